@@ -1,0 +1,40 @@
+"""Every exception that plait raises on purpose.
+
+PlaitError
+├── UserError            something the user can mend; the command line prints it alone and leaves with code 2
+│   ├── ConfigError      a key of the recipe or of the command line
+│   ├── DataError        a data set, a prompt, a file of the user's
+│   ├── ModelError       a model that cannot be found, read or admitted
+│   └── FlowError        a flow that cannot be traced or bound to its roles
+└── RunError             a run that had to stop (a reward that failed, a disk that is full, a worker that died)
+"""
+
+from __future__ import annotations
+
+
+class PlaitError(Exception):
+    """Root of the tree. The message says what was expected, what was found, and which key to change."""
+
+
+class UserError(PlaitError, ValueError):
+    """The user's input cannot be used; nothing has been started."""
+
+
+class ConfigError(UserError):
+    """A key is unknown, missing, or holds a value that does not fit."""
+
+
+class DataError(UserError):
+    """A data set or one of its rows cannot be used."""
+
+
+class ModelError(UserError):
+    """A model cannot be found, read, or is refused by an admission check."""
+
+
+class FlowError(UserError):
+    """A flow is not a valid dataflow, or a role that it uses is not filled."""
+
+
+class RunError(PlaitError, RuntimeError):
+    """A run that had started had to stop."""
