@@ -1,0 +1,113 @@
+"""The packed batch: token ids of all samples in one row, without padding, each group's prompt once.
+
+Shapes: T tokens of the row, R response tokens, N samples. A group is a segment tree of depth 1: one prompt segment and
+its continuations. Positions of a continuation go on where the prompt ends; attention of a continuation sees the prompt
+and itself, never a sibling.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Span:
+    """Half-open range of the packed row."""
+
+    start: int
+    length: int
+
+    @property
+    def stop(self) -> int:
+        return self.start + self.length
+
+
+@dataclass(frozen=True)
+class Group:
+    """A prompt segment and the continuations that share it, adjacent in the row: prompt, then each response."""
+
+    prompt: Span
+    responses: tuple[Span, ...]
+
+    @property
+    def stop(self) -> int:
+        return self.responses[-1].stop if self.responses else self.prompt.stop
+
+
+@dataclass(frozen=True)
+class PackedBatch:
+    """See the top of the file. Tensors are int64 on one device."""
+
+    token_ids_T: Tensor
+    position_ids_T: Tensor
+    groups: tuple[Group, ...]
+
+    @property
+    def num_tokens(self) -> int:
+        return int(self.token_ids_T.shape[0])
+
+    @cached_property
+    def response_lengths(self) -> tuple[int, ...]:
+        """Tokens of each sample's response, in row order (groups in order, samples within)."""
+        return tuple(span.length for group in self.groups for span in group.responses)
+
+    @cached_property
+    def predict_R(self) -> Tensor:
+        """For each response token the place in the row whose hidden state predicts it.
+
+        The first token of every response of a group is predicted by the last prompt token, which they share.
+        """
+        places: list[Tensor] = []
+        for group in self.groups:
+            for span in group.responses:
+                if span.length:
+                    places.append(torch.tensor([group.prompt.stop - 1]))
+                    places.append(torch.arange(span.start, span.stop - 1))
+        row = torch.cat(places) if places else torch.zeros(0, dtype=torch.int64)
+        return row.to(self.token_ids_T.device)
+
+    @cached_property
+    def targets_R(self) -> Tensor:
+        """The response tokens themselves."""
+        spans = [self.token_ids_T[span.start : span.stop] for group in self.groups for span in group.responses]
+        return torch.cat(spans) if spans else self.token_ids_T[:0]
+
+    @cached_property
+    def sample_R(self) -> Tensor:
+        """For each response token the index (0 … N−1) of its sample in this batch."""
+        lengths = torch.tensor(self.response_lengths, dtype=torch.int64)
+        return torch.repeat_interleave(torch.arange(len(lengths)), lengths).to(self.token_ids_T.device)
+
+
+def pack(
+    groups: Sequence[tuple[Sequence[int], Sequence[Sequence[int]]]], device: torch.device | str = "cpu"
+) -> PackedBatch:
+    """Pack (prompt token ids, [response token ids, …]) groups into one row.
+
+    Raises:
+        AssertionError: a prompt is empty (nothing would predict the first response token).
+    """
+    token_ids: list[int] = []
+    position_ids: list[int] = []
+    packed: list[Group] = []
+    for prompt_ids, responses in groups:
+        assert len(prompt_ids) > 0, "a prompt needs at least one token"
+        prompt = Span(len(token_ids), len(prompt_ids))
+        token_ids.extend(prompt_ids)
+        position_ids.extend(range(len(prompt_ids)))
+        spans = []
+        for response_ids in responses:
+            spans.append(Span(len(token_ids), len(response_ids)))
+            token_ids.extend(response_ids)
+            position_ids.extend(range(len(prompt_ids), len(prompt_ids) + len(response_ids)))
+        packed.append(Group(prompt, tuple(spans)))
+    return PackedBatch(
+        torch.tensor(token_ids, dtype=torch.int64, device=device),
+        torch.tensor(position_ids, dtype=torch.int64, device=device),
+        tuple(packed),
+    )

@@ -1,0 +1,175 @@
+"""Chrome traces: what happened when, on which rank and lane, in the JSON that Perfetto and chrome://tracing open.
+
+A rank is shown as a process and a lane (compute, a link, host) as a thread of it. Two ways to write:
+
+* `write_trace` writes a whole trace at once;
+* `TraceWriter` appends events step by step. Its file is a JSON array whose closing bracket is missing, which the
+  viewers accept, with one event per line. So the file may be cut at any `TraceWriter.offset`, as a resumed run does,
+  and stays loadable. `read_trace` reads either form.
+
+Times go in as seconds and are stored in microseconds, the unit of the format.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class TraceEvent:
+    """One box of the picture: `name` ran on `lane` of `rank` from `start_s` to `end_s`.
+
+    `category` selects and colours in the viewer; `args` are the named values shown when the box is clicked.
+    """
+
+    name: str
+    start_s: float
+    end_s: float
+    rank: int = 0
+    lane: str = "compute"
+    category: str = ""
+    args: tuple[tuple[str, str | int | float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class TraceCounter:
+    """One point of a curve on `rank`: at `time_s` the quantity `name` took `value` and holds it until the next point."""
+
+    name: str
+    time_s: float
+    value: float
+    rank: int = 0
+
+
+class TraceWriter:
+    """Appends events to a trace file; the file is loadable after every `append`.
+
+    With `resume=True` an existing file is continued (the caller has cut it to a recorded `offset`), and the lanes
+    already named in it keep their rows. Without it the file is begun anew.
+
+    Lanes appear in the viewer in the order of their first event.
+    """
+
+    def __init__(self, path: str | Path, *, resume: bool = False):
+        self.path = Path(path)
+        self._lanes: dict[tuple[int, str], int] = {}
+        self._ranks: set[int] = set()
+        keep = resume and self.path.exists() and self.path.stat().st_size > 0
+        if keep:
+            self._learn_rows(read_trace(self.path))
+        self._file = open(self.path, "a" if keep else "w", encoding="utf-8")  # noqa: SIM115 - owned until close()
+        if not keep:
+            self._file.write("[\n")
+            self._file.flush()
+
+    def append(self, events: Iterable[TraceEvent | TraceCounter]) -> None:
+        """Write the events and flush them to the operating system."""
+        rows: list[dict[str, Any]] = []
+        for event in events:
+            rows.extend(self._rows(event))
+        self._file.write("".join(json.dumps(row, separators=(",", ":")) + ",\n" for row in rows))
+        self._file.flush()
+
+    @property
+    def offset(self) -> int:
+        """Bytes written so far: a position at which the file may be cut and stays loadable."""
+        self._file.flush()
+        return self.path.stat().st_size
+
+    def close(self) -> None:
+        """Close the file. No bracket is added, so that a later writer can go on."""
+        self._file.close()
+
+    def __enter__(self) -> TraceWriter:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _rows(self, event: TraceEvent | TraceCounter) -> list[dict[str, Any]]:
+        rows: list[dict[str, Any]] = []
+        if event.rank not in self._ranks:
+            self._ranks.add(event.rank)
+            rows.append(_named("process_name", event.rank, 0, f"rank {event.rank}"))
+            rows.append(
+                {
+                    "name": "process_sort_index",
+                    "ph": "M",
+                    "pid": event.rank,
+                    "tid": 0,
+                    "args": {"sort_index": event.rank},
+                }
+            )
+        if isinstance(event, TraceCounter):
+            rows.append(
+                {
+                    "name": event.name,
+                    "ph": "C",
+                    "ts": event.time_s * 1e6,
+                    "pid": event.rank,
+                    "args": {event.name: event.value},
+                }
+            )
+            return rows
+        tid = self._lanes.get((event.rank, event.lane))
+        if tid is None:
+            tid = sum(rank == event.rank for rank, _ in self._lanes) + 1
+            self._lanes[event.rank, event.lane] = tid
+            rows.append(_named("thread_name", event.rank, tid, event.lane))
+        row: dict[str, Any] = {
+            "name": event.name,
+            "cat": event.category,
+            "ph": "X",
+            "ts": event.start_s * 1e6,
+            "dur": (event.end_s - event.start_s) * 1e6,
+            "pid": event.rank,
+            "tid": tid,
+        }
+        if event.args:
+            row["args"] = dict(event.args)
+        rows.append(row)
+        return rows
+
+    def _learn_rows(self, events: list[dict[str, Any]]) -> None:
+        for event in events:
+            if event.get("name") == "thread_name":
+                self._lanes[event["pid"], event["args"]["name"]] = event["tid"]
+            elif event.get("name") == "process_name":
+                self._ranks.add(event["pid"])
+
+
+def write_trace(path: str | Path, events: Iterable[TraceEvent | TraceCounter]) -> None:
+    """Write a whole trace to `path`, closed, as strict JSON."""
+    with TraceWriter(path) as writer:
+        writer.append(events)
+    text = Path(path).read_text(encoding="utf-8").rstrip().removesuffix(",")
+    Path(path).write_text(text + "\n]\n", encoding="utf-8")
+
+
+def read_trace(path: str | Path) -> list[dict[str, Any]]:
+    """The raw events of a trace file, closed or open; a last line that a crash left incomplete is dropped.
+
+    Raises `ValueError` when the file is no array of events.
+    """
+    text = Path(path).read_text(encoding="utf-8").strip()
+    if not text.startswith("["):
+        raise ValueError(f"{path}: expected a Chrome trace in the JSON array form, which begins with '['")
+    if text.endswith("]"):
+        return json.loads(text)
+    complete = text[: text.rfind("}") + 1] if "}" in text else "["
+    while True:
+        try:
+            return json.loads(complete + "]")
+        except json.JSONDecodeError:
+            cut = complete.rfind(",\n")
+            if cut < 0:
+                return []
+            complete = complete[:cut]
+
+
+def _named(kind: str, rank: int, tid: int, name: str) -> dict[str, Any]:
+    return {"name": kind, "ph": "M", "pid": rank, "tid": tid, "args": {"name": name}}

@@ -1,0 +1,165 @@
+"""Timelines: actions with start, end and bytes, predicted by the simulator or measured by a run, in the same rows.
+
+A timeline is a value: it is written as a JSON file with a version, one span per line, so that two of them can be
+compared by `diff` and by `plait trace diff`. `trace_events` turns it into a picture for Perfetto.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import astuple, dataclass, fields, replace
+from pathlib import Path
+from typing import Literal
+
+from plait.errors import DataError
+from plait.observe.trace import TraceCounter, TraceEvent, write_trace
+
+FORMAT = "plait-timeline"
+VERSION = 1
+
+Source = Literal["predicted", "measured"]
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """One action that ran, or is predicted to run.
+
+    action: text id of the action (`actor:2F0`); with `step` and `rank` it names the action uniquely
+    kind:   kind of the action (`F`, `DECODE`, `STEP` …), the unit in which prediction errors are reported
+    rank, lane: where it ran; a lane is one resource of the rank (`compute`, `link`, `host`) and does one thing at a time
+    start_s, end_s: seconds since the start of the timeline
+    bytes:  bytes that it moved or wrote, 0 where that says nothing
+    tokens: tokens that it processed, 0 where that says nothing
+    role:   actor, critic, ref, reward, cost, or empty
+    step:   training step of the run, None outside one
+    """
+
+    action: str
+    kind: str
+    rank: int
+    start_s: float
+    end_s: float
+    bytes: int = 0
+    tokens: int = 0
+    lane: str = "compute"
+    role: str = ""
+    step: int | None = None
+
+    @property
+    def duration_s(self) -> float:
+        return self.end_s - self.start_s
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryPoint:
+    """From `time_s` on, `rank` holds `held` bytes (or whatever unit the memory of the schedule was given in)."""
+
+    rank: int
+    time_s: float
+    held: float
+
+
+@dataclass(frozen=True, slots=True)
+class Timeline:
+    """Spans of all ranks, and optionally the course of the memory ledger.
+
+    `source` says whether the times were predicted or measured.
+    """
+
+    spans: tuple[Span, ...]
+    memory: tuple[MemoryPoint, ...] = ()
+    source: Source = "predicted"
+
+    @property
+    def makespan_s(self) -> float:
+        """Seconds from the first start to the last end; 0 for an empty timeline."""
+        if not self.spans:
+            return 0.0
+        return max(span.end_s for span in self.spans) - min(span.start_s for span in self.spans)
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        return tuple(sorted({span.rank for span in self.spans}))
+
+    def busy_s(self, rank: int, lane: str = "compute") -> float:
+        """Seconds in which `lane` of `rank` did something."""
+        return sum(span.duration_s for span in self.spans if span.rank == rank and span.lane == lane)
+
+    def peak_memory(self, rank: int) -> float:
+        """The most that `rank` held at any time; 0 where the ledger was not kept."""
+        return max((point.held for point in self.memory if point.rank == rank), default=0.0)
+
+    def ordered(self) -> Timeline:
+        """The same timeline with spans by rank, lane, start, end, id: the order of a file and of comparisons."""
+        key = lambda span: (span.rank, span.lane, span.start_s, span.end_s, span.action)  # noqa: E731
+        return replace(self, spans=tuple(sorted(self.spans, key=key)))
+
+    def actions(self) -> dict[tuple[int, str], tuple[str, ...]]:
+        """The action ids of each (rank, lane) in the order in which they started: what was run, without the clock."""
+        rows: dict[tuple[int, str], list[str]] = {}
+        for span in self.ordered().spans:
+            rows.setdefault((span.rank, span.lane), []).append(span.action)
+        return {lane: tuple(ids) for lane, ids in rows.items()}
+
+    def shifted(self, seconds: float) -> Timeline:
+        """The same timeline, `seconds` later."""
+        spans = tuple(replace(span, start_s=span.start_s + seconds, end_s=span.end_s + seconds) for span in self.spans)
+        memory = tuple(replace(point, time_s=point.time_s + seconds) for point in self.memory)
+        return replace(self, spans=spans, memory=memory)
+
+    def to_json(self) -> str:
+        """The file form: a header, then one span and one memory point per line."""
+        spans = ",\n".join(json.dumps(astuple(span)) for span in self.spans)
+        memory = ",\n".join(json.dumps(astuple(point)) for point in self.memory)
+        return (
+            f'{{"format": "{FORMAT}", "version": {VERSION}, "source": "{self.source}",\n'
+            f'"span_fields": {json.dumps([field.name for field in fields(Span)])},\n'
+            f'"memory_fields": {json.dumps([field.name for field in fields(MemoryPoint)])},\n'
+            f'"spans": [\n{spans}\n],\n"memory": [\n{memory}\n]}}\n'
+        )
+
+    @classmethod
+    def from_json(cls, text: str, name: str = "timeline") -> Timeline:
+        """Read the file form. `name` is used in messages. Raises `DataError` when the text is no such timeline."""
+        try:
+            record = json.loads(text)
+        except json.JSONDecodeError as error:
+            raise DataError(f"{name}: expected a timeline in JSON, found text that does not parse: {error}") from error
+        if not isinstance(record, dict) or record.get("format") != FORMAT:
+            raise DataError(f'{name}: expected a timeline file ("format": "{FORMAT}")')
+        if record.get("version") != VERSION:
+            raise DataError(f"{name}: expected timeline version {VERSION}, found {record.get('version')!r}")
+        try:
+            spans = tuple(Span(**dict(zip(record["span_fields"], row, strict=True))) for row in record["spans"])
+            memory = tuple(
+                MemoryPoint(**dict(zip(record["memory_fields"], row, strict=True))) for row in record["memory"]
+            )
+            return cls(spans, memory, record["source"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise DataError(f"{name}: a row of the timeline does not fit its fields: {error}") from error
+
+    def save(self, path: str | Path) -> None:
+        Path(path).write_text(self.to_json(), encoding="utf-8")
+
+    @classmethod
+    def load(cls, path: str | Path) -> Timeline:
+        try:
+            text = Path(path).read_text(encoding="utf-8")
+        except OSError as error:
+            raise DataError(f"{path}: expected a timeline file that can be read: {error.strerror}") from error
+        return cls.from_json(text, str(path))
+
+
+def trace_events(spans: Iterable[Span]) -> Iterator[TraceEvent]:
+    """The spans as events of a Chrome trace, for `observe.trace.TraceWriter.append` step by step."""
+    for span in spans:
+        named = (("bytes", span.bytes), ("tokens", span.tokens), ("role", span.role), ("step", span.step))
+        args = tuple((name, value) for name, value in named if value is not None and value != 0 and value != "")
+        yield TraceEvent(span.action, span.start_s, span.end_s, span.rank, span.lane, span.role or span.kind, args)
+
+
+def write_chrome_trace(path: str | Path, timeline: Timeline) -> None:
+    """Write the timeline, with its memory curves, as a Chrome trace that Perfetto opens."""
+    counters = (TraceCounter("memory held", point.time_s, point.held, point.rank) for point in timeline.memory)
+    write_trace(path, [*trace_events(timeline.spans), *counters])
