@@ -1,11 +1,13 @@
-"""Chrome traces: what happened when, on which rank and lane, in the JSON that Perfetto and chrome://tracing open.
+"""Chrome traces: what happened when, on which rank and lane, in the JSON that Perfetto opens.
 
 A rank is shown as a process and a lane (compute, a link, host) as a thread of it. Two ways to write:
 
 * `write_trace` writes a whole trace at once;
-* `TraceWriter` appends events step by step. Its file is a JSON array whose closing bracket is missing, which the
-  viewers accept, with one event per line. So the file may be cut at any `TraceWriter.offset`, as a resumed run does,
-  and stays loadable. `read_trace` reads either form.
+* `TraceWriter` appends events step by step. Its file is a JSON array whose closing bracket is missing, which
+  the viewers accept, with one event per line. So the file may be cut at any `TraceWriter.offset`, as a resumed
+  run does, and stays loadable.
+
+`read_trace` reads either form.
 
 Times go in as seconds and are stored in microseconds, the unit of the format.
 """
@@ -37,7 +39,7 @@ class TraceEvent:
 
 @dataclass(frozen=True, slots=True)
 class TraceCounter:
-    """One point of a curve on `rank`: at `time_s` the quantity `name` took `value` and holds it until the next point."""
+    """One point of a curve: from `time_s` on the quantity `name` of `rank` is `value`."""
 
     name: str
     time_s: float
@@ -48,8 +50,8 @@ class TraceCounter:
 class TraceWriter:
     """Appends events to a trace file; the file is loadable after every `append`.
 
-    With `resume=True` an existing file is continued (the caller has cut it to a recorded `offset`), and the lanes
-    already named in it keep their rows. Without it the file is begun anew.
+    With `resume=True` an existing file is continued (the caller has cut it to a recorded `offset`), and the
+    lanes already named in it keep their rows. Without it the file is begun anew.
 
     Lanes appear in the viewer in the order of their first event.
     """
@@ -95,15 +97,8 @@ class TraceWriter:
         if event.rank not in self._ranks:
             self._ranks.add(event.rank)
             rows.append(_named("process_name", event.rank, 0, f"rank {event.rank}"))
-            rows.append(
-                {
-                    "name": "process_sort_index",
-                    "ph": "M",
-                    "pid": event.rank,
-                    "tid": 0,
-                    "args": {"sort_index": event.rank},
-                }
-            )
+            order = {"sort_index": event.rank}
+            rows.append({"name": "process_sort_index", "ph": "M", "pid": event.rank, "tid": 0, "args": order})
         if isinstance(event, TraceCounter):
             rows.append(
                 {

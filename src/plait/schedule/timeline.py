@@ -27,7 +27,8 @@ class Span:
 
     action: text id of the action (`actor:2F0`); with `step` and `rank` it names the action uniquely
     kind:   kind of the action (`F`, `DECODE`, `STEP` …), the unit in which prediction errors are reported
-    rank, lane: where it ran; a lane is one resource of the rank (`compute`, `link`, `host`) and does one thing at a time
+    rank, lane: where it ran; a lane is one resource of the rank (`compute`, `link`, `host`), busy with one action at
+            a time
     start_s, end_s: seconds since the start of the timeline
     bytes:  bytes that it moved or wrote, 0 where that says nothing
     tokens: tokens that it processed, 0 where that says nothing
@@ -53,7 +54,7 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class MemoryPoint:
-    """From `time_s` on, `rank` holds `held` bytes (or whatever unit the memory of the schedule was given in)."""
+    """From `time_s` on, `rank` holds `held` bytes (or the unit in which the schedule gave its memory)."""
 
     rank: int
     time_s: float
@@ -91,9 +92,9 @@ class Timeline:
         return max((point.held for point in self.memory if point.rank == rank), default=0.0)
 
     def ordered(self) -> Timeline:
-        """The same timeline with spans by rank, lane, start, end, id: the order of a file and of comparisons."""
-        key = lambda span: (span.rank, span.lane, span.start_s, span.end_s, span.action)  # noqa: E731
-        return replace(self, spans=tuple(sorted(self.spans, key=key)))
+        """The same timeline with spans by rank, lane, start and end; ties keep their order."""
+        spans = sorted(self.spans, key=lambda span: (span.rank, span.lane, span.start_s, span.end_s))
+        return replace(self, spans=tuple(spans))
 
     def actions(self) -> dict[tuple[int, str], tuple[str, ...]]:
         """The action ids of each (rank, lane) in the order in which they started: what was run, without the clock."""
@@ -154,9 +155,12 @@ class Timeline:
 def trace_events(spans: Iterable[Span]) -> Iterator[TraceEvent]:
     """The spans as events of a Chrome trace, for `observe.trace.TraceWriter.append` step by step."""
     for span in spans:
-        named = (("bytes", span.bytes), ("tokens", span.tokens), ("role", span.role), ("step", span.step))
-        args = tuple((name, value) for name, value in named if value is not None and value != 0 and value != "")
-        yield TraceEvent(span.action, span.start_s, span.end_s, span.rank, span.lane, span.role or span.kind, args)
+        args: list[tuple[str, str | int | float]] = [] if span.step is None else [("step", span.step)]
+        for name, value in (("bytes", span.bytes), ("tokens", span.tokens), ("role", span.role)):
+            if value:
+                args.append((name, value))
+        category = span.role or span.kind
+        yield TraceEvent(span.action, span.start_s, span.end_s, span.rank, span.lane, category, tuple(args))
 
 
 def write_chrome_trace(path: str | Path, timeline: Timeline) -> None:
