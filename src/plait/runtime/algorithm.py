@@ -1,0 +1,70 @@
+"""Find an algorithm by name or file, and trace it with its options. Torch-free."""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+import sys
+import typing
+from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+from plait.dataflow import Dataflow, trace
+from plait.errors import ConfigError, FlowError
+from plait.runtime.recipe import nearest, validate_options
+
+BUILT_IN = {"grpo": "plait.algorithms.grpo:grpo"}
+
+
+def load_flow(name: str) -> Callable[..., Any]:
+    """A built-in flow by name, or the function of `FILE.py:FUNCTION`.
+
+    Raises:
+        ConfigError: no such algorithm, file or function.
+    """
+    if name in BUILT_IN:
+        module, _, function = BUILT_IN[name].partition(":")
+        return getattr(importlib.import_module(module), function)
+    file, separator, function = name.rpartition(":")
+    if not separator or not file.endswith(".py"):
+        raise ConfigError(
+            f"key `algorithm`: no algorithm `{name}`{nearest(name, list(BUILT_IN))}; "
+            f"give one of {', '.join(BUILT_IN)}, or FILE.py:FUNCTION"
+        )
+    return _from_file(Path(file), function)
+
+
+def trace_algorithm(
+    flow: Callable[..., Any], options: Mapping[str, Any], roles: Collection[str], name: str | None = None
+) -> Dataflow:
+    """Check `options` against the class that the flow's `options` parameter is annotated with, and trace the flow.
+
+    Raises:
+        ConfigError: an option is unknown or does not fit. FlowError: see `dataflow.trace`.
+    """
+    parameter = inspect.signature(flow).parameters.get("options")
+    checked: Any = None
+    if parameter is not None:
+        cls = typing.get_type_hints(flow).get("options")
+        if cls is None:
+            raise FlowError(f"flow `{flow.__name__}`: annotate its parameter `options` with the class of its options")
+        checked = validate_options(cls, options)
+    elif options:
+        raise ConfigError(f"key `options`: the flow takes no `options`, found {sorted(options)}")
+    return trace(flow, roles=roles, options=checked, name=name)
+
+
+def _from_file(path: Path, function: str) -> Callable[..., Any]:
+    if not path.is_file():
+        raise ConfigError(f"key `algorithm`: the file `{path}` does not exist")
+    spec = importlib.util.spec_from_file_location(f"plait_user_{path.stem}", path)
+    assert spec is not None and spec.loader is not None, f"{path} has no loader"
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    flow = getattr(module, function, None)
+    if not callable(flow):
+        functions = [name for name, value in vars(module).items() if inspect.isfunction(value)]
+        raise ConfigError(f"key `algorithm`: `{path}` has no function `{function}`{nearest(function, functions)}")
+    return flow

@@ -1,0 +1,63 @@
+"""What ran, when: the measured timeline of a run. Torch-free."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from plait.schedule.timeline import Span, Timeline
+
+
+@dataclass
+class Mark:
+    """Filled in while a span is open, when only the work itself tells what it was."""
+
+    kind: str
+    action: str
+    tokens: int = 0
+    keep: bool = True
+
+
+class Recorder:
+    """Collects the spans of one rank, one training step at a time.
+
+    Seconds run from the start of the recorder; `offset_s` continues the clock of an interrupted run.
+    """
+
+    def __init__(self, rank: int = 0, offset_s: float = 0.0) -> None:
+        self.rank = rank
+        self._zero = time.perf_counter() - offset_s
+        self._spans: list[Span] = []
+        self.step: int | None = None
+
+    @property
+    def now_s(self) -> float:
+        return time.perf_counter() - self._zero
+
+    @contextmanager
+    def span(self, action: str, kind: str, role: str = "", lane: str = "compute", tokens: int = 0) -> Iterator[Mark]:
+        """Record what happens inside as one action; the mark yielded may still change its name, kind and tokens."""
+        mark = Mark(kind, action, tokens)
+        start = self.now_s
+        yield mark
+        if mark.keep:
+            span = Span(
+                mark.action, mark.kind, self.rank, start, self.now_s, tokens=mark.tokens, lane=lane, role=role, step=self.step
+            )
+            self._spans.append(span)
+
+    def take(self) -> Timeline:
+        """The spans since the last call."""
+        spans, self._spans = tuple(self._spans), []
+        return Timeline(spans, source="measured")
+
+
+def seconds_by_call(timeline: Timeline) -> dict[str, float]:
+    """Busy seconds per call of the flow: `actor.generate/decode` counts for `actor.generate`."""
+    totals: dict[str, float] = defaultdict(float)
+    for span in timeline.spans:
+        totals[span.action.split("/", 1)[0]] += span.duration_s
+    return dict(totals)
