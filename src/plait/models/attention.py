@@ -1,0 +1,189 @@
+"""The attention function that every Transformers family calls, and what it means for a packed batch.
+
+Transformers hands the queries, keys and values of one layer to a registered function together with the keyword
+arguments of `model(...)`. Ours passes them to the `context` of this forward: a packed batch here, the KV pool of the
+generation engine elsewhere. So masks, caches and packing are ours and no family needs code of its own.
+
+Shapes: T tokens of this forward, Q query tokens and K key tokens of one piece, Hq query heads, Hkv key heads, D head
+size of queries and keys, E head size of values (another one under multi-head latent attention).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from plait.data.packed import PackedBatch
+
+ATTENTION = "plait"
+"""Name under which the function is registered; no mask function has that name, so Transformers builds no mask."""
+
+
+class AttentionContext(Protocol):
+    """What the tokens of one forward may attend to."""
+
+    def attend(
+        self,
+        layer: int,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        *,
+        scale: float,
+        window: int | None,
+        softcap: float | None,
+        sinks: Tensor | None,
+    ) -> Tensor:
+        """Attention of one layer.
+
+        Args:
+            layer: index of the decoder layer.
+            query: [Hq, T, D], rope applied.
+            key, value: [Hkv, T, D] and [Hkv, T, E]: of the tokens of this forward.
+            window: a token sees itself and the window − 1 tokens before it; None: all before it.
+            softcap: scores become softcap · tanh(scores / softcap).
+            sinks: [Hq] one further score per head that takes part in the softmax and attends to nothing.
+
+        Returns:
+            [T, Hq, E].
+        """
+        ...
+
+
+def attention_forward(
+    module: torch.nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None = None,
+    *,
+    context: AttentionContext | None = None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    position_bias: Tensor | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """The function registered with Transformers: query [1, Hq, T, D], key [1, Hkv, T, D] → ([1, T, Hq, E], None)."""
+    assert context is not None, "the forward of a plait model needs context=…, and the family must pass it on"
+    assert attention_mask is None and position_bias is None, "masks and position biases belong to the context"
+    assert dropout == 0.0 and query.shape[0] == 1, "one packed row, without dropout"
+    out_TE = context.attend(
+        module.layer_idx,  # type: ignore[arg-type]
+        query[0],
+        key[0],
+        value[0],
+        scale=query.shape[-1] ** -0.5 if scaling is None else scaling,
+        window=sliding_window,
+        softcap=softcap,
+        sinks=s_aux,
+    )
+    return out_TE.unsqueeze(0), None
+
+
+def register() -> None:
+    """Make `attn_implementation="plait"` known to Transformers; may be called again."""
+    from transformers import AttentionInterface
+
+    AttentionInterface.register(ATTENTION, attention_forward)
+
+
+def attend_segment(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    scale: float,
+    mask: Tensor | None = None,
+    causal: bool = False,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+) -> Tensor:
+    """Dense attention of one piece: query [Hq, Q, D] over key [Hkv, K, D] and value [Hkv, K, E] → [Hq, Q, E].
+
+    Args:
+        mask: bool [Q, K], True where a query sees a key; None: it sees all.
+        causal: query i sees keys 0 … K − Q + i (the queries are the last Q of K tokens); excludes `mask`.
+    """
+    assert mask is None or not causal, "a mask already says what is seen"
+    num_queries, num_keys = query.shape[1], key.shape[1]
+    if causal and num_queries > 1:
+        mask = torch.ones(num_queries, num_keys, dtype=torch.bool, device=query.device).tril(num_keys - num_queries)
+    group = query.shape[0] // key.shape[0]
+    rows = query.reshape(key.shape[0], group * num_queries, query.shape[2])
+    row_mask = None if mask is None else mask.repeat(group, 1)
+    if softcap is None and sinks is None:
+        out = F.scaled_dot_product_attention(rows[None], key[None], value[None], attn_mask=row_mask, scale=scale)[0]
+        return out.reshape(query.shape[0], num_queries, value.shape[2])
+    scores = (rows @ key.transpose(1, 2)).to(_softmax_dtype(query.dtype)) * scale
+    if softcap is not None:
+        scores = softcap * torch.tanh(scores / softcap)
+    if row_mask is not None:
+        scores = scores.masked_fill(~row_mask, float("-inf"))
+    if sinks is not None:
+        column = sinks.to(scores.dtype).reshape(key.shape[0], group, 1, 1).expand(-1, -1, num_queries, 1)
+        scores = torch.cat([scores, column.reshape(key.shape[0], group * num_queries, 1)], dim=-1)
+    probs = scores.softmax(-1)[..., :num_keys].to(value.dtype)
+    return (probs @ value).reshape(query.shape[0], num_queries, value.shape[2])
+
+
+def _softmax_dtype(dtype: torch.dtype) -> torch.dtype:
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+class PackedContext:
+    """Attention over a packed batch: each prompt sees itself, each continuation its prompt and itself; differentiable.
+
+    Args:
+        kv_sink: receives (layer, key [Hkv, T, D], value [Hkv, T, E]) of every layer, e.g. to fill a KV pool.
+    """
+
+    def __init__(self, batch: PackedBatch, kv_sink: Callable[[int, Tensor, Tensor], None] | None = None) -> None:
+        self.batch = batch
+        self.kv_sink = kv_sink
+        self._masks: dict[tuple[int, int | None], Tensor] = {}
+
+    def attend(
+        self,
+        layer: int,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        *,
+        scale: float,
+        window: int | None,
+        softcap: float | None,
+        sinks: Tensor | None,
+    ) -> Tensor:
+        """See AttentionContext.attend."""
+        if self.kv_sink is not None:
+            self.kv_sink(layer, key, value)
+        outs = []
+        for index, group in enumerate(self.batch.groups):
+            at = slice(group.prompt.start, group.stop)
+            mask = self._mask(index, window)
+            out = attend_segment(
+                query[:, at], key[:, at], value[:, at], scale=scale, mask=mask, softcap=softcap, sinks=sinks
+            )
+            outs.append(out.transpose(0, 1))
+        return torch.cat(outs)
+
+    def _mask(self, index: int, window: int | None) -> Tensor:
+        if (index, window) not in self._masks:
+            group = self.batch.groups[index]
+            at = slice(group.prompt.start, group.stop)
+            positions = self.batch.position_ids_T[at]
+            lengths = [group.prompt.length, *(span.length for span in group.responses)]
+            segment = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths)).to(positions.device)
+            seen = (segment[:, None] == segment[None, :]) | (segment[None, :] == 0)
+            seen &= positions[None, :] <= positions[:, None]
+            if window is not None:
+                seen &= positions[:, None] - positions[None, :] < window
+            self._masks[index, window] = seen
+        return self._masks[index, window]

@@ -1,0 +1,146 @@
+"""Tiny random models of many families, and a tiny tokenizer, shared by all tests.
+
+`tiny(family)` gives the bare Transformers module; `tiny_model(family, dtype)` wraps it in a LanguageModel.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
+
+from plait.models.language_model import LanguageModel, from_module
+
+END_OF_TURN = "<|im_end|>"
+CORPUS = (
+    "the sum of two numbers is another number",
+    "what is 3 plus 4? the answer is 7.",
+    "what is 12 minus 5? the answer is 7.",
+    "0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20",
+    "a quick brown fox jumps over the lazy dog",
+    "question: answer: user assistant system",
+)
+CHAT_TEMPLATE = (
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+VOCAB_SIZE = 320
+"""Rows of the tiny models' embedding: the tokenizer's ids and a few that no token has."""
+
+COMMON: dict[str, Any] = {
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "max_position_embeddings": 256,
+    "pad_token_id": 0,
+    "bos_token_id": None,
+    "eos_token_id": 2,
+}
+MOE: dict[str, Any] = {"num_experts": 4, "num_local_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
+MLA: dict[str, Any] = {
+    "q_lora_rank": 16,
+    "kv_lora_rank": 16,
+    "qk_nope_head_dim": 8,
+    "qk_rope_head_dim": 4,
+    "v_head_dim": 6,
+    "head_dim": 4,
+    "n_routed_experts": 4,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 24,
+    "first_k_dense_replace": 1,
+    "n_group": 1,
+    "topk_group": 1,
+    "num_key_value_heads": 4,
+}
+ALTERNATING = {"sliding_window": 5, "layer_types": ["sliding_attention", "full_attention"]}
+
+FAMILIES: dict[str, dict[str, Any]] = {
+    "llama": {"tie_word_embeddings": True},
+    "qwen2": {"tie_word_embeddings": False},
+    "qwen3": {},
+    "mistral": {"sliding_window": 5},
+    "mixtral": {"sliding_window": None, **MOE},
+    "qwen3_moe": {**MOE, "norm_topk_prob": True},
+    "gemma": {},
+    "gemma2": {
+        **ALTERNATING,
+        "query_pre_attn_scalar": 8,
+        "attn_logit_softcapping": 2.0,
+        "final_logit_softcapping": 3.0,
+    },
+    "gemma3_text": {**ALTERNATING, "query_pre_attn_scalar": 8},
+    "gpt_oss": {**ALTERNATING, **MOE},
+    "olmo2": {},
+    "phi3": {},
+    "granite": {"embedding_multiplier": 3.0, "logits_scaling": 2.0, "residual_multiplier": 0.5},
+    "cohere": {"logit_scale": 0.25},
+    "smollm3": {"no_rope_layers": [1, 0]},
+    "starcoder2": {"sliding_window": 5},
+    "glm": {},
+    "gpt_neox": {},
+    "deepseek_v3": MLA,
+}
+
+
+@functools.cache
+def tiny_tokenizer() -> PreTrainedTokenizerFast:
+    """A byte-level BPE of about 300 tokens; ids: 0 pad, 1 <|im_start|>, 2 <|im_end|> (EOS). Any text round-trips."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=300,
+        special_tokens=["<|pad|>", "<|im_start|>", END_OF_TURN],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(CORPUS, trainer)
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<|pad|>", eos_token=END_OF_TURN)
+    fast.add_special_tokens({"additional_special_tokens": ["<|im_start|>"]})
+    fast.chat_template = CHAT_TEMPLATE
+    return fast
+
+
+def tiny_config(family: str = "llama", **overrides: Any) -> Any:
+    """The configuration of a family at toy size; `overrides` win over the table."""
+    return AutoConfig.for_model(family, **{**COMMON, **FAMILIES.get(family, {}), **overrides})
+
+
+def tiny(family: str = "llama", *, dtype: torch.dtype = torch.float64, seed: int = 0, **overrides: Any) -> Any:
+    """A random Transformers causal LM (eager attention, eval). Leaves the global random state as it was.
+
+    Weights are drawn wide (std 0.2, norm weights and biases too), so that an error anywhere shows in the logits.
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        module = AutoModelForCausalLM.from_config(tiny_config(family, **overrides), attn_implementation="eager")
+        generator = torch.Generator().manual_seed(seed + 1)
+        with torch.no_grad():
+            for name, param in module.named_parameters():
+                noise = torch.randn(param.shape, generator=generator) * 0.2
+                param.copy_(param + noise if param.ndim == 1 or name.endswith("norm.weight") else noise)
+    if dtype == torch.float64:
+        module.set_experts_implementation("eager")  # grouped matrix products exist up to float32 only
+    return module.to(dtype).eval()
+
+
+def tiny_model(
+    family: str = "llama", *, dtype: torch.dtype = torch.float64, device: str = "cpu", seed: int = 0, **overrides: Any
+) -> LanguageModel:
+    """`tiny` as an admitted LanguageModel with the tiny tokenizer."""
+    name = str(dtype).removeprefix("torch.")
+    return from_module(tiny(family, dtype=dtype, seed=seed, **overrides), tiny_tokenizer(), dtype=name, device=device)
+
+
+def tiny_llama(dtype: torch.dtype = torch.float64, *, seed: int = 0, **overrides: Any) -> LanguageModel:
+    """The model most tests want: a two-layer llama with tied embeddings."""
+    return tiny_model("llama", dtype=dtype, seed=seed, **overrides)
