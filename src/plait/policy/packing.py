@@ -1,0 +1,132 @@
+"""Mini-batches (what one optimizer step sees) and micro-batches (what one forward sees).
+
+A mini-batch is part of the algorithm: a set of sample ids fixed by (seed, step, epoch), whatever runs it and in
+whatever order samples arrived. A micro-batch is only a split of a mini-batch by memory: it changes the time, never
+the result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from itertools import chain
+
+
+@dataclass(frozen=True, slots=True)
+class SampleSize:
+    """One sample as packing sees it. Samples of one `group` share a prompt of `prompt_tokens`."""
+
+    group: Hashable
+    prompt_tokens: int
+    response_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class MicroBatch:
+    """Samples of one forward: each inner tuple holds indices of samples that share one computed prompt."""
+
+    groups: tuple[tuple[int, ...], ...]
+    num_tokens: int
+    """Tokens of the packed row: each group's prompt once, and every response."""
+
+    @property
+    def samples(self) -> tuple[int, ...]:
+        """Sample indices in row order."""
+        return tuple(chain.from_iterable(self.groups))
+
+
+def draw_mini_batches(
+    ids: Sequence[tuple[int, int]], count: int, *, seed: int, step: int, epoch: int
+) -> tuple[tuple[int, ...], ...]:
+    """Split samples into `count` mini-batches of sizes as equal as they can be (they need not divide).
+
+    Whole groups are drawn while there are at least as many groups as mini-batches: a group's prompt is then computed
+    once per epoch, and its advantages, which add up to about zero, stay in one gradient. With fewer groups than
+    mini-batches single samples are drawn. The draw orders ids by a keyed hash, so it depends on the ids and on
+    (seed, step, epoch) alone: not on the order of `ids`, not on a random-number state.
+
+    Args:
+        ids: (prompt uid, sample index) of each sample, all different.
+        count: mini-batches wanted, at least 1.
+
+    Returns:
+        Positions in `ids`, ascending within each mini-batch. Fewer than `count` mini-batches only where there are
+        fewer samples than that; none is empty.
+    """
+    assert count >= 1, f"count must be at least 1, found {count}"
+    assert len(set(ids)) == len(ids), "two samples have the same (prompt uid, sample index)"
+    if not ids:
+        return ()
+    if count == 1:
+        return (tuple(range(len(ids))),)
+    groups: dict[int, list[int]] = {}
+    for position, (uid, _) in enumerate(ids):
+        groups.setdefault(uid, []).append(position)
+    if len(groups) >= count:
+        units = [((uid,), members) for uid, members in groups.items()]
+    else:
+        units = [(sample_id, [position]) for position, sample_id in enumerate(ids)]
+    units.sort(key=lambda unit: (_hash(seed, step, epoch, *unit[0]), unit[0]))
+    count = min(count, len(units))
+    cuts = [len(units) * i // count for i in range(count + 1)]
+    return tuple(
+        tuple(sorted(chain.from_iterable(members for _, members in units[start:stop])))
+        for start, stop in zip(cuts, cuts[1:], strict=False)
+    )
+
+
+def split_micro_batches(
+    samples: Sequence[SampleSize], budget_tokens: int, *, share_prompts: bool = True
+) -> tuple[MicroBatch, ...]:
+    """Split samples into micro-batches of at most `budget_tokens` packed tokens.
+
+    A group that fits the budget stays whole, so that its prompt is computed once. A larger one is cut into pieces that
+    each pay the prompt again, few of them (first fit, longest response first). A sample that alone exceeds the budget
+    gets a micro-batch of its own. Pieces are then placed first fit, largest first: the widest forward comes first,
+    and memory that does not suffice is found out at once.
+
+    Args:
+        share_prompts: False pays the prompt for every sample (the oracle of the shared computation).
+
+    Returns:
+        Every sample in exactly one micro-batch. A pure function of its arguments.
+    """
+    assert budget_tokens >= 1, f"budget_tokens must be at least 1, found {budget_tokens}"
+    groups: dict[Hashable, list[int]] = {}
+    for i, sample in enumerate(samples):
+        groups.setdefault(sample.group if share_prompts else i, []).append(i)
+    pieces: list[tuple[int, tuple[int, ...]]] = []
+    for members in groups.values():
+        prompt_tokens = samples[members[0]].prompt_tokens
+        assert all(samples[i].prompt_tokens == prompt_tokens for i in members), "one group, two prompt lengths"
+        lengths = [samples[i].response_tokens for i in members]
+        for piece in _first_fit(lengths, budget_tokens - prompt_tokens):
+            chosen = tuple(members[k] for k in piece)
+            pieces.append((prompt_tokens + sum(lengths[k] for k in piece), chosen))
+    sizes = [tokens for tokens, _ in pieces]
+    return tuple(
+        MicroBatch(tuple(pieces[k][1] for k in chosen), sum(sizes[k] for k in chosen))
+        for chosen in _first_fit(sizes, budget_tokens)
+    )
+
+
+def _first_fit(sizes: Sequence[int], capacity: int) -> list[list[int]]:
+    """First-fit decreasing. Bins in order of their largest item, items ascending within a bin; an item larger than
+    `capacity` has a bin to itself."""
+    bins: list[list[int]] = []
+    free: list[int] = []
+    for item in sorted(range(len(sizes)), key=lambda i: (-sizes[i], i)):
+        place = next((b for b, room in enumerate(free) if sizes[item] <= room), None)
+        if place is None:
+            bins.append([item])
+            free.append(capacity - sizes[item])
+        else:
+            bins[place].append(item)
+            free[place] -= sizes[item]
+    return [sorted(members) for members in bins]
+
+
+def _hash(*numbers: int) -> bytes:
+    """A 64-bit hash of integers, the same on every machine and in every version of the libraries."""
+    return blake2b(",".join(map(str, numbers)).encode(), digest_size=8).digest()
