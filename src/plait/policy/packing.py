@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
-from itertools import chain
+from itertools import chain, pairwise
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ def draw_mini_batches(
     cuts = [len(units) * i // count for i in range(count + 1)]
     return tuple(
         tuple(sorted(chain.from_iterable(members for _, members in units[start:stop])))
-        for start, stop in zip(cuts, cuts[1:], strict=False)
+        for start, stop in pairwise(cuts)
     )
 
 

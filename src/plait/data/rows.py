@@ -1,0 +1,224 @@
+"""Rows: samples and the columns over them, on the controller's side (NumPy float64), and COMPUTE nodes run on them.
+
+Shapes: N samples, R response tokens of all of them together, in sample order. A SAMPLE column is [N]; a TOKEN column
+is flat, [R], and `offsets` say where each sample's part begins. No padding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from plait.data.records import Sample
+from plait.dataflow import CallKind, Column, Grain, Level, Node
+from plait.errors import RunError
+
+FloatArray = NDArray[np.float64]
+
+
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """Samples with the columns computed so far, each under the graph's own `Column`. Immutable."""
+
+    samples: tuple[Sample, ...]
+    columns: Mapping[Column, FloatArray] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        ids = {(sample.prompt.uid, sample.index) for sample in self.samples}
+        assert len(ids) == len(self.samples), "two rows hold the same sample"
+        for column, values in self.columns.items():
+            assert values.shape == self.shape_of(column.level), (
+                f"column {column}: expected shape {self.shape_of(column.level)}, found {values.shape}"
+            )
+            assert values.dtype == np.float64, f"column {column}: expected float64, found {values.dtype}"
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    @cached_property
+    def offsets(self) -> NDArray[np.int64]:
+        """[N + 1]: sample i's tokens are offsets[i] … offsets[i + 1] of a TOKEN column."""
+        lengths = np.array([len(sample.token_ids) for sample in self.samples], dtype=np.int64)
+        return np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(lengths)])
+
+    @property
+    def num_tokens(self) -> int:
+        """R, response tokens."""
+        return int(self.offsets[-1])
+
+    @cached_property
+    def groups(self) -> Mapping[int, tuple[int, ...]]:
+        """Prompt uid → positions of its samples, in sample-index order; uids in order of first appearance."""
+        groups: dict[int, list[int]] = {}
+        for position, sample in enumerate(self.samples):
+            groups.setdefault(sample.prompt.uid, []).append(position)
+        return {uid: tuple(sorted(rows, key=lambda i: self.samples[i].index)) for uid, rows in groups.items()}
+
+    @cached_property
+    def sampling_logprobs(self) -> FloatArray:
+        """[R]: what the sampling engine recorded."""
+        flat = [logprob for sample in self.samples for logprob in sample.logprobs]
+        assert len(flat) == self.num_tokens, "a sample has not one log-prob per response token"
+        return np.array(flat, dtype=np.float64)
+
+    def shape_of(self, level: Level) -> tuple[int, ...]:
+        return (len(self),) if level is Level.SAMPLE else (self.num_tokens,)
+
+    def with_column(self, column: Column, values: ArrayLike) -> Rows:
+        """The same rows with one column more, cast to float64."""
+        return Rows(self.samples, {**self.columns, column: np.asarray(values, dtype=np.float64)})
+
+    def token_places(self, positions: Sequence[int]) -> NDArray[np.int64]:
+        """Places in a TOKEN column of the tokens of these samples, sample after sample."""
+        parts = [np.arange(self.offsets[i], self.offsets[i + 1]) for i in positions]
+        return np.concatenate(parts) if parts else np.zeros(0, dtype=np.int64)
+
+    def select(self, positions: Sequence[int]) -> Rows:
+        """The rows at these positions, in this order, with all their columns."""
+        rows = np.asarray(positions, dtype=np.int64)
+        tokens = self.token_places(positions)
+        columns = {c: v[rows] if c.level is Level.SAMPLE else v[tokens] for c, v in self.columns.items()}
+        return Rows(tuple(self.samples[i] for i in positions), columns)
+
+    def ordered(self) -> Rows:
+        """Rows by prompt (uids ascending) and sample index: the order that no scheduling can change."""
+        key = [(sample.prompt.uid, sample.index) for sample in self.samples]
+        return self.select(sorted(range(len(self)), key=key.__getitem__))
+
+
+def evaluate(node: Node, tables: Mapping[int, Rows]) -> FloatArray:
+    """Run a COMPUTE node's function over the rows that it belongs to.
+
+    A SAMPLE column of other rows (a greedy baseline) is matched by prompt uid: a group function gets that prompt's
+    values there, a per-sample function needs exactly one of them, a batch function gets all of them.
+
+    Args:
+        tables: id of each GENERATE node → its rows, holding every input column of `node`.
+
+    Returns:
+        The new column, [N] or [R] float64, for the rows `node.rows`.
+
+    Raises:
+        RunError: the function returns another shape than its grain and level ask for, or a value that is not finite.
+    """
+    assert node.kind is CallKind.COMPUTE, f"{node.call} is not a COMPUTE node"
+    assert node.fn is not None, f"{node.call} has no function"
+    rows = tables[node.rows]
+    output = node.outputs[0]
+    values = np.empty(rows.shape_of(output.level))
+    title = _title(node)
+
+    def put(position: int, result: FloatArray) -> None:
+        values[_cell(rows, output.level, position)] = result
+
+    match node.grain:
+        case Grain.SAMPLE:
+            for position, sample in enumerate(rows.samples):
+                arguments = [_of_sample(column, tables, node, position) for column in node.inputs.values()]
+                where = f"{title}, sample {sample.uid}"
+                put(position, _checked(node.fn(*arguments, **node.options), *_expected(rows, output, position), where))
+        case Grain.GROUP:
+            for uid, members in rows.groups.items():
+                arguments = [_of_group(column, tables[column.rows], uid) for column in node.inputs.values()]
+                result = node.fn(*arguments, **node.options)
+                _spread(result, rows, output, members, f"{title}, prompt {uid}", put)
+        case Grain.BATCH:
+            arguments = [_of_batch(column, tables[column.rows]) for column in node.inputs.values()]
+            result = node.fn(*arguments, **node.options)
+            _spread(result, rows, output, range(len(rows)), f"{title}, the whole batch", put)
+    return values
+
+
+def spread_to(column: Column, source: Rows, target: Rows, reader: str) -> FloatArray:
+    """A SAMPLE column of `source` as a column of `target`: each sample takes the value of its prompt's only sample.
+
+    Raises:
+        RunError: a prompt has not exactly one sample in `source`.
+    """
+    return np.array([_only_value(column, source, sample.prompt.uid, reader) for sample in target.samples])
+
+
+def _cell(rows: Rows, level: Level, position: int) -> Any:
+    return position if level is Level.SAMPLE else slice(rows.offsets[position], rows.offsets[position + 1])
+
+
+def _expected(rows: Rows, output: Column, position: int) -> tuple[tuple[int, ...], str]:
+    if output.level is Level.SAMPLE:
+        return (), "one number"
+    tokens = int(rows.offsets[position + 1] - rows.offsets[position])
+    return (tokens,), f"one number per response token ({tokens})"
+
+
+def _of_sample(column: Column, tables: Mapping[int, Rows], node: Node, position: int) -> Any:
+    rows = tables[node.rows]
+    if column.rows != node.rows:
+        return _only_value(column, tables[column.rows], rows.samples[position].prompt.uid, _title(node))
+    value = rows.columns[column][_cell(rows, column.level, position)]
+    return float(value) if column.level is Level.SAMPLE else value.copy()
+
+
+def _of_group(column: Column, rows: Rows, uid: int) -> Any:
+    members = rows.groups.get(uid, ())
+    if column.level is Level.SAMPLE:
+        return rows.columns[column][list(members)]
+    return [rows.columns[column][_cell(rows, Level.TOKEN, i)].copy() for i in members]
+
+
+def _of_batch(column: Column, rows: Rows) -> Any:
+    if column.level is Level.SAMPLE:
+        return rows.columns[column].copy()
+    return [rows.columns[column][_cell(rows, Level.TOKEN, i)].copy() for i in range(len(rows))]
+
+
+def _only_value(column: Column, source: Rows, uid: int, reader: str) -> float:
+    members = source.groups.get(uid, ())
+    if len(members) != 1:
+        raise RunError(
+            f"{reader} reads {column} of other samples: expected exactly one of them for prompt {uid}, "
+            f"found {len(members)}; give that `generate` call samples_per_prompt=1, or read the column per group"
+        )
+    return float(source.columns[column][members[0]])
+
+
+def _spread(
+    result: Any,
+    rows: Rows,
+    output: Column,
+    members: Sequence[int],
+    where: str,
+    put: Callable[[int, FloatArray], None],
+) -> None:
+    """Hand a group's or the batch's result to its samples."""
+    if output.level is Level.SAMPLE:
+        for position, value in zip(
+            members, _checked(result, (len(members),), f"one number per sample ({len(members)})", where), strict=True
+        ):
+            put(position, value)
+        return
+    if not hasattr(result, "__len__") or len(result) != len(members):
+        found = len(result) if hasattr(result, "__len__") else repr(result)
+        raise RunError(f"{where}: expected a list with one array per sample ({len(members)}), found {found}")
+    for position, part in zip(members, result, strict=True):
+        put(position, _checked(part, *_expected(rows, output, position), f"{where}, {rows.samples[position].uid}"))
+
+
+def _checked(result: Any, shape: tuple[int, ...], expected: str, where: str) -> FloatArray:
+    try:
+        values = np.asarray(result, dtype=np.float64)
+    except (TypeError, ValueError) as error:
+        raise RunError(f"{where}: expected {expected}, found {result!r:.80} ({error})") from None
+    if values.shape != shape:
+        raise RunError(f"{where}: expected {expected}, found an array of shape {values.shape}")
+    if not np.isfinite(values).all():
+        raise RunError(f"{where}: expected finite numbers, found {values[~np.isfinite(values)].flat[0]}")
+    return values
+
+
+def _title(node: Node) -> str:
+    inner = getattr(node.fn, "func", node.fn)
+    return f"per_{node.grain}({getattr(inner, '__name__', repr(inner))}) -> {node.outputs[0]}"
