@@ -18,6 +18,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from plait.data.packed import PackedBatch
+from plait.models.packed_attention import PackedPlan, packed_attention, plan
+from plait.models.pieces import cut
 
 ATTENTION = "plait"
 """Name under which the function is registered; no mask function has that name, so Transformers builds no mask."""
@@ -140,6 +142,8 @@ def _softmax_dtype(dtype: torch.dtype) -> torch.dtype:
 class PackedContext:
     """Attention over a packed batch: each prompt sees itself, each continuation its prompt and itself; differentiable.
 
+    Pieces and masks are made once per batch (and window), not per layer.
+
     Args:
         kv_sink: receives (layer, key [Hkv, T, D], value [Hkv, T, E]) of every layer, e.g. to fill a KV pool.
     """
@@ -147,7 +151,7 @@ class PackedContext:
     def __init__(self, batch: PackedBatch, kv_sink: Callable[[int, Tensor, Tensor], None] | None = None) -> None:
         self.batch = batch
         self.kv_sink = kv_sink
-        self._masks: dict[tuple[int, int | None], Tensor] = {}
+        self._plans: dict[int | None, PackedPlan] = {}
 
     def attend(
         self,
@@ -162,28 +166,10 @@ class PackedContext:
         sinks: Tensor | None,
     ) -> Tensor:
         """See AttentionContext.attend."""
+        assert query.shape[1] == self.batch.num_tokens, "the context was built for another batch"
         if self.kv_sink is not None:
             self.kv_sink(layer, key, value)
-        outs = []
-        for index, group in enumerate(self.batch.groups):
-            at = slice(group.prompt.start, group.stop)
-            mask = self._mask(index, window)
-            out = attend_segment(
-                query[:, at], key[:, at], value[:, at], scale=scale, mask=mask, softcap=softcap, sinks=sinks
-            )
-            outs.append(out.transpose(0, 1))
-        return torch.cat(outs)
-
-    def _mask(self, index: int, window: int | None) -> Tensor:
-        if (index, window) not in self._masks:
-            group = self.batch.groups[index]
-            at = slice(group.prompt.start, group.stop)
-            positions = self.batch.position_ids_T[at]
-            lengths = [group.prompt.length, *(span.length for span in group.responses)]
-            segment = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths)).to(positions.device)
-            seen = (segment[:, None] == segment[None, :]) | (segment[None, :] == 0)
-            seen &= positions[None, :] <= positions[:, None]
-            if window is not None:
-                seen &= positions[:, None] - positions[None, :] < window
-            self._masks[index, window] = seen
-        return self._masks[index, window]
+        if window not in self._plans:
+            pieces = cut(self.batch.groups, query.shape[0], window)
+            self._plans[window] = plan(pieces, self.batch, query.shape[0], window)
+        return packed_attention(query, key, value, self._plans[window], scale=scale, softcap=softcap, sinks=sinks)
