@@ -1,0 +1,113 @@
+"""Stateless noise: the noise of a token is a function of its key and its id, never of call order or batch.
+
+A sample's key folds (run seed, rollout index, prompt uid, sample index, attempt, turn); with the position in the
+response it gives the key of one draw; with a token id that gives the 64 bits behind one Gumbel variable. The mixer is
+the finaliser of splitmix64 (Steele, Lea, Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014, in the
+constants of Stafford's variant 13). The tensor functions and the plain ones (`*_of`) compute the same bits; the plain
+ones are the oracle, and cheap for single keys.
+
+Shapes: any; tensors are int64 and wrap modulo 2**64.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+TAIL_GUMBEL = -1
+"""In place of a token id: the Gumbel variable of all tokens outside the candidates together."""
+TAIL_UNIFORM = -2
+"""In place of a token id: the uniform that picks the token within the tail."""
+
+_MASK = 2**64 - 1
+_GOLDEN = 0x9E3779B97F4A7C15
+_MIX_1 = 0xBF58476D1CE4E5B9
+_MIX_2 = 0x94D049BB133111EB
+_UNIFORM_BITS = 52  # (bits + 1/2) / 2**52 is exact in float64 and lies strictly between 0 and 1
+
+
+@dataclass(frozen=True)
+class NoiseKey:
+    """What the noise of a request depends on beside prompt uid, sample index and position."""
+
+    seed: int
+    """Of the run."""
+    rollout: int = 0
+    """Which rollout of the run (usually the step)."""
+    attempt: int = 0
+    """Counts re-draws of a sample that was thrown away."""
+    turn: int = 0
+    """Counts the responses within one multi-turn sample."""
+
+    def sample_key(self, prompt_uid: int, index: int) -> int:
+        """64-bit key of one sample of one prompt instance."""
+        return fold(self.seed, self.rollout, prompt_uid, index, self.attempt, self.turn)
+
+
+def mix(bits: int) -> int:
+    """A bijection of 64-bit integers in which every input bit moves every output bit."""
+    bits &= _MASK
+    bits = ((bits ^ (bits >> 30)) * _MIX_1) & _MASK
+    bits = ((bits ^ (bits >> 27)) * _MIX_2) & _MASK
+    return bits ^ (bits >> 31)
+
+
+def fold(*values: int) -> int:
+    """One 64-bit key from integers; their order matters, and so does their number."""
+    key = len(values)
+    for value in values:
+        key = mix(key * _GOLDEN + mix(value + _GOLDEN))
+    return key
+
+
+def draw_key_of(sample_key: int, position: int) -> int:
+    """Key of the draw at a position (0 = first response token)."""
+    return mix(sample_key + (position + 1) * _GOLDEN)
+
+
+def uniform_of(draw_key: int, token_id: int) -> float:
+    """The uniform variable in (0, 1) of a token (or tail stream) in a draw."""
+    bits = mix(draw_key + mix(token_id + _GOLDEN))
+    return ((bits >> (64 - _UNIFORM_BITS)) + 0.5) * 2.0**-_UNIFORM_BITS
+
+
+def gumbel_of(draw_key: int, token_id: int) -> float:
+    """The standard Gumbel variable of a token (or tail stream) in a draw."""
+    return -math.log(-math.log(uniform_of(draw_key, token_id)))
+
+
+def signed(bits: int) -> int:
+    """The int64 with the same 64 bits, as a tensor can hold it."""
+    bits &= _MASK
+    return bits - 2**64 if bits >= 2**63 else bits
+
+
+def draw_keys(sample_keys: Tensor, positions: Tensor) -> Tensor:
+    """`draw_key_of`, elementwise."""
+    return _mix(sample_keys + (positions + 1) * signed(_GOLDEN))
+
+
+def uniform(keys: Tensor, token_ids: Tensor | int) -> Tensor:
+    """`uniform_of`, elementwise and broadcast; float64."""
+    ids = torch.as_tensor(token_ids, dtype=torch.int64, device=keys.device)
+    bits = _mix(keys + _mix(ids + signed(_GOLDEN)))
+    return (_shift(bits, 64 - _UNIFORM_BITS).double() + 0.5) * 2.0**-_UNIFORM_BITS
+
+
+def gumbel(keys: Tensor, token_ids: Tensor | int) -> Tensor:
+    """`gumbel_of`, elementwise and broadcast; float64."""
+    return uniform(keys, token_ids).log_().neg_().log_().neg_()
+
+
+def _shift(bits: Tensor, count: int) -> Tensor:
+    """Logical shift right: torch's `>>` on int64 copies the sign."""
+    return (bits >> count) & (2 ** (64 - count) - 1)
+
+
+def _mix(bits: Tensor) -> Tensor:
+    bits = (bits ^ _shift(bits, 30)) * signed(_MIX_1)
+    bits = (bits ^ _shift(bits, 27)) * signed(_MIX_2)
+    return bits ^ _shift(bits, 31)

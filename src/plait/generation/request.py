@@ -1,0 +1,52 @@
+"""What is asked of the engine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from plait.data.records import Prompt
+from plait.errors import DataError
+from plait.generation.noise import NoiseKey
+from plait.generation.settings import Sampling
+
+
+@dataclass(frozen=True)
+class Request:
+    """Draw samples of one prompt."""
+
+    prompt: Prompt
+    num_samples: int
+    sampling: Sampling
+    noise: NoiseKey
+    lengths: tuple[int, ...] | None = None
+    """Recorded lengths to replay: sample i has exactly lengths[i] tokens, whatever it says. None: it ends by itself."""
+
+    def __post_init__(self) -> None:
+        assert self.num_samples >= 1, f"prompt {self.prompt.uid}: {self.num_samples} samples asked"
+        if self.lengths is not None:
+            assert len(self.lengths) == self.num_samples, "one length for each sample"
+            assert min(self.lengths) >= 1, "a response has at least one token"
+
+    def limit(self, index: int, max_positions: int) -> int:
+        """Tokens of response `index` at most, in a model of so many positions.
+
+        Raises:
+            DataError: the prompt is empty or leaves no room, or a recorded length does not fit.
+        """
+        num_tokens = len(self.prompt.token_ids)
+        if num_tokens == 0:
+            raise DataError(f"prompt {self.prompt.uid}: expected at least one token, found none; change the data set")
+        room = max_positions - num_tokens
+        if room < 1:
+            raise DataError(
+                f"prompt {self.prompt.uid}: expected fewer than {max_positions} tokens, the positions of the model, "
+                f"found {num_tokens}: no room for a response; shorten or filter the prompts, or change `model`"
+            )
+        if self.lengths is None:
+            return min(self.sampling.max_tokens, room)
+        if self.lengths[index] > room:
+            raise DataError(
+                f"prompt {self.prompt.uid}: expected recorded lengths of at most {room} tokens (the model has "
+                f"{max_positions} positions), found {self.lengths[index]}; change the lengths or `model`"
+            )
+        return self.lengths[index]

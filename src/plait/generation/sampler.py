@@ -1,0 +1,174 @@
+"""From logits to tokens: temperature, top-k, top-p, renormalise, in that order, then a draw by keyed Gumbel noise.
+
+The draw is exact and touches the noise of few tokens (papers/rlhfspec.md §3, `lazy_gumbel`): the argmax of
+log p + Gumbel over all tokens equals the argmax over the most probable *candidates* and one more entry for the rest,
+log(tail mass) + its own Gumbel; when the rest wins, an inverse CDF picks within it. The law is the filtered softmax
+exactly, whatever the number of candidates; a rounding of the logits flips a token only when two sums nearly tie.
+
+Filters are thresholds on the logit, so tokens that tie with the last one kept are kept too: which tokens survive is
+then a function of the logits alone, not of a sort's order. Candidates are closed the other way (a tie with the first
+token left out leaves out), for the same reason.
+
+Shapes: B rows, V tokens of the vocabulary, C candidates, W the top of the vocabulary that is looked at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from plait.generation import noise
+from plait.generation.request import Sampling
+
+NUM_CANDIDATES = 64
+
+
+@dataclass(frozen=True)
+class SamplingRows:
+    """The sampling parameters of the rows of one batch. `None` says that no row asks for it."""
+
+    temperature_B1: Tensor | None
+    """float64; 1 where the row is greedy."""
+    greedy_B: Tensor | None
+    """bool."""
+    top_k_B: Tensor | None
+    """int64; the size of the vocabulary or more where a row has none."""
+    top_p_B: Tensor | None
+    """float64; 1 where a row has none."""
+    all_greedy: bool
+
+    @classmethod
+    def of(cls, samplings: Sequence[Sampling], vocab_size: int, device: torch.device) -> SamplingRows:
+        greedy = [s.temperature == 0 for s in samplings]
+        temperature = [s.temperature or 1.0 for s in samplings]
+        # Filters never remove the most probable token, so a greedy row needs none.
+        top_k = [s.top_k if 0 < s.top_k < vocab_size and s.temperature else vocab_size for s in samplings]
+        top_p = [s.top_p if s.temperature else 1.0 for s in samplings]
+
+        def column(values: list, default: object, dtype: torch.dtype) -> Tensor | None:
+            if all(value == default for value in values):
+                return None
+            return torch.tensor(values, dtype=dtype, device=device)
+
+        temperature_B = column(temperature, 1.0, torch.float64)
+        return cls(
+            temperature_B1=None if temperature_B is None else temperature_B[:, None],
+            greedy_B=column(greedy, False, torch.bool),
+            top_k_B=column(top_k, vocab_size, torch.int64),
+            top_p_B=column(top_p, 1.0, torch.float64),
+            all_greedy=all(greedy),
+        )
+
+
+def sample(
+    logits_BV: Tensor, draw_keys_B: Tensor, rows: SamplingRows, *, num_candidates: int = NUM_CANDIDATES
+) -> tuple[Tensor, Tensor]:
+    """Draw one token per row.
+
+    Args:
+        logits_BV: any float dtype; computed in float32, float64 if given so. Not changed.
+        draw_keys_B: int64 keys of the draws (`noise.draw_keys`).
+        rows: the parameters of each row.
+        num_candidates: how many of the most probable tokens get Gumbel noise of their own. Part of the definition of
+            the draw (the law is the same for every value, the tokens are not).
+
+    Returns:
+        token_ids_B (int64), and logprobs_B in the dtype of computation: log softmax(logits / temperature) of the drawn
+        tokens over the whole vocabulary, unfiltered; temperature 1 for greedy rows. NaN where a row's logits hold NaN
+        or +infinity.
+    """
+    logits_BV = logits_BV if logits_BV.dtype == torch.float64 else logits_BV.float()
+    if rows.temperature_B1 is not None:
+        logits_BV = logits_BV / rows.temperature_B1.to(logits_BV.dtype)
+    if rows.all_greedy:
+        return _with_logprobs(logits_BV, logits_BV.argmax(-1), logits_BV.logsumexp(-1))
+
+    vocab_size = logits_BV.shape[1]
+    top_logits_BW, top_ids_BW = logits_BV.topk(min(num_candidates + 1, vocab_size), dim=-1)
+    max_B1 = top_logits_BW[:, :1]
+    weights_BV = (logits_BV - max_B1).exp_()  # softmax numerators, the largest is 1
+    log_total_B = max_B1[:, 0] + weights_BV.sum(-1).log_()
+
+    kept_BW = torch.ones_like(top_ids_BW, dtype=torch.bool)
+    if top_ids_BW.shape[1] < vocab_size:
+        kept_BW = top_logits_BW > top_logits_BW[:, -1:]
+    if rows.top_k_B is not None or rows.top_p_B is not None:
+        threshold_B1 = filter_threshold(logits_BV, weights_BV, rows)[:, None]
+        kept_BW &= top_logits_BW >= threshold_B1
+        weights_BV.masked_fill_(logits_BV < threshold_B1, 0.0)
+    token_ids_B = _draw(top_logits_BW - max_B1, top_ids_BW, kept_BW, weights_BV, draw_keys_B)
+    if rows.greedy_B is not None:
+        token_ids_B = torch.where(rows.greedy_B, logits_BV.argmax(-1), token_ids_B)
+    return _with_logprobs(logits_BV, token_ids_B, log_total_B)
+
+
+def filter_threshold(logits_BV: Tensor, weights_BV: Tensor, rows: SamplingRows) -> Tensor:
+    """The smallest logit that each row keeps under its top-k, then top-p; −inf where it keeps all.
+
+    Top-p keeps the fewest of the most probable tokens whose mass, renormalised over those that top-k kept, reaches
+    top_p. Looks at the top of the vocabulary only, in growing pieces, instead of sorting it.
+
+    Args:
+        logits_BV: after temperature.
+        weights_BV: exp(logits − row maximum).
+    """
+    vocab_size = logits_BV.shape[1]
+    threshold_B = torch.full_like(logits_BV[:, 0], -torch.inf)
+    if rows.top_k_B is not None:
+        asked_B = rows.top_k_B < vocab_size
+        most = int(rows.top_k_B[asked_B].max())
+        top_BK = logits_BV.topk(most, dim=-1).values
+        kth_B = top_BK.gather(1, (rows.top_k_B.clamp(max=most) - 1)[:, None])[:, 0]
+        threshold_B = torch.where(asked_B, kth_B, threshold_B)
+    if rows.top_p_B is None:
+        return threshold_B
+
+    pending = (rows.top_p_B < 1).nonzero()[:, 0]
+    weights_PV = weights_BV[pending].masked_fill_(logits_BV[pending] < threshold_B[pending, None], 0.0)
+    target_P = rows.top_p_B[pending] * weights_PV.sum(-1, dtype=torch.float64)
+    width = min(64, vocab_size)
+    while pending.numel():
+        top_PW = logits_BV[pending].topk(width, dim=-1).values
+        mass_PW = (top_PW - top_PW[:, :1]).exp_().cumsum(-1, dtype=torch.float64)
+        reached_P = mass_PW[:, -1] >= target_P
+        if width == vocab_size:  # a target missed by a rounding: the last token completes it
+            mass_PW[:, -1] = torch.inf
+            reached_P = torch.ones_like(reached_P)
+        place_P = torch.searchsorted(mass_PW, target_P[:, None])[:, 0].clamp_(max=width - 1)
+        value_P = torch.maximum(top_PW.gather(1, place_P[:, None])[:, 0], threshold_B[pending])
+        threshold_B[pending[reached_P]] = value_P[reached_P]
+        pending, target_P = pending[~reached_P], target_P[~reached_P]
+        width = min(4 * width, vocab_size)
+    return threshold_B
+
+
+def _draw(
+    top_logits_BW: Tensor, top_ids_BW: Tensor, kept_BW: Tensor, weights_BV: Tensor, draw_keys_B: Tensor
+) -> Tensor:
+    """Argmax of log weight + Gumbel over the kept candidates and the tail, whose weights overwrite `weights_BV`."""
+    keys_B1 = draw_keys_B[:, None]
+    scores_BW = top_logits_BW.double() + noise.gumbel(keys_B1, top_ids_BW)
+    scores_BW = scores_BW.masked_fill_(~kept_BW, -torch.inf)
+    # Zeroing the candidates' weights and summing the rest keeps the digits that 1 - mass(candidates) would lose.
+    tail_BV = weights_BV.scatter_(1, top_ids_BW, weights_BV.gather(1, top_ids_BW).masked_fill_(kept_BW, 0.0))
+    tail_score_B1 = tail_BV.sum(-1, dtype=torch.float64, keepdim=True).log_() + noise.gumbel(keys_B1, noise.TAIL_GUMBEL)
+    winner_B = torch.cat([scores_BW, tail_score_B1], dim=1).argmax(-1)
+    in_tail_B = winner_B == top_ids_BW.shape[1]
+    token_ids_B = top_ids_BW.gather(1, winner_B.clamp(max=top_ids_BW.shape[1] - 1)[:, None])[:, 0]
+    if bool(in_tail_B.any()):
+        cumulative_RV = tail_BV[in_tail_B].cumsum(-1, dtype=torch.float64)
+        total_R = cumulative_RV[:, -1]
+        point_R = noise.uniform(draw_keys_B[in_tail_B], noise.TAIL_UNIFORM) * total_R
+        # A product that rounds up to the total would fall behind the last token that has weight.
+        point_R = torch.minimum(point_R, torch.nextafter(total_R, torch.zeros_like(total_R)))
+        token_ids_B[in_tail_B] = torch.searchsorted(cumulative_RV, point_R[:, None], right=True)[:, 0].clamp_(
+            max=tail_BV.shape[1] - 1  # of use for NaN only
+        )
+    return token_ids_B
+
+
+def _with_logprobs(logits_BV: Tensor, token_ids_B: Tensor, log_total_B: Tensor) -> tuple[Tensor, Tensor]:
+    return token_ids_B, logits_BV.gather(1, token_ids_B[:, None])[:, 0] - log_total_B

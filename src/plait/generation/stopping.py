@@ -1,0 +1,25 @@
+"""Stop strings on decoded text, also where one spans several tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+EDGE_CHARACTERS = 8
+"""How far a cut at the left of a window can reach into its text: a character of several bytes, a dropped space."""
+
+
+def completes_stop(tokenizer: Any, token_ids: Sequence[int], stop: Sequence[str]) -> bool:
+    """Whether the text of a response, special tokens written out, contains a stop string.
+
+    Meant to be asked after each token: looks at the end of the response only, as far as the newest token can matter.
+    """
+    longest = max(map(len, stop), default=0)
+    if not longest:
+        return False
+    width = longest + EDGE_CHARACTERS
+    while True:
+        text = tokenizer.decode(list(token_ids[-width:]), skip_special_tokens=False)
+        if width >= len(token_ids) or len(text) >= longest + EDGE_CHARACTERS:
+            return any(string in text for string in stop)
+        width *= 2
