@@ -69,7 +69,7 @@ def write_checkpoint(
         values = _dequantise(sources[entry.name], entry.name, config)
         done_bytes += entry.num_bytes
         on_progress(done_bytes / total_bytes)
-        return memoryview(values)
+        return values.data
 
     write_tensor_file(folder / "model.safetensors", entries, data, metadata={"format": "pt"})
 

@@ -1,0 +1,265 @@
+"""The checkpoints of a run: written atomically, checked when read, pruned to the last few and the best one.
+
+    checkpoints/
+        step-12/                  appears by one rename, when all of it is on disk
+            tensors.safetensors   every tensor
+            state.json            everything else
+            manifest.json         length and CRC-32 of the two; whether this was the best checkpoint so far
+        step-13.tmp/              being written, or left by a killed process: ignored, then removed
+
+The newest checkpoint that says it is the best is never pruned.
+A process may be killed, or the machine fall, at any moment: `latest` finds the last one that was finished.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import shutil
+import zlib
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from plait.errors import RunError
+from plait.models.tensor_file import FileDigest, TensorEntry, file_bytes, write_tensor_file
+
+_TENSORS, _STATE, _MANIFEST = "tensors.safetensors", "state.json", "manifest.json"
+_FORMAT = 1
+_STEP_NAME = re.compile(r"step-(\d+)")
+_READ_BYTES = 16 << 20
+_DTYPE_NAMES: Mapping[torch.dtype, str] = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.bfloat16: "BF16",
+    torch.float16: "F16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A whole checkpoint: its files have the lengths and checksums that its manifest states.
+
+    state: what was saved, with tuples read back as lists.
+    """
+
+    step: int
+    folder: Path
+    state: dict[str, Any]
+
+    def tensors(self, device: str = "cpu") -> dict[str, Tensor]:
+        """Read the tensors. On the CPU they map the file privately: copy what is to outlive the checkpoint."""
+        return load_file(self.folder / _TENSORS, device=device)
+
+
+class CheckpointStore:
+    """The folder `folder` of a run's checkpoints; keeps the `keep_last` newest and the best one."""
+
+    def __init__(self, folder: str | Path, *, keep_last: int) -> None:
+        assert keep_last >= 1, f"keep_last is {keep_last}; the newest checkpoint is always kept"
+        self.folder = Path(folder)
+        self._keep_last = keep_last
+
+    def save(self, step: int, tensors: Mapping[str, Tensor], state: Mapping[str, Any], *, best: bool = False) -> Path:
+        """Write the checkpoint of `step`, prune, and return its folder. `best`: it is the best of the run so far.
+
+        tensors: any shapes, devices and dtypes of `_DTYPE_NAMES`; read one after the other, with no copy of those
+        that are contiguous on the CPU. state: JSON values with string keys; floats come back bit by bit, NaN and
+        infinities too.
+
+        Raises:
+            RunError: the file system refuses it, such as a full disk; nothing of this checkpoint is left, the
+                earlier ones are untouched.
+        """
+        state_bytes = _encode_state(state)
+        entries = [
+            TensorEntry(name, _DTYPE_NAMES[tensor.dtype], tuple(tensor.shape)) for name, tensor in tensors.items()
+        ]
+        final, part = self._path(step), self._path(step, ".tmp")
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self._remove_leftovers()
+            part.mkdir()
+            digests = {
+                _TENSORS: write_tensor_file(part / _TENSORS, entries, lambda entry: _bytes_of(tensors[entry.name])),
+                _STATE: _write_durably(part / _STATE, state_bytes),
+            }
+            files = {name: asdict(digest) for name, digest in digests.items()}
+            manifest = {"format": _FORMAT, "step": step, "best": best, "files": files}
+            _write_durably(part / _MANIFEST, json.dumps(manifest, indent=1).encode())
+            _sync_folder(part)
+            if final.exists():  # a broken one of an earlier life, or the same step saved twice
+                os.rename(final, self._path(step, ".old.tmp"))
+            os.rename(part, final)
+            _sync_folder(self.folder)
+        except OSError as error:
+            shutil.rmtree(part, ignore_errors=True)
+            raise RunError(self._refusal(step, error, file_bytes(entries) + len(state_bytes))) from error
+        with contextlib.suppress(OSError):  # the checkpoint stands; what is wrong with the disk the next save says
+            self._remove_leftovers()
+            self._prune()
+        return final
+
+    def latest(self) -> Checkpoint | None:
+        """Return the newest whole checkpoint, or None; unfinished and damaged ones are passed over."""
+        for step in reversed(self.steps()):
+            if (found := self._read(step)) is not None:
+                return found
+        return None
+
+    def at(self, step: int) -> Checkpoint:
+        """Return the checkpoint of `step`.
+
+        Raises:
+            RunError: there is none, or it is damaged.
+        """
+        found = self._read(step)
+        if found is None:
+            whole = [other for other in self.steps() if self._read(other)]
+            raise RunError(
+                f"{self._path(step)} is {'damaged' if self._path(step).exists() else 'not there'}; "
+                f"whole checkpoints: {', '.join(f'step {other}' for other in whole) or 'none'}"
+            )
+        return found
+
+    def steps(self) -> list[int]:
+        """Return the steps that have a checkpoint folder, ascending; whether each is whole is not checked."""
+        if not self.folder.is_dir():
+            return []
+        names = (_STEP_NAME.fullmatch(path.name) for path in self.folder.iterdir())
+        return sorted(int(name.group(1)) for name in names if name)
+
+    @property
+    def best_step(self) -> int | None:
+        """The step saved as the best so far, or None."""
+        return next((step for step in reversed(self.steps()) if self._manifest(step).get("best")), None)
+
+    def discard_after(self, step: int) -> None:
+        """Remove the checkpoints of later steps, which a run that goes on from `step` writes anew."""
+        for later in (other for other in self.steps() if other > step):
+            self._remove(later)
+
+    def _path(self, step: int, suffix: str = "") -> Path:
+        return self.folder / f"step-{step}{suffix}"
+
+    def _read(self, step: int) -> Checkpoint | None:
+        folder, manifest = self._path(step), self._manifest(step)
+        if manifest.get("format") != _FORMAT or manifest.get("step") != step:
+            return None
+        try:
+            for name in (_TENSORS, _STATE):
+                stated = FileDigest(**manifest["files"][name])
+                if _digest(folder / name, stated.size_bytes) != stated:
+                    return None
+            return Checkpoint(step, folder, json.loads((folder / _STATE).read_bytes()))
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+
+    def _manifest(self, step: int) -> dict[str, Any]:
+        """The manifest of `step`; empty when it cannot be read."""
+        try:
+            manifest = json.loads((self._path(step) / _MANIFEST).read_bytes())
+        except (OSError, ValueError):
+            return {}
+        return manifest if isinstance(manifest, dict) else {}
+
+    def _prune(self) -> None:
+        steps = self.steps()
+        keep = {*steps[-self._keep_last :], self.best_step}
+        for step in steps:
+            if step not in keep:
+                self._remove(step)
+
+    def _remove(self, step: int) -> None:
+        """Renamed first, so that a kill on the way leaves no half-removed checkpoint under a valid name."""
+        doomed = self._path(step, ".old.tmp")
+        shutil.rmtree(doomed, ignore_errors=True)
+        os.rename(self._path(step), doomed)
+        shutil.rmtree(doomed, ignore_errors=True)
+
+    def _remove_leftovers(self) -> None:
+        for path in self.folder.glob("*.tmp"):
+            if path.is_dir():
+                shutil.rmtree(path)
+            else:
+                path.unlink()
+
+    def _refusal(self, step: int, error: OSError, needed_bytes: int) -> str:
+        stat = os.statvfs(self.folder if self.folder.exists() else self.folder.parent)
+        free_bytes = stat.f_bavail * stat.f_frsize
+        last = self.latest()
+        good = f"the last good one is step {last.step}, {last.folder}" if last else "there is no earlier one"
+        return (
+            f"the checkpoint of step {step} cannot be written to {self.folder}: {error.strerror or error}; it needs "
+            f"{needed_bytes / 2**20:.1f} MiB, {free_bytes / 2**20:.1f} MiB are free; {good}. Free space (or lower "
+            "`checkpoint.keep_last`), then go on with --resume."
+        )
+
+
+def _bytes_of(tensor: Tensor) -> memoryview:
+    """The tensor's bytes: of its own memory where it is contiguous on the CPU, else of a copy of this one tensor."""
+    flat = tensor.detach().to("cpu").contiguous().reshape(-1)
+    return flat.view(torch.uint8).numpy().data if flat.numel() else memoryview(b"")
+
+
+def _encode_state(state: Mapping[str, Any]) -> bytes:
+    _check_plain(state, "state")
+    return json.dumps(state, indent=1).encode()
+
+
+def _check_plain(value: Any, where: str) -> None:
+    """JSON must give back what went in: no other types, no keys but strings (JSON would turn 1 into "1")."""
+    match value:
+        case Mapping():
+            assert isinstance(value, dict), f"{where} is a {type(value).__name__}; a checkpoint's state holds dicts"
+            for key, item in value.items():
+                assert isinstance(key, str), f"{where} has the key {key!r}; a checkpoint's state has string keys"
+                _check_plain(item, f"{where}.{key}")
+        case list() | tuple():
+            for index, item in enumerate(value):
+                _check_plain(item, f"{where}[{index}]")
+        case _:
+            assert value is None or type(value) in (bool, int, float, str), (
+                f"{where} is a {type(value).__name__}; a checkpoint's state holds JSON values (tensors go apart)"
+            )
+
+
+def _write_durably(path: Path, content: bytes) -> FileDigest:
+    with open(path, "wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    return FileDigest(len(content), zlib.crc32(content))
+
+
+def _digest(path: Path, size_bytes: int) -> FileDigest:
+    """Read the file's digest; a file whose length is not `size_bytes` is not read through."""
+    found_bytes = path.stat().st_size
+    if found_bytes != size_bytes:
+        return FileDigest(found_bytes, -1)
+    crc32 = 0
+    with open(path, "rb") as file:
+        while chunk := file.read(_READ_BYTES):
+            crc32 = zlib.crc32(chunk, crc32)
+    return FileDigest(found_bytes, crc32)
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

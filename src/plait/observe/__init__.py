@@ -1,0 +1,10 @@
+"""What a run tells about itself: logs, live progress, trackers, Chrome traces.
+
+* `run_log`: append-only JSONL files that know their length, so that a resumed run cuts them back exactly.
+* `progress`: the live display on a terminal; one plain line per step elsewhere.
+* `trackers`: TensorBoard and Weights & Biases, off unless asked for.
+* `trace`: the Chrome trace file of a timeline.
+
+Enters: names and plain numbers. Leaves: files and lines on stderr. Imports `errors` only; no torch (a tracker that
+is switched on brings its own imports when it is opened).
+"""

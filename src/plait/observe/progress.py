@@ -1,0 +1,235 @@
+"""The live display of a run on stderr: what a person watches while a model learns.
+
+On a terminal: the run's bar with the time left, the bar of the phase within the step (samples finished while
+generating, micro-batches while training), the last steps' reward, KL, response length and tokens/s, and the
+seconds of each stage. Where stderr is no terminal: one plain line per step.
+
+Nothing here decides anything: the numbers come in as metrics, by the names of `MetricNames`.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TextIO
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+_SHOWN_STEPS = 8
+_AVERAGED_STEPS = 10
+_DRAWS_PER_S = 4
+
+
+@dataclass(frozen=True, slots=True)
+class MetricNames:
+    """Under which names the shown quantities stand in a step's metrics; one that is missing shows as `-`."""
+
+    reward: str = "reward"
+    kl: str = "kl"
+    response_length: str = "response_length/mean"
+    tokens_per_s: str = "perf/throughput"
+    stage_seconds_prefix: str = "timing_s/"
+    """Every metric that begins so is a stage's busy seconds; `timing_s/step` is the whole step and left out."""
+
+
+class Progress:
+    """Shows a run of `total_steps` steps. Use as a context manager, so that the terminal is given back.
+
+    stream: stderr unless given; live: a terminal's display or plain lines, by default what the stream is; clock:
+    seconds. A redraw takes a millisecond or two, so there are at most four in any second.
+    """
+
+    def __init__(
+        self,
+        total_steps: int,
+        *,
+        names: MetricNames | None = None,
+        stream: TextIO | None = None,
+        live: bool | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._total_steps = total_steps
+        self._names = names or MetricNames()
+        self._stream = sys.stderr if stream is None else stream
+        self._is_live = (self._stream.isatty() and os.environ.get("TERM") != "dumb") if live is None else live
+        self._clock = clock
+        self._live: Any = None
+        self._draws_s: deque[float] = deque(maxlen=_DRAWS_PER_S)
+        self._started_s = self._step_started_s = clock()
+        self._steps_done = 0
+        self._step_seconds: deque[float] = deque(maxlen=_AVERAGED_STEPS)
+        self._rows: deque[tuple[str, ...]] = deque(maxlen=_SHOWN_STEPS)
+        self._stages = ""
+        self._phase, self._phase_unit, self._phase_done, self._phase_total = "", "", 0, 0
+
+    def start(self, steps_done: int = 0) -> None:
+        """Begin to show; a resumed run starts with `steps_done` steps behind it."""
+        self._steps_done = steps_done
+        self._started_s = self._step_started_s = self._clock()
+        if self._is_live:
+            from rich.console import Console
+            from rich.live import Live
+
+            console = Console(file=self._stream, force_terminal=True)
+            self._live = Live(self._picture(), console=console, auto_refresh=False, transient=False)
+            self._live.start(refresh=True)
+
+    def phase(self, name: str, total: int = 0, unit: str = "") -> None:
+        """Enter a phase of the step, such as ("generate", 64, "samples"); total 0: unknown how much it is."""
+        changed = name != self._phase
+        self._phase, self._phase_unit, self._phase_done, self._phase_total = name, unit, 0, total
+        self._draw(soon=changed)
+
+    def advance(self, count: int = 1) -> None:
+        """`count` more units of the phase are done."""
+        self._phase_done += count
+        self._draw()
+
+    def tick(self) -> None:
+        """Nothing to count has happened, but time went by; cheap enough for every decode step."""
+        self._draw()
+
+    def step_done(self, step: int, metrics: Mapping[str, Any]) -> None:
+        """Training step `step` (1 …) has ended with these metrics."""
+        now = self._clock()
+        self._step_seconds.append(now - self._step_started_s)
+        self._step_started_s = now
+        self._steps_done = step
+        self._phase, self._phase_done, self._phase_total = "", 0, 0
+        self._stages = self._stage_text(metrics)
+        row = self._row(step, metrics)
+        self._rows.append(row)
+        if self._is_live:
+            self._draw(soon=True)
+            return
+        step_text, reward, kl, length, tokens_per_s, seconds = row
+        self._print(
+            f"step {step_text}/{self._total_steps}  reward {reward}  kl {kl}  length {length}  tok/s {tokens_per_s}  "
+            f"{seconds} s ({self._stages or 'no stage times'})  left {self._left_text()}"
+        )
+
+    def message(self, text: str) -> None:
+        """Show a line that stays, above the live display."""
+        if self._live is not None:
+            self._live.console.print(text, markup=False, highlight=False)
+        else:
+            self._print(text)
+
+    def stop(self) -> None:
+        """Draw the last state and give the terminal back. May be called twice."""
+        if self._live is not None:
+            self._phase = ""
+            self._live.update(self._picture())
+            self._live.stop()  # draws once more
+            self._live = None
+
+    def __enter__(self) -> Progress:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    @property
+    def left_s(self) -> float | None:
+        """Seconds to the run's end by the mean of the last steps; None before the first step has ended."""
+        if not self._step_seconds:
+            return None
+        mean = sum(self._step_seconds) / len(self._step_seconds)
+        running = self._clock() - self._step_started_s
+        steps_left = self._total_steps - self._steps_done
+        return max(0.0, steps_left * mean - min(running, mean)) if steps_left > 0 else 0.0
+
+    def _print(self, text: str) -> None:
+        print(text, file=self._stream, flush=True)
+
+    def _draw(self, soon: bool = False) -> None:
+        """Redraw if it is time to; `soon`: something changed that may stand for long, so use what the second allows."""
+        if self._live is None:
+            return
+        now, draws = self._clock(), self._draws_s
+        if len(draws) == _DRAWS_PER_S and now - draws[0] < 1.0:
+            return
+        if not soon and draws and now - draws[-1] < 1.25 / _DRAWS_PER_S:
+            return
+        draws.append(now)
+        self._live.update(self._picture(), refresh=True)
+
+    def _row(self, step: int, metrics: Mapping[str, Any]) -> tuple[str, ...]:
+        names = self._names
+        return (
+            str(step),
+            _number(metrics.get(names.reward), ".3f"),
+            _number(metrics.get(names.kl), ".4f"),
+            _number(metrics.get(names.response_length), ".1f"),
+            _number(metrics.get(names.tokens_per_s), ",.0f"),
+            f"{self._step_seconds[-1]:.1f}",
+        )
+
+    def _stage_text(self, metrics: Mapping[str, Any]) -> str:
+        prefix = self._names.stage_seconds_prefix
+        stages = {name.removeprefix(prefix): value for name, value in metrics.items() if name.startswith(prefix)}
+        stages.pop("step", None)
+        return ", ".join(f"{name} {_number(value, '.1f')}" for name, value in stages.items())
+
+    def _left_text(self) -> str:
+        left_s = self.left_s
+        return "?" if left_s is None else clock_text(left_s)
+
+    def _picture(self) -> RenderableType:
+        from rich.console import Group
+        from rich.progress_bar import ProgressBar
+        from rich.table import Table
+        from rich.text import Text
+
+        total_text = f"{self._steps_done}/{self._total_steps} steps"
+        elapsed = clock_text(self._clock() - self._started_s)
+        bars = Table.grid(padding=(0, 2))
+        bars.add_column(min_width=10)
+        bars.add_column(width=32)
+        bars.add_column(min_width=22)
+        bars.add_row(
+            Text("run", style="bold"),
+            ProgressBar(total=max(1, self._total_steps), completed=self._steps_done, width=32),
+            Text(f"{total_text}  {elapsed}, left {self._left_text()}"),
+        )
+        if self._phase:
+            known = self._phase_total > 0
+            counts = f"{self._phase_done}/{self._phase_total}" if known else f"{self._phase_done}"
+            bar = ProgressBar(
+                total=self._phase_total if known else None,
+                completed=self._phase_done,
+                width=32,
+                pulse=not known,
+                animation_time=self._clock(),
+            )
+            running = clock_text(self._clock() - self._step_started_s)
+            bars.add_row(
+                Text(self._phase, style="cyan"), bar, Text(f"{counts} {self._phase_unit}  step {running}".strip())
+            )
+        parts: list[RenderableType] = [bars]
+        if self._rows:
+            table = Table(box=None, padding=(0, 2), header_style="dim")
+            for title in ("step", "reward", "KL", "length", "tokens/s", "seconds"):
+                table.add_column(title, justify="right")
+            for index, row in enumerate(self._rows):
+                table.add_row(*row, style="bold" if index == len(self._rows) - 1 else "")
+            parts.append(table)
+        if self._stages:
+            parts.append(Text(f"seconds per stage: {self._stages}", style="dim"))
+        return Group(*parts)
+
+
+def clock_text(seconds: float) -> str:
+    """`75.2` seconds as `1:15`, `4000` as `1:06:40`."""
+    whole = int(seconds)
+    hours, minutes, rest = whole // 3600, whole // 60 % 60, whole % 60
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+
+
+def _number(value: Any, form: str) -> str:
+    return "-" if value is None else format(float(value), form)

@@ -1,0 +1,181 @@
+"""Append-only JSONL files: one JSON object per line, written whole or not at all.
+
+A log knows its length in bytes. A checkpoint stores that length, and a resumed run cuts the log back to it, so
+that each step stands once in every log. What a crash left of a last line is cut as well.
+
+Floats are written so that they read back bit by bit. JSON has no NaN and no infinities: they are written as the
+strings "NaN", "Infinity" and "-Infinity", which `float()` reads (null would say that there is no value).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import shutil
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from plait.errors import RunError
+
+_SCAN_BYTES = 1 << 16
+
+
+class RunLog:
+    """Appends rows to a JSONL file; after `append` returns, the row survives the death of this process.
+
+    With `resume=True` an existing file is continued (a torn last line is cut first); without it the file is begun
+    anew.
+
+    Raises:
+        RunError: the file system refuses a write (a full disk); the file then ends with the last whole row.
+    """
+
+    def __init__(self, path: str | Path, *, resume: bool = False) -> None:
+        self.path = Path(path)
+        try:
+            if resume and self.path.exists():
+                cut_torn_line(self.path)
+            flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | (0 if resume else os.O_TRUNC)
+            self._fd = os.open(self.path, flags, 0o644)
+        except OSError as error:
+            raise RunError(_refusal(self.path, error)) from error
+        self._offset = os.fstat(self._fd).st_size
+
+    @property
+    def offset(self) -> int:
+        """Bytes written so far: a place at which the file may be cut."""
+        return self._offset
+
+    def append(self, row: Mapping[str, Any]) -> None:
+        """Write one row. Values are JSON values or scalars that have `item()`, such as NumPy's."""
+        line = encode_row(row)
+        try:
+            written = 0
+            while written < len(line):
+                written += os.write(self._fd, line[written:])
+        except OSError as error:
+            os.ftruncate(self._fd, self._offset)
+            raise RunError(_refusal(self.path, error)) from error
+        self._offset += len(line)
+
+    def sync(self) -> None:
+        """Force what was written to disk, so that it survives the machine's fall too."""
+        os.fsync(self._fd)
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def __enter__(self) -> RunLog:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def truncate_to(path: str | Path, offset: int) -> None:
+    """Cut `path` to its first `offset` bytes; a missing file counts as an empty one.
+
+    Raises:
+        RunError: the file is shorter than that, so rows that the run had written are gone.
+    """
+    path = Path(path)
+    found = path.stat().st_size if path.exists() else 0
+    if found < offset:
+        raise RunError(
+            f"the log {path} should hold at least {offset} bytes, as the checkpoint says, but holds {found}: it was "
+            "cut or replaced since. Put the file back, or start anew with another `run_dir` or --overwrite."
+        )
+    if found > offset:
+        os.truncate(path, offset)
+
+
+def cut_torn_line(path: str | Path) -> int:
+    """Cut what follows the last line end of `path`; return how many bytes that were."""
+    size = os.path.getsize(path)
+    with open(path, "rb") as file:
+        keep = size
+        while keep > 0:
+            start = max(0, keep - _SCAN_BYTES)
+            file.seek(start)
+            end = file.read(keep - start).rfind(b"\n")
+            if end >= 0:
+                keep = start + end + 1
+                break
+            keep = start
+    if keep < size:
+        os.truncate(path, keep)
+    return size - keep
+
+
+def read_rows(path: str | Path) -> list[dict[str, Any]]:
+    """Return the whole rows of a log; a torn last line is left out.
+
+    Raises:
+        ValueError: a whole line is no JSON object.
+    """
+    text = Path(path).read_bytes()
+    rows = [json.loads(line) for line in text[: text.rfind(b"\n") + 1].splitlines()]
+    if not all(isinstance(row, dict) for row in rows):
+        raise ValueError(f"{path}: expected one JSON object per line")
+    return rows
+
+
+def write_rows(path: str | Path, rows: Iterable[Mapping[str, Any]]) -> None:
+    """Write a whole JSONL file at once, in a folder that is made if need be: it appears complete, or not at all.
+
+    Raises:
+        RunError: the file system refuses it.
+    """
+    path = Path(path)
+    part = path.with_name(path.name + ".tmp")
+    try:
+        path.parent.mkdir(exist_ok=True)
+        with open(part, "wb") as file:
+            file.writelines(encode_row(row) for row in rows)
+        os.replace(part, path)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            part.unlink()
+        raise RunError(_refusal(path, error)) from error
+
+
+def encode_row(row: Mapping[str, Any]) -> bytes:
+    """Return `row` as one line of strict JSON, its line end included."""
+    text = json.dumps(_plain(row, "row"), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    # a lone surrogate becomes its \udXXX escape, which JSON allows
+    return text.encode("utf-8", errors="backslashreplace") + b"\n"
+
+
+def _refusal(path: Path, error: OSError) -> str:
+    text = f"{path} cannot be written: {error.strerror or error}"
+    with contextlib.suppress(OSError):
+        text += f"; {shutil.disk_usage(path.parent).free / 2**20:.1f} MiB are free there"
+    return text
+
+
+def _plain(value: Any, where: str) -> Any:
+    match value:
+        case str() | bool() | None:
+            return value
+        case int():
+            return int(value)
+        case float():
+            if math.isfinite(value):
+                return float(value)
+            return "NaN" if math.isnan(value) else ("Infinity" if value > 0 else "-Infinity")
+        case Mapping():
+            return {_key(key, where): _plain(item, f"{where}.{key}") for key, item in value.items()}
+        case list() | tuple():
+            return [_plain(item, where) for item in value]
+    assert hasattr(value, "item"), f"{where} holds a {type(value).__name__}, which no log can hold"
+    return _plain(value.item(), where)
+
+
+def _key(key: Any, where: str) -> str:
+    assert isinstance(key, str), f"{where} has the key {key!r}; keys of a log row are strings"
+    return str(key)

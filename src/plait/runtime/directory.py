@@ -1,0 +1,245 @@
+"""The directory of a run: where each thing lies, who holds it, and how it is cut back for a resumed run.
+
+    RUN_DIR/
+        recipe.yaml                resolved: every key with its value
+        metrics.jsonl              one row per training step
+        samples/step-000001.jsonl  text, tokens, log-probs, rewards, advantages of each sample of a step
+        trace.json                 Chrome trace of every action
+        checkpoints/               see `checkpoint.store`
+        best/, final/              Hugging Face folders
+        run.lock                   locked by the process that works here; names it
+
+The lock is the kernel's (`flock`): it is free as soon as its holder is dead, however it died.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import re
+import shutil
+import socket
+import weakref
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from plait.errors import ConfigError
+from plait.observe.run_log import RunLog, truncate_to, write_rows
+
+RECIPE, METRICS, TRACE, LOCK = "recipe.yaml", "metrics.jsonl", "trace.json", "run.lock"
+SAMPLES, CHECKPOINTS, BEST, FINAL = "samples", "checkpoints", "best", "final"
+_LOGS = (METRICS, TRACE)
+"""Files that grow row by row; a checkpoint states how long each was."""
+_CLEARED = (RECIPE, CHECKPOINTS, METRICS, TRACE, SAMPLES, BEST, FINAL, "tensorboard", "wandb")
+"""What `overwrite` removes, in this order: without a recipe nothing can be resumed by mistake half-way."""
+_STEP_FILE = re.compile(r"step-(\d+)\b.*")
+
+
+class RunDirectory:
+    """A run's directory, held by this process until `close`. Made by `create` or `resume`."""
+
+    def __init__(self, path: Path, lock: _Lock) -> None:
+        self.path = path
+        self._lock = lock
+
+    @classmethod
+    def create(cls, path: str | Path, recipe: str, *, overwrite: bool = False) -> RunDirectory:
+        """Begin a new run in `path`, with `recipe` (YAML) as its resolved recipe.
+
+        With `overwrite` an earlier run's files are removed; files that no run writes are left, and a folder
+        that is no run directory is never cleared.
+
+        Raises:
+            ConfigError: the folder is not empty, is no run directory, is held by another process, or cannot be
+                written; names the key `run_dir`, --resume and --overwrite.
+        """
+        path = Path(path).expanduser()
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            names = _names(path)
+            if names and LOCK not in names:
+                raise ConfigError(
+                    f"key `run_dir`: {path} is not empty and is no run directory of plait, so it is neither used nor "
+                    "cleared; give a folder that is new or empty"
+                )
+            lock = _Lock(path)
+        except OSError as error:
+            raise ConfigError(f"key `run_dir`: {path} cannot be written: {error}") from error
+        try:
+            if not overwrite and (found := [name for name in _CLEARED if name in _names(path)]):
+                raise ConfigError(
+                    f"key `run_dir`: {path} holds a run already ({', '.join(found[:3])}); continue it with --resume, "
+                    "replace it with --overwrite true, or give another `run_dir`"
+                )
+            directory = cls(path, lock)
+            directory._begin(recipe)
+        except BaseException:
+            lock.release()
+            raise
+        return directory
+
+    @classmethod
+    def resume(cls, path: str | Path) -> RunDirectory:
+        """Take up the run in `path`.
+
+        Raises:
+            ConfigError: there is no run, or another process holds it.
+        """
+        path = Path(path).expanduser()
+        if not (path / RECIPE).is_file() or not (path / LOCK).is_file():
+            raise ConfigError(f"key `run_dir`: {path} holds no run to resume; leave --resume out to begin one")
+        try:
+            return cls(path, _Lock(path))
+        except OSError as error:
+            raise ConfigError(f"key `run_dir`: {path} cannot be written: {error}") from error
+
+    @property
+    def recipe_path(self) -> Path:
+        return self.path / RECIPE
+
+    @property
+    def metrics_path(self) -> Path:
+        return self.path / METRICS
+
+    @property
+    def trace_path(self) -> Path:
+        return self.path / TRACE
+
+    @property
+    def checkpoints_path(self) -> Path:
+        return self.path / CHECKPOINTS
+
+    @property
+    def best_path(self) -> Path:
+        return self.path / BEST
+
+    @property
+    def final_path(self) -> Path:
+        return self.path / FINAL
+
+    def samples_path(self, step: int) -> Path:
+        return self.path / SAMPLES / f"step-{step:06d}.jsonl"
+
+    def open_metrics(self, *, resume: bool = False) -> RunLog:
+        """Open the metrics log; the caller closes it."""
+        return RunLog(self.metrics_path, resume=resume)
+
+    def write_samples(self, step: int, rows: Iterable[Mapping[str, Any]]) -> Path:
+        """Write the samples of a step, whole or not at all.
+
+        Raises:
+            RunError: the file system refuses it.
+        """
+        path = self.samples_path(step)
+        write_rows(path, rows)
+        return path
+
+    def offsets(self) -> dict[str, int]:
+        """Force the logs to disk and return their lengths in bytes, for a checkpoint. Writers have flushed before."""
+        lengths = {}
+        for name in _LOGS:
+            path = self.path / name
+            if path.exists():
+                with open(path, "rb") as file:
+                    os.fsync(file.fileno())
+                    lengths[name] = os.fstat(file.fileno()).st_size
+        return lengths
+
+    def rollback_to(self, offsets: Mapping[str, int], step: int) -> None:
+        """Bring the logs back to where they were after `step` (0: before the first), as `offsets()` told then.
+
+        A log that `offsets` does not name did not exist then and is removed; so are later steps' samples.
+        Call it with no log open.
+
+        Raises:
+            RunError: a log is shorter than it was.
+        """
+        assert set(offsets) <= set(_LOGS), f"offsets name {sorted(offsets)}, the logs are {_LOGS}"
+        for name, offset in offsets.items():
+            truncate_to(self.path / name, offset)
+        for name in set(_LOGS) - set(offsets):
+            (self.path / name).unlink(missing_ok=True)
+        if (self.path / SAMPLES).is_dir():
+            for path in (self.path / SAMPLES).iterdir():
+                match = _STEP_FILE.fullmatch(path.name)
+                if match and (int(match.group(1)) > step or path.suffix == ".tmp"):
+                    path.unlink()
+
+    def close(self) -> None:
+        """Let go of the directory. May be called twice."""
+        self._lock.release()
+
+    def __enter__(self) -> RunDirectory:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _begin(self, recipe: str) -> None:
+        try:
+            for name in _CLEARED:
+                entry = self.path / name
+                if entry.is_dir() and not entry.is_symlink():
+                    shutil.rmtree(entry)
+                else:
+                    entry.unlink(missing_ok=True)
+            part = self.path / f"{RECIPE}.tmp"
+            part.write_text(recipe, encoding="utf-8")
+            os.replace(part, self.recipe_path)
+        except OSError as error:
+            raise ConfigError(f"key `run_dir`: {self.path} cannot be written: {error}") from error
+
+
+class _Lock:
+    """An exclusive `flock` on RUN_DIR/run.lock, with the holder's name in the file."""
+
+    def __init__(self, folder: Path) -> None:
+        path = folder / LOCK
+        self._fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = os.pread(self._fd, 4096, 0)
+            self.release()
+            raise ConfigError(
+                f"key `run_dir`: {folder} is in use by {_holder_text(holder)}; wait for it, end it, "
+                "or give another `run_dir`"
+            ) from None
+        except OSError:
+            self.release()
+            raise
+        text = json.dumps({"pid": os.getpid(), "host": socket.gethostname()}) + "\n"
+        os.ftruncate(self._fd, 0)
+        os.pwrite(self._fd, text.encode(), 0)
+        _HELD.add(self)
+
+    def release(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+
+_HELD: weakref.WeakSet[_Lock] = weakref.WeakSet()
+
+
+def _release_in_child() -> None:
+    """A forked worker shares the lock's open file: if it kept it, it would hold the run after its parent's death."""
+    for lock in list(_HELD):
+        lock.release()
+
+
+os.register_at_fork(after_in_child=_release_in_child)
+
+
+def _holder_text(content: bytes) -> str:
+    with contextlib.suppress(ValueError, KeyError, TypeError):
+        holder = json.loads(content)
+        return f"process {holder['pid']} on {holder['host']}"
+    return "another process"
+
+
+def _names(path: Path) -> set[str]:
+    return {entry.name for entry in path.iterdir()}
