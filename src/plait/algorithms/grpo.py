@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from plait.algorithms.losses import Aggregation, KLEstimator, LossBatch, clipped_policy_loss, kl_estimate
 from plait.dataflow import Prompts, Role, per_group, per_sample
+from plait.errors import FlowError
 
 FloatArray = np.ndarray[Any, np.dtype[np.float64]]
 
@@ -105,7 +106,7 @@ def grpo_loss(
     old_logprobs: Any = None,
     ref_logprobs: Any = None,
 ) -> Any:
-    """Clipped surrogate, plus kl_coef · KL when the KL is in the loss. All columns [R]; advantages are spread to tokens."""
+    """Clipped surrogate, plus kl_coef · KL when the KL is in the loss. All columns are [R], advantages too."""
     old = batch.logprobs.detach() if old_logprobs is None else old_logprobs
     loss, ratio, clipped = clipped_policy_loss(batch.logprobs, old, advantages, options.clip_low, options.clip_high)
     batch.log("actor/pg_loss", loss)
@@ -121,8 +122,6 @@ def grpo_loss(
 
 def _reference(ref: Role | None) -> Role:
     if ref is None:
-        from plait.errors import FlowError
-
         raise FlowError(
             "kl_coef > 0 needs the role `ref`, which nothing fills; set options.kl_coef to 0 or give a reference"
         )

@@ -1,6 +1,6 @@
 """What losses are made of: the batch that a loss sees, aggregation, clipping, and KL estimators.
 
-Shapes: R response tokens of a micro-batch (or of whatever a loss is given). Tensors come in; nothing here imports torch.
+Shapes: R response tokens of a micro-batch (or of whatever a loss is given). Tensors come in; torch is not imported.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class LossBatch(Protocol):
     """What a loss sees of one micro-batch. Its return value is this micro-batch's share of the mini-batch loss."""
 
     logprobs: Tensor
-    """[R] float32 (float64 in float64 runs), differentiable: under the weights being trained, at the sampling temperature."""
+    """[R] float32 (float64 in float64 runs), differentiable: under the weights in training, at the sampling temperature."""
     entropies: Tensor
     """[R], differentiable: of the same distributions, nats."""
     sampling_logprobs: Tensor

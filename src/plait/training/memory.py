@@ -1,0 +1,37 @@
+"""Bytes that a role's parameters take, for the memory estimate of a dry run. Imports no torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+BYTES = {"bfloat16": 2, "float32": 4, "float64": 8}
+
+
+@dataclass(frozen=True)
+class ParameterBytes:
+    """Bytes per parameter, a tied parameter counted once."""
+
+    weights: int
+    """Working weights, in the compute dtype."""
+    masters: int
+    """0 where masters and working weights have one dtype: they are then the same buffer."""
+    moments: int
+    """AdamW's two."""
+    gradients: int
+    """The accumulation buffer. The gradient of a single parameter in the compute dtype lives beside it for a moment."""
+
+    @property
+    def total(self) -> int:
+        return self.weights + self.masters + self.moments + self.gradients
+
+
+def parameter_bytes(dtype: str, *, trained: bool) -> ParameterBytes:
+    """Bytes per parameter of one role that computes in `dtype` ("bfloat16", "float32" or "float64").
+
+    A trained role in bfloat16 takes 2 + 4 + 8 + 4 = 18, in float32 4 + 0 + 8 + 4 = 16; a frozen one its weights alone.
+    """
+    compute = BYTES[dtype]
+    if not trained:
+        return ParameterBytes(compute, 0, 0, 0)
+    master = max(compute, BYTES["float32"])
+    return ParameterBytes(compute, 0 if compute == master else master, 2 * master, master)

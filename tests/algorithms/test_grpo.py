@@ -1,0 +1,87 @@
+"""GRPO: advantages by hand and against the oracle, KL in the reward, and which calls its flow makes."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from plait.algorithms.grpo import GRPOOptions, KLPlace, group_advantages, grpo, subtract_kl
+from plait.algorithms.losses import KLEstimator
+from plait.dataflow import trace
+from plait.errors import FlowError
+from tests.algorithms import oracle
+
+
+def test_advantages_by_hand():
+    # Rewards 1, 0, 0, 1: mean 1/2, sample variance 4 · (1/4) / 3 = 1/3.
+    scaled = 0.5 / (1 / 3**0.5 + 1e-4)
+    assert group_advantages(np.array([1.0, 0, 0, 1])).tolist() == pytest.approx([scaled, -scaled, -scaled, scaled])
+    assert group_advantages(np.array([1.0, 0, 0, 1]), scale=False).tolist() == [0.5, -0.5, -0.5, 0.5]
+
+
+def test_equal_rewards_and_single_samples_have_no_advantage():
+    # 0.1 + 0.2 is not 0.3 in floating point: a mean of equal rewards may differ from them in the last bit.
+    assert group_advantages(np.full(3, 0.1)).tolist() == [0, 0, 0]
+    assert group_advantages(np.full(3, 0.1), scale=False).tolist() == [0, 0, 0]
+    assert group_advantages(np.array([5.0])).tolist() == [0]
+
+
+@given(st.lists(st.sampled_from([0.0, 0.1, 0.5, 1.0, -2.0]), min_size=1, max_size=8), st.booleans())
+def test_advantages_equal_the_oracle(rewards, scale):
+    found = group_advantages(np.array(rewards), scale=scale)
+    assert found.tolist() == pytest.approx(oracle.advantages(rewards, scale), rel=1e-12, abs=1e-12)
+
+
+@pytest.mark.parametrize("how", list(KLEstimator))
+def test_kl_in_the_reward(how):
+    logprobs, ref = np.array([-1.0, -2.0, -0.5]), np.array([-1.5, -1.0, -0.5])
+    expected = 3.0 - 0.1 * sum(oracle.kl(float(d), how.value)[0] for d in logprobs - ref)
+    assert subtract_kl(3.0, logprobs, ref, kl_coef=0.1, estimator=how) == pytest.approx(expected)
+
+
+def test_kl_in_the_reward_lowers_it():
+    """A policy that has moved toward its own samples pays: log π > log π_ref there."""
+    assert subtract_kl(0.0, np.array([-0.1]), np.array([-2.0]), kl_coef=1.0, estimator=KLEstimator.K1) < 0
+
+
+def calls(**options) -> list[str]:
+    graph = trace(grpo, roles=["actor", "reward", "ref"], options=GRPOOptions(**options))
+    return [node.call for node in graph.nodes]
+
+
+def test_the_flow_calls_what_it_needs():
+    assert calls() == ["actor.generate", "reward.score", "advantages", "actor.train"]
+    assert calls(kl_coef=0.1) == ["actor.generate", "reward.score", "ref.logprobs", "advantages", "actor.train"]
+    assert calls(epochs=2) == ["actor.generate", "reward.score", "actor.logprobs", "advantages", "actor.train"]
+    assert calls(kl_coef=0.1, kl_in=KLPlace.REWARD) == [
+        "actor.generate",
+        "reward.score",
+        "ref.logprobs",
+        "actor.logprobs",
+        "rewards",
+        "advantages",
+        "actor.train",
+    ]
+    assert calls(kl_coef=0.1, kl_in=KLPlace.REWARD, mini_batches=2).count("actor.logprobs") == 1
+
+
+def test_columns_reach_the_loss():
+    graph = trace(grpo, roles=["actor", "reward", "ref"], options=GRPOOptions(kl_coef=0.1, mini_batches=4, epochs=2))
+    train = graph.nodes[-1]
+    assert set(train.inputs) == {"advantages", "old_logprobs", "ref_logprobs"}
+    assert train.options == {"mini_batches": 4, "epochs": 2}
+
+
+def test_kl_without_a_reference_names_the_role():
+    with pytest.raises(FlowError, match="needs the role `ref`"):
+        trace(grpo, roles=["actor", "reward"], options=GRPOOptions(kl_coef=0.1))
+
+
+def test_algorithms_import_without_torch():
+    code = "import plait.algorithms.grpo, sys; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0

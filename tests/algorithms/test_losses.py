@@ -1,0 +1,204 @@
+"""Estimators, clipping and aggregation: hand-computed numbers, then the float64 oracle on random batches."""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from plait.algorithms.grpo import GRPOOptions, KLPlace, grpo_loss
+from plait.algorithms.losses import Aggregation, KLEstimator, clipped_policy_loss, kl_estimate
+from plait.errors import RunError
+from plait.training.loss_batch import MicroBatchLoss, MiniBatchTotals, TokenMeans, loss_share
+from tests.algorithms import oracle
+
+LN2 = math.log(2)
+
+
+def tensor(values: list[float]) -> torch.Tensor:
+    return torch.tensor(values, dtype=torch.float64, requires_grad=True)
+
+
+def test_kl_estimators_by_hand():
+    # π/π_ref = 2, 1/2, 1 at three tokens: d = ln 2, −ln 2, 0.
+    d = tensor([LN2, -LN2, 0.0])
+    zero = torch.zeros(3, dtype=torch.float64)
+    assert kl_estimate(d, zero, "k1").tolist() == pytest.approx([LN2, -LN2, 0])
+    assert kl_estimate(d, zero, "k2").tolist() == pytest.approx([LN2**2 / 2, LN2**2 / 2, 0])
+    assert kl_estimate(d, zero, "k3").tolist() == pytest.approx([0.5 - 1 + LN2, 2 - 1 - LN2, 0])
+
+
+@pytest.mark.parametrize(("how", "slopes"), [("k1", [1, 1, 1]), ("k2", [LN2, -LN2, 0]), ("k3", [0.5, -1, 0])])
+def test_kl_gradients_by_hand(how, slopes):
+    d = tensor([LN2, -LN2, 0.0])
+    kl_estimate(d, torch.zeros(3, dtype=torch.float64), how).sum().backward()
+    assert d.grad.tolist() == pytest.approx(slopes)
+
+
+def test_kl_estimates_average_to_the_kl():
+    """k1 and k3 are unbiased: weighted by π, they sum to KL(π ‖ π_ref) exactly."""
+    p, q = np.array([0.5, 0.3, 0.2]), np.array([0.2, 0.2, 0.6])
+    exact = float((p * np.log(p / q)).sum())
+    for how in ("k1", "k3"):
+        values = kl_estimate(torch.tensor(np.log(p)), torch.tensor(np.log(q)), how).numpy()
+        assert float((p * values).sum()) == pytest.approx(exact)
+
+
+def test_a_huge_log_ratio_stays_finite():
+    far = torch.tensor([1000.0, -1000.0], requires_grad=True)
+    for how in KLEstimator:
+        assert torch.isfinite(kl_estimate(far, torch.zeros(2), how)).all()
+    loss, ratio, _ = clipped_policy_loss(far, torch.zeros(2), torch.ones(2), 0.2, 0.2)
+    loss.sum().backward()
+    assert torch.isfinite(ratio).all()
+    assert torch.isfinite(far.grad).all()
+
+
+def test_clipping_by_hand():
+    # ρ = 2, 2, 1/2, 1/2, 1.25 with A = 1, −1, 1, −1, 1; clip to [0.8, 1.3].
+    logprobs = tensor([LN2, LN2, -LN2, -LN2, math.log(1.25)])
+    advantages = torch.tensor([1.0, -1.0, 1.0, -1.0, 1.0], dtype=torch.float64)
+    old = torch.zeros(5, dtype=torch.float64)
+    loss, ratio, clipped = clipped_policy_loss(logprobs, old, advantages, 0.2, 0.3)
+    assert loss.tolist() == pytest.approx([-1.3, 2.0, -0.5, 0.8, -1.25])
+    assert ratio.tolist() == pytest.approx([2, 2, 0.5, 0.5, 1.25])
+    assert clipped.tolist() == [1, 0, 0, 1, 0]
+    loss.sum().backward()
+    assert logprobs.grad.tolist() == pytest.approx([0, 2, -0.5, 0, -1.25])
+
+
+def loss_batch(
+    lengths: list[int], totals: MiniBatchTotals, logprobs: list[float], means: TokenMeans | None = None
+) -> MicroBatchLoss:
+    each = torch.tensor(np.repeat(lengths, lengths).astype(np.float64))
+    values = tensor(logprobs)
+    return MicroBatchLoss(values, values.detach(), values.detach(), each, totals, means or TokenMeans(totals.tokens))
+
+
+@pytest.mark.parametrize(
+    ("how", "expected"),
+    [
+        # Samples of 1, 3 and 0 tokens with values 4 | 1 2 6; limit 10. The empty sample is in no denominator.
+        ("token-mean", 13 / 4),
+        ("seq-mean-token-mean", (4 / 1 + 9 / 3) / 2),
+        ("seq-mean-token-sum-norm", (4 + 9) / (2 * 10)),
+    ],
+)
+def test_aggregation_by_hand(how, expected):
+    values = [4.0, 1.0, 2.0, 6.0]
+    totals = MiniBatchTotals(tokens=4, sequences=2, max_response_tokens=10)
+    whole = loss_batch([1, 3, 0], totals, values)
+    assert whole.aggregate(whole.logprobs, how).item() == pytest.approx(expected)
+    parts = [loss_batch([1], totals, values[:1]), loss_batch([3, 0], totals, values[1:])]
+    assert sum(part.aggregate(part.logprobs, how).item() for part in parts) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("how", list(Aggregation))
+def test_a_batch_without_tokens_is_zero(how):
+    batch = loss_batch([0, 0], MiniBatchTotals(0, 0, 10), [])
+    assert batch.aggregate(batch.logprobs, how).item() == 0
+
+
+def test_logged_means_are_over_the_mini_batch():
+    totals = MiniBatchTotals(4, 2, 10)
+    means = TokenMeans(4)
+    for lengths, values in (([1], [4.0]), ([3], [1.0, 2.0, 6.0])):
+        batch = loss_batch(lengths, totals, values, means)
+        batch.log("x", batch.logprobs)
+    assert means.result() == {"x": 3.25}
+
+
+def ragged(flat: np.ndarray, lengths: list[int]) -> oracle.Ragged:
+    return [part.tolist() for part in np.split(flat, np.cumsum(lengths)[:-1])]
+
+
+@given(
+    st.lists(st.integers(0, 5), min_size=1, max_size=6).filter(any),
+    st.sampled_from(list(Aggregation)),
+    st.sampled_from(list(KLEstimator)),
+    st.sampled_from([0.0, 0.04]),
+    st.booleans(),
+    st.integers(0, 2**31),
+)
+def test_the_grpo_loss_equals_the_oracle(lengths, aggregation, estimator, kl_coef, on_policy, seed):
+    """Loss and its gradient, over any split of the samples into micro-batches."""
+    rng = np.random.default_rng(seed)
+    total = sum(lengths)
+    logprobs = -3 + rng.normal(size=total)
+    old = logprobs if on_policy else logprobs + 0.4 * rng.normal(size=total)
+    ref = logprobs + 0.4 * rng.normal(size=total) if kl_coef else None
+    advantages = rng.normal(size=len(lengths))
+    options = GRPOOptions(
+        kl_coef=kl_coef, kl_estimator=estimator, clip_low=0.2, clip_high=0.28, aggregation=aggregation
+    )
+    expected, slopes = oracle.grpo(
+        ragged(logprobs, lengths),
+        ragged(old, lengths),
+        None if ref is None else ragged(ref, lengths),
+        advantages.tolist(),
+        low=0.2,
+        high=0.28,
+        kl_coef=kl_coef,
+        estimator=estimator.value,
+        aggregation=aggregation.value,
+        limit=7,
+    )
+    totals = MiniBatchTotals(total, sum(length > 0 for length in lengths), 7)
+    cut = int(rng.integers(0, len(lengths) + 1))
+    loss, gradient = 0.0, []
+    for part in (slice(0, cut), slice(cut, None)):
+        tokens = slice(sum(lengths[: part.start]), sum(lengths[: part.stop]))
+        batch = loss_batch(lengths[part], totals, logprobs[tokens].tolist())
+        share = grpo_loss(
+            batch,
+            torch.tensor(np.repeat(advantages[part], lengths[part])),
+            options=options,
+            old_logprobs=None if on_policy else torch.tensor(old[tokens]),
+            ref_logprobs=None if ref is None else torch.tensor(ref[tokens]),
+        )
+        share.backward()
+        loss += float(share.detach())
+        gradient += batch.logprobs.grad.tolist()
+    assert loss == pytest.approx(expected, rel=1e-12, abs=1e-12)
+    assert gradient == pytest.approx([slope for sample in slopes for slope in sample], rel=1e-12, abs=1e-14)
+
+
+def test_kl_in_the_reward_is_no_part_of_the_loss():
+    totals = MiniBatchTotals(2, 1, 10)
+    losses = []
+    for ref in (None, torch.tensor([-9.0, -9.0], dtype=torch.float64)):
+        batch = loss_batch([2], totals, [-1.0, -2.0])
+        options = GRPOOptions(kl_coef=0.5, kl_in=KLPlace.REWARD)
+        advantages = torch.ones(2, dtype=torch.float64)
+        losses.append(float(grpo_loss(batch, advantages, options=options, ref_logprobs=ref)))
+    assert losses == [-1.0, -1.0]
+
+
+def test_wrong_shapes_and_names_are_refused():
+    batch = loss_batch([2], MiniBatchTotals(2, 1, 10), [-1.0, -2.0])
+    with pytest.raises(RunError, match=r"batch.aggregate: expected one value per response token, \(2,\), found \(\)"):
+        batch.aggregate(batch.logprobs.sum(), "token-mean")
+    with pytest.raises(RunError, match="found `mean`"):
+        batch.aggregate(batch.logprobs, "mean")
+    with pytest.raises(RunError, match=r"batch.log\('x'\): expected one value per response token, \(2,\), found 1.0"):
+        batch.log("x", 1.0)
+
+
+def test_a_loss_must_return_a_scalar_with_a_gradient():
+    batch = loss_batch([2], MiniBatchTotals(2, 1, 10), [-1.0, -2.0])
+
+    def vector(batch):
+        return batch.logprobs
+
+    def constant(batch, value):
+        return batch.logprobs.detach().sum() * value
+
+    with pytest.raises(RunError, match=r"loss `vector` must return a scalar tensor .* found a tensor of shape \(2,\)"):
+        loss_share(vector, batch, {})
+    with pytest.raises(RunError, match="loss `constant` has no gradient"):
+        loss_share(partial(constant, value=2.0), batch, {})
