@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from plait.data.packed import PackedBatch
+from plait.errors import ModelError
 from plait.models.packed_attention import PackedPlan, packed_attention, plan
 from plait.models.pieces import cut
 
@@ -73,9 +74,15 @@ def attention_forward(
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
     """The function registered with Transformers: query [1, Hq, T, D], key [1, Hkv, T, D] → ([1, T, Hq, E], None)."""
-    assert context is not None, "the forward of a plait model needs context=…, and the family must pass it on"
-    assert attention_mask is None and position_bias is None, "masks and position biases belong to the context"
-    assert dropout == 0.0 and query.shape[0] == 1, "one packed row, without dropout"
+    if context is None:
+        raise ModelError(
+            f"model: {type(module).__name__} does not get the keyword arguments of the forward, so that its attention "
+            "cannot be told what to attend to. Set `model` to another family."
+        )
+    assert attention_mask is None, "masks belong to the context"
+    assert position_bias is None, "a position bias cannot be applied by the contexts"
+    assert dropout == 0.0, "dropout is off"
+    assert query.shape[0] == 1, f"one packed row, got {query.shape[0]}"
     out_TE = context.attend(
         module.layer_idx,  # type: ignore[arg-type]
         query[0],

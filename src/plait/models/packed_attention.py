@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -182,7 +183,7 @@ def _spans(piece: Piece) -> tuple[Span, ...]:
 def _keys(tensor: Tensor, piece: Piece) -> Tensor:
     """[Hkv, T, D] → [Hkv, K, D] in the piece's order."""
     spans = _spans(piece)
-    if all(left.stop == right.start for left, right in zip(spans, spans[1:], strict=False)):
+    if all(left.stop == right.start for left, right in pairwise(spans)):
         return tensor[:, spans[0].start : spans[-1].stop]
     return torch.cat([tensor[:, span.start : span.stop] for span in spans], dim=1)
 

@@ -1,0 +1,166 @@
+"""The checks that admit a model instead of a list of families; a refusal names the check and what was measured.
+
+(a) backend flag: the family declares that its attention may be replaced.
+(b) layer types: every decoder layer is full or sliding-window attention (no linear or compressed attention, which
+    would keep a state that packing and our caches do not see).
+(c) self-check: at load, a few tokens packed with shared prompts through our attention against the family's own eager
+    forward of every sample by itself, with the same weights; and every decoder layer calls our attention exactly
+    once, with the window that the configuration states (the few tokens themselves would not reach far enough back).
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from plait.data.packed import PackedBatch, pack
+from plait.errors import ModelError
+from plait.models.attention import ATTENTION, PackedContext
+
+ATTENTION_LAYERS = {"full_attention", "sliding_attention"}
+
+TOLERANCE = {torch.float64: 1e-5, torch.float32: 1e-3, torch.bfloat16: 0.1, torch.float16: 0.1}
+"""Largest accepted error of a token's logits, relative to the norm of the eager logits about their mean. The eager
+forwards take their softmax in float32, also in a float64 model. A wrong attention gives errors near 1."""
+
+CHECK_QUANTILE = {torch.bfloat16: 0.75, torch.float16: 0.75}
+"""In narrow dtypes a rounding may send a token to another expert; a quarter of the tokens may differ more."""
+
+
+class CheckedModel(Protocol):
+    """What the self-check needs of a LanguageModel."""
+
+    module: Any
+    weights: Tensor
+
+    def hidden(self, token_ids_T: Tensor, position_ids_T: Tensor, context: Any) -> Tensor: ...
+
+    def logits(self, hidden_NH: Tensor) -> Tensor: ...
+
+
+def check_family(module: Any, name: str) -> None:
+    """Checks (a) and (b); the weights are not read, the module may be on the meta device.
+
+    Raises:
+        ModelError: the family is refused.
+    """
+    if not getattr(module, "_supports_attention_backend", False):
+        raise _refusal(
+            module, name, "backend flag", "_supports_attention_backend is false: its attention cannot be replaced"
+        )
+    types = _layer_types(module) or []
+    if others := sorted(set(types) - ATTENTION_LAYERS):
+        count = sum(layer not in ATTENTION_LAYERS for layer in types)
+        raise _refusal(
+            module,
+            name,
+            "layer types",
+            f"{count} of {len(types)} layers are {', '.join(others)}; expected full_attention or sliding_attention",
+        )
+
+
+@torch.no_grad()
+def self_check(model: CheckedModel, name: str) -> float:
+    """Check (c). Reads no random state and draws from none.
+
+    Returns:
+        The measured relative error.
+
+    Raises:
+        ModelError: the forward fails, skips a layer or a window, or differs from the eager one.
+    """
+    batch, samples = _check_batch(model)
+    recorder = _Recorder(batch)
+    try:
+        packed_TV = model.logits(model.hidden(batch.token_ids_T, batch.position_ids_T, recorder))
+        eager_TV = _eager_logits(model, samples)
+    except (TypeError, ValueError, RuntimeError, AttributeError, IndexError, KeyError, NotImplementedError) as error:
+        if isinstance(error, ModelError):
+            raise
+        cause = f"its forward raised {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+        raise _refusal(model.module, name, "self-check", cause) from error
+    _check_calls(model.module, name, recorder)
+    places = [
+        place
+        for group in batch.groups
+        for response in group.responses
+        for span in (group.prompt, response)
+        for place in range(span.start, span.stop)
+    ]
+    error = _relative_error(packed_TV[places], eager_TV)
+    allowed = TOLERANCE[model.weights.dtype]
+    if not error <= allowed:
+        cause = f"the packed logits differ from the eager forward by {error:.2g} of their size, allowed {allowed:g}"
+        raise _refusal(model.module, name, "self-check", cause)
+    return error
+
+
+class _Recorder(PackedContext):
+    """A PackedContext that remembers which layer attended with which window."""
+
+    def __init__(self, batch: PackedBatch) -> None:
+        super().__init__(batch)
+        self.calls: list[tuple[int, int | None]] = []
+
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
+        self.calls.append((layer, options["window"]))
+        return super().attend(layer, query, key, value, **options)
+
+
+def _check_batch(model: CheckedModel) -> tuple[PackedBatch, list[list[int]]]:
+    """Two groups whose responses differ in length, and the same samples one by one; ids spread over the vocabulary."""
+    vocab_size = model.module.get_input_embeddings().weight.shape[0]
+    ids = iter((7 + 7919 * i) % vocab_size for i in range(64))
+    shape = ((4, (5, 3, 6)), (3, (4, 5)))
+    groups = [([next(ids) for _ in range(p)], [[next(ids) for _ in range(r)] for r in lengths]) for p, lengths in shape]
+    return pack(groups, model.weights.device), [prompt + response for prompt, rs in groups for response in rs]
+
+
+def _eager_logits(model: CheckedModel, samples: list[list[int]]) -> Tensor:
+    module = model.module
+    module.set_attn_implementation("eager")
+    try:
+        rows = [torch.tensor([sample], device=model.weights.device) for sample in samples]
+        return torch.cat([module(input_ids=row, use_cache=False).logits[0] for row in rows])
+    finally:
+        module.set_attn_implementation(ATTENTION)
+
+
+def _check_calls(module: Any, name: str, recorder: _Recorder) -> None:
+    config = module.config.get_text_config()
+    called = sorted(layer for layer, _ in recorder.calls)
+    if called != list(range(config.num_hidden_layers)):
+        cause = f"attention ran for layers {called}, expected each of 0 … {config.num_hidden_layers - 1} once"
+        raise _refusal(module, name, "self-check", cause)
+    types = _layer_types(module)
+    stated = getattr(config, "sliding_window", None)
+    if types is None:
+        expected = [stated] * config.num_hidden_layers
+    else:
+        expected = [stated if layer == "sliding_attention" else None for layer in types]
+    for layer, window in sorted(recorder.calls, key=lambda call: call[0]):
+        if window != expected[layer]:
+            cause = f"layer {layer} attends with window {window}, its configuration states {expected[layer]}"
+            raise _refusal(module, name, "self-check", cause)
+
+
+def _relative_error(packed_NV: Tensor, eager_NV: Tensor) -> float:
+    quantile = CHECK_QUANTILE.get(packed_NV.dtype, 1.0)
+    packed_NV, eager_NV = packed_NV.double(), eager_NV.double()
+    size = (eager_NV - eager_NV.mean(-1, keepdim=True)).norm(dim=-1).mean()
+    error_N = (packed_NV - eager_NV).norm(dim=-1) / size
+    return float(torch.quantile(error_N, quantile))
+
+
+def _layer_types(module: Any) -> list[str] | None:
+    return getattr(module.config.get_text_config(), "layer_types", None)
+
+
+def _refusal(module: Any, name: str, check: str, cause: str) -> ModelError:
+    family = getattr(module.config, "model_type", type(module).__name__)
+    return ModelError(
+        f"model: {name!r} (family {family}) is refused by the check of its {check}: {cause}. "
+        "Set `model` to a decoder of full or sliding-window attention layers."
+    )

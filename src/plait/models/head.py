@@ -1,0 +1,81 @@
+"""The head of a model: from the hidden states after the final norm to logits.
+
+Final softcaps and logit scales stand in the family's own `forward`, so the head is that forward with the decoder
+replaced by a module that hands on the given hidden states. (Replacing the decoder as a whole, rather than its layers,
+leaves nothing of it to be applied again, such as granite's embedding multiplier.)
+
+Shapes: N rows, H hidden size, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+
+@dataclass(frozen=True)
+class Head:
+    """From hidden states to logits.
+
+    `linear` is set when the head is proven to be one linear map; its backward is then written out by hand
+    (`logprobs.py`). Otherwise `family` (softcaps, logit scales, anything a family does) is differentiated.
+    """
+
+    family: Callable[[Tensor], Tensor]
+    """[N, H] → [N, V] by the module's own forward."""
+    params: tuple[nn.Parameter, ...]
+    """Those that `family` uses; weight [V, H] and perhaps bias [V] when `linear`."""
+    linear: bool = False
+
+    def __call__(self, hidden_NH: Tensor) -> Tensor:
+        """Logits [N, V] in the compute dtype."""
+        if self.linear:
+            return F.linear(hidden_NH, self.params[0], self.params[1] if len(self.params) > 1 else None)
+        return self.family(hidden_NH)
+
+
+class _PassHidden(nn.Module):
+    """Stands in for the decoder."""
+
+    def forward(self, input_ids: Any = None, *, inputs_embeds: Tensor, **_: Any) -> Any:
+        from transformers.modeling_outputs import MoeModelOutputWithPast
+
+        return MoeModelOutputWithPast(last_hidden_state=inputs_embeds)
+
+
+def find_head(module: Any) -> Head:
+    """The head of a Transformers causal LM, by the fast path when that is proven equal on random hidden states."""
+    stage = copy.copy(module)
+    stage._modules = {**module._modules, module.base_model_prefix: _PassHidden()}
+
+    def family(hidden_NH: Tensor) -> Tensor:
+        return stage(inputs_embeds=hidden_NH[None], use_cache=False).logits[0]
+
+    params = tuple(stage.parameters())
+    linear = Head(family, params, linear=True)
+    return linear if _is_linear(module, params) and _agree(linear) else Head(family, params)
+
+
+def _is_linear(module: Any, params: tuple[nn.Parameter, ...]) -> bool:
+    output = module.get_output_embeddings()
+    if type(output) is not nn.Linear:
+        return False
+    own = [output.weight] if output.bias is None else [output.weight, output.bias]
+    return len(own) == len(params) and all(mine is theirs for mine, theirs in zip(own, params, strict=True))
+
+
+@torch.no_grad()
+def _agree(linear: Head) -> bool:
+    """Bitwise equality of the two paths, on small and on large logits (where a softcap shows in any dtype)."""
+    weight = linear.params[0]
+    generator = torch.Generator().manual_seed(0)
+    random_NH = torch.randn(6, weight.shape[1], generator=generator, dtype=torch.float64)
+    scale = torch.tensor([0.1, 1.0, 1.0, 10.0, 100.0, 1000.0], dtype=torch.float64)
+    hidden_NH = (random_NH * scale[:, None]).to(weight.device, weight.dtype)
+    return torch.equal(linear(hidden_NH), linear.family(hidden_NH))
