@@ -80,7 +80,9 @@ class Trackers:
 
     def _open(self, name: str, folder: Path) -> Any:
         import accelerate.tracking as tracking
+        from accelerate import PartialState
 
+        PartialState(cpu=True)  # accelerate's trackers log through it; it touches no device
         if name == "tensorboard":
             purge = {"purge_step": self._last_step + 1} if self._last_step else {}
             tracker: Any = tracking.TensorBoardTracker("tensorboard", str(folder), **purge)

@@ -1,0 +1,148 @@
+import io
+import re
+import subprocess
+import sys
+
+import pytest
+
+from plait.observe.progress import MetricNames, Progress, clock_text
+
+METRICS = {
+    "reward": 0.5,
+    "kl": 0.00125,
+    "response_length/mean": 34.25,
+    "perf/throughput": 1234.5,
+    "timing_s/gen": 3.0,
+    "timing_s/update_actor": 1.5,
+    "timing_s/step": 4.6,
+}
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now_s = 100.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def plain_text(output: str) -> str:
+    return re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", output)
+
+
+def test_without_a_terminal_a_step_is_one_line():
+    clock, stream = Clock(), io.StringIO()
+    with Progress(10, stream=stream, clock=clock) as progress:
+        progress.start()
+        progress.phase("generate", 8, "samples")
+        clock.now_s += 3
+        progress.advance(8)
+        clock.now_s += 2
+        progress.step_done(1, METRICS)
+        progress.message("saved step 1")
+        clock.now_s += 7
+        progress.step_done(2, {"reward": float("nan")})
+    assert stream.getvalue().splitlines() == [
+        # 9 steps of 5 s are left after the first; 8 of (5 + 7) / 2 s after the second
+        "step 1/10  reward 0.500  kl 0.0013  length 34.2  tok/s 1,234  5.0 s (gen 3.0, update_actor 1.5)  left 0:45",
+        "saved step 1",
+        "step 2/10  reward nan  kl -  length -  tok/s -  7.0 s (no stage times)  left 0:48",
+    ]
+
+
+def test_time_left_counts_what_the_running_step_has_taken():
+    clock = Clock()
+    progress = Progress(6, stream=io.StringIO(), clock=clock)
+    progress.start(steps_done=2)
+    assert progress.left_s is None
+    clock.now_s += 10
+    progress.step_done(3, {})
+    assert progress.left_s == 30
+    clock.now_s += 4
+    assert progress.left_s == 26
+    clock.now_s += 100
+    assert progress.left_s == 20, "a slow step is no reason to promise less than the steps after it"
+    for step in (4, 5, 6):
+        progress.step_done(step, {})
+    assert progress.left_s == 0
+
+
+def test_the_terminal_shows_run_phase_numbers_and_stages():
+    clock, stream = Clock(), io.StringIO()
+    with Progress(10, stream=stream, live=True, clock=clock) as progress:
+        progress.start(steps_done=3)
+        clock.now_s += 20
+        progress.step_done(4, METRICS)
+        clock.now_s += 2
+        progress.phase("generate", 64, "samples")
+        clock.now_s += 2
+        progress.advance(17)
+        progress.message("a line [that] stays")
+    shown = plain_text(stream.getvalue())
+    for text in ("3/10 steps", "4/10 steps", "left 1:56", "generate", "17/64 samples", "a line [that] stays"):
+        assert text in shown, text
+    for text in ("reward", "0.500", "0.0013", "34.2", "1,234", "gen 3.0, update_actor 1.5"):
+        assert text in shown, text
+    assert stream.getvalue().rstrip().endswith("\x1b[?25h"), "the cursor is given back"
+
+
+def test_at_most_four_redraws_in_any_second(monkeypatch: pytest.MonkeyPatch):
+    clock = Clock()
+    drawn: list[float] = []
+    picture = Progress._picture
+    progress = Progress(1000, stream=io.StringIO(), live=True, clock=clock)
+    with progress:
+        progress.start()
+        monkeypatch.setattr(Progress, "_picture", lambda self: drawn.append(clock.now_s) or picture(self))
+        for step in range(1, 400):
+            progress.phase("generate" if step % 2 else "train", 8, "samples")
+            progress.advance()
+            progress.tick()
+            clock.now_s += 0.01
+            progress.step_done(step, METRICS)
+        monkeypatch.undo()
+    assert 12 <= len(drawn) <= 17, "4 s of steps"
+    assert all(later - earlier >= 0.999 for earlier, later in zip(drawn, drawn[4:], strict=False))
+
+
+def test_a_new_phase_is_shown_at_once():
+    clock, stream = Clock(), io.StringIO()
+    with Progress(2, stream=stream, live=True, clock=clock) as progress:
+        progress.start()
+        clock.now_s += 1
+        progress.phase("generate", 2, "samples")
+        clock.now_s += 0.05
+        progress.phase("train", 4, "micro-batches")
+        assert "0/4 micro-batches" in plain_text(stream.getvalue())
+
+
+def test_metric_names_can_be_chosen():
+    stream = io.StringIO()
+    names = MetricNames(reward="critic/score/mean", stage_seconds_prefix="t/")
+    progress = Progress(1, names=names, stream=stream, clock=Clock())
+    progress.start()
+    progress.step_done(1, {"critic/score/mean": 0.25, "t/gen": 1})
+    assert "reward 0.250" in stream.getvalue()
+    assert "(gen 1.0)" in stream.getvalue()
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(0, "0:00"), (75.9, "1:15"), (3599, "59:59"), (4000, "1:06:40")])
+def test_clock_text(seconds: float, text: str):
+    assert clock_text(seconds) == text
+
+
+def test_stop_may_be_called_twice_and_before_start():
+    progress = Progress(1, stream=io.StringIO(), live=True)
+    progress.stop()
+    progress.start()
+    progress.stop()
+    progress.stop()
+
+
+def test_the_package_needs_neither_torch_nor_rich_until_used():
+    code = (
+        "import sys, plait.observe.progress, plait.observe.run_log, plait.observe.trackers, plait.runtime.directory;"
+        "print([m for m in ('torch', 'rich', 'accelerate', 'numpy') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert (done.stdout.strip(), done.stderr) == ("[]", "")
