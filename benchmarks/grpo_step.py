@@ -1,0 +1,202 @@
+"""One full GRPO step of plait against TRL's: same model, prompts and per-sample response lengths, in one run.
+
+    python benchmarks/grpo_step.py [--tiny] [--repeats 3] [--prompts 8] [--samples-per-prompt 4] [--threads 1]
+                                   [--sides plait,trl]
+
+Each side runs in its own process, which loads once, does a warm-up step that does not count, and then a step at a
+time in turns with the other side. Printed are medians over the repeats, each side's tokens and its peak memory.
+Exit code 1: a side's tokens differ from the list that both were given. README.md says what each side does.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import select
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import median
+
+from grpo.measure import PHASES, Ready, Seconds, StepReport
+from grpo.workload import Workload, full, tiny
+
+DEADLINE_S = 1800.0
+"""For loading, and for one step."""
+
+SIDES = ("plait", "trl")
+
+
+class SideError(Exception):
+    """A side died, or missed its deadline."""
+
+
+class Side:
+    """A side's process, as the comparing one sees it."""
+
+    def __init__(self, name: str, workload_file: Path, threads: int, log_file: Path) -> None:
+        self.name = name
+        self.steps: list[StepReport] = []
+        self._log_file = log_file
+        folder = Path(__file__).resolve().parent
+        paths = [str(folder), str(folder.parent / "src"), *filter(None, [os.environ.get("PYTHONPATH")])]
+        one = {name: str(threads) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")}
+        offline = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+        with open(log_file, "wb") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", f"grpo.{name}_side", str(workload_file)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                bufsize=0,
+                env={**os.environ, **one, **offline, "PYTHONPATH": os.pathsep.join(paths)},
+            )
+        self.ready = Ready(**self._receive())
+
+    def step(self) -> StepReport:
+        assert self._process.stdin is not None
+        self._process.stdin.write(b"step\n")
+        self.steps.append(StepReport.of(self._receive()))
+        return self.steps[-1]
+
+    def close(self) -> None:
+        self._process.kill()
+        self._process.wait()
+
+    def _receive(self) -> dict:
+        assert self._process.stdout is not None
+        readable, _, _ = select.select([self._process.stdout], [], [], DEADLINE_S)
+        line = self._process.stdout.readline() if readable else b""
+        if not line:
+            what = "ended" if readable else f"gave no answer for {DEADLINE_S:.0f} s"
+            tail = self._log_file.read_text(encoding="utf-8", errors="replace")[-3000:]
+            raise SideError(f"the side `{self.name}` {what}; the end of its output:\n{tail}")
+        return json.loads(line)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Returns the exit code: 0, 1 when a side's tokens are not those of the list, 2 when a side failed."""
+    options = _parser().parse_args(arguments)
+    names = options.sides.split(",")
+    if not names or not set(names) <= set(SIDES):
+        print(f"--sides: expected some of {','.join(SIDES)}, found {options.sides}", file=sys.stderr)
+        return 2
+    sizes = {
+        "num_prompts": options.prompts,
+        "samples_per_prompt": options.samples_per_prompt,
+        "threads": options.threads,
+        "num_steps": 1 + options.repeats,
+    }
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        workload = tiny(folder / "model", **sizes) if options.tiny else full(**sizes)
+        workload.save(folder / "workload.json")
+        sides: list[Side] = []
+        try:
+            for side in names:
+                sides.append(Side(side, folder / "workload.json", options.threads, folder / f"{side}.log"))
+            differences = run(sides, workload)
+        except SideError as error:
+            print(error, file=sys.stderr)
+            return 2
+        finally:
+            for side in sides:
+                side.close()
+    print(report(sides, workload))
+    for line in differences:
+        print(line, file=sys.stderr)
+    return 1 if differences else 0
+
+
+def run(sides: Sequence[Side], workload: Workload) -> list[str]:
+    """The steps, in turns. Returns how the tokens differ from the list."""
+    differences = []
+    for number in range(workload.num_steps):
+        for side in sides if number % 2 else list(reversed(sides)):
+            done = side.step()
+            total = sum((done.phases[phase].wall for phase in PHASES), 0.0)
+            print(f"{'step ' + str(number) if number else 'warm-up'} {side.name}: {total:.1f} s", file=sys.stderr)
+            differences += differing(side.name, number, done, workload)
+    return differences
+
+
+def differing(side: str, step: int, done: StepReport, workload: Workload) -> list[str]:
+    """One line for each list of lengths that is not the workload's."""
+    lines = []
+    for what, found, wanted in (
+        ("prompt", done.prompt_lengths, workload.wanted_prompt_lengths),
+        ("response", done.response_lengths, workload.wanted_response_lengths),
+    ):
+        if found != wanted:
+            lines.append(f"{side}, step {step}: expected {what} lengths {wanted}, found {found}")
+    return lines
+
+
+def report(sides: Sequence[Side], workload: Workload) -> str:
+    """The table: medians over the counted steps, and the ratio of the second side to the first."""
+    counted = {side.name: side.steps[1:] for side in sides}
+    seconds = {name: [_median(steps, phase) for phase in (*PHASES, None)] for name, steps in counted.items()}
+    lines = [
+        f"GRPO step, {workload.title}, threads: {workload.threads}",
+        f"{len(workload.prompts)} prompts x {workload.samples_per_prompt} samples, "
+        f"{sum(map(len, workload.prompt_token_ids))} prompt tokens, {sum(workload.wanted_response_lengths)} response "
+        f"tokens (longest {max(workload.wanted_response_lengths)}); medians of {workload.num_steps - 1} steps after a "
+        "warm-up step",
+        "",
+        _row("seconds: wall (CPU)", [side.name for side in sides], "ratio"),
+    ]
+    for i, phase in enumerate((*PHASES, "whole step")):
+        cells = [seconds[side.name][i] for side in sides]
+        ratio = f"{cells[1].wall / cells[0].wall:.2f} ({cells[1].cpu / cells[0].cpu:.2f})" if len(cells) > 1 else ""
+        lines.append(_row(phase, [f"{cell.wall:.2f} ({cell.cpu:.2f})" for cell in cells], ratio))
+    lines += ["", _row("tokens and memory", [side.name for side in sides])]
+    last = [side.steps[-1] for side in sides]
+    lines.append(_row("prompt tokens", [str(sum(step.prompt_lengths)) for step in last]))
+    lines.append(_row("response tokens", [str(sum(step.response_lengths)) for step in last]))
+    lines.append(_row("positions scored", [str(step.scored_tokens) for step in last]))
+    lines.append(_row("positions trained", [str(step.trained_tokens) for step in last]))
+    for what, peaks in (
+        ("peak memory after imports", [side.ready.imported_bytes for side in sides]),
+        ("after loading", [side.ready.loaded_bytes for side in sides]),
+        ("after the steps", [step.max_rss_bytes for step in last]),
+        ("of these above imports", [side.steps[-1].max_rss_bytes - side.ready.imported_bytes for side in sides]),
+    ):
+        ratio = f"{peaks[1] / peaks[0]:.2f}" if len(peaks) > 1 else ""
+        lines.append(_row(what, [f"{peak / 1e6:.0f} MB" for peak in peaks], ratio))
+    lent = max(seconds[side.name][-1].wall / seconds[side.name][-1].cpu for side in sides) * workload.threads
+    if workload.threads == 1 and lent > 1.05:
+        lines += ["", f"The machine was busy: wall time up to {lent:.2f} times CPU time. Not figures to publish."]
+    return "\n".join(lines)
+
+
+def _median(steps: Sequence[StepReport], phase: str | None) -> Seconds:
+    """Over steps, of one phase or of the whole step."""
+    picked = [list(step.phases.values()) if phase is None else [step.phases[phase]] for step in steps]
+    return Seconds(*(median(sum(getattr(s, kind) for s in seconds) for seconds in picked) for kind in ("wall", "cpu")))
+
+
+def _row(title: str, cells: Sequence[str], ratio: str = "") -> str:
+    return f"{title:<26}" + "".join(f"{cell:>18}" for cell in cells) + f"{ratio:>16}".rstrip()
+
+
+def _parser() -> argparse.ArgumentParser:
+    def positive(text: str) -> int:
+        if (value := int(text)) < 1:
+            raise argparse.ArgumentTypeError(f"expected at least 1, found {value}")
+        return value
+
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--tiny", action="store_true", help="a tiny random model: checks the benchmark, not the speed")
+    parser.add_argument("--repeats", type=positive, default=3, help="counted steps of each side")
+    parser.add_argument("--prompts", type=positive, default=8)
+    parser.add_argument("--samples-per-prompt", type=positive, default=4)
+    parser.add_argument("--threads", type=positive, default=1, help="of each side; one side runs at a time")
+    parser.add_argument("--sides", default=",".join(SIDES), help="comma-separated; the ratio is second to first")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())
