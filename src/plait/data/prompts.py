@@ -1,0 +1,185 @@
+"""From rows to prompts: template, chat template, token ids, length check; and the stream that a run asks, step by step.
+
+Torch-free: the tokenizer comes in as an object of Transformers' interface.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, Protocol
+
+from plait.data.records import Prompt
+from plait.data.settings import DataSettings, OverlongPrompts
+from plait.data.sources import Row, Source
+from plait.errors import DataError
+
+EVALUATION_UID = 1 << 31
+"""First uid of held-out prompts, so that they meet no training prompt of a run."""
+
+
+class Tokenizer(Protocol):
+    """What is used of `transformers.PreTrainedTokenizerBase`."""
+
+    chat_template: Any
+    bos_token_id: int | None
+
+    def __call__(self, text: Any, *, add_special_tokens: bool = True) -> Mapping[str, Any]: ...
+
+    def apply_chat_template(self, conversation: Any, **kwargs: Any) -> Any: ...
+
+
+class PromptEncoder:
+    """Renders a row as the model reads it, and tokenises it, with a BOS token exactly where the tokenizer wants one.
+
+    A text prompt goes into `data.prompt_template`, and is then sent as one user message or raw (`data.chat_template`).
+    Messages always go through the chat template, with its `tools` and `chat_template_kwargs` columns as in TRL.
+
+    Raises:
+        DataError: the settings do not fit the format of the source, or the tokenizer has no chat template.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, settings: DataSettings, *, conversational: bool) -> None:
+        self._tokenizer = tokenizer
+        self._settings = settings
+        has_template = tokenizer.chat_template is not None
+        if conversational and settings.prompt_template is not None:
+            raise DataError("`data.prompt_template` goes around text prompts, but these are messages; remove it")
+        if conversational and settings.chat_template is False:
+            raise DataError("`data.chat_template` is false, but the prompts are messages; remove it, or give texts")
+        self._chat = conversational or (has_template if settings.chat_template == "auto" else settings.chat_template)
+        if self._chat and not has_template:
+            raise DataError(
+                "the tokenizer has no chat template, but "
+                + ("the prompts are messages" if conversational else "`data.chat_template` is true")
+                + "; take an instruction-tuned `model`, or give text prompts with `data.chat_template: false`"
+            )
+        if settings.system_prompt is not None and not self._chat:
+            raise DataError("`data.system_prompt` needs a chat template, but text prompts are sent raw; remove it")
+        ids = list(tokenizer("a")["input_ids"])
+        self._bos = tokenizer.bos_token_id if ids[:1] == [tokenizer.bos_token_id] else None
+
+    def render(self, row: Row) -> str:
+        """The text that the model reads, up to where its response begins."""
+        if isinstance(row.prompt, str):
+            text = row.prompt
+            if self._settings.prompt_template is not None:
+                text = self._settings.prompt_template.replace("{question}", text)
+            if not self._chat:
+                return text
+            messages = [{"role": "user", "content": text}]
+        else:
+            messages = list(row.prompt)
+        if self._settings.system_prompt is not None:
+            if messages[0]["role"] == "system":
+                raise DataError(f"{row.place}: the prompt has a system message; remove it or `data.system_prompt`")
+            messages.insert(0, {"role": "system", "content": self._settings.system_prompt})
+        # A last message of the assistant is one that the response goes on from, as in TRL.
+        goes_on = messages[-1]["role"] == "assistant"
+        extra = row.columns.get("chat_template_kwargs") or {}
+        return self._tokenizer.apply_chat_template(
+            messages,
+            tools=row.columns.get("tools") or None,
+            tokenize=False,
+            add_generation_prompt=not goes_on,
+            continue_final_message=goes_on,
+            **extra,
+        )
+
+    def token_ids(self, text: str) -> tuple[int, ...]:
+        """Ids of a rendered text. A chat template writes its own BOS; raw text gets one if the tokenizer adds one."""
+        ids = tuple(self._tokenizer(text, add_special_tokens=False)["input_ids"])
+        if self._chat or self._bos is None or ids[:1] == (self._bos,):
+            return ids
+        return (self._bos, *ids)
+
+
+@dataclass(frozen=True)
+class PromptSet:
+    """The rows of a source that fit the length limit, each ready to be asked."""
+
+    source: Source
+    encoder: PromptEncoder
+    kept: tuple[int, ...]
+    """Indices of rows of the source."""
+    longest_tokens: int
+    """Of the kept rows."""
+    num_dropped: int
+
+    def __len__(self) -> int:
+        return len(self.kept)
+
+    def prompt(self, index: int, uid: int) -> Prompt:
+        """The `index`-th kept row as prompt instance `uid`."""
+        row = self.source[self.kept[index]]
+        text = self.encoder.render(row)
+        return Prompt(uid, text, self.encoder.token_ids(text), row.columns)
+
+
+def prompt_set(source: Source, tokenizer: Tokenizer, settings: DataSettings, max_prompt_tokens: int) -> PromptSet:
+    """Render and measure every row of `source`.
+
+    Args:
+        max_prompt_tokens: the limit in force: `data.max_prompt_tokens`, or what the model's positions leave.
+
+    Raises:
+        DataError: a prompt is over the limit and `data.overlong_prompts` is fail, or all are; a prompt is empty.
+    """
+    encoder = PromptEncoder(tokenizer, settings, conversational=source.conversational)
+    lengths = [len(encoder.token_ids(encoder.render(row))) for row in source.rows]
+    for row, length in zip(source.rows, lengths, strict=True):
+        if length == 0:
+            raise DataError(f"{row.place}: the prompt is empty; remove the row from `data.source`")
+    over = [index for index, length in enumerate(lengths) if length > max_prompt_tokens]
+    if over and (settings.overlong_prompts is OverlongPrompts.FAIL or len(over) == len(lengths)):
+        first = over[0]
+        raise DataError(
+            f"{len(over)} of {len(lengths)} prompts are longer than {max_prompt_tokens} tokens: "
+            f"{source[first].place} has {lengths[first]}, the longest {max(lengths)}; raise `data.max_prompt_tokens` "
+            "(the model's positions less `sampling.max_response_tokens` bound it), or "
+            + ("give shorter ones" if len(over) == len(lengths) else "set `data.overlong_prompts: drop`")
+        )
+    kept = tuple(index for index, length in enumerate(lengths) if length <= max_prompt_tokens)
+    return PromptSet(source, encoder, kept, max(lengths[index] for index in kept), len(over))
+
+
+class PromptStream:
+    """The prompts of every step: a pure function of (prompt set, seed, step), with nothing to save and restore.
+
+    Instance i of the run asks place i mod n of epoch i div n; each epoch is a permutation of its own of the n rows.
+    Steps take `prompts_per_step` instances each, counted from step 0, so a batch may straddle epochs. The uid of a
+    prompt is its instance, so two instances of one row differ.
+    """
+
+    def __init__(self, prompts: PromptSet, *, seed: int, prompts_per_step: int, shuffle: bool = True) -> None:
+        assert prompts_per_step >= 1, f"prompts_per_step must be at least 1, got {prompts_per_step}"
+        self.prompt_set = prompts
+        self.prompts_per_step = prompts_per_step
+        self._order = lru_cache(maxsize=2)(lambda epoch: _permutation(seed, epoch, len(prompts)))
+        self._shuffle = shuffle
+
+    def prompts(self, step: int) -> list[Prompt]:
+        """The batch of `step`, in order of uid."""
+        start = step * self.prompts_per_step
+        return [self._instance(uid) for uid in range(start, start + self.prompts_per_step)]
+
+    def epoch(self, step: int) -> float:
+        """Passes over the data that are complete when `step` begins."""
+        return step * self.prompts_per_step / len(self.prompt_set)
+
+    def _instance(self, uid: int) -> Prompt:
+        epoch, place = divmod(uid, len(self.prompt_set))
+        return self.prompt_set.prompt(self._order(epoch)[place] if self._shuffle else place, uid)
+
+
+def evaluation_prompts(prompts: PromptSet) -> list[Prompt]:
+    """Every held-out prompt once, in the order of its source; uids from EVALUATION_UID on."""
+    return [prompts.prompt(index, EVALUATION_UID + index) for index in range(len(prompts))]
+
+
+def _permutation(seed: int, epoch: int, length: int) -> tuple[int, ...]:
+    order = list(range(length))
+    random.Random(f"plait.data/{seed}/{epoch}").shuffle(order)
+    return tuple(order)

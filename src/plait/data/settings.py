@@ -1,0 +1,56 @@
+"""What a user says about prompts. Torch-free."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+
+TASK_PREFIX = "reasoning_gym:"
+DEFAULT_TASK_SIZE = 4096
+"""Training questions drawn from a generated task when `size` is not set."""
+
+
+class OverlongPrompts(StrEnum):
+    FAIL = "fail"
+    DROP = "drop"
+
+
+class DataSettings(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    source: str = Field(description="a JSONL file with a column `prompt` (text or messages), or reasoning_gym:TASK")
+    parameters: dict[str, Any] = Field(default_factory=dict, description="parameters of the reasoning_gym task")
+    size: int | None = Field(
+        None, ge=1, description=f"training prompts; by default all rows of a file, {DEFAULT_TASK_SIZE} of a task"
+    )
+    evaluation_source: str | None = Field(
+        None, description="JSONL file of held-out prompts; by default they are held out of `source`"
+    )
+    seed: int = Field(0, ge=0, description="draws a task's questions and the held-out rows of a file")
+    shuffle: bool = Field(True, description="a new order in every epoch; false: the order of the source")
+    prompt_column: str = Field("prompt", min_length=1, description="column of a file that holds the prompt")
+    system_prompt: str | None = Field(None, description="system message put before each prompt")
+    prompt_template: str | None = Field(None, description="text around a text prompt; contains {question}")
+    chat_template: bool | Literal["auto"] = Field(
+        "auto", description="send text prompts as a user message; auto: if the tokenizer has a chat template"
+    )
+    max_prompt_tokens: int | None = Field(
+        None, ge=1, description="longest prompt; by default what the model's positions leave beside the response"
+    )
+    overlong_prompts: OverlongPrompts = Field(
+        OverlongPrompts.FAIL, description="fail, or drop (counted); a prompt is never cut"
+    )
+
+    @field_validator("prompt_template")
+    @classmethod
+    def _has_question(cls, template: str | None) -> str | None:
+        if template is not None and "{question}" not in template:
+            raise ValueError("must contain {question}, the place of the prompt")
+        return template
+
+    @property
+    def task(self) -> str | None:
+        """Name of the reasoning_gym task, None for a file."""
+        return self.source.removeprefix(TASK_PREFIX) if self.source.startswith(TASK_PREFIX) else None

@@ -1,0 +1,70 @@
+"""Find the answer in a response, and say whether it has the form of one. Pure, standard library only."""
+
+from __future__ import annotations
+
+import re
+from decimal import Decimal, InvalidOperation
+from enum import StrEnum
+
+
+class AnswerFormat(StrEnum):
+    """Where the answer of a response stands."""
+
+    TAGS = "tags"
+    """Inside the last <answer>…</answer>."""
+    LINE = "line"
+    """The last line that is not blank."""
+    NUMBER = "number"
+    """The last number, thousands separators removed."""
+    WHOLE = "whole"
+    """All of the response."""
+
+
+class Verdict(StrEnum):
+    EXACT = "exact"
+    """The scorer's full score."""
+    PARTIAL = "partial"
+    """More than nothing."""
+    WRONG = "wrong"
+    MALFORMED = "malformed"
+    """No answer was found, it has not the form of one, or the scorer raised on it. Scored 0."""
+
+    @property
+    def well_formed(self) -> bool:
+        return self is not Verdict.MALFORMED
+
+
+_TAGS = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
+# A sign counts only where it cannot be an operator or a hyphen, so "12-5" ends in 5 and "= -5" in -5.
+_NUMBER = re.compile(r"(?:(?<![\w.)])[-+])?(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?")
+_NOT_FINITE = re.compile(r"\b(?:nan|inf|infinity)\b", re.IGNORECASE)
+
+
+def extract_answer(text: str, where: AnswerFormat) -> str | None:
+    """The answer in a response, stripped; None if there is none or it is empty."""
+    match where:
+        case AnswerFormat.TAGS:
+            found = _TAGS.findall(text)
+        case AnswerFormat.LINE:
+            found = [line for line in text.splitlines() if line.strip()]
+        case AnswerFormat.NUMBER:
+            found = [number.replace(",", "") for number in _NUMBER.findall(text)]
+        case AnswerFormat.WHOLE:
+            found = [text]
+    return (found[-1].strip() or None) if found else None
+
+
+def has_form(answer: str, reference: str | None) -> bool:
+    """Whether `answer` has the form that `reference` shows: a number if that is a number, and nan or inf never unless
+    the reference says so (scorers take nan for anything)."""
+    if reference is not None and _number(reference) is not None:
+        return _number(answer) is not None
+    return not _NOT_FINITE.search(answer) or (reference is not None and bool(_NOT_FINITE.search(reference)))
+
+
+def _number(text: str) -> Decimal | None:
+    try:
+        value = Decimal(text.replace(",", "").strip())
+    except InvalidOperation:
+        return None
+    return value if value.is_finite() else None

@@ -1,0 +1,105 @@
+"""Which functions make up the reward: named, weighted, and in a form that a worker process can load."""
+
+from __future__ import annotations
+
+import io
+import os
+import pickle
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from plait.errors import ConfigError
+from plait.rewards.loading import split_path
+from plait.rewards.settings import RewardSettings
+from plait.rewards.tasks import TaskReward, WellFormed
+
+RewardCallable = Callable[..., Any]
+
+
+@dataclass(frozen=True)
+class RewardFunction:
+    name: str
+    """Unique among the functions of a pool; names its curve, `rewards/NAME/mean`."""
+    target: str | bytes
+    """A path that the worker imports, or a pickled callable."""
+    weight: float = 1.0
+
+
+def reward_functions(
+    functions: Sequence[str | RewardCallable], weights: Sequence[float] = ()
+) -> tuple[RewardFunction, ...]:
+    """Paths and picklable callables as reward functions; weights default to 1.
+
+    Raises:
+        ConfigError: a path has no valid form or names no file, a callable cannot be sent to a worker, or the number of
+            weights differs.
+    """
+    if weights and len(weights) != len(functions):
+        raise ConfigError(f"`reward.weights` has {len(weights)} numbers for {len(functions)} functions; give one each")
+    if not functions:
+        raise ConfigError("`reward.functions` is empty; name at least one function")
+    made: list[RewardFunction] = []
+    for function, weight in zip(functions, weights or [1.0] * len(functions), strict=True):
+        if isinstance(function, str):
+            file, name = split_path(function)
+            target: str | bytes = f"{os.path.abspath(file)}:{name}" if file.endswith(".py") else f"{file}:{name}"
+        else:
+            name, target = _name_of(function), _pickled(function)
+        taken = {other.name for other in made}
+        unique = next(n for n in (name, *(f"{name}#{i}" for i in range(2, len(made) + 3))) if n not in taken)
+        made.append(RewardFunction(unique, target, float(weight)))
+    return tuple(made)
+
+
+def functions_of(settings: RewardSettings, *, task: str | None) -> tuple[RewardFunction, ...]:
+    """The functions that the settings name. `task` is the reasoning_gym task of the data, None for a file.
+
+    Raises:
+        ConfigError: `task` or `well_formed` is asked for, or nothing is named, and the data are no task's.
+    """
+    resolved: list[str | RewardCallable] = []
+    for name in settings.functions or ("task",):
+        if name not in ("task", "well_formed"):
+            resolved.append(name)
+            continue
+        if task is None:
+            found = f"names `{name}`" if settings.functions else "is empty"
+            raise ConfigError(
+                f"`reward.functions` {found}, but `data.source` is a file and no reasoning_gym:TASK; "
+                "name a function of yours: FILE.py:FUNCTION or package.module:function"
+            )
+        where = settings.answer
+        resolved.append(TaskReward(where, settings.partial_credit) if name == "task" else WellFormed(where))
+    return reward_functions(resolved, settings.weights)
+
+
+_NAMES: dict[type, str] = {TaskReward: "task", WellFormed: "well_formed"}
+
+
+def _name_of(function: RewardCallable) -> str:
+    return _NAMES.get(type(function)) or getattr(function, "__name__", type(function).__name__)
+
+
+def _pickled(function: RewardCallable) -> bytes:
+    if not callable(function):
+        raise ConfigError(f"a reward is a path or a callable, found {type(function).__name__}")
+    remedy = "define it at the top level of a file, or give its path FILE.py:FUNCTION"
+    stream = io.BytesIO()
+    try:
+        pickle.Pickler(stream, protocol=5).dump(function)
+    except (pickle.PicklingError, AttributeError, TypeError) as error:
+        raise ConfigError(
+            f"reward `{_name_of(function)}` cannot be sent to a worker process ({error}); {remedy}"
+        ) from None
+    if b"__main__" in stream.getvalue() and main_file() is None:
+        raise ConfigError(f"reward `{_name_of(function)}` is defined in an interactive session; {remedy}")
+    return stream.getvalue()
+
+
+def main_file() -> str | None:
+    """The script that this process runs, None in an interactive session."""
+    file = getattr(sys.modules["__main__"], "__file__", None)
+    return str(Path(file).resolve()) if file and Path(file).is_file() else None

@@ -1,0 +1,142 @@
+"""A group on its way through the pool: which calls it needs, and what their outcomes come to.
+
+Pure state, no process: the result is a function of the outcomes, in whatever order they arrive.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from plait.data.records import Sample
+from plait.rewards.functions import RewardFunction
+from plait.rewards.scores import NONE, Failure, FailureKind, GroupScores, weighted_reward
+
+
+@dataclass(eq=False)
+class Call:
+    """One function over some samples of a group; `places` are their places in it."""
+
+    group: Group
+    function: int
+    places: tuple[int, ...]
+    alone: bool = False
+    """A retry of one sample after the call for the whole group failed."""
+    lost: int = 0
+    """Times that a worker was dead before it could take the call."""
+
+
+@dataclass
+class _Retry:
+    """A failed call for the group, its samples being tried alone."""
+
+    kind: FailureKind
+    message: str
+    traceback: str
+    left: int
+    found: bool = False
+    """A culprit."""
+
+
+class Group:
+    """All samples of one prompt instance, and the functions to score them with."""
+
+    def __init__(self, ticket: int, samples: Sequence[Sample], functions: Sequence[RewardFunction]) -> None:
+        self.ticket = ticket
+        self.samples = tuple(samples)
+        self.failures: list[Failure] = []
+        self._functions = tuple(functions)
+        self._pending = len(functions)
+        self._scores: list[list[float | None]] = [[None] * len(samples) for _ in functions]
+        self._failed_places: set[int] = set()
+        self._retries: dict[int, _Retry] = {}
+        self._recovered: list[tuple[int, str]] = []
+        self._extras: dict[tuple[int, str], list[Any]] = {}
+        self._metrics: dict[str, list[float]] = {}
+
+    @property
+    def done(self) -> bool:
+        return self._pending == 0
+
+    def calls(self) -> list[Call]:
+        """One call of each function for the whole group."""
+        everyone = tuple(range(len(self.samples)))
+        return [Call(self, index, everyone) for index in range(len(self._functions))]
+
+    def scored(self, call: Call, reply: Mapping[str, Any]) -> None:
+        """A call came back: `scores` and `faults` by place (see `worker.check_scores`), `extras`, `metrics`."""
+        for index, place in enumerate(call.places):
+            self._scores[call.function][place] = reply["scores"][index]
+        for column, values in reply["extras"].items():
+            whole = self._extras.setdefault((call.function, column), [None] * len(self.samples))
+            for place, value in zip(call.places, values, strict=True):
+                whole[place] = value
+        for name, values in reply["metrics"].items():
+            self._metrics.setdefault(name, []).extend(values)
+        for index, message in reply["faults"].items():
+            self._blame(call.function, call.places[int(index)], FailureKind.NO_SCORE, message, "")
+            if call.alone:
+                self._retries[call.function].found = True
+        self._finish(call)
+
+    def failed(self, call: Call, kind: FailureKind, message: str, traceback: str) -> list[Call]:
+        """A call failed as a whole. Returns the calls that try its samples alone; none if it was for one."""
+        if len(call.places) > 1:
+            self._retries[call.function] = _Retry(kind, message, traceback, left=len(call.places))
+            self._pending += len(call.places) - 1
+            return [Call(self, call.function, (place,), alone=True) for place in call.places]
+        self._blame(call.function, call.places[0], kind, message, traceback)
+        if call.alone:
+            self._retries[call.function].found = True
+        self._finish(call)
+        return []
+
+    def result(self) -> GroupScores:
+        assert self.done, "a group has a result when all its calls are done"
+        names = [function.name for function in self._functions]
+        weights = [function.weight for function in self._functions]
+        places = range(len(self.samples))
+        place_of = {sample.uid: place for place, sample in enumerate(self.samples)}
+        return GroupScores(
+            ticket=self.ticket,
+            samples=self.samples,
+            scores={
+                name: tuple(NONE if score is None else score for score in row)
+                for name, row in zip(names, self._scores, strict=True)
+            },
+            rewards=tuple(
+                weighted_reward([row[place] for row in self._scores], weights, failed=place in self._failed_places)
+                for place in places
+            ),
+            failures=tuple(sorted(self.failures, key=lambda f: (place_of[f.uid], names.index(f.function)))),
+            recovered=tuple(message for _, message in sorted(self._recovered)),
+            extras={column: tuple(values) for (_, column), values in sorted(self._extras.items())},
+            metrics={name: tuple(sorted(values)) for name, values in sorted(self._metrics.items())},
+        )
+
+    def _blame(self, function: int, place: int, kind: FailureKind, message: str, traceback: str) -> None:
+        sample = self.samples[place]
+        name = self._functions[function].name
+        self.failures.append(Failure(sample.uid, name, kind, message, traceback, sample.text))
+        self._failed_places.add(place)
+        self._scores[function][place] = None
+
+    def _finish(self, call: Call) -> None:
+        self._pending -= 1
+        if call.alone:
+            retry = self._retries[call.function]
+            retry.left -= 1
+            if retry.left == 0 and not retry.found:
+                self._no_culprit(call.function, retry)
+
+    def _no_culprit(self, function: int, retry: _Retry) -> None:
+        """The group failed, none of its samples does alone. A miscount is then the function's own fault, for all of
+        them; anything else has passed (a service that was away), and the scores of the samples alone stand."""
+        if retry.kind is FailureKind.MISCOUNTED:
+            for place in range(len(self.samples)):
+                self._blame(function, place, retry.kind, f"{retry.message}, though not for one alone", retry.traceback)
+        else:
+            name, uid = self._functions[function].name, self.samples[0].prompt.uid
+            message = f"reward `{name}` on the group of prompt {uid}: {retry.message}, but not on any sample alone"
+            self._recovered.append((function, message))

@@ -1,0 +1,85 @@
+"""Find a user's function by `FILE.py:NAME`, `package.module:NAME` or `package.module.NAME`."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from plait.errors import ConfigError
+
+
+def split_path(path: str, *, key: str = "reward.functions") -> tuple[str, str]:
+    """(file or module, name) of a function's path; a file must exist, a module is not imported.
+
+    Raises:
+        ConfigError: the path has neither form, or the file does not exist.
+    """
+    module, separator, name = path.rpartition(":")
+    if not separator:
+        module, _, name = path.rpartition(".")
+    if not module or not all(part.isidentifier() for part in name.split(".")) or path.endswith(".py"):
+        raise ConfigError(
+            f"`{key}`: expected FILE.py:FUNCTION, package.module:function or package.module.function, found `{path}`"
+        )
+    if module.endswith(".py") or "/" in module:
+        if not Path(module).is_file():
+            raise ConfigError(f"`{key}`: the file `{module}` does not exist")
+    elif not all(part.isidentifier() for part in module.split(".")):
+        raise ConfigError(f"`{key}`: `{module}` is neither a Python file nor a module name")
+    return module, name
+
+
+def load_function(path: str, *, key: str = "reward.functions") -> Any:
+    """Import the module or file and return the callable of that name.
+
+    Raises:
+        ConfigError: not found (the nearest name is given) or not callable.
+        Exception: whatever the import itself raises.
+    """
+    module_name, name = split_path(path, key=key)
+    if module_name.endswith(".py"):
+        module = load_file(Path(module_name))
+    else:
+        try:
+            module = importlib.import_module(module_name)
+        except ModuleNotFoundError as error:
+            if error.name is None or not (module_name == error.name or module_name.startswith(f"{error.name}.")):
+                raise
+            raise ConfigError(f"`{key}`: there is no module `{error.name}` for `{path}`") from None
+    found: Any = module
+    for part in name.split("."):
+        if not hasattr(found, part):
+            close = difflib.get_close_matches(part, [entry for entry in dir(found) if not entry.startswith("_")], n=1)
+            hint = f"; did you mean `{close[0]}`?" if close else ""
+            raise ConfigError(f"`{key}`: `{module_name}` has no `{part}`{hint}")
+        found = getattr(found, part)
+    if not callable(found):
+        raise ConfigError(f"`{key}`: `{path}` is not callable, but {type(found).__name__}")
+    return found
+
+
+def load_file(path: Path) -> ModuleType:
+    """Import a file as a module of its own; its folder becomes importable, as when it is run as a script."""
+    resolved = path.resolve()
+    name = f"plait_user_{resolved.stem}"
+    known = sys.modules.get(name)
+    if known is not None and getattr(known, "__file__", None) == str(resolved):
+        return known
+    spec = importlib.util.spec_from_file_location(name, resolved)
+    assert spec is not None, f"{resolved} has no loader"
+    assert spec.loader is not None, f"{resolved} has no loader"
+    if str(resolved.parent) not in sys.path:
+        sys.path.append(str(resolved.parent))
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module

@@ -1,0 +1,312 @@
+"""The reward pool: groups of samples go to worker processes, scores come back; nothing that fails is silent.
+
+A call is one function over one group. A call that fails as a whole (it raises, passes its time limit, kills its
+worker, returns a wrong count) is made again for each sample alone, which finds the culprit; a score that is no number
+names its sample at once. The pool has no thread: it moves on inside `poll` and `wait`.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from multiprocessing import connection
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from plait.data.records import Sample
+from plait.errors import ConfigError, RunError
+from plait.rewards.calls import call_arguments, missing_arguments
+from plait.rewards.functions import RewardFunction, main_file
+from plait.rewards.group import Call, Group
+from plait.rewards.process import WorkerProcess
+from plait.rewards.scores import FailureKind, GroupScores
+from plait.rewards.settings import OnError
+from plait.rewards.worker import IN_WORKER
+
+START_LIMIT_S = 120.0
+"""For a worker to import its functions."""
+_TICK_S = 0.2
+"""Longest sleep before workers are looked after again."""
+_LOST_SENDS = 3
+
+
+@dataclass
+class _Worker:
+    process: WorkerProcess
+    deadline: float
+    ready: bool = False
+    call: Call | None = None
+
+
+class RewardPool:
+    """Runs reward functions over groups of samples in worker processes.
+
+    Args:
+        functions: see `functions.reward_functions`.
+        timeout_s: wall-clock limit of a call.
+        workers: number of processes.
+        on_error: STOP raises RunError out of `poll` or `wait`; DROP leaves the sample without a reward (NaN), counted.
+        seed: of random numbers that functions draw from `random` and `numpy.random`.
+        output: file to which the functions' own prints are appended; by default they go to stderr.
+    """
+
+    def __init__(
+        self,
+        functions: Sequence[RewardFunction],
+        *,
+        timeout_s: float = 30.0,
+        workers: int = 1,
+        on_error: OnError | str = OnError.STOP,
+        seed: int = 0,
+        output: Path | None = None,
+    ) -> None:
+        assert functions, "a pool needs a function"
+        assert timeout_s > 0, f"timeout_s must be positive, got {timeout_s}"
+        assert workers >= 1, f"workers must be at least 1, got {workers}"
+        if os.environ.get(IN_WORKER):
+            raise RunError(
+                "a reward worker has imported a file that starts a run when it is imported; "
+                "put that part under `if __name__ == '__main__':`"
+            )
+        self.functions = tuple(functions)
+        self.timeout_s = timeout_s
+        self.on_error = OnError(on_error)
+        self._seed = seed
+        self._output = output
+        self._start_message = pickle.dumps(
+            {"functions": [(function.name, function.target) for function in functions], "main_file": main_file()}
+        )
+        self._calls: deque[Call] = deque()
+        self._groups: dict[int, Group] = {}
+        self._finished: list[GroupScores] = []
+        self._num_submitted = 0
+        self._signatures: list[dict[str, Any]] | None = None
+        self._workers: list[_Worker] = []
+        try:
+            for _ in range(workers):
+                self._workers.append(self._spawn())
+        except BaseException:
+            self.close()
+            raise
+
+    # -- life
+
+    def start(self, columns: Sequence[str] | None = None) -> None:
+        """Wait until the functions are loaded, and check that the data have every column that they need.
+
+        Raises:
+            ConfigError: a function cannot be loaded, or needs a column that is not among `columns`.
+        """
+        while self._signatures is None:
+            self._pump(_TICK_S)
+        for function, signature in zip(self.functions, self._signatures, strict=True):
+            if columns is not None and (problem := missing_arguments(function.name, signature["required"], columns)):
+                raise ConfigError(problem)
+
+    def close(self) -> None:
+        """Kill the workers and what they started; wait until they are gone. Harmless when done before."""
+        for worker in self._workers:
+            worker.process.kill()
+        self._workers = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # -- work
+
+    def submit(self, samples: Sequence[Sample]) -> int:
+        """Hand in all samples of one prompt. Returns the ticket that their scores will carry. Never blocks for long."""
+        assert self._workers, "the pool is closed"
+        assert samples, "a group has at least one sample"
+        assert len({sample.prompt.uid for sample in samples}) == 1, "a group is the samples of one prompt instance"
+        ticket = self._num_submitted
+        self._num_submitted += 1
+        group = Group(ticket, samples, self.functions)
+        self._groups[ticket] = group
+        self._calls.extend(group.calls())
+        self._dispatch()
+        return ticket
+
+    @property
+    def num_outstanding(self) -> int:
+        """Groups handed in whose scores have not been given out."""
+        return len(self._groups) + len(self._finished)
+
+    def poll(self) -> list[GroupScores]:
+        """Scores of the groups that have become done, without waiting.
+
+        Raises:
+            RunError: a function failed on a sample and the policy is STOP. ConfigError: a function cannot be loaded.
+        """
+        assert self._workers, "the pool is closed"
+        self._pump(0.0)
+        finished, self._finished = self._finished, []
+        return finished
+
+    def wait(self, deadline_s: float | None = None) -> list[GroupScores]:
+        """Scores of every outstanding group, in the order of their tickets.
+
+        Args:
+            deadline_s: seconds to wait at most; by default what the time limits of all calls allow.
+
+        Raises:
+            RunError: as in `poll`, or the deadline has passed.
+        """
+        limit = self._longest_s() if deadline_s is None else deadline_s
+        end = time.monotonic() + limit
+        finished = self.poll()
+        while self._groups:
+            if (left := end - time.monotonic()) <= 0:
+                waiting = ", ".join(str(group.samples[0].prompt.uid) for group in self._groups.values())
+                raise RunError(f"rewards of prompts {waiting} are not there after {limit:.0f} s")
+            self._pump(min(left, _TICK_S))
+            finished += self.poll()
+        return sorted(finished, key=lambda scores: scores.ticket)
+
+    def score(self, samples: Sequence[Sample], deadline_s: float | None = None) -> list[GroupScores]:
+        """Submit samples, grouped by prompt instance in order of first appearance, and wait for all scores.
+
+        Raises:
+            RunError: as in `wait`.
+        """
+        assert self.num_outstanding == 0, "score() is for a pool with nothing outstanding"
+        groups: dict[int, list[Sample]] = {}
+        for sample in samples:
+            groups.setdefault(sample.prompt.uid, []).append(sample)
+        for group in groups.values():
+            self.submit(group)
+        return self.wait(deadline_s)
+
+    # -- moving on
+
+    def _longest_s(self) -> float:
+        calls = sum(1 + len(group.samples) for group in self._groups.values()) * len(self.functions)
+        respawns = calls  # each call may kill its worker
+        return START_LIMIT_S * (1 + respawns) + self.timeout_s * calls
+
+    def _spawn(self) -> _Worker:
+        return _Worker(WorkerProcess(self._start_message, self._output), time.monotonic() + START_LIMIT_S)
+
+    def _pump(self, timeout_s: float) -> None:
+        """Take what workers have sent, end those that are dead or too slow, give work to those that are free."""
+        self._dispatch()
+        busy = [worker for worker in self._workers if worker.call is not None or not worker.ready]
+        if not busy:
+            return
+        left = min(worker.deadline for worker in busy) - time.monotonic()
+        waited = connection.wait([worker.process.connection for worker in busy], max(0.0, min(timeout_s, left)))
+        now = time.monotonic()
+        for worker in busy:
+            if worker.process.connection in waited:
+                self._receive(worker)
+            elif worker.process.exited:
+                self._died(worker)
+            elif now > worker.deadline:
+                self._expired(worker)
+        self._dispatch()
+
+    def _dispatch(self) -> None:
+        for worker in self._workers:
+            if not self._calls:
+                return
+            if worker.ready and worker.call is None:
+                self._send(worker, self._calls.popleft())
+
+    def _send(self, worker: _Worker, call: Call) -> None:
+        function = self.functions[call.function]
+        samples = [call.group.samples[place] for place in call.places]
+        request = {
+            "function": call.function,
+            "num_samples": len(samples),
+            "noise": f"{self._seed}/{function.name}/{','.join(sample.uid for sample in samples)}",
+            "arguments": call_arguments(samples),
+        }
+        try:
+            data = pickle.dumps(request, protocol=5)
+        except (pickle.PicklingError, AttributeError, TypeError) as error:
+            raise RunError(
+                f"the columns of prompt {samples[0].prompt.uid} cannot be sent to reward `{function.name}`: {error}"
+            ) from None
+        worker.call, worker.deadline = call, time.monotonic() + self.timeout_s
+        try:
+            worker.process.connection.send_bytes(data)
+        except ConnectionError:  # it died while it was idle: not this call's doing
+            call.lost += 1
+            if call.lost >= _LOST_SENDS:
+                self._died(worker)
+                return
+            self._calls.appendleft(call)
+            self._replace(worker)
+
+    def _receive(self, worker: _Worker) -> None:
+        try:
+            reply = worker.process.receive()
+        except (EOFError, ConnectionError):
+            self._died(worker)
+            return
+        if "unloadable" in reply:
+            trace = f"\n{reply['traceback']}" if reply["traceback"] else ""
+            raise ConfigError(f"reward `{reply['unloadable']}` cannot be loaded: {reply['error']}{trace}")
+        if "ready" in reply:
+            worker.ready, self._signatures = True, reply["ready"]
+            return
+        call, worker.call = worker.call, None
+        assert call is not None, "a worker answered a call that it was not given"
+        if reply["seconds"] > self.timeout_s:
+            # It came back before it was looked at; counted alike, or scores would depend on when that is.
+            self._failed(call, FailureKind.TIMEOUT, f"took {reply['seconds']:.1f} s, the limit is {self._limit}", "")
+        elif "error" in reply:
+            kind = FailureKind.MISCOUNTED if reply.get("miscounted") else FailureKind.RAISED
+            self._failed(call, kind, reply["error"], reply.get("traceback", ""))
+        else:
+            call.group.scored(call, reply)
+            self._after(call.group)
+
+    @property
+    def _limit(self) -> str:
+        return f"{self.timeout_s:g} s (`reward.timeout_s`)"
+
+    def _expired(self, worker: _Worker) -> None:
+        stack = worker.process.where()
+        if not worker.ready:
+            names = ", ".join(f"`{function.name}`" for function in self.functions)
+            raise RunError(f"importing the rewards {names} took more than {START_LIMIT_S:.0f} s; it was at:\n{stack}")
+        call = worker.call
+        self._replace(worker)
+        assert call is not None, "a ready worker without a call has no deadline"
+        self._failed(call, FailureKind.TIMEOUT, f"passed the time limit of {self._limit} and was killed at:", stack)
+
+    def _died(self, worker: _Worker) -> None:
+        cause, stack = worker.process.cause_of_death()
+        if not worker.ready:
+            raise RunError(f"a reward {cause} while its file was imported\n{stack}".rstrip())
+        call = worker.call
+        self._replace(worker)
+        assert call is not None, "only workers with a call are looked after"
+        self._failed(call, FailureKind.DIED, cause, stack)
+
+    def _replace(self, worker: _Worker) -> None:
+        worker.process.kill()
+        fresh = self._spawn()
+        worker.process, worker.deadline, worker.ready, worker.call = fresh.process, fresh.deadline, False, None
+
+    def _failed(self, call: Call, kind: FailureKind, message: str, trace: str) -> None:
+        self._calls.extendleft(reversed(call.group.failed(call, kind, message, trace)))
+        self._after(call.group)
+
+    def _after(self, group: Group) -> None:
+        if group.failures and self.on_error is OnError.STOP:
+            raise RunError(f"{group.failures[0]}\n(`reward.on_error: drop` leaves such samples out and goes on)")
+        if group.done:
+            del self._groups[group.ticket]
+            self._finished.append(group.result())

@@ -1,0 +1,77 @@
+"""What scoring gives: scores per function, their weighted sum, and what went wrong."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from plait.data.records import Sample
+
+NONE = math.nan
+"""No score: the function does not apply, or failed. Among rewards: the sample has none and is not trained on."""
+
+
+class FailureKind(StrEnum):
+    RAISED = "raised"
+    TIMEOUT = "timeout"
+    DIED = "died"
+    MISCOUNTED = "miscounted"
+    NO_SCORE = "no score"
+    """NaN, an infinity, or something that is no number."""
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A function that gave no usable score for a sample."""
+
+    uid: str
+    """Of the sample."""
+    function: str
+    kind: FailureKind
+    message: str
+    traceback: str = ""
+    """The worker's own, or the stack at which it hung or crashed; empty if there is none."""
+    response: str = ""
+
+    def __str__(self) -> str:
+        lines = [f"reward `{self.function}` failed on sample {self.uid}: {self.message}"]
+        if self.traceback:
+            lines.append(self.traceback.rstrip())
+        lines.append(f"the response was: {self.response!r:.300}")
+        return "\n".join(lines)
+
+
+@dataclass(frozen=True)
+class GroupScores:
+    """The scores of one submitted group, all in the order of its samples."""
+
+    ticket: int
+    """What `RewardPool.submit` returned."""
+    samples: tuple[Sample, ...]
+    scores: Mapping[str, tuple[float, ...]]
+    """Function name → raw scores before weighting; NaN where it does not apply or failed."""
+    rewards: tuple[float, ...]
+    """Weighted sums; NaN for a sample that has no reward."""
+    failures: tuple[Failure, ...] = ()
+    recovered: tuple[str, ...] = ()
+    """Failures of a call for the whole group that none of its samples showed alone, in words."""
+    extras: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    """Columns that functions logged (`log_extra`), such as the verdicts of a task; None where nothing was logged."""
+    metrics: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    """Values that functions logged (`log_metric`)."""
+
+    @property
+    def num_dropped(self) -> int:
+        """Samples without a reward."""
+        return sum(math.isnan(reward) for reward in self.rewards)
+
+
+def weighted_reward(scores: Sequence[float | None], weights: Sequence[float], failed: bool = False) -> float:
+    """Σ weight · score over the functions that apply (a score of None does not); NaN if none does, or one failed."""
+    pairs = [(score, weight) for score, weight in zip(scores, weights, strict=True) if score is not None]
+    if failed or not pairs:
+        return NONE
+    return math.fsum(score * weight for score, weight in pairs)

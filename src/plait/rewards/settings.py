@@ -1,0 +1,46 @@
+"""What a user says about rewards. Torch-free."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from plait.rewards.answers import AnswerFormat
+
+
+class OnError(StrEnum):
+    """What follows when a function fails on a sample."""
+
+    STOP = "stop"
+    DROP = "drop"
+
+
+class RewardSettings(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    functions: tuple[str, ...] = Field(
+        (),
+        description="each FILE.py:FUNCTION, package.module:function, or task (the task's scorer) or well_formed; "
+        "by default task",
+    )
+    weights: tuple[float, ...] = Field((), description="one per function; by default 1 each")
+    timeout_s: float = Field(30.0, gt=0, description="wall-clock limit of one call of a function, for one group")
+    workers: int = Field(1, ge=1, description="worker processes that run the functions")
+    on_error: OnError = Field(
+        OnError.STOP, description="stop, or drop the samples on which a function fails; never scored as zero"
+    )
+    answer: AnswerFormat = Field(
+        AnswerFormat.TAGS,
+        description="where task looks for the answer: tags (<answer>…</answer>), line, number or whole",
+    )
+    partial_credit: bool = Field(False, description="task gives its scorer's partial credit; false: 1 if exact, else 0")
+
+    @model_validator(mode="after")
+    def _one_weight_each(self) -> Self:
+        if self.weights and len(self.weights) != len(self.functions or ("task",)):
+            raise ValueError(
+                f"`weights` has {len(self.weights)} numbers for {len(self.functions or ('task',))} functions"
+            )
+        return self

@@ -1,0 +1,91 @@
+"""Figures of an evaluation: proportions with their intervals, the gain of a pair of runs, pass@k. Pure Python."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import NormalDist
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A value with its two-sided confidence interval. All are fractions, not per cent."""
+
+    value: float
+    low: float
+    high: float
+
+    def excludes(self, point: float) -> bool:
+        """Whether the interval lies wholly to one side of `point`."""
+        return not self.low <= point <= self.high
+
+    def __str__(self) -> str:
+        return f"{self.value:.1%} [{self.low:.1%}, {self.high:.1%}]"
+
+
+def wilson(successes: int, total: int, level: float = 0.95) -> Estimate:
+    """Proportion with its score interval (Wilson 1927), sound near 0 and 1 and for small counts.
+
+    Centre (p + z²/2n) / (1 + z²/n), half-width z √(p(1−p)/n + z²/4n²) / (1 + z²/n).
+    """
+    assert total > 0, "a proportion needs at least one item"
+    assert 0 <= successes <= total, f"{successes} successes of {total}"
+    z = _quantile(level)
+    p = successes / total
+    shrink = 1 + z * z / total
+    centre = (p + z * z / (2 * total)) / shrink
+    half = z * math.sqrt(p * (1 - p) / total + z * z / (4 * total * total)) / shrink
+    # At the ends the bound is exact; the formula would miss it by a rounding.
+    low = 0.0 if successes == 0 else centre - half
+    high = 1.0 if successes == total else centre + half
+    return Estimate(p, low, high)
+
+
+def paired_gain(before: Sequence[bool], after: Sequence[bool], level: float = 0.95) -> Estimate:
+    """Gain in accuracy on the same items, after − before, with Newcombe's interval for paired proportions.
+
+    Newcombe 1998, Statistics in Medicine 17:2635, method 10: Wilson intervals of both proportions, joined with their
+    correlation φ (numerator corrected by n/2 when positive). No resampling, so no seed.
+
+    Args:
+        before, after: whether each item was right, the same items in the same order.
+    """
+    assert len(before) == len(after), f"{len(before)} items before and {len(after)} after are not the same items"
+    total = len(before)
+    both = sum(1 for x, y in zip(before, after, strict=True) if x and y)
+    lost = sum(map(bool, before)) - both
+    won = sum(map(bool, after)) - both
+    neither = total - both - lost - won
+    old = wilson(both + lost, total, level)
+    new = wilson(both + won, total, level)
+    phi = _phi(both, lost, won, neither)
+
+    def joined(a: float, b: float) -> float:
+        return math.sqrt(max(0.0, a * a - 2 * phi * a * b + b * b))
+
+    gain = (won - lost) / total
+    low = gain - joined(new.value - new.low, old.high - old.value)
+    high = gain + joined(new.high - new.value, old.value - old.low)
+    return Estimate(gain, low, high)
+
+
+def pass_at_k(num_samples: int, num_correct: int, k: int) -> float:
+    """Unbiased chance that one of k samples is right: 1 − C(n−c, k) / C(n, k) (Chen et al. 2021, §2.1)."""
+    assert 1 <= k <= num_samples, f"pass@{k} needs at least {k} samples, got {num_samples}"
+    assert 0 <= num_correct <= num_samples, f"{num_correct} right of {num_samples}"
+    return 1 - math.comb(num_samples - num_correct, k) / math.comb(num_samples, k)
+
+
+def _phi(both: int, lost: int, won: int, neither: int) -> float:
+    margins = (both + lost) * (won + neither) * (both + won) * (lost + neither)
+    if margins == 0:
+        return 0.0
+    cross = both * neither - lost * won
+    corrected = max(cross - (both + lost + won + neither) / 2, 0.0) if cross > 0 else cross
+    return corrected / math.sqrt(margins)
+
+
+def _quantile(level: float) -> float:
+    assert 0 < level < 1, f"a confidence level is between 0 and 1, got {level}"
+    return NormalDist().inv_cdf((1 + level) / 2)

@@ -1,0 +1,101 @@
+"""The reward of a reasoning_gym task: its own scorer on the answer found in the response, guarded.
+
+Runs inside reward workers; imports reasoning_gym at its first call.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from plait.rewards.answers import AnswerFormat, Verdict, extract_answer, has_form
+
+
+@dataclass(frozen=True)
+class TaskReward:
+    """TRL's signature over rows that `data.tasks` drew (columns answer, metadata, task, task_parameters).
+
+    The reward is 1 for an exact answer, and otherwise 0, or the scorer's partial credit (in [0, 1)) if asked for. Logs
+    `verdict` (see `Verdict`) and `answer` (the text found, or None) per sample.
+    """
+
+    where: AnswerFormat = AnswerFormat.TAGS
+    partial_credit: bool = False
+
+    def __call__(
+        self,
+        prompts: Sequence[Any],
+        completions: Sequence[Any],
+        answer: Sequence[str | None],
+        metadata: Sequence[dict[str, Any]],
+        task: Sequence[str],
+        task_parameters: Sequence[dict[str, Any]],
+        log_extra: Callable[[str, list[Any]], None] | None = None,
+        **columns: Any,
+    ) -> list[float]:
+        found = [extract_answer(text_of(completion), self.where) for completion in completions]
+        scored = [
+            score_answer(name, parameters, text, {"question": prompt, "answer": reference, "metadata": facts})
+            for name, parameters, text, prompt, reference, facts in zip(
+                task, task_parameters, found, prompts, answer, metadata, strict=True
+            )
+        ]
+        if log_extra is not None:
+            log_extra("verdict", [verdict.value for verdict, _ in scored])
+            log_extra("answer", list(found))
+        return [score if self.partial_credit else float(verdict is Verdict.EXACT) for verdict, score in scored]
+
+
+@dataclass(frozen=True)
+class WellFormed:
+    """1 for a well-formed answer, right or wrong, and 0 for a malformed one: a small weight of it teaches the form."""
+
+    where: AnswerFormat = AnswerFormat.TAGS
+
+    def __call__(self, prompts: Sequence[Any], completions: Sequence[Any], **columns: Any) -> list[float]:
+        verdicts: list[str] = []
+        columns["log_extra"] = lambda name, values: verdicts.extend(values) if name == "verdict" else None
+        task_columns = {name: columns[name] for name in ("answer", "metadata", "task", "task_parameters", "log_extra")}
+        TaskReward(self.where)(prompts, completions, **task_columns)
+        return [float(Verdict(verdict).well_formed) for verdict in verdicts]
+
+
+def score_answer(
+    task: str, parameters: dict[str, Any], answer: str | None, entry: dict[str, Any]
+) -> tuple[Verdict, float]:
+    """The verdict on an answer, and the scorer's score in [0, 1] (0 for a malformed answer).
+
+    A scorer that raises, or gives no finite number, has met text that it cannot read: malformed, by the task's rule.
+
+    Raises:
+        Exception: whatever the scorer raises on the task's own answer too; then the row is at fault, not the text.
+    """
+    scorer = _scorer(task, json.dumps(parameters, sort_keys=True))
+    if answer is None or not has_form(answer, entry["answer"]):
+        return Verdict.MALFORMED, 0.0
+    try:
+        score = float(scorer.score_answer(answer, entry))
+    except Exception:  # scorers raise ValueError, TypeError, KeyError, OverflowError … on text that they cannot parse
+        scorer.score_answer(entry["answer"], entry)
+        return Verdict.MALFORMED, 0.0
+    if not math.isfinite(score):
+        return Verdict.MALFORMED, 0.0
+    if score >= 1:
+        return Verdict.EXACT, 1.0
+    return (Verdict.PARTIAL, score) if score > 0 else (Verdict.WRONG, 0.0)
+
+
+def text_of(completion: str | list[dict[str, Any]]) -> str:
+    """The text of a completion in either of TRL's shapes."""
+    return completion if isinstance(completion, str) else str(completion[-1]["content"])
+
+
+@lru_cache(maxsize=32)
+def _scorer(task: str, parameters: str) -> Any:
+    from plait.data.tasks import create_task
+
+    return create_task(task, json.loads(parameters))

@@ -1,0 +1,221 @@
+"""A reward worker: a process of its own whose main thread calls reward functions, one call at a time.
+
+It reads pickled requests from its parent and answers in JSON. It dies with its parent, at once and whatever its
+functions are doing. Imports the standard library and the loader only, so that it starts in a blink.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import fcntl
+import hashlib
+import inspect
+import io
+import json
+import math
+import os
+import pickle
+import random
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from plait.errors import ConfigError
+from plait.rewards.loading import load_file, load_function
+
+MAX_TRACEBACK = 6000
+"""Characters of a traceback that are reported, its end."""
+
+IN_WORKER = "PLAIT_REWARD_WORKER"
+"""Environment variable set in workers: a script that a worker loads must not start a run of its own."""
+
+
+def main(connection_fd: int, lifeline_fd: int, crash_fd: int) -> None:
+    """Serve until the parent closes the connection."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _die_with_parent(lifeline_fd)
+    faulthandler.enable(crash_fd, all_threads=False)
+    faulthandler.register(signal.SIGUSR1, crash_fd, all_threads=False)
+    connection = Connection(connection_fd)
+    try:
+        functions = _load(connection)
+        while functions is not None:
+            _answer(connection, functions)
+    except (EOFError, ConnectionError):
+        pass
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)  # threads that a function left behind must not keep the process
+
+
+class _Function:
+    """A loaded reward function and what it can be given."""
+
+    def __init__(self, name: str, call: Callable[..., Any]) -> None:
+        self.name = name
+        self.call = call
+        try:
+            parameters = inspect.signature(call).parameters.values()
+        except (TypeError, ValueError):  # a builtin without a signature
+            self.takes_all, self.named, self.required = True, [], []
+            return
+        self.takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters)
+        self.named = [p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+        self.required = [p.name for p in parameters if p.name in self.named and p.default is p.empty]
+
+    def arguments(self, given: dict[str, Any], logs: dict[str, Callable[..., None]]) -> dict[str, Any]:
+        kept = given if self.takes_all else {name: given[name] for name in self.named if name in given}
+        return kept | {name: log for name, log in logs.items() if name in self.named}
+
+
+class _Unpickler(pickle.Unpickler):
+    """Finds what the parent's script defined, by importing that script under another name."""
+
+    def __init__(self, data: bytes, main_file: str | None) -> None:
+        super().__init__(io.BytesIO(data))
+        self._main_file = main_file
+
+    def find_class(self, module: str, name: str) -> Any:
+        if module != "__main__" or self._main_file is None:
+            return super().find_class(module, name)
+        found: Any = load_file(Path(self._main_file))
+        for part in name.split("."):
+            found = getattr(found, part)
+        return found
+
+
+def _load(connection: Connection) -> list[_Function] | None:
+    """Load the functions that the first message names; None, after a report, if one cannot be loaded."""
+    start = pickle.loads(connection.recv_bytes())
+    functions: list[_Function] = []
+    for name, target in start["functions"]:
+        try:
+            loaded = load_function(target) if isinstance(target, str) else _Unpickler(target, start["main_file"]).load()
+            functions.append(_Function(name, loaded))
+        except ConfigError as error:
+            _send(connection, {"unloadable": name, "error": str(error), "traceback": ""})
+            return None
+        except BaseException as error:  # whatever the user's file raises while it is imported
+            _send(connection, {"unloadable": name, "error": _short(error), "traceback": _traceback(error)})
+            return None
+    ready = [{"required": function.required, "takes_all": function.takes_all} for function in functions]
+    _send(connection, {"ready": ready})
+    return functions
+
+
+def _answer(connection: Connection, functions: list[_Function]) -> None:
+    """Take one request and answer it. The reply holds scores (finite or None) and faults by place, or an error."""
+    data = connection.recv_bytes()
+    started = time.perf_counter()
+    extras: dict[str, list[Any]] = {}
+    metrics: dict[str, list[float]] = {}
+    logs: dict[str, Callable[..., None]] = {
+        "log_extra": lambda column, values: extras.__setitem__(str(column), list(values)),
+        "log_metric": lambda name, value: metrics.setdefault(str(name), []).append(float(value)),
+    }
+    reply: dict[str, Any]
+    try:
+        request = pickle.loads(data)
+        function = functions[request["function"]]
+        _seed(request["noise"])
+        result = function.call(**function.arguments(request["arguments"], logs))
+        if inspect.isawaitable(result):
+            import asyncio
+
+            result = asyncio.run(_wait_for(result))
+        reply = check_scores(result, request["num_samples"])
+        for column, values in extras.items():
+            if len(values) != request["num_samples"]:
+                error = f"log_extra({column!r}) gave {len(values)} values for {request['num_samples']} samples"
+                reply = {"error": error, "miscounted": True}
+    except BaseException as error:  # the boundary: whatever a user's function raises is reported, SystemExit too
+        reply = {"error": f"raised {_short(error)}", "traceback": _traceback(error)}
+    reply |= {"extras": extras, "metrics": metrics, "seconds": time.perf_counter() - started}
+    _send(connection, reply)
+
+
+async def _wait_for(awaitable: Any) -> Any:
+    return await awaitable
+
+
+def check_scores(result: Any, num_samples: int) -> dict[str, Any]:
+    """{"scores", "faults"} of what a function returned, or {"error"} when no place can be blamed.
+
+    `scores` has a finite number or None for each sample; `faults` says, for each place that has neither, what it has.
+    """
+    if isinstance(result, str | bytes | dict) or not hasattr(result, "__len__") or not hasattr(result, "__getitem__"):
+        return {"error": f"returned {_kind(result)}, expected a list of {num_samples} numbers", "miscounted": True}
+    if len(result) != num_samples:
+        return {"error": f"returned {len(result)} scores for {num_samples} samples", "miscounted": True}
+    scores: list[float | None] = []
+    faults: dict[int, str] = {}
+    for place in range(num_samples):
+        value = result[place]
+        scores.append(None)
+        if value is None:
+            continue
+        try:
+            if isinstance(value, str | bytes):
+                raise TypeError
+            number = float(value)
+        except (TypeError, ValueError, OverflowError):
+            faults[place] = f"returned {_kind(value)} where a number or None is expected"
+            continue
+        if math.isfinite(number):
+            scores[place] = number
+        else:
+            faults[place] = f"returned {number}, which is no score; return None where the function does not apply"
+    return {"scores": scores, "faults": faults}
+
+
+def _kind(value: Any) -> str:
+    return f"{type(value).__name__} {value!r:.60}"
+
+
+def _seed(noise: str) -> None:
+    # A function that draws random numbers gives the same scores whichever worker runs it, and after a resume.
+    random.seed(noise)
+    numpy = sys.modules.get("numpy")
+    if numpy is not None:
+        numpy.random.seed(int.from_bytes(hashlib.blake2b(noise.encode(), digest_size=4).digest(), "little"))
+
+
+def _send(connection: Connection, message: dict[str, Any]) -> None:
+    connection.send_bytes(json.dumps(message, default=str).encode())
+
+
+def _short(error: BaseException) -> str:
+    return "".join(traceback.format_exception_only(error)).strip()[-1000:]
+
+
+def _traceback(error: BaseException) -> str:
+    # The first frame is this file's call of the function.
+    trace = error.__traceback__.tb_next if error.__traceback__ else None
+    return "".join(traceback.format_exception(type(error), error, trace))[-MAX_TRACEBACK:]
+
+
+def _die_with_parent(lifeline_fd: int) -> None:
+    """Have this process group killed when the parent's end of the lifeline closes, however the parent ended.
+
+    On Linux the kernel sends the SIGKILL, so a function stuck in C code that holds the interpreter lock dies too
+    (a thread would wait for the lock, and PR_SET_PDEATHSIG would fire when the parent's spawning thread ends). The
+    thread serves other systems.
+    """
+    if sys.platform == "linux":
+        set_signal = 10  # F_SETSIG, which the fcntl module does not name
+        fcntl.fcntl(lifeline_fd, fcntl.F_SETOWN, -os.getpgrp())
+        fcntl.fcntl(lifeline_fd, set_signal, signal.SIGKILL)
+        flags = fcntl.fcntl(lifeline_fd, fcntl.F_GETFL)
+        fcntl.fcntl(lifeline_fd, fcntl.F_SETFL, flags | os.O_ASYNC)
+
+    def watch() -> None:
+        os.read(lifeline_fd, 1)
+        os.killpg(os.getpgrp(), signal.SIGKILL)
+
+    threading.Thread(target=watch, daemon=True).start()
