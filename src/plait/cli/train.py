@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
+from plait.cli.app import TRAIN
 from plait.errors import ConfigError
 
 FLAGS = {
@@ -101,7 +102,7 @@ def _print_keys(everything: bool) -> int:
     from rich.table import Table
 
     console = Console()
-    console.print("[bold]plait train[/] RECIPE \\[--key value …]\n\nTrain a model: generate, score, learn, again and again.\n")
+    console.print(f"[bold]plait train[/] RECIPE \\[--key value …]\n\n{TRAIN}\n")
     table = Table("key", "default", "meaning", box=None, pad_edge=False, header_style="bold")
     for flag, text in FLAGS.items():
         table.add_row(flag, "", text)

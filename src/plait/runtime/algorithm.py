@@ -59,7 +59,8 @@ def _from_file(path: Path, function: str) -> Callable[..., Any]:
     if not path.is_file():
         raise ConfigError(f"key `algorithm`: the file `{path}` does not exist")
     spec = importlib.util.spec_from_file_location(f"plait_user_{path.stem}", path)
-    assert spec is not None and spec.loader is not None, f"{path} has no loader"
+    assert spec is not None, f"{path} has no import spec"
+    assert spec.loader is not None, f"{path} has no loader"
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
     spec.loader.exec_module(module)

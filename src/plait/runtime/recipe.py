@@ -67,7 +67,9 @@ class Recipe(BaseModel):
     device: Literal["cpu", "cuda"] = Field("cpu", description="cpu or cuda")
     threads: int = Field(0, ge=0, description="CPU threads; 0: one per core")
     micro_batch_tokens: int = Field(4096, ge=1, description="tokens of a forward in scoring and training")
-    checkpoint_activations: bool = Field(False, description="recompute activations in the backward: less memory, more time")
+    checkpoint_activations: bool = Field(
+        False, description="recompute activations in the backward: less memory, more time"
+    )
     trackers: tuple[Literal["tensorboard", "wandb"], ...] = Field((), description="also log to these")
 
 
@@ -123,7 +125,7 @@ def parse_overrides(tokens: Sequence[str]) -> list[tuple[str, Any]]:
 
 
 def describe_keys(model: type[BaseModel] | None = None) -> Iterator[tuple[str, str, str]]:
-    """(dotted key, default as text, description) of every key of a settings class (a recipe by default), in file order."""
+    """(dotted key, default as text, description) of every key of a settings class, a recipe by default."""
     yield from _walk(model or Recipe, "")
 
 

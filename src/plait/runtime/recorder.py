@@ -45,12 +45,24 @@ class Recorder:
         yield mark
         if mark.keep:
             span = Span(
-                mark.action, mark.kind, self.rank, start, self.now_s, tokens=mark.tokens, lane=lane, role=role, step=self.step
+                mark.action,
+                mark.kind,
+                self.rank,
+                start,
+                self.now_s,
+                tokens=mark.tokens,
+                lane=lane,
+                role=role,
+                step=self.step,
             )
             self._spans.append(span)
 
+    def peek(self) -> Timeline:
+        """The spans since the last `take`."""
+        return Timeline(tuple(self._spans), source="measured")
+
     def take(self) -> Timeline:
-        """The spans since the last call."""
+        """The spans since the last `take`; they are kept no longer."""
         spans, self._spans = tuple(self._spans), []
         return Timeline(spans, source="measured")
 

@@ -1,0 +1,114 @@
+"""What a run will take, before anything is loaded: the batch arithmetic and the memory. Torch-free."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from plait.dataflow import CallKind, Dataflow
+from plait.runtime.recipe import DType, Recipe
+
+_BYTES = {DType.FLOAT64: 8, DType.FLOAT32: 4, DType.BFLOAT16: 2}
+_HEAD_CHUNK_ROWS = 512
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    """The numbers of a `config.json` that memory depends on."""
+
+    layers: int
+    hidden: int
+    intermediate: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    vocabulary: int
+    tied: bool
+    max_positions: int
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> ModelShape:
+        config = config.get("text_config", config)
+        heads = int(config.get("num_attention_heads") or config["n_head"])
+        hidden = int(config.get("hidden_size") or config["n_embd"])
+        return cls(
+            layers=int(config.get("num_hidden_layers") or config["n_layer"]),
+            hidden=hidden,
+            intermediate=int(config.get("intermediate_size") or 4 * hidden),
+            heads=heads,
+            kv_heads=int(config.get("num_key_value_heads") or heads),
+            head_dim=int(config.get("head_dim") or hidden // heads),
+            vocabulary=int(config["vocab_size"]),
+            tied=bool(config.get("tie_word_embeddings", False)),
+            max_positions=int(config.get("max_position_embeddings") or config.get("n_positions") or 2048),
+        )
+
+    @property
+    def parameters(self) -> int:
+        """Of a dense gated decoder; biases and norms counted, experts not."""
+        attention = self.hidden * self.head_dim * (2 * self.heads + 2 * self.kv_heads)
+        block = attention + 3 * self.hidden * self.intermediate + 2 * self.hidden
+        embeddings = self.vocabulary * self.hidden * (1 if self.tied else 2)
+        return self.layers * block + embeddings + self.hidden
+
+
+@dataclass(frozen=True)
+class Arithmetic:
+    """One step, and the run, in prompts, samples, tokens and optimizer steps. Tokens are upper bounds."""
+
+    prompts_per_step: int
+    samples_per_step: int
+    max_tokens_per_step: int
+    optimizer_steps_per_step: int
+    steps: int
+
+    @classmethod
+    def of(cls, recipe: Recipe, flow: Dataflow, max_prompt_tokens: int) -> Arithmetic:
+        prompts = recipe.prompts_per_step
+        samples = tokens = 0
+        for node in flow.nodes:
+            if node.kind is CallKind.GENERATE:
+                here = prompts * (node.options["samples_per_prompt"] or recipe.samples_per_prompt)
+                samples += here
+                tokens += prompts * max_prompt_tokens + here * recipe.sampling.max_response_tokens
+        updates = sum(n.options["mini_batches"] * n.options["epochs"] for n in flow.nodes if n.kind is CallKind.TRAIN)
+        return cls(prompts, samples, tokens, updates, recipe.steps)
+
+
+def memory_table(recipe: Recipe, flow: Dataflow, shape: ModelShape, max_prompt_tokens: int) -> list[tuple[str, int]]:
+    """(what, bytes) of one device: weights, optimizer state, KV cache, activations, logits. An estimate."""
+    width = _BYTES[recipe.dtype]
+    master = max(4, width)
+    count = shape.parameters
+    rows: list[tuple[str, int]] = []
+    trained = {node.role for node in flow.nodes if node.kind is CallKind.TRAIN}
+    scored = {node.role for node in flow.nodes if node.outputs and node.outputs[0].level == "token"}
+    for role in flow.roles:
+        if role in trained:
+            rows.append((f"{role}: weights ({recipe.dtype})", count * width))
+            rows.append((f"{role}: masters, moments and gradients", count * master * 4))
+        elif role in scored:
+            rows.append((f"{role}: weights ({recipe.dtype})", count * width))
+    running = min(recipe.sampling.max_running, recipe.prompts_per_step * recipe.samples_per_prompt)
+    context = max_prompt_tokens + recipe.sampling.max_response_tokens
+    kv_per_token = 2 * shape.layers * shape.kv_heads * shape.head_dim * width
+    rows.append((f"KV cache ({running} samples x {context} tokens)", running * context * kv_per_token))
+    rows.append((f"activations ({recipe.micro_batch_tokens} tokens)", _activation_bytes(recipe, shape, width)))
+    rows.append(("logits of one chunk", 3 * _HEAD_CHUNK_ROWS * shape.vocabulary * 4))
+    return rows
+
+
+def _activation_bytes(recipe: Recipe, shape: ModelShape, width: int) -> int:
+    """Tensors that one block keeps for its backward: two norms (in and float32 copy), q, k, v, attention and its
+    output, gate, up, their product, the residual."""
+    kv = shape.kv_heads * shape.head_dim
+    kept = width * (6 * shape.hidden + 2 * shape.heads * shape.head_dim + 2 * kv + 4 * shape.intermediate)
+    kept += 4 * 2 * shape.hidden
+    blocks = 1 if recipe.checkpoint_activations else shape.layers
+    inputs = shape.layers * shape.hidden * width if recipe.checkpoint_activations else 0
+    return recipe.micro_batch_tokens * (kept * blocks + inputs)
+
+
+def human_bytes(count: int) -> str:
+    return f"{count / 2**30:.2f} GiB" if count >= 2**30 else f"{count / 2**20:.0f} MiB"
