@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import difflib
 import hashlib
-import itertools
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -204,17 +203,14 @@ def _hold_out(rows: Sequence[Row], items: int, seed: int, name: str) -> list[Row
 
 
 def _task_splits(settings: DataSettings, name: str, evaluation_items: int) -> Splits:
-    from plait.data.tasks import draw_rows
+    from plait.data import tasks
 
     if settings.evaluation_source is not None:
         raise DataError("`data.evaluation_source` is for files; a task holds out questions of its own, remove it")
     if settings.prompt_column != "prompt":
         raise DataError("`data.prompt_column` is for files; a task names its columns itself, remove it")
-    drawn = distinct(draw_rows(name, settings.parameters, settings.seed))
     wanted = settings.size or DEFAULT_TASK_SIZE
-    # Held-out questions are drawn first, so that they are the same whatever `data.size` is.
-    held_out = _take(drawn, evaluation_items)
-    train = _take(drawn, wanted)
+    held_out, train = tasks.draw_in_child(name, settings.parameters, settings.seed, evaluation_items, wanted)
     found = len(held_out) + len(train)
     if len(held_out) < evaluation_items or not train:
         raise DataError(
@@ -229,29 +225,6 @@ def _task_splits(settings: DataSettings, name: str, evaluation_items: int) -> Sp
     return Splits(
         Source(settings.source, tuple(train)), Source(settings.source, tuple(held_out)) if held_out else None, 0
     )
-
-
-PATIENCE = 20
-"""A task is taken to be exhausted after this many draws per distinct question (and 2048 more) found nothing new."""
-
-
-def distinct(rows: Iterable[Row]) -> Iterator[Row]:
-    """The first row of every question; ends when new questions have become rare."""
-    seen: set[str] = set()
-    in_vain = 0
-    for row in rows:
-        if row.question in seen:
-            in_vain += 1
-            if in_vain > PATIENCE * len(seen) + 2048:
-                return
-            continue
-        in_vain = 0
-        seen.add(row.question)
-        yield row
-
-
-def _take(rows: Iterator[Row], count: int) -> list[Row]:
-    return list(itertools.islice(rows, count))
 
 
 def nearest(name: str, names: Sequence[str]) -> str:

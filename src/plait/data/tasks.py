@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Iterator, Mapping
+import itertools
+import json
+import os
+import pickle
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from plait.data.sources import Row, nearest
@@ -12,6 +18,12 @@ from plait.errors import DataError
 
 CHUNK = 512
 """Questions per data set of the package: some tasks make no more than the size that they were created with."""
+
+PATIENCE = 20
+"""A task counts as used up when this many draws per distinct question (and 2048 more) brought nothing new."""
+
+DRAW_LIMIT_S = 1800.0
+"""Some tasks take half a second for a question."""
 
 NONSENSE = "no answer at all"
 
@@ -50,6 +62,81 @@ def create_task(name: str, parameters: Mapping[str, Any], *, seed: int = 0, size
         return reasoning_gym.create_dataset(name, size=size, seed=seed, **parameters)
     except (AssertionError, TypeError, ValueError) as error:
         raise _refused(name, parameters, error) from None
+
+
+def draw_in_child(
+    name: str, parameters: Mapping[str, Any], seed: int, held_out: int, wanted: int
+) -> tuple[list[Row], list[Row]]:
+    """`draw`, in a process whose string hashes are fixed.
+
+    Some tasks of the package (word_ladder, ransom_note, polynomial_multiplication …) walk through sets of strings, so
+    their questions differ from process to process: a run would not be the same again, nor its held-out items.
+
+    Raises:
+        DataError: see `draw`.
+    """
+    boot = "import sys, json; sys.path[:] = json.loads(sys.argv[1]); from plait.data.tasks import _child; _child()"
+    paths = json.dumps([path for path in sys.path if isinstance(path, str)])
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", boot, paths],
+            input=pickle.dumps((name, dict(parameters), seed, held_out, wanted)),
+            stdout=subprocess.PIPE,
+            env=os.environ | {"PYTHONHASHSEED": "0"},
+            timeout=DRAW_LIMIT_S,
+            check=True,
+        )
+    except subprocess.TimeoutExpired:
+        raise DataError(
+            f"drawing {held_out + wanted} questions of `{name}` took more than {DRAW_LIMIT_S:.0f} s; lower `data.size`"
+        ) from None
+    except subprocess.CalledProcessError as error:
+        raise DataError(f"drawing questions of `{name}` failed (exit code {error.returncode}); see above") from None
+    outcome = pickle.loads(done.stdout)
+    if isinstance(outcome, str):
+        raise DataError(outcome)
+    return outcome
+
+
+def _child() -> None:
+    replies = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # what the package may print
+    outcome: Any
+    try:
+        outcome = draw(*pickle.load(sys.stdin.buffer))
+    except DataError as error:
+        outcome = str(error)
+    pickle.dump(outcome, replies)
+    replies.close()
+
+
+def draw(
+    name: str, parameters: Mapping[str, Any], seed: int, held_out: int, wanted: int
+) -> tuple[list[Row], list[Row]]:
+    """(`held_out` rows, `wanted` others), all of distinct questions; fewer where the task is used up.
+
+    Held-out questions are drawn first, so that they are the same whatever is wanted.
+
+    Raises:
+        DataError: see `draw_rows`.
+    """
+    rows = distinct(draw_rows(name, parameters, seed))
+    return list(itertools.islice(rows, held_out)), list(itertools.islice(rows, wanted))
+
+
+def distinct(rows: Iterable[Row]) -> Iterator[Row]:
+    """The first row of every question; ends when new questions have become rare."""
+    seen: set[str] = set()
+    in_vain = 0
+    for row in rows:
+        if row.question in seen:
+            in_vain += 1
+            if in_vain > PATIENCE * len(seen) + 2048:
+                return
+            continue
+        in_vain = 0
+        seen.add(row.question)
+        yield row
 
 
 def draw_rows(name: str, parameters: Mapping[str, Any], seed: int) -> Iterator[Row]:

@@ -1,0 +1,260 @@
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from plait.data import tasks
+from plait.data.settings import DataSettings
+from plait.data.sources import open_splits, read_jsonl
+from plait.errors import DataError
+
+
+def write(path: Path, *rows: object) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+# -- JSONL
+
+
+def test_text_prompts_keep_their_columns_and_absent_ones_are_none(tmp_path):
+    file = write(tmp_path / "a.jsonl", {"prompt": "2+2?", "answer": "4"}, {"prompt": "3+3?", "hint": "even"})
+    rows = read_jsonl(file)
+    assert [row.columns for row in rows] == [
+        {"prompt": "2+2?", "answer": "4", "hint": None},
+        {"prompt": "3+3?", "answer": None, "hint": "even"},
+    ]
+    assert rows[1].place == f"{file}:2"
+
+
+def test_messages_and_blank_lines_and_line_separators_inside_strings(tmp_path):
+    messages = [{"role": "user", "content": "a\u2028b"}]
+    file = tmp_path / "m.jsonl"
+    file.write_text("\n" + json.dumps({"prompt": messages}, ensure_ascii=False) + "\r\n\n", encoding="utf-8")
+    assert [row.prompt for row in read_jsonl(file)] == [messages]
+
+
+def test_another_prompt_column(tmp_path):
+    rows = read_jsonl(write(tmp_path / "a.jsonl", {"question": "q", "answer": "a"}), "question")
+    assert rows[0].columns == {"prompt": "q", "question": "q", "answer": "a"}
+
+
+@pytest.mark.parametrize(
+    ("lines", "said"),
+    [
+        (['{"prompt": "a"}', '{"prompt": }'], ["a.jsonl:2", "malformed JSON", "column 12", "data.source"]),
+        (['{"prompt": "a"}', "", '["a"]'], ["a.jsonl:3", "expected a JSON object", "list"]),
+        (['{"promt": "a", "x": 1}'], ["a.jsonl:1", "no column `prompt`", "did you mean `promt`", "data.prompt_column"]),
+        (["{}"], ["no column `prompt`", "found no column"]),
+        (['{"prompt": 7}'], ["a.jsonl:1", "text or a list of messages", "int"]),
+        (['{"prompt": []}'], ["a.jsonl:1", "empty list of messages"]),
+        (['{"prompt": [{"rol": "user", "content": "a"}]}'], ["a.jsonl:1", '"role"']),
+        (['{"prompt": "a"}', '{"prompt": [{"role": "user", "content": "a"}]}'], ["mixed formats", "a.jsonl:2"]),
+        (['{"prompt": "a", "completions": "x"}'], ["a.jsonl:1", "`completions`", "rename"]),
+        (['{"prompt": "a", "images": ["x"]}'], ["a.jsonl:1", "images"]),
+        ([""], ["holds no row", "data.source"]),
+    ],
+)
+def test_bad_files_are_named_with_line_and_key(tmp_path, lines, said):
+    file = tmp_path / "a.jsonl"
+    file.write_text("\n".join(lines))
+    with pytest.raises(DataError) as caught:
+        read_jsonl(file)
+    for words in said:
+        assert words in str(caught.value)
+
+
+def test_missing_file_names_the_nearest_and_a_folder_is_no_file(tmp_path):
+    write(tmp_path / "prompts.jsonl", {"prompt": "a"})
+    with pytest.raises(DataError, match=r"does not exist \(did you mean `prompts.jsonl`\?\)"):
+        read_jsonl(tmp_path / "prompt.jsonl")
+    with pytest.raises(DataError, match="is a folder"):
+        read_jsonl(tmp_path)
+    with pytest.raises(DataError, match="does not exist"):
+        read_jsonl(tmp_path / "no" / "such.jsonl")
+
+
+def test_a_file_that_is_not_utf8(tmp_path):
+    file = tmp_path / "a.jsonl"
+    file.write_bytes(b'{"prompt": "\xff"}')
+    with pytest.raises(DataError, match="not UTF-8"):
+        read_jsonl(file)
+
+
+# -- splits of files
+
+
+@given(
+    questions=st.lists(st.integers(0, 15).map(str), min_size=2, max_size=40),
+    items=st.integers(0, 8),
+    seed=st.integers(0, 3),
+    shuffled=st.randoms(use_true_random=False),
+)
+@settings(max_examples=60, deadline=None)
+def test_file_splits_are_disjoint_distinct_and_blind_to_row_order(tmp_path_factory, questions, items, seed, shuffled):
+    folder = tmp_path_factory.mktemp("split")
+    file = write(folder / "a.jsonl", *({"prompt": text, "n": n} for n, text in enumerate(questions)))
+    asked = DataSettings(source=str(file), seed=seed)
+    if len(set(questions)) <= items:
+        with pytest.raises(DataError, match=r"evaluation\.items"):
+            open_splits(asked, items)
+        return
+    splits = open_splits(asked, items)
+    held_out = [row.prompt for row in splits.evaluation.rows] if splits.evaluation else []
+    assert len(held_out) == len(set(held_out)) == items
+    trained = [row.prompt for row in splits.train.rows]
+    assert trained == [text for text in questions if text not in held_out]
+    assert splits.num_removed == len(questions) - len(trained)
+    shuffled.shuffle(questions)
+    again = open_splits(
+        DataSettings(source=str(write(folder / "b.jsonl", *({"prompt": q} for q in questions))), seed=seed), items
+    )
+    assert ([row.prompt for row in again.evaluation.rows] if again.evaluation else []) == held_out
+
+
+def test_an_evaluation_file_takes_its_questions_out_of_training(tmp_path):
+    train = write(tmp_path / "t.jsonl", *({"prompt": str(n)} for n in range(5)))
+    held = write(tmp_path / "e.jsonl", *({"prompt": str(n)} for n in (3, 4, 9, 9)))
+    splits = open_splits(DataSettings(source=str(train), evaluation_source=str(held)), 3)
+    assert sorted(row.prompt for row in splits.evaluation.rows) == ["3", "4", "9"]
+    assert [row.prompt for row in splits.train.rows] == ["0", "1", "2"]
+    assert splits.num_removed == 2
+    with pytest.raises(DataError, match=r"`evaluation\.items` is 0"):
+        open_splits(DataSettings(source=str(train), evaluation_source=str(held)), 0)
+
+
+def test_size_of_a_file(tmp_path):
+    file = write(tmp_path / "t.jsonl", *({"prompt": str(n)} for n in range(5)))
+    assert len(open_splits(DataSettings(source=str(file), size=3)).train) == 3
+    with pytest.raises(DataError, match=r"`data\.size` asks for 6 .* has 5"):
+        open_splits(DataSettings(source=str(file), size=6))
+    with pytest.raises(DataError, match=r"`data\.parameters`"):
+        open_splits(DataSettings(source=str(file), parameters={"a": 1}))
+
+
+# -- tasks
+
+
+@pytest.fixture
+def in_process(monkeypatch):
+    """Draw here, without the start of a child."""
+    monkeypatch.setattr(tasks, "draw_in_child", tasks.draw)
+
+
+def task(name: str, **keys: object) -> DataSettings:
+    return DataSettings(source=f"reasoning_gym:{name}", **keys)
+
+
+def test_task_splits_are_disjoint_and_fixed_by_the_data_seed(in_process):
+    asked = task("chain_sum", parameters={"max_terms": 2, "max_digits": 1}, size=50)
+    splits = open_splits(asked, 40)
+    trained = {row.question for row in splits.train.rows}
+    held_out = [row.question for row in splits.evaluation.rows]
+    assert len(trained) == 50
+    assert len(set(held_out)) == 40
+    assert not trained & set(held_out)
+    more = open_splits(asked.model_copy(update={"size": 60}), 40)
+    assert [row.question for row in more.evaluation.rows] == held_out
+    assert more.train.rows[:50] == splits.train.rows
+    other = open_splits(asked.model_copy(update={"seed": 1}), 40)
+    assert [row.question for row in other.evaluation.rows] != held_out
+
+
+def test_rows_of_a_task_carry_what_its_scorer_needs(in_process):
+    row = open_splits(task("chain_sum", parameters={"max_terms": 2}, size=1)).train[0]
+    assert list(row.columns) == ["prompt", "answer", "metadata", "task", "task_parameters"]
+    left, operator, right = row.columns["metadata"]["expression"].split()
+    assert int(row.columns["answer"]) == (int(left) + int(right) if operator == "+" else int(left) - int(right))
+    assert row.columns["task_parameters"] == {"max_terms": 2}
+
+
+def test_a_small_task_is_used_up_or_refused(in_process):
+    # One-digit sums and differences of two terms: at most 200 questions.
+    asked = task("chain_sum", parameters={"max_terms": 2, "max_digits": 1})
+    splits = open_splits(asked, 50)
+    assert 140 <= len(splits.train) <= 150
+    with pytest.raises(DataError, match=r"`data\.size` asks for 160 .* gave only"):
+        open_splits(asked.model_copy(update={"size": 160}), 50)
+    with pytest.raises(DataError, match=r"too few to hold out 200"):
+        open_splits(asked, 200)
+
+
+def test_more_questions_than_one_chunk_of_the_package(in_process):
+    # gsm_symbolic raises IndexError past the size that it was created with.
+    assert len(open_splits(task("gsm_symbolic", size=600), 10).train) == 600
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        (task("chain_som"), "no task `chain_som` (did you mean `chain_sum`?)"),
+        (task("chain_sum", parameters={"max_term": 3}), "no such parameter (did you mean `max_terms`?)"),
+        (task("chain_sum", parameters={"size": 3}), "set `data.size` instead"),
+        (task("chain_sum", parameters={"min_terms": 9}), "max_terms must be >= min_terms"),
+        (task("chain_sum", parameters={"max_terms": "x"}), "`data.parameters`: task `chain_sum` refuses"),
+        (task("chain_sum", parameters={"max_terms": 2.5}), "`data.parameters`: task `chain_sum` refuses"),
+        (task("game_of_life_halting"), "its scorer gives"),
+        (task("chain_sum", evaluation_source="x.jsonl"), "`data.evaluation_source` is for files"),
+        (task("chain_sum", prompt_column="q"), "`data.prompt_column` is for files"),
+    ],
+)
+def test_wrong_tasks_name_the_key(in_process, settings, said):
+    with pytest.raises(DataError) as caught:
+        open_splits(settings)
+    assert said in str(caught.value)
+
+
+def test_questions_do_not_depend_on_the_hash_seed_of_the_process():
+    # ransom_note walks through sets of letters: drawn in place, its questions would differ in every process.
+    code = (
+        "from plait.data.settings import DataSettings; from plait.data.sources import open_splits; "
+        "splits = open_splits(DataSettings(source='reasoning_gym:ransom_note', size=3), 3); "
+        "print([row.question for part in (splits.train, splits.evaluation) for row in part.rows])"
+    )
+    drawn = {
+        subprocess.run(
+            [sys.executable, "-c", code],
+            env=os.environ | {"PYTHONHASHSEED": hash_seed},
+            capture_output=True,
+            check=True,
+            timeout=60,
+        ).stdout
+        for hash_seed in ("1", "2")
+    }
+    assert len(drawn) == 1
+    assert b"ransom" in drawn.pop()
+
+
+def test_what_a_child_finds_wrong_is_said_here():
+    with pytest.raises(DataError, match=r"did you mean `chain_sum`"):
+        open_splits(task("chain_som"))
+
+
+def test_a_missing_package_names_the_extra(monkeypatch, tmp_path):
+    (tmp_path / "reasoning_gym.py").write_text("raise ModuleNotFoundError(name='reasoning_gym')")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(DataError, match=r"pip install 'plait\[rewards\]'"):
+        open_splits(task("chain_sum"))
+
+
+def test_settings_refuse_a_template_without_a_place_and_unknown_keys():
+    with pytest.raises(ValidationError, match="question"):
+        DataSettings(source="a.jsonl", prompt_template="Answer:")
+    with pytest.raises(ValidationError, match="extra"):
+        DataSettings(source="a.jsonl", promt="x")
+
+
+def test_data_and_rewards_import_neither_torch_nor_heavy_packages():
+    code = (
+        "import sys, plait.data.settings, plait.data.sources, plait.data.tasks, plait.data.prompts, "
+        "plait.rewards.pool, plait.rewards.settings, plait.rewards.evaluation, plait.rewards.functions; "
+        "print([m for m in ('torch', 'transformers', 'reasoning_gym', 'numpy', 'sympy') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout.strip() == "[]"
