@@ -175,7 +175,7 @@ def test_kl_in_the_reward_is_no_part_of_the_loss():
         batch = loss_batch([2], totals, [-1.0, -2.0])
         options = GRPOOptions(kl_coef=0.5, kl_in=KLPlace.REWARD)
         advantages = torch.ones(2, dtype=torch.float64)
-        losses.append(float(grpo_loss(batch, advantages, options=options, ref_logprobs=ref)))
+        losses.append(grpo_loss(batch, advantages, options=options, ref_logprobs=ref).item())
     assert losses == [-1.0, -1.0]
 
 

@@ -37,7 +37,7 @@ class LossBatch(Protocol):
     """What a loss sees of one micro-batch. Its return value is this micro-batch's share of the mini-batch loss."""
 
     logprobs: Tensor
-    """[R] float32 (float64 in float64 runs), differentiable: under the weights in training, at the sampling temperature."""
+    """[R] float32 (float64 in float64 runs), differentiable: under the trained weights, at the sampling temperature."""
     entropies: Tensor
     """[R], differentiable: of the same distributions, nats."""
     sampling_logprobs: Tensor

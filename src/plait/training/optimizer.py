@@ -87,9 +87,9 @@ class MasterOptimizer:
             flat = self.gradients[start:stop].view(block.shape)
 
             def accumulate(param: Tensor, flat: Tensor = flat) -> None:
-                assert param.grad is not None, "the hook runs after a gradient was accumulated"
-                flat.add_(param.grad)
-                param.grad = None
+                if param.grad is not None:  # None: part of the graph, but no gradient reached it
+                    flat.add_(param.grad)
+                    param.grad = None
 
             param = self._model.module.get_parameter(block.param.name)
             handles.append(param.register_post_accumulate_grad_hook(accumulate))
