@@ -70,9 +70,11 @@ def train(*tokens: Annotated[str, Parameter(allow_leading_hyphen=True)]) -> int:
         from plait.cli.dry_run import dry_run
 
         return dry_run(loaded)
+    from plait.cli.report import print_outcome
     from plait.runtime.api import run
 
     outcome = run(loaded, resume=flags["--resume"])
+    print_outcome(loaded, outcome)
     return 0 if outcome.finished else 130
 
 

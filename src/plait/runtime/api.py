@@ -7,9 +7,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from plait.checkpoint.store import CheckpointStore
 from plait.errors import ConfigError
+from plait.generation.engine import Engine
+from plait.models.language_model import load_model, save_pretrained
+from plait.observe.progress import Progress
+from plait.rewards.pool import RewardPool
 from plait.runtime.controller import Outcome
 from plait.runtime.controller import train as train_session
+from plait.runtime.evaluation import Evaluation, evaluate
 from plait.runtime.prepare import prepare
 from plait.runtime.recipe import Recipe, load_recipe
 from plait.runtime.session import open_session
@@ -82,3 +88,51 @@ def _flatten(name: str, value: Any) -> list[tuple[str, Any]]:
     if isinstance(value, dict) and name != "options" and not name.endswith(".parameters"):
         return [pair for key, child in value.items() for pair in _flatten(f"{name}.{key}", child)]
     return [(name, value)]
+
+
+def evaluate_model(recipe: Recipe) -> Evaluation:
+    """Answer the recipe's held-out items with its model, greedily.
+
+    Raises:
+        UserError: something in the recipe cannot be used.
+    """
+    set_threads(recipe.threads)
+    prepared = prepare(recipe)
+    with (
+        Progress(0) as progress,
+        RewardPool(
+            prepared.functions,
+            timeout_s=recipe.reward.timeout_s,
+            workers=recipe.reward.workers,
+            on_error=recipe.reward.on_error,
+            seed=recipe.seed,
+        ) as pool,
+    ):
+        pool.start(columns=prepared.splits.train.columns)
+        engine = Engine(load_model(recipe.model, dtype=recipe.dtype, device=recipe.device), recipe.sampling)
+        progress.start()
+        return evaluate(engine, pool, prepared.held_out, recipe.sampling, progress)
+
+
+def export_checkpoint(
+    run_dir: Path, out: Path, *, step: int | None = None, dtype: str = "bfloat16", overwrite: bool = False
+) -> int:
+    """Write the actor of a run's checkpoint as a Hugging Face folder; returns its step.
+
+    Raises:
+        ConfigError: there is no such run or checkpoint, or `out` exists.
+    """
+    recipe_path = run_dir / "recipe.yaml"
+    if not recipe_path.is_file():
+        raise ConfigError(f"RUN_DIR: `{run_dir}` holds no run of plait (no recipe.yaml)")
+    if out.exists() and not overwrite:
+        raise ConfigError(f"--out: `{out}` exists; give another folder, or --overwrite")
+    recipe = load_recipe(recipe_path)
+    store = CheckpointStore(run_dir / "checkpoints", keep_last=recipe.checkpoint.keep_last)
+    checkpoint = store.latest() if step is None else store.at(step)
+    if checkpoint is None:
+        raise ConfigError(f"RUN_DIR: `{run_dir}` has no whole checkpoint")
+    model = load_model(recipe.model, dtype=dtype)
+    model.load_flat(checkpoint.tensors()["actor/masters"])
+    save_pretrained(model, out)
+    return int(checkpoint.state["done"]["step"])

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import FrameType
+from typing import Any
 
 from plait.runtime.evaluation import Evaluation
 from plait.runtime.executor import StepState, step_metrics
@@ -25,6 +26,8 @@ class Outcome:
     metrics: dict[str, float]
     """Of the last step."""
     before: dict[str, float] = field(default_factory=dict)
+    before_rows: list[dict[str, Any]] = field(default_factory=list)
+    """Items of the evaluation before the first step, in the order of `after`."""
     after: Evaluation | None = None
 
 
@@ -54,11 +57,11 @@ def train(session: Session) -> Outcome:
         if done.step < recipe.steps:
             if not session.store.latest():
                 session.save()
-            return Outcome(False, done.step, metrics, done.before)
+            return Outcome(False, done.step, metrics, done.before, done.before_rows)
         after = session.evaluate() if session.prepared.held_out else None
         session.save()
         session.export_final()
-    return Outcome(True, done.step, metrics, done.before, after)
+    return Outcome(True, done.step, metrics, done.before, done.before_rows, after)
 
 
 def publish_weights(session: Session) -> None:

@@ -95,7 +95,9 @@ class Session:
         self._trace = TraceWriter(self.directory.trace_path, resume=self._resume)
         stack.callback(self._trace.close)
         self._trackers = stack.enter_context(
-            Trackers(recipe.trackers, self.directory.path, recipe.model_dump(mode="json"), last_step=self.done.step)
+            Trackers(
+                recipe.trackers, self.directory.path, recipe.model_dump(mode="json"), last_step=self.done.step or -1
+            )
         )
 
     @property
