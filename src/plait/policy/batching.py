@@ -101,7 +101,7 @@ def compaction(num_running: int, leaving: Collection[int]) -> tuple[tuple[int, i
 
 
 def grown(current: int, needed: int, limit: int) -> int:
-    """Capacity that holds `needed`: the current one doubled as often as it takes, `limit` at most; first just `needed`."""
+    """Capacity that holds `needed`: just that at first, then the current one doubled, `limit` at most."""
     assert needed <= limit, f"{needed} needed, {limit} is the limit"
     if needed <= current:
         return current
