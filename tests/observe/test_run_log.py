@@ -89,7 +89,7 @@ def test_a_torn_line_longer_than_what_is_read_at_once(tmp_path: Path):
 def test_a_log_shorter_than_its_checkpoint_says_is_refused(tmp_path: Path):
     path = tmp_path / "x.jsonl"
     path.write_bytes(b"{}\n")
-    with pytest.raises(RunError, match="at least 10 bytes.*holds 3"):
+    with pytest.raises(RunError, match=r"at least 10 bytes.*holds 3"):
         truncate_to(path, 10)
     with pytest.raises(RunError, match="holds 0"):
         truncate_to(tmp_path / "absent", 1)
@@ -123,15 +123,15 @@ def test_a_full_disk_leaves_whole_rows_only(tmp_path: Path):
     def work() -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))
         log = RunLog(path)
+        room = 100 // len(encode_row({"step": 1}))
+        for step in range(room):
+            log.append({"step": step})
         with pytest.raises(RunError, match=r"x\.jsonl cannot be written: File too large; .* MiB are free"):
-            for step in range(100):
-                log.append({"step": step})
+            log.append({"step": room})
         with pytest.raises(RunError, match=r"samples\.jsonl cannot be written"):
             write_rows(tmp_path / "samples.jsonl", [{"text": "x" * 200}])
 
     in_child(work)
-    rows = read_rows(path)
-    assert rows == [{"step": step} for step in range(len(rows))]
-    assert len(rows) == 100 // len(encode_row({"step": 1}))
+    assert read_rows(path) == [{"step": step} for step in range(100 // len(encode_row({"step": 1})))]
     assert path.read_bytes().endswith(b"}\n")
     assert [entry.name for entry in tmp_path.iterdir()] == ["x.jsonl"]
