@@ -53,7 +53,7 @@ class Prompts:
     _tracer: _Tracer
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class ColumnHandle:
     """Handle of one column; pass it to a call, a loss, or a function over columns."""
 
@@ -65,6 +65,17 @@ class ColumnHandle:
             f"the flow asks whether {self.column} is true, but a flow runs once on symbolic handles and has no "
             "values; compare with `is None`, or put the decision into a function given to per_sample or per_group"
         )
+
+    def _refuse(self, *_: Any) -> Any:
+        raise FlowError(
+            f"the flow computes with {self.column}, which has no values while the flow is traced; put the computation "
+            "into a function and apply it with per_sample, per_group or per_batch"
+        )
+
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = _refuse
+    __pow__ = __neg__ = __abs__ = __lt__ = __le__ = __gt__ = __ge__ = __eq__ = __ne__ = _refuse
+    __getitem__ = __iter__ = __len__ = __float__ = _refuse
+    __hash__ = object.__hash__
 
 
 @dataclass(frozen=True)
@@ -217,8 +228,8 @@ def trace(
             arguments[parameter.name] = Role(parameter.name, tracer)
         elif parameter.default is inspect.Parameter.empty:
             raise FlowError(
-                f"flow `{title}` uses the role `{parameter.name}`, which nothing fills{_nearest(parameter.name, roles)}; "
-                f"filled roles: {', '.join(sorted(roles)) or 'none'}"
+                f"flow `{title}` uses the role `{parameter.name}`, which nothing fills"
+                f"{_nearest(parameter.name, roles)}; filled roles: {', '.join(sorted(roles)) or 'none'}"
             )
     flow(**arguments)
     if not any(node.kind is CallKind.TRAIN for node in tracer.nodes):
@@ -265,15 +276,17 @@ def _check_loss(loss: Callable[..., Any], given: dict[str, Column], call: str) -
     title = getattr(loss, "__name__", None) or getattr(getattr(loss, "func", None), "__name__", "loss")
     if not parameters or parameters[0].name != "batch":
         raise FlowError(f"{call}: the first parameter of the loss `{title}` must be `batch`")
+    variadic = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
     takes_any = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters)
-    names = [p.name for p in parameters[1:] if p.kind is not inspect.Parameter.VAR_KEYWORD]
+    names = [p.name for p in parameters[1:] if p.kind not in variadic]
     for name in given:
         if name not in names and not takes_any:
             raise FlowError(
-                f"{call}: the loss `{title}` takes no column `{name}`{_nearest(name, names)}; it takes: {', '.join(names)}"
+                f"{call}: the loss `{title}` takes no column `{name}`{_nearest(name, names)}; "
+                f"it takes: {', '.join(names)}"
             )
     for parameter in parameters[1:]:
-        needed = parameter.default is inspect.Parameter.empty and parameter.kind is not inspect.Parameter.VAR_KEYWORD
+        needed = parameter.default is inspect.Parameter.empty and parameter.kind not in variadic
         if needed and parameter.name not in given:
             raise FlowError(f"{call}: the loss `{title}` needs the column `{parameter.name}`, which is not given")
 

@@ -1,0 +1,271 @@
+"""Tracing: the graph of small flows, and the message of every mistake that a flow can hold."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from functools import partial
+
+import pytest
+
+from plait.dataflow import CallKind, Dataflow, Grain, Level, per_batch, per_group, per_sample, trace
+from plait.errors import FlowError
+
+ROLES = ["actor", "ref", "reward"]
+
+
+def loss(batch, advantages, ref_logprobs=None):
+    return batch
+
+
+def centre(rewards):
+    return rewards
+
+
+def flow_of(body) -> Dataflow:
+    """Trace a flow that generates and scores, hands both to `body`, and trains on what it gives."""
+
+    def flow(prompts, actor, reward):
+        samples = actor.generate(prompts)
+        actor.train(samples, loss=loss, advantages=body(samples, reward.score(samples)))
+
+    return trace(flow, roles=ROLES)
+
+
+def test_the_graph_of_a_flow():
+    def flow(prompts, actor, ref, reward, options):
+        samples = actor.generate(prompts, samples_per_prompt=options)
+        advantages = per_group(centre, reward.score(samples), name="advantages")
+        actor.train(
+            samples,
+            loss=loss,
+            mini_batches=2,
+            epochs=3,
+            advantages=advantages,
+            ref_logprobs=ref.logprobs(samples),
+        )
+
+    graph = trace(flow, roles=ROLES, options=4)
+    assert graph.name == "flow"
+    assert graph.roles == ("actor", "reward", "ref")
+    assert [(n.call, n.kind, n.grain) for n in graph.nodes] == [
+        ("actor.generate", CallKind.GENERATE, Grain.SAMPLE),
+        ("reward.score", CallKind.SCORE, Grain.SAMPLE),
+        ("advantages", CallKind.COMPUTE, Grain.GROUP),
+        ("ref.logprobs", CallKind.SCORE, Grain.SAMPLE),
+        ("actor.train", CallKind.TRAIN, Grain.BATCH),
+    ]
+    generate, score, advantages, logprobs, train = graph.nodes
+    assert generate.options == {"greedy": False, "samples_per_prompt": 4}
+    assert [str(node.outputs[0]) for node in graph.nodes[:4]] == [
+        "sampling_logprobs[token]",
+        "reward_score[sample]",
+        "advantages[sample]",
+        "ref_logprobs[token]",
+    ]
+    assert advantages.inputs == {"0": score.outputs[0]}
+    assert train.inputs == {"advantages": advantages.outputs[0], "ref_logprobs": logprobs.outputs[0]}
+    assert train.options == {"mini_batches": 2, "epochs": 3}
+    assert train.fn is loss
+    assert all(node.rows == generate.id for node in graph.nodes)
+    assert [node.call for node in graph.calls("actor")] == ["actor.generate", "actor.train"]
+    assert str(graph) == (
+        "0 actor.generate  per sample  (0) -> sampling_logprobs[token]\n"
+        "1 reward.score  per sample  (0) -> reward_score[sample]\n"
+        "2 advantages  per group  (0=1) -> advantages[sample]\n"
+        "3 ref.logprobs  per sample  (0) -> ref_logprobs[token]\n"
+        "4 actor.train  per batch  (advantages=2, ref_logprobs=3) -> weights"
+    )
+
+
+def test_call_names_are_unique():
+    def flow(prompts, actor, reward):
+        first, second = actor.generate(prompts), actor.generate(prompts, greedy=True)
+        actor.train(first, loss=loss, advantages=reward.score(first))
+        actor.train(second, loss=loss, advantages=reward.score(second))
+        actor.train(second, loss=loss, advantages=reward.score(second))
+
+    assert [node.call for node in trace(flow, roles=ROLES).nodes] == [
+        "actor.generate",
+        "actor.generate#2",
+        "reward.score",
+        "actor.train",
+        "reward.score#2",
+        "actor.train#2",
+        "reward.score#3",
+        "actor.train#3",
+    ]
+
+
+def test_a_sample_column_of_other_samples_may_be_read():
+    def flow(prompts, actor, reward):
+        samples, greedy = actor.generate(prompts), actor.generate(prompts, greedy=True, samples_per_prompt=1)
+        score, baseline = reward.score(samples), reward.score(greedy)
+        advantages = per_sample(lambda a, b: a - b, score, baseline, name="advantages")
+        actor.train(samples, loss=loss, advantages=advantages)
+
+    node = trace(flow, roles=ROLES).nodes[4]
+    assert node.rows == 0
+    assert [column.rows for column in node.inputs.values()] == [0, 1]
+
+
+def test_a_token_column_of_other_samples_may_not():
+    def flow(prompts, actor):
+        samples, greedy = actor.generate(prompts), actor.generate(prompts, greedy=True)
+        actor.train(samples, loss=loss, advantages=greedy.logprobs)
+
+    with pytest.raises(FlowError, match=r"actor\.train\(advantages=…\): sampling_logprobs\[token\] belongs to other"):
+        trace(flow, roles=ROLES)
+
+
+def test_an_optional_role_that_nothing_fills_keeps_its_default():
+    seen = []
+
+    def flow(prompts, actor, critic=None):
+        seen.append(critic)
+        actor.train(actor.generate(prompts), loss=lambda batch: batch)
+
+    trace(flow, roles=ROLES)
+    assert seen == [None]
+
+
+def test_a_column_of_none_is_left_out():
+    def flow(prompts, actor, reward):
+        samples = actor.generate(prompts)
+        actor.train(samples, loss=loss, advantages=reward.score(samples), ref_logprobs=None)
+
+    assert set(trace(flow, roles=ROLES).nodes[-1].inputs) == {"advantages"}
+
+
+def test_a_loss_may_take_any_columns_and_constants():
+    def open_loss(batch, *extra, **columns):
+        return batch
+
+    def weighted(batch, advantages, *, weight):
+        return batch
+
+    def flow(prompts, actor, reward):
+        samples = actor.generate(prompts)
+        score = reward.score(samples)
+        actor.train(samples, loss=open_loss, anything=score)
+        actor.train(samples, loss=partial(weighted, weight=2), advantages=score)
+
+    assert [set(node.inputs) for node in trace(flow, roles=ROLES).calls("actor")[1:]] == [{"anything"}, {"advantages"}]
+
+
+@pytest.mark.parametrize("grain", [per_sample, per_group, per_batch])
+def test_constants_and_levels_of_a_computation(grain):
+    graph = flow_of(lambda s, r: grain(lambda a, b, k: a, r, s.logprobs, name="x", level=Level.TOKEN, k=3))
+    node = graph.nodes[2]
+    assert node.grain == grain.__name__.removeprefix("per_")
+    assert node.options == {"k": 3}
+    assert str(node.outputs[0]) == "x[token]"
+
+
+def call_missing_role(prompts, actor, rewrd):
+    pass
+
+
+def call_unknown_call(prompts, actor):
+    actor.logprob(actor.generate(prompts))
+
+
+def generate_from_samples(prompts, actor):
+    actor.generate(actor.generate(prompts))
+
+
+def score_prompts(prompts, reward):
+    reward.score(prompts)
+
+
+def train_without_a_column(prompts, actor):
+    actor.train(actor.generate(prompts), loss=loss)
+
+
+def train_with_an_unknown_column(prompts, actor, reward):
+    samples = actor.generate(prompts)
+    actor.train(samples, loss=loss, advantage=reward.score(samples))
+
+
+def train_with_a_number(prompts, actor):
+    actor.train(actor.generate(prompts), loss=loss, advantages=1.0)
+
+
+def train_with_no_batch(prompts, actor, reward):
+    samples = actor.generate(prompts)
+    actor.train(samples, loss=lambda rows, advantages: rows, advantages=reward.score(samples))
+
+
+def train_zero_epochs(prompts, actor):
+    actor.train(actor.generate(prompts), loss=lambda batch: batch, epochs=0)
+
+
+def train_nothing(prompts, actor):
+    actor.generate(prompts)
+
+
+def compute_without_columns(prompts, actor):
+    per_sample(centre, name="x")
+
+
+def compute_on_samples(prompts, actor):
+    per_sample(centre, actor.generate(prompts), name="x")
+
+
+def compute_with_too_many_columns(prompts, actor, reward):
+    samples = actor.generate(prompts)
+    per_group(centre, reward.score(samples), samples.logprobs, name="x")
+
+
+def compute_with_an_unknown_constant(prompts, actor, reward):
+    per_group(centre, reward.score(actor.generate(prompts)), name="x", scale=True)
+
+
+def ask_a_column(prompts, actor, reward):
+    if reward.score(actor.generate(prompts)):
+        pass
+
+
+def compare_a_column(prompts, actor, reward):
+    if reward.score(actor.generate(prompts)) == 0:
+        pass
+
+
+def calculate_with_a_column(prompts, actor, reward):
+    1 - 0.1 * reward.score(actor.generate(prompts))
+
+
+@pytest.mark.parametrize(
+    ("flow", "message"),
+    [
+        (
+            call_missing_role,
+            r"the role `rewrd`, which nothing fills \(did you mean `reward`\?\); filled roles: actor, ref",
+        ),
+        (call_unknown_call, r"role `actor` has no call `logprob` \(did you mean `logprobs`\?\); its calls: generate"),
+        (generate_from_samples, "actor.generate takes the flow's `prompts`, not samples"),
+        (score_prompts, r"reward.score takes samples \(what `generate` returns\), not prompts"),
+        (train_without_a_column, "actor.train: the loss `loss` needs the column `advantages`, which is not given"),
+        (train_with_an_unknown_column, r"takes no column `advantage` \(did you mean `advantages`\?\); it takes: adv"),
+        (train_with_a_number, r"actor.train\(advantages=…\) takes a column \(what a call returns\), not a float"),
+        (train_with_no_batch, "actor.train: the first parameter of the loss `<lambda>` must be `batch`"),
+        (train_zero_epochs, "actor.train: epochs must be at least 1, found 0"),
+        (train_nothing, "flow `train_nothing` trains nothing"),
+        (compute_without_columns, r"per_sample\(centre\) needs at least one column"),
+        (compute_on_samples, r"per_sample\(centre\) takes columns, not samples"),
+        (compute_with_too_many_columns, r"per_group\(centre\) cannot be called with 2 columns and \[\]: too many"),
+        (compute_with_an_unknown_constant, r"cannot be called with 1 columns and \['scale'\]: got an unexpected"),
+        (ask_a_column, r"asks whether reward_score\[sample\] is true, but a flow runs once on symbolic handles"),
+        (compare_a_column, r"computes with reward_score\[sample\], which has no values .* per_sample"),
+        (calculate_with_a_column, r"computes with reward_score\[sample\], which has no values .* per_sample"),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_a_mistake_is_named(flow, message):
+    with pytest.raises(FlowError, match=message):
+        trace(flow, roles=ROLES)
+
+
+def test_dataflow_imports_without_torch_and_numpy():
+    code = "import plait.dataflow, sys; sys.exit(any(name in sys.modules for name in ('torch', 'numpy')))"
+    assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
