@@ -203,13 +203,13 @@ class _Lock:
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             holder = os.pread(self._fd, 4096, 0)
-            self.release()
+            self.drop()
             raise ConfigError(
                 f"key `run_dir`: {folder} is in use by {_holder_text(holder)}; wait for it, end it, "
                 "or give another `run_dir`"
             ) from None
         except OSError:
-            self.release()
+            self.drop()
             raise
         text = json.dumps({"pid": os.getpid(), "host": socket.gethostname()}) + "\n"
         os.ftruncate(self._fd, 0)
@@ -218,8 +218,13 @@ class _Lock:
 
     def release(self) -> None:
         if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
+            fcntl.flock(self._fd, fcntl.LOCK_UN)
+            self.drop()
+
+    def drop(self) -> None:
+        """Close this process's view of the lock; it stays locked while another process has it open."""
+        os.close(self._fd)
+        self._fd = -1
 
 
 _HELD: weakref.WeakSet[_Lock] = weakref.WeakSet()
@@ -228,7 +233,8 @@ _HELD: weakref.WeakSet[_Lock] = weakref.WeakSet()
 def _release_in_child() -> None:
     """A forked worker shares the lock's open file: if it kept it, it would hold the run after its parent's death."""
     for lock in list(_HELD):
-        lock.release()
+        if lock._fd >= 0:
+            lock.drop()
 
 
 os.register_at_fork(after_in_child=_release_in_child)
