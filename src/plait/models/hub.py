@@ -21,7 +21,7 @@ import subprocess
 import sys
 import time
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -122,7 +122,7 @@ def read_config(name: str) -> dict[str, Any]:
     if folder.exists():
         path = folder / "config.json"
     elif _is_hub_id(name):
-        path = _hub_config(name)
+        path = _snapshot(name, ("config.json",)) / "config.json"
     else:
         raise ModelError(_unknown(name))
     try:
@@ -311,40 +311,29 @@ def _is_hub_id(name: str) -> bool:
 
 
 def _from_hub(name: str) -> Path:
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import LocalEntryNotFoundError
-
-    try:
-        folder = Path(snapshot_download(name, allow_patterns=list(_HUB_PATTERNS), local_files_only=_is_offline()))
-    except LocalEntryNotFoundError as error:
-        raise ModelError(_not_local(name)) from error
-    except (OSError, ValueError) as error:
-        raise ModelError(f"model: the hub does not give {name!r}: {_first_line(error)}") from error
-    if (not (folder / "config.json").is_file() or not any(folder.glob("*.safetensors"))) and _is_offline():
-        raise ModelError(_not_local(name))
+    folder = _snapshot(name, _HUB_PATTERNS)
+    if _is_offline() and not any(folder.glob("*.safetensors")):
+        raise ModelError(_not_local(name))  # only its config.json was ever fetched
     _check_folder(folder, name)
     return folder
 
 
-def _hub_config(name: str) -> Path:
-    from huggingface_hub import hf_hub_download
+def _snapshot(name: str, patterns: Sequence[str]) -> Path:
+    """The hub's files that fit `patterns`, fetched if need be; the cached ones when the hub cannot be reached."""
+    from huggingface_hub import snapshot_download
     from huggingface_hub.errors import LocalEntryNotFoundError
 
     try:
-        return Path(hf_hub_download(name, "config.json", local_files_only=_is_offline()))
+        return Path(snapshot_download(name, allow_patterns=list(patterns), local_files_only=_is_offline()))
     except LocalEntryNotFoundError as error:
         raise ModelError(_not_local(name)) from error
     except (OSError, ValueError) as error:
-        raise ModelError(f"model: the hub does not give config.json of {name!r}: {_first_line(error)}") from error
+        lines = str(error).strip().splitlines() or [""]
+        raise ModelError(f"model: the hub does not give {name!r}: {type(error).__name__}: {lines[0]}") from error
 
 
 def _is_offline() -> bool:
     return os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE")
-
-
-def _first_line(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0] if lines else ''}"
 
 
 def _not_local(name: str) -> str:
