@@ -10,7 +10,7 @@ import torch
 from plait.errors import RunError
 from plait.models.language_model import LanguageModel
 from plait.training.memory import parameter_bytes
-from plait.training.optimizer import MasterOptimizer
+from plait.training.optimizer import CACHE_CHUNK, MasterOptimizer, _add_widened, _norm
 from plait.training.settings import OptimizerSettings
 from tests.models.tiny import tiny_llama, tiny_model
 
@@ -162,3 +162,18 @@ def test_state_of_another_model_is_refused():
     del partial["exp_avg"]
     with pytest.raises(RunError, match=r"`exp_avg`: expected .* found nothing"):
         optimizer.load_state(partial)
+
+
+def test_sums_over_chunks():
+    """Buffers longer than a chunk, not a multiple of one; gradients that are not contiguous."""
+    elements = 2 * CACHE_CHUNK + 7
+    generator = torch.Generator().manual_seed(0)
+    flat = torch.randn(elements, generator=generator)
+    gradient = torch.randn(elements, generator=generator).bfloat16()
+    expected = flat + gradient.float()
+    _add_widened(flat, gradient)
+    assert torch.equal(flat, expected)
+    square = torch.zeros(4, 3)
+    _add_widened(square, torch.arange(12.0).bfloat16().view(3, 4).t())
+    assert square[1].tolist() == [1, 5, 9]
+    assert _norm(torch.full((elements,), 3.0)) == pytest.approx(3 * elements**0.5, rel=1e-12)
