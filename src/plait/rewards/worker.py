@@ -42,6 +42,9 @@ def main(connection_fd: int, lifeline_fd: int, crash_fd: int) -> None:
     _die_with_parent(lifeline_fd)
     faulthandler.enable(crash_fd, all_threads=False)
     faulthandler.register(signal.SIGUSR1, crash_fd, all_threads=False)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(line_buffering=True)  # what a function printed before it was killed is not lost
     connection = Connection(connection_fd)
     try:
         functions = _load(connection)
@@ -49,8 +52,6 @@ def main(connection_fd: int, lifeline_fd: int, crash_fd: int) -> None:
             _answer(connection, functions)
     except (EOFError, ConnectionError):
         pass
-    sys.stdout.flush()
-    sys.stderr.flush()
     os._exit(0)  # threads that a function left behind must not keep the process
 
 

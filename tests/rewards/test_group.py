@@ -1,0 +1,141 @@
+"""A group's result is a function of the outcomes of its calls, in whatever order they come."""
+
+import math
+import random
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from plait.errors import ConfigError
+from plait.rewards.functions import RewardFunction, reward_functions
+from plait.rewards.group import Call, Group
+from plait.rewards.loading import load_function, split_path
+from plait.rewards.scores import FailureKind, GroupScores
+from plait.rewards.settings import RewardSettings
+from plait.rewards.worker import check_scores
+from tests.rewards import samples
+from tests.rewards.samples import group
+
+WORDS = ("fine", "none", "nan", "raise")
+
+
+def outcome(words: tuple[str, ...]) -> dict[str, Any] | None:
+    """What a worker would say to these words, None for a failed call."""
+    if "raise" in words:
+        return None
+    values = [None if word == "none" else math.nan if word == "nan" else 2.0 for word in words]
+    return check_scores(values, len(words)) | {"extras": {}, "metrics": {}}
+
+
+def play(one: Group, words: list[tuple[str, ...]], order: random.Random) -> GroupScores:
+    calls: list[Call] = one.calls()
+    while calls:
+        call = calls.pop(order.randrange(len(calls)))
+        reply = outcome(tuple(words[call.function][place] for place in call.places))
+        if reply is None:
+            calls += one.failed(call, FailureKind.RAISED, "raised", "trace")
+        else:
+            one.scored(call, reply)
+    assert one.done
+    return one.result()
+
+
+@given(
+    words=st.integers(1, 4).flatmap(
+        lambda n: st.lists(st.tuples(*[st.sampled_from(WORDS)] * n), min_size=1, max_size=3)
+    ),
+    seeds=st.tuples(st.integers(0, 99), st.integers(0, 99)),
+)
+def test_results_do_not_depend_on_the_order_of_outcomes(words, seeds):
+    functions = [RewardFunction(f"f{i}", "x:y", 10.0**i) for i in range(len(words))]
+    made = [Group(0, group(0, *words[0]), functions) for _ in seeds]
+    one, two = (play(group_, words, random.Random(seed)) for group_, seed in zip(made, seeds, strict=True))
+    assert repr(one) == repr(two)
+    for place in range(len(words[0])):
+        column = [row[place] for row in words]
+        applies = [10.0**i * 2 for i, word in enumerate(column) if word == "fine"]
+        if {"nan", "raise"} & set(column) or not applies:
+            assert math.isnan(one.rewards[place])
+        else:
+            assert one.rewards[place] == sum(applies)
+    bad = sum(word in ("nan", "raise") for row in words for word in row)
+    assert len(one.failures) == bad
+
+
+@pytest.mark.parametrize(
+    ("returned", "expected"),
+    [
+        ([1, 2.5, True, None], {"scores": [1.0, 2.5, 1.0, None], "faults": {}}),
+        ((0.0, 0.0, 0.0, 0.0), {"scores": [0.0] * 4, "faults": {}}),
+    ],
+)
+def test_scores_that_are_fine(returned, expected):
+    assert check_scores(returned, 4) == expected
+
+
+def test_arrays_are_lists_too():
+    numpy = pytest.importorskip("numpy")
+    assert check_scores(numpy.array([1.0, 2.0]), 2) == {"scores": [1.0, 2.0], "faults": {}}
+    assert check_scores(numpy.array([[1.0, 2.0], [3.0, 4.0]]), 2)["faults"].keys() == {0, 1}
+
+
+@pytest.mark.parametrize("returned", [None, 1.0, "ab", {0: 1.0, 1: 2.0}, (x for x in (1.0, 2.0)), [1.0]])
+def test_what_cannot_be_read_as_one_score_each(returned):
+    assert check_scores(returned, 2)["miscounted"]
+
+
+# -- finding functions
+
+
+@pytest.mark.parametrize(
+    ("path", "said"),
+    [
+        ("length", "expected FILE.py:FUNCTION"),
+        ("rewards.py", "expected FILE.py:FUNCTION"),
+        ("no/such.py:f", "`no/such.py` does not exist"),
+        ("my-module:f", "neither a Python file nor a module"),
+        ("module:1f", "expected FILE.py:FUNCTION"),
+    ],
+)
+def test_paths_that_have_no_form(path, said):
+    with pytest.raises(ConfigError, match=said) as caught:
+        split_path(path)
+    assert "reward.functions" in str(caught.value)
+
+
+def test_loading(tmp_path):
+    assert load_function("tests.rewards.samples:length") is samples.length
+    assert load_function("tests.rewards.samples.length") is samples.length
+    assert load_function("tests.rewards.samples:Weighted.__call__") is samples.Weighted.__call__
+    (tmp_path / "mine.py").write_text("def f(**_): return [1.0]\n")
+    assert load_function(f"{tmp_path}/mine.py:f")() == [1.0]
+    with pytest.raises(ConfigError, match="no module `no_such_package`"):
+        load_function("no_such_package.mod:f")
+    with pytest.raises(ConfigError, match=r"has no `lenght`; did you mean `length`\?"):
+        load_function("tests.rewards.samples:lenght")
+
+
+def test_two_files_of_one_name(tmp_path):
+    for folder, value in (("a", 1.0), ("b", 2.0)):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "mine.py").write_text(f"def f(**_): return [{value}]\n")
+    functions = [load_function(f"{tmp_path}/{folder}/mine.py:f") for folder in ("a", "b")]
+    assert [function() for function in functions] == [[1.0], [2.0]]
+
+
+def test_names_are_unique_and_what_cannot_be_sent_is_refused():
+    made = reward_functions([samples.length, "tests.rewards.samples:length", samples.Weighted(2)])
+    assert [function.name for function in made] == ["length", "length#2", "Weighted"]
+    with pytest.raises(ConfigError, match="top level of a file"):
+        reward_functions([lambda completions: [1.0]])
+    with pytest.raises(ConfigError, match="one each"):
+        reward_functions([samples.length], [1.0, 2.0])
+    with pytest.raises(ConfigError, match="at least one function"):
+        reward_functions([])
+
+
+def test_settings_count_their_weights():
+    with pytest.raises(ValueError, match="2 numbers for 1 functions"):
+        RewardSettings(weights=(1.0, 2.0))

@@ -1,0 +1,120 @@
+import math
+import random
+from fractions import Fraction
+from itertools import combinations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from plait.rewards.answers import Verdict
+from plait.rewards.evaluation import Evaluation, accuracy_of_rewards, evaluation_of
+from plait.rewards.scores import GroupScores, weighted_reward
+from plait.rewards.statistics import paired_gain, pass_at_k, wilson
+from tests.rewards.samples import group
+
+
+def test_wilson_by_hand():
+    # z = 1.959964, z² = 3.841459. 8 of 10: centre (0.8 + 0.192073)/1.384146 = 0.716740;
+    # half 1.959964·√(0.016 + 0.00960365)/1.384146 = 0.226578.
+    interval = wilson(8, 10)
+    assert (interval.value, interval.low, interval.high) == pytest.approx((0.8, 0.490162, 0.943318), abs=1e-6)
+    # 0 of n: high = z²/(n + z²).
+    assert wilson(0, 10).high == pytest.approx(3.841459 / 13.841459, abs=1e-6)
+    assert wilson(0, 10).low == 0
+    assert wilson(10, 10).high == 1
+    # Brown, Cai and DasGupta 2001 quote Newcombe's 81 of 263: 0.2553 to 0.3662.
+    assert wilson(81, 263).low == pytest.approx(0.2553, abs=1e-4)
+    assert wilson(81, 263).high == pytest.approx(0.3662, abs=1e-4)
+
+
+@given(st.integers(1, 400).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n))))
+def test_wilson_solves_the_score_equation_and_is_symmetric(counts):
+    successes, total = counts
+    interval = wilson(successes, total)
+    mirrored = wilson(total - successes, total)
+    assert interval.low == pytest.approx(1 - mirrored.high, abs=1e-12)
+    assert 0 <= interval.low <= interval.value <= interval.high <= 1
+    for bound in (interval.low, interval.high):
+        if 0 < bound < 1:  # |p̂ − p| = z √(p(1−p)/n)
+            spread = 1.959964 * math.sqrt(bound * (1 - bound) / total)
+            assert abs(interval.value - bound) == pytest.approx(spread, abs=1e-6)
+
+
+def outcomes(both: int, lost: int, won: int, neither: int) -> tuple[list[bool], list[bool]]:
+    before = [True] * (both + lost) + [False] * (won + neither)
+    after = [True] * both + [False] * lost + [True] * won + [False] * neither
+    return before, after
+
+
+def test_paired_gain_by_hand():
+    # All wrong before, 50 of 100 right after: φ = 0. Wilson of 50/100 is [0.403832, 0.596168], of 0/100 [0, 0.036995].
+    # low = 0.5 − √(0.096168² + 0.036995²) = 0.396961; high = 0.5 + √(0.096168² + 0²) = 0.596168.
+    gain = paired_gain(*outcomes(0, 0, 50, 50))
+    assert (gain.value, gain.low, gain.high) == pytest.approx((0.5, 0.396961, 0.596168), abs=1e-5)
+    assert gain.excludes(0)
+    # 20 stay right, 10 lost, 20 won, 50 stay wrong. cross = 20·50 − 10·20 = 800, less n/2: 750;
+    # φ = 750/√(30·70·40·60) = 0.334077. Wilson of 30/100: [0.218949, 0.395849]; of 40/100: [0.309401, 0.497998].
+    # low = 0.1 − √(0.090599² − 2φ·0.090599·0.095849 + 0.095849²) = 0.1 − 0.107671
+    # high = 0.1 + √(0.097998² − 2φ·0.097998·0.081051 + 0.081051²) = 0.1 + 0.104239
+    gain = paired_gain(*outcomes(20, 10, 20, 50))
+    assert (gain.value, gain.low, gain.high) == pytest.approx((0.1, -0.007671, 0.204239), abs=2e-6)
+    assert not gain.excludes(0)
+
+
+@given(st.tuples(*[st.integers(0, 60)] * 4).filter(any))
+def test_paired_gain_is_antisymmetric_bounded_and_holds_the_gain(table):
+    before, after = outcomes(*table)
+    gain, loss = paired_gain(before, after), paired_gain(after, before)
+    assert gain.value == pytest.approx(-loss.value)
+    assert gain.low == pytest.approx(-loss.high, abs=1e-12)
+    assert -1 - 1e-12 <= gain.low <= gain.value <= gain.high <= 1 + 1e-12
+
+
+def test_paired_gain_covers_the_truth_in_19_of_20_samples():
+    draw = random.Random(0)
+    held = 0
+    for _ in range(2000):
+        pairs = draw.choices([(True, True), (True, False), (False, True), (False, False)], [20, 10, 25, 45], k=80)
+        gain = paired_gain([x for x, _ in pairs], [y for _, y in pairs])
+        held += gain.low <= 0.15 <= gain.high
+    assert 0.935 < held / 2000 < 0.975
+
+
+@given(st.integers(1, 9).flatmap(lambda n: st.tuples(st.just(n), st.integers(0, n), st.integers(1, n))))
+def test_pass_at_k_is_the_share_of_subsets_with_a_right_sample(counts):
+    n, c, k = counts
+    subsets = list(combinations(range(n), k))
+    share = Fraction(sum(any(place < c for place in subset) for subset in subsets), len(subsets))
+    assert pass_at_k(n, c, k) == pytest.approx(float(share), abs=1e-12)
+
+
+def test_pass_at_k_by_hand():
+    assert pass_at_k(8, 1, 1) == pytest.approx(1 / 8)
+    assert pass_at_k(8, 1, 8) == 1
+    assert pass_at_k(4, 2, 2) == pytest.approx(1 - 1 / 6)
+    with pytest.raises(AssertionError, match="needs at least 9"):
+        pass_at_k(8, 1, 9)
+
+
+def test_weighted_reward():
+    assert weighted_reward([1.0, None, 2.0], [1.0, 5.0, 0.25]) == 1.5
+    assert math.isnan(weighted_reward([None, None], [1.0, 1.0]))
+    assert math.isnan(weighted_reward([1.0, None], [1.0, 1.0], failed=True))
+
+
+def scored(uid: int, verdict: str | None, reward: float) -> GroupScores:
+    extras = {} if verdict is None else {"verdict": (verdict,)}
+    return GroupScores(uid, tuple(group(uid, "x")), {"task": (reward,)}, (reward,), extras=extras)
+
+
+def test_an_evaluation():
+    groups = [scored(0, "exact", 1.0), scored(1, "wrong", 0.0), scored(2, "malformed", 0.0), scored(3, None, math.nan)]
+    after = evaluation_of(groups)
+    assert after.verdicts == (Verdict.EXACT, Verdict.WRONG, Verdict.MALFORMED, Verdict.MALFORMED)
+    assert (after.exact.value, after.well_formed.value, after.exact_among_well_formed.value) == (0.25, 0.5, 0.5)
+    assert accuracy_of_rewards(groups) == after.exact
+    before = Evaluation((Verdict.MALFORMED,) * 4)
+    assert before.exact_among_well_formed is None
+    assert after.gain_over(before) == paired_gain([False] * 4, [True, False, False, False])
+    assert str(wilson(8, 10)) == "80.0% [49.0%, 94.3%]"
