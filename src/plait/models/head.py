@@ -33,11 +33,21 @@ class Head:
     """Those that `family` uses; weight [V, H] and perhaps bias [V] when `linear`."""
     linear: bool = False
 
+    @property
+    def weight(self) -> Tensor:
+        """[V, H] of a linear head."""
+        assert self.linear, "only a linear head has a weight to speak of"
+        return self.params[0]
+
+    @property
+    def bias(self) -> Tensor | None:
+        """[V] of a linear head."""
+        assert self.linear, "only a linear head has a bias to speak of"
+        return self.params[1] if len(self.params) > 1 else None
+
     def __call__(self, hidden_NH: Tensor) -> Tensor:
         """Logits [N, V] in the compute dtype."""
-        if self.linear:
-            return F.linear(hidden_NH, self.params[0], self.params[1] if len(self.params) > 1 else None)
-        return self.family(hidden_NH)
+        return F.linear(hidden_NH, self.weight, self.bias) if self.linear else self.family(hidden_NH)
 
 
 class _PassHidden(nn.Module):

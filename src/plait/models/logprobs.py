@@ -2,7 +2,8 @@
 
 With a vocabulary of 49,152 to 262,144 the logits of a batch are its largest tensor by far, so they exist for one
 chunk of rows at a time: the forward keeps the log-sum-exp of each row only, and the backward computes a chunk's
-logits again.
+logits again. The chunk's buffers are made once per pass and written over: on CPU the page faults of fresh ones cost as
+much as the matrix product.
 
     log π(y) = z_y − lse(z)          ∂ log π(y) / ∂z_v = [v = y] − p_v
     H = lse(z) − Σ_v p_v z_v         ∂ H / ∂z_v = −p_v (log p_v + H)            z = logits / temperature
@@ -12,7 +13,7 @@ Shapes: R rows (response tokens), C rows of one chunk, H hidden size, V vocabula
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +22,7 @@ from torch import Tensor
 
 from plait.models.head import Head
 
-CHUNK_ROWS = 512
+CHUNK_ROWS = 256
 
 
 def chunked_logprobs(
@@ -48,33 +49,36 @@ class _ChunkedLogprobs(torch.autograd.Function):
     def forward(
         ctx: Any, head: Head, rows: int, temperature: float, targets_R: Tensor, hidden_RH: Tensor, *params: Tensor
     ) -> tuple[Tensor, Tensor]:
-        wide = torch.promote_types(hidden_RH.dtype, torch.float32)
-        logprobs_R, entropies_R, lse_R = hidden_RH.new_empty((3, len(hidden_RH)), dtype=wide).unbind()
-        for start in range(0, len(hidden_RH), rows):
-            at = slice(start, start + rows)
-            logits_CV = _scaled_logits(head, hidden_RH[at], temperature)
-            lse_R[at] = logits_CV.logsumexp(-1)
-            logprobs_R[at] = logits_CV.gather(1, targets_R[at, None])[:, 0] - lse_R[at]
-            probs_CV = torch.exp(logits_CV - lse_R[at, None])
-            entropies_R[at] = lse_R[at] - probs_CV.mul_(logits_CV).sum(-1)
+        logprobs_R, entropies_R, lse_R = hidden_RH.new_empty((3, len(hidden_RH)), dtype=_wide(hidden_RH)).unbind()
+        buffers = _Buffers(head)
+        for at in _chunks(len(hidden_RH), rows):
+            scaled_CV = buffers.scaled(buffers.logits(hidden_RH[at]), temperature)
+            top_C = scaled_CV.amax(-1)
+            shifted_CV = scaled_CV.sub_(top_C[:, None])
+            target_C = shifted_CV.gather(1, targets_R[at, None])[:, 0]
+            weights_CV = torch.exp(shifted_CV, out=buffers.room("weights", shifted_CV, shifted_CV.dtype))
+            total_C = weights_CV.sum(-1)
+            log_total_C = total_C.log()
+            logprobs_R[at] = target_C - log_total_C
+            entropies_R[at] = log_total_C - weights_CV.mul_(shifted_CV).sum(-1) / total_C
+            lse_R[at] = log_total_C + top_C
         ctx.head, ctx.rows, ctx.temperature = head, rows, temperature
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(targets_R, hidden_RH, lse_R, entropies_R, *params)
+        ctx.save_for_backward(targets_R, hidden_RH, lse_R, entropies_R)
         return logprobs_R, entropies_R
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad_logprobs_R: Tensor | None, grad_entropies_R: Tensor | None) -> tuple[Any, ...]:
-        targets_R, hidden_RH, lse_R, entropies_R, *params = ctx.saved_tensors
-        needed = ctx.needs_input_grad[4:]
+        targets_R, hidden_RH, lse_R, entropies_R = ctx.saved_tensors
+        head, needed = ctx.head, ctx.needs_input_grad[4:]
         if grad_logprobs_R is None and grad_entropies_R is None:
             return (None,) * (4 + len(needed))
-        chunk_grads = _linear_grads if ctx.head.linear else _family_grads
-        hidden_grads: list[Tensor] = []
-        sums: list[Tensor | None] = [None] * len(params)
-        num_chunks = -(-len(hidden_RH) // ctx.rows)
-        for start in range(0, len(hidden_RH), ctx.rows):
-            at = slice(start, start + ctx.rows)
+        buffers = _Buffers(head)
+        chunk_grads = _linear_grads if head.linear else _family_grads
+        grad_hidden_RH = torch.zeros_like(hidden_RH) if needed[0] else None
+        sums: list[Tensor | None] = [None] * len(head.params)
+        for at in _chunks(len(hidden_RH), ctx.rows):
             logits_grad = _LogitsGrad(
                 targets_R[at],
                 lse_R[at],
@@ -83,13 +87,43 @@ class _ChunkedLogprobs(torch.autograd.Function):
                 None if grad_entropies_R is None else grad_entropies_R[at],
                 ctx.temperature,
             )
-            hidden_grad, *param_grads = chunk_grads(ctx.head, hidden_RH[at], params, needed, logits_grad)
-            if hidden_grad is not None:
-                hidden_grads.append(hidden_grad)
-            for index, grad in enumerate(param_grads):
-                sums[index] = _accumulate(sums[index], grad, num_chunks)
-        param_sums = [None if total is None else total.to(p.dtype) for total, p in zip(sums, params, strict=True)]
-        return None, None, None, None, torch.cat(hidden_grads) if hidden_grads else None, *param_sums
+            grad_CH, *grads = chunk_grads(buffers, hidden_RH[at], needed, logits_grad)
+            if grad_hidden_RH is not None:
+                grad_hidden_RH[at] = grad_CH
+            for index, grad in enumerate(grads):
+                sums[index] = _accumulate(sums[index], grad, last=at.stop == len(hidden_RH))
+        params = (None if total is None else total.to(p.dtype) for total, p in zip(sums, head.params, strict=True))
+        return None, None, None, None, grad_hidden_RH, *params
+
+
+class _Buffers:
+    """The tensors [C, V] of one chunk, made at the first chunk (the longest) and written over by the later ones."""
+
+    def __init__(self, head: Head) -> None:
+        self.head = head
+        self._room: dict[str, Tensor] = {}
+
+    def room(self, purpose: str, like_CV: Tensor, dtype: torch.dtype) -> Tensor:
+        """An uninitialised [C, V]."""
+        if purpose not in self._room:
+            self._room[purpose] = torch.empty_like(like_CV, dtype=dtype, memory_format=torch.contiguous_format)
+        return self._room[purpose][: len(like_CV)]
+
+    def logits(self, hidden_CH: Tensor) -> Tensor:
+        """Logits in the compute dtype."""
+        if not self.head.linear:
+            return self.head.family(hidden_CH)
+        weight_VH, bias_V = self.head.weight, self.head.bias
+        shape_CV = hidden_CH.new_empty(()).expand(len(hidden_CH), len(weight_VH))
+        out_CV = self.room("logits", shape_CV, hidden_CH.dtype)
+        if bias_V is None:
+            return torch.mm(hidden_CH, weight_VH.t(), out=out_CV)
+        return torch.addmm(bias_V, hidden_CH, weight_VH.t(), out=out_CV)
+
+    def scaled(self, logits_CV: Tensor, temperature: float) -> Tensor:
+        """logits / temperature in float32 or wider; may be overwritten."""
+        scaled_CV = self.room("scaled", logits_CV, _wide(logits_CV)).copy_(logits_CV)
+        return scaled_CV if temperature == 1.0 else scaled_CV.div_(temperature)
 
 
 @dataclass(frozen=True)
@@ -103,58 +137,64 @@ class _LogitsGrad:
     grad_entropies_C: Tensor | None
     temperature: float
 
-    def __call__(self, logits_CV: Tensor) -> Tensor:
-        """[C, V] → [C, V]; the argument is overwritten."""
-        logp_CV = logits_CV.sub_(self.lse_C[:, None])
-        grad_CV = torch.exp(logp_CV)
+    def __call__(self, scaled_CV: Tensor, out_CV: Tensor) -> Tensor:
+        """[C, V] → `out_CV`; the argument is overwritten."""
+        logp_CV = scaled_CV.sub_(self.lse_C[:, None])
+        grad_CV = torch.exp(logp_CV, out=out_CV)
         if self.grad_entropies_C is not None:
             factor_CV = logp_CV.add_(self.entropies_C[:, None]).mul_(self.grad_entropies_C[:, None])
             if self.grad_logprobs_C is not None:
                 factor_CV.add_(self.grad_logprobs_C[:, None])
-            grad_CV.mul_(factor_CV).neg_()
+            grad_CV.mul_(factor_CV).div_(-self.temperature)
         else:
             assert self.grad_logprobs_C is not None, "one of the two gradients is there"
-            grad_CV.mul_(-self.grad_logprobs_C[:, None])
+            grad_CV.mul_(self.grad_logprobs_C[:, None] / -self.temperature)
         if self.grad_logprobs_C is not None:
-            grad_CV.scatter_add_(1, self.targets_C[:, None], self.grad_logprobs_C[:, None])
-        return grad_CV.div_(self.temperature)
-
-
-def _scaled_logits(head: Head, hidden_CH: Tensor, temperature: float) -> Tensor:
-    logits_CV = head(hidden_CH)
-    wide = torch.promote_types(logits_CV.dtype, torch.float32)
-    return logits_CV.to(wide) if temperature == 1.0 else logits_CV.to(wide) / temperature
+            grad_CV.scatter_add_(1, self.targets_C[:, None], self.grad_logprobs_C[:, None] / self.temperature)
+        return grad_CV
 
 
 def _linear_grads(
-    head: Head, hidden_CH: Tensor, params: Sequence[Tensor], needed: Sequence[bool], logits_grad: _LogitsGrad
+    buffers: _Buffers, hidden_CH: Tensor, needed: Sequence[bool], logits_grad: _LogitsGrad
 ) -> list[Tensor | None]:
-    """Gradients of the hidden states and of (weight [V, H], bias [V])."""
-    grad_CV = logits_grad(_scaled_logits(head, hidden_CH, logits_grad.temperature))
-    narrow_CV = grad_CV.to(hidden_CH.dtype)
-    grads: list[Tensor | None] = [narrow_CV @ params[0] if needed[0] else None]
-    grads.append(narrow_CV.t() @ hidden_CH if needed[1] else None)
-    if len(params) > 1:
+    """Gradients of the hidden states [C, H] and of (weight [V, H], bias [V]) where they are needed."""
+    logits_CV = buffers.logits(hidden_CH)
+    scaled_CV = buffers.scaled(logits_CV, logits_grad.temperature)
+    grad_CV = logits_grad(scaled_CV, buffers.room("grad", scaled_CV, scaled_CV.dtype))
+    narrow_CV = logits_CV.copy_(grad_CV)
+    grads = [
+        narrow_CV @ buffers.head.weight if needed[0] else None,
+        narrow_CV.t() @ hidden_CH if needed[1] else None,
+    ]
+    if buffers.head.bias is not None:
         grads.append(grad_CV.sum(0) if needed[2] else None)
     return grads
 
 
 def _family_grads(
-    head: Head, hidden_CH: Tensor, params: Sequence[Tensor], needed: Sequence[bool], logits_grad: _LogitsGrad
+    buffers: _Buffers, hidden_CH: Tensor, needed: Sequence[bool], logits_grad: _LogitsGrad
 ) -> list[Tensor | None]:
     """The same through the family's own head, by automatic differentiation of one chunk."""
     hidden_CH = hidden_CH.detach().requires_grad_(needed[0])
     with torch.enable_grad():
-        logits_CV = head.family(hidden_CH)
-    wide = torch.promote_types(logits_CV.dtype, torch.float32)
-    grad_CV = logits_grad(logits_CV.detach().to(wide, copy=True).div_(logits_grad.temperature))
-    inputs = [tensor for tensor, need in zip((hidden_CH, *head.params), needed, strict=True) if need]
-    grads = iter(torch.autograd.grad(logits_CV, inputs, grad_CV.to(logits_CV.dtype)))
+        logits_CV = buffers.head.family(hidden_CH)
+    scaled_CV = buffers.scaled(logits_CV.detach(), logits_grad.temperature)
+    grad_CV = logits_grad(scaled_CV, buffers.room("grad", scaled_CV, scaled_CV.dtype)).to(logits_CV.dtype)
+    inputs = [tensor for tensor, need in zip((hidden_CH, *buffers.head.params), needed, strict=True) if need]
+    grads = iter(torch.autograd.grad(logits_CV, inputs, grad_CV))
     return [next(grads) if need else None for need in needed]
 
 
-def _accumulate(total: Tensor | None, grad: Tensor | None, num_chunks: int) -> Tensor | None:
-    """Sum over chunks, in float32 or wider when there are several."""
+def _accumulate(total: Tensor | None, grad: Tensor | None, *, last: bool) -> Tensor | None:
+    """Sum over chunks, in float32 or wider as soon as there are several."""
     if grad is None or total is not None:
         return total if grad is None or total is None else total.add_(grad)
-    return grad if num_chunks == 1 else grad.to(torch.promote_types(grad.dtype, torch.float32), copy=True)
+    return grad if last else grad.to(_wide(grad), copy=True)
+
+
+def _chunks(num_rows: int, rows: int) -> Iterator[slice]:
+    return (slice(start, min(start + rows, num_rows)) for start in range(0, num_rows, rows))
+
+
+def _wide(tensor: Tensor) -> torch.dtype:
+    return torch.promote_types(tensor.dtype, torch.float32)
