@@ -1,4 +1,4 @@
-"""Generation as plainly as it can be said: a whole eager Transformers forward for every token, Python floats after it."""
+"""Generation as plainly as it can be said: a whole eager Transformers forward for every token, then Python floats."""
 
 from __future__ import annotations
 

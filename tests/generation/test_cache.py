@@ -111,7 +111,8 @@ def test_memory_grows_by_doubling_and_is_given_back() -> None:
     assert cache.num_bytes == 3 * 3 * 2 * 10 * (4 + 6) * 4  # layers, slots, heads, places, sizes, float32
     cache.reserve(4, 11, 100)
     assert (cache.num_slots, cache.length) == (6, 20)
-    assert cache.layers[1].key[2, :, :3].eq(1).all() and cache.layers[1].key[2, :, 3:].eq(0).all()
+    assert cache.layers[1].key[2, :, :3].eq(1).all()
+    assert cache.layers[1].key[2, :, 3:].eq(0).all()
     cache.reserve(7, 90, 95)
     assert (cache.num_slots, cache.length) == (8, 95)
     cache.clear()

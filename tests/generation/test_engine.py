@@ -173,7 +173,8 @@ def test_a_prompt_is_computed_once_and_a_finished_sample_makes_room_at_once() ->
     while engine.has_work:
         delivered.append(sorted(s.index for s in engine.step()))
         record = engine.last_step
-        assert record is not None and record.num_finished == len(delivered[-1])
+        assert record is not None
+        assert record.num_finished == len(delivered[-1])
         kinds.append(record.kind)
         batches.append((record.num_sequences, record.num_tokens, record.num_context_tokens))
     num_prompt = len(prompt_of(5, TEXTS[0]).token_ids)
@@ -282,7 +283,7 @@ def test_abort_returns_what_was_said_and_leaves_the_others_alone() -> None:
     out = engine.abort(0, 1) + engine.abort(2)
     assert engine.num_running > 0
     assert {s.uid for s in out} | {s.uid for s in delivered if s.prompt.uid == 2} >= {"0.1", "2.3"}
-    assert engine.abort(2) == [] and engine.abort(0, 1) == [] and engine.abort(99) == []
+    assert engine.abort(2) + engine.abort(0, 1) + engine.abort(99) == []
     delivered += drain(engine)
     wanted = expected("llama")
     for sample in out:
@@ -302,7 +303,8 @@ def test_abort_of_everything_leaves_no_work_and_no_memory() -> None:
     engine.step()
     out = engine.abort(0)
     assert sorted((s.index, len(s.token_ids)) for s in out) == [(0, 1), (1, 1), (2, 0), (3, 0)]
-    assert not engine.has_work and engine.kv_bytes == 0
+    assert not engine.has_work
+    assert engine.kv_bytes == 0
 
 
 def test_weights_change_between_rollouts_only() -> None:

@@ -2,7 +2,7 @@
 
 `policy.batching` decides each step; this file carries the decisions out. A group's prompt is computed once and its keys
 and values serve all its samples. What a sample says is a function of weights, prompt, parameters and noise key: not of
-`max_running`, of who else runs, or of the order of arrival (exactly in float64, up to rounding below).
+`max_running`, of who else runs, or of the order of arrival, up to the rounding of the forward.
 
 Shapes: T tokens of a prefill, B rows of a batch, N samples that start, H hidden size, V vocabulary.
 """
@@ -147,15 +147,18 @@ class Engine:
         """
         assert self.has_work, "step without work"
         assert self.model.weights._version == self._weights_version, "the weights changed while samples were in flight"
-        waiting = [
+        queue = (
             batching.WaitingPrompt(uid, len(w.request.prompt.token_ids), len(w.pending), w.kv is not None)
             for uid, w in self._waiting.items()
-        ]
-        plan = batching.plan_step(waiting, len(self._running), self._limits)
+        )
+        plan = batching.plan_step(queue, len(self._running), self._limits)
         num_sequences = num_tokens = num_context_tokens = 0
         if plan.prefill:
             num_sequences, num_tokens = len(plan.prefill), self._prefill([self._waiting[uid] for uid in plan.prefill])
         finished = self._start(plan.starts)
+        for waiting in (self._waiting.get(uid) for uid in plan.prefill):
+            if waiting is not None:  # has samples left to start: let go of the prefill that it is a view of
+                waiting.kv, waiting.logits_V = owned(_required(waiting.kv)), _required(waiting.logits_V).clone()
         if plan.kind is StepKind.DECODE and self._running:
             num_sequences = num_tokens = len(self._running)
             num_context_tokens = sum(running.position for running in self._running)
@@ -235,9 +238,6 @@ class Engine:
             waiting.pending = waiting.pending[len(group) :]
             if not waiting.pending:
                 del self._waiting[waiting.request.prompt.uid]
-        for waiting in prompts:
-            if waiting.pending:  # lives on after this step: let go of the prefill that it was cut from
-                waiting.kv, waiting.logits_V = owned(_required(waiting.kv)), _required(waiting.logits_V).clone()
         return finished
 
     def _begin(self, waiting: _Waiting, index: int) -> _Running:

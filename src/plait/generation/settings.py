@@ -65,20 +65,21 @@ class SamplingSettings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    temperature: Annotated[float, Field(ge=0), AfterValidator(_check_temperature)] = 1.0
-    """Divides the logits before the softmax, in sampling and in training alike; 0 is greedy."""
-    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
-    """Sample from the fewest most probable tokens whose mass reaches top_p; 1 keeps all."""
-    top_k: Annotated[int, Field(ge=0)] = 0
-    """Sample from the k most probable tokens; 0 keeps all."""
-    max_response_tokens: Annotated[int, Field(ge=1)] = 256
-    """A response is cut at this many tokens."""
-    stop: Annotated[tuple[str, ...], AfterValidator(_check_stop)] = ()
-    """Strings that end a response; it includes the token that completes one."""
-    max_running: Annotated[int, Field(ge=1)] = 64
-    """Samples decoded at the same time; others wait. Bounds the memory of keys and values."""
-    max_prefill_tokens: Annotated[int, Field(ge=1)] = 4096
-    """Prompt tokens computed in one step; a longer prompt is computed alone."""
+    temperature: Annotated[float, AfterValidator(_check_temperature)] = Field(
+        1.0, ge=0, description="divides the logits before the softmax, in sampling and training alike; 0: greedy"
+    )
+    top_p: float = Field(
+        1.0, gt=0, le=1, description="sample from the fewest most probable tokens whose mass reaches it; 1: all"
+    )
+    top_k: int = Field(0, ge=0, description="sample from that many most probable tokens; 0: all")
+    max_response_tokens: int = Field(256, ge=1, description="a response is cut at so many tokens")
+    stop: Annotated[tuple[str, ...], AfterValidator(_check_stop)] = Field(
+        (), description="strings that end a response, with the token that completes one"
+    )
+    max_running: int = Field(64, ge=1, description="samples decoded at a time, others wait; bounds the KV memory")
+    max_prefill_tokens: int = Field(
+        4096, ge=1, description="prompt tokens computed in one step; a longer prompt is computed alone"
+    )
 
     def sampling(self, **changes: object) -> Sampling:
         """What a request carries; `changes` (`temperature=0.0`, for an evaluation) win over the settings."""

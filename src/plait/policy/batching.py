@@ -9,7 +9,7 @@ hold the slots 0 … num_running − 1, without gaps, so that the engine's tenso
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -60,14 +60,14 @@ class StepPlan:
     """In order; of prompts that are prefilled, now or before."""
 
 
-def plan_step(waiting: Sequence[WaitingPrompt], num_running: int, limits: Limits) -> StepPlan:
+def plan_step(waiting: Iterable[WaitingPrompt], num_running: int, limits: Limits) -> StepPlan:
     """Decide one step: first come, first served; prefill as soon as a place is free.
 
     Prompts are prefilled only while a sample of each can start at once, so no keys and values lie unused; a prompt that
     is prefilled and has more samples than places goes on as places become free.
 
     Args:
-        waiting: in order of arrival.
+        waiting: in order of arrival; read no further than there are places.
         num_running: samples in the batch.
     """
     assert 0 <= num_running <= limits.max_running, f"{num_running} run, {limits.max_running} may"
