@@ -116,6 +116,18 @@ def test_a_new_phase_is_shown_at_once():
         assert "0/4 micro-batches" in plain_text(stream.getvalue())
 
 
+def test_without_steps_only_the_phase_is_shown():
+    clock, stream = Clock(), io.StringIO()
+    with Progress(0, stream=stream, live=True, clock=clock) as progress:
+        progress.start()
+        progress.phase("evaluate", 200, "items")
+        clock.now_s += 65
+        progress.advance(12)
+    shown = plain_text(stream.getvalue())
+    assert "12/200 items  1:05" in shown
+    assert "steps" not in shown
+
+
 def test_metric_names_can_be_chosen():
     stream = io.StringIO()
     names = MetricNames(reward="critic/score/mean", stage_seconds_prefix="t/")

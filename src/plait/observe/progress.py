@@ -38,7 +38,8 @@ class MetricNames:
 
 
 class Progress:
-    """Shows a run of `total_steps` steps. Use as a context manager, so that the terminal is given back.
+    """Shows a run of `total_steps` steps (0: only phases, as in an evaluation by itself). Use as a context manager, so
+    that the terminal is given back.
 
     stream: stderr unless given; live: a terminal's display or plain lines, by default what the stream is; clock:
     seconds. A redraw takes a millisecond or two, so there are at most four in any second.
@@ -192,11 +193,12 @@ class Progress:
         bars.add_column(min_width=10)
         bars.add_column(width=32)
         bars.add_column(min_width=22)
-        bars.add_row(
-            Text("run", style="bold"),
-            ProgressBar(total=max(1, self._total_steps), completed=self._steps_done, width=32),
-            Text(f"{total_text}  {elapsed}, left {self._left_text()}"),
-        )
+        if self._total_steps:
+            bars.add_row(
+                Text("run", style="bold"),
+                ProgressBar(total=self._total_steps, completed=self._steps_done, width=32),
+                Text(f"{total_text}  {elapsed}, left {self._left_text()}"),
+            )
         if self._phase:
             known = self._phase_total > 0
             counts = f"{self._phase_done}/{self._phase_total}" if known else f"{self._phase_done}"
@@ -208,9 +210,7 @@ class Progress:
                 animation_time=self._clock(),
             )
             running = clock_text(self._clock() - self._step_started_s)
-            bars.add_row(
-                Text(self._phase, style="cyan"), bar, Text(f"{counts} {self._phase_unit}  step {running}".strip())
-            )
+            bars.add_row(Text(self._phase, style="cyan"), bar, Text(f"{counts} {self._phase_unit}  {running}"))
         parts: list[RenderableType] = [bars]
         if self._rows:
             table = Table(box=None, padding=(0, 2), header_style="dim")

@@ -42,17 +42,17 @@ class Trackers:
 
     names: from `tensorboard`, `wandb`; folder: the run directory, where TensorBoard writes `tensorboard/` and W&B
     `wandb/`; config: the resolved recipe, stored once at the start of a run; last_step: the step after which a
-    resumed run goes on, 0 for a new run.
+    resumed run goes on, -1 for a new run (whose first step may be 0: what was measured before training).
 
     Raises:
         ConfigError: as `check_trackers`, or the tracker refuses to start (W&B without a login).
     """
 
-    def __init__(self, names: Sequence[str], folder: str | Path, config: Mapping[str, Any], *, last_step: int = 0):
+    def __init__(self, names: Sequence[str], folder: str | Path, config: Mapping[str, Any], *, last_step: int = -1):
         check_trackers(names)
         self._last_step = last_step
         self._trackers = [self._open(name, Path(folder)) for name in dict.fromkeys(names)]
-        if last_step == 0:
+        if last_step < 0:
             for tracker in self._trackers:
                 tracker.store_init_configuration(_flat(config))
 
@@ -84,8 +84,7 @@ class Trackers:
 
         PartialState(cpu=True)  # accelerate's trackers log through it; it touches no device
         if name == "tensorboard":
-            purge = {"purge_step": self._last_step + 1} if self._last_step else {}
-            tracker: Any = tracking.TensorBoardTracker("tensorboard", str(folder), **purge)
+            tracker: Any = tracking.TensorBoardTracker("tensorboard", str(folder), purge_step=self._last_step + 1)
             tracker.start()
             return tracker
         import wandb  # pyright: ignore[reportMissingImports]
