@@ -115,10 +115,17 @@ def tiny_config(family: str = "llama", **overrides: Any) -> Any:
     return AutoConfig.for_model(family, **{**COMMON, **FAMILIES.get(family, {}), **overrides})
 
 
-def tiny(family: str = "llama", *, dtype: torch.dtype = torch.float64, seed: int = 0, **overrides: Any) -> Any:
+def tiny(
+    family: str = "llama",
+    *,
+    dtype: torch.dtype = torch.float64,
+    seed: int = 0,
+    weight_scale: float = 0.2,
+    **overrides: Any,
+) -> Any:
     """A random Transformers causal LM (eager attention, eval). Leaves the global random state as it was.
 
-    Weights are drawn wide (std 0.2, norm weights and biases too), so that an error anywhere shows in the logits.
+    Weights are drawn wide (norm weights and biases too), so that an error anywhere shows in the logits.
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -126,7 +133,7 @@ def tiny(family: str = "llama", *, dtype: torch.dtype = torch.float64, seed: int
         generator = torch.Generator().manual_seed(seed + 1)
         with torch.no_grad():
             for name, param in module.named_parameters():
-                noise = torch.randn(param.shape, generator=generator) * 0.2
+                noise = torch.randn(param.shape, generator=generator) * weight_scale
                 param.copy_(param + noise if param.ndim == 1 or name.endswith("norm.weight") else noise)
     if dtype == torch.float64:
         module.set_experts_implementation("eager")  # grouped matrix products exist up to float32 only
