@@ -177,6 +177,17 @@ def test_damaged_checkpoints_are_passed_over(tmp_path: Path, damage: Callable[[P
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step-1", "step-2", "step-3"]
 
 
+def test_a_run_whose_checkpoints_are_all_damaged_does_not_begin_from_nothing(tmp_path: Path):
+    store = CheckpointStore(tmp_path, keep_last=2)
+    (tmp_path / "step-1.tmp").mkdir()
+    assert store.latest() is None, "nothing was ever finished"
+    for step in (1, 2):
+        save(store, step)
+        damage_tensor_byte(tmp_path / f"step-{step}")
+    with pytest.raises(RunError, match=r"no checkpoint in .* is whole: step 1, 2 damaged.*--overwrite"):
+        store.latest()
+
+
 def test_later_checkpoints_can_be_discarded(tmp_path: Path):
     store = CheckpointStore(tmp_path, keep_last=4)
     for step in (1, 2, 3, 4):
@@ -296,6 +307,38 @@ def test_a_kill_at_any_line_of_a_save_leaves_a_good_checkpoint(tmp_path: Path, m
         left = sorted(path.name for path in store.folder.iterdir())
         assert left == ["step-4", "step-5"], "what the killed process left is gone"
     assert found_steps == {3, 4}, "some kills came before the rename and some after it"
+
+
+@pytest.mark.parametrize(("kill_before", "found"), [(1, "step-3"), (2, "step-3.replaced"), (3, "step-3")])
+def test_a_kill_while_the_only_checkpoint_is_saved_again_leaves_it(tmp_path: Path, kill_before: int, found: str):
+    """The old one counts until the new one stands: before, between and after the two renames (3: of the next save)."""
+    store = CheckpointStore(tmp_path, keep_last=1)
+    save(store, 3, best=True)
+
+    def work() -> None:
+        renames = []
+        rename = os.rename
+
+        def counting(*paths: Path) -> None:
+            renames.append(paths)
+            if len(renames) == kill_before:
+                os.kill(os.getpid(), signal.SIGKILL)
+            rename(*paths)
+
+        store_module.os.rename = counting
+        save(store, 3, best=True)
+        save(store, 3, best=True)
+
+    assert exit_code(fork(work)) == -signal.SIGKILL
+    latest = store.latest()
+    assert latest is not None
+    assert latest.folder.name == found
+    check_is_whole(store, 3)
+    assert (store.steps(), store.best_step) == ([3], 3)
+    save(store, 3)
+    assert [path.name for path in tmp_path.iterdir()] == ["step-3"]
+    save(store, 4)
+    assert [path.name for path in tmp_path.iterdir()] == ["step-4"]
 
 
 def test_a_kill_from_outside_leaves_a_good_checkpoint(tmp_path: Path):

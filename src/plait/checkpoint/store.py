@@ -6,6 +6,7 @@
             state.json            everything else
             manifest.json         length and CRC-32 of the two; whether this was the best checkpoint so far
         step-13.tmp/              being written, or left by a killed process: ignored, then removed
+        step-12.replaced/         while step 12 is saved a second time; counts as step 12 until that one stands
 
 The newest checkpoint that says it is the best is never pruned.
 A process may be killed, or the machine fall, at any moment: `latest` finds the last one that was finished.
@@ -33,7 +34,7 @@ from plait.models.tensor_file import FileDigest, TensorEntry, file_bytes, write_
 
 _TENSORS, _STATE, _MANIFEST = "tensors.safetensors", "state.json", "manifest.json"
 _FORMAT = 1
-_STEP_NAME = re.compile(r"step-(\d+)")
+_STEP_NAME = re.compile(r"step-(\d+)(\.replaced)?")
 _READ_BYTES = 16 << 20
 _DTYPE_NAMES: Mapping[torch.dtype, str] = {
     torch.float64: "F64",
@@ -101,8 +102,9 @@ class CheckpointStore:
             manifest = {"format": _FORMAT, "step": step, "best": best, "files": files}
             _write_durably(part / _MANIFEST, json.dumps(manifest, indent=1).encode())
             _sync_folder(part)
-            if final.exists():  # a broken one of an earlier life, or the same step saved twice
-                os.rename(final, self._path(step, ".old.tmp"))
+            if final.exists():  # a damaged one, or the same step saved twice
+                shutil.rmtree(self._path(step, ".replaced"), ignore_errors=True)
+                os.rename(final, self._path(step, ".replaced"))
             os.rename(part, final)
             _sync_folder(self.folder)
         except OSError as error:
@@ -114,11 +116,21 @@ class CheckpointStore:
         return final
 
     def latest(self) -> Checkpoint | None:
-        """Return the newest whole checkpoint, or None; unfinished and damaged ones are passed over."""
-        for step in reversed(self.steps()):
-            if (found := self._read(step)) is not None:
-                return found
-        return None
+        """Return the newest whole checkpoint; None when none was ever finished. Damaged ones are passed over.
+
+        Raises:
+            RunError: there are checkpoints and all are damaged, so that going on would begin from nothing.
+        """
+        newest = self._newest_whole()
+        if newest is None and (damaged := self.steps()):
+            raise RunError(
+                f"no checkpoint in {self.folder} is whole: step {', '.join(map(str, damaged))} damaged, though "
+                "each was finished once. Put one back from a copy, or begin anew with another `run_dir` or --overwrite true."
+            )
+        return newest
+
+    def _newest_whole(self) -> Checkpoint | None:
+        return next((found for step in reversed(self.steps()) if (found := self._read(step))), None)
 
     def at(self, step: int) -> Checkpoint:
         """Return the checkpoint of `step`.
@@ -130,7 +142,7 @@ class CheckpointStore:
         if found is None:
             whole = [other for other in self.steps() if self._read(other)]
             raise RunError(
-                f"{self._path(step)} is {'damaged' if self._path(step).exists() else 'not there'}; "
+                f"{self._path(step)} is {'damaged' if self._where(step).exists() else 'not there'}; "
                 f"whole checkpoints: {', '.join(f'step {other}' for other in whole) or 'none'}"
             )
         return found
@@ -140,7 +152,7 @@ class CheckpointStore:
         if not self.folder.is_dir():
             return []
         names = (_STEP_NAME.fullmatch(path.name) for path in self.folder.iterdir())
-        return sorted(int(name.group(1)) for name in names if name)
+        return sorted({int(name.group(1)) for name in names if name})
 
     @property
     def best_step(self) -> int | None:
@@ -155,8 +167,13 @@ class CheckpointStore:
     def _path(self, step: int, suffix: str = "") -> Path:
         return self.folder / f"step-{step}{suffix}"
 
+    def _where(self, step: int) -> Path:
+        """The folder that counts as the checkpoint of `step`."""
+        folder = self._path(step)
+        return folder if folder.exists() else self._path(step, ".replaced")
+
     def _read(self, step: int) -> Checkpoint | None:
-        folder, manifest = self._path(step), self._manifest(step)
+        folder, manifest = self._where(step), self._manifest(step)
         if manifest.get("format") != _FORMAT or manifest.get("step") != step:
             return None
         try:
@@ -171,7 +188,7 @@ class CheckpointStore:
     def _manifest(self, step: int) -> dict[str, Any]:
         """The manifest of `step`; empty when it cannot be read."""
         try:
-            manifest = json.loads((self._path(step) / _MANIFEST).read_bytes())
+            manifest = json.loads((self._where(step) / _MANIFEST).read_bytes())
         except (OSError, ValueError):
             return {}
         return manifest if isinstance(manifest, dict) else {}
@@ -185,22 +202,24 @@ class CheckpointStore:
 
     def _remove(self, step: int) -> None:
         """Renamed first, so that a kill on the way leaves no half-removed checkpoint under a valid name."""
+        if self._path(step).exists():
+            shutil.rmtree(self._path(step, ".replaced"), ignore_errors=True)
         doomed = self._path(step, ".old.tmp")
         shutil.rmtree(doomed, ignore_errors=True)
-        os.rename(self._path(step), doomed)
+        os.rename(self._where(step), doomed)
         shutil.rmtree(doomed, ignore_errors=True)
 
     def _remove_leftovers(self) -> None:
-        for path in self.folder.glob("*.tmp"):
-            if path.is_dir():
+        for path in self.folder.glob("step-*.tmp"):
+            shutil.rmtree(path)
+        for path in self.folder.glob("step-*.replaced"):
+            if path.with_suffix("").exists():
                 shutil.rmtree(path)
-            else:
-                path.unlink()
 
     def _refusal(self, step: int, error: OSError, needed_bytes: int) -> str:
         stat = os.statvfs(self.folder if self.folder.exists() else self.folder.parent)
         free_bytes = stat.f_bavail * stat.f_frsize
-        last = self.latest()
+        last = self._newest_whole()
         good = f"the last good one is step {last.step}, {last.folder}" if last else "there is no earlier one"
         return (
             f"the checkpoint of step {step} cannot be written to {self.folder}: {error.strerror or error}; it needs "
