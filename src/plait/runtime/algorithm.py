@@ -67,5 +67,5 @@ def _from_file(path: Path, function: str) -> Callable[..., Any]:
     flow = getattr(module, function, None)
     if not callable(flow):
         functions = [name for name, value in vars(module).items() if inspect.isfunction(value)]
-        raise ConfigError(f"key `algorithm`: `{path}` has no function `{function}`{nearest(function, functions)}")
+        raise ConfigError(f"key `algorithm`: `{path}` has no function `{function}`; it has {', '.join(functions)}")
     return flow

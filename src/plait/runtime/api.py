@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -43,36 +44,40 @@ def train(
         RunError: the run had to stop.
     """
     overrides = [pair for name, value in keys.items() for pair in _flatten(name, value)]
-    if isinstance(algorithm, str):
-        overrides.append(("algorithm", algorithm))
-    if isinstance(reward, str):
-        overrides.append(("reward.functions", [reward]))
+    if algorithm is not None:
+        overrides.append(("algorithm", algorithm if isinstance(algorithm, str) else path_of(algorithm)))
+    if reward is not None:
+        overrides.append(("reward.functions", [reward if isinstance(reward, str) else path_of(reward)]))
     if isinstance(recipe, Recipe):
         if overrides:
             raise ConfigError(f"give keys in the Recipe itself, found {sorted(key for key, _ in overrides)} beside it")
         loaded = recipe
     else:
         loaded = load_recipe(None if recipe is None else Path(recipe), overrides)
-    return run(
-        loaded,
-        resume=resume,
-        flow=algorithm if callable(algorithm) else None,
-        reward=reward if callable(reward) else None,
-    )
+    return run(loaded, resume=resume, flow=algorithm if callable(algorithm) else None)
 
 
-def run(
-    recipe: Recipe,
-    *,
-    resume: bool = False,
-    flow: Callable[..., Any] | None = None,
-    reward: Callable[..., Any] | None = None,
-) -> Outcome:
-    """Prepare, open, train, close."""
+def run(recipe: Recipe, *, resume: bool = False, flow: Callable[..., Any] | None = None) -> Outcome:
+    """Prepare, open, train, close. `flow` is the function that `recipe.algorithm` names, where it is at hand."""
     set_threads(recipe.threads)
-    prepared = prepare(recipe, flow=flow, reward=reward)
+    prepared = prepare(recipe, flow=flow)
     with open_session(prepared, resume=resume) as session:
         return train_session(session)
+
+
+def path_of(function: Callable[..., Any]) -> str:
+    """`FILE.py:FUNCTION`, under which a run's recipe names a function given from Python, and finds it again.
+
+    Raises:
+        ConfigError: the function is not defined at the top level of a file.
+    """
+    file = inspect.getsourcefile(function) if inspect.isfunction(function) else None
+    if file is None or "." in function.__qualname__ or not Path(file).is_file():
+        raise ConfigError(
+            f"`{getattr(function, '__qualname__', function)}` cannot be named in a recipe: give a function that is "
+            "defined at the top level of a file, or its path FILE.py:FUNCTION"
+        )
+    return f"{file}:{function.__name__}"
 
 
 def set_threads(threads: int) -> None:

@@ -36,6 +36,8 @@ class StepState:
     """Id of each GENERATE node → its rows."""
     generated: dict[int, Rows] = field(default_factory=dict)
     """The same before samples without a reward were dropped."""
+    tickets: dict[int, int] = field(default_factory=dict)
+    """Ticket of a group at the reward functions → id of the SCORE node that sent it."""
     scores: dict[int, list[GroupScores]] = field(default_factory=dict)
     """Id of each SCORE node of a reward function → what its functions said, group by group."""
     metrics: dict[str, float] = field(default_factory=dict)
@@ -62,10 +64,14 @@ class Executor:
     def run_step(self, step: int, prompts: Sequence[Prompt]) -> StepState:
         """Generate, score, compute and train, in the order of the graph.
 
+        Args:
+            step: steps done before this one; it keys the draws. Logs and traces count from 1.
+
         Raises:
             RunError: every sample of the step lost its reward, or a call failed.
         """
         state = StepState(step, prompts)
+        self.recorder.step = step + 1
         for node in self.flow.nodes:
             match node.kind:
                 case CallKind.GENERATE:
@@ -105,15 +111,15 @@ class Executor:
                 group.append(sample)
                 if len(group) == count:
                     group.sort(key=lambda member: member.index)
-                    for role in readers:
-                        role.pool.submit(group)
+                    for reader, role in readers:
+                        state.tickets[role.pool.submit(group)] = reader.id
         rows = Rows(tuple(sample for group in groups.values() for sample in group)).ordered()
         state.tables[node.id] = state.generated[node.id] = rows.with_column(node.outputs[0], rows.sampling_logprobs)
 
-    def _reward_calls(self, node: Node) -> list[FunctionRole]:
-        """Roles of functions that score the samples of a GENERATE node."""
+    def _reward_calls(self, node: Node) -> list[tuple[Node, FunctionRole]]:
+        """The calls of functions that score the samples of a GENERATE node."""
         reads = [n for n in self.flow.nodes if n.kind is CallKind.SCORE and n.rows == node.id]
-        return [role for n in reads if isinstance(role := self.roles[_role(n)], FunctionRole)]
+        return [(n, role) for n in reads if isinstance(role := self.roles[_role(n)], FunctionRole)]
 
     def _reward(self, node: Node, state: StepState) -> None:
         """Collect the scores of the groups that went out during generation; drop samples that got none."""
@@ -121,10 +127,11 @@ class Executor:
         assert isinstance(role, FunctionRole)
         self.progress.phase(node.call, len(state.prompts), "groups")
         with self.recorder.span(node.call, "SCORE", _role(node), lane="host"):
-            scores = role.pool.wait()
+            for group in role.pool.wait():
+                state.scores.setdefault(state.tickets[group.ticket], []).append(group)
+        scores = state.scores[node.id]
         for failure in (failure for group in scores for failure in group.failures):
             self.progress.message(str(failure))
-        state.scores[node.id] = scores
         by_sample = {s.uid: reward for group in scores for s, reward in zip(group.samples, group.rewards, strict=True)}
         _add(state, node.outputs[0], np.array([by_sample[s.uid] for s in state.tables[node.rows].samples]))
         rows = state.tables[node.rows]

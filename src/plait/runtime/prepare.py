@@ -13,7 +13,7 @@ from plait.data.sources import Splits, open_splits
 from plait.dataflow import CallKind, Dataflow
 from plait.errors import ConfigError, FlowError, ModelError
 from plait.models.hub import read_config, resolve
-from plait.rewards.functions import RewardFunction, functions_of, reward_functions
+from plait.rewards.functions import RewardFunction, functions_of
 from plait.runtime.algorithm import load_flow, trace_algorithm
 from plait.runtime.estimate import ModelShape
 from plait.runtime.recipe import Recipe
@@ -48,13 +48,11 @@ class Prepared:
         )
 
 
-def prepare(
-    recipe: Recipe, *, flow: Callable[..., Any] | None = None, reward: Callable[..., Any] | None = None
-) -> Prepared:
+def prepare(recipe: Recipe, *, flow: Callable[..., Any] | None = None) -> Prepared:
     """Resolve a recipe.
 
     Args:
-        flow, reward: callables given from Python instead of `algorithm` and `reward.functions`.
+        flow: the function that `recipe.algorithm` names, where it is at hand.
 
     Raises:
         UserError: a key, the flow, the data or the model cannot be used; the message names the key and the remedy.
@@ -64,7 +62,7 @@ def prepare(
     algorithm = flow or load_flow(recipe.algorithm)
     dataflow = trace_algorithm(algorithm, recipe.options, (*MODEL_ROLES, *FUNCTION_ROLES))
     check_calls(dataflow)
-    functions = reward_functions([reward]) if reward else functions_of(recipe.reward, task=recipe.data.task)
+    functions = functions_of(recipe.reward, task=recipe.data.task)
     shape = ModelShape.from_config(read_config(recipe.model))
     splits = open_splits(recipe.data, recipe.evaluation.items)
     tokenizer = load_tokenizer(recipe.model)

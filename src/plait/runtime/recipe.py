@@ -21,6 +21,8 @@ from plait.generation.settings import SamplingSettings
 from plait.rewards.settings import RewardSettings
 from plait.training.settings import OptimizerSettings
 
+LIST_HINT = "; `plait train --help-all` lists every key"
+
 
 class DType(StrEnum):
     FLOAT64 = "float64"
@@ -171,7 +173,7 @@ def _check_names(tree: Mapping[str, Any]) -> None:
             info = model.model_fields.get(name)
             if info is None:
                 full = f"{prefix}{name}"
-                raise ConfigError(f"unknown key `{full}`{nearest(full, valid)}")
+                raise ConfigError(f"unknown key `{full}`{nearest(full, valid) or LIST_HINT}")
             section = _section(info.annotation)
             if section is not None:
                 if not isinstance(value, Mapping):
@@ -182,13 +184,13 @@ def _check_names(tree: Mapping[str, Any]) -> None:
 
 
 def nearest(name: str, names: Sequence[str]) -> str:
-    """` (did you mean …?)`, or nothing when no valid name is near; a bare leaf name finds its section too."""
+    """`; did you mean …?`, or nothing when no valid name is near; a bare leaf name finds its section too."""
     close = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
     if not close:
         leaves = {full.rsplit(".", 1)[-1]: full for full in names}
         match = difflib.get_close_matches(name.rsplit(".", 1)[-1], list(leaves), n=1, cutoff=0.7)
         close = [leaves[match[0]]] if match else []
-    return f"; did you mean `{close[0]}`?" if close else "; `plait train --help-all` lists every key"
+    return f"; did you mean `{close[0]}`?" if close else ""
 
 
 def _explain(error: ValidationError) -> str:

@@ -1,0 +1,57 @@
+"""A tiny model as a checkpoint folder, and recipes that train it in a second."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from plait.models.language_model import save_pretrained
+from plait.runtime.recipe import Recipe, load_recipe
+from tests.models.tiny import tiny_model, tiny_tokenizer
+
+REWARD = """
+def count_sevens(completions, **columns):
+    return [float(text.count("7")) for text in completions]
+"""
+
+
+@pytest.fixture(scope="session")
+def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("models") / "tiny"
+    model = tiny_model("llama", dtype=torch.float32)
+    model.tokenizer = tiny_tokenizer()
+    save_pretrained(model, folder)
+    return folder
+
+
+@pytest.fixture
+def make_recipe(tiny_folder: Path, tmp_path: Path) -> Callable[..., Recipe]:
+    """`make_recipe(steps=3, sampling={...})`: a recipe over 12 prompts with a reward of one's own."""
+    (tmp_path / "prompts.jsonl").write_text(
+        "".join(json.dumps({"prompt": f"what is {i} plus 4?"}) + "\n" for i in range(12))
+    )
+    (tmp_path / "reward.py").write_text(REWARD)
+
+    def make(**keys: Any) -> Recipe:
+        tree: dict[str, Any] = {
+            "model": str(tiny_folder),
+            "steps": 2,
+            "prompts_per_step": 3,
+            "samples_per_prompt": 4,
+            "data.source": str(tmp_path / "prompts.jsonl"),
+            "reward.functions": [f"{tmp_path}/reward.py:count_sevens"],
+            "sampling.max_response_tokens": 6,
+            "optimizer.learning_rate": 1e-3,
+            "options": {"kl_coef": 0.05},
+            "dtype": "float32",
+            "threads": 1,
+            "run_dir": str(tmp_path / "run"),
+        }
+        return load_recipe(None, list((tree | keys).items()))
+
+    return make

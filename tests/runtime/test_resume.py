@@ -1,0 +1,154 @@
+"""Exact resume: a run killed at any moment and resumed ends as the undisturbed one, each step once in every log."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import random
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from plait.checkpoint import store
+from plait.runtime.api import run
+from plait.runtime.recipe import Recipe
+
+MakeRecipe = Callable[..., Recipe]
+STEPS = 5
+KEYS: dict[str, Any] = {
+    "steps": STEPS,
+    "checkpoint.every": 2,
+    "evaluation.items": 3,
+    "evaluation.every": 2,
+    "options": {"kl_coef": 0.05, "mini_batches": 2, "epochs": 2},
+}
+
+
+def in_child(work: Callable[[], object]) -> int:
+    """Fork (torch is imported already, and runs one thread), do `work`, leave; returns the child's pid."""
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            os.setpgid(0, 0)
+            with open(os.devnull, "w") as null:
+                os.dup2(null.fileno(), 2)
+            work()
+            code = 0
+        finally:
+            os._exit(code)
+    return pid
+
+
+def wait_for(pid: int, deadline_s: float) -> int:
+    """Exit status of the child; the test fails if it outlives the deadline."""
+    end = time.monotonic() + deadline_s
+    while time.monotonic() < end:
+        done, status = os.waitpid(pid, os.WNOHANG)
+        if done:
+            return os.waitstatus_to_exitcode(status)
+        time.sleep(0.002)
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    pytest.fail(f"the run did not end within {deadline_s} s")
+
+
+def result_of(run_dir: Path) -> dict[str, Any]:
+    """Everything that must not depend on the kill."""
+    metrics = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    plain = [{k: v for k, v in row.items() if not k.startswith(("timing_", "perf/"))} for row in metrics]
+    samples = {path.name: path.read_text() for path in sorted((run_dir / "samples").iterdir())}
+    weights = hashlib.sha256((run_dir / "final/model.safetensors").read_bytes()).hexdigest()
+    masters = hashlib.sha256((run_dir / f"checkpoints/step-{STEPS}/tensors.safetensors").read_bytes()).hexdigest()
+    return {"metrics": plain, "samples": samples, "weights": weights, "masters": masters}
+
+
+def steps_in_trace(run_dir: Path) -> list[int]:
+    """The step of each optimizer step in the trace, in order."""
+    lines = [line.rstrip(",\n") for line in (run_dir / "trace.json").read_text().splitlines()[1:]]
+    events = [json.loads(line) for line in lines if line not in ("", "]")]
+    return [event["args"]["step"] for event in events if event["name"].endswith("/step")]
+
+
+def kill_and_resume(make_recipe: MakeRecipe, tmp_path: Path, points: int, seed: int) -> None:
+    whole = make_recipe(run_dir=str(tmp_path / "whole"), **KEYS)
+    started = time.monotonic()
+    assert wait_for(in_child(lambda: run(whole)), 120) == 0
+    seconds = time.monotonic() - started
+    expected = result_of(whole.run_dir)
+    assert [row["step"] for row in expected["metrics"]] == list(range(STEPS + 1))
+
+    draw = random.Random(seed)
+    killed = 0
+    for point in range(points):
+        recipe = make_recipe(run_dir=str(tmp_path / f"killed-{point}"), **KEYS)
+        if point % 4 == 0:
+            killed += kill_inside_save(recipe, nth_save=draw.randrange(3), after_calls=draw.randrange(12))
+        else:
+            pid = in_child(lambda recipe=recipe: run(recipe))
+            time.sleep(draw.uniform(0.0, 1.05 * seconds))
+            killed += kill(pid)
+        resume = (recipe.run_dir / "recipe.yaml").is_file()  # killed before that, there is nothing to resume
+        assert wait_for(in_child(lambda recipe=recipe, resume=resume: run(recipe, resume=resume)), 120) == 0, point
+        assert result_of(recipe.run_dir) == expected, f"kill point {point}"
+        assert sorted(set(steps_in_trace(recipe.run_dir))) == list(range(1, STEPS + 1))
+        assert len(steps_in_trace(recipe.run_dir)) == 4 * STEPS, "each optimizer step once in the trace"
+    assert killed >= points // 2, "most points hit a living run"
+
+
+def kill(pid: int) -> bool:
+    """SIGKILL; whether the child was still alive."""
+    done, _ = os.waitpid(pid, os.WNOHANG)
+    if done:
+        return False
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    return True
+
+
+def kill_inside_save(recipe: Recipe, nth_save: int, after_calls: int) -> bool:
+    """The child kills itself at the `after_calls`-th system-level write, sync or rename of a checkpoint's save."""
+
+    def work() -> None:
+        calls = {"saves": -1, "left": after_calls, "inside": False}
+        save = store.CheckpointStore.save
+
+        def counting_save(self: store.CheckpointStore, *args: Any, **kwargs: Any) -> Any:
+            calls["saves"] += 1
+            calls["inside"] = calls["saves"] == nth_save
+            try:
+                return save(self, *args, **kwargs)
+            finally:
+                if calls["inside"]:
+                    os.kill(os.getpid(), signal.SIGKILL)
+
+        def dying(function: Callable[..., Any]) -> Callable[..., Any]:
+            def call(*args: Any, **kwargs: Any) -> Any:
+                if calls["inside"]:
+                    if calls["left"] == 0:
+                        os.kill(os.getpid(), signal.SIGKILL)
+                    calls["left"] -= 1
+                return function(*args, **kwargs)
+
+            return call
+
+        store.CheckpointStore.save = counting_save  # type: ignore[method-assign]
+        for name in ("fsync", "rename", "replace", "open", "mkdir", "unlink"):
+            setattr(os, name, dying(getattr(os, name)))
+        run(recipe)
+
+    return wait_for(in_child(work), 120) == -signal.SIGKILL
+
+
+def test_killed_runs_resume_exactly(make_recipe: MakeRecipe, tmp_path: Path) -> None:
+    kill_and_resume(make_recipe, tmp_path, points=20, seed=0)
+
+
+@pytest.mark.slow
+def test_killed_runs_resume_exactly_100(make_recipe: MakeRecipe, tmp_path: Path) -> None:
+    kill_and_resume(make_recipe, tmp_path, points=100, seed=1)
