@@ -125,7 +125,7 @@ class CheckpointStore:
         if newest is None and (damaged := self.steps()):
             raise RunError(
                 f"no checkpoint in {self.folder} is whole: step {', '.join(map(str, damaged))} damaged, though "
-                "each was finished once. Put one back from a copy, or begin anew: another `run_dir`, or --overwrite true."
+                "each was finished once. Put a copy back, or begin anew (another `run_dir`, --overwrite true)."
             )
         return newest
 
