@@ -8,9 +8,10 @@ import itertools
 import json
 import os
 import pickle
+import signal
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from plait.data.sources import Row, nearest
@@ -23,7 +24,9 @@ PATIENCE = 20
 """A task counts as used up when this many draws per distinct question (and 2048 more) brought nothing new."""
 
 DRAW_LIMIT_S = 1800.0
-"""Some tasks take half a second for a question."""
+"""For all questions: some tasks take half a second for one."""
+QUESTION_LIMIT_S = 60
+"""For one: with some parameters (base_conversion with one base only) a task looks for a question for ever."""
 
 NONSENSE = "no answer at all"
 
@@ -65,7 +68,13 @@ def create_task(name: str, parameters: Mapping[str, Any], *, seed: int = 0, size
 
 
 def draw_in_child(
-    name: str, parameters: Mapping[str, Any], seed: int, held_out: int, wanted: int
+    name: str,
+    parameters: Mapping[str, Any],
+    seed: int,
+    held_out: int,
+    wanted: int,
+    *,
+    question_limit_s: int = QUESTION_LIMIT_S,
 ) -> tuple[list[Row], list[Row]]:
     """`draw`, in a process whose string hashes are fixed.
 
@@ -73,14 +82,14 @@ def draw_in_child(
     their questions differ from process to process: a run would not be the same again, nor its held-out items.
 
     Raises:
-        DataError: see `draw`.
+        DataError: see `draw`; or the drawing takes too long.
     """
     boot = "import sys, json; sys.path[:] = json.loads(sys.argv[1]); from plait.data.tasks import _child; _child()"
     paths = json.dumps([path for path in sys.path if isinstance(path, str)])
     try:
         done = subprocess.run(
             [sys.executable, "-c", boot, paths],
-            input=pickle.dumps((name, dict(parameters), seed, held_out, wanted)),
+            input=pickle.dumps((question_limit_s, (name, dict(parameters), seed, held_out, wanted))),
             stdout=subprocess.PIPE,
             env=os.environ | {"PYTHONHASHSEED": "0"},
             timeout=DRAW_LIMIT_S,
@@ -91,6 +100,10 @@ def draw_in_child(
             f"drawing {held_out + wanted} questions of `{name}` took more than {DRAW_LIMIT_S:.0f} s; lower `data.size`"
         ) from None
     except subprocess.CalledProcessError as error:
+        if error.returncode == -signal.SIGALRM:
+            raise DataError(
+                f"task `{name}` found no question within {question_limit_s} s; change `data.parameters`"
+            ) from None
         raise DataError(f"drawing questions of `{name}` failed (exit code {error.returncode}); see above") from None
     outcome = pickle.loads(done.stdout)
     if isinstance(outcome, str):
@@ -103,15 +116,28 @@ def _child() -> None:
     os.dup2(2, 1)  # what the package may print
     outcome: Any
     try:
-        outcome = draw(*pickle.load(sys.stdin.buffer))
+        limit_s, request = pickle.load(sys.stdin.buffer)
+        outcome = draw(*request, watch=lambda rows: _watched(rows, limit_s))
     except DataError as error:
         outcome = str(error)
     pickle.dump(outcome, replies)
     replies.close()
 
 
+def _watched(rows: Iterator[Row], limit_s: int) -> Iterator[Row]:
+    """End this process by SIGALRM when the next row takes longer than `limit_s`."""
+    while True:
+        signal.alarm(limit_s)
+        yield next(rows)
+
+
 def draw(
-    name: str, parameters: Mapping[str, Any], seed: int, held_out: int, wanted: int
+    name: str,
+    parameters: Mapping[str, Any],
+    seed: int,
+    held_out: int,
+    wanted: int,
+    watch: Callable[[Iterator[Row]], Iterator[Row]] = iter,
 ) -> tuple[list[Row], list[Row]]:
     """(`held_out` rows, `wanted` others), all of distinct questions; fewer where the task is used up.
 
@@ -120,7 +146,7 @@ def draw(
     Raises:
         DataError: see `draw_rows`.
     """
-    rows = distinct(draw_rows(name, parameters, seed))
+    rows = distinct(watch(draw_rows(name, parameters, seed)))
     return list(itertools.islice(rows, held_out)), list(itertools.islice(rows, wanted))
 
 
