@@ -86,6 +86,11 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "glm": {},
     "gpt_neox": {},
     "deepseek_v3": MLA,
+    "gpt2": {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 256},
+    "olmo3": ALTERNATING,
+    "cohere2": {**ALTERNATING, "logit_scale": 0.25},
+    "glm4": {},
+    "deepseek_v2": MLA,
 }
 
 

@@ -75,12 +75,9 @@ def attention_forward(
 ) -> tuple[Tensor, None]:
     """The function registered with Transformers: query [1, Hq, T, D], key [1, Hkv, T, D] → ([1, T, Hq, E], None)."""
     if context is None:
-        raise ModelError(
-            f"model: {type(module).__name__} does not get the keyword arguments of the forward, so that its attention "
-            "cannot be told what to attend to. Set `model` to another family."
-        )
-    assert attention_mask is None, "masks belong to the context"
-    assert position_bias is None, "a position bias cannot be applied by the contexts"
+        raise _refusal(module, "it does not get the keyword arguments of the forward, which say what to attend to")
+    if attention_mask is not None or position_bias is not None:
+        raise _refusal(module, "it adds a mask or bias of its own to the scores")
     assert dropout == 0.0, "dropout is off"
     assert query.shape[0] == 1, f"one packed row, got {query.shape[0]}"
     out_TE = context.attend(
@@ -94,6 +91,11 @@ def attention_forward(
         sinks=s_aux,
     )
     return out_TE.unsqueeze(0), None
+
+
+def _refusal(module: torch.nn.Module, cause: str) -> ModelError:
+    name = type(module).__name__
+    return ModelError(f"model: {name} is refused by the self-check: {cause}. Set `model` to another family.")
 
 
 def register() -> None:

@@ -18,6 +18,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from plait.errors import ModelError
+
 
 @dataclass(frozen=True)
 class Head:
@@ -50,26 +52,59 @@ class Head:
         return F.linear(hidden_NH, self.weight, self.bias) if self.linear else self.family(hidden_NH)
 
 
+class _DecoderOutput(tuple):
+    """What a family's `forward` reads of its decoder: the hidden states, by index or by name; the rest is None."""
+
+    __slots__ = ()
+
+    def __getattr__(self, name: str) -> Any:
+        return self[0] if name == "last_hidden_state" else None
+
+
 class _PassHidden(nn.Module):
     """Stands in for the decoder."""
 
-    def forward(self, input_ids: Any = None, *, inputs_embeds: Tensor, **_: Any) -> Any:
-        from transformers.modeling_outputs import MoeModelOutputWithPast
-
-        return MoeModelOutputWithPast(last_hidden_state=inputs_embeds)
+    def forward(self, input_ids: Any = None, *, inputs_embeds: Tensor, **_: Any) -> _DecoderOutput:
+        return _DecoderOutput((inputs_embeds,))
 
 
 def find_head(module: Any) -> Head:
-    """The head of a Transformers causal LM, by the fast path when that is proven equal on random hidden states."""
+    """The head of a Transformers causal LM, by the fast path when that is proven equal on random hidden states.
+
+    Raises:
+        ModelError: the family's forward does more with its decoder than to call it.
+    """
     stage = copy.copy(module)
     stage._modules = {**module._modules, module.base_model_prefix: _PassHidden()}
 
     def family(hidden_NH: Tensor) -> Tensor:
         return stage(inputs_embeds=hidden_NH[None], use_cache=False).logits[0]
 
-    params = tuple(stage.parameters())
-    linear = Head(family, params, linear=True)
-    return linear if _is_linear(module, params) and _agree(linear) else Head(family, params)
+    head = Head(family, tuple(stage.parameters()))
+    hidden_NH = _random_hidden(module)
+    try:
+        with torch.no_grad():
+            logits_NV = family(hidden_NH)
+    except (AttributeError, TypeError, ValueError, IndexError, KeyError, RuntimeError) as error:
+        raise ModelError(
+            f"model: {type(module).__name__} is refused: its head cannot be run without its decoder "
+            f"({type(error).__name__}: {error}). Set `model` to another family."
+        ) from error
+    if not _is_linear(module, head.params):
+        return head
+    linear = Head(family, head.params, linear=True)
+    with torch.no_grad():
+        return linear if torch.equal(linear(hidden_NH), logits_NV) else head
+
+
+def _random_hidden(module: Any) -> Tensor:
+    """[6, H] from small to large: a softcap shows on large logits only, in narrow dtypes."""
+    weight = module.get_input_embeddings().weight
+    hidden_size = module.config.get_text_config().hidden_size
+    generator = torch.Generator().manual_seed(0)
+    random_NH = torch.randn(6, hidden_size, generator=generator, dtype=torch.float64)
+    scale_N = torch.tensor([0.1, 1.0, 1.0, 10.0, 100.0, 1000.0], dtype=torch.float64)
+    return (random_NH * scale_N[:, None]).to(weight.device, weight.dtype)
 
 
 def _is_linear(module: Any, params: tuple[nn.Parameter, ...]) -> bool:
@@ -78,14 +113,3 @@ def _is_linear(module: Any, params: tuple[nn.Parameter, ...]) -> bool:
         return False
     own = [output.weight] if output.bias is None else [output.weight, output.bias]
     return len(own) == len(params) and all(mine is theirs for mine, theirs in zip(own, params, strict=True))
-
-
-@torch.no_grad()
-def _agree(linear: Head) -> bool:
-    """Bitwise equality of the two paths, on small and on large logits (where a softcap shows in any dtype)."""
-    weight = linear.params[0]
-    generator = torch.Generator().manual_seed(0)
-    random_NH = torch.randn(6, weight.shape[1], generator=generator, dtype=torch.float64)
-    scale = torch.tensor([0.1, 1.0, 1.0, 10.0, 100.0, 1000.0], dtype=torch.float64)
-    hidden_NH = (random_NH * scale[:, None]).to(weight.device, weight.dtype)
-    return torch.equal(linear(hidden_NH), linear.family(hidden_NH))

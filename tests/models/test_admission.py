@@ -1,0 +1,106 @@
+"""What is refused, by which check, and with which measurement; what is left untouched."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from plait.errors import ModelError
+from plait.models import admission
+from plait.models.language_model import from_module
+from tests.models.tiny import FAMILIES, MOE, tiny, tiny_model
+
+LINEAR: dict[str, Any] = {
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 2,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8,
+    "linear_conv_kernel_dim": 2,
+    "layer_types": ["linear_attention", "full_attention"],
+}
+SHARED_EXPERT = {**MOE, "shared_expert_intermediate_size": 24}
+REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
+    "qwen3_next": ("backend flag", {**LINEAR, **SHARED_EXPERT}),
+    "qwen3_5_text": ("backend flag", LINEAR),
+    "qwen3_5_moe_text": ("backend flag", {**LINEAR, **SHARED_EXPERT}),
+    "olmo_hybrid": ("backend flag", LINEAR),
+    "inkling_text": ("backend flag", MOE),
+    "jamba": ("backend flag", MOE),
+    "minimax": ("layer types: 1 of 2 layers are linear_attention", {**MOE, "layer_types": LINEAR["layer_types"]}),
+    "lfm2": ("layer types: 1 of 2 layers are conv", {"layer_types": ["conv", "full_attention"]}),
+    "llama4_text": (
+        "layer types: 1 of 2 layers are chunked_attention",
+        {**MOE, "intermediate_size_mlp": 48, "layer_types": ["chunked_attention", "full_attention"]},
+    ),
+    "hrm_text": (r"self-check: attention ran for layers \[0, 0, ", {}),
+    "diffllama": (r"self-check: attention ran for layers \[0, 0, 1, 1\], expected each of 0 … 1 once", {}),
+    "nemotron": ("self-check: it does not get the keyword arguments", {}),
+    "doge": ("self-check: it adds a mask or bias of its own", {}),
+    "opt": ("its head cannot be run without its decoder", {"ffn_dim": 48, "word_embed_proj_dim": 32}),
+}
+
+
+@pytest.mark.parametrize("family", REFUSED)
+def test_families_that_would_be_wrong_are_refused(family: str) -> None:
+    check, overrides = REFUSED[family]
+    module = tiny(family, dtype=torch.float32, **overrides)
+    with pytest.raises(ModelError, match=rf"^model: .*{check}.*Set `model`"):
+        from_module(module, None, "float32")
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_others_are_admitted_in_every_dtype(family: str, dtype: str) -> None:
+    module = tiny(family, dtype=getattr(torch, dtype), weight_scale=0.05)
+    assert from_module(module, None, dtype).dtype == getattr(torch, dtype)
+
+
+def test_a_wrong_attention_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keys that are shifted by one token: only numbers tell."""
+    attend = admission.PackedContext.attend
+
+    def shifted(self, layer, query, key, value, **options):
+        return attend(self, layer, query, key.roll(1, 1), value, **options)
+
+    model = tiny_model("llama", dtype=torch.float32)
+    assert admission.self_check(model, "it") < 1e-5
+    monkeypatch.setattr(admission.PackedContext, "attend", shifted)
+    with pytest.raises(ModelError, match=r"differ from the eager forward by \d\.\d+ of their size, allowed 0\.001"):
+        admission.self_check(model, "it")
+
+
+def test_a_window_that_is_not_the_stated_one_is_noticed() -> None:
+    """The few tokens of the check lie within both windows, so that the logits agree."""
+    model = tiny_model("gemma2", sliding_window=200)
+    model.config.sliding_window = 100
+    with pytest.raises(ModelError, match="layer 0 attends with window 200, its configuration states 100"):
+        admission.self_check(model, "it")
+
+
+def test_an_unknown_dtype_names_the_known_ones() -> None:
+    with pytest.raises(ModelError, match=r"float32, bfloat16, float64.*'fp8'"):
+        from_module(tiny(), None, "fp8")
+
+
+def test_no_random_state_is_read_or_moved() -> None:
+    torch.manual_seed(1)
+    random.seed(1)
+    np.random.seed(1)  # noqa: NPY002
+    before = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()  # noqa: NPY002
+    first = admission.self_check(tiny_model(), "it")
+    torch.testing.assert_close(torch.get_rng_state(), before[0])
+    assert random.getstate() == before[1]
+    assert np.random.get_state()[1].tolist() == before[2]  # noqa: NPY002
+    torch.manual_seed(2)
+    assert admission.self_check(tiny_model(), "it") == first
+
+
+def test_the_module_is_left_with_our_attention_and_without_gradients() -> None:
+    model = tiny_model()
+    assert model.config._attn_implementation == "plait"
+    assert not model.module.training
+    assert all(param.grad is None for param in model.module.parameters())
