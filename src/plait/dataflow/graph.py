@@ -82,6 +82,11 @@ class Dataflow:
     def calls(self, role: str) -> tuple[Node, ...]:
         return tuple(node for node in self.nodes if node.role == role)
 
+    def optimizer_steps(self, role: str) -> int:
+        """Optimizer steps of a role in one training step."""
+        trained = [node for node in self.calls(role) if node.kind is CallKind.TRAIN]
+        return sum(node.options["mini_batches"] * node.options["epochs"] for node in trained)
+
     def __str__(self) -> str:
         """One line per node: `3 ref.logprobs  per sample  (0) -> ref_logprobs[token]`."""
         lines = []

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from plait.dataflow import CallKind, Dataflow
-from plait.runtime.recipe import DType, Recipe
+from plait.runtime.recipe import Recipe
+from plait.training.memory import BYTES, parameter_bytes
 
-_BYTES = {DType.FLOAT64: 8, DType.FLOAT32: 4, DType.BFLOAT16: 2}
 _HEAD_CHUNK_ROWS = 512
 
 
@@ -72,24 +72,25 @@ class Arithmetic:
                 here = prompts * (node.options["samples_per_prompt"] or recipe.samples_per_prompt)
                 samples += here
                 tokens += prompts * max_prompt_tokens + here * recipe.sampling.max_response_tokens
-        updates = sum(n.options["mini_batches"] * n.options["epochs"] for n in flow.nodes if n.kind is CallKind.TRAIN)
+        updates = sum(flow.optimizer_steps(role) for role in flow.roles)
         return cls(prompts, samples, tokens, updates, recipe.steps)
 
 
 def memory_table(recipe: Recipe, flow: Dataflow, shape: ModelShape, max_prompt_tokens: int) -> list[tuple[str, int]]:
     """(what, bytes) of one device: weights, optimizer state, KV cache, activations, logits. An estimate."""
-    width = _BYTES[recipe.dtype]
-    master = max(4, width)
+    width = BYTES[recipe.dtype]
     count = shape.parameters
     rows: list[tuple[str, int]] = []
     trained = {node.role for node in flow.nodes if node.kind is CallKind.TRAIN}
     scored = {node.role for node in flow.nodes if node.outputs and node.outputs[0].level == "token"}
     for role in flow.roles:
+        if role not in trained | scored:
+            continue
+        per = parameter_bytes(recipe.dtype, trained=role in trained)
+        rows.append((f"{role}: weights ({recipe.dtype})", count * per.weights))
         if role in trained:
-            rows.append((f"{role}: weights ({recipe.dtype})", count * width))
-            rows.append((f"{role}: masters, moments and gradients", count * master * 4))
-        elif role in scored:
-            rows.append((f"{role}: weights ({recipe.dtype})", count * width))
+            rest = per.masters + per.moments + per.gradients
+            rows.append((f"{role}: masters, moments and gradients", count * rest))
     running = min(recipe.sampling.max_running, recipe.prompts_per_step * recipe.samples_per_prompt)
     context = max_prompt_tokens + recipe.sampling.max_response_tokens
     kv_per_token = 2 * shape.layers * shape.kv_heads * shape.head_dim * width

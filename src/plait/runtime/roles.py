@@ -43,7 +43,6 @@ def model_roles(flow: Dataflow, recipe: Recipe, functions: frozenset[str]) -> di
     trained = [name for name in names if CallKind.TRAIN in kinds[name]]
     first = load_model(recipe.model, dtype=recipe.dtype, device=recipe.device)
     frozen = copy_of(first) if trained and len(trained) < len(names) else first
-    updates = sum(n.options["mini_batches"] * n.options["epochs"] for n in flow.nodes if n.kind is CallKind.TRAIN)
     roles = {}
     for name in names:
         is_trained = name in trained
@@ -54,7 +53,7 @@ def model_roles(flow: Dataflow, recipe: Recipe, functions: frozenset[str]) -> di
             role=name,
             micro_batch_tokens=recipe.micro_batch_tokens,
             temperature=recipe.sampling.temperature,
-            total_optimizer_steps=recipe.steps * updates,
+            total_optimizer_steps=recipe.steps * flow.optimizer_steps(name),
             max_response_tokens=recipe.sampling.max_response_tokens,
             checkpoint_activations=recipe.checkpoint_activations,
             seed=recipe.seed,
