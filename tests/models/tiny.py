@@ -146,13 +146,13 @@ def tiny(
 
 
 def tiny_model(
-    family: str = "llama", *, dtype: torch.dtype = torch.float64, device: str = "cpu", seed: int = 0, **overrides: Any
+    family: str = "llama", *, dtype: torch.dtype = torch.float64, device: str = "cpu", **options: Any
 ) -> LanguageModel:
-    """`tiny` as an admitted LanguageModel with the tiny tokenizer."""
+    """`tiny` (with its options) as an admitted LanguageModel with the tiny tokenizer."""
     name = str(dtype).removeprefix("torch.")
-    return from_module(tiny(family, dtype=dtype, seed=seed, **overrides), tiny_tokenizer(), dtype=name, device=device)
+    return from_module(tiny(family, dtype=dtype, **options), tiny_tokenizer(), dtype=name, device=device)
 
 
-def tiny_llama(dtype: torch.dtype = torch.float64, *, seed: int = 0, **overrides: Any) -> LanguageModel:
+def tiny_llama(dtype: torch.dtype = torch.float64, **options: Any) -> LanguageModel:
     """The model most tests want: a two-layer llama with tied embeddings."""
-    return tiny_model("llama", dtype=dtype, seed=seed, **overrides)
+    return tiny_model("llama", dtype=dtype, **options)

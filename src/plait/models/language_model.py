@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import json
 import os
 import shutil
 from collections.abc import Iterator
@@ -217,13 +218,11 @@ def _write_folder(model: LanguageModel, folder: Path, dtype: torch.dtype) -> Non
             is_param = isinstance(tensor, nn.Parameter)
             copies[id(tensor)] = tensor.detach().to("cpu", dtype if is_param else tensor.dtype, copy=True)
         state[name] = copies[id(tensor)]
-    config = model.module.config
-    config.dtype = dtype
-    try:
-        with _without_progress_bars():
-            model.module.save_pretrained(folder, state_dict=state)
-    finally:
-        config.dtype = model.dtype
+    with _without_progress_bars():
+        model.module.save_pretrained(folder, state_dict=state)
+    # Transformers states the module's dtype, not that of the tensors it was given.
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "dtype": str(dtype).removeprefix("torch.")}, indent=2))
     if model.tokenizer is not None:
         model.tokenizer.save_pretrained(folder)
     for path in folder.iterdir():
