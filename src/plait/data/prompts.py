@@ -166,7 +166,7 @@ class PromptStream:
         return [self._instance(uid) for uid in range(start, start + self.prompts_per_step)]
 
     def epoch(self, step: int) -> float:
-        """Passes over the data that are complete when `step` begins."""
+        """Passes over the data made before `step`, a fraction included."""
         return step * self.prompts_per_step / len(self.prompt_set)
 
     def _instance(self, uid: int) -> Prompt:

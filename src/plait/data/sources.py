@@ -17,8 +17,10 @@ from typing import Any
 from plait.data.settings import DEFAULT_TASK_SIZE, DataSettings
 from plait.errors import DataError
 
-RESERVED = ("prompts", "completions", "completion_ids")
-"""Names under which a reward function gets what is not a column."""
+SAMPLE_ARGUMENTS = ("prompts", "completions", "completion_ids")
+"""Names under which a reward function gets the samples."""
+LOG_ARGUMENTS = ("log_extra", "log_metric")
+"""Names under which it gets functions to log with, if it asks for them."""
 
 
 @dataclass(frozen=True)
@@ -153,8 +155,8 @@ def _columns(value: dict[str, Any], prompt_column: str, place: str) -> dict[str,
             f"{', '.join(f'`{name}`' for name in value) or 'no column'}; set `data.prompt_column`"
         )
     for name in value:
-        if name in RESERVED:
-            raise DataError(f"{place}: a reward gets `{name}` from the samples; rename the column of that name")
+        if name in SAMPLE_ARGUMENTS or name in LOG_ARGUMENTS:
+            raise DataError(f"{place}: a reward gets something else as `{name}`; rename the column of that name")
     if value.get("images") or value.get("image"):
         raise DataError(f"{place}: column `images`: only text models are trained; remove the column")
     prompt = value[prompt_column]

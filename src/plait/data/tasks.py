@@ -173,8 +173,8 @@ def draw_rows(name: str, parameters: Mapping[str, Any], seed: int) -> Iterator[R
     Raises:
         DataError: see `create_task`; or the task's scorer takes nonsense for a right answer.
     """
-    number = 0
-    while True:
+    dataset: Any = None
+    for number in itertools.count():
         chunk, offset = divmod(number, CHUNK)
         if offset == 0:
             dataset = create_task(name, parameters, seed=_chunk_seed(name, seed, chunk), size=CHUNK)
@@ -194,7 +194,6 @@ def draw_rows(name: str, parameters: Mapping[str, Any], seed: int) -> Iterator[R
             "task_parameters": dict(parameters),
         }
         yield Row(columns, f"{name}#{number}")
-        number += 1
 
 
 def _chunk_seed(name: str, seed: int, chunk: int) -> int:

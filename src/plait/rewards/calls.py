@@ -6,9 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from plait.data.records import Sample
-from plait.data.sources import nearest
-
-ALWAYS = ("prompts", "completions", "completion_ids")
+from plait.data.sources import LOG_ARGUMENTS, SAMPLE_ARGUMENTS, nearest
 
 
 def call_arguments(samples: Sequence[Sample]) -> dict[str, list[Any]]:
@@ -33,8 +31,8 @@ def call_arguments(samples: Sequence[Sample]) -> dict[str, list[Any]]:
 
 def missing_arguments(function: str, required: Sequence[str], columns: Sequence[str]) -> str | None:
     """A message if `function` has a parameter without a default that is neither TRL's nor a column of the data."""
-    given = [*ALWAYS, *(name for name in columns if name != "prompt")]
-    missing = [name for name in required if name not in given and name not in ("log_extra", "log_metric")]
+    given = [*SAMPLE_ARGUMENTS, *(name for name in columns if name != "prompt")]
+    missing = [name for name in required if name not in given and name not in LOG_ARGUMENTS]
     if not missing:
         return None
     hints = ", ".join(f"`{name}`{nearest(name, given)}" for name in missing)

@@ -82,11 +82,12 @@ class Group:
 
     def failed(self, call: Call, kind: FailureKind, message: str, traceback: str) -> list[Call]:
         """A call failed as a whole. Returns the calls that try its samples alone; none if it was for one."""
-        if len(call.places) > 1:
+        first, *others = call.places
+        if others:
             self._retries[call.function] = _Retry(kind, message, traceback, left=len(call.places))
             self._pending += len(call.places) - 1
             return [Call(self, call.function, (place,), alone=True) for place in call.places]
-        self._blame(call.function, call.places[0], kind, message, traceback)
+        self._blame(call.function, first, kind, message, traceback)
         if call.alone:
             self._retries[call.function].found = True
         self._finish(call)

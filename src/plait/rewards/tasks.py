@@ -1,6 +1,8 @@
 """The reward of a reasoning_gym task: its own scorer on the answer found in the response, guarded.
 
-Runs inside reward workers; imports reasoning_gym at its first call.
+Runs inside reward workers; imports reasoning_gym at its first call. Some of that package's scorers (spiral_matrix,
+string_insertion, binary_matrix …) pass the answer to `eval`: such a task runs what the model writes, in a worker that
+has a time limit but the rights of the user.
 """
 
 from __future__ import annotations
