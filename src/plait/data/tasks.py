@@ -118,6 +118,7 @@ def _child() -> None:
     try:
         limit_s, request = pickle.load(sys.stdin.buffer)
         outcome = draw(*request, watch=lambda rows: _watched(rows, limit_s))
+        signal.alarm(0)
     except DataError as error:
         outcome = str(error)
     pickle.dump(outcome, replies)
@@ -125,8 +126,9 @@ def _child() -> None:
 
 
 def _watched(rows: Iterator[Row], limit_s: int) -> Iterator[Row]:
-    """End this process by SIGALRM when the next row takes longer than `limit_s`."""
-    while True:
+    """End this process by SIGALRM when the next row takes longer than `limit_s`, and when its parent is gone."""
+    parent = os.getppid()
+    while os.getppid() == parent:
         signal.alarm(limit_s)
         yield next(rows)
 
