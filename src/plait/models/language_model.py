@@ -220,6 +220,7 @@ def _write_folder(model: LanguageModel, folder: Path, dtype: torch.dtype) -> Non
         state[name] = copies[id(tensor)]
     with _without_progress_bars():
         model.module.save_pretrained(folder, state_dict=state)
+    model.module.config.dtype = model.dtype  # saving leaves its name there
     # Transformers states the module's dtype, not that of the tensors it was given.
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "dtype": str(dtype).removeprefix("torch.")}, indent=2))
