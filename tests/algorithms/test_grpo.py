@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plait.algorithms.grpo import GRPOOptions, KLPlace, group_advantages, grpo, subtract_kl
+from plait.algorithms.grpo import GRPOOptions, group_advantages, grpo
+from plait.algorithms.kl import KLPlace, subtract_kl
 from plait.algorithms.losses import KLEstimator
 from plait.dataflow import trace
 from plait.errors import FlowError

@@ -11,8 +11,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plait.algorithms.grpo import GRPOOptions, KLPlace, grpo_loss
-from plait.algorithms.losses import Aggregation, KLEstimator, clipped_policy_loss, kl_estimate
+from plait.algorithms.grpo import GRPOOptions, grpo_loss
+from plait.algorithms.kl import KLPlace
+from plait.algorithms.losses import Aggregation, KLEstimator, clipped_surrogate, kl_estimate
 from plait.errors import RunError
 from plait.training.loss_batch import MicroBatchLoss, MiniBatchTotals, TokenMeans, loss_share
 from tests.algorithms import oracle
@@ -53,7 +54,7 @@ def test_a_huge_log_ratio_stays_finite():
     far = torch.tensor([1000.0, -1000.0], requires_grad=True)
     for how in KLEstimator:
         assert torch.isfinite(kl_estimate(far, torch.zeros(2), how)).all()
-    loss, ratio, _ = clipped_policy_loss(far, torch.zeros(2), torch.ones(2), 0.2, 0.2)
+    loss, ratio, _ = clipped_surrogate(far, torch.ones(2), 0.2, 0.2)
     loss.sum().backward()
     assert torch.isfinite(ratio).all()
     assert torch.isfinite(far.grad).all()
@@ -63,8 +64,7 @@ def test_clipping_by_hand():
     # ρ = 2, 2, 1/2, 1/2, 1.25 with A = 1, −1, 1, −1, 1; clip to [0.8, 1.3].
     logprobs = tensor([LN2, LN2, -LN2, -LN2, math.log(1.25)])
     advantages = torch.tensor([1.0, -1.0, 1.0, -1.0, 1.0], dtype=torch.float64)
-    old = torch.zeros(5, dtype=torch.float64)
-    loss, ratio, clipped = clipped_policy_loss(logprobs, old, advantages, 0.2, 0.3)
+    loss, ratio, clipped = clipped_surrogate(logprobs, advantages, 0.2, 0.3)
     assert loss.tolist() == pytest.approx([-1.3, 2.0, -0.5, 0.8, -1.25])
     assert ratio.tolist() == pytest.approx([2, 2, 0.5, 0.5, 1.25])
     assert clipped.tolist() == [1, 0, 0, 1, 0]
@@ -75,9 +75,8 @@ def test_clipping_by_hand():
 def loss_batch(
     lengths: list[int], totals: MiniBatchTotals, logprobs: list[float], means: TokenMeans | None = None
 ) -> MicroBatchLoss:
-    each = torch.tensor(np.repeat(lengths, lengths).astype(np.float64))
     values = tensor(logprobs)
-    return MicroBatchLoss(values, values.detach(), values.detach(), each, totals, means or TokenMeans(totals.tokens))
+    return MicroBatchLoss(values, values.detach(), values.detach(), lengths, totals, means or TokenMeans(totals.tokens))
 
 
 @pytest.mark.parametrize(

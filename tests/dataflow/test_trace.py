@@ -70,7 +70,7 @@ def test_the_graph_of_a_flow():
     assert all(node.rows == generate.id for node in graph.nodes)
     assert [node.call for node in graph.calls("actor")] == ["actor.generate", "actor.train"]
     assert str(graph) == (
-        "0 actor.generate  per sample  (0) -> sampling_logprobs[token]\n"
+        "0 actor.generate  per sample  (0) -> sampling_logprobs[token], finished[sample], tokens_left[sample]\n"
         "1 reward.score  per sample  (0) -> reward_score[sample]\n"
         "2 advantages  per group  (0=1) -> advantages[sample]\n"
         "3 ref.logprobs  per sample  (0) -> ref_logprobs[token]\n"

@@ -1,42 +1,43 @@
-"""GRPO: group-relative policy optimisation (Shao et al. 2024, DeepSeekMath, §4.1).
+"""GRPO: group-relative policy optimisation (Shao et al. 2024, DeepSeekMath, §4.1), and its relatives by options.
 
 Several responses are drawn per prompt; a response's advantage is its reward against those of its siblings, so no
 critic is needed. The loss is PPO's clipped surrogate, with a KL penalty to the reference in the loss or in the reward.
+DAPO, Dr. GRPO and GSPO are settings of the options below; `docs/algorithms.md` lists them.
 """
 
 from __future__ import annotations
 
-from enum import StrEnum
 from functools import partial
 from typing import Any
 
-import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
-from plait.algorithms.losses import Aggregation, KLEstimator, LossBatch, clipped_policy_loss, kl_estimate
+from plait.algorithms.advantages import FloatArray, centred, standardised
+from plait.algorithms.kl import KLPlace, policy_logprobs, subtract_kl
+from plait.algorithms.losses import Aggregation, KLEstimator, LossBatch, Ratio, policy_loss
 from plait.dataflow import Prompts, Role, per_group, per_sample
-from plait.errors import FlowError
-
-FloatArray = np.ndarray[Any, np.dtype[np.float64]]
-
-
-class KLPlace(StrEnum):
-    LOSS = "loss"
-    REWARD = "reward"
 
 
 class GRPOOptions(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, use_enum_values=False)
 
     kl_coef: float = Field(0.0, ge=0, description="weight of the KL to the reference; 0 needs no reference")
-    kl_estimator: KLEstimator = Field(KLEstimator.K3, description="k1, k2 or k3")
+    kl_estimator: KLEstimator = Field(
+        KLEstimator.K3, description="k1, k2 or k3; in the loss the gradient of k1 averages to 0"
+    )
     kl_in: KLPlace = Field(KLPlace.LOSS, description="loss, or reward (subtracted from each sample's score)")
     clip_low: float = Field(0.2, gt=0, lt=1, description="lower clip of the probability ratio")
     clip_high: float = Field(0.2, gt=0, description="upper clip of the probability ratio (DAPO: 0.28)")
+    ratio: Ratio = Field(Ratio.TOKEN, description="token, sequence-mean (GSPO) or sequence-product")
     aggregation: Aggregation = Field(
         Aggregation.SEQUENCE_MEAN, description="token-mean, seq-mean-token-mean or seq-mean-token-sum-norm"
     )
     scale_rewards: bool = Field(True, description="divide advantages by the group's standard deviation")
+    overlong_buffer_tokens: int = Field(
+        0, ge=0, description="the last so many tokens below the response limit cost reward (DAPO); 0: none do"
+    )
+    overlong_penalty: float = Field(1.0, ge=0, description="what a response costs that uses the whole limit")
+    mask_truncated: bool = Field(False, description="truncated responses count in the group, but are not trained on")
     mini_batches: int = Field(1, ge=1, description="mini-batches per step, one optimizer step each")
     epochs: int = Field(1, ge=1, description="passes over the batch per step")
 
@@ -45,17 +46,29 @@ def grpo(prompts: Prompts, actor: Role, reward: Role, options: GRPOOptions, ref:
     """The flow. The reference is called only when `kl_coef` > 0."""
     samples = actor.generate(prompts)
     rewards = reward.score(samples)
-    ref_logprobs = _reference(ref).logprobs(samples) if options.kl_coef > 0 else None
-    # Used once, a batch is on-policy and the ratio's old log-probs are the new ones; used again, they are kept.
-    reused = options.mini_batches * options.epochs > 1
-    old_logprobs = actor.logprobs(samples) if reused else None
-    if ref_logprobs is not None and options.kl_in is KLPlace.REWARD:
-        now = old_logprobs if old_logprobs is not None else actor.logprobs(samples)
+    if options.overlong_buffer_tokens > 0:
+        rewards = per_sample(
+            subtract_overlong,
+            rewards,
+            samples.tokens_left,
+            name="shaped_rewards",
+            buffer_tokens=options.overlong_buffer_tokens,
+            penalty=options.overlong_penalty,
+        )
+    logprobs = policy_logprobs(
+        actor,
+        ref,
+        samples,
+        kl_coef=options.kl_coef,
+        kl_in=options.kl_in,
+        updates=options.mini_batches * options.epochs,
+    )
+    if logprobs.start is not None:
         rewards = per_sample(
             subtract_kl,
             rewards,
-            now,
-            ref_logprobs,
+            logprobs.start,
+            logprobs.ref,
             name="rewards",
             kl_coef=options.kl_coef,
             estimator=options.kl_estimator,
@@ -66,9 +79,10 @@ def grpo(prompts: Prompts, actor: Role, reward: Role, options: GRPOOptions, ref:
         loss=partial(grpo_loss, options=options),
         mini_batches=options.mini_batches,
         epochs=options.epochs,
+        keep=samples.finished if options.mask_truncated else None,
         advantages=advantages,
-        old_logprobs=old_logprobs,
-        ref_logprobs=ref_logprobs,
+        old_logprobs=logprobs.old,
+        ref_logprobs=logprobs.ref,
     )
 
 
@@ -77,25 +91,15 @@ def group_advantages(rewards: FloatArray, scale: bool = True, epsilon: float = 1
 
     A group of one sample, or of equal rewards, gets advantages of exactly 0.
     """
-    centred = rewards - rewards.mean()
-    if len(rewards) < 2 or np.ptp(rewards) == 0:
-        return np.zeros_like(centred)
-    return centred / (rewards.std(ddof=1) + epsilon) if scale else centred
+    return standardised(rewards, epsilon) if scale else centred(rewards)
 
 
-def subtract_kl(
-    score: float, logprobs: FloatArray, ref_logprobs: FloatArray, kl_coef: float, estimator: KLEstimator
-) -> float:
-    """KL in the reward: score − kl_coef · Σ_t kl_t over the response."""
-    difference = np.clip(logprobs - ref_logprobs, -20.0, 20.0)
-    match estimator:
-        case KLEstimator.K1:
-            kl = difference
-        case KLEstimator.K2:
-            kl = difference**2 / 2
-        case KLEstimator.K3:
-            kl = np.exp(-difference) - 1 + difference
-    return score - kl_coef * float(kl.sum())
+def subtract_overlong(reward: float, tokens_left: float, buffer_tokens: int, penalty: float) -> float:
+    """Soft overlong punishment (Yu et al. 2025, DAPO, arXiv 2503.14476, eq. 13).
+
+    Nothing while at least `buffer_tokens` are left below the response limit, then linear, `penalty` at the limit.
+    """
+    return reward - penalty * max(0.0, buffer_tokens - tokens_left) / buffer_tokens
 
 
 def grpo_loss(
@@ -107,22 +111,15 @@ def grpo_loss(
     ref_logprobs: Any = None,
 ) -> Any:
     """Clipped surrogate, plus kl_coef · KL when the KL is in the loss. All columns are [R], advantages too."""
-    old = batch.logprobs.detach() if old_logprobs is None else old_logprobs
-    loss, ratio, clipped = clipped_policy_loss(batch.logprobs, old, advantages, options.clip_low, options.clip_high)
-    batch.log("actor/pg_loss", loss)
-    batch.log("actor/pg_clipfrac", clipped)
-    batch.log("actor/ppo_kl", (ratio - 1) - (batch.logprobs - old))
-    if ref_logprobs is not None:
-        kl = kl_estimate(batch.logprobs, ref_logprobs, options.kl_estimator)
-        batch.log("kl", kl_estimate(batch.logprobs, ref_logprobs, KLEstimator.K3))
-        if options.kl_in is KLPlace.LOSS:
-            loss = loss + options.kl_coef * kl
-    return batch.aggregate(loss, options.aggregation)
-
-
-def _reference(ref: Role | None) -> Role:
-    if ref is None:
-        raise FlowError(
-            "kl_coef > 0 needs the role `ref`, which nothing fills; set options.kl_coef to 0 or give a reference"
-        )
-    return ref
+    return policy_loss(
+        batch,
+        advantages,
+        old_logprobs,
+        ref_logprobs,
+        clip_low=options.clip_low,
+        clip_high=options.clip_high,
+        aggregation=options.aggregation,
+        ratio=options.ratio,
+        kl_coef=options.kl_coef if options.kl_in is KLPlace.LOSS else 0.0,
+        kl_estimator=options.kl_estimator,
+    )

@@ -1,4 +1,4 @@
-"""What losses are made of: the batch that a loss sees, aggregation, clipping, and KL estimators.
+"""What losses are made of: the batch that a loss sees, aggregation, ratios, clipping, KL estimators, the policy loss.
 
 Shapes: R response tokens of a micro-batch (or of whatever a loss is given). Tensors come in; torch is not imported.
 """
@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from enum import StrEnum
 from typing import Any, Protocol
+
+import numpy as np
 
 Tensor = Any
 """A torch tensor; this floor does not import torch."""
@@ -33,6 +35,19 @@ class KLEstimator(StrEnum):
     K3 = "k3"
 
 
+class Ratio(StrEnum):
+    """What the probability ratio ρ of the clipped surrogate is taken over, with l_t = log π − log π_old of token t. A
+    sequence ratio is one number for all tokens of a response; with the aggregation `seq-mean-token-mean` the loss is
+    then a mean over responses, with any other one it weighs them by their length."""
+
+    TOKEN = "token"
+    """exp(l_t) (PPO, GRPO, DAPO)."""
+    SEQUENCE_MEAN = "sequence-mean"
+    """exp(mean_t l_t), the length-normalised ratio of GSPO (Zheng et al. 2025, arXiv 2507.18071, eq. 7)."""
+    SEQUENCE_PRODUCT = "sequence-product"
+    """exp(Σ_t l_t), that of the whole response (RLOO). A KL in the loss is then summed over the response too."""
+
+
 class LossBatch(Protocol):
     """What a loss sees of one micro-batch. Its return value is this micro-batch's share of the mini-batch loss."""
 
@@ -47,32 +62,86 @@ class LossBatch(Protocol):
         """This micro-batch's share of the aggregate over the mini-batch; shares of all micro-batches add up to it."""
         ...
 
+    def sequence_sum(self, values_R: Tensor) -> Tensor:
+        """[R]: for each token the sum of `values_R` over its response. A response is never split over micro-batches."""
+        ...
+
     def log(self, name: str, values_R: Tensor) -> None:
         """Record the mean of `values_R` over the tokens of the mini-batch as metric `name`."""
         ...
 
 
 def kl_estimate(logprobs_R: Tensor, ref_logprobs_R: Tensor, how: KLEstimator | str, clamp: float = 20.0) -> Tensor:
-    """Per-token KL estimate [R]. The log-ratio is clamped to ±`clamp`, so that one token cannot overflow exp."""
-    difference_R = (logprobs_R - ref_logprobs_R).clamp(-clamp, clamp)
+    """Per-token KL estimate [R], of tensors or of NumPy arrays.
+
+    The log-ratio is clamped to ±`clamp`, so that one token cannot overflow exp.
+    """
+    difference_R = (logprobs_R - ref_logprobs_R).clip(-clamp, clamp)
     match KLEstimator(how):
         case KLEstimator.K1:
             return difference_R
         case KLEstimator.K2:
             return difference_R**2 / 2
         case KLEstimator.K3:
-            return (-difference_R).exp() - 1 + difference_R
+            exp = np.exp if isinstance(difference_R, np.ndarray) else type(difference_R).exp
+            return exp(-difference_R) - 1 + difference_R
 
 
-def clipped_policy_loss(
-    logprobs_R: Tensor, old_logprobs_R: Tensor, advantages_R: Tensor, clip_low: float, clip_high: float
+def log_ratio(batch: LossBatch, old_logprobs_R: Tensor, how: Ratio | str) -> Tensor:
+    """log ρ [R] of the current to the old policy; for a sequence ratio the same number at all tokens of a response."""
+    token_R = batch.logprobs - old_logprobs_R
+    match Ratio(how):
+        case Ratio.TOKEN:
+            return token_R
+        case Ratio.SEQUENCE_MEAN:
+            return batch.sequence_sum(token_R) / batch.sequence_sum(token_R.detach() * 0 + 1)
+        case Ratio.SEQUENCE_PRODUCT:
+            return batch.sequence_sum(token_R)
+
+
+def policy_loss(
+    batch: LossBatch,
+    advantages_R: Tensor,
+    old_logprobs_R: Tensor | None = None,
+    ref_logprobs_R: Tensor | None = None,
+    *,
+    clip_low: float,
+    clip_high: float,
+    aggregation: Aggregation,
+    ratio: Ratio = Ratio.TOKEN,
+    kl_coef: float = 0.0,
+    kl_estimator: KLEstimator = KLEstimator.K3,
+) -> Tensor:
+    """Aggregate of the clipped surrogate plus kl_coef · KL to the reference; logs what is watched of both.
+
+    On the first use of a batch (no old log-probs) ρ is 1 and the gradient is that of −A log π: plain REINFORCE.
+
+    Args:
+        old_logprobs_R: of the policy that the batch began with; None where the batch is used once.
+        ref_logprobs_R: of the reference; the metric `kl` needs them even where `kl_coef` is 0.
+    """
+    old_R = batch.logprobs.detach() if old_logprobs_R is None else old_logprobs_R
+    loss_R, _, clipped_R = clipped_surrogate(log_ratio(batch, old_R, ratio), advantages_R, clip_low, clip_high)
+    batch.log("actor/pg_loss", loss_R)
+    batch.log("actor/pg_clipfrac", clipped_R)
+    batch.log("actor/ppo_kl", kl_estimate(old_R, batch.logprobs.detach(), KLEstimator.K3))
+    if ref_logprobs_R is not None:
+        batch.log("kl", kl_estimate(batch.logprobs.detach(), ref_logprobs_R, KLEstimator.K3))
+        if kl_coef > 0:
+            kl_R = kl_estimate(batch.logprobs, ref_logprobs_R, kl_estimator)
+            loss_R = loss_R + kl_coef * (batch.sequence_sum(kl_R) if ratio is Ratio.SEQUENCE_PRODUCT else kl_R)
+    return batch.aggregate(loss_R, aggregation)
+
+
+def clipped_surrogate(
+    log_ratio_R: Tensor, advantages_R: Tensor, clip_low: float, clip_high: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     """PPO's clipped surrogate per token (Schulman et al. 2017, eq. 7), with separate bounds (DAPO, eq. 10).
 
     Returns:
         loss [R] = −min(ρ A, clip(ρ, 1−clip_low, 1+clip_high) A), ρ [R], and whether each token is clipped [R] (float).
     """
-    ratio_R = (logprobs_R - old_logprobs_R).clamp(-20.0, 20.0).exp()
+    ratio_R = log_ratio_R.clamp(-20.0, 20.0).exp()
     plain_R = ratio_R * advantages_R
     clipped_R = ratio_R.clamp(1 - clip_low, 1 + clip_high) * advantages_R
     return -plain_R.minimum(clipped_R), ratio_R, (clipped_R < plain_R).to(plain_R.dtype)

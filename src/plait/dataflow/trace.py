@@ -87,7 +87,20 @@ class Samples:
 
     @property
     def logprobs(self) -> ColumnHandle:
-        return ColumnHandle(self._tracer, self._tracer.nodes[self.rows].outputs[0])
+        return self._generated(0)
+
+    @property
+    def finished(self) -> ColumnHandle:
+        """Per sample 1.0 where the response ended by itself, 0.0 where the limit truncated it."""
+        return self._generated(1)
+
+    @property
+    def tokens_left(self) -> ColumnHandle:
+        """Per sample the tokens by which the response is shorter than the recipe's limit."""
+        return self._generated(2)
+
+    def _generated(self, place: int) -> ColumnHandle:
+        return ColumnHandle(self._tracer, self._tracer.nodes[self.rows].outputs[place])
 
 
 class Role:
@@ -111,7 +124,11 @@ class Role:
             CallKind.GENERATE,
             Grain.SAMPLE,
             role=self.name,
-            outputs=(("sampling_logprobs", Level.TOKEN),),
+            outputs=(
+                ("sampling_logprobs", Level.TOKEN),
+                ("finished", Level.SAMPLE),
+                ("tokens_left", Level.SAMPLE),
+            ),
             options={"greedy": greedy, "samples_per_prompt": samples_per_prompt},
         )
         return Samples(self._tracer, node.id)
@@ -143,12 +160,16 @@ class Role:
         loss: Callable[..., Any],
         mini_batches: int = 1,
         epochs: int = 1,
+        keep: ColumnHandle | None = None,
         **columns: ColumnHandle | None,
     ) -> None:
         """Update this role: `epochs` passes over `mini_batches` mini-batches, one optimizer step each.
 
         `loss(batch, **columns)` gets, by name, the columns that it asks for. A column given as None is left out, and
         the loss then needs a default for it.
+
+        Samples for which the SAMPLE column `keep` is 0 take no part: neither in the loss nor in any of its
+        denominators. It is an input of the node under the name `keep`, and does not reach the loss.
 
         Raises:
             FlowError: a column that the loss needs is missing, or one is given that it does not take.
@@ -164,6 +185,10 @@ class Role:
         for name, count in (("mini_batches", mini_batches), ("epochs", epochs)):
             if count < 1:
                 raise FlowError(f"{call}: {name} must be at least 1, found {count}")
+        if keep is not None:
+            given["keep"] = _column_of(keep, rows, f"{call}(keep=…)")
+            if given["keep"].level is not Level.SAMPLE:
+                raise FlowError(f"{call}(keep=…) takes one number per sample, not {given['keep']}")
         self._tracer.add(
             call,
             CallKind.TRAIN,

@@ -14,7 +14,12 @@ from plait.dataflow import Dataflow, trace
 from plait.errors import ConfigError, FlowError
 from plait.runtime.recipe import nearest, validate_options
 
-BUILT_IN = {"grpo": "plait.algorithms.grpo:grpo"}
+BUILT_IN = {
+    "grpo": "plait.algorithms.grpo:grpo",
+    "rloo": "plait.algorithms.rloo:rloo",
+    "reinforce_pp": "plait.algorithms.reinforce_pp:reinforce_pp",
+    "remax": "plait.algorithms.remax:remax",
+}
 
 
 def load_flow(name: str) -> Callable[..., Any]:

@@ -114,7 +114,8 @@ class Executor:
                     for reader, role in readers:
                         state.tickets[role.pool.submit(group)] = reader.id
         rows = Rows(tuple(sample for group in groups.values() for sample in group)).ordered()
-        state.tables[node.id] = state.generated[node.id] = rows.with_column(node.outputs[0], rows.sampling_logprobs)
+        limit = self.recipe.sampling.max_response_tokens
+        state.tables[node.id] = state.generated[node.id] = _with_generated_columns(rows, node, limit)
 
     def _reward_calls(self, node: Node) -> list[tuple[Node, FunctionRole]]:
         """The calls of functions that score the samples of a GENERATE node."""
@@ -141,7 +142,7 @@ class Executor:
                 f"step {state.step}: no sample of {len(rows)} has a reward; look at key `reward.functions` "
                 "(do they return None for every sample?) and at the failures reported above"
             )
-        state.metrics["reward/dropped"] = len(rows) - len(kept)
+        state.metrics["reward/dropped"] = state.metrics.get("reward/dropped", 0) + len(rows) - len(kept)
         if len(kept) < len(rows):
             state.tables[node.rows] = rows.select(kept.tolist())
 
@@ -156,6 +157,11 @@ class Executor:
         for column in node.inputs.values():
             if column.rows != node.rows:
                 rows = rows.with_column(column, spread_to(column, state.tables[column.rows], rows, node.call))
+        keep = columns.pop("keep", None)
+        if keep is not None:
+            kept = np.flatnonzero(rows.columns[keep])
+            state.metrics[f"{node.role}/samples_left_out"] = len(rows) - len(kept)
+            rows = rows.select(kept.tolist())
         assert node.fn is not None
         options = {name: node.options[name] for name in ("mini_batches", "epochs")}
         work = self._model(node).trainer.train(rows, columns, node.fn, **options, step=state.step, call=node.call)
@@ -185,6 +191,17 @@ def _role(node: Node) -> str:
     return node.role
 
 
+def _with_generated_columns(rows: Rows, node: Node, max_response_tokens: int) -> Rows:
+    """What a rollout says of its samples, in the columns that `Samples` offers to a flow."""
+    logprobs, finished, tokens_left = node.outputs
+    lengths = np.diff(rows.offsets)
+    return (
+        rows.with_column(logprobs, rows.sampling_logprobs)
+        .with_column(finished, [sample.finish_reason is FinishReason.STOP for sample in rows.samples])
+        .with_column(tokens_left, max_response_tokens - lengths)
+    )
+
+
 def _add(state: StepState, column: Column, values: FloatArray) -> None:
     state.tables[column.rows] = state.tables[column.rows].with_column(column, values)
 
@@ -197,7 +214,8 @@ def step_metrics(flow: Dataflow, state: StepState) -> dict[str, float]:
             rows = state.tables[node.rows]
             rewards = rows.columns[node.outputs[0]]
             groups = [rewards[list(members)] for members in rows.groups.values()]
-            prefix = "reward" if node.role == "reward" else f"{node.role}"
+            # A greedy rollout is a baseline: its rewards must not stand for those of the samples.
+            prefix = f"greedy/{node.role}" if flow.nodes[node.rows].options["greedy"] else str(node.role)
             metrics[prefix] = float(rewards.mean())
             metrics[f"{prefix}_std"] = float(rewards.std())
             metrics[f"frac_{prefix}_zero_std"] = float(np.mean([np.ptp(group) == 0 for group in groups]))

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Self
 
 from plait.checkpoint.store import Checkpoint, CheckpointStore
-from plait.dataflow import Level
+from plait.dataflow import Dataflow, Level
 from plait.errors import ConfigError
 from plait.models.language_model import save_pretrained
 from plait.observe.progress import Progress
@@ -114,7 +114,7 @@ class Session:
     def record_step(self, state: StepState, metrics: Mapping[str, float]) -> None:
         """Write the step's row, samples and actions."""
         self._metrics.append({"step": self.done.step, **metrics})
-        self.directory.write_samples(self.done.step, sample_rows(state))
+        self.directory.write_samples(self.done.step, sample_rows(self.prepared.flow, state))
         self.record_actions()
         self._trackers.log(self.done.step, metrics)
 
@@ -182,10 +182,11 @@ def open_session(prepared: Prepared, *, resume: bool) -> Iterator[Session]:
         yield session
 
 
-def sample_rows(state: StepState) -> Iterator[dict[str, Any]]:
+def sample_rows(flow: Dataflow, state: StepState) -> Iterator[dict[str, Any]]:
     """One record per sample: text, tokens, log-probs, and every column (rewards, advantages …) by name.
 
-    Samples that lost their reward stand there too, without columns.
+    Samples that lost their reward stand there too, without columns. A flow of several rollouts names that of each
+    sample under `rollout`.
     """
     for table, generated in state.generated.items():
         rows = state.tables[table]
@@ -201,12 +202,14 @@ def sample_rows(state: StepState) -> Iterator[dict[str, Any]]:
                 "token_ids": list(sample.token_ids),
                 "sampling_logprobs": list(sample.logprobs),
             }
+            if len(state.generated) > 1:
+                record = {"rollout": flow.nodes[table].call, **record}
             position = places.get(sample.uid)
             if position is not None:
                 start, stop = rows.offsets[position], rows.offsets[position + 1]
                 for column, values in rows.columns.items():
-                    if column.name == "sampling_logprobs":
-                        continue
+                    if column.producer == table:
+                        continue  # what generation itself said of the sample, recorded above
                     one = values[position] if column.level is Level.SAMPLE else values[start:stop].tolist()
                     record[column.name] = float(one) if column.level is Level.SAMPLE else one
             yield record

@@ -6,7 +6,7 @@ loss; shares add up, so neither loss nor gradient depends on the split.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -49,21 +49,31 @@ class TokenMeans:
 
 
 class MicroBatchLoss:
-    """The `LossBatch` that `Trainer.train` hands to a loss."""
+    """The `LossBatch` that `Trainer.train` hands to a loss.
+
+    Args:
+        lengths: response tokens of each sample of the micro-batch, in the order of the rows; they add up to R.
+    """
 
     def __init__(
         self,
         logprobs_R: Tensor,
         entropies_R: Tensor,
         sampling_logprobs_R: Tensor,
-        lengths_R: Tensor,
+        lengths: Sequence[int],
         totals: MiniBatchTotals,
         means: TokenMeans,
     ) -> None:
         self.logprobs = logprobs_R
         self.entropies = entropies_R
         self.sampling_logprobs = sampling_logprobs_R
-        self._lengths_R = lengths_R
+        lengths_N = torch.as_tensor(lengths, dtype=torch.int64, device=logprobs_R.device)
+        self._num_samples = len(lengths_N)
+        self._samples_R = torch.arange(self._num_samples, device=logprobs_R.device).repeat_interleave(
+            lengths_N, output_size=len(logprobs_R)
+        )
+        """For each token the place of its sample."""
+        self._lengths_R = lengths_N[self._samples_R].to(logprobs_R.dtype)
         """For each token the length of its response."""
         self._totals = totals
         self._means = means
@@ -85,6 +95,16 @@ class MicroBatchLoss:
                 return (values_R / self._lengths_R).sum() / max(1, totals.sequences)
             case Aggregation.CONSTANT:
                 return values_R.sum() / (max(1, totals.sequences) * totals.max_response_tokens)
+
+    def sequence_sum(self, values_R: Tensor) -> Tensor:
+        """[R]: for each token the sum of `values_R` over its response. Differentiable; exact, as no response is split.
+
+        Raises:
+            RunError: `values_R` is not [R].
+        """
+        self._check(values_R, "sequence_sum")
+        sums_N = values_R.new_zeros(self._num_samples).index_add(0, self._samples_R, values_R)
+        return sums_N[self._samples_R]
 
     def log(self, name: str, values_R: Tensor) -> None:
         """Record the mean of `values_R` over the tokens of the mini-batch as metric `name`.

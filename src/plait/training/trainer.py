@@ -223,7 +223,7 @@ class Trainer:
             logprobs_R,
             entropies_R,
             to_tokens(rows.sampling_logprobs[places]),
-            to_tokens(np.repeat(lengths, lengths).astype(np.float64)),
+            lengths.tolist(),
             totals,
             means,
         )
