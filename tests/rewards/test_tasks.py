@@ -1,5 +1,6 @@
 """The built-in reward: finding the answer, its form, and the scorers of reasoning_gym on text that they cannot read."""
 
+import contextlib
 import json
 
 import pytest
@@ -64,6 +65,9 @@ def test_a_number_is_found_again(number, template):
         ("seven", "12", False),
         ("7 apples", "12", False),
         ("nan", "12", False),
+        ("1e999999", "12", False),
+        ("2 + 1e9999", "3 + 4", False),
+        ("1e9", "12", True),
         ("dog", "cat", True),
         ("nan", "2+3i", False),
         ("inf", None, False),
@@ -100,6 +104,19 @@ def test_a_scorer_that_raises_has_met_malformed_text():
     assert score_answer("prime_factorization", {}, entry["answer"], entry) == (Verdict.EXACT, 1.0)
     coin = create_task("coin_flip", {})[0]
     assert score_answer("coin_flip", {}, "1e999999", coin) == (Verdict.MALFORMED, 0.0)
+
+
+def test_a_scorer_that_computes_for_ever_has_met_malformed_text(monkeypatch):
+    monkeypatch.setattr("plait.rewards.tasks._scorer", lambda task, parameters: NeverEnds())
+    monkeypatch.setattr("plait.rewards.tasks.SCORER_LIMIT_S", 0.2)
+    assert score_answer("chain_sum", {}, "12", ENTRY) == (Verdict.MALFORMED, 0.0)
+
+
+class NeverEnds:
+    def score_answer(self, answer, entry):
+        while True:
+            with contextlib.suppress(Exception):
+                sum(range(1000))
 
 
 def test_a_row_that_is_at_fault_itself_is_not_called_malformed_text(monkeypatch):

@@ -37,6 +37,8 @@ class Verdict(StrEnum):
 _TAGS = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 # A sign counts only where it cannot be an operator or a hyphen, so "12-5" ends in 5 and "= -5" in -5.
 _NUMBER = re.compile(r"(?:(?<![\w.)])[-+])?(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?")
+# 1e999999 is short to write and long to compute with.
+_ABSURD = re.compile(r"\d[eE][-+]?\d{4,}")
 _NOT_FINITE = re.compile(r"\b(?:nan|inf|infinity)\b", re.IGNORECASE)
 
 
@@ -55,8 +57,10 @@ def extract_answer(text: str, where: AnswerFormat) -> str | None:
 
 
 def has_form(answer: str, reference: str | None) -> bool:
-    """Whether `answer` has the form that `reference` shows: a number if that is a number, and nan or inf never unless
-    the reference says so (scorers take nan for anything)."""
+    """Whether `answer` has the form that `reference` shows: a number if that is a number; never nan or inf unless the
+    reference says so (scorers take nan for anything); never a number of thousands of digits in scientific notation."""
+    if _ABSURD.search(answer):
+        return False
     if reference is not None and _number(reference) is not None:
         return _number(answer) is not None
     return not _NOT_FINITE.search(answer) or (reference is not None and bool(_NOT_FINITE.search(reference)))

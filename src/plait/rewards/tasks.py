@@ -9,12 +9,18 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Sequence
+import signal
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
 from plait.rewards.answers import AnswerFormat, Verdict, extract_answer, has_form
+
+SCORER_LIMIT_S = 2.0
+"""CPU seconds for a scorer to read one answer: some hand it to a computer algebra, where 9**9**9 takes for ever."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +77,8 @@ def score_answer(
 ) -> tuple[Verdict, float]:
     """The verdict on an answer, and the scorer's score in [0, 1] (0 for a malformed answer).
 
-    A scorer that raises, or gives no finite number, has met text that it cannot read: malformed, by the task's rule.
+    A scorer that raises, gives no finite number or takes more than SCORER_LIMIT_S of CPU time has met text that it
+    cannot read: malformed, by the task's rule.
 
     Raises:
         Exception: whatever the scorer raises on the task's own answer too; then the row is at fault, not the text.
@@ -80,7 +87,10 @@ def score_answer(
     if answer is None or not has_form(answer, entry["answer"]):
         return Verdict.MALFORMED, 0.0
     try:
-        score = float(scorer.score_answer(answer, entry))
+        with _limited():
+            score = float(scorer.score_answer(answer, entry))
+    except _TooSlow:
+        return Verdict.MALFORMED, 0.0
     except Exception:  # scorers raise ValueError, TypeError, KeyError, OverflowError … on text that they cannot parse
         scorer.score_answer(entry["answer"], entry)
         return Verdict.MALFORMED, 0.0
@@ -94,6 +104,30 @@ def score_answer(
 def text_of(completion: str | list[dict[str, Any]]) -> str:
     """The text of a completion in either of TRL's shapes."""
     return completion if isinstance(completion, str) else str(completion[-1]["content"])
+
+
+class _TooSlow(BaseException):
+    """No Exception, so that a scorer's own `except Exception` lets it through."""
+
+
+@contextmanager
+def _limited() -> Iterator[None]:
+    """Interrupt what takes too long, in the main thread, which is where workers call; elsewhere there is no limit."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def interrupt(*_: object) -> None:
+        raise _TooSlow
+
+    before = signal.signal(signal.SIGVTALRM, interrupt)
+    # Again and again, for a scorer that swallows even this.
+    signal.setitimer(signal.ITIMER_VIRTUAL, SCORER_LIMIT_S, 0.5)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+        signal.signal(signal.SIGVTALRM, before)
 
 
 @lru_cache(maxsize=32)
