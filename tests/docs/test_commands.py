@@ -1,0 +1,60 @@
+"""Every command that the documentation shows is run, in the order of its page.
+
+A fence ```` ```console ```` holds commands behind `$ `; `console slow` marks pages whose commands need the real model.
+`make` targets are run by `.ci/run`.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+FENCE = re.compile(r"^```console( slow)?\n(.*?)^```", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"\]\((?!https?:|#)([^)#]+)")
+
+
+def commands(page: Path, slow: bool) -> list[str]:
+    blocks = [text for mark, text in FENCE.findall(page.read_text()) if bool(mark) == slow]
+    return [line[2:] for text in blocks for line in text.splitlines() if line.startswith("$ ")]
+
+
+def run_page(page: Path, slow: bool, folder: Path) -> None:
+    for name in ("examples", "recipes", "benchmarks"):
+        if (ROOT / name).is_dir():
+            shutil.copytree(ROOT / name, folder / name)
+    for command in commands(page, slow):
+        program, *arguments = shlex.split(command)
+        argv = {"plait": [sys.executable, "-m", "plait"], "python": [sys.executable]}[program] + arguments
+        done = subprocess.run(argv, cwd=folder, capture_output=True, text=True, timeout=300)
+        assert done.returncode == 0, f"{page.name}: `{command}` ended with {done.returncode}\n{done.stderr[-2000:]}"
+
+
+@pytest.mark.parametrize("page", [p for p in PAGES if commands(p, False)], ids=lambda page: page.stem)
+def test_commands(page: Path, tmp_path: Path) -> None:
+    run_page(page, False, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", [p for p in PAGES if commands(p, True)], ids=lambda page: page.stem)
+def test_commands_on_the_real_model(page: Path, tmp_path: Path) -> None:
+    run_page(page, True, tmp_path)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_links_lead_somewhere(page: Path) -> None:
+    for target in LINK.findall(page.read_text()):
+        assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+def test_make_targets_exist() -> None:
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    shown = {name for page in PAGES for name in re.findall(r"(?:^|`)make ([a-z-]+)", page.read_text(), re.MULTILINE)}
+    assert {"demo", "test"} <= shown <= targets
