@@ -1,4 +1,4 @@
-"""The mathematics of GRPO written a second time: float64 scalars, loops over samples and tokens, derivatives by hand.
+"""The mathematics of policy gradients written a second time: float64 scalars, loops, derivatives by hand.
 
 Arguments are ragged: a list with one list of numbers per sample. Nothing here calls plait.
 """
@@ -52,11 +52,11 @@ def weights(lengths: list[int], how: str, limit: int) -> list[float]:
     raise AssertionError(how)
 
 
-def grpo(
+def policy_loss(
     logprobs: Ragged,
     old: Ragged,
     ref: Ragged | None,
-    advantage: list[float],
+    advantage: Ragged,
     *,
     low: float,
     high: float,
@@ -64,17 +64,63 @@ def grpo(
     estimator: str,
     aggregation: str,
     limit: int,
+    ratio: str = "token",
 ) -> tuple[float, Ragged]:
-    """The loss of a whole mini-batch and its derivative by every log-prob."""
+    """The loss of a whole mini-batch and its derivative by every log-prob. `advantage` has one number per token."""
     loss, gradient = 0.0, []
     for i, weight in enumerate(weights([len(tokens) for tokens in logprobs], aggregation, limit)):
-        gradient.append([])
-        for t, logp in enumerate(logprobs[i]):
-            value, slope = surrogate(logp, old[i][t], advantage[i], low, high)
-            if ref is not None:
-                penalty, penalty_slope = kl(logp - ref[i][t], estimator)
-                value += kl_coef * penalty
-                slope += kl_coef * penalty_slope
+        length = len(logprobs[i])
+        slopes = [0.0] * length
+        log_ratios = [logprobs[i][t] - old[i][t] for t in range(length)]
+        for t in range(length):
+            # The log-ratio of token t, and what each token of the response contributes to it.
+            if ratio == "token":
+                log_ratio, share = log_ratios[t], [float(u == t) for u in range(length)]
+            elif ratio == "sequence-mean":
+                log_ratio, share = sum(log_ratios) / length, [1 / length] * length
+            else:
+                log_ratio, share = sum(log_ratios), [1.0] * length
+            value, slope = surrogate(log_ratio, 0.0, advantage[i][t], low, high)
             loss += weight * value
-            gradient[-1].append(weight * slope)
+            for u in range(length):
+                slopes[u] += weight * slope * share[u]
+            if ref is not None:
+                penalty, penalty_slope = kl(logprobs[i][t] - ref[i][t], estimator)
+                times = length if ratio == "sequence-product" else 1  # summed over the response, then at each token
+                loss += weight * kl_coef * penalty * times
+                slopes[t] += weight * kl_coef * penalty_slope * times
+        gradient.append(slopes)
     return loss, gradient
+
+
+def leave_one_out(rewards: list[float]) -> list[float]:
+    out = []
+    for i, r in enumerate(rewards):
+        others = [x for j, x in enumerate(rewards) if j != i]
+        out.append(r - sum(others) / len(others) if others else 0.0)
+    return out
+
+
+def token_returns(score: float, logprobs: list[float], ref: list[float], coef: float, how: str) -> list[float]:
+    """Token rewards −coef · kl_t, the score added to the last; the return of a token is what comes from it on."""
+    rewards = [-coef * kl(p - q, how)[0] for p, q in zip(logprobs, ref, strict=True)]
+    if rewards:
+        rewards[-1] += score
+    return [sum(rewards[t:]) for t in range(len(rewards))]
+
+
+def whiten(returns: Ragged) -> Ragged:
+    """Over all tokens of the batch; verl's masked_whiten divides by sqrt(var + 1e-8), the same to rounding."""
+    flat = [x for sample in returns for x in sample]
+    if len(flat) < 2 or max(flat) == min(flat):
+        return [[0.0] * len(sample) for sample in returns]
+    mean = sum(flat) / len(flat)
+    std = math.sqrt(sum((x - mean) ** 2 for x in flat) / (len(flat) - 1))
+    return [[(x - mean) / (std + 1e-8) for x in sample] for sample in returns]
+
+
+def overlong(length: int, limit: int, buffer: int, penalty: float) -> float:
+    """DAPO, eq. 13, in the lengths of the paper (R_length, times `penalty`)."""
+    if length <= limit - buffer:
+        return 0.0
+    return penalty * ((limit - buffer) - length) / buffer

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plait.algorithms.grpo import GRPOOptions, group_advantages, grpo
+from plait.algorithms.grpo import GRPOOptions, group_advantages, grpo, subtract_overlong
 from plait.algorithms.kl import KLPlace, subtract_kl
 from plait.algorithms.losses import KLEstimator
 from plait.dataflow import trace
@@ -50,6 +50,19 @@ def test_kl_in_the_reward_lowers_it():
     assert subtract_kl(0.0, np.array([-0.1]), np.array([-2.0]), kl_coef=1.0, estimator=KLEstimator.K1) < 0
 
 
+def test_overlong_by_hand():
+    # Limit 20, the last 8 tokens cost up to 2: free up to 12 tokens, half at 16, all of it at 20.
+    by_length = {length: subtract_overlong(1.0, 20 - length, 8, 2.0) for length in (1, 12, 13, 16, 20)}
+    assert by_length == {1: 1.0, 12: 1.0, 13: 0.75, 16: 0.0, 20: -1.0}
+
+
+@given(st.integers(1, 40), st.integers(1, 40), st.floats(0, 5), st.data())
+def test_overlong_equals_the_oracle(limit, buffer, penalty, data):
+    length = data.draw(st.integers(1, limit))
+    found = subtract_overlong(0.5, limit - length, buffer, penalty)
+    assert found == pytest.approx(0.5 + oracle.overlong(length, limit, buffer, penalty))
+
+
 def calls(**options) -> list[str]:
     graph = trace(grpo, roles=["actor", "reward", "ref"], options=GRPOOptions(**options))
     return [node.call for node in graph.nodes]
@@ -78,11 +91,21 @@ def test_columns_reach_the_loss():
     assert train.options == {"mini_batches": 4, "epochs": 2}
 
 
+def test_truncation_options_are_columns_of_the_rollout():
+    options = GRPOOptions(overlong_buffer_tokens=4, overlong_penalty=0.5, mask_truncated=True)
+    graph = trace(grpo, roles=["actor", "reward"], options=options)
+    assert [node.call for node in graph.nodes][2:] == ["shaped_rewards", "advantages", "actor.train"]
+    assert [str(column) for column in graph.nodes[2].inputs.values()] == ["reward_score[sample]", "tokens_left[sample]"]
+    assert str(graph.nodes[-1].inputs["keep"]) == "finished[sample]"
+    assert set(graph.nodes[-1].inputs) == {"advantages", "keep"}
+
+
 def test_kl_without_a_reference_names_the_role():
     with pytest.raises(FlowError, match="needs the role `ref`"):
         trace(grpo, roles=["actor", "reward"], options=GRPOOptions(kl_coef=0.1))
 
 
 def test_algorithms_import_without_torch():
-    code = "import plait.algorithms.grpo, sys; sys.exit('torch' in sys.modules)"
+    modules = ("grpo", "rloo", "reinforce_pp", "remax")
+    code = f"import sys, {', '.join(f'plait.algorithms.{name}' for name in modules)}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0

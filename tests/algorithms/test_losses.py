@@ -13,7 +13,18 @@ from hypothesis import strategies as st
 
 from plait.algorithms.grpo import GRPOOptions, grpo_loss
 from plait.algorithms.kl import KLPlace
-from plait.algorithms.losses import Aggregation, KLEstimator, clipped_surrogate, kl_estimate
+from plait.algorithms.losses import (
+    Aggregation,
+    KLEstimator,
+    Ratio,
+    clipped_surrogate,
+    kl_estimate,
+    log_ratio,
+    policy_loss,
+)
+from plait.algorithms.reinforce_pp import ReinforcePPOptions, reinforce_pp_loss
+from plait.algorithms.remax import ReMaxOptions, remax_loss
+from plait.algorithms.rloo import RLOOOptions, rloo_loss
 from plait.errors import RunError
 from plait.training.loss_batch import MicroBatchLoss, MiniBatchTotals, TokenMeans, loss_share
 from tests.algorithms import oracle
@@ -120,32 +131,31 @@ def ragged(flat: np.ndarray, lengths: list[int]) -> oracle.Ragged:
     st.lists(st.integers(0, 5), min_size=1, max_size=6).filter(any),
     st.sampled_from(list(Aggregation)),
     st.sampled_from(list(KLEstimator)),
+    st.sampled_from(list(Ratio)),
     st.sampled_from([0.0, 0.04]),
     st.booleans(),
     st.integers(0, 2**31),
 )
-def test_the_grpo_loss_equals_the_oracle(lengths, aggregation, estimator, kl_coef, on_policy, seed):
-    """Loss and its gradient, over any split of the samples into micro-batches."""
+def test_the_policy_loss_equals_the_oracle(lengths, aggregation, estimator, ratio, kl_coef, on_policy, seed):
+    """Loss and its gradient, with an advantage per token, over any split of the samples into micro-batches."""
     rng = np.random.default_rng(seed)
     total = sum(lengths)
     logprobs = -3 + rng.normal(size=total)
     old = logprobs if on_policy else logprobs + 0.4 * rng.normal(size=total)
     ref = logprobs + 0.4 * rng.normal(size=total) if kl_coef else None
-    advantages = rng.normal(size=len(lengths))
-    options = GRPOOptions(
-        kl_coef=kl_coef, kl_estimator=estimator, clip_low=0.2, clip_high=0.28, aggregation=aggregation
-    )
-    expected, slopes = oracle.grpo(
+    advantages = rng.normal(size=total)
+    expected, slopes = oracle.policy_loss(
         ragged(logprobs, lengths),
         ragged(old, lengths),
         None if ref is None else ragged(ref, lengths),
-        advantages.tolist(),
+        ragged(advantages, lengths),
         low=0.2,
         high=0.28,
         kl_coef=kl_coef,
         estimator=estimator.value,
         aggregation=aggregation.value,
         limit=7,
+        ratio=ratio.value,
     )
     totals = MiniBatchTotals(total, sum(length > 0 for length in lengths), 7)
     cut = int(rng.integers(0, len(lengths) + 1))
@@ -153,18 +163,113 @@ def test_the_grpo_loss_equals_the_oracle(lengths, aggregation, estimator, kl_coe
     for part in (slice(0, cut), slice(cut, None)):
         tokens = slice(sum(lengths[: part.start]), sum(lengths[: part.stop]))
         batch = loss_batch(lengths[part], totals, logprobs[tokens].tolist())
-        share = grpo_loss(
+        share = policy_loss(
             batch,
-            torch.tensor(np.repeat(advantages[part], lengths[part])),
-            options=options,
-            old_logprobs=None if on_policy else torch.tensor(old[tokens]),
-            ref_logprobs=None if ref is None else torch.tensor(ref[tokens]),
+            torch.tensor(advantages[tokens]),
+            None if on_policy else torch.tensor(old[tokens]),
+            None if ref is None else torch.tensor(ref[tokens]),
+            clip_low=0.2,
+            clip_high=0.28,
+            aggregation=aggregation,
+            ratio=ratio,
+            kl_coef=kl_coef,
+            kl_estimator=estimator,
         )
         share.backward()
         loss += float(share.detach())
         gradient += batch.logprobs.grad.tolist()
     assert loss == pytest.approx(expected, rel=1e-12, abs=1e-12)
-    assert gradient == pytest.approx([slope for sample in slopes for slope in sample], rel=1e-12, abs=1e-14)
+    assert gradient == pytest.approx([slope for sample in slopes for slope in sample], rel=1e-11, abs=1e-13)
+
+
+@pytest.mark.parametrize(
+    ("loss", "options", "ratio", "aggregation"),
+    [
+        (grpo_loss, GRPOOptions(kl_coef=0.1, clip_high=0.28), "token", "seq-mean-token-mean"),
+        (
+            grpo_loss,
+            GRPOOptions(kl_coef=0.1, clip_high=0.28, ratio="sequence-mean", aggregation="token-mean"),
+            "sequence-mean",
+            "token-mean",
+        ),
+        (
+            rloo_loss,
+            RLOOOptions(kl_coef=0.1, kl_in="loss", kl_estimator="k3", clip_high=0.28),
+            "sequence-product",
+            "seq-mean-token-mean",
+        ),
+        (
+            reinforce_pp_loss,
+            ReinforcePPOptions(kl_coef=0.1, kl_in="loss", kl_estimator="k3", clip_high=0.28),
+            "token",
+            "token-mean",
+        ),
+        (remax_loss, ReMaxOptions(clip_high=0.28), "token", "seq-mean-token-sum-norm"),
+    ],
+)
+def test_each_algorithm_hands_its_options_to_the_loss(loss, options, ratio, aggregation):
+    rng = np.random.default_rng(0)
+    lengths, flat = [3, 2], -3 + rng.normal(size=5)
+    old, ref, advantages = flat + 0.4 * rng.normal(size=5), flat + 0.4 * rng.normal(size=5), rng.normal(size=5)
+    expected, _ = oracle.policy_loss(
+        ragged(flat, lengths),
+        ragged(old, lengths),
+        ragged(ref, lengths),
+        ragged(advantages, lengths),
+        low=0.2,
+        high=0.28,
+        kl_coef=0.0 if isinstance(options, ReMaxOptions) else 0.1,
+        estimator="k3",
+        aggregation=aggregation,
+        limit=7,
+        ratio=ratio,
+    )
+    means = TokenMeans(5)
+    batch = loss_batch(lengths, MiniBatchTotals(5, 2, 7), flat.tolist(), means)
+    found = loss(
+        batch,
+        torch.tensor(advantages),
+        options=options,
+        old_logprobs=torch.tensor(old),
+        ref_logprobs=torch.tensor(ref),
+    )
+    assert found.item() == pytest.approx(expected, rel=1e-12)
+    logged = means.result()
+    assert logged.keys() == {"actor/pg_loss", "actor/pg_clipfrac", "actor/ppo_kl", "kl"}
+    assert logged["kl"] == pytest.approx(np.mean([oracle.kl(d, "k3")[0] for d in flat - ref]))
+    assert logged["actor/ppo_kl"] == pytest.approx(np.mean([oracle.kl(d, "k3")[0] for d in old - flat]))
+
+
+def test_sequence_sums_by_hand():
+    batch = loss_batch([1, 0, 3], MiniBatchTotals(4, 2, 10), [4.0, 1.0, 2.0, 6.0])
+    sums = batch.sequence_sum(batch.logprobs)
+    assert sums.tolist() == [4, 9, 9, 9]
+    (sums * torch.tensor([1.0, 1.0, 0.0, 10.0], dtype=torch.float64)).sum().backward()
+    assert batch.logprobs.grad.tolist() == [1, 11, 11, 11]
+
+
+def test_ratios_by_hand():
+    # Two tokens at π/π_old = 8 and 2, one at 4: means of the logs are ln 4 and ln 4, their sums ln 16 and ln 4.
+    batch = loss_batch([2, 1], MiniBatchTotals(3, 2, 10), [math.log(8), math.log(2), math.log(4)])
+    zero = torch.zeros(3, dtype=torch.float64)
+    ratios = {how.value: log_ratio(batch, zero, how).exp().tolist() for how in Ratio}
+    assert ratios["token"] == pytest.approx([8, 2, 4])
+    assert ratios["sequence-mean"] == pytest.approx([4, 4, 4])
+    assert ratios["sequence-product"] == pytest.approx([16, 16, 4])
+
+
+def test_a_gspo_response_is_clipped_as_a_whole():
+    """Token ratios e^0.6 and e^-0.6: their product is 1, so nothing is clipped, though each token alone would be."""
+    totals = MiniBatchTotals(2, 1, 10)
+    old = torch.zeros(2, dtype=torch.float64)
+    advantages = torch.ones(2, dtype=torch.float64)
+    for ratio, slopes, clipped in (("sequence-mean", [-0.5, -0.5], 0.0), ("token", [0.0, -math.exp(-0.6) / 2], 0.5)):
+        means = TokenMeans(2)
+        batch = loss_batch([2], totals, [0.6, -0.6], means)
+        options = GRPOOptions(ratio=ratio)
+        grpo_loss(batch, advantages, options=options, old_logprobs=old).backward()
+        assert batch.logprobs.grad.tolist() == pytest.approx(slopes)
+        assert means.result()["actor/pg_clipfrac"] == clipped
 
 
 def test_kl_in_the_reward_is_no_part_of_the_loss():
@@ -186,6 +291,8 @@ def test_wrong_shapes_and_names_are_refused():
         batch.aggregate(batch.logprobs, "mean")
     with pytest.raises(RunError, match=r"batch.log\('x'\): expected one value per response token, \(2,\), found 1.0"):
         batch.log("x", 1.0)
+    with pytest.raises(RunError, match=r"batch.sequence_sum: .* per response token, \(2,\), found \(1,\)"):
+        batch.sequence_sum(batch.logprobs[:1])
 
 
 def test_a_loss_must_return_a_scalar_with_a_gradient():

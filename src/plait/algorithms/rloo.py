@@ -11,10 +11,9 @@ from __future__ import annotations
 from functools import partial
 from typing import Any, Self
 
-import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from plait.algorithms.advantages import FloatArray, standardised
+from plait.algorithms.advantages import FloatArray, centred, standardised
 from plait.algorithms.kl import KLPlace, check_kl_gradient, policy_logprobs, subtract_kl
 from plait.algorithms.losses import Aggregation, KLEstimator, LossBatch, Ratio, policy_loss
 from plait.dataflow import Prompts, Role, per_batch, per_group, per_sample
@@ -79,10 +78,11 @@ def rloo(prompts: Prompts, actor: Role, reward: Role, options: RLOOOptions, ref:
 
 
 def leave_one_out_advantages(rewards: FloatArray) -> FloatArray:
-    """A_i = r_i − mean of the other rewards of the group. A group of one sample has no baseline and gets 0."""
-    if len(rewards) < 2:
-        return np.zeros_like(rewards)
-    return rewards - (rewards.sum() - rewards) / (len(rewards) - 1)
+    """A_i = r_i − mean of the other n − 1 rewards of the group, which is n / (n − 1) · (r_i − mean r).
+
+    A group of one sample has no baseline and gets 0, as do equal rewards.
+    """
+    return centred(rewards) * len(rewards) / max(1, len(rewards) - 1)
 
 
 def rloo_loss(
