@@ -202,7 +202,11 @@ WRONG: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"data.source": "nowhere.jsonl"}, DataError, r"`data\.source`: `nowhere\.jsonl` does not exist"),
     ({"algorithm": "gpro"}, ConfigError, r"no algorithm `gpro`.*did you mean `grpo`"),
     ({"algorithm": "nowhere.py:flow"}, ConfigError, r"`nowhere\.py` does not exist"),
-    ({"algorithm": f"{EXAMPLES}/my_flow.py:best"}, ConfigError, r"has no function `best`; it has .*best_of_group"),
+    (
+        {"algorithm": f"{EXAMPLES}/my_flow.py:best_of_grup"},
+        ConfigError,
+        r"has no `best_of_grup`; did you mean `best_of_group`",
+    ),
     ({"algorithm": f"{EXAMPLES}/my_flow.py:best_of_group"}, ConfigError, r"unknown key `options\.kl_coef`"),
     ({"reward.functions": []}, ConfigError, r"`reward\.functions` is empty"),
     ({"model": "smollm2-135m-instrct"}, Exception, r"smollm2-135m-instruct"),

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import importlib.util
 import inspect
-import sys
 import typing
 from collections.abc import Callable, Collection, Mapping
-from pathlib import Path
 from typing import Any
 
 from plait.dataflow import Dataflow, trace
 from plait.errors import ConfigError, FlowError
+from plait.rewards.loading import load_function
 from plait.runtime.recipe import nearest, validate_options
 
 BUILT_IN = {
@@ -23,21 +21,19 @@ BUILT_IN = {
 
 
 def load_flow(name: str) -> Callable[..., Any]:
-    """A built-in flow by name, or the function of `FILE.py:FUNCTION`.
+    """A built-in flow by name, or the function of `FILE.py:FUNCTION` or `package.module:function`.
 
     Raises:
         ConfigError: no such algorithm, file or function.
     """
     if name in BUILT_IN:
-        module, _, function = BUILT_IN[name].partition(":")
-        return getattr(importlib.import_module(module), function)
-    file, separator, function = name.rpartition(":")
-    if not separator or not file.endswith(".py"):
+        return load_function(BUILT_IN[name], key="algorithm")
+    if name.isidentifier():
         raise ConfigError(
             f"key `algorithm`: no algorithm `{name}`{nearest(name, list(BUILT_IN))}; "
             f"give one of {', '.join(BUILT_IN)}, or FILE.py:FUNCTION"
         )
-    return _from_file(Path(file), function)
+    return load_function(name, key="algorithm")
 
 
 def trace_algorithm(
@@ -58,19 +54,3 @@ def trace_algorithm(
     elif options:
         raise ConfigError(f"key `options`: the flow takes no `options`, found {sorted(options)}")
     return trace(flow, roles=roles, options=checked, name=name)
-
-
-def _from_file(path: Path, function: str) -> Callable[..., Any]:
-    if not path.is_file():
-        raise ConfigError(f"key `algorithm`: the file `{path}` does not exist")
-    spec = importlib.util.spec_from_file_location(f"plait_user_{path.stem}", path)
-    assert spec is not None, f"{path} has no import spec"
-    assert spec.loader is not None, f"{path} has no loader"
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    flow = getattr(module, function, None)
-    if not callable(flow):
-        functions = [name for name, value in vars(module).items() if inspect.isfunction(value)]
-        raise ConfigError(f"key `algorithm`: `{path}` has no function `{function}`; it has {', '.join(functions)}")
-    return flow

@@ -5,6 +5,7 @@
         metrics.jsonl              one row per training step
         samples/step-000001.jsonl  text, tokens, log-probs, rewards, advantages of each sample of a step
         trace.json                 Chrome trace of every action
+        rewards.log                what reward functions print
         checkpoints/               see `checkpoint.store`
         best/, final/              Hugging Face folders
         run.lock                   locked by the process that works here; names it
@@ -30,10 +31,11 @@ from plait.errors import ConfigError
 from plait.observe.run_log import RunLog, truncate_to, write_rows
 
 RECIPE, METRICS, TRACE, LOCK = "recipe.yaml", "metrics.jsonl", "trace.json", "run.lock"
+REWARD_OUTPUT = "rewards.log"
 SAMPLES, CHECKPOINTS, BEST, FINAL = "samples", "checkpoints", "best", "final"
 _LOGS = (METRICS, TRACE)
 """Files that grow row by row; a checkpoint states how long each was."""
-_CLEARED = (RECIPE, CHECKPOINTS, METRICS, TRACE, SAMPLES, BEST, FINAL, "tensorboard", "wandb")
+_CLEARED = (RECIPE, CHECKPOINTS, METRICS, TRACE, SAMPLES, REWARD_OUTPUT, BEST, FINAL, "tensorboard", "wandb")
 """What `overwrite` removes, in this order: without a recipe nothing can be resumed by mistake half-way."""
 _STEP_FILE = re.compile(r"step-(\d+)\b.*")
 
@@ -107,6 +109,10 @@ class RunDirectory:
     @property
     def trace_path(self) -> Path:
         return self.path / TRACE
+
+    @property
+    def reward_output_path(self) -> Path:
+        return self.path / REWARD_OUTPUT
 
     @property
     def checkpoints_path(self) -> Path:

@@ -106,6 +106,8 @@ class Executor:
                 mark.kind, mark.tokens = engine.last_step.kind.name, engine.last_step.num_tokens
                 mark.action = f"{node.call}/{engine.last_step.kind.name.lower()}"
             self.progress.advance(len(finished))
+            for _, role in readers:
+                self._collect(role.pool.poll(), state)
             for sample in finished:
                 group = groups[sample.prompt.uid]
                 group.append(sample)
@@ -128,11 +130,9 @@ class Executor:
         assert isinstance(role, FunctionRole)
         self.progress.phase(node.call, len(state.prompts), "groups")
         with self.recorder.span(node.call, "SCORE", _role(node), lane="host"):
-            for group in role.pool.wait():
-                state.scores.setdefault(state.tickets[group.ticket], []).append(group)
-        scores = state.scores[node.id]
-        for failure in (failure for group in scores for failure in group.failures):
-            self.progress.message(str(failure))
+            self._collect(role.pool.wait(), state)
+        # By ticket: the order in which groups finish must not reach a sum.
+        scores = state.scores[node.id] = sorted(state.scores[node.id], key=lambda group: group.ticket)
         by_sample = {s.uid: reward for group in scores for s, reward in zip(group.samples, group.rewards, strict=True)}
         _add(state, node.outputs[0], np.array([by_sample[s.uid] for s in state.tables[node.rows].samples]))
         rows = state.tables[node.rows]
@@ -145,6 +145,13 @@ class Executor:
         state.metrics["reward/dropped"] = state.metrics.get("reward/dropped", 0) + len(rows) - len(kept)
         if len(kept) < len(rows):
             state.tables[node.rows] = rows.select(kept.tolist())
+
+    def _collect(self, groups: Sequence[GroupScores], state: StepState) -> None:
+        """Keep the scores of groups that are done under the call that sent them; say what went wrong."""
+        for group in groups:
+            state.scores.setdefault(state.tickets[group.ticket], []).append(group)
+            for trouble in (*group.failures, *group.recovered):
+                self.progress.message(str(trouble))
 
     def _score(self, node: Node, state: StepState) -> None:
         role = self._model(node)

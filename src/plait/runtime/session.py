@@ -81,6 +81,7 @@ class Session:
                 workers=recipe.reward.workers,
                 on_error=recipe.reward.on_error,
                 seed=recipe.seed,
+                output=self.directory.reward_output_path,
             )
         )
         self.pool = pool
