@@ -74,7 +74,8 @@ def packed_attention(
     sinks: Tensor | None = None,
 ) -> Tensor:
     """query [Hq, T, D], key [Hkv, T, D], value [Hkv, T, E], sinks [Hq] → [T, Hq, E]; once differentiable."""
-    return _PackedAttention.apply(query, key, value, sinks, plan, scale, softcap)  # type: ignore[no-any-return]
+    keep = plan.keep_probs and softcap is None and torch.is_grad_enabled()
+    return _PackedAttention.apply(query, key, value, sinks, plan, keep, scale, softcap)  # type: ignore[no-any-return]
 
 
 class _PackedAttention(torch.autograd.Function):
@@ -86,18 +87,18 @@ class _PackedAttention(torch.autograd.Function):
         value: Tensor,
         sinks: Tensor | None,
         plan: PackedPlan,
+        keep: bool,
         scale: float,
         softcap: float | None,
     ) -> Tensor:
-        keep = plan.keep_probs and any(ctx.needs_input_grad)
         out = query.new_empty(query.shape[1], query.shape[0], value.shape[2])
         kept = []
         for piece, mask in zip(plan.pieces, plan.masks, strict=True):
             rows, keys = _rows(query, piece, key.shape[0]), _keys(key, piece)
-            probs, _ = _probs(rows, keys, mask, _sink_column(sinks, piece, key.shape[0]), scale, softcap)
+            probs, sink_probs, _ = _probs(rows, keys, mask, _sink_column(sinks, piece, key.shape[0]), scale, softcap)
             _put_rows(out.transpose(0, 1), torch.bmm(probs, _keys(value, piece)), piece)
             if keep:
-                kept.append(probs)
+                kept += [probs, sink_probs]
         ctx.plan, ctx.scale, ctx.softcap = plan, scale, softcap
         ctx.save_for_backward(query, key, value, sinks, *kept)
         return out
@@ -117,15 +118,16 @@ class _PackedAttention(torch.autograd.Function):
             rows, keys = _rows(query, piece, key.shape[0]), _keys(key, piece)
             column = _sink_column(sinks, piece, key.shape[0])
             tanh = None
-            if kept and softcap is None:
-                probs = kept[index]
+            if kept:
+                probs, sink_probs = kept[2 * index : 2 * index + 2]
             else:
-                probs, tanh = _probs(rows, keys, mask, column, scale, softcap)
+                probs, sink_probs, tanh = _probs(rows, keys, mask, column, scale, softcap)
             grad_rows = _rows(grad_out, piece, key.shape[0])
             _add_keys(grad_value, torch.bmm(probs.transpose(1, 2), grad_rows), piece)
             grad_probs = torch.bmm(grad_rows, _keys(value, piece).transpose(1, 2))
             if grad_sinks is not None:
-                grad_sinks += _grad_sinks(probs, grad_probs, piece.rows.length, len(grad_sinks))
+                weighted = sink_probs * (probs * grad_probs).sum(-1, dtype=wide)
+                grad_sinks -= weighted.view(len(grad_sinks), -1).sum(-1)  # − p_sink · Σ_k p_k ∂p_k
             grad_scores = torch._softmax_backward_data(grad_probs, probs, -1, probs.dtype)
             if tanh is not None:
                 grad_scores = (grad_scores * (1 - tanh * tanh)).to(probs.dtype)
@@ -133,13 +135,16 @@ class _PackedAttention(torch.autograd.Function):
             _add_keys(grad_key, _scaled_bmm(grad_scores.transpose(1, 2), rows, scale), piece)
         if grad_sinks is not None:
             grad_sinks = grad_sinks.to(sinks.dtype)
-        return grad_query, grad_key.to(key.dtype), grad_value.to(value.dtype), grad_sinks, None, None, None
+        return grad_query, grad_key.to(key.dtype), grad_value.to(value.dtype), grad_sinks, None, None, None, None
 
 
 def _probs(
     rows: Tensor, keys: Tensor, mask: Tensor, sinks: Tensor | None, scale: float, softcap: float | None
-) -> tuple[Tensor, Tensor | None]:
-    """Probabilities [Hkv, M, K] in the dtype of `rows` (softmax in float32 or wider), and the tanh of a softcap."""
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """Probabilities [Hkv, M, K] in the dtype of `rows` (softmax in float32 or wider).
+
+    Also those of the sinks [Hkv, M] and the tanh of a softcap, both in float32 or wider.
+    """
     scores, tanh = _scaled_bmm(rows, keys.transpose(1, 2), scale), None
     wide = torch.promote_types(scores.dtype, torch.float32)
     if softcap is not None:
@@ -148,16 +153,9 @@ def _probs(
     by_head = scores.view(scores.shape[0], -1, mask.shape[0], scores.shape[2])
     by_head[..., scores.shape[2] - mask.shape[1] :].masked_fill_(mask, float("-inf"))
     if sinks is None:
-        return scores.softmax(-1, dtype=wide).to(rows.dtype), tanh
-    scores = torch.cat([scores.to(wide), sinks.to(wide)], dim=-1)
-    return scores.softmax(-1)[..., :-1].to(rows.dtype), tanh
-
-
-def _grad_sinks(probs: Tensor, grad_probs: Tensor, num_rows: int, num_heads: int) -> Tensor:
-    """Gradient [Hq] of the sink scores: − p_sink · Σ_k p_k ∂p_k, summed over the rows of each head."""
-    probs = probs.to(torch.promote_types(probs.dtype, torch.float32))
-    weighted = (1 - probs.sum(-1)) * (probs * grad_probs).sum(-1)
-    return -weighted.reshape(num_heads, num_rows).sum(-1)
+        return scores.softmax(-1, dtype=wide).to(rows.dtype), None, tanh
+    probs = torch.cat([scores.to(wide), sinks.to(wide)], dim=-1).softmax(-1)
+    return probs[..., :-1].to(rows.dtype, memory_format=torch.contiguous_format), probs[..., -1].clone(), tanh
 
 
 def _scaled_bmm(left: Tensor, right: Tensor, scale: float) -> Tensor:
