@@ -14,8 +14,10 @@ app = App(
 
 TRAIN = "Train a model: generate, score, learn, again and again."
 
+EVAL = "Answer a recipe's held-out items: plait eval RECIPE [--model FOLDER] [--json] [--key value …]"
+
 # `train` prints its own help: the keys of a recipe.
 app.command("plait.cli.train:train", name="train", help=TRAIN, help_flags=[], version_flags=[])
-app.command("plait.cli.evaluate:evaluate", name="eval", help="Answer a recipe's held-out items.")
+app.command("plait.cli.evaluate:evaluate", name="eval", help=EVAL)
 app.command("plait.cli.export:export", name="export", help="Write a checkpoint of a run as a Hugging Face folder.")
 app.command("plait.cli.generate:generate", name="generate", help="Sample responses to the prompts of a JSONL file.")

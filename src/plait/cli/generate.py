@@ -79,10 +79,10 @@ def generate(
     if n < 1:
         raise ConfigError(f"--n: expected at least 1, found {n}")
     wanted = read_lengths(lengths) if lengths else None
-    from plait.runtime.api import set_threads
     from plait.runtime.generate import generate as run
+    from plait.runtime.process import set_up
 
-    set_threads(threads)
+    set_up(threads)
     report = run(
         model,
         prompts,

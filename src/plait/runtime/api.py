@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from plait.runtime.controller import Outcome
 from plait.runtime.controller import train as train_session
 from plait.runtime.evaluation import Evaluation, evaluate
 from plait.runtime.prepare import prepare
+from plait.runtime.process import set_up
 from plait.runtime.recipe import Recipe, load_recipe
 from plait.runtime.session import open_session
 
@@ -59,7 +59,7 @@ def train(
 
 def run(recipe: Recipe, *, resume: bool = False, flow: Callable[..., Any] | None = None) -> Outcome:
     """Prepare, open, train, close. `flow` is the function that `recipe.algorithm` names, where it is at hand."""
-    set_threads(recipe.threads)
+    set_up(recipe.threads)
     prepared = prepare(recipe, flow=flow)
     with open_session(prepared, resume=resume) as session:
         return train_session(session)
@@ -80,15 +80,6 @@ def path_of(function: Callable[..., Any]) -> str:
     return f"{file}:{function.__name__}"
 
 
-def set_threads(threads: int) -> None:
-    """Fix the number of compute threads: the same number gives the same bits. 0: what OMP_NUM_THREADS says, else one
-    per core that this process may use."""
-    import torch
-
-    asked = threads or int(os.environ.get("OMP_NUM_THREADS", "0")) or len(os.sched_getaffinity(0))
-    torch.set_num_threads(asked)
-
-
 def _flatten(name: str, value: Any) -> list[tuple[str, Any]]:
     if isinstance(value, dict) and name != "options" and not name.endswith(".parameters"):
         return [pair for key, child in value.items() for pair in _flatten(f"{name}.{key}", child)]
@@ -101,7 +92,7 @@ def evaluate_model(recipe: Recipe) -> Evaluation:
     Raises:
         UserError: something in the recipe cannot be used.
     """
-    set_threads(recipe.threads)
+    set_up(recipe.threads)
     prepared = prepare(recipe)
     with (
         Progress(0) as progress,

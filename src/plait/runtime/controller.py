@@ -12,6 +12,7 @@ from typing import Any
 
 from plait.runtime.evaluation import Evaluation
 from plait.runtime.executor import StepState, step_metrics
+from plait.runtime.process import resident_bytes
 from plait.runtime.recorder import seconds_by_call
 from plait.runtime.session import Session
 
@@ -81,6 +82,7 @@ def finish_metrics(session: Session, state: StepState, seconds: float) -> dict[s
     tokens = sum(len(s.prompt.token_ids) + len(s.token_ids) for rows in state.generated.values() for s in rows.samples)
     metrics["timing_s/step"] = seconds
     metrics["perf/throughput"] = tokens / seconds
+    metrics["perf/resident_bytes"] = resident_bytes()
     metrics["training/policy_version"] = session.done.policy_version
     metrics["training/epoch"] = session.stream.epoch(session.done.step)
     return metrics

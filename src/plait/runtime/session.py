@@ -7,6 +7,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Self
 
+import torch
+
 from plait.checkpoint.store import Checkpoint, CheckpointStore
 from plait.dataflow import Dataflow, Level
 from plait.errors import ConfigError
@@ -36,6 +38,8 @@ class Progressed:
     """Training steps done."""
     policy_version: int = 0
     clock_s: float = 0.0
+    threads: int = 0
+    """Compute threads; a resumed run takes as many, because another number may round otherwise."""
     before: dict[str, float] = field(default_factory=dict)
     """Metrics of the evaluation before the first step."""
     best: dict[str, float] = field(default_factory=dict)
@@ -72,6 +76,9 @@ class Session:
         if self._resume:
             self.store.discard_after(self.done.step)
             self.directory.rollback_to(checkpoint.state["offsets"] if checkpoint else {}, self.done.step)
+        if checkpoint is not None:
+            torch.set_num_threads(self.done.threads)
+        self.done.threads = torch.get_num_threads()
         self.progress = stack.enter_context(Progress(recipe.steps))
         self.recorder = Recorder(offset_s=self.done.clock_s)
         pool = stack.enter_context(

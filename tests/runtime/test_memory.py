@@ -1,0 +1,23 @@
+"""Nothing grows with the number of steps."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from plait.runtime.api import run
+from plait.runtime.recipe import Recipe
+
+
+@pytest.mark.slow
+def test_resident_memory_is_flat_over_200_steps(make_recipe: Callable[..., Recipe]) -> None:
+    recipe = make_recipe(steps=200, **{"checkpoint.every": 20, "evaluation.items": 3, "evaluation.every": 20})
+    run(recipe)
+    rows = [json.loads(line) for line in (recipe.run_dir / "metrics.jsonl").read_text().splitlines()]
+    resident = np.array([row["perf/resident_bytes"] for row in rows if "perf/resident_bytes" in row])
+    assert len(resident) == 200
+    growth = np.median(resident[-20:]) - np.median(resident[40:60])
+    assert growth < 4 << 20, f"{growth / 2**20:.1f} MiB in 150 steps"
