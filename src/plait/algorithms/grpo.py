@@ -63,12 +63,11 @@ def grpo(prompts: Prompts, actor: Role, reward: Role, options: GRPOOptions, ref:
         kl_in=options.kl_in,
         updates=options.mini_batches * options.epochs,
     )
-    if logprobs.start is not None:
+    if logprobs.in_reward is not None:
         rewards = per_sample(
             subtract_kl,
             rewards,
-            logprobs.start,
-            logprobs.ref,
+            *logprobs.in_reward,
             name="rewards",
             kl_coef=options.kl_coef,
             estimator=options.kl_estimator,

@@ -30,11 +30,11 @@ class PolicyLogprobs:
 
     ref: ColumnHandle | None
     """Of the reference, where there is a KL."""
-    start: ColumnHandle | None
-    """Of the policy that the batch begins with, where the KL is in the reward."""
+    in_reward: tuple[ColumnHandle, ColumnHandle] | None
+    """Of the policy that the batch begins with and of the reference, where the KL is in the reward."""
     old: ColumnHandle | None
-    """The same, for the loss: where the batch is used more than once. Used once, it is on-policy, and the old log-probs
-    are the new ones."""
+    """Of the policy that the batch begins with, for the loss, where the batch is used more than once. Used once, it is
+    on-policy, and the old log-probs are the new ones."""
 
 
 def policy_logprobs(
@@ -55,9 +55,10 @@ def policy_logprobs(
                 "kl_coef > 0 needs the role `ref`, which nothing fills; set options.kl_coef to 0 or give a reference"
             )
         ref_logprobs = ref.logprobs(samples)
-    in_reward = ref_logprobs is not None and kl_in is KLPlace.REWARD
-    start = actor.logprobs(samples) if in_reward or updates > 1 else None
-    return PolicyLogprobs(ref_logprobs, start if in_reward else None, start if updates > 1 else None)
+    if ref_logprobs is not None and kl_in is KLPlace.REWARD:
+        start = actor.logprobs(samples)
+        return PolicyLogprobs(ref_logprobs, (start, ref_logprobs), start if updates > 1 else None)
+    return PolicyLogprobs(ref_logprobs, None, actor.logprobs(samples) if updates > 1 else None)
 
 
 def check_kl_gradient(kl_in: KLPlace, estimator: KLEstimator) -> None:

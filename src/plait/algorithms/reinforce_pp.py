@@ -1,6 +1,6 @@
 """REINFORCE++ (Hu et al. 2025, arXiv 2501.03262): no critic, advantages normalised over the whole batch.
 
-The return of a token is the response's score less the KL from that token on (k1 in the reward, §3); all returns of the
+The return of a token is the response's score less the KL from that token on (k1 in the reward); all returns of the
 batch's tokens are standardised together, with no group statistics, so one response per prompt is enough. With
 `group_baseline` the score is first reduced by the mean of its group (REINFORCE++ w/ baseline, for several responses per
 prompt; the paper then puts the KL into the loss, as k2). The loss is PPO's clipped surrogate per token.
@@ -62,12 +62,11 @@ def reinforce_pp(
         kl_in=options.kl_in,
         updates=options.mini_batches * options.epochs,
     )
-    if logprobs.start is not None:
+    if logprobs.in_reward is not None:
         returns = per_sample(
             reward_to_go,
             scores,
-            logprobs.start,
-            logprobs.ref,
+            *logprobs.in_reward,
             name="returns",
             level=Level.TOKEN,
             kl_coef=options.kl_coef,

@@ -1,7 +1,7 @@
-"""ReMax: REINFORCE with the reward of the greedy response as the baseline (Li et al. 2023, arXiv 2310.10505, §4).
+"""ReMax: REINFORCE with the reward of the greedy response as the baseline (Li et al. 2023, arXiv 2310.10505).
 
 Beside the samples, one response per prompt is decoded greedily; an advantage is the score of a sample less the score of
-that response. It needs neither a critic nor several samples per prompt. The KL is in the reward of each token (§4.3).
+that response. It needs neither a critic nor several samples per prompt. The KL is in the reward of each token.
 """
 
 from __future__ import annotations
@@ -45,12 +45,11 @@ def remax(prompts: Prompts, actor: Role, reward: Role, options: ReMaxOptions, re
         kl_in=KLPlace.REWARD,
         updates=options.mini_batches * options.epochs,
     )
-    if logprobs.start is not None:
+    if logprobs.in_reward is not None:
         advantages = per_sample(
             reward_to_go,
             advantages,
-            logprobs.start,
-            logprobs.ref,
+            *logprobs.in_reward,
             name="advantages",
             level=Level.TOKEN,
             kl_coef=options.kl_coef,

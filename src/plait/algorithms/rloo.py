@@ -1,4 +1,4 @@
-"""RLOO: REINFORCE with a leave-one-out baseline (Ahmadian et al. 2024, "Back to Basics", arXiv 2402.14740, §3.2).
+"""RLOO: REINFORCE with a leave-one-out baseline (Ahmadian et al. 2024, "Back to Basics", arXiv 2402.14740).
 
 A response is one action: its advantage is its reward less the mean reward of its siblings, which does not depend on it,
 so the gradient is unbiased. The KL to the reference is in the reward (k1, as in the paper) or in the loss. The default
@@ -53,12 +53,11 @@ def rloo(prompts: Prompts, actor: Role, reward: Role, options: RLOOOptions, ref:
         kl_in=options.kl_in,
         updates=options.mini_batches * options.epochs,
     )
-    if logprobs.start is not None:
+    if logprobs.in_reward is not None:
         rewards = per_sample(
             subtract_kl,
             rewards,
-            logprobs.start,
-            logprobs.ref,
+            *logprobs.in_reward,
             name="rewards",
             kl_coef=options.kl_coef,
             estimator=options.kl_estimator,

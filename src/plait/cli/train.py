@@ -90,11 +90,13 @@ def split_recipe(tokens: list[str]) -> tuple[Path | None, list[tuple[str, Any]]]
 
 def listed_keys(everything: bool) -> list[tuple[str, str, str]]:
     """(key, default, description) in the order of the help."""
-    from plait.algorithms.grpo import GRPOOptions
+    from plait.runtime.algorithm import BUILT_IN, load_flow, options_class
     from plait.runtime.recipe import describe_keys
 
     keys = {key: (default, text) for key, default, text in describe_keys() if key != "options"}
-    keys |= {f"options.{key}": (default, text) for key, default, text in describe_keys(GRPOOptions)}
+    for algorithm in BUILT_IN:  # the default algorithm comes first; of the others, what it does not have
+        for key, default, text in describe_keys(options_class(load_flow(algorithm))):
+            keys.setdefault(f"options.{key}", (default, text if algorithm == "grpo" else f"{algorithm}: {text}"))
     names = list(keys) if everything else list(BASIC_KEYS)
     return [(name, *keys[name]) for name in names]
 

@@ -44,13 +44,21 @@ def trace_algorithm(
     Raises:
         ConfigError: an option is unknown or does not fit. FlowError: see `dataflow.trace`.
     """
-    parameter = inspect.signature(flow).parameters.get("options")
-    checked: Any = None
-    if parameter is not None:
-        cls = typing.get_type_hints(flow).get("options")
-        if cls is None:
-            raise FlowError(f"flow `{flow.__name__}`: annotate its parameter `options` with the class of its options")
-        checked = validate_options(cls, options)
-    elif options:
+    cls = options_class(flow)
+    if cls is None and options:
         raise ConfigError(f"key `options`: the flow takes no `options`, found {sorted(options)}")
-    return trace(flow, roles=roles, options=checked, name=name)
+    return trace(flow, roles=roles, options=None if cls is None else validate_options(cls, options), name=name)
+
+
+def options_class(flow: Callable[..., Any]) -> type[Any] | None:
+    """The class that the flow's parameter `options` is annotated with; None for a flow without that parameter.
+
+    Raises:
+        FlowError: the parameter has no annotation.
+    """
+    if "options" not in inspect.signature(flow).parameters:
+        return None
+    cls = typing.get_type_hints(flow).get("options")
+    if cls is None:
+        raise FlowError(f"flow `{flow.__name__}`: annotate its parameter `options` with the class of its options")
+    return cls
