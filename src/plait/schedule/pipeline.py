@@ -170,7 +170,9 @@ def fused_workload(
     options = (("microbatches", microbatches), ("forward", forward_s), ("backward", backward), ("memory", activation))
     for option, values in options:
         if len(values) != num_models:
-            raise ConfigError(f"{option}: expected {num_models} values, one per model as in stages, found {len(values)}")
+            raise ConfigError(
+                f"{option}: expected {num_models} values, one per model as in stages, found {len(values)}"
+            )
     for option, counts in (("stages", stages), ("microbatches", microbatches)):
         for count in counts:
             if count < 1:

@@ -53,7 +53,9 @@ class Schedule:
         """The file form, with a version; its rows are those of the text form."""
         rows = [line.split()[2:] for line in self.to_text().splitlines()]
         record = ",\n".join(json.dumps(row) for row in rows)
-        return f'{{"format": "{FORMAT}", "version": {VERSION}, "name": {json.dumps(self.name)}, "rows": [\n{record}\n]}}\n'
+        return (
+            f'{{"format": "{FORMAT}", "version": {VERSION}, "name": {json.dumps(self.name)}, "rows": [\n{record}\n]}}\n'
+        )
 
     @classmethod
     def from_json(cls, text: str, name: str = "schedule") -> Schedule:

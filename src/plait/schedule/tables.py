@@ -31,6 +31,7 @@ class Tables(NamedTuple):
     chain_group:      [C] 2 · model + (1 for backward): which dispatch parameters apply
     chain_depth:      [C] stages from this one to the end of its pipeline, itself included
     rank_chain_start, rank_chains: [N + 1], [C] the chains of each rank
+    pipe_start:       [P + 1] first chain of each pipeline; forwards of stage s are chain 2 s of it, backwards 2 s + 1
     """
 
     seconds: Floats
@@ -48,6 +49,7 @@ class Tables(NamedTuple):
     chain_depth: Ints
     rank_chain_start: Ints
     rank_chains: Ints
+    pipe_start: Ints
 
 
 def tables_of(workload: Workload) -> Tables:
@@ -97,6 +99,7 @@ def tables_of(workload: Workload) -> Tables:
         np.asarray(chain_depth, np.int64),
         np.cumsum([0, *(len(chains) for chains in by_rank)]).astype(np.int64),
         np.asarray([c for chains in by_rank for c in chains], np.int64),
+        np.cumsum([0, *(2 * p.num_stages for p in workload.pipelines)]).astype(np.int64),
     )
 
 
