@@ -104,7 +104,8 @@ def action_id(
 
 
 _KINDS = "|".join(sorted((kind.value for kind in Kind), key=len, reverse=True))
-_ID = rf"(?:(?P<model>[A-Za-z_][\w-]*)?(?:/(?P<copy>\d+))?:)?(?P<stage>\d+)(?P<kind>{_KINDS})(?P<index>\d+)?(?:\.(?P<round>\d+))?"
+_MODEL = r"(?:(?P<model>[A-Za-z_][\w-]*)?(?:/(?P<copy>\d+))?:)?"
+_ID = rf"{_MODEL}(?P<stage>\d+)(?P<kind>{_KINDS})(?P<index>\d+)?(?:\.(?P<round>\d+))?"
 _TEXT = re.compile(rf"(?P<id>{_ID})(?:\{{(?P<samples>[\d,-]+)\}})?(?P<waits><[^#\s]*)?(?:#(?P<bytes>\d+))?")
 
 

@@ -58,7 +58,7 @@ def _heads(t: Tables) -> list[float]:
     for a in _by_chains(t):
         if t.before[a] >= 0:
             head[a] = head[t.before[a]] + float(t.seconds[t.before[a]])
-        if t.index[a] > 0:
+        if t.place[a] > 0:
             head[a] = max(head[a], head[a - 1] + float(t.seconds[a - 1]))
     return head
 
@@ -76,7 +76,7 @@ def _tails(t: Tables) -> list[float]:
 def _by_chains(t: Tables) -> list[int]:
     """All actions so that each comes after those of its micro-batch and of its chain that precede it."""
     place: dict[int, int] = {}
-    order = sorted(range(len(t.seconds)), key=lambda a: int(t.index[a]))
+    order = sorted(range(len(t.seconds)), key=lambda a: int(t.place[a]))
     result = []
     for first in order:
         if t.before[first] < 0:

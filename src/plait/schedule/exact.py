@@ -128,7 +128,7 @@ class _Model:
         for a in range(len(seconds)):
             if t.before[a] >= 0:
                 self.cp.Add(self.starts[a] >= ends[t.before[a]])
-            if t.index[a] > 0:
+            if t.place[a] > 0:
                 self.cp.Add(self.starts[a] >= ends[a - 1])
             self.cp.Add(ends[a] <= self.makespan)
         self.held: list[tuple[list[Any], list[int]]] = []
@@ -173,7 +173,7 @@ class _Model:
     def _backward_of(self, a: int) -> int:
         """The backward that frees what forward `a` holds: the same place in the next chain."""
         t = self.t
-        return int(t.chain_start[t.chain[a] + 1] + t.index[a])
+        return int(t.chain_start[t.chain[a] + 1] + t.place[a])
 
     def _hint(self, order: Ints) -> None:
         from plait.schedule.kernels import evaluate

@@ -4,6 +4,9 @@ Both give the same numbers (a test compares them): the loops use no library call
 schedule is one array `order` of action numbers, rank after rank; its memory is a function of the order alone.
 """
 
+# numpy's annotations do not say that an array indexed by numbers gives a number.
+# pyright: reportArgumentType=false, reportReturnType=false, reportAssignmentType=false
+
 from __future__ import annotations
 
 from typing import Any

@@ -41,9 +41,8 @@ class Pipeline:
         for name in ("forward_s", "backward_s", "activation"):
             table: Table = getattr(self, name)
             if [len(row) for row in table] != [self.num_microbatches] * self.num_stages:
-                raise ConfigError(
-                    f"{self.label}: expected {name} for {self.num_stages} stages x {self.num_microbatches} micro-batches"
-                )
+                shape = f"{self.num_stages} stages x {self.num_microbatches} micro-batches"
+                raise ConfigError(f"{self.label}: expected {name} for {shape}")
             smallest = min((value for row in table for value in row), default=0.0)
             if smallest < 0 or (name != "activation" and smallest == 0):
                 raise ConfigError(f"{self.label}: expected {name} above zero, found {smallest}")

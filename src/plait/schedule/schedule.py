@@ -131,9 +131,8 @@ def with_transfers(schedule: Schedule, bytes_of: dict[str, int] | None = None) -
 
     bytes_of: bytes of the message that the forward or backward with this id sends; 0 where it names none
 
-    A send stands right behind the action that produces its message. A receive stands right behind the action that
-    sends away the same rank's previous needs, which is as early as an executor with bounded buffers posts it: one
-    compute action ahead of its use.
+    A send stands right behind the action that produces its message, a receive right before the action that uses it.
+    An executor posts receives ahead, so this is the latest place of a receive, not its only one.
     """
     sizes = bytes_of or {}
     rank_of = {action.id: action.rank for action in schedule}
@@ -149,7 +148,7 @@ def with_transfers(schedule: Schedule, bytes_of: dict[str, int] | None = None) -
             if action.kind in _RECEIVED and crossing:
                 receive = replace(action, kind=_RECEIVED[action.kind], bytes=sizes.get(crossing[0], 0), samples=())
                 sender = replace(receive, kind=_SENT[action.kind], stage=action.stage + _FROM[action.kind])
-                out.insert(max(len(out) - 1, 0), replace(receive, waits=(sender.id,)))
+                out.append(replace(receive, waits=(sender.id,)))
                 action = replace(action, waits=(receive.id,))
             out.append(action)
             away = [user for user in consumers.get(action.id, ()) if user.rank != action.rank]

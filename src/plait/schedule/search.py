@@ -1,10 +1,10 @@
 """Search for a short, then lean, fused schedule; needs no solver.
 
-Three engines work by turns on the best schedule known (RLHFuse notes B5): dispatch rules that evolve
-(`kernels.evolve`), annealing on critical arcs (`kernels.anneal`), and, once the makespan stands, annealing of the
-memory above a goal that sinks (`kernels.squeeze`). The order of turns and every random number follow from the seed, so
-a search that ends by `max_moves`, or at both bounds, gives the same schedule every time; one that ends by its time
-limit gives a prefix of that search.
+Four engines work by turns on the best schedule known: dispatch rules that evolve (`kernels.evolve`), annealing on
+critical arcs (`kernels.anneal`; both from RLHFuse's paper notes, B5), annealing on keys that any decode fits the memory
+caps (`kernels.wander`), and, once the makespan stands, annealing of the memory above a goal that sinks
+(`kernels.squeeze`). The order of turns and every random number follow from the seed, so a search that ends by
+`max_moves`, or at both bounds, gives the same schedule every time.
 """
 
 from __future__ import annotations
@@ -82,9 +82,7 @@ def search(
     if seconds < 0:
         raise ConfigError(f"seconds: expected zero or more, found {seconds}")
     hunt = _Hunt(workload, seed)
-    kernels.anneal(
-        hunt.t, hunt.best.copy(), hunt.t.cap, hunt.bound, 0, 1.0, 0.5, hunt.state.copy(), hunt.best.copy()
-    )
+    kernels.anneal(hunt.t, hunt.best.copy(), hunt.t.cap, hunt.bound, 0, 1.0, 0.5, hunt.state.copy(), hunt.best.copy())
     began = clock()
     stopped_by: Stop = "bounds"
     try:
@@ -96,7 +94,7 @@ def search(
             if max_moves is not None and hunt.moves >= max_moves:
                 stopped_by = "moves"
                 break
-            share = max(spent / seconds if seconds else 1.0, hunt.moves / max_moves if max_moves else 0.0)
+            share = hunt.moves / max_moves if max_moves is not None else spent / seconds
             hunt.turn(memory and (hunt.at_bound or share > 0.8))
             if on_progress is not None:
                 on_progress(Progress(clock() - began, hunt.makespan, hunt.peak, hunt.bound, hunt.moves))
@@ -125,6 +123,27 @@ def start_orders(workload: Workload, t: Tables) -> list[Ints]:
     return orders if first is None else [first, *orders]
 
 
+class _Descent:
+    """One annealing from `hot` to 3 % of it, cut into legs short enough for progress and Ctrl-C.
+
+    values: the order, or the keys, that the engine is changing
+    """
+
+    def __init__(self, values: np.ndarray, moves: int, legs: int, hot: float):
+        self.values = values
+        self.legs = legs
+        self.temperature = hot
+        self._moves_per_leg = moves // legs
+        self._cooling = 0.03 ** (1 / legs)
+
+    def leg(self) -> tuple[int, float, float]:
+        """The moves of the next leg and the temperatures at which it begins and ends."""
+        self.legs -= 1
+        hot = self.temperature
+        self.temperature *= self._cooling
+        return self._moves_per_leg, hot, self.temperature
+
+
 class _Hunt:
     """The state of one search; `turn` takes a fraction of a second."""
 
@@ -136,30 +155,20 @@ class _Hunt:
         self.state = np.asarray([1 + (seed * 7919 + 1) % 2147483561, 1 + (seed * 104729 + 3) % 2147483397], np.int64)
         self.moves = 0
         self.turns = 0
-        self.cold_turns = 0
-        self.lean_turns = 0
-        n = len(self.t.rank)
-        self.candidates = max(20, 1_000_000 // n)
-        self.swaps = max(2_000, 25_000_000 // n)
-        num_genes = 5 * 2 * len(workload.models()) + 2
-        self.pool = np.zeros((len(LEANNESS), 10, num_genes))
+        self.rounds = {"cool": 0, "rekey": 0, "squeeze": 0}
+        self.descents: dict[str, _Descent] = {}
+        self.n = n = len(self.t.rank)
+        self.second = float(np.median(self.t.seconds))
+        grains = np.abs(self.t.memory[self.t.memory != 0])
+        self.grain = float(grains.min()) if len(grains) else 1.0
+        self.pool = np.zeros((len(LEANNESS), 10, 10 * len(workload.models()) + 2))
         self.pool_score = np.full((len(LEANNESS), 10), np.inf)
-        self.evolved: Ints | None = None
-        self.evolved_found = np.asarray([np.inf, np.inf])
-        self.current: Ints | None = None
-        self.leaning: Ints | None = None
-        self.temperature = 0.0
-        self.unit = float(np.median(self.t.seconds))
-        self.round = self.left = self.wround = self.wleft = 0
-        self.bias = None
-        self.capped = bool(np.isfinite(self.t.cap).any())
-        self.penalty = np.inf
-        self.grain = float(np.abs(self.t.memory).mean()) or 1.0
-        self.grains = np.unique(np.abs(self.t.memory[self.t.memory != 0]))
         self.makespan = self.peak = np.inf
         self.best = np.zeros(n, np.int64)
         for order in start_orders(workload, self.t):
             self.offer(order)
+        self.evolved = self.best.copy()
+        self.evolved_found = np.asarray([self.makespan, self.peak])
 
     @property
     def at_bound(self) -> bool:
@@ -170,8 +179,7 @@ class _Hunt:
 
     def offer(self, order: Ints) -> bool:
         """Keep the order if it is better than the best."""
-        scratch = np.zeros(3 * len(self.t.cap), np.int64)
-        makespan = kernels.evaluate(self.t, order, np.inf, np.zeros(len(order)), scratch)
+        makespan = kernels.evaluate(self.t, order, np.inf, np.zeros(self.n), self._scratch())
         peak = np.zeros(len(self.t.cap))
         worst = kernels.peaks(self.t, order, peak)
         if (peak > self.t.cap * (1 + TOLERANCE)).any():
@@ -183,109 +191,93 @@ class _Hunt:
             return True
         return False
 
+    def compile(self) -> None:
+        """Load or compile the kernels, which may take seconds once, before the clock starts."""
+        t, order, keys, state = self.t, self.best.copy(), np.zeros(self.n), self.state.copy()
+        kernels.anneal(t, order, t.cap, self.bound, 0, 1.0, 0.5, state, order.copy())
+        kernels.squeeze(t, order, 0.0, 0.0, 0, 1.0, 0.5, state, order.copy())
+        kernels.wander(t, keys, t.cap, self.bound, 0, 1.0, 0.5, state, order.copy())
+        found = self.evolved_found.copy()
+        kernels.evolve(t, t.cap, self.bound, self.lean, 0, state, self.pool, self.pool_score, found, order)
+
     def turn(self, for_memory: bool) -> None:
-        """One turn of one engine."""
+        """One turn of one engine: rules first and now and then, else one of the two annealers."""
         self.turns += 1
-        if for_memory:
-            self.breed() if self.turns < V.get("pre", 3) or self.turns % V.get("mix", 8) == 0 else self.lean_out()
-        elif self.turns <= 2 or self.turns % 6 == 0:
+        if self.turns <= 2 or self.turns % 8 == 0:
             self.breed()
-        elif self.turns % V.get('wmix',2)==0:
-            self.stray()
+        elif for_memory:
+            self.squeeze()
+        elif self.turns % 2:
+            self.rekey()
         else:
             self.cool()
 
     def breed(self) -> None:
-        if self.evolved is None:
-            self.evolved = self.best.copy()
-            self.evolved_found[:] = self.makespan, self.peak
+        """Evolve dispatch rules."""
+        found = self.evolved_found
         self.moves += kernels.evolve(
-            self.t, self.t.cap, self.bound, self.lean, self.candidates, self.state, self.pool, self.pool_score,
-            self.evolved_found, self.evolved,
+            self.t, self.t.cap, self.bound, self.lean, max(20, 1_000_000 // self.n), self.state,
+            self.pool, self.pool_score, found, self.evolved,
         )  # fmt: skip
         if self.offer(self.evolved):
-            self.leaning = None
+            self.descents.pop("squeeze", None)
 
     def cool(self) -> None:
-        """A leg of annealing; each descent of six legs starts from the best or from the evolved schedule."""
-        n=len(self.t.rank)
-        descent = int(V.get('per',200) * n * (1,3,10)[(self.round//4)%3])
-        swaps = min(descent, self.swaps)
-        legs = -(-descent // swaps)
-        round = self.round
-        if self.left == 0 or self.current is None:
-            self.left = legs
-            turn_about = round % 3 == 2
-            self.current = (self.evolved if turn_about and self.evolved is not None else self.best).copy()
-            self.temperature = self.unit * V.get('hots',(0.3, 1.0, 2.5))[round % 3]
-            self.round+=1
-        self.left -= 1
+        """A leg of annealing on critical arcs."""
+        round = self.rounds["cool"]
+        if (descent := self._open("cool")) is None:
+            start = (self.best, self.best, self.evolved)[round % 3]
+            moves = 200 * self.n * (1, 3, 10)[round // 4 % 3]
+            hot = self.second * (0.3, 1.0, 2.5)[round % 3]
+            descent = self._begin("cool", start.copy(), moves, hot, 25_000_000 // self.n)
         best = self.best.copy()
-        cooled = self.temperature * (V.get('cr',0.03) ** (1 / legs))
-        _, moves = kernels.anneal(
-            self.t, self.current, self.t.cap, self.bound, swaps, self.temperature, cooled,
-            self.state, best,
-        )  # fmt: skip
-        self.temperature = cooled
-        self.moves += moves
+        moves, hot, cold = descent.leg()
+        _, made = kernels.anneal(self.t, descent.values, self.t.cap, self.bound, moves, hot, cold, self.state, best)
+        self.moves += made
         self.offer(best)
 
-    def stray(self) -> None:
-        n=len(self.t.rank)
-        descent = int(V.get('wper',300) * n * (1,3,10)[(self.wround//4)%3])
-        most = max(500, 4_000_000 // n)
-        swaps = min(descent, most)
-        legs = -(-descent // swaps)
-        round = self.wround
-        if self.wleft == 0 or self.bias is None:
-            self.wleft = legs
-            end = np.zeros(n)
-            src=(self.evolved if round % 3 == 2 and self.evolved is not None else self.best)
-            kernels.evaluate(self.t, src, np.inf, end, np.zeros(3 * len(self.t.cap), np.int64))
-            self.bias = end - self.t.seconds
-            self.delay = V.get('delays',(0.,1.,0.5))[round % 3]
-            self.wtemp = self.unit * V.get('whots',(1.0, 3.0, 6.))[(round//3) % 3]
-            self.wround+=1
-        self.wleft -= 1
+    def rekey(self) -> None:
+        """A leg of annealing on keys."""
+        round = self.rounds["rekey"]
+        if (descent := self._open("rekey")) is None:
+            end = np.zeros(self.n)
+            start = (self.best, self.best, self.evolved)[round % 3]
+            kernels.evaluate(self.t, start, np.inf, end, self._scratch())
+            moves = 300 * self.n * (1, 3, 10)[round // 4 % 3]
+            hot = self.second * (1.0, 3.0, 6.0)[round // 3 % 3]
+            descent = self._begin("rekey", end - self.t.seconds, moves, hot, 4_000_000 // self.n)
         best = self.best.copy()
-        cooled = self.wtemp * (0.03 ** (1 / legs))
-        _, moves = kernels.wander(
-            self.t, self.bias, self.t.cap, self.bound, swaps, self.wtemp, cooled, self.state, best,
-        )  # fmt: skip
-        self.wtemp = cooled
-        self.moves += moves
+        moves, hot, cold = descent.leg()
+        _, made = kernels.wander(self.t, descent.values, self.t.cap, self.bound, moves, hot, cold, self.state, best)
+        self.moves += made
         self.offer(best)
 
-    def lean_out(self) -> None:
-        """A leg of memory annealing towards a goal a little below the best peak."""
-        legs = max(4, int(V.get("descent", 200_000)) // self.swaps)
-        leg = self.lean_turns % legs
-        round = self.lean_turns // legs
-        grain = float(self.grains[0]) if len(self.grains) else 0.0
-        if leg == 0 or self.leaning is None:
-            start = self.best
-            if (
-                round % V.get("other", 3) == V.get("other", 3) - 1
-                and self.evolved is not None
-                and self.evolved_found[0] <= self.makespan * (1 + TOLERANCE)
-            ):
-                start = self.evolved
-            self.leaning = start.copy()
-            self.temperature = grain * V.get("temps", (1.0, 3.0, 8.0))[round % len(V.get("temps", (1.0, 3.0, 8.0)))]
-        self.lean_turns += 1
-        goals = V.get("goals", (0.5, 1.0, 2.0, 4.0))
-        goal = max(self.lean, self.peak - grain * goals[(round // 3) % len(goals)])
-        best = np.empty_like(self.leaning)
-        cooled = self.temperature * (V.get("ratio", 0.03) ** (1 / legs))
+    def squeeze(self) -> None:
+        """A leg of annealing of the memory above a goal somewhat below the best peak, at the best makespan."""
+        round = self.rounds["squeeze"]
+        if (descent := self._open("squeeze")) is None:
+            as_short = self.evolved_found[0] <= self.makespan * (1 + TOLERANCE)
+            start = self.evolved if round % 3 == 2 and as_short else self.best
+            hot = self.grain * (1.0, 3.0, 8.0)[round % 3]
+            descent = self._begin("squeeze", start.copy(), max(200_000, 800 * self.n), hot, 25_000_000 // self.n)
+        goal = max(self.lean, self.peak - self.grain * (0.5, 1.0, 2.0, 4.0)[round // 3 % 4])
+        best = self.best.copy()
+        moves, hot, cold = descent.leg()
         limit = self.makespan * (1 + TOLERANCE)
-        _, moves = kernels.squeeze(
-            self.t, self.leaning, goal, limit, self.swaps, self.temperature, cooled, self.state, best
-        )
-        self.temperature = cooled
-        self.moves += moves
-        if self.offer(best) and V.get("reset", 1):
-            self.leaning = None
-            self.lean_turns += -self.lean_turns % legs
+        _, made = kernels.squeeze(self.t, descent.values, goal, limit, moves, hot, cold, self.state, best)
+        self.moves += made
+        if self.offer(best):
+            self.descents.pop("squeeze")
 
+    def _open(self, engine: str) -> _Descent | None:
+        """The engine's descent if it has legs left."""
+        descent = self.descents.get(engine)
+        return descent if descent is not None and descent.legs else None
 
-V = {}
+    def _begin(self, engine: str, values: np.ndarray, moves: int, hot: float, moves_per_leg: int) -> _Descent:
+        self.rounds[engine] += 1
+        self.descents[engine] = _Descent(values, moves, -(-moves // max(moves_per_leg, 500)), hot)
+        return self.descents[engine]
+
+    def _scratch(self) -> Ints:
+        return np.zeros(3 * len(self.t.cap), np.int64)

@@ -22,7 +22,7 @@ class Tables(NamedTuple):
     its micro-batches keep their order, which keeps the order in which gradients are added up.
 
     seconds, memory:  [n] duration; change of the ledger (+ forward, − backward)
-    rank, chain, index: [n] where it runs; its chain; its place in the chain
+    rank, chain, place: [n] where it runs; its chain; how many of its chain come before it
     before, after:    [n] previous and next action of the same micro-batch, −1 at the ends
     tail_s:           [n] seconds of the same micro-batch that follow it
     row_start:        [N + 1] where the actions of each rank begin in an order
@@ -38,7 +38,7 @@ class Tables(NamedTuple):
     memory: Floats
     rank: Ints
     chain: Ints
-    index: Ints
+    place: Ints
     before: Ints
     after: Ints
     tail_s: Floats

@@ -1,0 +1,248 @@
+"""Whether a schedule can run, and if not, which action stands in the way.
+
+`validate` raises `DataError` at the first fault found, naming the action:
+
+* ids: every action once, on the rank of its row, waiting for actions that exist
+* order: micro-batches of a chain in order, which keeps the order of gradient sums; a backward after its forward
+* dependencies: no action waits, over rows and waits, for itself; an acyclic schedule runs to its end when receives are
+  posted ahead, whatever the order in which messages arrive
+* memory: no rank holds more than its cap
+* coverage, given a workload: exactly its actions, each on the rank of its stage with the waits of its pipeline
+
+`check_transfers` looks at explicit sends and receives under stricter transports.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from enum import StrEnum
+
+from plait.errors import DataError
+from plait.schedule.action import Action, Kind
+from plait.schedule.pipeline import Workload
+from plait.schedule.schedule import Schedule
+
+
+class Transport(StrEnum):
+    """How messages between two ranks find their receive.
+
+    TAGGED:     by id, receives posted ahead (gloo with tags): any acyclic schedule runs
+    FIFO:       by order (NCCL): both ranks must list their messages in the same order
+    RENDEZVOUS: sends and receives block the row until both sides have come
+    """
+
+    TAGGED = "tagged"
+    FIFO = "fifo"
+    RENDEZVOUS = "rendezvous"
+
+
+def validate(
+    schedule: Schedule,
+    workload: Workload | None = None,
+    *,
+    holds: Mapping[str, float] | None = None,
+    caps: Sequence[float] | None = None,
+) -> None:
+    """Raise `DataError`, naming an action, unless the schedule can run.
+
+    holds: action id → change of its rank's memory, for the check against `caps` [num_ranks]; both default to the
+           workload's
+    """
+    actions = _check_ids(schedule)
+    if workload is not None:
+        _check_coverage(actions, schedule, workload)
+    _check_order(schedule)
+    _check_cycles(schedule, actions)
+    holds = holds if holds is not None else workload.holds() if workload is not None else {}
+    caps = caps if caps is not None else workload.caps if workload is not None else None
+    if caps is not None:
+        _check_memory(schedule, holds, caps)
+
+
+def check_transfers(schedule: Schedule, transport: Transport) -> None:
+    """Raise `DataError`, naming an action, unless sends and receives run to the end under the transport."""
+    actions = _check_ids(schedule)
+    receives = {}
+    for action in schedule:
+        if action.kind in (Kind.RECV_FORWARD, Kind.RECV_BACKWARD):
+            if len(action.waits) != 1 or actions[action.waits[0]].kind not in (Kind.SEND_FORWARD, Kind.SEND_BACKWARD):
+                raise DataError(f"{action.id} on rank {action.rank}: expected a receive to wait for one send")
+            receives[action.waits[0]] = action
+    for action in schedule:
+        if action.kind in (Kind.SEND_FORWARD, Kind.SEND_BACKWARD) and action.id not in receives:
+            raise DataError(f"{action.id} on rank {action.rank}: nobody receives it")
+    _check_cycles(schedule, actions)
+    if transport is Transport.FIFO:
+        _check_fifo(schedule, actions)
+    elif transport is Transport.RENDEZVOUS:
+        _check_rendezvous(schedule, receives)
+
+
+def _check_ids(schedule: Schedule) -> dict[str, Action]:
+    actions: dict[str, Action] = {}
+    for rank, row in enumerate(schedule.rows):
+        for action in row:
+            if action.id in actions:
+                raise DataError(f"{action.id} stands on rank {actions[action.id].rank} and again on rank {rank}")
+            if action.rank != rank:
+                raise DataError(f"{action.id} is meant for rank {action.rank} but stands in the row of rank {rank}")
+            actions[action.id] = action
+    for action in actions.values():
+        for wait in action.waits:
+            if wait not in actions:
+                raise DataError(f"{action.id} on rank {action.rank} waits for {wait}, which no rank runs")
+    return actions
+
+
+def _check_coverage(actions: Mapping[str, Action], schedule: Schedule, workload: Workload) -> None:
+    if schedule.num_ranks != workload.num_ranks:
+        raise DataError(f"expected rows for {workload.num_ranks} ranks, found {schedule.num_ranks}")
+    wanted = {action.id: action for action in workload.actions()}
+    for name, action in wanted.items():
+        found = actions.get(name)
+        if found is None:
+            raise DataError(f"{name} is missing; rank {action.rank} should run it")
+        if found.rank != action.rank:
+            raise DataError(f"{name} stands on rank {found.rank}; its stage is on rank {action.rank}")
+        if not set(action.waits) <= _ancestors(found, actions):
+            raise DataError(f"{name} should wait for {' and '.join(action.waits)}")
+    for action in actions.values():
+        if action.kind in (Kind.FORWARD, Kind.BACKWARD) and action.id not in wanted:
+            raise DataError(f"{action.id} on rank {action.rank} is no action of the workload")
+
+
+def _ancestors(action: Action, actions: Mapping[str, Action]) -> set[str]:
+    """What the action waits for, seen through sends and receives."""
+    waits = set(action.waits)
+    for wait in action.waits:
+        if actions[wait].kind.lane != "compute":
+            waits |= _ancestors(actions[wait], actions)
+    return waits
+
+
+def _check_order(schedule: Schedule) -> None:
+    for row in schedule.rows:
+        last: dict[tuple[Kind, str, int, int], Action] = {}
+        for action in row:
+            if action.kind not in (Kind.FORWARD, Kind.BACKWARD) or action.index is None:
+                continue
+            chain = (action.kind, action.model, action.copy, action.stage)
+            ahead = last.get(chain)
+            if ahead is not None and ahead.index is not None and ahead.index >= action.index:
+                raise DataError(f"{action.id} on rank {action.rank} comes after {ahead.id}: micro-batches keep order")
+            last[chain] = action
+            if action.kind is Kind.BACKWARD:
+                forward = last.get((Kind.FORWARD, *chain[1:]))
+                if forward is None or forward.index is None or forward.index < action.index:
+                    raise DataError(f"{action.id} on rank {action.rank} comes before its forward")
+
+
+def _check_cycles(schedule: Schedule, actions: Mapping[str, Action]) -> None:
+    """Run all rows; what is left when nothing moves waits for itself."""
+    lanes: list[list[Action]] = []
+    for row in schedule.rows:
+        by_lane: dict[str, list[Action]] = {}
+        for action in row:
+            # A receive is posted ahead and completes when its message comes, whatever stands before it.
+            lane = action.id if action.kind.lane == "recv" else action.kind.lane
+            by_lane.setdefault(lane, []).append(action)
+        lanes.extend(by_lane.values())
+    blocked = _run_lanes(lanes, lambda action, done: all(wait in done for wait in action.waits))
+    if blocked:
+        raise DataError(_explain(blocked, actions))
+
+
+def _run_lanes(lanes: list[list[Action]], ready) -> list[Action]:
+    """Run every lane as far as it goes; return the actions at which they stand still."""
+    done: set[str] = set()
+    cursor = [0] * len(lanes)
+    moved = True
+    while moved:
+        moved = False
+        for k, lane in enumerate(lanes):
+            while cursor[k] < len(lane) and ready(lane[cursor[k]], done):
+                done.add(lane[cursor[k]].id)
+                cursor[k] += 1
+                moved = True
+    return [lane[cursor[k]] for k, lane in enumerate(lanes) if cursor[k] < len(lane)]
+
+
+def _explain(blocked: list[Action], actions: Mapping[str, Action]) -> str:
+    """Follow who waits for whom from the first action that stands still until it closes."""
+    at_head = {(a.rank, a.kind.lane): a for a in blocked if a.kind.lane != "recv"}
+    stuck = {action.id for action in blocked}
+    links: list[str] = []
+    seen: set[str] = set()
+    action = blocked[0]
+    while action.id not in seen and len(links) < 8:
+        seen.add(action.id)
+        wait = next((w for w in action.waits if _unmet(actions[w], at_head, stuck)), None)
+        if wait is None:
+            break
+        head = at_head.get((actions[wait].rank, actions[wait].kind.lane), actions[wait])
+        behind = "" if head.id == wait else f", which stands behind {head.id}"
+        links.append(f"{action.id} on rank {action.rank} waits for {wait}{behind}")
+        action = head if wait not in stuck else actions[wait]
+    return "deadlock: " + "; ".join(links)
+
+
+def _unmet(action: Action, at_head: Mapping[tuple[int, str], Action], stuck: set[str]) -> bool:
+    return action.id in stuck or (action.rank, action.kind.lane) in at_head
+
+
+def _check_memory(schedule: Schedule, holds: Mapping[str, float], caps: Sequence[float]) -> None:
+    for rank, row in enumerate(schedule.rows):
+        held = 0.0
+        for action in row:
+            held += holds.get(action.id, 0.0)
+            if held > caps[rank] * (1 + 1e-9):
+                raise DataError(f"{action.id} on rank {rank} makes it hold {held:g}, over its cap of {caps[rank]:g}")
+
+
+def _check_fifo(schedule: Schedule, actions: Mapping[str, Action]) -> None:
+    sent: dict[tuple[int, int], list[str]] = {}
+    received: dict[tuple[int, int], list[str]] = {}
+    to = {a.waits[0]: a.rank for a in actions.values() if a.kind.lane == "recv"}
+    for action in schedule:
+        if action.id in to:
+            sent.setdefault((action.rank, to[action.id]), []).append(action.id)
+        if action.kind.lane == "recv":
+            received.setdefault((actions[action.waits[0]].rank, action.rank), []).append(action.waits[0])
+    for pair, names in sent.items():
+        for name, expected in zip(names, received.get(pair, []), strict=True):
+            if name != expected:
+                raise DataError(
+                    f"{name}: rank {pair[0]} sends it where rank {pair[1]} receives {expected}; "
+                    "a transport that matches by order would mix them up"
+                )
+
+
+def _check_rendezvous(schedule: Schedule, receives: Mapping[str, Action]) -> None:
+    """Every row is one lane; a send and its receive pass together or not at all."""
+    partner = {send: receive.id for send, receive in receives.items()}
+    partner |= {receive.id: send for send, receive in receives.items()}
+    rank_of = {action.id: action.rank for action in schedule}
+    rows = schedule.rows
+    cursor = [0] * len(rows)
+    moved = True
+    while moved:
+        moved = False
+        for rank, row in enumerate(rows):
+            while cursor[rank] < len(row):
+                other = partner.get(row[cursor[rank]].id)
+                if other is not None:
+                    theirs = rank_of[other]
+                    if cursor[theirs] == len(rows[theirs]) or rows[theirs][cursor[theirs]].id != other:
+                        break
+                    cursor[theirs] += 1
+                cursor[rank] += 1
+                moved = True
+    for rank, row in enumerate(rows):
+        if cursor[rank] < len(row):
+            action = row[cursor[rank]]
+            theirs = rank_of[partner[action.id]]
+            at = rows[theirs][cursor[theirs]].id if cursor[theirs] < len(rows[theirs]) else "its end"
+            raise DataError(
+                f"{action.id} on rank {rank} would block for ever: rank {theirs} stands at {at}, "
+                f"before {partner[action.id]}"
+            )
