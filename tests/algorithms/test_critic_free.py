@@ -123,7 +123,10 @@ def test_calls_of_reinforce_pp():
     graph = trace(reinforce_pp, roles=ROLES, options=ReinforcePPOptions(kl_coef=0.01, epochs=2))
     assert graph.calls("actor")[1].call == "actor.logprobs"
     assert set(graph.nodes[-1].inputs) == {"advantages", "old_logprobs", "ref_logprobs"}
-    assert {node.call: node.grain.value for node in graph.nodes}["advantages"] == "batch", "whitening is a barrier"
+    graph = trace(reinforce_pp, roles=ROLES, options=ReinforcePPOptions(**baseline))
+    grains = {node.call: node.grain.value for node in graph.nodes}
+    assert grains["advantages"] == "batch", "whitening is a barrier"
+    assert grains["centred_scores"] == "group"
 
 
 # ReMax

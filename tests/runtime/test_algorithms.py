@@ -87,22 +87,60 @@ def test_remax_keeps_the_greedy_rollout_apart(make_recipe: MakeRecipe) -> None:
 
 
 def test_remax_without_a_greedy_reward_teaches_nothing(make_recipe: MakeRecipe, tmp_path: Path) -> None:
-    """The reward function answers None for one prompt's greedy response."""
+    """The reward function answers None for one prompt's greedy response, and for one sample of another prompt."""
     recipe = make_recipe(algorithm="remax", options={}, steps=1)
     (tmp_path / "reward.py").write_text(
         "def count_sevens(prompts, completions, **columns):\n"
         "    if len(completions) == 1 and not hasattr(count_sevens, 'refused'):\n"
         "        count_sevens.refused = True\n"
         "        return [None]\n"
-        "    return [1.0 + len(text) for text in completions]\n"
+        "    rewards = [1.0 + len(text) for text in completions]\n"
+        "    if len(completions) > 1 and not hasattr(count_sevens, 'left_out'):\n"
+        "        count_sevens.left_out = True\n"
+        "        return [None, *rewards[1:]]\n"
+        "    return rewards\n"
     )
     outcome = run(recipe)
-    assert outcome.metrics["reward/dropped"] == 1
+    assert outcome.metrics["reward/dropped"] == 2
     taught = {}
     for sample in samples_of(recipe, 1):
-        if sample["rollout"] == "actor.generate":
+        if sample["rollout"] == "actor.generate" and "score_over_greedy" in sample:
             taught.setdefault(sample["uid"].split(".")[0], []).append(sample["score_over_greedy"])
     assert sorted(any(values) for values in taught.values()) == [False, True, True]
+    assert sum(map(len, taught.values())) == 11
+
+
+def test_the_baseline_of_remax_is_greedy(make_recipe: MakeRecipe, tmp_path: Path) -> None:
+    """Another seed draws other samples, but has the same greedy responses."""
+    said: dict[str, list[list[list[int]]]] = {"actor.generate": [], "actor.generate#2": []}
+    for seed in (0, 1):
+        keys = {"seed": seed, "data.shuffle": False, "run_dir": str(tmp_path / f"seed-{seed}")}
+        recipe = make_recipe(algorithm="remax", options={}, steps=1, **keys)
+        run(recipe)
+        for rollout, responses in said.items():
+            responses.append([s["token_ids"] for s in samples_of(recipe, 1) if s["rollout"] == rollout])
+    assert said["actor.generate#2"][0] == said["actor.generate#2"][1]
+    assert said["actor.generate"][0] != said["actor.generate"][1]
+
+
+def test_reinforce_pp_takes_the_mean_of_the_group_not_of_the_batch(make_recipe: MakeRecipe, tmp_path: Path) -> None:
+    recipe = make_recipe(algorithm="reinforce_pp", options={"group_baseline": True}, steps=1)
+    (tmp_path / "reward.py").write_text(
+        "def count_sevens(completions, **columns):\n"
+        "    return [len(completions[0]) * 10.0 + len(text) for text in completions]\n"
+    )
+    run(recipe)
+    samples = samples_of(recipe, 1)
+    groups: dict[str, list[dict[str, Any]]] = {}
+    for sample in samples:
+        groups.setdefault(sample["uid"].split(".")[0], []).append(sample)
+    means = [sum(s["reward_score"] for s in group) / 4 for group in groups.values()]
+    assert max(means) - min(means) > 1, "the groups differ"
+    for group, mean in zip(groups.values(), means, strict=True):
+        assert [s["centred_scores"] for s in group] == pytest.approx([s["reward_score"] - mean for s in group])
+    tokens = [advantage for sample in samples for advantage in sample["advantages"]]
+    assert sum(tokens) == pytest.approx(0, abs=1e-9)
+    assert sum(a * a for a in tokens) / (len(tokens) - 1) == pytest.approx(1, rel=1e-6)
 
 
 def test_overlong_responses_pay(make_recipe: MakeRecipe) -> None:
