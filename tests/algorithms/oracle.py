@@ -124,3 +124,11 @@ def overlong(length: int, limit: int, buffer: int, penalty: float) -> float:
     if length <= limit - buffer:
         return 0.0
     return penalty * ((limit - buffer) - length) / buffer
+
+
+def grpo(
+    logprobs: Ragged, old: Ragged, ref: Ragged | None, advantage: list[float], **settings: float | str
+) -> tuple[float, Ragged]:
+    """`policy_loss` with one advantage per sample."""
+    spread = [[a] * len(tokens) for a, tokens in zip(advantage, logprobs, strict=True)]
+    return policy_loss(logprobs, old, ref, spread, **settings)

@@ -248,6 +248,28 @@ def test_sequence_sums_by_hand():
     assert batch.logprobs.grad.tolist() == [1, 11, 11, 11]
 
 
+def test_a_sequence_sum_does_not_depend_on_its_neighbours():
+    """Bit for bit in float32, forward and backward, wherever the response stands in a micro-batch."""
+    rng = np.random.default_rng(0)
+    values, weights = (rng.normal(size=500).astype(np.float32) for _ in range(2))
+
+    def sums_of(before: int) -> tuple[torch.Tensor, torch.Tensor]:
+        lengths = [before, 500, 3]
+        around = [rng.normal(size=n).astype(np.float32) for n in (before, 3)]
+        logprobs = torch.tensor(np.concatenate([around[0], values, around[1]]), requires_grad=True)
+        batch = MicroBatchLoss(logprobs, logprobs, logprobs, lengths, MiniBatchTotals(9, 3, 9), TokenMeans(9))
+        sums = batch.sequence_sum(logprobs)
+        scale = torch.zeros(len(logprobs))
+        scale[before : before + 500] = torch.tensor(weights)
+        (sums * scale).sum().backward()
+        place = slice(before, before + 500)
+        return sums[place].detach(), logprobs.grad[place]
+
+    for before in (1, 37, 4096):
+        for left, right in zip(sums_of(0), sums_of(before), strict=True):
+            assert torch.equal(left, right)
+
+
 def test_ratios_by_hand():
     # Two tokens at π/π_old = 8 and 2, one at 4: means of the logs are ln 4 and ln 4, their sums ln 16 and ln 4.
     batch = loss_batch([2, 1], MiniBatchTotals(3, 2, 10), [math.log(8), math.log(2), math.log(4)])

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -67,13 +68,8 @@ class MicroBatchLoss:
         self.logprobs = logprobs_R
         self.entropies = entropies_R
         self.sampling_logprobs = sampling_logprobs_R
-        lengths_N = torch.as_tensor(lengths, dtype=torch.int64, device=logprobs_R.device)
-        self._num_samples = len(lengths_N)
-        self._samples_R = torch.arange(self._num_samples, device=logprobs_R.device).repeat_interleave(
-            lengths_N, output_size=len(logprobs_R)
-        )
-        """For each token the place of its sample."""
-        self._lengths_R = lengths_N[self._samples_R].to(logprobs_R.dtype)
+        self._lengths_N = torch.as_tensor(lengths, dtype=torch.int64, device=logprobs_R.device)
+        self._lengths_R = self._lengths_N.repeat_interleave(self._lengths_N, output_size=len(logprobs_R))
         """For each token the length of its response."""
         self._totals = totals
         self._means = means
@@ -103,8 +99,7 @@ class MicroBatchLoss:
             RunError: `values_R` is not [R].
         """
         self._check(values_R, "sequence_sum")
-        sums_N = values_R.new_zeros(self._num_samples).index_add(0, self._samples_R, values_R)
-        return sums_N[self._samples_R]
+        return _SequenceSum.apply(values_R, self._lengths_N)
 
     def log(self, name: str, values_R: Tensor) -> None:
         """Record the mean of `values_R` over the tokens of the mini-batch as metric `name`.
@@ -121,6 +116,29 @@ class MicroBatchLoss:
             raise RunError(
                 f"batch.{call}: expected one value per response token, {tuple(self.logprobs.shape)}, found {found}"
             )
+
+
+class _SequenceSum(torch.autograd.Function):
+    """For each token the sum over its response. Its matrix is symmetric, so the backward is the same sum of gradients.
+
+    Token after token, in float64: the sum of a response does not depend on what else is in the micro-batch, nor (unlike
+    that of a scatter) on the order in which threads get there.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, values_R: Tensor, lengths_N: Tensor) -> Tensor:
+        ctx.save_for_backward(lengths_N)
+        return _sequence_sum(values_R, lengths_N)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        (lengths_N,) = ctx.saved_tensors
+        return _sequence_sum(grads[0], lengths_N), None
+
+
+def _sequence_sum(values_R: Tensor, lengths_N: Tensor) -> Tensor:
+    sums_N = torch.segment_reduce(values_R.double(), "sum", lengths=lengths_N, unsafe=True, initial=0.0)
+    return sums_N.repeat_interleave(lengths_N, output_size=len(values_R)).to(values_R.dtype)
 
 
 def loss_share(loss: Callable[..., Tensor], batch: MicroBatchLoss, columns: Mapping[str, Tensor]) -> Tensor:
