@@ -211,3 +211,15 @@ def test_epoch_and_evaluation_prompts():
 
 def test_columns_of_a_prompt_survive_json():
     assert json.loads(json.dumps(dict(stream(2, 1).prompts(0)[0].columns)))
+
+
+def test_examples_are_turns_before_the_question():
+    text = rendered("2+2?", prompt_template="Q: {question}", system_prompt="add", examples=[("1+1?", "2")])
+    assert text == (
+        "<|im_start|>system\nadd<|im_end|>\n<|im_start|>user\nQ: 1+1?<|im_end|>\n<|im_start|>assistant\n2<|im_end|>\n"
+        "<|im_start|>user\nQ: 2+2?<|im_end|>\n<|im_start|>assistant\n"
+    )
+    with pytest.raises(DataError, match=r"`data\.examples`.*sent raw"):
+        rendered("hi", chat_template=False, examples=[("a", "b")])
+    with pytest.raises(DataError, match=r"`data\.examples`.*messages"):
+        rendered([{"role": "user", "content": "hi"}], examples=[("a", "b")])

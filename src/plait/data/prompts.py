@@ -58,18 +58,31 @@ class PromptEncoder:
             )
         if settings.system_prompt is not None and not self._chat:
             raise DataError("`data.system_prompt` needs a chat template, but text prompts are sent raw; remove it")
+        if settings.examples and (conversational or not self._chat):
+            raise DataError(
+                "`data.examples` go before text prompts as turns of a chat, but "
+                + (
+                    "these are messages; write them there"
+                    if conversational
+                    else "the prompts are sent raw; remove them"
+                )
+            )
         ids = list(tokenizer("a")["input_ids"])
         self._bos = tokenizer.bos_token_id if ids[:1] == [tokenizer.bos_token_id] else None
 
     def render(self, row: Row) -> str:
         """The text that the model reads, up to where its response begins."""
         if isinstance(row.prompt, str):
-            text = row.prompt
-            if self._settings.prompt_template is not None:
-                text = self._settings.prompt_template.replace("{question}", text)
+            text = self._around(row.prompt)
             if not self._chat:
                 return text
-            messages = [{"role": "user", "content": text}]
+            turns = [(self._around(question), answer) for question, answer in self._settings.examples]
+            messages = [
+                message
+                for question, answer in turns
+                for message in ({"role": "user", "content": question}, {"role": "assistant", "content": answer})
+            ]
+            messages.append({"role": "user", "content": text})
         else:
             messages = list(row.prompt)
         if self._settings.system_prompt is not None:
@@ -87,6 +100,10 @@ class PromptEncoder:
             continue_final_message=goes_on,
             **extra,
         )
+
+    def _around(self, question: str) -> str:
+        template = self._settings.prompt_template
+        return question if template is None else template.replace("{question}", question)
 
     def token_ids(self, text: str) -> tuple[int, ...]:
         """Ids of a rendered text. A chat template writes its own BOS; raw text gets one if the tokenizer adds one."""

@@ -33,6 +33,9 @@ class DataSettings(BaseModel):
     prompt_column: str = Field("prompt", min_length=1, description="column of a file that holds the prompt")
     system_prompt: str | None = Field(None, description="system message put before each prompt")
     prompt_template: str | None = Field(None, description="text around a text prompt; contains {question}")
+    examples: tuple[tuple[str, str], ...] = Field(
+        (), description="[question, answer] pairs put before each text prompt, as turns of a chat"
+    )
     chat_template: bool | Literal["auto"] = Field(
         "auto", description="send text prompts as a user message; auto: if the tokenizer has a chat template"
     )
