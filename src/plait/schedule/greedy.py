@@ -20,7 +20,7 @@ def greedy(workload: Workload, t: Tables | None = None) -> Ints | None:
     weight = [0.0] * len(models)
     for p in workload.pipelines:
         weight[models.index(p.model)] = sum(row[0] for row in p.forward_s) + sum(row[0] for row in p.backward_s)
-    large = weight.place(max(weight))
+    large = weight.index(max(weight))
     num_ranks = workload.num_ranks
     chains = [t.rank_chains[t.rank_chain_start[v] : t.rank_chain_start[v + 1]].tolist() for v in range(num_ranks)]
     head = t.chain_start[:-1].tolist()

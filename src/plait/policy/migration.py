@@ -1,0 +1,135 @@
+"""Migration: when few samples are left, gather them on few instances and free the others (RLHFuse, inter-stage fusion).
+
+Near the end of generation a handful of long samples keep every instance half idle. Once at most `threshold` samples
+are unfinished, `decide` keeps the instances with the most work left, moves the samples of the others there, and frees
+those for scoring. Paper notes B2 and B3; the tuner of the threshold is `policy.threshold`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from math import ceil
+
+
+class Transfer(StrEnum):
+    """How a sample's keys and values get to the instance that goes on with it."""
+
+    KV = "kv"
+    RECOMPUTE = "recompute"
+
+
+@dataclass(frozen=True, slots=True)
+class Unfinished:
+    """A sample that is still growing: `tokens` of context so far (prompt and response), and the bytes of KV cache that
+    it needs at its present length with the growth that is expected of it.
+    """
+
+    sample: int
+    tokens: int
+    kv_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class InstanceLoad:
+    """An instance, its unfinished samples, and the KV bytes that are free beside theirs."""
+
+    instance: int
+    unfinished: tuple[Unfinished, ...]
+    kv_bytes_free: int
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    sample: int
+    source: int
+    target: int
+    transfer: Transfer
+
+
+@dataclass(frozen=True, slots=True)
+class Migration:
+    """keep, free: instances; moves: every unfinished sample of a freed instance, in the order in which they are sent.
+
+    skipped: empty, or why nothing is moved although the threshold is reached
+    """
+
+    keep: tuple[int, ...]
+    free: tuple[int, ...] = ()
+    moves: tuple[Move, ...] = ()
+    skipped: str = ""
+
+
+def decide(
+    loads: Sequence[InstanceLoad],
+    threshold: int,
+    max_batch: int,
+    transfer: Callable[[Unfinished], Transfer] = lambda _: Transfer.KV,
+) -> Migration | None:
+    """Whether and how to migrate now; None while more than `threshold` samples are unfinished or none is.
+
+    max_batch: samples that an instance takes before a decode step gets slower (the knee of its step time)
+    transfer:  how to move a sample; see `cheaper_transfer`
+
+    The number kept is the least that fits `max_batch` and the KV memory; kept are those with the most work left, so
+    that the least is moved. The longest samples are placed first, each on the kept instance with the fewest samples
+    that has room.
+    """
+    count = sum(len(load.unfinished) for load in loads)
+    if not 0 < count <= threshold:
+        return None
+    ranked = sorted(loads, key=lambda load: (-len(load.unfinished), -_kv_bytes(load), load.instance))
+    least = max(1, ceil(count / max_batch))
+    for num_kept in range(least, len(loads)):
+        moves = _place(ranked[:num_kept], ranked[num_kept:], max_batch, transfer)
+        if moves is not None:
+            keep = tuple(sorted(load.instance for load in ranked[:num_kept]))
+            free = tuple(sorted(load.instance for load in ranked[num_kept:]))
+            return Migration(keep, free, moves)
+    reason = "all instances are needed" if least >= len(loads) else "the KV memory of fewer instances is too small"
+    return Migration(tuple(sorted(load.instance for load in loads)), skipped=reason)
+
+
+def cheaper_transfer(
+    sample: Unfinished, setup_s: float, bytes_per_s: float, prefill_s: Callable[[int], float]
+) -> Transfer:
+    """Send the KV cache if that takes less time than a prefill of the context on the other side (B3).
+
+    prefill_s: seconds of a prefill of so many tokens, with the wait for its turn
+    """
+    send_s = setup_s + sample.kv_bytes / bytes_per_s
+    return Transfer.KV if send_s < prefill_s(sample.tokens) else Transfer.RECOMPUTE
+
+
+def kv_bytes(tokens: int, num_layers: int, num_kv_heads: int, head_dim: int, bytes_per_element: int) -> int:
+    """Bytes of keys and values of a context: 2 · layers · KV heads · head size · bytes · tokens."""
+    return 2 * num_layers * num_kv_heads * head_dim * bytes_per_element * tokens
+
+
+def _kv_bytes(load: InstanceLoad) -> int:
+    return sum(sample.kv_bytes for sample in load.unfinished)
+
+
+def _place(
+    kept: Sequence[InstanceLoad],
+    freed: Sequence[InstanceLoad],
+    max_batch: int,
+    transfer: Callable[[Unfinished], Transfer],
+) -> tuple[Move, ...] | None:
+    """Where each sample of the freed instances goes, or None when they do not fit."""
+    batch = {load.instance: len(load.unfinished) for load in kept}
+    room = {load.instance: load.kv_bytes_free for load in kept}
+    if any(size > max_batch for size in batch.values()):
+        return None
+    homeless = [(sample, load.instance) for load in freed for sample in load.unfinished]
+    moves = []
+    for sample, source in sorted(homeless, key=lambda pair: (-pair[0].tokens, pair[0].sample)):
+        open_to = [i for i in batch if batch[i] < max_batch and room[i] >= sample.kv_bytes]
+        if not open_to:
+            return None
+        target = min(open_to, key=lambda i: (batch[i], -room[i], i))
+        batch[target] += 1
+        room[target] -= sample.kv_bytes
+        moves.append(Move(sample.sample, source, target, transfer(sample)))
+    return tuple(moves)

@@ -1,0 +1,171 @@
+"""The migration threshold from a distribution of response lengths, by closed forms (RLHFuse, paper notes B4).
+
+A small threshold leaves nothing to overlap, a large one overloads the instances that are kept. Where the optimum lies
+depends on the lengths, so it is computed, not set: `tune` scans all thresholds on bootstrap draws of recent lengths.
+"""
+
+from __future__ import annotations
+
+import random
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import ceil
+
+StepTime = Callable[[int], float]
+"""Seconds of one decode step of an instance with so many samples."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rollout:
+    """What a rollout with migration costs, besides its lengths.
+
+    num_instances: that generate and, once freed, score
+    step_s:        seconds of a decode step with n samples
+    score_s:       device seconds that scoring one sample takes, over all scoring models
+    max_batch:     the knee of `step_s`
+    migration_s:   seconds during which the samples that move stand still
+    """
+
+    num_instances: int
+    step_s: StepTime
+    score_s: float
+    max_batch: int
+    migration_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """total_s: until every sample is scored; generation_s: until the last sample ends; kept: instances that finish the
+    tail, all of them where nothing migrates; migrated_s: when the migration happens, None where it does not.
+    """
+
+    total_s: float
+    generation_s: float
+    kept: int
+    migrated_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Tuned:
+    """threshold: the best R_t; kept: m at that threshold (median of the draws); total_s: its mean over the draws;
+    serial_s: the mean without migration; curve: mean total of every threshold tried.
+    """
+
+    threshold: int
+    kept: int
+    total_s: float
+    serial_s: float
+    curve: tuple[tuple[int, float], ...]
+
+
+def spread(lengths: Sequence[int], num_instances: int) -> list[list[int]]:
+    """Responses to instances in the order of arrival, by turns."""
+    return [list(lengths[i::num_instances]) for i in range(num_instances)]
+
+
+def finish_times(steps: Sequence[int], step_s: StepTime, start_s: float = 0.0) -> list[float]:
+    """When each sample of one instance ends, given the decode steps that each still needs; no loop over tokens.
+
+    All run from the start, so between two ends the batch is constant: time grows by steps · t(active).
+    """
+    order = sorted(range(len(steps)), key=lambda k: steps[k])
+    ends = [start_s] * len(steps)
+    now, done = start_s, 0
+    for position, k in enumerate(order):
+        if steps[k] > done:
+            now += (steps[k] - done) * step_s(len(steps) - position)
+            done = steps[k]
+        ends[k] = now
+    return ends
+
+
+def outcome(rollout: Rollout, steps: Sequence[Sequence[int]], threshold: int) -> Outcome:
+    """The times of one rollout when samples migrate once at most `threshold` are unfinished; 0 is serial execution.
+
+    steps: decode steps of each sample of each instance
+    """
+    ends = [finish_times(row, rollout.step_s) for row in steps]
+    all_ends = sorted(end for row in ends for end in row)
+    count = len(all_ends)
+    serial_s = (all_ends[-1] if all_ends else 0.0) + count * rollout.score_s / rollout.num_instances
+    generation_s = all_ends[-1] if all_ends else 0.0
+    if threshold <= 0 or count == 0:
+        return Outcome(serial_s, generation_s, rollout.num_instances, None)
+    now = 0.0 if threshold >= count else all_ends[count - threshold - 1]
+    left = [
+        [s - _steps_by(now, row, rollout.step_s) for s, end in zip(row, row_ends, strict=True) if end > now]
+        for row, row_ends in zip(steps, ends, strict=True)
+    ]
+    unfinished = sum(map(len, left))
+    kept = max(1, ceil(unfinished / rollout.max_batch))
+    if unfinished == 0 or kept >= rollout.num_instances:
+        return Outcome(serial_s, generation_s, rollout.num_instances, None)
+    loads = _merge(left, kept)
+    resumed_s = now + rollout.migration_s
+    tail = sorted(end for load in loads for end in finish_times(load, rollout.step_s, resumed_s))
+    total_s = _drain(rollout, kept, now, (count - unfinished) * rollout.score_s, tail)
+    return Outcome(total_s, tail[-1], kept, now)
+
+
+def tune(
+    rollout: Rollout,
+    lengths: Sequence[int],
+    batch: int,
+    *,
+    draws: int = 8,
+    seed: int = 0,
+    thresholds: Sequence[int] | None = None,
+) -> Tuned:
+    """The threshold with the least mean total over bootstrap draws of `batch` response lengths.
+
+    lengths:    recent response lengths in tokens; the first token of a response comes from its prefill
+    thresholds: those to try; all multiples of 1/64 of the batch when None
+    """
+    rng = random.Random(seed)
+    samples = [rng.choices(lengths, k=batch) for _ in range(draws)]
+    steps = [[[length - 1 for length in row] for row in spread(sample, rollout.num_instances)] for sample in samples]
+    tried = thresholds if thresholds is not None else range(0, batch + 1, max(1, batch // 64))
+    results = {r: [outcome(rollout, rows, r) for rows in steps] for r in tried}
+    curve = tuple((r, sum(o.total_s for o in outcomes) / draws) for r, outcomes in results.items())
+    best, total_s = min(curve, key=lambda point: (point[1], point[0]))
+    serial_s = sum(outcome(rollout, rows, 0).total_s for rows in steps) / draws
+    kept = sorted(o.kept for o in results[best])[draws // 2]
+    return Tuned(best, kept, total_s, serial_s, curve)
+
+
+def drift(old: Sequence[int], new: Sequence[int]) -> float:
+    """Kolmogorov–Smirnov distance of two sets of lengths: when to tune again."""
+    a, b = sorted(old), sorted(new)
+    return max(abs(bisect_right(a, x) / len(a) - bisect_right(b, x) / len(b)) for x in {*a, *b})
+
+
+def _steps_by(now: float, steps: Sequence[int], step_s: StepTime) -> int:
+    """Decode steps that an instance has ended by `now`; one under way counts, for it ends before its samples move."""
+    time_s, done = 0.0, 0
+    for position, length in enumerate(sorted(steps)):
+        if length > done:
+            each = step_s(len(steps) - position)
+            if time_s + (length - done) * each > now:
+                return done + ceil((now - time_s) / each - 1e-9)
+            time_s += (length - done) * each
+            done = length
+    return done
+
+
+def _merge(left: Sequence[Sequence[int]], kept: int) -> list[list[int]]:
+    """The loads of the kept instances after migration: the fullest keep theirs, the others' longest go first."""
+    ranked = sorted(left, key=lambda row: (-len(row), -sum(row)))
+    loads = [list(row) for row in ranked[:kept]]
+    for steps in sorted((s for row in ranked[kept:] for s in row), reverse=True):
+        min(loads, key=len).append(steps)
+    return loads
+
+
+def _drain(rollout: Rollout, kept: int, now: float, work_s: float, tail: Sequence[float]) -> float:
+    """When all scoring is done, as a fluid: freed instances work from `now`, all of them after the tail's end."""
+    speed = rollout.num_instances - kept
+    for end in tail:
+        work_s = max(0.0, work_s - (end - now) * speed) + rollout.score_s
+        now = end
+    return now + work_s / rollout.num_instances
