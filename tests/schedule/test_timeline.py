@@ -4,7 +4,7 @@ from hypothesis import strategies as st
 
 from plait.errors import DataError
 from plait.observe.trace import read_trace
-from plait.schedule.timeline import MemoryPoint, Span, Timeline, write_chrome_trace
+from plait.schedule.timeline import MemoryPoint, Span, Timeline, load_any, write_chrome_trace
 
 seconds = st.floats(0, 1e6, allow_nan=False)
 names = st.text(max_size=12)
@@ -65,7 +65,18 @@ def test_the_chrome_trace_holds_every_span_and_the_memory_curve(tmp_path):
     assert {event["name"] for event in events if event["ph"] == "X"} == {"a", "b", "c", "s"}
     assert [event["args"]["memory held"] for event in events if event["ph"] == "C"] == [3.0, 7.0, 1.0]
     (a,) = [event for event in events if event["name"] == "a"]
-    assert a["args"] == {"bytes": 8, "step": 4}
+    assert a["args"] == {"kind": "F", "bytes": 8, "step": 4}
+
+
+def test_a_chrome_trace_is_read_back_as_a_timeline(tmp_path):
+    write_chrome_trace(tmp_path / "trace.json", TWO)
+    TWO.save(tmp_path / "timeline.json")
+    assert load_any(tmp_path / "trace.json").ordered().spans == TWO.ordered().spans
+    assert load_any(tmp_path / "timeline.json") == TWO
+    (tmp_path / "other.json").write_text('[{"a": 1}]')
+    for name in ("other.json", "none.json"):
+        with pytest.raises(DataError, match=name):
+            load_any(tmp_path / name)
 
 
 @pytest.mark.parametrize(

@@ -23,10 +23,16 @@ def gpipe(workload: Workload) -> Schedule:
 def one_f_one_b(workload: Workload) -> Schedule:
     """1F1B (Narayanan et al. 2021) of each model, one model after the other without a barrier.
 
-    For two models in opposite directions this is the baseline `1F1B-opposite`. A stage keeps at most as many
-    micro-batches in flight as there are stages from it to the end, or fewer where the memory cap of its rank says so.
+    A stage keeps at most as many micro-batches in flight as there are stages from it to the end, or fewer where the
+    memory cap of its rank says so. Where one model follows another on a rank, the two together may still exceed it.
     """
     return _concatenated(workload, lambda p, stage: _flush(p.num_microbatches, _depth(workload, p, stage)), "1F1B")
+
+
+def opposite(workload: Workload) -> tuple[Schedule, ...]:
+    """The baseline 1F1B-opposite: 1F1B of two models in opposite directions, without a barrier, both ways round."""
+    turned = Workload(workload.pipelines[::-1], workload.num_ranks, workload.caps)
+    return one_f_one_b(workload), one_f_one_b(turned)
 
 
 def one_at_a_time(workload: Workload) -> Schedule:

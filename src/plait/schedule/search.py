@@ -20,7 +20,7 @@ from plait.errors import ConfigError
 from plait.schedule import kernels
 from plait.schedule.bounds import lower_bound, memory_bound
 from plait.schedule.evaluate import Score, score_order
-from plait.schedule.generators import one_at_a_time, one_f_one_b
+from plait.schedule.generators import one_at_a_time, opposite
 from plait.schedule.greedy import greedy
 from plait.schedule.kernels import LEANNESS, TOLERANCE
 from plait.schedule.pipeline import Workload
@@ -49,7 +49,7 @@ class Found:
     lower_bound: no schedule is shorter
     proven:      no schedule of this workload is shorter (the makespan equals a proven bound)
     seconds:     wall time; moves: schedules tried
-    stopped_by:  `bounds` when neither makespan nor peak memory can be lower
+    stopped_by:  `bounds` when the makespan is at its bound and the peak memory at that of 1F1B
     """
 
     schedule: Schedule
@@ -116,8 +116,7 @@ def start_orders(workload: Workload, t: Tables) -> list[Ints]:
 
     Greedy may run into a deadlock under a memory cap; the last of them never does.
     """
-    turned = Workload(workload.pipelines[::-1], workload.num_ranks, workload.caps)
-    plain = (one_f_one_b(workload), one_f_one_b(turned), one_at_a_time(workload))
+    plain = (*opposite(workload), one_at_a_time(workload))
     orders = [order_of(workload, schedule) for schedule in plain]
     first = greedy(workload, t)
     return orders if first is None else [first, *orders]

@@ -10,10 +10,10 @@ import json
 from collections.abc import Iterable, Iterator
 from dataclasses import astuple, dataclass, fields, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from plait.errors import DataError
-from plait.observe.trace import TraceCounter, TraceEvent, write_trace
+from plait.observe.trace import TraceCounter, TraceEvent, read_trace, write_trace
 
 FORMAT = "plait-timeline"
 VERSION = 1
@@ -152,11 +152,50 @@ class Timeline:
         return cls.from_json(text, str(path))
 
 
+def load_any(path: str | Path) -> Timeline:
+    """Read a timeline file, or the Chrome trace that a run writes. Raises `DataError`."""
+    try:
+        with open(path, encoding="utf-8") as file:
+            is_trace = file.read(64).lstrip().startswith("[")
+        return _from_trace(read_trace(path)) if is_trace else Timeline.load(path)
+    except OSError as error:
+        raise DataError(f"{path}: expected a timeline file that can be read: {error.strerror}") from error
+    except (KeyError, TypeError, ValueError) as error:
+        if isinstance(error, DataError):
+            raise
+        raise DataError(f"{path}: expected a timeline or a Chrome trace of a run: {error!r}") from error
+
+
+def _from_trace(events: list[dict[str, Any]]) -> Timeline:
+    """The inverse of `trace_events`."""
+    lanes = {(e["pid"], e["tid"]): e["args"]["name"] for e in events if e["name"] == "thread_name"}
+    spans = []
+    for event in events:
+        if event["ph"] == "X":
+            args = event.get("args", {})
+            start_s = event["ts"] / 1e6
+            spans.append(
+                Span(
+                    event["name"],
+                    args.get("kind", event["cat"]),
+                    event["pid"],
+                    start_s,
+                    start_s + event["dur"] / 1e6,
+                    args.get("bytes", 0),
+                    args.get("tokens", 0),
+                    lanes[event["pid"], event["tid"]],
+                    args.get("role", ""),
+                    args.get("step"),
+                )
+            )
+    return Timeline(tuple(spans), source="measured")
+
+
 def trace_events(spans: Iterable[Span]) -> Iterator[TraceEvent]:
     """The spans as events of a Chrome trace, for `observe.trace.TraceWriter.append` step by step."""
     for span in spans:
         args: list[tuple[str, str | int | float]] = [] if span.step is None else [("step", span.step)]
-        for name, value in (("bytes", span.bytes), ("tokens", span.tokens), ("role", span.role)):
+        for name, value in (("kind", span.kind), ("bytes", span.bytes), ("tokens", span.tokens), ("role", span.role)):
             if value:
                 args.append((name, value))
         category = span.role or span.kind

@@ -1,0 +1,178 @@
+"""`plait trace show FILE`, `plait trace diff A B`, `plait trace chrome FILE OUT`: look at timelines."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from cyclopts import App, Parameter
+
+if TYPE_CHECKING:
+    from plait.schedule.compare import Comparison
+    from plait.schedule.timeline import Timeline
+
+trace = App(name="trace", help="Look at a timeline: what ran when, on which rank.")
+
+
+@trace.command
+def show(
+    file: Path,
+    *,
+    step: int | None = None,
+    as_json: Annotated[bool, Parameter(name="--json", negative="")] = False,
+) -> int:
+    """Print how busy every lane was, where the time went, and a chart.
+
+    Parameters
+    ----------
+    file
+        A timeline, or the Chrome trace of a run.
+    step
+        Only this training step.
+    as_json
+        Print the figures as JSON.
+    """
+    from plait.schedule.gantt import ascii_gantt
+
+    timeline = _load(file, step)
+    if as_json:
+        print(json.dumps(_summary(timeline)))
+        return 0
+    summary = _summary(timeline)
+    print(f"{summary['source']} timeline: {summary['num_actions']} actions, {summary['makespan_s']:g} s\n")
+    print(f"{'lane':<20}{'busy':>8}{'actions':>9}")
+    for lane in summary["lanes"]:
+        print(f"rank {lane['rank']} {lane['lane']:<13}{lane['busy']:>8.1%}{lane['actions']:>9}")
+    print(f"\n{'kind':<12}{'actions':>8}{'seconds':>12}{'bytes':>14}{'tokens':>12}")
+    for kind in summary["kinds"]:
+        row = (kind["kind"], kind["actions"], kind["seconds"], kind["bytes"], kind["tokens"])
+        print("{:<12}{:>8}{:>12.6g}{:>14}{:>12}".format(*row))
+    print("\n" + ascii_gantt(timeline.shifted(-min((s.start_s for s in timeline.spans), default=0.0))), end="")
+    return 0
+
+
+@trace.command
+def diff(
+    a: Path,
+    b: Path,
+    *,
+    step: int | None = None,
+    as_json: Annotated[bool, Parameter(name="--json", negative="")] = False,
+) -> int:
+    """Compare two timelines, predicted and measured say: the same actions, in the same order, in how much time.
+
+    Exit code 0 when both ran the same actions in the same order, else 1.
+
+    Parameters
+    ----------
+    a
+        A timeline or Chrome trace; errors are relative to it.
+    b
+        Another.
+    step
+        Only this training step.
+    as_json
+        Print the comparison as JSON.
+    """
+    from dataclasses import asdict
+
+    from plait.schedule.compare import compare
+
+    comparison = compare(_load(a, step), _load(b, step))
+    if as_json:
+        print(json.dumps({**asdict(comparison), "same_rows": comparison.same_rows}))
+    else:
+        print(_described(comparison), end="")
+    return 0 if comparison.same_rows else 1
+
+
+@trace.command
+def chrome(file: Path, out: Path) -> int:
+    """Write a timeline as a Chrome trace, for ui.perfetto.dev.
+
+    Parameters
+    ----------
+    file
+        A timeline.
+    out
+        The trace to write.
+    """
+    from plait.errors import ConfigError
+    from plait.schedule.timeline import write_chrome_trace
+
+    timeline = _load(file, None)
+    try:
+        write_chrome_trace(out, timeline)
+    except OSError as error:
+        raise ConfigError(f"out: cannot write {out}: {error.strerror}") from error
+    return 0
+
+
+def _load(path: Path, step: int | None) -> Timeline:
+    from dataclasses import replace
+
+    from plait.errors import DataError
+    from plait.schedule.timeline import load_any
+
+    timeline = load_any(path)
+    if step is None:
+        return timeline
+    spans = tuple(span for span in timeline.spans if span.step == step)
+    if not spans:
+        steps = sorted({span.step for span in timeline.spans if span.step is not None})
+        known = f"steps {steps[0]} to {steps[-1]}" if steps else "no steps"
+        raise DataError(f"--step: {path} has {known}, not {step}")
+    first, last = min(s.start_s for s in spans), max(s.end_s for s in spans)
+    memory = tuple(point for point in timeline.memory if first <= point.time_s <= last)
+    return replace(timeline, spans=spans, memory=memory)
+
+
+def _summary(timeline: Timeline) -> dict:
+    makespan = timeline.makespan_s
+    lanes: dict[tuple[int, str], list[float]] = {}
+    kinds: dict[str, list] = {}
+    for span in timeline.ordered().spans:
+        lanes.setdefault((span.rank, span.lane), []).append(span.duration_s)
+        kinds.setdefault(span.kind, []).append(span)
+    return {
+        "source": timeline.source,
+        "num_actions": len(timeline.spans),
+        "makespan_s": makespan,
+        "lanes": [
+            {"rank": rank, "lane": lane, "busy": sum(times) / makespan if makespan else 0.0, "actions": len(times)}
+            for (rank, lane), times in lanes.items()
+        ],
+        "kinds": [
+            {
+                "kind": kind,
+                "actions": len(spans),
+                "seconds": sum(span.duration_s for span in spans),
+                "bytes": sum(span.bytes for span in spans),
+                "tokens": sum(span.tokens for span in spans),
+            }
+            for kind, spans in sorted(kinds.items())
+        ],
+        "peak_memory": {str(rank): timeline.peak_memory(rank) for rank in timeline.ranks if timeline.memory},
+    }
+
+
+def _described(c: Comparison) -> str:
+    change = f" ({c.makespan_b / c.makespan_a - 1:+.1%})" if c.makespan_a else ""
+    lines = [f"makespan  {c.makespan_a:g} s and {c.makespan_b:g} s{change}", ""]
+    lines.append(f"{'kind':<12}{'actions':>8}{'seconds a':>13}{'seconds b':>13}{'mean error':>12}")
+    for kind in c.kinds:
+        row = (kind.kind, kind.count, kind.seconds_a, kind.seconds_b, kind.mean_error)
+        lines.append("{:<12}{:>8}{:>13.6g}{:>13.6g}{:>12.1%}".format(*row))
+    lines.append("")
+    for name, rows in (("a", c.only_a), ("b", c.only_b)):
+        for step, rank, action in rows[:5]:
+            where = f"rank {rank}" if step is None else f"step {step}, rank {rank}"
+            lines.append(f"only in {name}: {action} ({where})")
+        if len(rows) > 5:
+            lines.append(f"only in {name}: {len(rows) - 5} more")
+    for rank, lane, first, second in c.reordered:
+        lines.append(f"rank {rank} {lane}: a runs {first} where b runs {second}")
+    if c.same_rows:
+        lines.append("the same actions in the same order")
+    return "\n".join(lines) + "\n"

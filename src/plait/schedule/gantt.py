@@ -1,0 +1,129 @@
+"""Timelines as pictures: text for a terminal, SVG for a page."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from html import escape
+
+from plait.schedule.timeline import Span, Timeline
+
+_COLOURS = (("#4c78a8", "#9ecae9"), ("#e45756", "#ff9d98"), ("#54a24b", "#b7e2a9"), ("#b279a2", "#e0bfd8"))
+_INDEX = re.compile(r"(\d+)(?:\.\d+)?$")
+
+
+def ascii_gantt(timeline: Timeline, width: int = 100) -> str:
+    """One line per lane, one character per slice of time: `width` slices at most, and whole units of time where they
+    fit.
+
+    A character stands for the action that fills most of its slice: the first letter of its model, capital for a
+    backward, `.` for idle. Other kinds show the first letter of the kind.
+    """
+    end = max((span.end_s for span in timeline.spans), default=0.0)
+    if end <= 0:
+        return "(nothing)\n"
+    slices = int(end) if float(end).is_integer() and end <= width else width
+    label = max(len(name) for name, _ in _rows(timeline))
+    lines = []
+    for name, spans in _rows(timeline):
+        cells = ["."] * slices
+        filled = [0.0] * slices
+        for span in spans:
+            first, last = span.start_s / end * slices, span.end_s / end * slices
+            for k in range(int(first + 1e-9), min(slices, int(last - 1e-9) + 1)):
+                share = min(last, k + 1) - max(first, k)
+                if share > filled[k] and share > 1e-9:
+                    cells[k], filled[k] = _letter(span), share
+        text = "".join(cell if share >= 0.5 else "." for cell, share in zip(cells, filled, strict=True))
+        lines.append(f"{name:>{label}} |{text}|")
+    lines.append(f"{'':>{label}}  0{f'{end:g}':>{max(slices - 1, 1)}}")
+    return "\n".join(lines) + "\n"
+
+
+def svg_gantt(timeline: Timeline, title: str = "", width: int = 1200, row_height: int = 26) -> str:
+    """The timeline as an SVG picture: a row per lane, a box per action with its micro-batch where it fits.
+
+    The first model is blue, the second red; forwards are light, backwards dark; grey ground is idle.
+    """
+    rows = _rows(timeline)
+    end = max((span.end_s for span in timeline.spans), default=0.0) or 1.0
+    roles = list(dict.fromkeys(span.role for span in timeline.spans))
+    left, top = 72, 34 if title else 12
+    scale = (width - left - 12) / end
+    height = top + len(rows) * row_height + 52
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" viewBox="0 0 {width} {height}" '
+        'font-family="Helvetica, Arial, sans-serif" font-size="11">',
+        f'<rect width="{width}" height="{height}" fill="white"/>',
+    ]
+    if title:
+        parts.append(f'<text x="{left}" y="20" font-size="14" fill="#222">{escape(title)}</text>')
+    for k, (name, spans) in enumerate(rows):
+        y = top + k * row_height
+        parts.append(
+            f'<text x="{left - 8}" y="{y + row_height / 2 + 3}" text-anchor="end" fill="#222">{escape(name)}</text>'
+            f'<rect x="{left}" y="{y + 1}" width="{end * scale:.1f}" height="{row_height - 3}" fill="#eeeeee"/>'
+        )
+        for span in spans:
+            dark, light = _COLOURS[roles.index(span.role) % len(_COLOURS)]
+            fill = light if span.kind == "F" else dark
+            x, wide = left + span.start_s * scale, span.duration_s * scale
+            parts.append(
+                f'<rect x="{x:.1f}" y="{y + 1}" width="{wide:.1f}" height="{row_height - 3}" fill="{fill}" '
+                f'stroke="white" stroke-width="0.7"><title>{escape(span.action)} {span.start_s:g} to {span.end_s:g}'
+                "</title></rect>"
+            )
+            number = _INDEX.search(span.action)
+            if number and wide >= 7 * len(number[1]) + 2:
+                ink = "#111" if span.kind == "F" else "white"
+                parts.append(
+                    f'<text x="{x + wide / 2:.1f}" y="{y + row_height / 2 + 3}" text-anchor="middle" fill="{ink}">'
+                    f"{number[1]}</text>"
+                )
+    y = top + len(rows) * row_height
+    parts.append(_axis(end, left, y, scale))
+    parts.append(_legend(timeline, roles, left, y + 38))
+    return "\n".join([*parts, "</svg>"]) + "\n"
+
+
+def _axis(end: float, left: float, y: float, scale: float) -> str:
+    step = next(s for m in range(-6, 12) for s in (10.0**m, 2 * 10.0**m, 5 * 10.0**m) if end / s <= 12)
+    marks = []
+    k = 0
+    while k * step <= end * (1 + 1e-9):
+        x = left + k * step * scale
+        marks.append(f'<text x="{x:.1f}" y="{y + 14}" text-anchor="middle" fill="#555">{k * step:g}</text>')
+        k += 1
+    return "".join(marks)
+
+
+def _legend(timeline: Timeline, roles: Sequence[str], x: float, y: float) -> str:
+    parts = []
+    for role in roles:
+        dark, light = _COLOURS[roles.index(role) % len(_COLOURS)]
+        kinds = {span.kind for span in timeline.spans if span.role == role}
+        named = [("forward", light), ("backward", dark)] if kinds <= {"F", "B"} else [("", dark)]
+        for text, fill in named:
+            words = " ".join(word for word in (role, text) if word)
+            parts.append(f'<rect x="{x:.0f}" y="{y - 9}" width="11" height="11" fill="{fill}"/>')
+            parts.append(f'<text x="{x + 15:.0f}" y="{y}" fill="#222">{escape(words)}</text>')
+            x += 34 + 6.2 * len(words)
+    return "".join(parts)
+
+
+def _rows(timeline: Timeline) -> list[tuple[str, list[Span]]]:
+    rows: dict[tuple[int, str], list[Span]] = {}
+    for span in timeline.ordered().spans:
+        if span.duration_s > 0:
+            rows.setdefault((span.rank, span.lane), []).append(span)
+    return [(f"rank {rank}" + ("" if lane == "compute" else f" {lane}"), spans) for (rank, lane), spans in rows.items()]
+
+
+def _letter(span: Span) -> str:
+    match span.kind:
+        case "F":
+            return (span.role or "f")[0].lower()
+        case "B":
+            return (span.role or "b")[0].upper()
+        case kind:
+            return kind[:1] or "#"

@@ -1,0 +1,150 @@
+"""Plans: what a run is told to do, as one value that can be written by hand.
+
+A plan places every (call, mode) on ranks, lists the static schedules, sets the policies, and may carry the timeline
+that was predicted for it, which the run's measured timeline is held against.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from plait.errors import DataError
+from plait.schedule.schedule import Schedule
+from plait.schedule.timeline import Timeline
+
+FORMAT = "plait-plan"
+VERSION = 1
+
+Mode = Literal["prefill", "decode", "score", "train"]
+After = Literal["keep", "drop", "offload"]
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Where a mode of a call runs.
+
+    call:  as the flow names it (`actor.generate`)
+    ranks: in the order dp, pp, tp (tp varies fastest); dp counts the instances of generation and scoring
+    after: whether its parameters are kept, dropped or offloaded to host memory when the call is done
+    """
+
+    call: str
+    mode: Mode
+    ranks: tuple[int, ...]
+    dp: int = 1
+    tp: int = 1
+    pp: int = 1
+    after: After = "keep"
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyChoice:
+    """A policy by name with its settings (`migration`: threshold 96, max_batch 48)."""
+
+    name: str
+    settings: tuple[tuple[str, int | float | str | bool], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """placements, schedules by their names, policies, and the predicted timeline or None where nobody predicted.
+
+    Raises `DataError`, naming the part, when it contradicts itself.
+    """
+
+    name: str
+    num_ranks: int
+    placements: tuple[Placement, ...] = ()
+    schedules: tuple[Schedule, ...] = ()
+    policies: tuple[PolicyChoice, ...] = ()
+    predicted: Timeline | None = None
+
+    def __post_init__(self) -> None:
+        for what, names in (
+            ("placement", [f"{p.call} {p.mode}" for p in self.placements]),
+            ("schedule", [s.name for s in self.schedules]),
+            ("policy", [p.name for p in self.policies]),
+        ):
+            twice = next((name for name in names if names.count(name) > 1), None)
+            if twice is not None:
+                raise DataError(f"plan {self.name}: expected one {what} {twice!r}, found several")
+        for p in self.placements:
+            label = f"plan {self.name}: {p.call} {p.mode}"
+            if p.mode not in ("prefill", "decode", "score", "train"):
+                raise DataError(f"{label}: expected mode prefill, decode, score or train")
+            if p.after not in ("keep", "drop", "offload"):
+                raise DataError(f"{label}: expected after keep, drop or offload, found {p.after!r}")
+            if min(p.dp, p.tp, p.pp) < 1 or p.dp * p.tp * p.pp != len(p.ranks):
+                raise DataError(
+                    f"{label}: expected dp x tp x pp = {p.dp} x {p.tp} x {p.pp} ranks, found {len(p.ranks)}"
+                )
+            if len(set(p.ranks)) != len(p.ranks) or not all(0 <= rank < self.num_ranks for rank in p.ranks):
+                raise DataError(f"{label}: expected different ranks below {self.num_ranks}, found {p.ranks}")
+        for schedule in self.schedules:
+            if schedule.num_ranks > self.num_ranks:
+                raise DataError(
+                    f"plan {self.name}: schedule {schedule.name!r} needs {schedule.num_ranks} ranks of {self.num_ranks}"
+                )
+
+    def placement(self, call: str, mode: Mode) -> Placement | None:
+        """The placement of a mode of a call, None where the plan does not say."""
+        return next((p for p in self.placements if (p.call, p.mode) == (call, mode)), None)
+
+    def schedule(self, name: str) -> Schedule | None:
+        return next((s for s in self.schedules if s.name == name), None)
+
+    def to_json(self) -> str:
+        """The file form, with a version; schedules and the timeline keep their own forms inside."""
+        record = {
+            "format": FORMAT,
+            "version": VERSION,
+            "name": self.name,
+            "num_ranks": self.num_ranks,
+            "placements": [asdict(p) for p in self.placements],
+            "policies": [{"name": p.name, "settings": dict(p.settings)} for p in self.policies],
+            "schedules": [json.loads(s.to_json()) for s in self.schedules],
+            "predicted": None if self.predicted is None else json.loads(self.predicted.to_json()),
+        }
+        return json.dumps(record, indent=1) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str, name: str = "plan") -> Plan:
+        """Read the file form; `name` is for messages. Raises `DataError`."""
+        try:
+            record: dict[str, Any] = json.loads(text)
+        except json.JSONDecodeError as error:
+            raise DataError(f"{name}: expected a plan in JSON, found text that does not parse: {error}") from error
+        if not isinstance(record, dict) or record.get("format") != FORMAT:
+            raise DataError(f'{name}: expected a plan file ("format": "{FORMAT}")')
+        if record.get("version") != VERSION:
+            raise DataError(f"{name}: expected plan version {VERSION}, found {record.get('version')!r}")
+        known = {"format", "version", "name", "num_ranks", "placements", "policies", "schedules", "predicted"}
+        unknown = sorted(record.keys() - known)
+        if unknown:
+            raise DataError(f"{name}: unknown key {unknown[0]!r}; expected {', '.join(sorted(known))}")
+        try:
+            predicted = record.get("predicted")
+            return cls(
+                record["name"],
+                record["num_ranks"],
+                tuple(Placement(**{**p, "ranks": tuple(p["ranks"])}) for p in record.get("placements", [])),
+                tuple(Schedule.from_json(json.dumps(s), name) for s in record.get("schedules", [])),
+                tuple(PolicyChoice(p["name"], tuple(p["settings"].items())) for p in record.get("policies", [])),
+                None if predicted is None else Timeline.from_json(json.dumps(predicted), name),
+            )
+        except (KeyError, TypeError, AttributeError) as error:
+            raise DataError(f"{name}: a part of the plan is missing or does not fit: {error}") from error
+
+    def save(self, path: str | Path) -> None:
+        Path(path).write_text(self.to_json(), encoding="utf-8")
+
+    @classmethod
+    def load(cls, path: str | Path) -> Plan:
+        try:
+            text = Path(path).read_text(encoding="utf-8")
+        except OSError as error:
+            raise DataError(f"{path}: expected a plan file that can be read: {error.strerror}") from error
+        return cls.from_json(text, str(path))
