@@ -76,6 +76,9 @@ class SamplingSettings(BaseModel):
     stop: Annotated[tuple[str, ...], AfterValidator(_check_stop)] = Field(
         (), description="strings that end a response, with the token that completes one"
     )
+    stop_token_ids: tuple[Annotated[int, Field(ge=0)], ...] | None = Field(
+        None, description="tokens that end a response; by default the model's own"
+    )
     max_running: int = Field(64, ge=1, description="samples decoded at a time, others wait; bounds the KV memory")
     max_prefill_tokens: int = Field(
         4096, ge=1, description="prompt tokens computed in one step; a longer prompt is computed alone"
@@ -88,6 +91,7 @@ class SamplingSettings(BaseModel):
             top_k=self.top_k,
             top_p=self.top_p,
             max_tokens=self.max_response_tokens,
+            stop_token_ids=self.stop_token_ids,
             stop=self.stop,
         )
         return replace(asked, **changes)  # type: ignore[arg-type]
