@@ -1,5 +1,7 @@
 """The checks that admit a model instead of a list of families; a refusal names the check and what was measured.
 
+Checks (a) and (b) need the configuration only, so that a dry run already makes them.
+
 (a) backend flag: the family declares that its attention may be replaced.
 (b) layer types: every decoder layer is full or sliding-window attention (no linear or compressed attention, which
     would keep a state that packing and our caches do not see).
@@ -10,6 +12,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Protocol
 
 import torch
@@ -18,6 +21,7 @@ from torch import Tensor
 from plait.data.packed import PackedBatch, pack
 from plait.errors import ModelError
 from plait.models.attention import ATTENTION, PackedContext
+from plait.models.shape import config_fields
 
 ATTENTION_LAYERS = {"full_attention", "sliding_attention"}
 
@@ -40,25 +44,64 @@ class CheckedModel(Protocol):
     def logits(self, hidden_NH: Tensor) -> Tensor: ...
 
 
-def check_family(module: Any, name: str) -> None:
-    """Checks (a) and (b); the weights are not read, the module may be on the meta device.
+def check_config(config: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """Checks (a) and (b) from a `config.json` alone: no module is built and no weight is fetched.
+
+    Returns:
+        The text model's configuration, with its family's defaults, under names shared by families (`models.shape`).
+
+    Raises:
+        ModelError: Transformers cannot read the configuration, or the family is refused.
+    """
+    from huggingface_hub.errors import StrictDataclassError
+    from transformers import CONFIG_MAPPING
+
+    family = config.get("model_type")
+    if family not in CONFIG_MAPPING:
+        raise ModelError(
+            f"model: {name!r} is of the family {family!r}, which this version of Transformers does not know; "
+            "set `model` to another one."
+        )
+    try:
+        read = CONFIG_MAPPING[family].from_dict(dict(config))
+    except (StrictDataclassError, KeyError, ValueError, TypeError, AttributeError) as error:
+        raise ModelError(
+            f"model: the config.json of {name!r} cannot be read: {error}; set `model` to another."
+        ) from error
+    check_family(causal_class(read, name), read, name)
+    return config_fields(read.get_text_config())
+
+
+def causal_class(config: Any, name: str) -> type[Any]:
+    """The class that Transformers makes of a configuration for causal language modelling.
+
+    Raises:
+        ModelError: the family has none.
+    """
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
+
+    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        raise ModelError(
+            f"model: {name!r} is of the family {config.model_type}, which has no causal language model in "
+            "Transformers; set `model` to a decoder."
+        )
+    return MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+
+
+def check_family(cls: type[Any], config: Any, name: str) -> None:
+    """Checks (a) and (b) of a model class and its configuration.
 
     Raises:
         ModelError: the family is refused.
     """
-    if not getattr(module, "_supports_attention_backend", False):
-        raise _refusal(
-            module, name, "backend flag", "_supports_attention_backend is false: its attention cannot be replaced"
-        )
-    types = _layer_types(module) or []
+    if not getattr(cls, "_supports_attention_backend", False):
+        cause = "_supports_attention_backend is false: its attention cannot be replaced"
+        raise _refusal(config, name, "backend flag", cause)
+    types = _layer_types(config) or []
     if others := sorted(set(types) - ATTENTION_LAYERS):
         count = sum(layer not in ATTENTION_LAYERS for layer in types)
-        raise _refusal(
-            module,
-            name,
-            "layer types",
-            f"{count} of {len(types)} layers are {', '.join(others)}; expected full_attention or sliding_attention",
-        )
+        cause = f"{count} of {len(types)} layers are {', '.join(others)}; expected full_attention or sliding_attention"
+        raise _refusal(config, name, "layer types", cause)
 
 
 @torch.no_grad()
@@ -80,7 +123,7 @@ def self_check(model: CheckedModel, name: str) -> float:
         if isinstance(error, ModelError):
             raise
         cause = f"its forward raised {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
-        raise _refusal(model.module, name, "self-check", cause) from error
+        raise _refusal(model.module.config, name, "self-check", cause) from error
     _check_calls(model.module, name, recorder)
     places = [
         place
@@ -93,7 +136,7 @@ def self_check(model: CheckedModel, name: str) -> float:
     allowed = TOLERANCE[model.weights.dtype]
     if not error <= allowed:
         cause = f"the packed logits differ from the eager forward by {error:.2g} of their size, allowed {allowed:g}"
-        raise _refusal(model.module, name, "self-check", cause)
+        raise _refusal(model.module.config, name, "self-check", cause)
     return error
 
 
@@ -133,8 +176,8 @@ def _check_calls(module: Any, name: str, recorder: _Recorder) -> None:
     called = sorted(layer for layer, _ in recorder.calls)
     if called != list(range(config.num_hidden_layers)):
         cause = f"attention ran for layers {called}, expected each of 0 … {config.num_hidden_layers - 1} once"
-        raise _refusal(module, name, "self-check", cause)
-    types = _layer_types(module)
+        raise _refusal(module.config, name, "self-check", cause)
+    types = _layer_types(module.config)
     stated = getattr(config, "sliding_window", None)
     if types is None:
         expected = [stated] * config.num_hidden_layers
@@ -143,7 +186,7 @@ def _check_calls(module: Any, name: str, recorder: _Recorder) -> None:
     for layer, window in sorted(recorder.calls, key=lambda call: call[0]):
         if window != expected[layer]:
             cause = f"layer {layer} attends with window {window}, its configuration states {expected[layer]}"
-            raise _refusal(module, name, "self-check", cause)
+            raise _refusal(module.config, name, "self-check", cause)
 
 
 def _relative_error(packed_NV: Tensor, eager_NV: Tensor) -> float:
@@ -154,12 +197,12 @@ def _relative_error(packed_NV: Tensor, eager_NV: Tensor) -> float:
     return float(torch.quantile(error_N, quantile))
 
 
-def _layer_types(module: Any) -> list[str] | None:
-    return getattr(module.config.get_text_config(), "layer_types", None)
+def _layer_types(config: Any) -> list[str] | None:
+    return getattr(config.get_text_config(), "layer_types", None)
 
 
-def _refusal(module: Any, name: str, check: str, cause: str) -> ModelError:
-    family = getattr(module.config, "model_type", type(module).__name__)
+def _refusal(config: Any, name: str, check: str, cause: str) -> ModelError:
+    family = getattr(config, "model_type", type(config).__name__)
     return ModelError(
         f"model: {name!r} (family {family}) is refused by the check of its {check}: {cause}. "
         "Set `model` to a decoder of full or sliding-window attention layers."

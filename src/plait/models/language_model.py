@@ -27,10 +27,11 @@ from plait.data.packed import PackedBatch
 from plait.errors import ModelError
 from plait.layout.params import FlatLayout
 from plait.models import attention
-from plait.models.admission import check_family, self_check
+from plait.models.admission import causal_class, check_family, self_check
 from plait.models.attention import AttentionContext, PackedContext
 from plait.models.head import Head, find_head
-from plait.models.logprobs import CHUNK_ROWS, chunked_logprobs
+from plait.models.logprobs import chunked_logprobs
+from plait.models.shape import HEAD_CHUNK_ROWS, config_fields, usable_positions
 from plait.models.working_weights import layout_of, move_into_flat
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
@@ -76,7 +77,7 @@ class LanguageModel:
         return self.head(hidden_NH)
 
     def logprobs(
-        self, batch: PackedBatch, temperature: float, *, checkpoint: bool = False, chunk_rows: int = CHUNK_ROWS
+        self, batch: PackedBatch, temperature: float, *, checkpoint: bool = False, chunk_rows: int = HEAD_CHUNK_ROWS
     ) -> tuple[Tensor, Tensor]:
         """Log-probs and entropies of the batch's response tokens under softmax(logits / temperature).
 
@@ -134,7 +135,7 @@ def from_module(
         ModelError: an admission check refuses it, or the dtype is none of DTYPES.
     """
     name = name or type(module).__name__
-    check_family(module, name)
+    check_family(type(module), module.config, name)
     model = _take_over(module, tokenizer, _dtype(dtype), device)
     self_check(model, name)
     return model
@@ -150,6 +151,7 @@ def load_model(name: str, *, dtype: str = "bfloat16", device: torch.device | str
     Raises:
         ModelError: not found, no safetensors, tensors missing, or refused by an admission check.
     """
+    from huggingface_hub.errors import StrictDataclassError
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
     from plait.models.hub import resolve
@@ -159,13 +161,12 @@ def load_model(name: str, *, dtype: str = "bfloat16", device: torch.device | str
     with torch.random.fork_rng(devices=[]), _without_progress_bars():
         try:
             config = AutoConfig.from_pretrained(folder)
-            with torch.device("meta"):
-                check_family(AutoModelForCausalLM.from_config(config), name)
+            check_family(causal_class(config, name), config, name)
             module, report = AutoModelForCausalLM.from_pretrained(
                 folder, dtype=torch_dtype, use_safetensors=True, output_loading_info=True
             )
             tokenizer = AutoTokenizer.from_pretrained(folder)
-        except (OSError, KeyError, ImportError, ValueError, RuntimeError) as error:
+        except (OSError, KeyError, ImportError, ValueError, RuntimeError, StrictDataclassError) as error:
             if isinstance(error, ModelError):
                 raise
             raise ModelError(f"model: {name!r} cannot be read as a causal language model: {error}") from error
@@ -275,7 +276,7 @@ def _take_over(module: Any, tokenizer: Any, dtype: torch.dtype, device: torch.de
         layout=layout,
         weights=weights,
         head=find_head(module),
-        max_positions=_max_positions(module.config.get_text_config()),
+        max_positions=usable_positions(config_fields(module.config.get_text_config()), type(module).__name__),
         eos_token_ids=_eos_token_ids(module, tokenizer),
     )
 
@@ -284,17 +285,6 @@ def _dtype(dtype: str) -> torch.dtype:
     if dtype not in DTYPES:
         raise ModelError(f"dtype: expected one of {', '.join(DTYPES)}, got {dtype!r}")
     return DTYPES[dtype]
-
-
-def _max_positions(config: Any) -> int:
-    """Positions that the model knows. Rotary embeddings that change with the longest sequence of a batch would make
-    a sample depend on its neighbours, so for them it is the length up to which they do not change."""
-    limit = config.max_position_embeddings
-    rope = getattr(config, "rope_parameters", None) or {}
-    for entry in (rope, *(value for value in rope.values() if isinstance(value, dict))):
-        if entry.get("rope_type") in ("longrope", "dynamic"):
-            limit = min(limit, entry.get("original_max_position_embeddings") or limit)
-    return limit
 
 
 def _eos_token_ids(module: Any, tokenizer: Any) -> tuple[int, ...]:

@@ -21,12 +21,11 @@ import torch
 from torch import Tensor
 
 from plait.models.head import Head
-
-CHUNK_ROWS = 256
+from plait.models.shape import HEAD_CHUNK_ROWS
 
 
 def chunked_logprobs(
-    head: Head, hidden_RH: Tensor, targets_R: Tensor, temperature: float, rows: int = CHUNK_ROWS
+    head: Head, hidden_RH: Tensor, targets_R: Tensor, temperature: float, rows: int = HEAD_CHUNK_ROWS
 ) -> tuple[Tensor, Tensor]:
     """Log-probs of the targets and entropies under softmax(head(hidden) / temperature).
 

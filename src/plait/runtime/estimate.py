@@ -1,56 +1,25 @@
-"""What a run will take, before anything is loaded: the batch arithmetic and the memory. Torch-free."""
+"""What a run will take, before anything is loaded: the batch arithmetic and the memory. Imports no torch by itself."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from plait.dataflow import CallKind, Dataflow
+from plait.models.hub import read_config
+from plait.models.shape import HEAD_CHUNK_ROWS, ModelShape
 from plait.runtime.recipe import Recipe
 from plait.training.memory import BYTES, parameter_bytes
 
-_HEAD_CHUNK_ROWS = 512
 
+def model_shape(name: str) -> ModelShape:
+    """The shape of a model that would be admitted, before its weights are fetched: the checks of its family are made.
 
-@dataclass(frozen=True)
-class ModelShape:
-    """The numbers of a `config.json` that memory depends on."""
+    Raises:
+        ModelError: the model is not found, is refused by a check (which is named), or its configuration is incomplete.
+    """
+    from plait.models.admission import check_config  # imports torch
 
-    layers: int
-    hidden: int
-    intermediate: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    vocabulary: int
-    tied: bool
-    max_positions: int
-
-    @classmethod
-    def from_config(cls, config: Mapping[str, Any]) -> ModelShape:
-        config = config.get("text_config", config)
-        heads = int(config.get("num_attention_heads") or config["n_head"])
-        hidden = int(config.get("hidden_size") or config["n_embd"])
-        return cls(
-            layers=int(config.get("num_hidden_layers") or config["n_layer"]),
-            hidden=hidden,
-            intermediate=int(config.get("intermediate_size") or 4 * hidden),
-            heads=heads,
-            kv_heads=int(config.get("num_key_value_heads") or heads),
-            head_dim=int(config.get("head_dim") or hidden // heads),
-            vocabulary=int(config["vocab_size"]),
-            tied=bool(config.get("tie_word_embeddings", False)),
-            max_positions=int(config.get("max_position_embeddings") or config.get("n_positions") or 2048),
-        )
-
-    @property
-    def parameters(self) -> int:
-        """Of a dense gated decoder; biases and norms counted, experts not."""
-        attention = self.hidden * self.head_dim * (2 * self.heads + 2 * self.kv_heads)
-        block = attention + 3 * self.hidden * self.intermediate + 2 * self.hidden
-        embeddings = self.vocabulary * self.hidden * (1 if self.tied else 2)
-        return self.layers * block + embeddings + self.hidden
+    return ModelShape.from_config(check_config(read_config(name), name), name)
 
 
 @dataclass(frozen=True)
@@ -96,7 +65,7 @@ def memory_table(recipe: Recipe, flow: Dataflow, shape: ModelShape, max_prompt_t
     kv_per_token = 2 * shape.layers * shape.kv_heads * shape.head_dim * width
     rows.append((f"KV cache ({running} samples x {context} tokens)", running * context * kv_per_token))
     rows.append((f"activations ({recipe.micro_batch_tokens} tokens)", _activation_bytes(recipe, shape, width)))
-    rows.append(("logits of one chunk", 3 * _HEAD_CHUNK_ROWS * shape.vocabulary * 4))
+    rows.append(("logits of one chunk", 3 * HEAD_CHUNK_ROWS * shape.vocabulary * 4))
     return rows
 
 
@@ -104,7 +73,7 @@ def _activation_bytes(recipe: Recipe, shape: ModelShape, width: int) -> int:
     """Tensors that one block keeps for its backward: two norms (in and float32 copy), q, k, v, attention and its
     output, gate, up, their product, the residual."""
     kv = shape.kv_heads * shape.head_dim
-    kept = width * (6 * shape.hidden + 2 * shape.heads * shape.head_dim + 2 * kv + 4 * shape.intermediate)
+    kept = width * (6 * shape.hidden + 2 * shape.heads * shape.head_dim + 2 * kv + 4 * shape.active_intermediate)
     kept += 4 * 2 * shape.hidden
     blocks = 1 if recipe.checkpoint_activations else shape.layers
     inputs = shape.layers * shape.hidden * width if recipe.checkpoint_activations else 0

@@ -1,0 +1,172 @@
+"""What memory and lengths depend on in a model's configuration, read from its `config.json`. Torch-free."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from plait.errors import ModelError
+
+HEAD_CHUNK_ROWS = 256
+"""Rows that pass the head at a time where log-probs are computed: the logits of so many exist at once."""
+
+_NAMES = {
+    "num_hidden_layers": ("n_layer", "num_layers"),
+    "hidden_size": ("n_embd", "d_model"),
+    "num_attention_heads": ("n_head", "num_heads"),
+    "vocab_size": (),
+    "max_position_embeddings": ("n_positions", "max_sequence_length"),
+    "intermediate_size": ("n_inner",),
+    "num_experts": ("num_local_experts", "n_routed_experts"),
+    "num_experts_per_tok": ("top_k",),
+}
+"""Key → other names that families give it."""
+_CHANGING_ROPES = ("longrope", "su", "dynamic")
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    """The numbers of a decoder. Sizes are in elements."""
+
+    layers: int
+    hidden: int
+    intermediate: int
+    """Of a dense block's MLP."""
+    heads: int
+    kv_heads: int
+    head_dim: int
+    """Of queries and keys."""
+    vocabulary: int
+    tied: bool
+    max_positions: int
+    """See `usable_positions`."""
+    attention_parameters: int
+    """Weights of one layer's projections."""
+    expert_layers: int = 0
+    """Layers whose MLP is a mixture of experts."""
+    experts: int = 0
+    """Routed ones, of one such layer."""
+    experts_per_token: int = 0
+    expert_intermediate: int = 0
+    shared_intermediate: int = 0
+    """Of the expert that every token passes."""
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any], name: str | None = None) -> ModelShape:
+        """Read a `config.json`; of a composite model, the text model's part.
+
+        Args:
+            name: of the model, for messages.
+
+        Raises:
+            ModelError: a number that the shape needs is not there; the message names the model and the keys.
+        """
+        config = config.get("text_config") or config
+        name = name or str(config.get("_name_or_path") or config.get("model_type") or "this model")
+        needed = ("num_hidden_layers", "hidden_size", "num_attention_heads", "vocab_size", "max_position_embeddings")
+        if missing := [key for key in needed if not _number(config, key)]:
+            raise _lacking(config, name, missing)
+        layers, hidden, heads, vocabulary, _ = (_number(config, key) for key in needed)
+        kv_heads = int(config.get("num_key_value_heads") or heads)
+        head_dim = int(config.get("head_dim") or hidden // heads)
+        intermediate = _number(config, "intermediate_size") or 4 * hidden
+        if config.get("kv_lora_rank"):
+            head_dim = int(config["qk_nope_head_dim"]) + int(config["qk_rope_head_dim"])
+            attention = _latent_attention_parameters(config, hidden, heads)
+        else:
+            attention = hidden * head_dim * (2 * heads + 2 * kv_heads)
+        experts = _number(config, "num_experts")
+        expert_intermediate = int(config.get("moe_intermediate_size") or intermediate)
+        shared = int(config.get("n_shared_experts") or 0) * expert_intermediate
+        return cls(
+            layers=layers,
+            hidden=hidden,
+            intermediate=intermediate,
+            heads=heads,
+            kv_heads=kv_heads,
+            head_dim=head_dim,
+            vocabulary=vocabulary,
+            tied=bool(config.get("tie_word_embeddings", False)),
+            max_positions=usable_positions(config, name),
+            attention_parameters=attention,
+            expert_layers=_expert_layers(config, layers) if experts else 0,
+            experts=experts,
+            experts_per_token=_number(config, "num_experts_per_tok"),
+            expert_intermediate=expert_intermediate if experts else 0,
+            shared_intermediate=int(config.get("shared_expert_intermediate_size") or shared) if experts else 0,
+        )
+
+    @property
+    def parameters(self) -> int:
+        """Of a decoder with gated MLPs; experts and their routers, norms and embeddings counted, biases not."""
+        dense = 3 * self.hidden * self.intermediate
+        mixture = 3 * self.hidden * (self.experts * self.expert_intermediate + self.shared_intermediate)
+        mixture += self.hidden * self.experts
+        mlps = (self.layers - self.expert_layers) * dense + self.expert_layers * mixture
+        embeddings = self.vocabulary * self.hidden * (1 if self.tied else 2)
+        return self.layers * (self.attention_parameters + 2 * self.hidden) + mlps + embeddings + self.hidden
+
+    @property
+    def active_intermediate(self) -> int:
+        """Inner elements of the widest MLP that one token passes."""
+        mixture = self.experts_per_token * self.expert_intermediate + self.shared_intermediate
+        dense = self.intermediate if self.expert_layers < self.layers else 0
+        return max(dense, mixture if self.expert_layers else 0)
+
+
+def usable_positions(config: Mapping[str, Any], name: str) -> int:
+    """Longest prompt with response, in tokens.
+
+    Rotary embeddings that change with the longest sequence of a batch ("longrope", "dynamic") would make a sample
+    depend on its neighbours, so for them it is the length up to which they do not change.
+
+    Raises:
+        ModelError: the configuration states no number of positions.
+    """
+    limit = _number(config, "max_position_embeddings")
+    if not limit:
+        raise _lacking(config, name, ["max_position_embeddings"])
+    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    for entry in (rope, *(value for value in rope.values() if isinstance(value, Mapping))):
+        if (entry.get("rope_type") or entry.get("type")) in _CHANGING_ROPES:
+            # Families of the Phi-3 kind state it outside, and Transformers lets that win.
+            stated = config.get("original_max_position_embeddings") or entry.get("original_max_position_embeddings")
+            limit = min(limit, int(stated or limit))
+    return limit
+
+
+def config_fields(config: Any) -> dict[str, Any]:
+    """A Transformers configuration of a text model as a mapping, under the names that all families share."""
+    return config.to_dict() | {shared: getattr(config, own, None) for shared, own in config.attribute_map.items()}
+
+
+def _number(config: Mapping[str, Any], key: str) -> int:
+    """0 where neither the key nor another name of it is set."""
+    found = (config.get(name) for name in (key, *_NAMES[key]))
+    return next((int(value) for value in found if isinstance(value, int | float) and value), 0)
+
+
+def _lacking(config: Mapping[str, Any], name: str, keys: list[str]) -> ModelError:
+    return ModelError(
+        f"model: the configuration of {name!r} (family {config.get('model_type', 'not stated')}) lacks "
+        f"{', '.join(f'`{key}`' for key in keys)}; set `model` to a decoder of attention layers whose config.json "
+        "is complete."
+    )
+
+
+def _latent_attention_parameters(config: Mapping[str, Any], hidden: int, heads: int) -> int:
+    """DeepSeek-V2 (arXiv 2405.04434, section 2.1): queries and keys with values, each through a low rank."""
+    nope, rope, value = (int(config[key]) for key in ("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"))
+    rank, query_rank = int(config["kv_lora_rank"]), int(config.get("q_lora_rank") or 0)
+    query = query_rank * (hidden + heads * (nope + rope)) if query_rank else hidden * heads * (nope + rope)
+    return query + hidden * (rank + rope) + rank * heads * (nope + value) + heads * value * hidden
+
+
+def _expert_layers(config: Mapping[str, Any], layers: int) -> int:
+    if kinds := config.get("mlp_layer_types"):
+        return sum(kind == "sparse" for kind in kinds)
+    first = int(config.get("first_k_dense_replace") or 0)
+    step = int(config.get("decoder_sparse_step") or 1)
+    dense = config.get("mlp_only_layers") or ()
+    return sum(layer >= first and (layer + 1) % step == 0 and layer not in dense for layer in range(layers))

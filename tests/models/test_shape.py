@@ -1,0 +1,146 @@
+"""Shapes read from configurations: against Transformers' own modules, and where numbers are missing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from plait.errors import ModelError
+from plait.models.admission import check_config
+from plait.models.shape import ModelShape, config_fields, usable_positions
+from tests.models.test_admission import REFUSED
+from tests.models.tiny import FAMILIES, tiny_config, tiny_model
+
+LLAMA: dict[str, Any] = {
+    "model_type": "llama",
+    "num_hidden_layers": 3,
+    "hidden_size": 64,
+    "intermediate_size": 100,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 500,
+    "tie_word_embeddings": True,
+    "max_position_embeddings": 4096,
+}
+LONGROPE = {"rope_type": "longrope", "short_factor": [1.0] * 4, "long_factor": [2.0] * 4}
+ORIGINAL = "original_max_position_embeddings"
+BY_FAMILY = [name for name, (check, _) in REFUSED.items() if check.startswith(("backend", "layer"))]
+UNGATED = {"gpt2", "gpt_neox", "starcoder2"}
+BIASED_EXPERTS = {"gpt_oss"}
+
+
+def test_parameters_by_hand() -> None:
+    block = 64 * 16 * (4 + 4 + 2 + 2) + 3 * 64 * 100 + 2 * 64
+    assert ModelShape.from_config(LLAMA).parameters == 3 * block + 500 * 64 + 64
+    mixture = LLAMA | {"num_local_experts": 8, "moe_intermediate_size": 20, "num_experts_per_tok": 2}
+    shape = ModelShape.from_config(mixture)
+    assert shape.parameters == 3 * (block - 3 * 64 * 100 + 8 * 3 * 64 * 20 + 64 * 8) + 500 * 64 + 64
+    assert shape.active_intermediate == 40
+
+
+@pytest.mark.parametrize("family", sorted(FAMILIES.keys() - UNGATED - BIASED_EXPERTS))
+def test_parameters_are_those_of_the_module(family: str) -> None:
+    """Norms of its own and biases apart, which are a hundredth of so small a model."""
+    sizes: dict[str, Any] = {"hidden_size": 256, "intermediate_size": 384, "head_dim": 64, "qk_nope_head_dim": 48}
+    if family == "mixtral":
+        sizes["moe_intermediate_size"] = None  # the tiny table's, which Mixtral does not read
+    config = tiny_config(family, **sizes)
+    with torch.device("meta"):
+        module = AutoModelForCausalLM.from_config(config)
+    found = sum(param.numel() for param in module.parameters())
+    shape = ModelShape.from_config(check_config(config.to_dict(), family))
+    assert shape.parameters == pytest.approx(found, rel=0.01)
+
+
+def test_layers_without_experts_are_told_apart() -> None:
+    mixture = LLAMA | {"num_experts": 8, "moe_intermediate_size": 20}
+    assert ModelShape.from_config(mixture | {"first_k_dense_replace": 1}).expert_layers == 2
+    assert ModelShape.from_config(mixture | {"decoder_sparse_step": 2}).expert_layers == 1
+    assert ModelShape.from_config(mixture | {"mlp_only_layers": [0, 2]}).expert_layers == 1
+    assert ModelShape.from_config(mixture | {"mlp_layer_types": ["dense", "sparse", "sparse"]}).expert_layers == 2
+
+
+@pytest.mark.parametrize(
+    "missing", ["num_hidden_layers", "num_attention_heads", "vocab_size", "max_position_embeddings"]
+)
+def test_a_configuration_that_lacks_a_number_names_the_model_and_the_key(missing: str) -> None:
+    config = {key: value for key, value in LLAMA.items() if key != missing}
+    with pytest.raises(ModelError, match=rf"^model: .*'org/it' \(family llama\) lacks `{missing}`; set `model`"):
+        ModelShape.from_config(config, "org/it")
+
+
+def test_a_state_space_model_has_no_shape() -> None:
+    with pytest.raises(ModelError, match="lacks `num_attention_heads`, `max_position_embeddings`"):
+        ModelShape.from_config({"model_type": "mamba", "num_hidden_layers": 2, "hidden_size": 64, "vocab_size": 100})
+
+
+# -- positions
+
+
+@pytest.mark.parametrize(
+    ("rope", "positions"),
+    [
+        ({}, 4096),
+        ({"rope_scaling": None}, 4096),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}}, 4096),
+        ({"rope_parameters": {**LONGROPE, "original_max_position_embeddings": 64}}, 64),
+        ({"rope_scaling": {"type": "su", "long_factor": [2.0]}, "original_max_position_embeddings": 128}, 128),
+        (
+            {
+                "rope_scaling": {**LONGROPE, "original_max_position_embeddings": 64},
+                "original_max_position_embeddings": 32,
+            },
+            32,
+        ),
+        ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, 4096),
+        ({"rope_parameters": {"full_attention": {**LONGROPE, "original_max_position_embeddings": 64}}}, 64),
+    ],
+)
+def test_positions_end_where_the_rotation_would_change(rope: dict[str, Any], positions: int) -> None:
+    assert usable_positions(LLAMA | rope, "it") == positions
+    assert ModelShape.from_config(LLAMA | rope).max_positions == positions
+
+
+def test_the_loaded_model_and_its_config_file_agree() -> None:
+    model = tiny_model("phi3", dtype=torch.float32, rope_parameters=dict(LONGROPE), original_max_position_embeddings=64)
+    stored = model.config.to_dict()
+    assert model.max_positions == ModelShape.from_config(stored).max_positions == 64
+    assert tiny_model("gpt2", dtype=torch.float32).max_positions == 256
+    assert config_fields(tiny_config("gpt2"))["max_position_embeddings"] == 256
+
+
+# -- families, before anything is loaded
+
+
+@pytest.mark.parametrize("family", [*FAMILIES, "mamba"])
+def test_admission_by_the_configuration_alone(family: str) -> None:
+    config = tiny_config(family).to_dict()
+    if family == "mamba":
+        with pytest.raises(ModelError, match=r"'org/it' \(family mamba\) is refused by the check of its backend flag"):
+            check_config(config, "org/it")
+    else:
+        assert check_config(config, "org/it")["num_attention_heads"] == 4
+
+
+@pytest.mark.parametrize("family", BY_FAMILY)
+def test_what_loading_refuses_by_its_family_is_refused_here(family: str) -> None:
+    check, overrides = REFUSED[family]
+    with pytest.raises(ModelError, match=rf"^model: 'it' .*{check}"):
+        check_config(tiny_config(family, **overrides).to_dict(), "it")
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        ({"model_type": "gpt99"}, "the family 'gpt99', which this version of Transformers does not know"),
+        ({}, "the family None"),
+        ({"model_type": "vit"}, "the family vit, which has no causal language model"),
+        ({"model_type": "llama", "hidden_size": "x"}, r"config\.json of 'it' cannot be read: .*hidden_size"),
+    ],
+)
+def test_what_is_no_causal_language_model(config: dict[str, Any], said: str) -> None:
+    with pytest.raises(ModelError, match=rf"(?s)^model: .*{said}"):
+        check_config(config, "it")
