@@ -42,8 +42,8 @@ def state_of(step: int) -> dict:
     return {"step": step, "best": -math.inf if step == 1 else step / 7, "offsets": {"metrics.jsonl": 10 * step}}
 
 
-def save(store: CheckpointStore, step: int, *, best: bool = False, numel: int = 1000) -> Path:
-    return store.save(step, tensors_of(step, numel), state_of(step), best=best)
+def save(store: CheckpointStore, step: int, *, numel: int = 1000) -> Path:
+    return store.save(step, tensors_of(step, numel), state_of(step))
 
 
 def check_is_whole(store: CheckpointStore, step: int, numel: int = 1000) -> None:
@@ -117,23 +117,15 @@ def test_loaded_tensors_are_private(tmp_path: Path):
     check_is_whole(store, 1)
 
 
-def test_the_last_ones_and_the_best_are_kept(tmp_path: Path):
+def test_the_last_ones_are_kept(tmp_path: Path):
     store = CheckpointStore(tmp_path, keep_last=2)
     kept = []
-    for step in range(1, 8):
-        save(store, step, best=step in (2, 5))
-        kept.append((store.steps(), store.best_step))
-    assert kept == [
-        ([1], None),
-        ([1, 2], 2),
-        ([2, 3], 2),
-        ([2, 3, 4], 2),
-        ([4, 5], 5),
-        ([5, 6], 5),
-        ([5, 6, 7], 5),
-    ]
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-5", "step-6", "step-7"]
-    for step in (5, 6, 7):
+    for step in (1, 2, 3, 5, 8):
+        save(store, step)
+        kept.append(store.steps())
+    assert kept == [[1], [1, 2], [2, 3], [3, 5], [5, 8]]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-5", "step-8"]
+    for step in (5, 8):
         check_is_whole(store, step)
 
 
@@ -191,9 +183,9 @@ def test_a_run_whose_checkpoints_are_all_damaged_does_not_begin_from_nothing(tmp
 def test_later_checkpoints_can_be_discarded(tmp_path: Path):
     store = CheckpointStore(tmp_path, keep_last=4)
     for step in (1, 2, 3, 4):
-        save(store, step, best=step in (1, 4))
+        save(store, step)
     store.discard_after(2)
-    assert (store.steps(), store.best_step) == ([1, 2], 1)
+    assert store.steps() == [1, 2]
 
 
 def fork(work: Callable[[], None]) -> int:
@@ -280,29 +272,27 @@ def test_a_kill_at_any_line_of_a_save_leaves_a_good_checkpoint(tmp_path: Path, m
     monkeypatch.setattr(tensor_file, "_CHUNK_BYTES", 1000)
     prepared = tmp_path / "prepared"
     for step in (1, 2, 3):
-        save(CheckpointStore(prepared, keep_last=2), step, best=step == 1)
+        save(CheckpointStore(prepared, keep_last=2), step)
 
     def fresh(name: str) -> CheckpointStore:
         return CheckpointStore(shutil.copytree(prepared, tmp_path / name), keep_last=2)
 
     counted = fresh("count")
-    num_lines = lines_of_save(lambda: save(counted, 4, best=True), None)
+    num_lines = lines_of_save(lambda: save(counted, 4), None)
     assert num_lines > 100
     draw = random.Random(0)
     found_steps = set()
     for kill_at in [num_lines - 1, *draw.sample(range(1, num_lines - 1), 19)]:
         store = fresh(f"line-{kill_at}")
-        child = fork(lambda kill_at=kill_at, store=store: lines_of_save(lambda: save(store, 4, best=True), kill_at))
+        child = fork(lambda kill_at=kill_at, store=store: lines_of_save(lambda: save(store, 4), kill_at))
         assert exit_code(child) == -signal.SIGKILL, "the child was to die inside the save"
         latest = store.latest()
         assert latest is not None
         assert latest.step in (3, 4)
         found_steps.add(latest.step)
         check_is_whole(store, latest.step)
-        assert store.best_step == (4 if latest.step == 4 else 1), "the mark of the best comes with the checkpoint"
-        check_is_whole(store, store.best_step)
         for step in (4, 5):
-            save(store, step, best=step == 4)
+            save(store, step)
         check_is_whole(store, 5)
         left = sorted(path.name for path in store.folder.iterdir())
         assert left == ["step-4", "step-5"], "what the killed process left is gone"
@@ -313,7 +303,7 @@ def test_a_kill_at_any_line_of_a_save_leaves_a_good_checkpoint(tmp_path: Path, m
 def test_a_kill_while_the_only_checkpoint_is_saved_again_leaves_it(tmp_path: Path, kill_before: int, found: str):
     """The old one counts until the new one stands: before, between and after the two renames (3: of the next save)."""
     store = CheckpointStore(tmp_path, keep_last=1)
-    save(store, 3, best=True)
+    save(store, 3)
 
     def work() -> None:
         renames = []
@@ -326,15 +316,15 @@ def test_a_kill_while_the_only_checkpoint_is_saved_again_leaves_it(tmp_path: Pat
             rename(*paths)
 
         store_module.os.rename = counting
-        save(store, 3, best=True)
-        save(store, 3, best=True)
+        save(store, 3)
+        save(store, 3)
 
     assert exit_code(fork(work)) == -signal.SIGKILL
     latest = store.latest()
     assert latest is not None
     assert latest.folder.name == found
     check_is_whole(store, 3)
-    assert (store.steps(), store.best_step) == ([3], 3)
+    assert store.steps() == [3]
     save(store, 3)
     assert [path.name for path in tmp_path.iterdir()] == ["step-3"]
     save(store, 4)

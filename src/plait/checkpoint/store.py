@@ -1,14 +1,13 @@
-"""The checkpoints of a run: written atomically, checked when read, pruned to the last few and the best one.
+"""The checkpoints of a run: written atomically, checked when read, pruned to the last few.
 
     checkpoints/
         step-12/                  appears by one rename, when all of it is on disk
             tensors.safetensors   every tensor
             state.json            everything else
-            manifest.json         length and CRC-32 of the two; whether this was the best checkpoint so far
+            manifest.json         length and CRC-32 of the two
         step-13.tmp/              being written, or left by a killed process: ignored, then removed
         step-12.replaced/         while step 12 is saved a second time; counts as step 12 until that one stands
 
-The newest checkpoint that says it is the best is never pruned.
 A process may be killed, or the machine fall, at any moment: `latest` finds the last one that was finished.
 """
 
@@ -67,15 +66,15 @@ class Checkpoint:
 
 
 class CheckpointStore:
-    """The folder `folder` of a run's checkpoints; keeps the `keep_last` newest and the best one."""
+    """The folder `folder` of a run's checkpoints; keeps the `keep_last` newest."""
 
     def __init__(self, folder: str | Path, *, keep_last: int) -> None:
         assert keep_last >= 1, f"keep_last is {keep_last}; the newest checkpoint is always kept"
         self.folder = Path(folder)
         self._keep_last = keep_last
 
-    def save(self, step: int, tensors: Mapping[str, Tensor], state: Mapping[str, Any], *, best: bool = False) -> Path:
-        """Write the checkpoint of `step`, prune, and return its folder. `best`: it is the best of the run so far.
+    def save(self, step: int, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> Path:
+        """Write the checkpoint of `step`, prune, and return its folder.
 
         tensors: any shapes, devices and dtypes of `_DTYPE_NAMES`; read one after the other, with no copy of those
         that are contiguous on the CPU. state: JSON values with string keys; floats come back bit by bit, NaN and
@@ -99,7 +98,7 @@ class CheckpointStore:
                 _STATE: _write_durably(part / _STATE, state_bytes),
             }
             files = {name: asdict(digest) for name, digest in digests.items()}
-            manifest = {"format": _FORMAT, "step": step, "best": best, "files": files}
+            manifest = {"format": _FORMAT, "step": step, "files": files}
             _write_durably(part / _MANIFEST, json.dumps(manifest, indent=1).encode())
             _sync_folder(part)
             if final.exists():  # a damaged one, or the same step saved twice
@@ -154,11 +153,6 @@ class CheckpointStore:
         names = (_STEP_NAME.fullmatch(path.name) for path in self.folder.iterdir())
         return sorted({int(name.group(1)) for name in names if name})
 
-    @property
-    def best_step(self) -> int | None:
-        """The step saved as the best so far, or None."""
-        return next((step for step in reversed(self.steps()) if self._manifest(step).get("best")), None)
-
     def discard_after(self, step: int) -> None:
         """Remove the checkpoints of later steps, which a run that goes on from `step` writes anew."""
         for later in (other for other in self.steps() if other > step):
@@ -194,11 +188,8 @@ class CheckpointStore:
         return manifest if isinstance(manifest, dict) else {}
 
     def _prune(self) -> None:
-        steps = self.steps()
-        keep = {*steps[-self._keep_last :], self.best_step}
-        for step in steps:
-            if step not in keep:
-                self._remove(step)
+        for step in self.steps()[: -self._keep_last]:
+            self._remove(step)
 
     def _remove(self, step: int) -> None:
         """Renamed first, so that a kill on the way leaves no half-removed checkpoint under a valid name."""

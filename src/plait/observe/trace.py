@@ -14,11 +14,16 @@ Times go in as seconds and are stored in microseconds, the unit of the format.
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import shutil
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from plait.errors import RunError
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +59,9 @@ class TraceWriter:
     lanes already named in it keep their rows. Without it the file is begun anew.
 
     Lanes appear in the viewer in the order of their first event.
+
+    Raises:
+        RunError: the file system refuses a write (a full disk); the file then ends with the last whole append.
     """
 
     def __init__(self, path: str | Path, *, resume: bool = False):
@@ -63,28 +71,48 @@ class TraceWriter:
         keep = resume and self.path.exists() and self.path.stat().st_size > 0
         if keep:
             self._learn_rows(read_trace(self.path))
-        self._file = open(self.path, "a" if keep else "w", encoding="utf-8")  # noqa: SIM115 - owned until close()
+        try:
+            flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | (0 if keep else os.O_TRUNC)
+            self._fd = os.open(self.path, flags, 0o644)
+        except OSError as error:
+            raise RunError(self._refusal(error)) from error
+        self._offset = os.fstat(self._fd).st_size
         if not keep:
-            self._file.write("[\n")
-            self._file.flush()
+            self._write(b"[\n")
 
     def append(self, events: Iterable[TraceEvent | TraceCounter]) -> None:
-        """Write the events and flush them to the operating system."""
+        """Hand the events to the operating system, all of them or, if it refuses, none."""
         rows: list[dict[str, Any]] = []
         for event in events:
             rows.extend(self._rows(event))
-        self._file.write("".join(json.dumps(row, separators=(",", ":")) + ",\n" for row in rows))
-        self._file.flush()
+        self._write("".join(json.dumps(row, separators=(",", ":")) + ",\n" for row in rows).encode())
 
     @property
     def offset(self) -> int:
         """Bytes written so far: a position at which the file may be cut and stays loadable."""
-        self._file.flush()
-        return self.path.stat().st_size
+        return self._offset
 
     def close(self) -> None:
         """Close the file. No bracket is added, so that a later writer can go on."""
-        self._file.close()
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def _write(self, data: bytes) -> None:
+        try:
+            written = 0
+            while written < len(data):
+                written += os.write(self._fd, data[written:])
+        except OSError as error:
+            os.ftruncate(self._fd, self._offset)
+            raise RunError(self._refusal(error)) from error
+        self._offset += len(data)
+
+    def _refusal(self, error: OSError) -> str:
+        text = f"{self.path} cannot be written: {error.strerror or error}"
+        with contextlib.suppress(OSError):
+            text += f"; {shutil.disk_usage(self.path.parent).free / 2**20:.1f} MiB are free there"
+        return text
 
     def __enter__(self) -> TraceWriter:
         return self

@@ -3,7 +3,9 @@
     RUN_DIR/
         recipe.yaml                resolved: every key with its value
         metrics.jsonl              one row per training step
+        evaluations.jsonl          one row per evaluation; step 0 is the one before the first step
         samples/step-000001.jsonl  text, tokens, log-probs, rewards, advantages of each sample of a step
+        samples/eval-000001.jsonl  the same of an evaluation's items
         trace.json                 Chrome trace of every action
         rewards.log                what reward functions print
         checkpoints/               see `checkpoint.store`
@@ -28,37 +30,42 @@ from pathlib import Path
 from typing import Any
 
 from plait.errors import ConfigError
-from plait.observe.run_log import RunLog, truncate_to, write_rows
+from plait.observe.run_log import RunLog, read_rows, truncate_to, write_rows
 
 RECIPE, METRICS, TRACE, LOCK = "recipe.yaml", "metrics.jsonl", "trace.json", "run.lock"
+EVALUATIONS = "evaluations.jsonl"
 REWARD_OUTPUT = "rewards.log"
 SAMPLES, CHECKPOINTS, BEST, FINAL = "samples", "checkpoints", "best", "final"
 _LOGS = (METRICS, TRACE)
 """Files that grow row by row; a checkpoint states how long each was."""
-_CLEARED = (RECIPE, CHECKPOINTS, METRICS, TRACE, SAMPLES, REWARD_OUTPUT, BEST, FINAL, "tensorboard", "wandb")
+_CLEARED = (RECIPE, CHECKPOINTS, METRICS, EVALUATIONS, TRACE, SAMPLES, BEST, FINAL, "tensorboard", "wandb")
 """What `overwrite` removes, in this order: without a recipe nothing can be resumed by mistake half-way."""
-_STEP_FILE = re.compile(r"step-(\d+)\b.*")
+_STEP_FILE = re.compile(r"(?:step|eval)-(\d+)\b.*")
 
 
 class RunDirectory:
-    """A run's directory, held by this process until `close`. Made by `create` or `resume`."""
+    """A run's directory, held by this process until `close`. Made by `claim`, `create` or `resume`."""
 
-    def __init__(self, path: Path, lock: _Lock) -> None:
+    def __init__(self, path: Path, lock: _Lock, *, begun: bool, made: tuple[Path, ...] = ()) -> None:
         self.path = path
         self._lock = lock
+        self._begun = begun
+        self._made = made
+        """Folders that `claim` made, the innermost first."""
+        self._old_output_bytes = self.reward_output_path.stat().st_size if self.reward_output_path.exists() else None
 
     @classmethod
-    def create(cls, path: str | Path, recipe: str, *, overwrite: bool = False) -> RunDirectory:
-        """Begin a new run in `path`, with `recipe` (YAML) as its resolved recipe.
+    def claim(cls, path: str | Path, *, overwrite: bool = False) -> RunDirectory:
+        """Take `path` for a new run; an earlier run's files stay as they are until `begin`.
 
-        With `overwrite` an earlier run's files are removed; files that no run writes are left, and a folder
-        that is no run directory is never cleared.
+        Closed without `begin`, it leaves the place as it was found.
 
         Raises:
-            ConfigError: the folder is not empty, is no run directory, is held by another process, or cannot be
-                written; names the key `run_dir`, --resume and --overwrite.
+            ConfigError: the folder is not empty, is no run directory, holds a run and `overwrite` is off, is held by
+                another process, or cannot be written; names the key `run_dir`, --resume and --overwrite.
         """
         path = Path(path).expanduser()
+        made = tuple(folder for folder in (path, *path.parents) if not folder.exists())
         try:
             path.mkdir(parents=True, exist_ok=True)
             names = _names(path)
@@ -67,19 +74,29 @@ class RunDirectory:
                     f"key `run_dir`: {path} is not empty and is no run directory of plait, so it is neither used nor "
                     "cleared; give a folder that is new or empty"
                 )
-            lock = _Lock(path)
+            directory = cls(path, _Lock(path), begun=False, made=made)
         except OSError as error:
             raise ConfigError(f"key `run_dir`: {path} cannot be written: {error}") from error
+        if not overwrite and (found := [name for name in _CLEARED if name in _names(path)]):
+            directory.close()
+            raise ConfigError(
+                f"key `run_dir`: {path} holds a run already ({', '.join(found[:3])}); continue it with --resume, "
+                "replace it with --overwrite true, or give another `run_dir`"
+            )
+        return directory
+
+    @classmethod
+    def create(cls, path: str | Path, recipe: str, *, overwrite: bool = False) -> RunDirectory:
+        """`claim` and `begin` in one.
+
+        Raises:
+            ConfigError: as they do.
+        """
+        directory = cls.claim(path, overwrite=overwrite)
         try:
-            if not overwrite and (found := [name for name in _CLEARED if name in _names(path)]):
-                raise ConfigError(
-                    f"key `run_dir`: {path} holds a run already ({', '.join(found[:3])}); continue it with --resume, "
-                    "replace it with --overwrite true, or give another `run_dir`"
-                )
-            directory = cls(path, lock)
-            directory._begin(recipe)
+            directory.begin(recipe)
         except BaseException:
-            lock.release()
+            directory.close()
             raise
         return directory
 
@@ -94,7 +111,7 @@ class RunDirectory:
         if not (path / RECIPE).is_file() or not (path / LOCK).is_file():
             raise ConfigError(f"key `run_dir`: {path} holds no run to resume; leave --resume out to begin one")
         try:
-            return cls(path, _Lock(path))
+            return cls(path, _Lock(path), begun=True)
         except OSError as error:
             raise ConfigError(f"key `run_dir`: {path} cannot be written: {error}") from error
 
@@ -105,6 +122,10 @@ class RunDirectory:
     @property
     def metrics_path(self) -> Path:
         return self.path / METRICS
+
+    @property
+    def evaluations_path(self) -> Path:
+        return self.path / EVALUATIONS
 
     @property
     def trace_path(self) -> Path:
@@ -129,6 +150,37 @@ class RunDirectory:
     def samples_path(self, step: int) -> Path:
         return self.path / SAMPLES / f"step-{step:06d}.jsonl"
 
+    def evaluation_samples_path(self, step: int) -> Path:
+        return self.path / SAMPLES / f"eval-{step:06d}.jsonl"
+
+    def begin(self, recipe: str) -> None:
+        """Clear what an earlier run wrote and store `recipe` (YAML), from which on the run can be resumed.
+
+        Files that no run writes are left.
+
+        Raises:
+            ConfigError: the folder cannot be written.
+        """
+        self._begun = True
+        try:
+            self._clear()
+            self._cut_output(self._old_output_bytes)
+            self.write_recipe(recipe)
+        except OSError as error:
+            raise ConfigError(f"key `run_dir`: {self.path} cannot be written: {error}") from error
+
+    def unbegin(self) -> None:
+        """Take back `begin`, for a run that did not come to its start: the folder is free for another try."""
+        with contextlib.suppress(OSError):
+            self._clear()
+        self._begun, self._old_output_bytes = False, None
+
+    def write_recipe(self, recipe: str) -> None:
+        """Replace the stored recipe, whole or not at all. Raises OSError."""
+        part = self.path / f"{RECIPE}.tmp"
+        part.write_text(recipe, encoding="utf-8")
+        os.replace(part, self.recipe_path)
+
     def open_metrics(self, *, resume: bool = False) -> RunLog:
         """Open the metrics log; the caller closes it."""
         return RunLog(self.metrics_path, resume=resume)
@@ -144,7 +196,10 @@ class RunDirectory:
         return path
 
     def offsets(self) -> dict[str, int]:
-        """Force the logs to disk and return their lengths in bytes, for a checkpoint. Writers have flushed before."""
+        """Force the logs to disk and return their lengths in bytes, for a checkpoint. Writers have flushed before.
+
+        Evaluations are cut back by their step, so their log has no place among these.
+        """
         lengths = {}
         for name in _LOGS:
             path = self.path / name
@@ -157,7 +212,8 @@ class RunDirectory:
     def rollback_to(self, offsets: Mapping[str, int], step: int) -> None:
         """Bring the logs back to where they were after `step` (0: before the first), as `offsets()` told then.
 
-        A log that `offsets` does not name did not exist then and is removed; so are later steps' samples.
+        A log that `offsets` does not name did not exist then and is removed; so are later steps' samples and
+        evaluations. An evaluation of `step` itself stays: it is of the weights that the run goes on from.
         Call it with no log open.
 
         Raises:
@@ -168,6 +224,8 @@ class RunDirectory:
             truncate_to(self.path / name, offset)
         for name in set(_LOGS) - set(offsets):
             (self.path / name).unlink(missing_ok=True)
+        if self.evaluations_path.exists():
+            _cut_after(self.evaluations_path, step)
         if (self.path / SAMPLES).is_dir():
             for path in (self.path / SAMPLES).iterdir():
                 match = _STEP_FILE.fullmatch(path.name)
@@ -175,8 +233,21 @@ class RunDirectory:
                     path.unlink()
 
     def close(self) -> None:
-        """Let go of the directory. May be called twice."""
+        """Let go of the directory; without `begin` nothing of this stay is left in it. May be called twice."""
+        if self._begun or not self._lock.held:
+            self._lock.release()
+            return
+        with contextlib.suppress(OSError):
+            if self._old_output_bytes is None:
+                self.reward_output_path.unlink(missing_ok=True)
+            else:
+                os.truncate(self.reward_output_path, self._old_output_bytes)
+            if _names(self.path) <= {LOCK}:
+                (self.path / LOCK).unlink()
         self._lock.release()
+        with contextlib.suppress(OSError):
+            for folder in self._made:
+                folder.rmdir()
 
     def __enter__(self) -> RunDirectory:
         return self
@@ -184,19 +255,24 @@ class RunDirectory:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _begin(self, recipe: str) -> None:
-        try:
-            for name in _CLEARED:
-                entry = self.path / name
-                if entry.is_dir() and not entry.is_symlink():
-                    shutil.rmtree(entry)
-                else:
-                    entry.unlink(missing_ok=True)
-            part = self.path / f"{RECIPE}.tmp"
-            part.write_text(recipe, encoding="utf-8")
-            os.replace(part, self.recipe_path)
-        except OSError as error:
-            raise ConfigError(f"key `run_dir`: {self.path} cannot be written: {error}") from error
+    def _clear(self) -> None:
+        for name in _CLEARED:
+            entry = self.path / name
+            if entry.is_dir() and not entry.is_symlink():
+                shutil.rmtree(entry)
+            else:
+                entry.unlink(missing_ok=True)
+
+    def _cut_output(self, old_bytes: int | None) -> None:
+        """Cut the first bytes from the reward functions' output; those that write to it now have it open already."""
+        if not old_bytes:
+            return
+        with open(self.reward_output_path, "r+b") as file:
+            file.seek(old_bytes)
+            new = file.read()
+            file.truncate(0)
+            file.seek(0)
+            file.write(new)
 
 
 class _Lock:
@@ -207,6 +283,8 @@ class _Lock:
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
         try:
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if not path.exists() or not os.path.samestat(os.fstat(self._fd), path.stat()):
+                raise BlockingIOError  # its holder removed it as we opened it
         except BlockingIOError:
             holder = os.pread(self._fd, 4096, 0)
             self.drop()
@@ -221,6 +299,10 @@ class _Lock:
         os.ftruncate(self._fd, 0)
         os.pwrite(self._fd, text.encode(), 0)
         _HELD.add(self)
+
+    @property
+    def held(self) -> bool:
+        return self._fd >= 0
 
     def release(self) -> None:
         if self._fd >= 0:
@@ -251,6 +333,14 @@ def _holder_text(content: bytes) -> str:
         holder = json.loads(content)
         return f"process {holder['pid']} on {holder['host']}"
     return "another process"
+
+
+def _cut_after(path: Path, step: int) -> None:
+    """Cut a log of evaluations before its first row of a later step; a torn last line goes too."""
+    lines = path.read_bytes().splitlines(keepends=True)
+    rows = read_rows(path)
+    kept = next((place for place, row in enumerate(rows) if row["step"] > step), len(rows))
+    truncate_to(path, sum(map(len, lines[:kept])))
 
 
 def _names(path: Path) -> set[str]:
