@@ -1,3 +1,4 @@
+import copy
 import json
 from collections import Counter
 
@@ -53,6 +54,32 @@ class ChatBosTokenizer(BosTokenizer):
 
 def test_a_text_prompt_is_one_user_message():
     assert rendered("hi") == "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
+
+
+def strict_tokenizer():
+    """As Gemma's: no system role."""
+    tokenizer = copy.deepcopy(tiny_tokenizer())
+    refusal = "{% if messages[0]['role'] == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}"
+    tokenizer.chat_template = refusal + tokenizer.chat_template
+    return tokenizer
+
+
+def test_a_chat_template_that_refuses_the_prompt_is_said_with_its_place():
+    assert rendered("hi", tokenizer=strict_tokenizer()) == rendered("hi")
+    said = (
+        r"x\.jsonl:1: the chat template of the model refuses the prompt: System role not supported \(messages: system, "
+    )
+    with pytest.raises(DataError, match=said + r"user\); change `data\.system_prompt`, or `data\.source`$"):
+        rendered("hi", tokenizer=strict_tokenizer(), system_prompt="be brief")
+    messages = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "hi"}]
+    with pytest.raises(DataError, match=said + r"user\); change `data\.source`$"):
+        rendered(messages, tokenizer=strict_tokenizer())
+    tokenizer = copy.deepcopy(tiny_tokenizer())
+    tokenizer.chat_template = "{{ messages[0]['content'] + '.' }}"
+    with pytest.raises(
+        DataError, match=r"x\.jsonl:1: the chat template .* refuses the prompt: can only concatenate list"
+    ):
+        rendered([{"role": "user", "content": [{"type": "text", "text": "hi"}]}], tokenizer=tokenizer)
 
 
 def test_template_and_system_prompt_go_around_the_question():

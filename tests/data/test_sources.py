@@ -40,6 +40,18 @@ def test_messages_and_blank_lines_and_line_separators_inside_strings(tmp_path):
     assert [row.prompt for row in read_jsonl(file)] == [messages]
 
 
+def test_pairs_of_surrogates_and_calls_of_tools_are_no_fault(tmp_path):
+    file = tmp_path / "a.jsonl"
+    file.write_text('{"prompt": "\\ud83d\\ude00 \\\\ud800"}\n')
+    assert read_jsonl(file)[0].prompt == "😀 \\ud800"
+    messages = [
+        {"role": "user", "content": "a"},
+        {"role": "assistant", "content": None, "tool_calls": [{"type": "function", "function": {"name": "f"}}]},
+        {"role": "tool", "content": "b"},
+    ]
+    assert read_jsonl(write(tmp_path / "b.jsonl", {"prompt": messages}))[0].prompt == messages
+
+
 def test_another_prompt_column(tmp_path):
     rows = read_jsonl(write(tmp_path / "a.jsonl", {"question": "q", "answer": "a"}), "question")
     assert rows[0].columns == {"prompt": "q", "question": "q", "answer": "a"}
@@ -56,6 +68,9 @@ def test_another_prompt_column(tmp_path):
         (['{"prompt": []}'], ["a.jsonl:1", "empty list of messages"]),
         (['{"prompt": [{"rol": "user", "content": "a"}]}'], ["a.jsonl:1", '"role"']),
         (['{"prompt": "a"}', '{"prompt": [{"role": "user", "content": "a"}]}'], ["mixed formats", "a.jsonl:2"]),
+        (['{"prompt": [{"role": "user", "content": null}]}'], ["a.jsonl:1", "must be a text", '"content": null']),
+        (['{"prompt": [{"role": "user", "content": 7}]}'], ["a.jsonl:1", "must be a text", '"content": 7']),
+        (['{"prompt": "a"}', '{"prompt": "b", "x": ["\\uD800"]}'], ["a.jsonl:2", "`x`", "lone surrogate (\\ud800)"]),
         (['{"prompt": "a", "completions": "x"}'], ["a.jsonl:1", "`completions`", "rename"]),
         (['{"prompt": "a", "images": ["x"]}'], ["a.jsonl:1", "images"]),
         ([""], ["holds no row", "data.source"]),

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Protocol
 
+from jinja2 import TemplateError
+
 from plait.data.records import Prompt
 from plait.data.settings import DataSettings, OverlongPrompts
 from plait.data.sources import Row, Source
@@ -71,7 +73,11 @@ class PromptEncoder:
         self._bos = tokenizer.bos_token_id if ids[:1] == [tokenizer.bos_token_id] else None
 
     def render(self, row: Row) -> str:
-        """The text that the model reads, up to where its response begins."""
+        """The text that the model reads, up to where its response begins.
+
+        Raises:
+            DataError: the chat template raises on these messages.
+        """
         if isinstance(row.prompt, str):
             text = self._around(row.prompt)
             if not self._chat:
@@ -92,14 +98,23 @@ class PromptEncoder:
         # A last message of the assistant is one that the response goes on from, as in TRL.
         goes_on = messages[-1]["role"] == "assistant"
         extra = row.columns.get("chat_template_kwargs") or {}
-        return self._tokenizer.apply_chat_template(
-            messages,
-            tools=row.columns.get("tools") or None,
-            tokenize=False,
-            add_generation_prompt=not goes_on,
-            continue_final_message=goes_on,
-            **extra,
-        )
+        try:
+            return self._tokenizer.apply_chat_template(
+                messages,
+                tools=row.columns.get("tools") or None,
+                tokenize=False,
+                add_generation_prompt=not goes_on,
+                continue_final_message=goes_on,
+                **extra,
+            )
+        except (TemplateError, TypeError, ValueError) as error:
+            change = (
+                "`data.source`" if self._settings.system_prompt is None else "`data.system_prompt`, or `data.source`"
+            )
+            raise DataError(
+                f"{row.place}: the chat template of the model refuses the prompt: {error or type(error).__name__} "
+                f"(messages: {', '.join(message['role'] for message in messages)}); change {change}"
+            ) from error
 
     def _around(self, question: str) -> str:
         template = self._settings.prompt_template

@@ -145,7 +145,21 @@ def _json_lines(path: Path, key: str) -> Iterator[tuple[dict[str, Any], str]]:
             ) from None
         if not isinstance(value, dict):
             raise DataError(f"{place}: expected a JSON object with a column `prompt`, found {type(value).__name__}")
+        if "\\ud" in line.lower():
+            _check_surrogates(value, place)
         yield value, place
+
+
+def _check_surrogates(value: dict[str, Any], place: str) -> None:
+    """JSON can write half of a surrogate pair, which is no text: it can be neither tokenised nor written again."""
+    for name, column in value.items():
+        try:
+            json.dumps({name: column}, ensure_ascii=False).encode()
+        except UnicodeEncodeError as error:
+            lone = ord(error.object[error.start])
+            raise DataError(
+                f"{place}: column `{name}` holds a lone surrogate (\\u{lone:04x}), which is no character; mend the text"
+            ) from None
 
 
 def _columns(value: dict[str, Any], prompt_column: str, place: str) -> dict[str, Any]:
@@ -174,6 +188,14 @@ def _check_messages(messages: list[Any], column: str, place: str) -> None:
         if not isinstance(message, dict) or not isinstance(message.get("role"), str) or "content" not in message:
             raise DataError(
                 f'{place}: expected messages {{"role": …, "content": …}} in `{column}`, found {message!r:.80}'
+            )
+        content = message["content"]
+        if content is None and message.get("tool_calls"):
+            continue  # as tools are called in TRL's format
+        if not isinstance(content, str | list):
+            raise DataError(
+                f"{place}: the content of a message in `{column}` must be a text (or null beside `tool_calls`), found "
+                f"{json.dumps(message, ensure_ascii=False)[:80]}"
             )
     if not messages:
         raise DataError(f"{place}: `{column}` is an empty list of messages")
