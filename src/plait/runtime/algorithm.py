@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import typing
 from collections.abc import Callable, Collection, Mapping
+from types import SimpleNamespace
 from typing import Any
 
 from plait.dataflow import Dataflow, trace
@@ -42,7 +43,7 @@ def trace_algorithm(
     """Check `options` against the class that the flow's `options` parameter is annotated with, and trace the flow.
 
     Raises:
-        ConfigError: an option is unknown or does not fit. FlowError: see `dataflow.trace`.
+        ConfigError: an option is unknown or does not fit. FlowError: see `options_class`, `dataflow.trace`.
     """
     cls = options_class(flow)
     if cls is None and options:
@@ -53,12 +54,28 @@ def trace_algorithm(
 def options_class(flow: Callable[..., Any]) -> type[Any] | None:
     """The class that the flow's parameter `options` is annotated with; None for a flow without that parameter.
 
+    No other annotation is resolved: the rest may name what is imported for type checkers only.
+
     Raises:
-        FlowError: the parameter has no annotation.
+        FlowError: the parameter has no annotation, or one that is no class, or that cannot be resolved.
     """
-    if "options" not in inspect.signature(flow).parameters:
+    parameter = inspect.signature(flow).parameters.get("options")
+    if parameter is None:
         return None
-    cls = typing.get_type_hints(flow).get("options")
-    if cls is None:
-        raise FlowError(f"flow `{flow.__name__}`: annotate its parameter `options` with the class of its options")
+    name = getattr(flow, "__name__", type(flow).__name__)
+    annotation = parameter.annotation
+    if annotation is inspect.Parameter.empty:
+        raise FlowError(f"flow `{name}`: annotate its parameter `options` with the class of its options")
+    alone = SimpleNamespace(__annotations__={"options": annotation})
+    try:
+        cls = typing.get_type_hints(alone, globalns=getattr(inspect.unwrap(flow), "__globals__", {}))["options"]
+    except (NameError, SyntaxError, AttributeError, TypeError) as error:
+        raise FlowError(
+            f"flow `{name}`: the annotation `{annotation}` of its parameter `options` cannot be resolved ({error}); "
+            "import or define that class at the top of the file, not under `if TYPE_CHECKING`"
+        ) from None
+    if not isinstance(cls, type):
+        raise FlowError(
+            f"flow `{name}`: its parameter `options` needs the annotation of one class, found `{annotation}`"
+        )
     return cls
