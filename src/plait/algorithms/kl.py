@@ -66,7 +66,7 @@ def check_kl_gradient(kl_in: KLPlace, estimator: KLEstimator) -> None:
     if kl_in is KLPlace.LOSS and estimator is KLEstimator.K1:
         raise ValueError(
             "kl_in: loss with kl_estimator: k1 has no effect, as the gradient of k1 averages to 0; "
-            "set kl_estimator to k2 (the gradient of the KL) or k3, or kl_in to reward"
+            "set `options.kl_estimator` to k2 (the gradient of the KL) or k3, or `options.kl_in` to reward"
         )
 
 
