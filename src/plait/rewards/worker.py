@@ -9,6 +9,8 @@ from __future__ import annotations
 import faulthandler
 import fcntl
 import hashlib
+import importlib.abc
+import importlib.machinery
 import inspect
 import io
 import json
@@ -22,12 +24,17 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
+from importlib.machinery import ModuleSpec
 from multiprocessing.connection import Connection
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from plait.errors import ConfigError
 from plait.rewards.loading import load_file, load_function
+
+_SEEDED = ("numpy", "torch")
+"""Libraries with random state of their own, besides the standard library."""
 
 MAX_TRACEBACK = 6000
 """Characters of a traceback that are reported, its end."""
@@ -47,9 +54,10 @@ def main(connection_fd: int, lifeline_fd: int, crash_fd: int) -> None:
             stream.reconfigure(line_buffering=True)  # what a function printed before it was killed is not lost
     connection = Connection(connection_fd)
     try:
+        seeds = _Seeds()
         functions = _load(connection)
         while functions is not None:
-            _answer(connection, functions)
+            _answer(connection, functions, seeds)
     except (EOFError, ConnectionError):
         pass
     os._exit(0)  # threads that a function left behind must not keep the process
@@ -110,7 +118,7 @@ def _load(connection: Connection) -> list[_Function] | None:
     return functions
 
 
-def _answer(connection: Connection, functions: list[_Function]) -> None:
+def _answer(connection: Connection, functions: list[_Function], seeds: _Seeds) -> None:
     """Take one request and answer it. The reply holds scores (finite or None) and faults by place, or an error."""
     data = connection.recv_bytes()
     started = time.perf_counter()
@@ -124,7 +132,7 @@ def _answer(connection: Connection, functions: list[_Function]) -> None:
     try:
         request = pickle.loads(data)
         function = functions[request["function"]]
-        _seed(request["noise"])
+        seeds.seed(request["noise"])
         result = function.call(**function.arguments(request["arguments"], logs))
         if inspect.isawaitable(result):
             import asyncio
@@ -179,12 +187,48 @@ def _kind(value: Any) -> str:
     return f"{type(value).__name__} {value!r:.60}"
 
 
-def _seed(noise: str) -> None:
-    # A function that draws random numbers gives the same scores whichever worker runs it, and after a resume.
-    random.seed(noise)
-    numpy = sys.modules.get("numpy")
-    if numpy is not None:
-        numpy.random.seed(int.from_bytes(hashlib.blake2b(noise.encode(), digest_size=4).digest(), "little"))
+class _Seeds(importlib.abc.MetaPathFinder):
+    """The random state of a call, a function of its noise alone: whichever worker makes it, whatever went before, and
+    after a resume. It covers `random`, NumPy's global generator and torch's, each from the moment when it is there: a
+    library that the function itself imports is seeded when its import ends. A generator of the user's own is not
+    covered, nor is what `numpy.random.default_rng()` draws from the system.
+    """
+
+    def __init__(self) -> None:
+        self._noise = ""
+        sys.meta_path.insert(0, self)
+
+    def seed(self, noise: str) -> None:
+        self._noise = noise
+        random.seed(noise)
+        for name in _SEEDED:
+            if name in sys.modules:
+                self._seed_library(name)
+
+    def _seed_library(self, name: str) -> None:
+        library = sys.modules[name]
+        number = int.from_bytes(hashlib.blake2b(self._noise.encode(), digest_size=4).digest(), "little")
+        if name == "numpy":
+            library.random.seed(number)
+        else:
+            library.manual_seed(number)
+
+    def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+        if fullname not in _SEEDED:
+            return None
+        spec = importlib.machinery.PathFinder.find_spec(fullname, path, target)
+        if spec is None or spec.loader is None:
+            return None
+        execute = spec.loader.exec_module
+
+        def execute_and_seed(module: ModuleType) -> None:
+            state = random.getstate()
+            execute(module)
+            random.setstate(state)  # whatever the import drew, only the first call would have drawn it
+            self._seed_library(fullname)
+
+        spec.loader.exec_module = execute_and_seed
+        return spec
 
 
 def _send(connection: Connection, message: dict[str, Any]) -> None:
