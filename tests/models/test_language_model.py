@@ -204,7 +204,10 @@ def test_missing_tensors_are_named_and_not_drawn_at_random(tmp_path: Path) -> No
 def test_a_folder_that_is_no_language_model_is_refused(tmp_path: Path) -> None:
     save_pretrained(tiny_llama(torch.float32), tmp_path / "it")
     config = tmp_path / "it" / "config.json"
-    for model_type, message in (("vit", "cannot be read as a causal language model"), ("nothing", "cannot be read")):
+    for model_type, message in (
+        ("vit", "family vit, which has no causal language model"),
+        ("nothing", "cannot be read"),
+    ):
         config.write_text(json.dumps({**json.loads(config.read_text()), "model_type": model_type}))
         with pytest.raises(ModelError, match=rf"^model: .*{message}"):
             load_model(str(tmp_path / "it"), dtype="float32")
