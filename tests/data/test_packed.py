@@ -22,7 +22,6 @@ def test_by_hand() -> None:
     assert batch.response_lengths == (2, 1, 2)
     assert batch.targets_R.tolist() == [20, 21, 30, 50, 51]
     assert batch.predict_R.tolist() == [2, 3, 2, 6, 7]
-    assert batch.sample_R.tolist() == [0, 0, 1, 2, 2]
 
 
 def test_empty_responses_have_no_rows_but_keep_their_place_among_the_samples() -> None:
@@ -30,14 +29,13 @@ def test_empty_responses_have_no_rows_but_keep_their_place_among_the_samples() -
     assert batch.response_lengths == (0, 1, 0)
     assert batch.targets_R.tolist() == [3]
     assert batch.predict_R.tolist() == [1]
-    assert batch.sample_R.tolist() == [1]
 
 
 def test_prompts_without_responses_are_a_prefill() -> None:
     batch = pack([([1, 2], []), ([3], [])])
     assert batch.token_ids_T.tolist() == [1, 2, 3]
     assert [group.stop for group in batch.groups] == [2, 3]
-    for column in (batch.targets_R, batch.predict_R, batch.sample_R):
+    for column in (batch.targets_R, batch.predict_R):
         assert column.shape == (0,)
         assert column.dtype == torch.int64
 
@@ -63,11 +61,13 @@ def test_every_sample_can_be_read_back(groups: list[tuple[list[int], list[list[i
     assert batch.num_tokens == sum(len(prompt) + sum(map(len, responses)) for prompt, responses in groups)
     samples = [(prompt, response) for prompt, responses in groups for response in responses]
     spans = [(group.prompt, span) for group in batch.groups for span in group.responses]
-    for number, ((prompt, response), (prompt_span, span)) in enumerate(zip(samples, spans, strict=True)):
+    first = 0
+    for (prompt, response), (prompt_span, span) in zip(samples, spans, strict=True):
         places = [*range(prompt_span.start, prompt_span.stop), *range(span.start, span.stop)]
         assert batch.token_ids_T[places].tolist() == prompt + response
         assert batch.position_ids_T[places].tolist() == list(range(len(places)))
-        mine = batch.sample_R == number
+        mine = slice(first, first + len(response))
+        first += len(response)
         assert batch.targets_R[mine].tolist() == response
         predictors = batch.predict_R[mine].tolist()
         assert predictors == places[len(prompt) - 1 : len(places) - 1][: len(response)]

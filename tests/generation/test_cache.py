@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from plait.generation.attention import DecodeContext
 from plait.generation.cache import KeyValue, SlotCache, owned
-from plait.models.attention import attend_segment
 from plait.policy.batching import compaction
 
 HEADS, KEY_HEADS, D, E = 6, 2, 4, 3
@@ -88,19 +87,6 @@ def test_slots_hold_what_their_samples_saw(
         for source, target in moves:
             truth[target] = truth[source]
         del truth[len(truth) - len(leaving) :]
-
-
-def test_decode_equals_the_segment_attention_of_the_models() -> None:
-    generator = torch.Generator().manual_seed(0)
-    key, value = (torch.randn(KEY_HEADS, 40, D, generator=generator, dtype=torch.float64) for _ in range(2))
-    query = torch.randn(HEADS, 1, D, generator=generator, dtype=torch.float64)
-    cache = SlotCache(1)
-    cache.reserve(1, 40, 40)
-    cache.write_prompt(0, 1, {0: KeyValue(key[:, :39], value[:, :39])})
-    context = DecodeContext(cache, [39], torch.tensor([39]))
-    out = context.attend(0, query, key[:, 39:], value[:, 39:], scale=0.3, window=None, softcap=None, sinks=None)
-    expected = attend_segment(query, key, value, scale=0.3)
-    torch.testing.assert_close(out[0], expected[:, 0], atol=1e-14, rtol=1e-14)
 
 
 def test_memory_grows_by_doubling_and_is_given_back() -> None:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from plait.data.packed import Group, PackedBatch, Span, pack
 from plait.models import packed_attention, pieces
-from plait.models.attention import PackedContext, attend_segment
+from plait.models.attention import PackedContext
 from plait.models.packed_attention import plan
 from plait.models.pieces import Piece, cut
 
@@ -170,15 +170,3 @@ def test_many_probabilities_are_not_kept() -> None:
     batch = a_batch((700, [900] * 5))
     assert plan(cut(batch.groups, 4), batch, 4, None).keep_probs
     assert not plan(cut(batch.groups, 64), batch, 64, None).keep_probs
-
-
-@pytest.mark.parametrize("softcap", [None, 1.5])
-@pytest.mark.parametrize("with_sinks", [False, True])
-def test_a_segment_of_queries_over_earlier_keys(softcap: float | None, with_sinks: bool) -> None:
-    """The last 3 of 8 tokens as queries: the same as those rows of the whole."""
-    batch = a_batch((8, []))
-    q, k, v, s = tensors(8)
-    sinks = s if with_sinks else None
-    options = {"scale": 0.6, "window": None, "softcap": softcap}
-    got = attend_segment(q[:, 5:], k, v, scale=0.6, causal=True, softcap=softcap, sinks=sinks)
-    torch.testing.assert_close(got.transpose(0, 1), dense(batch, q, k, v, sinks, options)[5:], rtol=0, atol=1e-12)

@@ -97,7 +97,6 @@ def test_at_most_four_redraws_in_any_second(monkeypatch: pytest.MonkeyPatch):
         for step in range(1, 400):
             progress.phase("generate" if step % 2 else "train", 8, "samples")
             progress.advance()
-            progress.tick()
             clock.now_s += 0.01
             progress.step_done(step, METRICS)
         monkeypatch.undo()

@@ -77,12 +77,6 @@ class PackedBatch:
         spans = [self.token_ids_T[span.start : span.stop] for group in self.groups for span in group.responses]
         return torch.cat(spans) if spans else self.token_ids_T[:0]
 
-    @cached_property
-    def sample_R(self) -> Tensor:
-        """For each response token the index (0 … N−1) of its sample in this batch."""
-        lengths = torch.tensor(self.response_lengths, dtype=torch.int64)
-        return torch.repeat_interleave(torch.arange(len(lengths)), lengths).to(self.token_ids_T.device)
-
 
 def pack(
     groups: Sequence[tuple[Sequence[int], Sequence[Sequence[int]]]], device: torch.device | str = "cpu"

@@ -114,26 +114,6 @@ class FlatLayout:
         return self.offsets[-1] + -(-self.blocks[-1].num_elements // ALIGNMENT_ELEMENTS) * ALIGNMENT_ELEMENTS
 
     @cached_property
-    def num_parameters(self) -> int:
-        """Parameters of the model, a tied one counted once, gaps not counted."""
-        return sum(block.num_elements for block in self.blocks)
-
-    @cached_property
-    def _index_of(self) -> dict[str, int]:
-        index = {block.param.name: i for i, block in enumerate(self.blocks)}
-        assert len(index) == len(self.blocks), "several blocks of one parameter: ask by block, not by name"
-        return index
-
-    def range_of(self, name: str) -> tuple[int, int]:
-        """[start, stop) of a parameter (by any of its names) in the flat buffer.
-
-        Raises:
-            KeyError: no parameter of that name.
-        """
-        i = self._index_of[self.aliases.get(name, name)]
-        return self.offsets[i], self.offsets[i] + self.blocks[i].num_elements
-
-    @cached_property
     def entries(self) -> tuple[tuple[Block, int, int], ...]:
         """(block, start, stop) of every block, in buffer order."""
         return tuple(

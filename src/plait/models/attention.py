@@ -4,8 +4,8 @@ Transformers hands the queries, keys and values of one layer to a registered fun
 arguments of `model(...)`. Ours passes them to the `context` of this forward: a packed batch here, the KV pool of the
 generation engine elsewhere. So masks, caches and packing are ours and no family needs code of its own.
 
-Shapes: T tokens of this forward, Q query tokens and K key tokens of one piece, Hq query heads, Hkv key heads, D head
-size of queries and keys, E head size of values (another one under multi-head latent attention).
+Shapes: T tokens of this forward, Hq query heads, Hkv key heads, D head size of queries and keys, E head size of values
+(another one under multi-head latent attention).
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from plait.data.packed import PackedBatch
 from plait.errors import ModelError
@@ -103,49 +102,6 @@ def register() -> None:
     from transformers import AttentionInterface
 
     AttentionInterface.register(ATTENTION, attention_forward)
-
-
-def attend_segment(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    *,
-    scale: float,
-    mask: Tensor | None = None,
-    causal: bool = False,
-    softcap: float | None = None,
-    sinks: Tensor | None = None,
-) -> Tensor:
-    """Dense attention of one piece: query [Hq, Q, D] over key [Hkv, K, D] and value [Hkv, K, E] → [Hq, Q, E].
-
-    Args:
-        mask: bool [Q, K], True where a query sees a key; None: it sees all.
-        causal: query i sees keys 0 … K − Q + i (the queries are the last Q of K tokens); excludes `mask`.
-    """
-    assert mask is None or not causal, "a mask already says what is seen"
-    num_queries, num_keys = query.shape[1], key.shape[1]
-    if causal and num_queries > 1:
-        mask = torch.ones(num_queries, num_keys, dtype=torch.bool, device=query.device).tril(num_keys - num_queries)
-    group = query.shape[0] // key.shape[0]
-    rows = query.reshape(key.shape[0], group * num_queries, query.shape[2])
-    row_mask = None if mask is None else mask.repeat(group, 1)
-    if softcap is None and sinks is None:
-        out = F.scaled_dot_product_attention(rows[None], key[None], value[None], attn_mask=row_mask, scale=scale)[0]
-        return out.reshape(query.shape[0], num_queries, value.shape[2])
-    scores = (rows @ key.transpose(1, 2)).to(_softmax_dtype(query.dtype)) * scale
-    if softcap is not None:
-        scores = softcap * torch.tanh(scores / softcap)
-    if row_mask is not None:
-        scores = scores.masked_fill(~row_mask, float("-inf"))
-    if sinks is not None:
-        column = sinks.to(scores.dtype).reshape(key.shape[0], group, 1, 1).expand(-1, -1, num_queries, 1)
-        scores = torch.cat([scores, column.reshape(key.shape[0], group * num_queries, 1)], dim=-1)
-    probs = scores.softmax(-1)[..., :num_keys].to(value.dtype)
-    return (probs @ value).reshape(query.shape[0], num_queries, value.shape[2])
-
-
-def _softmax_dtype(dtype: torch.dtype) -> torch.dtype:
-    return torch.float64 if dtype == torch.float64 else torch.float32
 
 
 class PackedContext:

@@ -91,10 +91,6 @@ class Progress:
         self._phase_done += count
         self._draw()
 
-    def tick(self) -> None:
-        """Nothing to count has happened, but time went by; cheap enough for every decode step."""
-        self._draw()
-
     def step_done(self, step: int, metrics: Mapping[str, Any]) -> None:
         """Training step `step` (1 …) has ended with these metrics."""
         now = self._clock()
