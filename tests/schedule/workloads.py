@@ -1,28 +1,21 @@
-"""Workloads for property tests and random proofs."""
+"""Workloads for property tests; the published and the random ones are the benchmark's."""
 
 from __future__ import annotations
 
-import random
+import sys
 from math import inf
+from pathlib import Path
 
 from hypothesis import strategies as st
 
 from plait.schedule.pipeline import Workload, fused_workload
 
+sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 
-def random_workload(seed: int) -> Workload:
-    """N in {2, 3, 4}, up to 8 micro-batches, unequal stages, and in two cases of three a memory cap."""
-    rng = random.Random(seed)
-    num_ranks = rng.choice([2, 3, 4])
-    copies = rng.choice([k for k in range(1, num_ranks + 1) if num_ranks % k == 0])
-    stages = (num_ranks, num_ranks // copies)
-    microbatches = (rng.randint(1, 8), rng.randint(1, 8))
-    forward = [[rng.randint(1, 9) for _ in range(count)] for count in stages]
-    backward = [[rng.randint(1, 18) for _ in range(count)] for count in stages]
-    memory = [[rng.randint(1, 5) for _ in range(count)] for count in stages]
-    least = max(map(max, memory))
-    cap = rng.choice([inf, least + rng.randint(0, 4), least + rng.randint(2, 15)])
-    return fused_workload(stages, microbatches, forward, backward, memory, cap)
+from schedule.published import PROBLEMS, Problem
+from schedule.random_workloads import random_workload
+
+__all__ = ["PROBLEMS", "Problem", "random_workload", "workloads"]
 
 
 @st.composite

@@ -148,7 +148,7 @@ def fused_workload(
     microbatches: Sequence[int],
     forward_s: Sequence[float | Sequence[float]],
     backward_s: Sequence[float | Sequence[float]] | None = None,
-    activation: Sequence[float | Sequence[float]] = (1.0, 1.0),
+    activation: Sequence[float | Sequence[float]] | None = None,
     cap: float | Sequence[float] = inf,
     models: Sequence[str] = ("a", "b"),
 ) -> Workload:
@@ -156,7 +156,8 @@ def fused_workload(
 
     stages:       pipeline stages of each model; the larger number is the number of ranks N
     microbatches: micro-batches of each copy of the model
-    forward_s, backward_s, activation: for each model one value, or one per stage; backward is twice forward when None
+    forward_s, backward_s, activation: for each model one value, or one per stage; None is twice the forward for the
+                  backward, and 1 for the activation
     cap:          the most activation memory a rank may hold, for all ranks or for each
 
     A model with S stages runs as N/S copies: copy j of the first model owns ranks j·S … (j+1)·S−1 in this order, and
@@ -166,7 +167,8 @@ def fused_workload(
     if not 1 <= num_models <= 2 or len(models) < num_models:
         raise ConfigError(f"stages: expected one or two models, found {num_models}")
     backward = backward_s if backward_s is not None else [_scaled(value, 2.0) for value in forward_s]
-    options = (("microbatches", microbatches), ("forward", forward_s), ("backward", backward), ("memory", activation))
+    memory = activation if activation is not None else [1.0] * num_models
+    options = (("microbatches", microbatches), ("forward", forward_s), ("backward", backward), ("memory", memory))
     for option, values in options:
         if len(values) != num_models:
             raise ConfigError(
@@ -186,7 +188,7 @@ def fused_workload(
             )
         tables = [
             _table(option, values[k], stages[k], microbatches[k])
-            for option, values in (("forward", forward_s), ("backward", backward), ("memory", activation))
+            for option, values in (("forward", forward_s), ("backward", backward), ("memory", memory))
         ]
         for copy in range(num_ranks // stages[k]):
             ranks = tuple(range(copy * stages[k], (copy + 1) * stages[k]))

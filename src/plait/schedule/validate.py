@@ -98,10 +98,11 @@ def _check_coverage(actions: Mapping[str, Action], schedule: Schedule, workload:
     if schedule.num_ranks != workload.num_ranks:
         raise DataError(f"expected rows for {workload.num_ranks} ranks, found {schedule.num_ranks}")
     wanted = {action.id: action for action in workload.actions()}
+    missing = next((action for name, action in wanted.items() if name not in actions), None)
+    if missing is not None:
+        raise DataError(f"{missing.id} is missing; rank {missing.rank} should run it")
     for name, action in wanted.items():
-        found = actions.get(name)
-        if found is None:
-            raise DataError(f"{name} is missing; rank {action.rank} should run it")
+        found = actions[name]
         if found.rank != action.rank:
             raise DataError(f"{name} stands on rank {found.rank}; its stage is on rank {action.rank}")
         if not set(action.waits) <= _ancestors(found, actions):

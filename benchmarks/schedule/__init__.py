@@ -1,0 +1,1 @@
+"""What the schedule search is held against."""

@@ -1,0 +1,64 @@
+from plait.schedule.compare import compare
+from plait.schedule.gantt import ascii_gantt, svg_gantt
+from plait.schedule.generators import one_f_one_b
+from plait.schedule.pipeline import fused_workload
+from plait.schedule.timeline import Span, Timeline
+from plait.simulator.static import simulate
+
+
+def timeline(*rows):
+    return Timeline(tuple(Span(action, action[1], 0, start, end, step=1) for action, start, end in rows))
+
+
+def test_errors_per_kind_by_hand():
+    """F is predicted at 2 s and 4 s and measured at 3 s and 4 s: errors of 50 % and 0, 25 % in the mean."""
+    done = compare(
+        timeline(("0F0", 0, 2), ("0F1", 2, 6), ("0B0", 6, 7)), timeline(("0F0", 0, 3), ("0F1", 3, 7), ("0B0", 8, 10))
+    )
+    assert [(k.kind, k.count, k.seconds_a, k.seconds_b, k.mean_error) for k in done.kinds] == [
+        ("B", 1, 1, 2, 1.0),
+        ("F", 2, 6, 7, 0.25),
+    ]
+    assert done.same_rows
+    assert (done.makespan_a, done.makespan_b) == (7, 10)
+
+
+def test_rows_of_one_side_and_other_orders_are_found():
+    a = timeline(("0F0", 0, 1), ("0F1", 1, 2), ("0F2", 2, 3))
+    b = timeline(("0F1", 0, 1), ("0F0", 1, 2), ("0F3", 2, 3))
+    done = compare(a, b)
+    assert done.only_a == ((1, 0, "0F2"),)
+    assert done.only_b == ((1, 0, "0F3"),)
+    assert done.reordered == ((0, "compute", "0F0", "0F1"),)
+    assert not done.same_rows
+
+
+def test_an_action_that_occurs_twice_is_matched_in_order():
+    twice = timeline(("0F0", 0, 1), ("0F0", 1, 3))
+    assert compare(twice, twice).same_rows
+    once = timeline(("0F0", 0, 1))
+    assert compare(twice, once).only_a == ((1, 0, "0F0"),)
+
+
+def test_a_chart_by_hand():
+    workload = fused_workload((2,), (2,), (1,), models=("actor",))
+    chart = ascii_gantt(simulate(one_f_one_b(workload), workload.duration_s()))
+    assert chart.splitlines()[:2] == ["rank 0 |aa..AA.AA|", "rank 1 |.aAAaAA..|"]
+
+
+def test_a_long_timeline_is_scaled_and_an_empty_one_said():
+    long = timeline(("0F0", 0, 500), ("0B0", 750, 1000))
+    assert ascii_gantt(long, width=8).splitlines()[0] == "rank 0 |ffff..bb|".replace("b", "B")
+    assert ascii_gantt(Timeline(())) == "(nothing)\n"
+
+
+def test_a_picture_has_a_box_for_every_action():
+    import xml.etree.ElementTree as ElementTree
+
+    workload = fused_workload((2, 2), (3, 2), (1, 2), models=("actor", "critic"))
+    picture = simulate(one_f_one_b(workload), workload.duration_s())
+    root = ElementTree.fromstring(svg_gantt(picture, "a < b"))
+    titles = [node.text.split()[0] for node in root.iter("{http://www.w3.org/2000/svg}title")]
+    assert sorted(titles) == sorted(span.action for span in picture.spans)
+    assert "a < b" in [node.text for node in root.iter("{http://www.w3.org/2000/svg}text")]
+    ElementTree.fromstring(svg_gantt(Timeline(())))
