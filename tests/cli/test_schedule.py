@@ -69,7 +69,10 @@ def test_engines(capsys, engine):
         (["--stages", "4,2", "--microbatches", "4,2", "--seconds", "-3"], "--seconds: expected zero or more"),
         (["--stages", "4,2", "--microbatches", "4,2", "--models", "a,a"], "--models: expected different plain names"),
         (["--stages", "4", "--microbatches", "8", "--engine", "gpipe", "--cap", "3"], "--cap: gpipe needs 8 on rank 0"),
-        (["--stages", "4", "--microbatches", "4", "--seconds", "0", "--out", "/no/such/place"], "--out: cannot write"),
+        (
+            ["--stages", "4", "--microbatches", "4", "--seconds", "0", "--out", "/no/such/place"],
+            "--out: expected a file in an existing",
+        ),
     ],
 )
 def test_bad_input_is_one_message_that_names_the_option(capsys, change, message):

@@ -77,6 +77,9 @@ def schedule(
     workload = read_workload(stages, microbatches, forward, backward, memory, cap, models)
     if seconds < 0:
         raise ConfigError(f"--seconds: expected zero or more, found {seconds:g}")
+    for option, path in (("out", out), ("timeline", timeline), ("picture", picture)):
+        if path is not None and not path.parent.is_dir():
+            raise ConfigError(f"--{option}: expected a file in an existing folder, found {path}")
     from plait.schedule.evaluate import score
     from plait.schedule.validate import validate
     from plait.simulator.static import simulate
@@ -215,7 +218,8 @@ def _progress(seconds: float) -> Iterator[Callable[[Progress], None]]:
     from rich.progress import Progress as Bar
 
     columns = (TextColumn("searching"), BarColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
-    with Bar(*columns, console=Console(stderr=True), transient=True) as bar:
+    console = Console(stderr=True)
+    with Bar(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task("preparing (the first time compiles the search)", total=seconds)
 
         def show(progress: Progress) -> None:
