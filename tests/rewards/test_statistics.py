@@ -8,10 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from plait.rewards.answers import Verdict
-from plait.rewards.evaluation import Evaluation, accuracy_of_rewards, evaluation_of
-from plait.rewards.scores import GroupScores, weighted_reward
+from plait.rewards.evaluation import Evaluation
+from plait.rewards.scores import weighted_reward
 from plait.rewards.statistics import paired_gain, pass_at_k, wilson
-from tests.rewards.samples import group
 
 
 def test_wilson_by_hand():
@@ -103,18 +102,16 @@ def test_weighted_reward():
     assert math.isnan(weighted_reward([1.0, None], [1.0, 1.0], failed=True))
 
 
-def scored(uid: int, verdict: str | None, reward: float) -> GroupScores:
-    extras = {} if verdict is None else {"verdict": (verdict,)}
-    return GroupScores(uid, tuple(group(uid, "x")), {"task": (reward,)}, (reward,), extras=extras)
-
-
 def test_an_evaluation():
-    groups = [scored(0, "exact", 1.0), scored(1, "wrong", 0.0), scored(2, "malformed", 0.0), scored(3, None, math.nan)]
-    after = evaluation_of(groups)
-    assert after.verdicts == (Verdict.EXACT, Verdict.WRONG, Verdict.MALFORMED, Verdict.MALFORMED)
-    assert (after.exact.value, after.well_formed.value, after.exact_among_well_formed.value) == (0.25, 0.5, 0.5)
-    assert accuracy_of_rewards(groups) == after.exact
-    before = Evaluation((Verdict.MALFORMED,) * 4)
-    assert before.exact_among_well_formed is None
-    assert after.gain_over(before) == paired_gain([False] * 4, [True, False, False, False])
+    after = Evaluation((Verdict.EXACT, Verdict.WRONG, Verdict.MALFORMED, None))
+    assert (after.num_items, after.num_dropped) == (3, 1), "an item on which the scorer failed is no malformed one"
+    assert after.exact == wilson(1, 3)
+    assert after.well_formed == wilson(2, 3)
+    assert after.exact_among_well_formed == wilson(1, 2)
+    before = Evaluation((None, Verdict.EXACT, Verdict.MALFORMED, Verdict.MALFORMED))
+    assert before.exact_among_well_formed == wilson(1, 1)
+    assert Evaluation((Verdict.MALFORMED,)).exact_among_well_formed is None
+    assert after.gain_over(before) == paired_gain([True, False], [False, False]), "items with a verdict in both"
+    nothing = Evaluation((None,))
+    assert (nothing.exact, nothing.well_formed, nothing.gain_over(nothing)) == (None, None, None)
     assert str(wilson(8, 10)) == "80.0% [49.0%, 94.3%]"

@@ -15,8 +15,10 @@ from typing import Any
 import pytest
 
 from plait.checkpoint import store
+from plait.observe.run_log import read_rows
 from plait.runtime.api import run
 from plait.runtime.recipe import Recipe
+from plait.runtime.session import Session
 
 MakeRecipe = Callable[..., Recipe]
 STEPS = 5
@@ -62,10 +64,11 @@ def result_of(run_dir: Path) -> dict[str, Any]:
     """Everything that must not depend on the kill."""
     metrics = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
     plain = [{k: v for k, v in row.items() if not k.startswith(("timing_", "perf/"))} for row in metrics]
+    evaluations = read_rows(run_dir / "evaluations.jsonl")
     samples = {path.name: path.read_text() for path in sorted((run_dir / "samples").iterdir())}
     weights = hashlib.sha256((run_dir / "final/model.safetensors").read_bytes()).hexdigest()
     masters = hashlib.sha256((run_dir / f"checkpoints/step-{STEPS}/tensors.safetensors").read_bytes()).hexdigest()
-    return {"metrics": plain, "samples": samples, "weights": weights, "masters": masters}
+    return {"metrics": plain, "evaluations": evaluations, "samples": samples, "weights": weights, "masters": masters}
 
 
 def steps_in_trace(run_dir: Path) -> list[int]:
@@ -81,7 +84,8 @@ def kill_and_resume(make_recipe: MakeRecipe, tmp_path: Path, points: int, seed: 
     assert wait_for(in_child(lambda: run(whole)), 120) == 0
     seconds = time.monotonic() - started
     expected = result_of(whole.run_dir)
-    assert [row["step"] for row in expected["metrics"]] == list(range(STEPS + 1))
+    assert [row["step"] for row in expected["metrics"]] == list(range(1, STEPS + 1))
+    assert [row["step"] for row in expected["evaluations"]] == [0, 2, 4, STEPS]
 
     draw = random.Random(seed)
     killed = 0
@@ -89,6 +93,8 @@ def kill_and_resume(make_recipe: MakeRecipe, tmp_path: Path, points: int, seed: 
         recipe = make_recipe(run_dir=str(tmp_path / f"killed-{point}"), **KEYS)
         if point % 4 == 0:
             killed += kill_inside_save(recipe, nth_save=draw.randrange(3), after_calls=draw.randrange(12))
+        elif point % 4 == 1:
+            killed += kill_inside(recipe, *END[point // 4 % len(END)], after_calls=draw.randrange(8))
         else:
             pid = in_child(lambda recipe=recipe: run(recipe))
             time.sleep(draw.uniform(0.0, 1.05 * seconds))
@@ -99,6 +105,16 @@ def kill_and_resume(make_recipe: MakeRecipe, tmp_path: Path, points: int, seed: 
         assert sorted(set(steps_in_trace(recipe.run_dir))) == list(range(1, STEPS + 1))
         assert len(steps_in_trace(recipe.run_dir)) == 4 * STEPS, "each optimizer step once in the trace"
     assert killed >= points // 2, "most points hit a living run"
+
+
+END = [
+    (Session, "evaluate", 3),  # the last of four evaluations
+    (Session, "export_final", 0),
+    (Session, "evaluate", 0),
+    (Session, "record_evaluation", 3),
+    (Session, "record_evaluation", 1),  # with a folder best/
+]
+"""Class, method, and which of its calls: places outside the steps that a run is killed in."""
 
 
 def kill(pid: int) -> bool:
@@ -112,17 +128,22 @@ def kill(pid: int) -> bool:
 
 
 def kill_inside_save(recipe: Recipe, nth_save: int, after_calls: int) -> bool:
-    """The child kills itself at the `after_calls`-th system-level write, sync or rename of a checkpoint's save."""
+    return kill_inside(recipe, store.CheckpointStore, "save", nth_save, after_calls)
+
+
+def kill_inside(recipe: Recipe, cls: type, method: str, nth_call: int, after_calls: int) -> bool:
+    """The child kills itself at the `after_calls`-th system-level write, sync or rename in a call of a method, or at
+    the end of that call."""
 
     def work() -> None:
-        calls = {"saves": -1, "left": after_calls, "inside": False}
-        save = store.CheckpointStore.save
+        calls = {"made": -1, "left": after_calls, "inside": False}
+        original = getattr(cls, method)
 
-        def counting_save(self: store.CheckpointStore, *args: Any, **kwargs: Any) -> Any:
-            calls["saves"] += 1
-            calls["inside"] = calls["saves"] == nth_save
+        def counting(self: Any, *args: Any, **kwargs: Any) -> Any:
+            calls["made"] += 1
+            calls["inside"] = calls["made"] == nth_call
             try:
-                return save(self, *args, **kwargs)
+                return original(self, *args, **kwargs)
             finally:
                 if calls["inside"]:
                     os.kill(os.getpid(), signal.SIGKILL)
@@ -137,8 +158,8 @@ def kill_inside_save(recipe: Recipe, nth_save: int, after_calls: int) -> bool:
 
             return call
 
-        store.CheckpointStore.save = counting_save  # type: ignore[method-assign]
-        for name in ("fsync", "rename", "replace", "open", "mkdir", "unlink"):
+        setattr(cls, method, counting)
+        for name in ("write", "fsync", "rename", "replace", "open", "mkdir", "unlink"):
             setattr(os, name, dying(getattr(os, name)))
         run(recipe)
 

@@ -17,6 +17,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import plait
 from plait.errors import ConfigError, DataError, FlowError, RunError
+from plait.observe.run_log import read_rows
 from plait.observe.trace import read_trace
 from plait.runtime.api import export_checkpoint, run
 from plait.runtime.recipe import Recipe
@@ -38,8 +39,11 @@ def test_a_run_explains_itself(make_recipe: MakeRecipe) -> None:
     outcome = run(recipe)
     assert outcome.finished
     rows = metrics_of(recipe)
-    assert [row["step"] for row in rows] == [0, 1, 2]
-    assert "eval/reward" in rows[0]
+    assert [row["step"] for row in rows] == [1, 2]
+    evaluations = read_rows(recipe.run_dir / "evaluations.jsonl")
+    assert [row["step"] for row in evaluations] == [0, 1, 2], "the last one is due at the last step and done once"
+    for row, evaluation in zip(rows, evaluations[1:], strict=True):
+        assert {name: row[name] for name in evaluation} == evaluation
     expected = {
         "reward",
         "reward_std",
@@ -62,9 +66,9 @@ def test_a_run_explains_itself(make_recipe: MakeRecipe) -> None:
         "timing_s/step",
         "training/rollout_probs_diff_mean",
     }
-    assert expected <= rows[1].keys()
-    assert rows[1]["kl"] == pytest.approx(0, abs=1e-9), "the policy is the reference at the first step"
-    assert rows[1]["training/rollout_probs_diff_max"] < 1e-5, "engine and trainer agree"
+    assert expected <= rows[0].keys()
+    assert rows[0]["kl"] == pytest.approx(0, abs=1e-9), "the policy is the reference at the first step"
+    assert rows[0]["training/rollout_probs_diff_max"] < 1e-5, "engine and trainer agree"
 
     samples = samples_of(recipe, 2)
     assert len(samples) == 12

@@ -5,14 +5,21 @@ from __future__ import annotations
 from plait.runtime.estimate import Arithmetic, human_bytes, memory_table
 from plait.runtime.prepare import Prepared, prepare
 from plait.runtime.recipe import Recipe
+from plait.runtime.session import claim, open_pool
 
 
-def dry_run(recipe: Recipe) -> int:
-    """Resolve everything and print it. Loads no weights, writes nothing."""
+def dry_run(recipe: Recipe, *, resume: bool = False) -> int:
+    """Resolve everything that needs no weights, as a run does, and print it. Leaves nothing behind.
+
+    Raises:
+        UserError: the run would be refused: the folder, a tracker, the data, the flow, a reward or the model.
+    """
     from rich.console import Console
     from rich.table import Table
 
-    prepared = prepare(recipe)
+    with claim(recipe, resume=resume):
+        prepared = prepare(recipe)
+        open_pool(prepared).close()
     console = Console()
     console.print(f"[bold]flow[/] {prepared.flow.name}")
     console.print(str(prepared.flow), markup=False, highlight=False)

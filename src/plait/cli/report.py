@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from plait.rewards.answers import Verdict
-from plait.rewards.evaluation import Evaluation as TaskEvaluation
-
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from plait.rewards.statistics import Estimate
     from plait.runtime.controller import Outcome
+    from plait.runtime.evaluation import Evaluation
     from plait.runtime.recipe import Recipe
 
 
@@ -21,64 +20,71 @@ def print_outcome(recipe: Recipe, outcome: Outcome) -> None:
     console = Console()
     if not outcome.finished:
         console.print(
-            f"\nstopped after step {outcome.step} of {recipe.steps}; everything is saved. Continue with the same "
-            f"command and [bold]--resume[/] (run_dir {recipe.run_dir})"
+            f"\nstopped {_place(recipe, outcome)}; every step done is saved. Continue with the same command and "
+            f"[bold]--resume[/] (run_dir {recipe.run_dir})"
         )
         return
     if outcome.after is not None:
-        _print_comparison(console, recipe, outcome)
+        _print_comparison(console, recipe, outcome.before, outcome.after)
     console.print(f"\nmodel: {recipe.run_dir}/final   metrics: {recipe.run_dir}/metrics.jsonl")
 
 
-def _print_comparison(console: Console, recipe: Recipe, outcome: Outcome) -> None:
+def _place(recipe: Recipe, outcome: Outcome) -> str:
+    if outcome.step == 0:
+        return "before the first step"
+    if outcome.step == recipe.steps:
+        return "before the last evaluation"
+    return f"after step {outcome.step} of {recipe.steps}"
+
+
+def _print_comparison(console: Console, recipe: Recipe, before: Evaluation | None, after: Evaluation) -> None:
     from rich.table import Table
 
-    after = outcome.after
-    assert after is not None
     table = Table(
         f"{len(after.samples)} held-out items, greedy", "before", "after", box=None, pad_edge=False, header_style="bold"
     )
-    if after.task is None:
-        table.add_row("mean reward", _number(outcome.before, "eval/reward"), _number(after.metrics(), "eval/reward"))
-        console.print("\n", table)
-        return
-    before = (
-        TaskEvaluation(tuple(Verdict(row["verdict"]) for row in outcome.before_rows)) if outcome.before_rows else None
-    )
-    columns = [before, after.task]
-    table.add_row("exact accuracy [95 % interval]", *(str(column.exact) if column else "-" for column in columns))
-    table.add_row("well-formed answers", *(str(column.well_formed) if column else "-" for column in columns))
-    table.add_row(
-        "accuracy among the well-formed",
-        *(str(column.exact_among_well_formed or "-") if column else "-" for column in columns),
-    )
+    columns = (before.task if before else None, after.task)
+    if after.task is not None:
+        table.add_row("exact accuracy [95 % interval]", *(_share(task and task.exact) for task in columns))
+        table.add_row("well-formed answers", *(_share(task and task.well_formed) for task in columns))
+        table.add_row(
+            "accuracy among the well-formed", *(_share(task and task.exact_among_well_formed) for task in columns)
+        )
+    else:
+        table.add_row("mean reward", *(_number(one, "eval/reward") for one in (before, after)))
+    if any(one is not None and one.metrics()["eval/dropped"] for one in (before, after)):
+        table.add_row(
+            "items without a score, left out", *(_number(one, "eval/dropped", ".0f") for one in (before, after))
+        )
     console.print("\n", table)
-    if before is not None:
-        gain = after.task.gain_over(before)
+    gain = after.task.gain_over(before.task) if after.task and before and before.task else None
+    if gain is not None:
         verdict = "excludes zero" if gain.excludes(0) else "includes zero"
         console.print(f"gain in exact accuracy, same items: [bold]{gain}[/] (95 % interval {verdict})")
-    _print_answers(console, recipe, outcome)
+    if before is not None and recipe.evaluation.show:
+        _print_answers(console, recipe.evaluation.show, before, after)
 
 
-def _print_answers(console: Console, recipe: Recipe, outcome: Outcome) -> None:
+def _print_answers(console: Console, number: int, before: Evaluation, after: Evaluation) -> None:
     from rich.table import Table
+    from rich.text import Text
 
-    after = outcome.after
-    if after is None or not recipe.evaluation.show or not outcome.before_rows:
-        return
     table = Table(
         "question", "answer", "before", "after", title="some answers", title_justify="left", header_style="dim"
     )
-    for old, sample in list(zip(outcome.before_rows, after.samples, strict=True))[: recipe.evaluation.show]:
-        columns = sample.prompt.columns
-        table.add_row(
-            _text(columns.get("prompt")), _text(columns.get("answer")), _text(old["response"]), _text(sample.text)
-        )
+    for old, new in list(zip(before.samples, after.samples, strict=True))[:number]:
+        columns = new.prompt.columns
+        texts = (columns.get("prompt"), columns.get("answer"), old.text, new.text)
+        table.add_row(*(Text(_text(text)) for text in texts))
     console.print("\n", table)
 
 
-def _number(metrics: dict[str, float], name: str) -> str:
-    return f"{metrics[name]:.3f}" if name in metrics else "-"
+def _share(estimate: Estimate | None) -> str:
+    return "-" if estimate is None else str(estimate)
+
+
+def _number(evaluation: Evaluation | None, name: str, form: str = ".3f") -> str:
+    return "-" if evaluation is None else format(evaluation.metrics()[name], form)
 
 
 def _text(value: Any) -> str:

@@ -2,63 +2,62 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from plait.rewards.answers import Verdict
-from plait.rewards.scores import GroupScores
 from plait.rewards.statistics import Estimate, paired_gain, wilson
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """One verdict per item (one response each), in the order of the items."""
+    """The verdicts that `tasks.TaskReward` logged: one per item (one response each), in the order of the items.
 
-    verdicts: tuple[Verdict, ...]
+    None stands for an item on which the scorer failed (it hung, or died): such an item counts neither as right nor as
+    wrong, and all figures are over the others.
+    """
+
+    verdicts: tuple[Verdict | None, ...]
+
+    @property
+    def scored(self) -> tuple[Verdict, ...]:
+        return tuple(verdict for verdict in self.verdicts if verdict is not None)
 
     @property
     def num_items(self) -> int:
-        return len(self.verdicts)
+        """Items with a verdict."""
+        return len(self.scored)
 
     @property
-    def exact(self) -> Estimate:
-        """Share of items whose answer got the scorer's full score."""
-        return wilson(sum(self.right), self.num_items)
+    def num_dropped(self) -> int:
+        return len(self.verdicts) - self.num_items
 
     @property
-    def well_formed(self) -> Estimate:
-        return wilson(sum(verdict.well_formed for verdict in self.verdicts), self.num_items)
+    def exact(self) -> Estimate | None:
+        """Share of items whose answer got the scorer's full score; None when no item has a verdict."""
+        return self._share(sum(verdict is Verdict.EXACT for verdict in self.scored), self.num_items)
+
+    @property
+    def well_formed(self) -> Estimate | None:
+        return self._share(self._num_formed, self.num_items)
 
     @property
     def exact_among_well_formed(self) -> Estimate | None:
         """None when no answer was well-formed."""
-        formed = sum(verdict.well_formed for verdict in self.verdicts)
-        return wilson(sum(self.right), formed) if formed else None
+        return self._share(sum(verdict is Verdict.EXACT for verdict in self.scored), self._num_formed)
+
+    def gain_over(self, before: Evaluation) -> Estimate | None:
+        """Gain in exact accuracy over an earlier evaluation on the same items, with its paired 95 % interval.
+
+        Over the items that have a verdict in both; None when there is none.
+        """
+        pairs = [(old, new) for old, new in zip(before.verdicts, self.verdicts, strict=True) if old and new]
+        if not pairs:
+            return None
+        return paired_gain([old is Verdict.EXACT for old, _ in pairs], [new is Verdict.EXACT for _, new in pairs])
 
     @property
-    def right(self) -> tuple[bool, ...]:
-        return tuple(verdict is Verdict.EXACT for verdict in self.verdicts)
+    def _num_formed(self) -> int:
+        return sum(verdict.well_formed for verdict in self.scored)
 
-    def gain_over(self, before: Evaluation) -> Estimate:
-        """Gain in exact accuracy over an earlier evaluation on the same items, with its paired 95 % interval."""
-        return paired_gain(before.right, self.right)
-
-
-def evaluation_of(groups: Sequence[GroupScores]) -> Evaluation:
-    """Read the verdicts that `tasks.TaskReward` logged; one sample per group.
-
-    A sample on which the scorer failed (hung, died) has no verdict; it counts as malformed, so that no item is lost.
-    """
-    verdicts = []
-    for group in groups:
-        assert len(group.samples) == 1, f"greedy evaluation has one sample per item, got {len(group.samples)}"
-        logged = group.extras.get("verdict", (None,))[0]
-        verdicts.append(Verdict.MALFORMED if logged is None else Verdict(logged))
-    return Evaluation(tuple(verdicts))
-
-
-def accuracy_of_rewards(groups: Sequence[GroupScores]) -> Estimate:
-    """Share of samples whose reward is 1 or more, for rewards of a user's own; a sample without one counts as wrong."""
-    rewards = [reward for group in groups for reward in group.rewards]
-    return wilson(sum(not math.isnan(reward) and reward >= 1 for reward in rewards), len(rewards))
+    def _share(self, count: int, total: int) -> Estimate | None:
+        return wilson(count, total) if total else None

@@ -7,19 +7,20 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError
+
 from plait.checkpoint.store import CheckpointStore
-from plait.errors import ConfigError
+from plait.errors import ConfigError, RunError
 from plait.generation.engine import Engine
 from plait.models.language_model import load_model, save_pretrained
 from plait.observe.progress import Progress
-from plait.rewards.pool import RewardPool
 from plait.runtime.controller import Outcome
 from plait.runtime.controller import train as train_session
 from plait.runtime.evaluation import Evaluation, evaluate
 from plait.runtime.prepare import prepare
 from plait.runtime.process import set_up
 from plait.runtime.recipe import Recipe, load_recipe
-from plait.runtime.session import open_session
+from plait.runtime.session import Session, claim, open_pool
 
 
 def train(
@@ -58,11 +59,15 @@ def train(
 
 
 def run(recipe: Recipe, *, resume: bool = False, flow: Callable[..., Any] | None = None) -> Outcome:
-    """Prepare, open, train, close. `flow` is the function that `recipe.algorithm` names, where it is at hand."""
+    """Claim the folder, prepare, open, train, close.
+
+    `flow` is the function that `recipe.algorithm` names, where it is at hand.
+    """
     set_up(recipe.threads)
-    prepared = prepare(recipe, flow=flow)
-    with open_session(prepared, resume=resume) as session:
-        return train_session(session)
+    with claim(recipe, resume=resume) as directory:
+        prepared = prepare(recipe, flow=flow)
+        with Session(prepared, directory, resume=resume) as session:
+            return train_session(session)
 
 
 def path_of(function: Callable[..., Any]) -> str:
@@ -94,17 +99,7 @@ def evaluate_model(recipe: Recipe) -> Evaluation:
     """
     set_up(recipe.threads)
     prepared = prepare(recipe)
-    with (
-        Progress(0) as progress,
-        RewardPool(
-            prepared.functions,
-            timeout_s=recipe.reward.timeout_s,
-            workers=recipe.reward.workers,
-            on_error=recipe.reward.on_error,
-            seed=recipe.seed,
-        ) as pool,
-    ):
-        pool.start(columns=prepared.splits.train.columns)
+    with Progress(0) as progress, open_pool(prepared) as pool:
         engine = Engine(load_model(recipe.model, dtype=recipe.dtype, device=recipe.device), recipe.sampling)
         progress.start()
         return evaluate(engine, pool, prepared.held_out, recipe.sampling, progress)
@@ -117,6 +112,7 @@ def export_checkpoint(
 
     Raises:
         ConfigError: there is no such run or checkpoint, or `out` exists.
+        RunError: the disk is full.
     """
     recipe_path = run_dir / "recipe.yaml"
     if not recipe_path.is_file():
@@ -130,5 +126,8 @@ def export_checkpoint(
         raise ConfigError(f"RUN_DIR: `{run_dir}` has no whole checkpoint")
     model = load_model(recipe.model, dtype=dtype)
     model.load_flat(checkpoint.tensors()["actor/masters"])
-    save_pretrained(model, out)
+    try:
+        save_pretrained(model, out)
+    except (OSError, SafetensorError) as error:
+        raise RunError(f"--out: the weights of step {checkpoint.step} cannot be written to `{out}`: {error}") from error
     return int(checkpoint.state["done"]["step"])

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import signal
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
-from types import FrameType
-from typing import Any
+from dataclasses import dataclass
 
-from plait.runtime.evaluation import Evaluation
+from plait.errors import RunError
+from plait.runtime.evaluation import Evaluation, EvaluationStopped
 from plait.runtime.executor import StepState, step_metrics
 from plait.runtime.process import resident_bytes
 from plait.runtime.recorder import seconds_by_call
 from plait.runtime.session import Session
+from plait.runtime.stopping import Stop, saying_what_is_good, stop_signals
 
 
 @dataclass(frozen=True)
@@ -22,55 +19,78 @@ class Outcome:
     """How a run ended."""
 
     finished: bool
-    """False when it was stopped before its last step."""
+    """False when it was stopped before its end: its last step, or the evaluation after it."""
     step: int
     metrics: dict[str, float]
     """Of the last step."""
-    before: dict[str, float] = field(default_factory=dict)
-    before_rows: list[dict[str, Any]] = field(default_factory=list)
-    """Items of the evaluation before the first step, in the order of `after`."""
+    before: Evaluation | None = None
+    """Of the weights before the first step."""
     after: Evaluation | None = None
 
 
 def train(session: Session) -> Outcome:
-    """Run steps until the recipe's number is reached or a signal asks to stop; the step under way is finished first."""
+    """Run steps until the recipe's number is reached or a signal asks to stop; the step under way is finished first.
+
+    Raises:
+        RunError: the run had to stop; the message says where it can be taken up again.
+        KeyboardInterrupt: a second signal.
+    """
     recipe, done = session.recipe, session.done
-    metrics: dict[str, float] = {}
-    with stop_signals() as stop:
+    with stop_signals(session.progress) as stop, saying_what_is_good(session):
         session.progress.start(done.step)
-        if done.step == 0 and session.prepared.held_out and not done.before:
-            first = session.evaluate()
-            done.before, done.before_rows = first.metrics(), first.rows()
-            session.record_evaluation(done.before)
+        metrics = session.records.last_metrics()
+        before = session.records.evaluation(0)
+        if before is None and done.step == 0:
+            before = evaluate(session, stop, "leaving the evaluation before the first step")
         while done.step < recipe.steps and not stop.asked:
-            started = time.perf_counter()
-            prompts = session.stream.prompts(done.step)
-            state = session.executor.run_step(done.step, prompts)  # generate → score → advantages → train
-            done.step += 1
-            publish_weights(session)
-            metrics = finish_metrics(session, state, time.perf_counter() - started)
-            if is_due(recipe.evaluation.every, done.step) and session.prepared.held_out:
-                metrics |= evaluate_and_keep_best(session)
-            session.record_step(state, metrics)
-            session.progress.step_done(done.step, metrics)
-            if is_due(recipe.checkpoint.every, done.step) or stop.asked:
+            stop.doing = f"finishing step {done.step + 1}, then saving"
+            metrics = run_step(session)  # generate → score → advantages → train
+            if is_due(recipe.checkpoint.every, done.step) or stop.asked or done.step == recipe.steps:
                 session.save()
         if done.step < recipe.steps:
-            if not session.store.latest():
-                session.save()
-            return Outcome(False, done.step, metrics, done.before, done.before_rows)
-        after = session.evaluate() if session.prepared.held_out else None
-        session.save()
+            return Outcome(False, done.step, metrics, before)
+        after = session.records.evaluation(done.step)
+        if after is None and session.prepared.held_out:
+            after = evaluate(session, stop, "leaving the last evaluation, which --resume makes up for")
+        if after is None and session.prepared.held_out:
+            return Outcome(False, done.step, metrics, before)
+        stop.doing = "writing the final weights"
         session.export_final()
-    return Outcome(True, done.step, metrics, done.before, done.before_rows, after)
+    return Outcome(True, done.step, metrics, before, after)
 
 
-def publish_weights(session: Session) -> None:
-    """A new policy version: engines forget what the old weights computed."""
-    session.done.policy_version += 1
-    engine = session.actor.engine
-    assert engine is not None
-    engine.update_weights(session.done.policy_version)
+def run_step(session: Session) -> dict[str, float]:
+    """One training step and all that is written of it; returns its metrics."""
+    done = session.done
+    started = time.perf_counter()
+    state = session.executor.run_step(done.step, session.stream.prompts(done.step))
+    done.step += 1
+    session.publish_weights()
+    metrics = finish_metrics(session, state, time.perf_counter() - started)
+    if is_due(session.recipe.evaluation.every, done.step) and session.prepared.held_out:
+        try:
+            evaluation = session.evaluate()
+            session.record_evaluation(evaluation)
+        except RunError:
+            session.record_step(state, metrics)  # the step itself is whole, and can be saved
+            raise
+        metrics |= evaluation.metrics()
+    session.record_step(state, metrics)
+    session.progress.step_done(done.step, metrics)
+    return metrics
+
+
+def evaluate(session: Session, stop: Stop, doing: str) -> Evaluation | None:
+    """Evaluate and record it; None when there is nothing to evaluate on, or a stop was asked for on the way."""
+    if not session.prepared.held_out:
+        return None
+    stop.doing = doing
+    try:
+        evaluation = session.evaluate(lambda: stop.asked)
+    except EvaluationStopped:
+        return None
+    session.record_evaluation(evaluation)
+    return evaluation
 
 
 def finish_metrics(session: Session, state: StepState, seconds: float) -> dict[str, float]:
@@ -88,42 +108,5 @@ def finish_metrics(session: Session, state: StepState, seconds: float) -> dict[s
     return metrics
 
 
-def evaluate_and_keep_best(session: Session) -> dict[str, float]:
-    """Evaluate; a result that beats every earlier one has its weights kept in `best/`."""
-    metrics = session.evaluate().metrics()
-    value = metrics.get("eval/accuracy", metrics["eval/reward"])
-    if not session.done.best or value > session.done.best["value"]:
-        session.done.best = {"step": session.done.step, "value": value}
-        session.export_best()
-    return metrics
-
-
 def is_due(every: int, step: int) -> bool:
     return every > 0 and step % every == 0
-
-
-class _Stop:
-    """Set by SIGINT or SIGTERM; a second signal interrupts at once."""
-
-    asked = False
-
-    def __call__(self, number: int, frame: FrameType | None) -> None:
-        if self.asked:
-            raise KeyboardInterrupt
-        self.asked = True
-
-
-@contextmanager
-def stop_signals() -> Iterator[_Stop]:
-    """Catch SIGINT and SIGTERM while inside (in a main thread), and give the old handlers back."""
-    stop = _Stop()
-    try:
-        old = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
-    except ValueError:  # not the main thread: whoever runs us decides when to stop
-        yield stop
-        return
-    try:
-        yield stop
-    finally:
-        for number, handler in old.items():
-            signal.signal(number, handler)

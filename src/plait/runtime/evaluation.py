@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from plait.data.records import Prompt, Sample
+from plait.data.records import FinishReason, Prompt, Sample
 from plait.generation.engine import Engine
 from plait.generation.noise import NoiseKey
 from plait.generation.request import Request
 from plait.generation.settings import SamplingSettings
 from plait.observe.progress import Progress
 from plait.rewards import evaluation as verdicts
+from plait.rewards.answers import Verdict
 from plait.rewards.pool import RewardPool
+from plait.rewards.scores import GroupScores
+
+
+class EvaluationStopped(Exception):
+    """An evaluation was left between two items because a stop was asked for."""
 
 
 @dataclass(frozen=True)
@@ -24,65 +31,148 @@ class Evaluation:
 
     samples: tuple[Sample, ...]
     rewards: tuple[float, ...]
-    """NaN where no function applies."""
+    """NaN where no function applies, or one failed."""
     task: verdicts.Evaluation | None
     """The verdicts of a task's scorer; None where the reward is the user's own."""
+    extras: tuple[Mapping[str, Any], ...] = ()
+    """Per item the columns that functions logged."""
+    logged: Mapping[str, float] = field(default_factory=dict)
+    """Means of the metrics that functions logged."""
 
     def metrics(self) -> dict[str, float]:
-        """`eval/reward`, and for a task `eval/accuracy` (exact), its 95 % Wilson interval, `eval/well_formed` and
-        `eval/accuracy_well_formed`."""
-        metrics = {
-            "eval/reward": float(np.nanmean(self.rewards)) if np.isfinite(self.rewards).any() else float("nan"),
+        """`eval/reward` and `eval/dropped` (items without a reward), for a task `eval/accuracy` (exact), its 95 %
+        Wilson interval, `eval/well_formed` and `eval/accuracy_well_formed`; NaN where no item is left to tell."""
+        metrics = {f"eval/{name}": value for name, value in self.logged.items()}
+        metrics |= {
+            "eval/reward": float(np.nanmean(self.rewards)) if np.isfinite(self.rewards).any() else math.nan,
+            "eval/dropped": sum(math.isnan(reward) for reward in self.rewards),
             "eval/response_length": float(np.mean([len(sample.token_ids) for sample in self.samples])),
         }
         if self.task is not None:
-            exact, among = self.task.exact, self.task.exact_among_well_formed
+            exact, formed, among = self.task.exact, self.task.well_formed, self.task.exact_among_well_formed
             metrics |= {
-                "eval/accuracy": exact.value,
-                "eval/accuracy_low": exact.low,
-                "eval/accuracy_high": exact.high,
-                "eval/well_formed": self.task.well_formed.value,
-                "eval/accuracy_well_formed": among.value if among is not None else 0.0,
+                "eval/accuracy": exact.value if exact else math.nan,
+                "eval/accuracy_low": exact.low if exact else math.nan,
+                "eval/accuracy_high": exact.high if exact else math.nan,
+                "eval/well_formed": formed.value if formed else math.nan,
+                "eval/accuracy_well_formed": among.value if among else 0.0 if exact else math.nan,
             }
         return metrics
 
     def rows(self) -> list[dict[str, Any]]:
-        """One record per item, for a samples file."""
+        """One record per item, for a samples file; a task's `verdict` and `answer` are among what functions logged."""
+        extras = self.extras or ({},) * len(self.samples)
         return [
-            {
-                "uid": sample.uid,
-                "prompt": sample.prompt.text,
-                "response": sample.text,
-                "reward": reward,
-                "verdict": self.task.verdicts[place].value if self.task else None,
-                "finish_reason": sample.finish_reason.value,
-                "token_ids": list(sample.token_ids),
-            }
-            for place, (sample, reward) in enumerate(zip(self.samples, self.rewards, strict=True))
+            with_extras(
+                {
+                    "uid": sample.uid,
+                    "prompt": sample.prompt.text,
+                    "response": sample.text,
+                    "reward": reward,
+                    "finish_reason": sample.finish_reason.value,
+                    "policy_version": sample.policy_version,
+                    "token_ids": list(sample.token_ids),
+                    "sampling_logprobs": list(sample.logprobs),
+                },
+                logged,
+            )
+            for sample, reward, logged in zip(self.samples, self.rewards, extras, strict=True)
         ]
+
+    @classmethod
+    def from_rows(
+        cls, rows: Sequence[Mapping[str, Any]], prompts: Sequence[Prompt], logged: Mapping[str, float]
+    ) -> Evaluation:
+        """What `rows()` wrote, read back; `prompts` are the items, `logged` as in the class."""
+        samples = tuple(
+            Sample(
+                prompt,
+                0,
+                tuple(row["token_ids"]),
+                tuple(row["sampling_logprobs"]),
+                row["response"],
+                FinishReason(row["finish_reason"]),
+                row["policy_version"],
+            )
+            for row, prompt in zip(rows, prompts, strict=True)
+        )
+        return cls(
+            samples,
+            tuple(float(row["reward"]) for row in rows),
+            _task_of([row.get("verdict") for row in rows]),
+            extras=tuple({"verdict": row["verdict"]} if "verdict" in row else {} for row in rows),
+            logged=logged,
+        )
 
 
 def evaluate(
-    engine: Engine, pool: RewardPool, prompts: Sequence[Prompt], settings: SamplingSettings, progress: Progress
+    engine: Engine,
+    pool: RewardPool,
+    prompts: Sequence[Prompt],
+    settings: SamplingSettings,
+    progress: Progress,
+    *,
+    stop: Callable[[], bool] = lambda: False,
 ) -> Evaluation:
     """Answer every prompt greedily and score the answers.
 
+    Args:
+        stop: asked between items; when it says True the evaluation is left, and `engine` and `pool` keep their work.
+
     Raises:
         RunError: a reward function failed and its policy is to stop.
+        EvaluationStopped: `stop` said so.
     """
     for prompt in prompts:
         engine.add(Request(prompt, 1, settings.sampling(temperature=0.0), NoiseKey(0)))
     progress.phase("evaluate", len(prompts), "items")
+    scored: dict[int, GroupScores] = {}
+
+    def collect(groups: Sequence[GroupScores]) -> None:
+        for group in groups:
+            scored[group.samples[0].prompt.uid] = group
+            for trouble in (*group.failures, *group.recovered):
+                progress.message(f"evaluation: {trouble}")
+
     while engine.has_work:
+        if stop():
+            raise EvaluationStopped
         finished = engine.step()
         for sample in finished:
             pool.submit([sample])
+        collect(pool.poll())
         progress.advance(len(finished))
-    scored = {group.samples[0].prompt.uid: group for group in pool.wait()}
-    groups = [scored[prompt.uid] for prompt in prompts]
-    has_verdicts = any("verdict" in group.extras for group in groups)
+    collect(pool.wait())
+    return _evaluation_of([scored[prompt.uid] for prompt in prompts])
+
+
+def _evaluation_of(groups: Sequence[GroupScores]) -> Evaluation:
+    extras = tuple({name: values[0] for name, values in group.extras.items()} for group in groups)
     return Evaluation(
         samples=tuple(group.samples[0] for group in groups),
         rewards=tuple(group.rewards[0] for group in groups),
-        task=verdicts.evaluation_of(groups) if has_verdicts else None,
+        task=_task_of([logged.get("verdict") for logged in extras]),
+        extras=extras,
+        logged=logged_means(groups),
     )
+
+
+def _task_of(logged: Sequence[Any]) -> verdicts.Evaluation | None:
+    """The verdicts of a task; None where there is none, or a user's function logs something of its own so."""
+    if not any(logged) or any(value is not None and value not in list(Verdict) for value in logged):
+        return None
+    return verdicts.Evaluation(tuple(None if value is None else Verdict(value) for value in logged))
+
+
+def with_extras(record: dict[str, Any], extras: Mapping[str, Any]) -> dict[str, Any]:
+    """The record with the columns that functions logged; one whose name is taken goes under `logged/NAME`."""
+    return record | {f"logged/{name}" if name in record else name: value for name, value in extras.items()}
+
+
+def logged_means(groups: Sequence[GroupScores]) -> dict[str, float]:
+    """Mean of each metric that functions logged (`log_metric`), over all their calls for these groups."""
+    values: dict[str, list[float]] = {}
+    for group in groups:
+        for name, logged in group.metrics.items():
+            values.setdefault(name, []).extend(logged)
+    return {name: math.fsum(found) / len(found) for name, found in sorted(values.items())}

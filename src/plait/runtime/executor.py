@@ -20,6 +20,7 @@ from plait.generation.noise import NoiseKey
 from plait.generation.request import Request
 from plait.observe.progress import Progress
 from plait.rewards.scores import GroupScores
+from plait.runtime.evaluation import logged_means
 from plait.runtime.recipe import Recipe
 from plait.runtime.recorder import Recorder
 from plait.runtime.roles import FunctionRole, ModelRole, RoleRuntime
@@ -31,6 +32,7 @@ class StepState:
     """What the calls of one step have made so far."""
 
     step: int
+    """Steps done before this one."""
     prompts: Sequence[Prompt]
     tables: dict[int, Rows] = field(default_factory=dict)
     """Id of each GENERATE node → its rows."""
@@ -59,6 +61,8 @@ class Executor:
         self.recipe = recipe
         self.recorder = recorder
         self.progress = progress
+        self.is_training = False
+        """Whether a step is beyond its first training call, so that weights are no longer those before it."""
         self._rollouts = [node.id for node in flow.nodes if node.kind is CallKind.GENERATE]
 
     def run_step(self, step: int, prompts: Sequence[Prompt]) -> StepState:
@@ -85,7 +89,9 @@ class Executor:
                         values = evaluate(node, state.tables)
                     _add(state, node.outputs[0], values)
                 case CallKind.TRAIN:
+                    self.is_training = True
                     self._train(node, state)
+        self.is_training = False
         return state
 
     def _generate(self, node: Node, state: StepState) -> None:
@@ -139,7 +145,7 @@ class Executor:
         kept = np.flatnonzero(np.isfinite(rows.columns[node.outputs[0]]))
         if len(kept) == 0:
             raise RunError(
-                f"step {state.step}: no sample of {len(rows)} has a reward; look at key `reward.functions` "
+                f"step {state.step + 1}: no sample of {len(rows)} has a reward; look at key `reward.functions` "
                 "(do they return None for every sample?) and at the failures reported above"
             )
         state.metrics["reward/dropped"] = state.metrics.get("reward/dropped", 0) + len(rows) - len(kept)
@@ -215,7 +221,7 @@ def _add(state: StepState, column: Column, values: FloatArray) -> None:
 
 def step_metrics(flow: Dataflow, state: StepState) -> dict[str, float]:
     """The numbers of a step that its rows tell: reward, its parts, lengths, dead groups. Names: docs/metrics.md."""
-    metrics = dict(state.metrics)
+    metrics = state.metrics | _response_metrics(flow, state)
     for node in flow.nodes:
         if node.id in state.scores:
             rows = state.tables[node.rows]
@@ -228,17 +234,31 @@ def step_metrics(flow: Dataflow, state: StepState) -> dict[str, float]:
             metrics[f"frac_{prefix}_zero_std"] = float(np.mean([np.ptp(group) == 0 for group in groups]))
             for name, values in _by_function(state.scores[node.id]).items():
                 metrics[f"{prefix}s/{name}/mean"] = float(np.nanmean(values)) if np.isfinite(values).any() else 0.0
+    for name, value in _logged(flow, state).items():
+        metrics[f"logged/{name}" if name in metrics else name] = value
+    return metrics
+
+
+def _response_metrics(flow: Dataflow, state: StepState) -> dict[str, float]:
     first = next(node for node in flow.nodes if node.kind is CallKind.GENERATE)
     samples = state.generated[first.id].samples
     lengths = np.array([len(sample.token_ids) for sample in samples])
     truncated = [sample.finish_reason is FinishReason.LENGTH for sample in samples]
-    metrics |= {
+    return {
         "response_length/mean": float(lengths.mean()),
         "response_length/max": float(lengths.max()),
         "response_length/clip_ratio": float(np.mean(truncated)),
         "prompt_length/mean": float(np.mean([len(prompt.token_ids) for prompt in state.prompts])),
     }
-    return metrics
+
+
+def _logged(flow: Dataflow, state: StepState) -> dict[str, float]:
+    """Means of what reward functions logged (`log_metric`), those of greedy rollouts under `greedy/`."""
+    found: dict[str, float] = {}
+    for node_id, groups in state.scores.items():
+        prefix = "greedy/" if flow.nodes[flow.nodes[node_id].rows].options["greedy"] else ""
+        found |= {f"{prefix}{name}": value for name, value in logged_means(groups).items()}
+    return found
 
 
 def _by_function(groups: Sequence[GroupScores]) -> dict[str, FloatArray]:

@@ -120,7 +120,7 @@ def check_device(recipe: Recipe) -> None:
 
 
 def check_calls(flow: Dataflow) -> None:
-    """Raises FlowError where a role is asked for what it cannot do."""
+    """Raises FlowError where a role is asked for what it cannot do, or nothing is trained."""
     for node in flow.nodes:
         if node.kind is CallKind.COMPUTE or node.role is None:
             continue
@@ -128,6 +128,8 @@ def check_calls(flow: Dataflow) -> None:
         if call not in _CALLS[node.role]:
             can = ", ".join(sorted(_CALLS[node.role]))
             raise FlowError(f"flow `{flow.name}`: role `{node.role}` cannot `{call}`; it can {can}")
+    if not any(node.kind is CallKind.TRAIN for node in flow.nodes):
+        raise FlowError(f"flow `{flow.name}` trains nothing; give it a call `actor.train(samples, loss=…)`")
 
 
 def load_tokenizer(model: str) -> Any:

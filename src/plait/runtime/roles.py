@@ -29,11 +29,13 @@ class FunctionRole:
 RoleRuntime = ModelRole | FunctionRole
 
 
-def model_roles(flow: Dataflow, recipe: Recipe, functions: frozenset[str]) -> dict[str, ModelRole]:
+def model_roles(flow: Dataflow, recipe: Recipe, functions: frozenset[str], *, evaluates: bool) -> dict[str, ModelRole]:
     """Load the recipe's model once and give each role its own weights; roles that are not trained share one copy.
 
     Args:
         functions: roles filled by functions, left out here.
+        evaluates: trained roles answer held-out items, so they have an engine even where the flow does not let them
+            generate.
 
     Raises:
         ModelError: the model cannot be found, read, or is refused.
@@ -58,6 +60,7 @@ def model_roles(flow: Dataflow, recipe: Recipe, functions: frozenset[str]) -> di
             checkpoint_activations=recipe.checkpoint_activations,
             seed=recipe.seed,
         )
-        engine = Engine(model, recipe.sampling) if CallKind.GENERATE in kinds[name] else None
+        generates = CallKind.GENERATE in kinds[name] or (is_trained and evaluates)
+        engine = Engine(model, recipe.sampling) if generates else None
         roles[name] = ModelRole(model, trainer, engine)
     return roles

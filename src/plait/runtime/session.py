@@ -1,33 +1,46 @@
-"""An open run: its engines, directory and logs. The controller steps it; this file opens, records and closes it."""
+"""An open run: its engines, directory and logs. The controller steps it; this file opens, saves and closes it."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
-from typing import Any, Self
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
 
 import torch
+from safetensors import SafetensorError
 
 from plait.checkpoint.store import Checkpoint, CheckpointStore
-from plait.dataflow import Dataflow, Level
-from plait.errors import ConfigError
+from plait.errors import ConfigError, RunError
 from plait.models.language_model import save_pretrained
 from plait.observe.progress import Progress
-from plait.observe.run_log import RunLog
-from plait.observe.trace import TraceWriter
-from plait.observe.trackers import Trackers, check_trackers
+from plait.observe.trackers import check_trackers
 from plait.rewards.pool import RewardPool
 from plait.runtime.directory import RunDirectory
 from plait.runtime.evaluation import Evaluation, evaluate
 from plait.runtime.executor import Executor, StepState
 from plait.runtime.prepare import Prepared, changed_keys, recipe_text
+from plait.runtime.recipe import Recipe
 from plait.runtime.recorder import Recorder
+from plait.runtime.records import Records, value_of
 from plait.runtime.roles import FunctionRole, ModelRole, RoleRuntime, model_roles
 from plait.schedule.timeline import trace_events
 
-RESUMABLE_KEYS = ("steps", "evaluation.", "checkpoint.", "trackers", "overwrite", "run_dir", "reward.timeout_s")
-"""Keys that may differ when a run is resumed; every other one would change its result."""
+RESUMABLE_KEYS = frozenset(
+    {
+        "steps",
+        "evaluation.every",
+        "evaluation.show",
+        "checkpoint.every",
+        "checkpoint.keep_last",
+        "trackers",
+        "overwrite",
+        "run_dir",
+        "reward.timeout_s",
+    }
+)
+"""Keys that may differ when a run is resumed; every other one would change what its logs compare."""
 
 
 @dataclass
@@ -40,27 +53,47 @@ class Progressed:
     clock_s: float = 0.0
     threads: int = 0
     """Compute threads; a resumed run takes as many, because another number may round otherwise."""
-    before: dict[str, float] = field(default_factory=dict)
-    """Metrics of the evaluation before the first step."""
-    best: dict[str, float] = field(default_factory=dict)
-    """`step` and `value` of the best evaluation."""
-    before_rows: list[dict[str, Any]] = field(default_factory=list)
-    """Items of that evaluation, for the comparison at the end."""
+
+
+def claim(recipe: Recipe, *, resume: bool) -> RunDirectory:
+    """Take the run directory, and check what can be checked of the run before any work: nothing in it changes.
+
+    Raises:
+        ConfigError: the folder is taken, or holds a run that `recipe` does not continue; a tracker is not installed.
+    """
+    check_trackers(recipe.trackers)
+    if not resume:
+        return RunDirectory.claim(recipe.run_dir, overwrite=recipe.overwrite)
+    directory = RunDirectory.resume(recipe.run_dir)
+    changed = [key for key in changed_keys(directory.recipe_path, recipe) if key not in RESUMABLE_KEYS]
+    if changed:
+        directory.close()
+        raise ConfigError(
+            f"--resume: `{recipe.run_dir}` was begun with other values of {', '.join(f'`{k}`' for k in changed)}; "
+            f"give the recipe as it was (see {directory.recipe_path}), or begin a new run in another `run_dir`"
+        )
+    return directory
 
 
 class Session:
-    """Use as a context manager."""
+    """A run in a directory that `claim` gave. Use as a context manager.
+
+    What may be refused (reward functions, the model) is opened first; only then is an earlier run cleared, or cut back
+    to its last checkpoint.
+    """
 
     def __init__(self, prepared: Prepared, directory: RunDirectory, *, resume: bool) -> None:
         self.prepared = prepared
         self.recipe = prepared.recipe
         self.directory = directory
+        self.saved: int | None = None
+        """Step of the newest checkpoint."""
+        self._save_failed = False
         self._stack = contextlib.ExitStack()
         self._resume = resume
 
     def __enter__(self) -> Self:
         with contextlib.ExitStack() as stack:
-            stack.enter_context(self.directory)
             self._open(stack)
             self._stack = stack.pop_all()
         return self
@@ -73,40 +106,30 @@ class Session:
         self.store = CheckpointStore(self.directory.checkpoints_path, keep_last=recipe.checkpoint.keep_last)
         checkpoint = self.store.latest() if self._resume else None
         self.done = Progressed(**checkpoint.state["done"]) if checkpoint else Progressed()
-        if self._resume:
-            self.store.discard_after(self.done.step)
-            self.directory.rollback_to(checkpoint.state["offsets"] if checkpoint else {}, self.done.step)
+        self._check_steps()
         if checkpoint is not None:
+            self.saved = checkpoint.step
             torch.set_num_threads(self.done.threads)
         self.done.threads = torch.get_num_threads()
         self.progress = stack.enter_context(Progress(recipe.steps))
         self.recorder = Recorder(offset_s=self.done.clock_s)
-        pool = stack.enter_context(
-            RewardPool(
-                prepared.functions,
-                timeout_s=recipe.reward.timeout_s,
-                workers=recipe.reward.workers,
-                on_error=recipe.reward.on_error,
-                seed=recipe.seed,
-                output=self.directory.reward_output_path,
-            )
-        )
-        self.pool = pool
-        pool.start(columns=prepared.splits.train.columns)
-        models = model_roles(prepared.flow, recipe, frozenset({"reward"}))
-        self.roles: dict[str, RoleRuntime] = {**models, "reward": FunctionRole(pool)}
+        self.pool = stack.enter_context(open_pool(prepared, self.directory.reward_output_path))
+        models = model_roles(prepared.flow, recipe, frozenset({"reward"}), evaluates=bool(prepared.held_out))
+        self.roles: dict[str, RoleRuntime] = {**models, "reward": FunctionRole(self.pool)}
         if checkpoint is not None:
             self._load(models, checkpoint)
         self.executor = Executor(prepared.flow, self.roles, recipe, self.recorder, self.progress)
         self.stream = prepared.stream()
-        self._metrics: RunLog = stack.enter_context(self.directory.open_metrics(resume=self._resume))
-        self._trace = TraceWriter(self.directory.trace_path, resume=self._resume)
-        stack.callback(self._trace.close)
-        self._trackers = stack.enter_context(
-            Trackers(
-                recipe.trackers, self.directory.path, recipe.model_dump(mode="json"), last_step=self.done.step or -1
+        with contextlib.ExitStack() as undo:
+            if self._resume:
+                self._cut_back(checkpoint)
+            else:
+                undo.callback(self.directory.unbegin)
+                self.directory.begin(recipe_text(recipe))
+            self.records = stack.enter_context(
+                Records(prepared, self.directory, resume=self._resume, last_step=self.done.step)
             )
-        )
+            undo.pop_all()
 
     @property
     def actor(self) -> ModelRole:
@@ -114,47 +137,109 @@ class Session:
         assert isinstance(role, ModelRole)
         return role
 
-    def evaluate(self) -> Evaluation:
+    @property
+    def good(self) -> str:
+        """Where a run that ends now can be taken up again, in words."""
+        if self.saved is None:
+            return "no step is saved; --resume begins again at step 1"
+        return (
+            f"the checkpoint of step {self.saved} is good ({self.directory.checkpoints_path}/step-{self.saved}); "
+            "go on from it with --resume"
+        )
+
+    def publish_weights(self) -> None:
+        """A new policy version: the engine of the trained role forgets what the old weights computed."""
+        self.done.policy_version += 1
+        if self.actor.engine is not None:
+            self.actor.engine.update_weights(self.done.policy_version)
+
+    def evaluate(self, stop: Callable[[], bool] = lambda: False) -> Evaluation:
+        """Answer the held-out items with the weights as they are; see `evaluation.evaluate`."""
         engine = self.actor.engine
-        assert engine is not None
-        return evaluate(engine, self.pool, self.prepared.held_out, self.recipe.sampling, self.progress)
+        assert engine is not None, "there are held-out items, so the actor has an engine"
+        settings = self.recipe.sampling
+        return evaluate(engine, self.pool, self.prepared.held_out, settings, self.progress, stop=stop)
+
+    def record_evaluation(self, evaluation: Evaluation) -> None:
+        """Write an evaluation of the weights as they are; the best one's are kept in `best/`, unless there is but one.
+
+        Raises:
+            RunError: the disk is full.
+        """
+        step, value = self.done.step, value_of(evaluation.metrics())
+        self.records.write_evaluation_samples(step, evaluation)
+        if step > 0 and self.recipe.evaluation.every > 0 and value > self.records.best_value():
+            self._export("the best weights so far", self.directory.best_path)
+        self.records.write_evaluation(step, evaluation)
 
     def record_step(self, state: StepState, metrics: Mapping[str, float]) -> None:
         """Write the step's row, samples and actions."""
-        self._metrics.append({"step": self.done.step, **metrics})
-        self.directory.write_samples(self.done.step, sample_rows(self.prepared.flow, state))
-        self.record_actions()
-        self._trackers.log(self.done.step, metrics)
-
-    def record_evaluation(self, metrics: Mapping[str, float]) -> None:
-        """A row of its own for the evaluation before the first step."""
-        self._metrics.append({"step": self.done.step, **metrics})
-        self._trackers.log(self.done.step, metrics)
-
-    def record_actions(self) -> None:
-        self._trace.append(trace_events(self.recorder.take().spans))
+        self.records.write_step(self.done.step, state, metrics, trace_events(self.recorder.take().spans))
 
     def save(self) -> None:
-        """A checkpoint of everything that the rest of the run depends on.
+        """A checkpoint of everything that the rest of the run depends on; none if this step has one.
 
         Raises:
             RunError: the disk is full; the last checkpoint stays good.
         """
+        if self.saved == self.done.step:
+            return
         self.done.clock_s = self.recorder.now_s
-        self._metrics.sync()
         tensors = {
             f"{name}/{key}": tensor
             for name, role in self.roles.items()
             if isinstance(role, ModelRole)
             for key, tensor in role.trainer.state().items()
         }
-        self.store.save(self.done.step, tensors, {"done": vars(self.done), "offsets": self.directory.offsets()})
+        try:
+            offsets = self.records.sync()
+            self.store.save(self.done.step, tensors, {"done": vars(self.done), "offsets": offsets})
+        except OSError as error:
+            raise RunError(f"the logs in {self.directory.path} cannot be written: {error.strerror or error}") from error
+        except RunError:
+            self._save_failed = True
+            raise
+        self.saved = self.done.step
 
-    def export_best(self) -> None:
-        save_pretrained(self.actor.model, self.directory.best_path)
+    def rescue(self) -> str:
+        """After an error: save the last step if it is whole and has no checkpoint. What is good then, in words; nothing
+        when the error was that of saving, which says so itself."""
+        if self._save_failed:
+            return ""
+        whole = self.records.last_step == self.done.step and not self.executor.is_training
+        if whole and self.done.step > 0:
+            try:
+                self.save()
+            except RunError as error:
+                return str(error)
+        return self.good
 
     def export_final(self) -> None:
-        save_pretrained(self.actor.model, self.directory.final_path)
+        """Raises RunError when the disk is full."""
+        self._export("the final weights", self.directory.final_path)
+
+    def _export(self, what: str, folder: Path) -> None:
+        try:
+            save_pretrained(self.actor.model, folder)
+        except (OSError, SafetensorError) as error:
+            raise RunError(f"{what} cannot be written to {folder}: {error}") from error
+
+    def _check_steps(self) -> None:
+        if self.done.step > self.recipe.steps:
+            raise ConfigError(
+                f"`steps` is {self.recipe.steps}, but the run in `{self.recipe.run_dir}` has done {self.done.step}; "
+                f"give {self.done.step} or more, or begin a new run in another `run_dir`"
+            )
+
+    def _cut_back(self, checkpoint: Checkpoint | None) -> None:
+        """Remove what the interrupted run wrote after its last checkpoint; store keys that have changed."""
+        self.store.discard_after(self.done.step)
+        self.directory.rollback_to(checkpoint.state["offsets"] if checkpoint else {}, self.done.step)
+        if changed_keys(self.directory.recipe_path, self.recipe):
+            try:
+                self.directory.write_recipe(recipe_text(self.recipe))
+            except OSError as error:
+                raise RunError(f"{self.directory.recipe_path} cannot be written: {error.strerror or error}") from error
 
     def _load(self, models: Mapping[str, ModelRole], checkpoint: Checkpoint) -> None:
         tensors = checkpoint.tensors()
@@ -162,62 +247,29 @@ class Session:
             role.trainer.load_state(
                 {key.removeprefix(f"{name}/"): tensor for key, tensor in tensors.items() if key.startswith(f"{name}/")}
             )
-            if role.engine is not None:
-                role.engine.update_weights(self.done.policy_version)
+        engine = models["actor"].engine
+        if engine is not None:
+            engine.update_weights(self.done.policy_version)
 
 
-@contextlib.contextmanager
-def open_session(prepared: Prepared, *, resume: bool) -> Iterator[Session]:
-    """Take the run directory and open the run in it.
+def open_pool(prepared: Prepared, output: Path | None = None) -> RewardPool:
+    """Start the recipe's reward functions: they are loaded, and the data have every column that they need.
 
     Raises:
-        ConfigError: the folder is taken, or holds a run that `recipe` does not continue.
+        ConfigError: a function cannot be loaded, or a column is missing.
     """
     recipe = prepared.recipe
-    check_trackers(recipe.trackers)
-    if resume:
-        directory = RunDirectory.resume(recipe.run_dir)
-        changed = [k for k in changed_keys(directory.recipe_path, recipe) if not k.startswith(RESUMABLE_KEYS)]
-        if changed:
-            directory.close()
-            raise ConfigError(
-                f"--resume: `{recipe.run_dir}` was begun with other values of {', '.join(f'`{k}`' for k in changed)}; "
-                f"give the recipe as it was (see {directory.recipe_path}), or begin a new run in another `run_dir`"
-            )
-    else:
-        directory = RunDirectory.create(recipe.run_dir, recipe_text(recipe), overwrite=recipe.overwrite)
-    with Session(prepared, directory, resume=resume) as session:
-        yield session
-
-
-def sample_rows(flow: Dataflow, state: StepState) -> Iterator[dict[str, Any]]:
-    """One record per sample: text, tokens, log-probs, and every column (rewards, advantages …) by name.
-
-    Samples that lost their reward stand there too, without columns. A flow of several rollouts names that of each
-    sample under `rollout`.
-    """
-    for table, generated in state.generated.items():
-        rows = state.tables[table]
-        places = {sample.uid: position for position, sample in enumerate(rows.samples)}
-        for sample in generated.samples:
-            record: dict[str, Any] = {
-                "uid": sample.uid,
-                "prompt": sample.prompt.text,
-                "response": sample.text,
-                "finish_reason": sample.finish_reason.value,
-                "policy_version": sample.policy_version,
-                "prompt_ids": list(sample.prompt.token_ids),
-                "token_ids": list(sample.token_ids),
-                "sampling_logprobs": list(sample.logprobs),
-            }
-            if len(state.generated) > 1:
-                record = {"rollout": flow.nodes[table].call, **record}
-            position = places.get(sample.uid)
-            if position is not None:
-                start, stop = rows.offsets[position], rows.offsets[position + 1]
-                for column, values in rows.columns.items():
-                    if column.producer == table:
-                        continue  # what generation itself said of the sample, recorded above
-                    one = values[position] if column.level is Level.SAMPLE else values[start:stop].tolist()
-                    record[column.name] = float(one) if column.level is Level.SAMPLE else one
-            yield record
+    pool = RewardPool(
+        prepared.functions,
+        timeout_s=recipe.reward.timeout_s,
+        workers=recipe.reward.workers,
+        on_error=recipe.reward.on_error,
+        seed=recipe.seed,
+        output=output,
+    )
+    try:
+        pool.start(columns=prepared.splits.train.columns)
+    except BaseException:
+        pool.close()
+        raise
+    return pool

@@ -1,0 +1,169 @@
+"""What a run writes about itself, step by step: metrics, samples, evaluations, the trace, trackers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack
+from typing import Any, Self
+
+from plait.dataflow import Dataflow, Level
+from plait.observe.run_log import RunLog, read_rows, write_rows
+from plait.observe.trace import TraceEvent, TraceWriter
+from plait.observe.trackers import Trackers
+from plait.runtime.directory import RunDirectory
+from plait.runtime.evaluation import Evaluation, with_extras
+from plait.runtime.executor import StepState
+from plait.runtime.prepare import Prepared
+
+
+class Records:
+    """The open logs of a run; use as a context manager.
+
+    `last_step` is the step after which the run goes on. The directory has been cut back to it.
+
+    Every method that writes raises RunError when the file system refuses it.
+    """
+
+    def __init__(self, prepared: Prepared, directory: RunDirectory, *, resume: bool, last_step: int) -> None:
+        recipe = prepared.recipe
+        self._prepared = prepared
+        self._directory = directory
+        self.last_step = last_step
+        """The last step whose row, samples and actions are all written."""
+        self._late: dict[str, float] = {}
+        """Metrics of the last step, which trackers get together with the evaluation that follows it."""
+        with ExitStack() as stack:
+            config = recipe.model_dump(mode="json")
+            self._trackers = stack.enter_context(
+                Trackers(recipe.trackers, directory.path, config, last_step=last_step or -1)
+            )
+            self._tracked = last_step or -1
+            self._metrics = stack.enter_context(directory.open_metrics(resume=resume))
+            self._evaluations = stack.enter_context(RunLog(directory.evaluations_path, resume=resume))
+            self._trace = stack.enter_context(TraceWriter(directory.trace_path, resume=resume))
+            self._stack = stack.pop_all()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *details: object) -> None:
+        if self._late:
+            self._track(self.last_step, self._late)
+        self._stack.close()
+
+    def write_step(
+        self, step: int, state: StepState, metrics: Mapping[str, float], spans: Iterable[TraceEvent]
+    ) -> None:
+        """A step's samples, actions and row."""
+        self._directory.write_samples(step, sample_rows(self._prepared.flow, state))
+        self._trace.append(spans)
+        self._metrics.append({"step": step, **metrics})
+        self.last_step = step
+        if step == self._prepared.recipe.steps and self._prepared.held_out and "eval/reward" not in metrics:
+            self._late = dict(metrics)
+        else:
+            self._track(step, metrics)
+
+    def write_evaluation(self, step: int, evaluation: Evaluation) -> None:
+        """An evaluation's row, which says that it is whole: its items and what follows from it are written before."""
+        self._evaluations.append({"step": step, **evaluation.metrics()})
+        if step in (0, self.last_step):
+            self._track(step, self._late | evaluation.metrics())
+            self._late = {}
+
+    def write_evaluation_samples(self, step: int, evaluation: Evaluation) -> None:
+        write_rows(self._directory.evaluation_samples_path(step), evaluation.rows())
+
+    def evaluation(self, step: int) -> Evaluation | None:
+        """The evaluation of the weights after `step`, as it was written; None if it or its items are gone."""
+        row = next((row for row in read_rows(self._directory.evaluations_path) if row["step"] == step), None)
+        path = self._directory.evaluation_samples_path(step)
+        if row is None or not path.exists():
+            return None
+        items = read_rows(path)
+        if len(items) != len(self._prepared.held_out):
+            return None
+        found = Evaluation.from_rows(items, self._prepared.held_out, {})
+        own = found.metrics()
+        logged = {name.removeprefix("eval/"): value for name, value in _numbers(row).items() if name not in own}
+        return Evaluation.from_rows(items, self._prepared.held_out, logged)
+
+    def best_value(self) -> float:
+        """The best value of an evaluation after a step; −∞ if there is none."""
+        rows = [_numbers(row) for row in read_rows(self._directory.evaluations_path) if row["step"] > 0]
+        values = [value_of(row) for row in rows]
+        return max((value for value in values if not math.isnan(value)), default=-math.inf)
+
+    def last_metrics(self) -> dict[str, float]:
+        """The row of the last step; empty if there is none."""
+        rows = read_rows(self._directory.metrics_path)
+        return _numbers(rows[-1]) if rows else {}
+
+    def sync(self) -> dict[str, int]:
+        """Force the logs to disk; their lengths in bytes, for a checkpoint. Raises OSError."""
+        self._metrics.sync()
+        self._evaluations.sync()
+        return self._directory.offsets()
+
+    def _track(self, step: int, metrics: Mapping[str, float]) -> None:
+        if step > self._tracked:  # a tracker takes each step once: one that a resumed run repeats it has already
+            self._trackers.log(step, metrics)
+            self._tracked = step
+
+
+def value_of(metrics: Mapping[str, float]) -> float:
+    """What evaluations are compared by: accuracy where there is one, else the mean reward."""
+    return metrics.get("eval/accuracy", metrics["eval/reward"])
+
+
+def _numbers(row: Mapping[str, Any]) -> dict[str, float]:
+    """A row's metrics; NaN and infinities are words in a log."""
+    return {name: float(value) if isinstance(value, str) else value for name, value in row.items() if name != "step"}
+
+
+def sample_rows(flow: Dataflow, state: StepState) -> Iterator[dict[str, Any]]:
+    """One record per sample: text, tokens, log-probs, every column (rewards, advantages …) by name, and what reward
+    functions logged of it.
+
+    Samples that lost their reward stand there too, without columns. A flow of several rollouts names that of each
+    sample under `rollout`.
+    """
+    for table, generated in state.generated.items():
+        rows = state.tables[table]
+        places = {sample.uid: position for position, sample in enumerate(rows.samples)}
+        extras = _extras(flow, state, table)
+        for sample in generated.samples:
+            record: dict[str, Any] = {
+                "uid": sample.uid,
+                "prompt": sample.prompt.text,
+                "response": sample.text,
+                "finish_reason": sample.finish_reason.value,
+                "policy_version": sample.policy_version,
+                "prompt_ids": list(sample.prompt.token_ids),
+                "token_ids": list(sample.token_ids),
+                "sampling_logprobs": list(sample.logprobs),
+            }
+            if len(state.generated) > 1:
+                record = {"rollout": flow.nodes[table].call, **record}
+            position = places.get(sample.uid)
+            if position is not None:
+                start, stop = rows.offsets[position], rows.offsets[position + 1]
+                for column, values in rows.columns.items():
+                    if column.producer == table:
+                        continue  # what generation itself said of the sample, recorded above
+                    one = values[position] if column.level is Level.SAMPLE else values[start:stop].tolist()
+                    record[column.name] = float(one) if column.level is Level.SAMPLE else one
+            yield with_extras(record, extras.get(sample.uid, {}))
+
+
+def _extras(flow: Dataflow, state: StepState, table: int) -> dict[str, dict[str, Any]]:
+    """Sample → the columns that functions logged (`log_extra`)."""
+    extras: dict[str, dict[str, Any]] = {}
+    for node, groups in state.scores.items():
+        if flow.nodes[node].rows == table:
+            for group in groups:
+                for place, sample in enumerate(group.samples):
+                    logged = {name: values[place] for name, values in group.extras.items()}
+                    extras.setdefault(sample.uid, {}).update(logged)
+    return extras
