@@ -34,6 +34,7 @@ CALCULATOR = "You are a calculator. You reply with a single number and nothing e
 ONE_WORD = "Answer with one word only."
 SUM = "State the final answer to the following arithmetic problem: {} ="
 TWO_DIGITS = {"min_terms": 2, "max_terms": 2, "min_digits": 2, "max_digits": 2}
+ADDITION = {**TWO_DIGITS, "operators": ["+"], "allow_parentheses": False, "allow_negation": False}
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,13 @@ class Candidate:
 
 
 CANDIDATES = (
+    Candidate(
+        "basic_arithmetic",
+        ADDITION,
+        None,
+        examples=[("Calculate 17 + 25.", "17 + 25 = 42"), ("Calculate 40 + 31.", "40 + 31 = 71")],
+    ),
+    Candidate("basic_arithmetic", ADDITION),
     Candidate(
         "chain_sum",
         TWO_DIGITS,
