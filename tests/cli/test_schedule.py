@@ -106,8 +106,8 @@ def test_ctrl_c_prints_the_best_so_far():
     assert process.stderr is not None
     assert process.stderr.readline() == "searching\n"
     process.send_signal(signal.SIGINT)
-    out, _ = process.communicate(timeout=120)
-    assert process.returncode == 0
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 0, err
     record = json.loads(out)
     assert record["stopped_by"] == "interrupted"
     assert record["makespan"] <= 741
