@@ -54,6 +54,10 @@ def test_links_lead_somewhere(page: Path) -> None:
         assert (page.parent / target).exists(), f"{page.name} links to {target}"
 
 
+def test_the_recipe_in_the_docs_is_the_demo() -> None:
+    assert f"```yaml\n{(ROOT / 'recipes/demo.yaml').read_text()}```" in (ROOT / "docs/recipes.md").read_text()
+
+
 def test_make_targets_exist() -> None:
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     shown = {name for page in PAGES for name in re.findall(r"(?:^|`)make ([a-z-]+)", page.read_text(), re.MULTILINE)}
