@@ -28,7 +28,10 @@ def torch(completions, **_):
 """
 AT_THE_TOP = """
 import numpy, numpy.random
+from random import random
+DRAWN = random() + numpy.random.rand()
 def numpy_(completions, **_): return numpy.random.rand(len(completions)).tolist()
+def drawn(completions, **_): return [DRAWN] * len(completions)
 """
 
 
@@ -67,6 +70,12 @@ def test_a_library_that_another_function_brings_changes_nothing(tmp_path: Path) 
     for uid in (0, 1):
         assert beside[uid][0] == by_itself[uid][0]
         assert beside[uid][-1] == by_itself[uid][-1]
+
+
+def test_what_a_file_draws_when_it_is_imported_is_the_same_in_every_worker(tmp_path: Path) -> None:
+    (tmp_path / "top.py").write_text(AT_THE_TOP)
+    once, again = (drawn([f"{tmp_path}/top.py:drawn"], [0], workers=1) for _ in range(2))
+    assert once == again
 
 
 def test_the_standard_generator_by_hand() -> None:

@@ -10,7 +10,6 @@ import faulthandler
 import fcntl
 import hashlib
 import importlib.abc
-import importlib.machinery
 import inspect
 import io
 import json
@@ -190,13 +189,14 @@ def _kind(value: Any) -> str:
 class _Seeds(importlib.abc.MetaPathFinder):
     """The random state of a call, a function of its noise alone: whichever worker makes it, whatever went before, and
     after a resume. It covers `random`, NumPy's global generator and torch's, each from the moment when it is there: a
-    library that the function itself imports is seeded when its import ends. A generator of the user's own is not
-    covered, nor is what `numpy.random.default_rng()` draws from the system.
+    library that the function itself imports is seeded when its import ends. While the functions' files are imported the
+    state is a fixed one. A generator of the user's own is not covered, nor is what `numpy.random.default_rng()` draws
+    from the system.
     """
 
     def __init__(self) -> None:
-        self._noise = ""
         sys.meta_path.insert(0, self)
+        self.seed("import")
 
     def seed(self, noise: str) -> None:
         self._noise = noise
@@ -216,7 +216,8 @@ class _Seeds(importlib.abc.MetaPathFinder):
     def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
         if fullname not in _SEEDED:
             return None
-        spec = importlib.machinery.PathFinder.find_spec(fullname, path, target)
+        others = (finder.find_spec(fullname, path, target) for finder in sys.meta_path if finder is not self)
+        spec = next((spec for spec in others if spec is not None), None)
         if spec is None or spec.loader is None:
             return None
         execute = spec.loader.exec_module
