@@ -1,4 +1,4 @@
-"""The lists of keys are frozen: a change to them is a change to what users type."""
+"""The lists of options are frozen: a change to them is a change to what users type."""
 
 from __future__ import annotations
 
@@ -6,14 +6,30 @@ import subprocess
 import sys
 from pathlib import Path
 
-from plait.cli.train import BASIC_KEYS, FLAGS, listed_keys
+import pytest
+
+from plait.cli import main
+from plait.cli.help import EVERYWHERE, USUAL, commands, options_of, usual
 
 FROZEN = Path(__file__).parent / "keys.txt"
 
 
-def test_basic_keys_are_few() -> None:
-    assert len(BASIC_KEYS) + len(FLAGS) <= 40
-    assert len(set(BASIC_KEYS)) == len(BASIC_KEYS)
+def test_usual_options_are_few() -> None:
+    """Over all commands together."""
+    assert sum(map(len, USUAL.values())) + len(EVERYWHERE) <= 40
+
+
+@pytest.mark.parametrize("command", [*commands()])
+def test_usual_options_exist(command: str) -> None:
+    names = [option.name for option in options_of(command)]
+    assert len(set(names)) == len(names)
+    assert set(USUAL.get(command, ())) <= set(names)
+    required = {option.name for option in options_of(command) if option.default == "required"}
+    assert required <= {option.name for option in usual(command)}
+
+
+def test_every_list_of_usual_options_is_a_command() -> None:
+    assert USUAL.keys() <= set(commands())
 
 
 def test_the_lists_are_frozen() -> None:
@@ -21,17 +37,38 @@ def test_the_lists_are_frozen() -> None:
     assert FROZEN.read_text() == frozen_text()
 
 
-def test_every_key_has_a_meaning() -> None:
-    for key, _, text in listed_keys(everything=True):
-        assert text, f"`{key}` has no description"
+@pytest.mark.parametrize("command", [*commands()])
+def test_every_option_has_a_meaning(command: str) -> None:
+    for option in options_of(command):
+        assert option.meaning, f"`{option.name}` of `{command}` has no description"
+
+
+@pytest.mark.parametrize("command", [*commands()])
+def test_help_fits_80_columns(
+    command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    assert main([*command.split(), "--help-all"]) == 0
+    every = capsys.readouterr().out
+    assert main([*command.split(), "--help"]) == 0
+    few = capsys.readouterr().out
+    assert all(len(line) <= 80 for line in (every + few).splitlines())
+    first_words = {line.split()[0] for line in every.splitlines() if line and not line.startswith(" ")}
+    assert {option.name for option in options_of(command)} <= first_words, "a name is cut or broken"
+    first_words = {line.split()[0] for line in few.splitlines() if line and not line.startswith(" ")}
+    assert {word for word in first_words if word.startswith("--")} == {
+        option.name for option in usual(command) if not option.positional
+    }
 
 
 def test_help_needs_no_torch() -> None:
     code = (
         "import sys\n"
         "from plait.cli import main\n"
-        "for argv in ('--help', 'train --help', 'train --help-all', 'generate --help', 'eval --help'):\n"
-        "    main(argv.split())\n"
+        "from plait.cli.help import commands\n"
+        "assert main(['--help']) == 0\n"
+        "for command in commands():\n"
+        "    assert main([*command.split(), '--help']) == main([*command.split(), '--help-all']) == 0\n"
         "heavy = {'torch', 'transformers', 'numba', 'reasoning_gym', 'ortools'} & sys.modules.keys()\n"
         "assert not heavy, heavy\n"
     )
@@ -40,10 +77,25 @@ def test_help_needs_no_torch() -> None:
     assert "--optimizer.learning_rate" in done.stdout
 
 
+def test_plait_help_reads_no_command() -> None:
+    code = (
+        "import sys\n"
+        "from plait.cli import main\n"
+        "assert main(['--help']) == 0\n"
+        "read = {'pydantic', 'yaml', 'numpy', 'plait.runtime', 'plait.cli.train'} & sys.modules.keys()\n"
+        "assert not read, read\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+
+
 def frozen_text() -> str:
     lines = []
-    for key, default, _ in listed_keys(everything=True):
-        lines.append(f"{'basic   ' if key in BASIC_KEYS else 'advanced'} {key} = {default}")
+    for command in commands():
+        few = usual(command)
+        for option in options_of(command):
+            kind = "usual" if option in few else ""
+            lines.append(f"{command:<14}{kind:<7}{option.name} = {option.default}".rstrip(" ="))
     return "\n".join(lines) + "\n"
 
 

@@ -5,23 +5,63 @@ Each command lives in a module of its own and is imported when it is called, so 
 
 from __future__ import annotations
 
+import os
+import select
 import sys
 
 from plait.errors import PlaitError, UserError
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run one command. Exit codes: 0 done, 1 the run failed, 2 the input cannot be used, 130 interrupted."""
-    from plait.cli.app import app
+    """Run one command. Exit codes: 0 done, 1 the run failed, 2 the input cannot be used, 130 interrupted.
 
+    What nobody foresaw keeps its traceback: it is our fault.
+    """
     try:
-        result = app(argv if argv is not None else sys.argv[1:], exit_on_error=False, result_action="return_value")
+        code = _dispatch(sys.argv[1:] if argv is None else argv)
+        sys.stdout.flush()
+        return code
     except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+        return _fail(error, 2)
     except PlaitError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         return 130
+    except OSError as error:
+        if isinstance(error, BrokenPipeError) and _nobody_reads():
+            # `head`, say, has what it wanted. What is still buffered must not be tried again at exit.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return 1
+        return _fail(error, 1)
+
+
+def _dispatch(argv: list[str]) -> int:
+    from cyclopts.exceptions import CycloptsError
+
+    from plait.cli.app import app
+    from plait.cli.help import asked_for, print_help
+    from plait.errors import ConfigError
+
+    try:
+        if (asked := asked_for(argv)) is not None:
+            print_help(asked[0], everything=asked[1])
+            return 0
+        result = app(argv, exit_on_error=False, print_error=False, result_action="return_value")
+    except CycloptsError as error:
+        from plait.cli.usage import explain
+
+        raise ConfigError(explain(error)) from None
     return result if isinstance(result, int) else 0
+
+
+def _nobody_reads() -> bool:
+    """Whether the broken pipe is the one we print to."""
+    poll = select.poll()
+    poll.register(sys.stdout.fileno(), 0)
+    return bool(poll.poll(0))
+
+
+def _fail(error: Exception, code: int) -> int:
+    print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
+    return code

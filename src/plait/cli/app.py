@@ -2,23 +2,35 @@
 
 from __future__ import annotations
 
-from cyclopts import App
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+from cyclopts import App, Parameter, Token
 
 from plait import __version__
+
+
+def _whole(_: Any, tokens: Sequence[Token]) -> int:
+    return int(tokens[0].value)
+
+
+Whole = Annotated[int, Parameter(converter=_whole)]
+"""A whole number as an option's type; cyclopts alone would round 1.5."""
 
 app = App(
     name="plait",
     version=__version__,
     help="Train language models from feedback: write the algorithm, plan it, run it.",
+    help_epilogue="`plait COMMAND --help` lists what newcomers need, `plait COMMAND --help-all` everything.",
+    default_parameter=Parameter(negative=()),
 )
 
 TRAIN = "Train a model: generate, score, learn, again and again."
+EVAL = "Answer a recipe's held-out items, greedily."
 
-EVAL = "Answer a recipe's held-out items: plait eval RECIPE [--model FOLDER] [--json] [--key value …]"
-
-# `train` prints its own help: the keys of a recipe.
+# Every command's help is printed by `plait.cli.help`.
 app.command("plait.cli.train:train", name="train", help=TRAIN, help_flags=[], version_flags=[])
-app.command("plait.cli.evaluate:evaluate", name="eval", help=EVAL)
+app.command("plait.cli.evaluate:evaluate", name="eval", help=EVAL, help_flags=[], version_flags=[])
 app.command("plait.cli.export:export", name="export", help="Write a checkpoint of a run as a Hugging Face folder.")
 app.command("plait.cli.generate:generate", name="generate", help="Sample responses to the prompts of a JSONL file.")
 app.command("plait.cli.schedule:schedule", name="schedule", help="Schedule the pipelines of two models fused into one.")

@@ -1,43 +1,68 @@
-"""`plait eval RECIPE [--model M] [--key value …]`."""
+"""`plait eval RECIPE [--model M] [--json] [--key value …]`."""
 
 from __future__ import annotations
 
 import json
-from typing import Annotated
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from plait.cli.train import split_recipe
+from plait.cli import train
+from plait.cli.help import Option
 from plait.errors import ConfigError
 
+if TYPE_CHECKING:
+    from plait.runtime.recipe import Recipe
 
-def evaluate(
-    *tokens: Annotated[str, Parameter(allow_leading_hyphen=True)],
-) -> int:
-    """Answer a recipe's held-out items: `plait eval RECIPE [--model FOLDER] [--json] [--key value …]`.
+FLAGS = {"--json": "print the figures as JSON"}
 
-    The items are those that training with the same recipe never sees; answers are greedy.
+_KEYS = ("--model", "--evaluation.items", "--seed", "--dtype", "--device", "--threads")
+_SAMPLING = ("max_response_tokens", "stop", "stop_token_ids", "max_running", "max_prefill_tokens")
+
+
+def evaluate(*tokens: Annotated[str, Parameter(allow_leading_hyphen=True)]) -> int:
+    """Answer a recipe's held-out items, greedily.
+
+    The items are those that training with the same recipe never sees.
     """
-    arguments = list(tokens)
-    as_json = "--json" in arguments
-    recipe_path, overrides = split_recipe([token for token in arguments if token != "--json"])
+    path, overrides, flags = train.read_recipe("eval", tokens, FLAGS)
 
     from plait.runtime.recipe import load_recipe
 
-    recipe = load_recipe(recipe_path, overrides)
+    recipe = greedy(load_recipe(path, overrides))
     if recipe.evaluation.items == 0:
-        raise ConfigError("`evaluation.items` is 0: set how many held-out items to answer")
+        raise ConfigError("`evaluation.items` is 0: set how many held-out items to answer (--evaluation.items 100)")
     from plait.runtime.api import evaluate_model
 
     result = evaluate_model(recipe)
-    metrics = result.metrics()
-    if as_json:
-        print(json.dumps({"items": len(result.samples), **metrics}))
+    metrics = {name: value if math.isfinite(value) else None for name, value in result.metrics().items()}
+    if "--json" in flags:
+        print(json.dumps({"items": len(result.samples), **metrics}, allow_nan=False))
         return 0
     print(f"{len(result.samples)} held-out items, greedy, model {recipe.model}")
     if result.task is not None:
         print(f"exact accuracy                  {result.task.exact}")
         print(f"well-formed answers             {result.task.well_formed}")
         print(f"accuracy among the well-formed  {result.task.exact_among_well_formed or '-'}")
-    print(f"mean reward                     {metrics['eval/reward']:.3f}")
+    reward = metrics["eval/reward"]
+    print(f"mean reward                     {'-' if reward is None else f'{reward:.3f}'}")
     return 0
+
+
+def greedy(recipe: Recipe) -> Recipe:
+    """The recipe without what it says about drawing samples, some of which is refused where one trains."""
+    settings = recipe.sampling.model_copy(update={"temperature": 1.0, "top_p": 1.0, "top_k": 0})
+    return recipe.model_copy(update={"sampling": settings})
+
+
+def options() -> Iterator[Option]:
+    """Flags, and the keys of a recipe that an evaluation reads; it takes the others too."""
+    for flag, text in FLAGS.items():
+        yield Option(flag, "", text)
+    chosen = (*_KEYS, *(f"--sampling.{name}" for name in _SAMPLING))
+    for option in train.options():
+        if option.name in chosen or option.name.startswith(("--data.", "--reward.")):
+            yield replace(option, default="the recipe's") if option.default == "required" else option

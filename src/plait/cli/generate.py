@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
+from plait.cli.app import Whole
 from plait.errors import ConfigError, DataError
+
+if TYPE_CHECKING:
+    from plait.generation.settings import Sampling
+
+_SEVERAL = Parameter(consume_multiple=1)
 
 
 def generate(
@@ -16,20 +22,21 @@ def generate(
     model: str,
     prompts: Path,
     out: Path,
-    n: int = 1,
+    n: Whole = 1,
     temperature: float = 1.0,
     top_p: float = 1.0,
-    top_k: int = 0,
-    max_tokens: int = 256,
-    stop: Annotated[tuple[str, ...], Parameter(consume_multiple=True)] = (),
+    top_k: Whole = 0,
+    max_tokens: Whole = 256,
+    stop: Annotated[tuple[str, ...], _SEVERAL] = (),
+    stop_token_ids: Annotated[tuple[Whole, ...] | None, _SEVERAL] = None,
     system_prompt: str | None = None,
     lengths: Path | None = None,
-    max_running: int = 64,
-    seed: int = 0,
+    max_running: Whole = 64,
+    seed: Whole = 0,
     dtype: Literal["float32", "bfloat16", "float64"] = "bfloat16",
     device: Literal["cpu", "cuda"] = "cpu",
-    threads: int = 0,
-    as_json: Annotated[bool, Parameter(name="--json", negative="")] = False,
+    threads: Whole = 0,
+    as_json: Annotated[bool, Parameter(name="--json")] = False,
 ) -> int:
     """Sample responses to the prompts of a JSONL file.
 
@@ -44,7 +51,7 @@ def generate(
     n
         Responses per prompt.
     temperature
-        0 is greedy.
+        Divides the logits; 0 is greedy.
     top_p
         Sample from the most probable tokens of this mass.
     top_k
@@ -53,16 +60,18 @@ def generate(
         Longest response.
     stop
         Strings that end a response.
+    stop_token_ids
+        Tokens that end a response; by default the model's own.
     system_prompt
         System message put before each prompt.
     lengths
-        JSONL of lists: exact response lengths per prompt, for timing.
+        JSONL of lists, one per prompt: the exact lengths of its n responses, for timing.
     max_running
         Samples decoded at the same time.
     seed
         Of the sampling noise.
     dtype
-        Of the weights.
+        float32, bfloat16 or float64, of the weights.
     device
         cpu or cuda.
     threads
@@ -73,15 +82,22 @@ def generate(
     from plait.generation.settings import Sampling
     from plait.observe.run_log import write_rows
 
-    if out.exists():
-        raise ConfigError(f"--out: `{out}` exists; give another file")
-    sampling = Sampling(temperature=temperature, top_p=top_p, top_k=top_k, max_tokens=max_tokens, stop=stop)
-    if n < 1:
-        raise ConfigError(f"--n: expected at least 1, found {n}")
-    wanted = read_lengths(lengths) if lengths else None
+    sampling = Sampling(
+        temperature=temperature,
+        top_p=top_p,
+        top_k=top_k,
+        max_tokens=max_tokens,
+        stop_token_ids=stop_token_ids,
+        stop=stop,
+    )
+    check_numbers(sampling, n=n, max_running=max_running, seed=seed, threads=threads)
+    wanted = read_lengths(lengths, n) if lengths else None
+    check_out(out)
     from plait.runtime.generate import generate as run
     from plait.runtime.process import set_up
 
+    if device == "cuda":
+        check_cuda()
     set_up(threads)
     report = run(
         model,
@@ -101,22 +117,70 @@ def generate(
     return 0
 
 
-def read_lengths(path: Path) -> list[list[int]]:
-    """One list of response lengths per line.
+def check_numbers(sampling: Sampling, *, n: int, max_running: int, seed: int, threads: int) -> None:
+    """Raises ConfigError, naming the option, for a number below what it may be."""
+    for option, value, least in (
+        ("--n", n, 1),
+        ("--max-running", max_running, 1),
+        ("--seed", seed, 0),
+        ("--threads", threads, 0),
+        ("--stop-token-ids", min(sampling.stop_token_ids or (0,)), 0),
+    ):
+        if value < least:
+            raise ConfigError(f"{option}: expected at least {least}, found {value}")
+
+
+def check_out(out: Path) -> None:
+    """Make the folder of `out` and see that it can be written, so that no response is lost for want of a place.
 
     Raises:
-        DataError: the file is missing, or a line is no list of positive integers.
+        ConfigError: the file exists, or its folder cannot be made or written.
+    """
+    if out.exists():
+        raise ConfigError(f"--out: `{out}` exists; give another file")
+    part = out.with_name(out.name + ".tmp")
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        part.touch()
+        part.unlink()
+    except OSError as error:
+        raise ConfigError(f"--out: `{out}` cannot be written: {error.strerror or error}; give another file") from None
+
+
+def check_cuda() -> None:
+    """Raises ConfigError where there is no CUDA device."""
+    import torch
+
+    if not torch.cuda.is_available():
+        raise ConfigError("--device: cuda is asked for, but torch finds no CUDA device; set it to cpu")
+
+
+def read_lengths(path: Path, n: int) -> list[list[int]]:
+    """One list of `n` response lengths per line; blank lines are skipped.
+
+    Raises:
+        DataError: the file is missing or no text, or a line is no list of `n` positive integers.
     """
     if not path.is_file():
-        raise DataError(f"--lengths: `{path}` does not exist")
+        raise DataError(f"--lengths: `{path}` does not exist; give a JSONL file of lists")
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise DataError(f"--lengths: `{path}` is not UTF-8 ({error.reason} at byte {error.start})") from None
     wanted = []
-    for number, line in enumerate(path.read_text().splitlines(), start=1):
+    for number, line in enumerate(text.splitlines(), start=1):
+        if not line.strip():
+            continue
         try:
             values = json.loads(line)
         except json.JSONDecodeError as error:
-            raise DataError(f"{path}:{number}: malformed JSON ({error.msg})") from None
-        if not isinstance(values, list) or not values or not all(isinstance(v, int) and v > 0 for v in values):
-            raise DataError(f"{path}:{number}: expected a list of positive integers, found {line[:60]}")
+            raise DataError(f"--lengths: {path}:{number}: malformed JSON ({error.msg})") from None
+        if not isinstance(values, list) or not all(type(value) is int and value > 0 for value in values):
+            raise DataError(f"--lengths: {path}:{number}: expected a list of positive whole numbers, found {line[:60]}")
+        if len(values) != n:
+            raise DataError(
+                f"--lengths: {path}:{number} has {len(values)} lengths, but --n is {n}; they must be the same"
+            )
         wanted.append(values)
     return wanted
 

@@ -10,19 +10,20 @@ from typing import Any
 
 import numpy as np
 
-from plait.data.prompts import prompt_set
-from plait.data.records import Sample
+from plait.data.prompts import PromptEncoder
+from plait.data.records import Prompt, Sample
 from plait.data.settings import DataSettings
-from plait.data.sources import Source, read_jsonl
+from plait.data.sources import Row, Source, read_jsonl
+from plait.errors import ConfigError, DataError, UserError
 from plait.generation.engine import Engine
 from plait.generation.noise import NoiseKey
 from plait.generation.request import Request
 from plait.generation.settings import Sampling, SamplingSettings
 from plait.models.hub import read_config
 from plait.models.language_model import load_model
+from plait.models.shape import ModelShape
 from plait.observe.progress import Progress
 from plait.policy.batching import StepKind
-from plait.runtime.estimate import ModelShape
 from plait.runtime.prepare import load_tokenizer
 
 
@@ -81,25 +82,80 @@ def generate(
     dtype: str = "bfloat16",
     device: str = "cpu",
 ) -> GenerationReport:
-    """Answer every prompt of a JSONL file.
+    """Answer every prompt of a JSONL file. Everything is checked before the model is loaded.
 
     Args:
         lengths: per prompt the exact response lengths of its samples, instead of stop tokens.
 
     Raises:
-        DataError: the file is missing, malformed or empty, or a prompt leaves no room for a response.
+        DataError: the file is missing, malformed or empty, a prompt leaves no room for a response, or the lengths are
+            not those of as many prompts.
+        ConfigError: a stop token that the model does not have.
         ModelError: the model cannot be used.
     """
-    rows = read_jsonl(prompts, key="--prompts")
-    room = ModelShape.from_config(read_config(model)).max_positions - 1
-    settings = DataSettings(source=str(prompts), system_prompt=system_prompt)
-    chosen = prompt_set(Source(str(prompts), tuple(rows)), load_tokenizer(model), settings, room)
+    try:
+        rows = read_jsonl(prompts, key="--prompts")
+        if lengths is not None and len(lengths) != len(rows):
+            raise DataError(
+                f"--lengths: {len(lengths)} lists of lengths for {len(rows)} prompts of `{prompts}`; give one for each"
+            )
+        shape = ModelShape.from_config(read_config(model))
+        if beyond := [token for token in sampling.stop_token_ids or () if token >= shape.vocabulary]:
+            raise ConfigError(f"--stop-token-ids: the model has {shape.vocabulary} tokens, found {beyond[0]}")
+        source = Source(str(prompts), tuple(rows))
+        encoder = PromptEncoder(
+            load_tokenizer(model),
+            DataSettings(source=str(prompts), system_prompt=system_prompt),
+            conversational=source.conversational,
+        )
+        asked = [_prompt(uid, row, encoder) for uid, row in enumerate(rows)]
+    except UserError as error:
+        raise type(error)(_in_own_words(str(error))) from error
+    requests = [
+        Request(prompt, samples_per_prompt, sampling, NoiseKey(seed), lengths=tuple(lengths[uid]) if lengths else None)
+        for uid, prompt in enumerate(asked)
+    ]
+    _check_room(requests, rows, shape.max_positions)
     engine = Engine(load_model(model, dtype=dtype, device=device), SamplingSettings(max_running=max_running))
-    for index in range(len(chosen)):
-        asked = None if lengths is None else tuple(lengths[index])
-        count = samples_per_prompt if asked is None else len(asked)
-        engine.add(Request(chosen.prompt(index, index), count, sampling, NoiseKey(seed), lengths=asked))
+    for request in requests:
+        engine.add(request)
     return _drain(engine)
+
+
+def _prompt(uid: int, row: Row, encoder: PromptEncoder) -> Prompt:
+    text = encoder.render(row)
+    token_ids = encoder.token_ids(text)
+    if not token_ids:
+        raise DataError(f"{row.place}: the prompt is empty; remove the row from `--prompts`")
+    return Prompt(uid, text, token_ids, row.columns)
+
+
+def _check_room(requests: Sequence[Request], rows: Sequence[Row], max_positions: int) -> None:
+    """Raises DataError, naming the line, where a prompt and its shortest or asked response exceed the positions."""
+    for request, row in zip(requests, rows, strict=True):
+        tokens, response = len(request.prompt.token_ids), max(request.lengths or (1,))
+        if tokens + response > max_positions:
+            found = f"of {response} tokens that `--lengths` asks for" if request.lengths else "of one token"
+            raise DataError(
+                f"{row.place}: the prompt has {tokens} tokens, and with a response {found} exceeds the {max_positions} "
+                f"positions of the model; shorten it or remove it from `--prompts`, or take another `--model`"
+            )
+
+
+_OPTIONS = {
+    "`data.source`": "`--prompts`",
+    "`data.system_prompt`": "`--system-prompt`",
+    "`model`": "`--model`",
+    ", or reasoning_gym:TASK": "",
+    ", or give text prompts with `data.chat_template: false`": "",
+}
+
+
+def _in_own_words(message: str) -> str:
+    """A message about a recipe's keys, with the options of `plait generate` in their place."""
+    for key, option in _OPTIONS.items():
+        message = message.replace(key, option)
+    return message
 
 
 def _drain(engine: Engine) -> GenerationReport:

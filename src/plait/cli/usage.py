@@ -1,0 +1,94 @@
+"""A command line that cannot be understood, explained in one line: which argument, what is wrong, what to do."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from types import NoneType, UnionType
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_origin
+
+from cyclopts.exceptions import (
+    CoercionError,
+    CycloptsError,
+    MissingArgumentError,
+    RepeatArgumentError,
+    UnknownCommandError,
+    UnknownOptionError,
+    UnusedCliTokensError,
+)
+
+from plait.cli.help import options_of, usage_of
+
+if TYPE_CHECKING:
+    from cyclopts import Argument
+
+
+def explain(error: CycloptsError) -> str:
+    """One line for what cyclopts refuses."""
+    command = " ".join(error.command_chain or ())
+    match error:
+        case UnknownCommandError():
+            assert error.unused_tokens
+            assert error.app is not None
+            parent = f"plait {command}".strip()
+            return _unknown("command", error.unused_tokens[0], [name for name in error.app if name[0] != "-"], parent)
+        case UnknownOptionError():
+            return _unknown_option(error.token.keyword or error.token.value, command)
+        case MissingArgumentError():
+            assert error.argument is not None
+            return _missing(error, error.argument, command)
+        case CoercionError():
+            name = (error.token.keyword if error.token else None) or _name(error.argument)
+            found = f", found `{error.token.value}`" if error.token else ""
+            return f"`{name}`: expected {_expected(error)}{found}"
+        case UnusedCliTokensError():
+            assert error.unused_tokens
+            return f"`{error.unused_tokens[0]}` is one argument too many; usage: `{usage_of(command)}`"
+        case RepeatArgumentError():
+            return f"`{error.token.keyword}` is given twice; give it once"
+    error.verbose = False
+    return " ".join(str(error).split())
+
+
+def _unknown_option(name: str, command: str) -> str:
+    return _unknown("option", name, [option.name for option in options_of(command)], f"plait {command}")
+
+
+def _unknown(what: str, name: str, names: Iterable[str], parent: str) -> str:
+    near = difflib.get_close_matches(name, list(names), n=1, cutoff=0.6)
+    every = "--help" if what == "command" else "--help-all"
+    remedy = f"did you mean `{near[0]}`?" if near else f"`{parent} {every}` lists the {what}s"
+    return f"unknown {what} `{name}`; {remedy}"
+
+
+def _missing(error: MissingArgumentError, argument: Argument, command: str) -> str:
+    if error.keyword is not None:
+        return f"`{error.keyword}` needs a value"
+    options = options_of(command)
+    known = {option.name for option in options}
+    for token in error.unused_tokens or ():  # a required option may be there, but misspelt
+        name = token.split("=")[0]
+        if name.startswith("--") and name not in known:
+            return _unknown_option(name, command)
+    name = _name(argument)
+    meaning = next((option.meaning for option in options if option.name == name), "")
+    return f"`{name}` is missing ({meaning}); usage: `{usage_of(command)}`"
+
+
+def _name(argument: Argument | None) -> str:
+    if argument is None:
+        return "argument"
+    return argument.name.strip("-").upper().replace("-", "_") if argument.index is not None else argument.name
+
+
+def _expected(error: CoercionError) -> str:
+    target: Any = error.target_type or (error.argument.hint if error.argument else str)
+    if get_origin(target) in (Union, UnionType):
+        target = next(member for member in get_args(target) if member is not NoneType)
+    if get_origin(target) is tuple:
+        target = get_args(target)[0]
+    if get_origin(target) is Annotated:
+        target = get_args(target)[0]
+    if get_origin(target) is Literal:
+        return " or ".join(", ".join(map(str, get_args(target))).rsplit(", ", 1))
+    return {int: "a whole number", float: "a number", bool: "true or false"}.get(target, f"a {target}")

@@ -1,0 +1,5 @@
+"""The tiny model and recipes of the runtime's tests."""
+
+from tests.runtime.conftest import make_recipe, tiny_folder
+
+__all__ = ["make_recipe", "tiny_folder"]

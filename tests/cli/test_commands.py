@@ -1,0 +1,185 @@
+"""`plait generate`, `eval`, `export`: checks come before a model is loaded, and the defaults are the run's."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from plait.cli import main
+from plait.runtime.recipe import Recipe
+from tests.models.tiny import tiny_tokenizer
+
+
+@pytest.fixture
+def ask(tiny_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str]]:
+    """Runs `plait generate` over two prompts; returns its exit code and what it wrote to stderr."""
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text('{"prompt": "what is 1 plus 4?"}\n\n{"prompt": "what is 2 plus 4?"}\n')
+
+    def run(*options: str, model: str = str(tiny_folder), prompts: Path = prompts) -> tuple[int, str]:
+        given = ["generate", "--model", model, "--prompts", str(prompts), "--dtype", "float32", "--threads", "1"]
+        out = [] if "--out" in options else ["--out", str(tmp_path / "out.jsonl")]
+        code = main([*given, *out, *options])
+        return code, capsys.readouterr().err
+
+    return run
+
+
+def rows(path: Path) -> list[dict]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_lengths_and_a_new_folder(ask, tmp_path: Path) -> None:
+    (tmp_path / "lengths.jsonl").write_text("[3, 5]\n\n[2, 7]\n")
+    out = tmp_path / "a" / "b" / "out.jsonl"
+    code, _ = ask("--out", str(out), "--lengths", str(tmp_path / "lengths.jsonl"), "--n", "2", "--max-running", "1")
+    assert code == 0
+    assert [len(row["token_ids"]) for row in rows(out)] == [3, 5, 2, 7]
+
+
+def test_stop_token_ids(ask, tmp_path: Path) -> None:
+    """Greedy and seeded alike: the first response token of the first prompt, made a stop token, ends it there."""
+    assert ask("--temperature", "0", "--max-tokens", "6")[0] == 0
+    first, other = (row["token_ids"] for row in rows(tmp_path / "out.jsonl"))
+    stops = [first[0], 0]
+    out = tmp_path / "stopped.jsonl"
+    assert (
+        ask("--temperature", "0", "--max-tokens", "6", "--out", str(out), "--stop-token-ids", *map(str, stops))[0] == 0
+    )
+    stopped = rows(out)
+    assert stopped[0]["token_ids"] == first[:1]
+    assert stopped[0]["finish_reason"] == "stop"
+    until = next((place + 1 for place, token in enumerate(other) if token in stops), len(other))
+    assert stopped[1]["token_ids"] == other[:until]
+
+
+@pytest.mark.parametrize(
+    ("options", "lengths", "message"),
+    [
+        (["--n", "0"], None, "--n: expected at least 1, found 0"),
+        (["--max-running", "0"], None, "--max-running: expected at least 1, found 0"),
+        (["--seed", "-1"], None, "--seed: expected at least 0, found -1"),
+        (["--stop-token-ids", "5", "-1"], None, "--stop-token-ids: expected at least 0, found -1"),
+        (["--stop-token-ids", "5", "99999999"], None, "--stop-token-ids: the model has"),
+        ([], "[1]\n", "--lengths: 1 lists of lengths for 2 prompts"),
+        ([], "[1]\n[1]\n[1]\n", "--lengths: 3 lists of lengths for 2 prompts"),
+        ([], "[1]\n[1, 2]\n", "lengths.jsonl:2 has 2 lengths, but --n is 1"),
+        (["--n", "2"], "[1, 2]\n[]\n", "lengths.jsonl:2 has 0 lengths, but --n is 2"),
+        ([], "[true]\n[1]\n", "lengths.jsonl:1: expected a list of positive whole numbers, found [true]"),
+        ([], "[0]\n[1]\n", "lengths.jsonl:1: expected a list of positive whole numbers, found [0]"),
+        ([], "[1]\n[\n", "lengths.jsonl:2: malformed JSON"),
+        ([], "[1]\n[99999]\n", "prompts.jsonl:3: the prompt has"),
+        (["--system-prompt", "brief", "--device", "cuda"], None, "--device: cuda is asked for"),
+    ],
+)
+def test_checked_before_the_model_is_loaded(
+    ask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: list[str], lengths: str | None, message: str
+) -> None:
+    monkeypatch.setattr("plait.runtime.generate.load_model", _never)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    if lengths is not None:
+        (tmp_path / "lengths.jsonl").write_text(lengths)
+        options = [*options, "--lengths", str(tmp_path / "lengths.jsonl")]
+    code, error = ask(*options)
+    assert code == 2
+    assert message in error
+    assert error.count("\n") == 1
+    assert not (tmp_path / "out.jsonl").exists()
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "holds no row; give another file in `--prompts`"),
+        (b"\n \n", "holds no row; give another file in `--prompts`"),
+        (b'{"prompt": "caf\xe9"}\n', "is not UTF-8"),
+        (b'{"prompt": "' + b"what is 1 plus 4? " * 500 + b'"}\n', "mine.jsonl:1: the prompt has"),
+    ],
+)
+def test_prompts_are_checked_before_the_model_is_loaded(
+    ask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: bytes, message: str
+) -> None:
+    monkeypatch.setattr("plait.runtime.generate.load_model", _never)
+    (tmp_path / "mine.jsonl").write_bytes(content)
+    code, error = ask(prompts=tmp_path / "mine.jsonl")
+    assert code == 2
+    assert message in error
+    assert "data." not in error, "a key of a recipe, of which there is none"
+    assert error.count("\n") == 1
+
+
+def test_missing_prompts_and_system_message(ask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("plait.runtime.generate.load_model", _never)
+    code, error = ask(prompts=tmp_path / "promts.jsonl")
+    assert (code, "did you mean `prompts.jsonl`" in error, "reasoning_gym" in error) == (2, True, False)
+    messages = [{"role": "system", "content": "a"}, {"role": "user", "content": "b"}]
+    (tmp_path / "chat.jsonl").write_text(json.dumps({"prompt": messages}) + "\n")
+    code, error = ask("--system-prompt", "brief", prompts=tmp_path / "chat.jsonl")
+    assert code == 2
+    assert "data." not in error
+
+
+def test_empty_prompts_sent_raw(ask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer = tiny_tokenizer()
+    tokenizer.chat_template = None
+    monkeypatch.setattr("plait.runtime.generate.load_model", _never)
+    monkeypatch.setattr("plait.runtime.generate.load_tokenizer", lambda _: tokenizer)
+    (tmp_path / "mine.jsonl").write_text('{"prompt": "a"}\n{"prompt": ""}\n')
+    code, error = ask(prompts=tmp_path / "mine.jsonl")
+    assert (code, "mine.jsonl:2: the prompt is empty" in error, "`--prompts`" in error) == (2, True, True)
+    code, error = ask("--system-prompt", "brief", prompts=tmp_path / "mine.jsonl")
+    assert (code, "`--system-prompt` needs a chat template" in error) == (2, True)
+
+
+def test_an_output_that_cannot_be_written(ask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("plait.runtime.generate.load_model", _never)
+    (tmp_path / "file").write_text("")
+    code, error = ask("--out", str(tmp_path / "file"))
+    assert (code, "exists; give another file" in error) == (2, True)
+    code, error = ask("--out", str(tmp_path / "file" / "out.jsonl"))
+    assert (code, "--out: " in error, "cannot be written" in error) == (2, True, True)
+
+
+def _never(*_: object, **__: object) -> None:
+    raise AssertionError("the model was loaded")
+
+
+def write_recipe(recipe: Recipe, path: Path) -> Path:
+    path.write_text(json.dumps(recipe.model_dump(mode="json")))  # JSON is YAML
+    return path
+
+
+def test_eval_is_greedy_whatever_the_recipe_samples(
+    make_recipe: Callable[..., Recipe], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A reward that applies to no sample is NaN, which JSON does not have."""
+    (tmp_path / "none.py").write_text("def none(completions, **columns):\n    return [None] * len(completions)\n")
+    keys = {"evaluation.items": 2, "sampling.top_p": 0.9, "sampling.top_k": 5, "sampling.temperature": 0.0}
+    recipe = make_recipe(**keys, **{"reward.functions": [f"{tmp_path}/none.py:none"]})
+    path = write_recipe(recipe, tmp_path / "recipe.json")
+    assert main(["eval", str(path), "--json"]) == 0
+    figures = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
+    assert (figures["items"], figures["eval/reward"]) == (2, None)
+
+
+def test_export_defaults_to_the_dtype_of_the_run_and_lists_the_steps(
+    make_recipe: Callable[..., Recipe], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe = make_recipe(**{"checkpoint.every": 1, "checkpoint.keep_last": 2})
+    assert main(["train", str(write_recipe(recipe, tmp_path / "recipe.json"))]) == 0
+    run_dir, out = str(recipe.run_dir), tmp_path / "exported"
+    capsys.readouterr()
+    assert main(["export", run_dir, "--out", str(out), "--step", "7"]) == 2
+    assert capsys.readouterr().err.endswith("has no checkpoint of step 7; there are: 1, 2\n")
+    assert main(["export", run_dir, "--out", str(out), "--step", "1"]) == 0
+    assert {tensor.dtype for tensor in load_file(out / "model.safetensors").values()} == {torch.float32}
+    assert main(["export", run_dir, "--out", str(out)]) == 2
+    assert main(["export", run_dir, "--out", str(out), "--overwrite", "--dtype", "bfloat16"]) == 0
+    assert {tensor.dtype for tensor in load_file(out / "model.safetensors").values()} == {torch.bfloat16}
+    assert main(["export", str(tmp_path), "--out", str(out)]) == 2
+    assert "holds no run" in capsys.readouterr().err

@@ -1,0 +1,126 @@
+"""What a wrong command line is answered with: one line that names the argument and the remedy, and exit code 2."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from plait.cli import main
+
+GENERATE = ["generate", "--model", "m", "--prompts", "p", "--out", "o"]
+
+SPOILT = """
+import sys
+from plait.cli import main
+from plait.cli.app import app
+
+@app.command
+def spoil(how: str):
+    if how == "disk":
+        raise OSError(28, "No space left on device", "out.jsonl")
+    if how == "bug":
+        raise ZeroDivisionError("ours")
+    if how == "pipe":
+        raise BrokenPipeError(32, "Broken pipe")
+    print("x" * (1 << 20))
+
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def plait(*argv: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-m", "plait", *argv], capture_output=True, text=True, timeout=60)
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["trian"], "error: unknown command `trian`; did you mean `train`?\n"),
+        ([*GENERATE, "--temperature", "abc"], "error: `--temperature`: expected a number, found `abc`\n"),
+        (
+            ["export", "run", "--out", "o", "--dtype", "int8"],
+            "error: `--dtype`: expected float32, bfloat16 or float64, found `int8`\n",
+        ),
+    ],
+)
+def test_exit_code_2_and_one_line(argv: list[str], message: str) -> None:
+    done = plait(*argv)
+    assert (done.returncode, done.stderr, done.stdout) == (2, message, "")
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["foo"], "unknown command `foo`; `plait --help` lists the commands"),
+        (["--frobnicate"], "unknown command `--frobnicate`"),
+        (["trace", "shw"], "unknown command `shw`; did you mean `show`?"),
+        (["generate"], "`--model` is missing (smollm2"),
+        (["generate"], "usage: `plait generate --model MODEL --prompts PROMPTS --out OUT [--option value …]`"),
+        (["generate", "--modle", "m", "--prompts", "p"], "unknown option `--modle`; did you mean `--model`?"),
+        (["export"], "`RUN_DIR` is missing (Folder of the run); usage: `plait export RUN_DIR --out OUT"),
+        (["export", "run"], "`--out` is missing"),
+        (["export", "run", "more", "--out", "o"], "`more` is one argument too many; usage: `plait export RUN_DIR"),
+        ([*GENERATE, "--n"], "`--n` needs a value"),
+        ([*GENERATE, "--n", "--seed", "1"], "`--n` needs a value"),
+        ([*GENERATE, "--stop"], "`--stop` needs a value"),
+        ([*GENERATE, "--n", "1.5"], "`--n`: expected a whole number, found `1.5`"),
+        ([*GENERATE, "--stop-token-ids", "1", "2.5"], "`--stop-token-ids`: expected a whole number, found `2.5`"),
+        (["export", "run", "--out", "o", "--step", "last"], "`--step`: expected a whole number, found `last`"),
+        ([*GENERATE, "--n", "1", "--n", "2"], "`--n` is given twice"),
+        ([*GENERATE, "--max-token", "5"], "unknown option `--max-token`; did you mean `--max-tokens`?"),
+        ([*GENERATE, "--frobnicate", "5"], "`plait generate --help-all` lists the options"),
+        (["train"], "give a recipe: `plait train RECIPE [--key value …]`"),
+        (["eval"], "give a recipe: `plait eval RECIPE [--key value …]`"),
+        (["train", "r.yaml", "--resum"], "unknown option `--resum`; did you mean `--resume`?"),
+        (["eval", "r.yaml", "--jsn"], "unknown option `--jsn`; did you mean `--json`?"),
+        (["train", "nowhere.yaml"], "recipe `nowhere.yaml` does not exist"),
+        (["train", "r.yaml", "--overwrite", "--steps", "1"], "`--overwrite` needs a value (true or false)"),
+    ],
+)
+def test_the_argument_and_the_remedy_are_named(
+    argv: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(argv) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.startswith("error: ")
+    assert message in printed.err
+    assert printed.err.count("\n") == 1
+
+
+def spoil(how: str, **options: object) -> subprocess.CompletedProcess[str]:
+    argv = [sys.executable, "-c", SPOILT, "spoil", how]
+    return subprocess.run(argv, stderr=subprocess.PIPE, text=True, timeout=60, **options)  # type: ignore[call-overload]
+
+
+def test_the_system_refuses() -> None:
+    done = spoil("disk")
+    assert (done.returncode, done.stderr) == (1, "error: [Errno 28] No space left on device: 'out.jsonl'\n")
+
+
+def test_our_faults_keep_their_traceback() -> None:
+    done = spoil("bug")
+    assert done.returncode == 1
+    assert "Traceback" in done.stderr
+    assert "ZeroDivisionError: ours" in done.stderr
+
+
+def test_nobody_reads_the_output() -> None:
+    """As in `plait … | head`. Another pipe that breaks is told."""
+    read_end, write_end = os.pipe()
+    os.close(read_end)
+    try:
+        silent = spoil("print", stdout=write_end)
+    finally:
+        os.close(write_end)
+    assert (silent.returncode, silent.stderr) == (1, "")
+    assert spoil("pipe", stdout=subprocess.PIPE).stderr == "error: [Errno 32] Broken pipe\n"
+
+
+def test_a_folder_in_place_of_a_recipe(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", str(tmp_path)]) == 2
+    assert "give the path of a YAML file" in capsys.readouterr().err
