@@ -167,6 +167,27 @@ def test_eval_is_greedy_whatever_the_recipe_samples(
     assert (figures["items"], figures["eval/reward"]) == (2, None)
 
 
+def test_eval_prints_a_table(
+    make_recipe: Callable[..., Recipe], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = write_recipe(make_recipe(), tmp_path / "recipe.json")
+    assert main(["eval", str(path)]) == 2
+    assert "`evaluation.items` is 0" in capsys.readouterr().err
+    assert main(["eval", str(path), "--evaluation.items", "2"]) == 0
+    printed = capsys.readouterr().out
+    assert printed.startswith("2 held-out items, greedy, model ")
+    assert "mean reward                     0." in printed
+
+
+def test_dry_run_of_a_run_to_resume(
+    make_recipe: Callable[..., Recipe], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = write_recipe(make_recipe(), tmp_path / "recipe.json")
+    assert main(["train", str(path), "--dry-run"]) == 0
+    assert main(["train", str(path), "--dry-run", "--resume"]) == 2
+    assert "holds no run to resume" in capsys.readouterr().err
+
+
 def test_export_defaults_to_the_dtype_of_the_run_and_lists_the_steps(
     make_recipe: Callable[..., Recipe], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

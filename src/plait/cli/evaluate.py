@@ -44,11 +44,13 @@ def evaluate(*tokens: Annotated[str, Parameter(allow_leading_hyphen=True)]) -> i
         return 0
     print(f"{len(result.samples)} held-out items, greedy, model {recipe.model}")
     if result.task is not None:
-        print(f"exact accuracy                  {result.task.exact}")
-        print(f"well-formed answers             {result.task.well_formed}")
+        print(f"exact accuracy                  {result.task.exact or '-'}")
+        print(f"well-formed answers             {result.task.well_formed or '-'}")
         print(f"accuracy among the well-formed  {result.task.exact_among_well_formed or '-'}")
     reward = metrics["eval/reward"]
     print(f"mean reward                     {'-' if reward is None else f'{reward:.3f}'}")
+    if metrics["eval/dropped"]:
+        print(f"items without a score           {metrics['eval/dropped']:.0f}, left out")
     return 0
 
 

@@ -27,7 +27,7 @@ def train(*tokens: Annotated[str, Parameter(allow_leading_hyphen=True)]) -> int:
     if "--dry-run" in flags:
         from plait.cli.dry_run import dry_run
 
-        return dry_run(loaded)
+        return dry_run(loaded, resume="--resume" in flags)
     from plait.cli.report import print_outcome
     from plait.runtime.api import run
 
