@@ -19,11 +19,10 @@ from plait.generation.engine import Engine
 from plait.generation.noise import NoiseKey
 from plait.generation.request import Request
 from plait.generation.settings import Sampling, SamplingSettings
-from plait.models.hub import read_config
 from plait.models.language_model import load_model
-from plait.models.shape import ModelShape
 from plait.observe.progress import Progress
 from plait.policy.batching import StepKind
+from plait.runtime.estimate import model_shape
 from plait.runtime.prepare import load_tokenizer
 
 
@@ -99,7 +98,7 @@ def generate(
             raise DataError(
                 f"--lengths: {len(lengths)} lists of lengths for {len(rows)} prompts of `{prompts}`; give one for each"
             )
-        shape = ModelShape.from_config(read_config(model))
+        shape = model_shape(model)
         if beyond := [token for token in sampling.stop_token_ids or () if token >= shape.vocabulary]:
             raise ConfigError(f"--stop-token-ids: the model has {shape.vocabulary} tokens, found {beyond[0]}")
         source = Source(str(prompts), tuple(rows))

@@ -12,10 +12,10 @@ from plait.data.records import Prompt
 from plait.data.sources import Splits, open_splits
 from plait.dataflow import CallKind, Dataflow
 from plait.errors import ConfigError, FlowError, ModelError
-from plait.models.hub import read_config, resolve
+from plait.models.hub import resolve
 from plait.rewards.functions import RewardFunction, functions_of
 from plait.runtime.algorithm import load_flow, trace_algorithm
-from plait.runtime.estimate import ModelShape
+from plait.runtime.estimate import ModelShape, model_shape
 from plait.runtime.recipe import Recipe
 
 MODEL_ROLES = ("actor", "ref")
@@ -63,7 +63,7 @@ def prepare(recipe: Recipe, *, flow: Callable[..., Any] | None = None) -> Prepar
     dataflow = trace_algorithm(algorithm, recipe.options, (*MODEL_ROLES, *FUNCTION_ROLES))
     check_calls(dataflow)
     functions = functions_of(recipe.reward, task=recipe.data.task)
-    shape = ModelShape.from_config(read_config(recipe.model))
+    shape = model_shape(recipe.model)
     splits = open_splits(recipe.data, recipe.evaluation.items)
     tokenizer = load_tokenizer(recipe.model)
     limit = prompt_limit(recipe, shape)
