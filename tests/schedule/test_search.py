@@ -159,6 +159,22 @@ def test_brute_force_of_two_ranks_with_unequal_stages_and_micro_batches():
     assert search(workload, 300.0, max_moves=300_000, memory=False).score.makespan == brute_force(workload)
 
 
+def test_ten_thousand_swaps_on_critical_arcs_never_deadlock():
+    t = tables_of(PROBLEMS[5].workload)
+    order = order_of(PROBLEMS[5].workload, one_f_one_b(PROBLEMS[5].workload))
+    n, state = len(order), np.asarray([11, 13])
+    end, scratch, slot_of = np.zeros(n), np.zeros(3 * 8, np.int64), np.argsort(order)
+    swapped = 0
+    for _ in range(10_000):
+        makespan = kernels.evaluate(t, order, np.inf, end, scratch)
+        assert makespan < np.inf
+        slot = kernels._critical_slot(t, order, slot_of, end, makespan, state)
+        if slot >= 0 and kernels._reach(t, order, t.cap, slot, slot - 1) == slot - 1:
+            kernels._shift(order, slot_of, slot, slot - 1)
+            swapped += 1
+    assert swapped > 9_000
+
+
 @settings(deadline=None, max_examples=60)
 @given(workloads())
 def test_every_start_order_and_every_decode_fits_the_caps(workload):
@@ -270,7 +286,7 @@ def test_a_lower_cap_never_gives_a_shorter_optimum_and_is_kept():
 
 
 @needs_solver
-@pytest.mark.parametrize("seed", [1, 7, 12, 25, 32, 34])
+@pytest.mark.parametrize("seed", [1, 7, 25, 34])
 def test_the_search_finds_the_proven_optimum(seed):
     """A few of the random problems, capped ones among them, by moves; the slow test takes 200."""
     workload = random_workload(seed)

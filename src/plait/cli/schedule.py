@@ -159,7 +159,11 @@ def report(workload: Workload, found: Found, result: Score, baselines: dict[str,
         f"lower bound  {found.lower_bound:g}",
         f"bubbles      {idle:.1%} of the ranks' time",
         f"peak memory  {result.worst_peak:g}",
-        f"search       {found.seconds:.1f} s, {found.moves} schedules tried, stopped by {found.stopped_by}",
+    ]
+    if found.stopped_by != "rule":
+        ending = {"bounds": "nothing left to gain", "interrupted": "interrupted"}.get(found.stopped_by, "time is up")
+        lines.append(f"search       {found.seconds:.1f} s, {found.moves} schedules tried: {ending}")
+    lines += [
         "",
         "baseline                makespan   this is",
     ]
@@ -207,7 +211,7 @@ def _solve(workload: Workload, engine: str, seconds: float, seed: int) -> Found:
             raise ConfigError(
                 f"--cap: {engine} needs {result.peak_memory[over[0]]:g} on rank {over[0]}; use --engine search"
             )
-    return Found(built, result, bound, result.makespan <= bound * (1 + 1e-9), 0.0, 1, "bounds")
+    return Found(built, result, bound, result.makespan <= bound * (1 + 1e-9), 0.0, 1, "rule")
 
 
 @contextmanager
@@ -232,10 +236,11 @@ def _progress(seconds: float) -> Iterator[Callable[[Progress], None]]:
 def _write(found: Found, predicted: Timeline, out: Path | None, timeline: Path | None, picture: Path | None) -> None:
     from plait.schedule.gantt import svg_gantt
 
+    title = f"{found.schedule.name}: makespan {found.score.makespan:g}, lower bound {found.lower_bound:g}"
     for option, path, write in (
         ("out", out, found.schedule.save),
         ("timeline", timeline, predicted.save),
-        ("picture", picture, lambda path: Path(path).write_text(svg_gantt(predicted, found.schedule.name))),
+        ("picture", picture, lambda path: path.write_text(svg_gantt(predicted, title), encoding="utf-8")),
     ):
         if path is not None:
             try:

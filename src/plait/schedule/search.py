@@ -27,7 +27,7 @@ from plait.schedule.pipeline import Workload
 from plait.schedule.schedule import Schedule
 from plait.schedule.tables import Ints, Tables, order_of, schedule_from, tables_of
 
-Stop = Literal["bounds", "time", "moves", "interrupted"]
+Stop = Literal["bounds", "time", "moves", "interrupted", "rule"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,8 @@ class Found:
     lower_bound: no schedule is shorter
     proven:      no schedule of this workload is shorter (the makespan equals a proven bound)
     seconds:     wall time; moves: schedules tried
-    stopped_by:  `bounds` when the makespan is at its bound and the peak memory at that of 1F1B
+    stopped_by:  `bounds` when the makespan is at its bound and the peak memory at that of 1F1B; `rule` when there was
+                 no search, but a schedule built by a rule
     """
 
     schedule: Schedule
@@ -82,10 +83,11 @@ def search(
     if seconds < 0:
         raise ConfigError(f"seconds: expected zero or more, found {seconds}")
     hunt = _Hunt(workload, seed)
-    kernels.anneal(hunt.t, hunt.best.copy(), hunt.t.cap, hunt.bound, 0, 1.0, 0.5, hunt.state.copy(), hunt.best.copy())
     began = clock()
     stopped_by: Stop = "bounds"
     try:
+        hunt.compile()
+        began = clock()
         while not hunt.done(memory):
             spent = clock() - began
             if spent >= seconds:
@@ -100,15 +102,10 @@ def search(
                 on_progress(Progress(clock() - began, hunt.makespan, hunt.peak, hunt.bound, hunt.moves))
     except KeyboardInterrupt:
         stopped_by = "interrupted"
-    return Found(
-        schedule_from(workload, hunt.t, hunt.best, "fused"),
-        score_order(workload, hunt.t, hunt.best),
-        hunt.bound,
-        hunt.at_bound,
-        clock() - began,
-        hunt.moves,
-        stopped_by,
-    )
+    spent = clock() - began
+    schedule = schedule_from(workload, hunt.t, hunt.best, "fused")
+    result = score_order(workload, hunt.t, hunt.best)
+    return Found(schedule, result, hunt.bound, hunt.at_bound, spent, hunt.moves, stopped_by)
 
 
 def start_orders(workload: Workload, t: Tables) -> list[Ints]:
@@ -200,7 +197,7 @@ class _Hunt:
         kernels.evolve(t, t.cap, self.bound, self.lean, 0, state, self.pool, self.pool_score, found, order)
 
     def turn(self, for_memory: bool) -> None:
-        """One turn of one engine: rules first and now and then, else one of the two annealers."""
+        """One turn of one engine: dispatch rules at first and now and then, else an annealer."""
         self.turns += 1
         if self.turns <= 2 or self.turns % 8 == 0:
             self.breed()
