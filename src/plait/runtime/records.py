@@ -42,6 +42,7 @@ class Records:
             self._metrics = stack.enter_context(directory.open_metrics(resume=resume))
             self._evaluations = stack.enter_context(RunLog(directory.evaluations_path, resume=resume))
             self._trace = stack.enter_context(TraceWriter(directory.trace_path, resume=resume))
+            self._evaluated = {row["step"] for row in read_rows(directory.evaluations_path)}
             self._stack = stack.pop_all()
 
     def __enter__(self) -> Self:
@@ -67,7 +68,9 @@ class Records:
 
     def write_evaluation(self, step: int, evaluation: Evaluation) -> None:
         """An evaluation's row, which says that it is whole: its items and what follows from it are written before."""
-        self._evaluations.append({"step": step, **evaluation.metrics()})
+        if step not in self._evaluated:  # else only its items were gone: it is of the same weights
+            self._evaluations.append({"step": step, **evaluation.metrics()})
+            self._evaluated.add(step)
         if step in (0, self.last_step):
             self._track(step, self._late | evaluation.metrics())
             self._late = {}

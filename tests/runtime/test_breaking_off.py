@@ -1,0 +1,424 @@
+"""However a run is refused, fails or is broken off: nothing that was good is lost, and it says where to go on."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors import SafetensorError
+
+from plait.checkpoint import store
+from plait.cli.dry_run import dry_run
+from plait.errors import ConfigError, ModelError, PlaitError, RunError
+from plait.models.language_model import save_pretrained
+from plait.models.tensor_file import write_tensor_file
+from plait.observe.run_log import read_rows
+from plait.runtime import api, session
+from plait.runtime.api import run
+from plait.runtime.recipe import Recipe
+from plait.runtime.session import Session
+
+MakeRecipe = Callable[..., Recipe]
+
+REWARD = """
+import os, pathlib, signal
+here = pathlib.Path(__file__).parent
+def count_sevens(prompts, completions, **columns):
+    evaluates = len(completions) == 1  # a step's groups have four
+    {body}
+    return [float(text.count("7")) for text in completions]
+def needy(completions, difficulty, **columns):
+    return [0.0 for _ in completions]
+"""
+
+
+def write_reward(folder: Path, body: str) -> None:
+    (folder / "reward.py").write_text(REWARD.replace("{body}", body))
+
+
+def tree(folder: Path) -> dict[str, bytes]:
+    return {
+        str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file() and p.name != "run.lock"
+    }
+
+
+def steps_of(recipe: Recipe, log: str = "metrics") -> list[int]:
+    return [row["step"] for row in read_rows(recipe.run_dir / f"{log}.jsonl")]
+
+
+def checkpoints_of(recipe: Recipe) -> set[str]:
+    folder = recipe.run_dir / "checkpoints"
+    return {path.name for path in folder.iterdir()} if folder.exists() else set()
+
+
+# -- refused
+
+
+def wrong_inputs(tmp_path: Path) -> list[tuple[dict[str, Any], type[PlaitError], str]]:
+    torn = tmp_path / "torn"
+    return [
+        ({"reward.functions": [f"{tmp_path}/reward.py:absent"]}, ConfigError, "absent"),
+        ({"reward.functions": [f"{tmp_path}/reward.py:needy"]}, ConfigError, "needs `difficulty`"),
+        ({"model": str(torn)}, ModelError, "torn"),
+    ]
+
+
+@pytest.mark.parametrize("which", [0, 1, 2])
+def test_wrong_input_leaves_the_old_run_and_the_folder_as_they_were(
+    make_recipe: MakeRecipe, tmp_path: Path, tiny_folder: Path, which: int
+) -> None:
+    write_reward(tmp_path, "print('scored')")
+    (tmp_path / "torn").mkdir()
+    for path in tiny_folder.iterdir():
+        (tmp_path / "torn" / path.name).write_bytes(path.read_bytes()[: 1000 if "safetensors" in path.name else None])
+    keys, kind, message = wrong_inputs(tmp_path)[which]
+
+    with pytest.raises(kind, match=message):
+        run(make_recipe(steps=1, **keys))
+    assert not (tmp_path / "run").exists(), "nothing stays behind"
+    run(make_recipe(steps=1))
+    before = tree(tmp_path / "run")
+    assert b"scored" in before["rewards.log"]
+
+    with pytest.raises(kind, match=message):
+        run(make_recipe(steps=1, overwrite=True, **keys))
+    assert tree(tmp_path / "run") == before
+    run(make_recipe(steps=2, overwrite=True))
+    assert (tmp_path / "run/rewards.log").read_text().count("scored") == 6, "the old run's output is gone"
+
+
+def test_a_tracker_that_does_not_start_leaves_nothing(
+    make_recipe: MakeRecipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*args: Any, **kwargs: Any) -> None:
+        raise ConfigError("key `trackers`: no login")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("plait.runtime.records.Trackers", refuse)
+        with pytest.raises(ConfigError, match="no login"):
+            run(make_recipe(steps=1))
+    assert not (tmp_path / "run").exists()
+    assert run(make_recipe(steps=1)).finished
+
+
+def test_a_folder_that_is_taken_is_refused_before_any_work(
+    make_recipe: MakeRecipe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = make_recipe(steps=1)
+    run(recipe)
+    monkeypatch.setattr(api, "prepare", lambda *_, **__: pytest.fail("data were drawn"))
+    with pytest.raises(ConfigError, match="holds a run already"):
+        run(recipe)
+    with pytest.raises(ConfigError, match="begun with other values of `seed`"):
+        run(make_recipe(steps=1, seed=1), resume=True)
+
+
+def test_a_dry_run_refuses_what_a_run_refuses_and_leaves_nothing(
+    make_recipe: MakeRecipe, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_reward(tmp_path, "pass")
+    assert dry_run(make_recipe()) == 0
+    assert "training prompts" in capsys.readouterr().out
+    for keys, kind, message in wrong_inputs(tmp_path)[:2]:
+        with pytest.raises(kind, match=message):
+            dry_run(make_recipe(**keys))
+    assert not (tmp_path / "run").exists()
+    run(make_recipe(steps=1))
+    before = tree(tmp_path / "run")
+    with pytest.raises(ConfigError, match="holds a run already"):
+        dry_run(make_recipe())
+    assert dry_run(make_recipe(steps=3), resume=True) == 0
+    assert tree(tmp_path / "run") == before
+
+
+# -- resumed
+
+
+def test_what_may_change_on_resume(make_recipe: MakeRecipe) -> None:
+    keys = {"evaluation.items": 3, "evaluation.every": 1, "checkpoint.every": 1}
+    recipe = make_recipe(steps=2, **keys)
+    run(recipe)
+    for key, value in {"evaluation.items": 4, "data.prompt_template": "{question} now"}.items():
+        with pytest.raises(ConfigError, match=f"other values of `{key}`"):
+            run(make_recipe(steps=2, **keys | {key: value}), resume=True)
+    with pytest.raises(ConfigError, match=r"`steps` is 1, but the run in .* has done 2"):
+        run(make_recipe(steps=1, **keys), resume=True)
+    assert "steps: 2" in (recipe.run_dir / "recipe.yaml").read_text()
+    run(make_recipe(steps=3, **keys | {"evaluation.every": 3, "evaluation.show": 0}), resume=True)
+    stored = (recipe.run_dir / "recipe.yaml").read_text()
+    assert "steps: 3" in stored
+    assert "every: 3" in stored
+    assert steps_of(recipe, "evaluations") == [0, 1, 2, 3]
+
+
+def test_a_finished_run_is_not_done_again(make_recipe: MakeRecipe, monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe = make_recipe(**{"evaluation.items": 3})
+    outcome = run(recipe)
+    before = tree(recipe.run_dir)
+    monkeypatch.setattr(Session, "evaluate", lambda *_, **__: pytest.fail("evaluated again"))
+    again = run(recipe, resume=True)
+    assert again.finished
+    assert again.metrics == outcome.metrics
+    for old, new in ((outcome.before, again.before), (outcome.after, again.after)):
+        assert old is not None
+        assert new is not None
+        assert new.metrics() == old.metrics()
+        assert new.samples == old.samples
+    assert tree(recipe.run_dir) == before
+
+
+# -- failed
+
+
+def test_the_last_whole_step_is_saved_when_a_reward_fails(make_recipe: MakeRecipe, tmp_path: Path) -> None:
+    whole = make_recipe(steps=4, run_dir=str(tmp_path / "whole"))
+    run(whole)
+    recipe = make_recipe(steps=4)
+    failing = "n = here / 'calls'; k = len(n.read_text()) if n.exists() else 0; n.write_text('x' * (k + 1))\n"
+    write_reward(tmp_path, f"{failing}    if k >= 6 and (here / 'fail').exists(): raise ValueError('service away')")
+    (tmp_path / "fail").touch()
+    with pytest.raises(RunError, match=r"service away[\s\S]*checkpoint of step 2 is good.*--resume"):
+        run(recipe)
+    assert checkpoints_of(recipe) == {"step-2"}
+    (tmp_path / "fail").unlink()
+    assert run(recipe, resume=True).finished
+    assert steps_of(recipe) == [1, 2, 3, 4]
+    assert (recipe.run_dir / "final/model.safetensors").read_bytes() == (
+        whole.run_dir / "final/model.safetensors"
+    ).read_bytes()
+
+
+def test_no_step_is_saved_from_within_training(make_recipe: MakeRecipe, tmp_path: Path) -> None:
+    (tmp_path / "flow.py").write_text(
+        "import pathlib\n"
+        "calls = []\n"
+        "def loss(batch):\n"
+        "    calls.append(1)\n"
+        "    if len(calls) > 2: raise ValueError('my loss')\n"
+        "    return -batch.logprobs.sum()\n"
+        "def flow(prompts, actor, reward):\n"
+        "    samples = actor.generate(prompts)\n"
+        "    scores = reward.score(samples)\n"
+        "    actor.train(samples, loss=loss, mini_batches=2)\n"
+    )
+    recipe = make_recipe(algorithm=f"{tmp_path}/flow.py:flow", options={}, steps=3)
+    with pytest.raises(Exception, match="my loss"):
+        run(recipe)
+    assert checkpoints_of(recipe) == set(), "the weights were neither those before the step nor those after it"
+
+
+def test_an_evaluation_that_fails_loses_no_step(make_recipe: MakeRecipe, tmp_path: Path) -> None:
+    """In the last evaluation, which comes after the save, and in a due one, after which its step is saved."""
+    write_reward(tmp_path, "if evaluates and (here / 'fail').exists(): raise ValueError('judge away')")
+    last = make_recipe(steps=2, **{"evaluation.items": 2}, run_dir=str(tmp_path / "last"))
+    due = make_recipe(steps=2, **{"evaluation.items": 2, "evaluation.every": 1}, run_dir=str(tmp_path / "due"))
+    for recipe, step in ((last, 2), (due, 1)):
+        (tmp_path / "fail").unlink(missing_ok=True)
+        fail_from(tmp_path, recipe, step)
+        assert checkpoints_of(recipe) == {f"step-{step}"}
+        outcome = run(recipe, resume=True)
+        assert outcome.finished
+        assert outcome.before is not None
+        assert steps_of(recipe) == [1, 2]
+        assert steps_of(recipe, "evaluations") == [0, 2]
+
+
+def fail_from(tmp_path: Path, recipe: Recipe, step: int) -> None:
+    """Run until the evaluation of `step`, whose reward fails, then mend the reward."""
+    with pytest.MonkeyPatch.context() as patch:
+        evaluate = Session.evaluate
+
+        def evaluating(self: Session, *args: Any) -> Any:
+            if self.done.step == step:
+                (tmp_path / "fail").touch()
+            return evaluate(self, *args)
+
+        patch.setattr(Session, "evaluate", evaluating)
+        with pytest.raises(RunError, match=rf"judge away[\s\S]*checkpoint of step {step} is good"):
+            run(recipe)
+    (tmp_path / "fail").unlink()
+
+
+FULL = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def full_log(name: str) -> Callable[[pytest.MonkeyPatch, list[bool]], None]:
+    def inject(patch: pytest.MonkeyPatch, full: list[bool]) -> None:
+        write = os.write
+
+        def writing(fd: int, data: bytes) -> int:
+            if full and os.readlink(f"/proc/self/fd/{fd}").endswith(name):
+                write(fd, data[: len(data) // 2])
+                raise FULL
+            return write(fd, data)
+
+        patch.setattr(os, "write", writing)
+
+    return inject
+
+
+def full_samples(patch: pytest.MonkeyPatch, full: list[bool]) -> None:
+    replace = os.replace
+
+    def replacing(source: Any, target: Any) -> None:
+        if full and "samples" in str(target):
+            raise FULL
+        replace(source, target)
+
+    patch.setattr(os, "replace", replacing)
+
+
+def full_export(name: str, error: Exception) -> Callable[[pytest.MonkeyPatch, list[bool]], None]:
+    def inject(patch: pytest.MonkeyPatch, full: list[bool]) -> None:
+        def saving(model: Any, folder: Path) -> None:
+            if full and folder.name == name:
+                raise error
+            save_pretrained(model, folder)
+
+        patch.setattr(session, "save_pretrained", saving)
+
+    return inject
+
+
+@pytest.mark.parametrize(
+    ("inject", "what"),
+    [
+        (full_log("metrics.jsonl"), "metrics.jsonl cannot be written: No space left on device"),
+        (full_log("evaluations.jsonl"), "evaluations.jsonl cannot be written: No space left on device"),
+        (full_log("trace.json"), "trace.json cannot be written: No space left on device"),
+        (full_samples, r"step-000003\.jsonl cannot be written: No space left on device"),
+        (full_export("best", FULL), r"best weights so far cannot be written to .*best: .*No space left"),
+        (
+            full_export("final", SafetensorError("No space left")),
+            r"final weights cannot be written to .*final: No space",
+        ),
+    ],
+    ids=["metrics", "evaluations", "trace", "samples", "best", "final"],
+)
+def test_a_full_disk_is_said_and_the_run_goes_on_from_the_checkpoint_that_is_named(
+    make_recipe: MakeRecipe, tmp_path: Path, inject: Callable[[pytest.MonkeyPatch, list[bool]], None], what: str
+) -> None:
+    """The disk is full in the third and last step. The reward makes each evaluation better than the one before."""
+    counting = "n = here / 'calls'; k = len(n.read_text()) if n.exists() else 0\n"
+    write_reward(
+        tmp_path, f"{counting}    n.write_text('x' * (k + 1))\n    if evaluates: return [float(k)] * len(completions)"
+    )
+    recipe = make_recipe(steps=3, **{"checkpoint.every": 1, "evaluation.items": 2, "evaluation.every": 1})
+    full: list[bool] = []
+    run_step = api.train_session.__globals__["run_step"]
+
+    def fill(opened: Session) -> Any:
+        if opened.done.step == 2:
+            full.append(True)
+        return run_step(opened)
+
+    with pytest.MonkeyPatch.context() as patch:
+        inject(patch, full)
+        patch.setitem(api.train_session.__globals__, "run_step", fill)
+        with pytest.raises(RunError, match=what) as caught:
+            run(recipe)
+    good = max(checkpoints_of(recipe), key=lambda name: int(name.removeprefix("step-")))
+    assert good in ("step-2", "step-3")
+    assert f"{recipe.run_dir}/checkpoints/{good}" in str(caught.value)
+    assert str(caught.value).count("is good") == 1
+    assert run(recipe, resume=True).finished
+    assert steps_of(recipe) == [1, 2, 3]
+    assert steps_of(recipe, "evaluations") == [0, 1, 2, 3]
+
+
+def test_a_full_disk_in_a_save_is_said_once(make_recipe: MakeRecipe, monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe = make_recipe(steps=3, **{"checkpoint.every": 2})
+    written: list[Any] = []
+
+    def writing(*args: Any) -> Any:
+        written.append(args)
+        if len(written) > 1:
+            raise FULL
+        return write_tensor_file(*args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(store, "write_tensor_file", writing)
+        with pytest.raises(RunError, match=r"^the checkpoint of step 3 cannot be written .*No space left") as caught:
+            run(recipe)
+    assert len(written) == 2, "one try"
+    assert str(caught.value).count("good") == 1
+    assert f"the last good one is step 2, {recipe.run_dir}/checkpoints/step-2" in str(caught.value)
+    assert run(recipe, resume=True).finished
+    assert steps_of(recipe) == [1, 2, 3]
+
+
+def test_items_that_are_gone_are_asked_again_and_the_evaluation_counts_once(make_recipe: MakeRecipe) -> None:
+    recipe = make_recipe(steps=1, **{"evaluation.items": 2})
+    outcome = run(recipe)
+    for path in (recipe.run_dir / "samples").glob("eval-*"):
+        path.write_text("")
+    again = run(recipe, resume=True)
+    assert again.before is None
+    assert again.after == outcome.after
+    assert steps_of(recipe, "evaluations") == [0, 1]
+
+
+# -- stopped
+
+
+def test_a_signal_in_an_evaluation_leaves_it(
+    make_recipe: MakeRecipe, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Before the first step, and after the last one: no step is lost, and --resume makes up for the evaluation."""
+    stop = "if evaluates and (here / 'stop').exists(): (here / 'stop').unlink(); os.kill({pid}, signal.SIGTERM)"
+    write_reward(tmp_path, stop.replace("{pid}", str(os.getpid())))
+    # One sample at a time, so that the first item's reward is asked for while others are still to be answered.
+    recipe = make_recipe(steps=1, **{"evaluation.items": 8, "sampling.max_running": 1, "data.size": 4})
+    (tmp_path / "stop").touch()
+    outcome = run(recipe)
+    assert (outcome.finished, outcome.step, outcome.before) == (False, 0, None)
+    assert "leaving the evaluation before the first step; once more to leave at once" in capsys.readouterr().err
+
+    with pytest.MonkeyPatch.context() as patch:
+        save = Session.save
+        patch.setattr(Session, "save", lambda self: (save(self), (tmp_path / "stop").touch()))
+        outcome = run(recipe, resume=True)
+    assert (outcome.finished, outcome.step, outcome.after) == (False, 1, None)
+    assert "leaving the last evaluation" in capsys.readouterr().err
+    assert checkpoints_of(recipe) == {"step-1"}
+    outcome = run(recipe, resume=True)
+    assert outcome.finished
+    assert outcome.after is not None
+    assert steps_of(recipe) == [1]
+    assert steps_of(recipe, "evaluations") == [0, 1]
+
+
+def test_two_signals(make_recipe: MakeRecipe, tmp_path: Path) -> None:
+    """The first is answered with what will be done, the second with what is good, and code 130."""
+    write_reward(tmp_path, "(here / 'busy').touch(); import time; time.sleep(60 if (here / 'hang').exists() else 0)")
+    recipe = make_recipe(steps=3, **{"checkpoint.every": 1})
+    path = tmp_path / "recipe.yaml"
+    path.write_text(json.dumps(recipe.model_dump(mode="json")))
+    run(make_recipe(steps=1, **{"checkpoint.every": 1}))
+    (tmp_path / "busy").unlink()
+    (tmp_path / "hang").touch()
+    command = [sys.executable, "-m", "plait", "train", str(path), "--resume"]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
+    assert process.stderr is not None
+    try:
+        deadline = time.monotonic() + 120
+        while not (tmp_path / "busy").exists() and time.monotonic() < deadline:
+            time.sleep(0.02)
+        process.send_signal(signal.SIGINT)
+        assert process.stderr.readline() == "finishing step 2, then saving; once more to leave at once\n"
+        process.send_signal(signal.SIGINT)
+        rest = process.communicate(timeout=60)[1]
+    finally:
+        process.kill()
+    assert process.returncode == 130
+    where = f"{recipe.run_dir}/checkpoints/step-1"
+    assert rest == f"left at once; the checkpoint of step 1 is good ({where}); go on from it with --resume\n"
