@@ -13,6 +13,7 @@ columns.
 from __future__ import annotations
 
 import argparse
+import sys
 import time
 
 from schedule.published import PROBLEMS, Problem
@@ -56,7 +57,7 @@ def table(problems: list[Problem], options: argparse.Namespace) -> None:
         )
         best, bound = found.score, found.lower_bound
         reached = next((x.seconds for x in course if x.makespan <= bound * (1 + 1e-9)), None)
-        leanest = next((x.seconds for x in course if (x.makespan, x.peak_memory) <= last(course)), 0.0)
+        leanest = since(course) if course else 0.0
         at_bound += reached is not None or best.makespan == bound
         lean += best.worst_peak <= p.peak_memory + 1e-9
         exact = ""
@@ -78,8 +79,13 @@ def table(problems: list[Problem], options: argparse.Namespace) -> None:
     print(f", with OR-Tools at the bound on {exact_at_bound}" if options.exact_seconds and available() else "")
 
 
-def last(course: list[Progress]) -> tuple[float, float]:
-    return (course[-1].makespan * (1 + 1e-9), course[-1].peak_memory * (1 + 1e-9))
+def since(course: list[Progress]) -> float:
+    """When the last schedule was found."""
+    end = course[-1]
+    same = (
+        x for x in course if x.makespan <= end.makespan * (1 + 1e-9) and x.peak_memory <= end.peak_memory * (1 + 1e-9)
+    )
+    return next(same).seconds
 
 
 def optima(count: int, seconds: float, seed: int) -> None:
@@ -100,6 +106,8 @@ def optima(count: int, seconds: float, seed: int) -> None:
             equal += 1
         else:
             missed.append(f"{number}: {found.score.makespan:g} instead of {solved.bound:g}")
+        if sys.stderr.isatty():
+            print(f"\r{number + 1 - seed} of {count}, missed {len(missed)}", end="", file=sys.stderr)
     proven = count - unproven
     print(
         f"random problems: the search in {seconds:g} s found the optimum in {equal} of {proven} ({equal / proven:.1%})"

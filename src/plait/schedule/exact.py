@@ -28,11 +28,14 @@ _SCALE_LIMIT = 10**6
 
 @dataclass(frozen=True, slots=True)
 class Solved:
-    """What the solver knows: the best order, a proven lower bound of the makespan, whether the order attains it."""
+    """What the solver knows: the best order, a proven lower bound of the makespan, whether the order attains it, and
+    whether Ctrl-C ended the solving.
+    """
 
     order: Ints | None
     bound: float
     proven: bool
+    interrupted: bool = False
 
 
 def available() -> bool:
@@ -55,20 +58,21 @@ def search_exact(
     A fifth of the time goes to the search, whose schedule the solver starts from; the solver proves or improves the
     makespan and takes what is left for the memory. Raises `ConfigError` when OR-Tools is missing.
     """
+    _cp_model()
     began = time.monotonic()
     found = search(workload, seconds / 5, seed=seed, on_progress=on_progress)
     if found.stopped_by in ("bounds", "interrupted"):
         return found
     t = tables_of(workload)
     best = order_of(workload, found.schedule)
-    proven, bound = found.proven, found.lower_bound
+    proven, bound, interrupted = found.proven, found.lower_bound, False
     if not proven:
         solved = minimise_makespan(workload, seconds - (time.monotonic() - began), best, seed=seed, workers=workers)
         bound = max(bound, solved.bound)
         best = _better(workload, t, best, solved.order)
-        proven = solved.proven
+        proven, interrupted = solved.proven, solved.interrupted
     left = seconds - (time.monotonic() - began)
-    if left > 0.1:
+    if left > 0.1 and not interrupted:
         makespan = score_order(workload, t, best).makespan
         best = _better(workload, t, best, minimise_memory(workload, makespan, left, best, seed=seed, workers=workers))
     return Found(
@@ -78,7 +82,7 @@ def search_exact(
         proven,
         time.monotonic() - began,
         found.moves,
-        "bounds" if proven else "time",
+        "interrupted" if interrupted else "time",
     )
 
 
@@ -93,9 +97,11 @@ def minimise_makespan(
     model.cp.Minimize(model.makespan)
     status, solver = model.solve(seconds, seed, workers)
     bound = max(solver.BestObjectiveBound() / model.scale, lower_bound(workload)) if model.exact else 0.0
+    # The solver catches Ctrl-C itself and returns what it has, before its time.
+    interrupted = status != "optimal" and solver.WallTime() < 0.9 * seconds
     if not status:
-        return Solved(None, bound, False)
-    return Solved(model.order(solver), bound, model.exact and status == "optimal")
+        return Solved(None, bound, False, interrupted)
+    return Solved(model.order(solver), bound, model.exact and status == "optimal", interrupted)
 
 
 def minimise_memory(

@@ -136,7 +136,10 @@ class Timeline:
             memory = tuple(
                 MemoryPoint(**dict(zip(record["memory_fields"], row, strict=True))) for row in record["memory"]
             )
-            return cls(spans, memory, record["source"])
+            source = record["source"]
+            if source not in ("predicted", "measured"):
+                raise ValueError(f"source {source!r}")
+            return cls(spans, memory, source)
         except (KeyError, TypeError, ValueError) as error:
             raise DataError(f"{name}: a row of the timeline does not fit its fields: {error}") from error
 

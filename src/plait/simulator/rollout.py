@@ -208,7 +208,15 @@ class _Instance:
 
 
 class _Rollout:
-    def __init__(self, requests, limits, step_s, scoring, fusion, model):
+    def __init__(
+        self,
+        requests: Sequence[Sequence[Request]],
+        limits: Limits,
+        step_s: Callable[[Step], float],
+        scoring: Scoring | None,
+        fusion: Fusion | None,
+        model: str,
+    ):
         self.step_s, self.scoring, self.fusion, self.model = step_s, scoring, fusion, model
         self.instances = [_Instance(number, SimulatedEngine(limits)) for number in range(len(requests))]
         self.tokens: dict[tuple[int, int], int] = {}
@@ -227,7 +235,8 @@ class _Rollout:
         self.now = self.generation_s = 0.0
         self.link_free = [0.0] * len(self.instances)
         self.migration: Migration | None = None
-        self.unscored = {role: [] for role in scoring.roles} if scoring else {}
+        roles = scoring.roles if scoring is not None else ()
+        self.unscored: dict[str, list[tuple[int, int]]] = {role: [] for role in roles}
 
     def run(self) -> None:
         for instance in self.instances:
@@ -347,7 +356,16 @@ class _Rollout:
         instance.num_scores += 1
         self.occupy(instance, name, Kind.SCORE, self.scoring.seconds(role, tokens), role, tokens, lambda: None)
 
-    def occupy(self, instance, name, kind, seconds, role, tokens, then) -> None:
+    def occupy(
+        self,
+        instance: _Instance,
+        name: str,
+        kind: Kind,
+        seconds: float,
+        role: str,
+        tokens: int,
+        then: Callable[[], None],
+    ) -> None:
         """Keep the instance's compute lane busy; what comes `then` is done at the end, and the instance goes on."""
         end = self.now + seconds
         self.spans.append(
