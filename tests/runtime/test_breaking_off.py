@@ -19,6 +19,7 @@ from safetensors import SafetensorError
 from plait.checkpoint import store
 from plait.cli.dry_run import dry_run
 from plait.errors import ConfigError, ModelError, PlaitError, RunError
+from plait.generation.engine import Engine
 from plait.models.language_model import save_pretrained
 from plait.models.tensor_file import write_tensor_file
 from plait.observe.run_log import read_rows
@@ -197,6 +198,26 @@ def test_the_last_whole_step_is_saved_when_a_reward_fails(make_recipe: MakeRecip
     ).read_bytes()
 
 
+def test_the_evaluation_before_the_first_step_outlives_a_failure_in_it(
+    make_recipe: MakeRecipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_reward(tmp_path, "if (here / 'fail').exists(): raise ValueError('service away')")
+    recipe = make_recipe(steps=1, **{"evaluation.items": 2})
+    record = Session.record_evaluation
+    with monkeypatch.context() as patch:
+        patch.setattr(Session, "record_evaluation", lambda *a: (record(*a), (tmp_path / "fail").touch()))
+        with pytest.raises(RunError, match=r"service away[\s\S]*no step is saved; --resume begins again at step 1"):
+            run(recipe)
+    (tmp_path / "fail").unlink()
+    evaluated: list[int] = []
+    evaluate = Session.evaluate
+    monkeypatch.setattr(Session, "evaluate", lambda self, *a: (evaluated.append(self.done.step), evaluate(self, *a))[1])
+    outcome = run(recipe, resume=True)
+    assert evaluated == [1]
+    assert outcome.before is not None
+    assert steps_of(recipe, "evaluations") == [0, 1]
+
+
 def test_no_step_is_saved_from_within_training(make_recipe: MakeRecipe, tmp_path: Path) -> None:
     (tmp_path / "flow.py").write_text(
         "import pathlib\n"
@@ -371,22 +392,35 @@ def test_items_that_are_gone_are_asked_again_and_the_evaluation_counts_once(make
 
 
 def test_a_signal_in_an_evaluation_leaves_it(
-    make_recipe: MakeRecipe, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    make_recipe: MakeRecipe, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Before the first step, and after the last one: no step is lost, and --resume makes up for the evaluation."""
-    stop = "if evaluates and (here / 'stop').exists(): (here / 'stop').unlink(); os.kill({pid}, signal.SIGTERM)"
-    write_reward(tmp_path, stop.replace("{pid}", str(os.getpid())))
-    # One sample at a time, so that the first item's reward is asked for while others are still to be answered.
-    recipe = make_recipe(steps=1, **{"evaluation.items": 8, "sampling.max_running": 1, "data.size": 4})
-    (tmp_path / "stop").touch()
+    recipe = make_recipe(steps=1, **{"evaluation.items": 3})
+    at_step, done_steps = [0], [-1]
+    evaluate, engine_step = Session.evaluate, Engine.step
+
+    def evaluating(self: Session, *args: Any) -> Any:
+        done_steps[0] = self.done.step
+        try:
+            return evaluate(self, *args)
+        finally:
+            done_steps[0] = -1
+
+    def stepping(self: Engine) -> Any:
+        if done_steps == at_step:
+            at_step[0] = -2
+            os.kill(os.getpid(), signal.SIGTERM)
+        return engine_step(self)
+
+    monkeypatch.setattr(Session, "evaluate", evaluating)
+    monkeypatch.setattr(Engine, "step", stepping)
     outcome = run(recipe)
     assert (outcome.finished, outcome.step, outcome.before) == (False, 0, None)
     assert "leaving the evaluation before the first step; once more to leave at once" in capsys.readouterr().err
+    assert steps_of(recipe, "evaluations") == []
 
-    with pytest.MonkeyPatch.context() as patch:
-        save = Session.save
-        patch.setattr(Session, "save", lambda self: (save(self), (tmp_path / "stop").touch()))
-        outcome = run(recipe, resume=True)
+    at_step[0] = 1
+    outcome = run(recipe, resume=True)
     assert (outcome.finished, outcome.step, outcome.after) == (False, 1, None)
     assert "leaving the last evaluation" in capsys.readouterr().err
     assert checkpoints_of(recipe) == {"step-1"}

@@ -10,6 +10,7 @@ import pytest
 
 from plait.errors import FlowError
 from plait.observe.run_log import read_rows
+from plait.observe.trackers import Trackers
 from plait.runtime.api import export_checkpoint, run
 from plait.runtime.recipe import Recipe
 
@@ -106,6 +107,18 @@ def test_what_reward_functions_log(make_recipe: MakeRecipe, tmp_path: Path) -> N
     again = run(recipe, resume=True)
     assert again.after is not None
     assert again.after.metrics() == outcome.after.metrics(), "read back from the logs"
+
+
+@pytest.mark.parametrize("every", [0, 1])
+def test_trackers_get_each_step_once_and_the_last_evaluation_with_the_last_step(
+    make_recipe: MakeRecipe, monkeypatch: pytest.MonkeyPatch, every: int
+) -> None:
+    logged: list[tuple[int, bool, bool]] = []
+    monkeypatch.setattr(
+        Trackers, "log", lambda self, step, row: logged.append((step, "reward" in row, "eval/reward" in row))
+    )
+    run(make_recipe(steps=2, **{"evaluation.items": 2, "evaluation.every": every}))
+    assert logged == [(0, False, True), (1, True, every == 1), (2, True, True)]
 
 
 FLOWS = """

@@ -49,9 +49,9 @@ class Records:
         return self
 
     def __exit__(self, *details: object) -> None:
-        if self._late:
-            self._track(self.last_step, self._late)
-        self._stack.close()
+        with self._stack:
+            if self._late:
+                self._track(self.last_step, self._late)
 
     def write_step(
         self, step: int, state: StepState, metrics: Mapping[str, float], spans: Iterable[TraceEvent]
