@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 
 from plait.errors import ConfigError
-from plait.schedule import kernels
+from plait.schedule import engines, kernels
 from plait.schedule.bounds import data_parallel_ideal, lower_bound, memory_bound, simple_bound
 from plait.schedule.evaluate import score, score_order, serial_makespan
 from plait.schedule.exact import available, minimise_makespan, minimise_memory, search_exact
@@ -168,9 +168,9 @@ def test_ten_thousand_swaps_on_critical_arcs_never_deadlock():
     for _ in range(10_000):
         makespan = kernels.evaluate(t, order, np.inf, end, scratch)
         assert makespan < np.inf
-        slot = kernels._critical_slot(t, order, slot_of, end, makespan, state)
-        if slot >= 0 and kernels._reach(t, order, t.cap, slot, slot - 1) == slot - 1:
-            kernels._shift(order, slot_of, slot, slot - 1)
+        slot = engines._critical_slot(t, order, slot_of, end, makespan, state)
+        if slot >= 0 and engines._reach(t, order, t.cap, slot, slot - 1) == slot - 1:
+            engines._shift(order, slot_of, slot, slot - 1)
             swapped += 1
     assert swapped > 9_000
 
@@ -227,16 +227,16 @@ def test_the_twins_in_plain_python_search_alike():
         "w = fused_workload((2, 2), (3, 3), [[3, 4], [2, 5]], [[5, 3], [4, 4]], (2, 3), 7)\n"
         "hunt = __import__('plait.schedule.search', fromlist=['x'])._Hunt(w, 3)\n"
         "import numpy as np\n"
-        "from plait.schedule import kernels as k\n"
+        "from plait.schedule import engines as e, kernels as k\n"
         "t, s = hunt.t, np.asarray([5, 7])\n"
         "best = hunt.best.copy()\n"
-        "out = [k.anneal(t, hunt.best.copy(), t.cap, 0.0, 60, 3.0, 0.1, s, best), best.tolist()]\n"
-        "out += [k.squeeze(t, hunt.best.copy(), 2.0, 1e9, 60, 3.0, 0.1, s, best), best.tolist()]\n"
+        "out = [e.anneal(t, hunt.best.copy(), t.cap, 0.0, 60, 3.0, 0.1, s, best), best.tolist()]\n"
+        "out += [e.squeeze(t, hunt.best.copy(), 2.0, 1e9, 60, 3.0, 0.1, s, best), best.tolist()]\n"
         "end = np.zeros(hunt.n)\n"
         "k.evaluate(t, hunt.best, np.inf, end, np.zeros(6, np.int64))\n"
-        "out += [k.wander(t, end - t.seconds, t.cap, 0.0, 60, 3.0, 0.1, s, best), best.tolist()]\n"
+        "out += [e.wander(t, end - t.seconds, t.cap, 0.0, 60, 3.0, 0.1, s, best), best.tolist()]\n"
         "found = np.asarray([hunt.makespan, hunt.peak])\n"
-        "out += [k.evolve(t, t.cap, hunt.bound, hunt.lean, 60, s, hunt.pool, hunt.pool_score, found, best)]\n"
+        "out += [e.evolve(t, t.cap, hunt.bound, hunt.lean, 60, s, hunt.pool, hunt.pool_score, found, best)]\n"
         "out += [best.tolist(), found.tolist(), hunt.pool.sum().item(), s.tolist()]\n"
         "print([tuple(map(float, o)) if isinstance(o, tuple) else o for o in out])\n"
     )

@@ -63,7 +63,7 @@ class Action:
     rank:    the rank (or tensor-parallel group that acts as one) that runs it
     samples: ids of the samples it works on, where they are known in advance
     waits:   ids of the actions that must have ended before it starts, besides those ahead of it in its lane
-    bytes:   bytes that it moves, or leaves allocated where `workload` says so
+    bytes:   bytes that it moves between ranks, 0 where it moves none or nobody has said
     """
 
     kind: Kind

@@ -1,9 +1,9 @@
 """Search for a short, then lean, fused schedule; needs no solver.
 
-Four engines work by turns on the best schedule known: dispatch rules that evolve (`kernels.evolve`), annealing on
-critical arcs (`kernels.anneal`; both from RLHFuse's paper notes, B5), annealing on keys that any decode fits the memory
-caps (`kernels.wander`), and, once the makespan stands, annealing of the memory above a goal that sinks
-(`kernels.squeeze`). The order of turns and every random number follow from the seed, so a search that ends by
+Four engines work by turns on the best schedule known: dispatch rules that evolve (`engines.evolve`), annealing on
+critical arcs (`engines.anneal`; both from RLHFuse's paper notes, B5), annealing on keys that any decode fits the memory
+caps (`engines.wander`), and, once the makespan stands, annealing of the memory above a goal that sinks
+(`engines.squeeze`). The order of turns and every random number follow from the seed, so a search that ends by
 `max_moves`, or at both bounds, gives the same schedule every time.
 """
 
@@ -17,12 +17,13 @@ from typing import Literal
 import numpy as np
 
 from plait.errors import ConfigError
-from plait.schedule import kernels
+from plait.schedule import engines, kernels
 from plait.schedule.bounds import lower_bound, memory_bound
+from plait.schedule.engines import LEANNESS
 from plait.schedule.evaluate import Score, score_order
 from plait.schedule.generators import one_at_a_time, opposite
 from plait.schedule.greedy import greedy
-from plait.schedule.kernels import LEANNESS, TOLERANCE
+from plait.schedule.kernels import TOLERANCE
 from plait.schedule.pipeline import Workload
 from plait.schedule.schedule import Schedule
 from plait.schedule.tables import Ints, Tables, order_of, schedule_from, tables_of
@@ -190,11 +191,11 @@ class _Hunt:
     def compile(self) -> None:
         """Load or compile the kernels, which may take seconds once, before the clock starts."""
         t, order, keys, state = self.t, self.best.copy(), np.zeros(self.n), self.state.copy()
-        kernels.anneal(t, order, t.cap, self.bound, 0, 1.0, 0.5, state, order.copy())
-        kernels.squeeze(t, order, 0.0, 0.0, 0, 1.0, 0.5, state, order.copy())
-        kernels.wander(t, keys, t.cap, self.bound, 0, 1.0, 0.5, state, order.copy())
+        engines.anneal(t, order, t.cap, self.bound, 0, 1.0, 0.5, state, order.copy())
+        engines.squeeze(t, order, 0.0, 0.0, 0, 1.0, 0.5, state, order.copy())
+        engines.wander(t, keys, t.cap, self.bound, 0, 1.0, 0.5, state, order.copy())
         found = self.evolved_found.copy()
-        kernels.evolve(t, t.cap, self.bound, self.lean, 0, state, self.pool, self.pool_score, found, order)
+        engines.evolve(t, t.cap, self.bound, self.lean, 0, state, self.pool, self.pool_score, found, order)
 
     def turn(self, for_memory: bool) -> None:
         """One turn of one engine: dispatch rules at first and now and then, else an annealer."""
@@ -211,7 +212,7 @@ class _Hunt:
     def breed(self) -> None:
         """Evolve dispatch rules."""
         found = self.evolved_found
-        self.moves += kernels.evolve(
+        self.moves += engines.evolve(
             self.t, self.t.cap, self.bound, self.lean, max(20, 1_000_000 // self.n), self.state,
             self.pool, self.pool_score, found, self.evolved,
         )  # fmt: skip
@@ -228,7 +229,7 @@ class _Hunt:
             descent = self._begin("cool", start.copy(), moves, hot, 25_000_000 // self.n)
         best = self.best.copy()
         moves, hot, cold = descent.leg()
-        _, made = kernels.anneal(self.t, descent.values, self.t.cap, self.bound, moves, hot, cold, self.state, best)
+        _, made = engines.anneal(self.t, descent.values, self.t.cap, self.bound, moves, hot, cold, self.state, best)
         self.moves += made
         self.offer(best)
 
@@ -244,7 +245,7 @@ class _Hunt:
             descent = self._begin("rekey", end - self.t.seconds, moves, hot, 4_000_000 // self.n)
         best = self.best.copy()
         moves, hot, cold = descent.leg()
-        _, made = kernels.wander(self.t, descent.values, self.t.cap, self.bound, moves, hot, cold, self.state, best)
+        _, made = engines.wander(self.t, descent.values, self.t.cap, self.bound, moves, hot, cold, self.state, best)
         self.moves += made
         self.offer(best)
 
@@ -260,7 +261,7 @@ class _Hunt:
         best = self.best.copy()
         moves, hot, cold = descent.leg()
         limit = self.makespan * (1 + TOLERANCE)
-        _, made = kernels.squeeze(self.t, descent.values, goal, limit, moves, hot, cold, self.state, best)
+        _, made = engines.squeeze(self.t, descent.values, goal, limit, moves, hot, cold, self.state, best)
         self.moves += made
         if self.offer(best):
             self.descents.pop("squeeze")
