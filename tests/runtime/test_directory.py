@@ -1,3 +1,4 @@
+import fcntl
 import json
 import os
 import signal
@@ -9,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from plait.errors import ConfigError, RunError
-from plait.observe.run_log import read_rows
+from plait.observe.run_log import RunLog, read_rows, write_rows
 from plait.observe.trace import TraceEvent, TraceWriter, read_trace
 from plait.runtime.directory import RunDirectory
 
@@ -184,3 +185,63 @@ def test_a_log_that_lost_rows_stops_the_resume(tmp_path: Path):
         directory.open_metrics().close()
         with pytest.raises(RunError, match=r"metrics\.jsonl should hold at least 5 bytes.*holds 0"):
             directory.rollback_to({"metrics.jsonl": 5}, 1)
+
+
+def test_evaluations_are_cut_back_by_their_step(tmp_path: Path):
+    """That of the step itself stays, though it may be younger than the checkpoint: it is of the same weights."""
+    with RunDirectory.create(tmp_path, RECIPE) as directory:
+        with RunLog(directory.evaluations_path) as log:
+            for step in (0, 2, 4):
+                log.append({"step": step, "eval/reward": 0.5})
+                write_rows(directory.evaluation_samples_path(step), [{"step": step}])
+        with open(directory.evaluations_path, "a") as file:
+            file.write('{"step": 6, "ev')
+        directory.rollback_to({}, 2)
+        assert [row["step"] for row in read_rows(directory.evaluations_path)] == [0, 2]
+        assert directory.evaluations_path.read_bytes().endswith(b"}\n")
+        assert sorted(path.name for path in (tmp_path / "samples").iterdir()) == [
+            "eval-000000.jsonl",
+            "eval-000002.jsonl",
+        ]
+        directory.rollback_to({}, 0)
+        assert [row["step"] for row in read_rows(directory.evaluations_path)] == [0]
+
+
+def test_a_claim_that_is_not_begun_leaves_no_trace(tmp_path: Path):
+    run = tmp_path / "runs" / "a"
+    with RunDirectory.claim(run) as directory:
+        directory.reward_output_path.write_text("import\n")
+        with pytest.raises(ConfigError, match="is in use by process"):
+            RunDirectory.claim(run)
+    assert list(tmp_path.iterdir()) == []
+    run.mkdir(parents=True)
+    RunDirectory.claim(run).close()
+    assert list(run.iterdir()) == [], "a folder that was there stays"
+
+    RunDirectory.create(run, RECIPE).close()
+    (run / "rewards.log").write_text("old\n")
+    with RunDirectory.claim(run, overwrite=True) as directory, open(directory.reward_output_path, "a") as output:
+        output.write("new\n")
+    assert (run / "recipe.yaml").read_text() == RECIPE
+    assert (run / "rewards.log").read_text() == "old\n"
+    with RunDirectory.claim(run, overwrite=True) as directory:
+        with open(directory.reward_output_path, "a", buffering=1) as output:
+            output.write("imported\n")
+            directory.begin("model: other\n")
+            output.write("scored\n")
+    assert (run / "rewards.log").read_text() == "imported\nscored\n"
+
+
+def test_a_lock_whose_file_was_removed_holds_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Opened before its holder removed it, locked after: whoever comes next would lock another file."""
+    flock = fcntl.flock
+
+    def late(fd: int, operation: int) -> None:
+        (tmp_path / "run.lock").unlink()
+        flock(fd, operation)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(fcntl, "flock", late)
+        with pytest.raises(ConfigError, match="in use by another process"):
+            RunDirectory.claim(tmp_path)
+    RunDirectory.claim(tmp_path).close()
