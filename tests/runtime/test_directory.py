@@ -224,11 +224,11 @@ def test_a_claim_that_is_not_begun_leaves_no_trace(tmp_path: Path):
         output.write("new\n")
     assert (run / "recipe.yaml").read_text() == RECIPE
     assert (run / "rewards.log").read_text() == "old\n"
-    with RunDirectory.claim(run, overwrite=True) as directory:
-        with open(directory.reward_output_path, "a", buffering=1) as output:
-            output.write("imported\n")
-            directory.begin("model: other\n")
-            output.write("scored\n")
+    log = run / "rewards.log"
+    with RunDirectory.claim(run, overwrite=True) as directory, open(log, "a", buffering=1) as output:
+        output.write("imported\n")
+        directory.begin("model: other\n")
+        output.write("scored\n")
     assert (run / "rewards.log").read_text() == "imported\nscored\n"
 
 
