@@ -24,8 +24,8 @@ def set_up(threads: int) -> None:
 
 def keep_freed_memory() -> None:
     """glibc gives large freed blocks back to the kernel, which then clears every page again for the next tensor of that
-    size: a twelfth of a small training step. Blocks from 64 MiB on are still given back. Elsewhere than on glibc nothing
-    is done."""
+    size: a twelfth of a small training step. Blocks from 64 MiB on are still given back. Elsewhere than on glibc
+    nothing is done."""
     if not sys.platform.startswith("linux"):
         return
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
