@@ -69,10 +69,10 @@ def _print_answers(console: Console, number: int, before: Evaluation, after: Eva
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(
-        "question", "answer", "before", "after", title="some answers", title_justify="left", header_style="dim"
-    )
-    for old, new in list(zip(before.samples, after.samples, strict=True))[:number]:
+    title = "the first answers that changed"
+    table = Table("question", "answer", "before", "after", title=title, title_justify="left", header_style="dim")
+    pairs = zip(before.samples, after.samples, strict=True)
+    for old, new in [pair for pair in pairs if pair[0].text != pair[1].text][:number]:
         columns = new.prompt.columns
         texts = (columns.get("prompt"), columns.get("answer"), old.text, new.text)
         table.add_row(*(Text(_text(text)) for text in texts))

@@ -199,7 +199,7 @@ def save_pretrained(model: LanguageModel, folder: str | Path, dtype: str | None 
             shutil.rmtree(leftover)
     try:
         _write_folder(model, work, model.dtype if dtype is None else _dtype(dtype))
-    except OSError:
+    except BaseException:  # a full disk comes out of safetensors as an error of its own
         shutil.rmtree(work, ignore_errors=True)
         raise
     if folder.exists():

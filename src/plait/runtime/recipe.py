@@ -37,14 +37,14 @@ class EvaluationSettings(BaseModel):
 
     every: int = Field(0, ge=0, description="evaluate every so many steps; 0: only before and after")
     items: int = Field(0, ge=0, description="held-out items per evaluation, greedy; 0: no evaluation")
-    show: int = Field(3, ge=0, description="sample answers printed at the end")
+    show: int = Field(6, ge=0, description="sample answers printed at the end")
 
 
 class CheckpointSettings(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    every: int = Field(0, ge=0, description="save every so many steps; 0: only at the end or when stopped")
-    keep_last: int = Field(2, ge=1, description="checkpoints kept, besides the best one")
+    every: int = Field(25, ge=0, description="save every so many steps; 0: only at the end or when stopped")
+    keep_last: int = Field(2, ge=1, description="newest checkpoints kept")
 
 
 class Recipe(BaseModel):
