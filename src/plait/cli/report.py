@@ -70,11 +70,14 @@ def _print_answers(console: Console, number: int, before: Evaluation, after: Eva
     from rich.text import Text
 
     title = "the first answers that changed"
-    table = Table("question", "answer", "before", "after", title=title, title_justify="left", header_style="dim")
+    has_answers = any(sample.prompt.columns.get("answer") is not None for sample in after.samples)
+    heads = ("question", *(("answer",) if has_answers else ()), "before", "after")
+    table = Table(*heads, title=title, title_justify="left", header_style="dim")
     pairs = zip(before.samples, after.samples, strict=True)
     for old, new in [pair for pair in pairs if pair[0].text != pair[1].text][:number]:
         columns = new.prompt.columns
-        texts = (columns.get("prompt"), columns.get("answer"), old.text, new.text)
+        right = (columns.get("answer"),) if has_answers else ()
+        texts = (columns.get("prompt"), *right, old.text, new.text)
         table.add_row(*(Text(_text(text)) for text in texts))
     console.print("\n", table)
 
