@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 from typing import Any
 
@@ -94,9 +95,16 @@ FAMILIES: dict[str, dict[str, Any]] = {
 }
 
 
-@functools.cache
 def tiny_tokenizer() -> PreTrainedTokenizerFast:
-    """A byte-level BPE of about 300 tokens; ids: 0 pad, 1 <|im_start|>, 2 <|im_end|> (EOS). Any text round-trips."""
+    """A byte-level BPE of about 300 tokens; ids: 0 pad, 1 <|im_start|>, 2 <|im_end|> (EOS). Any text round-trips.
+
+    A copy each time: a test may change its template.
+    """
+    return copy.deepcopy(_trained_tokenizer())
+
+
+@functools.cache
+def _trained_tokenizer() -> PreTrainedTokenizerFast:
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
     tokenizer = Tokenizer(models.BPE())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -256,7 +257,7 @@ def test_ctrl_c_returns_the_best_so_far():
     def interrupt(progress):
         calls.append(progress)
         if len(calls) == 3:
-            raise KeyboardInterrupt
+            signal.raise_signal(signal.SIGINT)
 
     problem = PROBLEMS[1]
     found = search(problem.workload, 300.0, on_progress=interrupt)
@@ -264,6 +265,7 @@ def test_ctrl_c_returns_the_best_so_far():
     assert len(calls) == 3
     validate(found.schedule, problem.workload)
     assert found.score.makespan <= problem.greedy
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler, "the handler is given back"
     assert search(problem.workload, 0.0).stopped_by == "time"
 
 

@@ -9,9 +9,12 @@ caps (`engines.wander`), and, once the makespan stands, annealing of the memory 
 
 from __future__ import annotations
 
+import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from types import FrameType
 from typing import Literal
 
 import numpy as np
@@ -86,10 +89,13 @@ def search(
     hunt = _Hunt(workload, seed)
     began = clock()
     stopped_by: Stop = "bounds"
-    try:
+    with interruptible() as interrupted:
         hunt.compile()
         began = clock()
         while not hunt.done(memory):
+            if interrupted():
+                stopped_by = "interrupted"
+                break
             spent = clock() - began
             if spent >= seconds:
                 stopped_by = "time"
@@ -101,12 +107,36 @@ def search(
             hunt.turn(memory and (hunt.at_bound or share > 0.8))
             if on_progress is not None:
                 on_progress(Progress(clock() - began, hunt.makespan, hunt.peak, hunt.bound, hunt.moves))
-    except KeyboardInterrupt:
-        stopped_by = "interrupted"
     spent = clock() - began
     schedule = schedule_from(workload, hunt.t, hunt.best, "fused")
     result = score_order(workload, hunt.t, hunt.best)
     return Found(schedule, result, hunt.bound, hunt.at_bound, spent, hunt.moves, stopped_by)
+
+
+@contextmanager
+def interruptible() -> Iterator[Callable[[], bool]]:
+    """Within it the first Ctrl-C only answers True from then on; a second one interrupts at once.
+
+    A KeyboardInterrupt could be raised, and lost, inside compiled code's callbacks. Outside the main thread no signal
+    arrives, and the answer stays False.
+    """
+    asked = False
+
+    def remember(number: int, frame: FrameType | None) -> None:
+        nonlocal asked
+        if asked:
+            raise KeyboardInterrupt
+        asked = True
+
+    try:
+        old = signal.signal(signal.SIGINT, remember)
+    except ValueError:
+        yield lambda: False
+        return
+    try:
+        yield lambda: asked
+    finally:
+        signal.signal(signal.SIGINT, old)
 
 
 def start_orders(workload: Workload, t: Tables) -> list[Ints]:
