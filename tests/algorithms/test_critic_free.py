@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from plait.algorithms.advantages import centred
-from plait.algorithms.grpo import GRPOOptions
 from plait.algorithms.kl import reward_to_go
 from plait.algorithms.losses import KLEstimator
 from plait.algorithms.reinforce_pp import ReinforcePPOptions, at_each_token, reinforce_pp, whitened
@@ -158,7 +157,7 @@ def test_kl_without_a_reference_names_the_role(flow):
         trace(flow, roles=["actor", "reward"], options=FLOWS[flow](kl_coef=0.1))
 
 
-@pytest.mark.parametrize("options", [GRPOOptions, RLOOOptions, ReinforcePPOptions])
+@pytest.mark.parametrize("options", [RLOOOptions, ReinforcePPOptions])
 def test_a_kl_without_a_gradient_is_refused(options):
     with pytest.raises(ValidationError, match=r"set `options\.kl_estimator` to k2"):
         options(kl_in="loss", kl_estimator="k1")

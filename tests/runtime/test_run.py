@@ -111,6 +111,7 @@ def test_the_reward_rises(make_recipe: MakeRecipe) -> None:
     [
         {"mini_batches": 3, "epochs": 2},
         {"kl_coef": 0.1, "kl_in": "reward", "kl_estimator": "k1"},
+        {"kl_coef": 0.1, "kl_estimator": "k1", "kl_in": "loss"},
         {"kl_coef": 0.1, "kl_estimator": "k2", "aggregation": "token-mean", "clip_high": 0.28},
         {"aggregation": "seq-mean-token-sum-norm", "scale_rewards": False},
     ],
