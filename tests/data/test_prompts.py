@@ -110,12 +110,9 @@ def test_the_row_of_a_prompt_is_not_changed_by_a_system_prompt():
 
 def test_template_arguments_of_a_row_reach_the_template():
     tokenizer = tiny_tokenizer()
-    template = tokenizer.chat_template
-    try:
-        tokenizer.chat_template = "{{ messages[0]['content'] }}/{{ tools[0]['name'] }}/{{ style }}"
-        text = rendered("hi", columns={"tools": [{"name": "sum"}], "chat_template_kwargs": {"style": "x"}})
-    finally:
-        tokenizer.chat_template = template
+    tokenizer.chat_template = "{{ messages[0]['content'] }}/{{ tools[0]['name'] }}/{{ style }}"
+    columns = {"tools": [{"name": "sum"}], "chat_template_kwargs": {"style": "x"}}
+    text = rendered("hi", tokenizer=tokenizer, columns=columns)
     assert text == "hi/sum/x"
 
 

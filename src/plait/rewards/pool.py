@@ -240,17 +240,19 @@ class RewardPool:
         worker.call, worker.deadline = call, time.monotonic() + self.timeout_s
         try:
             worker.process.connection.send_bytes(data)
-        except ConnectionError:  # it died while it was idle: not this call's doing
-            call.lost += 1
-            if call.lost >= _LOST_SENDS:
-                self._died(worker)
-                return
-            self._calls.appendleft(call)
-            self._replace(worker)
+        except ConnectionError:
+            self._lost(worker, call)
 
     def _receive(self, worker: _Worker) -> None:
         try:
             reply = worker.process.receive()
+        except ConnectionResetError:
+            # The other end was closed before it had read what was sent: it had not begun the call.
+            if worker.call is None:
+                self._died(worker)
+            else:
+                self._lost(worker, worker.call)
+            return
         except (EOFError, ConnectionError):
             self._died(worker)
             return
@@ -294,6 +296,15 @@ class RewardPool:
         self._replace(worker)
         assert call is not None, "only workers with a call are looked after"
         self._failed(call, FailureKind.DIED, cause, stack)
+
+    def _lost(self, worker: _Worker, call: Call) -> None:
+        """The worker had died while it was idle, which is not this call's doing: give it to a fresh one."""
+        call.lost += 1
+        if call.lost >= _LOST_SENDS:
+            self._died(worker)
+            return
+        self._calls.appendleft(call)
+        self._replace(worker)
 
     def _replace(self, worker: _Worker) -> None:
         worker.process.kill()
