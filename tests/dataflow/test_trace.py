@@ -56,7 +56,7 @@ def test_the_graph_of_a_flow():
         ("actor.train", CallKind.TRAIN, Grain.BATCH),
     ]
     generate, score, advantages, logprobs, train = graph.nodes
-    assert generate.options == {"greedy": False, "samples_per_prompt": 4}
+    assert generate.options == {"greedy": False, "samples_per_prompt": 4, "resample": None}
     assert [str(node.outputs[0]) for node in graph.nodes[:4]] == [
         "sampling_logprobs[token]",
         "reward_score[sample]",
@@ -65,7 +65,7 @@ def test_the_graph_of_a_flow():
     ]
     assert advantages.inputs == {"0": score.outputs[0]}
     assert train.inputs == {"advantages": advantages.outputs[0], "ref_logprobs": logprobs.outputs[0]}
-    assert train.options == {"mini_batches": 2, "epochs": 3}
+    assert train.options == {"mini_batches": 2, "epochs": 3, "whole_groups": False, "after": 0}
     assert train.fn is loss
     assert all(node.rows == generate.id for node in graph.nodes)
     assert [node.call for node in graph.calls("actor")] == ["actor.generate", "actor.train"]

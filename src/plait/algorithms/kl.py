@@ -15,7 +15,7 @@ import numpy as np
 from plait.algorithms.advantages import FloatArray
 from plait.algorithms.losses import KLEstimator, kl_estimate
 from plait.dataflow import Role, Samples
-from plait.dataflow.trace import ColumnHandle
+from plait.dataflow.handles import ColumnHandle
 from plait.errors import FlowError
 
 

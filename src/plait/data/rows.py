@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -61,12 +62,14 @@ class Rows:
 
     @cached_property
     def sampling_logprobs(self) -> FloatArray:
-        """[R]: what the sampling engine recorded."""
-        flat = [logprob for sample in self.samples for logprob in sample.logprobs]
+        """[R]: what the sampling engine recorded; NaN for given samples, which were not sampled."""
+        parts = [sample.logprobs or (np.nan,) * len(sample.token_ids) for sample in self.samples]
+        flat = [logprob for part in parts for logprob in part]
         assert len(flat) == self.num_tokens, "a sample has not one log-prob per response token"
         return np.array(flat, dtype=np.float64)
 
     def shape_of(self, level: Level) -> tuple[int, ...]:
+        assert level is not Level.BATCH, "a value for the whole batch is no column of rows"
         return (len(self),) if level is Level.SAMPLE else (self.num_tokens,)
 
     def with_column(self, column: Column, values: ArrayLike) -> Rows:
@@ -91,27 +94,37 @@ class Rows:
         return self.select(sorted(range(len(self)), key=key.__getitem__))
 
 
-def evaluate(node: Node, tables: Mapping[int, Rows]) -> FloatArray:
+def evaluate(
+    node: Node, tables: Mapping[int, Rows], batch: Mapping[Column, FloatArray] = MappingProxyType({})
+) -> FloatArray:
     """Run a COMPUTE node's function over the rows that it belongs to.
 
     A SAMPLE column of other rows (a greedy baseline) is matched by prompt uid: a group function gets that prompt's
     values there, a per-sample function needs exactly one of them, a batch function gets all of them.
 
     Args:
-        tables: id of each GENERATE node → its rows, holding every input column of `node`.
+        tables: id of each GENERATE or READ node → its rows, holding every input column of `node`.
+        batch: values for the whole batch so far.
 
     Returns:
-        The new column, [N] or [R] float64, for the rows `node.rows`.
+        The new column, [N] or [R] float64, for the rows `node.rows`; of level BATCH the value, of any shape.
 
     Raises:
         RunError: the function returns another shape than its grain and level ask for, or a value that is not finite.
     """
     assert node.kind is CallKind.COMPUTE, f"{node.call} is not a COMPUTE node"
     assert node.fn is not None, f"{node.call} has no function"
-    rows = tables[node.rows]
     output = node.outputs[0]
-    values = np.empty(rows.shape_of(output.level))
     title = _title(node)
+
+    def arguments(read: Callable[[Column], Any]) -> list[Any]:
+        return [_plain(batch[c]) if c.level is Level.BATCH else read(c) for c in node.inputs.values()]
+
+    if output.level is Level.BATCH:
+        result = node.fn(*arguments(lambda column: _of_batch(column, tables[column.rows])), **node.options)
+        return _checked(result, np.shape(result), "one number or an array of numbers", title)
+    rows = tables[node.rows]
+    values = np.empty(rows.shape_of(output.level))
 
     def put(position: int, result: FloatArray) -> None:
         values[_cell(rows, output.level, position)] = result
@@ -119,17 +132,15 @@ def evaluate(node: Node, tables: Mapping[int, Rows]) -> FloatArray:
     match node.grain:
         case Grain.SAMPLE:
             for position, sample in enumerate(rows.samples):
-                arguments = [_of_sample(column, tables, node, position) for column in node.inputs.values()]
+                found = node.fn(*arguments(partial(_of_sample, tables, node, position)), **node.options)
                 where = f"{title}, sample {sample.uid}"
-                put(position, _checked(node.fn(*arguments, **node.options), *_expected(rows, output, position), where))
+                put(position, _checked(found, *_expected(rows, output, position), where))
         case Grain.GROUP:
             for uid, members in rows.groups.items():
-                arguments = [_of_group(column, tables[column.rows], uid) for column in node.inputs.values()]
-                result = node.fn(*arguments, **node.options)
+                result = node.fn(*arguments(partial(_of_group, tables, uid)), **node.options)
                 _spread(result, rows, output, members, f"{title}, prompt {uid}", put)
         case Grain.BATCH:
-            arguments = [_of_batch(column, tables[column.rows]) for column in node.inputs.values()]
-            result = node.fn(*arguments, **node.options)
+            result = node.fn(*arguments(lambda column: _of_batch(column, tables[column.rows])), **node.options)
             _spread(result, rows, output, range(len(rows)), f"{title}, the whole batch", put)
     return values
 
@@ -143,6 +154,11 @@ def spread_to(column: Column, source: Rows, target: Rows, reader: str) -> FloatA
     return np.array([_only_value(column, source, sample.prompt.uid, reader) for sample in target.samples])
 
 
+def _plain(value: FloatArray) -> Any:
+    """A value for the whole batch as a function gets it: a float, or an array of its own."""
+    return float(value) if value.ndim == 0 else value.copy()
+
+
 def _cell(rows: Rows, level: Level, position: int) -> Any:
     return position if level is Level.SAMPLE else slice(rows.offsets[position], rows.offsets[position + 1])
 
@@ -154,7 +170,7 @@ def _expected(rows: Rows, output: Column, position: int) -> tuple[tuple[int, ...
     return (tokens,), f"one number per response token ({tokens})"
 
 
-def _of_sample(column: Column, tables: Mapping[int, Rows], node: Node, position: int) -> Any:
+def _of_sample(tables: Mapping[int, Rows], node: Node, position: int, column: Column) -> Any:
     rows = tables[node.rows]
     if column.rows != node.rows:
         return _only_value(column, tables[column.rows], rows.samples[position].prompt.uid, _title(node))
@@ -162,7 +178,8 @@ def _of_sample(column: Column, tables: Mapping[int, Rows], node: Node, position:
     return float(value) if column.level is Level.SAMPLE else value.copy()
 
 
-def _of_group(column: Column, rows: Rows, uid: int) -> Any:
+def _of_group(tables: Mapping[int, Rows], uid: int, column: Column) -> Any:
+    rows = tables[column.rows]
     members = rows.groups.get(uid, ())
     if column.level is Level.SAMPLE:
         return rows.columns[column][list(members)]

@@ -4,19 +4,24 @@ Enters: a flow (a function over role handles). Leaves: a `Dataflow`, nodes with 
 Imports nothing of plait but `errors`; no torch.
 """
 
-from plait.dataflow.graph import CallKind, Column, Dataflow, Grain, Level, Node
-from plait.dataflow.trace import Prompts, Role, Samples, per_batch, per_group, per_sample, trace
+from plait.dataflow.graph import CallKind, Column, Dataflow, Grain, Level, Node, Resample
+from plait.dataflow.handles import Generated, Given, Prompts, Role, Samples
+from plait.dataflow.trace import carried, per_batch, per_group, per_sample, trace
 
 __all__ = [
     "CallKind",
     "Column",
     "Dataflow",
+    "Generated",
+    "Given",
     "Grain",
     "Level",
     "Node",
     "Prompts",
+    "Resample",
     "Role",
     "Samples",
+    "carried",
     "per_batch",
     "per_group",
     "per_sample",

@@ -21,10 +21,16 @@ class Grain(StrEnum):
 
 class CallKind(StrEnum):
     GENERATE = "generate"
+    READ = "read"
+    """Given samples of the data set: examples, or pairs of a chosen and a rejected one."""
     SCORE = "score"
     TRAIN = "train"
     COMPUTE = "compute"
     """A pure function over columns, run where the rows live."""
+    CARRIED = "carried"
+    """A value kept from step to step, as it is in this step."""
+    BECOMES = "becomes"
+    """What a carried value is in the next step."""
 
 
 class Level(StrEnum):
@@ -33,11 +39,14 @@ class Level(StrEnum):
     SAMPLE = "sample"
     TOKEN = "token"
     """One number per response token."""
+    BATCH = "batch"
+    """One number, or an array of a fixed shape, for the whole batch."""
 
 
 @dataclass(frozen=True)
 class Column:
-    """A named value of the graph: one number per sample or per response token of the rows that node `rows` made."""
+    """A named value of the graph: one number per sample or per response token of the rows that node `rows` made, or
+    one for the whole batch, which belongs to no rows (`rows` is then its producer)."""
 
     name: str
     level: Level
@@ -58,13 +67,29 @@ class Node:
     grain: Grain
     role: str | None
     rows: int
-    """Id of the GENERATE node whose samples this call reads; its own id for a GENERATE node."""
+    """Id of the GENERATE or READ node whose samples this call reads; its own id for such a node, and for one that reads
+    no samples."""
     inputs: Mapping[str, Column] = field(default_factory=dict)
     """Argument name → column."""
     outputs: tuple[Column, ...] = ()
     fn: Callable[..., Any] | None = None
     """The loss of a TRAIN node, the function of a COMPUTE node."""
     options: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Resample:
+    """Dynamic sampling: draw further prompts until enough groups are worth training on (DAPO, arXiv 2503.14476, §3.2).
+
+    Groups that `keep` refuses are left out of the step; the prompts of the next ones take their places, until the
+    step has its number of groups or `max_rounds` rounds were drawn. What a round draws too many is left out too.
+    """
+
+    keep: Callable[[Any], bool]
+    """Rewards of a group, [samples] float64 → whether it stays."""
+    reward: Any
+    """The role whose score decides; in a traced graph its name."""
+    max_rounds: int = 10
 
 
 @dataclass(frozen=True)
@@ -82,10 +107,20 @@ class Dataflow:
     def calls(self, role: str) -> tuple[Node, ...]:
         return tuple(node for node in self.nodes if node.role == role)
 
-    def optimizer_steps(self, role: str) -> int:
-        """Optimizer steps of a role in one training step."""
-        trained = [node for node in self.calls(role) if node.kind is CallKind.TRAIN]
-        return sum(node.options["mini_batches"] * node.options["epochs"] for node in trained)
+    def of_kind(self, kind: CallKind) -> tuple[Node, ...]:
+        return tuple(node for node in self.nodes if node.kind is kind)
+
+    def call_kinds(self, role: str) -> frozenset[str]:
+        """What the flow asks of a role: `generate`, `logprobs`, `values`, `score`, `train`."""
+        return frozenset(node.call.split("#")[0].removeprefix(f"{role}.") for node in self.calls(role))
+
+    def optimizer_steps(self, role: str, steps: int = 1) -> int:
+        """Optimizer steps of a role in the first `steps` training steps."""
+        return sum(
+            max(0, steps - node.options["after"]) * node.options["mini_batches"] * node.options["epochs"]
+            for node in self.calls(role)
+            if node.kind is CallKind.TRAIN
+        )
 
     def __str__(self) -> str:
         """One line per node: `3 ref.logprobs  per sample  (0) -> ref_logprobs[token]`."""

@@ -1,0 +1,63 @@
+"""Collects the nodes of a flow while it is traced. One trace at a time per thread of control."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
+from typing import Any
+
+from plait.dataflow.graph import CallKind, Column, Grain, Level, Node
+from plait.errors import FlowError
+
+_CURRENT: ContextVar[Tracer] = ContextVar("plait.dataflow.tracer")
+
+
+class Tracer:
+    """Collects the nodes of one trace and keeps call names unique."""
+
+    def __init__(self) -> None:
+        self.nodes: list[Node] = []
+
+    def add(
+        self,
+        call: str,
+        kind: CallKind,
+        grain: Grain,
+        *,
+        role: str | None = None,
+        rows: int | None = None,
+        inputs: dict[str, Column] | None = None,
+        outputs: tuple[tuple[str, Level], ...] = (),
+        fn: Callable[..., Any] | None = None,
+        options: dict[str, Any] | None = None,
+    ) -> Node:
+        used = {node.call for node in self.nodes}
+        unique = next(name for name in (call, *(f"{call}#{i}" for i in range(2, len(used) + 3))) if name not in used)
+        node_id = len(self.nodes)
+        rows = node_id if rows is None else rows
+        columns = tuple(Column(name, level, node_id, rows) for name, level in outputs)
+        node = Node(node_id, unique, kind, grain, role, rows, inputs or {}, columns, fn, options or {})
+        self.nodes.append(node)
+        return node
+
+
+@contextlib.contextmanager
+def tracing(tracer: Tracer) -> Iterator[Tracer]:
+    token = _CURRENT.set(tracer)
+    try:
+        yield tracer
+    finally:
+        _CURRENT.reset(token)
+
+
+def current(what: str) -> Tracer:
+    """The tracer of the flow under way.
+
+    Raises:
+        FlowError: no flow is being traced; `what` names the call that needs one.
+    """
+    try:
+        return _CURRENT.get()
+    except LookupError:
+        raise FlowError(f"{what} belongs inside a flow, which is run to be traced") from None
