@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from plait.models.language_model import save_pretrained
-from plait.runtime.recipe import Recipe, load_recipe
+from plait.runtime.recipe import Recipe
+from plait.runtime.recipe_file import load_recipe
 from tests.models.tiny import tiny_model, tiny_tokenizer
 
 REWARD = """

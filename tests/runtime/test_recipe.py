@@ -9,7 +9,8 @@ from pydantic import BaseModel
 
 from plait.algorithms.grpo import GRPOOptions
 from plait.errors import ConfigError
-from plait.runtime.recipe import Recipe, load_recipe, parse_overrides, validate_options
+from plait.runtime.recipe import Recipe
+from plait.runtime.recipe_file import load_recipe, parse_overrides, validate_options
 
 RECIPES = sorted((Path(__file__).parents[2] / "recipes").glob("*.yaml"))
 BASE = [("model", "m"), ("data.source", "d.jsonl")]

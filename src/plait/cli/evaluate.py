@@ -30,7 +30,7 @@ def evaluate(*tokens: Annotated[str, Parameter(allow_leading_hyphen=True)]) -> i
     """
     path, overrides, flags = train.read_recipe("eval", tokens, FLAGS)
 
-    from plait.runtime.recipe import load_recipe
+    from plait.runtime.recipe_file import load_recipe
 
     recipe = greedy(load_recipe(path, overrides))
     if recipe.evaluation.items == 0:

@@ -21,7 +21,7 @@ def train(*tokens: Annotated[str, Parameter(allow_leading_hyphen=True)]) -> int:
     """Train a model: generate, score, learn, again and again."""
     path, overrides, flags = read_recipe("train", tokens, FLAGS)
 
-    from plait.runtime.recipe import load_recipe
+    from plait.runtime.recipe_file import load_recipe
 
     loaded = load_recipe(path, overrides)
     if "--dry-run" in flags:
@@ -44,7 +44,7 @@ def read_recipe(
     Raises:
         ConfigError: there is neither a recipe nor a key, or a token is not understood.
     """
-    from plait.runtime.recipe import parse_overrides
+    from plait.runtime.recipe_file import parse_overrides
 
     given = {token for token in tokens if token in flags}
     rest = [token for token in tokens if token not in flags]
@@ -57,7 +57,7 @@ def read_recipe(
 def options() -> Iterator[Option]:
     """Flags, the keys of a recipe, and those of the built-in algorithms."""
     from plait.runtime.algorithm import BUILT_IN, load_flow, options_class
-    from plait.runtime.recipe import describe_keys
+    from plait.runtime.recipe_file import describe_keys
 
     for flag, text in FLAGS.items():
         yield Option(flag, "", text)

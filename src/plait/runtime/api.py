@@ -19,7 +19,8 @@ from plait.runtime.controller import train as train_session
 from plait.runtime.evaluation import Evaluation, evaluate
 from plait.runtime.prepare import prepare
 from plait.runtime.process import set_up
-from plait.runtime.recipe import Recipe, load_recipe
+from plait.runtime.recipe import Recipe
+from plait.runtime.recipe_file import load_recipe
 from plait.runtime.session import Session, claim, open_pool
 
 
