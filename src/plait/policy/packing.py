@@ -37,7 +37,7 @@ class MicroBatch:
 
 
 def draw_mini_batches(
-    ids: Sequence[tuple[int, int]], count: int, *, seed: int, step: int, epoch: int
+    ids: Sequence[tuple[int, int]], count: int, *, seed: int, step: int, epoch: int, whole_groups: bool = False
 ) -> tuple[tuple[int, ...], ...]:
     """Split samples into `count` mini-batches of sizes as equal as they can be (they need not divide).
 
@@ -49,10 +49,11 @@ def draw_mini_batches(
     Args:
         ids: (prompt uid, sample index) of each sample, all different.
         count: mini-batches wanted, at least 1.
+        whole_groups: never split the samples of one prompt, such as a pair of a chosen and a rejected completion.
 
     Returns:
         Positions in `ids`, ascending within each mini-batch. Fewer than `count` mini-batches only where there are
-        fewer samples than that; none is empty.
+        fewer samples (with `whole_groups`: fewer groups) than that; none is empty.
     """
     assert count >= 1, f"count must be at least 1, found {count}"
     assert len(set(ids)) == len(ids), "two samples have the same (prompt uid, sample index)"
@@ -63,7 +64,7 @@ def draw_mini_batches(
     groups: dict[int, list[int]] = {}
     for position, (uid, _) in enumerate(ids):
         groups.setdefault(uid, []).append(position)
-    if len(groups) >= count:
+    if whole_groups or len(groups) >= count:
         units = [((uid,), members) for uid, members in groups.items()]
     else:
         units = [(sample_id, [position]) for position, sample_id in enumerate(ids)]
@@ -77,7 +78,7 @@ def draw_mini_batches(
 
 
 def split_micro_batches(
-    samples: Sequence[SampleSize], budget_tokens: int, *, share_prompts: bool = True
+    samples: Sequence[SampleSize], budget_tokens: int, *, share_prompts: bool = True, whole_groups: bool = False
 ) -> tuple[MicroBatch, ...]:
     """Split samples into micro-batches of at most `budget_tokens` packed tokens.
 
@@ -88,6 +89,8 @@ def split_micro_batches(
 
     Args:
         share_prompts: False pays the prompt for every sample (the oracle of the shared computation).
+        whole_groups: never cut a group, such as a pair of a chosen and a rejected completion; one that exceeds the
+            budget gets a micro-batch of its own.
 
     Returns:
         Every sample in exactly one micro-batch. A pure function of its arguments.
@@ -95,18 +98,22 @@ def split_micro_batches(
     assert budget_tokens >= 1, f"budget_tokens must be at least 1, found {budget_tokens}"
     groups: dict[Hashable, list[int]] = {}
     for i, sample in enumerate(samples):
-        groups.setdefault(sample.group if share_prompts else i, []).append(i)
-    pieces: list[tuple[int, tuple[int, ...]]] = []
+        groups.setdefault(sample.group if share_prompts or whole_groups else i, []).append(i)
+    pieces: list[tuple[int, tuple[tuple[int, ...], ...]]] = []
     for members in groups.values():
         prompt_tokens = samples[members[0]].prompt_tokens
         assert all(samples[i].prompt_tokens == prompt_tokens for i in members), "one group, two prompt lengths"
         lengths = [samples[i].response_tokens for i in members]
+        if whole_groups:
+            segments = (tuple(members),) if share_prompts else tuple((i,) for i in members)
+            pieces.append((prompt_tokens * len(segments) + sum(lengths), segments))
+            continue
         for piece in _first_fit(lengths, budget_tokens - prompt_tokens):
-            chosen = tuple(members[k] for k in piece)
-            pieces.append((prompt_tokens + sum(lengths[k] for k in piece), chosen))
+            tokens = prompt_tokens + sum(lengths[k] for k in piece)
+            pieces.append((tokens, (tuple(members[k] for k in piece),)))
     sizes = [tokens for tokens, _ in pieces]
     return tuple(
-        MicroBatch(tuple(pieces[k][1] for k in chosen), sum(sizes[k] for k in chosen))
+        MicroBatch(tuple(chain.from_iterable(pieces[k][1] for k in chosen)), sum(sizes[k] for k in chosen))
         for chosen in _first_fit(sizes, budget_tokens)
     )
 

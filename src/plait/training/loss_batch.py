@@ -1,20 +1,22 @@
 """What a loss sees: one micro-batch, with the denominators of its whole mini-batch.
 
-Shapes: R response tokens of the micro-batch, in row order. A loss returns this micro-batch's share of the mini-batch
-loss; shares add up, so neither loss nor gradient depends on the split.
+Shapes: R response tokens of the micro-batch, N its samples, P its pairs, all in row order. A loss returns this
+micro-batch's share of the mini-batch loss; shares add up, so neither loss nor gradient depends on the split.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from plait.algorithms.losses import Aggregation
-from plait.data.rows import Rows
+from plait.data.rows import FloatArray, Rows
 from plait.errors import RunError
 
 
@@ -23,99 +25,248 @@ class MiniBatchTotals:
     """Denominators of one optimizer step."""
 
     tokens: int
-    """Response tokens."""
+    """Trained response tokens: those that the mask keeps."""
     sequences: int
-    """Samples with at least one response token; an empty response has no token mean to average."""
+    """Samples with at least one trained token; others have no token mean to average."""
     max_response_tokens: int
     """The recipe's response limit, the constant of Dr. GRPO (Liu et al. 2025, arXiv 2503.20783)."""
+    pairs: int = 0
+    """Groups of two samples that both have a trained token."""
 
     @classmethod
-    def of(cls, rows: Rows, max_response_tokens: int) -> MiniBatchTotals:
-        return cls(rows.num_tokens, sum(len(sample.token_ids) > 0 for sample in rows.samples), max_response_tokens)
+    def of(cls, rows: Rows, max_response_tokens: int, mask: FloatArray | None = None) -> MiniBatchTotals:
+        """Of the rows of a mini-batch; `mask` [rows.num_tokens] is 0.0 where a token is not trained."""
+        kept = np.ones(rows.num_tokens) if mask is None else mask
+        trained = np.array([kept[a:b].sum() for a, b in zip(rows.offsets, rows.offsets[1:], strict=False)])
+        pairs = sum(len(members) == 2 and (trained[list(members)] > 0).all() for members in rows.groups.values())
+        return cls(int(kept.sum()), int((trained > 0).sum()), max_response_tokens, int(pairs))
 
 
 class TokenMeans:
-    """Means over the tokens of a mini-batch, gathered micro-batch by micro-batch on the device, in float64."""
+    """Means over a mini-batch, of tokens unless told otherwise, gathered micro-batch by micro-batch on the device, in
+    float64."""
 
     def __init__(self, num_tokens: int) -> None:
         self._num_tokens = num_tokens
         self._sums: dict[str, Tensor] = {}
+        self._counts: dict[str, int] = {}
 
-    def add(self, name: str, values_R: Tensor) -> None:
-        share = values_R.detach().sum(dtype=torch.float64)
+    def add(self, name: str, values: Tensor, count: int | None = None) -> None:
+        """Values of this micro-batch, of `count` in the mini-batch; None: one per token."""
+        share = values.detach().sum(dtype=torch.float64)
         self._sums[name] = self._sums[name] + share if name in self._sums else share
+        self._counts[name] = self._num_tokens if count is None else count
 
     def result(self) -> dict[str, float]:
-        return {name: float(total) / max(1, self._num_tokens) for name, total in self._sums.items()}
+        return {name: float(total) / max(1, self._counts[name]) for name, total in self._sums.items()}
 
 
 class MicroBatchLoss:
     """The `LossBatch` that `Trainer.train` hands to a loss.
 
+    A language model has `logprobs` and `entropies`, a scalar model `values` and `scores`; reading what the role's model
+    does not have raises a RunError.
+
     Args:
+        logprobs_R, entropies_R: of a language model, else None.
+        sampling_logprobs_R: NaN for completions that were given, not sampled.
         lengths: response tokens of each sample of the micro-batch, in the order of the rows; they add up to R.
+        values_R, scores_N: of a scalar model, else None.
+        mask_R: 1.0 where a token is trained, 0.0 where it is not; None: all are.
+        samples: (prompt uid, sample index) of each sample, which `pairs` needs.
+        role: for messages.
     """
 
     def __init__(
         self,
-        logprobs_R: Tensor,
-        entropies_R: Tensor,
+        logprobs_R: Tensor | None,
+        entropies_R: Tensor | None,
         sampling_logprobs_R: Tensor,
         lengths: Sequence[int],
         totals: MiniBatchTotals,
         means: TokenMeans,
+        *,
+        values_R: Tensor | None = None,
+        scores_N: Tensor | None = None,
+        mask_R: Tensor | None = None,
+        samples: Sequence[tuple[int, int]] | None = None,
+        role: str = "actor",
     ) -> None:
-        self.logprobs = logprobs_R
-        self.entropies = entropies_R
+        like_R = logprobs_R if logprobs_R is not None else values_R
+        assert like_R is not None, "a micro-batch has log-probs or values"
+        self._logprobs_R = logprobs_R
+        self._entropies_R = entropies_R
+        self._values_R = values_R
+        self._scores_N = scores_N
         self.sampling_logprobs = sampling_logprobs_R
-        self._lengths_N = torch.as_tensor(lengths, dtype=torch.int64, device=logprobs_R.device)
-        self._lengths_R = self._lengths_N.repeat_interleave(self._lengths_N, output_size=len(logprobs_R))
-        """For each token the length of its response."""
+        self.mask = torch.ones_like(like_R, requires_grad=False) if mask_R is None else mask_R
+        self._kept_R = None if mask_R is None else mask_R > 0
+        self._lengths_N = torch.as_tensor(lengths, dtype=torch.int64, device=like_R.device)
+        trained_N = self._lengths_N if mask_R is None else _per_sequence(mask_R, self._lengths_N).to(torch.int64)
+        self._counted_N = trained_N > 0
+        self._trained_R = trained_N.clamp(min=1).repeat_interleave(self._lengths_N, output_size=len(like_R))
+        """For each token the trained tokens of its response."""
         self._totals = totals
         self._means = means
+        self._samples = samples
+        self._role = role
+
+    @property
+    def logprobs(self) -> Tensor:
+        """[R], differentiable: under the trained weights, at the sampling temperature."""
+        return self._present(self._logprobs_R, "logprobs")
+
+    @property
+    def entropies(self) -> Tensor:
+        """[R], differentiable: of the same distributions, nats."""
+        return self._present(self._entropies_R, "entropies")
+
+    @property
+    def values(self) -> Tensor:
+        """[R], differentiable: the scalar model's value of the state before each response token."""
+        return self._present(self._values_R, "values")
+
+    @property
+    def scores(self) -> Tensor:
+        """[N], differentiable: the scalar model's head at the last token of each sample."""
+        return self._present(self._scores_N, "scores")
 
     def aggregate(self, values_R: Tensor, how: Aggregation | str) -> Tensor:
-        """This micro-batch's share of the aggregate over the mini-batch (see `Aggregation`). A scalar.
+        """This micro-batch's share of the aggregate over the mini-batch (see `Aggregation`), masked. A scalar.
 
         Raises:
             RunError: `values_R` is not [R], or `how` names no aggregation.
         """
-        self._check(values_R, "aggregate")
+        self._check_R(values_R, "aggregate")
         if how not in list(Aggregation):
             raise RunError(f"batch.aggregate: expected one of {', '.join(Aggregation)}, found `{how}`")
-        totals = self._totals
+        totals, values_R = self._totals, self._masked(values_R)
         match Aggregation(how):
             case Aggregation.TOKEN_MEAN:
                 return values_R.sum() / max(1, totals.tokens)
             case Aggregation.SEQUENCE_MEAN:
-                return (values_R / self._lengths_R).sum() / max(1, totals.sequences)
+                return (values_R / self._trained_R).sum() / max(1, totals.sequences)
             case Aggregation.CONSTANT:
                 return values_R.sum() / (max(1, totals.sequences) * totals.max_response_tokens)
 
     def sequence_sum(self, values_R: Tensor) -> Tensor:
-        """[R]: for each token the sum of `values_R` over its response. Differentiable; exact, as no response is split.
+        """[R]: for each token the sum of `values_R` over the trained tokens of its response. Differentiable; exact, as
+        no response is split.
 
         Raises:
             RunError: `values_R` is not [R].
         """
-        self._check(values_R, "sequence_sum")
-        return _SequenceSum.apply(values_R, self._lengths_N)
+        self._check_R(values_R, "sequence_sum")
+        return _SequenceSum.apply(self._masked(values_R), self._lengths_N)
 
-    def log(self, name: str, values_R: Tensor) -> None:
-        """Record the mean of `values_R` over the tokens of the mini-batch as metric `name`.
+    def per_sequence(self, values_R: Tensor) -> Tensor:
+        """[N]: the sum of `values_R` over the trained tokens of each sample, in row order. Differentiable.
 
         Raises:
             RunError: `values_R` is not [R].
         """
-        self._check(values_R, f"log({name!r})")
-        self._means.add(name, values_R)
+        self._check_R(values_R, "per_sequence")
+        return _PerSequence.apply(self._masked(values_R), self._lengths_N)
 
-    def _check(self, values_R: Tensor, call: str) -> None:
-        if not isinstance(values_R, Tensor) or values_R.shape != self.logprobs.shape:
-            found = tuple(values_R.shape) if isinstance(values_R, Tensor) else repr(values_R)
-            raise RunError(
-                f"batch.{call}: expected one value per response token, {tuple(self.logprobs.shape)}, found {found}"
+    def pairs(self, values_N: Tensor) -> tuple[Tensor, Tensor]:
+        """(chosen [P], rejected [P]): the values of samples 0 and 1 of each prompt. A pair of which one sample has no
+        trained token is left out.
+
+        Raises:
+            RunError: `values_N` is not [N], or a prompt has not exactly the samples 0 and 1 here.
+        """
+        self._check_N(values_N, "pairs")
+        chosen_P, rejected_P = self._pair_places
+        return values_N[chosen_P], values_N[rejected_P]
+
+    def mean_over_sequences(self, values_N: Tensor) -> Tensor:
+        """This micro-batch's share of the mean over the samples that have a trained token. A scalar.
+
+        Raises:
+            RunError: `values_N` is not [N].
+        """
+        self._check_N(values_N, "mean_over_sequences")
+        return values_N.where(self._counted_N, 0).sum() / max(1, self._totals.sequences)
+
+    def mean_over_pairs(self, values_P: Tensor) -> Tensor:
+        """This micro-batch's share of the mean over pairs. A scalar.
+
+        Raises:
+            RunError: `values_P` is not [P], see `pairs`.
+        """
+        self._check_P(values_P, "mean_over_pairs")
+        return values_P.sum() / max(1, self._totals.pairs)
+
+    def log(self, name: str, values: Tensor, per: str = "token") -> None:
+        """Record the mean of `values` over the mini-batch as metric `name`.
+
+        Args:
+            values: [R], [N] or [P] by `per`.
+            per: "token" (trained ones), "sequence" (those with a trained token) or "pair".
+
+        Raises:
+            RunError: `values` has another shape, or `per` is something else.
+        """
+        call = f"log({name!r})"
+        match per:
+            case "token":
+                self._check_R(values, call)
+                self._means.add(name, self._masked(values))
+            case "sequence":
+                self._check_N(values, call)
+                self._means.add(name, values.where(self._counted_N, 0), self._totals.sequences)
+            case "pair":
+                self._check_P(values, call)
+                self._means.add(name, values, self._totals.pairs)
+            case _:
+                raise RunError(f"batch.{call}: expected per= token, sequence or pair, found {per!r}")
+
+    @cached_property
+    def _pair_places(self) -> tuple[Tensor, Tensor]:
+        """Places [P] of the chosen and of the rejected samples."""
+        assert self._samples is not None, "pairs need the ids of the samples"
+        prompts: dict[int, dict[int, int]] = {}
+        for place, (uid, index) in enumerate(self._samples):
+            prompts.setdefault(uid, {})[index] = place
+        for uid, places in prompts.items():
+            if set(places) != {0, 1}:
+                raise RunError(
+                    f"batch.pairs: expected samples 0 (chosen) and 1 (rejected) of every prompt, found "
+                    f"{sorted(places)} of prompt {uid}; give {self._role}.train whole_groups=True and samples that come in pairs"
+                )
+        counted = self._counted_N.tolist()
+        both = [(p[0], p[1]) for p in prompts.values() if counted[p[0]] and counted[p[1]]]
+        chosen_P, rejected_P = torch.tensor(both, dtype=torch.int64, device=self.mask.device).reshape(-1, 2).unbind(1)
+        return chosen_P, rejected_P
+
+    def _masked(self, values_R: Tensor) -> Tensor:
+        """0 where the mask is 0, whatever stands there: a product would keep NaN."""
+        return values_R if self._kept_R is None else values_R.where(self._kept_R, 0)
+
+    def _present(self, output: Tensor | None, name: str) -> Tensor:
+        if output is None:
+            kind, has = (
+                ("a scalar model", "`values` and `scores`")
+                if self._logprobs_R is None
+                else ("a language model", "`logprobs` and `entropies`")
             )
+            raise RunError(f"batch.{name}: role `{self._role}` is {kind}, whose batches have {has}")
+        return output
+
+    def _check_R(self, values: Any, call: str) -> None:
+        _check(values, self.mask.shape, f"batch.{call}: expected one value per response token")
+
+    def _check_N(self, values: Any, call: str) -> None:
+        _check(values, self._lengths_N.shape, f"batch.{call}: expected one value per sample")
+
+    def _check_P(self, values: Any, call: str) -> None:
+        _check(values, self._pair_places[0].shape, f"batch.{call}: expected one value per pair")
+
+
+def _check(values: Any, shape: torch.Size, expected: str) -> None:
+    if not isinstance(values, Tensor) or values.shape != shape:
+        found = tuple(values.shape) if isinstance(values, Tensor) else repr(values)
+        raise RunError(f"{expected}, {tuple(shape)}, found {found}")
 
 
 class _SequenceSum(torch.autograd.Function):
@@ -136,22 +287,46 @@ class _SequenceSum(torch.autograd.Function):
         return _sequence_sum(grads[0], lengths_N), None
 
 
+class _PerSequence(torch.autograd.Function):
+    """For each sample the same sum, once."""
+
+    @staticmethod
+    def forward(ctx: Any, values_R: Tensor, lengths_N: Tensor) -> Tensor:
+        ctx.save_for_backward(lengths_N)
+        ctx.num_tokens = len(values_R)
+        return _per_sequence(values_R, lengths_N).to(values_R.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        (lengths_N,) = ctx.saved_tensors
+        return grads[0].repeat_interleave(lengths_N, output_size=ctx.num_tokens), None
+
+
 def _sequence_sum(values_R: Tensor, lengths_N: Tensor) -> Tensor:
-    sums_N = torch.segment_reduce(values_R.double(), "sum", lengths=lengths_N, unsafe=True, initial=0.0)
-    return sums_N.repeat_interleave(lengths_N, output_size=len(values_R)).to(values_R.dtype)
+    return _per_sequence(values_R, lengths_N).repeat_interleave(lengths_N, output_size=len(values_R)).to(values_R.dtype)
 
 
-def loss_share(loss: Callable[..., Tensor], batch: MicroBatchLoss, columns: Mapping[str, Tensor]) -> Tensor:
+def _per_sequence(values_R: Tensor, lengths_N: Tensor) -> Tensor:
+    """[N] float64."""
+    return torch.segment_reduce(values_R.double(), "sum", lengths=lengths_N, unsafe=True, initial=0.0)
+
+
+def loss_share(
+    loss: Callable[..., Tensor], batch: MicroBatchLoss, columns: Mapping[str, Tensor], *, needs_gradient: bool = True
+) -> Tensor:
     """Call the loss and check what it returns.
 
     Raises:
-        RunError: it is not a scalar tensor that depends on the batch's log-probs or entropies.
+        RunError: it is not a scalar tensor that (where a gradient is needed) depends on what the model computed.
     """
     share = loss(batch, **columns)
     title = getattr(getattr(loss, "func", loss), "__name__", repr(loss))
     if not isinstance(share, Tensor) or share.shape != ():
         found = f"a tensor of shape {tuple(share.shape)}" if isinstance(share, Tensor) else repr(share)
         raise RunError(f"the loss `{title}` must return a scalar tensor (see batch.aggregate), found {found}")
-    if not share.requires_grad:
-        raise RunError(f"the loss `{title}` has no gradient: it depends on neither batch.logprobs nor batch.entropies")
+    if needs_gradient and not share.requires_grad:
+        raise RunError(
+            f"the loss `{title}` has no gradient: it depends neither on batch.logprobs or batch.entropies (a language "
+            "model) nor on batch.values or batch.scores (a scalar model)"
+        )
     return share
