@@ -1,4 +1,4 @@
-"""The arguments of a reward call, in TRL's signature: f(prompts, completions, completion_ids, **columns)."""
+"""The arguments of a reward call, in TRL's names (`signature` turns them into those of the other forms)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from plait.data.records import Sample
-from plait.data.sources import LOG_ARGUMENTS, SAMPLE_ARGUMENTS, nearest
+from plait.data.sources import LOG_ARGUMENTS, nearest
+from plait.rewards.signature import COLUMNS_OF, GIVEN, Form, Signature
 
 
 def call_arguments(samples: Sequence[Sample]) -> dict[str, list[Any]]:
@@ -29,11 +30,26 @@ def call_arguments(samples: Sequence[Sample]) -> dict[str, list[Any]]:
     return arguments | {name: [sample.prompt.columns.get(name) for sample in samples] for name in names}
 
 
-def missing_arguments(function: str, required: Sequence[str], columns: Sequence[str]) -> str | None:
-    """A message if `function` has a parameter without a default that is neither TRL's nor a column of the data."""
-    given = [*SAMPLE_ARGUMENTS, *(name for name in columns if name != "prompt")]
-    missing = [name for name in required if name not in given and name not in LOG_ARGUMENTS]
+def missing_arguments(function: str, signature: Signature, columns: Sequence[str]) -> str | None:
+    """A message if `function` has a parameter without a default that neither its form nor a column fills."""
+    form = signature.form
+    data = [name for name in columns if name != "prompt"]
+    missing = [
+        name
+        for name in signature.required
+        if name not in GIVEN[form] and not any(column in data for column in COLUMNS_OF.get((form, name), (name,)))
+    ]
     if not missing:
         return None
-    hints = ", ".join(f"`{name}`{nearest(name, given)}" for name in missing)
-    return f"`reward.functions`: `{function}` needs {hints}, but a reward is given {', '.join(given)}"
+    given = [name for name in (*GIVEN[form], *data) if name not in LOG_ARGUMENTS]
+    hints = ", ".join(f"`{name}`{_from(form, name)}{nearest(name, given)}" for name in missing)
+    return (
+        f"`reward.functions`: `{function}` needs {hints}, but a reward of {form}'s form is given {', '.join(given)}; "
+        "add the column to the data, or a default to the parameter"
+    )
+
+
+def _from(form: Form, name: str) -> str:
+    """Where it would come from, if not from the column of its name."""
+    sources = COLUMNS_OF.get((form, name))
+    return f" (column {' or '.join(f'`{source}`' for source in sources)})" if sources else ""

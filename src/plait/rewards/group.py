@@ -112,9 +112,14 @@ class Group:
             ),
             failures=tuple(sorted(self.failures, key=lambda f: (place_of[f.uid], names.index(f.function)))),
             recovered=tuple(message for _, message in sorted(self._recovered)),
-            extras={column: tuple(values) for (_, column), values in sorted(self._extras.items())},
+            extras={self._extra_name(*key): tuple(values) for key, values in sorted(self._extras.items())},
             metrics={name: tuple(sorted(values)) for name, values in sorted(self._metrics.items())},
         )
+
+    def _extra_name(self, function: int, column: str) -> str:
+        """A column that several functions log bears the function's name too, so that none replaces another's."""
+        shared = sum(other == column for _, other in self._extras) > 1
+        return f"{self._functions[function].name}/{column}" if shared else column
 
     def _blame(self, function: int, place: int, kind: FailureKind, message: str, traceback: str) -> None:
         sample = self.samples[place]

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from multiprocessing import connection
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 from plait.data.records import Sample
 from plait.errors import ConfigError, RunError
@@ -26,6 +26,7 @@ from plait.rewards.group import Call, Group
 from plait.rewards.process import WorkerProcess
 from plait.rewards.scores import FailureKind, GroupScores
 from plait.rewards.settings import OnError
+from plait.rewards.signature import Signature, signature_from
 from plait.rewards.worker import IN_WORKER
 
 START_LIMIT_S = 120.0
@@ -85,7 +86,7 @@ class RewardPool:
         self._groups: dict[int, Group] = {}
         self._finished: list[GroupScores] = []
         self._num_submitted = 0
-        self._signatures: list[dict[str, Any]] | None = None
+        self._signatures: list[Signature] | None = None
         self._workers: list[_Worker] = []
         try:
             for _ in range(workers):
@@ -105,7 +106,7 @@ class RewardPool:
         while self._signatures is None:
             self._pump(_TICK_S)
         for function, signature in zip(self.functions, self._signatures, strict=True):
-            if columns is not None and (problem := missing_arguments(function.name, signature["required"], columns)):
+            if columns is not None and (problem := missing_arguments(function.name, signature, columns)):
                 raise ConfigError(problem)
 
     def close(self) -> None:
@@ -227,9 +228,9 @@ class RewardPool:
         samples = [call.group.samples[place] for place in call.places]
         request = {
             "function": call.function,
-            "num_samples": len(samples),
             "noise": f"{self._seed}/{function.name}/{','.join(sample.uid for sample in samples)}",
             "arguments": call_arguments(samples),
+            "texts": [(sample.prompt.text, sample.text) for sample in samples],
         }
         try:
             data = pickle.dumps(request, protocol=5)
@@ -260,7 +261,7 @@ class RewardPool:
             trace = f"\n{reply['traceback']}" if reply["traceback"] else ""
             raise ConfigError(f"reward `{reply['unloadable']}` cannot be loaded: {reply['error']}{trace}")
         if "ready" in reply:
-            worker.ready, self._signatures = True, reply["ready"]
+            worker.ready, self._signatures = True, [signature_from(entry) for entry in reply["ready"]]
             return
         call, worker.call = worker.call, None
         assert call is not None, "a worker answered a call that it was not given"

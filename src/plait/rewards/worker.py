@@ -1,7 +1,7 @@
 """A reward worker: a process of its own whose main thread calls reward functions, one call at a time.
 
 It reads pickled requests from its parent and answers in JSON. It dies with its parent, at once and whatever its
-functions are doing. Imports the standard library and the loader only, so that it starts in a blink.
+functions are doing. Imports the standard library and its siblings of the same kind only, so that it starts in a blink.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import faulthandler
 import fcntl
 import hashlib
 import importlib.abc
-import inspect
 import io
 import json
 import math
@@ -23,6 +22,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
+from dataclasses import asdict
 from importlib.machinery import ModuleSpec
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -30,10 +30,14 @@ from types import ModuleType
 from typing import Any
 
 from plait.errors import ConfigError
+from plait.rewards import signature
 from plait.rewards.loading import load_file, load_function
+from plait.rewards.signature import Miscounted, RewardCall, listed
 
 _SEEDED = ("numpy", "torch")
 """Libraries with random state of their own, besides the standard library."""
+
+_OWN_FILES = (__file__, signature.__file__)
 
 MAX_TRACEBACK = 6000
 """Characters of a traceback that are reported, its end."""
@@ -62,26 +66,6 @@ def main(connection_fd: int, lifeline_fd: int, crash_fd: int) -> None:
     os._exit(0)  # threads that a function left behind must not keep the process
 
 
-class _Function:
-    """A loaded reward function and what it can be given."""
-
-    def __init__(self, name: str, call: Callable[..., Any]) -> None:
-        self.name = name
-        self.call = call
-        try:
-            parameters = inspect.signature(call).parameters.values()
-        except (TypeError, ValueError):  # a builtin without a signature
-            self.takes_all, self.named, self.required = True, [], []
-            return
-        self.takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters)
-        self.named = [p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
-        self.required = [p.name for p in parameters if p.name in self.named and p.default is p.empty]
-
-    def arguments(self, given: dict[str, Any], logs: dict[str, Callable[..., None]]) -> dict[str, Any]:
-        kept = given if self.takes_all else {name: given[name] for name in self.named if name in given}
-        return kept | {name: log for name, log in logs.items() if name in self.named}
-
-
 class _Unpickler(pickle.Unpickler):
     """Finds what the parent's script defined, by importing that script under another name."""
 
@@ -98,33 +82,32 @@ class _Unpickler(pickle.Unpickler):
         return found
 
 
-def _load(connection: Connection) -> list[_Function] | None:
+def _load(connection: Connection) -> list[RewardCall] | None:
     """Load the functions that the first message names; None, after a report, if one cannot be loaded."""
     start = pickle.loads(connection.recv_bytes())
-    functions: list[_Function] = []
+    functions: list[RewardCall] = []
     for name, target in start["functions"]:
         try:
             loaded = load_function(target) if isinstance(target, str) else _Unpickler(target, start["main_file"]).load()
-            functions.append(_Function(name, loaded))
+            functions.append(RewardCall(name, loaded))
         except ConfigError as error:
             _send(connection, {"unloadable": name, "error": str(error), "traceback": ""})
             return None
         except BaseException as error:  # whatever the user's file raises while it is imported
             _send(connection, {"unloadable": name, "error": _short(error), "traceback": _traceback(error)})
             return None
-    ready = [{"required": function.required, "takes_all": function.takes_all} for function in functions]
-    _send(connection, {"ready": ready})
+    _send(connection, {"ready": [asdict(function.signature) for function in functions]})
     return functions
 
 
-def _answer(connection: Connection, functions: list[_Function], seeds: _Seeds) -> None:
+def _answer(connection: Connection, functions: list[RewardCall], seeds: _Seeds) -> None:
     """Take one request and answer it. The reply holds scores (finite or None) and faults by place, or an error."""
     data = connection.recv_bytes()
     started = time.perf_counter()
     extras: dict[str, list[Any]] = {}
     metrics: dict[str, list[float]] = {}
     logs: dict[str, Callable[..., None]] = {
-        "log_extra": lambda column, values: extras.__setitem__(str(column), list(values)),
+        "log_extra": lambda column, values: extras.__setitem__(str(column), [listed(one) for one in values]),
         "log_metric": lambda name, value: metrics.setdefault(str(name), []).append(float(value)),
     }
     reply: dict[str, Any]
@@ -132,24 +115,16 @@ def _answer(connection: Connection, functions: list[_Function], seeds: _Seeds) -
         request = pickle.loads(data)
         function = functions[request["function"]]
         seeds.seed(request["noise"])
-        result = function.call(**function.arguments(request["arguments"], logs))
-        if inspect.isawaitable(result):
-            import asyncio
-
-            result = asyncio.run(_wait_for(result))
-        reply = check_scores(result, request["num_samples"])
+        reply = check_scores(function(request["arguments"], request["texts"], logs), len(request["texts"]))
         for column, values in extras.items():
-            if len(values) != request["num_samples"]:
-                error = f"log_extra({column!r}) gave {len(values)} values for {request['num_samples']} samples"
-                reply = {"error": error, "miscounted": True}
+            if len(values) != len(request["texts"]):
+                raise Miscounted(f"log_extra({column!r}) gave {len(values)} values for {len(request['texts'])} samples")
+    except Miscounted as error:
+        reply = {"error": str(error), "miscounted": True}
     except BaseException as error:  # the boundary: whatever a user's function raises is reported, SystemExit too
         reply = {"error": f"raised {_short(error)}", "traceback": _traceback(error)}
     reply |= {"extras": extras, "metrics": metrics, "seconds": time.perf_counter() - started}
     _send(connection, reply)
-
-
-async def _wait_for(awaitable: Any) -> Any:
-    return await awaitable
 
 
 def check_scores(result: Any, num_samples: int) -> dict[str, Any]:
@@ -241,8 +216,9 @@ def _short(error: BaseException) -> str:
 
 
 def _traceback(error: BaseException) -> str:
-    # The first frame is this file's call of the function.
-    trace = error.__traceback__.tb_next if error.__traceback__ else None
+    trace = error.__traceback__
+    while trace is not None and trace.tb_frame.f_code.co_filename in _OWN_FILES:  # the user's frames alone
+        trace = trace.tb_next
     return "".join(traceback.format_exception(type(error), error, trace))[-MAX_TRACEBACK:]
 
 

@@ -1,0 +1,246 @@
+"""The three signatures that reward functions have in the field, told apart by the names of their parameters.
+
+TRL       f(prompts, completions, completion_ids, **columns) -> [number or None, ...]
+verl      compute_score(data_source, solution_str, ground_truth, extra_info=None) -> number or {"score": number, ...}
+OpenRLHF  reward_func(queries, prompts, labels) -> {"rewards": ..., "scores": ..., "extra_logs": {...}} or the rewards
+
+verl's is called once per sample, the others once per group. Whatever a function logs by its return goes to the same
+places as what it logs with `log_extra` and `log_metric`. Runs inside reward workers: standard library only.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from plait.errors import ConfigError
+
+Logs = Mapping[str, Callable[[str, Any], None]]
+"""`log_extra(column, values)` and `log_metric(name, value)`, by name."""
+
+
+class Form(StrEnum):
+    TRL = "TRL"
+    VERL = "verl"
+    OPENRLHF = "OpenRLHF"
+
+
+_MARKS = {
+    Form.TRL: ("completions", "completion_ids"),
+    Form.VERL: ("solution_str",),
+    Form.OPENRLHF: ("queries",),
+}
+"""The parameter by which each form is known: where it gets the response."""
+
+GIVEN = {
+    Form.TRL: ("prompts", "completions", "completion_ids", "log_extra", "log_metric"),
+    Form.VERL: ("solution_str", "log_metric"),
+    Form.OPENRLHF: ("queries", "prompts", "log_extra", "log_metric"),
+}
+"""Parameters that need no column of the data."""
+
+COLUMNS_OF = {
+    (Form.VERL, "ground_truth"): ("ground_truth", "reward_model"),
+    (Form.OPENRLHF, "labels"): ("labels", "label"),
+}
+"""Columns that fill a parameter, the first that the data have; any other parameter is filled by the column of its name.
+verl's data keep the ground truth as `reward_model.ground_truth`."""
+
+THREE_FORMS = """a reward has one of three forms, known by the names of its parameters:
+  TRL       f(prompts, completions, completion_ids, **columns) -> [number or None, ...]
+  verl      compute_score(data_source, solution_str, ground_truth, extra_info=None) -> number or {"score": number, ...}
+  OpenRLHF  reward_func(queries, prompts, labels) -> {"rewards": [...], "scores": [...], "extra_logs": {...}} or [...]
+"""
+
+
+@dataclass(frozen=True)
+class Signature:
+    """What a function can be given. Crosses from the worker to the controller."""
+
+    form: Form
+    named: tuple[str, ...]
+    required: tuple[str, ...]
+    takes_all: bool
+    """It has **columns."""
+
+
+def signature_from(entry: Mapping[str, Any]) -> Signature:
+    """The inverse of `dataclasses.asdict`, after a way through JSON."""
+    return Signature(Form(entry["form"]), tuple(entry["named"]), tuple(entry["required"]), entry["takes_all"])
+
+
+def signature_of(name: str, call: Callable[..., Any]) -> Signature:
+    """Which of the three forms a function has.
+
+    A function without a readable signature (some builtins) is taken for TRL's with all columns.
+
+    Raises:
+        ConfigError: its parameters fit none of the forms, or more than one.
+    """
+    try:
+        parameters = list(inspect.signature(call).parameters.values())
+    except (TypeError, ValueError):
+        return Signature(Form.TRL, (), (), takes_all=True)
+    named = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+    names = [p.name for p in named]
+    takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters)
+    unnamed = [p.name for p in parameters if p.kind is p.POSITIONAL_ONLY and p.default is p.empty]
+    forms = [form for form, marks in _MARKS.items() if any(mark in names for mark in marks)]
+    if not forms and takes_all and not unnamed:
+        forms = [Form.TRL]
+    if len(forms) != 1 or unnamed:
+        raise ConfigError(f"reward `{name}({_shown(parameters)})` {_complaint(forms, unnamed)}; {THREE_FORMS}".rstrip())
+    required = tuple(p.name for p in named if p.default is p.empty)
+    return Signature(forms[0], tuple(names), required, takes_all)
+
+
+def _shown(parameters: Sequence[inspect.Parameter]) -> str:
+    return ", ".join(str(p.replace(annotation=p.empty)) for p in parameters)
+
+
+def _complaint(forms: Sequence[Form], unnamed: Sequence[str]) -> str:
+    if unnamed:
+        return f"takes {', '.join(f'`{name}`' for name in unnamed)} by position only, but arguments are given by name"
+    if not forms:
+        marks = ", ".join(f"`{mark}`" for form in Form for mark in _MARKS[form])
+        return f"gets no response: none of {marks} is among its parameters"
+    return f"fits more than one form ({', '.join(forms)}): rename the parameters that are not of its own"
+
+
+class Miscounted(ValueError):
+    """A function logged another number of values than it was given samples."""
+
+
+class RewardCall:
+    """A loaded function, called in its own form, whose result has TRL's: one number or None per sample.
+
+    Raises (when called):
+        ValueError: the function returned something that is not of its form; the message says what.
+        Miscounted: a column that it returned has another length than the samples.
+        Exception: whatever the function raises.
+    """
+
+    def __init__(self, name: str, function: Callable[..., Any]) -> None:
+        self.name = name
+        self.signature = signature_of(name, function)
+        self._function = function
+
+    def __call__(self, arguments: Mapping[str, list[Any]], texts: Sequence[tuple[str, str]], logs: Logs) -> Any:
+        """
+        Args:
+            arguments: TRL's, as `calls.call_arguments` makes them; one entry of each list per sample.
+            texts: (prompt after the template, response) of each sample.
+            logs: see `Logs`.
+        """
+        match self.signature.form:
+            case Form.TRL:
+                return listed(_settled(self._function(**self._kept({**arguments}) | self._asked(logs))))
+            case Form.VERL:
+                return self._verl(arguments, texts, logs)
+            case Form.OPENRLHF:
+                return self._openrlhf(arguments, texts, logs)
+
+    def _kept(self, given: dict[str, Any]) -> dict[str, Any]:
+        if self.signature.takes_all and self.signature.form is Form.TRL:
+            return given
+        return {name: given[name] for name in self.signature.named if name in given}
+
+    def _asked(self, logs: Logs) -> dict[str, Any]:
+        return {name: log for name, log in logs.items() if name in self.signature.named}
+
+    def _verl(self, arguments: Mapping[str, list[Any]], texts: Sequence[tuple[str, str]], logs: Logs) -> list[Any]:
+        asked = {name: log for name, log in self._asked(logs).items() if name in GIVEN[Form.VERL]}
+        results = []
+        for place, (_, response) in enumerate(texts):
+            given = {name: values[place] for name, values in arguments.items()}
+            if "ground_truth" not in given and "reward_model" in given:
+                given["ground_truth"] = _ground_truth(given["reward_model"])
+            results.append(self._function(**self._kept(given | {"solution_str": response}) | asked))
+        results = _all_settled(results)
+        scores: list[Any] = []
+        logged: dict[str, list[Any]] = {}
+        for place, result in enumerate(results):
+            if not isinstance(result, Mapping):
+                scores.append(listed(result))
+                continue
+            if "score" not in result:
+                raise ValueError(f"verl's form returns a number or a dict with `score`, found keys {list(result)}")
+            scores.append(listed(result["score"]))
+            for key, value in result.items():
+                if key != "score":
+                    logged.setdefault(str(key), [None] * len(results))[place] = listed(value)
+        self._log(logged, logs)
+        return scores
+
+    def _openrlhf(self, arguments: Mapping[str, list[Any]], texts: Sequence[tuple[str, str]], logs: Logs) -> Any:
+        given = {**arguments}
+        if "labels" not in given and "label" in given:
+            given["labels"] = given["label"]
+        given |= {"queries": [prompt + response for prompt, response in texts], "prompts": [text for text, _ in texts]}
+        result = _settled(self._function(**self._kept(given) | self._asked(logs)))
+        if not isinstance(result, Mapping):
+            return listed(result)
+        if "rewards" not in result:
+            raise ValueError(f"OpenRLHF's form returns a list or a dict with `rewards`, found keys {list(result)}")
+        logged = {str(key): listed(value) for key, value in (result.get("extra_logs") or {}).items()}
+        if result.get("scores") is not None:
+            logged = {"scores": listed(result["scores"])} | logged
+        for key, values in logged.items():
+            if isinstance(values, list) and len(values) != len(texts):
+                raise Miscounted(f"`{key}` has {len(values)} values for {len(texts)} samples")
+        self._log({key: values for key, values in logged.items() if isinstance(values, list)}, logs)
+        for key, value in logged.items():
+            if not isinstance(value, list) and _is_number(value):
+                logs["log_metric"](f"rewards/{self.name}/{key}", value)
+        return listed(result["rewards"])
+
+    def _log(self, columns: Mapping[str, Sequence[Any]], logs: Logs) -> None:
+        """Each column with the samples, and the numbers in it as a curve of their mean."""
+        for key, values in columns.items():
+            logs["log_extra"](key, values)
+            for value in values:
+                if _is_number(value):
+                    logs["log_metric"](f"rewards/{self.name}/{key}", value)
+
+
+def _ground_truth(reward_model: Any) -> Any:
+    if not isinstance(reward_model, Mapping) or "ground_truth" not in reward_model:
+        found = list(reward_model) if isinstance(reward_model, Mapping) else repr(reward_model)
+        raise ValueError(f"the row has no `ground_truth`, and its `reward_model` holds none: found {found}")
+    return reward_model["ground_truth"]
+
+
+def listed(value: Any) -> Any:
+    """Arrays and tensors of any library as Python numbers and lists of them, a column [N, 1] as [N]; all else as is."""
+    if not hasattr(value, "tolist"):
+        return value
+    value = value.tolist()
+    if isinstance(value, list) and value and all(isinstance(row, list) and len(row) == 1 for row in value):
+        return [row[0] for row in value]
+    return value
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and math.isfinite(value)
+
+
+def _settled(result: Any) -> Any:
+    return _all_settled([result])[0]
+
+
+def _all_settled(results: list[Any]) -> list[Any]:
+    """The results, those of coroutine functions awaited together."""
+
+    if not any(inspect.isawaitable(result) for result in results):
+        return results
+    import asyncio  # slow to import, and workers must start in a blink
+
+    async def settle() -> list[Any]:
+        waited = iter(await asyncio.gather(*(result for result in results if inspect.isawaitable(result))))
+        return [next(waited) if inspect.isawaitable(result) else result for result in results]
+
+    return asyncio.run(settle())

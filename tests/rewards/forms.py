@@ -1,0 +1,90 @@
+"""Reward functions in the three forms, as users of TRL, verl and OpenRLHF write them, and some that fit none."""
+
+from __future__ import annotations
+
+
+def trl(prompts, completions, completion_ids, answer, **columns):
+    return [float(text == right) for text, right in zip(completions, answer, strict=True)]
+
+
+def compute_score(data_source, solution_str, ground_truth, extra_info=None):
+    return {
+        "score": float(solution_str == ground_truth),
+        "acc": solution_str == ground_truth,
+        "seen": [data_source, solution_str, ground_truth, extra_info],
+    }
+
+
+def gsm8k(solution_str, ground_truth, method="strict", format_score=0.0, score=1.0):
+    """The shape of verl's own scorers."""
+    return score if solution_str == ground_truth else format_score
+
+
+async def judged(data_source, solution_str, ground_truth, extra_info=None, **kwargs):
+    assert not kwargs
+    return float(len(solution_str))
+
+
+def partly(data_source, solution_str, ground_truth, extra_info):
+    return {"score": 1.0, "hint": "x"} if solution_str == "a" else 0.5
+
+
+def picky(solution_str, **kwargs):
+    if solution_str == "bad":
+        raise ValueError("cannot read this")
+    return {"acc": 1.0} if solution_str == "unscored" else None if solution_str == "skip" else 1.0
+
+
+def reward_func(queries, prompts, labels, **kwargs):
+    """With tensors, as OpenRLHF's example."""
+    import torch
+
+    assert not kwargs
+    rows = zip(queries, prompts, labels, strict=True)
+    rewards = torch.tensor([float(query == prompt + right) for query, prompt, right in rows])
+    return {"rewards": rewards, "scores": rewards / 2, "extra_logs": {"length": [len(q) for q in queries], "k": 7.0}}
+
+
+def column_of_tensor(queries, prompts, labels=None):
+    import torch
+
+    return torch.tensor([[float(len(query) - len(prompt))] for query, prompt in zip(queries, prompts, strict=True)])
+
+
+def wrong_dict(queries, prompts, labels=None):
+    return {"reward": [1.0 for _ in queries]}
+
+
+def wrong_log(queries, prompts, labels=None):
+    return {"rewards": [1.0 for _ in queries], "extra_logs": {"x": [1.0]}}
+
+
+def array(completions, log_extra, **columns):
+    import numpy
+
+    log_extra("half", numpy.array([len(text) / 2 for text in completions]))
+    return numpy.array([len(text) for text in completions], dtype=numpy.float32)
+
+
+def acc_too(completions, log_extra, **columns):
+    log_extra("acc", ["mine"] * len(completions))
+    return [0.0] * len(completions)
+
+
+# -- none of the three
+
+
+def two_at_once(completions, solution_str):
+    return []
+
+
+def sees_nothing(prompts, answer):
+    return []
+
+
+def by_position(completions, answer, /):
+    return []
+
+
+def other_names(texts):
+    return []
