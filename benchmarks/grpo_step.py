@@ -11,70 +11,16 @@ Exit code 1: a side's tokens differ from the list that both were given. README.m
 from __future__ import annotations
 
 import argparse
-import json
-import os
-import select
-import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from statistics import median
 
-from grpo.measure import PHASES, Ready, Seconds, StepReport
+from grpo.measure import PHASES, StepReport
 from grpo.workload import Workload, full, tiny
-
-DEADLINE_S = 1800.0
-"""For loading, and for one step."""
+from sides import Side, SideError, median_seconds, memory_rows, positive, row, warning_of_load
 
 SIDES = ("plait", "trl")
-
-
-class SideError(Exception):
-    """A side died, or missed its deadline."""
-
-
-class Side:
-    """A side's process, as the comparing one sees it."""
-
-    def __init__(self, name: str, workload_file: Path, threads: int, log_file: Path) -> None:
-        self.name = name
-        self.steps: list[StepReport] = []
-        self._log_file = log_file
-        folder = Path(__file__).resolve().parent
-        paths = [str(folder), str(folder.parent / "src"), *filter(None, [os.environ.get("PYTHONPATH")])]
-        one = {name: str(threads) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")}
-        offline = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
-        with open(log_file, "wb") as log:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", f"grpo.{name}_side", str(workload_file)],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=log,
-                bufsize=0,
-                env={**os.environ, **one, **offline, "PYTHONPATH": os.pathsep.join(paths)},
-            )
-        self.ready = Ready(**self._receive())
-
-    def step(self) -> StepReport:
-        assert self._process.stdin is not None
-        self._process.stdin.write(b"step\n")
-        self.steps.append(StepReport.of(self._receive()))
-        return self.steps[-1]
-
-    def close(self) -> None:
-        self._process.kill()
-        self._process.wait()
-
-    def _receive(self) -> dict:
-        assert self._process.stdout is not None
-        readable, _, _ = select.select([self._process.stdout], [], [], DEADLINE_S)
-        line = self._process.stdout.readline() if readable else b""
-        if not line:
-            what = "ended" if readable else f"gave no answer for {DEADLINE_S:.0f} s"
-            tail = self._log_file.read_text(encoding="utf-8", errors="replace")[-3000:]
-            raise SideError(f"the side `{self.name}` {what}; the end of its output:\n{tail}")
-        return json.loads(line)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -97,7 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sides: list[Side] = []
         try:
             for side in names:
-                sides.append(Side(side, folder / "workload.json", options.threads, folder / f"{side}.log"))
+                sides.append(open_side(side, folder, options.threads))
             differences = run(sides, workload)
         except SideError as error:
             print(error, file=sys.stderr)
@@ -109,6 +55,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for line in differences:
         print(line, file=sys.stderr)
     return 1 if differences else 0
+
+
+def open_side(name: str, folder: Path, threads: int) -> Side:
+    return Side(name, folder / "workload.json", threads, folder / f"{name}.log", module=f"grpo.{name}_side")
 
 
 def run(sides: Sequence[Side], workload: Workload) -> list[str]:
@@ -138,7 +88,7 @@ def differing(side: str, step: int, done: StepReport, workload: Workload) -> lis
 def report(sides: Sequence[Side], workload: Workload) -> str:
     """The table: medians over the counted steps, and the ratio of the second side to the first."""
     counted = {side.name: side.steps[1:] for side in sides}
-    seconds = {name: [_median(steps, phase) for phase in (*PHASES, None)] for name, steps in counted.items()}
+    seconds = {name: [median_seconds(steps, phase) for phase in (*PHASES, None)] for name, steps in counted.items()}
     lines = [
         f"GRPO step, {workload.title}, threads: {workload.threads}",
         f"{len(workload.prompts)} prompts x {workload.samples_per_prompt} samples, "
@@ -146,48 +96,23 @@ def report(sides: Sequence[Side], workload: Workload) -> str:
         f"tokens (longest {max(workload.wanted_response_lengths)}); medians of {workload.num_steps - 1} steps after a "
         "warm-up step",
         "",
-        _row("seconds: wall (CPU)", [side.name for side in sides], "ratio"),
+        row("seconds: wall (CPU)", [side.name for side in sides], "ratio"),
     ]
     for i, phase in enumerate((*PHASES, "whole step")):
         cells = [seconds[side.name][i] for side in sides]
         ratio = f"{cells[1].wall / cells[0].wall:.2f} ({cells[1].cpu / cells[0].cpu:.2f})" if len(cells) > 1 else ""
-        lines.append(_row(phase, [f"{cell.wall:.2f} ({cell.cpu:.2f})" for cell in cells], ratio))
-    lines += ["", _row("tokens and memory", [side.name for side in sides])]
+        lines.append(row(phase, [f"{cell.wall:.2f} ({cell.cpu:.2f})" for cell in cells], ratio))
+    lines += ["", row("tokens and memory", [side.name for side in sides])]
     last = [side.steps[-1] for side in sides]
-    lines.append(_row("prompt tokens", [str(sum(step.prompt_lengths)) for step in last]))
-    lines.append(_row("response tokens", [str(sum(step.response_lengths)) for step in last]))
-    lines.append(_row("positions scored", [str(step.scored_tokens) for step in last]))
-    lines.append(_row("positions trained", [str(step.trained_tokens) for step in last]))
-    for what, peaks in (
-        ("peak memory after imports", [side.ready.imported_bytes for side in sides]),
-        ("after loading", [side.ready.loaded_bytes for side in sides]),
-        ("after the steps", [step.max_rss_bytes for step in last]),
-        ("of these above imports", [side.steps[-1].max_rss_bytes - side.ready.imported_bytes for side in sides]),
-    ):
-        ratio = f"{peaks[1] / peaks[0]:.2f}" if len(peaks) > 1 else ""
-        lines.append(_row(what, [f"{peak / 1e6:.0f} MB" for peak in peaks], ratio))
-    lent = max(seconds[side.name][-1].wall / seconds[side.name][-1].cpu for side in sides) * workload.threads
-    if workload.threads == 1 and lent > 1.05:
-        lines += ["", f"The machine was busy: wall time up to {lent:.2f} times CPU time. Not figures to publish."]
+    lines.append(row("prompt tokens", [str(sum(step.prompt_lengths)) for step in last]))
+    lines.append(row("response tokens", [str(sum(step.response_lengths)) for step in last]))
+    lines.append(row("positions scored", [str(step.scored_tokens) for step in last]))
+    lines.append(row("positions trained", [str(step.trained_tokens) for step in last]))
+    lines += memory_rows(sides) + warning_of_load(sides, workload.threads)
     return "\n".join(lines)
 
 
-def _median(steps: Sequence[StepReport], phase: str | None) -> Seconds:
-    """Over steps, of one phase or of the whole step."""
-    picked = [list(step.phases.values()) if phase is None else [step.phases[phase]] for step in steps]
-    return Seconds(*(median(sum(getattr(s, kind) for s in seconds) for seconds in picked) for kind in ("wall", "cpu")))
-
-
-def _row(title: str, cells: Sequence[str], ratio: str = "") -> str:
-    return f"{title:<26}" + "".join(f"{cell:>18}" for cell in cells) + f"{ratio:>16}".rstrip()
-
-
 def _parser() -> argparse.ArgumentParser:
-    def positive(text: str) -> int:
-        if (value := int(text)) < 1:
-            raise argparse.ArgumentTypeError(f"expected at least 1, found {value}")
-        return value
-
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--tiny", action="store_true", help="a tiny random model: checks the benchmark, not the speed")
     parser.add_argument("--repeats", type=positive, default=3, help="counted steps of each side")

@@ -7,7 +7,7 @@ import os
 import resource
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from functools import wraps
@@ -26,8 +26,9 @@ class Seconds:
 class Stopwatch:
     """Attributes every moment of a step to one phase; a phase entered within another interrupts it."""
 
-    def __init__(self) -> None:
-        self.phases = {name: Seconds() for name in PHASES}
+    def __init__(self, phases: Sequence[str] = PHASES) -> None:
+        self._names = phases
+        self.phases = {name: Seconds() for name in phases}
         self._open = ["other"]
         self._wall, self._cpu = time.perf_counter(), time.process_time()
 
@@ -52,7 +53,7 @@ class Stopwatch:
     def restart(self) -> None:
         """Begin a step: what went before is nobody's."""
         assert len(self._open) == 1, f"phase {self._open[-1]} is open"
-        self.phases = {name: Seconds() for name in PHASES}
+        self.phases = {name: Seconds() for name in self._names}
         self._wall, self._cpu = time.perf_counter(), time.process_time()
 
     def stop(self) -> dict[str, Seconds]:

@@ -22,7 +22,7 @@ def grpo_step(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 class FakeSide:
     """A side that answers at once; `trl` says one token too few in step 1."""
 
-    def __init__(self, name, workload_file, threads, log_file) -> None:
+    def __init__(self, name, workload_file, threads, log_file, *, module) -> None:
         from grpo.measure import PHASES, Ready, Seconds, StepReport
         from grpo.workload import Workload
 

@@ -1,0 +1,135 @@
+"""The work of the benchmark: models, prompts and settings that both sides get, in a folder. Runs without plait."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+KL_COEF = 0.05
+CLIP_RANGE = 0.2
+VALUE_CLIP_RANGE = 0.2
+VALUE_COEF = 0.1
+GAMMA, LAMBDA = 1.0, 0.95
+LEARNING_RATE = 1e-6
+TEMPERATURE = 1.0
+EPOCHS, MINI_BATCHES = 1, 1
+
+
+@dataclass(frozen=True)
+class Size:
+    """What makes the full and the tiny work differ."""
+
+    title: str
+    hidden: int
+    intermediate: int
+    layers: int
+    heads: int
+    kv_heads: int
+    vocabulary: int
+    prompt_tokens: int
+    response_tokens: int
+
+
+FULL = Size("Llama of 4 layers, hidden 256, vocabulary 4096, float32", 256, 688, 4, 4, 2, 4096, 128, 128)
+TINY = Size("Llama of 2 layers, hidden 64, vocabulary 512, float32", 64, 128, 2, 4, 2, 512, 16, 12)
+
+
+@dataclass(frozen=True)
+class Workload:
+    """What one step works on. Every response has `response_tokens` tokens: the sampling knows no end of sequence."""
+
+    title: str
+    policy: str
+    """Folder of the causal LM that the policy and the reference start from."""
+    value: str
+    """Folder of a sequence classifier of one label: the value model."""
+    reward: str
+    """The same: the reward model."""
+    prompts: tuple[str, ...]
+    prompt_token_ids: tuple[tuple[int, ...], ...]
+    response_tokens: int
+    threads: int
+    num_steps: int
+    """The warm-up step included."""
+
+    @property
+    def prompt_digest(self) -> str:
+        return digest(self.prompt_token_ids)
+
+    def save(self, path: Path) -> None:
+        path.write_text(json.dumps(asdict(self)), encoding="utf-8")
+
+    @classmethod
+    def load(cls, path: Path) -> Workload:
+        raw = json.loads(path.read_text(encoding="utf-8"))
+        raw["prompts"] = tuple(raw["prompts"])
+        raw["prompt_token_ids"] = tuple(map(tuple, raw["prompt_token_ids"]))
+        return cls(**raw)
+
+
+def digest(prompts: Iterable[Sequence[int]]) -> str:
+    """Of a batch of prompts as token ids, whatever its order: the sides shuffle."""
+    return hashlib.sha256(json.dumps(sorted(map(list, prompts))).encode()).hexdigest()[:16]
+
+
+def create(folder: Path, size: Size, *, num_prompts: int, threads: int, num_steps: int) -> Workload:
+    """Write the three checkpoints, random but for their seeds, and draw the prompts."""
+    tokenizer = _tokenizer(size.vocabulary)
+    folders = {name: folder / name for name in ("policy", "value", "reward")}
+    for seed, (name, path) in enumerate(folders.items()):
+        _write_model(path, size, tokenizer, seed=seed, scalar=name != "policy")
+    draw = random.Random(1)
+    token_ids = tuple(
+        tuple(draw.randrange(2, size.vocabulary) for _ in range(size.prompt_tokens)) for _ in range(num_prompts)
+    )
+    texts = tuple(" ".join(f"w{token}" for token in ids) for ids in token_ids)
+    assert tuple(tokenizer(texts[0])["input_ids"]) == token_ids[0], "a word of a prompt is not one token"
+    paths = {name: str(path) for name, path in folders.items()}
+    return Workload(
+        size.title,
+        prompts=texts,
+        prompt_token_ids=token_ids,
+        response_tokens=size.response_tokens,
+        threads=threads,
+        num_steps=num_steps,
+        **paths,
+    )
+
+
+def _tokenizer(vocabulary: int) -> Any:
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    vocab = {"<eos>": 0, "<unk>": 1} | {f"w{i}": i for i in range(2, vocabulary)}
+    words: Any = Tokenizer(models.WordLevel(vocab, unk_token="<unk>"))
+    words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return PreTrainedTokenizerFast(tokenizer_object=words, eos_token="<eos>", pad_token="<eos>")
+
+
+def _write_model(folder: Path, size: Size, tokenizer: Any, *, seed: int, scalar: bool) -> None:
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM, LlamaForSequenceClassification
+
+    config: Any = LlamaConfig(
+        vocab_size=size.vocabulary,
+        hidden_size=size.hidden,
+        intermediate_size=size.intermediate,
+        num_hidden_layers=size.layers,
+        num_attention_heads=size.heads,
+        num_key_value_heads=size.kv_heads,
+        max_position_embeddings=512,
+        bos_token_id=None,
+        eos_token_id=0,
+        pad_token_id=0,
+        tie_word_embeddings=True,
+    )
+    if scalar:
+        config.num_labels = 1
+    torch.manual_seed(seed)
+    (LlamaForSequenceClassification if scalar else LlamaForCausalLM)(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
