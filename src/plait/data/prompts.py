@@ -6,31 +6,18 @@ Torch-free: the tokenizer comes in as an object of Transformers' interface.
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Protocol
 
-from jinja2 import TemplateError
-
+from plait.data.chat import Ids, Tokenizer, render
+from plait.data.formats import Messages, Row
 from plait.data.records import Prompt
 from plait.data.settings import DataSettings, OverlongPrompts
-from plait.data.sources import Row, Source
+from plait.data.sources import Source
 from plait.errors import DataError
 
 EVALUATION_UID = 1 << 31
 """First uid of held-out prompts, so that they meet no training prompt of a run."""
-
-
-class Tokenizer(Protocol):
-    """What is used of `transformers.PreTrainedTokenizerBase`."""
-
-    chat_template: Any
-    bos_token_id: int | None
-
-    def __call__(self, text: Any, *, add_special_tokens: bool = True) -> Mapping[str, Any]: ...
-
-    def apply_chat_template(self, conversation: Any, **kwargs: Any) -> Any: ...
 
 
 class PromptEncoder:
@@ -69,8 +56,7 @@ class PromptEncoder:
                     else "the prompts are sent raw; remove them"
                 )
             )
-        ids = list(tokenizer("a")["input_ids"])
-        self._bos = tokenizer.bos_token_id if ids[:1] == [tokenizer.bos_token_id] else None
+        self._ids = Ids(tokenizer)
 
     def render(self, row: Row) -> str:
         """The text that the model reads, up to where its response begins.
@@ -78,54 +64,51 @@ class PromptEncoder:
         Raises:
             DataError: the chat template raises on these messages.
         """
-        if isinstance(row.prompt, str):
-            text = self._around(row.prompt)
-            if not self._chat:
-                return text
-            turns = [(self._around(question), answer) for question, answer in self._settings.examples]
+        messages = self.messages(row.prompt, row.place)
+        if messages is None:
+            assert isinstance(row.prompt, str), "messages are never sent raw"
+            return self.around(row.prompt)
+        # A last message of the assistant is one that the response goes on from, as in TRL.
+        goes_on = messages[-1]["role"] == "assistant"
+        return render(self._tokenizer, messages, row, remedy=self.remedy, begin_answer=not goes_on, go_on=goes_on)
+
+    def messages(self, prompt: str | Messages, place: str) -> Messages | None:
+        """What goes into the chat template; None where a text is sent raw.
+
+        Raises:
+            DataError: there are two system messages.
+        """
+        if not isinstance(prompt, str):
+            messages = list(prompt)
+        elif not self._chat:
+            return None
+        else:
+            turns = [(self.around(question), answer) for question, answer in self._settings.examples]
             messages = [
                 message
                 for question, answer in turns
                 for message in ({"role": "user", "content": question}, {"role": "assistant", "content": answer})
             ]
-            messages.append({"role": "user", "content": text})
-        else:
-            messages = list(row.prompt)
+            messages.append({"role": "user", "content": self.around(prompt)})
         if self._settings.system_prompt is not None:
-            if messages[0]["role"] == "system":
-                raise DataError(f"{row.place}: the prompt has a system message; remove it or `data.system_prompt`")
+            if messages and messages[0]["role"] == "system":
+                raise DataError(f"{place}: the prompt has a system message; remove it or `data.system_prompt`")
             messages.insert(0, {"role": "system", "content": self._settings.system_prompt})
-        # A last message of the assistant is one that the response goes on from, as in TRL.
-        goes_on = messages[-1]["role"] == "assistant"
-        extra = row.columns.get("chat_template_kwargs") or {}
-        try:
-            return self._tokenizer.apply_chat_template(
-                messages,
-                tools=row.columns.get("tools") or None,
-                tokenize=False,
-                add_generation_prompt=not goes_on,
-                continue_final_message=goes_on,
-                **extra,
-            )
-        except (TemplateError, TypeError, ValueError) as error:
-            change = (
-                "`data.source`" if self._settings.system_prompt is None else "`data.system_prompt`, or `data.source`"
-            )
-            raise DataError(
-                f"{row.place}: the chat template of the model refuses the prompt: {error or type(error).__name__} "
-                f"(messages: {', '.join(message['role'] for message in messages)}); change {change}"
-            ) from error
+        return messages
 
-    def _around(self, question: str) -> str:
+    @property
+    def remedy(self) -> str:
+        """What to change where the chat template refuses a row."""
+        return "`data.source`" if self._settings.system_prompt is None else "`data.system_prompt`, or `data.source`"
+
+    def around(self, question: str) -> str:
+        """A text prompt in `data.prompt_template`."""
         template = self._settings.prompt_template
         return question if template is None else template.replace("{question}", question)
 
     def token_ids(self, text: str) -> tuple[int, ...]:
         """Ids of a rendered text. A chat template writes its own BOS; raw text gets one if the tokenizer adds one."""
-        ids = tuple(self._tokenizer(text, add_special_tokens=False)["input_ids"])
-        if self._chat or self._bos is None or ids[:1] == (self._bos,):
-            return ids
-        return (self._bos, *ids)
+        return self._ids(text, chat=self._chat)
 
 
 @dataclass(frozen=True)
@@ -177,6 +160,19 @@ def prompt_set(source: Source, tokenizer: Tokenizer, settings: DataSettings, max
     return PromptSet(source, encoder, kept, max(lengths[index] for index in kept), len(over))
 
 
+class InstanceOrder:
+    """Which row instance i of a run takes: place i mod n of epoch i div n, each epoch a permutation of its own."""
+
+    def __init__(self, length: int, *, seed: int, shuffle: bool) -> None:
+        self._length = length
+        self._shuffle = shuffle
+        self._order = lru_cache(maxsize=2)(lambda epoch: _permutation(seed, epoch, length))
+
+    def row(self, instance: int) -> int:
+        epoch, place = divmod(instance, self._length)
+        return self._order(epoch)[place] if self._shuffle else place
+
+
 class PromptStream:
     """The prompts of every step: a pure function of (prompt set, seed, step), with nothing to save and restore.
 
@@ -189,21 +185,19 @@ class PromptStream:
         assert prompts_per_step >= 1, f"prompts_per_step must be at least 1, got {prompts_per_step}"
         self.prompt_set = prompts
         self.prompts_per_step = prompts_per_step
-        self._order = lru_cache(maxsize=2)(lambda epoch: _permutation(seed, epoch, len(prompts)))
-        self._shuffle = shuffle
+        self._order = InstanceOrder(len(prompts), seed=seed, shuffle=shuffle)
 
     def prompts(self, step: int) -> list[Prompt]:
         """The batch of `step`, in order of uid."""
-        start = step * self.prompts_per_step
-        return [self._instance(uid) for uid in range(start, start + self.prompts_per_step)]
+        return self.take(step * self.prompts_per_step, self.prompts_per_step)
+
+    def take(self, start: int, count: int) -> list[Prompt]:
+        """Instances `start` … `start + count − 1`, in order of uid."""
+        return [self.prompt_set.prompt(self._order.row(uid), uid) for uid in range(start, start + count)]
 
     def epoch(self, step: int) -> float:
         """Passes over the data made before `step`, a fraction included."""
         return step * self.prompts_per_step / len(self.prompt_set)
-
-    def _instance(self, uid: int) -> Prompt:
-        epoch, place = divmod(uid, len(self.prompt_set))
-        return self.prompt_set.prompt(self._order(epoch)[place] if self._shuffle else place, uid)
 
 
 def evaluation_prompts(prompts: PromptSet) -> list[Prompt]:

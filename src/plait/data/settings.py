@@ -42,8 +42,11 @@ class DataSettings(BaseModel):
     max_prompt_tokens: int | None = Field(
         None, ge=1, description="longest prompt; by default what the model's positions leave beside the response"
     )
+    max_example_tokens: int | None = Field(
+        None, ge=1, description="longest example, prompt and completion together; by default the model's positions"
+    )
     overlong_prompts: OverlongPrompts = Field(
-        OverlongPrompts.FAIL, description="fail, or drop (counted); a prompt is never cut"
+        OverlongPrompts.FAIL, description="fail, or drop (counted); a prompt or an example is never cut"
     )
 
     @field_validator("prompt_template")

@@ -6,37 +6,36 @@ reaches the reward. The splits are a function of the data settings alone, never 
 
 from __future__ import annotations
 
-import difflib
 import hashlib
-import json
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
+from plait.data.files import json_lines
+from plait.data.formats import (
+    LOG_ARGUMENTS,
+    SAMPLE_ARGUMENTS,
+    Row,
+    RowKind,
+    check_one_format,
+    make_row,
+    nearest,
+)
 from plait.data.settings import DEFAULT_TASK_SIZE, DataSettings
 from plait.errors import DataError
 
-SAMPLE_ARGUMENTS = ("prompts", "completions", "completion_ids")
-"""Names under which a reward function gets the samples."""
-LOG_ARGUMENTS = ("log_extra", "log_metric")
-"""Names under which it gets functions to log with, if it asks for them."""
-
-
-@dataclass(frozen=True)
-class Row:
-    columns: dict[str, Any]
-    place: str
-    """Where it comes from, for messages: `prompts.jsonl:12`, `chain_sum#17`."""
-
-    @property
-    def prompt(self) -> str | list[dict[str, Any]]:
-        return self.columns["prompt"]
-
-    @property
-    def question(self) -> str:
-        """The text by which splits are kept disjoint."""
-        return self.prompt if isinstance(self.prompt, str) else json.dumps(self.prompt, sort_keys=True)
+__all__ = [
+    "LOG_ARGUMENTS",
+    "SAMPLE_ARGUMENTS",
+    "Row",
+    "RowKind",
+    "Source",
+    "Splits",
+    "nearest",
+    "open_splits",
+    "read_jsonl",
+    "read_rows",
+]
 
 
 @dataclass(frozen=True)
@@ -45,6 +44,7 @@ class Source:
 
     name: str
     rows: tuple[Row, ...]
+    kind: RowKind = RowKind.PROMPTS
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -71,25 +71,28 @@ class Splits:
     """Rows of the training file that were left out because their question is held out."""
 
 
-def open_splits(settings: DataSettings, evaluation_items: int = 0) -> Splits:
+def open_splits(settings: DataSettings, evaluation_items: int = 0, kind: RowKind = RowKind.PROMPTS) -> Splits:
     """Read or draw the training rows and `evaluation_items` held-out ones, disjoint by the text of the question.
 
-    Held-out questions are distinct, and depend neither on `data.size` nor on the seed of a run.
+    The question is the prompt; of rows that are learnt whole, all of the text. Held-out questions are distinct, and
+    depend neither on `data.size` nor on the seed of a run.
 
     Raises:
         DataError: the source is missing, malformed, empty or too small; the message names the key to change.
     """
     if settings.task is not None:
+        if kind is not RowKind.PROMPTS:
+            raise DataError(f"`data.source`: a reasoning_gym task has prompts, but {kind} are needed; give a file")
         return _task_splits(settings, settings.task, evaluation_items)
     if settings.parameters:
         raise DataError("`data.parameters` belongs to a reasoning_gym task, but `data.source` is a file; remove it")
-    rows = read_jsonl(Path(settings.source), settings.prompt_column, key="data.source")
+    rows = read_rows(settings.source, kind, settings.prompt_column, key="data.source")
     if settings.evaluation_source is not None:
         if evaluation_items == 0:
             raise DataError("`data.evaluation_source` is set, but `evaluation.items` is 0; set how many items to take")
-        pool = read_jsonl(Path(settings.evaluation_source), settings.prompt_column, key="data.evaluation_source")
+        pool = read_rows(settings.evaluation_source, kind, settings.prompt_column, key="data.evaluation_source")
         held_out = _hold_out(pool, evaluation_items, settings.seed, settings.evaluation_source)
-        _check_one_format([*rows, *pool])
+        check_one_format([*rows, *pool], kind)
     else:
         held_out = _hold_out(rows, evaluation_items, settings.seed, settings.source)
     questions = {row.question for row in held_out}
@@ -101,115 +104,33 @@ def open_splits(settings: DataSettings, evaluation_items: int = 0) -> Splits:
         )
     if settings.size is not None and settings.size > len(train):
         raise DataError(
-            f"`data.size` asks for {settings.size} training prompts, but `{settings.source}` has {len(train)} "
+            f"`data.size` asks for {settings.size} training {kind}, but `{settings.source}` has {len(train)} "
             "beside the held-out ones; lower `data.size`"
         )
-    evaluation = Source(settings.evaluation_source or settings.source, tuple(held_out)) if held_out else None
-    return Splits(Source(settings.source, tuple(train[: settings.size])), evaluation, len(rows) - len(train))
+    evaluation = Source(settings.evaluation_source or settings.source, tuple(held_out), kind) if held_out else None
+    return Splits(Source(settings.source, tuple(train[: settings.size]), kind), evaluation, len(rows) - len(train))
+
+
+def read_rows(
+    name: str, kind: RowKind = RowKind.PROMPTS, prompt_column: str = "prompt", *, key: str = "data.source"
+) -> list[Row]:
+    """Rows of a file, absent columns None.
+
+    Raises:
+        DataError: the file is missing or empty, a record is malformed (its place is named), a column is absent (the
+            nearest one is named) or neither text nor messages, formats are mixed.
+    """
+    rows = [make_row(value, kind, prompt_column, place) for value, place in json_lines(Path(name), key)]
+    if not rows:
+        raise DataError(f"`{name}` holds no row; give another file in `{key}`")
+    check_one_format(rows, kind)
+    names = dict.fromkeys(column for row in rows for column in row.columns)
+    return [replace(row, columns={column: row.columns.get(column) for column in names}) for row in rows]
 
 
 def read_jsonl(path: Path, prompt_column: str = "prompt", *, key: str = "data.source") -> list[Row]:
-    """Rows of a JSONL file, one object per line; blank lines are skipped, absent columns are None.
-
-    Raises:
-        DataError: the file is missing or empty, a line is malformed (file and line are named), the prompt column is
-            absent (the nearest one is named), a prompt is neither text nor messages, formats are mixed.
-    """
-    rows = [Row(_columns(value, prompt_column, place), place) for value, place in _json_lines(path, key)]
-    if not rows:
-        raise DataError(f"`{path}` holds no row; give another file in `{key}`")
-    _check_one_format(rows)
-    names = dict.fromkeys(name for row in rows for name in row.columns)
-    return [Row({name: row.columns.get(name) for name in names}, row.place) for row in rows]
-
-
-def _json_lines(path: Path, key: str) -> Iterator[tuple[dict[str, Any], str]]:
-    if not path.is_file():
-        found = "is a folder" if path.is_dir() else "does not exist"
-        near = nearest(path.name, [other.name for other in path.parent.glob("*")]) if path.parent.is_dir() else ""
-        raise DataError(f"`{key}`: `{path}` {found}{near}; give a JSONL file, or reasoning_gym:TASK")
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise DataError(f"`{path}` is not UTF-8 ({error.reason} at byte {error.start}); `{key}` takes JSONL") from None
-    # `splitlines` would also cut at U+2028 and its like, which JSON allows inside a string.
-    for number, line in enumerate(text.split("\n"), start=1):
-        if not line.strip():
-            continue
-        place = f"{path}:{number}"
-        try:
-            value = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise DataError(
-                f"{place}: malformed JSON ({error.msg} at column {error.colno}); `{key}` takes one object per line"
-            ) from None
-        if not isinstance(value, dict):
-            raise DataError(f"{place}: expected a JSON object with a column `prompt`, found {type(value).__name__}")
-        if "\\ud" in line.lower():
-            _check_surrogates(value, place)
-        yield value, place
-
-
-def _check_surrogates(value: dict[str, Any], place: str) -> None:
-    """JSON can write half of a surrogate pair, which is no text: it can be neither tokenised nor written again."""
-    for name, column in value.items():
-        try:
-            json.dumps({name: column}, ensure_ascii=False).encode()
-        except UnicodeEncodeError as error:
-            lone = ord(error.object[error.start])
-            raise DataError(
-                f"{place}: column `{name}` holds a lone surrogate (\\u{lone:04x}), which is no character; mend the text"
-            ) from None
-
-
-def _columns(value: dict[str, Any], prompt_column: str, place: str) -> dict[str, Any]:
-    if prompt_column not in value:
-        raise DataError(
-            f"{place}: no column `{prompt_column}`{nearest(prompt_column, list(value))}; found "
-            f"{', '.join(f'`{name}`' for name in value) or 'no column'}; set `data.prompt_column`"
-        )
-    for name in value:
-        if name in SAMPLE_ARGUMENTS or name in LOG_ARGUMENTS:
-            raise DataError(f"{place}: a reward gets something else as `{name}`; rename the column of that name")
-    if value.get("images") or value.get("image"):
-        raise DataError(f"{place}: column `images`: only text models are trained; remove the column")
-    prompt = value[prompt_column]
-    if isinstance(prompt, list):
-        _check_messages(prompt, prompt_column, place)
-    elif not isinstance(prompt, str):
-        raise DataError(
-            f"{place}: `{prompt_column}` must be a text or a list of messages, found {type(prompt).__name__}"
-        )
-    return {"prompt": prompt, **{name: column for name, column in value.items() if name != "prompt"}}
-
-
-def _check_messages(messages: list[Any], column: str, place: str) -> None:
-    for message in messages:
-        if not isinstance(message, dict) or not isinstance(message.get("role"), str) or "content" not in message:
-            raise DataError(
-                f'{place}: expected messages {{"role": …, "content": …}} in `{column}`, found {message!r:.80}'
-            )
-        content = message["content"]
-        if content is None and message.get("tool_calls"):
-            continue  # as tools are called in TRL's format
-        if not isinstance(content, str | list):
-            raise DataError(
-                f"{place}: the content of a message in `{column}` must be a text (or null beside `tool_calls`), found "
-                f"{json.dumps(message, ensure_ascii=False)[:80]}"
-            )
-    if not messages:
-        raise DataError(f"{place}: `{column}` is an empty list of messages")
-
-
-def _check_one_format(rows: Sequence[Row]) -> None:
-    first = isinstance(rows[0].prompt, str)
-    for row in rows:
-        if isinstance(row.prompt, str) != first:
-            formats = ("a text", "messages") if first else ("messages", "a text")
-            raise DataError(
-                f"mixed formats: the prompt of {rows[0].place} is {formats[0]}, that of {row.place} is {formats[1]}; "
-                "make all rows alike"
-            )
+    """`read_rows` of prompts in a JSONL file."""
+    return read_rows(str(path), RowKind.PROMPTS, prompt_column, key=key)
 
 
 def _hold_out(rows: Sequence[Row], items: int, seed: int, name: str) -> list[Row]:
@@ -249,9 +170,3 @@ def _task_splits(settings: DataSettings, name: str, evaluation_items: int) -> Sp
     return Splits(
         Source(settings.source, tuple(train)), Source(settings.source, tuple(held_out)) if held_out else None, 0
     )
-
-
-def nearest(name: str, names: Sequence[str]) -> str:
-    """` (did you mean …?)`, or nothing when no name is near."""
-    close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
-    return f" (did you mean `{close[0]}`?)" if close else ""

@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
-from plait.data.sources import Row, nearest
+from plait.data.formats import Row, nearest
 from plait.errors import DataError
 
 CHUNK = 512

@@ -1,0 +1,242 @@
+"""What the columns of a row mean: prompts to answer, examples to learn, pairs to prefer, in TRL's formats. Torch-free.
+
+| asked for | columns |
+| prompts | `prompt` (text or messages) |
+| examples | `prompt` + `completion` (texts or messages), or `messages`, or `text` |
+| pairs | `prompt` + `chosen` + `rejected` (texts or messages), or `chosen` + `rejected` that begin alike |
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from plait.errors import DataError
+
+SAMPLE_ARGUMENTS = ("prompts", "completions", "completion_ids")
+"""Names under which a reward function gets the samples."""
+LOG_ARGUMENTS = ("log_extra", "log_metric")
+"""Names under which it gets functions to log with, if it asks for them."""
+
+Messages = list[dict[str, Any]]
+
+
+class RowKind(StrEnum):
+    PROMPTS = "prompts"
+    EXAMPLES = "examples"
+    PAIRS = "pairs"
+
+
+_WANTED = {
+    RowKind.PROMPTS: "`prompt`",
+    RowKind.EXAMPLES: "`prompt` and `completion`, or `messages`, or `text`",
+    RowKind.PAIRS: "`chosen` and `rejected`, with or without `prompt`",
+}
+
+
+@dataclass(frozen=True)
+class Row:
+    columns: dict[str, Any]
+    place: str
+    """Where it comes from, for messages: `prompts.jsonl:12`, `chain_sum#17`."""
+    key: str | None = None
+    """The text by which splits are kept disjoint, where it is not the prompt."""
+    complete: bool = True
+    """False where a source cut the completions: they do not end with the end-of-sequence token."""
+
+    @property
+    def prompt(self) -> str | Messages:
+        return self.columns["prompt"]
+
+    @property
+    def question(self) -> str:
+        """The text by which splits are kept disjoint."""
+        return text_of(self.prompt) if self.key is None else self.key
+
+
+@dataclass(frozen=True)
+class Parts:
+    """A row of examples or pairs as a prompt and its given completions."""
+
+    prompt: str | Messages | None
+    """None for `text`, which is learnt whole."""
+    completions: tuple[str | Messages, ...]
+    """One; for a pair chosen and rejected. Texts if the prompt is one (or None), else messages."""
+
+    @property
+    def conversational(self) -> bool:
+        return not isinstance(self.completions[0], str)
+
+
+def text_of(prompt: str | Messages) -> str:
+    return prompt if isinstance(prompt, str) else json.dumps(prompt, sort_keys=True)
+
+
+def make_row(value: dict[str, Any], kind: RowKind, prompt_column: str, place: str) -> Row:
+    """A record as a row of that kind, its columns checked.
+
+    Raises:
+        DataError: a column is absent (the nearest one is named) or is neither text nor messages.
+    """
+    if value.get("images") or value.get("image"):
+        raise DataError(f"{place}: column `images`: only text models are trained; remove the column")
+    if prompt_column not in value and (kind is RowKind.PROMPTS or prompt_column != "prompt"):
+        raise DataError(
+            f"{place}: no column `{prompt_column}`{nearest(prompt_column, list(value))}; found "
+            f"{', '.join(f'`{name}`' for name in value) or 'no column'}; set `data.prompt_column`"
+        )
+    columns = dict(value)
+    if prompt_column in value:
+        prompt = _checked(value[prompt_column], prompt_column, place, may_be_none=kind is not RowKind.PROMPTS)
+        columns = {"prompt": prompt, **{name: column for name, column in value.items() if name != "prompt"}}
+    if kind is RowKind.PROMPTS:
+        for name in value:
+            if name in SAMPLE_ARGUMENTS or name in LOG_ARGUMENTS:
+                raise DataError(f"{place}: a reward gets something else as `{name}`; rename the column of that name")
+        return Row(columns, place)
+    for name in ("messages", "completion", "chosen", "rejected"):
+        if columns.get(name) is not None:
+            columns[name] = _checked(columns[name], name, place)
+    parts = parts_of(columns, kind, place)
+    completion = parts.completions[0]
+    return Row(columns, place, key=text_of(completion if parts.prompt is None else parts.prompt))
+
+
+def parts_of(columns: Mapping[str, Any], kind: RowKind, place: str) -> Parts:
+    """Prompt and completions of a row of examples or pairs; an implicit prompt is found as TRL's `extract_prompt` does.
+
+    Raises:
+        DataError: the columns are of no such format, a completion is empty, texts and messages are mixed.
+    """
+    present = {name for name, column in columns.items() if column is not None}
+    prompt = columns.get("prompt")
+    if kind is RowKind.PAIRS and {"chosen", "rejected"} <= present:
+        chosen, rejected = columns["chosen"], columns["rejected"]
+        if type(chosen) is not type(rejected):
+            raise DataError(f"{place}: `chosen` and `rejected` must both be texts or both messages; make them alike")
+        # A text beside messages that hold it again, as some data sets have it: TRL's `maybe_extract_prompt`.
+        if prompt is None or (isinstance(prompt, str) and not isinstance(chosen, str)):
+            prompt, chosen, rejected = _split_off_prompt(chosen, rejected, place)
+        parts = Parts(prompt, (chosen, rejected))
+        names = ("chosen", "rejected")
+    elif kind is RowKind.EXAMPLES and {"prompt", "completion"} <= present:
+        parts = Parts(prompt, (columns["completion"],))
+        names = ("completion",)
+    elif kind is RowKind.EXAMPLES and "messages" in present:
+        parts = _of_conversation(columns["messages"], place)
+        names = ("messages",)
+    elif kind is RowKind.EXAMPLES and "text" in present:
+        if not isinstance(columns["text"], str):
+            raise DataError(f"{place}: `text` must be a text, found {type(columns['text']).__name__}")
+        parts = Parts(None, (columns["text"],))
+        names = ("text",)
+    else:
+        wanted = {RowKind.EXAMPLES: ("prompt", "completion", "messages", "text"), RowKind.PAIRS: ("chosen", "rejected")}
+        missing = [name for name in wanted[kind] if name not in present]
+        near = next((hint for name in missing if (hint := nearest(name, sorted(present - set(wanted[kind]))))), "")
+        raise DataError(
+            f"{place}: {kind} need the columns {_WANTED[kind]}; found "
+            f"{', '.join(f'`{name}`' for name in columns if name in present) or 'no column'}{near}; "
+            "rename the columns of `data.source`"
+        )
+    for name, completion in zip(names, parts.completions, strict=True):
+        _check_completion(parts.prompt, completion, name, place)
+    return parts
+
+
+def _split_off_prompt(chosen: Any, rejected: Any, place: str) -> tuple[Any, Any, Any]:
+    shortest = min(len(chosen), len(rejected))
+    cut = next((i for i in range(shortest) if chosen[i] != rejected[i]), shortest)
+    if cut == shortest:
+        cut -= 1
+    elif isinstance(chosen, str) and cut and chosen[cut - 1] == " ":
+        cut -= 1  # the space belongs to the completion's first word
+    if cut == 0:
+        raise DataError(
+            f"{place}: no `prompt`, and `chosen` and `rejected` do not begin alike; give the prompt a column of its own"
+        )
+    return chosen[:cut], chosen[cut:], rejected[cut:]
+
+
+def _of_conversation(messages: Messages, place: str) -> Parts:
+    first = next((i for i, message in enumerate(messages) if message["role"] == "assistant"), None)
+    if first is None:
+        raise DataError(f"{place}: `messages` have no turn of the assistant, so there is nothing to learn; remove them")
+    return Parts(messages[:first], (messages[first:],))
+
+
+def _check_completion(prompt: str | Messages | None, completion: str | Messages, name: str, place: str) -> None:
+    if prompt is not None and isinstance(prompt, str) != isinstance(completion, str):
+        found = ("a text", "messages") if isinstance(prompt, str) else ("messages", "a text")
+        raise DataError(f"{place}: the prompt is {found[0]}, but `{name}` is {found[1]}; make them alike")
+    if isinstance(completion, str):
+        if not completion.strip():
+            raise DataError(f"{place}: `{name}` is empty, so there is nothing to learn; remove the row")
+        return
+    turns = [message for message in completion if message["role"] == "assistant"]
+    if not turns:
+        raise DataError(f"{place}: `{name}` has no turn of the assistant, so there is nothing to learn; remove the row")
+    for message in turns:
+        if not message["content"] and not message.get("tool_calls"):
+            raise DataError(f"{place}: a turn of the assistant in `{name}` is empty; remove the row")
+
+
+def _checked(column: Any, name: str, place: str, *, may_be_none: bool = False) -> Any:
+    if isinstance(column, list):
+        return _messages(column, name, place)
+    if not isinstance(column, str) and not (may_be_none and column is None):
+        raise DataError(f"{place}: `{name}` must be a text or a list of messages, found {type(column).__name__}")
+    return column
+
+
+def _messages(messages: list[Any], column: str, place: str) -> Messages:
+    """The messages without keys that are None: table formats give every message the keys of all."""
+    for message in messages:
+        if not isinstance(message, dict) or not isinstance(message.get("role"), str) or "content" not in message:
+            raise DataError(
+                f'{place}: expected messages {{"role": …, "content": …}} in `{column}`, found {message!r:.80}'
+            )
+        content = message["content"]
+        if content is None and message.get("tool_calls"):
+            continue  # as tools are called in TRL's format
+        if not isinstance(content, str | list):
+            raise DataError(
+                f"{place}: the content of a message in `{column}` must be a text (or null beside `tool_calls`), found "
+                f"{json.dumps(message, ensure_ascii=False)[:80]}"
+            )
+    if not messages:
+        raise DataError(f"{place}: `{column}` is an empty list of messages")
+    return [
+        {name: part for name, part in message.items() if part is not None or name == "content"} for message in messages
+    ]
+
+
+def check_one_format(rows: Sequence[Row], kind: RowKind = RowKind.PROMPTS) -> None:
+    """Raises DataError where the rows are not all of one format; both places are named."""
+    first = _format(rows[0], kind)
+    for row in rows:
+        if (found := _format(row, kind)) != first:
+            raise DataError(
+                f"mixed formats: the {first[0]} of {rows[0].place} is {first[1]}, the {found[0]} of {row.place} is "
+                f"{found[1]}; make all rows alike"
+            )
+
+
+def _format(row: Row, kind: RowKind) -> tuple[str, str]:
+    """What is looked at, and what it is."""
+    if kind is RowKind.PROMPTS:
+        return "prompt", "a text" if isinstance(row.prompt, str) else "messages"
+    parts = parts_of(row.columns, kind, row.place)
+    if parts.prompt is None:
+        return "text", "a text"
+    return "completion", "messages" if parts.conversational else "a text"
+
+
+def nearest(name: str, names: Sequence[str]) -> str:
+    """` (did you mean …?)`, or nothing when no name is near."""
+    close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    return f" (did you mean `{close[0]}`?)" if close else ""

@@ -1,0 +1,446 @@
+"""Examples and pairs: which tokens they have and which are learnt, by hand and against TRL's own preparation."""
+
+import copy
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from plait.data.examples import ExampleSet, ExampleStream, Given, evaluation_samples, example_set
+from plait.data.formats import RowKind
+from plait.data.prompts import EVALUATION_UID
+from plait.data.records import FinishReason
+from plait.data.settings import DataSettings
+from plait.data.sources import Source, open_splits, read_rows
+from plait.errors import DataError
+from tests.models.tiny import tiny_tokenizer
+
+END = "<|im_end|>"
+
+
+def user(text: str) -> dict[str, str]:
+    return {"role": "user", "content": text}
+
+
+def assistant(text: str) -> dict[str, str]:
+    return {"role": "assistant", "content": text}
+
+
+def write(folder: Path, *rows: object) -> str:
+    path = folder / "rows.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+def prepare(folder, *rows, kind=RowKind.EXAMPLES, limit=1000, tokenizer=None, **keys) -> ExampleSet:
+    name = write(folder, *rows)
+    source = Source(name, tuple(read_rows(name, kind)), kind)
+    return example_set(source, tokenizer or tiny_tokenizer(), DataSettings(source=name, **keys), limit)
+
+
+def pairs(folder, *rows, **keys) -> ExampleSet:
+    return prepare(folder, *rows, kind=RowKind.PAIRS, **keys)
+
+
+def shown(one: Given) -> tuple[str, str, str]:
+    """Prompt, response, and what of it is learnt, the rest as dots."""
+    tokenizer = tiny_tokenizer()
+    learnt = "".join(
+        tokenizer.decode([token]) if trained else "." * len(tokenizer.decode([token]))
+        for token, trained in zip(one.sample.token_ids, one.trained, strict=True)
+    )
+    return tokenizer.decode(one.sample.prompt.token_ids), tokenizer.decode(one.sample.token_ids), learnt
+
+
+# -- what is learnt
+
+
+def test_a_completion_is_learnt_with_its_end_and_a_prompt_is_not(tmp_path):
+    (one,) = prepare(tmp_path, {"prompt": "what is 3 plus 4?", "completion": " 7", "n": 1}).given(0, uid=9)
+    assert shown(one) == ("what is 3 plus 4?", " 7<|im_end|>", " 7<|im_end|>")
+    sample = one.sample
+    assert (sample.uid, sample.text, sample.logprobs, sample.policy_version) == ("9.0", " 7", (), -1)
+    assert sample.finish_reason is FinishReason.STOP
+    assert sample.prompt.columns == {"prompt": "what is 3 plus 4?", "completion": " 7", "n": 1}
+    assert sample.prompt.text == "what is 3 plus 4?"
+
+
+def test_an_end_that_is_there_is_not_doubled(tmp_path):
+    (one,) = prepare(tmp_path, {"prompt": "a", "completion": f" 7{END}"}).given(0, 0)
+    assert shown(one)[1] == " 7<|im_end|>"
+
+
+def test_text_is_learnt_whole_but_for_its_first_token(tmp_path):
+    (one,) = prepare(tmp_path, {"text": "the lazy dog"}).given(0, 0)
+    ids = tiny_tokenizer()("the lazy dog" + END)["input_ids"]
+    assert [*one.sample.prompt.token_ids, *one.sample.token_ids] == ids
+    assert len(one.sample.prompt.token_ids) == 1
+    assert set(one.trained) == {1.0}
+
+
+def test_only_turns_of_the_assistant_are_learnt_each_with_the_token_that_closes_it(tmp_path):
+    system = {"role": "system", "content": "add"}
+    messages = [system, user("1+1?"), assistant("2"), user("1+2?"), assistant("3"), user("thanks")]
+    (one,) = prepare(tmp_path, {"messages": messages}).given(0, 0)
+    prompt, response, learnt = shown(one)
+    assert prompt == f"<|im_start|>system\nadd{END}\n<|im_start|>user\n1+1?{END}\n<|im_start|>assistant\n"
+    assert response == f"2{END}\n<|im_start|>user\n1+2?{END}\n<|im_start|>assistant\n3{END}"
+    between = f"\n<|im_start|>user\n1+2?{END}\n<|im_start|>assistant\n"
+    assert learnt == f"2{END}{'.' * len(between)}3{END}"
+    assert one.sample.text == response
+
+
+def test_results_of_tools_are_not_learnt(tmp_path):
+    call = {"role": "assistant", "content": "sum(1, 2)"}
+    row = {"prompt": [user("1+2?")], "completion": [call, {"role": "tool", "content": "3"}, assistant("it is 3")]}
+    (one,) = prepare(tmp_path, row).given(0, 0)
+    assert shown(one)[2].replace(".", "") == f"sum(1, 2){END}it is 3{END}"
+
+
+def test_a_text_prompt_can_be_sent_as_a_message(tmp_path):
+    keys = {"chat_template": True, "system_prompt": "add", "prompt_template": "Q: {question}"}
+    (one,) = prepare(tmp_path, {"prompt": "1+1?", "completion": "2"}, **keys).given(0, 0)
+    prompt = f"<|im_start|>system\nadd{END}\n<|im_start|>user\nQ: 1+1?{END}\n<|im_start|>assistant\n"
+    assert shown(one) == (prompt, f"2{END}", f"2{END}")
+    (raw,) = prepare(tmp_path, {"prompt": "1+1?", "completion": " 2"}, prompt_template="Q: {question}").given(0, 0)
+    assert shown(raw)[:2] == ("Q: 1+1?", f" 2{END}")
+
+
+def test_a_pair_has_one_prompt_and_two_responses(tmp_path):
+    chosen, rejected = pairs(tmp_path, {"prompt": "3+4?", "chosen": " 7", "rejected": " 8 9"}).given(0, uid=5)
+    assert chosen.sample.prompt is rejected.sample.prompt
+    assert (chosen.sample.uid, rejected.sample.uid) == ("5.0", "5.1")
+    assert shown(chosen)[1:] == (f" 7{END}", f" 7{END}")
+    assert shown(rejected)[1] == f" 8 9{END}"
+
+
+def test_a_pair_of_conversations_shares_what_it_begins_with(tmp_path):
+    begin = [user("1+1?"), assistant("2"), user("3+4?")]
+    made = pairs(tmp_path, {"chosen": [*begin, assistant("7")], "rejected": [*begin, assistant("8")]})
+    chosen, rejected = made.given(0, 0)
+    assert shown(chosen)[0].endswith(f"3+4?{END}\n<|im_start|>assistant\n")
+    assert (shown(chosen)[1:], shown(rejected)[1]) == ((f"7{END}", f"7{END}"), f"8{END}")
+    # With the prompt as a text beside, as some data sets have it.
+    both = {"prompt": "1+1?", "chosen": [user("1+1?"), assistant("2")], "rejected": [user("1+1?"), assistant("3")]}
+    assert shown(pairs(tmp_path, both).given(0, 0)[0])[0].startswith("<|im_start|>user\n1+1?")
+
+
+def test_a_token_over_the_boundary_belongs_to_the_response(tmp_path):
+    made = prepare(tmp_path, {"prompt": "the answe", "completion": "r is 7"}, {"prompt": "the", "completion": " 7"})
+    assert made.num_merged == 1
+    (one,) = made.given(0, 0)
+    whole = tiny_tokenizer()("the answer is 7" + END)["input_ids"]
+    assert [*one.sample.prompt.token_ids, *one.sample.token_ids] == whole
+    assert one.sample.prompt.text == "the answe"
+    assert shown(one)[0] == "the"
+
+
+# -- as TRL has it
+
+TEXT_ROWS = [
+    {"prompt": "what is 3 plus 4?", "completion": " the answer is 7."},
+    {"prompt": "the answe", "completion": "r is 7"},
+    {"prompt": "a", "completion": f" fox{END}"},
+    {"prompt": "a  ", "completion": "  fox\n"},
+    {"prompt": "né", "completion": "e über 🦊"},
+]
+CHAT_ROWS = [
+    {"prompt": [user("1+1?")], "completion": [assistant("2")]},
+    {"prompt": [user("1+1?"), assistant("2"), user("so?")], "completion": [assistant("fox")]},
+]
+PAIR_ROWS = [
+    {"prompt": "what is 3 plus 4?", "chosen": " the answer is 7.", "rejected": " 8"},
+    {"prompt": "the answe", "chosen": "r is 7", "rejected": " is"},
+    {"chosen": "the lazy dog jumps", "rejected": "the lazy fox"},
+    {"chosen": "the lazy dog", "rejected": "the lazy"},
+]
+CHAT_PAIR_ROWS = [
+    {"prompt": [user("1+1?")], "chosen": [assistant("2")], "rejected": [assistant("3")]},
+    {"chosen": [user("1+1?"), assistant("2")], "rejected": [user("1+1?"), assistant("3")]},
+]
+
+
+class TrlTrainer:
+    """What `_prepare_dataset` of TRL's trainers reads of them."""
+
+    def __init__(self, tokenizer):
+        self._tokenizer = tokenizer
+        self.chat_template = None
+        self.completion_only_loss = True
+
+
+def trl_examples(rows, **arguments):
+    """(input_ids, labels) as SFTTrainer prepares them."""
+    datasets = pytest.importorskip("datasets")
+    from trl import SFTConfig, SFTTrainer
+
+    config = SFTConfig(max_length=None, report_to="none", use_cpu=True, bf16=False, **arguments)
+    tokenizer = tiny_tokenizer()
+    prepared = SFTTrainer._prepare_dataset(
+        TrlTrainer(tokenizer), datasets.Dataset.from_list(rows), tokenizer, config, False, None, "train"
+    )
+    return [(row["input_ids"], row["labels"]) for row in prepared]
+
+
+def trl_pairs(rows):
+    """(prompt, chosen, rejected) ids as DPOTrainer prepares them."""
+    datasets = pytest.importorskip("datasets")
+    from trl import DPOConfig, DPOTrainer
+
+    config = DPOConfig(max_length=None, report_to="none", use_cpu=True, bf16=False)
+    tokenizer = tiny_tokenizer()
+    prepared = DPOTrainer._prepare_dataset(
+        TrlTrainer(tokenizer), datasets.Dataset.from_list(rows), tokenizer, config, "train"
+    )
+    return [(row["prompt_ids"], row["chosen_ids"], row["rejected_ids"]) for row in prepared]
+
+
+def as_labels(one: Given) -> tuple[list[int], list[int]]:
+    prompt, response = one.sample.prompt.token_ids, one.sample.token_ids
+    labels = [token if trained else -100 for token, trained in zip(response, one.trained, strict=True)]
+    return [*prompt, *response], [-100] * len(prompt) + labels
+
+
+def test_texts_are_those_of_trl(tmp_path):
+    made = prepare(tmp_path, *TEXT_ROWS)
+    assert [as_labels(made.given(i, i)[0]) for i in range(len(made))] == trl_examples(TEXT_ROWS)
+    assert made.num_merged >= 1
+
+
+def test_language_modelling_is_that_of_trl(tmp_path):
+    rows = [{"text": "the lazy dog"}, {"text": f"a quick fox{END}"}]
+    made = prepare(tmp_path, *rows)
+    for index, (ids, labels) in enumerate(trl_examples(rows)):
+        found, found_labels = as_labels(made.given(index, 0)[0])
+        assert (found, found_labels[1:]) == (ids, labels[1:])  # the loss never reads the first label
+
+
+def test_messages_are_those_of_trl_but_for_the_line_break_after_the_end(tmp_path):
+    made = prepare(tmp_path, *CHAT_ROWS)
+    (line_break,) = tiny_tokenizer()("\n")["input_ids"]
+    for index, (ids, labels) in enumerate(trl_examples(CHAT_ROWS)):
+        found, found_labels = as_labels(made.given(index, 0)[0])
+        assert ([*found, line_break], [*found_labels, line_break]) == (ids, labels)
+
+
+def test_conversations_are_those_of_trl_with_a_template_that_marks_the_assistant(tmp_path):
+    from trl.data_utils import _tokenize
+
+    messages = [user("1+1?"), assistant("2"), user("so?"), assistant("fox")]
+    marked = tiny_tokenizer()
+    marked.chat_template = (
+        "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{% if message['role'] == 'assistant' %}"
+        "{% generation %}{{ message['content'] }}<|im_end|>{% endgeneration %}{% else %}{{ message['content'] }}"
+        "<|im_end|>{% endif %}{{ '\\n' }}{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    )
+    theirs = _tokenize(marked, messages, return_assistant_tokens_mask=True)
+    found, labels = as_labels(prepare(tmp_path, {"messages": messages}).given(0, 0)[0])
+    assert found == theirs["input_ids"][:-1]
+    assert [label != -100 for label in labels] == [bool(bit) for bit in theirs["assistant_masks"][:-1]]
+
+
+@pytest.mark.parametrize("rows", [PAIR_ROWS[:2], PAIR_ROWS[2:]], ids=["explicit", "implicit"])
+def test_pairs_of_texts_are_those_of_trl(tmp_path, rows):
+    made = pairs(tmp_path, *rows)
+    for index, (prompt, *responses) in enumerate(trl_pairs(rows)):
+        both = made.given(index, 0)
+        assert list(both[0].sample.prompt.token_ids) == prompt
+        assert [list(one.sample.token_ids) for one in both] == responses
+        assert all(set(one.trained) == {1.0} for one in both)
+
+
+@pytest.mark.parametrize("row", CHAT_PAIR_ROWS, ids=["explicit", "implicit"])
+def test_pairs_of_messages_are_those_of_trl_but_for_the_line_break(tmp_path, row):
+    both = pairs(tmp_path, row).given(0, 0)
+    line_break = tiny_tokenizer()("\n")["input_ids"]
+    ((prompt, *responses),) = trl_pairs([row])
+    assert list(both[0].sample.prompt.token_ids) == prompt
+    assert [[*one.sample.token_ids, *line_break] for one in both] == responses
+
+
+TEXT = st.text(st.characters(codec="utf-8", exclude_characters="<"), min_size=1, max_size=12).filter(str.strip)
+
+
+@settings(deadline=None, max_examples=60)
+@given(prompt=TEXT, turns=st.lists(st.tuples(TEXT, TEXT), min_size=1, max_size=3))
+def test_any_conversation_is_put_together_again(prompt, turns):
+    """Prompt and response are the rendered whole up to its last end; what is learnt is the answers, one by one."""
+    messages = [{"role": "system", "content": prompt}]
+    for question, answer in turns:
+        messages += [user(question), assistant(answer)]
+    source = Source("x", tuple(_rows([{"messages": messages}])), RowKind.EXAMPLES)
+    tokenizer = tiny_tokenizer()
+    (one,) = example_set(source, tokenizer, DataSettings(source="x"), 10_000).given(0, 0)
+    ids = [*one.sample.prompt.token_ids, *one.sample.token_ids]
+    assert ids == tokenizer.apply_chat_template(messages)["input_ids"][: len(ids)]
+    learnt = [token for token, trained in zip(one.sample.token_ids, one.trained, strict=True) if trained]
+    assert tokenizer.decode(learnt) == "".join(answer + END for _, answer in turns)
+    assert one.sample.token_ids[-1] == tokenizer.eos_token_id
+
+
+def _rows(values, kind=RowKind.EXAMPLES):
+    from plait.data.formats import make_row
+
+    return [make_row(value, kind, "prompt", f"x:{number}") for number, value in enumerate(values, 1)]
+
+
+# -- what is refused
+
+
+def reworded(tokenizer):
+    """As Qwen3's: reasoning is kept in the last turn alone."""
+    tokenizer = copy.deepcopy(tokenizer)
+    tokenizer.chat_template = (
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content if loop.last else m.content.split('#')[-1] }}"
+        "<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    )
+    return tokenizer
+
+
+def test_a_template_that_rewrites_earlier_turns_is_refused(tmp_path):
+    messages = [user("1+1?"), assistant("two#2"), user("so?"), assistant("so#2")]
+    tokenizer = reworded(tiny_tokenizer())
+    with pytest.raises(DataError, match=r"rows.jsonl:1: .*writes turn 2 .*`data.source`, with `prompt` and `completi"):
+        prepare(tmp_path, {"messages": messages}, tokenizer=tokenizer)
+    row = {"prompt": messages[:3], "completion": messages[3:]}
+    assert shown(prepare(tmp_path, row, tokenizer=tokenizer).given(0, 0)[0])[1] == f"so#2{END}"
+
+
+@pytest.mark.parametrize(
+    ("row", "said"),
+    [
+        ({"prompt": "a", "completion": " "}, ["rows.jsonl:1", "`completion` is empty"]),
+        ({"prompt": "a", "completion": ""}, ["`completion` is empty"]),
+        ({"text": ""}, ["`text` is empty"]),
+        ({"text": 7}, ["`text` must be a text", "int"]),
+        ({"prompt": "", "completion": "b"}, ["the prompt is empty"]),
+        ({"prompt": "a", "completion": 7}, ["`completion` must be a text or a list of messages", "int"]),
+        ({"prompt": "a", "completion": [assistant("b")]}, ["the prompt is a text, but `completion` is messages"]),
+        ({"prompt": [user("a")], "completion": "b"}, ["the prompt is messages, but `completion` is a text"]),
+        ({"prompt": [user("a")], "completion": [user("b")]}, ["no turn of the assistant"]),
+        ({"prompt": [user("a")], "completion": [assistant("")]}, ["a turn of the assistant in `completion` is empty"]),
+        ({"messages": [user("a")]}, ["no turn of the assistant", "remove"]),
+        ({"messages": [assistant("a")]}, ["the assistant speaks first", "data.system_prompt"]),
+        ({"prompt": "a", "completions": "b"}, ["`prompt` and `completion`", "did you mean `completions`", "rename"]),
+        ({"mesages": []}, ["did you mean `mesages`"]),
+        ({"prompt": "a"}, ["examples need the columns", "found `prompt`"]),
+        ({"text": "a b", "images": [1]}, ["images"]),
+    ],
+)
+def test_bad_examples_are_named(tmp_path, row, said):
+    with pytest.raises(DataError) as caught:
+        prepare(tmp_path, row)
+    for words in said:
+        assert words in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("row", "said"),
+    [
+        ({"prompt": "a", "chosen": "b"}, ["pairs need the columns `chosen` and `rejected`"]),
+        ({"prompt": "a", "chosen": "b", "rejcted": "c"}, ["did you mean `rejcted`"]),
+        ({"prompt": "a", "chosen": "b", "rejected": ""}, ["`rejected` is empty"]),
+        ({"prompt": "a", "chosen": "b", "rejected": [assistant("c")]}, ["both be texts or both messages"]),
+        ({"chosen": "a b", "rejected": "c d"}, ["do not begin alike"]),
+        ({"prompt": "a", "chosen": "b", "rejected": "b"}, ["rows.jsonl:1", "the same", "data.overlong_prompts: drop"]),
+    ],
+)
+def test_bad_pairs_are_named(tmp_path, row, said):
+    with pytest.raises(DataError) as caught:
+        pairs(tmp_path, row)
+    for words in said:
+        assert words in str(caught.value)
+
+
+def test_mixed_formats_and_settings_that_do_not_fit(tmp_path):
+    with pytest.raises(DataError, match=r"mixed formats: the completion of .*:1 is a text, the text of .*:2"):
+        prepare(tmp_path, {"prompt": "a", "completion": "b"}, {"text": "c d"})
+    for key, value in (("chat_template", True), ("system_prompt", "s"), ("prompt_template", "{question}")):
+        with pytest.raises(DataError, match=f"`data.{key}` is about prompts"):
+            prepare(tmp_path, {"text": "a b"}, **{key: value})
+    with pytest.raises(DataError, match=r"`data\.system_prompt` needs a chat template"):
+        prepare(tmp_path, {"prompt": "a", "completion": "b"}, system_prompt="s")
+    with pytest.raises(DataError, match=r"`data\.chat_template` is false"):
+        prepare(tmp_path, CHAT_ROWS[0], chat_template=False)
+    no_end = tiny_tokenizer()
+    no_end.eos_token = None
+    with pytest.raises(DataError, match="no EOS token"):
+        prepare(tmp_path, TEXT_ROWS[0], tokenizer=no_end)
+
+
+# -- length
+
+
+def test_over_long_examples_fail_or_are_dropped_and_never_cut(tmp_path):
+    rows = [TEXT_ROWS[0], {"prompt": "a", "completion": " fox" * 90}, TEXT_ROWS[2]]
+    free = prepare(tmp_path, *rows)
+    lengths = [len(as_labels(free.given(i, 0)[0])[0]) for i in range(3)]
+    limit = max(lengths[0], lengths[2])
+    assert lengths[1] > limit
+    with pytest.raises(DataError) as caught:
+        prepare(tmp_path, *rows, limit=limit)
+    for words in ("1 of 3 examples", "rows.jsonl:2", f"{lengths[1]} in all", "data.max_example_tokens"):
+        assert words in str(caught.value)
+    kept = prepare(tmp_path, *rows, limit=limit, overlong_prompts="drop")
+    assert (kept.kept, kept.num_dropped, kept.longest_tokens, len(kept)) == ((0, 2), 1, limit, 2)
+    assert kept.num_trained_tokens == sum(sum(kept.given(i, 0)[0].trained) for i in range(2))
+    short = len(free.given(2, 0)[0].sample.prompt.token_ids)
+    assert prepare(tmp_path, *rows, overlong_prompts="drop", max_prompt_tokens=short).kept == (1, 2)
+    with pytest.raises(DataError, match="3 of 3 examples"):
+        prepare(tmp_path, *rows, limit=1, overlong_prompts="drop")
+
+
+def test_equal_pairs_are_dropped_and_counted(tmp_path):
+    same = {"prompt": "a", "chosen": "b", "rejected": f"b{END}"}
+    made = pairs(tmp_path, PAIR_ROWS[0], same, overlong_prompts="drop")
+    assert (made.kept, made.num_dropped, made.samples_per_row) == ((0,), 1, 2)
+    with pytest.raises(DataError, match="the same in every pair"):
+        pairs(tmp_path, same, overlong_prompts="drop")
+
+
+# -- streams and splits
+
+
+def test_a_stream_takes_every_row_once_per_epoch_as_prompts_do(tmp_path):
+    rows = [{"prompt": f"{n}", "chosen": " a", "rejected": " b"} for n in range(5)]
+    made = pairs(tmp_path, *rows)
+    stream = ExampleStream(made, seed=3, per_step=2)
+    taken = stream.samples(0, 10)
+    assert [one.sample.uid for one in taken] == [f"{uid}.{index}" for uid in range(10) for index in (0, 1)]
+    asked = [one.sample.prompt.text for one in taken[::2]]
+    assert sorted(asked[:5]) == sorted(asked[5:]) == list("01234")
+    assert asked[:5] != asked[5:]
+    assert stream.step(3) == stream.samples(6, 2) == taken[12:16]
+    assert stream.epoch(5) == 2
+    in_order = ExampleStream(made, seed=3, per_step=2, shuffle=False).samples(5, 5)
+    assert [one.sample.prompt.text for one in in_order[::2]] == list("01234")
+    held_out = evaluation_samples(made)
+    assert [one.sample.prompt.uid for one in held_out[::2]] == list(range(EVALUATION_UID, EVALUATION_UID + 5))
+
+
+def test_prompts_and_examples_of_one_seed_take_the_same_places(tmp_path):
+    from plait.data.prompts import PromptStream, prompt_set
+
+    name = write(tmp_path, *[{"prompt": f"{n}", "completion": " a"} for n in range(9)])
+    keys = DataSettings(source=name, chat_template=False)
+    prompts = prompt_set(open_splits(keys).train, tiny_tokenizer(), keys, 100)
+    examples = example_set(open_splits(keys, 0, RowKind.EXAMPLES).train, tiny_tokenizer(), keys, 100)
+    asked = PromptStream(prompts, seed=1, prompts_per_step=4).take(3, 11)
+    given = ExampleStream(examples, seed=1, per_step=4).samples(3, 11)
+    assert [one.sample.prompt.text for one in given] == [prompt.text for prompt in asked]
+
+
+def test_no_question_is_learnt_and_held_out(tmp_path):
+    rows = [{"prompt": f"{n % 10}", "completion": f" {n}"} for n in range(30)]
+    splits = open_splits(DataSettings(source=write(tmp_path, *rows)), 4, RowKind.EXAMPLES)
+    held_out = {row.question for row in splits.evaluation.rows}
+    assert len(held_out) == len(splits.evaluation) == 4
+    assert not held_out & {row.question for row in splits.train.rows}
+    assert (len(splits.train), splits.num_removed) == (18, 12)
+    conversations = [{"messages": [user(f"{n % 3}"), assistant(f"{n}")]} for n in range(9)]
+    splits = open_splits(DataSettings(source=write(tmp_path, *conversations)), 1, RowKind.EXAMPLES)
+    assert len(splits.train) == 6
+    with pytest.raises(DataError, match="a reasoning_gym task has prompts, but pairs are needed"):
+        open_splits(DataSettings(source="reasoning_gym:chain_sum"), 1, RowKind.PAIRS)
