@@ -11,7 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plait.algorithms.grpo import GRPOOptions, grpo_loss
+from plait.algorithms.grpo import GRPOOptions, grpo
 from plait.algorithms.kl import KLPlace
 from plait.algorithms.losses import (
     Aggregation,
@@ -22,12 +22,13 @@ from plait.algorithms.losses import (
     log_ratio,
     policy_loss,
 )
-from plait.algorithms.reinforce_pp import ReinforcePPOptions, reinforce_pp_loss
-from plait.algorithms.remax import ReMaxOptions, remax_loss
-from plait.algorithms.rloo import RLOOOptions, rloo_loss
+from plait.algorithms.reinforce_pp import ReinforcePPOptions, reinforce_pp
+from plait.algorithms.remax import ReMaxOptions, remax
+from plait.algorithms.rloo import RLOOOptions, rloo
 from plait.errors import RunError
 from plait.training.loss_batch import MicroBatchLoss, MiniBatchTotals, TokenMeans, loss_share
 from tests.algorithms import oracle
+from tests.algorithms.flows import loss_of
 
 LN2 = math.log(2)
 
@@ -183,31 +184,31 @@ def test_the_policy_loss_equals_the_oracle(lengths, aggregation, estimator, rati
 
 
 @pytest.mark.parametrize(
-    ("loss", "options", "ratio", "aggregation"),
+    ("flow", "options", "ratio", "aggregation"),
     [
-        (grpo_loss, GRPOOptions(kl_coef=0.1, clip_high=0.28), "token", "seq-mean-token-mean"),
+        (grpo, GRPOOptions(kl_coef=0.1, clip_high=0.28), "token", "seq-mean-token-mean"),
         (
-            grpo_loss,
+            grpo,
             GRPOOptions(kl_coef=0.1, clip_high=0.28, ratio="sequence-mean", aggregation="token-mean"),
             "sequence-mean",
             "token-mean",
         ),
         (
-            rloo_loss,
+            rloo,
             RLOOOptions(kl_coef=0.1, kl_in="loss", kl_estimator="k3", clip_high=0.28),
             "sequence-product",
             "seq-mean-token-mean",
         ),
         (
-            reinforce_pp_loss,
+            reinforce_pp,
             ReinforcePPOptions(kl_coef=0.1, kl_in="loss", kl_estimator="k3", clip_high=0.28),
             "token",
             "token-mean",
         ),
-        (remax_loss, ReMaxOptions(clip_high=0.28), "token", "seq-mean-token-sum-norm"),
+        (remax, ReMaxOptions(clip_high=0.28), "token", "seq-mean-token-sum-norm"),
     ],
 )
-def test_each_algorithm_hands_its_options_to_the_loss(loss, options, ratio, aggregation):
+def test_each_algorithm_hands_its_options_to_the_loss(flow, options, ratio, aggregation):
     rng = np.random.default_rng(0)
     lengths, flat = [3, 2], -3 + rng.normal(size=5)
     old, ref, advantages = flat + 0.4 * rng.normal(size=5), flat + 0.4 * rng.normal(size=5), rng.normal(size=5)
@@ -226,12 +227,8 @@ def test_each_algorithm_hands_its_options_to_the_loss(loss, options, ratio, aggr
     )
     means = TokenMeans(5)
     batch = loss_batch(lengths, MiniBatchTotals(5, 2, 7), flat.tolist(), means)
-    found = loss(
-        batch,
-        torch.tensor(advantages),
-        options=options,
-        old_logprobs=torch.tensor(old),
-        ref_logprobs=torch.tensor(ref),
+    found = loss_of(flow, options)(
+        batch, torch.tensor(advantages), old_logprobs=torch.tensor(old), ref_logprobs=torch.tensor(ref)
     )
     assert found.item() == pytest.approx(expected, rel=1e-12)
     logged = means.result()
@@ -288,8 +285,7 @@ def test_a_gspo_response_is_clipped_as_a_whole():
     for ratio, slopes, clipped in (("sequence-mean", [-0.5, -0.5], 0.0), ("token", [0.0, -math.exp(-0.6) / 2], 0.5)):
         means = TokenMeans(2)
         batch = loss_batch([2], totals, [0.6, -0.6], means)
-        options = GRPOOptions(ratio=ratio)
-        grpo_loss(batch, advantages, options=options, old_logprobs=old).backward()
+        loss_of(grpo, GRPOOptions(ratio=ratio))(batch, advantages, old_logprobs=old).backward()
         assert batch.logprobs.grad.tolist() == pytest.approx(slopes)
         assert means.result()["actor/pg_clipfrac"] == clipped
 
@@ -299,9 +295,8 @@ def test_kl_in_the_reward_is_no_part_of_the_loss():
     losses = []
     for ref in (None, torch.tensor([-9.0, -9.0], dtype=torch.float64)):
         batch = loss_batch([2], totals, [-1.0, -2.0])
-        options = GRPOOptions(kl_coef=0.5, kl_in=KLPlace.REWARD)
-        advantages = torch.ones(2, dtype=torch.float64)
-        losses.append(grpo_loss(batch, advantages, options=options, ref_logprobs=ref).item())
+        loss = loss_of(grpo, GRPOOptions(kl_coef=0.5, kl_in=KLPlace.REWARD))
+        losses.append(loss(batch, torch.ones(2, dtype=torch.float64), ref_logprobs=ref).item())
     assert losses == [-1.0, -1.0]
 
 

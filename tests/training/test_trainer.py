@@ -9,13 +9,14 @@ import numpy as np
 import pytest
 import torch
 
-from plait.algorithms.grpo import GRPOOptions, group_advantages, grpo_loss
+from plait.algorithms.grpo import GRPOOptions, group_advantages, grpo
 from plait.algorithms.losses import Aggregation
 from plait.data.records import FinishReason, Prompt, Sample
 from plait.data.rows import Rows
 from plait.errors import RunError
-from plait.training.trainer import Trainer, rollout_comparison
+from plait.training.trainer import Trainer
 from tests.algorithms import oracle
+from tests.algorithms.flows import loss_of
 from tests.models.tiny import tiny, tiny_llama
 from tests.training.batches import (
     ADVANTAGES,
@@ -59,9 +60,7 @@ def prepared(**kwargs) -> Rows:
 def gradients(rows: Rows, options: GRPOOptions = OPTIONS, **trainer_options) -> tuple[torch.Tensor, dict[str, float]]:
     """The flat gradient of one optimizer step over all rows, and the metrics."""
     trainer = make_trainer(tiny_llama(torch.float64), **trainer_options)
-    _, metrics = run_all(
-        trainer.train(rows, COLUMNS, partial(grpo_loss, options=options), mini_batches=1, epochs=1, step=0)
-    )
+    _, metrics = run_all(trainer.train(rows, COLUMNS, loss_of(grpo, options), mini_batches=1, epochs=1, step=0))
     return trainer._optimizer.gradients, metrics
 
 
@@ -137,7 +136,7 @@ def test_nothing_depends_on_the_order_of_arrival():
     states = []
     for given in (rows, shuffled):
         trainer = make_trainer(tiny_llama(torch.float32))
-        loss = partial(grpo_loss, options=OPTIONS)
+        loss = loss_of(grpo, OPTIONS)
         _, metrics = run_all(trainer.train(given, COLUMNS, loss, mini_batches=3, epochs=2, step=5))
         _, logprobs = run_all(trainer.logprobs(given))
         order = [(s.prompt.uid, s.index) for s in given.samples]
@@ -210,7 +209,7 @@ def test_actions_and_counts():
     ]
     rows = Rows(tuple(samples)).with_column(ADVANTAGES, np.ones(4))
     trainer = make_trainer(tiny_llama(torch.float64), micro_batch_tokens=12, total_optimizer_steps=4, schedule="linear")
-    loss = partial(grpo_loss, options=GRPOOptions())
+    loss = loss_of(grpo, GRPOOptions())
     generator = trainer.train(
         rows, {"advantages": ADVANTAGES}, loss, mini_batches=2, epochs=2, step=0, call="a.train#2"
     )
@@ -244,20 +243,6 @@ def test_metrics_are_means_over_optimizer_steps():
     assert metrics["x"] == 1.5, "1 on every token of the first step, 2 on every token of the second"
 
 
-def test_the_comparison_with_the_sampling_engine_by_hand():
-    # Two tokens: p_train 0.5 and 0.2, p_sampling 0.25 and 0.2. w = 2 and 1.
-    found = rollout_comparison(np.log([0.5, 0.2]), np.log([0.25, 0.2]))
-    assert found == pytest.approx(
-        {
-            "training/rollout_probs_diff_mean": 0.125,
-            "training/rollout_probs_diff_max": 0.25,
-            "training/rollout_kl": (2 - 1 - np.log(2)) / 2,
-            "training/rollout_ess": 9 / 5 / 2,
-        }
-    )
-    assert rollout_comparison(np.zeros(0), np.zeros(0)) == {}
-
-
 def test_the_comparison_is_made_before_the_first_step():
     """Log-probs recorded at the initial weights agree with the first forward, though the weights move a lot later."""
     rows = random_rows()
@@ -269,14 +254,14 @@ def test_the_comparison_is_made_before_the_first_step():
         for s in rows.samples
     ]
     recorded = Rows(tuple(samples)).with_column(ADVANTAGES, rows.columns[ADVANTAGES])
-    loss = partial(grpo_loss, options=GRPOOptions())
+    loss = loss_of(grpo, GRPOOptions())
     _, metrics = run_all(trainer.train(recorded, {"advantages": ADVANTAGES}, loss, mini_batches=2, epochs=2, step=0))
     assert metrics["training/rollout_probs_diff_max"] < 1e-12
     assert metrics["training/rollout_ess"] == pytest.approx(1)
 
 
 def steps(trainer: Trainer, numbers: range) -> list[dict[str, float]]:
-    loss = partial(grpo_loss, options=GRPOOptions())
+    loss = loss_of(grpo, GRPOOptions())
     return [
         run_all(
             trainer.train(random_rows(seed=step), {"advantages": ADVANTAGES}, loss, mini_batches=2, epochs=2, step=step)
@@ -331,7 +316,7 @@ def test_a_step_that_is_not_finite_is_skipped_and_counted():
 
 def test_an_abandoned_call_leaves_nothing_behind():
     rows = random_rows()
-    loss = partial(grpo_loss, options=GRPOOptions())
+    loss = loss_of(grpo, GRPOOptions())
     results = []
     for abandon in (True, False):
         trainer = make_trainer(tiny_llama(torch.float32), micro_batch_tokens=30)
@@ -344,7 +329,7 @@ def test_an_abandoned_call_leaves_nothing_behind():
 
 def test_no_rows_is_no_step():
     trainer = make_trainer(tiny_llama(torch.float32))
-    done, metrics = run_all(trainer.train(Rows(()), {}, partial(grpo_loss), mini_batches=2, epochs=1, step=0))
+    done, metrics = run_all(trainer.train(Rows(()), {}, loss_of(grpo, GRPOOptions()), mini_batches=2, epochs=1, step=0))
     assert done == []
     assert metrics["training/optimizer_steps"] == 0
     assert run_all(trainer.logprobs(Rows(())))[1].shape == (0,)
@@ -354,7 +339,7 @@ def test_grpo_finds_the_rewarded_arm():
     """A bandit of two one-token answers: the rewarded one, at first unlikely, comes to be chosen nearly always."""
     trainer = make_trainer(tiny_llama(torch.float32), learning_rate=3e-3, temperature=1.0, total_optimizer_steps=60)
     arms = (40, 41)
-    loss = partial(grpo_loss, options=GRPOOptions())
+    loss = loss_of(grpo, GRPOOptions())
 
     def pulls(step: int, chosen: tuple[int, ...] = arms) -> Rows:
         prompt = Prompt(step, "", (5, 6, 7))
@@ -384,7 +369,7 @@ def test_cuda_gradients_equal_those_of_the_cpu(exact_float64):
     rows = prepared()
     expected, _ = gradients(rows)
     trainer = make_trainer(tiny_model("llama", dtype=torch.float64, device="cuda"))
-    loss = partial(grpo_loss, options=OPTIONS)
+    loss = loss_of(grpo, OPTIONS)
     run_all(trainer.train(rows, COLUMNS, loss, mini_batches=1, epochs=1, step=0))
     assert_close(trainer._optimizer.gradients.cpu(), expected)
     state = {name: tensor.cpu() for name, tensor in trainer.state().items()}

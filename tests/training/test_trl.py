@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import numpy as np
 import pytest
 import torch
 
-from plait.algorithms.grpo import GRPOOptions, grpo_loss
+from plait.algorithms.grpo import GRPOOptions, grpo
 from plait.data.rows import Rows
+from tests.algorithms.flows import loss_of
 from tests.models.tiny import tiny, tiny_model, tiny_tokenizer
 from tests.training.batches import (
     ADVANTAGES,
@@ -124,7 +123,7 @@ def test_loss_and_gradients_equal_trl(make_trl, dtype, loss_type, beta, epsilon_
     columns = {"advantages": ADVANTAGES}
     columns |= {"old_logprobs": OLD} if old else {}
     columns |= {"ref_logprobs": REF} if beta else {}
-    loss = partial(grpo_loss, options=options)
+    loss = loss_of(grpo, options)
     with ExactFloat64():
         expected = trl._compute_loss(trl.model, trl_inputs(rows, dtype, old=old, ref=beta > 0))
         expected.backward()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from itertools import pairwise
 
 import numpy as np
@@ -10,12 +9,13 @@ import pytest
 import torch
 
 from plait.algorithms.advantages import standardised
-from plait.algorithms.grpo import GRPOOptions, grpo_loss
+from plait.algorithms.grpo import GRPOOptions, grpo
 from plait.algorithms.kl import subtract_kl
 from plait.algorithms.losses import KLEstimator
-from plait.algorithms.rloo import RLOOOptions, leave_one_out_advantages, rloo_loss
+from plait.algorithms.rloo import RLOOOptions, leave_one_out_advantages, rloo
 from plait.data.rows import Rows
 from plait.training.trainer import Trainer
+from tests.algorithms.flows import loss_of
 from tests.models.tiny import tiny, tiny_model, tiny_tokenizer
 from tests.training.batches import ADVANTAGES, MAX_RESPONSE_TOKENS, OLD, REF, make_trainer, random_rows, run_all
 from tests.training.exact import ExactFloat64
@@ -110,7 +110,7 @@ def test_rloo_loss_and_gradients_equal_trl(make_rloo, dtype, epsilon_high):
     inputs = trl_inputs(rows, dtype, old=True, ref=False)
     inputs["old_logps"] = inputs.pop("old_per_token_logps").sum(1)
     trainer = make_trainer(tiny_model(FAMILY, dtype=dtype), temperature=TEMPERATURE, micro_batch_tokens=50)
-    loss = partial(rloo_loss, options=RLOOOptions(clip_high=epsilon_high))
+    loss = loss_of(rloo, RLOOOptions(clip_high=epsilon_high))
     with ExactFloat64():
         expected = trl._compute_loss(trl.model, inputs)
         expected.backward()
@@ -132,7 +132,7 @@ def test_gspo_loss_and_gradients_equal_trl(make_trl, dtype, beta):  # noqa: F811
     trainer = make_trainer(tiny_model(FAMILY, dtype=dtype), temperature=TEMPERATURE, micro_batch_tokens=50)
     options = GRPOOptions(ratio="sequence-mean", kl_coef=beta, clip_low=epsilon, clip_high=epsilon)
     columns = {"advantages": ADVANTAGES, "old_logprobs": OLD} | ({"ref_logprobs": REF} if beta else {})
-    loss = partial(grpo_loss, options=options)
+    loss = loss_of(grpo, options)
     with ExactFloat64():
         expected = trl._compute_loss(trl.model, trl_inputs(rows, dtype, old=True, ref=beta > 0))
         expected.backward()
@@ -153,7 +153,7 @@ def test_masking_truncated_samples_equals_trl(make_trl):  # noqa: F811
     inputs["num_items_in_batch"] = inputs["completion_mask"].sum()
     kept: Rows = rows.select([i for i in range(len(rows)) if i not in truncated])
     trainer = make_trainer(tiny_model(FAMILY, dtype=dtype), temperature=TEMPERATURE, micro_batch_tokens=50)
-    loss = partial(grpo_loss, options=GRPOOptions(clip_high=0.28, aggregation="token-mean"))
+    loss = loss_of(grpo, GRPOOptions(clip_high=0.28, aggregation="token-mean"))
     columns = {"advantages": ADVANTAGES, "old_logprobs": OLD}
     with ExactFloat64():
         expected = trl._compute_loss(trl.model, inputs)

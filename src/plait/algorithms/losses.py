@@ -101,15 +101,16 @@ def log_ratio(batch: LossBatch, old_logprobs_R: Tensor, how: Ratio | str) -> Ten
 
 def policy_loss(
     batch: LossBatch,
-    advantages_R: Tensor,
-    old_logprobs_R: Tensor | None = None,
-    ref_logprobs_R: Tensor | None = None,
+    advantages: Tensor,
+    old_logprobs: Tensor | None = None,
+    ref_logprobs: Tensor | None = None,
+    kl_coef: Tensor | float = 0.0,
     *,
     clip_low: float,
     clip_high: float,
     aggregation: Aggregation,
+    dual_clip: float | None = None,
     ratio: Ratio = Ratio.TOKEN,
-    kl_coef: float = 0.0,
     kl_estimator: KLEstimator = KLEstimator.K3,
 ) -> Tensor:
     """Aggregate of the clipped surrogate plus kl_coef · KL to the reference; logs what is watched of both.
@@ -117,31 +118,41 @@ def policy_loss(
     On the first use of a batch (no old log-probs) ρ is 1 and the gradient is that of −A log π: plain REINFORCE.
 
     Args:
-        old_logprobs_R: of the policy that the batch began with; None where the batch is used once.
-        ref_logprobs_R: of the reference; the metric `kl` needs them even where `kl_coef` is 0.
+        advantages: [R].
+        old_logprobs: [R], of the policy that the batch began with; None where the batch is used once.
+        ref_logprobs: [R], of the reference; the metric `kl` needs them even where `kl_coef` is 0.
+        kl_coef: weight of the KL in the loss; a scalar tensor where it changes from step to step.
+        dual_clip: see `clipped_surrogate`.
     """
-    old_R = batch.logprobs.detach() if old_logprobs_R is None else old_logprobs_R
-    loss_R, _, clipped_R = clipped_surrogate(log_ratio(batch, old_R, ratio), advantages_R, clip_low, clip_high)
+    old_R = batch.logprobs.detach() if old_logprobs is None else old_logprobs
+    loss_R, _, clipped_R = clipped_surrogate(log_ratio(batch, old_R, ratio), advantages, clip_low, clip_high, dual_clip)
     batch.log("actor/pg_loss", loss_R)
     batch.log("actor/pg_clipfrac", clipped_R)
     batch.log("actor/ppo_kl", kl_estimate(old_R, batch.logprobs.detach(), KLEstimator.K3))
-    if ref_logprobs_R is not None:
-        batch.log("kl", kl_estimate(batch.logprobs.detach(), ref_logprobs_R, KLEstimator.K3))
+    if ref_logprobs is not None:
+        batch.log("kl", kl_estimate(batch.logprobs.detach(), ref_logprobs, KLEstimator.K3))
         if kl_coef > 0:
-            kl_R = kl_estimate(batch.logprobs, ref_logprobs_R, kl_estimator)
+            kl_R = kl_estimate(batch.logprobs, ref_logprobs, kl_estimator)
             loss_R = loss_R + kl_coef * (batch.sequence_sum(kl_R) if ratio is Ratio.SEQUENCE_PRODUCT else kl_R)
     return batch.aggregate(loss_R, aggregation)
 
 
 def clipped_surrogate(
-    log_ratio_R: Tensor, advantages_R: Tensor, clip_low: float, clip_high: float
+    log_ratio_R: Tensor, advantages_R: Tensor, clip_low: float, clip_high: float, dual_clip: float | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
     """PPO's clipped surrogate per token (Schulman et al. 2017, eq. 7), with separate bounds (DAPO, eq. 10).
 
+    Args:
+        dual_clip: c of the dual clip (Ye et al. 2020, arXiv 1912.09729, eq. 5): where A < 0 the loss is at most −c A,
+            so that a token which has become much more likely does not take over the batch.
+
     Returns:
-        loss [R] = −min(ρ A, clip(ρ, 1−clip_low, 1+clip_high) A), ρ [R], and whether each token is clipped [R] (float).
+        loss [R] = −min(ρ A, clip(ρ, 1−clip_low, 1+clip_high) A), ρ [R], and whether each token is clipped [R] (float),
+        by either clip.
     """
     ratio_R = log_ratio_R.clamp(-20.0, 20.0).exp()
     plain_R = ratio_R * advantages_R
-    clipped_R = ratio_R.clamp(1 - clip_low, 1 + clip_high) * advantages_R
-    return -plain_R.minimum(clipped_R), ratio_R, (clipped_R < plain_R).to(plain_R.dtype)
+    gain_R = plain_R.minimum(ratio_R.clamp(1 - clip_low, 1 + clip_high) * advantages_R)
+    if dual_clip is not None:
+        gain_R = gain_R.maximum(dual_clip * advantages_R.clamp(max=0.0)).where(advantages_R < 0, gain_R)
+    return -gain_R, ratio_R, (gain_R != plain_R).to(plain_R.dtype)
