@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from plait.data.packed import pack
 from plait.errors import ModelError
 from plait.layout.params import ALIGNMENT_BYTES
-from plait.models import language_model
+from plait.models import saving
 from plait.models.language_model import from_module, load_model, save_pretrained
 from tests.models.oracle import RAGGED, eager_logprobs, gradients
 from tests.models.tiny import FAMILIES, tiny, tiny_llama, tiny_model, tiny_tokenizer
@@ -162,7 +162,7 @@ def test_an_older_folder_is_replaced_and_a_failed_save_leaves_it(
 ) -> None:
     first, second = tiny_llama(torch.float32), tiny_llama(torch.float32, seed=3)
     save_pretrained(first, tmp_path / "it")
-    sync, calls = language_model._sync, []
+    sync, calls = saving._sync, []
 
     def full_disk(path: Path) -> None:
         calls.append(path)
@@ -170,7 +170,7 @@ def test_an_older_folder_is_replaced_and_a_failed_save_leaves_it(
             raise OSError(28, "No space left on device")
         sync(path)
 
-    monkeypatch.setattr(language_model, "_sync", full_disk)
+    monkeypatch.setattr(saving, "_sync", full_disk)
     with pytest.raises(OSError, match="No space left"):
         save_pretrained(second, tmp_path / "it")
     assert os.listdir(tmp_path) == ["it"]

@@ -34,7 +34,7 @@ CHECK_QUANTILE = {torch.bfloat16: 0.75, torch.float16: 0.75}
 
 
 class CheckedModel(Protocol):
-    """What the self-check needs of a LanguageModel."""
+    """What the self-check needs of a model. For one without a vocabulary the hidden states stand for the logits."""
 
     module: Any
     weights: Tensor
@@ -42,6 +42,8 @@ class CheckedModel(Protocol):
     def hidden(self, token_ids_T: Tensor, position_ids_T: Tensor, context: Any) -> Tensor: ...
 
     def logits(self, hidden_NH: Tensor) -> Tensor: ...
+
+    def eager_logits(self, token_ids_1T: Tensor) -> Tensor: ...
 
 
 def check_config(config: Mapping[str, Any], name: str) -> dict[str, Any]:
@@ -166,7 +168,7 @@ def _eager_logits(model: CheckedModel, samples: list[list[int]]) -> Tensor:
     module.set_attn_implementation("eager")
     try:
         rows = [torch.tensor([sample], device=model.weights.device) for sample in samples]
-        return torch.cat([module(input_ids=row, use_cache=False).logits[0] for row in rows])
+        return torch.cat([model.eager_logits(row) for row in rows])
     finally:
         module.set_attn_implementation(ATTENTION)
 

@@ -8,20 +8,12 @@ Shapes: T tokens of a packed row, N rows, R response tokens, H hidden size, V vo
 
 from __future__ import annotations
 
-import contextlib
-import copy
-import json
-import os
-import shutil
-from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint as recompute
 
 from plait.data.packed import PackedBatch
 from plait.errors import ModelError
@@ -29,12 +21,18 @@ from plait.layout.params import FlatLayout
 from plait.models import attention
 from plait.models.admission import causal_class, check_family, self_check
 from plait.models.attention import AttentionContext, PackedContext
+from plait.models.backbone import Backbone
 from plait.models.head import Head, find_head
 from plait.models.logprobs import chunked_logprobs
+from plait.models.saving import Export, cpu_state, without_progress_bars
+from plait.models.saving import save_pretrained as save_pretrained
 from plait.models.shape import HEAD_CHUNK_ROWS, config_fields, usable_positions
-from plait.models.working_weights import layout_of, move_into_flat
+from plait.models.working_weights import OwnPart, copy_module, dtype_of, layout_of, move_into_flat, skeleton
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
+if TYPE_CHECKING:
+    from plait.models.scalar_model import ScalarModel
+
+AnyModel = TypeVar("AnyModel", bound="LanguageModel | ScalarModel")
 
 
 @dataclass(eq=False)
@@ -52,6 +50,10 @@ class LanguageModel:
     """Longest prompt with response, in tokens."""
     eos_token_ids: tuple[int, ...]
     """Tokens that end a response."""
+    backbone: Backbone
+    """The module's decoder, perhaps shared with other models."""
+    own: OwnPart | None = None
+    """Its adapter where it is a view of shared weights (`models.lora`)."""
 
     @property
     def config(self) -> Any:
@@ -65,16 +67,43 @@ class LanguageModel:
     def dtype(self) -> torch.dtype:
         return self.weights.dtype
 
-    def hidden(self, token_ids_T: Tensor, position_ids_T: Tensor, context: AttentionContext) -> Tensor:
-        """Hidden states [T, H] after the final norm, in the compute dtype; `context` says who attends to whom."""
-        out = self.module.base_model(
-            input_ids=token_ids_T[None], position_ids=position_ids_T[None], use_cache=False, context=context
-        )
-        return out.last_hidden_state[0]
+    @property
+    def trained_layout(self) -> FlatLayout:
+        """Of what training changes: the adapter's parameters, or all."""
+        return self.layout if self.own is None else self.own.layout
+
+    @property
+    def trained_weights(self) -> Tensor:
+        """The flat buffer of `trained_layout`, compute dtype."""
+        return self.weights if self.own is None else self.own.weights
+
+    def trained_parameter(self, name: str) -> nn.Parameter:
+        """The parameter of this name in `trained_layout`."""
+        return self.module.get_parameter(name) if self.own is None else self.own.parameters[name]
+
+    def requires_grad_(self, requires_grad: bool) -> None:
+        """Say whether what training may change gets gradients; what it shares with other models is left alone."""
+        for block in self.trained_layout.blocks:
+            self.trained_parameter(block.param.name).requires_grad_(requires_grad)
+
+    def hidden(
+        self, token_ids_T: Tensor, position_ids_T: Tensor, context: AttentionContext, *, checkpoint: bool = False
+    ) -> Tensor:
+        """Hidden states [T, H] after the final norm, in the compute dtype; `context` says who attends to whom.
+
+        Args:
+            checkpoint: keep one activation per decoder layer and compute the layer again in the backward.
+        """
+        adapter = None if self.own is None else self.own.adapter
+        return self.backbone.hidden(token_ids_T, position_ids_T, context, adapter=adapter, checkpoint=checkpoint)
 
     def logits(self, hidden_NH: Tensor) -> Tensor:
         """Logits [N, V] in the compute dtype, the family's final softcap and scale included."""
         return self.head(hidden_NH)
+
+    def eager_logits(self, token_ids_1T: Tensor) -> Tensor:
+        """Logits [T, V] of one sample by the family's own forward, with the attention that the module is set to."""
+        return self.module(input_ids=token_ids_1T, use_cache=False).logits[0]
 
     def logprobs(
         self, batch: PackedBatch, temperature: float, *, checkpoint: bool = False, chunk_rows: int = HEAD_CHUNK_ROWS
@@ -90,8 +119,7 @@ class LanguageModel:
         Returns:
             (log-probs [R], entropies [R]) in float32, float64 for a float64 model; once differentiable.
         """
-        with self._checkpointed() if checkpoint and torch.is_grad_enabled() else contextlib.nullcontext():
-            hidden_TH = self.hidden(batch.token_ids_T, batch.position_ids_T, PackedContext(batch))
+        hidden_TH = self.hidden(batch.token_ids_T, batch.position_ids_T, PackedContext(batch), checkpoint=checkpoint)
         return chunked_logprobs(self.head, hidden_TH[batch.predict_R], batch.targets_R, temperature, chunk_rows)
 
     def load_flat(self, weights: Tensor) -> None:
@@ -100,24 +128,18 @@ class LanguageModel:
         with torch.no_grad():
             self.weights.copy_(weights)
 
-    @contextlib.contextmanager
-    def _checkpointed(self) -> Iterator[None]:
-        layers = _decoder_layers(self.module)
-        for layer in layers:
-            layer.forward = partial(recompute, layer.forward, use_reentrant=False, preserve_rng_state=False)
-        try:
-            yield
-        finally:
-            for layer in layers:
-                del layer.forward
+    def export(self, dtype: torch.dtype) -> Export:
+        """What `saving.save_pretrained` writes."""
+        adapter = None if self.own is None else self.own.adapter
+        state = cpu_state(self.module, dtype, adapter)
+        return Export(skeleton(self.module, self.layout), state, dtype, self.tokenizer)
 
-
-def _decoder_layers(module: nn.Module) -> list[nn.Module]:
-    from transformers.modeling_layers import GradientCheckpointingLayer
-
-    layers = [layer for layer in module.modules() if isinstance(layer, GradientCheckpointingLayer)]
-    assert layers, f"{type(module).__name__} marks no decoder layers"
-    return layers
+    def copied(self) -> LanguageModel:
+        """See `copy_of`."""
+        if self.own is not None:
+            return self.own.copied()
+        module, weights = copy_module(self.module, self.layout)
+        return _model(module, self.tokenizer, self.layout, weights)
 
 
 def from_module(
@@ -136,7 +158,7 @@ def from_module(
     """
     name = name or type(module).__name__
     check_family(type(module), module.config, name)
-    model = _take_over(module, tokenizer, _dtype(dtype), device)
+    model = _take_over(module, tokenizer, dtype_of(dtype), device)
     self_check(model, name)
     return model
 
@@ -151,19 +173,33 @@ def load_model(name: str, *, dtype: str = "bfloat16", device: torch.device | str
     Raises:
         ModelError: not found, no safetensors, tensors missing, or refused by an admission check.
     """
+    from transformers import AutoModelForCausalLM
+
+    module, tokenizer, _ = read_folder(name, dtype_of(dtype), AutoModelForCausalLM)
+    return from_module(module, tokenizer, dtype, device, name=name)
+
+
+def read_folder(name: str, dtype: torch.dtype, auto_class: Any) -> tuple[Any, Any, Path]:
+    """Resolve a checkpoint whose family is admitted and read it with one of Transformers' auto classes.
+
+    Returns:
+        The module, its tokenizer, the folder.
+
+    Raises:
+        ModelError: see `load_model`.
+    """
     from huggingface_hub.errors import StrictDataclassError
-    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoConfig, AutoTokenizer
 
     from plait.models.hub import resolve
 
-    torch_dtype = _dtype(dtype)
     folder = resolve(name)
-    with torch.random.fork_rng(devices=[]), _without_progress_bars():
+    with torch.random.fork_rng(devices=[]), without_progress_bars():
         try:
             config = AutoConfig.from_pretrained(folder)
             check_family(causal_class(config, name), config, name)
-            module, report = AutoModelForCausalLM.from_pretrained(
-                folder, dtype=torch_dtype, use_safetensors=True, output_loading_info=True
+            module, report = auto_class.from_pretrained(
+                folder, dtype=dtype, use_safetensors=True, output_loading_info=True
             )
             tokenizer = AutoTokenizer.from_pretrained(folder)
         except (OSError, KeyError, ImportError, ValueError, RuntimeError, StrictDataclassError) as error:
@@ -175,121 +211,53 @@ def load_model(name: str, *, dtype: str = "bfloat16", device: torch.device | str
             f"model: {name!r} lacks {len(faults)} tensors of a {type(module).__name__} or has them in another shape "
             f"({', '.join(faults[:3])}); set `model` to a complete checkpoint."
         )
-    return from_module(module, tokenizer, dtype, device, name=name)
+    return module, tokenizer, folder
 
 
-def save_pretrained(model: LanguageModel, folder: str | Path, dtype: str | None = None) -> None:
-    """Write a Hugging Face folder that AutoModelForCausalLM.from_pretrained loads.
-
-    Safetensors, config, tokenizer and generation config go to a temporary name beside the folder, which takes its
-    place (an older folder of that name included) when all is on disk.
-
-    Args:
-        dtype: of the stored weights, a key of DTYPES; None: the compute dtype.
-
-    Raises:
-        OSError: the disk is full or the place cannot be written; the old folder stays.
-    """
-    folder = Path(folder)
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    work = folder.with_name(f".{folder.name}.tmp")
-    old = folder.with_name(f".{folder.name}.old")
-    for leftover in (work, old):
-        if leftover.exists():
-            shutil.rmtree(leftover)
-    try:
-        _write_folder(model, work, model.dtype if dtype is None else _dtype(dtype))
-    except BaseException:  # a full disk comes out of safetensors as an error of its own
-        shutil.rmtree(work, ignore_errors=True)
-        raise
-    if folder.exists():
-        folder.rename(old)
-    work.rename(folder)
-    _sync(folder.parent)
-    if old.exists():
-        shutil.rmtree(old)
-
-
-def _write_folder(model: LanguageModel, folder: Path, dtype: torch.dtype) -> None:
-    # A clone each: safetensors refuses tensors that share storage, and the parameters are views of one buffer.
-    copies: dict[int, Tensor] = {}
-    state = {}
-    for name, tensor in model.module.state_dict(keep_vars=True).items():
-        if id(tensor) not in copies:
-            is_param = isinstance(tensor, nn.Parameter)
-            copies[id(tensor)] = tensor.detach().to("cpu", dtype if is_param else tensor.dtype, copy=True)
-        state[name] = copies[id(tensor)]
-    with _without_progress_bars():
-        model.module.save_pretrained(folder, state_dict=state)
-    model.module.config.dtype = model.dtype  # saving leaves its name there
-    # Transformers states the module's dtype, not that of the tensors it was given.
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**config, "dtype": str(dtype).removeprefix("torch.")}, indent=2))
-    if model.tokenizer is not None:
-        model.tokenizer.save_pretrained(folder)
-    for path in folder.iterdir():
-        _sync(path)
-    _sync(folder)
-
-
-@contextlib.contextmanager
-def _without_progress_bars() -> Iterator[None]:
-    """The bars of Transformers would tear the live display."""
-    from transformers.utils import logging
-
-    shown = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if shown:
-            logging.enable_progress_bar()
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def copy_of(model: LanguageModel) -> LanguageModel:
-    """A frozen copy with a buffer of its own: the reference. None of its parameters requires a gradient."""
-    twin = _take_over(copy.deepcopy(model.module), model.tokenizer, model.dtype, model.device)
+def copy_of(model: AnyModel) -> AnyModel:
+    """A frozen copy of a language or scalar model with buffers of its own: the reference. No parameter requires a
+    gradient."""
+    twin = model.copied()
     twin.module.requires_grad_(False)
     return twin
 
 
-def _take_over(module: Any, tokenizer: Any, dtype: torch.dtype, device: torch.device | str) -> LanguageModel:
+def prepare(module: Any, dtype: torch.dtype) -> None:
+    """Set a Transformers module up for our forward: our attention, eval mode."""
     attention.register()
     module.eval()
     module.set_attn_implementation(attention.ATTENTION)
     if dtype is torch.float64:
         module.set_experts_implementation("eager")  # grouped matrix products exist up to float32 only
     module.config.dtype = dtype
+
+
+def _take_over(module: Any, tokenizer: Any, dtype: torch.dtype, device: torch.device | str) -> LanguageModel:
+    prepare(module, dtype)
     layout = layout_of(module)
-    weights = move_into_flat(module, layout, dtype, device)
+    return _model(module, tokenizer, layout, move_into_flat(module, layout, dtype, device))
+
+
+def _model(module: Any, tokenizer: Any, layout: FlatLayout, weights: Tensor) -> LanguageModel:
     return LanguageModel(
         module=module,
         tokenizer=tokenizer,
         layout=layout,
         weights=weights,
         head=find_head(module),
-        max_positions=usable_positions(config_fields(module.config.get_text_config()), type(module).__name__),
-        eos_token_ids=_eos_token_ids(module, tokenizer),
+        max_positions=max_positions(module),
+        eos_token_ids=eos_token_ids(module.generation_config, module.config.get_text_config(), tokenizer),
+        backbone=Backbone(module.base_model),
     )
 
 
-def _dtype(dtype: str) -> torch.dtype:
-    if dtype not in DTYPES:
-        raise ModelError(f"dtype: expected one of {', '.join(DTYPES)}, got {dtype!r}")
-    return DTYPES[dtype]
+def max_positions(module: Any) -> int:
+    """Longest prompt with response, in tokens."""
+    return usable_positions(config_fields(module.config.get_text_config()), type(module).__name__)
 
 
-def _eos_token_ids(module: Any, tokenizer: Any) -> tuple[int, ...]:
+def eos_token_ids(*sources: Any) -> tuple[int, ...]:
     """Of the generation config (chat models add theirs there), the config and the tokenizer, in this order."""
-    sources = (module.generation_config, module.config.get_text_config(), tokenizer)
     ids: dict[int, None] = {}
     for source in sources:
         found = getattr(source, "eos_token_id", None)

@@ -2,22 +2,44 @@
 
 The records come from the module itself: names and shapes, which names are tied, the decoder layer in the name, and
 the dim that tensor parallelism would cut, from the family's own `tp_plan`.
+
+A layer that carries adapters is wrapped by peft (`q_proj.base_layer.weight`, `q_proj.lora_A.NAME.weight`). Here it goes
+by the name it has without them, and the adapters, which live in buffers of their own (`OwnPart`), are left out.
 """
 
 from __future__ import annotations
 
+import copy
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from plait.errors import ModelError
 from plait.layout.params import FlatLayout, Param
+from plait.models.lora_settings import LoraSettings
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
+"""Compute dtypes by their names in a recipe."""
 
 _LAYER = re.compile(r"\.(\d+)\.")
 
 _COLUMN_STYLES = {"colwise", "colwise_gather_output", "colwise_rep"}
 _ROW_STYLES = {"rowwise", "rowwise_split_input", "rowwise_rep"}
+
+
+def dtype_of(dtype: str) -> torch.dtype:
+    """The compute dtype of a name.
+
+    Raises:
+        ModelError: the name is none of DTYPES.
+    """
+    if dtype not in DTYPES:
+        raise ModelError(f"dtype: expected one of {', '.join(DTYPES)}, got {dtype!r}")
+    return DTYPES[dtype]
 
 
 def layout_of(module: nn.Module) -> FlatLayout:
@@ -26,15 +48,48 @@ def layout_of(module: nn.Module) -> FlatLayout:
     params: list[Param] = []
     aliases: dict[str, str] = {}
     name_of: dict[int, str] = {}
-    for name, tensor in module.named_parameters(remove_duplicate=False):
+    for name, tensor in _plain(module, dict(module.named_parameters(remove_duplicate=False))).items():
         if id(tensor) in name_of:
             aliases[name] = name_of[id(tensor)]
             continue
         name_of[id(tensor)] = name
-        number = _LAYER.search(name)
         cut, sections = _cut(name, tuple(tensor.shape), plan)
-        params.append(Param(name, tuple(tensor.shape), int(number[1]) if number else None, cut, sections))
+        params.append(Param(name, tuple(tensor.shape), layer_of(name), cut, sections))
     return FlatLayout.one_rank(params, aliases)
+
+
+def layer_of(name: str) -> int | None:
+    """Decoder layer that a parameter's name states."""
+    number = _LAYER.search(name)
+    return int(number[1]) if number else None
+
+
+def adapted_layers(module: nn.Module) -> dict[str, Any]:
+    """The layers that carry adapters (of peft), by name."""
+    return {name: layer for name, layer in module.named_modules() if hasattr(layer, "lora_A")}
+
+
+def plain_state(module: nn.Module) -> dict[str, Tensor]:
+    """Parameters and persistent buffers by the names that they have without adapters; no adapters."""
+    return _plain(module, module.state_dict(keep_vars=True))
+
+
+def _plain(module: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    adapted = adapted_layers(module)
+    kept = {}
+    for name, tensor in tensors.items():
+        owner = next((layer for layer in _prefixes(name) if layer in adapted), None)
+        if owner is None:
+            kept[name] = tensor
+        elif name.startswith(f"{owner}.base_layer."):
+            kept[f"{owner}.{name.removeprefix(f'{owner}.base_layer.')}"] = tensor
+    return kept
+
+
+def _prefixes(name: str) -> Iterator[str]:
+    while "." in name:
+        name = name.rpartition(".")[0]
+        yield name
 
 
 def _cut(name: str, shape: tuple[int, ...], plan: Mapping[str, str]) -> tuple[int | None, int]:
@@ -79,3 +134,75 @@ def move_into_flat(module: nn.Module, layout: FlatLayout, dtype: torch.dtype, de
         address = module.get_parameter(block.param.name).data_ptr()
         assert address == weights.data_ptr() + start * weights.itemsize, f"{block.param.name} is not a view any more"
     return weights
+
+
+def copy_module(module: Any, layout: FlatLayout) -> tuple[Any, Tensor]:
+    """A copy of a module, without adapters, whose parameters are views of a new flat buffer [layout.num_elements]."""
+    first = next(module.parameters())
+    weights = torch.zeros(layout.num_elements, dtype=first.dtype, device=first.device)
+    for block, start, stop in layout.entries:
+        weights[start:stop].view(block.shape).copy_(module.get_parameter(block.param.name).detach())
+    return _copy(module, layout, lambda start, stop: weights[start:stop]), weights
+
+
+def skeleton(module: Any, layout: FlatLayout) -> Any:
+    """A copy of a module, without adapters and without weights: its parameters are on the meta device."""
+    return _copy(module, layout, lambda start, stop: torch.empty(stop - start, device="meta"))
+
+
+def _copy(module: Any, layout: FlatLayout, storage: Callable[[int, int], Tensor]) -> Any:
+    memo: dict[int, Any] = {}
+    for block, start, stop in layout.entries:
+        param = module.get_parameter(block.param.name)
+        memo[id(param)] = nn.Parameter(storage(start, stop).view(block.shape), requires_grad=param.requires_grad)
+    adapted = adapted_layers(module)
+    for layer in adapted.values():
+        memo[id(layer)] = copy.deepcopy(layer.base_layer, memo)
+    twin = copy.deepcopy(module, memo)
+    if adapted:
+        for part in twin.modules():
+            part.__dict__.pop("peft_config", None)
+    return twin
+
+
+@dataclass(frozen=True, eq=False)
+class OwnPart:
+    """What a model has of its own, and trains alone, where it shares its backbone with others."""
+
+    layout: FlatLayout
+    weights: Tensor
+    """Flat buffer [layout.num_elements] in the compute dtype."""
+    parameters: Mapping[str, nn.Parameter]
+    """By the names in the layout; views of `weights`."""
+    base: Any
+    """The model that this one is a view of."""
+    view_of: Callable[[Any], Any]
+    """Makes the same view, with fresh parameters, of another model like `base`."""
+    adapter: str | None = None
+    """Name of the adapter in the backbone; None: there is none (a head alone)."""
+    settings: LoraSettings | None = None
+    """Of the adapter."""
+
+    @classmethod
+    def allocate(cls, params: Mapping[Param, Tensor | None], like: Tensor, **rest: Any) -> OwnPart:
+        """A flat buffer in the dtype and on the device of `like`.
+
+        Args:
+            params: what stands in the buffer, and the value to begin with (None: zeros).
+        """
+        layout = FlatLayout.one_rank(params)
+        weights = torch.zeros(layout.num_elements, dtype=like.dtype, device=like.device)
+        parameters = {}
+        for block, start, stop in layout.entries:
+            view = weights[start:stop].view(block.shape)
+            value = params[block.param]
+            if value is not None:
+                view.copy_(value.detach())
+            parameters[block.param.name] = nn.Parameter(view)
+        return cls(layout, weights, parameters, **rest)
+
+    def copied(self) -> Any:
+        """The same view of a copy of `base`."""
+        view = self.view_of(self.base.copied())
+        view.own.weights.copy_(self.weights)
+        return view

@@ -1,0 +1,95 @@
+"""The decoder that one or several models compute with: hidden states, activation checkpointing, which adapter is on.
+
+Models that share a backbone (an actor's adapter, a critic's adapter, the reference under both) differ in the adapter
+that they switch on before their forward; the weights under it exist once.
+
+Shapes: T tokens of a packed row, H hidden size.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint as recompute
+
+from plait.models.attention import AttentionContext
+
+
+class Backbone:
+    """A Transformers decoder (embedding, layers, final norm).
+
+    Args:
+        module: the decoder itself, such as a LlamaModel; attention "plait", eval mode.
+    """
+
+    def __init__(self, module: Any) -> None:
+        self.module = module
+        self._adapted: tuple[Any, ...] = ()
+        self._active: str | None = None
+
+    def hidden(
+        self,
+        token_ids_T: Tensor,
+        position_ids_T: Tensor,
+        context: AttentionContext,
+        *,
+        adapter: str | None = None,
+        checkpoint: bool = False,
+    ) -> Tensor:
+        """Hidden states [T, H] after the final norm, in the compute dtype.
+
+        Args:
+            context: says who attends to whom.
+            adapter: the one that is added to the weights; None: the weights alone.
+            checkpoint: keep one activation per decoder layer and compute the layer again in the backward.
+        """
+        self.activate(adapter)
+        with self._checkpointed(adapter) if checkpoint else contextlib.nullcontext():
+            out = self.module(
+                input_ids=token_ids_T[None], position_ids=position_ids_T[None], use_cache=False, context=context
+            )
+        return out.last_hidden_state[0]
+
+    def activate(self, adapter: str | None) -> None:
+        """Add this adapter, and no other, to the weights from now on; nothing to do where it is on already."""
+        if adapter == self._active:
+            return
+        for layer in self._adapted:
+            # peft's own `set_adapter` would also decide which adapters are trained.
+            layer._active_adapter = [adapter] if adapter in layer.lora_A else []
+        self._active = adapter
+
+    def adapted(self, layers: tuple[Any, ...]) -> None:
+        """These layers (peft's) hold adapters now, those of earlier calls among them; none is on."""
+        self._adapted = layers
+        self._active = ""
+        self.activate(None)
+
+    @contextlib.contextmanager
+    def _checkpointed(self, adapter: str | None) -> Iterator[None]:
+        layers = _decoder_layers(self.module)
+        for layer in layers:
+            forward = partial(self._with_adapter, adapter, layer.forward)
+            layer.forward = partial(recompute, forward, use_reentrant=False, preserve_rng_state=False)
+        try:
+            yield
+        finally:
+            for layer in layers:
+                del layer.forward
+
+    def _with_adapter(self, adapter: str | None, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """The backward computes a layer again perhaps long after another model's forward switched adapters."""
+        self.activate(adapter)
+        return forward(*args, **kwargs)
+
+
+def _decoder_layers(module: nn.Module) -> list[nn.Module]:
+    from transformers.modeling_layers import GradientCheckpointingLayer
+
+    layers = [layer for layer in module.modules() if isinstance(layer, GradientCheckpointingLayer)]
+    assert layers, f"{type(module).__name__} marks no decoder layers"
+    return layers

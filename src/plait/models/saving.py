@@ -1,0 +1,144 @@
+"""A model written as a Hugging Face folder, whole or not at all."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from plait.models.working_weights import adapted_layers, dtype_of, plain_state
+
+
+@dataclass(frozen=True)
+class Export:
+    """What a folder is written from."""
+
+    skeleton: Any
+    """A Transformers module of the class that is to be loaded from the folder; its weights are on the meta device."""
+    state: dict[str, Tensor]
+    """By the skeleton's names, on the CPU; tied names share one tensor."""
+    dtype: torch.dtype
+    """Of the parameters in it."""
+    tokenizer: Any
+    """None: the folder gets none."""
+
+
+class Exported(Protocol):
+    """A model that can be written."""
+
+    @property
+    def dtype(self) -> torch.dtype: ...
+
+    def export(self, dtype: torch.dtype) -> Export: ...
+
+
+def save_pretrained(model: Exported, folder: str | Path, dtype: str | None = None) -> None:
+    """Write a Hugging Face folder: what AutoModelForCausalLM loads of a language model, what
+    AutoModelForSequenceClassification loads of a scalar model. Adapters are merged into the weights.
+
+    Safetensors, config, tokenizer and generation config go to a temporary name beside the folder, which takes its
+    place (an older folder of that name included) when all is on disk.
+
+    Args:
+        dtype: of the stored weights, a key of DTYPES; None: the compute dtype.
+
+    Raises:
+        OSError: the disk is full or the place cannot be written; the old folder stays.
+    """
+    export = model.export(model.dtype if dtype is None else dtype_of(dtype))
+    write_whole(folder, lambda work: _write(export, work))
+
+
+def write_whole(folder: str | Path, write: Callable[[Path], None]) -> None:
+    """Let `write` fill a new folder, force it to disk, and put it in the place of `folder`.
+
+    Raises:
+        OSError: as `write` does; the old folder stays.
+    """
+    folder = Path(folder)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    work = folder.with_name(f".{folder.name}.tmp")
+    old = folder.with_name(f".{folder.name}.old")
+    for leftover in (work, old):
+        if leftover.exists():
+            shutil.rmtree(leftover)
+    try:
+        write(work)
+        for path in work.iterdir():
+            _sync(path)
+        _sync(work)
+    except BaseException:  # a full disk comes out of safetensors as an error of its own
+        shutil.rmtree(work, ignore_errors=True)
+        raise
+    if folder.exists():
+        folder.rename(old)
+    work.rename(folder)
+    _sync(folder.parent)
+    if old.exists():
+        shutil.rmtree(old)
+
+
+def cpu_state(module: nn.Module, dtype: torch.dtype, adapter: str | None) -> dict[str, Tensor]:
+    """A copy of a module's parameters (in `dtype`) and buffers on the CPU, this adapter merged into them."""
+    adapted = adapted_layers(module)
+    # A clone each: safetensors refuses tensors that share storage, and the parameters are views of one buffer.
+    copies: dict[int, Tensor] = {}
+    state = {}
+    for name, tensor in plain_state(module).items():
+        if id(tensor) not in copies:
+            layer = adapted.get(name.removesuffix(".weight"))
+            source = tensor if layer is None or adapter not in layer.lora_A else merged_weight(layer, adapter)
+            stored = dtype if isinstance(tensor, nn.Parameter) else tensor.dtype
+            copies[id(tensor)] = source.detach().to("cpu", stored, copy=True)
+        state[name] = copies[id(tensor)]
+    return state
+
+
+@torch.no_grad()
+def merged_weight(layer: Any, adapter: str) -> Tensor:
+    """W + (alpha / rank) · B A of a layer of peft, in the layer's orientation, float32 or wider: rounded only once."""
+    weight = layer.base_layer.weight
+    wide = torch.promote_types(weight.dtype, torch.float32)
+    delta = layer.lora_B[adapter].weight.to(wide) @ layer.lora_A[adapter].weight.to(wide) * layer.scaling[adapter]
+    return weight.to(wide) + (delta.t() if layer.fan_in_fan_out else delta)
+
+
+def _write(export: Export, folder: Path) -> None:
+    with without_progress_bars():
+        export.skeleton.save_pretrained(folder, state_dict=export.state)
+    # Transformers states the module's dtype, not that of the tensors it was given.
+    config = json.loads((folder / "config.json").read_text())
+    config["dtype"] = str(export.dtype).removeprefix("torch.")
+    (folder / "config.json").write_text(json.dumps(config, indent=2))
+    if export.tokenizer is not None:
+        export.tokenizer.save_pretrained(folder)
+
+
+@contextlib.contextmanager
+def without_progress_bars() -> Iterator[None]:
+    """The bars of Transformers would tear the live display."""
+    from transformers.utils import logging
+
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

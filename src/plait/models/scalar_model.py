@@ -1,0 +1,374 @@
+"""A decoder with a head of one output per token: the critic, the reward model, the cost model.
+
+The head is linear and without bias, as in Hugging Face's `...ForSequenceClassification` with one label, which is also
+the format on disk: parameters `{base_model_prefix}.…` and `score.weight`.
+
+Shapes: T tokens of a packed row, R response tokens, N samples, H hidden size.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import json
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from plait.data.packed import PackedBatch, Span
+from plait.errors import ModelError
+from plait.layout.params import FlatLayout, Param
+from plait.models.admission import self_check
+from plait.models.attention import AttentionContext, PackedContext
+from plait.models.backbone import Backbone
+from plait.models.draws import generator
+from plait.models.language_model import LanguageModel, eos_token_ids, max_positions, prepare, read_folder
+from plait.models.saving import Export, cpu_state
+from plait.models.working_weights import OwnPart, copy_module, dtype_of, layout_of, move_into_flat
+
+HEAD = "score.weight"
+
+
+class ScalarModule(nn.Module):
+    """The decoder under the name that its family gives it, and `score`."""
+
+    def __init__(self, base: Any, head_1H: nn.Parameter) -> None:
+        super().__init__()
+        self.base_model_prefix = base.base_model_prefix
+        self.add_module(base.base_model_prefix, base)
+        self.score = nn.Linear(head_1H.shape[1], 1, bias=False, device="meta")
+        self.score.weight = head_1H
+
+    @property
+    def base_model(self) -> Any:
+        return self.get_submodule(self.base_model_prefix)
+
+    @property
+    def config(self) -> Any:
+        return self.base_model.config
+
+    @property
+    def tp_plan(self) -> dict[str, str]:
+        """The family's plan; the head is replicated."""
+        plan = getattr(self.base_model, "tp_plan", None) or {}
+        return {f"{self.base_model_prefix}.{name}": style for name, style in plan.items()}
+
+
+@dataclass(eq=False)
+class ScalarModel:
+    """One admitted decoder with a scalar head on one device."""
+
+    module: ScalarModule
+    """Attention "plait", eval mode, no dropout. Its parameters are views of `weights`, those of `own` excepted."""
+    tokenizer: Any
+    layout: FlatLayout
+    weights: Tensor
+    """Flat working buffer [layout.num_elements] in the compute dtype."""
+    max_positions: int
+    """Longest prompt with response, in tokens."""
+    eos_token_ids: tuple[int, ...]
+    """Tokens that end a response."""
+    backbone: Backbone
+    """The module's decoder, perhaps shared with other models."""
+    own: OwnPart | None = None
+    """Its head (and adapter) where it is a view of shared weights."""
+    passed_token_id: int | None = None
+    """The score is read at the last token that is not this one: see `load_scalar`."""
+
+    @property
+    def config(self) -> Any:
+        return self.module.config
+
+    @property
+    def device(self) -> torch.device:
+        return self.weights.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.weights.dtype
+
+    @property
+    def trained_layout(self) -> FlatLayout:
+        """Of what training changes: the parameters that are this model's alone, or all."""
+        return self.layout if self.own is None else self.own.layout
+
+    @property
+    def trained_weights(self) -> Tensor:
+        """The flat buffer of `trained_layout`, compute dtype."""
+        return self.weights if self.own is None else self.own.weights
+
+    def trained_parameter(self, name: str) -> nn.Parameter:
+        """The parameter of this name in `trained_layout`."""
+        return self.module.get_parameter(name) if self.own is None else self.own.parameters[name]
+
+    def requires_grad_(self, requires_grad: bool) -> None:
+        """Say whether what training may change gets gradients; what it shares with other models is left alone."""
+        for block in self.trained_layout.blocks:
+            self.trained_parameter(block.param.name).requires_grad_(requires_grad)
+
+    def hidden(
+        self, token_ids_T: Tensor, position_ids_T: Tensor, context: AttentionContext, *, checkpoint: bool = False
+    ) -> Tensor:
+        """Hidden states [T, H] after the final norm, in the compute dtype; `context` says who attends to whom.
+
+        Args:
+            checkpoint: keep one activation per decoder layer and compute the layer again in the backward.
+        """
+        adapter = None if self.own is None else self.own.adapter
+        # A head alone is trained on weights that are another's to train.
+        with torch.set_grad_enabled(torch.is_grad_enabled() and (self.own is None or adapter is not None)):
+            return self.backbone.hidden(token_ids_T, position_ids_T, context, adapter=adapter, checkpoint=checkpoint)
+
+    def values_and_scores(self, batch: PackedBatch, *, checkpoint: bool = False) -> tuple[Tensor, Tensor]:
+        """The head's outputs at the places that predict the response tokens, and at the last token of each sample.
+
+        Args:
+            batch: on the model's device.
+            checkpoint: see `hidden`.
+
+        Returns:
+            (values [R], scores [N]) in float32, float64 for a float64 model; once differentiable. values[t] is of the
+            state before response token t; scores are read at the last response token (of an empty response: the last
+            prompt token), in row order.
+        """
+        hidden_TH = self.hidden(batch.token_ids_T, batch.position_ids_T, PackedContext(batch), checkpoint=checkpoint)
+        wide = torch.promote_types(hidden_TH.dtype, torch.float32)
+        outputs_T = F.linear(hidden_TH.to(wide), self.module.score.weight.to(wide))[:, 0]
+        return outputs_T[batch.predict_R], outputs_T[self._last_N(batch)]
+
+    def copied(self) -> ScalarModel:
+        """See `language_model.copy_of`."""
+        if self.own is not None:
+            return self.own.copied()
+        module, weights = copy_module(self.module, self.layout)
+        return replace(self, module=module, weights=weights, backbone=Backbone(module.base_model))
+
+    def export(self, dtype: torch.dtype) -> Export:
+        """What `saving.save_pretrained` writes: a `...ForSequenceClassification` with one label.
+
+        Its class reads the score at the last token that is not the padding token, so that one must not be an
+        end-of-sequence token: where it is, another special token becomes the padding token of the folder.
+        """
+        adapter = None if self.own is None else self.own.adapter
+        pad_token_id = self._pad_token_id()
+        config = copy.deepcopy(self.config)
+        config.num_labels = 1
+        config.get_text_config().pad_token_id = pad_token_id
+        with torch.random.fork_rng(devices=[]), torch.device("meta"):
+            skeleton = _classifier_class(self.module.base_model)(config)
+        tokenizer = copy.deepcopy(self.tokenizer)
+        if tokenizer is not None:
+            tokenizer.pad_token = tokenizer.convert_ids_to_tokens(pad_token_id)
+        return Export(skeleton, cpu_state(self.module, dtype, adapter), dtype, tokenizer)
+
+    def _pad_token_id(self) -> int:
+        if self.passed_token_id is not None:
+            return self.passed_token_id
+        tokenizer, config = self.tokenizer, self.config.get_text_config()
+        num_tokens = config.vocab_size if tokenizer is None else len(tokenizer)
+        found = [config.pad_token_id]
+        if tokenizer is not None:
+            found = [tokenizer.pad_token_id, *found, tokenizer.unk_token_id, tokenizer.bos_token_id]
+            found += tokenizer.all_special_ids
+        usable = (i for i in found if i is not None and 0 <= i < num_tokens and i not in self.eos_token_ids)
+        return next(usable, num_tokens - 1)
+
+    def _last_N(self, batch: PackedBatch) -> Tensor:
+        """Place in the row where the score of each sample is read."""
+        samples = [(group.prompt, response) for group in batch.groups for response in group.responses]
+        if self.passed_token_id is None:
+            places = [(response if response.length else prompt).stop - 1 for prompt, response in samples]
+        else:
+            is_read = (batch.token_ids_T != self.passed_token_id).tolist()
+            places = [_last_read(is_read, prompt, response) for prompt, response in samples]
+        return torch.tensor(places, dtype=torch.int64, device=batch.token_ids_T.device)
+
+
+def _last_read(is_read: Sequence[bool], prompt: Span, response: Span) -> int:
+    places = [*range(prompt.start, prompt.stop), *range(response.start, response.stop)]
+    return next((place for place in reversed(places) if is_read[place]), prompt.start)
+
+
+def scalar_of(model: LanguageModel, *, seed: int, head_std: float | None = None) -> ScalarModel:
+    """A scalar model with a copy of a language model's decoder and a fresh head.
+
+    Args:
+        seed: of the head's draw; no global random state is read or moved.
+        head_std: standard deviation of the head's weights, drawn from a normal distribution. None: 1 / sqrt(H + 1), as
+            reward heads since Ziegler et al. 2019 (arXiv 1909.08593; Huang et al. 2024, arXiv 2403.17031, §4). 0: every
+            output is 0 at first, as value heads there.
+    """
+    view = scalar_view(model, seed=seed, head_std=head_std)
+    layout = layout_of(view.module)
+    module, weights = copy_module(view.module, layout)
+    module.requires_grad_(True)
+    return replace(view, module=module, layout=layout, weights=weights, backbone=Backbone(module.base_model), own=None)
+
+
+def scalar_view(model: LanguageModel, *, seed: int, head_std: float | None = None) -> ScalarModel:
+    """A scalar model on a language model's own decoder, without its adapter: nothing is copied, and the head alone is
+    trained. `lora.add_lora` of it trains an adapter too.
+
+    Args:
+        seed, head_std: see `scalar_of`.
+    """
+    base = model if model.own is None else model.own.base
+    decoder = base.module.base_model
+    head_1H = _draw_head(decoder, seed, head_std)
+    own = OwnPart.allocate(
+        {Param(HEAD, tuple(head_1H.shape)): head_1H},
+        base.weights,
+        base=base,
+        view_of=lambda other: scalar_view(other, seed=seed, head_std=head_std),
+    )
+    return ScalarModel(
+        module=ScalarModule(decoder, own.parameters[HEAD]),
+        tokenizer=base.tokenizer,
+        layout=base.layout,
+        weights=base.weights,
+        max_positions=base.max_positions,
+        eos_token_ids=base.eos_token_ids,
+        backbone=base.backbone,
+        own=own,
+    )
+
+
+def load_scalar(
+    name: str,
+    *,
+    dtype: str = "bfloat16",
+    device: torch.device | str = "cpu",
+    seed: int = 0,
+    head_std: float | None = None,
+) -> ScalarModel:
+    """Resolve, read and admit a checkpoint: of a causal language model (its head is left out, a fresh scalar one drawn)
+    or of a `...ForSequenceClassification` with one label (such as TRL's RewardTrainer and we write), head included.
+
+    The latter's class reads the score at the last token that is not the padding token. Where the folder's padding
+    token is an end-of-sequence token, that is the token before it, and so it is here (`passed_token_id`).
+
+    Args:
+        name: an alias, a local folder or a hub id (`models.hub.resolve`).
+        dtype: compute dtype, a key of DTYPES; the weights are converted while they are read.
+        seed, head_std: of a fresh head, see `scalar_of`.
+
+    Raises:
+        ModelError: not found, no safetensors, tensors missing, several labels, or refused by an admission check.
+    """
+    from transformers import AutoModel
+
+    with _without_reports():  # the head that is not the decoder's is expected
+        decoder, tokenizer, folder = read_folder(name, dtype_of(dtype), AutoModel)
+    head_1H = _stored_head(folder, name, decoder.config)
+    is_classifier = head_1H is not None
+    prepare(decoder, dtype_of(dtype))
+    module = ScalarModule(decoder, nn.Parameter(_draw_head(decoder, seed, head_std) if head_1H is None else head_1H))
+    layout = layout_of(module)
+    config = decoder.config.get_text_config()
+    eos = eos_token_ids(_generation_config(folder), config, tokenizer)
+    model = ScalarModel(
+        module=module,
+        tokenizer=tokenizer,
+        layout=layout,
+        weights=move_into_flat(module, layout, dtype_of(dtype), device),
+        max_positions=max_positions(decoder),
+        eos_token_ids=eos,
+        backbone=Backbone(decoder),
+        passed_token_id=config.pad_token_id if is_classifier and config.pad_token_id in eos else None,
+    )
+    self_check(_Decoder(decoder, model.weights, model.hidden), name)
+    return model
+
+
+@dataclass
+class _Decoder:
+    """The decoder as the self-check sees it: its hidden states stand for logits."""
+
+    module: Any
+    weights: Tensor
+    hidden: Callable[[Tensor, Tensor, AttentionContext], Tensor]
+
+    def logits(self, hidden_NH: Tensor) -> Tensor:
+        return hidden_NH
+
+    def eager_logits(self, token_ids_1T: Tensor) -> Tensor:
+        return self.module(input_ids=token_ids_1T, use_cache=False).last_hidden_state[0]
+
+
+def _draw_head(decoder: Any, seed: int, std: float | None) -> Tensor:
+    """[1, H] float32 on the CPU."""
+    hidden_size = decoder.config.get_text_config().hidden_size
+    std = 1 / math.sqrt(hidden_size + 1) if std is None else std
+    return torch.randn(1, hidden_size, generator=generator(seed, HEAD)) * std
+
+
+def _stored_head(folder: Path, name: str, config: Any) -> Tensor | None:
+    """The head [1, H] of a classifier's folder; None where it is none.
+
+    Raises:
+        ModelError: it has several labels, a bias, or lacks its head.
+    """
+    from safetensors import safe_open
+
+    index = folder / "model.safetensors.index.json"
+    if index.exists():
+        file_of = json.loads(index.read_text())["weight_map"]
+    else:
+        with safe_open(folder / "model.safetensors", "pt") as tensors:
+            file_of = dict.fromkeys(tensors.keys(), "model.safetensors")
+    is_classifier = any(cls.endswith("ForSequenceClassification") for cls in config.architectures or ())
+    if not is_classifier and HEAD not in file_of:
+        return None
+    others = sorted(key for key in file_of if key.startswith(("score.", "classifier.")) and key != HEAD)
+    if config.num_labels != 1 or HEAD not in file_of or others:
+        parts = ", ".join([HEAD] * (HEAD in file_of) + others) or "none"
+        raise ModelError(
+            f"model: {name!r} is a classifier; expected one label (num_labels 1) and a head of {HEAD} alone, found "
+            f"{config.num_labels} labels and a head of {parts}. Set the role's model to a reward model or a causal "
+            "language model."
+        )
+    with safe_open(folder / file_of[HEAD], "pt") as tensors:
+        head_1H = tensors.get_tensor(HEAD)
+    expected = (1, config.get_text_config().hidden_size)
+    if tuple(head_1H.shape) != expected:
+        raise ModelError(f"model: {name!r}: expected {HEAD} of shape {expected}, found {tuple(head_1H.shape)}.")
+    return head_1H
+
+
+@contextlib.contextmanager
+def _without_reports() -> Iterator[None]:
+    from transformers.utils import logging
+
+    verbosity = logging.get_verbosity()
+    logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)
+
+
+def _generation_config(folder: Path) -> Any:
+    from transformers import GenerationConfig
+
+    return GenerationConfig.from_pretrained(folder) if (folder / "generation_config.json").exists() else None
+
+
+def _classifier_class(decoder: Any) -> type[Any]:
+    """The family's sequence classifier; where Transformers has none, one made as it makes the others."""
+    from transformers import MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING, PreTrainedModel
+    from transformers.modeling_layers import GenericForSequenceClassification
+
+    if type(decoder.config) in MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING:
+        found = MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING[type(decoder.config)]
+        if found.base_model_prefix == decoder.base_model_prefix:
+            return found
+    family = next(cls for cls in type(decoder).__mro__[1:] if issubclass(cls, PreTrainedModel))
+    name = type(decoder).__name__.removesuffix("Model") + "ForSequenceClassification"
+    prefix = {"base_model_prefix": decoder.base_model_prefix}
+    return type(name, (GenericForSequenceClassification, family), prefix)
