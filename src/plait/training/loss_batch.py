@@ -231,8 +231,8 @@ class MicroBatchLoss:
         for uid, places in prompts.items():
             if set(places) != {0, 1}:
                 raise RunError(
-                    f"batch.pairs: expected samples 0 (chosen) and 1 (rejected) of every prompt, found "
-                    f"{sorted(places)} of prompt {uid}; give {self._role}.train whole_groups=True and samples that come in pairs"
+                    "batch.pairs: expected samples 0 (chosen) and 1 (rejected) of every prompt, found "
+                    f"{sorted(places)} of prompt {uid}; give {self._role}.train whole_groups=True and samples in pairs"
                 )
         counted = self._counted_N.tolist()
         both = [(p[0], p[1]) for p in prompts.values() if counted[p[0]] and counted[p[1]]]

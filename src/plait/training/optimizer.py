@@ -1,7 +1,8 @@
-"""AdamW over flat buffers: masters, moments and gradients are the model's parameters under its own layout.
+"""AdamW over flat buffers: masters, moments and gradients are the model's trained parameters under their own layout.
 
 Buffers are flat, in the master dtype (float32; float64 where the model computes in float64), and laid out by the
-model's FlatLayout, so a checkpoint or a later move reads them as they lie. What AdamW sees are views of them.
+model's `trained_layout`, so a checkpoint or a later move reads them as they lie. What AdamW sees are views of them.
+Of a model with adapters those are the adapters alone: its frozen base has no buffer here.
 """
 
 from __future__ import annotations
@@ -32,10 +33,14 @@ class StepReport:
     grad_norm: float
     """Global norm before clipping; not finite where the step was skipped for it."""
     skipped: bool
+    loss_is_finite: bool = True
 
 
 class MasterOptimizer:
     """The optimizer of one trained role on one device.
+
+    A parameter requires a gradient only while its role trains: roles may share a module, and of its parameters each
+    trains its own.
 
     Weight decay applies to parameters of two or more dims (matrices, embeddings), not to norms and biases. A parameter
     that got no gradient counts as having a gradient of 0.
@@ -45,7 +50,7 @@ class MasterOptimizer:
         self.settings = settings
         self.total_steps = total_steps
         self._model = model
-        weights = model.weights
+        weights = model.trained_weights
         dtype = torch.promote_types(weights.dtype, torch.float32)
         # Where the dtypes agree the working weights are the masters: a view instead of a copy.
         self.masters = weights.detach() if weights.dtype == dtype else weights.to(dtype)
@@ -59,7 +64,7 @@ class MasterOptimizer:
 
     def _build(self) -> torch.optim.AdamW:
         decayed, plain, state = [], [], {}
-        for block, start, stop in self._model.layout.entries:
+        for block, start, stop in self._model.trained_layout.entries:
             master, gradient, exp_avg, exp_avg_sq = (
                 buffer[start:stop].view(block.shape)
                 for buffer in (self.masters, self.gradients, self.exp_avg, self.exp_avg_sq)
@@ -84,10 +89,11 @@ class MasterOptimizer:
 
     @contextmanager
     def collecting_gradients(self) -> Iterator[None]:
-        """Within it, a backward pass adds each parameter's gradient to the flat buffer as soon as it is complete, and
-        frees it: gradients in the compute dtype never exist all at once, and sums are in the master dtype."""
-        handles = []
-        for block, start, stop in self._model.layout.entries:
+        """Within it the trained parameters require gradients, and a backward pass adds each one's gradient to the flat
+        buffer as soon as it is complete, and frees it: gradients in the compute dtype never exist all at once, and sums
+        are in the master dtype. Forward and backward both belong in it."""
+        handles, required = [], []
+        for block, start, stop in self._model.trained_layout.entries:
             flat = self.gradients[start:stop].view(block.shape)
 
             def accumulate(param: Tensor, flat: Tensor = flat) -> None:
@@ -95,13 +101,17 @@ class MasterOptimizer:
                     _add_widened(flat, param.grad)
                     param.grad = None
 
-            param = self._model.module.get_parameter(block.param.name)
+            param = self._model.trained_parameter(block.param.name)
+            required.append((param, param.requires_grad))
+            param.requires_grad_(True)
             handles.append(param.register_post_accumulate_grad_hook(accumulate))
         try:
             yield
         finally:
             for handle in handles:
                 handle.remove()
+            for param, before in required:
+                param.requires_grad_(before)
 
     def zero_gradients(self) -> None:
         self.gradients.zero_()
@@ -125,7 +135,7 @@ class MasterOptimizer:
                     f"loss {'finite' if loss_is_finite else 'not finite'}, gradient norm {grad_norm}); lower "
                     "optimizer.learning_rate, check the rewards, or raise optimizer.max_skipped_steps"
                 )
-            return StepReport(learning_rate, grad_norm, skipped=True)
+            return StepReport(learning_rate, grad_norm, skipped=True, loss_is_finite=loss_is_finite)
         self.skipped_in_row = 0
         if grad_norm > self.settings.max_grad_norm:
             self.gradients.mul_(self.settings.max_grad_norm / grad_norm)
@@ -137,7 +147,7 @@ class MasterOptimizer:
 
     def _publish(self) -> None:
         """Cast the masters into the working weights, chunk by chunk: no second copy of the weights ever exists."""
-        weights = self._model.weights
+        weights = self._model.trained_weights
         if weights.data_ptr() == self.masters.data_ptr():
             return
         for target, source in zip(weights.split(COPY_CHUNK), self.masters.split(COPY_CHUNK), strict=True):
