@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint as recompute
@@ -87,9 +87,27 @@ class Backbone:
         return forward(*args, **kwargs)
 
 
+class Copied(Protocol):
+    """A language or a scalar model."""
+
+    module: Any
+
+    def copied(self) -> Any: ...
+
+
+AnyModel = TypeVar("AnyModel", bound=Copied)
+
+
+def copy_of(model: AnyModel) -> AnyModel:
+    """A frozen copy with buffers of its own: the reference. None of its parameters requires a gradient."""
+    twin = model.copied()
+    twin.module.requires_grad_(False)
+    return twin
+
+
 def _decoder_layers(module: nn.Module) -> list[nn.Module]:
     from transformers.modeling_layers import GradientCheckpointingLayer
 
-    layers = [layer for layer in module.modules() if isinstance(layer, GradientCheckpointingLayer)]
+    layers: list[nn.Module] = [layer for layer in module.modules() if isinstance(layer, GradientCheckpointingLayer)]
     assert layers, f"{type(module).__name__} marks no decoder layers"
     return layers

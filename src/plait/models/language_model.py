@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -22,17 +22,13 @@ from plait.models import attention
 from plait.models.admission import causal_class, check_family, self_check
 from plait.models.attention import AttentionContext, PackedContext
 from plait.models.backbone import Backbone
+from plait.models.backbone import copy_of as copy_of
 from plait.models.head import Head, find_head
 from plait.models.logprobs import chunked_logprobs
 from plait.models.saving import Export, cpu_state, without_progress_bars
 from plait.models.saving import save_pretrained as save_pretrained
 from plait.models.shape import HEAD_CHUNK_ROWS, config_fields, usable_positions
 from plait.models.working_weights import OwnPart, copy_module, dtype_of, layout_of, move_into_flat, skeleton
-
-if TYPE_CHECKING:
-    from plait.models.scalar_model import ScalarModel
-
-AnyModel = TypeVar("AnyModel", bound="LanguageModel | ScalarModel")
 
 
 @dataclass(eq=False)
@@ -135,7 +131,7 @@ class LanguageModel:
         return Export(skeleton(self.module, self.layout), state, dtype, self.tokenizer)
 
     def copied(self) -> LanguageModel:
-        """See `copy_of`."""
+        """See `backbone.copy_of`."""
         if self.own is not None:
             return self.own.copied()
         module, weights = copy_module(self.module, self.layout)
@@ -212,14 +208,6 @@ def read_folder(name: str, dtype: torch.dtype, auto_class: Any) -> tuple[Any, An
             f"({', '.join(faults[:3])}); set `model` to a complete checkpoint."
         )
     return module, tokenizer, folder
-
-
-def copy_of(model: AnyModel) -> AnyModel:
-    """A frozen copy of a language or scalar model with buffers of its own: the reference. No parameter requires a
-    gradient."""
-    twin = model.copied()
-    twin.module.requires_grad_(False)
-    return twin
 
 
 def prepare(module: Any, dtype: torch.dtype) -> None:

@@ -95,7 +95,8 @@ def cpu_state(module: nn.Module, dtype: torch.dtype, adapter: str | None) -> dic
     for name, tensor in plain_state(module).items():
         if id(tensor) not in copies:
             layer = adapted.get(name.removesuffix(".weight"))
-            source = tensor if layer is None or adapter not in layer.lora_A else merged_weight(layer, adapter)
+            is_merged = adapter is not None and layer is not None and adapter in layer.lora_A
+            source = merged_weight(layer, adapter) if is_merged else tensor
             stored = dtype if isinstance(tensor, nn.Parameter) else tensor.dtype
             copies[id(tensor)] = source.detach().to("cpu", stored, copy=True)
         state[name] = copies[id(tensor)]
@@ -103,7 +104,7 @@ def cpu_state(module: nn.Module, dtype: torch.dtype, adapter: str | None) -> dic
 
 
 @torch.no_grad()
-def merged_weight(layer: Any, adapter: str) -> Tensor:
+def merged_weight(layer: Any, adapter: str | None) -> Tensor:
     """W + (alpha / rank) · B A of a layer of peft, in the layer's orientation, float32 or wider: rounded only once."""
     weight = layer.base_layer.weight
     wide = torch.promote_types(weight.dtype, torch.float32)

@@ -143,7 +143,7 @@ class ScalarModel:
         return outputs_T[batch.predict_R], outputs_T[self._last_N(batch)]
 
     def copied(self) -> ScalarModel:
-        """See `language_model.copy_of`."""
+        """See `backbone.copy_of`."""
         if self.own is not None:
             return self.own.copied()
         module, weights = copy_module(self.module, self.layout)

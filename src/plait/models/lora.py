@@ -1,0 +1,311 @@
+"""Low-rank adapters on shared weights (Hu et al. 2021, arXiv 2106.09685), through peft's layers, never merged.
+
+    y = W x + (alpha / rank) · B A x          A [rank, in] drawn, B [out, rank] zero at first, W frozen
+
+A model with an adapter is a view: the same module, the same weights, and a flat buffer of its own for A and B (and for
+the head of a scalar model). Several views may lie on one backbone; without an adapter it is the reference. Which
+adapter is on is the backbone's to say, before every forward (`models.backbone`).
+
+Parameters go by the names that peft gives them in a saved file, without its prefix: `model.layers.0.….lora_A.weight`.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import warnings
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from plait.errors import ModelError
+from plait.layout.params import Param
+from plait.models.backbone import copy_of
+from plait.models.draws import generator
+from plait.models.language_model import LanguageModel
+from plait.models.lora_settings import LoraSettings
+from plait.models.saving import merged_weight, write_whole
+from plait.models.scalar_model import HEAD, ScalarModel, ScalarModule
+from plait.models.scalar_model import scalar_view as scalar_view
+from plait.models.working_weights import OwnPart, adapted_layers, layer_of
+
+Model = TypeVar("Model", LanguageModel, ScalarModel)
+
+_PREFIX = "base_model.model."
+"""Of every name in a file of peft."""
+
+_NOT_READ = ("use_rslora", "use_dora", "use_qalora", "lora_bias", "alpha_pattern", "layer_replication", "kasa_config")
+"""What changes the numbers of an adapter and has no trace in the names and shapes of its file."""
+
+
+def add_lora(model: Model, settings: LoraSettings, *, name: str, seed: int) -> Model:
+    """A view of the model with a fresh adapter, which at first changes nothing (B is 0).
+
+    The weights under it are frozen, and from now on `model` is the view without an adapter. An adapter that `model` may
+    have already stays apart: adapters do not add up.
+
+    Args:
+        settings: of rank 1 or more.
+        name: tells the adapters of one backbone apart.
+        seed: with the name, of the draw of A; no global random state is read or moved.
+
+    Raises:
+        ModelError: peft is not installed, or a target module is no linear layer of the decoder.
+    """
+    base = without_lora(model)
+    decoder = base.module.base_model
+    _inject(decoder, settings, name)
+    base.backbone.adapted(tuple(adapted_layers(decoder).values()))
+    for block in base.layout.blocks:
+        _parameter_of(base, block.param.name).requires_grad_(False)
+    layers = {at: layer for at, layer in adapted_layers(decoder).items() if name in layer.lora_A}
+    prefix = base.module.base_model_prefix
+    hosts = {block.param.name: block.param for block in base.layout.blocks}
+    params: dict[Param, Tensor | None] = {}
+    for at, layer in layers.items():
+        full = f"{prefix}.{at}"
+        param_a, param_b = _params(full, hosts[f"{full}.weight"], layer, settings.rank)
+        params[param_a] = _draw(param_a, name, seed)
+        params[param_b] = None
+    if isinstance(base, ScalarModel):
+        head_1H = base.module.score.weight
+        params[Param(HEAD, tuple(head_1H.shape))] = head_1H
+    own = OwnPart.allocate(
+        params,
+        base.weights,
+        base=base,
+        view_of=lambda other: add_lora(other, settings, name=name, seed=seed),
+        adapter=name,
+        settings=settings,
+    )
+    for at, layer in layers.items():
+        layer.lora_A[name].weight = own.parameters[f"{prefix}.{at}.lora_A.weight"]
+        layer.lora_B[name].weight = own.parameters[f"{prefix}.{at}.lora_B.weight"]
+    if isinstance(base, ScalarModel):
+        return replace(base, module=ScalarModule(decoder, own.parameters[HEAD]), own=own)
+    return replace(base, own=own)
+
+
+def without_lora(model: Model) -> Model:
+    """The model under the adapter: the same weights; the reference of an actor. A model without one is itself."""
+    return model if model.own is None or model.own.adapter is None else model.own.base
+
+
+@torch.no_grad()
+def merge_lora(model: Model) -> Model:
+    """A frozen copy with the adapter merged into its weights, for export: its log-probs differ in the rounding."""
+    own = _own_adapter(model)
+    merged = copy_of(own.base)
+    decoder = merged.module.base_model
+    for at, layer in adapted_layers(model.module.base_model).items():
+        if own.adapter in layer.lora_A:
+            decoder.get_parameter(f"{at}.weight").copy_(merged_weight(layer, own.adapter))
+    if isinstance(model, ScalarModel):
+        merged.module.score.weight.copy_(model.module.score.weight)
+    return merged
+
+
+def save_adapter(model: LanguageModel | ScalarModel, folder: str | Path) -> None:
+    """Write the adapter alone (and the head of a scalar model) as peft does, in the compute dtype, whole or not at all:
+    `peft.PeftModel.from_pretrained(base, folder)` gives the same model elsewhere. The tokenizer goes with it.
+
+    Raises:
+        OSError: the disk is full or the place cannot be written; an older folder stays.
+    """
+    from safetensors.torch import save_file
+
+    own = _own_adapter(model)
+    assert own.settings is not None, "an adapter has settings"
+    scalar = isinstance(model, ScalarModel)
+    config = _peft().LoraConfig(
+        **_config_fields(own.settings, model.module.base_model),
+        task_type="SEQ_CLS" if scalar else "CAUSAL_LM",
+        modules_to_save=["score"] if scalar else None,
+        base_model_name_or_path=getattr(model.config, "_name_or_path", None) or None,
+        inference_mode=True,
+    )
+    tensors = {f"{_PREFIX}{name}": param.detach().cpu().clone() for name, param in own.parameters.items()}
+
+    def write(work: Path) -> None:
+        config.save_pretrained(work)
+        save_file(tensors, work / "adapter_model.safetensors", metadata={"format": "pt"})
+        if model.tokenizer is not None:
+            model.tokenizer.save_pretrained(work)
+
+    write_whole(folder, write)
+
+
+def load_adapter(model: Model, folder: str | Path, *, name: str) -> Model:
+    """A view of the model with an adapter that `save_adapter`, peft or TRL wrote.
+
+    Args:
+        folder: holds `adapter_config.json` and `adapter_model.safetensors`.
+        name: see `add_lora`.
+
+    Raises:
+        ModelError: not there, not readable, of another model, or of a kind that is more than A and B.
+    """
+    from safetensors.torch import load_file
+
+    folder = Path(folder)
+    try:
+        config = json.loads((folder / "adapter_config.json").read_text(encoding="utf-8"))
+        stored = load_file(folder / "adapter_model.safetensors")
+    except (OSError, ValueError) as error:
+        raise ModelError(
+            f"adapter: {str(folder)!r} should hold adapter_config.json and adapter_model.safetensors: {error}"
+        ) from error
+    others = [key for key in _NOT_READ if config.get(key)]
+    if config.get("peft_type") != "LORA" or others:
+        found = config.get("peft_type") if config.get("peft_type") != "LORA" else f"LoRA with {', '.join(others)}"
+        raise ModelError(f"adapter: {str(folder)!r}: expected plain LoRA, found {found}.")
+    tensors = {key.removeprefix(_PREFIX): tensor for key, tensor in stored.items()}
+    targets = sorted({key.split(".lora_A.")[0].rpartition(".")[2] for key in tensors if ".lora_A." in key})
+    settings = LoraSettings(rank=config["r"], alpha=config["lora_alpha"], target_modules=tuple(targets))
+    decoder = model.module.base_model
+    _check_tensors(tensors, _shapes(model, decoder, settings), folder)
+    view = add_lora(model, settings, name=name, seed=0)
+    assert view.own is not None, "add_lora gives a view"
+    with torch.no_grad():
+        for key, param in view.own.parameters.items():
+            param.copy_(tensors[key])
+    return view
+
+
+# --- the layers --------------------------------------------------------------------------------------------------
+
+
+def _inject(decoder: Any, settings: LoraSettings, name: str) -> None:
+    """Let peft wrap the target layers. Its parameters come on the meta device: nothing is drawn or allocated."""
+    peft = _peft()
+    taken = any(name in layer.lora_A for layer in adapted_layers(decoder).values())
+    assert not taken, f"the backbone has an adapter {name!r} already"
+    config = peft.LoraConfig(**_config_fields(settings, decoder))
+    with warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
+        warnings.filterwarnings("ignore", message=".*is_gradient_checkpointing")
+        warnings.filterwarnings("ignore", message=".*Already found a `peft_config` attribute")
+        peft.inject_adapter_in_model(config, decoder, adapter_name=name, low_cpu_mem_usage=True)
+
+
+def _config_fields(settings: LoraSettings, decoder: Any) -> dict[str, Any]:
+    alpha = settings.effective_alpha
+    targets = _targets(settings, decoder)
+    return {
+        "r": settings.rank,
+        "lora_alpha": int(alpha) if alpha == int(alpha) else alpha,
+        "target_modules": sorted({at.rpartition(".")[2] for at in targets}),
+        "fan_in_fan_out": any(type(layer).__name__ == "Conv1D" for layer in targets.values()),
+        "bias": "none",
+        "lora_dropout": 0.0,
+    }
+
+
+def _targets(settings: LoraSettings, decoder: Any) -> dict[str, nn.Module]:
+    """The layers that get an adapter, by name.
+
+    Peft reads the names of an MLP's layers, in a model with a mixture of experts, as those of the experts, which are
+    no linear layers in Transformers: such a model is adapted outside its mixtures.
+
+    Raises:
+        ModelError: a name of the settings is none of a linear layer.
+    """
+    found = _linear_layers(decoder)
+    mixtures = tuple(
+        f"{name.rpartition('.')[0].rpartition('.')[0]}."
+        for name, param in decoder.named_parameters()
+        if param.ndim == 3
+    )
+    in_mixtures = {at.rpartition(".")[2] for at in found if at.startswith(mixtures)} if mixtures else set()
+    names = {at.rpartition(".")[2] for at in found} - in_mixtures
+    wanted = names if settings.target_modules == "all-linear" else set(settings.target_modules)
+    if unknown := sorted(wanted - names):
+        raise ModelError(
+            f"lora.target_modules: expected names among {', '.join(sorted(names))}, found {', '.join(unknown)}"
+        )
+    if not wanted:
+        raise ModelError("lora.target_modules: expected at least one name, found none")
+    return {at: layer for at, layer in found.items() if at.rpartition(".")[2] in wanted}
+
+
+def _linear_layers(decoder: Any) -> dict[str, nn.Module]:
+    """Linear layers of the decoder, those that are wrapped already by the name they had."""
+    adapted = adapted_layers(decoder)
+    found: dict[str, nn.Module] = {at: layer.base_layer for at, layer in adapted.items()}
+    for at, layer in decoder.named_modules():
+        is_linear = isinstance(layer, nn.Linear) or type(layer).__name__ == "Conv1D"
+        if is_linear and not any(at.startswith(f"{wrapped}.") for wrapped in adapted):
+            found[at] = layer
+    return found
+
+
+def _params(full: str, host: Param, layer: Any, rank: int) -> tuple[Param, Param]:
+    """A and B of a layer. Tensor parallelism cuts B where it cuts the layer's outputs, A where it cuts its inputs."""
+    shape_a, shape_b = (rank, layer.in_features), (layer.out_features, rank)
+    plain_a = Param(f"{full}.lora_A.weight", shape_a, layer_of(full))
+    plain_b = Param(f"{full}.lora_B.weight", shape_b, layer_of(full))
+    if host.cut is None or layer.fan_in_fan_out:
+        return plain_a, plain_b
+    if host.cut == 0:
+        return plain_a, replace(host, name=plain_b.name, shape=shape_b)
+    return replace(host, name=plain_a.name, shape=shape_a), plain_b
+
+
+def _draw(param: Param, name: str, seed: int) -> Tensor:
+    """Uniform in ± 1 / sqrt(in), as peft and Hu et al.'s code draw A (Kaiming, a = √5). Float32 on the CPU."""
+    bound = 1 / math.sqrt(param.shape[1])
+    return (torch.rand(param.shape, generator=generator(seed, name, param.name)) * 2 - 1) * bound
+
+
+def _parameter_of(model: LanguageModel | ScalarModel, name: str) -> nn.Parameter:
+    """Of the weights that the model has or shares. A view's layout may hold a head that is not in its module."""
+    while model.own is not None:
+        model = model.own.base
+    return model.module.get_parameter(name)
+
+
+def _own_adapter(model: LanguageModel | ScalarModel) -> OwnPart:
+    own = model.own
+    assert own is not None, "the model has no adapter"
+    assert own.adapter is not None, "the model has a head of its own and no adapter"
+    return own
+
+
+def _shapes(model: LanguageModel | ScalarModel, decoder: Any, settings: LoraSettings) -> dict[str, tuple[int, ...]]:
+    """What `add_lora` with these settings would hold."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    for at, layer in _targets(settings, decoder).items():
+        full = f"{model.module.base_model_prefix}.{at}"
+        rows, columns = layer.weight.shape
+        if type(layer).__name__ == "Conv1D":
+            rows, columns = columns, rows
+        shapes[f"{full}.lora_A.weight"] = (settings.rank, columns)
+        shapes[f"{full}.lora_B.weight"] = (rows, settings.rank)
+    if isinstance(model, ScalarModel):
+        shapes[HEAD] = tuple(model.module.score.weight.shape)
+    return shapes
+
+
+def _check_tensors(tensors: Mapping[str, Tensor], expected: Mapping[str, tuple[int, ...]], folder: Path) -> None:
+    faults = [f"no {key}" for key in expected.keys() - tensors.keys()]
+    faults += [f"an unknown {key}" for key in tensors.keys() - expected.keys()]
+    faults += [
+        f"{key} of shape {tuple(tensors[key].shape)} in place of {expected[key]}"
+        for key in expected.keys() & tensors.keys()
+        if tuple(tensors[key].shape) != expected[key]
+    ]
+    if faults:
+        raise ModelError(
+            f"adapter: {str(folder)!r} does not fit this model: {'; '.join(sorted(faults)[:3])} ({len(faults)} in all)."
+        )
+
+
+def _peft() -> Any:
+    try:
+        import peft
+    except ImportError as error:
+        raise ModelError("lora: adapters need the package peft; install plait[lora], or set lora.rank to 0.") from error
+    return peft
