@@ -41,6 +41,23 @@ def test_unshared_prompts_are_paid_per_sample():
     assert split == (MicroBatch(((0,), (1,)), 31),)
 
 
+def test_a_pair_too_large_stays_whole():
+    # 10 + 5 + 6 + 7 = 28 does not fit 27 and runs alone; without shared prompts it is 30 tokens of prompts.
+    group, small = (10, [5, 6, 7]), (2, [1, 1])
+    split = split_micro_batches(sizes(group, small), 27, whole_groups=True)
+    assert split == (MicroBatch(((0, 1, 2),), 28), MicroBatch(((3, 4),), 4))
+    split = split_micro_batches(sizes(group, small), 27, whole_groups=True, share_prompts=False)
+    assert split == (MicroBatch(((0,), (1,), (2,)), 48), MicroBatch(((3,), (4,)), 6))
+
+
+def test_whole_groups_are_drawn_though_they_are_few():
+    # Two groups for three mini-batches: single samples are drawn, or with whole_groups two mini-batches.
+    ids = [(uid, index) for uid in (1, 2) for index in range(3)]
+    assert [len(part) for part in draw_mini_batches(ids, 3, seed=0, step=0, epoch=0)] == [2, 2, 2]
+    drawn = draw_mini_batches(ids, 3, seed=0, step=0, epoch=0, whole_groups=True)
+    assert sorted(drawn) == [(0, 1, 2), (3, 4, 5)]
+
+
 def test_nothing_gives_nothing():
     assert split_micro_batches([], 10) == ()
     assert draw_mini_batches([], 3, seed=0, step=0, epoch=0) == ()
@@ -79,6 +96,19 @@ def test_split_properties(samples: list[SampleSize], budget: int):
             assert len(mine) <= 1 or prompt + min(samples[i].response_tokens for i in members) > budget
 
 
+@given(batches, st.integers(1, 120), st.booleans())
+def test_whole_groups_are_never_split(samples: list[SampleSize], budget: int, share: bool):
+    split = split_micro_batches(samples, budget, share_prompts=share, whole_groups=True)
+    assert sorted(i for micro in split for i in micro.samples) == list(range(len(samples)))
+    for micro in split:
+        groups = {samples[i].group for i in micro.samples}
+        assert set(micro.samples) == {i for i, s in enumerate(samples) if s.group in groups}, "a group is cut"
+        prompts = sum(samples[piece[0]].prompt_tokens for piece in micro.groups)
+        assert micro.num_tokens == prompts + sum(samples[i].response_tokens for i in micro.samples)
+        assert len(micro.groups) == (len(groups) if share else len(micro.samples))
+        assert micro.num_tokens <= budget or len(groups) == 1
+
+
 @given(batches, st.integers(1, 120))
 def test_wider_micro_batches_come_first(samples: list[SampleSize], budget: int):
     widest = [max(_piece_tokens(samples, piece) for piece in m.groups) for m in split_micro_batches(samples, budget)]
@@ -106,14 +136,24 @@ def test_draw_properties(ids_set: set[tuple[int, int]], count: int, seed: int):
     assert all(drawn)
     num_groups = len({uid for uid, _ in ids})
     if num_groups >= count:
-        for part in drawn:
-            others = {ids[i][0] for i in range(len(ids)) if i not in part}
-            assert not others & {ids[i][0] for i in part}, "a group is cut"
+        assert_whole_groups(ids, drawn)
     else:
         assert max(map(len, drawn)) - min(map(len, drawn)) <= 1
+    whole = draw_mini_batches(ids, count, seed=seed, step=3, epoch=1, whole_groups=True)
+    assert sorted(i for part in whole for i in part) == list(range(len(ids)))
+    assert len(whole) == min(count, num_groups)
+    assert_whole_groups(ids, whole)
+    if num_groups >= count:
+        assert whole == drawn, "asking for what happens anyway changes no draw"
     shuffled = random.Random(seed).sample(ids, len(ids))
     again = draw_mini_batches(shuffled, count, seed=seed, step=3, epoch=1)
     assert as_ids(ids, drawn) == as_ids(shuffled, again), "the draw depends on the order of arrival"
+
+
+def assert_whole_groups(ids: list[tuple[int, int]], drawn: tuple[tuple[int, ...], ...]) -> None:
+    for part in drawn:
+        others = {ids[i][0] for i in range(len(ids)) if i not in part}
+        assert not others & {ids[i][0] for i in part}, "a group is cut"
 
 
 def test_draws_differ_by_seed_step_and_epoch():

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from plait.errors import RunError
 from plait.models.language_model import LanguageModel
+from plait.models.scalar_model import ScalarModel
 from plait.training.settings import OptimizerSettings
 
 COPY_CHUNK = 1 << 22
@@ -46,7 +47,7 @@ class MasterOptimizer:
     that got no gradient counts as having a gradient of 0.
     """
 
-    def __init__(self, model: LanguageModel, settings: OptimizerSettings, total_steps: int) -> None:
+    def __init__(self, model: LanguageModel | ScalarModel, settings: OptimizerSettings, total_steps: int) -> None:
         self.settings = settings
         self.total_steps = total_steps
         self._model = model
