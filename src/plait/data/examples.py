@@ -271,6 +271,10 @@ class ExampleStream:
         self.per_step = per_step
         self._order = InstanceOrder(len(examples), seed=seed, shuffle=shuffle)
 
+    def __len__(self) -> int:
+        """Examples or pairs."""
+        return len(self.examples)
+
     def samples(self, start: int, count: int) -> list[Given]:
         """Instances `start` … `start + count − 1`: one sample each, of a pair two (chosen, rejected) in a row."""
         return [one for uid in range(start, start + count) for one in self.examples.given(self._order.row(uid), uid)]

