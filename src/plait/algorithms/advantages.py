@@ -30,5 +30,61 @@ def whitened(returns: Sequence[FloatArray]) -> list[FloatArray]:
 
     One array per sample in and out. All are 0 where every return is the same.
     """
-    ends = np.cumsum([len(part) for part in returns])[:-1]
-    return list(np.split(standardised(np.concatenate(list(returns)), 1e-8), ends))
+    return _parts(standardised(_flat(returns), 1e-8), returns)
+
+
+def scaled(rewards: Sequence[FloatArray]) -> list[FloatArray]:
+    """(r − mean r) / (std r + 1e-8) + mean r over all tokens of the batch, as `whiten_rewards` of TRL: the mean stays.
+
+    One array per sample in and out. Unchanged where every reward is the same.
+    """
+    rewards_R = _flat(rewards)
+    if len(rewards_R) > 1 and np.ptp(rewards_R) > 0:
+        rewards_R = standardised(rewards_R, 1e-8) + rewards_R.mean()
+    return _parts(rewards_R, rewards)
+
+
+def gae(rewards: FloatArray, values: FloatArray, value_after: float = 0.0, *, gamma: float, lam: float) -> FloatArray:
+    """Generalised advantage estimation over the tokens of one response (Schulman et al. 2016, arXiv 1506.02438, §3).
+
+    A_t = Σ_{l ≥ 0} (γλ)^l δ_{t+l} with δ_t = r_t + γ V_{t+1} − V_t, where V_t is the value of the state before token t.
+
+    Args:
+        rewards: [tokens], of each token.
+        values: [tokens].
+        value_after: of the state after the last token; 0 where the response ended.
+    """
+    deltas = rewards + gamma * np.append(values[1:], value_after) - values if len(values) else np.zeros(0)
+    advantages = np.empty_like(deltas)
+    following = 0.0
+    for t in range(len(deltas) - 1, -1, -1):
+        following = deltas[t] + gamma * lam * following
+        advantages[t] = following
+    return advantages
+
+
+def explained_variance(returns: Sequence[FloatArray], values: Sequence[FloatArray]) -> float:
+    """1 − Var(G − V) / (Var G + 1e-5) over all tokens of the batch, as verl counts `critic/vf_explained_var`.
+
+    1 for a critic that knows the returns, 0 for one that says the same everywhere; 0 for less than two tokens.
+    """
+    returns_R, values_R = _flat(returns), _flat(values)
+    if len(returns_R) < 2:
+        return 0.0
+    return float(1 - (returns_R - values_R).var(ddof=1) / (returns_R.var(ddof=1) + 1e-5))
+
+
+def token_mean(values: Sequence[FloatArray]) -> float:
+    """Over all tokens of the batch; 0 for none."""
+    values_R = _flat(values)
+    return float(values_R.mean()) if len(values_R) else 0.0
+
+
+def _flat(parts: Sequence[FloatArray]) -> FloatArray:
+    return np.concatenate([np.zeros(0), *parts])
+
+
+def _parts(values_R: FloatArray, like: Sequence[FloatArray]) -> list[FloatArray]:
+    """One array per sample again."""
+    ends = np.cumsum([len(part) for part in like], dtype=np.int64)
+    return [values_R[end - len(part) : end] for part, end in zip(like, ends, strict=True)]

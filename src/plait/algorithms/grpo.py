@@ -7,6 +7,7 @@ DAPO, Dr. GRPO and GSPO are settings of the options below; `docs/algorithms.md` 
 
 from __future__ import annotations
 
+import numpy as np
 from pydantic import Field
 
 from plait.algorithms.advantages import FloatArray, centred, standardised
@@ -14,7 +15,7 @@ from plait.algorithms.kl import KLPlace
 from plait.algorithms.losses import Aggregation, KLEstimator, Ratio
 from plait.algorithms.options import PolicyOptions
 from plait.algorithms.policy import policy_logprobs, train_policy
-from plait.dataflow import Prompts, Role, per_group, per_sample
+from plait.dataflow import Prompts, Resample, Role, per_group, per_sample
 
 
 class GRPOOptions(PolicyOptions):
@@ -33,11 +34,18 @@ class GRPOOptions(PolicyOptions):
     )
     overlong_penalty: float = Field(1.0, ge=0, description="what a response costs that uses the whole limit")
     mask_truncated: bool = Field(False, description="truncated responses count in the group, but are not trained on")
+    dynamic_sampling: bool = Field(False, description="draw prompts until no group of the step has equal scores (DAPO)")
+    max_sampling_rounds: int = Field(10, ge=1, description="draws of dynamic_sampling, the first one included")
 
 
 def grpo(prompts: Prompts, actor: Role, reward: Role, options: GRPOOptions, ref: Role | None = None) -> None:
     """The flow. The reference is called only when `kl_coef` > 0."""
-    samples = actor.generate(prompts)
+    samples = actor.generate(
+        prompts,
+        resample=Resample(keep=informative, reward=reward, max_rounds=options.max_sampling_rounds)
+        if options.dynamic_sampling
+        else None,
+    )
     rewards = reward.score(samples)
     if options.overlong_buffer_tokens > 0:
         rewards = per_sample(
@@ -61,6 +69,11 @@ def group_advantages(rewards: FloatArray, scale: bool = True, epsilon: float = 1
     A group of one sample, or of equal rewards, gets advantages of exactly 0.
     """
     return standardised(rewards, epsilon) if scale else centred(rewards)
+
+
+def informative(scores: FloatArray) -> bool:
+    """Whether a group teaches anything: its scores differ (Yu et al. 2025, DAPO, eq. 11: some right, some wrong)."""
+    return len(scores) > 1 and bool(np.ptp(scores) > 0)
 
 
 def subtract_overlong(reward: float, tokens_left: float, buffer_tokens: int, penalty: float) -> float:

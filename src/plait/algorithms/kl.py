@@ -7,7 +7,9 @@ of k2 is the gradient of KL(π ‖ π_ref), that of k3 the gradient of KL(π_ref
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import StrEnum
+from statistics import fmean
 
 import numpy as np
 
@@ -36,3 +38,25 @@ def reward_to_go(
     """
     kl = kl_estimate(logprobs, ref_logprobs, estimator)
     return score - kl_coef * np.cumsum(kl[::-1])[::-1]
+
+
+def mean_kl(logprobs: Sequence[FloatArray], ref_logprobs: Sequence[FloatArray], estimator: KLEstimator) -> float:
+    """KL to the reference of a whole response, Σ_t kl_t in nats, averaged over the responses of the batch."""
+    sums = [float(kl_estimate(p, q, estimator).sum()) for p, q in zip(logprobs, ref_logprobs, strict=True)]
+    return fmean(sums) if sums else 0.0
+
+
+def adapted_kl_coef(
+    kl_coef: float, measured: float, responses: Sequence[FloatArray], *, target: float, horizon: int
+) -> float:
+    """The proportional controller of Ziegler et al. 2019 (arXiv 1909.08593, §2.2): the weight of the next step.
+
+    β' = β (1 + e · n / horizon) with e = clip(KL / target − 1, −0.2, 0.2) and n responses in the batch; their K_β is
+    n / horizon.
+
+    Args:
+        measured: KL of a whole response in nats, as `mean_kl`; `target` likewise.
+        responses: any column of the batch, for n.
+    """
+    error = float(np.clip(measured / target - 1, -0.2, 0.2))
+    return kl_coef * (1 + error * len(responses) / horizon)

@@ -49,14 +49,34 @@ class Ratio(StrEnum):
 
 
 class LossBatch(Protocol):
-    """What a loss sees of one micro-batch. Its return value is this micro-batch's share of the mini-batch loss."""
+    """What a loss sees of one micro-batch: R response tokens of N samples. Its return value is this micro-batch's share
+    of the mini-batch loss. Means, sums and counts are over what the mask keeps."""
 
-    logprobs: Tensor
-    """[R] float32 (float64 in float64 runs), differentiable: under the trained weights, at the sampling temperature."""
-    entropies: Tensor
-    """[R], differentiable: of the same distributions, nats."""
+    @property
+    def logprobs(self) -> Tensor:
+        """[R] float32 (float64 in float64 runs), differentiable: under the trained weights, at the sampling
+        temperature. A language model's; reading it for a scalar role is an error, as `values` for a language model."""
+        ...
+
+    @property
+    def entropies(self) -> Tensor:
+        """[R], differentiable: of the same distributions, nats."""
+        ...
+
+    @property
+    def values(self) -> Tensor:
+        """[R], differentiable: a scalar model's value of the state before each response token."""
+        ...
+
+    @property
+    def scores(self) -> Tensor:
+        """[N], differentiable: a scalar model's output at the last token of each sample."""
+        ...
+
     sampling_logprobs: Tensor
-    """[R], constant: what the sampling engine recorded."""
+    """[R], constant: what the sampling engine recorded; NaN for given completions."""
+    mask: Tensor
+    """[R], constant: 1.0 where a token is trained, else 0.0."""
 
     def aggregate(self, values_R: Tensor, how: Aggregation | str) -> Tensor:
         """This micro-batch's share of the aggregate over the mini-batch; shares of all micro-batches add up to it."""
@@ -66,9 +86,31 @@ class LossBatch(Protocol):
         """[R]: for each token the sum of `values_R` over its response. A response is never split over micro-batches."""
         ...
 
-    def log(self, name: str, values_R: Tensor) -> None:
-        """Record the mean of `values_R` over the tokens of the mini-batch as metric `name`."""
+    def per_sequence(self, values_R: Tensor) -> Tensor:
+        """[N]: the sum of `values_R` over the tokens of each sample."""
         ...
+
+    def pairs(self, values_N: Tensor) -> tuple[Tensor, Tensor]:
+        """[P], [P]: values of the chosen (sample 0) and of the rejected (sample 1) response of each prompt."""
+        ...
+
+    def mean_over_sequences(self, values_N: Tensor) -> Tensor:
+        """This micro-batch's share of the mean over the samples of the mini-batch."""
+        ...
+
+    def mean_over_pairs(self, values_P: Tensor) -> Tensor:
+        """This micro-batch's share of the mean over the pairs of the mini-batch."""
+        ...
+
+    def log(self, name: str, values: Tensor, per: str = "token") -> None:
+        """Record the mean of `values` over the mini-batch as metric `name`: [R] per token, [N] per sequence, [P] per
+        pair."""
+        ...
+
+
+def minus_log_sigmoid(logits: Tensor) -> Tensor:
+    """−log σ(x) = log(1 + exp(−x)), without overflow."""
+    return logits.new_zeros(logits.shape).logaddexp(-logits)
 
 
 def kl_estimate(logprobs_R: Tensor, ref_logprobs_R: Tensor, how: KLEstimator | str, clamp: float = 20.0) -> Tensor:
@@ -94,7 +136,7 @@ def log_ratio(batch: LossBatch, old_logprobs_R: Tensor, how: Ratio | str) -> Ten
         case Ratio.TOKEN:
             return token_R
         case Ratio.SEQUENCE_MEAN:
-            return batch.sequence_sum(token_R) / batch.sequence_sum(token_R.detach() * 0 + 1)
+            return batch.sequence_sum(token_R) / batch.sequence_sum(batch.mask).clamp(min=1)
         case Ratio.SEQUENCE_PRODUCT:
             return batch.sequence_sum(token_R)
 

@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
-from plait.algorithms.kl import KLPlace, reward_to_go, subtract_kl
+from plait.algorithms.kl import KLPlace, adapted_kl_coef, mean_kl, reward_to_go, subtract_kl
 from plait.algorithms.losses import Ratio, policy_loss
 from plait.algorithms.options import PolicyOptions
-from plait.dataflow import Level, Role, Samples, per_sample
+from plait.dataflow import Level, Role, Samples, carried, per_batch, per_sample
 from plait.dataflow.handles import ColumnHandle
 from plait.errors import FlowError
+
+
+@dataclass(frozen=True)
+class KLController:
+    """The KL of a response that the weight of the KL steers to, see `adapted_kl_coef`."""
+
+    target: float
+    horizon: int
 
 
 @dataclass(frozen=True)
@@ -22,15 +32,15 @@ class PolicyLogprobs:
     ref: ColumnHandle | None
     """Of the reference, where there is a KL."""
     start: ColumnHandle | None
-    """Of the policy that the batch begins with, where the KL is in the reward or the batch is used more than once.
-    A batch used once is on-policy: its old log-probs are the new ones."""
+    """Of the policy that the batch begins with, where the KL is measured before training or the batch is used more than
+    once. A batch used once is on-policy: its old log-probs are the new ones."""
+    kl_coef: ColumnHandle | None
+    """Weight of the KL where it adapts; None: that of the options."""
 
     @property
-    def in_reward(self) -> tuple[ColumnHandle, ColumnHandle] | None:
-        """Those of the policy and of the reference that make the KL in the reward; None where there is none."""
-        if self.ref is None or self.start is None or self.kl_in is not KLPlace.REWARD:
-            return None
-        return self.start, self.ref
+    def in_reward(self) -> bool:
+        """Whether there is a KL in the reward."""
+        return self.ref is not None and self.kl_in is KLPlace.REWARD
 
     @property
     def old(self) -> ColumnHandle | None:
@@ -39,25 +49,37 @@ class PolicyLogprobs:
 
     def off_score(self, scores: ColumnHandle, name: str) -> ColumnHandle:
         """The score of each response less its KL, where the KL is in the reward; else the scores."""
-        if self.in_reward is None:
-            return scores
-        return per_sample(subtract_kl, scores, *self.in_reward, name=name, **self._kl)
+        return self.with_kl(subtract_kl, scores, name, Level.SAMPLE) if self.in_reward else scores
 
     def to_go(self, scores: ColumnHandle, name: str) -> ColumnHandle:
         """The return from each token on, where the KL is in the reward; else the scores, the same for every token."""
-        if self.in_reward is None:
-            return scores
-        return per_sample(reward_to_go, scores, *self.in_reward, name=name, level=Level.TOKEN, **self._kl)
+        return self.with_kl(reward_to_go, scores, name, Level.TOKEN) if self.in_reward else scores
 
-    @property
-    def _kl(self) -> dict[str, object]:
-        return {"kl_coef": self.options.kl_coef, "estimator": self.options.kl_estimator}
+    def with_kl(
+        self, fn: Callable[..., Any], scores: ColumnHandle, name: str, level: Level, **constants: Any
+    ) -> ColumnHandle:
+        """`fn(score, logprobs, ref_logprobs, kl_coef=…, estimator=…)` of each sample."""
+        assert self.start is not None, "the KL in the reward is one of the policy that the batch begins with"
+        assert self.ref is not None, "there is no KL without a reference"
+        given = {"estimator": self.options.kl_estimator, **constants}
+        if self.kl_coef is not None:
+            return per_sample(fn, scores, self.start, self.ref, self.kl_coef, name=name, level=level, **given)
+        given["kl_coef"] = self.options.kl_coef
+        return per_sample(fn, scores, self.start, self.ref, name=name, level=level, **given)
 
 
 def policy_logprobs(
-    actor: Role, ref: Role | None, samples: Samples, options: PolicyOptions, kl_in: KLPlace
+    actor: Role,
+    ref: Role | None,
+    samples: Samples,
+    options: PolicyOptions,
+    kl_in: KLPlace,
+    controller: KLController | None = None,
 ) -> PolicyLogprobs:
     """Ask for the log-probs that a flow needs.
+
+    Args:
+        controller: adapts the weight of the KL, which begins at `kl_coef` and is recorded as the metric `kl_coef`.
 
     Raises:
         FlowError: `kl_coef` > 0 and nothing fills the role `ref`.
@@ -67,8 +89,29 @@ def policy_logprobs(
             "kl_coef > 0 needs the role `ref`, which nothing fills; set options.kl_coef to 0 or give a reference"
         )
     ref_logprobs = ref.logprobs(samples) if ref is not None and options.kl_coef > 0 else None
-    needed = options.updates > 1 or (ref_logprobs is not None and kl_in is KLPlace.REWARD)
-    return PolicyLogprobs(options, kl_in, ref_logprobs, actor.logprobs(samples) if needed else None)
+    measured = ref_logprobs is not None and (kl_in is KLPlace.REWARD or controller is not None)
+    start = actor.logprobs(samples) if options.updates > 1 or measured else None
+    kl_coef = None
+    if controller is not None and ref_logprobs is not None and start is not None:
+        kl_coef = _adapting(controller, options, start, ref_logprobs)
+    return PolicyLogprobs(options, kl_in, ref_logprobs, start, kl_coef)
+
+
+def _adapting(controller: KLController, options: PolicyOptions, start: ColumnHandle, ref: ColumnHandle) -> ColumnHandle:
+    kl_coef = carried("kl_coef", options.kl_coef)
+    measured = per_batch(mean_kl, start, ref, name="objective/kl", level=Level.BATCH, estimator=options.kl_estimator)
+    following = per_batch(
+        adapted_kl_coef,
+        kl_coef,
+        measured,
+        start,
+        name="next_kl_coef",
+        level=Level.BATCH,
+        target=controller.target,
+        horizon=controller.horizon,
+    )
+    kl_coef.becomes(following)
+    return kl_coef
 
 
 def train_policy(
@@ -79,13 +122,15 @@ def train_policy(
     *,
     ratio: Ratio = Ratio.TOKEN,
     keep: ColumnHandle | None = None,
+    after: int = 0,
 ) -> None:
     """Train the actor by `policy_loss`, on advantages per sample or per token.
 
     Args:
         keep: SAMPLE column; samples where it is 0 take no part.
+        after: steps at the beginning of a run in which nothing is trained.
     """
-    options = logprobs.options
+    options, in_loss = logprobs.options, logprobs.kl_in is KLPlace.LOSS
     actor.train(
         samples,
         loss=partial(
@@ -95,13 +140,15 @@ def train_policy(
             dual_clip=options.dual_clip,
             aggregation=options.aggregation,
             ratio=ratio,
-            kl_coef=options.kl_coef if logprobs.kl_in is KLPlace.LOSS else 0.0,
+            kl_coef=options.kl_coef if in_loss else 0.0,
             kl_estimator=options.kl_estimator,
         ),
         mini_batches=options.mini_batches,
         epochs=options.epochs,
         keep=keep,
+        after=after,
         advantages=advantages,
         old_logprobs=logprobs.old,
         ref_logprobs=logprobs.ref,
+        kl_coef=logprobs.kl_coef if in_loss else None,
     )

@@ -32,7 +32,7 @@ def reinforce_pp(
     if options.group_baseline:
         scores = per_group(centred, scores, name="centred_scores")
     logprobs = policy_logprobs(actor, ref, samples, options, options.kl_in)
-    if logprobs.in_reward is not None:
+    if logprobs.in_reward:
         returns = logprobs.to_go(scores, "returns")
     else:
         returns = per_sample(at_each_token, scores, samples.logprobs, name="returns", level=Level.TOKEN)

@@ -1,0 +1,132 @@
+"""PPO with a critic (Schulman et al. 2017, arXiv 1707.06347), as RLHF uses it (Ziegler et al. 2019, arXiv 1909.08593).
+
+Four roles: the actor is trained, a critic learns the value of each state, the reference holds the actor near, the
+reward scores whole responses. Advantages are GAE's, whitened over the tokens of the batch; the KL to the reference is
+in the reward of each token (k1), its weight fixed or steered to a target. Conventions are TRL's and verl's;
+`docs/algorithms.md` says where they differ.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Self
+
+import numpy as np
+from pydantic import Field, model_validator
+
+from plait.algorithms.advantages import FloatArray, scaled, token_mean, whitened
+from plait.algorithms.critic import CriticOptions, token_rewards, train_critic
+from plait.algorithms.policy import KLController, policy_logprobs, train_policy
+from plait.dataflow import Generated, Level, Prompts, Role, carried, per_batch, per_sample
+from plait.dataflow.handles import ColumnHandle
+
+
+class RewardNorm(StrEnum):
+    NONE = "none"
+    STD = "std"
+    MEAN_STD = "mean-std"
+
+
+class PPOOptions(CriticOptions):
+    kl_coef: float = Field(0.05, ge=0, description="weight of the KL to the reference; 0 needs no reference")
+    target_kl: float | None = Field(
+        None, gt=0, description="KL of a response in nats that the weight of the KL steers to; null: it stays"
+    )
+    kl_horizon: int = Field(10_000, ge=1, description="the weight changes by at most 20 % in so many responses")
+    reward_norm: RewardNorm = Field(
+        RewardNorm.NONE,
+        description="none, std (scores over their running deviation) or mean-std (centred as well)",
+    )
+    reward_clip: float | None = Field(None, gt=0, description="scores count at most this, after reward_norm")
+    missing_eos_penalty: float = Field(0.0, ge=0, description="what a truncated response costs, after reward_clip")
+    whiten_rewards: bool = Field(False, description="divide token rewards by their deviation over the batch")
+    whiten_advantages: bool = Field(True, description="standardise advantages over the tokens of the batch")
+
+    @model_validator(mode="after")
+    def _check_rewards(self) -> Self:
+        if self.whiten_rewards and self.reward_norm is not RewardNorm.NONE:
+            raise ValueError(
+                "whiten_rewards and reward_norm both divide rewards by a deviation; set `options.whiten_rewards` to "
+                "false or `options.reward_norm` to none"
+            )
+        if self.target_kl is not None and self.kl_coef == 0:
+            raise ValueError(
+                "target_kl needs a weight of the KL to begin with; set `options.kl_coef` above 0 or "
+                "`options.target_kl` to null"
+            )
+        return self
+
+    @property
+    def kl_controller(self) -> KLController | None:
+        return None if self.target_kl is None else KLController(self.target_kl, self.kl_horizon)
+
+
+def ppo(
+    prompts: Prompts, actor: Role, critic: Role, reward: Role, options: PPOOptions, ref: Role | None = None
+) -> None:
+    """The flow. The reference is called only when `kl_coef` > 0."""
+    samples = actor.generate(prompts)
+    scores = shaped_scores(reward.score(samples), samples, options)
+    logprobs = policy_logprobs(actor, ref, samples, options, options.kl_in, options.kl_controller)
+    rewards = token_rewards(samples, scores, logprobs, options, role=critic.name)
+    if options.whiten_rewards:
+        rewards = per_batch(scaled, rewards, name="whitened_rewards", level=Level.TOKEN)
+    advantages = train_critic(critic, samples, rewards, options)
+    if options.whiten_advantages:
+        advantages = per_batch(whitened, advantages, name="advantages", level=Level.TOKEN)
+    per_batch(token_mean, advantages, name=f"{critic.name}/advantages/mean", level=Level.BATCH)
+    train_policy(actor, samples, advantages, logprobs, after=options.critic_warmup_steps)
+
+
+def shaped_scores(scores: ColumnHandle, samples: Generated, options: PPOOptions) -> ColumnHandle:
+    """Scores normalised, then clipped, then less the penalty of truncated ones."""
+    if options.reward_norm is not RewardNorm.NONE:
+        moments = carried("reward_moments", (0.0, 0.0, 0.0))
+        updated = per_batch(updated_moments, moments, scores, name="next_reward_moments", level=Level.BATCH)
+        moments.becomes(updated)
+        centre = options.reward_norm is RewardNorm.MEAN_STD
+        scores = per_sample(normalised, scores, updated, name="normalised_scores", centre=centre)
+    if options.reward_clip is not None:
+        scores = per_sample(clipped, scores, name="clipped_scores", limit=options.reward_clip)
+    if options.missing_eos_penalty > 0:
+        scores = per_sample(
+            less_if_truncated,
+            scores,
+            samples.finished,
+            name="penalised_scores",
+            penalty=options.missing_eos_penalty,
+        )
+    return scores
+
+
+def updated_moments(moments: FloatArray, scores: FloatArray) -> FloatArray:
+    """Count, mean and sum of squared deviations of all scores so far and of these (Chan, Golub & LeVeque 1979).
+
+    [3], [samples] → [3]. The batch counts in what it is normalised by, as in TRL's `use_score_scaling`.
+    """
+    count, mean, squares = moments
+    if not len(scores):
+        return moments
+    total = count + len(scores)
+    shift = scores.mean() - mean
+    squares += ((scores - scores.mean()) ** 2).sum() + shift**2 * count * len(scores) / total
+    return np.array([total, mean + shift * len(scores) / total, squares])
+
+
+def normalised(score: float, moments: FloatArray, centre: bool) -> float:
+    """score / (std + 1e-8), with `centre` (score − mean) / (std + 1e-8); the deviation has ddof 1.
+
+    Divided by 1 while there are no two different scores.
+    """
+    count, mean, squares = moments
+    deviation = float(np.sqrt(squares / (count - 1))) + 1e-8 if squares > 0 else 1.0
+    return (score - mean if centre else score) / deviation
+
+
+def clipped(score: float, limit: float) -> float:
+    return min(max(score, -limit), limit)
+
+
+def less_if_truncated(score: float, finished: float, penalty: float) -> float:
+    """TRL's `missing_eos_penalty`."""
+    return score if finished else score - penalty

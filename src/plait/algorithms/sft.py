@@ -1,0 +1,39 @@
+"""SFT: supervised fine-tuning on given completions, the cross entropy of the tokens that are to be learnt.
+
+Prompt tokens are in no loss; in a conversation, neither is what others than the assistant said.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+from pydantic import Field
+
+from plait.algorithms.losses import Aggregation, LossBatch, Tensor
+from plait.algorithms.options import UpdateOptions
+from plait.dataflow import Given, Role
+
+
+class SFTOptions(UpdateOptions):
+    aggregation: Aggregation = Field(
+        Aggregation.TOKEN_MEAN, description="token-mean, seq-mean-token-mean or seq-mean-token-sum-norm"
+    )
+
+
+def sft(examples: Given, actor: Role, options: SFTOptions) -> None:
+    """The flow."""
+    actor.train(
+        examples,
+        loss=partial(cross_entropy, aggregation=options.aggregation),
+        mask=examples.trained,
+        mini_batches=options.mini_batches,
+        epochs=options.epochs,
+    )
+
+
+def cross_entropy(
+    batch: LossBatch, *, aggregation: Aggregation = Aggregation.TOKEN_MEAN, coef: float = 1.0, name: str = "actor/nll"
+) -> Tensor:
+    """coef · aggregate of −log π over the trained tokens; their mean, in nats, is the metric `name`."""
+    batch.log(name, -batch.logprobs)
+    return coef * batch.aggregate(-batch.logprobs, aggregation)
