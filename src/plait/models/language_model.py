@@ -77,11 +77,6 @@ class LanguageModel:
         """The parameter of this name in `trained_layout`."""
         return self.module.get_parameter(name) if self.own is None else self.own.parameters[name]
 
-    def requires_grad_(self, requires_grad: bool) -> None:
-        """Say whether what training may change gets gradients; what it shares with other models is left alone."""
-        for block in self.trained_layout.blocks:
-            self.trained_parameter(block.param.name).requires_grad_(requires_grad)
-
     def hidden(
         self, token_ids_T: Tensor, position_ids_T: Tensor, context: AttentionContext, *, checkpoint: bool = False
     ) -> Tensor:
