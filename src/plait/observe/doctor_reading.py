@@ -1,0 +1,102 @@
+"""What the doctor's rules work on: the numbers of a step in, a sign of something that is off out."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+from plait.observe.doctor_settings import DoctorSettings
+
+
+class Severity(StrEnum):
+    INFO = "info"
+    WARNING = "warning"
+    ERROR = "error"
+
+    @property
+    def rank(self) -> int:
+        return list(Severity).index(self)
+
+
+@dataclass(frozen=True)
+class Sign:
+    """What a rule sees in one step."""
+
+    severity: Severity | None
+    """None: noted, not yet worth a word."""
+    value: float
+    """The worse the larger, unless `badness` says how bad it is."""
+    sentence: str = ""
+    key: str = ""
+    """The recipe key to look at."""
+    badness: float | None = None
+    name: str = ""
+    """A name more precise than the rule's: the cause."""
+
+    @property
+    def how_bad(self) -> float:
+        return self.value if self.badness is None else self.badness
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """The hypothesis that explains best why engine and trainer disagree."""
+
+    cause: str
+    sentence: str
+    key: str
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How far engine and trainer may be apart in the dtype of the run."""
+
+    probs_diff: float
+    """Mean |p_trainer − p_engine|."""
+    kl: float
+    """k3 estimate, nats per token."""
+
+
+LIMITS = {
+    # verl's FAQ: below 0.005 is healthy, above 0.01 an alarm, in bfloat16. The others: a hundred times and more what
+    # two orders of summation come to in that dtype.
+    "bfloat16": Limits(0.01, 0.02),
+    "float32": Limits(1e-3, 1e-4),
+    "float64": Limits(1e-6, 1e-9),
+}
+
+DIFF = "training/rollout_probs_diff_mean"
+ROLLOUT_KL = "training/rollout_kl"
+FIRST_DIFF = f"first/{DIFF}"
+FIRST_ENTROPY = "first/actor/entropy"
+BASELINES = {FIRST_DIFF: DIFF, FIRST_ENTROPY: "actor/entropy"}
+"""Name of a baseline → metric whose first value it is."""
+
+
+@dataclass(frozen=True)
+class Reading:
+    """The numbers of one step."""
+
+    step: int
+    """Counted from 1."""
+    values: Mapping[str, float]
+    baseline: Mapping[str, float | str]
+    """What the first step showed."""
+    settings: DoctorSettings
+    limits: Limits
+    streaks: Mapping[str, int]
+    """Rule → how many steps in a row it has seen its sign, this one included if it sees it."""
+
+    def get(self, name: str) -> float | None:
+        """A finite number, or None."""
+        value = self.values.get(name)
+        return value if value is not None and math.isfinite(value) else None
+
+    def is_set(self, fact: str) -> bool:
+        return bool(self.values.get(f"doctor/{fact}"))
+
+    def first(self, name: str) -> float | None:
+        value = self.baseline.get(name)
+        return value if isinstance(value, int | float) else None
