@@ -1,0 +1,436 @@
+"""Adapters on shared weights: peft's own numbers, gradients and files; several on one base without a second copy."""
+
+from __future__ import annotations
+
+import builtins
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
+
+from plait.data.packed import pack
+from plait.data.records import Prompt
+from plait.errors import ModelError
+from plait.generation.engine import Engine, drain
+from plait.generation.noise import NoiseKey
+from plait.generation.request import Request
+from plait.generation.settings import Sampling, SamplingSettings
+from plait.models.backbone import copy_of
+from plait.models.language_model import LanguageModel, load_model, save_pretrained
+from plait.models.lora import add_lora, load_adapter, merge_lora, save_adapter, scalar_view, without_lora
+from plait.models.lora_settings import LoraSettings
+from plait.models.scalar_model import HEAD, ScalarModel, scalar_of
+from plait.models.working_weights import layout_of
+from plait.training.optimizer import MasterOptimizer
+from plait.training.settings import OptimizerSettings
+from tests.models.oracle import RAGGED, eager_logprobs, gradients, largest_error
+from tests.models.test_scalar_model import gradients as scalar_gradients
+from tests.models.test_scalar_model import hf_scores, scores_of
+from tests.models.tiny import FAMILIES, tiny, tiny_llama, tiny_model
+
+peft = pytest.importorskip("peft")
+
+RANK_4 = LoraSettings(rank=4)
+
+
+def stirred(view: Any, seed: int = 0) -> Any:
+    """The view with A and B far from their start."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for param in view.own.parameters.values():
+            param.copy_(torch.randn(param.shape, generator=generator) * 0.1)
+    return view
+
+
+def logprobs_of(model: LanguageModel, **options: Any) -> Tensor:
+    with torch.no_grad():
+        return model.logprobs(pack(RAGGED), 1.0, **options)[0]
+
+
+def in_peft(view: LanguageModel, module: Any) -> Any:
+    """A PeftModel on a fresh module, by peft's public way, with the view's A and B."""
+    targets = sorted({name.split(".lora_")[0].rpartition(".")[2] for name in view.own.parameters})
+    config = peft.LoraConfig(r=4, lora_alpha=8, target_modules=targets)
+    model = peft.get_peft_model(module, config, autocast_adapter_dtype=False)
+    state = {f"base_model.model.{name}": param.detach().clone() for name, param in view.own.parameters.items()}
+    loaded = peft.set_peft_model_state_dict(model, state)
+    assert not loaded.unexpected_keys
+    return model.eval()
+
+
+def kept_bytes(*models: Any) -> int:
+    """Bytes of all distinct storages under the models' parameters."""
+    storages = [param.untyped_storage() for model in models for param in model.module.parameters()]
+    return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
+
+
+def engine_of(model: LanguageModel) -> Engine:
+    return Engine(model, SamplingSettings(max_running=4, max_prefill_tokens=64))
+
+
+# --- numbers -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_fresh_adapter_changes_no_bit_and_a_trained_one_is_pefts(family: str) -> None:
+    model = tiny_model(family)
+    before = logprobs_of(model)
+    view = add_lora(model, RANK_4, name="actor", seed=1)
+    assert torch.equal(logprobs_of(view), before)
+    stirred(view)
+    module = in_peft(view, tiny(family))
+    expected = eager_logprobs(module, RAGGED)
+    got = view.logprobs(pack(RAGGED), 1.0)
+    assert (got[0] - before).abs().max() > 1e-2
+    torch.testing.assert_close(got[0], expected[0], rtol=0, atol=1e-6)
+    theirs = gradients(module, *expected)
+    mine = gradients(view.module, *got)
+    strip = {name.removeprefix("base_model.model.").replace(".default.", "."): grad for name, grad in theirs.items()}
+    assert largest_error({name.replace(".actor.", "."): grad for name, grad in mine.items()}, strip) < 1e-6
+    assert len(mine) == len(view.trained_layout.blocks)
+    assert torch.equal(logprobs_of(model), before)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_adapters_compute_in_the_compute_dtype(dtype: torch.dtype) -> None:
+    model = tiny_llama(dtype, weight_scale=0.05)
+    before = logprobs_of(model)
+    view = add_lora(model, RANK_4, name="actor", seed=1)
+    assert torch.equal(logprobs_of(view), before)
+    assert view.trained_weights.dtype == dtype
+    assert not torch.equal(logprobs_of(stirred(view)), before)
+
+
+def test_alpha_and_targets_are_the_settings(tmp_path: Path) -> None:
+    settings = LoraSettings(rank=2, alpha=3.0, target_modules=("q_proj", "down_proj"))
+    view = stirred(add_lora(tiny_llama(), settings, name="a", seed=0))
+    assert {name.split(".")[-3] for name in view.own.parameters} == {"q_proj", "down_proj"}
+    weight = view.module.get_parameter("model.layers.1.mlp.down_proj.weight")
+    key = "model.layers.1.mlp.down_proj.lora_"
+    delta = 1.5 * view.trained_parameter(f"{key}B.weight") @ view.trained_parameter(f"{key}A.weight")
+    merged = merge_lora(view).module.get_parameter("model.layers.1.mlp.down_proj.weight")
+    torch.testing.assert_close(merged, weight + delta, rtol=0, atol=1e-12)
+    save_adapter(view, tmp_path / "it")
+    config = json.loads((tmp_path / "it" / "adapter_config.json").read_text())
+    assert (config["r"], config["lora_alpha"], sorted(config["target_modules"])) == (2, 3, ["down_proj", "q_proj"])
+
+
+def test_greedy_generation_is_that_of_the_unmerged_model_in_peft() -> None:
+    view = stirred(add_lora(tiny_llama(), RANK_4, name="actor", seed=1), seed=3)
+    prompts = ([5, 6, 7, 8], [40, 41, 42], [9])
+    said = []
+    for model in (view, without_lora(view)):
+        engine = engine_of(model)
+        for uid, ids in enumerate(prompts):
+            sampling = Sampling(temperature=0.0, max_tokens=12)
+            engine.add(Request(Prompt(uid, "", tuple(ids)), 1, sampling, NoiseKey(0, 0)))
+        said.append({sample.prompt.uid: list(sample.token_ids) for sample in drain(engine)})
+    module = in_peft(view, tiny("llama"))
+    for uid, ids in enumerate(prompts):
+        row = torch.tensor([ids])
+        out = module.generate(input_ids=row, attention_mask=torch.ones_like(row), max_new_tokens=12, do_sample=False)
+        assert out[0, len(ids) :].tolist() == said[0][uid]
+    assert said[0] != said[1]
+
+
+def test_engines_of_two_views_step_by_turns() -> None:
+    """Each decode step of one comes between two of the other."""
+    model = tiny_llama()
+    views = [stirred(add_lora(model, RANK_4, name=name, seed=1), seed) for seed, name in enumerate("ab")]
+
+    def engines() -> list[Engine]:
+        made = [engine_of(view) for view in (*views, model)]
+        for engine in made:
+            engine.add(Request(Prompt(0, "", (5, 6, 7)), 2, Sampling(max_tokens=8), NoiseKey(3, 0)))
+        return made
+
+    apart = [sorted((s.index, s.token_ids) for s in drain(engine)) for engine in engines()]
+    together: list[list[Any]] = [[], [], []]
+    turns = engines()
+    while any(engine.has_work for engine in turns):
+        for engine, out in zip(turns, together, strict=True):
+            out += [(s.index, s.token_ids) for s in engine.step()] if engine.has_work else []
+    assert [sorted(out) for out in together] == apart
+    assert apart[0] != apart[1] != apart[2]
+
+
+# --- several on one base -----------------------------------------------------------------------------------------
+
+
+def test_actor_critic_reward_and_reference_share_one_copy_of_the_weights() -> None:
+    base = tiny_llama(torch.bfloat16)
+    before, weights_bytes = kept_bytes(base), base.weights.nbytes
+    assert before == weights_bytes
+    actor = add_lora(base, RANK_4, name="actor", seed=0)
+    critic = add_lora(scalar_view(actor, seed=1), RANK_4, name="critic", seed=0)
+    reward = add_lora(scalar_view(base, seed=2), RANK_4, name="reward", seed=0)
+    reference = without_lora(actor)
+    assert reference is base
+    assert isinstance(critic, ScalarModel)
+    own = [view.trained_weights for view in (actor, critic, reward)]
+    for view in (actor, critic, reward):
+        assert view.weights is base.weights
+        at = view.module.get_parameter("model.layers.0.self_attn.q_proj.weight")
+        assert at.untyped_storage().data_ptr() == base.weights.untyped_storage().data_ptr()
+        for block, start, _ in view.trained_layout.entries:
+            param = view.trained_parameter(block.param.name)
+            assert param.data_ptr() == view.trained_weights.data_ptr() + start * 2
+            assert any(param is other for other in view.module.parameters())
+    assert kept_bytes(actor, critic, reward, reference) == weights_bytes + sum(w.nbytes for w in own)
+    assert len({w.data_ptr() for w in own}) == 3
+    names = {block.param.name for block in critic.trained_layout.blocks}
+    assert names == {block.param.name for block in actor.trained_layout.blocks} | {HEAD}
+
+
+@pytest.mark.parametrize("checkpoint", [False, True])
+def test_forwards_and_backwards_of_several_views_interleave(checkpoint: bool) -> None:
+    """The backward of one, with recomputed layers, comes after the forwards of the others."""
+    base = tiny_llama()
+    actor = stirred(add_lora(base, RANK_4, name="actor", seed=0), 1)
+    critic = stirred(add_lora(scalar_view(base, seed=1), RANK_4, name="critic", seed=0), 2)
+    batch = pack(RAGGED)
+    alone = gradients(actor.module, *actor.logprobs(batch, 1.0))
+    critic_alone = scalar_gradients(critic.module, *critic.values_and_scores(batch))
+    assert len(alone) + 1 == len(critic_alone)
+
+    first = actor.logprobs(batch, 1.0, checkpoint=checkpoint)
+    reference = logprobs_of(base)
+    second = critic.values_and_scores(batch, checkpoint=checkpoint)
+    assert torch.equal(logprobs_of(without_lora(actor)), reference)
+    mine = gradients(actor.module, *first)
+    assert all(torch.equal(mine[name], alone[name]) for name in alone)
+    assert torch.equal(logprobs_of(base), reference)
+    theirs = scalar_gradients(critic.module, *second)
+    assert all(torch.equal(theirs[name], critic_alone[name]) for name in critic_alone)
+    assert alone.keys() == mine.keys()
+
+
+def test_an_adapter_that_is_on_is_not_switched_again() -> None:
+    base = tiny_llama()
+    view = add_lora(base, RANK_4, name="a", seed=0)
+    logprobs_of(view)
+    layer = view.module.base_model.layers[0].self_attn.q_proj
+    active = layer._active_adapter
+    logprobs_of(view)
+    assert layer._active_adapter is active
+    logprobs_of(base)
+    assert layer._active_adapter == []
+
+
+def test_a_critic_of_its_own_backbone_has_an_adapter_and_its_head() -> None:
+    model = scalar_of(tiny_llama(), seed=0)
+    before = scores_of(model, RAGGED)
+    view = add_lora(model, RANK_4, name="critic", seed=0)
+    assert torch.equal(scores_of(view, RAGGED), before)
+    mine = scalar_gradients(view.module, *view.values_and_scores(pack(RAGGED)))
+    assert len(mine) == len(view.trained_layout.blocks) == 2 * 14 + 1
+    assert not torch.equal(scores_of(stirred(view), RAGGED), before)
+    assert torch.equal(scores_of(without_lora(view), RAGGED), before)
+    assert torch.equal(scores_of(copy_of(view), RAGGED), scores_of(view, RAGGED))
+    torch.testing.assert_close(scores_of(merge_lora(view), RAGGED), scores_of(view, RAGGED), rtol=0, atol=1e-9)
+
+
+def test_training_moves_the_adapter_and_nothing_else() -> None:
+    base = tiny_llama(torch.bfloat16)
+    frozen, reference = base.weights.clone(), logprobs_of(base)
+    actor = add_lora(base, RANK_4, name="actor", seed=0)
+    other = stirred(add_lora(base, RANK_4, name="other", seed=0))
+    others = other.trained_weights.clone()
+    optimizer = MasterOptimizer(actor, OptimizerSettings(learning_rate=1e-2), total_steps=2)
+    start = actor.trained_weights.clone()
+    for _ in range(2):  # B alone moves in the first step: the gradient of A goes through B
+        optimizer.zero_gradients()
+        with optimizer.collecting_gradients():
+            actor.logprobs(pack(RAGGED), 1.0)[0].sum().backward()
+        optimizer.step(loss_is_finite=True)
+    for block, begin, stop in actor.trained_layout.entries:
+        assert not torch.equal(actor.trained_weights[begin:stop], start[begin:stop]), block.param.name
+    assert optimizer.masters.dtype == torch.float32
+    assert torch.equal(base.weights, frozen)
+    assert torch.equal(other.trained_weights, others)
+    assert torch.equal(logprobs_of(base), reference)
+    assert not torch.equal(logprobs_of(actor), reference)
+
+
+def test_copies_and_layouts_see_through_the_wrapped_layers() -> None:
+    base, plain = tiny_model("qwen2"), tiny_model("qwen2")
+    view = stirred(add_lora(base, RANK_4, name="actor", seed=0))
+    assert layout_of(base.module) == plain.layout
+    assert torch.equal(base.trained_parameter("model.layers.0.self_attn.q_proj.bias"),
+                       plain.module.model.layers[0].self_attn.q_proj.bias)  # fmt: skip
+    twin, copied = copy_of(base), copy_of(view)
+    assert torch.equal(twin.weights, plain.weights)
+    assert {name for name, _ in twin.module.named_modules()} == {name for name, _ in plain.module.named_modules()}
+    expected = logprobs_of(view)
+    with torch.no_grad():
+        view.trained_weights.zero_()
+        base.weights.zero_()
+    assert torch.equal(logprobs_of(copied), expected)
+    assert torch.equal(logprobs_of(twin), logprobs_of(plain))
+    assert not any(param.requires_grad for param in copied.module.parameters())
+    assert scalar_of(view, seed=1).layout == scalar_of(plain, seed=1).layout
+
+
+# --- the start ---------------------------------------------------------------------------------------------------
+
+
+def test_a_is_keyed_by_seed_and_name_and_b_is_zero() -> None:
+    torch.manual_seed(1)
+    state = torch.get_rng_state()
+    views = {key: add_lora(tiny_llama(), RANK_4, name=key[0], seed=key[1]) for key in (("a", 1), ("a", 2), ("b", 1))}
+    again = add_lora(tiny_llama(), RANK_4, name="a", seed=1)
+    assert torch.equal(torch.get_rng_state(), state)
+    weights = [view.trained_weights for view in views.values()]
+    assert torch.equal(again.trained_weights, weights[0])
+    assert not torch.equal(weights[0], weights[1])
+    assert not torch.equal(weights[0], weights[2])
+    drawn = [param for name, param in again.own.parameters.items() if ".lora_A." in name]
+    assert not any(param.any() for name, param in again.own.parameters.items() if ".lora_B." in name)
+    assert len({param[0, 0].item() for param in drawn}) == len(drawn)
+    for param in drawn:
+        bound = param.shape[1] ** -0.5
+        assert param.abs().max() <= bound
+        assert param.abs().max() > 0.9 * bound
+
+
+def test_adapters_are_cut_where_their_layers_are() -> None:
+    view = add_lora(tiny_model("phi3", dtype=torch.float32), RANK_4, name="a", seed=0)
+    params = {block.param.name.removeprefix("model.layers.1."): block.param for block in view.trained_layout.blocks}
+    hosts = {block.param.name.removeprefix("model.layers.1."): block.param for block in view.layout.blocks}
+    assert hosts["mlp.gate_up_proj.weight"].cut == 0
+    assert params["mlp.gate_up_proj.lora_B.weight"].cut == 0
+    assert params["mlp.gate_up_proj.lora_B.weight"].sections == hosts["mlp.gate_up_proj.weight"].sections
+    assert params["mlp.gate_up_proj.lora_A.weight"].cut is None
+    assert hosts["mlp.down_proj.weight"].cut == 1
+    assert params["mlp.down_proj.lora_A.weight"].cut == 1
+    assert params["mlp.down_proj.lora_B.weight"].cut is None
+    assert {param.layer for param in params.values()} == {0, 1}
+
+
+def test_of_a_mixture_of_experts_the_rest_is_adapted() -> None:
+    view = add_lora(tiny_model("deepseek_v3", dtype=torch.float32), RANK_4, name="a", seed=0)
+    assert {name.split(".")[-3] for name in view.own.parameters} == {
+        "q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj", "o_proj"
+    }  # fmt: skip
+
+
+def test_an_unknown_target_names_the_known_ones() -> None:
+    settings = LoraSettings(rank=4, target_modules=("q_proj", "lm_head"))
+    with pytest.raises(ModelError, match=r"^lora\.target_modules: expected names among down_proj, .*found lm_head"):
+        add_lora(tiny_llama(), settings, name="a", seed=0)
+
+
+def test_without_peft_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = builtins.__import__
+
+    def no_peft(name: str, *rest: Any, **options: Any) -> Any:
+        if name == "peft":
+            raise ImportError(name)
+        return real(name, *rest, **options)
+
+    monkeypatch.setattr(builtins, "__import__", no_peft)
+    with pytest.raises(ModelError, match=r"install plait\[lora\]"):
+        add_lora(tiny_llama(), RANK_4, name="a", seed=0)
+
+
+# --- folders -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("family", ["llama", "mixtral", "gpt2", "deepseek_v3", "cohere"])
+def test_a_saved_adapter_is_the_same_in_peft_and_read_again(family: str, tmp_path: Path) -> None:
+    base = tiny_model(family, dtype=torch.float32, weight_scale=0.05)
+    view = stirred(add_lora(base, RANK_4, name="actor", seed=0))
+    save_pretrained(base, tmp_path / "base")
+    save_adapter(view, tmp_path / "adapter")
+    expected = logprobs_of(view)
+    theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "base", attn_implementation="eager")
+    theirs = peft.PeftModel.from_pretrained(theirs, tmp_path / "adapter").eval()
+    with torch.no_grad():
+        torch.testing.assert_close(eager_logprobs(theirs, RAGGED)[0], expected, rtol=0, atol=1e-4)
+    assert torch.equal(logprobs_of(load_model(str(tmp_path / "base"), dtype="float32")), logprobs_of(base))
+    again = load_adapter(tiny_model(family, dtype=torch.float32, weight_scale=0.05), tmp_path / "adapter", name="x")
+    assert torch.equal(logprobs_of(again), expected)
+    assert again.trained_layout == view.trained_layout
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2", "qwen2"])
+def test_a_merged_export_is_a_plain_model(family: str, tmp_path: Path) -> None:
+    base = tiny_model(family, dtype=torch.float32, weight_scale=0.05)
+    view = stirred(add_lora(base, RANK_4, name="actor", seed=0))
+    stirred(add_lora(base, RANK_4, name="other", seed=0), seed=9)
+    save_pretrained(view, tmp_path / "it")
+    expected = logprobs_of(view)
+    merged = load_model(str(tmp_path / "it"), dtype="float32")
+    torch.testing.assert_close(logprobs_of(merged), expected, rtol=0, atol=1e-4)
+    assert torch.equal(merged.weights, merge_lora(view).weights)
+    assert merged.layout == base.layout
+    assert (expected - logprobs_of(base)).abs().max() > 1e-2
+
+
+def test_a_scalar_adapter_carries_its_head_to_peft(tmp_path: Path) -> None:
+    base = tiny_llama(torch.float32, weight_scale=0.05)
+    under = scalar_view(base, seed=1)
+    view = stirred(add_lora(under, RANK_4, name="reward", seed=0))
+    save_pretrained(under, tmp_path / "base")
+    save_adapter(view, tmp_path / "adapter")
+    save_pretrained(view, tmp_path / "merged")
+    expected = scores_of(view, RAGGED)
+    theirs = AutoModelForSequenceClassification.from_pretrained(tmp_path / "base", attn_implementation="eager")
+    theirs = peft.PeftModel.from_pretrained(theirs, tmp_path / "adapter").eval()
+    samples = [[*prompt, *response] for prompt, responses in RAGGED for response in responses]
+    with torch.no_grad():
+        got = torch.cat([theirs(input_ids=torch.tensor([ids])).logits[0] for ids in samples])
+    torch.testing.assert_close(got, expected, rtol=0, atol=1e-4)
+    torch.testing.assert_close(hf_scores(tmp_path / "merged", RAGGED), expected, rtol=0, atol=1e-4)
+    other = scalar_view(tiny_llama(torch.float32, weight_scale=0.05), seed=5)
+    assert torch.equal(scores_of(load_adapter(other, tmp_path / "adapter", name="x"), RAGGED), expected)
+
+
+def test_an_adapter_that_peft_trained_is_read(tmp_path: Path) -> None:
+    config = peft.LoraConfig(r=3, lora_alpha=12, target_modules=["v_proj", "o_proj"], task_type="CAUSAL_LM")
+    module = peft.get_peft_model(tiny("llama", dtype=torch.float32, weight_scale=0.05), config)
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for name, param in module.named_parameters():
+            if "lora_" in name:
+                param.copy_(torch.randn(param.shape, generator=generator) * 0.1)
+        expected = eager_logprobs(module.eval(), RAGGED)[0]
+    module.save_pretrained(tmp_path / "it")
+    view = load_adapter(tiny_llama(torch.float32, weight_scale=0.05), tmp_path / "it", name="x")
+    torch.testing.assert_close(logprobs_of(view), expected, rtol=0, atol=1e-4)
+    assert view.own.settings == LoraSettings(rank=3, alpha=12, target_modules=("o_proj", "v_proj"))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"use_dora": True}, "expected plain LoRA, found LoRA with use_dora"),
+        ({"peft_type": "LOHA"}, "expected plain LoRA, found LOHA"),
+        ({"r": 5}, r"does not fit this model: .* of shape \(4, 32\) in place of \(5, 32\)"),
+        ("remove", "does not fit this model: no model.layers.0.self_attn.q_proj.lora_A.weight"),
+        ("add", r"does not fit this model: an unknown model\.norm\.weight"),
+        ("file", r"should hold adapter_config\.json and adapter_model\.safetensors"),
+    ],
+)
+def test_other_adapters_are_refused_before_anything_is_changed(change: Any, message: str, tmp_path: Path) -> None:
+    save_adapter(add_lora(tiny_llama(torch.float32), RANK_4, name="a", seed=0), tmp_path / "it")
+    config, file = tmp_path / "it" / "adapter_config.json", tmp_path / "it" / "adapter_model.safetensors"
+    tensors = load_file(file)
+    if isinstance(change, dict):
+        config.write_text(json.dumps({**json.loads(config.read_text()), **change}))
+    elif change == "remove":
+        del tensors["base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight"]
+        save_file(tensors, file)
+    elif change == "add":
+        save_file({**tensors, "base_model.model.model.norm.weight": torch.zeros(32)}, file)
+    else:
+        file.unlink()
+    model = tiny_llama(torch.float32)
+    with pytest.raises(ModelError, match=message):
+        load_adapter(model, tmp_path / "it", name="x")
+    assert not any("lora" in name for name, _ in model.module.named_modules())
