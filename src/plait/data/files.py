@@ -115,7 +115,7 @@ def _saved_records(path: Path, split: str | None, key: str) -> Iterable[Record]:
     datasets = _import_datasets(f"`{key}`: `{path}` is a folder that `datasets` saved")
     try:
         loaded = datasets.load_from_disk(str(path))
-    except (OSError, ValueError, TypeError, KeyError) as error:
+    except (OSError, ValueError, TypeError, LookupError) as error:
         raise DataError(f"`{key}`: `{path}` cannot be read by `datasets`: {_first_line(error)}") from None
     if isinstance(loaded, datasets.Dataset):
         if split is not None:

@@ -222,7 +222,8 @@ def clean_reviews(table: io.TextIOBase | Iterator[str]) -> Iterator[Review]:
             yield review
 
 
-_TAG = re.compile(r"</?(?:br|hr|i|b|em|p)\b[^<>]{0,4}>", re.IGNORECASE)
+_BREAK = re.compile(r"</?(?:br|hr|p)\b[^<>]{0,4}>", re.IGNORECASE)
+_STYLE = re.compile(r"</?(?:i|b|em)>", re.IGNORECASE)
 _CP1252 = {code: bytes([code]).decode("cp1252", errors="ignore") for code in range(0x80, 0xA0)}
 """Windows' punctuation, which the package holds as control characters."""
 
@@ -234,7 +235,7 @@ def clean_text(text: str, *, tokenised: bool) -> str:
         tokenised: punctuation stands between spaces, as in Rotten Tomatoes' reviews (`bleak , to say nothing`); it is
             put back where a writer has it.
     """
-    text = _TAG.sub(" ", text).translate(_CP1252)
+    text = _STYLE.sub("", _BREAK.sub(" ", text)).translate(_CP1252)
     text = " ".join("".join(letter if letter.isprintable() else " " for letter in text).split())
     if tokenised:
         text = re.sub(r'" ([^"]+) "', r'"\1"', text)
