@@ -31,10 +31,17 @@ def kl(d: float, how: str) -> tuple[float, float]:
     raise AssertionError(how)
 
 
-def surrogate(logp: float, old: float, advantage: float, low: float, high: float) -> tuple[float, float]:
-    """−min(ρA, clip(ρ)A) and its derivative by logp: −ρA where the unclipped term is the smaller, else 0."""
+def surrogate(
+    logp: float, old: float, advantage: float, low: float, high: float, dual: float | None = None
+) -> tuple[float, float]:
+    """−min(ρA, clip(ρ)A) and its derivative by logp: −ρA where the unclipped term is the smaller, else 0.
+
+    With a dual clip the loss of a negative advantage is at most −dual · A, and flat there.
+    """
     ratio = math.exp(logp - old)
     clipped = min(max(ratio, 1 - low), 1 + high)
+    if dual is not None and advantage < 0 and -max(ratio, clipped) * advantage > -dual * advantage:
+        return -dual * advantage, 0.0
     if clipped * advantage < ratio * advantage:
         return -clipped * advantage, 0.0
     return -ratio * advantage, -ratio * advantage
@@ -65,6 +72,7 @@ def policy_loss(
     aggregation: str,
     limit: int,
     ratio: str = "token",
+    dual: float | None = None,
 ) -> tuple[float, Ragged]:
     """The loss of a whole mini-batch and its derivative by every log-prob. `advantage` has one number per token."""
     loss, gradient = 0.0, []
@@ -80,7 +88,7 @@ def policy_loss(
                 log_ratio, share = sum(log_ratios) / length, [1 / length] * length
             else:
                 log_ratio, share = sum(log_ratios), [1.0] * length
-            value, slope = surrogate(log_ratio, 0.0, advantage[i][t], low, high)
+            value, slope = surrogate(log_ratio, 0.0, advantage[i][t], low, high, dual)
             loss += weight * value
             for u in range(length):
                 slopes[u] += weight * slope * share[u]
@@ -132,3 +140,74 @@ def grpo(
     """`policy_loss` with one advantage per sample."""
     spread = [[a] * len(tokens) for a, tokens in zip(advantage, logprobs, strict=True)]
     return policy_loss(logprobs, old, ref, spread, **settings)
+
+
+def gae(rewards: list[float], values: list[float], after: float, gamma: float, lam: float) -> list[float]:
+    """The sum of the definition, one power at a time."""
+    n = len(rewards)
+    following = [*values[1:], after]
+    deltas = [rewards[t] + gamma * following[t] - values[t] for t in range(n)]
+    return [sum((gamma * lam) ** (u - t) * deltas[u] for u in range(t, n)) for t in range(n)]
+
+
+def monte_carlo(rewards: list[float], after: float, gamma: float) -> list[float]:
+    """Discounted returns from each token on, and what follows the last one."""
+    n = len(rewards)
+    return [sum(gamma ** (u - t) * rewards[u] for u in range(t, n)) + gamma ** (n - t) * after for t in range(n)]
+
+
+def explained_variance(returns: list[float], values: list[float]) -> float:
+    def variance(numbers: list[float]) -> float:
+        mean = sum(numbers) / len(numbers)
+        return sum((x - mean) ** 2 for x in numbers) / (len(numbers) - 1)
+
+    return 1 - variance([g - v for g, v in zip(returns, values, strict=True)]) / (variance(returns) + 1e-5)
+
+
+def value_loss(
+    values: list[float], old: list[float], returns: list[float], mask: list[float], clip: float | None
+) -> tuple[float, list[float], float]:
+    """The loss of a mini-batch, its derivative by every value, and the share of tokens where the clip decides."""
+    count = sum(mask)
+    loss, slopes, clips = 0.0, [], 0
+    for v, o, g, m in zip(values, old, returns, mask, strict=True):
+        near = v if clip is None else min(max(v, o - clip), o + clip)
+        plain, clipped = (v - g) ** 2, (near - g) ** 2
+        flat = clipped > plain
+        clips += flat and m > 0
+        loss += m * max(plain, clipped) / 2 / count
+        slopes.append(0.0 if flat else m * (v - g) / count)
+    return loss, slopes, clips / count
+
+
+def log_sigmoid(x: float) -> float:
+    return -math.log1p(math.exp(-x)) if x > 0 else x - math.log1p(math.exp(x))
+
+
+def sigmoid(x: float) -> float:
+    return math.exp(log_sigmoid(x))
+
+
+def bradley_terry(chosen: float, rejected: float, margin: float, centre: float) -> tuple[float, float, float]:
+    """The loss of a pair and its derivatives by both scores."""
+    wrong = sigmoid(-(chosen - rejected - margin))
+    pull = 2 * centre * (chosen + rejected)
+    return -log_sigmoid(chosen - rejected - margin) + centre * (chosen + rejected) ** 2, pull - wrong, pull + wrong
+
+
+def dpo(
+    chosen: float, rejected: float, tokens: tuple[int, int], how: str, beta: float, smoothing: float
+) -> tuple[float, float, float]:
+    """The loss of a pair from both log-ratios, and its derivatives by them."""
+    h = chosen - rejected
+    if how == "hinge":
+        return max(0.0, 1 - beta * h), -beta * (beta * h < 1), beta * (beta * h < 1)
+    if how == "ipo":
+        gap = chosen / tokens[0] - rejected / tokens[1] - 1 / (2 * beta)
+        return gap**2, 2 * gap / tokens[0], -2 * gap / tokens[1]
+    right, wrong, scale = 1 - smoothing, smoothing, 1.0
+    if how == "robust":
+        wrong, scale = -smoothing, 1 / (1 - 2 * smoothing)
+    loss = -right * log_sigmoid(beta * h) - wrong * log_sigmoid(-beta * h)
+    slope = beta * (-right * sigmoid(-beta * h) + wrong * sigmoid(beta * h))
+    return scale * loss, scale * slope, -scale * slope

@@ -1,0 +1,104 @@
+"""Run a loss on made-up outputs of a model, over any split into micro-batches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+
+from plait.training.loss_batch import MicroBatchLoss, MiniBatchTotals, TokenMeans
+
+Array = np.ndarray[Any, np.dtype[np.float64]]
+
+
+@dataclass(frozen=True)
+class Outputs:
+    """What a model said of a mini-batch: `logprobs` [R] of a language model, or `values` [R] and `scores` [N]."""
+
+    lengths: Sequence[int]
+    logprobs: Array | None = None
+    values: Array | None = None
+    scores: Array | None = None
+    mask: Array | None = None
+    samples: Sequence[tuple[int, int]] | None = None
+    """(prompt, index); None: each of its own prompt."""
+    max_response_tokens: int = 7
+
+    @property
+    def ids(self) -> Sequence[tuple[int, int]]:
+        return [(i, 0) for i in range(len(self.lengths))] if self.samples is None else self.samples
+
+    @property
+    def totals(self) -> MiniBatchTotals:
+        """Counted here a second time, sample by sample."""
+        mask = np.ones(sum(self.lengths)) if self.mask is None else self.mask
+        trained, start = [], 0
+        for length in self.lengths:
+            trained.append(int(sum(mask[start : start + length])))
+            start += length
+        groups: dict[int, list[int]] = {}
+        for (uid, _), count in zip(self.ids, trained, strict=True):
+            groups.setdefault(uid, []).append(count)
+        pairs = sum(len(counts) == 2 and min(counts) > 0 for counts in groups.values())
+        return MiniBatchTotals(sum(trained), sum(n > 0 for n in trained), self.max_response_tokens, pairs)
+
+
+@dataclass
+class Result:
+    loss: float = 0.0
+    gradients: dict[str, list[float]] = field(default_factory=lambda: {"logprobs": [], "values": [], "scores": []})
+    metrics: dict[str, float] = field(default_factory=dict)
+
+
+def run_loss(
+    loss: Callable[..., torch.Tensor], outputs: Outputs, columns: Mapping[str, Array] | None = None, cut: int = 0
+) -> Result:
+    """Loss, its gradient by what the model said, and metrics. Samples from `cut` on are a second micro-batch.
+
+    Args:
+        columns: [R] each, or a number for the whole batch.
+    """
+    result = Result()
+    means = TokenMeans(outputs.totals.tokens)
+    for part in (slice(0, cut), slice(cut, len(outputs.lengths))):
+        if part.start == part.stop:
+            continue
+        tokens = slice(sum(outputs.lengths[: part.start]), sum(outputs.lengths[: part.stop]))
+        given = {
+            "logprobs": _leaf(outputs.logprobs, tokens),
+            "values": _leaf(outputs.values, tokens),
+            "scores": _leaf(outputs.scores, part),
+        }
+        batch = MicroBatchLoss(
+            given["logprobs"],
+            None,
+            torch.zeros(tokens.stop - tokens.start, dtype=torch.float64),
+            outputs.lengths[part],
+            outputs.totals,
+            means,
+            values_R=given["values"],
+            scores_N=given["scores"],
+            mask_R=None if outputs.mask is None else torch.tensor(outputs.mask[tokens], dtype=torch.float64),
+            samples=outputs.ids[part],
+        )
+        share = loss(
+            batch,
+            **{
+                name: torch.tensor(column[tokens] if np.ndim(column) else column, dtype=torch.float64)
+                for name, column in (columns or {}).items()
+            },
+        )
+        share.backward()
+        result.loss += float(share.detach())
+        for name, leaf in given.items():
+            if leaf is not None:
+                result.gradients[name] += (torch.zeros_like(leaf) if leaf.grad is None else leaf.grad).tolist()
+    result.metrics = means.result()
+    return result
+
+
+def _leaf(values: Array | None, part: slice) -> torch.Tensor | None:
+    return None if values is None else torch.tensor(values[part], dtype=torch.float64, requires_grad=True)
