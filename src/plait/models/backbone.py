@@ -9,7 +9,7 @@ Shapes: T tokens of a packed row, H hidden size.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
@@ -28,7 +28,8 @@ class Backbone:
 
     def __init__(self, module: Any) -> None:
         self.module = module
-        self._adapted: tuple[Any, ...] = ()
+        self._adapted: tuple[tuple[dict[str, Any], frozenset[str]], ...] = ()
+        """Of each layer that carries adapters: its attributes, the names of its adapters."""
         self._active: str | None = None
 
     def hidden(
@@ -58,14 +59,14 @@ class Backbone:
         """Add this adapter, and no other, to the weights from now on; nothing to do where it is on already."""
         if adapter == self._active:
             return
-        for layer in self._adapted:
-            # peft's own `set_adapter` would also decide which adapters are trained.
-            layer._active_adapter = [adapter] if adapter in layer.lora_A else []
+        for attributes, names in self._adapted:
+            # peft's own `set_adapter` would also decide which adapters are trained, and takes far longer.
+            attributes["_active_adapter"] = [adapter] if adapter in names else []
         self._active = adapter
 
-    def adapted(self, layers: tuple[Any, ...]) -> None:
+    def adapted(self, layers: Iterable[Any]) -> None:
         """These layers (peft's) hold adapters now, those of earlier calls among them; none is on."""
-        self._adapted = layers
+        self._adapted = tuple((vars(layer), frozenset(layer.lora_A)) for layer in layers)
         self._active = ""
         self.activate(None)
 

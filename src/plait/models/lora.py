@@ -59,7 +59,7 @@ def add_lora(model: Model, settings: LoraSettings, *, name: str, seed: int) -> M
     base = without_lora(model)
     decoder = base.module.base_model
     _inject(decoder, settings, name)
-    base.backbone.adapted(tuple(adapted_layers(decoder).values()))
+    base.backbone.adapted(adapted_layers(decoder).values())
     for block in base.layout.blocks:
         _parameter_of(base, block.param.name).requires_grad_(False)
     layers = {at: layer for at, layer in adapted_layers(decoder).items() if name in layer.lora_A}

@@ -196,8 +196,8 @@ def scalar_of(model: LanguageModel, *, seed: int, head_std: float | None = None)
     Args:
         seed: of the head's draw; no global random state is read or moved.
         head_std: standard deviation of the head's weights, drawn from a normal distribution. None: 1 / sqrt(H + 1), as
-            reward heads since Ziegler et al. 2019 (arXiv 1909.08593; Huang et al. 2024, arXiv 2403.17031, §4). 0: every
-            output is 0 at first, as value heads there.
+            reward heads since Ziegler et al. 2019 (arXiv 1909.08593; Huang et al. 2024, arXiv 2403.17031): scores are
+            then about as large as an entry of a hidden state. 0: every output is 0 at first, as value heads there.
     """
     view = scalar_view(model, seed=seed, head_std=head_std)
     layout = layout_of(view.module)
