@@ -232,10 +232,10 @@ def test_a_killed_run_resumes_exactly(make_recipe: MakeRecipe, tmp_path: Path, n
 
         train = Executor._train
 
-        def dying(self: Executor, node: Any, state: Any) -> None:
+        def dying(self: Executor, node: Any, state: Any, **options: Any) -> Any:
             if state.step == 3:
                 os.kill(os.getpid(), signal.SIGKILL)
-            train(self, node, state)
+            return train(self, node, state, **options)
 
         Executor._train = dying  # type: ignore[method-assign]
         run(killed)

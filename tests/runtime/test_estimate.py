@@ -13,6 +13,7 @@ from plait.models.shape import ModelShape
 from plait.runtime.algorithm import load_flow, trace_algorithm
 from plait.runtime.estimate import memory_table, model_shape
 from plait.runtime.recipe import Recipe
+from plait.runtime.role_models import role_models
 from tests.models.tiny import MOE, tiny_config
 
 
@@ -35,11 +36,13 @@ def test_the_memory_of_a_run() -> None:
     recipe = Recipe.model_validate({"model": "it", "data": {"source": "x"}, "options": {"kl_coef": 0.1}})
     flow = trace_algorithm(load_flow("grpo"), recipe.options, ("actor", "ref", "reward"))
     shape = ModelShape.from_config(tiny_config("llama").to_dict())
-    table = dict(memory_table(recipe, flow, shape, max_prompt_tokens=10))
+    models = role_models(flow, recipe)
+    table = dict(memory_table(recipe, flow, models, {"it": shape}, 10))
     assert table["actor: weights (bfloat16)"] == table["ref: weights (bfloat16)"] == 2 * shape.parameters
     assert table["actor: masters, moments and gradients"] == 16 * shape.parameters
     # the logits of a chunk, their exponentials and the gradient, in float32
     assert table["logits of one chunk"] == 3 * logprobs.HEAD_CHUNK_ROWS * 320 * 4
     mixture = ModelShape.from_config(tiny_config("mixtral", **MOE).to_dict())
-    assert dict(memory_table(recipe, flow, mixture, 10))["ref: weights (bfloat16)"] == 2 * mixture.parameters
+    table = dict(memory_table(recipe, flow, models, {"it": mixture}, 10))
+    assert table["ref: weights (bfloat16)"] == 2 * mixture.parameters
     assert mixture.parameters > shape.parameters

@@ -194,7 +194,7 @@ def test_no_reward_at_all_stops_the_run(make_recipe: MakeRecipe, tmp_path: Path)
     (tmp_path / "reward.py").write_text(
         "def count_sevens(completions, **columns):\n    return [None] * len(completions)\n"
     )
-    with pytest.raises(RunError, match=r"no sample of 12 has a reward.*reward\.functions"):
+    with pytest.raises(RunError, match=r"no sample of 12 has a score from `reward`.*reward\.functions"):
         run(recipe)
 
 
@@ -213,7 +213,7 @@ WRONG: list[tuple[dict[str, Any], type[Exception], str]] = [
         r"has no `best_of_grup`; did you mean `best_of_group`",
     ),
     ({"algorithm": f"{EXAMPLES}/my_flow.py:best_of_group"}, ConfigError, r"unknown key `options\.kl_coef`"),
-    ({"reward.functions": []}, ConfigError, r"`reward\.functions` is empty"),
+    ({"reward.functions": []}, ConfigError, r"role `reward`, which nothing fills: set `reward\.functions`"),
     ({"model": "smollm2-135m-instrct"}, Exception, r"smollm2-135m-instruct"),
     ({"trackers": ["wandb"]}, ConfigError, r"trackers.*wandb"),
 ]
@@ -246,11 +246,15 @@ def test_a_flow_that_asks_too_much_of_a_role(make_recipe: MakeRecipe, tmp_path: 
         "def loss(batch): ...\n"
         "def other(prompts, actor, reward):\n"
         "    samples = reward.generate(prompts)\n    actor.train(samples, loss=loss)\n"
-        "def critics(prompts, actor, critic):\n    pass\n"
+        "def costs(prompts, actor, cost):\n"
+        "    samples = actor.generate(prompts)\n    cost.score(samples)\n    actor.train(samples, loss=loss)\n"
+        "def judges(prompts, actor, judge):\n    pass\n"
     )
-    for name, message in (
-        ("other", "role `reward` cannot `generate`"),
-        ("critics", "role `critic`, which nothing fills"),
+    for name, kind, message in (
+        ("other", FlowError, "role `reward` cannot `generate`"),
+        ("costs", ConfigError, r"role `cost`, which nothing fills: set `cost\.functions`"),
+        ("judges", FlowError, "role `judge`, which nothing fills"),
     ):
-        with pytest.raises(FlowError, match=message):
-            run(make_recipe(algorithm=f"{tmp_path}/flow.py:{name}", options={}))
+        with pytest.raises(kind, match=message):
+            functions = {} if name == "other" else {"reward.functions": []}
+            run(make_recipe(algorithm=f"{tmp_path}/flow.py:{name}", options={}, **functions))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -40,9 +41,14 @@ def _place(recipe: Recipe, outcome: Outcome) -> str:
 def _print_comparison(console: Console, recipe: Recipe, before: Evaluation | None, after: Evaluation) -> None:
     from rich.table import Table
 
-    table = Table(
-        f"{len(after.samples)} held-out items, greedy", "before", "after", box=None, pad_edge=False, header_style="bold"
-    )
+    how = "greedy" if recipe.evaluation.temperature == 0 else f"temperature {recipe.evaluation.temperature:g}"
+    title = f"{len(after.samples)} held-out items, {how}" if after.samples else "held-out items"
+    table = Table(title, "before", "after", box=None, pad_edge=False, header_style="bold")
+    if not after.samples:
+        for name in after.metrics():
+            table.add_row(name.removeprefix("eval/"), *(_number(one, name) for one in (before, after)))
+        console.print("\n", table)
+        return
     columns = (before.task if before else None, after.task)
     if after.task is not None:
         table.add_row("exact accuracy [95 % interval]", *(_share(task and task.exact) for task in columns))
@@ -52,17 +58,37 @@ def _print_comparison(console: Console, recipe: Recipe, before: Evaluation | Non
         )
     else:
         table.add_row("mean reward", *(_number(one, "eval/reward") for one in (before, after)))
+    for name in after.judged:
+        table.add_row(f"judge: mean {name}", *(_number(one, f"eval/{name}") for one in (before, after)))
     if any(one is not None and one.metrics()["eval/dropped"] for one in (before, after)):
         table.add_row(
             "items without a score, left out", *(_number(one, "eval/dropped", ".0f") for one in (before, after))
         )
     console.print("\n", table)
-    gain = after.task.gain_over(before.task) if after.task and before and before.task else None
-    if gain is not None:
-        verdict = "excludes zero" if gain.excludes(0) else "includes zero"
-        console.print(f"gain in exact accuracy, same items: [bold]{gain}[/] (95 % interval {verdict})")
-    if before is not None and recipe.evaluation.show:
-        _print_answers(console, recipe.evaluation.show, before, after)
+    if before is not None:
+        for what, gain, form in _gains(before, after):
+            verdict = "excludes zero" if gain.excludes(0) else "includes zero"
+            console.print(f"gain in {what}, same items: [bold]{form(gain)}[/] (95 % interval {verdict})")
+        if recipe.evaluation.show:
+            _print_answers(console, recipe.evaluation.show, before, after)
+
+
+def _gains(before: Evaluation, after: Evaluation) -> Iterator[tuple[str, Estimate, Callable[[Estimate], str]]]:
+    """(what, gain with its paired interval, how it is written)."""
+    from plait.rewards.statistics import paired_difference
+
+    if after.task and before.task:
+        if (gain := after.task.gain_over(before.task)) is not None:
+            yield "exact accuracy", gain, str
+    elif (gain := paired_difference(before.rewards, after.rewards)) is not None:
+        yield "reward", gain, _plainly
+    for name, scores in after.judged.items():
+        if name in before.judged and (gain := paired_difference(before.judged[name], scores)) is not None:
+            yield name, gain, _plainly
+
+
+def _plainly(estimate: Estimate) -> str:
+    return f"{estimate.value:.3f} [{estimate.low:.3f}, {estimate.high:.3f}]"
 
 
 def _print_answers(console: Console, number: int, before: Evaluation, after: Evaluation) -> None:

@@ -71,19 +71,37 @@ class Carried(ColumnHandle):
         )
 
 
-@dataclass(frozen=True)
 class Samples:
     """Handle of samples: generated, or given by the data set."""
 
-    _tracer: Tracer
-    rows: int
+    def __init__(self, tracer: Tracer, rows: int | None = None) -> None:
+        self._tracer = tracer
+        self._rows = rows
+
+    @property
+    def rows(self) -> int:
+        """Id of the node that makes them."""
+        assert self._rows is not None, "only given samples are read late"
+        return self._rows
 
 
 class Given(Samples):
     """Handle of samples that the data set gives: `examples`, or `pairs` of a chosen and a rejected response.
 
-    The two of a pair are a group: samples 0 (chosen) and 1 (rejected) of one prompt.
+    The two of a pair are a group: samples 0 (chosen) and 1 (rejected) of one prompt. They are read when the flow first
+    uses them, and not at all where an option makes it do without.
     """
+
+    def __init__(self, tracer: Tracer, name: str) -> None:
+        super().__init__(tracer)
+        self._name = name
+
+    @property
+    def rows(self) -> int:
+        if self._rows is None:
+            outputs = (("trained", Level.TOKEN),)
+            self._rows = self._tracer.add(self._name, CallKind.READ, Grain.SAMPLE, outputs=outputs).id
+        return self._rows
 
     @property
     def trained(self) -> ColumnHandle:

@@ -87,8 +87,7 @@ def trace(
         if parameter.name == "prompts":
             arguments["prompts"] = Prompts(tracer)
         elif parameter.name in GIVEN:
-            node = tracer.add(parameter.name, CallKind.READ, Grain.SAMPLE, outputs=(("trained", Level.TOKEN),))
-            arguments[parameter.name] = Given(tracer, node.id)
+            arguments[parameter.name] = Given(tracer, parameter.name)
         elif parameter.name == "options":
             arguments["options"] = options
         elif parameter.name in roles:

@@ -18,14 +18,18 @@ class OnError(StrEnum):
 
 
 class RewardSettings(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
 
     functions: tuple[str, ...] = Field(
         (),
         description="each FILE.py:FUNCTION, package.module:function, or task (the task's scorer) or well_formed; "
-        "by default task",
+        "by default task, or none where there is a model",
     )
     weights: tuple[float, ...] = Field((), description="one per function; by default 1 each")
+    model: str | None = Field(
+        None, description="a reward model: a folder or hub id with one score; alone, or beside functions"
+    )
+    model_weight: float = Field(1.0, description="weight of the model's score beside functions")
     timeout_s: float = Field(30.0, gt=0, description="wall-clock limit of one call of a function, for one group")
     workers: int = Field(1, ge=1, description="worker processes that run the functions")
     on_error: OnError = Field(

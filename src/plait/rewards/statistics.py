@@ -70,6 +70,21 @@ def paired_gain(before: Sequence[bool], after: Sequence[bool], level: float = 0.
     return Estimate(gain, low, high)
 
 
+def paired_difference(before: Sequence[float], after: Sequence[float], level: float = 0.95) -> Estimate | None:
+    """Mean difference after − before on the same items, with its interval of Student's t for paired observations.
+
+    Items with NaN on either side are left out; None where fewer than 6 remain.
+    """
+    differences = [y - x for x, y in zip(before, after, strict=True) if not (math.isnan(x) or math.isnan(y))]
+    total = len(differences)
+    if total < 6:
+        return None
+    mean = math.fsum(differences) / total
+    variance = math.fsum((d - mean) ** 2 for d in differences) / (total - 1)
+    half = _student(level, total - 1) * math.sqrt(variance / total)
+    return Estimate(mean, mean - half, mean + half)
+
+
 def pass_at_k(num_samples: int, num_correct: int, k: int) -> float:
     """Unbiased chance that one of k samples is right: 1 − C(n−c, k) / C(n, k) (Chen et al. 2021, §2.1)."""
     assert 1 <= k <= num_samples, f"pass@{k} needs at least {k} samples, got {num_samples}"
@@ -84,6 +99,16 @@ def _phi(both: int, lost: int, won: int, neither: int) -> float:
     cross = both * neither - lost * won
     corrected = max(cross - (both + lost + won + neither) / 2, 0.0) if cross > 0 else cross
     return corrected / math.sqrt(margins)
+
+
+def _student(level: float, degrees: int) -> float:
+    """Two-sided quantile of Student's t: the Cornish-Fisher expansion about the normal's z to the third order
+    (Abramowitz & Stegun 26.7.5)."""
+    z = _quantile(level)
+    first = (z**3 + z) / 4
+    second = (5 * z**5 + 16 * z**3 + 3 * z) / 96
+    third = (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384
+    return z + first / degrees + second / degrees**2 + third / degrees**3
 
 
 def _quantile(level: float) -> float:

@@ -18,6 +18,11 @@ BUILT_IN = {
     "rloo": "plait.algorithms.rloo:rloo",
     "reinforce_pp": "plait.algorithms.reinforce_pp:reinforce_pp",
     "remax": "plait.algorithms.remax:remax",
+    "ppo": "plait.algorithms.ppo:ppo",
+    "safe_rlhf": "plait.algorithms.safe_rlhf:safe_rlhf",
+    "sft": "plait.algorithms.sft:sft",
+    "reward_model": "plait.algorithms.reward_model:reward_model",
+    "dpo": "plait.algorithms.dpo:dpo",
 }
 
 

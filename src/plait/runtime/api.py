@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,17 +13,20 @@ from safetensors import SafetensorError
 
 from plait.checkpoint.store import CheckpointStore
 from plait.errors import ConfigError, RunError
-from plait.generation.engine import Engine
-from plait.models.language_model import load_model, save_pretrained
+from plait.models.language_model import load_model
+from plait.models.saving import save_pretrained
 from plait.observe.progress import Progress
 from plait.runtime.controller import Outcome
 from plait.runtime.controller import train as train_session
-from plait.runtime.evaluation import Evaluation, evaluate
+from plait.runtime.evaluation import Evaluation
+from plait.runtime.executor import Executor
 from plait.runtime.prepare import prepare
 from plait.runtime.process import set_up
 from plait.runtime.recipe import Recipe
 from plait.runtime.recipe_file import load_recipe
-from plait.runtime.session import Session, claim, open_pool
+from plait.runtime.recorder import Recorder
+from plait.runtime.roles import build_roles
+from plait.runtime.session import Session, claim, measure, open_pools
 
 
 def train(
@@ -93,17 +98,25 @@ def _flatten(name: str, value: Any) -> list[tuple[str, Any]]:
 
 
 def evaluate_model(recipe: Recipe) -> Evaluation:
-    """Answer the recipe's held-out items with its model, greedily.
+    """Measure the held-out items with the untrained model: answers to prompts, or losses of examples or pairs.
 
     Raises:
         UserError: something in the recipe cannot be used.
     """
     set_up(recipe.threads)
     prepared = prepare(recipe)
-    with Progress(0) as progress, open_pool(prepared) as pool:
-        engine = Engine(load_model(recipe.model, dtype=recipe.dtype, device=recipe.device), recipe.sampling)
+    answers = bool(prepared.held_out)
+    models = [
+        replace(one, trained=False)
+        for one in prepared.models
+        if not answers or one.role == "actor" or (one.role == "reward" and not one.trained)
+    ]
+    with Progress(0) as progress, ExitStack() as stack:
+        pools = open_pools(prepared, stack)
+        judges = pools.pop("judges", None)
+        roles = build_roles(models, prepared.flow, recipe, pools, evaluates=answers)
         progress.start()
-        return evaluate(engine, pool, prepared.held_out, recipe.sampling, progress)
+        return measure(prepared, roles, judges, Executor(prepared.flow, roles, recipe, Recorder(), progress))
 
 
 def export_checkpoint(

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 
 from plait.errors import RunError
 from plait.runtime.evaluation import Evaluation, EvaluationStopped
-from plait.runtime.executor import StepState, step_metrics
 from plait.runtime.process import resident_bytes
 from plait.runtime.recorder import seconds_by_call
 from plait.runtime.session import Session
+from plait.runtime.step import StepState
+from plait.runtime.step_metrics import step_metrics, tokens_of
 from plait.runtime.stopping import Stop, saying_what_is_good, stop_signals
 
 
@@ -50,9 +51,9 @@ def train(session: Session) -> Outcome:
         if done.step < recipe.steps:
             return Outcome(False, done.step, metrics, before)
         after = session.records.evaluation(done.step)
-        if after is None and session.prepared.held_out:
+        if after is None and session.prepared.num_held_out:
             after = evaluate(session, stop, "leaving the last evaluation, which --resume makes up for")
-        if after is None and session.prepared.held_out:
+        if after is None and session.prepared.num_held_out:
             return Outcome(False, done.step, metrics, before)
         stop.doing = "writing the final weights"
         session.export_final()
@@ -63,11 +64,11 @@ def run_step(session: Session) -> dict[str, float]:
     """One training step and all that is written of it; returns its metrics."""
     done = session.done
     started = time.perf_counter()
-    state = session.executor.run_step(done.step, session.stream.prompts(done.step))
-    done.step += 1
-    session.publish_weights()
+    state = session.begin_step()
+    session.executor.run_step(state, session.feed.draw)
+    session.end_step(state)
     metrics = finish_metrics(session, state, time.perf_counter() - started)
-    if is_due(session.recipe.evaluation.every, done.step) and session.prepared.held_out:
+    if is_due(session.recipe.evaluation.every, done.step) and session.prepared.num_held_out:
         try:
             evaluation = session.evaluate()
             session.record_evaluation(evaluation)
@@ -82,7 +83,7 @@ def run_step(session: Session) -> dict[str, float]:
 
 def evaluate(session: Session, stop: Stop, doing: str) -> Evaluation | None:
     """Evaluate and record it; None when there is nothing to evaluate on, or a stop was asked for on the way."""
-    if not session.prepared.held_out:
+    if not session.prepared.num_held_out:
         return None
     stop.doing = doing
     try:
@@ -99,12 +100,11 @@ def finish_metrics(session: Session, state: StepState, seconds: float) -> dict[s
     timeline = session.recorder.peek()
     for call, busy in seconds_by_call(timeline).items():
         metrics[f"timing_s/{call}"] = busy
-    tokens = sum(len(s.prompt.token_ids) + len(s.token_ids) for rows in state.generated.values() for s in rows.samples)
     metrics["timing_s/step"] = seconds
-    metrics["perf/throughput"] = tokens / seconds
+    metrics["perf/throughput"] = tokens_of(state) / seconds
     metrics["perf/resident_bytes"] = resident_bytes()
     metrics["training/policy_version"] = session.done.policy_version
-    metrics["training/epoch"] = session.stream.epoch(session.done.step)
+    metrics["training/epoch"] = session.feed.epoch(session.done.step)
     return metrics
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from plait.dataflow import CallKind, Dataflow
 from plait.models.hub import read_config
 from plait.models.shape import HEAD_CHUNK_ROWS, ModelShape
 from plait.runtime.recipe import Recipe
+from plait.runtime.role_models import RoleModel
 from plait.training.memory import BYTES, parameter_bytes
 
 
@@ -24,12 +26,12 @@ def model_shape(name: str) -> ModelShape:
 
 @dataclass(frozen=True)
 class Arithmetic:
-    """One step, and the run, in prompts, samples, tokens and optimizer steps. Tokens are upper bounds."""
+    """One step, and the run, in prompts, samples and tokens. Tokens are upper bounds."""
 
     prompts_per_step: int
+    """Or examples, or pairs."""
     samples_per_step: int
     max_tokens_per_step: int
-    optimizer_steps_per_step: int
     steps: int
 
     @classmethod
@@ -41,32 +43,82 @@ class Arithmetic:
                 here = prompts * (node.options["samples_per_prompt"] or recipe.samples_per_prompt)
                 samples += here
                 tokens += prompts * max_prompt_tokens + here * recipe.sampling.max_response_tokens
-        updates = sum(flow.optimizer_steps(role) for role in flow.roles)
-        return cls(prompts, samples, tokens, updates, recipe.steps)
+            elif node.kind is CallKind.READ:
+                here = prompts * (2 if node.call == "pairs" else 1)
+                samples += here
+                tokens += here * max_prompt_tokens
+        return cls(prompts, samples, tokens, recipe.steps)
 
 
-def memory_table(recipe: Recipe, flow: Dataflow, shape: ModelShape, max_prompt_tokens: int) -> list[tuple[str, int]]:
-    """(what, bytes) of one device: weights, optimizer state, KV cache, activations, logits. An estimate."""
+def memory_table(
+    recipe: Recipe,
+    flow: Dataflow,
+    models: Sequence[RoleModel],
+    shapes: Mapping[str, ModelShape],
+    longest_tokens: int,
+) -> list[tuple[str, int]]:
+    """(what, bytes) of one device: weights, optimizer state, KV cache, activations, logits. An estimate.
+
+    Args:
+        models: which model each role begins as.
+        longest_tokens: of the prompts; where nothing is generated, of the given samples.
+    """
+    rows = _adapted_rows(recipe, models, shapes) if recipe.lora.rank > 0 else _whole_rows(recipe, models, shapes)
+    shape = shapes[recipe.model]
     width = BYTES[recipe.dtype]
-    count = shape.parameters
-    rows: list[tuple[str, int]] = []
-    trained = {node.role for node in flow.nodes if node.kind is CallKind.TRAIN}
-    scored = {node.role for node in flow.nodes if node.outputs and node.outputs[0].level == "token"}
-    for role in flow.roles:
-        if role not in trained | scored:
-            continue
-        per = parameter_bytes(recipe.dtype, trained=role in trained)
-        rows.append((f"{role}: weights ({recipe.dtype})", count * per.weights))
-        if role in trained:
-            rest = per.masters + per.moments + per.gradients
-            rows.append((f"{role}: masters, moments and gradients", count * rest))
-    running = min(recipe.sampling.max_running, recipe.prompts_per_step * recipe.samples_per_prompt)
-    context = max_prompt_tokens + recipe.sampling.max_response_tokens
-    kv_per_token = 2 * shape.layers * shape.kv_heads * shape.head_dim * width
-    rows.append((f"KV cache ({running} samples x {context} tokens)", running * context * kv_per_token))
-    rows.append((f"activations ({recipe.micro_batch_tokens} tokens)", _activation_bytes(recipe, shape, width)))
-    rows.append(("logits of one chunk", 3 * HEAD_CHUNK_ROWS * shape.vocabulary * 4))
+    if flow.of_kind(CallKind.GENERATE):
+        running = min(recipe.sampling.max_running, recipe.prompts_per_step * recipe.samples_per_prompt)
+        context = longest_tokens + recipe.sampling.max_response_tokens
+        kv_per_token = 2 * shape.layers * shape.kv_heads * shape.head_dim * width
+        rows.append((f"KV cache ({running} samples x {context} tokens)", running * context * kv_per_token))
+    largest = max(_activation_bytes(recipe, shapes[one.name], width) for one in models)
+    rows.append((f"activations ({recipe.micro_batch_tokens} tokens)", largest))
+    if any(not one.scalar for one in models):
+        rows.append(("logits of one chunk", 3 * HEAD_CHUNK_ROWS * shape.vocabulary * 4))
     return rows
+
+
+def _whole_rows(recipe: Recipe, models: Sequence[RoleModel], shapes: Mapping[str, ModelShape]) -> list[tuple[str, int]]:
+    """Each trained role has weights of its own; frozen ones that begin as the same share theirs."""
+    rows: list[tuple[str, int]] = []
+    frozen: dict[tuple[str, bool], list[str]] = {}
+    for one in models:
+        per, count = parameter_bytes(recipe.dtype, trained=one.trained), shapes[one.name].parameters
+        if one.trained:
+            rows.append((f"{one.role}: weights ({recipe.dtype})", count * per.weights))
+            rest = per.masters + per.moments + per.gradients
+            rows.append((f"{one.role}: masters, moments and gradients", count * rest))
+        else:
+            frozen.setdefault((one.name, one.scalar), []).append(one.role)
+    for (name, _), roles in frozen.items():
+        per = parameter_bytes(recipe.dtype, trained=False)
+        rows.append((f"{', '.join(roles)}: weights ({recipe.dtype})", shapes[name].parameters * per.weights))
+    return rows
+
+
+def _adapted_rows(
+    recipe: Recipe, models: Sequence[RoleModel], shapes: Mapping[str, ModelShape]
+) -> list[tuple[str, int]]:
+    """Roles that begin as the same checkpoint share its weights; trained ones have an adapter each."""
+    rows: list[tuple[str, int]] = []
+    shared: dict[tuple[str, bool], list[str]] = {}
+    for one in models:
+        shared.setdefault((one.name, one.has_head), []).append(one.role)
+    for (name, _), roles in shared.items():
+        rows.append((f"{', '.join(roles)}: weights ({recipe.dtype})", shapes[name].parameters * BYTES[recipe.dtype]))
+    for one in models:
+        if one.trained:
+            per = parameter_bytes(recipe.dtype, trained=True)
+            count = _adapter_parameters(shapes[one.name], recipe.lora.rank)
+            rows.append((f"{one.role}: adapter, its masters, moments and gradients", count * per.total))
+    return rows
+
+
+def _adapter_parameters(shape: ModelShape, rank: int) -> int:
+    """Of all seven linear layers of a block; fewer where `lora.target_modules` names some of them."""
+    heads, kv = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
+    attention = 2 * (shape.hidden + heads) + 2 * (shape.hidden + kv)
+    return shape.layers * rank * (attention + 3 * (shape.hidden + shape.active_intermediate))
 
 
 def _activation_bytes(recipe: Recipe, shape: ModelShape, width: int) -> int:

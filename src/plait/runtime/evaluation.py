@@ -1,15 +1,16 @@
-"""Evaluation on held-out prompts: greedy, isolated, without a side effect on the run's draws or its data order."""
+"""Evaluation on held-out prompts: isolated, without a side effect on the run's draws or its data order."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from plait.data.records import FinishReason, Prompt, Sample
+from plait.data.rows import FloatArray
 from plait.generation.engine import Engine
 from plait.generation.noise import NoiseKey
 from plait.generation.request import Request
@@ -19,6 +20,7 @@ from plait.rewards import evaluation as verdicts
 from plait.rewards.answers import Verdict
 from plait.rewards.pool import RewardPool
 from plait.rewards.scores import GroupScores
+from plait.runtime.roles import RewardRole
 
 
 class EvaluationStopped(Exception):
@@ -37,14 +39,19 @@ class Evaluation:
     extras: tuple[Mapping[str, Any], ...] = ()
     """Per item the columns that functions logged."""
     logged: Mapping[str, float] = field(default_factory=dict)
-    """Means of the metrics that functions logged."""
+    """Means of the metrics that functions logged; of held-out examples or pairs, all that is measured."""
+    judged: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    """Scores of functions that only judge (`evaluation.functions`), item by item; NaN where one gave none."""
 
     def metrics(self) -> dict[str, float]:
         """`eval/reward` and `eval/dropped` (items without a reward), for a task `eval/accuracy` (exact), its 95 %
         Wilson interval, `eval/well_formed` and `eval/accuracy_well_formed`; NaN where no item is left to tell."""
         metrics = {f"eval/{name}": value for name, value in self.logged.items()}
+        if not self.samples:
+            return metrics
+        metrics |= {f"eval/{name}": _mean(scores) for name, scores in self.judged.items()}
         metrics |= {
-            "eval/reward": float(np.nanmean(self.rewards)) if np.isfinite(self.rewards).any() else math.nan,
+            "eval/reward": _mean(self.rewards),
             "eval/dropped": sum(math.isnan(reward) for reward in self.rewards),
             "eval/response_length": float(np.mean([len(sample.token_ids) for sample in self.samples])),
         }
@@ -73,10 +80,11 @@ class Evaluation:
                     "policy_version": sample.policy_version,
                     "token_ids": list(sample.token_ids),
                     "sampling_logprobs": list(sample.logprobs),
+                    "judged": {name: scores[place] for name, scores in self.judged.items()},
                 },
                 logged,
             )
-            for sample, reward, logged in zip(self.samples, self.rewards, extras, strict=True)
+            for place, (sample, reward, logged) in enumerate(zip(self.samples, self.rewards, extras, strict=True))
         ]
 
     @classmethod
@@ -102,35 +110,47 @@ class Evaluation:
             _task_of([row.get("verdict") for row in rows]),
             extras=tuple({"verdict": row["verdict"]} if "verdict" in row else {} for row in rows),
             logged=logged,
+            judged={
+                name: tuple(float(row["judged"][name]) for row in rows) for name in (rows[0]["judged"] if rows else ())
+            },
         )
 
 
 def evaluate(
     engine: Engine,
-    pool: RewardPool,
+    reward: RewardRole | None,
+    judges: RewardPool | None,
     prompts: Sequence[Prompt],
     settings: SamplingSettings,
     progress: Progress,
     *,
+    temperature: float = 0.0,
+    seed: int = 0,
     stop: Callable[[], bool] = lambda: False,
 ) -> Evaluation:
-    """Answer every prompt greedily and score the answers.
+    """Answer every prompt once and score the answers.
 
     Args:
+        reward: the recipe's reward; None where the flow has none.
+        judges: functions that judge only.
+        temperature: 0 answers greedily. Above it the draws are those of `seed`, the same in every evaluation.
         stop: asked between items; when it says True the evaluation is left, and `engine` and `pool` keep their work.
 
     Raises:
         RunError: a reward function failed and its policy is to stop.
         EvaluationStopped: `stop` said so.
     """
+    sampling = settings.sampling(temperature=temperature)
     for prompt in prompts:
-        engine.add(Request(prompt, 1, settings.sampling(temperature=0.0), NoiseKey(0)))
+        engine.add(Request(prompt, 1, sampling, NoiseKey(seed)))
     progress.phase("evaluate", len(prompts), "items")
-    scored: dict[int, GroupScores] = {}
+    pools = [pool for pool in (reward.pool if reward else None, judges) if pool is not None]
+    scored: list[dict[int, GroupScores]] = [{} for _ in pools]
+    samples: dict[int, Sample] = {}
 
-    def collect(groups: Sequence[GroupScores]) -> None:
+    def collect(place: int, groups: Sequence[GroupScores]) -> None:
         for group in groups:
-            scored[group.samples[0].prompt.uid] = group
+            scored[place][group.samples[0].prompt.uid] = group
             for trouble in (*group.failures, *group.recovered):
                 progress.message(f"evaluation: {trouble}")
 
@@ -139,22 +159,54 @@ def evaluate(
             raise EvaluationStopped
         finished = engine.step()
         for sample in finished:
-            pool.submit([sample])
-        collect(pool.poll())
+            samples[sample.prompt.uid] = sample
+            for pool in pools:
+                pool.submit([sample])
+        for place, pool in enumerate(pools):
+            collect(place, pool.poll())
         progress.advance(len(finished))
-    collect(pool.wait())
-    return _evaluation_of([scored[prompt.uid] for prompt in prompts])
+    for place, pool in enumerate(pools):
+        collect(place, pool.wait())
+    groups = [[by_prompt[prompt.uid] for prompt in prompts] for by_prompt in scored]
+    of_reward = groups.pop(0) if reward is not None and reward.pool is not None else None
+    answers = tuple(samples[prompt.uid] for prompt in prompts)
+    return _evaluation_of(answers, reward, of_reward, groups[0] if groups else None)
 
 
-def _evaluation_of(groups: Sequence[GroupScores]) -> Evaluation:
-    extras = tuple({name: values[0] for name, values in group.extras.items()} for group in groups)
+def _evaluation_of(
+    samples: tuple[Sample, ...],
+    reward: RewardRole | None,
+    scores: Sequence[GroupScores] | None,
+    judged: Sequence[GroupScores] | None,
+) -> Evaluation:
+    totals = np.zeros(len(samples)) if scores is None else np.array([group.rewards[0] for group in scores])
+    if reward is None:
+        totals = np.full(len(samples), math.nan)
+    elif reward.scorer is not None:
+        work = reward.scorer.scores(samples, call="evaluate")
+        totals = totals + reward.scorer.weight * _result(work)
+    extras = tuple({name: values[0] for name, values in group.extras.items()} for group in scores or ())
+    names = judged[0].scores if judged else ()
     return Evaluation(
-        samples=tuple(group.samples[0] for group in groups),
-        rewards=tuple(group.rewards[0] for group in groups),
+        samples=samples,
+        rewards=tuple(totals.tolist()),
         task=_task_of([logged.get("verdict") for logged in extras]),
         extras=extras,
-        logged=logged_means(groups),
+        logged=logged_means(scores or ()) | logged_means(judged or ()),
+        judged={name: tuple(group.scores[name][0] for group in judged or ()) for name in names},
     )
+
+
+def _result(work: Generator[Any, None, FloatArray]) -> FloatArray:
+    while True:
+        try:
+            next(work)
+        except StopIteration as stop:
+            return stop.value
+
+
+def _mean(values: Sequence[float]) -> float:
+    return float(np.nanmean(values)) if np.isfinite(values).any() else math.nan
 
 
 def _task_of(logged: Sequence[Any]) -> verdicts.Evaluation | None:

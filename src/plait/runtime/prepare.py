@@ -2,30 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from plait.data.examples import ExampleSet, ExampleStream, Given, evaluation_samples, example_set
+from plait.data.formats import RowKind
 from plait.data.prompts import PromptSet, PromptStream, evaluation_prompts, prompt_set
 from plait.data.records import Prompt
-from plait.data.sources import Splits, open_splits
+from plait.data.settings import DataSettings
+from plait.data.sources import open_splits
 from plait.dataflow import CallKind, Dataflow
-from plait.errors import ConfigError, FlowError, ModelError
+from plait.errors import ConfigError, ModelError
 from plait.models.hub import resolve
-from plait.rewards.functions import RewardFunction, functions_of
+from plait.rewards.functions import RewardFunction, functions_of, reward_functions
 from plait.runtime.algorithm import load_flow, trace_algorithm
+from plait.runtime.checks import check_calls, check_device, check_rewards, check_sampling, check_unused, prompt_limit
 from plait.runtime.estimate import ModelShape, model_shape
+from plait.runtime.feed import Feed
 from plait.runtime.recipe import Recipe
-
-MODEL_ROLES = ("actor", "ref")
-FUNCTION_ROLES = ("reward",)
-
-_CALLS = {
-    "actor": {"generate", "logprobs", "train"},
-    "ref": {"logprobs", "generate"},
-    "reward": {"score"},
-}
+from plait.runtime.role_models import MODEL_ROLES, REWARD_ROLES, RoleModel, role_models
 
 
 @dataclass(frozen=True)
@@ -34,18 +31,60 @@ class Prepared:
 
     recipe: Recipe
     flow: Dataflow
-    shape: ModelShape
+    models: tuple[RoleModel, ...]
+    """Which model each role begins as."""
+    shapes: Mapping[str, ModelShape]
+    """By the model's name in the recipe."""
     tokenizer: Any
-    functions: tuple[RewardFunction, ...]
-    splits: Splits
-    train_set: PromptSet
+    functions: Mapping[str, tuple[RewardFunction, ...]]
+    """Reward role → its functions."""
+    judges: tuple[RewardFunction, ...]
+    columns: tuple[str, ...]
+    """Of the data, which reward functions may ask for."""
+    train_set: PromptSet | None
+    """None for a flow that does not generate."""
+    given: Mapping[str, ExampleSet]
+    """`examples` and `pairs`, where the flow reads them."""
     held_out: tuple[Prompt, ...]
+    held_out_given: Mapping[str, tuple[Given, ...]]
+    """Examples or pairs of a flow that does not generate."""
 
-    def stream(self) -> PromptStream:
-        recipe = self.recipe
-        return PromptStream(
-            self.train_set, seed=recipe.seed, prompts_per_step=recipe.prompts_per_step, shuffle=recipe.data.shuffle
-        )
+    @property
+    def shape(self) -> ModelShape:
+        """Of the run's own model."""
+        return self.shapes[self.recipe.model]
+
+    @property
+    def num_held_out(self) -> int:
+        """Items of an evaluation: prompts, examples, or pairs."""
+        samples = next(iter(self.held_out_given.values()), ())
+        return len(self.held_out) or len({one.sample.prompt.uid for one in samples})
+
+    @property
+    def longest_tokens(self) -> int:
+        """Of the prompts; without any, of the given samples with their prompts."""
+        if self.train_set is not None:
+            return self.train_set.longest_tokens
+        return max(examples.longest_tokens for examples in self.given.values())
+
+    def feed(self, drawn: int = 0) -> Feed:
+        """The data of the run, from the `drawn`-th prompt on."""
+        recipe, count = self.recipe, self.recipe.prompts_per_step
+        prompts = None
+        if self.train_set is not None:
+            prompts = PromptStream(
+                self.train_set, seed=recipe.seed, prompts_per_step=count, shuffle=recipe.data.shuffle
+            )
+        streams = {
+            name: ExampleStream(
+                examples,
+                seed=recipe.seed,
+                per_step=count,
+                shuffle=_settings_of(name, prompts is not None, recipe).shuffle,
+            )
+            for name, examples in self.given.items()
+        }
+        return Feed(prompts, streams, count, drawn)
 
 
 def prepare(recipe: Recipe, *, flow: Callable[..., Any] | None = None) -> Prepared:
@@ -57,79 +96,87 @@ def prepare(recipe: Recipe, *, flow: Callable[..., Any] | None = None) -> Prepar
     Raises:
         UserError: a key, the flow, the data or the model cannot be used; the message names the key and the remedy.
     """
-    check_sampling(recipe)
     check_device(recipe)
     algorithm = flow or load_flow(recipe.algorithm)
-    dataflow = trace_algorithm(algorithm, recipe.options, (*MODEL_ROLES, *FUNCTION_ROLES))
+    dataflow = trace_algorithm(algorithm, recipe.options, (*MODEL_ROLES, *REWARD_ROLES))
     check_calls(dataflow)
-    functions = functions_of(recipe.reward, task=recipe.data.task)
-    shape = model_shape(recipe.model)
-    splits = open_splits(recipe.data, recipe.evaluation.items)
+    generates = bool(dataflow.of_kind(CallKind.GENERATE))
+    if generates:
+        check_sampling(recipe)
+    check_unused(dataflow, recipe)
+    check_rewards(dataflow, recipe, has_task=recipe.data.task is not None)
+    functions = {role: found for role in REWARD_ROLES if (found := _functions(role, dataflow, recipe))}
+    judges = reward_functions(recipe.evaluation.functions) if recipe.evaluation.functions else ()
+    if judges and not generates:
+        raise ConfigError("`evaluation.functions` judge what a model says, but this flow generates nothing; remove it")
+    models = role_models(dataflow, recipe)
+    shapes = {name: model_shape(name) for name in dict.fromkeys((recipe.model, *(one.name for one in models)))}
     tokenizer = load_tokenizer(recipe.model)
-    limit = prompt_limit(recipe, shape)
+    given_names = tuple(node.call for node in dataflow.of_kind(CallKind.READ))
+    if not generates and len(given_names) > 1:
+        raise ConfigError(f"the flow `{dataflow.name}` reads {' and '.join(given_names)}; one of them is its data")
+    limit = prompt_limit(recipe, shapes[recipe.model]) if generates else shapes[recipe.model].max_positions
+    train_set, held_out, columns = _prompts(recipe, tokenizer, limit) if generates else (None, (), ())
+    given: dict[str, ExampleSet] = {}
+    held_out_given: dict[str, tuple[Given, ...]] = {}
+    for name in given_names:
+        given[name], items = _given(name, generates, recipe, tokenizer, shapes[recipe.model].max_positions)
+        if items and not generates:
+            held_out_given[name] = items
+    return Prepared(
+        recipe,
+        dataflow,
+        models,
+        shapes,
+        tokenizer,
+        functions,
+        judges,
+        columns,
+        train_set,
+        given,
+        held_out,
+        held_out_given,
+    )
+
+
+def _functions(role: str, flow: Dataflow, recipe: Recipe) -> tuple[RewardFunction, ...]:
+    """The functions that fill a reward role; none where the flow does not score by it, or a model alone does."""
+    settings = recipe.reward if role == "reward" else recipe.cost
+    if "score" not in flow.call_kinds(role) or (settings.model is not None and not settings.functions):
+        return ()
+    return functions_of(settings, task=recipe.data.task)
+
+
+def _prompts(recipe: Recipe, tokenizer: Any, limit: int) -> tuple[PromptSet, tuple[Prompt, ...], tuple[str, ...]]:
+    """(training prompts, held-out ones, columns of the data)."""
+    splits = open_splits(recipe.data, recipe.evaluation.items)
     train_set = prompt_set(splits.train, tokenizer, recipe.data, limit)
     held_out: tuple[Prompt, ...] = ()
     if splits.evaluation is not None:
         held_out = tuple(evaluation_prompts(prompt_set(splits.evaluation, tokenizer, recipe.data, limit)))
-    return Prepared(recipe, dataflow, shape, tokenizer, functions, splits, train_set, held_out)
+    return train_set, held_out, splits.train.columns
 
 
-def prompt_limit(recipe: Recipe, shape: ModelShape) -> int:
-    """Most tokens that a prompt may have: `data.max_prompt_tokens`, within what the model's positions leave.
-
-    Raises:
-        ConfigError: prompt and response together do not fit the model.
-    """
-    room = shape.max_positions - recipe.sampling.max_response_tokens
-    asked = recipe.data.max_prompt_tokens
-    if room < 1 or (asked is not None and asked > room):
-        raise ConfigError(
-            f"`data.max_prompt_tokens` ({asked or 1}) + `sampling.max_response_tokens` "
-            f"({recipe.sampling.max_response_tokens}) exceed the {shape.max_positions} positions of `{recipe.model}`; "
-            "lower one of them"
-        )
-    return asked or room
+def _given(
+    name: str, generates: bool, recipe: Recipe, tokenizer: Any, positions: int
+) -> tuple[ExampleSet, tuple[Given, ...]]:
+    """(training examples or pairs, held-out ones)."""
+    settings = _settings_of(name, generates, recipe)
+    splits = open_splits(settings, 0 if generates else recipe.evaluation.items, RowKind(name))
+    limit = min(positions, settings.max_example_tokens or positions)
+    held_out: tuple[Given, ...] = ()
+    if splits.evaluation is not None:
+        held_out = tuple(evaluation_samples(example_set(splits.evaluation, tokenizer, settings, limit)))
+    return example_set(splits.train, tokenizer, settings, limit), held_out
 
 
-def check_sampling(recipe: Recipe) -> None:
-    """Training needs log-probs over the support that was sampled from, so truncated sampling is refused.
-
-    Raises:
-        ConfigError: temperature 0, top_p or top_k in a training recipe.
-    """
-    sampling = recipe.sampling
-    if sampling.temperature == 0:
-        raise ConfigError(
-            "`sampling.temperature` is 0: every sample of a group would be the same; give a value above 0"
-        )
-    for key, value, off in (("top_p", sampling.top_p, 1.0), ("top_k", sampling.top_k, 0)):
-        if value != off:
-            raise ConfigError(
-                f"`sampling.{key}` is {value}: training on a truncated distribution biases the probability ratio "
-                f"(log-probs are those of the whole vocabulary); set it to {off:g}, or use it in `plait generate` only"
-            )
-
-
-def check_device(recipe: Recipe) -> None:
-    """Raises ConfigError where `device` is not to be had."""
-    if recipe.device == "cuda":
-        import torch
-
-        if not torch.cuda.is_available():
-            raise ConfigError("`device` is cuda, but torch finds no CUDA device; set it to cpu")
-
-
-def check_calls(flow: Dataflow) -> None:
-    """Raises FlowError where a role is asked for what it cannot do, or nothing is trained."""
-    for node in flow.nodes:
-        if node.kind is CallKind.COMPUTE or node.role is None:
-            continue
-        call = node.call.split("#")[0].removeprefix(f"{node.role}.")
-        if call not in _CALLS[node.role]:
-            can = ", ".join(sorted(_CALLS[node.role]))
-            raise FlowError(f"flow `{flow.name}`: role `{node.role}` cannot `{call}`; it can {can}")
-    if not any(node.kind is CallKind.TRAIN for node in flow.nodes):
-        raise FlowError(f"flow `{flow.name}` trains nothing; give it a call `actor.train(samples, loss=…)`")
+def _settings_of(name: str, generates: bool, recipe: Recipe) -> DataSettings:
+    """Where `examples` or `pairs` come from: `data`, unless that holds the prompts."""
+    if not generates:
+        return recipe.data
+    if recipe.pretraining is None:
+        raise ConfigError(f"the flow trains on `{name}` beside its prompts; set `pretraining.source` to their data")
+    return recipe.pretraining
 
 
 def load_tokenizer(model: str) -> Any:

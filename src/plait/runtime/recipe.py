@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from plait.data.settings import DataSettings
 from plait.generation.settings import SamplingSettings
+from plait.models.lora_settings import LoraSettings
 from plait.rewards.settings import RewardSettings
 from plait.training.settings import OptimizerSettings
 
@@ -73,6 +74,7 @@ class Recipe(BaseModel):
     cost: RewardSettings = RewardSettings()
     critic: ValueSettings = ValueSettings()
     cost_critic: ValueSettings = ValueSettings()
+    lora: LoraSettings = LoraSettings()
     sampling: SamplingSettings = SamplingSettings()
     optimizer: OptimizerSettings = OptimizerSettings()
     evaluation: EvaluationSettings = EvaluationSettings()

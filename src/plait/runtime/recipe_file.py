@@ -123,6 +123,8 @@ def _value(name: str, annotation: Any, text: str) -> Any:
     text_only = annotation is not None and all(_is_text(member) for member in alternatives if member is not NoneType)
     a_list = any(get_origin(member) is tuple for member in alternatives)
     if text_only and not (a_list and text.startswith("[")):
+        if text in _choices(annotation):
+            return text
         return None if text == "null" and NoneType in alternatives else [text] if a_list else text
     try:
         return yaml.load(text, yaml.BaseLoader if text_only else _YAML)
@@ -144,6 +146,11 @@ def _is_text(annotation: Any) -> bool:
         case origin if origin is Literal:
             return all(isinstance(choice, str) for choice in get_args(annotation))
     return False
+
+
+def _choices(annotation: Any) -> tuple[Any, ...]:
+    """The single words that a key takes beside its list, such as `all-linear`."""
+    return tuple(c for m in _alternatives(annotation) if get_origin(m) is Literal for c in get_args(m))
 
 
 def _takes_list(annotation: Any) -> bool:
@@ -209,12 +216,12 @@ def _checked(tree: Mapping[str, Any], model: type[BaseModel], prefix: str) -> di
         if info is None:
             raise _unknown(f"{prefix}{name}")
         section = _section(info.annotation)
-        if section is not None:
+        if section is not None and not (value is None and NoneType in _alternatives(info.annotation)):
             if not isinstance(value, Mapping):
                 raise ConfigError(f"`{prefix}{name}` is a section of keys, found {value!r}")
             value = _checked(value, section, f"{prefix}{name}.")
         elif _takes_list(info.annotation) and not isinstance(value, list | tuple | Mapping | None):
-            value = [value]
+            value = value if value in _choices(info.annotation) else [value]
         checked[name] = value
     return checked
 

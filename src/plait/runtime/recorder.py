@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
+from plait.dataflow import Node
+from plait.observe.progress import Progress
 from plait.schedule.timeline import Span, Timeline
+
+Result = TypeVar("Result")
 
 
 @dataclass
@@ -56,6 +61,19 @@ class Recorder:
                 step=self.step,
             )
             self._spans.append(span)
+
+    def drive(self, work: Generator[Any, None, Result], node: Node, progress: Progress) -> Result:
+        """Run a steppable call of a flow to its end, one recorded action at a time."""
+        progress.phase(node.call, 0, "actions")
+        while True:
+            with self.span(node.call, node.kind.upper(), node.role or "") as mark:
+                try:
+                    done = next(work)
+                except StopIteration as stop:
+                    mark.keep = False
+                    return stop.value
+                mark.action, mark.kind, mark.tokens = done.action, done.kind, done.tokens
+            progress.advance()
 
     def peek(self) -> Timeline:
         """The spans since the last `take`."""

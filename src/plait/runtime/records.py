@@ -13,8 +13,8 @@ from plait.observe.trace import TraceEvent, TraceWriter
 from plait.observe.trackers import Trackers
 from plait.runtime.directory import RunDirectory
 from plait.runtime.evaluation import Evaluation, with_extras
-from plait.runtime.executor import StepState
 from plait.runtime.prepare import Prepared
+from plait.runtime.step import StepState
 
 
 class Records:
@@ -57,11 +57,13 @@ class Records:
         self, step: int, state: StepState, metrics: Mapping[str, float], spans: Iterable[TraceEvent]
     ) -> None:
         """A step's samples, actions and row."""
-        self._directory.write_samples(step, sample_rows(self._prepared.flow, state))
+        if state.generated:
+            self._directory.write_samples(step, sample_rows(self._prepared.flow, state))
         self._trace.append(spans)
         self._metrics.append({"step": step, **metrics})
         self.last_step = step
-        if step == self._prepared.recipe.steps and self._prepared.held_out and "eval/reward" not in metrics:
+        evaluated = any(name.startswith("eval/") for name in metrics)
+        if step == self._prepared.recipe.steps and self._prepared.num_held_out and not evaluated:
             self._late = dict(metrics)
         else:
             self._track(step, metrics)
@@ -85,6 +87,9 @@ class Records:
         if row is None or not path.exists():
             return None
         items = read_rows(path)
+        if self._prepared.held_out_given:
+            measured = {name.removeprefix("eval/"): value for name, value in _numbers(row).items()}
+            return Evaluation((), (), None, logged=measured)
         if len(items) != len(self._prepared.held_out):
             return None
         found = Evaluation.from_rows(items, self._prepared.held_out, {})
@@ -116,8 +121,11 @@ class Records:
 
 
 def value_of(metrics: Mapping[str, float]) -> float:
-    """What evaluations are compared by: accuracy where there is one, else the mean reward."""
-    return metrics.get("eval/accuracy", metrics["eval/reward"])
+    """What evaluations are compared by, higher is better: accuracy where there is one, else the mean reward; of
+    examples and pairs the loss, negated."""
+    if "eval/accuracy" in metrics or "eval/reward" in metrics:
+        return metrics.get("eval/accuracy", metrics.get("eval/reward", math.nan))
+    return -next((value for name, value in metrics.items() if name.endswith("/loss")), math.nan)
 
 
 def _numbers(row: Mapping[str, Any]) -> dict[str, float]:

@@ -1,66 +1,156 @@
-"""What fills the roles of a flow on one device: a model with its engines, or reward functions in worker processes."""
+"""What fills the roles of a flow on one device: models with their engines, reward functions in worker processes.
+
+A language model fills `actor` and `ref`; a scalar model `critic` and `cost_critic`, and `reward` or `cost` where the
+flow trains them; a reward that is not trained is made of functions, of a frozen scalar model, or of both.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from plait.dataflow import CallKind, Dataflow
 from plait.generation.engine import Engine
-from plait.models.language_model import LanguageModel, copy_of, load_model
+from plait.models.backbone import copy_of
+from plait.models.language_model import LanguageModel, load_model
+from plait.models.scalar_model import ScalarModel, load_scalar, scalar_of
 from plait.rewards.pool import RewardPool
 from plait.runtime.recipe import Recipe
+from plait.runtime.role_models import REWARD_ROLES, RoleModel, optimizer_of
+from plait.runtime.scorer import ModelScorer, translator_for
 from plait.training.trainer import Trainer
 
 
 @dataclass
 class ModelRole:
-    """A language model; `engine` is there for a role that generates, the trainer has an optimizer if it is trained."""
+    """A model; `engine` is there for a role that generates, the trainer has an optimizer if it is trained."""
 
-    model: LanguageModel
+    model: LanguageModel | ScalarModel
     trainer: Trainer
     engine: Engine | None = None
 
 
 @dataclass
-class FunctionRole:
-    pool: RewardPool
+class RewardRole:
+    """What scores samples: functions in worker processes, a frozen model, or both."""
+
+    pool: RewardPool | None
+    scorer: ModelScorer | None = None
 
 
-RoleRuntime = ModelRole | FunctionRole
+RoleRuntime = ModelRole | RewardRole
 
 
-def model_roles(flow: Dataflow, recipe: Recipe, functions: frozenset[str], *, evaluates: bool) -> dict[str, ModelRole]:
-    """Load the recipe's model once and give each role its own weights; roles that are not trained share one copy.
+def build_models(wanted: Iterable[RoleModel], recipe: Recipe) -> dict[str, LanguageModel | ScalarModel]:
+    """Read each checkpoint once and give each role its weights.
 
-    Args:
-        functions: roles filled by functions, left out here.
-        evaluates: trained roles answer held-out items, so they have an engine even where the flow does not let them
-            generate.
+    Roles that are not trained share one copy of what they begin as. With adapters (`lora`), roles that begin as the
+    same checkpoint share its weights, trained or not, and the reference is those weights without an adapter.
 
     Raises:
-        ModelError: the model cannot be found, read, or is refused.
+        ModelError: a model cannot be found, read, or is refused.
     """
-    names = [name for name in flow.roles if name not in functions]
-    kinds = {name: {node.kind for node in flow.calls(name)} for name in names}
-    trained = [name for name in names if CallKind.TRAIN in kinds[name]]
-    first = load_model(recipe.model, dtype=recipe.dtype, device=recipe.device)
-    frozen = copy_of(first) if trained and len(trained) < len(names) else first
-    roles = {}
-    for name in names:
-        is_trained = name in trained
-        model = frozen if not is_trained else first if name == trained[0] else copy_of(first)
-        trainer = Trainer(
-            model,
-            recipe.optimizer if is_trained else None,
-            role=name,
-            micro_batch_tokens=recipe.micro_batch_tokens,
-            temperature=recipe.sampling.temperature,
-            total_optimizer_steps=recipe.steps * flow.optimizer_steps(name),
-            max_response_tokens=recipe.sampling.max_response_tokens,
-            checkpoint_activations=recipe.checkpoint_activations,
-            seed=recipe.seed,
-        )
-        generates = CallKind.GENERATE in kinds[name] or (is_trained and evaluates)
-        engine = Engine(model, recipe.sampling) if generates else None
-        roles[name] = ModelRole(model, trainer, engine)
+    return _Shelf(recipe).build(list(wanted))
+
+
+class _Shelf:
+    """Models by where they come from, so that none is read or held twice without need."""
+
+    def __init__(self, recipe: Recipe) -> None:
+        self._recipe = recipe
+        self._language: dict[str, LanguageModel] = {}
+        self._frozen: dict[tuple[str, bool], LanguageModel | ScalarModel] = {}
+
+    def build(self, wanted: list[RoleModel]) -> dict[str, LanguageModel | ScalarModel]:
+        adapted = self._recipe.lora.rank > 0
+        built = {one.role: self._adapted(one) if adapted else self._whole(one, wanted) for one in wanted}
+        return {one.role: built[one.role] for one in wanted}
+
+    def _whole(self, one: RoleModel, wanted: list[RoleModel]) -> LanguageModel | ScalarModel:
+        if not one.trained:
+            place = (one.name, one.scalar)
+            if place not in self._frozen:
+                self._frozen[place] = self._fresh(one, wanted)
+            return self._frozen[place]
+        return self._fresh(one, wanted)
+
+    def _fresh(self, one: RoleModel, wanted: list[RoleModel]) -> LanguageModel | ScalarModel:
+        """Weights of its own. The last language model of a checkpoint takes what was read, earlier ones a copy."""
+        recipe = self._recipe
+        languages = [other for other in wanted if other.name == one.name and not other.scalar]
+        if one.scalar:
+            read = self._language.get(one.name)
+            if read is not None and not one.has_head:
+                return scalar_of(read, seed=recipe.seed)
+            return load_scalar(one.name, dtype=recipe.dtype, device=recipe.device, seed=recipe.seed)
+        if one.name not in self._language:
+            self._language[one.name] = load_model(one.name, dtype=recipe.dtype, device=recipe.device)
+            return self._language[one.name]
+        assert len(languages) > 1, "a checkpoint is read for the first role that needs it"
+        return copy_of(self._language[one.name])
+
+    def _adapted(self, one: RoleModel) -> LanguageModel | ScalarModel:
+        from plait.models.lora import add_lora, scalar_view, without_lora
+
+        recipe = self._recipe
+        if one.has_head:
+            base: LanguageModel | ScalarModel = load_scalar(
+                one.name, dtype=recipe.dtype, device=recipe.device, seed=recipe.seed
+            )
+        else:
+            if one.name not in self._language:
+                self._language[one.name] = load_model(one.name, dtype=recipe.dtype, device=recipe.device)
+            base = self._language[one.name]
+            base = scalar_view(base, seed=recipe.seed) if one.scalar else base
+        if not one.trained:
+            return without_lora(base)
+        return add_lora(base, recipe.lora, name=one.role, seed=recipe.seed)
+
+
+def build_roles(
+    wanted: Sequence[RoleModel], flow: Dataflow, recipe: Recipe, pools: Mapping[str, RewardPool], *, evaluates: bool
+) -> dict[str, RoleRuntime]:
+    """Everything that the flow's roles need.
+
+    Args:
+        wanted: which model each role begins as.
+        pools: reward role → its functions, already started.
+        evaluates: the actor answers held-out prompts, so it has an engine even where the flow does not let it generate.
+    """
+    models = build_models(wanted, recipe)
+    actor = models.get("actor")
+    roles: dict[str, RoleRuntime] = {}
+    for one in wanted:
+        model = models[one.role]
+        trainer = _trainer(one, model, flow, recipe)
+        asked = flow.call_kinds(one.role)
+        if one.role in REWARD_ROLES and "train" not in asked:
+            weight = (recipe.reward if one.role == "reward" else recipe.cost).model_weight
+            translator = None if actor is None else translator_for(actor.tokenizer, model.tokenizer)
+            roles[one.role] = RewardRole(pools.get(one.role), ModelScorer(trainer, translator, weight, one.key))
+            continue
+        generates = "generate" in asked or (one.role == "actor" and evaluates)
+        engine = None
+        if generates:
+            assert isinstance(model, LanguageModel), f"role {one.role} generates with a scalar model"
+            engine = Engine(model, recipe.sampling)
+        roles[one.role] = ModelRole(model, trainer, engine)
+    for role, pool in pools.items():
+        roles.setdefault(role, RewardRole(pool))
     return roles
+
+
+def _trainer(one: RoleModel, model: LanguageModel | ScalarModel, flow: Dataflow, recipe: Recipe) -> Trainer:
+    # Flows that generate take all log-probs at the sampling temperature; those over given samples at 1.
+    generates = bool(flow.of_kind(CallKind.GENERATE))
+    return Trainer(
+        model,
+        optimizer_of(one.role, recipe) if one.trained else None,
+        role=one.role,
+        micro_batch_tokens=recipe.micro_batch_tokens,
+        temperature=recipe.sampling.temperature if generates else 1.0,
+        total_optimizer_steps=flow.optimizer_steps(one.role, recipe.steps) if one.trained else 0,
+        max_response_tokens=recipe.sampling.max_response_tokens,
+        checkpoint_activations=recipe.checkpoint_activations,
+        seed=recipe.seed,
+    )

@@ -4,27 +4,29 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
+import numpy as np
 import torch
 from safetensors import SafetensorError
 
 from plait.checkpoint.store import Checkpoint, CheckpointStore
 from plait.errors import ConfigError, RunError
-from plait.models.language_model import save_pretrained
+from plait.models.saving import save_pretrained
 from plait.observe.progress import Progress
 from plait.observe.trackers import check_trackers
 from plait.rewards.pool import RewardPool
 from plait.runtime.directory import RunDirectory
 from plait.runtime.evaluation import Evaluation, evaluate
-from plait.runtime.executor import Executor, StepState
+from plait.runtime.executor import Executor
 from plait.runtime.prepare import Prepared, changed_keys, recipe_text
 from plait.runtime.recipe import Recipe
 from plait.runtime.recorder import Recorder
 from plait.runtime.records import Records, value_of
-from plait.runtime.roles import FunctionRole, ModelRole, RoleRuntime, model_roles
+from plait.runtime.roles import ModelRole, RewardRole, RoleRuntime, build_roles
+from plait.runtime.step import StepState
 from plait.schedule.timeline import trace_events
 
 RESUMABLE_KEYS = frozenset(
@@ -50,6 +52,9 @@ class Progressed:
     step: int = 0
     """Training steps done."""
     policy_version: int = 0
+    prompts_drawn: int = 0
+    carried: dict[str, Any] = field(default_factory=dict)
+    """Values that the flow keeps from step to step, as lists of numbers."""
     clock_s: float = 0.0
     threads: int = 0
     """Compute threads; a resumed run takes as many, because another number may round otherwise."""
@@ -113,13 +118,15 @@ class Session:
         self.done.threads = torch.get_num_threads()
         self.progress = stack.enter_context(Progress(recipe.steps))
         self.recorder = Recorder(offset_s=self.done.clock_s)
-        self.pool = stack.enter_context(open_pool(prepared, self.directory.reward_output_path))
-        models = model_roles(prepared.flow, recipe, frozenset({"reward"}), evaluates=bool(prepared.held_out))
-        self.roles: dict[str, RoleRuntime] = {**models, "reward": FunctionRole(self.pool)}
+        self.pools = open_pools(prepared, stack, self.directory.reward_output_path)
+        self.judges = self.pools.pop("judges", None)
+        self.roles: dict[str, RoleRuntime] = build_roles(
+            prepared.models, prepared.flow, recipe, self.pools, evaluates=bool(prepared.held_out)
+        )
         if checkpoint is not None:
-            self._load(models, checkpoint)
+            self._load(checkpoint)
         self.executor = Executor(prepared.flow, self.roles, recipe, self.recorder, self.progress)
-        self.stream = prepared.stream()
+        self.feed = prepared.feed(self.done.prompts_drawn)
         with contextlib.ExitStack() as undo:
             if self._resume:
                 self._cut_back(checkpoint)
@@ -132,10 +139,30 @@ class Session:
             undo.pop_all()
 
     @property
-    def actor(self) -> ModelRole:
-        role = self.roles["actor"]
+    def main_role(self) -> ModelRole:
+        """What the run is for: the actor where it is trained, else the first role that is."""
+        trained = [one.role for one in self.prepared.models if one.trained]
+        role = self.roles["actor" if "actor" in trained else trained[0]]
         assert isinstance(role, ModelRole)
         return role
+
+    def begin_step(self) -> StepState:
+        """The data and the carried values of the next step."""
+        done = self.done
+        return StepState(
+            done.step,
+            self.feed.draw(self.recipe.prompts_per_step),
+            self.feed.given(done.step),
+            {name: np.array(value, dtype=np.float64) for name, value in done.carried.items()},
+        )
+
+    def end_step(self, state: StepState) -> None:
+        """The step is done: what it leaves to the next one is kept, and its weights are a new policy version."""
+        self.done.step += 1
+        self.done.policy_version += 1
+        self.done.prompts_drawn = self.feed.drawn
+        self.done.carried |= {name: value.tolist() for name, value in state.next_carried.items()}
+        self._publish_weights()
 
     @property
     def good(self) -> str:
@@ -147,18 +174,16 @@ class Session:
             "go on from it with --resume"
         )
 
-    def publish_weights(self) -> None:
-        """A new policy version: the engine of the trained role forgets what the old weights computed."""
-        self.done.policy_version += 1
-        if self.actor.engine is not None:
-            self.actor.engine.update_weights(self.done.policy_version)
+    def _publish_weights(self) -> None:
+        """The engines of trained roles forget what older weights computed."""
+        for one in self.prepared.models:
+            role = self.roles[one.role]
+            if one.trained and isinstance(role, ModelRole) and role.engine is not None:
+                role.engine.update_weights(self.done.policy_version)
 
     def evaluate(self, stop: Callable[[], bool] = lambda: False) -> Evaluation:
-        """Answer the held-out items with the weights as they are; see `evaluation.evaluate`."""
-        engine = self.actor.engine
-        assert engine is not None, "there are held-out items, so the actor has an engine"
-        settings = self.recipe.sampling
-        return evaluate(engine, self.pool, self.prepared.held_out, settings, self.progress, stop=stop)
+        """Measure the held-out items with the weights as they are; see `measure`."""
+        return measure(self.prepared, self.roles, self.judges, self.executor, stop=stop)
 
     def record_evaluation(self, evaluation: Evaluation) -> None:
         """Write an evaluation of the weights as they are; the best one's are kept in `best/`, unless there is but one.
@@ -220,7 +245,12 @@ class Session:
 
     def _export(self, what: str, folder: Path) -> None:
         try:
-            save_pretrained(self.actor.model, folder)
+            if self.recipe.lora.rank > 0:
+                from plait.models.lora import save_adapter
+
+                save_adapter(self.main_role.model, folder)
+            else:
+                save_pretrained(self.main_role.model, folder)
         except (OSError, SafetensorError) as error:
             raise RunError(f"{what} cannot be written to {folder}: {error}") from error
 
@@ -241,35 +271,75 @@ class Session:
             except OSError as error:
                 raise RunError(f"{self.directory.recipe_path} cannot be written: {error.strerror or error}") from error
 
-    def _load(self, models: Mapping[str, ModelRole], checkpoint: Checkpoint) -> None:
+    def _load(self, checkpoint: Checkpoint) -> None:
         tensors = checkpoint.tensors()
-        for name, role in models.items():
-            role.trainer.load_state(
-                {key.removeprefix(f"{name}/"): tensor for key, tensor in tensors.items() if key.startswith(f"{name}/")}
-            )
-        engine = models["actor"].engine
-        if engine is not None:
-            engine.update_weights(self.done.policy_version)
+        for name, role in self.roles.items():
+            if isinstance(role, ModelRole):
+                own = {k.removeprefix(f"{name}/"): tensor for k, tensor in tensors.items() if k.startswith(f"{name}/")}
+                role.trainer.load_state(own)
+        self._publish_weights()
 
 
-def open_pool(prepared: Prepared, output: Path | None = None) -> RewardPool:
-    """Start the recipe's reward functions: they are loaded, and the data have every column that they need.
+def measure(
+    prepared: Prepared,
+    roles: Mapping[str, RoleRuntime],
+    judges: RewardPool | None,
+    executor: Executor,
+    *,
+    stop: Callable[[], bool] = lambda: False,
+) -> Evaluation:
+    """An evaluation: answers to held-out prompts (`evaluation.evaluate`), or the losses of held-out examples or pairs.
+
+    Raises:
+        RunError: a reward function failed and its policy is to stop.
+        EvaluationStopped: `stop` said so.
+    """
+    recipe = prepared.recipe
+    if not prepared.held_out:
+        return Evaluation((), (), None, logged=executor.evaluate_given(StepState(0, given=prepared.held_out_given)))
+    actor, reward = roles["actor"], roles.get("reward")
+    assert isinstance(actor, ModelRole), "there are held-out prompts, so there is an actor"
+    assert actor.engine is not None, "and it has an engine"
+    return evaluate(
+        actor.engine,
+        reward if isinstance(reward, RewardRole) else None,
+        judges,
+        prepared.held_out,
+        recipe.sampling,
+        executor.progress,
+        temperature=recipe.evaluation.temperature,
+        seed=recipe.seed,
+        stop=stop,
+    )
+
+
+def open_pools(prepared: Prepared, stack: contextlib.ExitStack, output: Path | None = None) -> dict[str, RewardPool]:
+    """Start the recipe's functions: they are loaded, and the data have every column that they need.
+
+    Args:
+        stack: closes the pools.
+
+    Returns:
+        Reward role → its pool; the functions that judge evaluations under `judges`.
 
     Raises:
         ConfigError: a function cannot be loaded, or a column is missing.
     """
     recipe = prepared.recipe
-    pool = RewardPool(
-        prepared.functions,
-        timeout_s=recipe.reward.timeout_s,
-        workers=recipe.reward.workers,
-        on_error=recipe.reward.on_error,
-        seed=recipe.seed,
-        output=output,
-    )
-    try:
-        pool.start(columns=prepared.splits.train.columns)
-    except BaseException:
-        pool.close()
-        raise
-    return pool
+    pools: dict[str, RewardPool] = {}
+    for name, functions in {**prepared.functions, "judges": prepared.judges}.items():
+        if not functions:
+            continue
+        settings = recipe.cost if name == "cost" else recipe.reward
+        pools[name] = pool = stack.enter_context(
+            RewardPool(
+                functions,
+                timeout_s=settings.timeout_s,
+                workers=settings.workers,
+                on_error=settings.on_error,
+                seed=recipe.seed,
+                output=output,
+            )
+        )
+        pool.start(columns=prepared.columns or None)
+    return pools

@@ -1,0 +1,41 @@
+"""What a run works on next: prompts by their place in the run, given samples by step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from plait.data.examples import ExampleStream, Given
+from plait.data.prompts import PromptStream
+from plait.data.records import Prompt
+
+
+class Feed:
+    """The data of a run. Everything is a function of the seed and of `drawn`, which a checkpoint keeps."""
+
+    def __init__(
+        self, prompts: PromptStream | None, given: Mapping[str, ExampleStream], per_step: int, drawn: int = 0
+    ) -> None:
+        self._prompts = prompts
+        self._given = given
+        self._per_step = per_step
+        self.drawn = drawn
+        """Prompts drawn so far; more than steps · prompts_per_step where a step had to draw again."""
+
+    def draw(self, count: int) -> Sequence[Prompt]:
+        """The next prompts of the run."""
+        if self._prompts is None:
+            return ()
+        prompts = self._prompts.take(self.drawn, count)
+        self.drawn += count
+        return prompts
+
+    def given(self, step: int) -> dict[str, Sequence[Given]]:
+        """The examples and pairs of a step, by the name of the flow's parameter."""
+        return {name: stream.samples(step * self._per_step, self._per_step) for name, stream in self._given.items()}
+
+    def epoch(self, step: int) -> float:
+        """Passes over the main data made in `step` steps, a fraction included."""
+        if self._prompts is not None:
+            return self.drawn / len(self._prompts.prompt_set)
+        stream = next(iter(self._given.values()))
+        return step * self._per_step / len(stream)

@@ -1,0 +1,129 @@
+"""Generation in a step: sample, hand each group to the reward functions as soon as it is whole, and draw again.
+
+A group goes to the reward functions when its last sample is finished, while generation goes on: the graph says that
+scores are per sample, so no barrier is owed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from plait.data.records import FinishReason, Prompt, Sample
+from plait.data.rows import FloatArray, Rows
+from plait.dataflow import CallKind, Dataflow, Node, Resample
+from plait.errors import RunError
+from plait.generation.engine import Engine
+from plait.generation.noise import NoiseKey
+from plait.generation.request import Request
+from plait.observe.progress import Progress
+from plait.runtime.recipe import Recipe
+from plait.runtime.recorder import Recorder
+from plait.runtime.rewarding import Rewarding
+from plait.runtime.step import StepState
+
+Draw = Callable[[int], Sequence[Prompt]]
+"""The next so many prompts of the run."""
+
+
+class Rollout:
+    """Runs the GENERATE nodes of a flow."""
+
+    def __init__(
+        self, flow: Dataflow, rewarding: Rewarding, recipe: Recipe, recorder: Recorder, progress: Progress
+    ) -> None:
+        self._flow = flow
+        self._rewarding = rewarding
+        self._recipe = recipe
+        self._recorder = recorder
+        self._progress = progress
+        self._rollouts = [node.id for node in flow.of_kind(CallKind.GENERATE)]
+
+    def run(self, node: Node, engine: Engine, state: StepState, draw: Draw) -> None:
+        """Fill the node's table with samples of the step's prompts, or of as many others as `resample` asks for."""
+        resample: Resample | None = node.options["resample"]
+        if resample is None:
+            groups = self._round(node, engine, state, state.prompts)
+            generated = groups
+        else:
+            groups, generated = self._until_enough(node, engine, state, draw, resample)
+        limit = self._recipe.sampling.max_response_tokens
+        state.tables[node.id] = _with_generated_columns(_rows_of(groups), node, limit)
+        state.generated[node.id] = _with_generated_columns(_rows_of(generated), node, limit)
+
+    def _until_enough(
+        self, node: Node, engine: Engine, state: StepState, draw: Draw, resample: Resample
+    ) -> tuple[list[list[Sample]], list[list[Sample]]]:
+        """(groups that stay, all groups drawn)."""
+        wanted = len(state.prompts)
+        prompts = state.prompts
+        kept: list[list[Sample]] = []
+        drawn: list[list[Sample]] = []
+        for number in range(1, resample.max_rounds + 1):
+            groups = self._round(node, engine, state, prompts)
+            drawn += groups
+            rewards = self._rewarding.rewards_of(node, resample.reward, groups, state)
+            kept += [group for group, scores in zip(groups, rewards, strict=True) if _stays(resample, scores)]
+            if len(kept) >= wanted or number == resample.max_rounds:
+                break
+            prompts = draw(wanted)
+        state.count("dynamic/rounds", number)
+        state.count("dynamic/groups_drawn", len(drawn))
+        state.count("dynamic/groups_refused", len(drawn) - len(kept))
+        if not kept:
+            raise RunError(
+                f"step {state.step + 1}: {node.call} drew {len(drawn)} groups in {number} rounds and kept none; the "
+                "rewards of each group are all alike: take easier or harder prompts, more `samples_per_prompt`, or "
+                "raise the number of rounds (`options.max_sampling_rounds`)"
+            )
+        if len(kept) < wanted:
+            self._progress.message(
+                f"step {state.step + 1}: {len(kept)} of {wanted} groups are worth training on after {number} rounds"
+            )
+        return kept[:wanted], drawn
+
+    def _round(self, node: Node, engine: Engine, state: StepState, prompts: Sequence[Prompt]) -> list[list[Sample]]:
+        """One group of samples per prompt, in order of the prompts."""
+        count = node.options["samples_per_prompt"] or self._recipe.samples_per_prompt
+        sampling = self._recipe.sampling.sampling(**({"temperature": 0.0} if node.options["greedy"] else {}))
+        rollout = state.step * len(self._rollouts) + self._rollouts.index(node.id)
+        for prompt in prompts:
+            engine.add(Request(prompt, count, sampling, NoiseKey(self._recipe.seed, rollout)))
+        self._progress.phase(node.call, count * len(prompts), "samples")
+        groups: dict[int, list[Sample]] = {prompt.uid: [] for prompt in prompts}
+        while engine.has_work:
+            with self._recorder.span(node.call, "GENERATE", node.role or "") as mark:
+                finished = engine.step()
+                assert engine.last_step is not None, "a step leaves a record"
+                mark.kind, mark.tokens = engine.last_step.kind.name, engine.last_step.num_tokens
+                mark.action = f"{node.call}/{engine.last_step.kind.name.lower()}"
+            self._progress.advance(len(finished))
+            self._rewarding.poll(node, state)
+            for sample in finished:
+                group = groups[sample.prompt.uid]
+                group.append(sample)
+                if len(group) == count:
+                    group.sort(key=lambda member: member.index)
+                    self._rewarding.submit(node, group, state)
+        return list(groups.values())
+
+
+def _stays(resample: Resample, rewards: FloatArray) -> bool:
+    scored = rewards[np.isfinite(rewards)]
+    return len(scored) > 0 and bool(resample.keep(scored))
+
+
+def _rows_of(groups: Sequence[Sequence[Sample]]) -> Rows:
+    return Rows(tuple(sample for group in groups for sample in group)).ordered()
+
+
+def _with_generated_columns(rows: Rows, node: Node, max_response_tokens: int) -> Rows:
+    """What a rollout says of its samples, in the columns that `Generated` offers to a flow."""
+    logprobs, finished, tokens_left = node.outputs
+    lengths = np.diff(rows.offsets)
+    return (
+        rows.with_column(logprobs, rows.sampling_logprobs)
+        .with_column(finished, [sample.finish_reason is FinishReason.STOP for sample in rows.samples])
+        .with_column(tokens_left, max_response_tokens - lengths)
+    )

@@ -1,0 +1,47 @@
+"""What the calls of one training step have made so far."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from plait.data.examples import Given
+from plait.data.records import Prompt
+from plait.data.rows import FloatArray, Rows
+from plait.dataflow import Column
+from plait.rewards.scores import GroupScores
+
+
+@dataclass
+class StepState:
+    """Tables of rows, values for the whole batch, what reward functions said, and metrics. Grows call by call."""
+
+    step: int
+    """Steps done before this one."""
+    prompts: Sequence[Prompt] = ()
+    given: Mapping[str, Sequence[Given]] = field(default_factory=dict)
+    """`examples` and `pairs` of the step, from the data set."""
+    carried: Mapping[str, FloatArray] = field(default_factory=dict)
+    """Values kept from the step before, by name; one that is absent starts."""
+    next_carried: dict[str, FloatArray] = field(default_factory=dict)
+    """What they are in the next step."""
+    tables: dict[int, Rows] = field(default_factory=dict)
+    """Id of each GENERATE or READ node → its rows."""
+    batch: dict[Column, FloatArray] = field(default_factory=dict)
+    """Values for the whole batch."""
+    generated: dict[int, Rows] = field(default_factory=dict)
+    """Id of each GENERATE node → all that it generated, before samples without a reward, or groups, were left out."""
+    tickets: dict[int, int] = field(default_factory=dict)
+    """Ticket of a group at the reward functions → id of the SCORE node that sent it."""
+    scores: dict[int, list[GroupScores]] = field(default_factory=dict)
+    """Id of each SCORE node of reward functions → what its functions said, group by group."""
+    model_scores: dict[int, dict[str, float]] = field(default_factory=dict)
+    """Id of each SCORE node of a reward model → sample uid → its score."""
+    metrics: dict[str, float] = field(default_factory=dict)
+
+    def add(self, column: Column, values: FloatArray) -> None:
+        """A column of rows that are there."""
+        self.tables[column.rows] = self.tables[column.rows].with_column(column, values)
+
+    def count(self, name: str, number: float) -> None:
+        self.metrics[name] = self.metrics.get(name, 0) + number

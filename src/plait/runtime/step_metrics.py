@@ -1,0 +1,82 @@
+"""The numbers of a step that its rows tell. Names: docs/metrics.md."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from plait.data.records import FinishReason
+from plait.data.rows import FloatArray
+from plait.dataflow import CallKind, Dataflow, Node
+from plait.rewards.scores import GroupScores
+from plait.runtime.evaluation import logged_means
+from plait.runtime.step import StepState
+
+
+def step_metrics(flow: Dataflow, state: StepState) -> dict[str, float]:
+    """Rewards and their parts, lengths, dead groups, and what the calls recorded."""
+    metrics = state.metrics | _length_metrics(flow, state)
+    for node in flow.of_kind(CallKind.SCORE):
+        if node.id in state.scores or node.id in state.model_scores:
+            metrics |= _reward_metrics(node, flow, state)
+    for name, value in _logged(flow, state).items():
+        metrics[f"logged/{name}" if name in metrics else name] = value
+    return metrics
+
+
+def tokens_of(state: StepState) -> int:
+    """Tokens of the step's samples, each with its own prompt."""
+    tables = {**state.tables, **state.generated}
+    return sum(len(s.prompt.token_ids) + len(s.token_ids) for rows in tables.values() for s in rows.samples)
+
+
+def _reward_metrics(node: Node, flow: Dataflow, state: StepState) -> dict[str, float]:
+    rows = state.tables[node.rows]
+    rewards = rows.columns[node.outputs[0]]
+    groups = [rewards[list(members)] for members in rows.groups.values()]
+    # A greedy rollout is a baseline: its rewards must not stand for those of the samples.
+    prefix = f"greedy/{node.role}" if flow.nodes[node.rows].options.get("greedy") else str(node.role)
+    metrics = {
+        prefix: float(rewards.mean()),
+        f"{prefix}_std": float(rewards.std()),
+        f"frac_{prefix}_zero_std": float(np.mean([np.ptp(group) == 0 for group in groups])),
+    }
+    for name, values in _by_function(state.scores.get(node.id, ())).items():
+        metrics[f"{prefix}s/{name}/mean"] = float(np.nanmean(values)) if np.isfinite(values).any() else 0.0
+    if node.id in state.model_scores:
+        metrics[f"{prefix}s/model/mean"] = float(np.mean(list(state.model_scores[node.id].values())))
+    return metrics
+
+
+def _length_metrics(flow: Dataflow, state: StepState) -> dict[str, float]:
+    rollouts = flow.of_kind(CallKind.GENERATE)
+    if not rollouts:
+        samples = [sample for rows in state.tables.values() for sample in rows.samples]
+        truncated = []
+    else:
+        samples = list(state.generated[rollouts[0].id].samples)
+        truncated = [sample.finish_reason is FinishReason.LENGTH for sample in samples]
+    lengths = np.array([len(sample.token_ids) for sample in samples])
+    metrics = {
+        "response_length/mean": float(lengths.mean()),
+        "response_length/max": float(lengths.max()),
+        "prompt_length/mean": float(np.mean(list({s.prompt.uid: len(s.prompt.token_ids) for s in samples}.values()))),
+    }
+    if rollouts:
+        metrics["response_length/clip_ratio"] = float(np.mean(truncated))
+    return metrics
+
+
+def _logged(flow: Dataflow, state: StepState) -> dict[str, float]:
+    """Means of what reward functions logged (`log_metric`), those of greedy rollouts under `greedy/`."""
+    found: dict[str, float] = {}
+    for node_id, groups in state.scores.items():
+        prefix = "greedy/" if flow.nodes[flow.nodes[node_id].rows].options.get("greedy") else ""
+        found |= {f"{prefix}{name}": value for name, value in logged_means(groups).items()}
+    return found
+
+
+def _by_function(groups: Sequence[GroupScores]) -> dict[str, FloatArray]:
+    names = groups[0].scores if groups else {}
+    return {name: np.concatenate([np.asarray(group.scores[name]) for group in groups]) for name in names}
