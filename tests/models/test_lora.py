@@ -434,3 +434,17 @@ def test_other_adapters_are_refused_before_anything_is_changed(change: Any, mess
     with pytest.raises(ModelError, match=message):
         load_adapter(model, tmp_path / "it", name="x")
     assert not any("lora" in name for name, _ in model.module.named_modules())
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_adapters_and_heads_on_cuda_equal_those_on_the_cpu() -> None:
+    gradients_of, scores = [], []
+    for device in ("cpu", "cuda"):
+        base = tiny_model("llama", device=device)
+        critic = stirred(add_lora(scalar_view(base, seed=1), RANK_4, name="critic", seed=0))
+        outputs = critic.values_and_scores(pack(RAGGED, device=device))
+        gradients_of.append({name: grad.cpu() for name, grad in scalar_gradients(critic.module, *outputs).items()})
+        scores.append(outputs[1].detach().cpu())
+    torch.testing.assert_close(scores[1], scores[0], rtol=0, atol=1e-9)
+    assert largest_error(gradients_of[1], gradients_of[0]) < 1e-9
