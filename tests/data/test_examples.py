@@ -444,3 +444,21 @@ def test_no_question_is_learnt_and_held_out(tmp_path):
     assert len(splits.train) == 6
     with pytest.raises(DataError, match="a reasoning_gym task has prompts, but pairs are needed"):
         open_splits(DataSettings(source="reasoning_gym:chain_sum"), 1, RowKind.PAIRS)
+
+
+def test_the_columns_of_the_documented_formats_are_read(tmp_path):
+    """Every line of the table in docs/data.md, with texts and with messages."""
+    page = (Path(__file__).parents[2] / "docs/data.md").read_text()
+    lines = [line for line in page.splitlines() if line.startswith(("| `examples` |", "| `pairs` |"))]
+    assert len(lines) == 5
+    for line in lines:
+        kind, names = (cell.strip() for cell in line.split("|")[1:3])
+        columns = [name.strip(" `") for name in names.split(",")]
+        texts = {name: f"a b {name}" for name in columns}
+        turns = {name: [user("a"), assistant(name)] for name in columns}
+        if "prompt" in columns:
+            turns = {name: [user("a") if name == "prompt" else assistant(name)] for name in columns}
+        for row in [texts] * ("messages" not in columns) + [turns] * ("text" not in columns):
+            assert len(prepare(tmp_path, row, kind=RowKind(kind.strip("`"))).given(0, 0)) == len(columns) - (
+                "prompt" in columns
+            )

@@ -214,6 +214,13 @@ def test_a_step_does_not_depend_on_what_was_asked_before(order):
         assert one.prompts(step) == straight[step]
 
 
+@given(start=st.integers(0, 20), count=st.integers(0, 9))
+def test_instances_are_taken_by_number_whatever_the_steps(start, count):
+    one = stream(5, 3)
+    run = [prompt for step in range(12) for prompt in one.prompts(step)]
+    assert stream(5, 7).take(start, count) == run[start : start + count]
+
+
 def test_seeds_and_epochs_differ_and_the_order_is_pinned():
     epochs = [asked(stream(30, 30, seed).prompts(step)) for seed in (0, 1) for step in (0, 1)]
     assert len({tuple(epoch) for epoch in epochs}) == 4

