@@ -344,3 +344,15 @@ def test_every_rule_has_been_heard():
     heard = {rule for _, rule, *_ in ONE_STEP}
     several = {"rollout_mismatch", "weights_do_not_move", "entropy_collapse", "explained_variance"}
     assert heard | several == set(RULES)
+
+
+def test_the_page_of_the_docs_lists_every_rule_and_key_with_its_default():
+    page = (Path(__file__).parents[2] / "docs" / "doctor.md").read_text()
+    rows = [[cell.strip(" `") for cell in line.split("|")[1:-1]] for line in page.splitlines() if line.startswith("|")]
+    assert {row[0] for row in rows} >= set(RULES)
+    shown = {row[0].removeprefix("doctor."): row[1] for row in rows if row[0].startswith("doctor.")}
+    defaults = {name: field.default for name, field in DoctorSettings.model_fields.items()}
+    assert shown == {
+        name: "by dtype" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+        for name, value in defaults.items()
+    }
