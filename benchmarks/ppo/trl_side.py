@@ -133,7 +133,7 @@ def build(workload: Workload, folder: str, probe: Probe) -> PPOTrainer:
     config = PPOConfig(
         output_dir=folder,
         use_cpu=True,
-        bf16=False,
+        bf16=workload.peer_precision == "autocast",
         per_device_train_batch_size=micro_batch,
         gradient_accumulation_steps=num_samples // micro_batch,
         local_rollout_forward_batch_size=num_samples,
@@ -164,14 +164,16 @@ def build(workload: Workload, folder: str, probe: Probe) -> PPOTrainer:
         {"input_ids": [list(ids) for ids in workload.prompt_token_ids] * (workload.num_steps + 1)}
     )
 
+    dtype = torch.bfloat16 if workload.peer_precision == "bfloat16" else torch.float32
+
     def scalar(name: str) -> Any:
-        return AutoModelForSequenceClassification.from_pretrained(name, num_labels=1, dtype=torch.float32)
+        return AutoModelForSequenceClassification.from_pretrained(name, num_labels=1, dtype=dtype)
 
     trainer = PPOTrainer(
         args=config,
         processing_class=tokenizer,
-        model=AutoModelForCausalLM.from_pretrained(workload.policy, dtype=torch.float32),
-        ref_model=AutoModelForCausalLM.from_pretrained(workload.policy, dtype=torch.float32),
+        model=AutoModelForCausalLM.from_pretrained(workload.policy, dtype=dtype),
+        ref_model=AutoModelForCausalLM.from_pretrained(workload.policy, dtype=dtype),
         reward_model=scalar(workload.reward),
         value_model=scalar(workload.value),
         train_dataset=queries,

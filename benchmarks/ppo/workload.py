@@ -18,6 +18,9 @@ GAMMA, LAMBDA = 1.0, 0.95
 LEARNING_RATE = 1e-6
 TEMPERATURE = 1.0
 EPOCHS, MINI_BATCHES = 1, 1
+DTYPES = ("float32", "bfloat16")
+PEER_PRECISIONS = ("float32", "autocast", "bfloat16")
+"""TRL: all in float32; its default, float32 weights under bfloat16 autocast; all in bfloat16, without masters."""
 
 
 @dataclass(frozen=True)
@@ -35,8 +38,8 @@ class Size:
     response_tokens: int
 
 
-FULL = Size("Llama of 4 layers, hidden 256, vocabulary 4096, float32", 256, 688, 4, 4, 2, 4096, 128, 128)
-TINY = Size("Llama of 2 layers, hidden 64, vocabulary 512, float32", 64, 128, 2, 4, 2, 512, 16, 12)
+FULL = Size("Llama of 4 layers, hidden 256, vocabulary 4096", 256, 688, 4, 4, 2, 4096, 128, 128)
+TINY = Size("Llama of 2 layers, hidden 64, vocabulary 512", 64, 128, 2, 4, 2, 512, 16, 12)
 
 
 @dataclass(frozen=True)
@@ -53,6 +56,10 @@ class Workload:
     prompts: tuple[str, ...]
     prompt_token_ids: tuple[tuple[int, ...], ...]
     response_tokens: int
+    dtype: str
+    """plait computes in it: float32, or bfloat16 with float32 masters and moments."""
+    peer_precision: str
+    """One of PEER_PRECISIONS."""
     threads: int
     num_steps: int
     """The warm-up step included."""
@@ -77,8 +84,12 @@ def digest(prompts: Iterable[Sequence[int]]) -> str:
     return hashlib.sha256(json.dumps(sorted(map(list, prompts))).encode()).hexdigest()[:16]
 
 
-def create(folder: Path, size: Size, *, num_prompts: int, threads: int, num_steps: int) -> Workload:
-    """Write the three checkpoints, random but for their seeds, and draw the prompts."""
+def create(folder: Path, size: Size, *, num_prompts: int, **settings: Any) -> Workload:
+    """Write the three checkpoints, random but for their seeds, in float32, and draw the prompts.
+
+    Args:
+        settings: the fields of Workload from `dtype` on.
+    """
     tokenizer = _tokenizer(size.vocabulary)
     folders = {name: folder / name for name in ("policy", "value", "reward")}
     for seed, (name, path) in enumerate(folders.items()):
@@ -95,8 +106,7 @@ def create(folder: Path, size: Size, *, num_prompts: int, threads: int, num_step
         prompts=texts,
         prompt_token_ids=token_ids,
         response_tokens=size.response_tokens,
-        threads=threads,
-        num_steps=num_steps,
+        **settings,
         **paths,
     )
 
