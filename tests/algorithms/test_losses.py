@@ -28,6 +28,7 @@ from plait.algorithms.rloo import RLOOOptions, rloo
 from plait.errors import RunError
 from plait.training.loss_batch import MicroBatchLoss, MiniBatchTotals, TokenMeans, loss_share
 from tests.algorithms import oracle
+from tests.algorithms.batches import Outputs, run_loss
 from tests.algorithms.flows import loss_of
 
 LN2 = math.log(2)
@@ -134,10 +135,11 @@ def ragged(flat: np.ndarray, lengths: list[int]) -> oracle.Ragged:
     st.sampled_from(list(KLEstimator)),
     st.sampled_from(list(Ratio)),
     st.sampled_from([0.0, 0.04]),
+    st.sampled_from([None, 1.3]),
     st.booleans(),
     st.integers(0, 2**31),
 )
-def test_the_policy_loss_equals_the_oracle(lengths, aggregation, estimator, ratio, kl_coef, on_policy, seed):
+def test_the_policy_loss_equals_the_oracle(lengths, aggregation, estimator, ratio, kl_coef, dual, on_policy, seed):
     """Loss and its gradient, with an advantage per token, over any split of the samples into micro-batches."""
     rng = np.random.default_rng(seed)
     total = sum(lengths)
@@ -157,6 +159,7 @@ def test_the_policy_loss_equals_the_oracle(lengths, aggregation, estimator, rati
         aggregation=aggregation.value,
         limit=7,
         ratio=ratio.value,
+        dual=dual,
     )
     totals = MiniBatchTotals(total, sum(length > 0 for length in lengths), 7)
     cut = int(rng.integers(0, len(lengths) + 1))
@@ -172,6 +175,7 @@ def test_the_policy_loss_equals_the_oracle(lengths, aggregation, estimator, rati
             clip_low=0.2,
             clip_high=0.28,
             aggregation=aggregation,
+            dual_clip=dual,
             ratio=ratio,
             kl_coef=kl_coef,
             kl_estimator=estimator,
@@ -181,6 +185,31 @@ def test_the_policy_loss_equals_the_oracle(lengths, aggregation, estimator, rati
         gradient += batch.logprobs.grad.tolist()
     assert loss == pytest.approx(expected, rel=1e-12, abs=1e-12)
     assert gradient == pytest.approx([slope for sample in slopes for slope in sample], rel=1e-11, abs=1e-13)
+
+
+@given(
+    st.lists(st.integers(1, 4), min_size=1, max_size=5),
+    st.sampled_from(list(Aggregation)),
+    st.sampled_from(list(Ratio)),
+    st.integers(0, 2**31),
+)
+def test_masked_tokens_are_as_if_they_were_not_there(lengths, aggregation, ratio, seed):
+    """The loss under a mask is that of the kept tokens alone: in values, ratios, means of sequences and metrics."""
+    rng = np.random.default_rng(seed)
+    kept = rng.integers(0, 2, sum(lengths)).astype(bool)
+    logprobs, advantages, old, ref = (rng.normal(size=sum(lengths)) for _ in range(4))
+    options = GRPOOptions(kl_coef=0.1, ratio=ratio, aggregation=aggregation, epochs=2)
+    columns = {"advantages": advantages, "old_logprobs": old, "ref_logprobs": ref}
+    loss = loss_of(grpo, options)
+    poisoned = np.where(kept, logprobs, np.inf)  # whatever stands there, NaN included, must not reach the loss
+    found = run_loss(loss, Outputs(lengths, logprobs=poisoned, mask=kept.astype(float)), columns)
+    shorter = [int(part.sum()) for part in np.split(kept, np.cumsum(lengths)[:-1])]
+    expected = run_loss(
+        loss, Outputs(shorter, logprobs=logprobs[kept]), {name: values[kept] for name, values in columns.items()}
+    )
+    assert found.loss == pytest.approx(expected.loss, rel=1e-12, abs=1e-12)
+    assert np.array(found.gradients["logprobs"])[kept] == pytest.approx(expected.gradients["logprobs"], abs=1e-12)
+    assert found.metrics == pytest.approx(expected.metrics)
 
 
 @pytest.mark.parametrize(
