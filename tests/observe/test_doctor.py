@@ -147,6 +147,14 @@ def test_the_kl_of_the_loss_serves_where_the_step_makes_one_update():
     assert named(Doctor(), 1, without | {"training/optimizer_steps": 4}) == {}, "it has moved within the step"
 
 
+def test_implicit_rewards_before_the_first_update():
+    pairs = {"rewards/chosen": 0.0, "rewards/rejected": -0.2, "training/optimizer_steps": 1, "actor/loss": 0.7}
+    assert list(named(Doctor(), 1, pairs)) == ["wrong_reference"]
+    assert named(Doctor(), 2, pairs) == named(Doctor(), 1, pairs | {"training/optimizer_steps": 2}) == {}
+    assert named(Doctor(), 1, pairs | {"rewards/rejected": -0.04}) == {}
+    assert list(named(Doctor(dtype="float32"), 1, pairs | {"rewards/rejected": -0.04})) == ["wrong_reference"]
+
+
 # -- engine and trainer
 
 

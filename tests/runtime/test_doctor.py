@@ -32,6 +32,8 @@ from plait.runtime.process import set_up
 from plait.runtime.recipe import Recipe
 from plait.runtime.session import Session, claim
 from tests.models.tiny import tiny_model, tiny_tokenizer
+from tests.runtime.test_flows import data as data
+from tests.runtime.test_flows import recipe_of as flow_recipe
 
 MakeRecipe = Callable[..., Recipe]
 Patch = pytest.MonkeyPatch
@@ -129,6 +131,22 @@ def test_a_sound_run_has_no_findings(recipe_of: MakeRecipe, ending_folder: Path,
         assert run.doctor.summary() == ""
     rows = read_rows(recipe.run_dir / "beside.jsonl")
     assert all("baseline" in row for row in rows)
+
+
+@pytest.mark.parametrize("flow", ["sft", "reward_model", "dpo", "ppo", "safe_rlhf"])
+def test_a_sound_run_of_every_flow_has_no_findings(
+    recipe_of: MakeRecipe, ending_folder: Path, data: dict[str, str], flow: str
+) -> None:
+    recipe = flow_recipe(flow, recipe_of, data, model=str(ending_folder))
+    quiet = DoctorSettings(clipped=1.0, entropy_left=0.0, dead_groups=1.0)
+    assert said(recipe, steps=3, settings=quiet) == []
+
+
+def test_a_reference_of_pairs_that_begins_elsewhere_is_named(recipe_of: MakeRecipe, data: dict[str, str]) -> None:
+    with opened(flow_recipe("dpo", recipe_of, data)) as run:
+        run.session.roles["ref"].model.weights.mul_(1.1)
+        findings = run.steps(1)
+    assert "wrong_reference" in errors(findings)
 
 
 # -- one token off

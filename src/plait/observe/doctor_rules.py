@@ -107,7 +107,7 @@ def wrong_reference(reading: Reading) -> Sign | None:
     if kl is None and reading.get("training/optimizer_steps") == 1:
         kl = reading.get("kl")
     if kl is None:
-        return None
+        return _wrong_reference_of_pairs(reading)
     # A mismatch between engine and trainer is another rule's, and part of this difference too.
     floor = max(reading.limits.kl, 3 * (reading.get(ROLLOUT_KL) or 0.0))
     if kl <= floor:
@@ -117,6 +117,21 @@ def wrong_reference(reading: Reading) -> Sign | None:
         kl,
         f"before the first update the policy's KL to the reference is {kl:.2g}, where their numerics allow "
         f"{floor:.1g}: the reference has other weights, another temperature or other tokens",
+        "model",
+    )
+
+
+def _wrong_reference_of_pairs(reading: Reading) -> Sign | None:
+    """DPO's implicit rewards are β times the log-ratio to the reference: 0 before the first update."""
+    rewards = [abs(reading.get(f"rewards/{side}") or 0.0) for side in ("chosen", "rejected")]
+    limit = 5 * reading.limits.probs_diff
+    if reading.get("training/optimizer_steps") != 1 or max(rewards) <= limit:
+        return None
+    return Sign(
+        Severity.ERROR,
+        max(rewards),
+        f"before the first update the implicit rewards are {max(rewards):.2g}, where policy and reference being one "
+        "model makes them 0: the reference has other weights, or reads other tokens",
         "model",
     )
 
