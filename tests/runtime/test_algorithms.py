@@ -43,7 +43,9 @@ def samples_of(recipe: Recipe, step: int) -> list[dict[str, Any]]:
 
 
 def test_every_algorithm_is_run_here() -> None:
-    assert {algorithm for algorithm, _ in VARIANTS.values()} == BUILT_IN.keys()
+    from tests.runtime.test_flows import FLOWS
+
+    assert {algorithm for algorithm, _ in VARIANTS.values()} | set(FLOWS) == BUILT_IN.keys()
     for name in BUILT_IN:
         assert load_flow(name).__name__ == name
 

@@ -255,6 +255,7 @@ def test_a_flow_that_asks_too_much_of_a_role(make_recipe: MakeRecipe, tmp_path: 
         ("costs", ConfigError, r"role `cost`, which nothing fills: set `cost\.functions`"),
         ("judges", FlowError, "role `judge`, which nothing fills"),
     ):
+        functions = {} if name == "other" else {"reward.functions": []}
+        recipe = make_recipe(algorithm=f"{tmp_path}/flow.py:{name}", options={}, **functions)
         with pytest.raises(kind, match=message):
-            functions = {} if name == "other" else {"reward.functions": []}
-            run(make_recipe(algorithm=f"{tmp_path}/flow.py:{name}", options={}, **functions))
+            run(recipe)

@@ -135,7 +135,7 @@ class Engine:
         assert uid not in self._waiting, f"prompt {uid} is in flight already"
         assert all(running.request.prompt.uid != uid for running in self._running), f"prompt {uid} is in flight already"
         if not self.has_work:
-            self._weights_version = self.model.weights._version
+            self._weights_version = self.model.trained_weights._version
         self._waiting[uid] = _Waiting(request, limits, list(range(request.num_samples)))
 
     @torch.no_grad()
@@ -146,7 +146,7 @@ class Engine:
             RunError: the model gave logits that are not finite.
         """
         assert self.has_work, "step without work"
-        assert self.model.weights._version == self._weights_version, "the weights changed while samples were in flight"
+        assert self.model.trained_weights._version == self._weights_version, "the weights changed while samples were in flight"
         queue = (
             batching.WaitingPrompt(uid, len(w.request.prompt.token_ids), len(w.pending), w.kv is not None)
             for uid, w in self._waiting.items()

@@ -32,13 +32,13 @@ class Rewarding:
         """Send a whole group to the functions of every reward that scores this rollout."""
         for node, role in self._readers(rollout):
             if role.pool is not None:
-                state.tickets[role.pool.submit(group)] = node.id
+                state.tickets[str(node.role), role.pool.submit(group)] = node.id
 
     def poll(self, rollout: Node, state: StepState) -> None:
         """Take in what the functions have finished."""
-        for _, role in self._readers(rollout):
+        for node, role in self._readers(rollout):
             if role.pool is not None:
-                self._collect(role.pool.poll(), state)
+                self._collect(node, role.pool.poll(), state)
 
     def rewards_of(
         self, rollout: Node, role: str, groups: Sequence[Sequence[Sample]], state: StepState
@@ -83,10 +83,11 @@ class Rewarding:
             if node.id not in state.tickets.values():  # samples that no rollout made, and so sent nowhere yet
                 rows = state.tables[node.rows]
                 for members in rows.groups.values():
-                    state.tickets[role.pool.submit([rows.samples[i] for i in members])] = node.id
+                    ticket = role.pool.submit([rows.samples[i] for i in members])
+                    state.tickets[str(node.role), ticket] = node.id
             self._progress.phase(node.call, len(samples), "samples")
             with self._recorder.span(node.call, "SCORE", node.role or "", lane="host"):
-                self._collect(role.pool.wait(), state)
+                self._collect(node, role.pool.wait(), state)
             # By ticket: the order in which groups finish must not reach a sum.
             groups = state.scores[node.id] = sorted(state.scores[node.id], key=lambda group: group.ticket)
             for group in groups:
@@ -107,9 +108,10 @@ class Rewarding:
         nodes = [node for node in self._flow.of_kind(CallKind.SCORE) if node.rows == rollout.id]
         return [(node, role) for node in nodes if isinstance(role := self._roles[str(node.role)], RewardRole)]
 
-    def _collect(self, groups: Sequence[GroupScores], state: StepState) -> None:
-        """Keep the scores of groups that are done under the call that sent them; say what went wrong."""
+    def _collect(self, node: Node, groups: Sequence[GroupScores], state: StepState) -> None:
+        """Keep the scores of groups that a role's functions are done with under the call that sent them; say what went
+        wrong."""
         for group in groups:
-            state.scores.setdefault(state.tickets[group.ticket], []).append(group)
+            state.scores.setdefault(state.tickets[str(node.role), group.ticket], []).append(group)
             for trouble in (*group.failures, *group.recovered):
                 self._progress.message(str(trouble))

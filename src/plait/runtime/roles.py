@@ -81,30 +81,39 @@ class _Shelf:
         if one.scalar:
             read = self._language.get(one.name)
             if read is not None and not one.has_head:
-                return scalar_of(read, seed=recipe.seed)
-            return load_scalar(one.name, dtype=recipe.dtype, device=recipe.device, seed=recipe.seed)
+                return scalar_of(read, seed=recipe.seed, head_std=_head_std(one))
+            return self._load_scalar(one)
         if one.name not in self._language:
             self._language[one.name] = load_model(one.name, dtype=recipe.dtype, device=recipe.device)
             return self._language[one.name]
         assert len(languages) > 1, "a checkpoint is read for the first role that needs it"
         return copy_of(self._language[one.name])
 
+    def _load_scalar(self, one: RoleModel) -> ScalarModel:
+        recipe = self._recipe
+        return load_scalar(
+            one.name, dtype=recipe.dtype, device=recipe.device, seed=recipe.seed, head_std=_head_std(one)
+        )
+
     def _adapted(self, one: RoleModel) -> LanguageModel | ScalarModel:
         from plait.models.lora import add_lora, scalar_view, without_lora
 
         recipe = self._recipe
         if one.has_head:
-            base: LanguageModel | ScalarModel = load_scalar(
-                one.name, dtype=recipe.dtype, device=recipe.device, seed=recipe.seed
-            )
+            base: LanguageModel | ScalarModel = self._load_scalar(one)
         else:
             if one.name not in self._language:
                 self._language[one.name] = load_model(one.name, dtype=recipe.dtype, device=recipe.device)
             base = self._language[one.name]
-            base = scalar_view(base, seed=recipe.seed) if one.scalar else base
+            base = scalar_view(base, seed=recipe.seed, head_std=_head_std(one)) if one.scalar else base
         if not one.trained:
             return without_lora(base)
         return add_lora(base, recipe.lora, name=one.role, seed=recipe.seed)
+
+
+def _head_std(one: RoleModel) -> float | None:
+    """A critic without a reward model to begin as values every state at 0; a reward model needs scores that differ."""
+    return 0.0 if one.role.endswith("critic") else None
 
 
 def build_roles(

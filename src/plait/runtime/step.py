@@ -31,8 +31,8 @@ class StepState:
     """Values for the whole batch."""
     generated: dict[int, Rows] = field(default_factory=dict)
     """Id of each GENERATE node → all that it generated, before samples without a reward, or groups, were left out."""
-    tickets: dict[int, int] = field(default_factory=dict)
-    """Ticket of a group at the reward functions → id of the SCORE node that sent it."""
+    tickets: dict[tuple[str, int], int] = field(default_factory=dict)
+    """(role, ticket of a group at its functions) → id of the SCORE node that sent it."""
     scores: dict[int, list[GroupScores]] = field(default_factory=dict)
     """Id of each SCORE node of reward functions → what its functions said, group by group."""
     model_scores: dict[int, dict[str, float]] = field(default_factory=dict)

@@ -1,0 +1,271 @@
+"""Every built-in flow beyond the critic-free ones, from data to final weights, on a tiny model."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from peft import PeftModel
+from transformers import AutoModelForCausalLM
+
+from plait.data.packed import pack
+from plait.data.records import FinishReason, Prompt, Sample
+from plait.errors import RunError, UserError
+from plait.models.scalar_model import load_scalar
+from plait.observe.run_log import read_rows
+from plait.runtime.api import run
+from plait.runtime.estimate import memory_table
+from plait.runtime.prepare import prepare
+from plait.runtime.recipe import Recipe
+from plait.runtime.roles import build_models
+from plait.runtime.scorer import translator_for
+from tests.models.tiny import tiny_tokenizer
+from tests.runtime.test_resume import in_child, result_of, wait_for
+
+MakeRecipe = Callable[..., Recipe]
+
+WORDS = ["seven", "plus", "four", "is", "eleven", "and", "two", "makes", "nine"]
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> dict[str, str]:
+    """Files of examples, of pairs whose chosen responses speak of sevens, and a cost."""
+    files = {
+        "examples": [
+            {"prompt": f"count {i}", "completion": f" {WORDS[i % 9]} 7 {WORDS[(i * 5) % 9]}"} for i in range(24)
+        ],
+        "pairs": [
+            {"prompt": f"say {i}", "chosen": f" 7 {WORDS[i % 9]} 7", "rejected": f" 4 {WORDS[(i + 2) % 9]}"}
+            for i in range(24)
+        ],
+    }
+    for name, rows in files.items():
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "cost.py").write_text(
+        "def long(completions, **columns):\n    return [len(c) / 10 - 1 for c in completions]\n"
+    )
+    return {name: str(tmp_path / f"{name}.jsonl") for name in files} | {"cost": f"{tmp_path}/cost.py:long"}
+
+
+def recipe_of(flow: str, make_recipe: MakeRecipe, data: dict[str, str], **keys: Any) -> Recipe:
+    given = {"reward.functions": [], "sampling": {}, "evaluation.items": 4, "prompts_per_step": 4}
+    match flow:
+        case "sft":
+            own = {**given, "data.source": data["examples"], "options": {}}
+        case "reward_model" | "dpo":
+            own = {**given, "data.source": data["pairs"], "options": {}}
+        case "ppo":
+            own = {"options": {"kl_coef": 0.05, "mini_batches": 2, "target_kl": 0.1, "reward_norm": "mean-std"}}
+        case "safe_rlhf":
+            own = {
+                "options": {"ptx_coef": 0.5, "kl_coef": 0.02, "cost_window": 8},
+                "cost.functions": [data["cost"]],
+                "pretraining.source": data["examples"],
+            }
+    return make_recipe(algorithm=flow, **(own | keys))
+
+
+def metrics_of(recipe: Recipe) -> list[dict[str, Any]]:
+    return read_rows(recipe.run_dir / "metrics.jsonl")
+
+
+@pytest.mark.parametrize(
+    ("flow", "metric", "better"),
+    [
+        ("sft", "eval/actor/loss", min),
+        ("reward_model", "eval/reward/accuracy", max),
+        ("dpo", "eval/rewards/accuracies", max),
+    ],
+)
+def test_offline_flows_learn(
+    make_recipe: MakeRecipe, data: dict[str, str], flow: str, metric: str, better: Any
+) -> None:
+    recipe = recipe_of(flow, make_recipe, data, steps=12, **{"evaluation.every": 12, "optimizer.learning_rate": 3e-3})
+    outcome = run(recipe)
+    assert outcome.before is not None
+    assert outcome.after is not None
+    before, after = outcome.before.metrics(), outcome.after.metrics()
+    assert metric in after, sorted(after)
+    assert better(before[metric], after[metric]) == after[metric] != before[metric]
+    assert (recipe.run_dir / "final" / "model.safetensors").is_file()
+    assert all(math.isfinite(value) for row in metrics_of(recipe) for value in row.values())
+
+
+@pytest.mark.parametrize("flow", ["ppo", "safe_rlhf"])
+def test_flows_with_critics(make_recipe: MakeRecipe, data: dict[str, str], flow: str) -> None:
+    recipe = recipe_of(flow, make_recipe, data, steps=3)
+    run(recipe)
+    rows = metrics_of(recipe)
+    names = {"critic/vf_loss", "critic/vf_explained_var", "actor/pg_loss", "reward", "critic/grad_norm", "kl"}
+    names |= {"lambda", "episode_cost", "cost", "actor/ptx_loss"} if flow == "safe_rlhf" else {"kl_coef"}
+    assert names <= rows[-1].keys(), sorted(names - rows[-1].keys())
+    assert all(math.isfinite(value) for row in rows for value in row.values())
+
+
+OFFLINE = ["sft", "reward_model", "dpo"]
+FLOWS = [*OFFLINE, "ppo", "safe_rlhf"]
+
+
+@pytest.mark.parametrize("flow", FLOWS)
+def test_a_killed_run_resumes_exactly(make_recipe: MakeRecipe, data: dict[str, str], tmp_path: Path, flow: str) -> None:
+    """Killed in the middle of the fourth step of five, with a checkpoint every two; carried values go on too."""
+    keys = {"steps": 5, "checkpoint.every": 2}
+    whole = recipe_of(flow, make_recipe, data, run_dir=str(tmp_path / "whole"), **keys)
+    run(whole)
+    killed = recipe_of(flow, make_recipe, data, run_dir=str(tmp_path / "killed"), **keys)
+    kill_in_step(killed, 3)
+    assert run(killed, resume=True).finished
+    assert result_of(killed.run_dir) == result_of(whole.run_dir)
+
+
+def kill_in_step(recipe: Recipe, step: int) -> None:
+    def until_then() -> None:
+        from plait.runtime.executor import Executor
+
+        train = Executor._train
+
+        def dying(self: Executor, node: Any, state: Any, **options: Any) -> Any:
+            if state.step == step:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return train(self, node, state, **options)
+
+        Executor._train = dying  # type: ignore[method-assign]
+        run(recipe)
+
+    assert wait_for(in_child(until_then), 120) == -signal.SIGKILL
+
+
+def test_a_reward_model_fills_the_reward(make_recipe: MakeRecipe, data: dict[str, str], tmp_path: Path) -> None:
+    """Trained here, then the reward of PPO, beside a function; the critic begins as it."""
+    trained = recipe_of("reward_model", make_recipe, data, steps=6, run_dir=str(tmp_path / "rm"))
+    run(trained)
+    folder = str(trained.run_dir / "final")
+    keys = {"reward.model": folder, "reward.model_weight": 0.5, "evaluation.items": 2, "reward.weights": [2.0]}
+    recipe = recipe_of("ppo", make_recipe, data, steps=2, **keys)
+    outcome = run(recipe)
+    row = metrics_of(recipe)[0]
+    assert row["reward"] == pytest.approx(0.5 * row["rewards/model/mean"] + 2 * row["rewards/count_sevens/mean"])
+    assert row["rewards/model/mean"] != 0
+    assert outcome.after is not None
+    assert math.isfinite(outcome.after.metrics()["eval/reward"])
+    scorer = load_scalar(folder, dtype="float32", device="cpu", seed=0)
+    for sample in read_rows(recipe.run_dir / "samples" / "step-000001.jsonl")[:4]:
+        batch = pack([(sample["prompt_ids"], [sample["token_ids"]])])
+        score = float(scorer.values_and_scores(batch)[1][0])
+        assert sample["reward_score"] == pytest.approx(0.5 * score + 2 * sample["response"].count("7"), abs=1e-4)
+
+
+def test_a_reward_model_reads_its_own_tokens(tiny_folder: Path) -> None:
+    actor, other = tiny_tokenizer(), tiny_tokenizer()
+    assert translator_for(actor, other) is None, "one vocabulary, one template"
+    other.chat_template = "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}{% endfor %}"
+    translator = translator_for(actor, other)
+    assert translator is not None
+    prompt = Prompt(0, "rendered", (1, 2), {"prompt": "what is 7?"})
+    sample = Sample(prompt, 0, (5, 6), (-1.0, -1.0), "it is 7", FinishReason.STOP)
+    read = translator.translate(sample)
+    assert other.decode(read.prompt.token_ids + read.token_ids) == "<user>what is 7?<assistant>it is 7"
+    other.chat_template = None
+    raw = translator.translate(sample)
+    ids = raw.prompt.token_ids + raw.token_ids
+    assert ids[-1] == other.eos_token_id
+    assert other.decode(ids, skip_special_tokens=True) == "renderedit is 7"
+    truncated = translator.translate(dataclasses.replace(sample, finish_reason=FinishReason.LENGTH))
+    assert truncated.token_ids[-1] != other.eos_token_id, "the end was not said"
+
+
+@pytest.mark.parametrize("flow", ["ppo", "sft"])
+def test_adapters_alone_are_trained_and_saved(
+    make_recipe: MakeRecipe, data: dict[str, str], tmp_path: Path, flow: str
+) -> None:
+    keys = {"lora": {"rank": 4}, "steps": 5, "checkpoint.every": 2, "optimizer.learning_rate": 1e-2}
+    recipe = recipe_of(flow, make_recipe, data, run_dir=str(tmp_path / "whole"), **keys)
+    run(recipe)
+    final = recipe.run_dir / "final"
+    assert (final / "adapter_model.safetensors").is_file()
+    assert not (final / "model.safetensors").exists()
+    base = AutoModelForCausalLM.from_pretrained(recipe.model, dtype=torch.float32)
+    loaded = PeftModel.from_pretrained(base, final)
+    changed = [tensor.abs().max() for name, tensor in loaded.state_dict().items() if "lora_B" in name]
+    assert min(changed) > 0
+    rows = metrics_of(recipe)
+    if flow == "ppo":
+        assert rows[0]["kl"] == pytest.approx(0, abs=1e-6), "the reference is the base without the adapter"
+        assert rows[-1]["kl"] > 0
+    killed = recipe_of(flow, make_recipe, data, run_dir=str(tmp_path / "killed"), **keys)
+    kill_in_step(killed, 3)
+    assert run(killed, resume=True).finished
+    weights = [run_dir / "final" / "adapter_model.safetensors" for run_dir in (recipe.run_dir, killed.run_dir)]
+    assert weights[0].read_bytes() == weights[1].read_bytes()
+    assert [row["actor/loss"] for row in metrics_of(killed)] == [row["actor/loss"] for row in rows]
+
+
+def test_roles_with_adapters_share_one_base(make_recipe: MakeRecipe, data: dict[str, str]) -> None:
+    recipe = recipe_of("ppo", make_recipe, data, lora={"rank": 2})
+    prepared = prepare(recipe)
+    models = build_models(prepared.models, recipe)
+    assert set(models) == {"actor", "ref", "critic"}
+    assert len({model.weights.data_ptr() for model in models.values()}) == 1
+    table = dict(memory_table(recipe, prepared.flow, prepared.models, prepared.shapes, 20))
+    assert len([what for what in table if what.endswith("weights (float32)")]) == 1
+    assert table["actor: adapter, its masters, moments and gradients"] > 0
+
+
+def test_dynamic_sampling_draws_until_groups_differ(make_recipe: MakeRecipe, tmp_path: Path) -> None:
+    keys = {"steps": 5, "checkpoint.every": 2, "prompts_per_step": 3, "options": {"dynamic_sampling": True}}
+    (tmp_path / "some.py").write_text(
+        "def some(prompts, completions, **columns):\n"
+        "    return [float(i) if int(p.split()[2]) % 2 else 1.0 for i, p in enumerate(prompts)]\n"
+    )
+    keys |= {"reward.functions": [f"{tmp_path}/some.py:some"], "data.chat_template": False}
+    recipe = make_recipe(run_dir=str(tmp_path / "whole"), **keys)
+    run(recipe)
+    for step, row in enumerate(metrics_of(recipe), 1):
+        assert row["frac_reward_zero_std"] == 0
+        assert row["dynamic/groups_drawn"] == 3 * row["dynamic/rounds"]
+        samples = read_rows(recipe.run_dir / "samples" / f"step-{step:06d}.jsonl")
+        assert len(samples) == 4 * row["dynamic/groups_drawn"]
+        taught = {sample["uid"].split(".")[0] for sample in samples if "advantages" in sample}
+        assert len(taught) == 3
+    killed = make_recipe(run_dir=str(tmp_path / "killed"), **keys)
+    kill_in_step(killed, 3)
+    assert run(killed, resume=True).finished
+    assert result_of(killed.run_dir) == result_of(recipe.run_dir)
+
+
+def test_dynamic_sampling_gives_up(make_recipe: MakeRecipe, tmp_path: Path) -> None:
+    (tmp_path / "reward.py").write_text(
+        "def count_sevens(completions, **columns):\n    return [1.0] * len(completions)\n"
+    )
+    recipe = make_recipe(options={"dynamic_sampling": True, "max_sampling_rounds": 2})
+    with pytest.raises(RunError, match=r"drew 6 groups in 2 rounds and kept none.*options\.max_sampling_rounds"):
+        run(recipe)
+
+
+@pytest.mark.parametrize(
+    ("flow", "keys", "message"),
+    [
+        ("sft", {"reward.functions": ["x.py:f"]}, "`reward` is set, but the flow `sft` has no role `reward`"),
+        ("sft", {"sampling.temperature": 0.5}, "`sampling` is set, but the flow `sft` generates nothing"),
+        ("ppo", {"pretraining.source": "x.jsonl"}, "reads no examples beside its prompts"),
+        ("safe_rlhf", {"pretraining": None}, r"trains on `examples` beside its prompts; set `pretraining\.source`"),
+        ("safe_rlhf", {"cost.functions": []}, r"role `cost`, which nothing fills: set `cost\.functions`"),
+        ("dpo", {"evaluation.functions": ["json:dumps"]}, "judge what a model says, but this flow generates nothing"),
+        ("dpo", {"data.source": "reasoning_gym:chain_sum"}, "pairs"),
+    ],
+)
+def test_what_a_flow_has_no_use_for_is_refused(
+    make_recipe: MakeRecipe, data: dict[str, str], flow: str, keys: dict[str, Any], message: str
+) -> None:
+    recipe = recipe_of(flow, make_recipe, data, **keys)
+    with pytest.raises(UserError, match=message):
+        run(recipe)
+    assert not recipe.run_dir.exists()
