@@ -34,7 +34,7 @@ def write(folder: Path, *rows: object) -> str:
     return str(path)
 
 
-def prepare(folder, *rows, kind=RowKind.EXAMPLES, limit=1000, tokenizer=None, **keys) -> ExampleSet:
+def prepare(folder, *rows, kind=RowKind.EXAMPLES, limit=10_000, tokenizer=None, **keys) -> ExampleSet:
     name = write(folder, *rows)
     source = Source(name, tuple(read_rows(name, kind)), kind)
     return example_set(source, tokenizer or tiny_tokenizer(), DataSettings(source=name, **keys), limit)
@@ -89,7 +89,7 @@ def test_only_turns_of_the_assistant_are_learnt_each_with_the_token_that_closes_
     assert response == f"2{END}\n<|im_start|>user\n1+2?{END}\n<|im_start|>assistant\n3{END}"
     between = f"\n<|im_start|>user\n1+2?{END}\n<|im_start|>assistant\n"
     assert learnt == f"2{END}{'.' * len(between)}3{END}"
-    assert one.sample.text == response
+    assert one.sample.text == tiny_tokenizer().decode(one.sample.token_ids, skip_special_tokens=True)
 
 
 def test_results_of_tools_are_not_learnt(tmp_path):
@@ -241,6 +241,81 @@ def test_conversations_are_those_of_trl_with_a_template_that_marks_the_assistant
     assert [label != -100 for label in labels] == [bool(bit) for bit in theirs["assistant_masks"][:-1]]
 
 
+MARKERS = [
+    *("<|eot_id|>", "<end_of_turn>", "<|end|>", "<|endoftext|>", "<|return|>", "<｜end▁of▁sentence｜>"),
+    *("<|END_OF_TURN_TOKEN|>", "<|END_RESPONSE|>", "<|user|>", "<|assistant|>"),
+]
+
+
+def with_template_of(family: str):
+    """The tiny tokenizer with a chat template that TRL brings along, and the markers that it writes."""
+    import trl
+
+    tokenizer = tiny_tokenizer()
+    tokenizer.add_special_tokens({"additional_special_tokens": MARKERS})
+    tokenizer.bos_token = "<|endoftext|>"
+    tokenizer.chat_template = (Path(trl.__file__).parent / f"chat_templates/{family}.jinja").read_text()
+    return tokenizer
+
+
+def learnt_turns(tokenizer, ids, bits) -> list[str]:
+    marked = "".join(tokenizer.decode([token]) if bit else "\0" for token, bit in zip(ids, bits, strict=True))
+    return [turn for turn in marked.split("\0") if turn]
+
+
+@pytest.mark.parametrize(
+    ("family", "first", "last"),
+    [
+        ("qwen2_5", "two<|im_end|>", "fox<|im_end|>"),
+        ("qwen3_instruct_2507", "two<|im_end|>", "fox<|im_end|>"),
+        ("llama3_2", "two<|eot_id|>", "fox<|eot_id|>"),
+        ("gemma3", "two<end_of_turn>", "fox<end_of_turn>"),
+        ("cohere2", "two<|END_RESPONSE|><|END_OF_TURN_TOKEN|>", "fox<|END_RESPONSE|><|END_OF_TURN_TOKEN|>"),
+        ("deepseekv3", "two<｜end▁of▁sentence｜>", "fox<｜end▁of▁sentence｜>"),
+        # The text ends with a marker of its own, after the one that closes the last turn.
+        ("phi3", "two<|end|>", "fox<|end|>"),
+        # The last turn is closed by another marker.
+        ("gptoss", "<|channel|>final<|message|>two<|end|>", "<|channel|>final<|message|>fox<|return|>"),
+        # Nothing closes a turn but the next one.
+        ("glm4moe", "\n<think></think>\ntwo<|user|>", "\n<think></think>\nfox"),
+    ],
+)
+def test_templates_of_many_families(tmp_path, family, first, last):
+    tokenizer = with_template_of(family)
+    messages = [user("1+1?"), assistant("two"), user("so?"), assistant("fox")]
+    made = prepare(tmp_path, {"messages": messages}, tokenizer=tokenizer)
+    (one,) = made.given(0, 0)
+    assert learnt_turns(tokenizer, one.sample.token_ids, one.trained) == [first, last]
+    assert one.sample.text.endswith("fox")
+    assert made.num_unended == (family == "glm4moe")
+    (alone,) = prepare(tmp_path, {"prompt": messages[:3], "completion": messages[3:]}, tokenizer=tokenizer).given(0, 0)
+    assert learnt_turns(tokenizer, alone.sample.token_ids, alone.trained) == [last]
+
+
+@pytest.mark.parametrize("family", ["cohere", "gemma3", "llama3", "lfm2", "phi3", "qwen3_instruct_2507", "qwen3"])
+def test_what_is_learnt_is_what_templates_for_training_mark_but_for_white_space(tmp_path, family):
+    from trl.data_utils import _tokenize
+
+    tokenizer = with_template_of(f"{family}_training")
+    messages = [user("1+1?"), assistant("two"), user("so?"), assistant("fox")]
+    (one,) = prepare(tmp_path, {"messages": messages}, tokenizer=tokenizer).given(0, 0)
+    theirs = _tokenize(tokenizer, messages, return_assistant_tokens_mask=True)
+    marked = learnt_turns(tokenizer, theirs["input_ids"], theirs["assistant_masks"])
+    found = learnt_turns(tokenizer, one.sample.token_ids, one.trained)
+    assert found == [turn.removesuffix("\n<|endoftext|>").removesuffix("\n<|im_end|>").rstrip() for turn in marked]
+
+
+def test_a_template_that_leaves_out_what_is_said_is_refused(tmp_path):
+    """As those of vision models do with texts."""
+    tokenizer = tiny_tokenizer()
+    tokenizer.chat_template = (
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content if m.role != 'assistant' }}<|im_end|>\n"
+        "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    )
+    with pytest.raises(DataError, match=r"rows.jsonl:1: .* leaves out what the assistant says in turn 2"):
+        prepare(tmp_path, {"messages": [user("a"), assistant("b")]}, tokenizer=tokenizer)
+
+
 @pytest.mark.parametrize("rows", [PAIR_ROWS[:2], PAIR_ROWS[2:]], ids=["explicit", "implicit"])
 def test_pairs_of_texts_are_those_of_trl(tmp_path, rows):
     made = pairs(tmp_path, *rows)
@@ -302,7 +377,7 @@ def reworded(tokenizer):
 def test_a_template_that_rewrites_earlier_turns_is_refused(tmp_path):
     messages = [user("1+1?"), assistant("two#2"), user("so?"), assistant("so#2")]
     tokenizer = reworded(tiny_tokenizer())
-    with pytest.raises(DataError, match=r"rows.jsonl:1: .*writes turn 2 .*`data.source`, with `prompt` and `completi"):
+    with pytest.raises(DataError, match=r"rows.jsonl:1: .*the first 2 turns .*`data.source`, with `prompt` and `com"):
         prepare(tmp_path, {"messages": messages}, tokenizer=tokenizer)
     row = {"prompt": messages[:3], "completion": messages[3:]}
     assert shown(prepare(tmp_path, row, tokenizer=tokenizer).given(0, 0)[0])[1] == f"so#2{END}"
@@ -388,6 +463,7 @@ def test_over_long_examples_fail_or_are_dropped_and_never_cut(tmp_path):
     assert kept.num_trained_tokens == sum(sum(kept.given(i, 0)[0].trained) for i in range(2))
     short = len(free.given(2, 0)[0].sample.prompt.token_ids)
     assert prepare(tmp_path, *rows, overlong_prompts="drop", max_prompt_tokens=short).kept == (1, 2)
+    assert prepare(tmp_path, *rows, overlong_prompts="drop", max_example_tokens=limit).kept == (0, 2)
     with pytest.raises(DataError, match="3 of 3 examples"):
         prepare(tmp_path, *rows, limit=1, overlong_prompts="drop")
 

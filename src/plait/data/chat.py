@@ -6,7 +6,7 @@ Torch-free: the tokenizer comes in as an object of Transformers' interface.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from jinja2 import TemplateError
@@ -30,9 +30,11 @@ class EndingTokenizer(Tokenizer, Protocol):
     """A tokenizer whose end-of-sequence token is asked for: where completions are given."""
 
     eos_token: str | None
-    all_special_tokens: Any
+    all_special_ids: Any
 
     def get_added_vocab(self) -> Mapping[str, int]: ...
+
+    def decode(self, token_ids: Any, *, skip_special_tokens: bool = False) -> Any: ...
 
 
 def render(
@@ -98,8 +100,6 @@ class Spoken(NamedTuple):
     token_ids: tuple[int, ...]
     spans: tuple[tuple[int, int], ...]
     """Half-open ranges of tokens, one per turn of the assistant, each with the token that closes the turn."""
-    text: str
-    """What the assistant said; of several turns, all that was written from the first to the last of them."""
 
     def after(self, cut: int) -> tuple[tuple[int, ...], tuple[float, ...]]:
         """Tokens from `cut`, where the first turn begins, to the end of the last; and 1.0 for each spoken one."""
@@ -110,65 +110,88 @@ class Spoken(NamedTuple):
         return self.token_ids[cut:stop], tuple(trained)
 
 
-def find_spoken(
-    prompt: Messages,
-    turns: Messages,
-    *,
-    render: Callable[[Messages, bool], str],
-    ids: Callable[[str], tuple[int, ...]],
-    closing: Sequence[str],
-    place: str,
-) -> Spoken:
-    """Find what the assistant says in `turns`, which follow `prompt` and hold a turn of the assistant.
+class SpokenFinder:
+    """Finds what the assistant says in a conversation. Few templates mark it (`{% generation %}`).
 
-    Few templates mark it (`{% generation %}`). But what a turn adds is what the conversation that ends with it has
-    beyond one that ends by opening an answer, provided that each of these is the beginning of the next. For a lone turn
-    TRL's weaker rule holds: what the tokens of the opened answer do not share with the whole is response.
-
-    Args:
-        render: messages → text; True: end with what opens an answer.
-        ids: text → token ids.
-        closing: special tokens, one of which closes a turn.
-
-    Raises:
-        DataError: the template writes a turn in another way once others follow.
+    What a turn adds is what the conversation that ends with it has beyond one that ends by opening an answer, provided
+    that the template writes the turns before it as it writes them in the whole.
     """
-    messages = [*prompt, *turns]
-    whole = render(messages, False)
-    token_ids = ids(whole)
-    spans: list[tuple[int, int]] = []
-    first, end = len(whole), 0
-    for number in range(len(prompt), len(messages)):
-        if messages[number]["role"] != "assistant":
-            continue
-        opened = render(messages[:number], True)
-        closed = whole if number == len(messages) - 1 else render(messages[: number + 1], False)
-        if not whole.startswith(closed) or (len(turns) > 1 and not closed.startswith(opened)):
-            raise DataError(
-                f"{place}: the chat template of the model writes turn {number + 1} of the conversation differently "
-                "when it is the last (it drops its reasoning later, perhaps), so what the assistant wrote cannot be "
-                "told; give each answer a row of its own in `data.source`, with `prompt` and `completion`"
-            )
-        first = min(first, len(opened))
-        end = _end_of_turn(closed, closing)
-        stop = len(token_ids) if end == len(whole) else shared_prefix(ids(whole[:end]), token_ids)
-        spans.append((shared_prefix(ids(opened), token_ids), stop))
-    said = _content(turns[0]) if len(turns) == 1 else whole[first:end]
-    return Spoken(token_ids, tuple(spans), said)
 
+    def __init__(self, tokenizer: EndingTokenizer, ids: Ids) -> None:
+        self._tokenizer = tokenizer
+        self._ids = ids
+        self._markers = frozenset(tokenizer.all_special_ids) | frozenset(tokenizer.get_added_vocab().values())
 
-def _end_of_turn(text: str, closing: Sequence[str]) -> int:
-    """Where a turn that ends with `text` ends for the model: after the special token that closes it.
+    def find(self, prompt: Messages, turns: Messages, row: Row, remedy: str) -> Spoken:
+        """Where the assistant speaks in `turns`, which follow `prompt` and hold a turn of it.
 
-    Templates write a line break after that token, for the next turn; the model stops before it and never writes it.
-    Where no special token closes the turn, all of it counts.
-    """
-    stripped = text.rstrip()
-    return len(stripped) if stripped.endswith(tuple(token for token in closing if token)) else len(text)
+        Raises:
+            DataError: the template writes a turn in another way once others follow, or leaves out its content.
+        """
+        messages = [*prompt, *turns]
 
+        def ids(count: int, begin_answer: bool = False) -> tuple[int, ...]:
+            part = messages[:count]
+            text = render(self._tokenizer, part, row, remedy=remedy, begin_answer=begin_answer)
+            return self._ids(text, chat=True)
 
-def _content(message: dict[str, Any]) -> str:
-    content = message["content"]
-    if isinstance(content, list):
-        return "".join(part.get("text", "") for part in content if isinstance(part, dict))
-    return content or ""
+        whole = ids(len(messages))
+        spans = []
+        for number in range(len(prompt), len(messages)):
+            if messages[number]["role"] != "assistant":
+                continue
+            before = self._reach(ids(number), whole, number, row)
+            # An opened answer may hold more than the whole does, such as the begin of reasoning; the tokens from where
+            # they part are response, as in TRL.
+            begin = max(before, shared_prefix(ids(number, begin_answer=True), whole))
+            end = len(whole)
+            if number < len(messages) - 1:
+                end = self._reach(ids(number + 1), whole, number + 1, row)
+            end = self._closed(whole, begin, end)
+            if messages[number]["content"] and all(self._says_nothing(token) for token in whole[begin:end]):
+                raise DataError(
+                    f"{row.place}: the chat template of the model leaves out what the assistant says in turn "
+                    f"{number + 1}; give it another `content`, or another `model`"
+                )
+            spans.append((begin, end))
+        return Spoken(whole, tuple(spans))
+
+    def is_marker(self, token: int) -> bool:
+        """Whether it is a special or an added token."""
+        return token in self._markers
+
+    def _says_nothing(self, token: int) -> bool:
+        return token in self._markers or not self._tokenizer.decode([token]).strip()
+
+    def _reach(self, part: Sequence[int], whole: Sequence[int], number: int, row: Row) -> int:
+        """How far a conversation that ends after `number` messages agrees with the whole.
+
+        At its end may stand what the template writes after a last turn alone (an end of the text).
+        """
+        reach = shared_prefix(part, whole)
+        if all(self._says_nothing(token) for token in part[reach:]):
+            return reach
+        raise DataError(
+            f"{row.place}: the chat template of the model writes the first {number} turns of the conversation "
+            "differently once others follow (it drops their reasoning, perhaps), so what the assistant wrote cannot be "
+            "told; give each answer a row of its own in `data.source`, with `prompt` and `completion`"
+        )
+
+    def _closed(self, whole: Sequence[int], begin: int, end: int) -> int:
+        """The end of a turn for the model: after the marker that closes it.
+
+        Templates write a line break after it, for the next turn; the model stops before it and never writes it. Where
+        no marker closes the turn the one that opens the next does: the model stops there.
+        """
+        last = self._before_blank(whole, begin, end)
+        if last == begin or not self.is_marker(whole[last - 1]):
+            return end + 1 if end < len(whole) and self.is_marker(whole[end]) else end
+        # Some templates end a conversation with one marker more, after the line break.
+        earlier = self._before_blank(whole, begin, last - 1)
+        return earlier if begin < earlier < last - 1 and self.is_marker(whole[earlier - 1]) else last
+
+    def _before_blank(self, whole: Sequence[int], begin: int, end: int) -> int:
+        """`end`, less the white space before it."""
+        while end > begin and not self.is_marker(whole[end - 1]) and self._says_nothing(whole[end - 1]):
+            end -= 1
+        return end

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from plait.data.chat import EndingTokenizer, Ids, find_spoken, render, shared_prefix
+from plait.data.chat import EndingTokenizer, Ids, Spoken, SpokenFinder, render, shared_prefix
 from plait.data.formats import Messages, Parts, Row, RowKind, parts_of
 from plait.data.prompts import EVALUATION_UID, InstanceOrder, PromptEncoder
 from plait.data.records import FinishReason, Prompt, Sample
@@ -85,7 +85,7 @@ class ExampleEncoder:
         self._prompts = PromptEncoder(tokenizer, raw, conversational=first.conversational)
         if not self._chat and tokenizer.eos_token is None:
             raise DataError("the tokenizer has no EOS token to end texts with; give messages, or another `model`")
-        self._closing = (*tokenizer.all_special_tokens, *tokenizer.get_added_vocab())
+        self._spoken = SpokenFinder(tokenizer, self._ids)
 
     def encode(self, row: Row) -> Encoded:
         """
@@ -103,6 +103,10 @@ class ExampleEncoder:
         for response in encoded.responses:
             assert any(response.trained), f"{row.place}: nothing is learnt"
         return encoded
+
+    def ends(self, encoded: Encoded) -> bool:
+        """Whether every response ends with a token that a model can stop at."""
+        return all(self._spoken.is_marker(response.token_ids[-1]) for response in encoded.responses)
 
     def _ended(self, text: str, row: Row) -> str:
         eos = self._tokenizer.eos_token
@@ -136,25 +140,19 @@ class ExampleEncoder:
                 f"{row.place}: the assistant speaks first, so nothing predicts its first word; set "
                 "`data.system_prompt`, or begin with another message"
             )
-        opened = self._render(messages, row, begin_answer=True)
+        opened = render(self._tokenizer, messages, row, remedy=self._prompts.remedy, begin_answer=True)
         alone = self._ids(opened, chat=True)
-        spoken = [
-            find_spoken(
-                messages,
-                [{"role": "assistant", "content": turns}] if isinstance(turns, str) else turns,
-                render=lambda messages, begin_answer: self._render(messages, row, begin_answer=begin_answer),
-                ids=lambda text: self._ids(text, chat=True),
-                closing=self._closing,
-                place=row.place,
-            )
-            for turns in parts.completions
-        ]
+        spoken = [self._find(messages, turns, row) for turns in parts.completions]
         cut = min(shared_prefix(alone, one.token_ids) for one in spoken)
-        responses = tuple(Response(*one.after(cut), one.text) for one in spoken)
-        return Encoded(opened, alone[:cut], responses, merged=cut < len(alone))
+        responses = []
+        for one in spoken:
+            ids, trained = one.after(cut)
+            responses.append(Response(ids, trained, self._tokenizer.decode(ids, skip_special_tokens=True)))
+        return Encoded(opened, alone[:cut], tuple(responses), merged=cut < len(alone))
 
-    def _render(self, messages: Messages, row: Row, *, begin_answer: bool) -> str:
-        return render(self._tokenizer, messages, row, remedy=self._prompts.remedy, begin_answer=begin_answer)
+    def _find(self, messages: Messages, turns: str | Messages, row: Row) -> Spoken:
+        said: Messages = [{"role": "assistant", "content": turns}] if isinstance(turns, str) else turns
+        return self._spoken.find(messages, said, row, self._prompts.remedy)
 
 
 @dataclass(frozen=True)
@@ -173,6 +171,9 @@ class ExampleSet:
     """Rows that were too long, or pairs of equal completions, with `data.overlong_prompts: drop`."""
     num_merged: int
     """Kept rows whose prompt does not end on a token boundary (see `Encoded`)."""
+    num_unended: int
+    """Kept rows with a completion whose last token is no marker, so that a model does not learn there to stop: the
+    source cut it, or the chat template closes no last turn."""
     num_trained_tokens: int
     """Of the kept rows together."""
 
@@ -199,12 +200,13 @@ def example_set(source: Source, tokenizer: EndingTokenizer, settings: DataSettin
     """Tokenise and measure every row of `source`, which holds examples or pairs (`source.kind`).
 
     Args:
-        max_tokens: most tokens of prompt and response together: `data.max_example_tokens`, or the model's positions.
+        max_tokens: the model's positions; `data.max_example_tokens` lowers the limit.
 
     Raises:
         DataError: a row is over the limit, or a pair's completions are equal, and `data.overlong_prompts` is fail; or
             no row is left; or a row cannot be tokenised (see `ExampleEncoder`).
     """
+    max_tokens = min(max_tokens, settings.max_example_tokens or max_tokens)
     encoder = ExampleEncoder(tokenizer, settings, source)
     encoded = [encoder.encode(row) for row in source.rows]
     drop = settings.overlong_prompts is OverlongPrompts.DROP
@@ -228,6 +230,7 @@ def example_set(source: Source, tokenizer: EndingTokenizer, settings: DataSettin
         max(encoded[index].longest for index in kept),
         len(encoded) - len(kept),
         sum(encoded[index].merged for index in kept),
+        sum(not encoder.ends(encoded[index]) for index in kept),
         sum(int(sum(response.trained)) for index in kept for response in encoded[index].responses),
     )
 
