@@ -1,0 +1,193 @@
+"""DPO, reward model and SFT against TRL 1.16's own trainers and collators on the same pairs: loss, gradients, metrics.
+
+Slow to import.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from plait.algorithms.dpo import DPOOptions, dpo
+from plait.algorithms.reward_model import RewardModelOptions, reward_model
+from plait.algorithms.sft import SFTOptions, sft
+from plait.data.records import FinishReason, Prompt, Sample
+from plait.data.rows import Rows
+from plait.dataflow import Column, Level
+from plait.models.language_model import LanguageModel
+from plait.models.saving import save_pretrained
+from plait.models.scalar_model import ScalarModel, scalar_of
+from tests.algorithms.flows import loss_of
+from tests.models.tiny import tiny, tiny_model, tiny_tokenizer
+from tests.training.batches import make_trainer, run_all
+from tests.training.exact import ExactFloat64
+
+pytest.importorskip("trl")
+
+FAMILY = "qwen2"  # untied head, biases
+REF_SEED = 7
+PAIRS = 5
+REF = Column("ref_logprobs", Level.TOKEN, 1, 0)
+
+
+def pairs() -> tuple[Rows, list[dict[str, list[int]]]]:
+    """The same pairs as rows, chosen first, and as TRL's examples. No two lengths are equal in every pair."""
+    rng = np.random.default_rng(0)
+    samples, examples = [], []
+    for uid in range(PAIRS):
+        prompt = Prompt(10 + uid, "", tuple(rng.integers(3, 300, rng.integers(2, 9)).tolist()))
+        both = [tuple(rng.integers(3, 300, rng.integers(1, 12)).tolist()) for _ in range(2)]
+        samples += [Sample(prompt, i, ids, (), "", FinishReason.STOP, -1) for i, ids in enumerate(both)]
+        examples.append(
+            {
+                "prompt_ids": list(prompt.token_ids),
+                "chosen_ids": list(both[0]),
+                "rejected_ids": list(both[1]),
+            }
+        )
+    return Rows(tuple(samples)), examples
+
+
+def trainer_of(model: LanguageModel | ScalarModel, **options: Any) -> Any:
+    """Micro-batches of a few pairs, so that the loss is summed over several of them."""
+    return make_trainer(model, temperature=1.0, micro_batch_tokens=60, **options)
+
+
+def assert_equal_gradients(trainer: Any, module: torch.nn.Module, tolerance: float) -> None:
+    """`tolerance` is a part of the largest gradient."""
+    theirs = {name: param.grad for name, param in module.named_parameters()}
+    largest = max(grad.abs().max().item() for grad in theirs.values() if grad is not None)
+    assert largest > 0.02
+    for block, start, stop in trainer.model.layout.entries:
+        expected = theirs[block.param.name]
+        found = trainer._optimizer.gradients[start:stop].view(block.shape)
+        expected = torch.zeros_like(found) if expected is None else expected
+        assert (found - expected).abs().max() <= tolerance * largest, block.param.name
+
+
+def settings(tmp_path: Any) -> dict[str, Any]:
+    return {"output_dir": str(tmp_path), "use_cpu": True, "bf16": False, "report_to": "none"}
+
+
+@pytest.mark.parametrize(
+    ("loss_type", "smoothing", "beta", "dtype"),
+    [
+        ("sigmoid", 0.0, 0.1, torch.float64),
+        ("sigmoid", 0.0, 0.1, torch.float32),
+        ("hinge", 0.0, 0.05, torch.float64),
+        ("ipo", 0.0, 0.3, torch.float64),
+        ("robust", 0.1, 0.1, torch.float64),
+    ],
+)
+def test_dpo_equals_trl(tmp_path, loss_type, smoothing, beta, dtype):
+    from datasets import Dataset
+    from trl import DPOConfig, DPOTrainer
+    from trl.trainer.dpo_trainer import DataCollatorForPreference
+
+    rows, examples = pairs()
+    args = DPOConfig(**settings(tmp_path), beta=beta, loss_type=[loss_type], label_smoothing=smoothing)
+    text = {name: ["a"] * 2 for name in ("prompt", "chosen", "rejected")}
+    trl = DPOTrainer(
+        model=tiny(FAMILY, dtype=dtype),
+        ref_model=tiny(FAMILY, dtype=dtype, seed=REF_SEED),
+        args=args,
+        train_dataset=Dataset.from_dict(text),
+        processing_class=tiny_tokenizer(),
+    )
+    trl.model.train()
+    trainer, reference = (trainer_of(tiny_model(FAMILY, dtype=dtype, seed=seed)) for seed in (0, REF_SEED))
+    options = DPOOptions(beta=beta, loss_type=loss_type, label_smoothing=smoothing)
+    with ExactFloat64():
+        expected = trl._compute_loss(trl.model, DataCollatorForPreference(pad_token_id=0)(examples), False)
+        expected.backward()
+        _, ref = run_all(reference.logprobs(rows))
+        rows = rows.with_column(REF, ref)
+        loss = loss_of(dpo, options)
+        _, metrics = run_all(
+            trainer.train(rows, {"ref_logprobs": REF}, loss, mini_batches=1, epochs=1, step=0, whole_groups=True)
+        )
+    tolerance = 1e-6 if dtype is torch.float64 else 1e-5  # TRL's head works in float32 even in float64
+    assert metrics["actor/loss"] == pytest.approx(expected.item(), rel=tolerance)
+    assert_equal_gradients(trainer, trl.model, 10 * tolerance)
+    logged = trl._metrics["train"]
+    for name in ("chosen", "rejected", "accuracies", "margins"):
+        assert metrics[f"rewards/{name}"] == pytest.approx(logged[f"rewards/{name}"][0], rel=1e-4), name
+    for name in ("chosen", "rejected"):
+        assert metrics[f"logps/{name}"] == pytest.approx(logged[f"logps/{name}"][0], rel=1e-5), name
+    assert 0 < metrics["rewards/accuracies"] < 1
+
+
+@pytest.mark.parametrize(
+    ("centre", "margin", "dtype"),
+    [(0.0, 0.0, torch.float64), (0.01, 0.5, torch.float64), (0.01, 0.5, torch.float32)],
+)
+def test_the_reward_model_equals_trl(tmp_path, centre, margin, dtype):
+    from datasets import Dataset
+    from transformers import AutoModelForSequenceClassification
+    from trl import RewardConfig, RewardTrainer
+    from trl.trainer.reward_trainer import DataCollatorForPreference
+
+    rows, examples = pairs()
+    model = scalar_of(tiny_model(FAMILY, dtype=dtype), seed=3, head_std=0.2)
+    save_pretrained(model, tmp_path / "model")
+    theirs = AutoModelForSequenceClassification.from_pretrained(tmp_path / "model", dtype=dtype)
+    args = RewardConfig(**settings(tmp_path), center_rewards_coefficient=centre or None)
+    text = {name: ["a"] * 2 for name in ("chosen", "rejected")}
+    trl = RewardTrainer(
+        model=theirs, args=args, train_dataset=Dataset.from_dict(text), processing_class=tiny_tokenizer()
+    )
+    trl.model.train()
+    whole = [{f"{kind}_ids": e["prompt_ids"] + e[f"{kind}_ids"] for kind in ("chosen", "rejected")} for e in examples]
+    whole = [example | {"margin": margin} for example in whole] if margin else whole
+    trainer = trainer_of(model, role="reward")
+    loss = loss_of(reward_model, RewardModelOptions(margin=margin, center_rewards_coefficient=centre), "reward")
+    with ExactFloat64():
+        expected = trl.compute_loss(trl.model, DataCollatorForPreference(pad_token_id=0)(whole))
+        expected.backward()
+        _, metrics = run_all(trainer.train(rows, {}, loss, mini_batches=1, epochs=1, step=0, whole_groups=True))
+    tolerance = 1e-7 if dtype is torch.float64 else 1e-5
+    assert metrics["reward/loss"] == pytest.approx(expected.item(), rel=tolerance)
+    assert_equal_gradients(trainer, trl.model, 10 * tolerance)
+    logged = trl._metrics["train"]
+    for name in ("accuracy", "margin", "mean_reward"):
+        assert metrics[f"reward/{name}"] == pytest.approx(logged[name][0], rel=1e-4), name
+    assert 0 < metrics["reward/accuracy"] < 1
+
+
+def test_sft_equals_the_cross_entropy_of_transformers():
+    """The loss that TRL's SFT trainer takes from the model: labels −100 where nothing is to be learnt."""
+    rows, examples = pairs()
+    mask = Column("trained", Level.TOKEN, 0, 0)
+    trained = np.random.default_rng(1).integers(0, 2, rows.num_tokens).astype(float)
+    module = tiny(FAMILY)
+    parts = iter(np.split(trained, rows.offsets[1:-1]))
+    ids, labels = [], []
+    for example in examples:
+        for kind in ("chosen_ids", "rejected_ids"):
+            ids.append(torch.tensor(example["prompt_ids"] + example[kind]))
+            kept = np.append(np.zeros(len(example["prompt_ids"])), next(parts))
+            labels.append(torch.where(torch.tensor(kept) > 0, ids[-1], -100))
+    padded = torch.nn.utils.rnn.pad_sequence(ids, batch_first=True)
+    attention = torch.nn.utils.rnn.pad_sequence([torch.ones_like(row) for row in ids], batch_first=True)
+    targets = torch.nn.utils.rnn.pad_sequence(labels, batch_first=True, padding_value=-100)
+    trainer = trainer_of(tiny_model(FAMILY))
+    with ExactFloat64():
+        expected = module(input_ids=padded, attention_mask=attention, labels=targets).loss
+        expected.backward()
+        _, metrics = run_all(
+            trainer.train(
+                rows.with_column(mask, trained),
+                {},
+                loss_of(sft, SFTOptions()),
+                mini_batches=1,
+                epochs=1,
+                step=0,
+                mask=mask,
+            )
+        )
+    assert metrics["actor/loss"] == pytest.approx(expected.item(), rel=1e-9)
+    assert metrics["actor/nll"] == pytest.approx(expected.item(), rel=1e-9)
+    assert_equal_gradients(trainer, module, 1e-9)
