@@ -99,6 +99,17 @@ def test_results_of_tools_are_not_learnt(tmp_path):
     assert shown(one)[2].replace(".", "") == f"sum(1, 2){END}it is 3{END}"
 
 
+def test_a_completion_may_begin_with_the_result_of_a_tool(tmp_path):
+    call = {"role": "assistant", "content": "sum(1, 2)"}
+    row = {"prompt": [user("1+2?"), call], "completion": [{"role": "tool", "content": "3"}, assistant("it is 3")]}
+    made = prepare(tmp_path, row)
+    prompt, response, learnt = shown(made.given(0, 0)[0])
+    assert prompt == f"<|im_start|>user\n1+2?{END}\n<|im_start|>assistant\nsum(1, 2){END}\n"
+    opening = f"<|im_start|>tool\n3{END}\n<|im_start|>assistant\n"
+    assert (response, learnt) == (f"{opening}it is 3{END}", f"{'.' * len(opening)}it is 3{END}")
+    assert made.num_merged == 0
+
+
 def test_a_text_prompt_can_be_sent_as_a_message(tmp_path):
     keys = {"chat_template": True, "system_prompt": "add", "prompt_template": "Q: {question}"}
     (one,) = prepare(tmp_path, {"prompt": "1+1?", "completion": "2"}, **keys).given(0, 0)
@@ -518,6 +529,9 @@ def test_no_question_is_learnt_and_held_out(tmp_path):
     conversations = [{"messages": [user(f"{n % 3}"), assistant(f"{n}")]} for n in range(9)]
     splits = open_splits(DataSettings(source=write(tmp_path, *conversations)), 1, RowKind.EXAMPLES)
     assert len(splits.train) == 6
+    one_prompt = [{"prompt": "Review:", "chosen": f" {n % 6}", "rejected": " x"} for n in range(12)]
+    splits = open_splits(DataSettings(source=write(tmp_path, *one_prompt)), 2, RowKind.PAIRS)
+    assert (len(splits.train), len(splits.evaluation)) == (8, 2)
     with pytest.raises(DataError, match="a reasoning_gym task has prompts, but pairs are needed"):
         open_splits(DataSettings(source="reasoning_gym:chain_sum"), 1, RowKind.PAIRS)
 

@@ -100,12 +100,15 @@ class Spoken(NamedTuple):
     token_ids: tuple[int, ...]
     spans: tuple[tuple[int, int], ...]
     """Half-open ranges of tokens, one per turn of the assistant, each with the token that closes the turn."""
+    at_once: bool
+    """Whether the first of the turns is the assistant's."""
 
     def after(self, cut: int) -> tuple[tuple[int, ...], tuple[float, ...]]:
-        """Tokens from `cut`, where the first turn begins, to the end of the last; and 1.0 for each spoken one."""
+        """Tokens from `cut`, the end of the prompt, to the end of the last turn; and 1.0 for each spoken one."""
         stop = self.spans[-1][1]
         trained = [0.0] * (stop - cut)
-        for begin, end in ((cut, self.spans[0][1]), *self.spans[1:]):
+        first = (cut if self.at_once else self.spans[0][0], self.spans[0][1])
+        for begin, end in (first, *self.spans[1:]):
             trained[begin - cut : end - cut] = [1.0] * (end - begin)
         return self.token_ids[cut:stop], tuple(trained)
 
@@ -154,7 +157,7 @@ class SpokenFinder:
                     f"{number + 1}; give it another `content`, or another `model`"
                 )
             spans.append((begin, end))
-        return Spoken(whole, tuple(spans))
+        return Spoken(whole, tuple(spans), turns[0]["role"] == "assistant")
 
     def is_marker(self, token: int) -> bool:
         """Whether it is a special or an added token."""

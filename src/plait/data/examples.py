@@ -140,9 +140,10 @@ class ExampleEncoder:
                 f"{row.place}: the assistant speaks first, so nothing predicts its first word; set "
                 "`data.system_prompt`, or begin with another message"
             )
-        opened = render(self._tokenizer, messages, row, remedy=self._prompts.remedy, begin_answer=True)
-        alone = self._ids(opened, chat=True)
         spoken = [self._find(messages, turns, row) for turns in parts.completions]
+        at_once = all(one.at_once for one in spoken)
+        opened = render(self._tokenizer, messages, row, remedy=self._prompts.remedy, begin_answer=at_once)
+        alone = self._ids(opened, chat=True)
         cut = min(shared_prefix(alone, one.token_ids) for one in spoken)
         responses = []
         for one in spoken:

@@ -72,7 +72,8 @@ class Parts:
         return not isinstance(self.completions[0], str)
 
 
-def text_of(prompt: str | Messages) -> str:
+def text_of(prompt: str | Messages | tuple[str | Messages, ...]) -> str:
+    """A prompt, or completions, as one text to compare and to hash."""
     return prompt if isinstance(prompt, str) else json.dumps(prompt, sort_keys=True)
 
 

@@ -21,6 +21,8 @@ from plait.data.formats import (
     check_one_format,
     make_row,
     nearest,
+    parts_of,
+    text_of,
 )
 from plait.data.settings import DEFAULT_TASK_SIZE, DataSettings
 from plait.errors import DataError
@@ -77,8 +79,9 @@ class Splits:
 def open_splits(settings: DataSettings, evaluation_items: int = 0, kind: RowKind = RowKind.PROMPTS) -> Splits:
     """Read or draw the training rows and `evaluation_items` held-out ones, disjoint by the text of the question.
 
-    The question is the prompt; of rows that are learnt whole, all of the text. Held-out questions are distinct, and
-    depend neither on `data.size` nor on the seed of a run.
+    The question is the prompt; of rows that are learnt whole, all of the text; where all examples or pairs have the
+    same prompt, their completions. Held-out questions are distinct, and depend neither on `data.size` nor on the seed
+    of a run.
 
     Raises:
         DataError: the source is missing, malformed, empty or too small; the message names the key to change.
@@ -151,6 +154,9 @@ def read_rows(
     if not rows:
         raise DataError(f"`{name}` holds no row; give another source in `{key}`")
     check_one_format(rows, kind)
+    if kind is not RowKind.PROMPTS and len({row.question for row in rows}) == 1:
+        # One prompt for all says nothing of what a row is about, and would leave none to hold out.
+        rows = [replace(row, key=text_of(parts_of(row.columns, kind, row.place).completions)) for row in rows]
     names = dict.fromkeys(column for row in rows for column in row.columns)
     return [replace(row, columns={column: row.columns.get(column) for column in names}) for row in rows]
 
