@@ -22,7 +22,12 @@ def train(*tokens: Annotated[str, Parameter(allow_leading_hyphen=True)]) -> int:
     path, overrides, flags = read_recipe("train", tokens, FLAGS)
 
     from plait.runtime.recipe_file import load_recipe
+    from plait.runtime.stages import stage_names
 
+    if path is not None and stage_names(path):
+        from plait.cli.train_stages import train_stages
+
+        return train_stages(path, overrides, dry_run="--dry-run" in flags, resume="--resume" in flags)
     loaded = load_recipe(path, overrides)
     if "--dry-run" in flags:
         from plait.cli.dry_run import dry_run
@@ -45,13 +50,14 @@ def read_recipe(
         ConfigError: there is neither a recipe nor a key, or a token is not understood.
     """
     from plait.runtime.recipe_file import parse_overrides
+    from plait.runtime.stages import stage_names
 
     given = {token for token in tokens if token in flags}
     rest = [token for token in tokens if token not in flags]
     path = Path(rest.pop(0)) if rest and not rest[0].startswith("--") else None
     if path is None and not rest:
         raise ConfigError(f"give a recipe: `{usage_of(command)}`; `plait {command} --help` lists the keys")
-    return path, parse_overrides(rest, (*flags, "--help", "--help-all")), given
+    return path, parse_overrides(rest, (*flags, "--help", "--help-all"), stage_names(path)), given
 
 
 def options() -> Iterator[Option]:

@@ -3,30 +3,34 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError
 
 from plait.checkpoint.store import CheckpointStore
-from plait.errors import ConfigError, RunError
-from plait.models.language_model import load_model
+from plait.errors import ConfigError, RunError, UserError
 from plait.models.saving import save_pretrained
 from plait.observe.progress import Progress
+from plait.observe.run_log import read_rows
+from plait.runtime.algorithm import load_flow, trace_algorithm
 from plait.runtime.controller import Outcome
 from plait.runtime.controller import train as train_session
 from plait.runtime.evaluation import Evaluation
 from plait.runtime.executor import Executor
 from plait.runtime.prepare import prepare
 from plait.runtime.process import set_up
-from plait.runtime.recipe import Recipe
+from plait.runtime.recipe import DType, Recipe
 from plait.runtime.recipe_file import load_recipe
 from plait.runtime.recorder import Recorder
-from plait.runtime.roles import build_roles
+from plait.runtime.role_models import MODEL_ROLES, REWARD_ROLES, main_role, role_models
+from plait.runtime.roles import build_models, build_roles
 from plait.runtime.session import Session, claim, measure, open_pools
+from plait.runtime.stages import Stages, final_folder
 
 
 def train(
@@ -76,6 +80,48 @@ def run(recipe: Recipe, *, resume: bool = False, flow: Callable[..., Any] | None
             return train_session(session)
 
 
+def check_stages(stages: Stages, *, resume: bool = False) -> None:
+    """Check every stage of a recipe before the first begins; its models need not be there yet.
+
+    Raises:
+        UserError: a stage cannot be run; its name is given.
+    """
+    for name in stages.recipes:
+        recipe = stages.foreseen(name)
+        try:
+            if not resume and not recipe.overwrite:
+                claim(recipe, resume=False).close()
+            with ExitStack() as stack:
+                open_pools(prepare(recipe), stack)
+        except UserError as error:
+            raise type(error)(f"stage `{name}`: {error}") from error
+
+
+def run_stages(stages: Stages, *, resume: bool = False) -> Iterator[tuple[str, Recipe, Outcome | None]]:
+    """Run the stages in order, each (name, recipe, outcome) as it ends; stop after one that was stopped.
+
+    With `resume`, stages that are done are left as they are (outcome None), and one that was begun goes on.
+    """
+    for name in stages.recipes:
+        recipe = stages.resolved(name)
+        if resume and _is_done(recipe):
+            yield name, recipe, None
+            continue
+        outcome = run(recipe, resume=resume and (recipe.run_dir / "recipe.yaml").is_file())
+        if outcome.finished and recipe.lora.rank > 0:  # later stages begin with whole weights
+            export_checkpoint(recipe.run_dir, final_folder(recipe), dtype=recipe.dtype, overwrite=True)
+        yield name, recipe, outcome
+        if not outcome.finished:
+            return
+
+
+def _is_done(recipe: Recipe) -> bool:
+    """Whether a run ended with its final weights after as many steps as the recipe asks for."""
+    path = recipe.run_dir / "metrics.jsonl"
+    rows = read_rows(path) if path.is_file() else []
+    return final_folder(recipe).is_dir() and bool(rows) and rows[-1]["step"] == recipe.steps
+
+
 def path_of(function: Callable[..., Any]) -> str:
     """`FILE.py:FUNCTION`, under which a run's recipe names a function given from Python, and finds it again.
 
@@ -122,7 +168,8 @@ def evaluate_model(recipe: Recipe) -> Evaluation:
 def export_checkpoint(
     run_dir: Path, out: Path, *, step: int | None = None, dtype: str = "bfloat16", overwrite: bool = False
 ) -> int:
-    """Write the actor of a run's checkpoint as a Hugging Face folder; returns its step.
+    """Write what a run trained, as its checkpoint has it, as a Hugging Face folder (an adapter merged into its base);
+    returns its step.
 
     Raises:
         ConfigError: there is no such run or checkpoint, or `out` exists.
@@ -138,8 +185,12 @@ def export_checkpoint(
     checkpoint = store.latest() if step is None else store.at(step)
     if checkpoint is None:
         raise ConfigError(f"RUN_DIR: `{run_dir}` has no whole checkpoint")
-    model = load_model(recipe.model, dtype=dtype)
-    model.load_flat(checkpoint.tensors()["actor/masters"])
+    recipe = recipe.model_copy(update={"dtype": DType(dtype), "device": "cpu"})
+    flow = trace_algorithm(load_flow(recipe.algorithm), recipe.options, (*MODEL_ROLES, *REWARD_ROLES))
+    main = main_role(role_models(flow, recipe))
+    model = build_models([main], recipe)[main.role]
+    with torch.no_grad():
+        model.trained_weights.copy_(checkpoint.tensors()[f"{main.role}/masters"])
     try:
         save_pretrained(model, out)
     except (OSError, SafetensorError) as error:

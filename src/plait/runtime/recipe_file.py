@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import difflib
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -28,16 +29,34 @@ def load_recipe(path: Path | None, overrides: Sequence[tuple[str, Any]] = ()) ->
         ConfigError: the file cannot be read or is malformed, a key is unknown (the nearest valid name is offered), or
             a value does not fit.
     """
-    tree = {} if path is None else _read(path)
+    tree = {} if path is None else read_tree(path)
+    if "stages" in tree:
+        raise ConfigError(f"recipe `{path}` has several stages; only `plait train` runs these")
+    return recipe_of(merged(tree, overrides))
+
+
+def merged(tree: Mapping[str, Any], overrides: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    """A copy of the tree with `(dotted key, value)` set; the later wins."""
+    changed = copy.deepcopy(dict(tree))
     for key, value in overrides:
-        _set(tree, key.split("."), value, key)
+        _set(changed, key.split("."), value, key)
+    return changed
+
+
+def recipe_of(tree: Mapping[str, Any]) -> Recipe:
+    """Raises ConfigError where a key is unknown or missing, or a value does not fit."""
     try:
         return Recipe.model_validate(_checked(tree, Recipe, ""))
     except ValidationError as error:
         raise ConfigError(_explain(error)) from None
 
 
-def _read(path: Path) -> dict[str, Any]:
+def read_tree(path: Path) -> dict[str, Any]:
+    """The mapping of keys that a YAML file holds.
+
+    Raises:
+        ConfigError: it cannot be read, or holds something else.
+    """
     if not path.is_file():
         raise ConfigError(f"recipe `{path}` does not exist; give the path of a YAML file")
     try:
@@ -71,7 +90,9 @@ def _one_line(error: yaml.YAMLError) -> str:
     return f"{error.problem} (line {mark.line + 1}, column {mark.column + 1})"  # type: ignore[attr-defined]
 
 
-def parse_overrides(tokens: Sequence[str], flags: Sequence[str] = ()) -> list[tuple[str, Any]]:
+def parse_overrides(
+    tokens: Sequence[str], flags: Sequence[str] = (), stages: Sequence[str] = ()
+) -> list[tuple[str, Any]]:
     """`--key value` or `--key=value` pairs; dashes in a key read as underscores.
 
     The value of a key that holds text or a path is taken as it stands (`null` unsets one that may be unset); of a key
@@ -79,6 +100,7 @@ def parse_overrides(tokens: Sequence[str], flags: Sequence[str] = ()) -> list[tu
 
     Args:
         flags: options without a value that the command has besides, offered where a name is near to theirs.
+        stages: names that a key may begin with, `--NAME.key value`.
 
     Raises:
         ConfigError: a token is no option, a key is unknown, or an option has no value.
@@ -93,7 +115,8 @@ def parse_overrides(tokens: Sequence[str], flags: Sequence[str] = ()) -> list[tu
         if flag := difflib.get_close_matches(f"--{name}", flags, n=1, cutoff=0.8):
             raise ConfigError(f"unknown option `{token}`; did you mean `{flag[0]}`?")
         key = name.replace("-", "_")
-        annotation = _annotation(key)
+        stage, _, rest = key.partition(".")
+        annotation = _annotation(rest if stage in stages and rest else key)
         if not separator:
             if not queue or queue[0].startswith("--"):
                 needs = "a value (true or false)" if annotation is bool else "a value"

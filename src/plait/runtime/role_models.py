@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from plait.dataflow import CallKind, Dataflow
@@ -44,6 +45,12 @@ def role_models(flow: Dataflow, recipe: Recipe) -> tuple[RoleModel, ...]:
         name, key = _begins_as(role, recipe)
         found.append(RoleModel(role, name, role in SCALAR_ROLES, trained, key))
     return tuple(found)
+
+
+def main_role(models: Sequence[RoleModel]) -> RoleModel:
+    """What a run is for: the actor where it is trained, else the first role that is."""
+    trained = [one for one in models if one.trained]
+    return next((one for one in trained if one.role == "actor"), trained[0])
 
 
 def _begins_as(role: str, recipe: Recipe) -> tuple[str, str]:

@@ -25,6 +25,7 @@ from plait.runtime.prepare import Prepared, changed_keys, recipe_text
 from plait.runtime.recipe import Recipe
 from plait.runtime.recorder import Recorder
 from plait.runtime.records import Records, value_of
+from plait.runtime.role_models import main_role
 from plait.runtime.roles import ModelRole, RewardRole, RoleRuntime, build_roles
 from plait.runtime.step import StepState
 from plait.schedule.timeline import trace_events
@@ -140,9 +141,8 @@ class Session:
 
     @property
     def main_role(self) -> ModelRole:
-        """What the run is for: the actor where it is trained, else the first role that is."""
-        trained = [one.role for one in self.prepared.models if one.trained]
-        role = self.roles["actor" if "actor" in trained else trained[0]]
+        """What the run is for."""
+        role = self.roles[main_role(self.prepared.models).role]
         assert isinstance(role, ModelRole)
         return role
 
