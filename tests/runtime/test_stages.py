@@ -13,7 +13,7 @@ from plait.errors import ConfigError
 from plait.observe.run_log import read_rows
 from plait.runtime.stages import load_stages
 
-WORDS = "seven plus four is eleven and two makes nine".split()
+WORDS = ["seven", "plus", "four", "is", "eleven", "and", "two", "makes", "nine"]
 
 
 @pytest.fixture
