@@ -27,6 +27,8 @@ class Outcome:
     before: Evaluation | None = None
     """Of the weights before the first step."""
     after: Evaluation | None = None
+    doctor: str = ""
+    """What the numerics doctor sums up; empty where all was well."""
 
 
 def train(session: Session) -> Outcome:
@@ -48,16 +50,17 @@ def train(session: Session) -> Outcome:
             metrics = run_step(session)  # generate → score → advantages → train
             if is_due(recipe.checkpoint.every, done.step) or stop.asked or done.step == recipe.steps:
                 session.save()
+        summary = session.doctor.summary() if session.doctor is not None else ""
         if done.step < recipe.steps:
-            return Outcome(False, done.step, metrics, before)
+            return Outcome(False, done.step, metrics, before, doctor=summary)
         after = session.records.evaluation(done.step)
         if after is None and session.prepared.num_held_out:
             after = evaluate(session, stop, "leaving the last evaluation, which --resume makes up for")
         if after is None and session.prepared.num_held_out:
-            return Outcome(False, done.step, metrics, before)
+            return Outcome(False, done.step, metrics, before, doctor=summary)
         stop.doing = "writing the final weights"
         session.export_final()
-    return Outcome(True, done.step, metrics, before, after)
+    return Outcome(True, done.step, metrics, before, after, summary)
 
 
 def run_step(session: Session) -> dict[str, float]:
@@ -68,6 +71,7 @@ def run_step(session: Session) -> dict[str, float]:
     session.executor.run_step(state, session.feed.draw)
     session.end_step(state)
     metrics = finish_metrics(session, state, time.perf_counter() - started)
+    findings = session.doctor.after_step(state, metrics) if session.doctor is not None else ()
     if is_due(session.recipe.evaluation.every, done.step) and session.prepared.num_held_out:
         try:
             evaluation = session.evaluate()
@@ -78,6 +82,8 @@ def run_step(session: Session) -> dict[str, float]:
         metrics |= evaluation.metrics()
     session.record_step(state, metrics)
     session.progress.step_done(done.step, metrics)
+    if session.doctor is not None:
+        session.doctor.stop_if_asked(findings)
     return metrics
 
 

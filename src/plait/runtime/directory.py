@@ -7,6 +7,7 @@
         samples/step-000001.jsonl  text, tokens, log-probs, rewards, advantages of each sample of a step
         samples/eval-000001.jsonl  the same of an evaluation's items
         trace.json                 Chrome trace of every action
+        doctor.jsonl               what the numerics doctor knows and said
         rewards.log                what reward functions print
         checkpoints/               see `checkpoint.store`
         best/, final/              Hugging Face folders
@@ -34,11 +35,12 @@ from plait.observe.run_log import RunLog, read_rows, truncate_to, write_rows
 
 RECIPE, METRICS, TRACE, LOCK = "recipe.yaml", "metrics.jsonl", "trace.json", "run.lock"
 EVALUATIONS = "evaluations.jsonl"
+DOCTOR = "doctor.jsonl"
 REWARD_OUTPUT = "rewards.log"
 SAMPLES, CHECKPOINTS, BEST, FINAL = "samples", "checkpoints", "best", "final"
 _LOGS = (METRICS, TRACE)
 """Files that grow row by row; a checkpoint states how long each was."""
-_CLEARED = (RECIPE, CHECKPOINTS, METRICS, EVALUATIONS, TRACE, SAMPLES, BEST, FINAL, "tensorboard", "wandb")
+_CLEARED = (RECIPE, CHECKPOINTS, METRICS, EVALUATIONS, DOCTOR, TRACE, SAMPLES, BEST, FINAL, "tensorboard", "wandb")
 """What `overwrite` removes, in this order: without a recipe nothing can be resumed by mistake half-way."""
 _STEP_FILE = re.compile(r"(?:step|eval)-(\d+)\b.*")
 
@@ -130,6 +132,10 @@ class RunDirectory:
     @property
     def trace_path(self) -> Path:
         return self.path / TRACE
+
+    @property
+    def doctor_path(self) -> Path:
+        return self.path / DOCTOR
 
     @property
     def reward_output_path(self) -> Path:

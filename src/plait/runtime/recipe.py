@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from plait.data.settings import DataSettings
 from plait.generation.settings import SamplingSettings
 from plait.models.lora_settings import LoraSettings
+from plait.observe.doctor_settings import DoctorSettings
 from plait.rewards.settings import RewardSettings
 from plait.training.settings import OptimizerSettings
 
@@ -79,6 +80,7 @@ class Recipe(BaseModel):
     optimizer: OptimizerSettings = OptimizerSettings()
     evaluation: EvaluationSettings = EvaluationSettings()
     checkpoint: CheckpointSettings = CheckpointSettings()
+    doctor: DoctorSettings = DoctorSettings()
     run_dir: Path = Field(Path("runs/run"), description="folder that the run writes")
     overwrite: bool = Field(False, description="clear a run that is already in run_dir")
     seed: int = Field(0, ge=0, description="of everything that is drawn")

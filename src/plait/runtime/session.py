@@ -19,6 +19,7 @@ from plait.observe.progress import Progress
 from plait.observe.trackers import check_trackers
 from plait.rewards.pool import RewardPool
 from plait.runtime.directory import RunDirectory
+from plait.runtime.doctor import RunDoctor
 from plait.runtime.evaluation import Evaluation, evaluate
 from plait.runtime.executor import Executor
 from plait.runtime.prepare import Prepared, changed_keys, recipe_text
@@ -41,6 +42,10 @@ RESUMABLE_KEYS = frozenset(
         "overwrite",
         "run_dir",
         "reward.timeout_s",
+        "cost.timeout_s",
+        "doctor.enabled",
+        "doctor.stop_on",
+        "doctor.repeat_every",
     }
 )
 """Keys that may differ when a run is resumed; every other one would change what its logs compare."""
@@ -137,6 +142,7 @@ class Session:
             self.records = stack.enter_context(
                 Records(prepared, self.directory, resume=self._resume, last_step=self.done.step)
             )
+            self.doctor = stack.enter_context(self._open_doctor()) if recipe.doctor.enabled else None
             undo.pop_all()
 
     @property
@@ -218,6 +224,8 @@ class Session:
         }
         try:
             offsets = self.records.sync()
+            if self.doctor is not None:
+                self.doctor.sync()
             self.store.save(self.done.step, tensors, {"done": vars(self.done), "offsets": offsets})
         except OSError as error:
             raise RunError(f"the logs in {self.directory.path} cannot be written: {error.strerror or error}") from error
@@ -253,6 +261,18 @@ class Session:
                 save_pretrained(self.main_role.model, folder)
         except (OSError, SafetensorError) as error:
             raise RunError(f"{what} cannot be written to {folder}: {error}") from error
+
+    def _open_doctor(self) -> RunDoctor:
+        return RunDoctor(
+            self.prepared.flow,
+            self.roles,
+            self.recipe,
+            self.recipe.doctor,
+            self.directory.doctor_path,
+            resume=self._resume,
+            last_step=self.done.step,
+            tell=self.progress.message,
+        )
 
     def _check_steps(self) -> None:
         if self.done.step > self.recipe.steps:
