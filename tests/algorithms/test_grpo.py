@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plait.algorithms.grpo import GRPOOptions, group_advantages, grpo, subtract_overlong
+from plait.algorithms.grpo import GRPOOptions, group_advantages, grpo, informative, subtract_overlong
 from plait.algorithms.kl import KLPlace, subtract_kl
 from plait.algorithms.losses import KLEstimator
 from plait.dataflow import trace
@@ -98,6 +98,24 @@ def test_truncation_options_are_columns_of_the_rollout():
     assert [str(column) for column in graph.nodes[2].inputs.values()] == ["reward_score[sample]", "tokens_left[sample]"]
     assert str(graph.nodes[-1].inputs["keep"]) == "finished[sample]"
     assert set(graph.nodes[-1].inputs) == {"advantages", "keep"}
+
+
+def test_groups_of_equal_scores_are_not_worth_a_place():
+    # DAPO, eq. 11: 0 < right answers < group size.
+    assert [informative(np.array(group)) for group in ([0.0, 1, 0], [1.0, 1, 1], [0.0, 0, 0])] == [True, False, False]
+    assert informative(np.full(3, 0.1)) is False
+    assert informative(np.array([1.0])) is False, "a group of one has no baseline"
+    assert informative(np.array([])) is False
+
+
+def test_dynamic_sampling_is_part_of_the_generate_call():
+    off, on = (
+        trace(grpo, roles=["actor", "reward"], options=options).nodes[0].options["resample"]
+        for options in (GRPOOptions(), GRPOOptions(dynamic_sampling=True, max_sampling_rounds=4))
+    )
+    assert off is None
+    assert (on.keep, on.reward, on.max_rounds) == (informative, "reward", 4)
+    assert calls(dynamic_sampling=True) == calls()
 
 
 def test_kl_without_a_reference_names_the_role():

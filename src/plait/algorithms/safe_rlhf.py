@@ -22,7 +22,6 @@ from plait.algorithms.ppo import PPOOptions, shaped_scores
 from plait.algorithms.sft import cross_entropy
 from plait.dataflow import Given, Level, Prompts, Role, carried, per_batch, per_sample
 from plait.dataflow.handles import ColumnHandle
-from plait.errors import FlowError
 
 
 class SafeRLHFOptions(PPOOptions):
@@ -50,6 +49,7 @@ class SafeRLHFOptions(PPOOptions):
 
 def safe_rlhf(
     prompts: Prompts,
+    examples: Given,
     actor: Role,
     critic: Role,
     cost_critic: Role,
@@ -57,13 +57,8 @@ def safe_rlhf(
     cost: Role,
     options: SafeRLHFOptions,
     ref: Role | None = None,
-    examples: Given | None = None,
 ) -> None:
-    """The flow. The reference is called only when `kl_coef` > 0, examples are read only when `ptx_coef` > 0.
-
-    Raises:
-        FlowError: `ptx_coef` > 0 without examples, or `kl_coef` > 0 without a reference.
-    """
+    """The flow. The reference is called only when `kl_coef` > 0, examples are read only when `ptx_coef` > 0."""
     samples = actor.generate(prompts)
     costs = cost.score(samples)
     multiplier = lagrange_multiplier(costs, options)
@@ -86,10 +81,6 @@ def safe_rlhf(
     per_batch(token_mean, advantages, name=f"{critic.name}/advantages/mean", level=Level.BATCH)
     train_policy(actor, samples, advantages, logprobs, after=options.critic_warmup_steps)
     if options.ptx_coef > 0:
-        if examples is None:
-            raise FlowError(
-                "ptx_coef > 0 needs `examples`, which nothing fills; set options.ptx_coef to 0 or give pretraining data"
-            )
         actor.train(
             examples,
             loss=partial(cross_entropy, coef=options.ptx_coef, name="actor/ptx_loss"),
