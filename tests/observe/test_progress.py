@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from plait.observe.progress import MetricNames, Progress, clock_text
+from plait.observe.progress import Progress, clock_text, losses
 
 METRICS = {
     "reward": 0.5,
@@ -127,14 +127,12 @@ def test_without_steps_only_the_phase_is_shown():
     assert "steps" not in shown
 
 
-def test_metric_names_can_be_chosen():
+def test_a_run_on_given_samples_shows_its_loss():
     stream = io.StringIO()
-    names = MetricNames(reward="critic/score/mean", stage_seconds_prefix="t/")
-    progress = Progress(1, names=names, stream=stream, clock=Clock())
+    progress = Progress(1, watched=losses("reward", "reward/accuracy"), stream=stream, clock=Clock())
     progress.start()
-    progress.step_done(1, {"critic/score/mean": 0.25, "t/gen": 1})
-    assert "reward 0.250" in stream.getvalue()
-    assert "(gen 1.0)" in stream.getvalue()
+    progress.step_done(1, {"reward/loss": 0.25, "reward/accuracy": 0.625})
+    assert stream.getvalue().startswith("step 1/1  loss 0.2500  accuracy 62.5%  length -  tok/s -  ")
 
 
 @pytest.mark.parametrize(("seconds", "text"), [(0, "0:00"), (75.9, "1:15"), (3599, "59:59"), (4000, "1:06:40")])

@@ -146,7 +146,8 @@ class Engine:
             RunError: the model gave logits that are not finite.
         """
         assert self.has_work, "step without work"
-        assert self.model.trained_weights._version == self._weights_version, "the weights changed while samples were in flight"
+        version = self.model.trained_weights._version
+        assert version == self._weights_version, "the weights changed while samples were in flight"
         queue = (
             batching.WaitingPrompt(uid, len(w.request.prompt.token_ids), len(w.pending), w.kv is not None)
             for uid, w in self._waiting.items()

@@ -1,10 +1,10 @@
 """The live display of a run on stderr: what a person watches while a model learns.
 
 On a terminal: the run's bar with the time left, the bar of the phase within the step (samples finished while
-generating, micro-batches while training), the last steps' reward, KL, response length and tokens/s, and the
-seconds of each stage. Where stderr is no terminal: one plain line per step.
+generating, micro-batches while training), the last steps' watched numbers (reward, KL, response length, tokens/s; or
+loss and accuracy), and the seconds of each stage. Where stderr is no terminal: one plain line per step.
 
-Nothing here decides anything: the numbers come in as metrics, by the names of `MetricNames`.
+Nothing here decides anything: the numbers come in as metrics.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import os
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -25,37 +25,54 @@ _AVERAGED_STEPS = 10
 _DRAWS_PER_S = 4
 
 
-@dataclass(frozen=True, slots=True)
-class MetricNames:
-    """Under which names the shown quantities stand in a step's metrics; one that is missing shows as `-`."""
+STAGE_SECONDS = "timing_s/"
+"""Every metric that begins so is a stage's busy seconds; `timing_s/step` is the whole step and left out."""
 
-    reward: str = "reward"
-    kl: str = "kl"
-    response_length: str = "response_length/mean"
-    tokens_per_s: str = "perf/throughput"
-    stage_seconds_prefix: str = "timing_s/"
-    """Every metric that begins so is a stage's busy seconds; `timing_s/step` is the whole step and left out."""
+
+@dataclass(frozen=True, slots=True)
+class Watched:
+    """A number that a person watches."""
+
+    title: str
+    metric: str
+    """Its name among a step's metrics; where it is missing, `-` is shown."""
+    form: str
+    """Format specification."""
+
+
+_PACE = (
+    Watched("length", "response_length/mean", ".1f"),
+    Watched("tok/s", "perf/throughput", ",.0f"),
+)
+ROLLOUTS = (Watched("reward", "reward", ".3f"), Watched("kl", "kl", ".4f"), *_PACE)
+"""Of a run that generates."""
+
+
+def losses(role: str, *accuracy: str) -> tuple[Watched, ...]:
+    """Of a run that trains `role` on given samples; `accuracy` names a metric, if it has one."""
+    return (Watched("loss", f"{role}/loss", ".4f"), *(Watched("accuracy", name, ".1%") for name in accuracy), *_PACE)
 
 
 class Progress:
     """Shows a run of `total_steps` steps (0: only phases, as in an evaluation by itself). Use as a context manager, so
     that the terminal is given back.
 
-    stream: stderr unless given; live: a terminal's display or plain lines, by default what the stream is; clock:
-    seconds. A redraw takes a millisecond or two, so there are at most four in any second.
+    watched: the numbers shown of a step; stream: stderr unless given; live: a terminal's display or plain lines, by
+    default what the stream is; clock: seconds. A redraw takes a millisecond or two, so there are at most four in any
+    second.
     """
 
     def __init__(
         self,
         total_steps: int,
         *,
-        names: MetricNames | None = None,
+        watched: Sequence[Watched] = ROLLOUTS,
         stream: TextIO | None = None,
         live: bool | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._total_steps = total_steps
-        self._names = names or MetricNames()
+        self._watched = tuple(watched)
         self._stream = sys.stderr if stream is None else stream
         self._is_live = (self._stream.isatty() and os.environ.get("TERM") != "dumb") if live is None else live
         self._clock = clock
@@ -104,10 +121,11 @@ class Progress:
         if self._is_live:
             self._draw(soon=True)
             return
-        step_text, reward, kl, length, tokens_per_s, seconds = row
+        step_text, *numbers, seconds = row
+        shown = "".join(f"{one.title} {number}  " for one, number in zip(self._watched, numbers, strict=True))
         self._print(
-            f"step {step_text}/{self._total_steps}  reward {reward}  kl {kl}  length {length}  tok/s {tokens_per_s}  "
-            f"{seconds} s ({self._stages or 'no stage times'})  left {self._left_text()}"
+            f"step {step_text}/{self._total_steps}  {shown}{seconds} s ({self._stages or 'no stage times'})  "
+            f"left {self._left_text()}"
         )
 
     def message(self, text: str) -> None:
@@ -157,18 +175,11 @@ class Progress:
         self._live.update(self._picture(), refresh=True)
 
     def _row(self, step: int, metrics: Mapping[str, Any]) -> tuple[str, ...]:
-        names = self._names
-        return (
-            str(step),
-            _number(metrics.get(names.reward), ".3f"),
-            _number(metrics.get(names.kl), ".4f"),
-            _number(metrics.get(names.response_length), ".1f"),
-            _number(metrics.get(names.tokens_per_s), ",.0f"),
-            f"{self._step_seconds[-1]:.1f}",
-        )
+        numbers = (_number(metrics.get(one.metric), one.form) for one in self._watched)
+        return (str(step), *numbers, f"{self._step_seconds[-1]:.1f}")
 
     def _stage_text(self, metrics: Mapping[str, Any]) -> str:
-        prefix = self._names.stage_seconds_prefix
+        prefix = STAGE_SECONDS
         stages = {name.removeprefix(prefix): value for name, value in metrics.items() if name.startswith(prefix)}
         stages.pop("step", None)
         return ", ".join(f"{name} {_number(value, '.1f')}" for name, value in stages.items())
@@ -210,7 +221,7 @@ class Progress:
         parts: list[RenderableType] = [bars]
         if self._rows:
             table = Table(box=None, padding=(0, 2), header_style="dim")
-            for title in ("step", "reward", "KL", "length", "tokens/s", "seconds"):
+            for title in ("step", *(one.title for one in self._watched), "seconds"):
                 table.add_column(title, justify="right")
             for index, row in enumerate(self._rows):
                 table.add_row(*row, style="bold" if index == len(self._rows) - 1 else "")

@@ -13,9 +13,10 @@ import torch
 from safetensors import SafetensorError
 
 from plait.checkpoint.store import Checkpoint, CheckpointStore
+from plait.dataflow import CallKind
 from plait.errors import ConfigError, RunError
 from plait.models.saving import save_pretrained
-from plait.observe.progress import Progress
+from plait.observe.progress import ROLLOUTS, Progress, Watched, losses
 from plait.observe.trackers import check_trackers
 from plait.rewards.pool import RewardPool
 from plait.runtime.directory import RunDirectory
@@ -122,7 +123,7 @@ class Session:
             self.saved = checkpoint.step
             torch.set_num_threads(self.done.threads)
         self.done.threads = torch.get_num_threads()
-        self.progress = stack.enter_context(Progress(recipe.steps))
+        self.progress = stack.enter_context(Progress(recipe.steps, watched=self._watched()))
         self.recorder = Recorder(offset_s=self.done.clock_s)
         self.pools = open_pools(prepared, stack, self.directory.reward_output_path)
         self.judges = self.pools.pop("judges", None)
@@ -261,6 +262,15 @@ class Session:
                 save_pretrained(self.main_role.model, folder)
         except (OSError, SafetensorError) as error:
             raise RunError(f"{what} cannot be written to {folder}: {error}") from error
+
+    def _watched(self) -> tuple[Watched, ...]:
+        flow = self.prepared.flow
+        if flow.of_kind(CallKind.GENERATE):
+            return ROLLOUTS
+        role = main_role(self.prepared.models).role
+        pairs = any(node.call == "pairs" for node in flow.of_kind(CallKind.READ))
+        accuracy = ("reward/accuracy" if role == "reward" else "rewards/accuracies",) if pairs else ()
+        return losses(role, *accuracy)
 
     def _open_doctor(self) -> RunDoctor:
         return RunDoctor(
