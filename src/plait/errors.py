@@ -5,7 +5,8 @@ PlaitError
 │   ├── ConfigError      a key of the recipe or of the command line
 │   ├── DataError        a data set, a prompt, a file of the user's
 │   ├── ModelError       a model that cannot be found, read or admitted
-│   └── FlowError        a flow that cannot be traced or bound to its roles
+│   ├── FlowError        a flow that cannot be traced or bound to its roles
+│   └── LayoutError      a mesh, a parallelism or a placement that the model or the devices do not allow
 └── RunError             a run that had to stop (a reward that failed, a disk that is full, a worker that died)
 """
 
@@ -34,6 +35,10 @@ class ModelError(UserError):
 
 class FlowError(UserError):
     """A flow is not a valid dataflow, or a role that it uses is not filled."""
+
+
+class LayoutError(UserError):
+    """A model cannot be spread over these devices in this way."""
 
 
 class RunError(PlaitError, RuntimeError):

@@ -1,5 +1,6 @@
-"""The shard algebra, without torch: logical parameters, blocks of them, and flat buffers that hold blocks.
+"""The shard algebra, without torch: who holds which block of which tensor, and how to get it elsewhere.
 
-Enters: names, shapes and cut dims of a model's parameters. Leaves: who holds which block at which offset of one flat
-buffer. Imports nothing of plait.
+Enters: names, shapes and cuts of a model's parameters; meshes and parallelisms. Leaves: flat buffers of blocks
+(`params`, `shards`), holdings of weights, optimizer state, rows, caches and files (`holdings`, `batches`, `stores`),
+and plans that move one to another (`move`). Imports `errors` only, and NumPy where it assigns ranks or simulates.
 """

@@ -7,9 +7,10 @@ parameters, checkpointing and export are all "copy block from layout A to layout
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import prod
+from typing import Literal
 
 ALIGNMENT_BYTES = 64
 """Every block starts on a multiple of this in every dtype. Vector kernels treat a misaligned head or tail apart, so
@@ -18,6 +19,48 @@ two buffers with other offsets could differ in the last bit."""
 ALIGNMENT_ELEMENTS = ALIGNMENT_BYTES // 2
 """64 bytes of the narrowest working dtype (2 bytes). Offsets count elements, so bfloat16 weights and the float32
 masters of one layout stand at equal offsets and are copied as whole buffers."""
+
+Ends = Literal["first", "last", "both"]
+
+_GROUP_PROJECTIONS = frozenset({"k_proj", "v_proj"})
+
+
+@dataclass(frozen=True)
+class Heads:
+    """How the cut dim of a parameter of the attention is made of heads; ranks cut between heads only.
+
+    All query heads of one group read the same key-value head. A rank has whole groups, or heads of a single group, so
+    that every rank has the same number of query heads per key-value head in each of its groups.
+    """
+
+    heads: int
+    """Query heads of the model."""
+    groups: int
+    """Key-value heads of the model; divides `heads`."""
+    shared: bool = False
+    """The parameter has one part per group (keys, values), not per head: ranks that share a group hold equal parts."""
+
+    def __post_init__(self) -> None:
+        assert 0 < self.groups <= self.heads, f"expected 1 to {self.heads} groups of heads, found {self.groups}"
+        assert self.heads % self.groups == 0, f"{self.heads} heads do not divide into {self.groups} equal groups"
+
+    @property
+    def parts(self) -> int:
+        """Parts of the cut dim that are never split."""
+        return self.groups if self.shared else self.heads
+
+    def part_range(self, index: int, ways: int) -> tuple[int, int]:
+        """Parts [first, stop) of rank `index` of `ways`; `ways` is at most `heads`."""
+        per_group = 1 if self.shared else self.heads // self.groups
+        if ways <= self.groups:
+            return index * self.groups // ways * per_group, (index + 1) * self.groups // ways * per_group
+        group = ((index + 1) * self.groups - 1) // ways
+        first = group * ways // self.groups
+        if self.shared:
+            return group, group + 1
+        members = (group + 1) * ways // self.groups - first
+        place, start = index - first, group * per_group
+        return start + place * per_group // members, start + (place + 1) * per_group // members
 
 
 @dataclass(frozen=True)
@@ -32,23 +75,60 @@ class Param:
     """Dim that tensor parallelism cuts; None: replicated."""
     sections: int = 1
     """Equal parts of the cut dim that are cut each for itself (2: a fused gate-up projection)."""
+    heads: Heads | None = None
+    """Of what the cut dim is made; None: it can be cut anywhere."""
+    ends: Ends = "first"
+    """The pipeline stages that hold a parameter without a layer; "both" for a tied embedding."""
 
     def __post_init__(self) -> None:
         assert self.cut is None or 0 <= self.cut < len(self.shape), f"{self.name}: no dim {self.cut} in {self.shape}"
         assert self.sections == 1 or (self.cut is not None and self.shape[self.cut] % self.sections == 0), (
             f"{self.name}: {self.shape} does not divide into {self.sections} sections along dim {self.cut}"
         )
+        assert self.heads is None or (self.cut is not None and self.extent % self.heads.parts == 0), (
+            f"{self.name}: {self.shape} does not divide into {self.heads} along dim {self.cut}"
+        )
 
     @property
     def num_elements(self) -> int:
         return prod(self.shape)
+
+    @property
+    def extent(self) -> int:
+        """Length of each section of the cut dim; 1 for a parameter without one."""
+        return 1 if self.cut is None else self.shape[self.cut] // self.sections
+
+    @property
+    def grid(self) -> tuple[int, int, int]:
+        """The parameter as a row-major array of three dims whose middle one is what tensor parallelism cuts.
+
+        (everything outside the cut dim times the sections, `extent`, everything inside it). A block is a range of the
+        middle dim, and its storage is this array narrowed to the range: sections need no case of their own.
+        """
+        if self.cut is None:
+            return 1, 1, self.num_elements
+        return prod(self.shape[: self.cut]) * self.sections, self.extent, prod(self.shape[self.cut + 1 :])
+
+    def tp_range(self, index: int, ways: int) -> tuple[int, int]:
+        """The block [start, stop) of rank `index` of `ways`, in elements of a section of the cut dim.
+
+        Extents need not divide: cuts are at i * n // ways, so cuts of 2 ways are among those of 4.
+        """
+        if self.cut is None:
+            return 0, 1
+        if self.heads is None:
+            return index * self.extent // ways, (index + 1) * self.extent // ways
+        size = self.extent // self.heads.parts
+        first, stop = self.heads.part_range(index, ways)
+        return first * size, stop * size
 
 
 @dataclass(frozen=True)
 class Block:
     """The half-open range [start, stop) of a parameter along its cut dim, in elements of that dim.
 
-    A parameter without a cut dim has one block, (0, 1): all of it.
+    Where the cut dim has several sections, the range of each. A parameter without a cut dim has one block, (0, 1): all
+    of it.
     """
 
     param: Param
@@ -56,24 +136,66 @@ class Block:
     stop: int
 
     def __post_init__(self) -> None:
-        assert 0 <= self.start < self.stop <= self.extent(self.param), f"{self.param.name}: no range {self!r}"
-
-    @staticmethod
-    def extent(param: Param) -> int:
-        return 1 if param.cut is None else param.shape[param.cut]
+        assert 0 <= self.start < self.stop <= self.param.extent, f"{self.param.name}: no range {self!r}"
 
     @classmethod
     def whole(cls, param: Param) -> Block:
-        return cls(param, 0, cls.extent(param))
+        return cls(param, 0, param.extent)
 
     @property
     def shape(self) -> tuple[int, ...]:
         shape, cut = self.param.shape, self.param.cut
-        return shape if cut is None else (*shape[:cut], self.stop - self.start, *shape[cut + 1 :])
+        if cut is None:
+            return shape
+        return (*shape[:cut], (self.stop - self.start) * self.param.sections, *shape[cut + 1 :])
 
     @property
     def num_elements(self) -> int:
         return prod(self.shape)
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """All logical parameters of a model, in the order in which a rank lays them out.
+
+    `aliases` maps every further name of a tied parameter to the name it is stored under.
+    """
+
+    params: tuple[Param, ...]
+    aliases: Mapping[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, layout: FlatLayout, heads: int | None = None, groups: int | None = None) -> Parameters:
+        """The parameters of a model that one rank holds whole, with what pipelines and heads need to know.
+
+        A parameter without a layer that stands before the first layer belongs to the first stage, one behind the
+        layers to the last, and a tied one to both. Of parameters with a cut inside an attention module, keys and values
+        have a part per group, the others one per head.
+
+        Args:
+            heads, groups: query heads and key-value heads of the model; None: heads are not kept whole.
+        """
+        params, seen_layer = [], False
+        for block in layout.blocks:
+            param = block.param
+            assert block == Block.whole(param), f"{param.name}: expected all of it on one rank"
+            seen_layer |= param.layer is not None
+            tied = param.layer is None and param.name in layout.aliases.values()
+            ends: Ends = "both" if tied and not seen_layer else "last" if seen_layer else "first"
+            *_, module, _ = ("", "", *param.name.split("."))
+            found = param.heads
+            if heads is not None and param.cut is not None and param.layer is not None and "attn" in param.name:
+                found = Heads(heads, groups or heads, shared=module in _GROUP_PROJECTIONS)
+            params.append(replace(param, ends=ends, heads=found))
+        return cls(tuple(params), dict(layout.aliases))
+
+    @cached_property
+    def num_layers(self) -> int:
+        return 1 + max((param.layer for param in self.params if param.layer is not None), default=-1)
+
+    @cached_property
+    def num_elements(self) -> int:
+        return sum(param.num_elements for param in self.params)
 
 
 @dataclass(frozen=True)
@@ -103,15 +225,13 @@ class FlatLayout:
         offsets, end = [], 0
         for block in self.blocks:
             offsets.append(end)
-            end += -(-block.num_elements // ALIGNMENT_ELEMENTS) * ALIGNMENT_ELEMENTS
+            end += aligned(block.num_elements)
         return tuple(offsets)
 
     @cached_property
     def num_elements(self) -> int:
         """Length of the flat buffer, the alignment gaps included (they hold zeros)."""
-        if not self.blocks:
-            return 0
-        return self.offsets[-1] + -(-self.blocks[-1].num_elements // ALIGNMENT_ELEMENTS) * ALIGNMENT_ELEMENTS
+        return self.offsets[-1] + aligned(self.blocks[-1].num_elements) if self.blocks else 0
 
     @cached_property
     def entries(self) -> tuple[tuple[Block, int, int], ...]:
@@ -119,3 +239,8 @@ class FlatLayout:
         return tuple(
             (block, start, start + block.num_elements) for block, start in zip(self.blocks, self.offsets, strict=True)
         )
+
+
+def aligned(num_elements: int) -> int:
+    """The next multiple of ALIGNMENT_ELEMENTS."""
+    return -(-num_elements // ALIGNMENT_ELEMENTS) * ALIGNMENT_ELEMENTS

@@ -1,0 +1,59 @@
+"""The parameters of a Llama-like decoder from its numbers alone, for plans and estimates without a model at hand."""
+
+from __future__ import annotations
+
+from plait.layout.params import Heads, Param, Parameters
+
+
+def decoder_parameters(
+    *,
+    layers: int,
+    hidden: int,
+    intermediate: int,
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+    vocabulary: int,
+    tied: bool = False,
+    experts: int = 0,
+    cut_vocabulary: bool = False,
+) -> Parameters:
+    """Names, shapes and cuts as Transformers' Llama, Mistral, Qwen and Mixtral families have them.
+
+    Args:
+        intermediate: of the MLP, or of each expert where there are `experts`.
+        cut_vocabulary: tensor parallelism cuts the embedding and the head by rows; otherwise the embedding is
+            replicated, and the head too where it is tied.
+    """
+    query, group = Heads(heads, kv_heads), Heads(heads, kv_heads, shared=True)
+    rows = 0 if cut_vocabulary else None
+    embedding = "model.embed_tokens.weight"
+    params = [Param(embedding, (vocabulary, hidden), cut=rows, ends="both" if tied else "first")]
+    for layer in range(layers):
+        at, attention = f"model.layers.{layer}", f"model.layers.{layer}.self_attn"
+        params += [
+            Param(f"{attention}.q_proj.weight", (heads * head_dim, hidden), layer, 0, heads=query),
+            Param(f"{attention}.k_proj.weight", (kv_heads * head_dim, hidden), layer, 0, heads=group),
+            Param(f"{attention}.v_proj.weight", (kv_heads * head_dim, hidden), layer, 0, heads=group),
+            Param(f"{attention}.o_proj.weight", (hidden, heads * head_dim), layer, 1, heads=query),
+        ]
+        if experts:
+            params += [
+                Param(f"{at}.mlp.gate.weight", (experts, hidden), layer),
+                Param(f"{at}.mlp.experts.gate_up_proj", (experts, 2 * intermediate, hidden), layer, 1, sections=2),
+                Param(f"{at}.mlp.experts.down_proj", (experts, hidden, intermediate), layer, 2),
+            ]
+        else:
+            params += [
+                Param(f"{at}.mlp.gate_proj.weight", (intermediate, hidden), layer, 0),
+                Param(f"{at}.mlp.up_proj.weight", (intermediate, hidden), layer, 0),
+                Param(f"{at}.mlp.down_proj.weight", (hidden, intermediate), layer, 1),
+            ]
+        params += [
+            Param(f"{at}.input_layernorm.weight", (hidden,), layer),
+            Param(f"{at}.post_attention_layernorm.weight", (hidden,), layer),
+        ]
+    params.append(Param("model.norm.weight", (hidden,), ends="last"))
+    if tied:
+        return Parameters(tuple(params), {"lm_head.weight": embedding})
+    return Parameters((*params, Param("lm_head.weight", (vocabulary, hidden), cut=0, ends="last")))

@@ -1,0 +1,136 @@
+"""The planner of moves: from any holdings to any others, each byte once.
+
+Enters: what ranks hold and what they need (`layout.holdings`), the cluster. Leaves: a `MovePlan`. It is a pure function
+of its arguments, so every rank can compute the same plan for itself.
+
+What holds of every plan:
+- a rank receives exactly what it needs and does not hold, nothing twice;
+- a byte enters a node at most once, and only one that no rank of the node holds;
+- senders carry equal loads as far as the holders allow it;
+- each rank works through its messages in the one order of all messages, so no order of arrival can deadlock;
+- no rank ever needs more than one bucket for sending and one for receiving besides the buffers of source and target.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+
+from plait.layout.atoms import Piece, demand
+from plait.layout.holdings import ITEM_BYTES, Box, Holding, Holdings, Slice, aligned_slices
+from plait.layout.mesh import Cluster
+from plait.layout.move_plan import MoveAction, MoveKind, MovePlan
+from plait.layout.route import Transfer, interleaved, rounds, routes, split
+
+BUCKET_BYTES = 64 << 20
+CHUNK_BYTES = 256 << 10
+
+
+def plan_move(
+    source: Holdings,
+    target: Holdings,
+    cluster: Cluster,
+    *,
+    bucket_bytes: int = BUCKET_BYTES,
+    chunk_bytes: int = CHUNK_BYTES,
+) -> MovePlan:
+    """Plan the move from `source` to `target`.
+
+    Where a buffer of a rank has the same name in both, it is the same memory: elements that lie in it at the same place
+    are a view, and what is written must not be where the source lies (`layout.nesting` arranges that). All other
+    buffers are distinct.
+
+    Args:
+        bucket_bytes: longest message.
+        chunk_bytes: shortest message into which a large class of elements is split.
+
+    Raises:
+        LayoutError: a rank needs elements that nobody holds.
+    """
+    assert bucket_bytes >= max(source.item_bytes, target.item_bytes), "a bucket has room for one element at least"
+    _check_shared_buffers(source, target)
+    wire = source.dtype if source.item_bytes < target.item_bytes else target.dtype
+    wanted = demand(source, target)
+    classes = [split(each, ITEM_BYTES[wire], bucket_bytes, chunk_bytes) for each in wanted.classes]
+    chunks = interleaved(classes)
+    transfers = rounds(chunks, routes(chunks, cluster), cluster)
+    rows: dict[int, list[MoveAction]] = defaultdict(list)
+    limit = max(1, bucket_bytes // target.item_bytes)
+    for rank in sorted(wanted.kept):
+        rows[rank] += _local(source, target, rank, wanted.kept[rank], limit)
+    for transfer in transfers:
+        _message(rows, source, target, cluster, transfer)
+    ordered = {rank: tuple(rows[rank]) for rank in sorted(rows)}
+    return MovePlan(cluster, ordered, source.dtype, target.dtype, wire, bucket_bytes)
+
+
+def _check_shared_buffers(source: Holdings, target: Holdings) -> None:
+    for rank, sizes in target.buffers.items():
+        for name, size in sizes.items():
+            other = source.buffers.get(rank, {}).get(name, size)
+            assert other == size, (
+                f"buffer {name} of rank {rank} has {other} elements in the source, {size} in the target"
+            )
+            assert source.dtype == target.dtype or name not in source.buffers.get(rank, {}), (
+                f"buffer {name} of rank {rank} has two dtypes, {source.dtype} and {target.dtype}"
+            )
+
+
+def _local(source: Holdings, target: Holdings, rank: int, pieces: list[Piece], limit: int) -> list[MoveAction]:
+    """Views and copies of what a rank needs and has: one action for all views, copies of `limit` elements at most."""
+    views: list[tuple[Slice, Slice]] = []
+    copies: list[tuple[Slice, Slice]] = []
+    for number, box in pieces:
+        origin = source.find(rank, number, box)
+        for goal in target.find(rank, number, box):
+            if any(held.at(box) == goal.at(box) for held in origin):
+                views.append((goal.at(box), goal.at(box)))
+            else:
+                copies.append(aligned_slices(origin[0], goal, box))
+    actions = [_pairs(MoveKind.VIEW, 0, 0, -1, views)] if views else []
+    batch: list[tuple[Slice, Slice]] = []
+    filled = 0
+    for pair in copies:
+        if batch and filled + pair[0].num_elements > limit:
+            actions.append(_pairs(MoveKind.COPY, 0, 0, -1, batch))
+            batch, filled = [], 0
+        batch.append(pair)
+        filled += pair[0].num_elements
+    return actions + ([_pairs(MoveKind.COPY, 0, 0, -1, batch)] if batch else [])
+
+
+def _pairs(kind: MoveKind, seq: int, round: int, peer: int, pairs: Iterable[tuple[Slice, Slice]]) -> MoveAction:
+    origin, goal = zip(*pairs, strict=True)
+    return MoveAction(kind, seq, round, peer, origin, goal)
+
+
+def _message(
+    rows: dict[int, list[MoveAction]], source: Holdings, target: Holdings, cluster: Cluster, transfer: Transfer
+) -> None:
+    """Add both ends of a message, and the copies of what the receiver needs in a second place."""
+    seq, at, sender, receiver = transfer.seq, transfer.round, transfer.sender, transfer.receiver
+    outgoing: list[tuple[Holding, Box]] = []
+    incoming: list[tuple[Holding, Box]] = []
+    extra: list[tuple[Slice, Slice]] = []
+    for number, box in transfer.chunk.pieces:
+        # A rank that forwards what it received has it where the target wants it.
+        origin = source.find(sender, number, box) or target.find(sender, number, box)
+        first, *others = target.find(receiver, number, box)
+        outgoing.append((origin[0], box))
+        incoming.append((first, box))
+        extra += [aligned_slices(first, other, box) for other in others if other.at(box) != first.at(box)]
+    if cluster.is_store(sender) or cluster.is_store(receiver):
+        pairs = [aligned_slices(origin, goal, box) for (origin, box), (goal, _) in zip(outgoing, incoming, strict=True)]
+        if cluster.is_store(sender):
+            assert not cluster.is_store(receiver), "stores run nothing: a store cannot copy to another"
+            rows[receiver].append(_pairs(MoveKind.READ, seq, at, sender, pairs))
+        else:
+            rows[sender].append(_pairs(MoveKind.WRITE, seq, at, receiver, pairs))
+    else:
+        sent = tuple(held.at(box) for held, box in outgoing)
+        got = tuple(held.at(box) for held, box in incoming)
+        rows[sender].append(MoveAction(MoveKind.SEND, seq, at, receiver, sent, ()))
+        rows[receiver].append(MoveAction(MoveKind.RECV, seq, at, sender, (), got))
+    if extra:
+        assert not cluster.is_store(receiver), "a store holds each element in one place"
+        rows[receiver].append(_pairs(MoveKind.COPY, seq, at, -1, extra))

@@ -1,0 +1,199 @@
+"""The plan of a move, as a value: what each rank sends, receives and copies, in order, with the places of all bytes."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import cached_property
+from typing import Any
+
+from plait.errors import DataError
+from plait.layout.holdings import ITEM_BYTES, Slice
+from plait.layout.mesh import Cluster
+
+FORMAT = "plait-move"
+VERSION = 1
+
+
+class MoveKind(StrEnum):
+    """What an action of a move does on its rank."""
+
+    VIEW = "VIEW"
+    """Nothing: the elements lie where the target wants them."""
+    COPY = "COPY"
+    SEND = "SEND"
+    RECV = "RECV"
+    READ = "READ"
+    """From a store (a file), by the rank that needs it."""
+    WRITE = "WRITE"
+    """To a store, by a rank that holds it."""
+
+
+@dataclass(frozen=True, slots=True)
+class MoveAction:
+    """One step of one rank.
+
+    seq:    number of the message, the same on both ends; a local action has that of the next message in its row
+    round:  a rank sends at most one message and receives at most one per round
+    peer:   the other rank or store; -1 for a local action
+    source: where the elements are read: on this rank; in the store for READ; empty for RECV
+    target: where they are written: on this rank; in the store for WRITE; empty for SEND
+
+    A message is its slices one after another, each row-major, in the wire dtype. Where there are both, source[i] and
+    target[i] have the same shape.
+    """
+
+    kind: MoveKind
+    seq: int
+    round: int
+    peer: int
+    source: tuple[Slice, ...]
+    target: tuple[Slice, ...]
+
+    @property
+    def num_elements(self) -> int:
+        return sum(piece.num_elements for piece in self.source or self.target)
+
+
+@dataclass(frozen=True)
+class MovePlan:
+    """A move of one list of parameters.
+
+    rows:         rank → its actions, in order; a store has none
+    wire_dtype:   of messages; the narrower of the two dtypes
+    bucket_bytes: no message is longer
+    """
+
+    cluster: Cluster
+    rows: Mapping[int, tuple[MoveAction, ...]]
+    source_dtype: str
+    target_dtype: str
+    wire_dtype: str
+    bucket_bytes: int
+
+    @property
+    def item_bytes(self) -> int:
+        """Of an element on the wire."""
+        return ITEM_BYTES[self.wire_dtype]
+
+    def __iter__(self) -> Iterator[tuple[int, MoveAction]]:
+        return ((rank, action) for rank in sorted(self.rows) for action in self.rows[rank])
+
+    @cached_property
+    def link_bytes(self) -> dict[tuple[int, int], int]:
+        """(sender, receiver) → bytes of all messages between them; a store may be either."""
+        totals: dict[tuple[int, int], int] = defaultdict(int)
+        for rank, action in self:
+            match action.kind:
+                case MoveKind.SEND | MoveKind.WRITE:
+                    totals[rank, action.peer] += action.num_elements * self.item_bytes
+                case MoveKind.READ:
+                    totals[action.peer, rank] += action.num_elements * self.item_bytes
+        return dict(totals)
+
+    @property
+    def total_bytes(self) -> int:
+        return sum(self.link_bytes.values())
+
+    def received_bytes(self, rank: int) -> int:
+        return sum(size for (_, receiver), size in self.link_bytes.items() if receiver == rank)
+
+    def sent_bytes(self, rank: int) -> int:
+        return sum(size for (sender, _), size in self.link_bytes.items() if sender == rank)
+
+    def copied_bytes(self, rank: int) -> int:
+        """Written by local copies, in the target dtype."""
+        size = ITEM_BYTES[self.target_dtype]
+        return sum(x.num_elements * size for x in self.rows.get(rank, ()) if x.kind == MoveKind.COPY)
+
+    @cached_property
+    def node_bytes(self) -> dict[int, tuple[int, int]]:
+        """Node → bytes that leave it and bytes that enter it."""
+        totals: dict[int, list[int]] = defaultdict(lambda: [0, 0])
+        for (sender, receiver), size in self.link_bytes.items():
+            origin, goal = self.cluster.node_of(sender), self.cluster.node_of(receiver)
+            if origin != goal:
+                totals[origin][0] += size
+                totals[goal][1] += size
+        return {node: (out, into) for node, (out, into) in totals.items()}
+
+    @property
+    def num_messages(self) -> int:
+        return sum(action.kind in (MoveKind.SEND, MoveKind.READ, MoveKind.WRITE) for _, action in self)
+
+    @property
+    def num_rounds(self) -> int:
+        return 1 + max((action.round for _, action in self if action.peer >= 0), default=-1)
+
+    def transient_bytes(self, rank: int) -> int:
+        """Most that the messages of one round need as buckets, one for sending and one for receiving."""
+        totals: dict[int, int] = defaultdict(int)
+        for action in self.rows.get(rank, ()):
+            if action.peer >= 0:
+                totals[action.round] += action.num_elements * self.item_bytes
+        return max(totals.values(), default=0)
+
+    def to_text(self) -> str:
+        """One line per rank: counts and bytes; then each message, `12@3>5 4096` for seq 12 in round 3 to rank 5."""
+        lines = []
+        for rank in sorted(self.rows):
+            words = [f"rank {rank}:"]
+            for action in self.rows[rank]:
+                size = action.num_elements * self.item_bytes
+                match action.kind:
+                    case MoveKind.VIEW | MoveKind.COPY:
+                        words.append(f"{action.kind}#{size}")
+                    case MoveKind.SEND | MoveKind.WRITE:
+                        words.append(f"{action.seq}@{action.round}{action.kind}>{action.peer}#{size}")
+                    case MoveKind.RECV | MoveKind.READ:
+                        words.append(f"{action.seq}@{action.round}{action.kind}<{action.peer}#{size}")
+            lines.append(" ".join(words))
+        return "\n".join(lines) + "\n"
+
+    def to_json(self) -> str:
+        rows = {
+            str(rank): [
+                [x.kind.value, x.seq, x.round, x.peer, [*map(list, x.source)], [*map(list, x.target)]] for x in row
+            ]
+            for rank, row in sorted(self.rows.items())
+        }
+        record = {
+            "format": FORMAT,
+            "version": VERSION,
+            "nodes": self.cluster.nodes,
+            "devices": self.cluster.devices,
+            "source_dtype": self.source_dtype,
+            "target_dtype": self.target_dtype,
+            "wire_dtype": self.wire_dtype,
+            "bucket_bytes": self.bucket_bytes,
+            "rows": rows,
+        }
+        return json.dumps(record)
+
+    @classmethod
+    def from_json(cls, text: str, name: str = "move") -> MovePlan:
+        """Raises `DataError` when the text is no such plan; `name` is for the message."""
+        try:
+            record = json.loads(text)
+        except json.JSONDecodeError as error:
+            raise DataError(f"{name}: expected a move in JSON, found text that does not parse: {error}") from error
+        if not isinstance(record, dict) or (record.get("format"), record.get("version")) != (FORMAT, VERSION):
+            raise DataError(f'{name}: expected "format": "{FORMAT}" and version {VERSION}')
+        try:
+            rows = {int(rank): tuple(_action(words) for words in row) for rank, row in record["rows"].items()}
+            return cls(
+                Cluster(record["nodes"], record["devices"]),
+                rows,
+                *(record[key] for key in ("source_dtype", "target_dtype", "wire_dtype", "bucket_bytes")),
+            )
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise DataError(f"{name}: expected the rows of a move, found {error!r}") from error
+
+
+def _action(words: list[Any]) -> MoveAction:
+    kind, seq, round_, peer, source, target = words
+    slices = lambda found: tuple(Slice(b, o, tuple(shape), tuple(strides)) for b, o, shape, strides in found)  # noqa: E731
+    return MoveAction(MoveKind(kind), seq, round_, peer, slices(source), slices(target))

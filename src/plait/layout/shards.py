@@ -1,0 +1,110 @@
+"""Which block of which parameter each rank of a layout holds.
+
+Pipeline stages hold layers, tensor parallelism cuts each parameter along its own dim, dp repeats. The optimizer's
+state is the same parameters, further cut over dp as one flat range (ZeRO-1).
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from plait.errors import LayoutError
+from plait.layout.mesh import Cluster, Layout, Parallelism
+from plait.layout.params import ALIGNMENT_ELEMENTS, Block, FlatLayout, Param, Parameters
+
+
+def check(parameters: Parameters, layout: Layout, cluster: Cluster | None = None) -> None:
+    """Refuse a layout that the model or the devices do not allow.
+
+    Raises:
+        LayoutError: names the key to change (ranks, tp, pp or stages) and what would be accepted.
+    """
+    sizes = layout.parallelism
+    if cluster is not None and (highest := max(layout.mesh.ranks)) >= cluster.num_devices:
+        raise LayoutError(f"ranks: expected ranks below {cluster.num_devices}, the devices there are, found {highest}")
+    if sizes.pp > max(1, parameters.num_layers):
+        raise LayoutError(f"pp: expected at most {parameters.num_layers}, the layers of the model, found {sizes.pp}")
+    if sizes.stages and sum(sizes.stages) != parameters.num_layers:
+        raise LayoutError(
+            f"stages: expected {parameters.num_layers} layers in all, found {' + '.join(map(str, sizes.stages))} "
+            f"= {sum(sizes.stages)}"
+        )
+    if sizes.tp == 1:
+        return
+    if all(param.cut is None for param in parameters.params):
+        raise LayoutError(f"tp: expected 1, because the model has no plan for tensor parallelism, found {sizes.tp}")
+    limit, param = _narrowest(parameters)
+    if sizes.tp > limit:
+        what = "query heads" if param.heads else f"elements of dim {param.cut} of {param.name}"
+        raise LayoutError(f"tp: expected at most {limit}, the {what}, found {sizes.tp}")
+
+
+def _narrowest(parameters: Parameters) -> tuple[int, Param]:
+    """How many ways the least divisible parameter can be cut, and that parameter."""
+    ways = lambda param: param.heads.heads if param.heads else param.extent  # noqa: E731
+    param = min((param for param in parameters.params if param.cut is not None), key=ways)
+    return ways(param), param
+
+
+def stage_bounds(num_layers: int, parallelism: Parallelism) -> tuple[int, ...]:
+    """First layer of each stage, and the number of layers behind the last."""
+    if parallelism.stages:
+        bounds = [0]
+        for layers in parallelism.stages:
+            bounds.append(bounds[-1] + layers)
+        return tuple(bounds)
+    return tuple(stage * num_layers // parallelism.pp for stage in range(parallelism.pp + 1))
+
+
+def stages_of(param: Param, bounds: tuple[int, ...]) -> tuple[int, ...]:
+    """The stages that hold a parameter: one, or two for a tied embedding. `bounds` as of `stage_bounds`."""
+    last = len(bounds) - 2
+    if param.layer is not None:
+        return (next(stage for stage in range(last + 1) if param.layer < bounds[stage + 1]),)
+    match param.ends:
+        case "first":
+            return (0,)
+        case "last":
+            return (last,)
+        case "both":
+            return (0, last) if last else (0,)
+
+
+def shard(parameters: Parameters, parallelism: Parallelism, tp: int, pp: int, *, once: bool = False) -> FlatLayout:
+    """The flat buffer of working weights of the ranks with these coordinates (equal for every dp).
+
+    once: leave out a tied parameter on all but the first stage that holds it (masters and moments exist once).
+    """
+    return _shard(_Same(parameters), parallelism, tp, pp, once)
+
+
+class _Same:
+    """Compares by identity: hashing every parameter of a model at each lookup would cost more than the answer."""
+
+    def __init__(self, parameters: Parameters) -> None:
+        self.parameters = parameters
+
+    def __hash__(self) -> int:
+        return id(self.parameters)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Same) and other.parameters is self.parameters
+
+
+@lru_cache(maxsize=1024)
+def _shard(same: _Same, parallelism: Parallelism, tp: int, pp: int, once: bool) -> FlatLayout:
+    parameters = same.parameters
+    bounds = stage_bounds(parameters.num_layers, parallelism)
+    blocks = []
+    for param in parameters.params:
+        stages = stages_of(param, bounds)
+        if pp in (stages[:1] if once else stages):
+            blocks.append(Block(param, *param.tp_range(tp, parallelism.tp)))
+    names = {block.param.name for block in blocks}
+    return FlatLayout(tuple(blocks), {alias: name for alias, name in parameters.aliases.items() if name in names})
+
+
+def zero_range(num_elements: int, index: int, ways: int) -> tuple[int, int]:
+    """Elements [start, stop) of a flat buffer that dp rank `index` of `ways` updates; cuts keep the alignment."""
+    lines = num_elements // ALIGNMENT_ELEMENTS
+    return index * lines // ways * ALIGNMENT_ELEMENTS, (index + 1) * lines // ways * ALIGNMENT_ELEMENTS

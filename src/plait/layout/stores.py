@@ -1,0 +1,96 @@
+"""Files as a layout: what is saved under one plan is loaded under any other.
+
+A checkpoint is a set of stores (`mesh.Cluster.store`), each with some boxes of some parameters, every element in one of
+them. Saving is a move from ranks to stores, loading a move back; the manifest is the stores' holdings as JSON.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Mapping
+from typing import Any
+
+from plait.errors import DataError, LayoutError
+from plait.layout.atoms import demand
+from plait.layout.holdings import Box, Holding, Holdings, packed
+from plait.layout.mesh import Cluster
+from plait.layout.params import Param
+
+FORMAT = "plait-layout"
+VERSION = 1
+
+
+def stored_once(held: Holdings, cluster: Cluster, buffer: str = "file") -> Holdings:
+    """One store for each rank, with each element in the store of one rank that holds it; equal loads if possible."""
+    ranks = sorted(held.ranks)
+    boxes: dict[int, list[tuple[int, Box]]] = {cluster.store(index): [] for index in range(len(ranks))}
+    store_of = {rank: cluster.store(index) for index, rank in enumerate(ranks)}
+    loads: dict[int, int] = defaultdict(int)
+    owners: dict[tuple[int, Box], list[int]] = defaultdict(list)
+    for rank, pieces in demand(held, held).kept.items():
+        for piece in pieces:
+            owners[piece].append(rank)
+    for (number, box), holders in sorted(owners.items(), key=lambda item: (len(item[1]), item[0])):
+        rank = min(holders, key=lambda rank: (loads[rank], rank))
+        loads[rank] += box.num_elements
+        boxes[store_of[rank]].append((number, box))
+    return packed(held.params, held.dtype, {store: sorted(pieces) for store, pieces in boxes.items()}, buffer)
+
+
+def to_manifest(held: Holdings, cluster: Cluster) -> str:
+    """The holdings of stores as JSON, parameters by name."""
+    params = {param.name: [list(param.shape), param.cut, param.sections] for param in held.params}
+    stores = [
+        {
+            "buffers": dict(held.buffers[rank]),
+            "holdings": [[held.params[h.param].name, list(h.box), h.buffer, h.offset, list(h.strides)] for h in mine],
+        }
+        for rank, mine in sorted(held.ranks.items())
+    ]
+    assert all(cluster.is_store(rank) for rank in held.ranks), "a manifest describes stores"
+    record = {"format": FORMAT, "version": VERSION, "dtype": held.dtype, "params": params, "stores": stores}
+    return json.dumps(record)
+
+
+def from_manifest(text: str, params: tuple[Param, ...], cluster: Cluster, name: str = "manifest") -> Holdings:
+    """The holdings that a manifest describes, as a source for these parameters on this cluster.
+
+    Raises:
+        DataError: the text is no manifest.
+        LayoutError: a parameter is missing, or differs in shape or in how it is cut.
+    """
+    try:
+        record = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise DataError(f"{name}: expected a layout in JSON, found text that does not parse: {error}") from error
+    if not isinstance(record, dict) or (record.get("format"), record.get("version")) != (FORMAT, VERSION):
+        raise DataError(f'{name}: expected "format": "{FORMAT}" and version {VERSION}')
+    try:
+        return _read(record, params, cluster, name)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        if isinstance(error, LayoutError):
+            raise
+        raise DataError(f"{name}: expected the holdings of stores, found {error!r}") from error
+
+
+def _read(record: Mapping[str, Any], params: tuple[Param, ...], cluster: Cluster, name: str) -> Holdings:
+    for param in params:
+        mine = [list(param.shape), param.cut, param.sections]
+        found = record["params"].get(param.name)
+        if found != mine:
+            raise LayoutError(
+                f"{name}: expected {param.name} with (shape, cut dim, sections) {mine}, found {found or 'none'}; "
+                "load the checkpoint into the model that it was saved from"
+            )
+    index = {param.name: number for number, param in enumerate(params)}
+    ranks: dict[int, tuple[Holding, ...]] = {}
+    buffers: dict[int, dict[str, int]] = {}
+    for number, store in enumerate(record["stores"]):
+        ranks[cluster.store(number)] = tuple(
+            Holding(index[param], Box(*box), buffer, offset, tuple(strides))
+            for param, box, buffer, offset, strides in store["holdings"]
+            if param in index
+        )
+        buffers[cluster.store(number)] = {key: int(size) for key, size in store["buffers"].items()}
+    return Holdings(params, record["dtype"], ranks, buffers)
