@@ -105,6 +105,9 @@ def test_flows_with_critics(make_recipe: MakeRecipe, data: dict[str, str], flow:
     run(recipe)
     rows = metrics_of(recipe)
     names = {"critic/vf_loss", "critic/vf_explained_var", "actor/pg_loss", "reward", "critic/grad_norm", "kl"}
+    updates = recipe.steps * (4 if flow == "ppo" else 3)
+    steps = [row["training/optimizer_steps"] + row["critic/optimizer_steps"] for row in rows]
+    assert sum(steps) == updates, "Safe-RLHF's actor is trained twice in a step"
     names |= {"lambda", "episode_cost", "cost", "actor/ptx_loss"} if flow == "safe_rlhf" else {"kl_coef"}
     assert names <= rows[-1].keys(), sorted(names - rows[-1].keys())
     assert all(math.isfinite(value) for row in rows for value in row.values())

@@ -17,6 +17,7 @@ from plait.runtime.rewarding import Rewarding
 from plait.runtime.roles import ModelRole, RewardRole, RoleRuntime
 from plait.runtime.rollout import Draw, Rollout
 from plait.runtime.step import StepState
+from plait.training.trainer import COUNTS
 
 
 class Executor:
@@ -58,7 +59,7 @@ class Executor:
             elif node.kind is CallKind.TRAIN:
                 if state.step >= node.options["after"]:
                     self.is_training = True
-                    state.metrics |= self._train(node, state, evaluate=False)
+                    _merge(self._train(node, state, evaluate=False), node, state)
             else:
                 self._run(node, state)
         self.is_training = False
@@ -163,6 +164,15 @@ class Executor:
         role = self.roles[str(node.role)]
         assert isinstance(role, ModelRole), f"{node.call}: role `{node.role}` is no model"
         return role
+
+
+def _merge(metrics: dict[str, float], node: Node, state: StepState) -> None:
+    """A role that is trained twice in a step: counts add up, the second's other numbers stand under its call's name."""
+    for name, value in metrics.items():
+        if name in state.metrics and name.rpartition("/")[2] in COUNTS:
+            state.metrics[name] += value
+        else:
+            state.metrics[f"{node.call}/{name.rpartition('/')[2]}" if name in state.metrics else name] = value
 
 
 def _record(name: str, value: FloatArray, state: StepState) -> None:

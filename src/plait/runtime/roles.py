@@ -160,6 +160,7 @@ def _trainer(one: RoleModel, model: LanguageModel | ScalarModel, flow: Dataflow,
         temperature=recipe.sampling.temperature if generates else 1.0,
         total_optimizer_steps=flow.optimizer_steps(one.role, recipe.steps) if one.trained else 0,
         max_response_tokens=recipe.sampling.max_response_tokens,
+        stop_token_ids=recipe.sampling.stop_token_ids,
         checkpoint_activations=recipe.checkpoint_activations,
         seed=recipe.seed,
     )

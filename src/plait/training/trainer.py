@@ -30,6 +30,20 @@ from plait.training.optimizer import MasterOptimizer, StepReport
 from plait.training.rollout_check import coverage, rollout_comparison
 from plait.training.settings import OptimizerSettings
 
+COUNTS = frozenset(
+    {
+        "optimizer_steps",
+        "skipped_steps",
+        "nonfinite_losses",
+        "nonfinite_gradients",
+        "nonfinite_outputs",
+        "masked_mini_batches",
+        "tokens_computed",
+        "tokens_unshared",
+    }
+)
+"""Metrics of a `train` call that add up where a role is trained twice; they stand behind the last `/`."""
+
 NO_VALUES: Mapping[Column, FloatArray] = MappingProxyType({})
 
 
