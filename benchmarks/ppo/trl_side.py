@@ -130,10 +130,12 @@ def build(workload: Workload, folder: str, probe: Probe) -> PPOTrainer:
     num_samples = len(workload.prompts)
     micro_batch = min(MICRO_BATCH_SAMPLES, num_samples)
     assert num_samples % micro_batch == 0, f"{num_samples} samples do not divide into micro-batches of {micro_batch}"
+    if workload.peer_precision == "autocast":  # bf16=True does not reach the Accelerator that this trainer makes
+        os.environ["ACCELERATE_MIXED_PRECISION"] = "bf16"
     config = PPOConfig(
         output_dir=folder,
         use_cpu=True,
-        bf16=workload.peer_precision == "autocast",
+        bf16=False,
         per_device_train_batch_size=micro_batch,
         gradient_accumulation_steps=num_samples // micro_batch,
         local_rollout_forward_batch_size=num_samples,

@@ -20,7 +20,7 @@ TEMPERATURE = 1.0
 EPOCHS, MINI_BATCHES = 1, 1
 DTYPES = ("float32", "bfloat16")
 PEER_PRECISIONS = ("float32", "autocast", "bfloat16")
-"""TRL: all in float32; its default, float32 weights under bfloat16 autocast; all in bfloat16, without masters."""
+"""TRL: all in float32; training under bfloat16 autocast, the rest float32; all in bfloat16, without masters."""
 
 
 @dataclass(frozen=True)
