@@ -295,6 +295,7 @@ def test_calls_of_ppo():
     assert [call for call in calls(kl_coef=0) if "." in call] == [*head, "critic.values", "critic.train", "actor.train"]
     reused = [call for call in calls(kl_coef=0, epochs=4, mini_batches=2) if "." in call]
     assert reused == [*head, "actor.logprobs", "critic.values", "critic.train", "actor.train"]
+    assert "actor.logprobs" not in calls(old_logprobs="engine", epochs=2), "those of the sampling stand in"
     metrics = {"vf_explained_var", "values/mean", "returns/mean", "rewards/mean", "advantages/mean"}
     assert {f"critic/{name}" for name in metrics} <= set(calls())
     assert "advantages" not in calls(whiten_advantages=False)

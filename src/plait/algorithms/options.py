@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
 from typing import Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -24,11 +25,23 @@ class UpdateOptions(BaseModel):
         return self.mini_batches * self.epochs
 
 
+class LogprobSource(StrEnum):
+    """Where the log-probs of the policy that a batch begins with come from."""
+
+    TRAINER = "trainer"
+    """A forward of the trainer: exactly what the first update computes again."""
+    ENGINE = "engine"
+    """What the engine recorded when it sampled: a forward less, and as far off as engine and trainer are."""
+
+
 class PolicyOptions(UpdateOptions):
     """Of every algorithm that updates a policy by the clipped surrogate."""
 
     kl_coef: float = Field(0.0, ge=0, description="weight of the KL to the reference; 0 needs no reference")
     kl_estimator: KLEstimator = Field(KLEstimator.K1, description="k1, k2 or k3; in the loss k2 or k3")
+    old_logprobs: LogprobSource = Field(
+        LogprobSource.TRAINER, description="trainer, or engine (those of the sampling: saves a forward)"
+    )
     clip_low: float = Field(0.2, gt=0, lt=1, description="lower clip of the probability ratio")
     clip_high: float = Field(0.2, gt=0, description="upper clip of the probability ratio")
     dual_clip: float | None = Field(

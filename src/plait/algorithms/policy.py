@@ -9,8 +9,8 @@ from typing import Any
 
 from plait.algorithms.kl import KLPlace, adapted_kl_coef, mean_kl, reward_to_go, subtract_kl
 from plait.algorithms.losses import Ratio, policy_loss
-from plait.algorithms.options import PolicyOptions
-from plait.dataflow import Level, Role, Samples, carried, per_batch, per_sample
+from plait.algorithms.options import LogprobSource, PolicyOptions
+from plait.dataflow import Generated, Level, Role, Samples, carried, per_batch, per_sample
 from plait.dataflow.handles import ColumnHandle
 from plait.errors import FlowError
 
@@ -71,7 +71,7 @@ class PolicyLogprobs:
 def policy_logprobs(
     actor: Role,
     ref: Role | None,
-    samples: Samples,
+    samples: Generated,
     options: PolicyOptions,
     kl_in: KLPlace,
     controller: KLController | None = None,
@@ -90,7 +90,10 @@ def policy_logprobs(
         )
     ref_logprobs = ref.logprobs(samples) if ref is not None and options.kl_coef > 0 else None
     measured = ref_logprobs is not None and (kl_in is KLPlace.REWARD or controller is not None)
-    start = actor.logprobs(samples) if options.updates > 1 or measured else None
+    start = None
+    if options.updates > 1 or measured:
+        from_engine = options.old_logprobs is LogprobSource.ENGINE
+        start = samples.logprobs if from_engine else actor.logprobs(samples)
     kl_coef = None
     if controller is not None and ref_logprobs is not None and start is not None:
         kl_coef = _adapting(controller, options, start, ref_logprobs)
