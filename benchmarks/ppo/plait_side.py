@@ -89,6 +89,7 @@ def recipe(workload: Workload, folder: Path) -> Recipe:
             "algorithm": "ppo",
             "options": {
                 "kl_coef": KL_COEF,
+                "old_logprobs": "engine",  # as TRL takes them
                 "clip_low": CLIP_RANGE,
                 "clip_high": CLIP_RANGE,
                 "value_clip": VALUE_CLIP_RANGE,

@@ -40,8 +40,8 @@ def test_the_memory_of_a_run() -> None:
     table = dict(memory_table(recipe, flow, models, {"it": shape}, 10))
     assert table["actor: weights (bfloat16)"] == table["ref: weights (bfloat16)"] == 2 * shape.parameters
     assert table["actor: masters, moments and gradients"] == 16 * shape.parameters
-    # the logits of a chunk, their exponentials and the gradient, in float32
-    assert table["logits of one chunk"] == 3 * logprobs.HEAD_CHUNK_ROWS * 320 * 4
+    # the logits of a chunk, their exponentials and the gradient, the latter two in float32
+    assert table["logits of one chunk"] == logprobs.HEAD_CHUNK_ROWS * 320 * (2 + 4 + 4)
     mixture = ModelShape.from_config(tiny_config("mixtral", **MOE).to_dict())
     table = dict(memory_table(recipe, flow, models, {"it": mixture}, 10))
     assert table["ref: weights (bfloat16)"] == 2 * mixture.parameters

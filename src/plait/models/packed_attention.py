@@ -22,9 +22,7 @@ from torch import Tensor
 
 from plait.data.packed import PackedBatch, Span
 from plait.models.pieces import Piece
-
-KEPT_SCORES = 32 * 1024 * 1024
-"""Probabilities of one layer that are kept for the backward, in elements; a batch with more recomputes them."""
+from plait.models.shape import KEPT_SCORES
 
 
 @dataclass(frozen=True)

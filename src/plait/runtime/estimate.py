@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from plait.dataflow import CallKind, Dataflow
 from plait.models.hub import read_config
-from plait.models.shape import HEAD_CHUNK_ROWS, ModelShape
+from plait.models.shape import HEAD_CHUNK_ROWS, KEPT_SCORES, ModelShape
 from plait.runtime.recipe import Recipe
 from plait.runtime.role_models import RoleModel
 from plait.training.memory import BYTES, parameter_bytes
@@ -63,7 +63,8 @@ def memory_table(
         models: which model each role begins as.
         longest_tokens: of the prompts; where nothing is generated, of the given samples.
     """
-    rows = _adapted_rows(recipe, models, shapes) if recipe.lora.rank > 0 else _whole_rows(recipe, models, shapes)
+    rows = [("process: libraries and tokenizer", PROCESS_BYTES)]
+    rows += _adapted_rows(recipe, models, shapes) if recipe.lora.rank > 0 else _whole_rows(recipe, models, shapes)
     shape = shapes[recipe.model]
     width = BYTES[recipe.dtype]
     if flow.of_kind(CallKind.GENERATE):
@@ -71,11 +72,54 @@ def memory_table(
         context = longest_tokens + recipe.sampling.max_response_tokens
         kv_per_token = 2 * shape.layers * shape.kv_heads * shape.head_dim * width
         rows.append((f"KV cache ({running} samples x {context} tokens)", running * context * kv_per_token))
-    largest = max(_activation_bytes(recipe, shapes[one.name], width) for one in models)
-    rows.append((f"activations ({recipe.micro_batch_tokens} tokens)", largest))
+    batch = _Batch.of(recipe, flow, longest_tokens)
+    # Roles train one after the other, and what one has freed the next takes.
+    largest = max(_activation_bytes(recipe, shapes[one.name], batch, width) for one in models)
+    rows.append((f"activations ({batch.tokens} tokens)", largest))
     if any(not one.scalar for one in models):
-        rows.append(("logits of one chunk", 3 * HEAD_CHUNK_ROWS * shape.vocabulary * 4))
+        rows.append(("logits of one chunk", HEAD_CHUNK_ROWS * shape.vocabulary * (width + 8)))
+    if any(one.trained and not one.scalar for one in models) and recipe.lora.rank == 0:
+        rows.append(("gradient of the head", shape.vocabulary * shape.hidden * (4 + 2 * width)))
     return rows
+
+
+PROCESS_BYTES = 700 << 20
+"""Resident before any weight: Python, torch, Transformers, the tokenizer, and what reading a checkpoint leaves."""
+ALLOCATOR_SHARE = 0.16
+"""Of the activations: temporaries, and gaps that the allocator keeps. Fitted to the demo with micro-batches of 1,024 and
+of 4,096 tokens (peaks of 4,659 and 6,554 MiB; this estimate is within 1 % of both)."""
+
+
+@dataclass(frozen=True)
+class _Batch:
+    """The largest micro-batch of a step, in upper bounds."""
+
+    groups: int
+    samples_per_group: int
+    prompt_tokens: int
+    response_tokens: int
+
+    @classmethod
+    def of(cls, recipe: Recipe, flow: Dataflow, longest_tokens: int) -> _Batch:
+        rollouts = flow.of_kind(CallKind.GENERATE)
+        if rollouts:
+            samples = max(node.options["samples_per_prompt"] or recipe.samples_per_prompt for node in rollouts)
+            prompt, response = longest_tokens, recipe.sampling.max_response_tokens
+        else:
+            pairs = any(node.call == "pairs" for node in flow.of_kind(CallKind.READ))
+            samples, prompt, response = 2 if pairs else 1, 1, longest_tokens - 1
+        fitting = recipe.micro_batch_tokens // (prompt + samples * response)
+        return cls(max(1, min(recipe.prompts_per_step, fitting)), samples, prompt, response)
+
+    @property
+    def tokens(self) -> int:
+        return self.groups * (self.prompt_tokens + self.samples_per_group * self.response_tokens)
+
+    @property
+    def scores(self) -> int:
+        """Attention scores of one head."""
+        response = self.samples_per_group * self.response_tokens
+        return self.groups * (self.prompt_tokens**2 + response * (self.prompt_tokens + self.response_tokens))
 
 
 def _whole_rows(recipe: Recipe, models: Sequence[RoleModel], shapes: Mapping[str, ModelShape]) -> list[tuple[str, int]]:
@@ -121,15 +165,16 @@ def _adapter_parameters(shape: ModelShape, rank: int) -> int:
     return shape.layers * rank * (attention + 3 * (shape.hidden + shape.active_intermediate))
 
 
-def _activation_bytes(recipe: Recipe, shape: ModelShape, width: int) -> int:
-    """Tensors that one block keeps for its backward: two norms (in and float32 copy), q, k, v, attention and its
-    output, gate, up, their product, the residual."""
+def _activation_bytes(recipe: Recipe, shape: ModelShape, batch: _Batch, width: int) -> int:
+    """What blocks keep for their backward: two norms (in and float32 copy), q, k, v, attention and its output, gate,
+    up, their product, the residual; and the attention weights, as long as they are few."""
     kv = shape.kv_heads * shape.head_dim
-    kept = width * (6 * shape.hidden + 2 * shape.heads * shape.head_dim + 2 * kv + 4 * shape.active_intermediate)
+    kept = width * (4 * shape.hidden + 2 * shape.heads * shape.head_dim + 2 * kv + 4 * shape.active_intermediate)
     kept += 4 * 2 * shape.hidden
     blocks = 1 if recipe.checkpoint_activations else shape.layers
     inputs = shape.layers * shape.hidden * width if recipe.checkpoint_activations else 0
-    return recipe.micro_batch_tokens * (kept * blocks + inputs)
+    scores = blocks * width * min(KEPT_SCORES, shape.heads * batch.scores)
+    return int((1 + ALLOCATOR_SHARE) * (batch.tokens * (kept * blocks + inputs) + scores))
 
 
 def human_bytes(count: int) -> str:
