@@ -12,7 +12,7 @@ HEAD_CHUNK_ROWS = 256
 """Rows that pass the head at a time where log-probs are computed: the logits of so many exist at once."""
 
 KEPT_SCORES = 32 * 1024 * 1024
-"""Attention probabilities of one layer that are kept for the backward, in elements; a batch with more recomputes them."""
+"""Attention probabilities of one layer that are kept for the backward; a batch with more recomputes them."""
 
 _NAMES = {
     "num_hidden_layers": ("n_layer", "num_layers"),

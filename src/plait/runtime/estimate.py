@@ -86,8 +86,8 @@ def memory_table(
 PROCESS_BYTES = 700 << 20
 """Resident before any weight: Python, torch, Transformers, the tokenizer, and what reading a checkpoint leaves."""
 ALLOCATOR_SHARE = 0.16
-"""Of the activations: temporaries, and gaps that the allocator keeps. Fitted to the demo with micro-batches of 1,024 and
-of 4,096 tokens (peaks of 4,659 and 6,554 MiB; this estimate is within 1 % of both)."""
+"""Of the activations: temporaries, and gaps that the allocator keeps. Fitted to the demo with micro-batches of 1,024
+and of 4,096 tokens (peaks of 4,659 and 6,554 MiB)."""
 
 
 @dataclass(frozen=True)
