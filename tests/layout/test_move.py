@@ -35,7 +35,7 @@ def test_optimizer_state_to_weights(case, dtypes: tuple[str, str]) -> None:
     """ZeRO-1 shards of one layout become the weights of another, in the narrower dtype on the way."""
     parameters, cluster, before, after = case
     source = zero_shards(parameters, before, dtypes[0])
-    plan, _ = judge(source, weights(parameters, after, dtypes[1]), cluster, bucket_bytes=256, chunk_bytes=1)
+    plan, _ = judge(source, weights(parameters, after, dtypes[1]), cluster, bucket_bytes=1024, chunk_bytes=64)
     assert plan.item_bytes == min(ITEM_BYTES[dtype] for dtype in dtypes)
 
 

@@ -40,6 +40,11 @@ class Cluster:
         """The rank of the store with this index."""
         return self.num_devices + index
 
+    def is_legal_size(self, size: int) -> bool:
+        """Whether some legal mesh, or pipeline stage, has this many devices."""
+        power = size & (size - 1) == 0
+        return size % self.devices == 0 or (power and size < self.devices and self.devices % size == 0)
+
     def legal_meshes(self, smallest: int = 1) -> Iterator[Mesh]:
         """2^k adjacent devices inside a node, aligned, or whole adjacent nodes; `smallest` devices at least."""
         size = 1

@@ -82,7 +82,7 @@ def _local(source: Holdings, target: Holdings, rank: int, pieces: list[Piece], l
     copies: list[tuple[Slice, Slice]] = []
     for number, box in pieces:
         origin = source.find(rank, number, box)
-        for goal in target.find(rank, number, box):
+        for goal in _apart(target.find(rank, number, box), box):
             if any(held.at(box) == goal.at(box) for held in origin):
                 views.append((goal.at(box), goal.at(box)))
             else:
@@ -97,6 +97,11 @@ def _local(source: Holdings, target: Holdings, rank: int, pieces: list[Piece], l
         batch.append(pair)
         filled += pair[0].num_elements
     return actions + ([_pairs(MoveKind.COPY, 0, 0, -1, batch)] if batch else [])
+
+
+def _apart(held: list[Holding], box: Box) -> list[Holding]:
+    """Of holdings that have this box in the same place, the first."""
+    return list({holding.at(box): holding for holding in reversed(held)}.values())[::-1]
 
 
 def _pairs(kind: MoveKind, seq: int, round: int, peer: int, pairs: Iterable[tuple[Slice, Slice]]) -> MoveAction:
@@ -115,10 +120,10 @@ def _message(
     for number, box in transfer.chunk.pieces:
         # A rank that forwards what it received has it where the target wants it.
         origin = source.find(sender, number, box) or target.find(sender, number, box)
-        first, *others = target.find(receiver, number, box)
+        first, *others = _apart(target.find(receiver, number, box), box)
         outgoing.append((origin[0], box))
         incoming.append((first, box))
-        extra += [aligned_slices(first, other, box) for other in others if other.at(box) != first.at(box)]
+        extra += [aligned_slices(first, other, box) for other in others]
     if cluster.is_store(sender) or cluster.is_store(receiver):
         pairs = [aligned_slices(origin, goal, box) for (origin, box), (goal, _) in zip(outgoing, incoming, strict=True)]
         if cluster.is_store(sender):

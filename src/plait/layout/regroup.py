@@ -126,7 +126,7 @@ def _reprice(
 ) -> None:
     """Keep every reduced cost at 0 or more, and those of matched pairs at 0."""
     row_price[row] += total
-    for column in np.flatnonzero(done):
+    for column in np.flatnonzero(done).tolist():
         change = total - distance[column]
         column_price[column] -= change
         if row_of[column] >= 0:

@@ -118,7 +118,7 @@ def routes(chunks: Sequence[Chunk], cluster: Cluster) -> list[list[tuple[int, in
 
     Chunks with fewest holders choose first. In every sweep each chunk in turn takes the least loaded senders given the
     choices of all others; with small chunks this descends to the least sum of squares of the loads, where the greatest
-    load is least as well.
+    load is least as well. In the first sweep only holders send: where they are balanced by themselves, nobody forwards.
     """
     ranks = {rank for chunk in chunks for rank in (*chunk.holders, *chunk.needers)}
     node_of = {rank: cluster.node_of(rank) for rank in ranks}
@@ -126,16 +126,18 @@ def routes(chunks: Sequence[Chunk], cluster: Cluster) -> list[list[tuple[int, in
     loads = Loads()
     chosen: list[list[tuple[int, int]]] = [[] for _ in chunks]
     order = sorted(range(len(chunks)), key=lambda i: (len(chunks[i].holders), -chunks[i].num_elements, i))
-    for _ in range(SWEEPS):
+    for sweep in range(SWEEPS):
         for i in order:
             size = chunks[i].num_elements
             loads.add(chosen[i], node_of, -size)
-            chosen[i] = _deliver(chunks[i], loads, node_of, stores)
+            chosen[i] = _deliver(chunks[i], loads, node_of, stores, forward=sweep > 0)
     return chosen
 
 
-def _deliver(chunk: Chunk, loads: Loads, node_of: dict[int, int], stores: set[int]) -> list[tuple[int, int]]:
-    """Choose the tree of one chunk and add it to the loads."""
+def _deliver(
+    chunk: Chunk, loads: Loads, node_of: dict[int, int], stores: set[int], forward: bool
+) -> list[tuple[int, int]]:
+    """Choose the tree of one chunk and add it to the loads. `forward`: receivers may send on, if they have less to do."""
     size = chunk.num_elements
     having: dict[int, list[int]] = defaultdict(list)
     lacking: dict[int, list[int]] = defaultdict(list)
@@ -145,6 +147,7 @@ def _deliver(chunk: Chunk, loads: Loads, node_of: dict[int, int], stores: set[in
         lacking[node_of[rank]].append(rank)
     hops = dict.fromkeys(chunk.holders, 0)
     edges: list[tuple[int, int]] = []
+    entries: dict[int, list[int]] = {}
     node_out, far_out, far_in, near_out = loads.node_out, loads.far_out, loads.far_in, loads.near_out
     for node in sorted((node for node in lacking if node not in having), key=lambda node: (node_out[node], node)):
         entry = min(lacking[node], key=lambda rank: (far_in[rank], near_out[rank], rank))
@@ -156,16 +159,18 @@ def _deliver(chunk: Chunk, loads: Loads, node_of: dict[int, int], stores: set[in
         far_in[entry] += size
         lacking[node].remove(entry)
         hops[entry] = hops[sender] + 1
-        if entry not in stores:
+        entries[node] = [entry]
+        if forward and entry not in stores:
             having[node].append(entry)
     for node, ranks in lacking.items():
-        have = having[node]
+        have = entries.get(node) or having[node]
         for rank in sorted(ranks, key=lambda rank: (near_out[rank], rank)):
             sender = min(have, key=lambda rank: (near_out[rank], hops[rank], rank))
             edges.append((sender, rank))
             near_out[sender] += size
             hops[rank] = hops[sender] + 1
-            have.append(rank)
+            if forward:
+                have.append(rank)
     return edges
 
 
