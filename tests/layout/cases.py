@@ -62,7 +62,9 @@ clusters = st.sampled_from([Cluster(nodes, devices) for nodes, devices in CLUSTE
 
 
 @st.composite
-def pairs(draw: st.DrawFn) -> tuple[Parameters, Cluster, Layout, Layout]:
+def pairs(
+    draw: st.DrawFn, clusters: st.SearchStrategy[Cluster] = clusters
+) -> tuple[Parameters, Cluster, Layout, Layout]:
     cluster = draw(clusters)
     parameters = draw(models(draw(st.integers(1, min(8, cluster.num_devices)))))
     return parameters, cluster, draw(layouts(parameters, cluster)), draw(layouts(parameters, cluster))

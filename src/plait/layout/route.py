@@ -137,7 +137,10 @@ def routes(chunks: Sequence[Chunk], cluster: Cluster) -> list[list[tuple[int, in
 def _deliver(
     chunk: Chunk, loads: Loads, node_of: dict[int, int], stores: set[int], forward: bool
 ) -> list[tuple[int, int]]:
-    """Choose the tree of one chunk and add it to the loads. `forward`: receivers may send on, if they have less to do."""
+    """Choose the tree of one chunk and add it to the loads.
+
+    forward: ranks that receive it may send it on, if they have less to do than those that hold it.
+    """
     size = chunk.num_elements
     having: dict[int, list[int]] = defaultdict(list)
     lacking: dict[int, list[int]] = defaultdict(list)
