@@ -172,7 +172,7 @@ class RunDoctor:
         if stops:
             finished = [sample for sample in samples if sample.finish_reason is FinishReason.STOP]
             if finished:
-                facts["eos_share"] = float(np.mean([sample.token_ids[-1] in stops for sample in finished]))
+                facts["eos_share"] = float(np.mean([not stops.isdisjoint(s.token_ids[-1:]) for s in finished]))
             facts["passed_end"] = float(np.mean([not self._ends.isdisjoint(s.token_ids[:-1]) for s in samples]))
         return facts
 

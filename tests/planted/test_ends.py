@@ -1,0 +1,31 @@
+"""The end token is trained like any other, also where it is the padding token: masks go by position, never by id."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from plait.algorithms.losses import Aggregation
+from plait.data.records import FinishReason, Prompt, Sample
+from plait.data.rows import Rows
+from tests.models.tiny import tiny_llama
+from tests.training.batches import make_trainer, run_all
+
+EOS = 2
+
+
+def minus_logprob(batch):
+    return batch.aggregate(-batch.logprobs, Aggregation.TOKEN_MEAN)
+
+
+@pytest.mark.parametrize("pad", [0, EOS])
+def test_the_end_token_is_learnt(pad: int) -> None:
+    """A response that is nothing but an end token becomes likelier with each step, so it is in the loss."""
+    model = tiny_llama(torch.float64)
+    model.tokenizer.pad_token_id = pad
+    trainer = make_trainer(model)
+    rows = Rows((Sample(Prompt(0, "", (5, 6, 7)), 0, (EOS,), (-5.0,), "", FinishReason.STOP),))
+    before = run_all(trainer.logprobs(rows))[1]
+    _, metrics = run_all(trainer.train(rows, {}, minus_logprob, mini_batches=1, epochs=1, step=0))
+    assert metrics["actor/loss"] == pytest.approx(-before[0])
+    assert run_all(trainer.logprobs(rows))[1][0] > before[0] + 1e-3
