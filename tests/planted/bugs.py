@@ -24,7 +24,7 @@ SAMPLING = (
         "plait.models.language_model:LanguageModel.logprobs",
         "batch.targets_R, temperature, chunk_rows",
         "batch.targets_R, 1.0, chunk_rows",
-        ("generation/test_engine.py::test_float64_logprobs_are_the_trainers",),
+        ("training/test_trainer.py::test_scoring_equals_the_eager_model",),
         doctor="temperature",
     ),
     Bug(
