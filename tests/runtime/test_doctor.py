@@ -24,7 +24,7 @@ from plait.observe.doctor import Finding
 from plait.observe.doctor_reading import Severity
 from plait.observe.doctor_settings import DoctorSettings
 from plait.observe.run_log import read_rows
-from plait.runtime import roles
+from plait.runtime import api, roles
 from plait.runtime.controller import finish_metrics
 from plait.runtime.doctor import RunDoctor, fingerprint, mask_edges
 from plait.runtime.prepare import prepare
@@ -121,6 +121,7 @@ def errors(findings: list[Finding]) -> set[str]:
         {"options": {"mini_batches": 3, "epochs": 2, "kl_coef": 0.05}},
         {"algorithm": "rloo", "options": {}},
         {"lora.rank": 2},
+        {"algorithm": "remax", "options": {}, "samples_per_prompt": 1, "prompts_per_step": 6},
     ],
     ids=str,
 )
@@ -259,11 +260,12 @@ def test_an_engine_that_swaps_in_the_first_weights_is_named(recipe_of: MakeRecip
     assert "the weights of `ref`" in findings[0].sentence
 
 
-def test_samples_of_an_older_version_are_named(recipe_of: MakeRecipe, monkeypatch: Patch) -> None:
+def test_samples_of_an_older_version_are_named(recipe_of: MakeRecipe, monkeypatch: Patch, tmp_path: Path) -> None:
     monkeypatch.setattr(Engine, "update_weights", lambda engine, version: engine._cache.clear())
     findings = said(recipe_of(), steps=3)
     assert [finding.rule for finding in findings] == ["stale_policy_version"]
-    assert said(recipe_of(run_dir="other"), steps=3, settings=DoctorSettings(truncated=1, max_version_lag=2)) == []
+    allowed = DoctorSettings(truncated=1, max_version_lag=2)
+    assert said(recipe_of(run_dir=str(tmp_path / "other")), steps=3, settings=allowed) == []
 
 
 # -- the reference
@@ -410,6 +412,36 @@ def test_a_run_may_be_stopped_by_a_finding(recipe_of: MakeRecipe, monkeypatch: P
             run.doctor.stop_if_asked(findings)
     with opened(recipe_of(overwrite=True)) as run:
         run.doctor.stop_if_asked(run.steps(1))
+
+
+DEAD = "def count_sevens(completions, **columns):\n    return [1.0] * len(completions)\n"
+
+
+def test_a_run_has_its_doctor(recipe_of: MakeRecipe, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    recipe = recipe_of(steps=2)
+    (tmp_path / "reward.py").write_text(DEAD)
+    outcome = api.run(recipe)
+    assert "doctor: error, step 1, dead_groups: every advantage of the step is 0" in capsys.readouterr().err
+    assert "dead_groups" in outcome.doctor
+    assert {row["step"] for row in read_rows(recipe.run_dir / "doctor.jsonl")} == {0, 1, 2}
+    assert not any(name.startswith("doctor/") for row in read_rows(recipe.run_dir / "metrics.jsonl") for name in row)
+    without = recipe_of(steps=2, run_dir=str(tmp_path / "without"), **{"doctor.enabled": False})
+    assert api.run(without).doctor == ""
+    assert not (tmp_path / "without" / "doctor.jsonl").exists()
+
+
+def test_a_run_that_its_doctor_stops_can_be_resumed(recipe_of: MakeRecipe, tmp_path: Path) -> None:
+    recipe = recipe_of(steps=3, **{"doctor.truncated": 1.0, "doctor.stop_on": "error"})
+    (tmp_path / "reward.py").write_text(DEAD)
+    with pytest.raises(RunError, match=r"dead_groups.*`doctor.stop_on` is `error`"):
+        api.run(recipe)
+    assert [row["step"] for row in read_rows(recipe.run_dir / "metrics.jsonl")] == [1]
+    resumed = recipe_of(steps=3, **{"doctor.truncated": 1.0})
+    (tmp_path / "reward.py").write_text(DEAD)
+    outcome = api.run(resumed, resume=True)
+    assert (outcome.finished, outcome.step) == (True, 3)
+    spoken = [row for row in read_rows(recipe.run_dir / "doctor.jsonl") if "sentence" in row]
+    assert [row["step"] for row in spoken] == [1], "what was said before is not said again"
 
 
 @functools.cache

@@ -187,6 +187,8 @@ def weights_do_not_move(reading: Reading) -> Sign | None:
     skipped = reading.get("training/skipped_steps") or 0
     if moved is None or moved > 0 or not applied or skipped >= applied or not reading.get("actor/lr"):
         return None
+    if reading.get("doctor/zero_advantages") == 1:
+        return None  # there is nothing to move them, as another rule says
     return Sign(
         _either(reading.streaks["weights_do_not_move"] >= 3, Severity.WARNING, None),
         0.0,

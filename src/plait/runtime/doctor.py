@@ -149,9 +149,7 @@ class RunDoctor:
         if samples:
             facts |= self._of_samples(samples, metrics)
             facts["groups_broken"] = float(self._groups_are_broken(state))
-            facts["uses_groups"] = float(
-                any(node.grain is Grain.GROUP for node in self._flow.of_kind(CallKind.COMPUTE))
-            )
+            facts["uses_groups"] = float(any(_compares_siblings(node) for node in self._flow.nodes))
         facts |= self._of_reference(state) | self._of_training(state) | self._of_weights()
         return {f"doctor/{name}": value for name, value in facts.items()}
 
@@ -299,6 +297,11 @@ def cut_after(path: Path, step: int) -> None:
     rows = read_rows(path)
     kept = next((place for place, row in enumerate(rows) if row["step"] > step), len(rows))
     truncate_to(path, sum(map(len, lines[:kept])))
+
+
+def _compares_siblings(node: Node) -> bool:
+    """Whether a call of the flow weighs the samples of a prompt against each other, and against nothing else."""
+    return node.grain is Grain.GROUP and all(column.rows == node.rows for column in node.inputs.values())
 
 
 def _models(roles: Mapping[str, RoleRuntime]) -> dict[str, Any]:
