@@ -196,5 +196,5 @@ def clipped_surrogate(
     plain_R = ratio_R * advantages_R
     gain_R = plain_R.minimum(ratio_R.clamp(1 - clip_low, 1 + clip_high) * advantages_R)
     if dual_clip is not None:
-        gain_R = gain_R.maximum(dual_clip * advantages_R.clamp(max=0.0)).where(advantages_R < 0, gain_R)
+        gain_R = gain_R.maximum(dual_clip * advantages_R).where(advantages_R < 0, gain_R)
     return -gain_R, ratio_R, (gain_R != plain_R).to(plain_R.dtype)
