@@ -62,9 +62,7 @@ clusters = st.sampled_from([Cluster(nodes, devices) for nodes, devices in CLUSTE
 
 
 @st.composite
-def pairs(
-    draw: st.DrawFn, clusters: st.SearchStrategy[Cluster] = clusters
-) -> tuple[Parameters, Cluster, Layout, Layout]:
-    cluster = draw(clusters)
+def pairs(draw: st.DrawFn, on: st.SearchStrategy[Cluster] = clusters) -> tuple[Parameters, Cluster, Layout, Layout]:
+    cluster = draw(on)
     parameters = draw(models(draw(st.integers(1, min(8, cluster.num_devices)))))
     return parameters, cluster, draw(layouts(parameters, cluster)), draw(layouts(parameters, cluster))
