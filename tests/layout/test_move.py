@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from itertools import product
+from pathlib import Path
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -11,8 +15,8 @@ from plait.layout.decoder import decoder_parameters
 from plait.layout.holdings import ITEM_BYTES, merged, weights, zero_shards
 from plait.layout.mesh import Cluster, Layout, Mesh, Parallelism
 from plait.layout.move import plan_move
-from plait.layout.move_plan import MovePlan
-from plait.layout.shards import check
+from plait.layout.move_plan import MoveKind, MovePlan
+from plait.layout.shards import check, check_instances
 from tests.layout.cases import pairs
 from tests.layout.judge import judge, node_egress_bound, rank_egress_bound
 
@@ -102,3 +106,55 @@ def test_every_legal_pair_of_a_few_ranks() -> None:
             judge(source, weights(SMALL, after, "float32", "after"), cluster, chunk_bytes=16)
             count += 1
     assert count == 1 + 3**2 + 5**2 + 7**2
+
+
+def test_instances_of_different_sizes() -> None:
+    """One of tp 2, one of two stages, one of a single rank, from training on all of them."""
+    instances = [Layout.on((0, 1), tp=2), Layout.on((2, 3), pp=2), Layout.on((4,))]
+    check_instances(SMALL, instances, Cluster(1, 5))
+    target = merged([weights(SMALL, instance, "float32", "generation") for instance in instances])
+    source = weights(SMALL, Layout.on(range(4), dp=2, tp=2), "float32", "training")
+    plan, _ = judge(source, target, Cluster(1, 5))
+    assert plan.received_bytes(4) == SMALL.num_elements * 4
+    assert plan.received_bytes(0) == plan.received_bytes(1) == 0
+
+
+def test_a_tied_embedding_reaches_both_of_its_stages() -> None:
+    """Masters on the first stage only; the last receives what it needs of the embedding and nothing else."""
+    layout = Layout.on(range(2), pp=2)
+    plan, _ = judge(zero_shards(SMALL, layout, "float32"), weights(SMALL, layout, "float32"), Cluster(1, 2))
+    assert plan.received_bytes(0) == 0
+    assert plan.received_bytes(1) == SMALL.params[0].num_elements * 4
+
+
+def test_offload_is_a_copy_on_the_spot() -> None:
+    layout = Layout.on(range(4), dp=2, tp=2)
+    device, host = (weights(SMALL, layout, "bfloat16", name) for name in ("device", "host"))
+    for source, target in ((device, host), (host, device)):
+        plan, _ = judge(source, target, Cluster(1, 4))
+        assert {action.kind for _, action in plan} == {MoveKind.COPY}
+        assert plan.total_bytes == 0
+
+
+def test_every_process_computes_the_same_plan() -> None:
+    """Hash seeds differ between processes; plans must not."""
+    code = (
+        "from tests.layout.test_move import *; from hashlib import sha256;"
+        "a, b = Layout.on(range(8), dp=2, tp=2, pp=2), Layout.on(range(2, 6), dp=2, tp=2);"
+        "source, target = zero_shards(SMALL, a, 'float32'), weights(SMALL, b, 'bfloat16');"
+        "plan = plan_move(source, target, Cluster(2, 4), chunk_bytes=8);"
+        "print(sha256(plan.to_json().encode()).hexdigest())"
+    )
+    found = {
+        subprocess.run(
+            [sys.executable, "-c", code],
+            env={**os.environ, "PYTHONHASHSEED": seed},
+            cwd=Path(__file__).parents[2],
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=60,
+        ).stdout
+        for seed in ("1", "2")
+    }
+    assert len(found) == 1

@@ -13,7 +13,7 @@ from plait.layout.decoder import decoder_parameters
 from plait.layout.holdings import weights, zero_shards
 from plait.layout.mesh import Cluster, Layout, Mesh, Parallelism
 from plait.layout.params import Block, FlatLayout, Heads, Param, Parameters
-from plait.layout.shards import check, shard, stage_bounds, stages_of, zero_range
+from plait.layout.shards import check, check_instances, shard, stage_bounds, stages_of, zero_range
 
 SMALL = decoder_parameters(layers=3, hidden=4, intermediate=6, heads=4, kv_heads=2, head_dim=2, vocabulary=11)
 TIED = decoder_parameters(
@@ -163,6 +163,11 @@ def test_what_pipelines_and_heads_need_is_read_from_a_layout() -> None:
             lambda: check(Parameters((Param("w", (3, 4), cut=0),)), Layout.on(range(4), tp=4)),
             "tp: expected at most 3, the elements of dim 0 of w, found 4",
         ),
+        (
+            lambda: check_instances(SMALL, [Layout.on((0, 1), tp=2), Layout.on((2, 1), pp=2)]),
+            "ranks: expected instances on devices of their own, found 1 in instances 0 and 1",
+        ),
+        (lambda: check_instances(SMALL, [Layout.on(range(2), dp=2)]), "dp: expected 1 for instance 0"),
         (lambda: weights(SMALL, Layout.on(range(1)), "int3"), "dtype: expected one of"),
     ],
 )

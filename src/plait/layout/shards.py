@@ -6,6 +6,7 @@ state is the same parameters, further cut over dp as one flat range (ZeRO-1).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
 
 from plait.errors import LayoutError
@@ -37,6 +38,26 @@ def check(parameters: Parameters, layout: Layout, cluster: Cluster | None = None
     if sizes.tp > limit:
         what = "query heads" if param.heads else f"elements of dim {param.cut} of {param.name}"
         raise LayoutError(f"tp: expected at most {limit}, the {what}, found {sizes.tp}")
+
+
+def check_instances(parameters: Parameters, instances: Sequence[Layout], cluster: Cluster | None = None) -> None:
+    """Refuse instances that the model or the devices do not allow, or that share a device. They may differ in size.
+
+    Raises:
+        LayoutError: as `check`; names `ranks` where two instances share one.
+    """
+    taken: dict[int, int] = {}
+    for number, instance in enumerate(instances):
+        check(parameters, instance, cluster)
+        if instance.parallelism.dp != 1:
+            raise LayoutError(f"dp: expected 1 for instance {number}, a single copy, found {instance.parallelism.dp}")
+        for rank in instance.mesh.ranks:
+            if rank in taken:
+                raise LayoutError(
+                    f"ranks: expected instances on devices of their own, found {rank} in instances "
+                    f"{taken[rank]} and {number}"
+                )
+            taken[rank] = number
 
 
 def _narrowest(parameters: Parameters) -> tuple[int, Param]:

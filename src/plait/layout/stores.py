@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from plait.errors import DataError, LayoutError
-from plait.layout.atoms import demand
+from plait.layout.atoms import Piece, demand
 from plait.layout.holdings import Box, Holding, Holdings, packed
 from plait.layout.mesh import Cluster
 from plait.layout.params import Param
@@ -21,21 +21,28 @@ FORMAT = "plait-layout"
 VERSION = 1
 
 
+def divided(held: Holdings) -> dict[int, list[Piece]]:
+    """Every element that anyone holds, given to one of its holders; equal loads as far as that can be.
+
+    What a rank counts of a norm over all ranks, or writes of a checkpoint.
+    """
+    pieces: dict[int, list[Piece]] = {rank: [] for rank in sorted(held.ranks)}
+    loads = dict.fromkeys(pieces, 0)
+    holders: dict[Piece, list[int]] = defaultdict(list)
+    for rank, mine in sorted(demand(held, held).kept.items()):
+        for piece in mine:
+            holders[piece].append(rank)
+    for piece, ranks in sorted(holders.items(), key=lambda item: (len(item[1]), item[0])):
+        rank = min(ranks, key=lambda rank: (loads[rank], rank))
+        loads[rank] += piece[1].num_elements
+        pieces[rank].append(piece)
+    return {rank: sorted(mine) for rank, mine in pieces.items()}
+
+
 def stored_once(held: Holdings, cluster: Cluster, buffer: str = "file") -> Holdings:
-    """One store for each rank, with each element in the store of one rank that holds it; equal loads if possible."""
-    ranks = sorted(held.ranks)
-    boxes: dict[int, list[tuple[int, Box]]] = {cluster.store(index): [] for index in range(len(ranks))}
-    store_of = {rank: cluster.store(index) for index, rank in enumerate(ranks)}
-    loads: dict[int, int] = defaultdict(int)
-    owners: dict[tuple[int, Box], list[int]] = defaultdict(list)
-    for rank, pieces in demand(held, held).kept.items():
-        for piece in pieces:
-            owners[piece].append(rank)
-    for (number, box), holders in sorted(owners.items(), key=lambda item: (len(item[1]), item[0])):
-        rank = min(holders, key=lambda rank: (loads[rank], rank))
-        loads[rank] += box.num_elements
-        boxes[store_of[rank]].append((number, box))
-    return packed(held.params, held.dtype, {store: sorted(pieces) for store, pieces in boxes.items()}, buffer)
+    """One store for each rank, in the order of ranks, with what `divided` gives the rank."""
+    boxes = {cluster.store(index): mine for index, mine in enumerate(divided(held).values())}
+    return packed(held.params, held.dtype, boxes, buffer)
 
 
 def to_manifest(held: Holdings, cluster: Cluster) -> str:
