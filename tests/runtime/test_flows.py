@@ -113,6 +113,21 @@ def test_flows_with_critics(make_recipe: MakeRecipe, data: dict[str, str], flow:
     assert all(math.isfinite(value) for row in rows for value in row.values())
 
 
+@pytest.mark.parametrize("flow", ["sft", "ppo"])
+def test_an_evaluation_leaves_training_as_it_was(
+    make_recipe: MakeRecipe, data: dict[str, str], tmp_path: Path, flow: str
+) -> None:
+    """No draw, no order of the data and no weight depends on whether held-out items were looked at in between."""
+    keys = {"steps": 3, "evaluation.items": 3}
+    seldom = recipe_of(flow, make_recipe, data, run_dir=str(tmp_path / "seldom"), **keys)
+    often = recipe_of(flow, make_recipe, data, run_dir=str(tmp_path / "often"), **keys, **{"evaluation.every": 1})
+    run(seldom)
+    run(often)
+    weights = [recipe.run_dir / "final" / "model.safetensors" for recipe in (seldom, often)]
+    assert weights[0].read_bytes() == weights[1].read_bytes()
+    assert "eval/reward" in metrics_of(often)[0] or "eval/actor/loss" in metrics_of(often)[0]
+
+
 OFFLINE = ["sft", "reward_model", "dpo"]
 FLOWS = [*OFFLINE, "ppo", "safe_rlhf"]
 

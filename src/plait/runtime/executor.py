@@ -37,6 +37,7 @@ class Executor:
         self.progress = progress
         self.is_training = False
         """Whether a step is beyond its first training call, so that weights are no longer those before it."""
+        self._of_next_step = {node.inputs["value"] for node in flow.of_kind(CallKind.BECOMES)}
         self._rewarding = Rewarding(flow, roles, recorder, progress)
         self._rollout = Rollout(flow, self._rewarding, recipe, recorder, progress)
 
@@ -106,7 +107,8 @@ class Executor:
             values = evaluate(node, state.tables, state.batch)
         if output.level is Level.BATCH:
             state.batch[output] = values
-            _record(node.call, values, state)
+            if output not in self._of_next_step:
+                _record(node.call, values, state)
         else:
             state.add(output, values)
 
