@@ -47,9 +47,7 @@ def gather_all(source: Holdings, target: Holdings, cluster: Cluster) -> Volume:
     return volume
 
 
-def broadcasts(
-    parameters: Parameters, before: Layout, after: Layout, cluster: Cluster, size: int
-) -> Volume | None:
+def broadcasts(parameters: Parameters, before: Layout, after: Layout, cluster: Cluster, size: int) -> Volume | None:
     """ReaL's plan (arXiv 2406.14088; `param_realloc.py` of its code): one broadcast for each pair of shards that meet.
 
     A source node serves its own receivers; all others are served by the first source node. The sender of a node is a
