@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from plait.observe.doctor import Doctor
-from plait.observe.doctor_reading import Diagnosis, Severity
+from plait.observe.doctor_reading import Diagnosis, Reading, Severity
 from plait.observe.doctor_rules import RULES
 from plait.observe.doctor_settings import DoctorSettings
 from plait.observe.run_log import RunLog, read_rows
@@ -173,13 +173,18 @@ def test_metrics_alone_name_the_cause_of_a_mismatch():
     assert cause(1, temperature_fit=0.95, temperature_ratio=0.7) == "temperature"
     assert cause(2, before=HEALTHY) == "stale_sampler_weights", "they agreed before the first update"
     assert cause(1) == "rollout_mismatch"
+    noisy = HEALTHY | {"training/rollout_probs_diff_mean": 0.0099}
+    doctor = Doctor()
+    doctor.examine(1, noisy)
+    (finding,) = doctor.examine(2, noisy | {"training/rollout_probs_diff_mean": 0.0101})
+    assert finding.rule == "rollout_mismatch", "the noise of bfloat16 was there from the beginning"
     assert cause(2, before=HEALTHY | {"training/rollout_probs_diff_mean": 0.012}) == "rollout_mismatch"
 
 
 def test_a_probe_has_the_last_word_and_is_asked_only_when_something_is_to_be_said():
     asked = []
 
-    def probe() -> Diagnosis:
+    def probe(reading: Reading) -> Diagnosis:
         asked.append(1)
         return Diagnosis("temperature", "it is warmer", "sampling.temperature")
 

@@ -94,7 +94,10 @@ class Doctor:
         self._rows: list[dict[str, Any]] = []
 
     def examine(
-        self, step: int, metrics: Mapping[str, float], probe: Callable[[], Diagnosis | None] = lambda: None
+        self,
+        step: int,
+        metrics: Mapping[str, float],
+        probe: Callable[[Reading], Diagnosis | None] = lambda reading: None,
     ) -> list[Finding]:
         """What is new to say of a step.
 
@@ -116,7 +119,7 @@ class Doctor:
             speaks = course is None or course.asks_for_a_word(step, sign, self.settings.repeat_every)
             speaks = speaks and sign.severity is not None
             if rule == ALARM and speaks:
-                sign = explained(sign, probe() or metrics_diagnosis(reading))
+                sign = explained(sign, probe(reading) or metrics_diagnosis(reading))
             row = {
                 "step": step,
                 "rule": rule,

@@ -100,3 +100,12 @@ class Reading:
     def first(self, name: str) -> float | None:
         value = self.baseline.get(name)
         return value if isinstance(value, int | float) else None
+
+    @property
+    def has_come_apart(self) -> bool:
+        """Whether engine and trainer agreed before the first update and now differ by several times as much: not the
+        noise of the dtype, which is there from the beginning."""
+        first, now = self.first(FIRST_DIFF), self.get(DIFF)
+        if first is None or now is None or self.step == 1:
+            return False
+        return first <= self.limits.probs_diff and now > 3 * first

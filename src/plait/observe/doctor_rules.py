@@ -65,7 +65,7 @@ def metrics_diagnosis(reading: Reading) -> Diagnosis | None:
             "sampling.temperature",
         )
     first = reading.first(FIRST_DIFF)
-    if reading.step > 1 and first is not None and first <= reading.limits.probs_diff:
+    if first is not None and reading.has_come_apart:
         return Diagnosis(
             "stale_sampler_weights",
             f"before the first update they agreed ({first:.2g}): the engine most likely samples with older weights "

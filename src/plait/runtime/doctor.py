@@ -23,7 +23,7 @@ from plait.dataflow import CallKind, Dataflow, Grain, Node
 from plait.errors import RunError
 from plait.models.language_model import LanguageModel
 from plait.observe.doctor import Doctor, Finding
-from plait.observe.doctor_reading import FIRST_DIFF, Diagnosis, Severity
+from plait.observe.doctor_reading import Diagnosis, Reading, Severity
 from plait.observe.doctor_settings import DoctorSettings
 from plait.observe.run_log import RunLog, read_rows, truncate_to
 from plait.runtime.probe import Suspects, diagnose
@@ -99,7 +99,7 @@ class RunDoctor:
         """
         step = state.step + 1
         numbers = {**metrics, **self._facts(state, metrics)}
-        findings = self._doctor.examine(step, numbers, lambda: self._probe(state))
+        findings = self._doctor.examine(step, numbers, lambda reading: self._probe(state, reading))
         for finding in findings:
             self._tell(str(finding))
         self._write()
@@ -248,7 +248,7 @@ class RunDoctor:
 
     # -- probe
 
-    def _probe(self, state: StepState) -> Diagnosis | None:
+    def _probe(self, state: StepState, reading: Reading) -> Diagnosis | None:
         """Look for the cause of a mismatch on the samples of the step's first rollout."""
         for node, _ in self._rollouts(state):
             role = self._roles.get(str(node.role))
@@ -259,9 +259,7 @@ class RunDoctor:
                 for name, model in self._models.items()
                 if name not in self._trained and isinstance(model, LanguageModel)
             }
-            first = self._doctor.baseline.get(FIRST_DIFF)
-            agreed = isinstance(first, float) and first <= self._doctor.limits.probs_diff and state.step > 0
-            suspects = Suspects(role, self._recipe.sampling.temperature, others, agreed)
+            suspects = Suspects(role, self._recipe.sampling.temperature, others, reading.has_come_apart)
             return diagnose(suspects, state.tables[node.id])
         return None
 

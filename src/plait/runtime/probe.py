@@ -44,8 +44,8 @@ class Suspects:
     """That the recipe asks for."""
     others: Mapping[str, LanguageModel]
     """Further models whose weights the engine may hold: the reference, which has those of the beginning."""
-    agreed_at_first: bool
-    """Whether engine and trainer agreed before the first update."""
+    has_come_apart: bool
+    """Engine and trainer agreed before the first update and do no longer."""
 
 
 def diagnose(suspects: Suspects, rows: Rows) -> Diagnosis | None:
@@ -120,7 +120,7 @@ def _engine_is_off(engine: FloatArray, plain: _Plain, suspects: Suspects) -> Dia
                 "sampling.temperature",
             )
         return _stale(f"the engine's log-probs are those of the weights of `{stale.name}`")
-    if suspects.agreed_at_first:
+    if suspects.has_come_apart:
         return _stale(
             "the trainer agrees with a plain forward, and both sides agreed before the first update: the engine most "
             "likely samples with older weights"
