@@ -73,7 +73,11 @@ _Atom = tuple[Box, tuple[int, ...], tuple[int, ...], tuple[int, ...]]
 def _atoms(param: Param, held: Sequence[tuple[int, Box]], needed: Sequence[tuple[int, Box]]) -> list[_Atom]:
     atoms = []
     boxes = [(box, tag) for tag, (_, box) in enumerate((*held, *needed))]
-    for ranges, tags in _cells(boxes, 0):
+    if all(box == boxes[0][0] for box, _ in boxes):
+        cells = [(boxes[0][0], range(len(boxes)))]
+    else:
+        cells = _cells(boxes, 0)
+    for ranges, tags in cells:
         holders = tuple(sorted({held[tag][0] for tag in tags if tag < len(held)}))
         wanted = sorted({needed[tag - len(held)][0] for tag in tags if tag >= len(held)})
         if not wanted:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import NamedTuple
 
 from plait.errors import LayoutError
@@ -110,6 +110,7 @@ def aligned_slices(one: Holding, other: Holding, box: Box) -> tuple[Slice, Slice
     return Slice(one.buffer, one.first(box), shape, mine), Slice(other.buffer, other.first(box), shape, yours)
 
 
+@lru_cache(maxsize=4096)
 def _joined(
     extents: tuple[int, ...], strides: tuple[tuple[int, ...], ...]
 ) -> tuple[tuple[int, ...], tuple[tuple[int, ...], ...]]:
