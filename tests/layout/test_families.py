@@ -1,4 +1,4 @@
-"""Layouts of Transformers' own models: the cuts come from their tensor-parallel plans, the rest from their parameters."""
+"""Layouts of Transformers' own models: cuts come from their tensor-parallel plans, the rest from their parameters."""
 
 from __future__ import annotations
 
