@@ -21,6 +21,10 @@ from plait.runtime.scorer import ModelScorer, translator_for
 from plait.training.trainer import Trainer
 
 
+NEW_HEAD_STD = 0.0
+"""A new head scores everything 0: a critic then begins by expecting nothing, and the loss of a reward model at ln 2."""
+
+
 @dataclass
 class ModelRole:
     """A model; `engine` is there for a role that generates, the trainer has an optimizer if it is trained."""
@@ -81,7 +85,7 @@ class _Shelf:
         if one.scalar:
             read = self._language.get(one.name)
             if read is not None and not one.has_head:
-                return scalar_of(read, seed=recipe.seed, head_std=_head_std(one))
+                return scalar_of(read, seed=recipe.seed, head_std=NEW_HEAD_STD)
             return self._load_scalar(one)
         if one.name not in self._language:
             self._language[one.name] = load_model(one.name, dtype=recipe.dtype, device=recipe.device)
@@ -91,9 +95,7 @@ class _Shelf:
 
     def _load_scalar(self, one: RoleModel) -> ScalarModel:
         recipe = self._recipe
-        return load_scalar(
-            one.name, dtype=recipe.dtype, device=recipe.device, seed=recipe.seed, head_std=_head_std(one)
-        )
+        return load_scalar(one.name, dtype=recipe.dtype, device=recipe.device, seed=recipe.seed, head_std=NEW_HEAD_STD)
 
     def _adapted(self, one: RoleModel) -> LanguageModel | ScalarModel:
         from plait.models.lora import add_lora, scalar_view, without_lora
@@ -105,15 +107,10 @@ class _Shelf:
             if one.name not in self._language:
                 self._language[one.name] = load_model(one.name, dtype=recipe.dtype, device=recipe.device)
             base = self._language[one.name]
-            base = scalar_view(base, seed=recipe.seed, head_std=_head_std(one)) if one.scalar else base
+            base = scalar_view(base, seed=recipe.seed, head_std=NEW_HEAD_STD) if one.scalar else base
         if not one.trained:
             return without_lora(base)
         return add_lora(base, recipe.lora, name=one.role, seed=recipe.seed)
-
-
-def _head_std(one: RoleModel) -> float | None:
-    """A critic without a reward model to begin as values every state at 0; a reward model needs scores that differ."""
-    return 0.0 if one.role.endswith("critic") else None
 
 
 def build_roles(
