@@ -20,7 +20,6 @@ from plait.runtime.role_models import REWARD_ROLES, RoleModel, optimizer_of
 from plait.runtime.scorer import ModelScorer, translator_for
 from plait.training.trainer import Trainer
 
-
 NEW_HEAD_STD = 0.0
 """A new head scores everything 0: a critic then begins by expecting nothing, and the loss of a reward model at ln 2."""
 
