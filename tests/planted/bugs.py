@@ -76,6 +76,15 @@ SAMPLING = (
         ("planted/test_ends.py::test_the_end_token_is_learnt",),
     ),
     Bug(
+        "mask of given completions one token short",
+        "plait.data.examples:ExampleEncoder._text",
+        "(1.0,) * (len(whole) - cut)",
+        "(1.0,) * (len(whole) - cut - 1) + (0.0,)",
+        ("data/test_examples.py::test_a_completion_is_learnt_with_its_end_and_a_prompt_is_not",),
+        doctor="mask_shift",
+        flow="sft",
+    ),
+    Bug(
         "positions that do not restart",
         "plait.data.packed:pack",
         "range(len(prompt_ids), len(prompt_ids) + len(response_ids))",

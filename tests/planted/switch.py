@@ -33,6 +33,8 @@ class Bug:
     """Existing checks that fail: FILE::TEST under tests/, with its parameters where it has any."""
     doctor: str | None = None
     """The name that the doctor gives it in a run."""
+    flow: str = "grpo"
+    """Of that run."""
 
     def __str__(self) -> str:
         return self.name

@@ -16,6 +16,8 @@ from tests.runtime.conftest import tiny_folder as tiny_folder
 from tests.runtime.test_doctor import ending_folder as ending_folder
 from tests.runtime.test_doctor import recipe_of as recipe_of
 from tests.runtime.test_doctor import said
+from tests.runtime.test_flows import data as data
+from tests.runtime.test_flows import recipe_of as flow_recipe
 
 TESTS = Path(__file__).parents[1]
 
@@ -53,8 +55,9 @@ def test_the_suite_catches(bug: Bug) -> None:
 
 
 @pytest.mark.parametrize("bug", [bug for bug in BUGS if bug.doctor], ids=str)
-def test_the_doctor_names(bug: Bug, recipe_of: Any, ending_folder: Path) -> None:
-    recipe = recipe_of(model=str(ending_folder))
+def test_the_doctor_names(bug: Bug, recipe_of: Any, ending_folder: Path, data: dict[str, str]) -> None:
+    keys = {"model": str(ending_folder)}
+    recipe = recipe_of(**keys) if bug.flow == "grpo" else flow_recipe(bug.flow, recipe_of, data, **keys)
     with planted(bug):
         findings = said(recipe, steps=3)
     assert bug.doctor in {finding.rule for finding in findings}
