@@ -28,7 +28,7 @@ def print_outcome(recipe: Recipe, outcome: Outcome) -> None:
     if outcome.after is not None:
         _print_comparison(console, recipe, outcome.before, outcome.after)
     if outcome.doctor:
-        console.print(f"\n{outcome.doctor}", markup=False, highlight=False)
+        console.print(f"\n{outcome.doctor}", markup=False, highlight=False, soft_wrap=True)
     console.print(f"\nmodel: {recipe.run_dir}/final   metrics: {recipe.run_dir}/metrics.jsonl")
 
 
