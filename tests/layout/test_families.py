@@ -19,7 +19,9 @@ def parameters_of(family: str, **options) -> Parameters:
     return Parameters.of(layout_of(module), config.num_attention_heads, config.num_key_value_heads)
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen3", "gemma3_text", "mixtral", "qwen3_moe"])
+@pytest.mark.parametrize(
+    "family", ["llama", "qwen3", "gemma3_text", "mixtral", "qwen3_moe", "phi3", "gpt_oss", "olmo2"]
+)
 def test_a_family_moves_between_layouts(family: str) -> None:
     parameters = parameters_of(family)
     cluster = Cluster(2, 2)

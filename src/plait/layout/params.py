@@ -23,6 +23,7 @@ masters of one layout stand at equal offsets and are copied as whole buffers."""
 Ends = Literal["first", "last", "both"]
 
 _GROUP_PROJECTIONS = frozenset({"k_proj", "v_proj"})
+_HEAD_PROJECTIONS = frozenset({"q_proj", "o_proj", "sinks"})
 
 
 @dataclass(frozen=True)
@@ -169,8 +170,9 @@ class Parameters:
         """The parameters of a model that one rank holds whole, with what pipelines and heads need to know.
 
         A parameter without a layer that stands before the first layer belongs to the first stage, one behind the
-        layers to the last, and a tied one to both. Of parameters with a cut inside an attention module, keys and values
-        have a part per group, the others one per head.
+        layers to the last, and a tied one to both. Where they are cut, keys and values of an attention have a part per
+        group, queries, outputs and sinks one per head; projections of any other name (queries, keys and values in one)
+        are cut anywhere, which only plans that gather their output allow.
 
         Args:
             heads, groups: query heads and key-value heads of the model; None: heads are not kept whole.
@@ -182,10 +184,9 @@ class Parameters:
             seen_layer |= param.layer is not None
             tied = param.layer is None and param.name in layout.aliases.values()
             ends: Ends = "both" if tied and not seen_layer else "last" if seen_layer else "first"
-            *_, module, _ = ("", "", *param.name.split("."))
-            found = param.heads
-            if heads is not None and param.cut is not None and param.layer is not None and "attn" in param.name:
-                found = Heads(heads, groups or heads, shared=module in _GROUP_PROJECTIONS)
+            found, words = param.heads, set(param.name.split("."))
+            if heads is not None and param.cut is not None and words & (_GROUP_PROJECTIONS | _HEAD_PROJECTIONS):
+                found = Heads(heads, groups or heads, shared=bool(words & _GROUP_PROJECTIONS))
             params.append(replace(param, ends=ends, heads=found))
         return cls(tuple(params), dict(layout.aliases))
 
