@@ -43,6 +43,7 @@ def test_every_part_of_a_key_counts(values: list[int], place: int, other: int) -
 
 def test_the_fields_of_a_noise_key_are_told_apart() -> None:
     keys = [
+        NoiseKey(0, 0).sample_key(0, 0),
         NoiseKey(1, 0).sample_key(0, 0),
         NoiseKey(0, 1).sample_key(0, 0),
         NoiseKey(0, 0).sample_key(1, 0),
@@ -50,7 +51,7 @@ def test_the_fields_of_a_noise_key_are_told_apart() -> None:
         NoiseKey(0, 0, attempt=1).sample_key(0, 0),
         NoiseKey(0, 0, turn=1).sample_key(0, 0),
     ]
-    assert len(set(keys)) == 6
+    assert len(set(keys)) == 7
 
 
 def kolmogorov_smirnov(values: torch.Tensor) -> float:
