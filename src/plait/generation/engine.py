@@ -28,6 +28,7 @@ from plait.generation.sampler import SamplingRows, sample
 from plait.generation.settings import SamplingSettings
 from plait.generation.stopping import completes_stop
 from plait.models.attention import PackedContext
+from plait.models.cpu_linear import PackedLinears
 from plait.models.language_model import LanguageModel
 from plait.policy import batching
 from plait.policy.batching import StepKind
@@ -36,6 +37,10 @@ Value = TypeVar("Value")
 
 SLOT_TOKENS = 256
 """A new slot has room for so many response tokens (or its limit, if lower) before it must grow."""
+
+PACK_STEPS = 16
+"""Decode steps before the weights are packed for those that follow. Packing costs about what so many steps gain by it:
+nothing is lost to a short rollout, and little to one that ends soon after."""
 
 
 @dataclass(frozen=True)
@@ -104,6 +109,8 @@ class Engine:
         self._cache = SlotCache(settings.max_running)
         self._rows: tuple[SamplingRows, Tensor] | None = None
         self._weights_version = 0
+        self._packed = PackedLinears(model.module)
+        self._num_decodes = 0
 
     @property
     def has_work(self) -> bool:
@@ -165,7 +172,7 @@ class Engine:
             num_context_tokens = sum(running.position for running in self._running)
             finished += self._decode()
         if not self.has_work:
-            self._cache.clear()
+            self._forget()
         self.last_step = StepRecord(plan.kind, num_sequences, num_tokens, num_context_tokens, len(finished))
         return finished
 
@@ -190,14 +197,20 @@ class Engine:
             if not waiting.pending:
                 del self._waiting[prompt_uid]
         if not self.has_work:
-            self._cache.clear()
+            self._forget()
         return [self._sample(running, FinishReason.ABORTED) for running in out]
 
     def update_weights(self, version: int) -> None:
         """The model's weights have changed: forget what the old ones computed, stamp later samples with `version`."""
         assert not self.has_work, "weights change only while no sample is in flight: drain or abort first"
-        self._cache.clear()
+        self._forget()
         self.policy_version = version
+
+    def _forget(self) -> None:
+        """Give back what was made of the weights as they are: no sample is in flight, so they may change."""
+        self._cache.clear()
+        self._packed.drop()
+        self._num_decodes = 0
 
     def _prefill(self, prompts: Sequence[_Waiting]) -> int:
         """Compute prompts packed in one row; keep their keys, values and last logits. Returns the number of tokens."""
@@ -275,7 +288,11 @@ class Engine:
         inputs = [[running.token_ids[-1] for running in self._running], positions]
         token_ids_B, positions_B = torch.tensor(inputs, device=self.model.device)
         context = DecodeContext(self._cache, positions, positions_B)
-        logits_BV = self.model.logits(self.model.hidden(token_ids_B, positions_B, context))
+        self._num_decodes += 1
+        if self._num_decodes == PACK_STEPS:
+            self._packed.pack()
+        with self._packed.applied():
+            logits_BV = self.model.logits(self.model.hidden(token_ids_B, positions_B, context))
         if self._rows is None:
             self._rows = self._sampling_rows(self._running, logits_BV.shape[1])
         self._draw(self._running, logits_BV, *self._rows)

@@ -16,7 +16,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from plait.errors import ModelError
 
@@ -30,7 +29,7 @@ class Head:
     """
 
     family: Callable[[Tensor], Tensor]
-    """[N, H] → [N, V] by the module's own forward."""
+    """[N, H] → [N, V] by the module's own forward; of a `linear` head by its one layer."""
     params: tuple[nn.Parameter, ...]
     """Those that `family` uses; weight [V, H] and perhaps bias [V] when `linear`."""
     linear: bool = False
@@ -49,7 +48,7 @@ class Head:
 
     def __call__(self, hidden_NH: Tensor) -> Tensor:
         """Logits [N, V] in the compute dtype."""
-        return F.linear(hidden_NH, self.weight, self.bias) if self.linear else self.family(hidden_NH)
+        return self.family(hidden_NH)
 
 
 class _DecoderOutput(tuple):
@@ -92,7 +91,7 @@ def find_head(module: Any) -> Head:
         ) from error
     if not _is_linear(module, head.params):
         return head
-    linear = Head(family, head.params, linear=True)
+    linear = Head(module.get_output_embeddings(), head.params, linear=True)
     with torch.no_grad():
         return linear if torch.equal(linear(hidden_NH), logits_NV) else head
 

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from plait.models import cpu_linear
 from plait.models.head import Head
 from plait.models.shape import HEAD_CHUNK_ROWS
 
@@ -109,10 +110,12 @@ class _Buffers:
         return self._room[purpose][: len(like_CV)]
 
     def logits(self, hidden_CH: Tensor) -> Tensor:
-        """Logits in the compute dtype."""
+        """Logits in the compute dtype; may be overwritten."""
         if not self.head.linear:
             return self.head.family(hidden_CH)
         weight_VH, bias_V = self.head.weight, self.head.bias
+        if cpu_linear.pays(len(hidden_CH), weight_VH):
+            return cpu_linear.linear(hidden_CH, weight_VH, bias_V)
         shape_CV = hidden_CH.new_empty(()).expand(len(hidden_CH), len(weight_VH))
         out_CV = self.room("logits", shape_CV, hidden_CH.dtype)
         if bias_V is None:
@@ -121,7 +124,10 @@ class _Buffers:
 
     def scaled(self, logits_CV: Tensor, temperature: float) -> Tensor:
         """logits / temperature in float32 or wider; may be overwritten."""
-        scaled_CV = self.room("scaled", logits_CV, _wide(logits_CV)).copy_(logits_CV)
+        if logits_CV.dtype == _wide(logits_CV) and self.head.linear:
+            scaled_CV = logits_CV
+        else:
+            scaled_CV = self.room("scaled", logits_CV, _wide(logits_CV)).copy_(logits_CV)
         return scaled_CV if temperature == 1.0 else scaled_CV.div_(temperature)
 
 
@@ -160,10 +166,11 @@ def _linear_grads(
     logits_CV = buffers.logits(hidden_CH)
     scaled_CV = buffers.scaled(logits_CV, logits_grad.temperature)
     grad_CV = logits_grad(scaled_CV, buffers.room("grad", scaled_CV, scaled_CV.dtype))
-    narrow_CV = logits_CV.copy_(grad_CV)
+    narrow_CV = grad_CV if grad_CV.dtype == logits_CV.dtype else logits_CV.copy_(grad_CV)
+    weight_VH = buffers.head.weight
     grads = [
-        narrow_CV @ buffers.head.weight if needed[0] else None,
-        narrow_CV.t() @ hidden_CH if needed[1] else None,
+        cpu_linear.input_gradient(narrow_CV, weight_VH) if needed[0] else None,
+        cpu_linear.weight_gradient(narrow_CV, hidden_CH, weight_VH) if needed[1] else None,
     ]
     if buffers.head.bias is not None:
         grads.append(grad_CV.sum(0) if needed[2] else None)
