@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from plait.errors import ConfigError
-from plait.generation import noise
+from plait.generation import noise, sampler
 from plait.generation.sampler import SamplingRows, filter_threshold, sample
 from plait.generation.settings import Sampling, SamplingSettings
 from tests.generation import oracle
@@ -223,3 +223,22 @@ def test_settings_become_sampling_and_import_no_torch() -> None:
     asked = SamplingSettings(temperature=0.5, top_k=3, top_p=0.9, max_response_tokens=7, stop=("x",))
     assert asked.sampling() == Sampling(temperature=0.5, top_k=3, top_p=0.9, max_tokens=7, stop=("x",))
     assert asked.sampling(temperature=0.0).temperature == 0
+
+
+@pytest.mark.parametrize("vocab_size", [65, 70, 300, 515, 1000, 4096, 4111])
+def test_the_top_of_the_vocabulary_is_that_of_a_full_search(vocab_size: int) -> None:
+    """Ties, infinities and NaN included: the logits agree, and each id has the logit that stands beside it."""
+    generator = torch.Generator().manual_seed(vocab_size)
+    logits_BV = torch.randn(12, vocab_size, generator=generator)
+    logits_BV[1] = logits_BV[1].round()
+    logits_BV[2] = 0.0
+    logits_BV[3, 5:] = -torch.inf
+    logits_BV[4] = -torch.inf
+    logits_BV[5, vocab_size // 2] = torch.nan
+    logits_BV[6] = torch.arange(vocab_size)
+    logits_BV[7] = -torch.arange(vocab_size).float()
+    for count in (1, 8, 65):
+        found_BW, ids_BW = sampler._top(logits_BV, count)
+        torch.testing.assert_close(found_BW, logits_BV.topk(count).values, rtol=0, atol=0, equal_nan=True)
+        torch.testing.assert_close(logits_BV.gather(1, ids_BW), found_BW, rtol=0, atol=0, equal_nan=True)
+        assert all(len(set(ids)) == count for ids in ids_BW.tolist())
