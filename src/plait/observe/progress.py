@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 _SHOWN_STEPS = 8
 _AVERAGED_STEPS = 10
 _DRAWS_PER_S = 4
+_SHOWN_S = 0.05
 
 
 STAGE_SECONDS = "timing_s/"
@@ -182,6 +183,8 @@ class Progress:
         prefix = STAGE_SECONDS
         stages = {name.removeprefix(prefix): value for name, value in metrics.items() if name.startswith(prefix)}
         stages.pop("step", None)
+        if any(seconds >= _SHOWN_S for seconds in stages.values()):  # what takes no time is no stage to watch
+            stages = {name: seconds for name, seconds in stages.items() if seconds >= _SHOWN_S}
         return ", ".join(f"{name} {_number(value, '.1f')}" for name, value in stages.items())
 
     def _left_text(self) -> str:

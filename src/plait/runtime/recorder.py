@@ -89,5 +89,7 @@ def seconds_by_call(timeline: Timeline) -> dict[str, float]:
     """Busy seconds per call of the flow: `actor.generate/decode` counts for `actor.generate`."""
     totals: dict[str, float] = defaultdict(float)
     for span in timeline.spans:
-        totals[span.action.split("/", 1)[0]] += span.duration_s
+        # A computation is one action, whose name may have a slash of its own (`critic/returns/mean`).
+        call = span.action if span.kind == "COMPUTE" else span.action.split("/", 1)[0]
+        totals[call] += span.duration_s
     return dict(totals)
