@@ -66,9 +66,13 @@ class Rewarding:
         rows = state.tables[node.rows]
         kept = np.flatnonzero(np.isfinite(rows.columns[node.outputs[0]]))
         if len(kept) == 0:
+            role = self._roles[str(node.role)]
+            keys = [f"`{node.role}.functions` (do they return None for every sample?)"]
+            if isinstance(role, RewardRole) and role.scorer is not None:
+                keys = [f"`{role.scorer.key}` (are its scores finite?)", *(keys if role.pool is not None else ())]
             raise RunError(
                 f"step {state.step + 1}: no sample of {len(rows)} has a score from `{node.role}`; look at key "
-                f"`{node.role}.functions` (do they return None for every sample?) and at the failures reported above"
+                f"{', '.join(keys)} and at the failures reported above"
             )
         state.count("reward/dropped", len(rows) - len(kept))
         if len(kept) < len(rows):

@@ -130,9 +130,11 @@ def build_roles(
         trainer = _trainer(one, model, flow, recipe)
         asked = flow.call_kinds(one.role)
         if one.role in REWARD_ROLES and "train" not in asked:
-            weight = (recipe.reward if one.role == "reward" else recipe.cost).model_weight
+            settings = recipe.reward if one.role == "reward" else recipe.cost
             translator = None if actor is None else translator_for(actor.tokenizer, model.tokenizer)
-            roles[one.role] = RewardRole(pools.get(one.role), ModelScorer(trainer, translator, weight, one.key))
+            roles[one.role] = RewardRole(
+                pools.get(one.role), ModelScorer(trainer, translator, settings.model_weight, one.key, settings.on_error)
+            )
             continue
         generates = "generate" in asked or (one.role == "actor" and evaluates)
         engine = None

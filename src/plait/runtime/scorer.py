@@ -6,9 +6,12 @@ from collections.abc import Generator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+
 from plait.data.records import FinishReason, Sample
 from plait.data.rows import FloatArray, Rows
-from plait.errors import ModelError
+from plait.errors import ModelError, RunError
+from plait.rewards.settings import OnError
 from plait.training.trainer import Done, Trainer
 
 
@@ -21,14 +24,17 @@ class ModelScorer:
     """None where actor and reward model read the same token ids."""
     weight: float = 1.0
     key: str = "reward.model"
+    on_error: OnError = OnError.STOP
+    """What follows on a score that is not finite."""
 
     def scores(self, samples: Sequence[Sample], *, call: str) -> Generator[Done, None, FloatArray]:
-        """[samples] float64, unweighted.
+        """[samples] float64, unweighted; NaN where the score is not finite and `on_error` drops such samples.
 
         Raises:
             ModelError: a sample is longer than the reward model's positions.
+            RunError: a score is not finite, and `on_error` is to stop.
         """
-        read = tuple(samples) if self.translator is None else tuple(map(self.translator.translate, samples))
+        read = tuple(samples) if self.translator is None else self.translator.translate_all(samples)
         limit = self.trainer.model.max_positions
         for sample in read:
             length = len(sample.prompt.token_ids) + len(sample.token_ids)
@@ -37,7 +43,17 @@ class ModelScorer:
                     f"`{self.key}`: sample {sample.uid} has {length} of its tokens, but its positions end at {limit}; "
                     "lower `data.max_prompt_tokens` or `sampling.max_response_tokens`, or take another reward model"
                 )
-        return (yield from self.trainer.scores(Rows(read), call=call))
+        scores = yield from self.trainer.scores(Rows(read), call=call)
+        failed = np.flatnonzero(~np.isfinite(scores))
+        if len(failed) and self.on_error is OnError.STOP:
+            section = self.key.rpartition(".")[0]
+            raise RunError(
+                f"`{self.key}` gives sample {samples[failed[0]].uid} the score {scores[failed[0]]} ({len(failed)} of "
+                f"{len(scores)} scores are not finite): its weights may be damaged, or not fit `dtype` "
+                f"(`{section}.on_error: drop` leaves such samples out and goes on)"
+            )
+        scores[failed] = np.nan
+        return scores
 
 
 class Translator:
@@ -51,11 +67,22 @@ class Translator:
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
 
-    def translate(self, sample: Sample) -> Sample:
-        """The same sample in the reward model's tokens; the response keeps at least its last token apart."""
-        ids = self._ids(sample)
-        prompt = replace(sample.prompt, token_ids=ids[:-1])
-        return replace(sample, prompt=prompt, token_ids=ids[-1:], logprobs=())
+    def translate_all(self, samples: Sequence[Sample]) -> tuple[Sample, ...]:
+        """The same samples in the reward model's tokens.
+
+        Where a prompt ends may differ from sample to sample, as tokens may reach over the boundary. What the samples of
+        a prompt begin with in common is their prompt, which is computed once; each has at least its last token apart.
+        """
+        ids = [self._ids(sample) for sample in samples]
+        by_prompt: dict[int, list[tuple[int, ...]]] = {}
+        for sample, one in zip(samples, ids, strict=True):
+            by_prompt.setdefault(sample.prompt.uid, []).append(one[:-1])
+        common = {uid: _common_length(group) for uid, group in by_prompt.items()}
+        return tuple(
+            replace(sample, prompt=replace(sample.prompt, token_ids=one[:cut]), token_ids=one[cut:], logprobs=())
+            for sample, one in zip(samples, ids, strict=True)
+            for cut in (common[sample.prompt.uid],)
+        )
 
     def _ids(self, sample: Sample) -> tuple[int, ...]:
         tokenizer = self._tokenizer
@@ -70,6 +97,13 @@ class Translator:
         if sample.finish_reason is FinishReason.STOP and end is not None and ids[-1:] != (end,):
             ids += (end,)
         return ids
+
+
+def _common_length(sequences: Sequence[tuple[int, ...]]) -> int:
+    """How many tokens all of them begin with: those that the first and the last in order have in common."""
+    first, last = min(sequences), max(sequences)
+    unlike = (place for place, (a, b) in enumerate(zip(first, last, strict=False)) if a != b)
+    return next(unlike, min(len(first), len(last)))
 
 
 def translator_for(actor: Any, scorer: Any) -> Translator | None:
