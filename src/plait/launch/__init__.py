@@ -1,0 +1,30 @@
+"""Launchers: they start the processes that host the models, carry calls to them, and turn every end into an error.
+
+    with LocalProcesses(threads=1, output_dir=run / "workers").start(Engine, num_ranks=2, arguments=(plan,)) as group:
+        training = group.submit([0, 1], "train", batch_ids)     # returns at once; a list: one answer per rank
+        print(training.result(deadline_s=600.0))
+
+* `interface`: what a launcher, a group, a handle and a worker are; a worker's context (rank, rendezvous).
+* `in_process`: one rank in this very process: no server, no spawn.
+* `local`: one process per rank on this machine; `process` is one of them, `worker` its other side, `wire` between them.
+* `failures`: the one error that a rank's death, freeze, exception or lateness becomes.
+
+**Enters**: a class that the worker process can import, small arguments. **Leaves**: small results and `WorkerError`.
+Arrays go from worker to worker (`torch.distributed` on `WorkerContext.store`), never through here: a message over
+`wire.MAX_MESSAGE_BYTES` is refused, and a group counts the bytes that it carried.
+
+**Order**: a rank runs one action at a time, in the order submitted; handles of disjoint ranks run at the same time.
+
+**Every wait ends**: with the result, at its deadline, or when a rank dies (seen at once by its connection), freezes
+(it has sent no heartbeat for `freeze_after_s`; the heartbeat comes from a thread of its own, so an action may last as
+long as it likes unless it holds the interpreter lock for all that time), or raises. A rank that died or froze ends the
+whole group: its peers may wait for it in a collective for ever. An exception does not end the group, but it interrupts
+whoever waits for another rank, once.
+
+**Nothing is left**: processes have a group of their own which the kernel kills when the controller's end of a pipe
+closes, however the controller ended. They talk over a socket pair that was never bound to a name or port; every
+message carries a tag made with the group's key, and nothing untagged is unpickled. The rendezvous of
+`torch.distributed` listens on loopback, on a port that the system chose and rank 0 owns.
+
+Imports `errors` and the standard library; torch only inside workers that ask for the store.
+"""

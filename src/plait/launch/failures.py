@@ -1,0 +1,98 @@
+"""What went wrong in a worker, as a record and as the error that the controller raises."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from plait.errors import RunError
+
+
+class Ended(Enum):
+    """How an action failed to give its result."""
+
+    RAISED = "raised"
+    """It raised an exception; the worker goes on with its next action."""
+    DIED = "died"
+    """Its process is gone."""
+    FROZEN = "frozen"
+    """Its process sent no heartbeat for too long."""
+    LATE = "late"
+    """It was not done at the deadline of the one who waited; it goes on, and may be waited for again."""
+    CLOSED = "closed"
+    """The group was closed before it was done."""
+
+
+@dataclass(frozen=True)
+class PeerState:
+    """What another rank was doing when an action failed."""
+
+    rank: int
+    action: str
+    """Name of the method; empty if it had none to run."""
+    seconds: float
+    """For how long it had been running it."""
+    waits_for: str = ""
+    """What it had said to wait for (`WorkerContext.waiting_for`); empty if nothing."""
+    stack: str = ""
+    """Where its main thread was; empty if that could not be had or it was idle."""
+    raised: str = ""
+    """The exception that it had just raised, perhaps because of the failure."""
+
+    def __str__(self) -> str:
+        if not self.action:
+            return f"rank {self.rank} was idle"
+        if self.raised:
+            return f"rank {self.rank} raised in `{self.action}` after {self.seconds:.1f} s: {self.raised}"
+        waits = f", waiting for {self.waits_for}" if self.waits_for else ""
+        return f"rank {self.rank} was in `{self.action}` for {self.seconds:.1f} s{waits}"
+
+
+@dataclass(frozen=True)
+class Failure:
+    ended: Ended
+    rank: int
+    action: str
+    """Name of the method; `start` while the worker was constructed; empty if the worker was idle."""
+    seconds: float
+    """For how long the action had been running (0 if it had not begun)."""
+    cause: str
+    """What happened, in words that follow `rank R`."""
+    traceback: str = ""
+    """The worker's own: of the exception, or of where its main thread was; empty if it could not be had."""
+    waits_for: str = ""
+    """What the rank had said to wait for."""
+    peers: tuple[PeerState, ...] = ()
+    """The other ranks at that moment."""
+    output: str = ""
+    """The last lines that the rank printed."""
+    output_file: str = ""
+    """Where all that it printed is; empty if no folder was given."""
+
+    def __str__(self) -> str:
+        action = f" in `{self.action}` after {self.seconds:.1f} s" if self.action else ""
+        waits = f"; it was waiting for {self.waits_for}" if self.waits_for else ""
+        parts = [f"rank {self.rank} {self.cause}{action}{waits}"]
+        parts += [f"  meanwhile {peer}" for peer in self.peers]
+        if self.traceback:
+            parts.append(f"rank {self.rank}:\n{_indented(self.traceback)}")
+        parts += [f"rank {peer.rank}:\n{_indented(peer.stack)}" for peer in self.peers if peer.stack]
+        if self.output:
+            where = f" (all of it: {self.output_file})" if self.output_file else ""
+            parts.append(f"last output of rank {self.rank}{where}:\n{_indented(self.output)}")
+        return "\n".join(parts)
+
+
+class WorkerError(RunError):
+    """An action did not give its result. `__cause__` is the worker's exception where it can be sent."""
+
+    def __init__(self, failure: Failure) -> None:
+        super().__init__(str(failure))
+        self.failure = failure
+
+    def __reduce__(self) -> tuple[type[WorkerError], tuple[Failure]]:
+        return WorkerError, (self.failure,)
+
+
+def _indented(text: str) -> str:
+    return "\n".join(f"  | {line}" for line in text.rstrip().splitlines())

@@ -1,0 +1,149 @@
+"""The seam: what each launcher offers, and what a worker is given."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol, Self
+
+if TYPE_CHECKING:
+    from torch.distributed import Store
+
+START_DEADLINE_S = 180.0
+"""For all workers of a group to import what they need and be constructed."""
+
+
+class WorkerContext:
+    """What a worker knows about its group; the first argument of its constructor."""
+
+    def __init__(self, rank: int, num_ranks: int, open_store: Callable[[], Store]) -> None:
+        self.rank = rank
+        self.num_ranks = num_ranks
+        self._open_store = open_store
+        self._store: Store | None = None
+        self._waits: tuple[str, ...] = ()
+
+    def store(self, name: str = "world") -> Store:
+        """The group's key-value store, for `torch.distributed.init_process_group(backend, store=..., rank=...,
+        world_size=...)`. A process group that is made anew needs another name. Imports torch."""
+        from torch.distributed import PrefixStore
+
+        if self._store is None:
+            self._store = self._open_store()
+        return PrefixStore(name, self._store)
+
+    @contextlib.contextmanager
+    def waiting_for(self, what: str) -> Iterator[None]:
+        """Say what this rank waits for, for the error of a wait that does not end:
+        `with context.waiting_for("rank 1 (recv 3F0)"): work.wait()`."""
+        before, self._waits = self._waits, (*self._waits, what)
+        try:
+            yield
+        finally:
+            self._waits = before
+
+    @property
+    def waits_for(self) -> str:
+        """The innermost thing waited for; empty if nothing."""
+        waits = self._waits
+        return waits[-1] if waits else ""
+
+
+class Handle(Protocol):
+    """The answers of one submitted action."""
+
+    @property
+    def ranks(self) -> tuple[int, ...]: ...
+
+    @property
+    def method(self) -> str: ...
+
+    @property
+    def done(self) -> bool:
+        """Whether `result` returns or raises at once."""
+        ...
+
+    def result(self, deadline_s: float) -> Any:
+        """What the method returned: the value itself if one rank was named by its number, else a list in the order of
+        the ranks. May be called again.
+
+        Args:
+            deadline_s: seconds to wait at most. What runs in this process has run when `submit` returns.
+
+        Raises:
+            WorkerError: the action raised on one of its ranks; a rank of the group died or froze, or another rank
+                raised and nobody has been told yet; the deadline has passed; the group was closed before.
+        """
+        ...
+
+
+class Group(Protocol):
+    """Running workers, one per rank."""
+
+    @property
+    def num_ranks(self) -> int: ...
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        """Process id of each rank."""
+        ...
+
+    @property
+    def bytes_sent(self) -> int:
+        """To the workers, messages and all."""
+        ...
+
+    @property
+    def bytes_received(self) -> int: ...
+
+    def submit(self, ranks: int | Sequence[int], method: str, *args: Any, **kwargs: Any) -> Handle:
+        """Have a method called on one or several ranks, after all that was submitted to them before.
+
+        Arguments and results are pickled between processes: small ones only.
+
+        Raises:
+            WorkerError: a rank of the group has died or frozen. ValueError: the arguments are too large.
+        """
+        ...
+
+    def wait(self, handles: Sequence[Handle], deadline_s: float) -> list[Handle]:
+        """Those that are done, at least one, as soon as there is one.
+
+        Raises:
+            WorkerError: as `Handle.result`.
+        """
+        ...
+
+    def close(self, grace_s: float = 2.0) -> None:
+        """End the workers: each ends the action that it is in and calls its own `close()`, if it has one; those that
+        take longer than `grace_s` are killed. Returns when all are gone. Harmless when done before."""
+        ...
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(self, *error: object) -> None: ...
+
+
+class Launcher(Protocol):
+    def start(
+        self,
+        worker: Callable[..., Any],
+        num_ranks: int,
+        *,
+        arguments: Sequence[Any] = (),
+        options: Mapping[str, Any] | None = None,
+        deadline_s: float = START_DEADLINE_S,
+    ) -> Group:
+        """Construct `worker(context, *arguments, **options)` on each rank, and return when all are constructed.
+
+        Args:
+            worker: a class at the top level of a module (or of the script that runs).
+            num_ranks: how many.
+            arguments, options: the same for each rank; small.
+            deadline_s: seconds for all to be constructed.
+
+        Raises:
+            WorkerError: a constructor raised, died, or was not done in time. Nothing is left running.
+            LayoutError: this launcher cannot have so many ranks.
+        """
+        ...

@@ -1,0 +1,331 @@
+"""One process per rank on this machine."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import os
+import pickle
+import secrets
+import socket
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Self
+
+from plait.launch.failures import Ended, Failure, WorkerError
+from plait.launch.interface import START_DEADLINE_S, Handle
+from plait.launch.monitor import Monitor, Pending, Rank
+from plait.launch.process import WorkerProcess
+from plait.launch.wire import KEY_BYTES, Call, Channel, Raised, Reply, Start, Stop, pickled_arguments
+from plait.launch.worker import SCRIPT_MODULE
+
+_BEATS_PER_FREEZE = 6
+_LONGEST_BEAT_S = 1.0
+
+
+class LocalProcesses:
+    """Launches a clean interpreter per rank.
+
+    Args:
+        threads: of OpenMP and the BLAS libraries in each process.
+        output_dir: gets the stdout and stderr of rank R, appended to `rankR.log`; None keeps only what errors quote.
+        freeze_after_s: silence after which a rank counts as frozen; more than any action holds the interpreter lock.
+        environment: further variables of the processes.
+    """
+
+    def __init__(
+        self,
+        *,
+        threads: int = 1,
+        output_dir: Path | None = None,
+        freeze_after_s: float = 30.0,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        assert threads >= 1, f"threads must be at least 1, got {threads}"
+        assert freeze_after_s > 0, f"freeze_after_s must be positive, got {freeze_after_s}"
+        loopback = "lo" if sys.platform == "linux" else "lo0"
+        self._output_dir = output_dir
+        self._freeze_after_s = freeze_after_s
+        self._environment = {
+            **dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), str(threads)),
+            **dict.fromkeys(("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"), loopback),
+            "PYTHONHASHSEED": "0",  # a set has the same order on each rank
+            **(environment or {}),
+        }
+
+    def start(
+        self,
+        worker: Callable[..., Any],
+        num_ranks: int,
+        *,
+        arguments: Sequence[Any] = (),
+        options: Mapping[str, Any] | None = None,
+        deadline_s: float = START_DEADLINE_S,
+    ) -> LocalGroup:
+        """See `Launcher.start`."""
+        assert num_ranks >= 1, f"a group has at least one rank, asked for {num_ranks}"
+        module, name, script = _importable(worker)
+        pickled = pickled_arguments(tuple(arguments), dict(options or {}))
+        key = secrets.token_bytes(KEY_BYTES)
+        if self._output_dir is not None:
+            self._output_dir.mkdir(parents=True, exist_ok=True)
+        processes: list[WorkerProcess] = []
+        try:
+            with socket.socket() as listening:
+                listening.bind(("127.0.0.1", 0))
+                listening.listen(num_ranks)
+                port = listening.getsockname()[1]
+                for rank in range(num_ranks):
+                    output = self._output_dir / f"rank{rank}.log" if self._output_dir is not None else None
+                    store_fd = listening.fileno() if rank == 0 else -1
+                    processes.append(WorkerProcess(key, self._environment, output, store_fd))
+        except BaseException:
+            for process in processes:
+                process.kill()
+            raise
+        beat_s = min(_LONGEST_BEAT_S, self._freeze_after_s / _BEATS_PER_FREEZE)
+        starts = [Start(module, name, script, pickled, rank, num_ranks, port, beat_s) for rank in range(num_ranks)]
+        group = LocalGroup(processes, key, self._freeze_after_s)
+        try:
+            group.construct(starts, deadline_s)
+        except BaseException:
+            group.close(grace_s=0.0)
+            raise
+        return group
+
+
+class LocalGroup:
+    """See `Group`. Made by `LocalProcesses.start`."""
+
+    def __init__(self, processes: list[WorkerProcess], key: bytes, freeze_after_s: float) -> None:
+        channels = [Channel(process.link, key, controller=True) for process in processes]
+        self._ranks = [Rank(i, *both) for i, both in enumerate(zip(processes, channels, strict=True))]
+        self.pids = tuple(process.pid for process in processes)
+        self._handles: dict[int, LocalHandle] = {}
+        self._numbers = itertools.count()
+        self._untold: list[tuple[LocalHandle, int]] = []
+        """(handle, place) of exceptions that nobody has been told."""
+        self._monitor = Monitor(self._ranks, freeze_after_s, self._deliver)
+
+    @property
+    def num_ranks(self) -> int:
+        return len(self._ranks)
+
+    @property
+    def bytes_sent(self) -> int:
+        return sum(rank.channel.bytes_sent for rank in self._ranks)
+
+    @property
+    def bytes_received(self) -> int:
+        return sum(rank.channel.bytes_received for rank in self._ranks)
+
+    def construct(self, starts: list[Start], deadline_s: float) -> None:
+        """Construct the workers; once, before all else. Raises WorkerError."""
+        with self._monitor.changed:
+            handle = LocalHandle(self, tuple(range(self.num_ranks)), "start", several=True)
+            self._enqueue(handle, next(self._numbers), starts)
+        handle.result(deadline_s)
+
+    def submit(self, ranks: int | Sequence[int], method: str, *args: Any, **kwargs: Any) -> LocalHandle:
+        """See `Group.submit`."""
+        assert not method.startswith("_"), f"`{method}` is private to the worker"
+        several = not isinstance(ranks, int)
+        chosen = tuple(ranks) if not isinstance(ranks, int) else (ranks,)
+        assert chosen, "no rank is named"
+        assert len(set(chosen)) == len(chosen), f"ranks must be distinct, got {ranks}"
+        assert all(0 <= rank < self.num_ranks for rank in chosen), f"ranks {ranks} of a group of {self.num_ranks}"
+        pickled = pickled_arguments(args, kwargs)
+        with self._monitor.changed:
+            assert not self._monitor.closing, "the group is closed"
+            if self._monitor.failure is not None:
+                raise WorkerError(self._monitor.failure)
+            handle, number = LocalHandle(self, chosen, method, several=several), next(self._numbers)
+            self._enqueue(handle, number, [Call(number, method, pickled)] * len(chosen))
+        return handle
+
+    def _enqueue(self, handle: LocalHandle, number: int, messages: Sequence[Start | Call]) -> None:
+        self._handles[number] = handle
+        for place, message in zip(handle.ranks, messages, strict=True):
+            rank = self._ranks[place]
+            rank.pending.append(Pending(number, handle.method, time.monotonic()))
+            if not rank.channel.put(message):
+                self._monitor.wake()
+
+    def _deliver(self, rank: int, pending: Pending, reply: Reply) -> None:
+        handle = self._handles[pending.number]
+        place = handle.ranks.index(rank)
+        handle.replies[place] = reply
+        if isinstance(reply.value, Raised):
+            self._untold.append((handle, place))
+        if None not in handle.replies:
+            del self._handles[pending.number]
+
+    # -- waiting
+
+    def wait(self, handles: Sequence[Handle], deadline_s: float) -> list[Handle]:
+        """See `Group.wait`."""
+        assert handles, "nothing to wait for"
+        assert all(isinstance(handle, LocalHandle) for handle in handles), "handles of another launcher"
+        end = _end(deadline_s)
+        with self._monitor.changed:
+            while not (finished := [handle for handle in handles if handle.done]):
+                self._wait_on(handles[0], end, deadline_s)
+            return finished
+
+    def wait_for(self, handle: LocalHandle, deadline_s: float) -> None:
+        """Until each rank has answered. Raises WorkerError as `Handle.result`."""
+        end = _end(deadline_s)
+        with self._monitor.changed:
+            while True:
+                for place, reply in enumerate(handle.replies):
+                    if reply is not None and isinstance(reply.value, Raised):
+                        raise self._raised(handle, place) from _sent_exception(reply.value)
+                if None not in handle.replies:
+                    return
+                self._wait_on(handle, end, deadline_s)
+
+    def _wait_on(self, handle: Any, end: float, deadline_s: float) -> None:
+        """Wait for a change that may concern an unfinished handle, or raise what keeps it from being done."""
+        if self._monitor.failure is not None:
+            raise WorkerError(self._monitor.failure)
+        if self._monitor.closing:
+            rank = handle.missing()
+            raise WorkerError(Failure(Ended.CLOSED, rank, handle.method, 0.0, "was closed before it was done"))
+        if self._untold:
+            other, place = self._untold[0]
+            raise self._raised(other, place) from _sent_exception(other.replies[place].value)
+        if (left := end - time.monotonic()) <= 0:
+            raise self._late(handle, deadline_s)
+        self._monitor.changed.wait(left)
+
+    def _raised(self, handle: LocalHandle, place: int) -> WorkerError:
+        self._untold = [entry for entry in self._untold if entry != (handle, place)]
+        reply = handle.replies[place]
+        assert reply is not None and isinstance(reply.value, Raised), "no exception is there"  # noqa: PT018
+        if handle.failures[place] is None:
+            process = self._ranks[handle.ranks[place]].process
+            handle.failures[place] = Failure(
+                Ended.RAISED,
+                handle.ranks[place],
+                handle.method,
+                reply.seconds,
+                f"raised {reply.value.name}",
+                reply.value.traceback,
+                peers=() if self._monitor.closing else self._monitor.look_at_peers(handle.ranks[place]),
+                output=process.output_tail(),
+                output_file=str(process.output_file or ""),
+            )
+        return WorkerError(handle.failures[place])
+
+    def _late(self, handle: LocalHandle, deadline_s: float) -> WorkerError:
+        rank = self._ranks[handle.missing()]
+        rank.ask()
+        peers = self._monitor.look_at_peers(rank.rank)
+        if self._monitor.failure is not None:  # found meanwhile
+            return WorkerError(self._monitor.failure)
+        state = rank.state()
+        cause = f"has not answered within the deadline of {deadline_s:g} s"
+        if state.action != handle.method:
+            cause += f"; `{handle.method}` waits behind it"
+        output, file = rank.process.output_tail(), str(rank.process.output_file or "")
+        return WorkerError(
+            Failure(
+                Ended.LATE,
+                rank.rank,
+                state.action,
+                state.seconds,
+                cause,
+                state.stack,
+                state.waits_for,
+                peers,
+                output,
+                file,
+            )
+        )
+
+    # -- end
+
+    def close(self, grace_s: float = 2.0) -> None:
+        """See `Group.close`."""
+        monitor = self._monitor
+        with monitor.changed:
+            if monitor.closing:
+                return
+            monitor.closing = True
+            for rank in self._ranks:
+                if not rank.dead and not rank.channel.put(Stop()):
+                    monitor.wake()
+            monitor.changed.notify_all()
+        try:
+            end = time.monotonic() + grace_s
+            for rank in self._ranks:
+                rank.dead or rank.process.wait(end)
+        finally:
+            with monitor.changed:
+                for rank in self._ranks:
+                    rank.dead = True
+                    rank.process.kill()
+            monitor.end()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: object, *error: object) -> None:
+        self.close(grace_s=2.0 if kind is None else 0.0)
+
+
+class LocalHandle:
+    """See `Handle`."""
+
+    def __init__(self, group: LocalGroup, ranks: tuple[int, ...], method: str, *, several: bool) -> None:
+        self.ranks = ranks
+        self.method = method
+        self.replies: list[Reply | None] = [None] * len(ranks)
+        self.failures: list[Failure | None] = [None] * len(ranks)
+        self._several = several
+        self._group = group
+        self._values: list[Any] | None = None
+
+    @property
+    def done(self) -> bool:
+        return all(reply is not None for reply in self.replies) or any(
+            reply is not None and isinstance(reply.value, Raised) for reply in self.replies
+        )
+
+    def missing(self) -> int:
+        """The first rank that has not answered."""
+        return next(rank for rank, reply in zip(self.ranks, self.replies, strict=True) if reply is None)
+
+    def result(self, deadline_s: float) -> Any:
+        """See `Handle.result`."""
+        self._group.wait_for(self, deadline_s)
+        if self._values is None:
+            values = [reply.value for reply in self.replies if reply is not None]
+            self._values = [pickle.loads(value) for value in values if isinstance(value, bytes)]
+        return self._values if self._several else self._values[0]
+
+
+def _end(deadline_s: float) -> float:
+    assert 0 <= deadline_s < math.inf, f"a wait has a deadline of so many seconds, got {deadline_s}"
+    return time.monotonic() + deadline_s
+
+
+def _sent_exception(raised: Raised) -> BaseException | None:
+    return pickle.loads(raised.exception) if raised.exception is not None else None
+
+
+def _importable(worker: Callable[..., Any]) -> tuple[str, str, str | None]:
+    """(module, qualified name, the controller's script if it has one) by which a worker process finds the class."""
+    module, name = worker.__module__, worker.__qualname__
+    assert "<locals>" not in name, f"{name} is not at the top level of its module: a worker process cannot import it"
+    main = sys.modules["__main__"]
+    spec, file = getattr(main, "__spec__", None), getattr(main, "__file__", None)
+    if spec is not None and module == "__main__":  # started with -m
+        return spec.name, name, None
+    if module != "__main__":
+        return module, name, None
+    assert file is not None, f"{name} was typed in: put it into a file, which a worker process can import"
+    sys.modules.setdefault(SCRIPT_MODULE, main)  # for what the workers send back
+    return module, name, os.path.abspath(file)

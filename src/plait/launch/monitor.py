@@ -1,0 +1,273 @@
+"""Watches the ranks of a group from a thread: carries messages, finds deaths and freezes, says who waited for whom."""
+
+from __future__ import annotations
+
+import contextlib
+import selectors
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from plait.launch.failures import Ended, Failure, PeerState
+from plait.launch.process import WorkerProcess
+from plait.launch.wire import Beat, Channel, Forged, Look, Raised, Reply, Seen
+
+_TICK_S = 0.1
+"""Between two looks at clocks and processes; what comes by a connection is seen at once."""
+SETTLE_S = 0.15
+"""An exception is held back so long: if a peer's death was its cause, that is the error."""
+LOOK_S = 0.5
+"""For the others to say where they are, when a rank has failed."""
+
+
+@dataclass
+class Pending:
+    """An action that a rank has been given and has not answered."""
+
+    number: int
+    method: str
+    since: float
+    """When it could begin: at its submission, or when its predecessor was answered."""
+
+
+@dataclass
+class Rank:
+    rank: int
+    process: WorkerProcess
+    channel: Channel
+    pending: deque[Pending] = field(default_factory=deque)
+    heard: bool = False
+    """Since the clocks were last looked at."""
+    ever_heard: bool = False
+    silence_s: float = 0.0
+    dead: bool = False
+    seen: Seen | None = None
+    look: int = 0
+    """Number of the last Look sent."""
+
+    def ask(self) -> bool:
+        """Ask where it is; the answer will be `seen`. Returns whether the question went out at once."""
+        self.seen = None
+        self.look += 1
+        return self.channel.put(Look(self.look))
+
+    @property
+    def answered(self) -> bool:
+        return self.dead or not self.ever_heard or self.seen is not None
+
+    def state(self) -> PeerState:
+        head = self.pending[0] if self.pending else None
+        seconds = time.monotonic() - head.since if head else 0.0
+        seen = self.seen or Seen(0, "", "")
+        stack = seen.stack
+        if head and self.seen is None and self.ever_heard and not self.dead:
+            stack = self.process.dump_stack()
+        return PeerState(
+            self.rank, head.method if head else "", seconds, seen.waits_for if head else "", stack if head else ""
+        )
+
+
+class Monitor:
+    """One thread for all ranks. `changed` guards all that is shared and is notified of every change.
+
+    Args:
+        ranks: of the group.
+        freeze_after_s: silence of a rank after which it counts as frozen.
+        deliver: called with (rank, pending action, its reply), `changed` held.
+    """
+
+    def __init__(self, ranks: list[Rank], freeze_after_s: float, deliver: Callable[[int, Pending, Reply], None]):
+        self.changed = threading.Condition(threading.RLock())
+        self.failure: Failure | None = None
+        """Of the whole group: a rank that died or froze. All processes are gone when it is set."""
+        self.closing = False
+        self._ranks = ranks
+        self._freeze_after_s = freeze_after_s
+        self._deliver = deliver
+        self._held: list[tuple[float, int, Pending, Reply]] = []
+        self._failing: tuple[Rank, Failure, float] | None = None
+        self._ended = False
+        self._wake_read, self._wake_write = socket.socketpair()
+        self._wake_read.setblocking(False)
+        self._wake_write.setblocking(False)
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._wake_read, selectors.EVENT_READ)
+        for rank in ranks:
+            self._selector.register(rank.channel.link, selectors.EVENT_READ, rank)
+        self._thread = threading.Thread(target=self._run, name="plait-launch", daemon=True)
+        self._thread.start()
+
+    def wake(self) -> None:
+        """Have the thread send what could not be sent at once."""
+        with contextlib.suppress(BlockingIOError):  # enough of them are there
+            self._wake_write.send(b"w")
+
+    def end(self) -> None:
+        """End the thread. The processes are gone."""
+        with self.changed:
+            self._ended = True
+            self.changed.notify_all()
+        self.wake()
+        self._thread.join(timeout=30.0)
+        assert not self._thread.is_alive(), "the monitor of a closed group goes on"
+        for link in (self._wake_read, self._wake_write):
+            link.close()
+
+    def look_at_peers(self, of: int) -> tuple[PeerState, ...]:
+        """What the other ranks are doing now; waits for their answers, not long. `changed` is held."""
+        others = [rank for rank in self._ranks if rank.rank != of]
+        self.ask(others)
+        end = time.monotonic() + LOOK_S
+        while not all(rank.answered for rank in others) and (left := end - time.monotonic()) > 0:
+            self.changed.wait(left)
+        return tuple(self._state(rank) for rank in others)
+
+    def _state(self, rank: Rank) -> PeerState:
+        for _, number, pending, reply in self._held:
+            if number == rank.rank and isinstance(reply.value, Raised):
+                return PeerState(number, pending.method, reply.seconds, raised=reply.value.name)
+        return rank.state()
+
+    def ask(self, ranks: list[Rank]) -> None:
+        """Ask ranks where they are."""
+        for rank in ranks:
+            if not rank.dead and not rank.ask():
+                self.wake()
+
+    # -- the thread
+
+    def _run(self) -> None:
+        looked = time.monotonic()
+        while True:
+            events = self._selector.select(_TICK_S)
+            with self.changed:
+                if self._ended:
+                    break
+                for key, _ in events:
+                    if key.data is None:
+                        self._drain_wakes()
+                    else:
+                        self._receive(key.data)
+                for rank in self._ranks:
+                    self._flush(rank)
+                if (now := time.monotonic()) - looked >= _TICK_S:
+                    # When this thread itself was held up, or the machine was, silence is not the workers'.
+                    self._look_after(min(now - looked, 2 * _TICK_S))
+                    looked = now
+                if self.failure is not None:
+                    break
+        self._selector.close()
+
+    def _drain_wakes(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            while self._wake_read.recv(4096):
+                pass
+
+    def _flush(self, rank: Rank) -> None:
+        if rank.dead:
+            return
+        wanted = selectors.EVENT_READ if rank.channel.flush() else selectors.EVENT_READ | selectors.EVENT_WRITE
+        if self._selector.get_key(rank.channel.link).events != wanted:
+            self._selector.modify(rank.channel.link, wanted, rank)
+
+    def _receive(self, rank: Rank) -> None:
+        before = rank.channel.bytes_received
+        forged = ""
+        try:
+            messages = rank.channel.receive()
+        except Forged as error:
+            messages, forged = [], str(error)
+        if rank.channel.bytes_received > before:
+            rank.heard = rank.ever_heard = True
+        for message in messages:
+            match message:
+                case Beat():
+                    pass
+                case Seen():
+                    if message.number == rank.look:
+                        rank.seen = message
+                        self.changed.notify_all()
+                case Reply():
+                    self._replied(rank, message)
+                case _:
+                    raise AssertionError(f"the controller was sent {message}")
+        if forged:
+            self._died(rank, f"has a connection on which {forged}")
+        elif rank.channel.ended:
+            self._died(rank)
+
+    def _replied(self, rank: Rank, reply: Reply) -> None:
+        pending = rank.pending.popleft()
+        assert pending.number == reply.number, f"reply {reply.number} to action {pending.number}"
+        if rank.pending:
+            rank.pending[0].since = time.monotonic()
+        if isinstance(reply.value, Raised) and len(self._ranks) > 1:
+            self._held.append((time.monotonic() + SETTLE_S, rank.rank, pending, reply))
+            return
+        self._deliver(rank.rank, pending, reply)
+        self.changed.notify_all()
+
+    def _look_after(self, elapsed: float) -> None:
+        now = time.monotonic()
+        if self._failing is None:  # else the failure has the first word
+            while self._held and self._held[0][0] <= now:
+                _, *held = self._held.pop(0)
+                self._deliver(*held)
+                self.changed.notify_all()
+        for rank in self._ranks:
+            if rank.dead:
+                continue
+            rank.silence_s = 0.0 if rank.heard else rank.silence_s + elapsed
+            rank.heard = False
+            if rank.process.exited:
+                self._receive(rank)
+                if not rank.dead:
+                    self._died(rank)
+            elif rank.ever_heard and rank.silence_s > self._freeze_after_s:
+                self._froze(rank)
+        if self._failing is not None:
+            rank, failure, due = self._failing
+            if now >= due or all(other.answered for other in self._ranks if other is not rank):
+                self._fail(rank, failure)
+
+    def _died(self, rank: Rank, cause: str = "") -> None:
+        rank.dead = True
+        self._selector.unregister(rank.channel.link)
+        if self.closing:
+            return
+        found, stack = rank.process.cause_of_death()
+        self._begin_failure(rank, Ended.DIED, cause or found, stack)
+
+    def _froze(self, rank: Rank) -> None:
+        if not self.closing:
+            state = rank.process.state()
+            cause = f"froze: no heartbeat for {rank.silence_s:.1f} s" + (f" ({state})" if state else "")
+            self._begin_failure(rank, Ended.FROZEN, cause, "")
+
+    def _begin_failure(self, rank: Rank, ended: Ended, cause: str, stack: str) -> None:
+        if self._failing is not None:  # the first is the root
+            return
+        head = rank.pending[0] if rank.pending else None
+        seconds = time.monotonic() - head.since if head else 0.0
+        failure = Failure(ended, rank.rank, head.method if head else "", seconds, cause, stack)
+        self._failing = (rank, failure, time.monotonic() + LOOK_S)
+        self.ask([other for other in self._ranks if other is not rank])
+
+    def _fail(self, rank: Rank, failure: Failure) -> None:
+        """Kill everything and make the failure known."""
+        process = rank.process
+        stack = failure.traceback
+        if failure.ended is Ended.FROZEN:
+            stack = process.dump_stack(stopped=True)
+        peers = tuple(self._state(other) for other in self._ranks if other is not rank)
+        output, file = process.output_tail(), str(process.output_file or "")
+        for other in self._ranks:
+            other.process.kill()
+            other.dead = True
+        self.failure = Failure(
+            failure.ended, failure.rank, failure.action, failure.seconds, failure.cause, stack, "", peers, output, file
+        )
+        self.changed.notify_all()

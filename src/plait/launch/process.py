@@ -1,0 +1,144 @@
+"""The controller's side of one worker process: start, output, the cause of its death, and its certain end."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+_BOOT = (
+    "import sys, json; sys.path[:] = json.loads(sys.argv[1]); "
+    "from plait.launch.worker import main; main(*map(int, sys.argv[2:]))"
+)
+_DUMP_WAIT_S = 0.5
+_TAIL_LINES = 20
+_TAIL_BYTES = 4000
+_KILL_WAIT_S = 10.0
+
+
+class WorkerProcess:
+    """A running process, in a session of its own: Ctrl-C in the terminal does not reach it.
+
+    Args:
+        key: the group's, handed over on stdin: neither arguments nor environment show it.
+        environment: variables over those of this process.
+        output_file: to which its stdout and stderr are appended; None keeps them for `output_tail` only.
+        store_fd: a listening socket for it to inherit; -1 for none.
+    """
+
+    def __init__(self, key: bytes, environment: Mapping[str, str], output_file: Path | None, store_fd: int) -> None:
+        self.output_file = output_file
+        self.link, theirs = socket.socketpair()
+        life_read, self._lifeline = os.pipe()
+        self._crash_file = tempfile.TemporaryFile()  # noqa: SIM115  closed in kill()
+        self._output = open(output_file, "ab+") if output_file else tempfile.TemporaryFile()  # noqa: SIM115
+        self._output_start = self._output.seek(0, os.SEEK_END)
+        fds = [theirs.fileno(), life_read, self._crash_file.fileno()]
+        paths = json.dumps([path for path in sys.path if isinstance(path, str)])
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", _BOOT, paths, *map(str, fds), str(store_fd)],
+            stdin=subprocess.PIPE,
+            stdout=self._output,
+            stderr=self._output,
+            pass_fds=[*fds, store_fd] if store_fd >= 0 else fds,
+            env=os.environ | dict(environment),
+            start_new_session=True,
+        )
+        theirs.close()
+        os.close(life_read)
+        assert self._process.stdin is not None, "stdin is a pipe"
+        with contextlib.suppress(BrokenPipeError):  # dead so soon: found by `exited`
+            self._process.stdin.write(key)
+            self._process.stdin.close()
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def exited(self) -> bool:
+        """Whether it has ended. It stays a zombie, so that its number is no one else's, until `kill`."""
+        try:
+            return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+        except ChildProcessError:  # reaped by someone else
+            return True
+
+    def wait(self, deadline: float) -> bool:
+        """Whether it has ended by `deadline` (of time.monotonic)."""
+        while not self.exited:
+            if time.monotonic() >= deadline:
+                return False
+            time.sleep(0.005)
+        return True
+
+    def state(self) -> str:
+        """What the kernel says about a process that does not answer."""
+        try:
+            letter = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[0]
+        except OSError:
+            return ""
+        known = {"T": "it is stopped by a signal", "t": "a debugger has stopped it", "D": "it waits for a device"}
+        return known.get(letter, "it runs, but holds its interpreter lock")
+
+    def dump_stack(self, *, stopped: bool = False) -> str:
+        """The stack of its main thread, by a signal. A process that is stopped is woken for that; kill it after."""
+        before = os.fstat(self._crash_file.fileno()).st_size
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGUSR1)
+            if stopped:
+                os.kill(self.pid, signal.SIGCONT)
+        deadline = time.monotonic() + _DUMP_WAIT_S
+        while time.monotonic() < deadline and os.fstat(self._crash_file.fileno()).st_size == before:
+            time.sleep(0.005)
+        return self._crash_text(before)
+
+    def cause_of_death(self) -> tuple[str, str]:
+        """(what happened, in words that follow the rank; the Python stack of a crash, if there is one)."""
+        if not self.wait(time.monotonic() + 1.0):
+            return "closed its connection and was killed", ""
+        try:
+            status = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        except ChildProcessError:
+            status = None
+        stack = self._crash_text(0)
+        if status is None:
+            return "died", stack
+        if status.si_code == os.CLD_EXITED:
+            return f"ended its process (exit code {status.si_status})", stack
+        code = status.si_status
+        name = signal.Signals(code).name if code in list(signal.Signals) else f"signal {code}"
+        return f"was killed by {name}{' (out of memory?)' if name == 'SIGKILL' else ''}", stack
+
+    def output_tail(self) -> str:
+        """The last lines that it has printed."""
+        if self._output.closed:
+            return ""
+        end = os.fstat(self._output.fileno()).st_size
+        start = max(self._output_start, end - _TAIL_BYTES)
+        text = os.pread(self._output.fileno(), max(0, end - start), start).decode(errors="replace")
+        return "\n".join(text.splitlines()[-_TAIL_LINES:])
+
+    def kill(self) -> None:
+        """Kill the process and whatever it started, and wait until it is gone. Harmless when done before."""
+        if self._lifeline < 0:
+            return
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, signal.SIGKILL)
+        self._process.wait(timeout=_KILL_WAIT_S)
+        self.link.close()
+        os.close(self._lifeline)
+        self._lifeline = -1
+        self._crash_file.close()
+        self._output.close()
+
+    def _crash_text(self, start: int) -> str:
+        size = os.fstat(self._crash_file.fileno()).st_size
+        return os.pread(self._crash_file.fileno(), size - start, start).decode(errors="replace")

@@ -1,0 +1,241 @@
+"""The worker's side: the main thread runs actions, a second one receives and beats.
+
+Imports the standard library and its siblings only, so that heartbeats begin before torch is imported.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import fcntl
+import io
+import os
+import pickle
+import queue
+import runpy
+import select
+import signal
+import socket
+import sys
+import threading
+import time
+import traceback
+import types
+from collections.abc import Callable
+from datetime import timedelta
+from functools import partial
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from plait.launch.interface import WorkerContext
+from plait.launch.wire import (
+    KEY_BYTES,
+    MAX_MESSAGE_BYTES,
+    Beat,
+    Call,
+    Channel,
+    Look,
+    Message,
+    Raised,
+    Reply,
+    Seen,
+    Start,
+    Stop,
+)
+
+if TYPE_CHECKING:
+    from torch.distributed import Store
+
+STORE_TIMEOUT_S = 300.0
+"""Of one wait in the store; a rank that is missing is found by the controller long before."""
+SCRIPT_MODULE = "__plait_main__"
+"""Name under which a worker imports the controller's script: its `if __name__ == "__main__":` part does not run."""
+_MAX_TRACEBACK = 20_000
+_OWN_FILES = (__file__, threading.__file__, "<string>", "<frozen runpy>")
+
+
+def main(link_fd: int, lifeline_fd: int, crash_fd: int, store_fd: int) -> None:
+    """Serve until told to stop. The key comes on stdin; `store_fd` is rank 0's listening socket, else -1."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the controller's to handle
+    for fd in (link_fd, lifeline_fd, crash_fd, store_fd):
+        if fd >= 0:
+            os.set_inheritable(fd, False)
+    _die_with_controller(lifeline_fd)
+    faulthandler.enable(crash_fd, all_threads=False)
+    faulthandler.register(signal.SIGUSR1, crash_fd, all_threads=False)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(line_buffering=True)  # what was printed before a kill is not lost
+    key = sys.stdin.buffer.read(KEY_BYTES)
+    if len(key) < KEY_BYTES:
+        os._exit(1)  # the controller ended while it started this process
+    service = _Service(Channel(socket.socket(fileno=link_fd), key, controller=False))
+    _run(service, store_fd)
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    os._exit(0)  # threads that an action left behind must not keep the process
+
+
+class _Service:
+    """The connection: the main thread takes calls from it and replies, a thread of its own receives and beats."""
+
+    def __init__(self, channel: Channel) -> None:
+        self.inbox: queue.SimpleQueue[Start | Call | Stop] = queue.SimpleQueue()
+        self.stopping = False
+        self.context: WorkerContext | None = None
+        self._channel = channel
+        self._sending = threading.Lock()
+        self._main_thread = threading.get_ident()
+        self._beat_s = 1.0
+        threading.Thread(target=self._serve_until_end, name="plait-service", daemon=True).start()
+
+    def send(self, message: Message) -> None:
+        with self._sending:
+            self._channel.put(message)
+            self._channel.flush(wait=True)
+
+    def _serve_until_end(self) -> None:
+        try:
+            self._serve()
+        except BaseException:
+            traceback.print_exc()  # into the rank's output, whose end the controller quotes
+        finally:
+            os._exit(1)  # without this thread the process would seem frozen
+
+    def _serve(self) -> None:
+        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])  # it asks for the main thread's stack
+        poll = select.poll()
+        poll.register(self._channel.link, select.POLLIN)
+        next_beat = time.monotonic()
+        while True:
+            if (left := next_beat - time.monotonic()) <= 0:
+                self.send(Beat())
+                next_beat = time.monotonic() + self._beat_s
+                continue
+            if poll.poll(left * 1e3):
+                for message in self._channel.receive():
+                    self._take(message)
+                if self._channel.ended:  # the controller is gone
+                    return
+
+    def _take(self, message: Message) -> None:
+        match message:
+            case Look():
+                waits_for = self.context.waits_for if self.context else ""
+                self.send(Seen(message.number, waits_for, self._main_stack()))
+            case Stop():
+                self.stopping = True
+                self.inbox.put(message)
+            case Start():
+                self._beat_s = message.beat_s
+                self.inbox.put(message)
+            case Call():
+                self.inbox.put(message)
+            case _:
+                raise AssertionError(f"a worker was sent {message}")
+
+    def _main_stack(self) -> str:
+        frame = sys._current_frames().get(self._main_thread)
+        frames = [entry for entry in traceback.extract_stack(frame) if entry.filename not in _OWN_FILES]
+        return "".join(traceback.format_list(frames))[-_MAX_TRACEBACK:]
+
+
+def _run(service: _Service, store_fd: int) -> None:
+    worker: Any = None
+    while not service.stopping:
+        match service.inbox.get():
+            case Start() as start:
+                worker = _timed(service, 0, partial(_construct, service, start, store_fd), send_result=False)
+            case Call() as call:
+                _timed(service, call.number, partial(_call, worker, call))
+    if worker is not None and hasattr(worker, "close"):
+        try:
+            worker.close()
+        except Exception:  # nobody waits for it any more: into the rank's output
+            traceback.print_exc()
+
+
+def _construct(service: _Service, start: Start, store_fd: int) -> Any:
+    if start.script is not None:
+        _import_script(start.script)
+    found: Any = sys.modules["__main__"] if start.module == "__main__" else import_module(start.module)
+    for part in start.name.split("."):
+        found = getattr(found, part)
+    args, kwargs = pickle.loads(start.arguments)
+
+    def open_store() -> Store:
+        from torch.distributed import TCPStore
+
+        # The controller has bound the socket: no port is raced for, and it listens on loopback only.
+        listening = {"master_listen_fd": store_fd} if start.rank == 0 else {}
+        timeout = timedelta(seconds=STORE_TIMEOUT_S)
+        return TCPStore(
+            "127.0.0.1", start.port, start.num_ranks, start.rank == 0, timeout, wait_for_workers=False, **listening
+        )
+
+    service.context = WorkerContext(start.rank, start.num_ranks, open_store)
+    return found(service.context, *args, **kwargs)
+
+
+def _call(worker: Any, call: Call) -> Any:
+    args, kwargs = pickle.loads(call.arguments)
+    return getattr(worker, call.method)(*args, **kwargs)
+
+
+def _timed(service: _Service, number: int, action: Callable[[], Any], *, send_result: bool = True) -> Any:
+    """Run an action and send its result, or what it raised."""
+    started = time.perf_counter()
+    value: bytes | Raised
+    result = None
+    try:
+        result = action()
+        value = pickle.dumps(result if send_result else None, protocol=5)
+        if len(value) > MAX_MESSAGE_BYTES:
+            raise ValueError(
+                f"a result of {len(value)} bytes is more than the {MAX_MESSAGE_BYTES} that may go through the "
+                "controller; arrays travel from worker to worker"
+            )
+    except BaseException as error:  # the process boundary: whatever it raises is reported, SystemExit too
+        value = _raised(error)
+    service.send(Reply(number, time.perf_counter() - started, value))
+    return result
+
+
+def _raised(error: BaseException) -> Raised:
+    name = "".join(traceback.format_exception_only(error)).strip()
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None and trace.tb_frame.f_code.co_filename in _OWN_FILES:
+        trace = trace.tb_next
+    text = "".join(traceback.format_exception(type(error), error, trace))[-_MAX_TRACEBACK:]
+    try:
+        data: bytes | None = pickle.dumps(error, protocol=5)
+        pickle.loads(data)
+    except Exception:  # an exception's own pickling may raise anything; its text is enough
+        data = None
+    return Raised(name[-1000:], text, data)
+
+
+def _import_script(script: str) -> None:
+    """Make the controller's script importable, as `__main__` in pickles, without running its main part."""
+    module = types.ModuleType(SCRIPT_MODULE)
+    sys.modules[SCRIPT_MODULE] = sys.modules["__main__"] = module
+    module.__dict__.update(runpy.run_path(script, run_name=SCRIPT_MODULE))
+
+
+def _die_with_controller(lifeline_fd: int) -> None:
+    """Have this process group killed when the controller's end of the lifeline closes, however the controller ended.
+
+    On Linux the kernel sends the SIGKILL, so that a stopped process dies too, and one that holds the interpreter lock
+    (PR_SET_PDEATHSIG would fire when the controller's spawning thread ends). The thread serves other systems.
+    """
+    if sys.platform == "linux":
+        set_signal = 10  # F_SETSIG, which the fcntl module does not name
+        fcntl.fcntl(lifeline_fd, fcntl.F_SETOWN, -os.getpgrp())
+        fcntl.fcntl(lifeline_fd, set_signal, signal.SIGKILL)
+        flags = fcntl.fcntl(lifeline_fd, fcntl.F_GETFL)
+        fcntl.fcntl(lifeline_fd, fcntl.F_SETFL, flags | os.O_ASYNC)
+
+    def watch() -> None:
+        os.read(lifeline_fd, 1)
+        os.killpg(os.getpgrp(), signal.SIGKILL)
+
+    threading.Thread(target=watch, name="plait-lifeline", daemon=True).start()

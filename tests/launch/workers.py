@@ -1,0 +1,142 @@
+"""Workers for the tests of launchers: what is asked of them, and every way to fail."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+
+class Odd(Exception):
+    def __init__(self, first, second):
+        super().__init__(f"{first} and {second}")  # cannot be unpickled: two arguments, one kept
+
+
+class Echo:
+    def __init__(self, context, *arguments, **options):
+        self.context = context
+        self.arguments, self.options = arguments, options
+        self.log = []
+
+    def started_with(self):
+        return self.context.rank, self.context.num_ranks, self.arguments, self.options
+
+    def back(self, value=None):
+        return value
+
+    def append(self, item):
+        self.log.append(item)
+        return len(self.log)
+
+    def read_log(self):
+        return self.log
+
+    def nap(self, seconds):
+        time.sleep(seconds)
+        return time.time()
+
+    def interval(self, seconds):
+        start = time.time()
+        time.sleep(seconds)
+        return start, time.time()
+
+    def fail(self, text):
+        raise KeyError(text)
+
+    def fail_oddly(self):
+        raise Odd("salt", "pepper")
+
+    def unsendable(self):
+        return lambda: None
+
+    def leave(self):
+        sys.exit(7)
+
+    def pid(self):
+        return os.getpid()
+
+    def environment(self, name):
+        return os.environ.get(name)
+
+    def say(self, text):
+        print(text)
+
+    def hang_in_python(self, peer=None):
+        while True:
+            if peer is None:
+                time.sleep(0.05)
+            else:
+                with self.context.waiting_for(f"rank {peer} (recv 3F0)"):
+                    time.sleep(0.05)
+
+    def spawn_and_hang(self, file):
+        child = subprocess.Popen(["sleep", "1000"])
+        with open(file, "w") as out:
+            out.write(f"{os.getpid()} {child.pid}\n")
+        self.hang_in_python()
+
+    def ignore_sigterm(self):
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+    def exit_hard(self, code):
+        print("about to leave")
+        os._exit(code)
+
+    def crash(self):
+        os.kill(os.getpid(), signal.SIGSEGV)
+
+    def stop_self(self):
+        os.kill(os.getpid(), signal.SIGSTOP)
+
+    def kill_self(self):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+class Closing(Echo):
+    def __init__(self, context, file):
+        super().__init__(context)
+        self.file = file
+
+    def close(self):
+        with open(self.file, "a") as out:
+            out.write(f"closed {self.context.rank}\n")
+
+
+class Unbuildable:
+    def __init__(self, context):
+        raise ValueError(f"rank {context.rank} cannot be built")
+
+
+class Summing:
+    """Sums over the ranks with torch.distributed."""
+
+    def __init__(self, context):
+        import torch.distributed as dist
+
+        self.context = context
+        dist.init_process_group("gloo", store=context.store(), rank=context.rank, world_size=context.num_ranks)
+
+    def sum(self, value, times=1):
+        import torch
+        import torch.distributed as dist
+
+        tensor = torch.tensor([float(value)])
+        for _ in range(times):
+            with self.context.waiting_for("all ranks (sum)"):
+                dist.all_reduce(tensor)
+        return tensor.item()
+
+    def again(self):
+        import torch.distributed as dist
+
+        dist.destroy_process_group()
+        store = self.context.store("second")
+        dist.init_process_group("gloo", store=store, rank=self.context.rank, world_size=self.context.num_ranks)
+
+    def fail(self):
+        raise ValueError("not today")
+
+    def die(self):
+        os.kill(os.getpid(), signal.SIGKILL)
