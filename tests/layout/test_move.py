@@ -133,6 +133,14 @@ def test_offload_is_a_copy_on_the_spot() -> None:
     for source, target in ((device, host), (host, device)):
         plan, _ = judge(source, target, Cluster(1, 4))
         assert {action.kind for _, action in plan} == {MoveKind.COPY}
+
+
+def test_no_copy_is_longer_than_a_bucket() -> None:
+    """So that a rank may do something else in between, however large a parameter is."""
+    device, host = (weights(SMALL, Layout.on(range(1)), "float32", name) for name in ("device", "host"))
+    plan, _ = judge(device, host, Cluster(1, 1), bucket_bytes=64)
+    assert max(action.num_elements for _, action in plan) == 16
+    assert sum(action.num_elements for _, action in plan) == SMALL.num_elements
         assert plan.total_bytes == 0
 
 

@@ -14,7 +14,7 @@ from plait.layout.holdings import weights, zero_shards
 from plait.layout.mesh import Cluster, Layout
 from plait.layout.move_plan import MoveKind
 from plait.layout.params import Param
-from plait.layout.stores import from_manifest, stored_once, to_manifest
+from plait.layout.stores import from_manifest, stored_once, to_manifest, writers
 from tests.layout.cases import pairs
 from tests.layout.judge import judge, masks
 
@@ -50,6 +50,17 @@ def test_actions_of_files() -> None:
     assert read == SMALL.num_elements, "a node reads each element once and spreads it"
     assert traffic.entered[0] == 4 * SMALL.num_elements
     assert max(plan.sent_bytes(rank) for rank in range(4)) < 4 * SMALL.num_elements
+
+
+@settings(max_examples=40, deadline=None)
+@given(pairs())
+def test_each_rank_writes_its_own_file(case) -> None:
+    """Replicas too: whichever of them holds an element, the one whose file it is in writes it."""
+    parameters, cluster, before, after = case
+    for held in (weights(parameters, before, "float32"), zero_shards(parameters, after, "float32")):
+        plan, _ = judge(writers(held), stored_once(held, cluster), cluster, bucket_bytes=64, chunk_bytes=1)
+        order = sorted(held.ranks)
+        assert all(action.peer == cluster.store(order.index(rank)) for rank, action in plan)
 
 
 def test_replicas_share_the_writing() -> None:

@@ -17,7 +17,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 
 from plait.layout.atoms import Piece, demand
-from plait.layout.holdings import ITEM_BYTES, Box, Holding, Holdings, Slice, aligned_slices
+from plait.layout.holdings import ITEM_BYTES, Box, Holding, Holdings, Slice, aligned_slices, boxes_of_range
 from plait.layout.mesh import Cluster
 from plait.layout.move_plan import MoveAction, MoveKind, MovePlan
 from plait.layout.route import Transfer, interleaved, rounds, routes, split
@@ -86,7 +86,9 @@ def _local(source: Holdings, target: Holdings, rank: int, pieces: list[Piece], l
             if any(held.at(box) == goal.at(box) for held in origin):
                 views.append((goal.at(box), goal.at(box)))
             else:
-                copies.append(aligned_slices(origin[0], goal, box))
+                for low in range(0, box.num_elements, limit):
+                    parts = boxes_of_range(box, low, min(low + limit, box.num_elements))
+                    copies += [aligned_slices(origin[0], goal, part) for part in parts]
     actions = [_pairs(MoveKind.VIEW, 0, 0, -1, views)] if views else []
     batch: list[tuple[Slice, Slice]] = []
     filled = 0

@@ -40,9 +40,25 @@ def divided(held: Holdings) -> dict[int, list[Piece]]:
 
 
 def stored_once(held: Holdings, cluster: Cluster, buffer: str = "file") -> Holdings:
-    """One store for each rank, in the order of ranks, with what `divided` gives the rank."""
+    """One store for each rank, in the order of ranks, with what `divided` gives the rank. A save is the move from
+    `writers(held)` to it."""
     boxes = {cluster.store(index): mine for index, mine in enumerate(divided(held).values())}
     return packed(held.params, held.dtype, boxes, buffer)
+
+
+def writers(held: Holdings) -> Holdings:
+    """The same holdings with every element on one rank only: the one whose store `stored_once` gives it to.
+
+    The source of a save: from it each rank writes its own store and no other.
+    """
+    ranks = {}
+    for rank, pieces in divided(held).items():
+        found = []
+        for number, box in pieces:
+            whole = held.find(rank, number, box)[0]
+            found.append(whole._replace(box=box, offset=whole.first(box)))
+        ranks[rank] = tuple(found)
+    return Holdings(held.params, held.dtype, ranks, held.buffers)
 
 
 def to_manifest(held: Holdings, cluster: Cluster) -> str:

@@ -1,0 +1,142 @@
+"""The messages of one move: posted to a process group, counted, and waited for until a deadline.
+
+One communicator and one thread: on gloo messages find each other by tag, so receives are posted long before their
+data; on NCCL they meet in the order of posting, so both messages of a round are posted as one batch. There the first
+use of the group must be a collective of all its ranks (a barrier, say).
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from plait.errors import RunError
+from plait.layout.move_plan import MoveAction, MoveKind
+
+WaitingFor = Callable[[str], AbstractContextManager[None]]
+"""Told what is waited for, for as long as it is (`launch`'s WorkerContext.waiting_for)."""
+
+
+@dataclass(eq=False)
+class Message:
+    """One end of a message on its way. `tensor` [elements] is sent, or receives; it must stay as it is until then."""
+
+    action: MoveAction
+    tensor: Tensor
+    staged: bool
+    """`tensor` is staging memory, not a part of a buffer."""
+    work: dist.Work | None = None
+
+    @property
+    def num_bytes(self) -> int:
+        return self.tensor.numel() * self.tensor.itemsize
+
+    @property
+    def is_sent(self) -> bool:
+        return self.action.kind is MoveKind.SEND
+
+
+class Communicator:
+    """Messages of rank `rank` over `group` (None: the default group). Peers are global ranks of torch.distributed.
+
+    Args:
+        device: of the buffers; decides which backend of the group carries them.
+        deadline_s: of each wait.
+        first_tag: message number `seq` has the tag `first_tag + seq`. Moves that run at the same time over one group
+            need different ranges.
+        name: of the move, for errors.
+        waiting_for: told what each wait is for.
+    """
+
+    def __init__(
+        self,
+        group: dist.ProcessGroup | None,
+        rank: int,
+        device: torch.device,
+        *,
+        deadline_s: float,
+        first_tag: int,
+        name: str,
+        waiting_for: WaitingFor = nullcontext,
+    ) -> None:
+        assert deadline_s > 0, f"a deadline of {deadline_s} s lets nothing through"
+        self._group = group
+        self._rank = rank
+        self._deadline_s = deadline_s
+        self._first_tag = first_tag
+        self._name = name
+        self._waiting_for = waiting_for
+        nccl = device.type == "cuda" and dist.is_initialized() and "cuda:nccl" in dist.get_backend_config(group)
+        self.device = device if nccl else torch.device("cpu")
+        """Where the tensors of messages have to be."""
+        self.in_any_order = not nccl
+        """Whether a receive may be posted before messages that come earlier."""
+        self.sent_bytes: dict[int, int] = defaultdict(int)
+        self.received_bytes: dict[int, int] = defaultdict(int)
+
+    def post(self, messages: Sequence[Message]) -> None:
+        """Begin to send or receive all of these, as one batch.
+
+        Raises:
+            RunError: the group is broken.
+        """
+        if not messages:
+            return
+        assert dist.is_initialized(), f"{self._name}: rank {self._rank} has messages, and no process group"
+        operations = [
+            dist.P2POp(
+                dist.isend if message.is_sent else dist.irecv,
+                message.tensor,
+                message.action.peer,
+                self._group,
+                self._first_tag + message.action.seq,
+            )
+            for message in messages
+        ]
+        try:
+            works = dist.batch_isend_irecv(operations)
+        except RuntimeError as error:
+            raise self._failure(messages[0], error) from error
+        # Backends that coalesce give one work for all.
+        for message, work in zip(
+            messages, works if len(works) == len(messages) else works * len(messages), strict=True
+        ):
+            message.work = work
+
+    def wait(self, message: Message) -> None:
+        """Until a message is through: its tensor is free, or filled. Counts it.
+
+        Raises:
+            RunError: it is not through at the deadline, or never will be. The group is of no use after that.
+        """
+        assert message.work is not None, "waits for a message that was never posted"
+        action, whom = message.action, f"rank {message.action.peer}"
+        try:
+            with self._waiting_for(f"{whom} ({self._name}: {action.kind} {action.seq}, {message.num_bytes} bytes)"):
+                through = message.work.wait(timedelta(seconds=self._deadline_s))
+        except RuntimeError as error:
+            raise self._failure(message, error) from error
+        if through is False:
+            raise self._failure(message, None)
+        counted = self.sent_bytes if message.is_sent else self.received_bytes
+        counted[action.peer] += message.num_bytes
+        message.work = None
+
+    def _failure(self, message: Message, error: RuntimeError | None) -> RunError:
+        action = message.action
+        what = f"{message.num_bytes} bytes {'to' if message.is_sent else 'from'} rank {action.peer}"
+        cause = re.sub(r"^\[\S+\] *", "", str(error).splitlines()[0]) if error else "it was aborted"
+        if re.search("timed out|timeout", cause, re.IGNORECASE):
+            cause = f"nothing in {self._deadline_s:g} s ({cause})"
+        return RunError(
+            f"{self._name}: rank {self._rank} expected message {action.seq} of round {action.round} "
+            f"({action.kind}, {what}) to go through within {self._deadline_s:g} s, found: {cause}"
+        )

@@ -1,0 +1,319 @@
+"""Executes the plan of a move on one rank: local copies, messages, files.
+
+Round by round, as planned: a rank sends at most one message of a round and receives at most one. A message that is one
+contiguous stretch of a buffer in the dtype of the wire goes straight from there, or comes straight to it; all others
+pass through staging memory, one bucket for each direction. Receives are posted as far ahead as their staging fits.
+
+What cannot happen is a deadlock. Take the least round with a message that is not through: both its ends are through
+with all earlier rounds, and a rank posts its own messages of a round before it waits for any of them.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from itertools import groupby
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from plait.layout.holdings import ITEM_BYTES, Slice
+from plait.layout.move_plan import MoveAction, MoveKind, MovePlan
+from plait.reallocation.communicator import Communicator, Message, WaitingFor
+from plait.reallocation.memory import DTYPES, Staging, gather, paired_runs, part, runs, scatter
+from plait.reallocation.stores import StoreFile, StoreReader, StoreWriter
+
+DEADLINE_S = 30.0
+AHEAD = 8
+"""Most messages of each direction that are on their way at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """One action that has just run."""
+
+    action: str
+    """Unique within a move: its name and the place of the action in the rank's row, such as `actor.weights/3`."""
+    kind: MoveKind
+    peer: int
+    """The other rank or store; -1 for a local action."""
+    num_bytes: int
+    """In the dtype of the wire; 0 for a view. What is sent is on its way, all else is done."""
+
+
+@dataclass(frozen=True)
+class MoveReport:
+    """What a move did on one rank.
+
+    sent, received: bytes to and from each rank or store, as counted where they passed
+    copied_bytes:   written by local copies, in the target dtype
+    round_seconds:  of each round of the plan, the time between `next()`s left out
+    staging_bytes:  the most that was allocated for messages, besides the buffers
+    """
+
+    rank: int
+    sent: Mapping[int, int]
+    received: Mapping[int, int]
+    copied_bytes: int
+    round_seconds: tuple[float, ...]
+    staging_bytes: int
+
+    @property
+    def seconds(self) -> float:
+        return sum(self.round_seconds)
+
+    @property
+    def link_bytes(self) -> dict[tuple[int, int], int]:
+        """(sender, receiver) → bytes; equals `MovePlan.link_bytes` of the links of this rank."""
+        out = {(self.rank, peer): size for peer, size in self.sent.items()}
+        return out | {(peer, self.rank): size for peer, size in self.received.items()}
+
+
+def execute(
+    plan: MovePlan,
+    rank: int,
+    buffers: Mapping[str, Tensor],
+    group: dist.ProcessGroup | None = None,
+    *,
+    files: Mapping[int, StoreFile] | None = None,
+    deadline_s: float = DEADLINE_S,
+    first_tag: int = 0,
+    name: str = "move",
+    waiting_for: WaitingFor = nullcontext,
+) -> MoveReport:
+    """Do the part of a rank in one go; see `moving`."""
+    steps = moving(
+        plan,
+        rank,
+        buffers,
+        group,
+        files=files,
+        deadline_s=deadline_s,
+        first_tag=first_tag,
+        name=name,
+        waiting_for=waiting_for,
+    )
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            return end.value
+
+
+def moving(
+    plan: MovePlan,
+    rank: int,
+    buffers: Mapping[str, Tensor],
+    group: dist.ProcessGroup | None = None,
+    *,
+    files: Mapping[int, StoreFile] | None = None,
+    deadline_s: float = DEADLINE_S,
+    first_tag: int = 0,
+    name: str = "move",
+    waiting_for: WaitingFor = nullcontext,
+) -> Generator[Moved, None, MoveReport]:
+    """Do the part of a rank, an action per `next()`; all ranks of the plan do theirs at the same time.
+
+    The buffers of the source must stay as they are until the end. A rank waits for its peers inside `next()`, so moves
+    that take turns must do so round by round (`MoveAction.round`), in an order that all ranks share: else two ranks
+    could wait for each other. A move that is given up on the way leaves the group unusable, and of files only those
+    that it had finished.
+
+    Args:
+        buffers: of this rank, source and target, by name: flat [elements], contiguous, on any device.
+        group: of torch.distributed; ranks of the plan are global ranks. None: the default group.
+        files: store → file, for those that this rank reads or writes.
+        deadline_s: of each wait for a peer.
+        first_tag: moves that run at once over one group need ranges of tags that do not meet; a move has as many tags
+            as messages (`plan.num_messages`).
+        name: of the move, for records and errors.
+        waiting_for: told what each wait is for, as long as it lasts.
+
+    Raises:
+        RunError: a message did not come or go until its deadline, a peer is gone, or a file could not be written; says
+            which action, which peer and how many bytes.
+        DataError: a file is damaged or not the one that was planned with.
+    """
+    device = next(iter(buffers.values())).device if buffers else torch.device("cpu")
+    link = Communicator(
+        group, rank, device, deadline_s=deadline_s, first_tag=first_tag, name=name, waiting_for=waiting_for
+    )
+    run = _Run(plan, rank, buffers, link, files or {}, name)
+    try:
+        seconds = [0.0] * plan.num_rounds or [0.0]
+        start = time.perf_counter()
+        for number, actions in groupby(enumerate(plan.rows.get(rank, ())), key=lambda item: item[1].round):
+            row = list(actions)
+            run.begin([action for _, action in row])
+            for index, action in row:
+                run.do(action)
+                seconds[number] += time.perf_counter() - start
+                num_bytes = 0 if action.kind is MoveKind.VIEW else action.num_elements * plan.item_bytes
+                yield Moved(f"{name}/{index}", action.kind, action.peer, num_bytes)
+                start = time.perf_counter()
+        run.finish()
+        seconds[-1] += time.perf_counter() - start
+        return run.report(tuple(seconds))
+    finally:
+        run.writer.discard()
+
+
+class _Run:
+    """One move on one rank, on its way."""
+
+    def __init__(
+        self,
+        plan: MovePlan,
+        rank: int,
+        buffers: Mapping[str, Tensor],
+        link: Communicator,
+        files: Mapping[int, StoreFile],
+        name: str,
+    ) -> None:
+        self.plan, self.rank, self.buffers, self.link = plan, rank, buffers, link
+        row = plan.rows.get(rank, ())
+        _check(plan, row, buffers)
+        self.wire = DTYPES[plan.wire_dtype]
+        limit = plan.bucket_bytes // plan.item_bytes
+        self.inbox, self.outbox = (Staging(limit, self.wire, self.link.device) for _ in range(2))
+        self.coming: deque[Message] = deque()
+        """Receives that are posted, in the plan's order."""
+        self.later = deque(action for action in row if action.kind is MoveKind.RECV)
+        """Receives that are not."""
+        self.going: deque[Message] = deque()
+        self.reader = StoreReader(files, plan.source_dtype)
+        self.writer = StoreWriter(files, plan, rank, name)
+        self.files: dict[MoveKind, dict[int, int]] = {MoveKind.READ: {}, MoveKind.WRITE: {}}
+        self.copied = 0
+
+    def begin(self, actions: Sequence[MoveAction]) -> None:
+        """Post the messages of a round, and receives of later ones."""
+        messages = []
+        for action in actions:
+            if action.kind is MoveKind.RECV and self.later and self.later[0] is action:
+                message = self._incoming(action)
+                assert message is not None, f"no room for message {action.seq}, though all earlier ones are through"
+                messages.append(message)
+        if self.link.in_any_order:
+            # The peer may send while this rank still gathers.
+            self.link.post(messages)
+            messages = []
+        messages += [self._outgoing(action) for action in actions if action.kind is MoveKind.SEND]
+        self.link.post(messages)
+        ahead = []
+        while self.link.in_any_order and self.later and len(self.coming) < AHEAD:
+            message = self._incoming(self.later[0])
+            if message is None:
+                break
+            ahead.append(message)
+        self.link.post(ahead)
+
+    def do(self, action: MoveAction) -> None:
+        """Do one action; a SEND was posted with its round."""
+        match action.kind:
+            case MoveKind.COPY:
+                for source, target in paired_runs(action.source, action.target):
+                    part(self.buffers[target.buffer], target).copy_(part(self.buffers[source.buffer], source))
+                self.copied += action.num_elements * ITEM_BYTES[self.plan.target_dtype]
+            case MoveKind.RECV:
+                message = self.coming.popleft()
+                assert message.action is action, "receives are waited for in the order in which they were posted"
+                self.link.wait(message)
+                if message.staged:
+                    scatter(message.tensor, self.buffers, runs(action.target))
+                    self.inbox.give_back(message.tensor)
+            case MoveKind.READ:
+                for source, target in paired_runs(action.source, action.target):
+                    stored = self.reader.buffer(action.peer, source.buffer)
+                    part(self.buffers[target.buffer], target).copy_(part(stored, source))
+                self._count_file(action)
+            case MoveKind.WRITE:
+                for source, target in paired_runs(action.source, action.target):
+                    self.writer.write(action.peer, part(self.buffers[source.buffer], source), target)
+                self.writer.done(action)
+                self._count_file(action)
+
+    def finish(self) -> None:
+        """Until all that was sent is through."""
+        while self.going:
+            self._sent()
+        assert not self.coming, "a receive was posted and not waited for"
+        assert not self.later, "a receive was never posted"
+
+    def report(self, seconds: tuple[float, ...]) -> MoveReport:
+        return MoveReport(
+            self.rank,
+            {**self.link.sent_bytes, **self.files[MoveKind.WRITE]},
+            {**self.link.received_bytes, **self.files[MoveKind.READ]},
+            self.copied,
+            seconds,
+            self.inbox.peak_bytes + self.outbox.peak_bytes,
+        )
+
+    def _incoming(self, action: MoveAction) -> Message | None:
+        """The next receive; None where there is no room for it yet."""
+        tensor = self._straight(action.target)
+        staged = tensor is None
+        if tensor is None:
+            tensor = self.inbox.take(action.num_elements)
+        if tensor is None:
+            return None
+        message = Message(action, tensor, staged)
+        self.later.popleft()
+        self.coming.append(message)
+        return message
+
+    def _outgoing(self, action: MoveAction) -> Message:
+        while len(self.going) >= AHEAD:
+            self._sent()
+        tensor = self._straight(action.source)
+        if tensor is not None:
+            message = Message(action, tensor, staged=False)
+        else:
+            while (room := self.outbox.take(action.num_elements)) is None:
+                self._sent()
+            gather(self.buffers, runs(action.source), room)
+            message = Message(action, room, staged=True)
+        self.going.append(message)
+        return message
+
+    def _sent(self) -> None:
+        message = self.going.popleft()
+        self.link.wait(message)
+        if message.staged:
+            self.outbox.give_back(message.tensor)
+
+    def _straight(self, pieces: Sequence[Slice]) -> Tensor | None:
+        """The elements of a message where they lie, if that is one stretch of memory which the wire takes as it is."""
+        first, *others = runs(pieces)
+        buffer = self.buffers[first.buffer]
+        if others or first.strides != (1,) or buffer.dtype != self.wire or buffer.device != self.link.device:
+            return None
+        return part(buffer, first)
+
+    def _count_file(self, action: MoveAction) -> None:
+        counted = self.files[action.kind]
+        counted[action.peer] = counted.get(action.peer, 0) + action.num_elements * self.plan.item_bytes
+
+
+def _check(plan: MovePlan, row: Sequence[MoveAction], buffers: Mapping[str, Tensor]) -> None:
+    """Every buffer that the row names is there, flat, and in its dtype."""
+    names: dict[str, set[str]] = {}
+    for action in row:
+        if action.kind is not MoveKind.READ:
+            for piece in action.source:
+                # What is forwarded, or copied to a second place, lies in a buffer of the target.
+                names.setdefault(piece.buffer, {plan.source_dtype, plan.target_dtype})
+    for action in row:
+        if action.kind is not MoveKind.WRITE:
+            names |= {piece.buffer: {plan.target_dtype} for piece in action.target}
+    for name, dtypes in names.items():
+        assert name in buffers, f"the plan moves buffer {name}, found {', '.join(buffers) or 'none'}"
+        buffer = buffers[name]
+        flat = buffer.dim() == 1 and buffer.is_contiguous()
+        assert flat, f"buffer {name} is not flat: {tuple(buffer.shape)}"
+        assert buffer.dtype in {DTYPES[dtype] for dtype in dtypes}, f"buffer {name} is {buffer.dtype}, not {dtypes}"

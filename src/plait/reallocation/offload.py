@@ -1,0 +1,111 @@
+"""The buffers of an idle role in host memory: offload and onload, as moves from one buffer to another.
+
+The device's memory is freed under the tensors, not with them: parameters that are views of a flat buffer stay views of
+it, and are whole again after the onload.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping
+
+import torch
+from torch import Tensor
+
+from plait.layout.holdings import Box, packed
+from plait.layout.mesh import Cluster
+from plait.layout.move import BUCKET_BYTES, plan_move
+from plait.layout.move_plan import MovePlan
+from plait.layout.params import Param
+from plait.reallocation.memory import DTYPES
+from plait.reallocation.mover import Moved, MoveReport, moving
+
+_NAMES = {dtype: name for name, dtype in DTYPES.items()}
+
+
+class HostMemory:
+    """Where the buffers of one role are while it is idle.
+
+    Args:
+        buffers: by name, flat [elements]; each the only user of its storage.
+        keep: keep the copy in host memory after an onload, so that a role which does not change (a reference, a reward
+            model) is copied out once only.
+        name: of the role, for records and errors.
+    """
+
+    def __init__(self, buffers: Mapping[str, Tensor], *, keep: bool = False, name: str = "offload") -> None:
+        for key, buffer in buffers.items():
+            size = buffer.untyped_storage().nbytes()
+            assert size == buffer.numel() * buffer.itemsize, f"{name}: buffer {key} is a part of a larger storage"
+            assert buffer.untyped_storage().resizable(), f"{name}: the storage of buffer {key} cannot be freed"
+        self._buffers = dict(buffers)
+        self._keep = keep
+        self._name = name
+        self._copies: dict[str, Tensor] = {}
+        self._away: set[str] = set()
+
+    @property
+    def is_away(self) -> bool:
+        """Whether some buffer has no memory on its device."""
+        return bool(self._away)
+
+    @property
+    def device_bytes(self) -> int:
+        """That the buffers take up on their device now."""
+        return sum(buffer.untyped_storage().nbytes() for buffer in self._buffers.values())
+
+    @property
+    def host_bytes(self) -> int:
+        """That their copies take up."""
+        return sum(copy.numel() * copy.itemsize for copy in self._copies.values())
+
+    def offloading(self, *, bucket_bytes: int = BUCKET_BYTES) -> Generator[Moved, None, MoveReport]:
+        """Copy the buffers to host memory, at most a bucket per `next()`, and free each when it is there.
+
+        What an earlier offload left there is not copied again. Until the onload nobody may touch the tensors.
+        """
+        assert not self._away, f"{self._name}: is offloaded already"
+        reports = []
+        for key, buffer in self._buffers.items():
+            if key not in self._copies:
+                copy = torch.empty(buffer.shape, dtype=buffer.dtype, pin_memory=buffer.device.type == "cuda")
+                reports.append((yield from self._copying(key, buffer, copy, bucket_bytes)))
+                self._copies[key] = copy
+            self._away.add(key)
+            buffer.untyped_storage().resize_(0)
+        return _together(reports)
+
+    def onloading(self, *, bucket_bytes: int = BUCKET_BYTES) -> Generator[Moved, None, MoveReport]:
+        """Give the buffers memory again and copy them back, at most a bucket per `next()`."""
+        reports = []
+        for key in [key for key in self._buffers if key in self._away]:
+            buffer = self._buffers[key]
+            buffer.untyped_storage().resize_(buffer.numel() * buffer.itemsize)
+            reports.append((yield from self._copying(key, self._copies[key], buffer, bucket_bytes)))
+            self._away.remove(key)
+            if not self._keep:
+                del self._copies[key]
+        return _together(reports)
+
+    def changed(self) -> None:
+        """The buffers got new values: the next offload copies them anew."""
+        assert not self._away, f"{self._name}: what is offloaded cannot have changed"
+        self._copies.clear()
+
+    def _copying(
+        self, key: str, source: Tensor, target: Tensor, bucket_bytes: int
+    ) -> Generator[Moved, None, MoveReport]:
+        plan = _plan(source.numel(), _NAMES[source.dtype], bucket_bytes)
+        return (yield from moving(plan, 0, {"from": source, "to": target}, name=f"{self._name}/{key}"))
+
+
+def _plan(num_elements: int, dtype: str, bucket_bytes: int) -> MovePlan:
+    """From one buffer into another as a whole, in copies of a bucket."""
+    params = (Param("buffer", (num_elements,)),)
+    whole = {0: [(0, Box(0, 1, 0, 1, 0, num_elements))]}
+    source, target = (packed(params, dtype, whole, name) for name in ("from", "to"))
+    return plan_move(source, target, Cluster(1, 1), bucket_bytes=bucket_bytes)
+
+
+def _together(reports: list[MoveReport]) -> MoveReport:
+    seconds = sum(report.seconds for report in reports)
+    return MoveReport(0, {}, {}, sum(report.copied_bytes for report in reports), (seconds,), 0)

@@ -1,0 +1,110 @@
+"""Saving and loading as moves: what one layout saves, any other loads.
+
+    actor.masters-00000.safetensors   what rank 0 writes; replicas share the writing, every element stands once
+    actor.masters-00001.safetensors
+    actor.masters.layout.json         which file has which part of which parameter
+
+Each file is whole or absent. That all of them are there is for the caller to see to: a folder is complete when every
+rank has returned, and is best renamed then.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Generator, Mapping
+from pathlib import Path
+
+import torch.distributed as dist
+from torch import Tensor
+
+from plait.errors import DataError, RunError
+from plait.layout.holdings import Holdings
+from plait.layout.mesh import Cluster
+from plait.layout.move import BUCKET_BYTES, plan_move
+from plait.layout.stores import from_manifest, stored_once, to_manifest, writers
+from plait.reallocation.mover import DEADLINE_S, Moved, MoveReport, moving
+from plait.reallocation.stores import store_files, sync_folder
+
+
+def saving(
+    held: Holdings,
+    cluster: Cluster,
+    rank: int,
+    buffers: Mapping[str, Tensor],
+    folder: str | Path,
+    name: str,
+    *,
+    bucket_bytes: int = BUCKET_BYTES,
+) -> Generator[Moved, None, MoveReport]:
+    """Save what all ranks hold, an action per `next()`; every rank of `held` does its part, in no order.
+
+    Args:
+        held: such as `weights`, or `zero_shards` of masters or moments, under the layout that they have now.
+        folder: is there already.
+        name: of the files; several holdings in one folder have different names.
+
+    Raises:
+        RunError: a file could not be written.
+    """
+    files = stored_once(held, cluster)
+    plan = plan_move(writers(held), files, cluster, bucket_bytes=bucket_bytes)
+    if rank == min(held.ranks):
+        _write_whole(_manifest(folder, name), to_manifest(files, cluster))
+    return (
+        yield from moving(plan, rank, buffers, files=store_files(files, cluster, folder, name), name=f"{name}.save")
+    )
+
+
+def loading(
+    target: Holdings,
+    cluster: Cluster,
+    rank: int,
+    buffers: Mapping[str, Tensor],
+    folder: str | Path,
+    name: str,
+    group: dist.ProcessGroup | None = None,
+    *,
+    bucket_bytes: int = BUCKET_BYTES,
+    deadline_s: float = DEADLINE_S,
+    first_tag: int = 0,
+) -> Generator[Moved, None, MoveReport]:
+    """Load under any layout, an action per `next()`. Each node reads what it needs once; its ranks spread it.
+
+    Args:
+        target: what the ranks need, in any dtype; `buffers` are written in place.
+        cluster: the devices there are now, not those that saved.
+
+    Raises:
+        DataError, LayoutError: a file is missing or damaged, or of another model.
+        RunError: a peer is gone or late.
+    """
+    path = _manifest(folder, name)
+    try:
+        text = path.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{path}: expected the layout of saved tensors, found: {error}") from error
+    source = from_manifest(text, target.params, cluster, str(path))
+    plan = plan_move(source, target, cluster, bucket_bytes=bucket_bytes)
+    files = store_files(source, cluster, folder, name)
+    steps = moving(
+        plan, rank, buffers, group, files=files, deadline_s=deadline_s, first_tag=first_tag, name=f"{name}.load"
+    )
+    return (yield from steps)
+
+
+def _manifest(folder: str | Path, name: str) -> Path:
+    return Path(folder) / f"{name}.layout.json"
+
+
+def _write_whole(path: Path, text: str) -> None:
+    part = path.with_name(path.name + ".tmp")
+    try:
+        with open(part, "w") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.rename(part, path)
+        sync_folder(path.parent)
+    except OSError as error:
+        part.unlink(missing_ok=True)
+        raise RunError(f"{path}: expected to write {len(text)} bytes, found: {error}; free some space") from error

@@ -1,0 +1,78 @@
+"""An idle role in host memory: its bytes leave the device, its values come back, its views stay views."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from plait.layout.move_plan import MoveKind
+from plait.reallocation.offload import HostMemory
+
+
+def role() -> tuple[dict[str, torch.Tensor], nn.Linear]:
+    buffers = {"weights": torch.arange(1000, dtype=torch.bfloat16), "masters": torch.arange(333, dtype=torch.float32)}
+    module = nn.Linear(30, 20, bias=False, dtype=torch.bfloat16)
+    module.weight.data = buffers["weights"][64:664].view(20, 30)
+    return buffers, module
+
+
+def run(steps) -> list[int]:
+    return [record.num_bytes for record in steps if record.kind is MoveKind.COPY]
+
+
+def test_there_and_back() -> None:
+    buffers, module = role()
+    before, memory = {name: buffer.clone() for name, buffer in buffers.items()}, HostMemory(buffers, name="critic")
+    ones = torch.ones(30, dtype=torch.bfloat16)
+    answer = module(ones)
+    assert (memory.device_bytes, memory.host_bytes, memory.is_away) == (3332, 0, False)
+    assert run(memory.offloading(bucket_bytes=512)) == [512, 512, 512, 464, 512, 512, 308]
+    assert (memory.device_bytes, memory.host_bytes, memory.is_away) == (0, 3332, True)
+    assert sum(run(memory.onloading())) == 3332
+    assert (memory.device_bytes, memory.host_bytes, memory.is_away) == (3332, 0, False)
+    assert all(torch.equal(buffers[name], before[name]) for name in buffers)
+    assert torch.equal(module(ones), answer), "the parameter is a view of the buffer as before"
+    module.weight.data.zero_()
+    assert int((buffers["weights"] != 0).sum()) == 63 + 336
+
+
+def test_what_does_not_change_is_copied_out_once() -> None:
+    buffers, _ = role()
+    memory = HostMemory(buffers, keep=True)
+    assert sum(run(memory.offloading())) == 3332
+    assert sum(run(memory.onloading())) == 3332
+    assert run(memory.offloading()) == []
+    assert memory.device_bytes == 0
+    run(memory.onloading())
+    buffers["weights"].fill_(7)
+    memory.changed()
+    assert sum(run(memory.offloading())) == 3332
+    run(memory.onloading())
+    assert buffers["weights"].unique().tolist() == [7]
+
+
+def test_between_the_steps_of_an_offload() -> None:
+    """Each buffer has its memory until it is copied: given up half way, what is away comes back."""
+    buffers, _ = role()
+    before = {name: buffer.clone() for name, buffer in buffers.items()}
+    memory = HostMemory(buffers)
+    steps = memory.offloading(bucket_bytes=512)
+    for _ in range(5):
+        next(steps)
+    assert (memory.is_away, memory.device_bytes) == (True, 333 * 4)
+    steps.close()
+    run(memory.onloading())
+    assert all(torch.equal(buffers[name], before[name]) for name in buffers)
+
+
+def test_what_cannot_be_freed_is_refused() -> None:
+    whole = torch.zeros(10)
+    with pytest.raises(AssertionError, match="a part of a larger storage"):
+        HostMemory({"weights": whole[:5]})
+    memory = HostMemory({"weights": whole})
+    run(memory.offloading())
+    with pytest.raises(AssertionError, match="is offloaded already"):
+        run(memory.offloading())
+    with pytest.raises(AssertionError, match="cannot have changed"):
+        memory.changed()
