@@ -328,8 +328,24 @@ def test_dynamic_sampling_gives_up(make_recipe: MakeRecipe, tmp_path: Path) -> N
         ("ppo", {"pretraining.source": "x.jsonl"}, "reads no examples beside its prompts"),
         ("safe_rlhf", {"pretraining": None}, r"trains on `examples` beside its prompts; set `pretraining\.source`"),
         ("safe_rlhf", {"cost.functions": []}, r"role `cost`, which nothing fills: set `cost\.functions`"),
-        ("dpo", {"evaluation.functions": ["json:dumps"]}, "judge what a model says, but this flow generates nothing"),
+        ("dpo", {"evaluation.functions": ["json:dumps"]}, r"`evaluation\.functions` is set, but .* nothing to judge"),
         ("dpo", {"data.source": "reasoning_gym:chain_sum"}, "pairs"),
+        ("sft", {"evaluation.temperature": 1.0}, r"`evaluation\.temperature` is set, but .* generates nothing"),
+        ("ppo", {"data.max_example_tokens": 9}, r"`data\.max_example_tokens` is set, but the flow `ppo` reads prompts"),
+        ("reward_model", {"reward.functions": ["x.py:f"]}, r"`reward\.functions` is set, but .* as a model; remove it"),
+        ("ppo", {"reward.model_weight": 2.0}, r"`reward\.model_weight` is set, but `reward\.model` is not"),
+        (
+            "ppo",
+            {"reward.functions": [], "reward.model": "m", "reward.weights": [1.0]},
+            r"`reward\.weights` is set, but they are of `reward\.functions`",
+        ),
+        ("ppo", {"options": {"critic_warmup_steps": 2}}, r"`steps` is 2, but actor\.train does nothing in"),
+        (
+            "ppo",
+            {"options": {"mini_batches": 13}},
+            r"13 mini-batches \(`options\.mini_batches`\), but .* has 12 samples",
+        ),
+        ("dpo", {"options": {"mini_batches": 5}}, r"5 mini-batches .*, but a step has 4 groups"),
     ],
 )
 def test_what_a_flow_has_no_use_for_is_refused(
@@ -339,3 +355,38 @@ def test_what_a_flow_has_no_use_for_is_refused(
     with pytest.raises(UserError, match=message):
         run(recipe)
     assert not recipe.run_dir.exists()
+
+
+@pytest.mark.parametrize(
+    ("flow", "key", "kind", "message"),
+    [
+        ("ppo", "model", "reward_model", "key `model`: `.*` is a reward model .*, but the role `actor` begins as"),
+        ("dpo", "model", "reward_model", "key `model`: `.*` is a reward model"),
+        ("ppo", "reward.model", "language_model", "key `reward.model`: `.*` is a language model .* without a head"),
+        ("safe_rlhf", "cost.model", "language_model", "key `cost.model`: `.*` is a language model"),
+        ("ppo", "reward.model", "adapter", "key `reward.model`: model: .* holds a LoRA adapter alone.*`plait export"),
+    ],
+)
+def test_a_model_that_does_not_fit_its_role_is_refused(
+    make_recipe: MakeRecipe,
+    data: dict[str, str],
+    tiny_folder: Path,
+    tmp_path: Path,
+    flow: str,
+    key: str,
+    kind: str,
+    message: str,
+) -> None:
+    """Before weights are read: a head made up on the way would train, and mean nothing."""
+    folder = tmp_path / "other"
+    match kind:
+        case "reward_model":
+            save_pretrained(load_scalar(str(tiny_folder), dtype="float32"), folder)
+        case "adapter":
+            folder.mkdir()
+            (folder / "adapter_config.json").write_text("{}")
+        case _:
+            folder = tiny_folder
+    keys = {key: str(folder)} | ({key.replace("model", "functions"): []} if key != "model" else {})
+    with pytest.raises(UserError, match=message):
+        prepare(recipe_of(flow, make_recipe, data, **keys))

@@ -11,6 +11,7 @@ from plait.algorithms.grpo import GRPOOptions
 from plait.errors import ConfigError
 from plait.runtime.recipe import Recipe
 from plait.runtime.recipe_file import load_recipe, parse_overrides, validate_options
+from plait.runtime.stages import load_stages
 
 RECIPES = sorted((Path(__file__).parents[2] / "recipes").glob("*.yaml"))
 BASE = [("model", "m"), ("data.source", "d.jsonl")]
@@ -191,5 +192,9 @@ def test_shipped_recipes_are_short_and_valid(path: Path) -> None:
 
     tree = yaml.safe_load(path.read_text())
     tree.get("data", {}).pop("parameters", None)  # the task's keys, not ours
-    assert leaves(tree) <= 20
-    load_recipe(path)
+    stages = tree.pop("stages", {})
+    assert all(leaves(one) <= 20 for one in (tree, *stages.values()))
+    if stages:
+        assert list(load_stages(path).recipes) == list(stages)
+    else:
+        load_recipe(path)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -88,12 +90,69 @@ def test_resume_skips_stages_that_are_done(recipe: Path, tmp_path: Path, capsys:
     assert main(["train", str(recipe)]) == 2, "a run is there already"
 
 
+@pytest.mark.parametrize(
+    ("tokens", "message"),
+    [
+        (
+            ["--sft.optimizer.learning_rate", "3e-4"],
+            "stage `sft`: --resume: .* of `optimizer.learning_rate`",
+        ),
+        (["--policy.options.kl_coef", "0.3"], "stage `policy`: --resume: .* other values of `options.kl_coef`"),
+        (["--sft.steps", "3"], "stage `reward_model`: it has begun with what `sft` ended with after 2 steps"),
+        (["--reward_model.steps", "3"], "stage `policy`: it has begun with what `reward_model` ended with after 2"),
+    ],
+)
+def test_a_resumed_recipe_is_that_of_the_stages_that_are_done(
+    recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], tokens: list[str], message: str
+) -> None:
+    """Neither ignored, nor trained further under a later stage that has begun with what there was."""
+    assert main(["train", str(recipe)]) == 0
+    before = {path: path.read_bytes() for path in (tmp_path / "run").rglob("metrics.jsonl")}
+    assert main(["train", str(recipe), "--resume", *tokens]) == 2
+    assert re.search(message, capsys.readouterr().err)
+    assert {path: path.read_bytes() for path in before} == before
+    assert main(["train", str(recipe), "--resume", "--dry-run"]) == 0, "the recipe as it was"
+
+
+@pytest.mark.parametrize("keys", [[], ["--lora.rank", "2"]])
+def test_final_weights_of_fewer_steps_are_not_taken_for_done(recipe: Path, tmp_path: Path, keys: list[str]) -> None:
+    """A stage that is made to go on, and is killed between its last step and the export of its weights."""
+    assert main(["train", str(recipe), *keys]) == 0
+    folder = tmp_path / "run" / "policy" / ("merged" if keys else "final")
+    kept = tmp_path / "older"
+    folder.rename(kept)
+    assert main(["train", str(recipe), *keys, "--resume", "--policy.steps", "3"]) == 0
+    whole = (folder / "model.safetensors").read_bytes()
+    shutil.rmtree(folder)
+    kept.rename(folder)
+    assert main(["train", str(recipe), *keys, "--resume", "--policy.steps", "3"]) == 0
+    assert (folder / "model.safetensors").read_bytes() == whole
+
+
+@pytest.mark.parametrize(
+    ("tokens", "message"),
+    [
+        (["--policy.reward.model", "@sft"], "stage `policy`: key `reward.model`: `@sft` is a language model without"),
+        (["--policy.model", "@reward_model"], "stage `policy`: key `model`: `@reward_model` is a reward model"),
+    ],
+)
+def test_what_a_stage_will_end_with_is_checked_before_the_first(
+    recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], tokens: list[str], message: str
+) -> None:
+    for flags in (["--dry-run"], []):
+        assert main(["train", str(recipe), *tokens, *flags]) == 2
+        assert message in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
 def test_adapters_are_merged_for_the_stages_after(recipe: Path, tmp_path: Path) -> None:
     assert main(["train", str(recipe), "--lora.rank", "2"]) == 0
     run = tmp_path / "run"
     assert (run / "sft" / "final" / "adapter_model.safetensors").is_file()
     assert (run / "sft" / "merged" / "model.safetensors").is_file()
     assert yaml.safe_load((run / "policy" / "recipe.yaml").read_text())["model"] == str(run / "sft" / "merged")
+    assert main(["train", str(recipe), "--overwrite", "true"]) == 0
+    assert not (run / "sft" / "merged").exists(), "an earlier run's"
 
 
 def test_dry_run_prints_every_stage(recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

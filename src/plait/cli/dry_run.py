@@ -16,14 +16,20 @@ def dry_run(recipe: Recipe, *, resume: bool = False) -> int:
     Raises:
         UserError: the run would be refused: the folder, a tracker, the data, the flow, a reward or the model.
     """
-    from rich.console import Console
-    from rich.table import Table
-
     with claim(recipe, resume=resume):
         prepared = prepare(recipe)
         with ExitStack() as stack:
             open_pools(prepared, stack)
-    console = Console()
+    print_plan(prepared)
+    return 0
+
+
+def print_plan(prepared: Prepared) -> None:
+    """The graph, the batch in prompts, samples, tokens and optimizer steps, and an estimate of the memory."""
+    from rich.console import Console
+    from rich.table import Table
+
+    recipe, console = prepared.recipe, Console()
     console.print(f"[bold]flow[/] {prepared.flow.name}")
     console.print(str(prepared.flow), markup=False, highlight=False)
     console.print()
@@ -34,7 +40,6 @@ def dry_run(recipe: Recipe, *, resume: bool = False) -> int:
         table.add_row(what, human_bytes(count))
     table.add_row("together, at most", human_bytes(sum(count for _, count in rows)), style="bold")
     console.print(table)
-    return 0
 
 
 def _batch_table(prepared: Prepared):

@@ -16,23 +16,23 @@ def train_stages(path: Path, overrides: Sequence[tuple[str, Any]], *, dry_run: b
         UserError: a stage cannot be run; its name is given.
     """
     from plait.cli.report import print_outcome
-    from plait.runtime.api import check_stages, run_stages
-    from plait.runtime.stages import load_stages
+    from plait.runtime.stage_runs import check_stages, run_stages
+    from plait.runtime.stages import final_folder, load_stages
 
     stages = load_stages(path, overrides)
     console = Console()
-    if dry_run:
-        from plait.cli import dry_run as plan
+    for name, prepared in check_stages(stages, resume=resume):
+        if dry_run:
+            from plait.cli.dry_run import print_plan
 
-        for name in stages.recipes:
             console.rule(name)
-            plan.dry_run(stages.foreseen(name), resume=resume)
+            print_plan(prepared)
+    if dry_run:
         return 0
-    check_stages(stages, resume=resume)
     for name, recipe, outcome in run_stages(stages, resume=resume):
         console.rule(name)
         if outcome is None:
-            console.print(f"done before: {recipe.run_dir}/final")
+            console.print(f"done before: {final_folder(recipe)}")
             continue
         print_outcome(recipe, outcome)
         if not outcome.finished:

@@ -110,6 +110,7 @@ def read_config(name: str) -> dict[str, Any]:
         return json.loads(json.dumps(ALIASES[name].config))
     folder = Path(name).expanduser()
     if folder.exists():
+        _check_whole(folder, name)
         path = folder / "config.json"
     elif _is_hub_id(name):
         path = _snapshot(name, ("config.json",)) / "config.json"
@@ -170,7 +171,16 @@ def _convert(gguf: Path, folder: Path, model: WheelModel, progress: ProgressLine
 # --- folders and the hub -----------------------------------------------------------------------------------------
 
 
+def _check_whole(folder: Path, name: str) -> None:
+    if (folder / "adapter_config.json").is_file() and not (folder / "config.json").is_file():
+        raise ModelError(
+            f"model: {name!r} holds a LoRA adapter alone, which needs its base; give a whole model: "
+            "`plait export RUN_DIR --out FOLDER` writes one of a run, and peft's `merge_and_unload` of any adapter."
+        )
+
+
 def _check_folder(folder: Path, name: str) -> None:
+    _check_whole(folder, name)
     if not (folder / "config.json").is_file():
         raise ModelError(
             f"model: {name!r} should be a Hugging Face checkpoint folder, but it holds no config.json; "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -13,10 +13,9 @@ import torch
 from safetensors import SafetensorError
 
 from plait.checkpoint.store import CheckpointStore
-from plait.errors import ConfigError, RunError, UserError
+from plait.errors import ConfigError, RunError
 from plait.models.saving import save_pretrained
 from plait.observe.progress import Progress
-from plait.observe.run_log import read_rows
 from plait.runtime.algorithm import load_flow, trace_algorithm
 from plait.runtime.controller import Outcome
 from plait.runtime.controller import train as train_session
@@ -30,7 +29,6 @@ from plait.runtime.recorder import Recorder
 from plait.runtime.role_models import MODEL_ROLES, REWARD_ROLES, main_role, role_models
 from plait.runtime.roles import build_models, build_roles
 from plait.runtime.session import Session, claim, measure, open_pools
-from plait.runtime.stages import Stages, final_folder
 
 
 def train(
@@ -78,48 +76,6 @@ def run(recipe: Recipe, *, resume: bool = False, flow: Callable[..., Any] | None
         prepared = prepare(recipe, flow=flow)
         with Session(prepared, directory, resume=resume) as session:
             return train_session(session)
-
-
-def check_stages(stages: Stages, *, resume: bool = False) -> None:
-    """Check every stage of a recipe before the first begins; its models need not be there yet.
-
-    Raises:
-        UserError: a stage cannot be run; its name is given.
-    """
-    for name in stages.recipes:
-        recipe = stages.foreseen(name)
-        try:
-            if not resume and not recipe.overwrite:
-                claim(recipe, resume=False).close()
-            with ExitStack() as stack:
-                open_pools(prepare(recipe), stack)
-        except UserError as error:
-            raise type(error)(f"stage `{name}`: {error}") from error
-
-
-def run_stages(stages: Stages, *, resume: bool = False) -> Iterator[tuple[str, Recipe, Outcome | None]]:
-    """Run the stages in order, each (name, recipe, outcome) as it ends; stop after one that was stopped.
-
-    With `resume`, stages that are done are left as they are (outcome None), and one that was begun goes on.
-    """
-    for name in stages.recipes:
-        recipe = stages.resolved(name)
-        if resume and _is_done(recipe):
-            yield name, recipe, None
-            continue
-        outcome = run(recipe, resume=resume and (recipe.run_dir / "recipe.yaml").is_file())
-        if outcome.finished and recipe.lora.rank > 0:  # later stages begin with whole weights
-            export_checkpoint(recipe.run_dir, final_folder(recipe), dtype=recipe.dtype, overwrite=True)
-        yield name, recipe, outcome
-        if not outcome.finished:
-            return
-
-
-def _is_done(recipe: Recipe) -> bool:
-    """Whether a run ended with its final weights after as many steps as the recipe asks for."""
-    path = recipe.run_dir / "metrics.jsonl"
-    rows = read_rows(path) if path.is_file() else []
-    return final_folder(recipe).is_dir() and bool(rows) and rows[-1]["step"] == recipe.steps
 
 
 def path_of(function: Callable[..., Any]) -> str:

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 from plait.dataflow import CallKind, Dataflow
 from plait.errors import ConfigError, FlowError
+from plait.models.hub import read_config
 from plait.models.shape import ModelShape
+from plait.rewards.settings import RewardSettings
 from plait.runtime.recipe import Recipe
+from plait.runtime.role_models import RoleModel, ToCome
 
 _CALLS = {
     "actor": {"generate", "logprobs", "train"},
@@ -94,15 +99,93 @@ def check_unused(flow: Dataflow, recipe: Recipe) -> None:
             if name == "pretraining":
                 what = "reads no examples beside its prompts (safe_rlhf does with `options.ptx_coef` above 0)"
             raise ConfigError(f"`{name}` is set, but the flow `{flow.name}` {what}; remove the section `{name}`")
+    given = bool(flow.of_kind(CallKind.READ)) and not generates
+    keys = (
+        ("evaluation.temperature", recipe.evaluation.temperature != 0 and not generates, "generates nothing"),
+        ("evaluation.functions", recipe.evaluation.functions and not generates, "generates nothing to judge"),
+        ("data.max_example_tokens", recipe.data.max_example_tokens is not None and not given, "reads prompts there"),
+    )
+    for key, is_set, why in keys:
+        if is_set:
+            raise ConfigError(f"`{key}` is set, but the flow `{flow.name}` {why}; remove it")
+
+
+def check_trained_steps(flow: Dataflow, recipe: Recipe) -> None:
+    """Raises ConfigError where a role would never be trained, or a step has fewer samples than mini-batches."""
+    for node in flow.of_kind(CallKind.TRAIN):
+        role, made_by = str(node.role), flow.nodes[node.rows]
+        if flow.optimizer_steps(role, recipe.steps) == 0:
+            raise ConfigError(
+                f"`steps` is {recipe.steps}, but {node.call} does nothing in the first {node.options['after']} steps "
+                "(`options.critic_warmup_steps` in ppo and safe_rlhf); give more `steps`, or a shorter warm-up"
+            )
+        num_groups, per_group = recipe.prompts_per_step, 2 if made_by.call == "pairs" else 1
+        if made_by.kind is CallKind.GENERATE:
+            per_group = made_by.options["samples_per_prompt"] or recipe.samples_per_prompt
+        count = num_groups if node.options["whole_groups"] else num_groups * per_group
+        if node.options["mini_batches"] > count:
+            raise ConfigError(
+                f"{node.call} takes {node.options['mini_batches']} mini-batches (`options.mini_batches`), but a step "
+                f"has {count} {'groups' if node.options['whole_groups'] else 'samples'}; give at most so many, or more "
+                "`prompts_per_step`"
+            )
+
+
+def check_models(models: Sequence[RoleModel], to_come: Mapping[str, ToCome]) -> None:
+    """Raises ConfigError where a role that speaks begins as a reward model, or one that scores as a language model.
+
+    Args:
+        to_come: key of the recipe → the model that will stand there.
+    """
+    for one in models:
+        coming = to_come.get(one.key)
+        name = one.name if coming is None else coming.name
+        config = {} if coming is not None else read_config(one.name)
+        classes = [str(found) for found in config.get("architectures") or ()]
+        scores = any("Classification" in found for found in classes) if coming is None else coming.scalar
+        if scores and not one.scalar:
+            raise ConfigError(
+                f"key `{one.key}`: `{name}` is a reward model{_listed(classes)}, but the role `{one.role}` begins as a "
+                "causal language model"
+            )
+        if one.scalar and not one.trained and not scores:
+            raise ConfigError(
+                f"key `{one.key}`: `{name}` is a language model{_listed(classes)} without a head for scores; give a "
+                "reward model (a `...ForSequenceClassification` with one label; `algorithm: reward_model` trains one)"
+            )
+
+
+def _listed(classes: list[str]) -> str:
+    return f" ({', '.join(classes)})" if classes else ""
 
 
 def check_rewards(flow: Dataflow, recipe: Recipe, *, has_task: bool) -> None:
     """Raises ConfigError where a reward that the flow scores by is made of nothing."""
     for role, settings in (("reward", recipe.reward), ("cost", recipe.cost)):
-        if "score" not in flow.call_kinds(role) or settings.model is not None or settings.functions:
+        asked = flow.call_kinds(role)
+        if asked:
+            _check_used(role, settings, scores="score" in asked, flow=flow.name)
+        if "score" not in asked or settings.model is not None or settings.functions:
             continue
         if role == "cost" or not has_task:
             raise ConfigError(
                 f"the flow `{flow.name}` scores by the role `{role}`, which nothing fills: set `{role}.functions` "
                 f"(FILE.py:FUNCTION or package.module:function) or `{role}.model` (a reward model)"
             )
+
+
+def _check_used(role: str, settings: RewardSettings, *, scores: bool, flow: str) -> None:
+    """Raises ConfigError where a key of a reward says something that nothing reads."""
+    default = RewardSettings()
+    alone = settings.model is not None and not settings.functions
+    unread: dict[str, str] = {}
+    if not scores:
+        why = f"the flow `{flow}` trains the role `{role}` as a model"
+        unread = {key: why for key in RewardSettings.model_fields if key != "model"}
+    elif settings.model is None:
+        unread = {"model_weight": f"`{role}.model` is not"}
+    if alone:
+        unread |= {"weights": f"they are of `{role}.functions`, of which there are none (see `{role}.model_weight`)"}
+    for key, why in unread.items():
+        if getattr(settings, key) != getattr(default, key):
+            raise ConfigError(f"`{role}.{key}` is set, but {why}; remove it")

@@ -11,6 +11,7 @@
         rewards.log                what reward functions print
         checkpoints/               see `checkpoint.store`
         best/, final/              Hugging Face folders
+        merged/                    of a stage with adapters: its whole final weights, which later stages begin with
         run.lock                   locked by the process that works here; names it
 
 The lock is the kernel's (`flock`): it is free as soon as its holder is dead, however it died.
@@ -37,10 +38,11 @@ RECIPE, METRICS, TRACE, LOCK = "recipe.yaml", "metrics.jsonl", "trace.json", "ru
 EVALUATIONS = "evaluations.jsonl"
 DOCTOR = "doctor.jsonl"
 REWARD_OUTPUT = "rewards.log"
-SAMPLES, CHECKPOINTS, BEST, FINAL = "samples", "checkpoints", "best", "final"
+SAMPLES, CHECKPOINTS, BEST, FINAL, MERGED = "samples", "checkpoints", "best", "final", "merged"
 _LOGS = (METRICS, TRACE)
 """Files that grow row by row; a checkpoint states how long each was."""
-_CLEARED = (RECIPE, CHECKPOINTS, METRICS, EVALUATIONS, DOCTOR, TRACE, SAMPLES, BEST, FINAL, "tensorboard", "wandb")
+_LOGGED = (METRICS, EVALUATIONS, DOCTOR, TRACE, SAMPLES, "tensorboard", "wandb")
+_CLEARED = (RECIPE, CHECKPOINTS, *_LOGGED, BEST, FINAL, MERGED)
 """What `overwrite` removes, in this order: without a recipe nothing can be resumed by mistake half-way."""
 _STEP_FILE = re.compile(r"(?:step|eval)-(\d+)\b.*")
 

@@ -18,11 +18,20 @@ from plait.errors import ConfigError, ModelError
 from plait.models.hub import resolve
 from plait.rewards.functions import RewardFunction, functions_of, reward_functions
 from plait.runtime.algorithm import load_flow, trace_algorithm
-from plait.runtime.checks import check_calls, check_device, check_rewards, check_sampling, check_unused, prompt_limit
+from plait.runtime.checks import (
+    check_calls,
+    check_device,
+    check_models,
+    check_rewards,
+    check_sampling,
+    check_trained_steps,
+    check_unused,
+    prompt_limit,
+)
 from plait.runtime.estimate import ModelShape, model_shape
 from plait.runtime.feed import Feed
 from plait.runtime.recipe import Recipe
-from plait.runtime.role_models import MODEL_ROLES, REWARD_ROLES, RoleModel, role_models
+from plait.runtime.role_models import MODEL_ROLES, REWARD_ROLES, RoleModel, ToCome, role_models
 
 
 @dataclass(frozen=True)
@@ -87,11 +96,15 @@ class Prepared:
         return Feed(prompts, streams, count, drawn)
 
 
-def prepare(recipe: Recipe, *, flow: Callable[..., Any] | None = None) -> Prepared:
+def prepare(
+    recipe: Recipe, *, flow: Callable[..., Any] | None = None, to_come: Mapping[str, ToCome] | None = None
+) -> Prepared:
     """Resolve a recipe.
 
     Args:
         flow: the function that `recipe.algorithm` names, where it is at hand.
+        to_come: key of the recipe → the model that an earlier stage will put there; until then one of its shape stands
+            there.
 
     Raises:
         UserError: a key, the flow, the data or the model cannot be used; the message names the key and the remedy.
@@ -107,10 +120,10 @@ def prepare(recipe: Recipe, *, flow: Callable[..., Any] | None = None) -> Prepar
     check_rewards(dataflow, recipe, has_task=recipe.data.task is not None)
     functions = {role: found for role in REWARD_ROLES if (found := _functions(role, dataflow, recipe))}
     judges = reward_functions(recipe.evaluation.functions) if recipe.evaluation.functions else ()
-    if judges and not generates:
-        raise ConfigError("`evaluation.functions` judge what a model says, but this flow generates nothing; remove it")
+    check_trained_steps(dataflow, recipe)
     models = role_models(dataflow, recipe)
-    shapes = {name: model_shape(name) for name in dict.fromkeys((recipe.model, *(one.name for one in models)))}
+    shapes = _shapes(models, recipe)
+    check_models(models, to_come or {})
     tokenizer = load_tokenizer(recipe.model)
     given_names = tuple(node.call for node in dataflow.of_kind(CallKind.READ))
     if not generates and len(given_names) > 1:
@@ -137,6 +150,22 @@ def prepare(recipe: Recipe, *, flow: Callable[..., Any] | None = None) -> Prepar
         held_out,
         held_out_given,
     )
+
+
+def _shapes(models: tuple[RoleModel, ...], recipe: Recipe) -> dict[str, ModelShape]:
+    """By the model's name.
+
+    Raises:
+        ModelError: a model cannot be used; the message begins with its key.
+    """
+    shapes: dict[str, ModelShape] = {}
+    for key, name in (("model", recipe.model), *((one.key, one.name) for one in models)):
+        if name not in shapes:
+            try:
+                shapes[name] = model_shape(name)
+            except ModelError as error:
+                raise ModelError(str(error) if key == "model" else f"key `{key}`: {error}") from error
+    return shapes
 
 
 def _functions(role: str, flow: Dataflow, recipe: Recipe) -> tuple[RewardFunction, ...]:

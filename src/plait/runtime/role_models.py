@@ -33,6 +33,15 @@ class RoleModel:
         return self.scalar and self.key != "model"
 
 
+@dataclass(frozen=True)
+class ToCome:
+    """A model that an earlier stage of the recipe is still to make."""
+
+    name: str
+    """As in the recipe: `@NAME`."""
+    scalar: bool
+
+
 def role_models(flow: Dataflow, recipe: Recipe) -> tuple[RoleModel, ...]:
     """The models that a flow needs, in order of first use. Loads nothing."""
     found = []

@@ -12,8 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from plait.errors import ConfigError
+from plait.runtime.algorithm import load_flow, trace_algorithm
+from plait.runtime.directory import FINAL, MERGED
 from plait.runtime.recipe import Recipe
 from plait.runtime.recipe_file import merged, nearest, read_tree, recipe_of
+from plait.runtime.role_models import MODEL_ROLES, REWARD_ROLES, ToCome, main_role, role_models
 
 MODEL_KEYS = ("model", "reward.model", "cost.model", "critic.model", "cost_critic.model")
 
@@ -35,10 +38,29 @@ class Stages:
             begins[one] = _replaced(recipe, begins).model
         return _replaced(self.recipes[name], begins)
 
+    def to_come(self, name: str) -> dict[str, ToCome]:
+        """Key of a stage's recipe → the model that will stand there, for keys that hold `@NAME`."""
+        return {key: self._ends_with(value) for key, value in self._references(name).items()}
+
+    def sources(self, name: str) -> tuple[str, ...]:
+        """The stages whose final weights this one begins with, in their order."""
+        used = {value[1:] for value in self._references(name).values()}
+        return tuple(one for one in self.recipes if one in used)
+
+    def _references(self, name: str) -> dict[str, str]:
+        found = {key: _get(self.recipes[name], key) for key in MODEL_KEYS}
+        return {key: value for key, value in found.items() if value is not None and value.startswith("@")}
+
+    def _ends_with(self, reference: str) -> ToCome:
+        recipe = self.recipes[reference[1:]]
+        flow = trace_algorithm(load_flow(recipe.algorithm), recipe.options, (*MODEL_ROLES, *REWARD_ROLES))
+        models = role_models(flow, recipe)
+        return ToCome(reference, scalar=any(one.trained for one in models) and main_role(models).scalar)
+
 
 def final_folder(recipe: Recipe) -> Path:
     """Where the whole final weights of a stage are: `final`, or `merged` where `final` holds an adapter alone."""
-    return recipe.run_dir / ("merged" if recipe.lora.rank > 0 else "final")
+    return recipe.run_dir / (MERGED if recipe.lora.rank > 0 else FINAL)
 
 
 def stage_names(path: Path | None) -> tuple[str, ...]:

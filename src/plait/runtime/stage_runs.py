@@ -1,0 +1,84 @@
+"""Runs the stages of a recipe, one after the other: all are checked before the first begins."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+
+from plait.checkpoint.store import CheckpointStore
+from plait.errors import ConfigError, UserError
+from plait.observe.run_log import read_rows
+from plait.runtime.api import export_checkpoint, run
+from plait.runtime.controller import Outcome
+from plait.runtime.directory import CHECKPOINTS, METRICS, RECIPE
+from plait.runtime.prepare import Prepared, prepare
+from plait.runtime.recipe import Recipe
+from plait.runtime.session import claim, open_pools
+from plait.runtime.stages import Stages, final_folder
+
+
+def check_stages(stages: Stages, *, resume: bool = False) -> Iterator[tuple[str, Prepared]]:
+    """Check the stages one by one as a run of each would, each (name, what it will do). Their models need not be there
+    yet, and nothing is left behind.
+
+    Raises:
+        UserError: a stage cannot be run, or with `resume` was begun with another recipe; its name is given.
+    """
+    for name in stages.recipes:
+        try:
+            recipe = stages.resolved(name)
+            begun = resume and _has_begun(recipe)
+            if begun:
+                _check_sources(stages, name)
+            claim(recipe, resume=begun).close()
+            prepared = prepare(stages.foreseen(name), to_come=stages.to_come(name))
+            with ExitStack() as stack:
+                open_pools(prepared, stack)
+        except UserError as error:
+            raise type(error)(f"stage `{name}`: {error}") from error
+        yield name, prepared
+
+
+def run_stages(stages: Stages, *, resume: bool = False) -> Iterator[tuple[str, Recipe, Outcome | None]]:
+    """Run the stages in order, each (name, recipe, outcome) as it ends; stop after one that was stopped.
+
+    With `resume`, stages that are done are left as they are (outcome None), and one that was begun goes on.
+    """
+    for name in stages.recipes:
+        recipe = stages.resolved(name)
+        if resume and _is_done(recipe):
+            yield name, recipe, None
+            continue
+        outcome = run(recipe, resume=resume and _has_begun(recipe))
+        if outcome.finished and recipe.lora.rank > 0:  # later stages begin with whole weights
+            export_checkpoint(recipe.run_dir, final_folder(recipe), dtype=recipe.dtype, overwrite=True)
+        yield name, recipe, outcome
+        if not outcome.finished:
+            return
+
+
+def _has_begun(recipe: Recipe) -> bool:
+    return (recipe.run_dir / RECIPE).is_file()
+
+
+def _check_sources(stages: Stages, name: str) -> None:
+    """Raises ConfigError where a stage has begun with weights that a stage before it would now train further."""
+    for source in stages.sources(name):
+        recipe = stages.recipes[source]
+        path = recipe.run_dir / METRICS
+        rows = read_rows(path) if path.is_file() else []
+        done = rows[-1]["step"] if rows else 0
+        if done < recipe.steps:
+            raise ConfigError(
+                f"it has begun with what `{source}` ended with after {done} steps, and `{source}` would now be trained "
+                f"to step {recipe.steps}; leave `steps` of `{source}` as they were, or begin again in another `run_dir`"
+            )
+
+
+def _is_done(recipe: Recipe) -> bool:
+    """Whether a run has as many steps as the recipe asks for, and its final weights are of the last one."""
+    saved = recipe.run_dir / CHECKPOINTS / f"step-{recipe.steps}"
+    newest = CheckpointStore(recipe.run_dir / CHECKPOINTS, keep_last=recipe.checkpoint.keep_last).steps()[-1:]
+    final = final_folder(recipe)
+    # An older run may have left final weights, which one that was made to go on has not replaced yet.
+    return newest == [recipe.steps] and final.is_dir() and final.stat().st_mtime_ns >= saved.stat().st_mtime_ns
