@@ -13,7 +13,7 @@ from plait.launch.failures import Ended, Failure, WorkerError
 from plait.launch.interface import START_DEADLINE_S, Handle, WorkerContext
 
 if TYPE_CHECKING:
-    from torch.distributed import Store
+    from torch._C._distributed_c10d import Store  # what torch.distributed.Store is
 
 
 class InProcess:
@@ -113,6 +113,6 @@ def _run(method: str, action: Callable[[], Any], *, several: bool = False) -> Em
 
 
 def _memory_store() -> Store:
-    from torch.distributed import HashStore
+    import torch.distributed as dist
 
-    return HashStore()
+    return dist.HashStore()  # pyright: ignore[reportPrivateImportUsage]

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
 if TYPE_CHECKING:
-    from torch.distributed import Store
+    from torch._C._distributed_c10d import Store  # what torch.distributed.Store is
 
 START_DEADLINE_S = 180.0
 """For all workers of a group to import what they need and be constructed."""
@@ -26,11 +26,11 @@ class WorkerContext:
     def store(self, name: str = "world") -> Store:
         """The group's key-value store, for `torch.distributed.init_process_group(backend, store=..., rank=...,
         world_size=...)`. A process group that is made anew needs another name. Imports torch."""
-        from torch.distributed import PrefixStore
+        import torch.distributed as dist
 
         if self._store is None:
             self._store = self._open_store()
-        return PrefixStore(name, self._store)
+        return dist.PrefixStore(name, self._store)  # pyright: ignore[reportPrivateImportUsage]
 
     @contextlib.contextmanager
     def waiting_for(self, what: str) -> Iterator[None]:
@@ -60,7 +60,7 @@ class Handle(Protocol):
 
     @property
     def done(self) -> bool:
-        """Whether `result` returns or raises at once."""
+        """Whether all ranks have answered, or one has raised."""
         ...
 
     def result(self, deadline_s: float) -> Any:

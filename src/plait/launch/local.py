@@ -66,8 +66,8 @@ class LocalProcesses:
     ) -> LocalGroup:
         """See `Launcher.start`."""
         assert num_ranks >= 1, f"a group has at least one rank, asked for {num_ranks}"
-        module, name, script = _importable(worker)
-        pickled = pickled_arguments(tuple(arguments), dict(options or {}))
+        main_file, main_module = _controllers_main()
+        pickled = pickled_arguments((worker, *arguments), dict(options or {}))
         key = secrets.token_bytes(KEY_BYTES)
         if self._output_dir is not None:
             self._output_dir.mkdir(parents=True, exist_ok=True)
@@ -86,7 +86,7 @@ class LocalProcesses:
                 process.kill()
             raise
         beat_s = min(_LONGEST_BEAT_S, self._freeze_after_s / _BEATS_PER_FREEZE)
-        starts = [Start(module, name, script, pickled, rank, num_ranks, port, beat_s) for rank in range(num_ranks)]
+        starts = [Start(pickled, main_file, main_module, rank, num_ranks, port, beat_s) for rank in range(num_ranks)]
         group = LocalGroup(processes, key, self._freeze_after_s)
         try:
             group.construct(starts, deadline_s)
@@ -181,7 +181,7 @@ class LocalGroup:
             while True:
                 for place, reply in enumerate(handle.replies):
                     if reply is not None and isinstance(reply.value, Raised):
-                        raise self._raised(handle, place) from _sent_exception(reply.value)
+                        raise self._raised(handle, place)
                 if None not in handle.replies:
                     return
                 self._wait_on(handle, end, deadline_s)
@@ -194,8 +194,7 @@ class LocalGroup:
             rank = handle.missing()
             raise WorkerError(Failure(Ended.CLOSED, rank, handle.method, 0.0, "was closed before it was done"))
         if self._untold:
-            other, place = self._untold[0]
-            raise self._raised(other, place) from _sent_exception(other.replies[place].value)
+            raise self._raised(*self._untold[0])
         if (left := end - time.monotonic()) <= 0:
             raise self._late(handle, deadline_s)
         self._monitor.changed.wait(left)
@@ -204,9 +203,10 @@ class LocalGroup:
         self._untold = [entry for entry in self._untold if entry != (handle, place)]
         reply = handle.replies[place]
         assert reply is not None and isinstance(reply.value, Raised), "no exception is there"  # noqa: PT018
-        if handle.failures[place] is None:
+        failure = handle.failures[place]
+        if failure is None:
             process = self._ranks[handle.ranks[place]].process
-            handle.failures[place] = Failure(
+            handle.failures[place] = failure = Failure(
                 Ended.RAISED,
                 handle.ranks[place],
                 handle.method,
@@ -217,7 +217,10 @@ class LocalGroup:
                 output=process.output_tail(),
                 output_file=str(process.output_file or ""),
             )
-        return WorkerError(handle.failures[place])
+        error = WorkerError(failure)
+        if reply.value.exception is not None:
+            error.__cause__ = pickle.loads(reply.value.exception)
+        return error
 
     def _late(self, handle: LocalHandle, deadline_s: float) -> WorkerError:
         rank = self._ranks[handle.missing()]
@@ -225,7 +228,7 @@ class LocalGroup:
         peers = self._monitor.look_at_peers(rank.rank)
         if self._monitor.failure is not None:  # found meanwhile
             return WorkerError(self._monitor.failure)
-        state = rank.state()
+        state = rank.state(dump=True)
         cause = f"has not answered within the deadline of {deadline_s:g} s"
         if state.action != handle.method:
             cause += f"; `{handle.method}` waits behind it"
@@ -261,12 +264,10 @@ class LocalGroup:
         try:
             end = time.monotonic() + grace_s
             for rank in self._ranks:
-                rank.dead or rank.process.wait(end)
+                if not rank.dead:
+                    rank.process.wait(end)
         finally:
-            with monitor.changed:
-                for rank in self._ranks:
-                    rank.dead = True
-                    rank.process.kill()
+            monitor.kill_all()
             monitor.end()
 
     def __enter__(self) -> Self:
@@ -312,20 +313,10 @@ def _end(deadline_s: float) -> float:
     return time.monotonic() + deadline_s
 
 
-def _sent_exception(raised: Raised) -> BaseException | None:
-    return pickle.loads(raised.exception) if raised.exception is not None else None
-
-
-def _importable(worker: Callable[..., Any]) -> tuple[str, str, str | None]:
-    """(module, qualified name, the controller's script if it has one) by which a worker process finds the class."""
-    module, name = worker.__module__, worker.__qualname__
-    assert "<locals>" not in name, f"{name} is not at the top level of its module: a worker process cannot import it"
+def _controllers_main() -> tuple[str | None, str | None]:
+    """(file, module name if it was started by that) of the script that runs, where workers find what it defines."""
     main = sys.modules["__main__"]
-    spec, file = getattr(main, "__spec__", None), getattr(main, "__file__", None)
-    if spec is not None and module == "__main__":  # started with -m
-        return spec.name, name, None
-    if module != "__main__":
-        return module, name, None
-    assert file is not None, f"{name} was typed in: put it into a file, which a worker process can import"
     sys.modules.setdefault(SCRIPT_MODULE, main)  # for what the workers send back
-    return module, name, os.path.abspath(file)
+    file, spec = getattr(main, "__file__", None), getattr(main, "__spec__", None)
+    path = os.path.abspath(file) if isinstance(file, str) and os.path.isfile(file) else None
+    return path, spec.name if spec is not None else None

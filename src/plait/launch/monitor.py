@@ -7,6 +7,7 @@ import selectors
 import socket
 import threading
 import time
+import traceback
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -19,6 +20,8 @@ _TICK_S = 0.1
 """Between two looks at clocks and processes; what comes by a connection is seen at once."""
 SETTLE_S = 0.15
 """An exception is held back so long: if a peer's death was its cause, that is the error."""
+_DUMPS_S = 1.0
+"""For stacks of ranks that do not say where they are, all together."""
 LOOK_S = 0.5
 """For the others to say where they are, when a rank has failed."""
 
@@ -58,12 +61,13 @@ class Rank:
     def answered(self) -> bool:
         return self.dead or not self.ever_heard or self.seen is not None
 
-    def state(self) -> PeerState:
+    def state(self, *, dump: bool) -> PeerState:
+        """What it is doing; with `dump`, a stack that it did not send is had by a signal."""
         head = self.pending[0] if self.pending else None
         seconds = time.monotonic() - head.since if head else 0.0
         seen = self.seen or Seen(0, "", "")
         stack = seen.stack
-        if head and self.seen is None and self.ever_heard and not self.dead:
+        if dump and head and self.seen is None and self.ever_heard and not self.dead:
             stack = self.process.dump_stack()
         return PeerState(
             self.rank, head.method if head else "", seconds, seen.waits_for if head else "", stack if head else ""
@@ -105,6 +109,15 @@ class Monitor:
         with contextlib.suppress(BlockingIOError):  # enough of them are there
             self._wake_write.send(b"w")
 
+    def kill_all(self) -> None:
+        """Kill every process and wait until it is gone."""
+        with self.changed:
+            for rank in self._ranks:
+                rank.dead = True
+                rank.process.signal_group()  # all at once, so that none sees another's end for long
+            for rank in self._ranks:
+                rank.process.kill()
+
     def end(self) -> None:
         """End the thread. The processes are gone."""
         with self.changed:
@@ -123,13 +136,16 @@ class Monitor:
         end = time.monotonic() + LOOK_S
         while not all(rank.answered for rank in others) and (left := end - time.monotonic()) > 0:
             self.changed.wait(left)
-        return tuple(self._state(rank) for rank in others)
+        return self._states(others)
 
-    def _state(self, rank: Rank) -> PeerState:
-        for _, number, pending, reply in self._held:
-            if number == rank.rank and isinstance(reply.value, Raised):
-                return PeerState(number, pending.method, reply.seconds, raised=reply.value.name)
-        return rank.state()
+    def _states(self, ranks: list[Rank]) -> tuple[PeerState, ...]:
+        raised = {
+            number: PeerState(number, pending.method, reply.seconds, raised=reply.value.name)
+            for _, number, pending, reply in self._held
+            if isinstance(reply.value, Raised)
+        }
+        end = time.monotonic() + _DUMPS_S
+        return tuple(raised.get(rank.rank) or rank.state(dump=time.monotonic() < end) for rank in ranks)
 
     def ask(self, ranks: list[Rank]) -> None:
         """Ask ranks where they are."""
@@ -140,6 +156,17 @@ class Monitor:
     # -- the thread
 
     def _run(self) -> None:
+        try:
+            self._watch()
+        except BaseException as error:
+            # A defect of ours: whoever waits must not wait for a thread that is gone.
+            with self.changed:
+                self.kill_all()
+                cause = f"was given up: the launcher failed: {error!r}"
+                self.failure = Failure(Ended.DIED, 0, "", 0.0, cause, traceback.format_exc())
+                self.changed.notify_all()
+
+    def _watch(self) -> None:
         looked = time.monotonic()
         while True:
             events = self._selector.select(_TICK_S)
@@ -214,8 +241,8 @@ class Monitor:
         now = time.monotonic()
         if self._failing is None:  # else the failure has the first word
             while self._held and self._held[0][0] <= now:
-                _, *held = self._held.pop(0)
-                self._deliver(*held)
+                _, number, pending, reply = self._held.pop(0)
+                self._deliver(number, pending, reply)
                 self.changed.notify_all()
         for rank in self._ranks:
             if rank.dead:
@@ -262,11 +289,9 @@ class Monitor:
         stack = failure.traceback
         if failure.ended is Ended.FROZEN:
             stack = process.dump_stack(stopped=True)
-        peers = tuple(self._state(other) for other in self._ranks if other is not rank)
+        peers = self._states([other for other in self._ranks if other is not rank])
         output, file = process.output_tail(), str(process.output_file or "")
-        for other in self._ranks:
-            other.process.kill()
-            other.dead = True
+        self.kill_all()
         self.failure = Failure(
             failure.ended, failure.rank, failure.action, failure.seconds, failure.cause, stack, "", peers, output, file
         )

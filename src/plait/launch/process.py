@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import json
 import os
 import signal
@@ -39,6 +40,7 @@ class WorkerProcess:
         self.link, theirs = socket.socketpair()
         life_read, self._lifeline = os.pipe()
         self._crash_file = tempfile.TemporaryFile()  # noqa: SIM115  closed in kill()
+        self._dumped = 0  # bytes of the crash file that are no crash
         self._output = open(output_file, "ab+") if output_file else tempfile.TemporaryFile()  # noqa: SIM115
         self._output_start = self._output.seek(0, os.SEEK_END)
         fds = [theirs.fileno(), life_read, self._crash_file.fileno()]
@@ -86,19 +88,20 @@ class WorkerProcess:
         except OSError:
             return ""
         known = {"T": "it is stopped by a signal", "t": "a debugger has stopped it", "D": "it waits for a device"}
-        return known.get(letter, "it runs, but holds its interpreter lock")
+        return known.get(letter, "it does not let its other threads run")
 
     def dump_stack(self, *, stopped: bool = False) -> str:
         """The stack of its main thread, by a signal. A process that is stopped is woken for that; kill it after."""
-        before = os.fstat(self._crash_file.fileno()).st_size
+        before = self._crash_size()
         with contextlib.suppress(ProcessLookupError):
-            os.kill(self.pid, signal.SIGUSR1)
+            _signal_main_thread(self.pid, signal.SIGUSR1)
             if stopped:
                 os.kill(self.pid, signal.SIGCONT)
         deadline = time.monotonic() + _DUMP_WAIT_S
-        while time.monotonic() < deadline and os.fstat(self._crash_file.fileno()).st_size == before:
+        while time.monotonic() < deadline and self._crash_size() == before:
             time.sleep(0.005)
-        return self._crash_text(before)
+        text, self._dumped = self._crash_text(before), self._crash_size()
+        return text
 
     def cause_of_death(self) -> tuple[str, str]:
         """(what happened, in words that follow the rank; the Python stack of a crash, if there is one)."""
@@ -108,7 +111,7 @@ class WorkerProcess:
             status = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         except ChildProcessError:
             status = None
-        stack = self._crash_text(0)
+        stack = self._crash_text(self._dumped)
         if status is None:
             return "died", stack
         if status.si_code == os.CLD_EXITED:
@@ -126,19 +129,36 @@ class WorkerProcess:
         text = os.pread(self._output.fileno(), max(0, end - start), start).decode(errors="replace")
         return "\n".join(text.splitlines()[-_TAIL_LINES:])
 
+    def signal_group(self) -> None:
+        """Kill the process and whatever it started, but in a session of its own; see `kill`."""
+        if self._lifeline >= 0:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.pid, signal.SIGKILL)
+
     def kill(self) -> None:
-        """Kill the process and whatever it started, and wait until it is gone. Harmless when done before."""
+        """`signal_group`, and wait until the process is gone. Harmless when done before."""
         if self._lifeline < 0:
             return
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.pid, signal.SIGKILL)
-        self._process.wait(timeout=_KILL_WAIT_S)
+        self.signal_group()
+        with contextlib.suppress(subprocess.TimeoutExpired):  # in the kernel, on a dead disk: it ends when that does
+            self._process.wait(timeout=_KILL_WAIT_S)
         self.link.close()
         os.close(self._lifeline)
         self._lifeline = -1
         self._crash_file.close()
         self._output.close()
 
+    def _crash_size(self) -> int:
+        return os.fstat(self._crash_file.fileno()).st_size
+
     def _crash_text(self, start: int) -> str:
-        size = os.fstat(self._crash_file.fileno()).st_size
-        return os.pread(self._crash_file.fileno(), size - start, start).decode(errors="replace")
+        return os.pread(self._crash_file.fileno(), self._crash_size() - start, start).decode(errors="replace")
+
+
+def _signal_main_thread(pid: int, number: int) -> None:
+    """Of a process that is stopped, any thread would take a signal to the process when it is woken."""
+    tgkill = getattr(ctypes.CDLL(None), "tgkill", None) if sys.platform == "linux" else None
+    if tgkill is None:
+        os.kill(pid, number)
+    else:
+        tgkill(pid, pid, number)

@@ -27,14 +27,12 @@ _MESSAGES_AT_ONCE = 64
 class Start:
     """Construct the worker; answered like a call of number 0."""
 
-    module: str
-    """Name of the worker's module; `__main__` for the controller's script."""
-    name: str
-    """Qualified name of its class there."""
-    script: str | None
-    """File of the controller's script, if the worker or its arguments may come from there."""
     arguments: bytes
-    """Pickled (args, kwargs)."""
+    """Pickled ((class of the worker, *args), kwargs)."""
+    main_file: str | None
+    """File of the controller's script, where `__main__` in a pickle is found; None if there is none."""
+    main_module: str | None
+    """Its module name, if it was started by that (`python -m`)."""
     rank: int
     num_ranks: int
     port: int

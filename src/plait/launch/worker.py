@@ -8,6 +8,7 @@ from __future__ import annotations
 import faulthandler
 import fcntl
 import io
+import itertools
 import os
 import pickle
 import queue
@@ -23,7 +24,6 @@ import types
 from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from plait.launch.interface import WorkerContext
@@ -43,14 +43,14 @@ from plait.launch.wire import (
 )
 
 if TYPE_CHECKING:
-    from torch.distributed import Store
+    from torch._C._distributed_c10d import Store  # what torch.distributed.Store is
 
 STORE_TIMEOUT_S = 300.0
 """Of one wait in the store; a rank that is missing is found by the controller long before."""
 SCRIPT_MODULE = "__plait_main__"
 """Name under which a worker imports the controller's script: its `if __name__ == "__main__":` part does not run."""
 _MAX_TRACEBACK = 20_000
-_OWN_FILES = (__file__, threading.__file__, "<string>", "<frozen runpy>")
+_OWN_FILES = (__file__, "<string>")
 
 
 def main(link_fd: int, lifeline_fd: int, crash_fd: int, store_fd: int) -> None:
@@ -102,7 +102,6 @@ class _Service:
             os._exit(1)  # without this thread the process would seem frozen
 
     def _serve(self) -> None:
-        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])  # it asks for the main thread's stack
         poll = select.poll()
         poll.register(self._channel.link, select.POLLIN)
         next_beat = time.monotonic()
@@ -135,18 +134,20 @@ class _Service:
 
     def _main_stack(self) -> str:
         frame = sys._current_frames().get(self._main_thread)
-        frames = [entry for entry in traceback.extract_stack(frame) if entry.filename not in _OWN_FILES]
-        return "".join(traceback.format_list(frames))[-_MAX_TRACEBACK:]
+        frames = itertools.dropwhile(lambda entry: entry.filename in _OWN_FILES, traceback.extract_stack(frame))
+        return "".join(traceback.format_list(list(frames)))[-_MAX_TRACEBACK:]
 
 
 def _run(service: _Service, store_fd: int) -> None:
     worker: Any = None
+    main = _ControllersMain()
     while not service.stopping:
         match service.inbox.get():
             case Start() as start:
-                worker = _timed(service, 0, partial(_construct, service, start, store_fd), send_result=False)
+                main.start = start
+                worker = _timed(service, 0, partial(_construct, service, start, main, store_fd), send_result=False)
             case Call() as call:
-                _timed(service, call.number, partial(_call, worker, call))
+                _timed(service, call.number, partial(_call, worker, call, main))
     if worker is not None and hasattr(worker, "close"):
         try:
             worker.close()
@@ -154,30 +155,29 @@ def _run(service: _Service, store_fd: int) -> None:
             traceback.print_exc()
 
 
-def _construct(service: _Service, start: Start, store_fd: int) -> Any:
-    if start.script is not None:
-        _import_script(start.script)
-    found: Any = sys.modules["__main__"] if start.module == "__main__" else import_module(start.module)
-    for part in start.name.split("."):
-        found = getattr(found, part)
-    args, kwargs = pickle.loads(start.arguments)
+def _construct(service: _Service, start: Start, main: _ControllersMain, store_fd: int) -> Any:
+    (worker, *args), kwargs = main.unpickled(start.arguments)
 
     def open_store() -> Store:
-        from torch.distributed import TCPStore
+        import torch.distributed as dist
 
-        # The controller has bound the socket: no port is raced for, and it listens on loopback only.
-        listening = {"master_listen_fd": store_fd} if start.rank == 0 else {}
-        timeout = timedelta(seconds=STORE_TIMEOUT_S)
-        return TCPStore(
-            "127.0.0.1", start.port, start.num_ranks, start.rank == 0, timeout, wait_for_workers=False, **listening
+        return dist.TCPStore(  # pyright: ignore[reportPrivateImportUsage]
+            "127.0.0.1",
+            start.port,
+            start.num_ranks,
+            is_master=start.rank == 0,
+            timeout=timedelta(seconds=STORE_TIMEOUT_S),
+            wait_for_workers=False,
+            # The controller has bound it: no port is raced for, and it listens on loopback only.
+            master_listen_fd=store_fd if start.rank == 0 else None,
         )
 
     service.context = WorkerContext(start.rank, start.num_ranks, open_store)
-    return found(service.context, *args, **kwargs)
+    return worker(service.context, *args, **kwargs)
 
 
-def _call(worker: Any, call: Call) -> Any:
-    args, kwargs = pickle.loads(call.arguments)
+def _call(worker: Any, call: Call, main: _ControllersMain) -> Any:
+    args, kwargs = main.unpickled(call.arguments)
     return getattr(worker, call.method)(*args, **kwargs)
 
 
@@ -214,11 +214,43 @@ def _raised(error: BaseException) -> Raised:
     return Raised(name[-1000:], text, data)
 
 
-def _import_script(script: str) -> None:
-    """Make the controller's script importable, as `__main__` in pickles, without running its main part."""
-    module = types.ModuleType(SCRIPT_MODULE)
-    sys.modules[SCRIPT_MODULE] = sys.modules["__main__"] = module
-    module.__dict__.update(runpy.run_path(script, run_name=SCRIPT_MODULE))
+class _ControllersMain:
+    """Finds what the controller's script defined, by importing that script under another name when it is asked for."""
+
+    def __init__(self) -> None:
+        self.start: Start | None = None
+
+    def unpickled(self, data: bytes) -> Any:
+        unpickler = _Unpickler(io.BytesIO(data))
+        unpickler.main = self
+        return unpickler.load()
+
+    def module(self) -> types.ModuleType:
+        start = self.start
+        assert start is not None, "the first message is Start"
+        if SCRIPT_MODULE not in sys.modules:
+            if start.main_module is not None:
+                names = runpy.run_module(start.main_module, run_name=SCRIPT_MODULE, alter_sys=True)
+            elif start.main_file is not None:
+                names = runpy.run_path(start.main_file, run_name=SCRIPT_MODULE)
+            else:
+                raise pickle.UnpicklingError("it was typed in: put it into a file, which a worker process can import")
+            module = types.ModuleType(SCRIPT_MODULE)
+            module.__dict__.update(names)
+            sys.modules[SCRIPT_MODULE] = module
+        return sys.modules[SCRIPT_MODULE]
+
+
+class _Unpickler(pickle.Unpickler):
+    main: _ControllersMain
+
+    def find_class(self, module: str, name: str) -> Any:
+        if module != "__main__":
+            return super().find_class(module, name)
+        found: Any = self.main.module()
+        for part in name.split("."):
+            found = getattr(found, part)
+        return found
 
 
 def _die_with_controller(lifeline_fd: int) -> None:

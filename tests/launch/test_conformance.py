@@ -1,0 +1,179 @@
+"""What every launcher does alike. A launcher that is added is added to `LAUNCHERS`."""
+
+from __future__ import annotations
+
+import os
+import pickle
+
+import pytest
+
+from plait.errors import RunError
+from plait.launch.failures import Ended, WorkerError
+from plait.launch.in_process import InProcess
+from plait.launch.local import LocalProcesses
+from tests.launch.workers import Closing, Echo, Summing, Unbuildable
+
+LAUNCHERS = {"in-process": InProcess, "local": LocalProcesses}
+LIMIT_S = 60.0
+
+
+@pytest.fixture(params=LAUNCHERS)
+def launcher(request):
+    return LAUNCHERS[request.param]()
+
+
+SIZES = [("in-process", 1), ("local", 1), ("local", 2)]
+
+
+def start(param):
+    name, num_ranks = param
+    return LAUNCHERS[name]().start(Echo, num_ranks, arguments=(1, "two"), options={"three": 3})
+
+
+@pytest.fixture(params=SIZES, ids=str, scope="module")
+def group(request):
+    """One for all tests that leave it as it was."""
+    with start(request.param) as running:
+        yield running
+
+
+@pytest.fixture(params=SIZES, ids=str)
+def fresh(request):
+    with start(request.param) as running:
+        yield running
+
+
+def test_workers_are_constructed_with_their_rank_and_the_arguments(group):
+    expected = [(rank, group.num_ranks, (1, "two"), {"three": 3}) for rank in range(group.num_ranks)]
+    assert group.submit(range(group.num_ranks), "started_with").result(LIMIT_S) == expected
+    assert group.submit(0, "started_with").result(LIMIT_S) == expected[0]
+
+
+def test_pids_are_those_of_the_workers(group):
+    assert tuple(group.submit(range(group.num_ranks), "pid").result(LIMIT_S)) == group.pids
+
+
+def test_one_rank_by_number_gives_a_value_and_a_sequence_a_list(group):
+    assert group.submit(0, "back", 5).result(LIMIT_S) == 5
+    assert group.submit([0], "back", value=5).result(LIMIT_S) == [5]
+    assert group.submit([0], "back").result(LIMIT_S) == [None]
+
+
+def test_actions_of_a_rank_run_in_the_order_submitted(fresh):
+    handles = [fresh.submit(0, "append", number) for number in range(50)]
+    assert handles[-1].result(LIMIT_S) == 50, "the last may be asked for first"
+    assert [handle.result(LIMIT_S) for handle in handles] == list(range(1, 51))
+    assert fresh.submit(0, "read_log").result(LIMIT_S) == list(range(50))
+
+
+def test_a_list_of_ranks_is_answered_in_its_order(group):
+    ranks = tuple(reversed(range(group.num_ranks)))
+    handle = group.submit(ranks, "started_with")
+    assert [answer[0] for answer in handle.result(LIMIT_S)] == list(ranks)
+    assert handle.ranks == ranks
+    assert handle.method == "started_with"
+
+
+def test_a_result_may_be_had_twice(fresh):
+    handle = fresh.submit(0, "append", "x")
+    assert handle.result(LIMIT_S) == 1
+    assert handle.done
+    assert handle.result(0.0) == 1
+
+
+def test_large_messages_pass_both_ways(group):
+    block = os.urandom(20_000_000)
+    first = group.submit(0, "back", block)
+    second = group.submit(0, "back", block[::-1])
+    assert second.result(LIMIT_S) == block[::-1]
+    assert first.result(LIMIT_S) == block
+
+
+def test_an_exception_comes_back_with_its_traceback_and_the_worker_goes_on(group):
+    handle = group.submit(0, "fail", "no such key")
+    after = group.submit(0, "back", 1)
+    with pytest.raises(WorkerError) as caught:
+        handle.result(LIMIT_S)
+    failure = caught.value.failure
+    assert (failure.ended, failure.rank, failure.action) == (Ended.RAISED, 0, "fail")
+    assert isinstance(caught.value, RunError)
+    assert isinstance(caught.value.__cause__, KeyError)
+    first, *_, last = failure.traceback.strip().splitlines()
+    assert first.startswith("Traceback")
+    assert last == "KeyError: 'no such key'"
+    assert failure.traceback.count('  File "') == 1, "the worker's own frames alone"
+    assert "workers.py" in failure.traceback
+    assert "raise KeyError(text)" in str(caught.value)
+    assert after.result(LIMIT_S) == 1
+    with pytest.raises(WorkerError, match="no such key"):
+        handle.result(LIMIT_S)
+    assert pickle.loads(pickle.dumps(caught.value)).failure == failure
+
+
+def test_an_exception_that_cannot_be_sent_is_described(group):
+    with pytest.raises(WorkerError, match=r"Odd: salt and pepper"):
+        group.submit(0, "fail_oddly").result(LIMIT_S)
+
+
+def test_a_method_that_is_not_there(group):
+    with pytest.raises(WorkerError, match="no attribute 'nothing'"):
+        group.submit(0, "nothing").result(LIMIT_S)
+
+
+def test_private_methods_and_foreign_ranks_are_refused(group):
+    with pytest.raises(AssertionError, match="private"):
+        group.submit(0, "__init__")
+    with pytest.raises(AssertionError, match="ranks"):
+        group.submit(group.num_ranks, "back")
+    with pytest.raises(AssertionError):
+        group.submit([], "back")
+
+
+def test_wait_gives_those_that_are_done(group):
+    handles = [group.submit(rank, "back", rank) for rank in range(group.num_ranks)]
+    waiting = list(handles)
+    while waiting:
+        finished = group.wait(waiting, LIMIT_S)
+        assert finished
+        assert all(handle.done for handle in finished)
+        waiting = [handle for handle in waiting if handle not in finished]
+    assert [handle.result(0.0) for handle in handles] == list(range(group.num_ranks))
+
+
+def test_results_stay_after_close_and_nothing_more_is_taken(fresh):
+    good, bad = fresh.submit(0, "back", 3), fresh.submit(0, "fail", "late")
+    assert fresh.wait([bad], LIMIT_S) == [bad]
+    fresh.close()
+    fresh.close()
+    assert good.result(0.0) == 3
+    with pytest.raises(WorkerError, match="late"):
+        bad.result(0.0)
+    with pytest.raises(AssertionError, match="closed"):
+        fresh.submit(0, "back")
+
+
+def test_close_calls_the_workers_own_close_once(launcher, tmp_path):
+    group = launcher.start(Closing, 1, arguments=(str(tmp_path / "closed"),))
+    group.submit(0, "back").result(LIMIT_S)
+    group.close(grace_s=LIMIT_S)
+    group.close()
+    assert (tmp_path / "closed").read_text() == "closed 0\n"
+
+
+def test_a_constructor_that_raises_fails_the_start(launcher):
+    with pytest.raises(WorkerError, match="rank 0 cannot be built") as caught:
+        launcher.start(Unbuildable, 1)
+    assert caught.value.failure.action == "start"
+
+
+@pytest.mark.parametrize(("name", "num_ranks"), [("in-process", 1), ("local", 2)])
+def test_the_store_serves_torch_distributed(name, num_ranks):
+    import torch.distributed as dist
+
+    with LAUNCHERS[name]().start(Summing, num_ranks) as group:
+        ranks = range(num_ranks)
+        assert group.submit(ranks, "sum", 2).result(LIMIT_S) == [2.0 * num_ranks] * num_ranks
+        group.submit(ranks, "again").result(LIMIT_S)
+        assert group.submit(ranks, "sum", 3).result(LIMIT_S) == [3.0 * num_ranks] * num_ranks
+        group.submit(ranks, "end").result(LIMIT_S)
+    assert not dist.is_initialized()
