@@ -95,8 +95,8 @@ def test_checked_before_the_model_is_loaded(
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"", "holds no row; give another file in `--prompts`"),
-        (b"\n \n", "holds no row; give another file in `--prompts`"),
+        (b"", "holds no row; give another source in `--prompts`"),
+        (b"\n \n", "holds no row; give another source in `--prompts`"),
         (b'{"prompt": "caf\xe9"}\n', "is not UTF-8"),
         (b'{"prompt": "' + b"what is 1 plus 4? " * 500 + b'"}\n', "mine.jsonl:1: the prompt has"),
     ],
