@@ -65,19 +65,21 @@ OPTIONS = [
 CUTS = {"whole groups": (10**12, 64), "every tile": (-(10**6), 64), "tiny tiles": (0, 3), "as shipped": (None, None)}
 
 
+@pytest.mark.parametrize("block_scores", [0, 1500, 1 << 19], ids=["alone", "some", "together"])
 @pytest.mark.parametrize("keep_probs", [True, False])
 @pytest.mark.parametrize("name", CUTS)
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 def test_every_cut_computes_the_dense_attention(
-    options: dict, name: str, keep_probs: bool, monkeypatch: pytest.MonkeyPatch
+    options: dict, name: str, keep_probs: bool, block_scores: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(packed_attention, "BLOCK_SCORES", block_scores)
     cost, tile = CUTS[name]
     if cost is not None:
         monkeypatch.setattr(pieces, "PIECE_COST", cost)
         monkeypatch.setattr(pieces, "TILE_TOKENS", tile)
     if not keep_probs:
         monkeypatch.setattr(packed_attention, "KEPT_SCORES", 0)
-    batch = a_batch((7, [5, 0, 9]), (1, [1, 8]), (4, []), (2, [11]))
+    batch = a_batch((7, [5, 0, 9]), *[(1, [1, 8])] * 5, (4, []), (4, []), (2, [11]), (7, [5, 0, 9]))
     q, k, v, s = tensors(batch.num_tokens)
     inputs = [q, k, v, s] if options["sinks"] else [q, k, v]
     values = {"scale": 0.6, "window": options["window"], "softcap": options["softcap"]}
@@ -166,7 +168,16 @@ def test_the_plan_is_made_once_per_window() -> None:
     assert set(context._plans) == {None, 4}
 
 
+def test_equal_neighbours_are_computed_together_as_far_as_a_cache_goes() -> None:
+    batch = a_batch(*[(128, [128])] * 16, (128, [127]))
+    blocks = plan(batch, 4, None, torch.bfloat16).blocks
+    assert [block.count for block in blocks] == [8, 8, 4, 4, 4, 4, 1, 1]
+    assert [block.piece.rows.start for block in blocks[:4]] == [0, 8 * 256, 128, 128 + 4 * 256]
+    ragged = a_batch(*[(128, [100 + i]) for i in range(16)])
+    assert {block.count for block in plan(ragged, 4, None, torch.bfloat16).blocks} == {1}
+
+
 def test_many_probabilities_are_not_kept() -> None:
     batch = a_batch((700, [900] * 5))
-    assert plan(cut(batch.groups, 4), batch, 4, None).keep_probs
-    assert not plan(cut(batch.groups, 64), batch, 64, None).keep_probs
+    assert plan(batch, 4, None, torch.float32).keep_probs
+    assert not plan(batch, 64, None, torch.float32).keep_probs

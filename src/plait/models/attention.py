@@ -19,7 +19,6 @@ from torch import Tensor
 from plait.data.packed import PackedBatch
 from plait.errors import ModelError
 from plait.models.packed_attention import PackedPlan, packed_attention, plan
-from plait.models.pieces import cut
 
 ATTENTION = "plait"
 """Name under which the function is registered; no mask function has that name, so Transformers builds no mask."""
@@ -135,6 +134,5 @@ class PackedContext:
         if self.kv_sink is not None:
             self.kv_sink(layer, key, value)
         if window not in self._plans:
-            pieces = cut(self.batch.groups, query.shape[0], window)
-            self._plans[window] = plan(pieces, self.batch, query.shape[0], window)
+            self._plans[window] = plan(self.batch, query.shape[0], window, query.dtype)
         return packed_attention(query, key, value, self._plans[window], scale=scale, softcap=softcap, sinks=sinks)

@@ -6,37 +6,54 @@ row also spares the backward of slicing and concatenation, which writes a full-s
 
 The query heads of one key head are viewed as further rows, so keys and values are never repeated.
 
+Adjacent groups of equal shape have the same pieces, which are computed together, as long as the scores stay in a cache.
+
 Shapes: T tokens of the row, n rows of a piece, K its keys, M = n · Hq / Hkv rows of one key head, Hq query heads, Hkv
-key heads, D head size of queries and keys, E of values.
+key heads, g groups of a block, B = Hkv · g, D head size of queries and keys, E of values.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import groupby
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from plait.data.packed import PackedBatch, Span
-from plait.models.pieces import Piece
+from plait.data.packed import Group, PackedBatch, Span
+from plait.models.pieces import Piece, cut
 from plait.models.shape import KEPT_SCORES
+
+BLOCK_SCORES = 1 << 19
+"""Scores of all heads that are computed at once, where there are several groups to take: 1 MB in bfloat16."""
+
+
+@dataclass(frozen=True)
+class Block:
+    """The same piece of adjacent groups of equal shape, computed by the same batched products."""
+
+    piece: Piece
+    """Of the first group."""
+    count: int
+    """Groups."""
+    stride: int
+    """Tokens from one group to the next."""
+    bias: Tensor
+    """[n, C], compute dtype, −inf where a key is hidden, else 0, over the last C keys (C = n, or all with a window).
+    Adding it takes a third of the time of filling by a mask."""
 
 
 @dataclass(frozen=True)
 class PackedPlan:
     """What every layer of one window does with the batch."""
 
-    pieces: tuple[Piece, ...]
-    masks: tuple[Tensor, ...]
-    """Per piece bool [n, C], True where a key is hidden, over the last C keys (C = n, or all with a window)."""
+    blocks: tuple[Block, ...]
     keep_probs: bool
 
 
-def plan(pieces: Sequence[Piece], batch: PackedBatch, num_heads: int, window: int | None) -> PackedPlan:
-    """Masks of the pieces, and whether the probabilities of a layer are few enough to be kept."""
+def plan(batch: PackedBatch, num_heads: int, window: int | None, dtype: torch.dtype) -> PackedPlan:
+    """Pieces and biases of the groups, and whether the probabilities of a layer are few enough to be kept."""
     positions_T = batch.position_ids_T
     lengths, labels = [], []
     for group in batch.groups:
@@ -47,18 +64,34 @@ def plan(pieces: Sequence[Piece], batch: PackedBatch, num_heads: int, window: in
     prompt = torch.tensor([label == 0 for label in labels])
     segment_T = segments.repeat_interleave(torch.tensor(lengths)).to(positions_T.device)
     prompt_T = prompt.repeat_interleave(torch.tensor(lengths)).to(positions_T.device)
-    masks = []
-    for piece in pieces:
-        rows = slice(piece.rows.start, piece.rows.stop)
-        masked = [piece.rows] if window is None else [*piece.context, piece.rows]
-        at = torch.cat([torch.arange(span.start, span.stop) for span in masked]).to(positions_T.device)
-        behind = positions_T[rows, None] - positions_T[None, at]
-        seen = (behind >= 0) & ((segment_T[rows, None] == segment_T[None, at]) | prompt_T[None, at])
-        if window is not None:
-            seen &= behind < window
-        masks.append(~seen)
-    num_scores = num_heads * sum(piece.num_scores for piece in pieces)
-    return PackedPlan(tuple(pieces), tuple(masks), num_scores <= KEPT_SCORES)
+    blocks = []
+    for _, equal in groupby(batch.groups, _shape):
+        first, *others = equal
+        count, stride = 1 + len(others), sum(span.length for span in (first.prompt, *first.responses))
+        for piece in cut([first], num_heads, window):
+            rows = slice(piece.rows.start, piece.rows.stop)
+            masked = [piece.rows] if window is None else [*piece.context, piece.rows]
+            at = torch.cat([torch.arange(span.start, span.stop) for span in masked]).to(positions_T.device)
+            behind = positions_T[rows, None] - positions_T[None, at]
+            seen = (behind >= 0) & ((segment_T[rows, None] == segment_T[None, at]) | prompt_T[None, at])
+            if window is not None:
+                seen &= behind < window
+            bias = torch.zeros(seen.shape, dtype=dtype, device=seen.device).masked_fill_(~seen, float("-inf"))
+            most = max(1, BLOCK_SCORES // (num_heads * piece.num_scores))
+            for start in range(0, count, most):
+                shifted = _shifted(piece, start * stride)
+                blocks.append(Block(shifted, min(most, count - start), stride, bias))
+    num_scores = num_heads * sum(block.count * block.piece.num_scores for block in blocks)
+    return PackedPlan(tuple(blocks), num_scores <= KEPT_SCORES)
+
+
+def _shape(group: Group) -> tuple[int, ...]:
+    return group.prompt.length, *(span.length for span in group.responses)
+
+
+def _shifted(piece: Piece, tokens: int) -> Piece:
+    context = tuple(Span(span.start + tokens, span.length) for span in piece.context)
+    return Piece(Span(piece.rows.start + tokens, piece.rows.length), context)
 
 
 def packed_attention(
@@ -91,10 +124,11 @@ class _PackedAttention(torch.autograd.Function):
     ) -> Tensor:
         out = query.new_empty(query.shape[1], query.shape[0], value.shape[2])
         kept = []
-        for piece, mask in zip(plan.pieces, plan.masks, strict=True):
-            rows, keys = _rows(query, piece, key.shape[0]), _keys(key, piece)
-            probs, sink_probs, _ = _probs(rows, keys, mask, _sink_column(sinks, piece, key.shape[0]), scale, softcap)
-            _put_rows(out.transpose(0, 1), torch.bmm(probs, _keys(value, piece)), piece)
+        for block in plan.blocks:
+            rows, keys = _rows(query, block, key.shape[0]), _keys(key, block)
+            column = _sink_column(sinks, block, key.shape[0])
+            probs, sink_probs, _ = _probs(rows, keys, block.bias, column, scale, softcap)
+            _put_rows(out.transpose(0, 1), torch.bmm(probs, _keys(value, block)), block)
             if keep:
                 kept += [probs, sink_probs]
         ctx.plan, ctx.scale, ctx.softcap = plan, scale, softcap
@@ -112,46 +146,47 @@ class _PackedAttention(torch.autograd.Function):
         grad_key = torch.zeros_like(key, dtype=wide)
         grad_value = torch.zeros_like(value, dtype=wide)
         grad_sinks = None if sinks is None else torch.zeros_like(sinks, dtype=wide)
-        for index, (piece, mask) in enumerate(zip(ctx.plan.pieces, ctx.plan.masks, strict=True)):
-            rows, keys = _rows(query, piece, key.shape[0]), _keys(key, piece)
-            column = _sink_column(sinks, piece, key.shape[0])
+        for index, block in enumerate(ctx.plan.blocks):
+            rows, keys = _rows(query, block, key.shape[0]), _keys(key, block)
+            column = _sink_column(sinks, block, key.shape[0])
             tanh = None
             if kept:
                 probs, sink_probs = kept[2 * index : 2 * index + 2]
             else:
-                probs, sink_probs, tanh = _probs(rows, keys, mask, column, scale, softcap)
-            grad_rows = _rows(grad_out, piece, key.shape[0])
-            _add_keys(grad_value, torch.bmm(probs.transpose(1, 2), grad_rows), piece)
-            grad_probs = torch.bmm(grad_rows, _keys(value, piece).transpose(1, 2))
+                probs, sink_probs, tanh = _probs(rows, keys, block.bias, column, scale, softcap)
+            grad_rows = _rows(grad_out, block, key.shape[0])
+            _add_keys(grad_value, torch.bmm(probs.transpose(1, 2), grad_rows), block)
+            grad_probs = torch.bmm(grad_rows, _keys(value, block).transpose(1, 2))
             if grad_sinks is not None:
                 weighted = sink_probs * (probs * grad_probs).sum(-1, dtype=wide)
-                grad_sinks -= weighted.view(len(grad_sinks), -1).sum(-1)  # − p_sink · Σ_k p_k ∂p_k
+                by_head = weighted.view(key.shape[0], block.count, -1, block.piece.rows.length)
+                grad_sinks -= by_head.sum((1, 3)).view(-1)  # − p_sink · Σ_k p_k ∂p_k
             grad_scores = torch._softmax_backward_data(grad_probs, probs, -1, probs.dtype)
             if tanh is not None:
                 grad_scores = (grad_scores * (1 - tanh * tanh)).to(probs.dtype)
-            _put_rows(grad_query, _scaled_bmm(grad_scores, keys, scale), piece)
-            _add_keys(grad_key, _scaled_bmm(grad_scores.transpose(1, 2), rows, scale), piece)
+            _put_rows(grad_query, _scaled_bmm(grad_scores, keys, scale), block)
+            _add_keys(grad_key, _scaled_bmm(grad_scores.transpose(1, 2), rows, scale), block)
         if grad_sinks is not None:
             grad_sinks = grad_sinks.to(sinks.dtype)
         return grad_query, grad_key.to(key.dtype), grad_value.to(value.dtype), grad_sinks, None, None, None, None
 
 
 def _probs(
-    rows: Tensor, keys: Tensor, mask: Tensor, sinks: Tensor | None, scale: float, softcap: float | None
+    rows: Tensor, keys: Tensor, bias: Tensor, sinks: Tensor | None, scale: float, softcap: float | None
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """Probabilities [Hkv, M, K] in the dtype of `rows` (softmax in float32 or wider).
+    """Probabilities [B, M, K] in the dtype of `rows` (softmax in float32 or wider).
 
-    Also those of the sinks [Hkv, M] and the tanh of a softcap, both in float32 or wider.
+    Also those of the sinks [B, M] and the tanh of a softcap, both in float32 or wider.
     """
     scores, tanh = _scaled_bmm(rows, keys.transpose(1, 2), scale), None
     wide = torch.promote_types(scores.dtype, torch.float32)
     if softcap is not None:
         tanh = torch.tanh(scores.to(wide) / softcap)
         scores = tanh * softcap
-    by_head = scores.view(scores.shape[0], -1, mask.shape[0], scores.shape[2])
-    by_head[..., scores.shape[2] - mask.shape[1] :].masked_fill_(mask, float("-inf"))
-    if sinks is None:
-        return scores.softmax(-1, dtype=wide).to(rows.dtype), None, tanh
+    by_head = scores.view(scores.shape[0], -1, bias.shape[0], scores.shape[2])
+    by_head[..., scores.shape[2] - bias.shape[1] :].add_(bias)
+    if sinks is None:  # narrow scores are widened within the softmax
+        return scores.softmax(-1).to(rows.dtype), None, tanh
     probs = torch.cat([scores.to(wide), sinks.to(wide)], dim=-1).softmax(-1)
     return probs[..., :-1].to(rows.dtype, memory_format=torch.contiguous_format), probs[..., -1].clone(), tanh
 
@@ -161,40 +196,53 @@ def _scaled_bmm(left: Tensor, right: Tensor, scale: float) -> Tensor:
     return torch.baddbmm(out, left, right, beta=0, alpha=scale)
 
 
-def _rows(tensor: Tensor, piece: Piece, num_key_heads: int) -> Tensor:
-    """[Hq, T, D] → [Hkv, M, D]: the query heads of a key head one after another."""
-    rows = tensor[:, piece.rows.start : piece.rows.stop]
-    return rows.reshape(num_key_heads, -1, tensor.shape[2])
+def _at(tensor: Tensor, span: Span, block: Block) -> Tensor:
+    """The view [H, g, length, D] of [H, T, D] at the span of each group."""
+    stop = span.stop + (block.count - 1) * block.stride
+    return tensor[:, span.start : stop].unfold(1, span.length, block.stride).transpose(2, 3)
 
 
-def _put_rows(into: Tensor, rows: Tensor, piece: Piece) -> None:
+def _rows(tensor: Tensor, block: Block, num_key_heads: int) -> Tensor:
+    """[Hq, T, D] → [B, M, D]: the query heads of a key head one after another."""
+    by_head = _at(tensor, block.piece.rows, block).unflatten(0, (num_key_heads, -1))
+    return by_head.transpose(1, 2).reshape(num_key_heads * block.count, -1, tensor.shape[2])
+
+
+def _put_rows(into: Tensor, rows: Tensor, block: Block) -> None:
     """The inverse of `_rows`, written into [Hq, T, D]."""
-    into[:, piece.rows.start : piece.rows.stop] = rows.view(into.shape[0], piece.rows.length, into.shape[2])
+    num_key_heads = len(rows) // block.count
+    by_head = rows.view(num_key_heads, block.count, -1, block.piece.rows.length, rows.shape[2])
+    _at(into, block.piece.rows, block).unflatten(0, (num_key_heads, -1)).copy_(by_head.transpose(1, 2))
 
 
 def _spans(piece: Piece) -> tuple[Span, ...]:
-    return (*piece.context, piece.rows)
+    """Its keys, adjacent spans as one."""
+    spans: list[Span] = []
+    for span in (*piece.context, piece.rows):
+        if spans and spans[-1].stop == span.start:
+            spans[-1] = Span(spans[-1].start, spans[-1].length + span.length)
+        else:
+            spans.append(span)
+    return tuple(spans)
 
 
-def _keys(tensor: Tensor, piece: Piece) -> Tensor:
-    """[Hkv, T, D] → [Hkv, K, D] in the piece's order."""
-    spans = _spans(piece)
-    if all(left.stop == right.start for left, right in pairwise(spans)):
-        return tensor[:, spans[0].start : spans[-1].stop]
-    return torch.cat([tensor[:, span.start : span.stop] for span in spans], dim=1)
+def _keys(tensor: Tensor, block: Block) -> Tensor:
+    """[Hkv, T, D] → [B, K, D] in the piece's order."""
+    parts = [_at(tensor, span, block) for span in _spans(block.piece)]
+    return (parts[0] if len(parts) == 1 else torch.cat(parts, dim=2)).flatten(0, 1)
 
 
-def _add_keys(into: Tensor, keys: Tensor, piece: Piece) -> None:
-    """The transpose of `_keys`: adds [Hkv, K, D] into [Hkv, T, D]."""
-    start = 0
-    for span in _spans(piece):
-        into[:, span.start : span.stop] += keys[:, start : start + span.length]
+def _add_keys(into: Tensor, keys: Tensor, block: Block) -> None:
+    """The transpose of `_keys`: adds [B, K, D] into [Hkv, T, D]."""
+    by_group, start = keys.unflatten(0, (-1, block.count)), 0
+    for span in _spans(block.piece):
+        _at(into, span, block).add_(by_group[:, :, start : start + span.length])
         start += span.length
 
 
-def _sink_column(sinks: Tensor | None, piece: Piece, num_key_heads: int) -> Tensor | None:
-    """[Hq] → [Hkv, M, 1]."""
+def _sink_column(sinks: Tensor | None, block: Block, num_key_heads: int) -> Tensor | None:
+    """[Hq] → [B, M, 1]."""
     if sinks is None:
         return None
-    column = sinks.view(num_key_heads, -1, 1).expand(-1, -1, piece.rows.length)
-    return column.reshape(num_key_heads, -1, 1)
+    column = sinks.view(num_key_heads, 1, -1, 1).expand(-1, block.count, -1, block.piece.rows.length)
+    return column.reshape(num_key_heads * block.count, -1, 1)
