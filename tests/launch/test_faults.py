@@ -12,6 +12,7 @@ import time
 
 import pytest
 
+from plait.launch import monitor
 from plait.launch.failures import Ended, WorkerError
 from plait.launch.local import LocalProcesses
 from tests.launch.workers import Echo, Summing, Unbuildable
@@ -116,6 +117,16 @@ def test_the_cause_is_the_death_not_the_exception_that_it_made_in_a_peer():
         assert (peer.rank, peer.action) == (0, "sum")
 
 
+def test_an_exception_is_held_back_for_the_death_that_may_have_caused_it(pair, monkeypatch):
+    monkeypatch.setattr(monitor, "SETTLE_S", 20.0)
+    pair.submit(1, "nap", 0.2)
+    pair.submit(1, "kill_self")
+    failure = failure_of(pair.submit(0, "fail", "peer lost"))
+    assert (failure.ended, failure.rank, failure.action) == (Ended.DIED, 1, "kill_self")
+    (peer,) = failure.peers
+    assert (peer.rank, peer.action, peer.raised) == (0, "fail", "KeyError: 'peer lost'")
+
+
 # -- freeze
 
 
@@ -153,12 +164,14 @@ def test_sending_to_a_stopped_process_does_not_block():
         assert failure_of(handle, limit_s=FREEZE_S + 20.0).ended is Ended.FROZEN
 
 
-def test_a_controller_that_was_held_up_does_not_take_that_for_silence():
+def test_a_machine_that_was_held_up_does_not_take_that_for_silence():
     with LocalProcesses(freeze_after_s=FREEZE_S).start(Echo, 1) as group:
-        handle = group.submit(0, "nap", 1.6 * FREEZE_S)
-        with group._monitor.changed:
+        with group._monitor.changed:  # controller and worker alike stand still
+            os.kill(group.pids[0], signal.SIGSTOP)
             time.sleep(1.5 * FREEZE_S)
-        assert handle.result(LIMIT_S)
+        time.sleep(0.2)
+        os.kill(group.pids[0], signal.SIGCONT)
+        assert group.submit(0, "back", 1).result(LIMIT_S) == 1
 
 
 # -- exceptions and deadlines
@@ -182,6 +195,7 @@ def test_one_rank_of_several_that_raises_fails_the_handle_at_once(pair):
     (peer,) = failure.peers
     assert (peer.action, peer.waits_for) == ("hang_in_python", "rank 1 (recv 3F0)")
     assert "not today" in str(failure)
+    pair.close(grace_s=0.1)
 
 
 def test_a_deadline_says_where_the_action_is_and_leaves_it_running(pair):
@@ -224,6 +238,7 @@ def test_disjoint_ranks_run_at_the_same_time(pair):
 def test_the_first_to_be_done_is_waited_for(pair):
     slow, quick = pair.submit(0, "nap", 1.0), pair.submit(1, "back", 1)
     assert pair.wait([slow, quick], LIMIT_S) == [quick]
+    pair.close(grace_s=0.1)
 
 
 def test_threads_environment_and_output(tmp_path):

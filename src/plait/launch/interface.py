@@ -121,7 +121,8 @@ class Group(Protocol):
 
     def __enter__(self) -> Self: ...
 
-    def __exit__(self, *error: object) -> None: ...
+    def __exit__(self, *error: object) -> None:
+        """`close()`; if an exception leaves the block, workers in other processes are killed at once."""
 
 
 class Launcher(Protocol):

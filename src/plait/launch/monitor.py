@@ -176,7 +176,7 @@ class Monitor:
                 for key, _ in events:
                     if key.data is None:
                         self._drain_wakes()
-                    else:
+                    elif not key.data.dead:
                         self._receive(key.data)
                 for rank in self._ranks:
                     self._flush(rank)
