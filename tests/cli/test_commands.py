@@ -179,6 +179,42 @@ def test_eval_prints_a_table(
     assert "mean reward                     0." in printed
 
 
+def test_eval_answers_as_the_evaluations_of_the_run(
+    make_recipe: Callable[..., Recipe], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "judge.py").write_text(
+        "def length(completions, **columns):\n    return [len(c) for c in completions]\n"
+    )
+    keys = {"evaluation.items": 3, "evaluation.temperature": 1.0}
+    path = write_recipe(
+        make_recipe(**keys, **{"evaluation.functions": [f"{tmp_path}/judge.py:length"]}), tmp_path / "recipe.json"
+    )
+    assert main(["eval", str(path)]) == 0
+    printed = capsys.readouterr().out
+    assert printed.startswith("3 held-out items, temperature 1, model ")
+    assert "mean length" in printed
+
+
+@pytest.mark.parametrize(("flow", "figure"), [("sft", "actor/nll"), ("dpo", "rewards/accuracies")])
+def test_eval_of_what_learns_from_examples_or_pairs(
+    make_recipe: Callable[..., Recipe], tmp_path: Path, capsys: pytest.CaptureFixture[str], flow: str, figure: str
+) -> None:
+    row = (
+        {"prompt": "count", "completion": " 7"} if flow == "sft" else {"prompt": "a", "chosen": " 7", "rejected": " 8"}
+    )
+    (tmp_path / "given.jsonl").write_text("".join(json.dumps(row | {"prompt": f"count {i}"}) + "\n" for i in range(6)))
+    keys = {"data.source": str(tmp_path / "given.jsonl"), "reward.functions": [], "sampling": {}, "options": {}}
+    path = write_recipe(make_recipe(algorithm=flow, **keys, **{"evaluation.items": 2}), tmp_path / "recipe.json")
+    assert main(["eval", str(path)]) == 0
+    printed = capsys.readouterr().out
+    assert printed.startswith("2 held-out items, model ")
+    assert figure in printed
+    assert main(["eval", str(path), "--json"]) == 0
+    figures = json.loads(capsys.readouterr().out)
+    assert figures["items"] == 2
+    assert f"{figure} {figures[f'eval/{figure}']:.3f}" in " ".join(printed.split())
+
+
 def test_dry_run_of_a_run_to_resume(
     make_recipe: Callable[..., Recipe], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -151,6 +151,22 @@ def test_an_actor_that_does_not_generate_is_evaluated(make_recipe: MakeRecipe, t
     assert run(make_recipe(steps=1, **keys | {"evaluation.items": 0, "overwrite": True})).finished
 
 
+def test_the_cost_of_answers_is_evaluated(make_recipe: MakeRecipe, tmp_path: Path) -> None:
+    """A constraint is on answers that were not trained on too; a judge of the same name is told apart."""
+    (tmp_path / "cost.py").write_text("def cost(completions, **columns):\n    return [len(c) for c in completions]\n")
+    function = f"{tmp_path}/cost.py:cost"
+    keys = {"evaluation.items": 2, "cost.functions": [function], "evaluation.functions": [function]}
+    recipe = make_recipe(algorithm="safe_rlhf", **keys, **{"cost.weights": [0.5]})
+    outcome = run(recipe)
+    for step in (0, 2):
+        row = next(row for row in read_rows(recipe.run_dir / "evaluations.jsonl") if row["step"] == step)
+        items = read_rows(recipe.run_dir / f"samples/eval-{step:06d}.jsonl")
+        mean = sum(len(item["response"]) for item in items) / 2
+        assert (row["eval/cost"], row["eval/cost#2"]) == (pytest.approx(mean / 2), pytest.approx(mean))
+    again = run(recipe, resume=True)
+    assert (again.before, again.after) == (outcome.before, outcome.after)
+
+
 def test_a_flow_that_trains_nothing(make_recipe: MakeRecipe, tmp_path: Path) -> None:
     (tmp_path / "flow.py").write_text(FLOWS)
     with pytest.raises(FlowError, match="`idle` trains nothing"):

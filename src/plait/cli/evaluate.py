@@ -19,20 +19,22 @@ if TYPE_CHECKING:
 
 FLAGS = {"--json": "print the figures as JSON"}
 
-_KEYS = ("--model", "--evaluation.items", "--seed", "--dtype", "--device", "--threads")
+_EVALUATION = ("--evaluation.items", "--evaluation.temperature", "--evaluation.functions")
+_KEYS = ("--model", *_EVALUATION, "--seed", "--dtype", "--device", "--threads")
 _SAMPLING = ("max_response_tokens", "stop", "stop_token_ids", "max_running", "max_prefill_tokens")
 
 
 def evaluate(*tokens: Annotated[str, Parameter(allow_leading_hyphen=True)]) -> int:
-    """Answer a recipe's held-out items, greedily.
+    """Answer a recipe's held-out items as its evaluations do: greedily, or at `evaluation.temperature`.
 
-    The items are those that training with the same recipe never sees.
+    The items are those that training with the same recipe never sees. Of a recipe that learns from examples or pairs,
+    the loss on held-out ones is measured.
     """
     path, overrides, flags = train.read_recipe("eval", tokens, FLAGS)
 
     from plait.runtime.recipe_file import load_recipe
 
-    recipe = greedy(load_recipe(path, overrides))
+    recipe = without_draws(load_recipe(path, overrides))
     if recipe.evaluation.items == 0:
         raise ConfigError("`evaluation.items` is 0: set how many held-out items to answer (--evaluation.items 100)")
     from plait.runtime.api import evaluate_model
@@ -40,22 +42,32 @@ def evaluate(*tokens: Annotated[str, Parameter(allow_leading_hyphen=True)]) -> i
     result = evaluate_model(recipe)
     metrics = {name: value if math.isfinite(value) else None for name, value in result.metrics().items()}
     if "--json" in flags:
-        print(json.dumps({"items": len(result.samples), **metrics}, allow_nan=False))
+        print(json.dumps({"items": result.num_items, **metrics}, allow_nan=False))
         return 0
-    print(f"{len(result.samples)} held-out items, greedy, model {recipe.model}")
+    if not result.samples:
+        print(f"{result.num_items} held-out items, model {recipe.model}")
+        for name, value in metrics.items():
+            print(f"{name.removeprefix('eval/'):30}  {_figure(value)}")
+        return 0
+    how = "greedy" if recipe.evaluation.temperature == 0 else f"temperature {recipe.evaluation.temperature:g}"
+    print(f"{result.num_items} held-out items, {how}, model {recipe.model}")
     if result.task is not None:
         print(f"exact accuracy                  {result.task.exact or '-'}")
         print(f"well-formed answers             {result.task.well_formed or '-'}")
         print(f"accuracy among the well-formed  {result.task.exact_among_well_formed or '-'}")
-    reward = metrics["eval/reward"]
-    print(f"mean reward                     {'-' if reward is None else f'{reward:.3f}'}")
+    for name in ("reward", *result.judged):
+        print(f"{f'mean {name}':30}  {_figure(metrics[f'eval/{name}'])}")
     if metrics["eval/dropped"]:
         print(f"items without a score           {metrics['eval/dropped']:.0f}, left out")
     return 0
 
 
-def greedy(recipe: Recipe) -> Recipe:
-    """The recipe without what it says about drawing samples, some of which is refused where one trains."""
+def _figure(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3f}"
+
+
+def without_draws(recipe: Recipe) -> Recipe:
+    """The recipe without what it says about drawing samples to train on, some of which is refused where one trains."""
     settings = recipe.sampling.model_copy(update={"temperature": 1.0, "top_p": 1.0, "top_k": 0})
     return recipe.model_copy(update={"sampling": settings})
 
@@ -66,5 +78,5 @@ def options() -> Iterator[Option]:
         yield Option(flag, "", text)
     chosen = (*_KEYS, *(f"--sampling.{name}" for name in _SAMPLING))
     for option in train.options():
-        if option.name in chosen or option.name.startswith(("--data.", "--reward.")):
+        if option.name in chosen or option.name.startswith(("--data.", "--reward.", "--cost.")):
             yield replace(option, default="the recipe's") if option.default == "required" else option

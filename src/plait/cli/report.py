@@ -44,7 +44,7 @@ def _print_comparison(console: Console, recipe: Recipe, before: Evaluation | Non
     from rich.table import Table
 
     how = "greedy" if recipe.evaluation.temperature == 0 else f"temperature {recipe.evaluation.temperature:g}"
-    title = f"{len(after.samples)} held-out items, {how}" if after.samples else "held-out items"
+    title = f"{after.num_items} held-out items" + (f", {how}" if after.samples else "")
     table = Table(title, "before", "after", box=None, pad_edge=False, header_style="bold")
     if not after.samples:
         for name in after.metrics():
@@ -61,7 +61,10 @@ def _print_comparison(console: Console, recipe: Recipe, before: Evaluation | Non
     else:
         table.add_row("mean reward", *(_number(one, "eval/reward") for one in (before, after)))
     for name in after.judged:
-        table.add_row(f"judge: mean {name}", *(_number(one, f"eval/{name}") for one in (before, after)))
+        table.add_row(
+            "mean cost" if name == "cost" else f"judge: mean {name}",
+            *(_number(one, f"eval/{name}") for one in (before, after)),
+        )
     if any(one is not None and one.metrics()["eval/dropped"] for one in (before, after)):
         table.add_row(
             "items without a score, left out", *(_number(one, "eval/dropped", ".0f") for one in (before, after))
@@ -101,8 +104,11 @@ def _print_answers(console: Console, number: int, before: Evaluation, after: Eva
     has_answers = any(sample.prompt.columns.get("answer") is not None for sample in after.samples)
     heads = ("question", *(("answer",) if has_answers else ()), "before", "after")
     table = Table(*heads, title=title, title_justify="left", header_style="dim")
-    pairs = zip(before.samples, after.samples, strict=True)
-    for old, new in [pair for pair in pairs if pair[0].text != pair[1].text][:number]:
+    changed = [pair for pair in zip(before.samples, after.samples, strict=True) if pair[0].text != pair[1].text]
+    if not changed:
+        console.print("\nno answer changed")
+        return
+    for old, new in changed[:number]:
         columns = new.prompt.columns
         right = (columns.get("answer"),) if has_answers else ()
         texts = (columns.get("prompt"), *right, old.text, new.text)

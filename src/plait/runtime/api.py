@@ -111,7 +111,7 @@ def evaluate_model(recipe: Recipe) -> Evaluation:
     models = [
         replace(one, trained=False)
         for one in prepared.models
-        if not answers or one.role == "actor" or (one.role == "reward" and not one.trained)
+        if not answers or one.role == "actor" or (one.role in REWARD_ROLES and not one.trained)
     ]
     with Progress(0) as progress, ExitStack() as stack:
         pools = open_pools(prepared, stack)

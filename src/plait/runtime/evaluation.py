@@ -41,7 +41,14 @@ class Evaluation:
     logged: Mapping[str, float] = field(default_factory=dict)
     """Means of the metrics that functions logged; of held-out examples or pairs, all that is measured."""
     judged: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
-    """Scores of functions that only judge (`evaluation.functions`), item by item; NaN where one gave none."""
+    """Scores of functions that only judge (`evaluation.functions`), and of the role `cost` where the flow has one, item
+    by item; NaN where one gave none."""
+    num_given: int = 0
+    """Held-out examples or pairs, where these were measured."""
+
+    @property
+    def num_items(self) -> int:
+        return len(self.samples) or self.num_given
 
     def metrics(self) -> dict[str, float]:
         """`eval/reward` and `eval/dropped` (items without a reward), for a task `eval/accuracy` (exact), its 95 %
@@ -119,6 +126,7 @@ class Evaluation:
 def evaluate(
     engine: Engine,
     reward: RewardRole | None,
+    cost: RewardRole | None,
     judges: RewardPool | None,
     prompts: Sequence[Prompt],
     settings: SamplingSettings,
@@ -131,7 +139,7 @@ def evaluate(
     """Answer every prompt once and score the answers.
 
     Args:
-        reward: the recipe's reward; None where the flow has none.
+        reward, cost: the recipe's; None where the flow has none.
         judges: functions that judge only.
         temperature: 0 answers greedily. Above it the draws are those of `seed`, the same in every evaluation.
         stop: asked between items; when it says True the evaluation is left, and `engine` and `pool` keep their work.
@@ -144,13 +152,14 @@ def evaluate(
     for prompt in prompts:
         engine.add(Request(prompt, 1, sampling, NoiseKey(seed)))
     progress.phase("evaluate", len(prompts), "items")
-    pools = [pool for pool in (reward.pool if reward else None, judges) if pool is not None]
-    scored: list[dict[int, GroupScores]] = [{} for _ in pools]
+    asked = {"reward": reward and reward.pool, "cost": cost and cost.pool, "judges": judges}
+    pools = {name: pool for name, pool in asked.items() if pool is not None}
+    scored: dict[str, dict[int, GroupScores]] = {name: {} for name in pools}
     samples: dict[int, Sample] = {}
 
-    def collect(place: int, groups: Sequence[GroupScores]) -> None:
+    def collect(name: str, groups: Sequence[GroupScores]) -> None:
         for group in groups:
-            scored[place][group.samples[0].prompt.uid] = group
+            scored[name][group.samples[0].prompt.uid] = group
             for trouble in (*group.failures, *group.recovered):
                 progress.message(f"evaluation: {trouble}")
 
@@ -160,41 +169,43 @@ def evaluate(
         finished = engine.step()
         for sample in finished:
             samples[sample.prompt.uid] = sample
-            for pool in pools:
+            for pool in pools.values():
                 pool.submit([sample])
-        for place, pool in enumerate(pools):
-            collect(place, pool.poll())
+        for name, pool in pools.items():
+            collect(name, pool.poll())
         progress.advance(len(finished))
-    for place, pool in enumerate(pools):
-        collect(place, pool.wait())
-    groups = [[by_prompt[prompt.uid] for prompt in prompts] for by_prompt in scored]
-    of_reward = groups.pop(0) if reward is not None and reward.pool is not None else None
+    for name, pool in pools.items():
+        collect(name, pool.wait())
+    groups = {name: [by_prompt[prompt.uid] for prompt in prompts] for name, by_prompt in scored.items()}
     answers = tuple(samples[prompt.uid] for prompt in prompts)
-    return _evaluation_of(answers, reward, of_reward, groups[0] if groups else None)
-
-
-def _evaluation_of(
-    samples: tuple[Sample, ...],
-    reward: RewardRole | None,
-    scores: Sequence[GroupScores] | None,
-    judged: Sequence[GroupScores] | None,
-) -> Evaluation:
-    totals = np.zeros(len(samples)) if scores is None else np.array([group.rewards[0] for group in scores])
-    if reward is None:
-        totals = np.full(len(samples), math.nan)
-    elif reward.scorer is not None:
-        work = reward.scorer.scores(samples, call="evaluate")
-        totals = totals + reward.scorer.weight * _result(work)
-    extras = tuple({name: values[0] for name, values in group.extras.items()} for group in scores or ())
-    names = judged[0].scores if judged else ()
+    of_judges = groups.get("judges", [])
+    judged: dict[str, tuple[float, ...]] = {}
+    if cost is not None:
+        judged["cost"] = _totals(answers, cost, groups.get("cost"))
+    for name in of_judges[0].scores if of_judges else ():
+        judged[f"{name}#2" if name in judged else name] = tuple(group.scores[name][0] for group in of_judges)
+    of_reward = groups.get("reward")
+    extras = tuple({name: values[0] for name, values in group.extras.items()} for group in of_reward or ())
     return Evaluation(
-        samples=samples,
-        rewards=tuple(totals.tolist()),
+        samples=answers,
+        rewards=_totals(answers, reward, of_reward),
         task=_task_of([logged.get("verdict") for logged in extras]),
         extras=extras,
-        logged=logged_means(scores or ()) | logged_means(judged or ()),
-        judged={name: tuple(group.scores[name][0] for group in judged or ()) for name in names},
+        logged={name: mean for found in groups.values() for name, mean in logged_means(found).items()},
+        judged=judged,
     )
+
+
+def _totals(
+    samples: tuple[Sample, ...], role: RewardRole | None, scores: Sequence[GroupScores] | None
+) -> tuple[float, ...]:
+    """The weighted scores of a role, those of its functions and of its model together; NaN without one."""
+    if role is None:
+        return (math.nan,) * len(samples)
+    totals = np.zeros(len(samples)) if scores is None else np.array([group.rewards[0] for group in scores])
+    if role.scorer is not None:
+        totals = totals + role.scorer.weight * _result(role.scorer.scores(samples, call="evaluate"))
+    return tuple(totals.tolist())
 
 
 def _result(work: Generator[Any, None, FloatArray]) -> FloatArray:

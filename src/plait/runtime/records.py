@@ -89,7 +89,7 @@ class Records:
         items = read_rows(path)
         if self._prepared.held_out_given:
             measured = {name.removeprefix("eval/"): value for name, value in _numbers(row).items()}
-            return Evaluation((), (), None, logged=measured)
+            return Evaluation((), (), None, logged=measured, num_given=self._prepared.num_held_out)
         if len(items) != len(self._prepared.held_out):
             return None
         found = Evaluation.from_rows(items, self._prepared.held_out, {})

@@ -60,6 +60,7 @@ class Rollout:
         prompts = state.prompts
         kept: list[list[Sample]] = []
         drawn: list[list[Sample]] = []
+        number = 0
         for number in range(1, resample.max_rounds + 1):
             groups = self._round(node, engine, state, prompts)
             drawn += groups

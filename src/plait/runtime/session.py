@@ -326,13 +326,15 @@ def measure(
     """
     recipe = prepared.recipe
     if not prepared.held_out:
-        return Evaluation((), (), None, logged=executor.evaluate_given(StepState(0, given=prepared.held_out_given)))
-    actor, reward = roles["actor"], roles.get("reward")
+        logged = executor.evaluate_given(StepState(0, given=prepared.held_out_given))
+        return Evaluation((), (), None, logged=logged, num_given=prepared.num_held_out)
+    actor, reward, cost = roles["actor"], roles.get("reward"), roles.get("cost")
     assert isinstance(actor, ModelRole), "there are held-out prompts, so there is an actor"
     assert actor.engine is not None, "and it has an engine"
     return evaluate(
         actor.engine,
         reward if isinstance(reward, RewardRole) else None,
+        cost if isinstance(cost, RewardRole) else None,
         judges,
         prepared.held_out,
         recipe.sampling,
