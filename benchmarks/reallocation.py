@@ -1,9 +1,10 @@
 """Bytes that plait's mover plans between two layouts, against what other systems move, and the time to plan them.
 
     python benchmarks/reallocation.py [--models "135M tied,7B GQA"] [--repeats 3]
+    python benchmarks/reallocation.py --processes 2 [--models "135M tied"] [--dtype bfloat16] [--repeats 9]
 
-Torch-free: nothing is moved, volumes are exact. Weights are bfloat16; masters float32, sent as bfloat16. Columns are
-GB received by all ranks together, and in brackets GB through the busiest node's network in one direction:
+The first, torch-free: nothing is moved, volumes are exact. Weights are bfloat16; masters float32, sent as bfloat16.
+Columns are GB received by all ranks together, and in brackets GB through the busiest node's network in one direction:
 
     plait      the plan as given; it is the least possible for every rank and for every node
     regrouped  plait with the target's ranks reordered inside their nodes (`layout.regroup`), where the mesh stays
@@ -12,14 +13,20 @@ GB received by all ranks together, and in brackets GB through the busiest node's
     gather all every rank gathers the whole model and slices
 
 `plan` is CPU seconds of this process, least of the repeats; `messages` and `rounds` are the plan's.
+
+The second: as many workers (gloo, one thread each) move real weights by plait's mover, by ReaL's broadcasts and
+by gathering everything (`reallocation/real.py`), in turns on the same buffers. Columns are the median of the
+repetitions in milliseconds, each that of its slowest rank; in brackets the quartiles; then the MB that all ranks
+received. Planning is left out, as is making groups. With more workers than cores the times say little.
 """
 
 from __future__ import annotations
 
 import argparse
+import statistics
 import time
 
-from reallocation.cases import CASES, Case, models
+from reallocation.cases import CASES, REAL_CASES, Case, models
 from reallocation.strategies import Volume, broadcasts, gather_all, micro_dp
 
 from plait.layout.holdings import Holdings, weights, zero_shards
@@ -32,16 +39,42 @@ from plait.layout.regroup import regrouped
 def main() -> None:
     known = models()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--models", default=",".join(known))
-    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--models", help=f"of {', '.join(known)}; all unless told, with --processes the first")
+    parser.add_argument("--repeats", type=int, help="3 unless told, with --processes 9")
+    parser.add_argument("--processes", type=int, choices=sorted(REAL_CASES), help="move real weights between workers")
+    parser.add_argument("--dtype", default="bfloat16", help="of real weights")
     options = parser.parse_args()
+    if options.processes:
+        for name in (options.models or next(iter(known))).split(","):
+            real_moves(name, options.processes, options.dtype, options.repeats or 9)
+        return
     columns = ("plait", "regrouped", "HybridFlow", "ReaL", "gather all")
-    for name in options.models.split(","):
+    for name in (options.models or ",".join(known)).split(","):
         parameters = known[name]
         print(f"\n{name}: {parameters.num_elements / 1e9:.2f} G parameters, {len(parameters.params)} tensors")
         print(f"{'':<21} {''.join(f'{column:>17}' for column in columns)}  plan s  messages  rounds")
         for case in CASES:
-            print(line(case, parameters, options.repeats), flush=True)
+            print(line(case, parameters, options.repeats or 3), flush=True)
+
+
+def real_moves(name: str, processes: int, dtype: str, repeats: int) -> None:
+    from reallocation.real import WAYS, Worker
+
+    from plait.launch.local import LocalProcesses
+
+    print(f"\n{name}, {dtype}, {processes} processes: ms (quartiles) | MB received")
+    print(f"{'':<40} {''.join(f'{way:>32}' for way in WAYS)}")
+    with LocalProcesses(threads=1).start(Worker, processes, arguments=(name, dtype)) as group:
+        for before, after in REAL_CASES[processes]:
+            found = group.submit(range(processes), "measure", before, after, repeats).result(600.0)
+            cells = []
+            for way in WAYS:
+                seconds = [max(times) for times in zip(*(ranks[way].seconds for ranks in found), strict=True)]
+                low, middle, high = statistics.quantiles(seconds, n=4, method="inclusive")
+                size = sum(ranks[way].received for ranks in found)
+                text = f"{middle * 1e3:.1f} ({low * 1e3:.1f}-{high * 1e3:.1f}) | {size / 1e6:.1f}"
+                cells.append(text.rjust(32))
+            print(f"{f'{before} to {after}':<40} {''.join(cells)}", flush=True)
 
 
 def line(case: Case, parameters: Parameters, repeats: int) -> str:

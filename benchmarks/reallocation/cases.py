@@ -74,3 +74,21 @@ CASES = [
     Case("tp 3 to tp 2", TWO, Layout.on(range(15), dp=5, tp=3), Layout.on(range(16), dp=8, tp=2)),
     Case("masters to weights", TWO, Layout.on(range(16), dp=4, tp=4), Layout.on(range(16), dp=8, tp=2), zero=True),
 ]
+
+REAL_CASES = {
+    2: [
+        (Layout.on(range(2), tp=2), Layout.on(range(2), dp=2)),
+        (Layout.on(range(2), tp=2), Layout.on(range(2), pp=2)),
+        (Layout.on(range(2), pp=2), Layout.on(range(2), dp=2)),
+        (Layout.on((0,)), Layout.on((1,))),
+    ],
+    4: [
+        (Layout.on(range(4), tp=4), Layout.on(range(4), dp=2, tp=2)),
+        (Layout.on(range(4), tp=4), Layout.on(range(4), dp=4)),
+        (Layout.on(range(4), tp=2, pp=2), Layout.on(range(4), dp=4)),
+        (Layout.on(range(4), dp=2, pp=2), Layout.on(range(4), dp=2, tp=2)),
+        (Layout.on(range(2), tp=2), Layout.on(range(2, 4), dp=2)),
+        (Layout.on((0,)), Layout.on(range(1, 4), dp=3)),
+    ],
+}
+"""Number of processes → (layout before, layout after) of moves that are carried out."""

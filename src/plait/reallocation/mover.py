@@ -2,10 +2,12 @@
 
 Round by round, as planned: a rank sends at most one message of a round and receives at most one. A message that is one
 contiguous stretch of a buffer in the dtype of the wire goes straight from there, or comes straight to it; all others
-pass through staging memory, one bucket for each direction. Receives are posted as far ahead as their staging fits.
+pass through staging memory, one bucket for each direction. Messages of later rounds are posted as far ahead as their
+staging fits: receives, and sends of what was there before the move.
 
 What cannot happen is a deadlock. Take the least round with a message that is not through: both its ends are through
-with all earlier rounds, and a rank posts its own messages of a round before it waits for any of them.
+with all earlier rounds; in a round a rank waits for messages of this one and earlier ones only, and for those of this
+one only when all that are its own are posted.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ from plait.reallocation.memory import DTYPES, Staging, gather, paired_runs, part
 from plait.reallocation.stores import StoreFile, StoreReader, StoreWriter
 
 DEADLINE_S = 30.0
-AHEAD = 8
+AHEAD = 4
 """Most messages of each direction that are on their way at once."""
 
 
@@ -185,32 +187,44 @@ class _Run:
         self.later = deque(action for action in row if action.kind is MoveKind.RECV)
         """Receives that are not."""
         self.going: deque[Message] = deque()
+        """Sends that are posted."""
+        self.unsent = deque(action for action in row if action.kind is MoveKind.SEND)
+        """Sends that are not."""
+        self.written = {piece.buffer for action in row if action.kind is not MoveKind.WRITE for piece in action.target}
         self.reader = StoreReader(files, plan.source_dtype)
         self.writer = StoreWriter(files, plan, rank, name)
         self.files: dict[MoveKind, dict[int, int]] = {MoveKind.READ: {}, MoveKind.WRITE: {}}
         self.copied = 0
 
     def begin(self, actions: Sequence[MoveAction]) -> None:
-        """Post the messages of a round, and receives of later ones."""
+        """Post the messages of a round, and what can be of later ones."""
         messages = []
         for action in actions:
             if action.kind is MoveKind.RECV and self.later and self.later[0] is action:
-                message = self._incoming(action)
+                message = self._incoming()
                 assert message is not None, f"no room for message {action.seq}, though all earlier ones are through"
                 messages.append(message)
         if self.link.in_any_order:
             # The peer may send while this rank still gathers.
             self.link.post(messages)
             messages = []
-        messages += [self._outgoing(action) for action in actions if action.kind is MoveKind.SEND]
+        for action in actions:
+            if action.kind is MoveKind.SEND and self.unsent and self.unsent[0] is action:
+                message = self._outgoing(action.round)
+                assert message is not None, f"no room for message {action.seq}, though all earlier ones are through"
+                messages.append(message)
         self.link.post(messages)
-        ahead = []
-        while self.link.in_any_order and self.later and len(self.coming) < AHEAD:
-            message = self._incoming(self.later[0])
-            if message is None:
+        if self.link.in_any_order:
+            self._go_ahead(actions[0].round)
+
+    def _go_ahead(self, round: int) -> None:
+        """Post messages of later rounds: receives while there is room, sends of what was here before the move."""
+        while self.later and len(self.coming) < AHEAD and (message := self._incoming()):
+            self.link.post([message])
+        while self.unsent and not any(piece.buffer in self.written for piece in self.unsent[0].source):
+            if (message := self._outgoing(round)) is None:
                 break
-            ahead.append(message)
-        self.link.post(ahead)
+            self.link.post([message])
 
     def do(self, action: MoveAction) -> None:
         """Do one action; a SEND was posted with its round."""
@@ -254,32 +268,34 @@ class _Run:
             self.inbox.peak_bytes + self.outbox.peak_bytes,
         )
 
-    def _incoming(self, action: MoveAction) -> Message | None:
+    def _incoming(self) -> Message | None:
         """The next receive; None where there is no room for it yet."""
+        action = self.later[0]
         tensor = self._straight(action.target)
         staged = tensor is None
         if tensor is None:
             tensor = self.inbox.take(action.num_elements)
         if tensor is None:
             return None
-        message = Message(action, tensor, staged)
         self.later.popleft()
-        self.coming.append(message)
-        return message
+        self.coming.append(Message(action, tensor, staged))
+        return self.coming[-1]
 
-    def _outgoing(self, action: MoveAction) -> Message:
-        while len(self.going) >= AHEAD:
-            self._sent()
+    def _outgoing(self, round: int) -> Message | None:
+        """The next send; None where there is no room for it before sends of this round are through."""
+        action = self.unsent[0]
         tensor = self._straight(action.source)
-        if tensor is not None:
-            message = Message(action, tensor, staged=False)
-        else:
-            while (room := self.outbox.take(action.num_elements)) is None:
-                self._sent()
-            gather(self.buffers, runs(action.source), room)
-            message = Message(action, room, staged=True)
-        self.going.append(message)
-        return message
+        staged = tensor is None
+        while len(self.going) >= AHEAD or (staged and (tensor := self.outbox.take(action.num_elements)) is None):
+            if not self.going or self.going[0].action.round >= round:
+                return None
+            self._sent()
+        assert tensor is not None, "a message without memory"
+        if staged:
+            gather(self.buffers, runs(action.source), tensor)
+        self.unsent.popleft()
+        self.going.append(Message(action, tensor, staged))
+        return self.going[-1]
 
     def _sent(self) -> None:
         message = self.going.popleft()
