@@ -9,6 +9,7 @@ import pytest
 from plait.launch.interface import Group
 from plait.layout.batches import CacheShape
 from plait.layout.mesh import Cluster, Layout
+from plait.reallocation.mover import AHEAD
 from tests.reallocation.worker import Outcome, layouts_of
 
 DEADLINE_S = 240.0
@@ -84,11 +85,14 @@ def test_moves_that_take_turns(two: Group, four: Group) -> None:
 
 
 def test_steps_and_what_they_wait_for(two: Group) -> None:
-    """One record per action of the row, in order; waits name the peer, the message and its bytes."""
-    for rank, (records, waits) in enumerate(all_ranks(two, "actions")):
+    """One record per action of the row, in order; waits name the peer, the message and its bytes. The messages of the
+    next rounds are on their way before the first is through, but not all of them."""
+    for rank, (records, waits, posted) in enumerate(all_ranks(two, "actions")):
         assert [action for action, *_ in records] == [f"actor/{number}" for number in range(len(records))]
         received = [(peer, size) for _, kind, peer, size in records if kind == "RECV"]
         assert received
         assert all(peer == 1 - rank and size > 0 for peer, size in received)
         for peer, size in received:
             assert any(re.fullmatch(rf"rank {peer} \(actor: RECV \d+, {size} bytes\)", wait) for wait in waits)
+        messages = sum(peer >= 0 for *_, peer, _ in records)
+        assert posted[0] == 2 * AHEAD < messages == posted[-1]

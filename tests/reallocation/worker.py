@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,6 +25,7 @@ from plait.layout.move import plan_move
 from plait.layout.move_plan import MoveKind, MovePlan
 from plait.layout.nesting import nested
 from plait.layout.shards import check
+from plait.reallocation.communicator import Communicator, Message
 from plait.reallocation.memory import DTYPES, allocate, part
 from plait.reallocation.mover import MoveReport, execute, moving
 from plait.reallocation.saving import loading, saving
@@ -191,7 +193,8 @@ class Worker:
         return {"weights": weights(SMALL, layout, dtype), "masters": zero_shards(SMALL, layout, "float32")}
 
     def several_at_once(self) -> list[int]:
-        """Wrong holdings of moves over one group that take turns, round by round."""
+        """Wrong holdings of moves over one group that take turns, round by round, begun by each rank in an order of
+        its own."""
         cluster = Cluster(1, self.size)
         one, other = Layout.on(range(self.size), tp=self.size), Layout.on(range(self.size), dp=self.size)
         runs, first_tag = [], 0
@@ -199,40 +202,53 @@ class Worker:
             source, target = weights(SMALL, before, "float32", "before"), weights(SMALL, after, "float32", "after")
             plan = plan_move(source, target, cluster, chunk_bytes=128)
             buffers = allocate(source, self.rank) | allocate(target, self.rank)
-            values = values_of(source, "float32")
+            values = [each * (number + 1) for each in values_of(source, "float32")]
             for held in source.ranks[self.rank]:
                 held_part(buffers, held).copy_(cut(values[held.param], held))
             steps = moving(plan, self.rank, buffers, deadline_s=20.0, first_tag=first_tag, name=f"move{number}")
             first_tag += plan.num_messages
             runs.append((plan, steps, buffers, target, values))
+        # The first action of each is a copy, which waits for nobody; messages are posted with it.
+        for _, steps, *_ in runs if self.rank % 2 else runs[::-1]:
+            assert next(steps).kind is MoveKind.COPY
         for number in range(max(plan.num_rounds for plan, *_ in runs)):
             for plan, steps, *_ in runs:
-                for action in plan.rows[self.rank]:
+                for action in plan.rows[self.rank][1:]:
                     if action.round == number:
                         assert next(steps).kind is action.kind
         assert all(next(steps, None) is None for _, steps, *_ in runs)
         return [self.count_wrong(buffers, target, values) for *_, buffers, target, values in runs]
 
-    def actions(self) -> tuple[list[tuple[str, str, int, int]], list[str]]:
-        """Records of a move by steps, and what was waited for."""
+    def actions(self) -> tuple[list[tuple[str, str, int, int]], list[str], list[int]]:
+        """Records of a move by steps, what was waited for, and how many messages were posted before each record."""
         waits: list[str] = []
+        posted: list[Message] = []
 
-        def waiting_for(what: str):
+        def waiting_for(what: str) -> AbstractContextManager[None]:
             waits.append(what)
             return self.context.waiting_for(what)
 
         layout = Layout.on(range(self.size), tp=self.size)
         source = weights(SMALL, layout, "float32", "before")
         target = weights(SMALL, Layout.on(range(self.size), dp=self.size), "float32", "after")
-        plan = plan_move(source, target, Cluster(1, self.size))
+        plan = plan_move(source, target, Cluster(1, self.size), chunk_bytes=512)
         buffers = allocate(source, self.rank) | allocate(target, self.rank)
-        records = [
-            (record.action, record.kind.value, record.peer, record.num_bytes)
-            for record in moving(plan, self.rank, buffers, name="actor", waiting_for=waiting_for)
-        ]
-        row = [action.kind.value for action in plan.rows[self.rank]]
-        assert row == [kind for _, kind, _, _ in records]
-        return records, waits
+        steps = moving(plan, self.rank, buffers, name="actor", waiting_for=waiting_for)
+        post, records, counts = Communicator.post, [], []
+
+        def counted(link: Communicator, messages: Sequence[Message]) -> None:
+            posted.extend(messages)
+            post(link, messages)
+
+        Communicator.post = counted
+        try:
+            for record in steps:
+                records.append((record.action, record.kind.value, record.peer, record.num_bytes))
+                counts.append(len(posted))
+        finally:
+            Communicator.post = post
+        assert [action.kind.value for action in plan.rows[self.rank]] == [kind for _, kind, _, _ in records]
+        return records, waits, counts
 
     def lost_peer(self, victim: int, after: int, signal_number: int, deadline_s: float) -> str:
         """One rank sends itself a signal after so many messages; the others return their errors."""
