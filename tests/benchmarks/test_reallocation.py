@@ -83,3 +83,11 @@ def test_it_runs() -> None:
     rows = done.stdout.splitlines()
     assert "135M tied: 0.13 G parameters, 272 tensors" in rows
     assert len([row for row in rows if "(" in row]) == 9
+
+
+def test_real_moves_run() -> None:
+    """Every way checks what it moved, element by element."""
+    script = str(BENCHMARKS / "reallocation.py")
+    command = [sys.executable, script, "--processes", "2", "--models", "tiny", "--repeats", "1"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    assert len([row for row in done.stdout.splitlines() if row.count("|") == 3]) == 4
