@@ -94,7 +94,7 @@ def uniform(keys: Tensor, token_ids: Tensor | int) -> Tensor:
     """`uniform_of`, elementwise and broadcast; float64."""
     ids = torch.as_tensor(token_ids, dtype=torch.int64, device=keys.device)
     bits = _mix(keys + _mix(ids + signed(_GOLDEN)))
-    return (_shift(bits, 64 - _UNIFORM_BITS).double() + 0.5) * 2.0**-_UNIFORM_BITS
+    return _shift(bits, 64 - _UNIFORM_BITS).double().add_(0.5).mul_(2.0**-_UNIFORM_BITS)
 
 
 def gumbel(keys: Tensor, token_ids: Tensor | int) -> Tensor:
@@ -104,10 +104,10 @@ def gumbel(keys: Tensor, token_ids: Tensor | int) -> Tensor:
 
 def _shift(bits: Tensor, count: int) -> Tensor:
     """Logical shift right: torch's `>>` on int64 copies the sign."""
-    return (bits >> count) & (2 ** (64 - count) - 1)
+    return (bits >> count).bitwise_and_(2 ** (64 - count) - 1)
 
 
 def _mix(bits: Tensor) -> Tensor:
-    bits = (bits ^ _shift(bits, 30)) * signed(_MIX_1)
-    bits = (bits ^ _shift(bits, 27)) * signed(_MIX_2)
-    return bits ^ _shift(bits, 31)
+    bits = _shift(bits, 30).bitwise_xor_(bits).mul_(signed(_MIX_1))
+    bits = _shift(bits, 27).bitwise_xor_(bits).mul_(signed(_MIX_2))
+    return _shift(bits, 31).bitwise_xor_(bits)

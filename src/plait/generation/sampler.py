@@ -174,25 +174,32 @@ def _draw(
     top_logits_BW: Tensor, top_ids_BW: Tensor, kept_BW: Tensor, weights_BV: Tensor, draw_keys_B: Tensor
 ) -> Tensor:
     """Argmax of log weight + Gumbel over the kept candidates and the tail, whose weights overwrite `weights_BV`."""
-    keys_B1 = draw_keys_B[:, None]
-    scores_BW = top_logits_BW.double() + noise.gumbel(keys_B1, top_ids_BW)
-    scores_BW = scores_BW.masked_fill_(~kept_BW, -torch.inf)
+    ids_BX = torch.cat([top_ids_BW, _tail_ids(top_ids_BW)], dim=1)
+    uniform_BX = noise.uniform(draw_keys_B[:, None], ids_BX)  # of the candidates, the tail, the pick within the tail
+    gumbel_BY = uniform_BX[:, :-1].log().neg_().log_().neg_()
+    scores_BW = (top_logits_BW + gumbel_BY[:, :-1]).masked_fill_(~kept_BW, -torch.inf)
     # Zeroing the candidates' weights and summing the rest keeps the digits that 1 - mass(candidates) would lose.
     tail_BV = weights_BV.scatter_(1, top_ids_BW, weights_BV.gather(1, top_ids_BW).masked_fill_(kept_BW, 0.0))
-    tail_score_B1 = tail_BV.sum(-1, dtype=torch.float64, keepdim=True).log_() + noise.gumbel(keys_B1, noise.TAIL_GUMBEL)
+    tail_score_B1 = tail_BV.sum(-1, dtype=torch.float64, keepdim=True).log_().add_(gumbel_BY[:, -1:])
     winner_B = torch.cat([scores_BW, tail_score_B1], dim=1).argmax(-1)
     in_tail_B = winner_B == top_ids_BW.shape[1]
     token_ids_B = top_ids_BW.gather(1, winner_B.clamp(max=top_ids_BW.shape[1] - 1)[:, None])[:, 0]
-    if bool(in_tail_B.any()):
-        cumulative_RV = tail_BV[in_tail_B].cumsum(-1, dtype=torch.float64)
+    rows_R = in_tail_B.nonzero()[:, 0]
+    if rows_R.numel():
+        cumulative_RV = tail_BV[rows_R].cumsum(-1, dtype=torch.float64)
         total_R = cumulative_RV[:, -1]
-        point_R = noise.uniform(draw_keys_B[in_tail_B], noise.TAIL_UNIFORM) * total_R
+        point_R = uniform_BX[rows_R, -1] * total_R
         # A product that rounds up to the total would fall behind the last token that has weight.
         point_R = torch.minimum(point_R, torch.nextafter(total_R, torch.zeros_like(total_R)))
-        token_ids_B[in_tail_B] = torch.searchsorted(cumulative_RV, point_R[:, None], right=True)[:, 0].clamp_(
+        token_ids_B[rows_R] = torch.searchsorted(cumulative_RV, point_R[:, None], right=True)[:, 0].clamp_(
             max=tail_BV.shape[1] - 1  # of use for NaN only
         )
     return token_ids_B
+
+
+def _tail_ids(like_BW: Tensor) -> Tensor:
+    """[B, 2]"""
+    return like_BW.new_tensor([noise.TAIL_GUMBEL, noise.TAIL_UNIFORM]).expand(len(like_BW), -1)
 
 
 def _with_logprobs(logits_BV: Tensor, token_ids_B: Tensor, log_total_B: Tensor) -> tuple[Tensor, Tensor]:
