@@ -11,6 +11,8 @@ import torch
 from safetensors.torch import load_file
 
 from plait.cli import main
+from plait.models.saving import save_pretrained
+from plait.models.scalar_model import load_scalar
 from plait.runtime.recipe import Recipe
 from tests.models.tiny import tiny_tokenizer
 
@@ -111,6 +113,13 @@ def test_prompts_are_checked_before_the_model_is_loaded(
     assert message in error
     assert "data." not in error, "a key of a recipe, of which there is none"
     assert error.count("\n") == 1
+
+
+def test_a_reward_model_does_not_speak(ask, tiny_folder: Path, tmp_path: Path) -> None:
+    save_pretrained(load_scalar(str(tiny_folder), dtype="float32"), tmp_path / "rm")
+    code, error = ask(model=str(tmp_path / "rm"))
+    assert code == 2
+    assert "is a reward model (LlamaForSequenceClassification), but the role `actor` begins as" in error
 
 
 def test_missing_prompts_and_system_message(ask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

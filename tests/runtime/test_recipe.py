@@ -8,6 +8,7 @@ import pytest
 from pydantic import BaseModel
 
 from plait.algorithms.grpo import GRPOOptions
+from plait.algorithms.ppo import PPOOptions
 from plait.errors import ConfigError
 from plait.runtime.recipe import Recipe
 from plait.runtime.recipe_file import load_recipe, parse_overrides, validate_options
@@ -110,6 +111,7 @@ def test_stop_token_ids_reach_the_request() -> None:
         ([("steps", "many")], "key `steps`: input should be a valid integer.*found 'many'"),
         ([("steps", 0)], "key `steps`: input should be greater than or equal to 1, found 0"),
         ([("sampling", 3)], "`sampling` is a section of keys, found 3"),
+        ([("reward.functions", ["a", "b"]), ("reward.weights", [1])], "key `reward`: `weights` has 1 .* 2 functions$"),
     ],
 )
 def test_wrong_keys_are_named(overrides: list[tuple[str, object]], message: str) -> None:
@@ -118,8 +120,10 @@ def test_wrong_keys_are_named(overrides: list[tuple[str, object]], message: str)
 
 
 def test_missing_key_and_missing_file() -> None:
-    with pytest.raises(ConfigError, match="key `model` is missing"):
+    with pytest.raises(ConfigError, match=r"key `model` is missing; set it in the recipe or with --model$"):
         load_recipe(None, [("data.source", "d")])
+    with pytest.raises(ConfigError, match=r"key `data` is missing; set it in the recipe or with --data\.source$"):
+        load_recipe(None, [("model", "m")])
     with pytest.raises(ConfigError, match=r"recipe `nowhere\.yaml` does not exist"):
         load_recipe(Path("nowhere.yaml"))
 
@@ -181,6 +185,11 @@ def test_algorithm_options_are_checked_against_their_class() -> None:
 
     with pytest.raises(ConfigError, match=r"options\.depth` is missing"):
         validate_options(Own, {})
+
+
+def test_options_that_exclude_each_other_are_named_alone() -> None:
+    with pytest.raises(ConfigError, match=r"^key `options`: kl_in: loss with .* or `options.kl_in` to reward$"):
+        validate_options(PPOOptions, {"kl_in": "loss", "kl_estimator": "k1"})
 
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)

@@ -22,8 +22,10 @@ from plait.generation.settings import Sampling, SamplingSettings
 from plait.models.language_model import load_model
 from plait.observe.progress import Progress
 from plait.policy.batching import StepKind
+from plait.runtime.checks import check_models
 from plait.runtime.estimate import model_shape
 from plait.runtime.prepare import load_tokenizer
+from plait.runtime.role_models import RoleModel
 
 
 @dataclass(frozen=True)
@@ -99,6 +101,7 @@ def generate(
                 f"--lengths: {len(lengths)} lists of lengths for {len(rows)} prompts of `{prompts}`; give one for each"
             )
         shape = model_shape(model)
+        check_models((RoleModel("actor", model, scalar=False, trained=False, key="model"),), {})
         if beyond := [token for token in sampling.stop_token_ids or () if token >= shape.vocabulary]:
             raise ConfigError(f"--stop-token-ids: the model has {shape.vocabulary} tokens, found {beyond[0]}")
         source = Source(str(prompts), tuple(rows))

@@ -263,15 +263,25 @@ def nearest(name: str, names: Sequence[str]) -> str:
     return f"; did you mean `{close[0]}`?" if close else ""
 
 
-def _explain(error: ValidationError) -> str:
+def _explain(error: ValidationError, *section: str) -> str:
     lines = []
     for detail in error.errors():
-        key = ".".join(str(part) for part in detail["loc"])
+        key = ".".join((*section, *map(str, detail["loc"])))
         if detail["type"] == "missing":
-            lines.append(f"key `{key}` is missing; set it in the recipe or with --{key}")
+            lines.append(f"key `{key}` is missing; set it in the recipe or with --{_required_in(key)}")
+        elif isinstance(cause := detail.get("ctx", {}).get("error"), ValueError) and isinstance(detail["input"], dict):
+            lines.append(f"key `{key}`: {cause}")  # of several keys together, which it names
         else:
             lines.append(f"key `{key}`: {detail['msg'][:1].lower()}{detail['msg'][1:]}, found {detail['input']!r}")
     return "; ".join(lines)
+
+
+def _required_in(key: str) -> str:
+    """The key itself, or of a section the first key in it that has to be given."""
+    info = Recipe.model_fields.get(key)
+    section = None if info is None else _section(info.annotation)
+    names = [] if section is None else [name for name, one in section.model_fields.items() if one.is_required()]
+    return f"{key}.{names[0]}" if names else key
 
 
 def validate_options(cls: type[Any], options: Mapping[str, Any]) -> Any:
@@ -289,4 +299,4 @@ def validate_options(cls: type[Any], options: Mapping[str, Any]) -> Any:
     try:
         return TypeAdapter(cls).validate_python(dict(options))
     except ValidationError as error:
-        raise ConfigError(_explain(error).replace("key `", "key `options.")) from None
+        raise ConfigError(_explain(error, "options")) from None
