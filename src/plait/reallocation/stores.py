@@ -164,7 +164,7 @@ class _Writing:
 
     def write(self, values: Tensor, target: Slice) -> None:
         flat = values.to("cpu", self._dtype).contiguous().view(-1)
-        data, size = memoryview(flat.view(torch.uint8).numpy()), self._dtype.itemsize
+        data, size = flat.view(torch.uint8).numpy().data, self._dtype.itemsize
         start = 0
         for low, high in target.ranges():
             stop = start + high - low
