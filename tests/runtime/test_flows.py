@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import math
 import os
@@ -16,8 +15,6 @@ import torch
 from peft import PeftModel
 from transformers import AutoModelForCausalLM
 
-from plait.data.packed import pack
-from plait.data.records import FinishReason, Prompt, Sample
 from plait.errors import RunError, UserError
 from plait.models.saving import save_pretrained
 from plait.models.scalar_model import load_scalar
@@ -27,8 +24,6 @@ from plait.runtime.estimate import memory_table
 from plait.runtime.prepare import prepare
 from plait.runtime.recipe import Recipe
 from plait.runtime.roles import build_models
-from plait.runtime.scorer import translator_for
-from tests.models.tiny import tiny_tokenizer
 from tests.runtime.test_resume import in_child, result_of, wait_for
 
 MakeRecipe = Callable[..., Recipe]
@@ -160,96 +155,6 @@ def kill_in_step(recipe: Recipe, step: int) -> None:
         run(recipe)
 
     assert wait_for(in_child(until_then), 120) == -signal.SIGKILL
-
-
-def test_a_reward_model_fills_the_reward(make_recipe: MakeRecipe, data: dict[str, str], tmp_path: Path) -> None:
-    """Trained here, then the reward of PPO, beside a function; the critic begins as it."""
-    trained = recipe_of("reward_model", make_recipe, data, steps=6, run_dir=str(tmp_path / "rm"))
-    run(trained)
-    folder = str(trained.run_dir / "final")
-    keys = {"reward.model": folder, "reward.model_weight": 0.5, "evaluation.items": 2, "reward.weights": [2.0]}
-    recipe = recipe_of("ppo", make_recipe, data, steps=2, **keys)
-    outcome = run(recipe)
-    row = metrics_of(recipe)[0]
-    assert row["reward"] == pytest.approx(0.5 * row["rewards/model/mean"] + 2 * row["rewards/count_sevens/mean"])
-    assert row["rewards/model/mean"] != 0
-    assert outcome.after is not None
-    assert math.isfinite(outcome.after.metrics()["eval/reward"])
-    scorer = load_scalar(folder, dtype="float32", device="cpu", seed=0)
-    for sample in read_rows(recipe.run_dir / "samples" / "step-000001.jsonl")[:4]:
-        batch = pack([(sample["prompt_ids"], [sample["token_ids"]])])
-        score = float(scorer.values_and_scores(batch)[1][0])
-        assert sample["reward_score"] == pytest.approx(0.5 * score + 2 * sample["response"].count("7"), abs=1e-4)
-
-
-def test_a_reward_model_reads_its_own_tokens(tiny_folder: Path) -> None:
-    actor, other = tiny_tokenizer(), tiny_tokenizer()
-    assert translator_for(actor, other) is None, "one vocabulary, one template"
-    other.chat_template = "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}{% endfor %}"
-    translator = translator_for(actor, other)
-    assert translator is not None
-    prompt = Prompt(0, "rendered", (1, 2), {"prompt": "what is 7?"})
-    sample = Sample(prompt, 0, (5, 6), (-1.0, -1.0), "it is 7", FinishReason.STOP)
-    (read,) = translator.translate_all([sample])
-    assert other.decode(read.prompt.token_ids + read.token_ids) == "<user>what is 7?<assistant>it is 7"
-    other.chat_template = None
-    (raw,) = translator.translate_all([sample])
-    ids = raw.prompt.token_ids + raw.token_ids
-    assert ids[-1] == other.eos_token_id
-    assert other.decode(ids, skip_special_tokens=True) == "renderedit is 7"
-    (truncated,) = translator.translate_all([dataclasses.replace(sample, finish_reason=FinishReason.LENGTH)])
-    assert truncated.token_ids[-1] != other.eos_token_id, "the end was not said"
-
-
-@pytest.mark.parametrize("texts", [("it is 7", "it is 8", "it is 7"), ("7", "it is not", "")])
-def test_translated_samples_of_a_prompt_share_what_they_begin_with(texts: tuple[str, ...]) -> None:
-    """One prompt for all, of which nothing is another sample's: else its scores would be too."""
-    other = tiny_tokenizer()
-    other.chat_template = None
-    translator = translator_for(tiny_tokenizer(), other)
-    assert translator is not None
-    prompt = Prompt(0, "what is 7?", (1, 2), {"prompt": "what is 7?"})
-    samples = [Sample(prompt, i, (5, 6), (-1.0, -1.0), text, FinishReason.LENGTH) for i, text in enumerate(texts)]
-    read = translator.translate_all(samples)
-    assert len({one.prompt.token_ids for one in read}) == 1
-    assert len(read[0].prompt.token_ids) >= 3
-    for one, text in zip(read, texts, strict=True):
-        assert one.token_ids
-        assert other.decode(one.prompt.token_ids + one.token_ids) == "what is 7?" + text
-
-
-def test_a_reward_model_with_its_own_tokens_scores_groups(
-    make_recipe: MakeRecipe, tiny_folder: Path, tmp_path: Path
-) -> None:
-    """Each sample's score is that of its own text alone, whatever its group says."""
-    model = load_scalar(str(tiny_folder), dtype="float32")
-    model.tokenizer.chat_template = None
-    save_pretrained(model, tmp_path / "reward_model")
-    recipe = make_recipe(steps=1, **{"reward.functions": [], "reward.model": str(tmp_path / "reward_model")})
-    run(recipe)
-    for sample in read_rows(recipe.run_dir / "samples" / "step-000001.jsonl"):
-        ids = model.tokenizer(sample["prompt"] + sample["response"])["input_ids"]
-        ids += [2] * (sample["finish_reason"] == "stop")
-        score = float(model.values_and_scores(pack([(ids[:-1], [ids[-1:]])]))[1][0])
-        assert sample["reward_score"] == pytest.approx(score, abs=1e-4)
-
-
-@pytest.mark.parametrize(
-    ("keys", "message"),
-    [
-        ({}, r"`reward.model` gives sample 0.0 the score nan \(12 of 12 scores are not finite\)"),
-        ({"reward.on_error": "drop"}, r"no sample of 12 has a score from `reward`; look at key `reward.model`"),
-    ],
-)
-def test_a_reward_model_that_gives_nan_is_named(
-    make_recipe: MakeRecipe, tiny_folder: Path, tmp_path: Path, keys: dict[str, Any], message: str
-) -> None:
-    model = load_scalar(str(tiny_folder), dtype="float32")
-    model.module.score.weight.data.fill_(math.nan)
-    save_pretrained(model, tmp_path / "reward_model")
-    given = {"reward.functions": [], "reward.model": str(tmp_path / "reward_model")}
-    with pytest.raises(RunError, match=message):
-        run(make_recipe(**(given | keys)))
 
 
 @pytest.mark.parametrize("flow", ["ppo", "sft"])

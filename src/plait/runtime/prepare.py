@@ -125,6 +125,7 @@ def prepare(
     shapes = _shapes(models, recipe)
     check_models(models, to_come or {})
     tokenizer = load_tokenizer(recipe.model)
+    _check_tokens(models, tokenizer, recipe)
     given_names = tuple(node.call for node in dataflow.of_kind(CallKind.READ))
     if not generates and len(given_names) > 1:
         raise ConfigError(f"the flow `{dataflow.name}` reads {' and '.join(given_names)}; one of them is its data")
@@ -168,6 +169,27 @@ def _shapes(models: tuple[RoleModel, ...], recipe: Recipe) -> dict[str, ModelSha
     return shapes
 
 
+def _check_tokens(models: tuple[RoleModel, ...], tokenizer: Any, recipe: Recipe) -> None:
+    """Raises ConfigError where a role reads the run's token ids, but begins as a model for which they mean other texts.
+
+    A frozen reward model has its own tokens: samples are rendered for it.
+    """
+    ids = tokenizer.get_vocab()
+    for one in models:
+        if one.name == recipe.model or (one.role in REWARD_ROLES and not one.trained):
+            continue
+        others = load_tokenizer(one.name, one.key).get_vocab()
+        unlike = [token for token, place in ids.items() if others.get(token) != place]
+        if unlike:
+            remedy = f"give another `{one.key}`"
+            if one.role not in REWARD_ROLES and one.key != f"{one.role}.model":
+                remedy = f"set `{one.role}.model`, such as to `{recipe.model}` (it gets a new head)"
+            raise ConfigError(
+                f"the {one.role} begins as `{one.name}` (key `{one.key}`) and reads the tokens of `{recipe.model}`, "
+                f"but {len(unlike)} of these, such as {unlike[0]!r}, have another id there or none; {remedy}"
+            )
+
+
 def _functions(role: str, flow: Dataflow, recipe: Recipe) -> tuple[RewardFunction, ...]:
     """The functions that fill a reward role; none where the flow does not score by it, or a model alone does."""
     settings = recipe.reward if role == "reward" else recipe.cost
@@ -208,8 +230,11 @@ def _settings_of(name: str, generates: bool, recipe: Recipe) -> DataSettings:
     return recipe.pretraining
 
 
-def load_tokenizer(model: str) -> Any:
+def load_tokenizer(model: str, key: str = "model") -> Any:
     """The tokenizer of a model name, without its weights.
+
+    Args:
+        key: of the recipe, for messages.
 
     Raises:
         ModelError: the model cannot be found, or its folder has no tokenizer.
@@ -220,7 +245,7 @@ def load_tokenizer(model: str) -> Any:
     try:
         return AutoTokenizer.from_pretrained(folder)
     except (OSError, ValueError, KeyError) as error:
-        raise ModelError(f"key `model`: `{model}` has no tokenizer that can be read: {error}") from error
+        raise ModelError(f"key `{key}`: `{model}` has no tokenizer that can be read: {error}") from error
 
 
 def recipe_text(recipe: Recipe) -> str:
