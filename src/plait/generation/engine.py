@@ -216,8 +216,9 @@ class Engine:
         """Compute prompts packed in one row; keep their keys, values and last logits. Returns the number of tokens."""
         batch = pack([(waiting.request.prompt.token_ids, ()) for waiting in prompts], device=self.model.device)
         computed = PrefillKV()
-        hidden_TH = self.model.hidden(batch.token_ids_T, batch.position_ids_T, PackedContext(batch, computed))
         last_N = torch.tensor([group.prompt.stop - 1 for group in batch.groups], device=self.model.device)
+        context = PackedContext(batch, computed)
+        hidden_TH = self.model.hidden(batch.token_ids_T, batch.position_ids_T, context, read=last_N)
         logits_NV = self.model.logits(hidden_TH[last_N])
         for waiting, group, logits_V in zip(prompts, batch.groups, logits_NV, strict=True):
             waiting.kv = computed.prompt(group.prompt)

@@ -3,6 +3,8 @@
 Models that share a backbone (an actor's adapter, a critic's adapter, the reference under both) differ in the adapter
 that they switch on before their forward; the weights under it exist once.
 
+Above the last attention every token goes its own way, so the last layer's MLP need compute only the rows that are read.
+
 Shapes: T tokens of a packed row, H hidden size.
 """
 
@@ -13,10 +15,14 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
+import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint as recompute
 
 from plait.models.attention import AttentionContext
+
+READ_SHARE = 0.9
+"""Of the rows; where more are read, to leave the others out gains nothing."""
 
 
 class Backbone:
@@ -31,6 +37,7 @@ class Backbone:
         self._adapted: tuple[tuple[dict[str, Any], frozenset[str]], ...] = ()
         """Of each layer that carries adapters: its attributes, the names of its adapters."""
         self._active: str | None = None
+        self._last_mlp = _last_mlp(module)
 
     def hidden(
         self,
@@ -40,6 +47,7 @@ class Backbone:
         *,
         adapter: str | None = None,
         checkpoint: bool = False,
+        read: Tensor | None = None,
     ) -> Tensor:
         """Hidden states [T, H] after the final norm, in the compute dtype.
 
@@ -47,9 +55,10 @@ class Backbone:
             context: says who attends to whom.
             adapter: the one that is added to the weights; None: the weights alone.
             checkpoint: keep one activation per decoder layer and compute the layer again in the backward.
+            read: places whose hidden states are asked for, in any order; the others may hold anything. None: all.
         """
         self.activate(adapter)
-        with self._checkpointed(adapter) if checkpoint else contextlib.nullcontext():
+        with self._checkpointed(adapter) if checkpoint else self._reading(read, len(token_ids_T)):
             out = self.module(
                 input_ids=token_ids_T[None], position_ids=position_ids_T[None], use_cache=False, context=context
             )
@@ -69,6 +78,21 @@ class Backbone:
         self._adapted = tuple((vars(layer), frozenset(layer.lora_A)) for layer in layers)
         self._active = ""
         self.activate(None)
+
+    @contextlib.contextmanager
+    def _reading(self, read: Tensor | None, num_tokens: int) -> Iterator[None]:
+        """Within it the last MLP computes these rows alone. (Not with activation checkpoints: those compute the layer
+        again when this is over.)"""
+        rows = None if read is None or self._last_mlp is None else torch.unique(read)
+        if rows is None or len(rows) > READ_SHARE * num_tokens:
+            yield
+            return
+        mlp = self._last_mlp
+        mlp.forward = partial(_on_rows, mlp.forward, rows)
+        try:
+            yield
+        finally:
+            del mlp.forward
 
     @contextlib.contextmanager
     def _checkpointed(self, adapter: str | None) -> Iterator[None]:
@@ -112,3 +136,31 @@ def _decoder_layers(module: nn.Module) -> list[nn.Module]:
     layers: list[nn.Module] = [layer for layer in module.modules() if isinstance(layer, GradientCheckpointingLayer)]
     assert layers, f"{type(module).__name__} marks no decoder layers"
     return layers
+
+
+def _on_rows(forward: Callable[[Tensor], Tensor], rows: Tensor, x: Tensor) -> Tensor:
+    """`forward` of these rows of [1, T, H], zeros elsewhere."""
+    out = forward(x[:, rows])
+    return out.new_zeros(x.shape).index_copy(1, rows, out)
+
+
+@torch.no_grad()
+def _last_mlp(module: Any) -> Any:
+    """The last layer's MLP where it is shown to compute each row for itself; None in float64, which stays exact."""
+    layers = [layer for layer in module.modules() if hasattr(layer, "self_attn") and hasattr(layer, "mlp")]
+    if not layers:
+        return None
+    mlp, norm = layers[-1].mlp, getattr(layers[-1], "post_attention_layernorm", None)
+    weight = next(mlp.parameters(), None)
+    if weight is None or norm is None or weight.dtype == torch.float64 or weight.device.type == "meta":
+        return None
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(1, 6, module.config.get_text_config().hidden_size, generator=generator)
+    x = x.to(weight.device, weight.dtype)
+    rows = torch.tensor([1, 2, 4], device=weight.device)
+    try:
+        whole, part = mlp(x), _on_rows(mlp, rows, x)
+    except (AttributeError, TypeError, ValueError, RuntimeError, IndexError):
+        return None
+    near = part.shape == whole.shape and torch.allclose(part[:, rows], whole[:, rows], rtol=0.02, atol=1e-3)
+    return mlp if near else None

@@ -78,15 +78,24 @@ class LanguageModel:
         return self.module.get_parameter(name) if self.own is None else self.own.parameters[name]
 
     def hidden(
-        self, token_ids_T: Tensor, position_ids_T: Tensor, context: AttentionContext, *, checkpoint: bool = False
+        self,
+        token_ids_T: Tensor,
+        position_ids_T: Tensor,
+        context: AttentionContext,
+        *,
+        checkpoint: bool = False,
+        read: Tensor | None = None,
     ) -> Tensor:
         """Hidden states [T, H] after the final norm, in the compute dtype; `context` says who attends to whom.
 
         Args:
             checkpoint: keep one activation per decoder layer and compute the layer again in the backward.
+            read: places whose hidden states are asked for; the others may hold anything. None: all.
         """
         adapter = None if self.own is None else self.own.adapter
-        return self.backbone.hidden(token_ids_T, position_ids_T, context, adapter=adapter, checkpoint=checkpoint)
+        return self.backbone.hidden(
+            token_ids_T, position_ids_T, context, adapter=adapter, checkpoint=checkpoint, read=read
+        )
 
     def logits(self, hidden_NH: Tensor) -> Tensor:
         """Logits [N, V] in the compute dtype, the family's final softcap and scale included."""
@@ -110,7 +119,8 @@ class LanguageModel:
         Returns:
             (log-probs [R], entropies [R]) in float32, float64 for a float64 model; once differentiable.
         """
-        hidden_TH = self.hidden(batch.token_ids_T, batch.position_ids_T, PackedContext(batch), checkpoint=checkpoint)
+        context, read_R = PackedContext(batch), batch.predict_R
+        hidden_TH = self.hidden(batch.token_ids_T, batch.position_ids_T, context, checkpoint=checkpoint, read=read_R)
         return chunked_logprobs(self.head, hidden_TH[batch.predict_R], batch.targets_R, temperature, chunk_rows)
 
     def load_flat(self, weights: Tensor) -> None:

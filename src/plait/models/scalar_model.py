@@ -108,17 +108,26 @@ class ScalarModel:
         return self.module.get_parameter(name) if self.own is None else self.own.parameters[name]
 
     def hidden(
-        self, token_ids_T: Tensor, position_ids_T: Tensor, context: AttentionContext, *, checkpoint: bool = False
+        self,
+        token_ids_T: Tensor,
+        position_ids_T: Tensor,
+        context: AttentionContext,
+        *,
+        checkpoint: bool = False,
+        read: Tensor | None = None,
     ) -> Tensor:
         """Hidden states [T, H] after the final norm, in the compute dtype; `context` says who attends to whom.
 
         Args:
             checkpoint: keep one activation per decoder layer and compute the layer again in the backward.
+            read: places whose hidden states are asked for; the others may hold anything. None: all.
         """
         adapter = None if self.own is None else self.own.adapter
         # A head alone is trained on weights that are another's to train.
         with torch.set_grad_enabled(torch.is_grad_enabled() and (self.own is None or adapter is not None)):
-            return self.backbone.hidden(token_ids_T, position_ids_T, context, adapter=adapter, checkpoint=checkpoint)
+            return self.backbone.hidden(
+                token_ids_T, position_ids_T, context, adapter=adapter, checkpoint=checkpoint, read=read
+            )
 
     def values_and_scores(self, batch: PackedBatch, *, checkpoint: bool = False) -> tuple[Tensor, Tensor]:
         """The head's outputs at the places that predict the response tokens, and at the last token of each sample.
@@ -132,10 +141,12 @@ class ScalarModel:
             state before response token t; scores are read at the last response token (of an empty response: the last
             prompt token), in row order.
         """
-        hidden_TH = self.hidden(batch.token_ids_T, batch.position_ids_T, PackedContext(batch), checkpoint=checkpoint)
+        context, last_N = PackedContext(batch), self._last_N(batch)
+        read = torch.cat([batch.predict_R, last_N])
+        hidden_TH = self.hidden(batch.token_ids_T, batch.position_ids_T, context, checkpoint=checkpoint, read=read)
         wide = torch.promote_types(hidden_TH.dtype, torch.float32)
-        outputs_T = F.linear(hidden_TH.to(wide), self.module.score.weight.to(wide))[:, 0]
-        return outputs_T[batch.predict_R], outputs_T[self._last_N(batch)]
+        outputs = F.linear(hidden_TH[read].to(wide), self.module.score.weight.to(wide))[:, 0]
+        return outputs[: len(batch.predict_R)], outputs[len(batch.predict_R) :]
 
     def copied(self) -> ScalarModel:
         """See `backbone.copy_of`."""

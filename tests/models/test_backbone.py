@@ -1,0 +1,82 @@
+"""The last layer's MLP computes the rows that are read, and no result changes by it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from plait.data.packed import PackedBatch, pack
+from plait.models import backbone
+from plait.models.language_model import LanguageModel
+from plait.models.scalar_model import scalar_of
+from tests.models.tiny import tiny_model
+
+FAMILIES = ("llama", "qwen3", "gemma2", "gemma3_text", "mixtral", "qwen3_moe")
+
+
+def a_batch() -> PackedBatch:
+    ids = iter(range(5, 300))
+    groups = [(17, (4, 0, 6)), (9, (5,)), (12, ())]
+    return pack([([next(ids) for _ in range(p)], [[next(ids) for _ in range(r)] for r in rs]) for p, rs in groups])
+
+
+def seen_rows(model: LanguageModel) -> list[int]:
+    """Rows that the last MLP gets, call by call from now on."""
+    seen: list[int] = []
+    first = next(module for module in model.backbone._last_mlp.modules() if isinstance(module, torch.nn.Linear))
+    first.register_forward_pre_hook(lambda layer, args: seen.append(args[0].shape[-2]))
+    return seen
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_log_probs_and_gradients_are_those_of_all_rows(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tiny_model(family, dtype=torch.float32)
+    assert model.backbone._last_mlp is not None
+    batch = a_batch()
+    model.module.requires_grad_(True)
+
+    def run() -> list[torch.Tensor]:
+        model.module.zero_grad()
+        logprobs, entropies = model.logprobs(batch, 1.0)
+        (logprobs * torch.linspace(-1, 1, len(logprobs)) + entropies).sum().backward()
+        grads = [param.grad for param in model.module.parameters() if param.grad is not None]
+        return [logprobs.detach(), entropies.detach(), *grads]
+
+    part = run()
+    monkeypatch.setattr(backbone, "READ_SHARE", 0.0)
+    for ours, all_rows in zip(part, run(), strict=True):
+        torch.testing.assert_close(ours, all_rows, rtol=1e-4, atol=1e-5)
+
+
+def test_only_rows_that_are_read_reach_the_last_mlp() -> None:
+    model = tiny_model("llama", dtype=torch.float32)
+    batch = a_batch()
+    rows = len(set(batch.predict_R.tolist()))
+    seen = seen_rows(model)
+    model.logprobs(batch, 1.0)
+    model.logprobs(batch, 1.0, checkpoint=True)
+    assert seen == [rows, batch.num_tokens]
+    assert "forward" not in vars(model.backbone._last_mlp)
+
+
+def test_values_and_scores_are_those_of_all_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = scalar_of(tiny_model("llama", dtype=torch.float32), seed=0, head_std=1.0)
+    part = model.values_and_scores(a_batch())
+    monkeypatch.setattr(backbone, "READ_SHARE", 0.0)
+    for ours, all_rows in zip(part, model.values_and_scores(a_batch()), strict=True):
+        torch.testing.assert_close(ours, all_rows, rtol=1e-5, atol=1e-6)
+
+
+def test_an_mlp_that_mixes_rows_is_left_alone() -> None:
+    model = tiny_model("llama", dtype=torch.float32)
+    decoder = model.module.base_model
+    mlp = decoder.layers[-1].mlp
+    forward = mlp.forward
+    mlp.forward = lambda x: forward(x).cumsum(1)
+    assert backbone.Backbone(decoder)._last_mlp is None
+    mlp.forward = lambda x: (forward(x), None)
+    assert backbone.Backbone(decoder)._last_mlp is None
+
+
+def test_float64_computes_every_row() -> None:
+    assert tiny_model("llama").backbone._last_mlp is None
