@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from plait.data.packed import PackedBatch
 from plait.errors import ModelError
 from plait.layout.params import FlatLayout
-from plait.models import attention, cpu_linear
+from plait.models import attention, cpu_linear, rms_norm
 from plait.models.admission import causal_class, check_family, self_check
 from plait.models.attention import AttentionContext, PackedContext
 from plait.models.backbone import Backbone
@@ -216,9 +216,10 @@ def read_folder(name: str, dtype: torch.dtype, auto_class: Any) -> tuple[Any, An
 
 
 def prepare(module: Any, dtype: torch.dtype) -> None:
-    """Set a Transformers module up for our forward: our attention, our linear layers, eval mode."""
+    """Set a Transformers module up for our forward: our attention, our linear layers and norms, eval mode."""
     attention.register()
     cpu_linear.install(module)
+    rms_norm.install(module)
     module.eval()
     module.set_attn_implementation(attention.ATTENTION)
     if dtype is torch.float64:
