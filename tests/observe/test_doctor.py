@@ -149,6 +149,8 @@ def test_the_kl_of_the_loss_serves_where_the_step_makes_one_update():
 
 def test_implicit_rewards_before_the_first_update():
     pairs = {"rewards/chosen": 0.0, "rewards/rejected": -0.2, "training/optimizer_steps": 1, "actor/loss": 0.7}
+    assert named(Doctor(), 1, pairs) == {}, "without a reference they are the policy's own log-probs"
+    pairs |= {"doctor/has_reference": 1.0}
     assert list(named(Doctor(), 1, pairs)) == ["wrong_reference"]
     assert named(Doctor(), 2, pairs) == named(Doctor(), 1, pairs | {"training/optimizer_steps": 2}) == {}
     assert named(Doctor(), 1, pairs | {"rewards/rejected": -0.04}) == {}

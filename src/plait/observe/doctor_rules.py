@@ -125,7 +125,7 @@ def _wrong_reference_of_pairs(reading: Reading) -> Sign | None:
     """DPO's implicit rewards are β times the log-ratio to the reference: 0 before the first update."""
     rewards = [abs(reading.get(f"rewards/{side}") or 0.0) for side in ("chosen", "rejected")]
     limit = 5 * reading.limits.probs_diff
-    if reading.get("training/optimizer_steps") != 1 or max(rewards) <= limit:
+    if not reading.is_set("has_reference") or reading.get("training/optimizer_steps") != 1 or max(rewards) <= limit:
         return None
     return Sign(
         Severity.ERROR,

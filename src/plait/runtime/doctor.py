@@ -150,6 +150,8 @@ class RunDoctor:
             facts |= self._of_samples(samples, metrics)
             facts["groups_broken"] = float(self._groups_are_broken(state))
             facts["uses_groups"] = float(any(_compares_siblings(node) for node in self._flow.nodes))
+        if self._flow.calls("ref"):
+            facts["has_reference"] = 1.0
         facts |= self._of_reference(state) | self._of_training(state) | self._of_weights()
         return {f"doctor/{name}": value for name, value in facts.items()}
 
