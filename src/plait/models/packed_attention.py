@@ -28,6 +28,10 @@ from plait.models.shape import KEPT_SCORES
 BLOCK_SCORES = 1 << 19
 """Scores of all heads that are computed at once, where there are several groups to take: 1 MB in bfloat16."""
 
+FULL_BIAS = 4
+"""A bias is added to all scores of a piece whose keys are up to so many times its rows: adjacent numbers are added
+faster than the last few of each row, 15 µs against 28 for 159 rows of 181 keys."""
+
 
 @dataclass(frozen=True)
 class Block:
@@ -40,8 +44,8 @@ class Block:
     stride: int
     """Tokens from one group to the next."""
     bias: Tensor
-    """[n, C], compute dtype, −inf where a key is hidden, else 0, over the last C keys (C = n, or all with a window).
-    Adding it takes a third of the time of filling by a mask."""
+    """[n, C], compute dtype, −inf where a key is hidden, else 0, over the last C keys (C = n, or all of K). Adding it
+    takes a quarter to all of the time of filling by a mask."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +74,8 @@ def plan(batch: PackedBatch, num_heads: int, window: int | None, dtype: torch.dt
         count, stride = 1 + len(others), sum(span.length for span in (first.prompt, *first.responses))
         for piece in cut([first], num_heads, window):
             rows = slice(piece.rows.start, piece.rows.stop)
-            masked = [piece.rows] if window is None else [*piece.context, piece.rows]
+            few_see_all = window is None and piece.num_keys > FULL_BIAS * piece.rows.length
+            masked = [piece.rows] if few_see_all else [*piece.context, piece.rows]
             at = torch.cat([torch.arange(span.start, span.stop) for span in masked]).to(positions_T.device)
             behind = positions_T[rows, None] - positions_T[None, at]
             seen = (behind >= 0) & ((segment_T[rows, None] == segment_T[None, at]) | prompt_T[None, at])
@@ -185,8 +190,8 @@ def _probs(
         scores = tanh * softcap
     by_head = scores.view(scores.shape[0], -1, bias.shape[0], scores.shape[2])
     by_head[..., scores.shape[2] - bias.shape[1] :].add_(bias)
-    if sinks is None:  # narrow scores are widened within the softmax
-        return scores.softmax(-1).to(rows.dtype), None, tanh
+    if sinks is None:
+        return scores.softmax(-1, dtype=wide).to(rows.dtype), None, tanh
     probs = torch.cat([scores.to(wide), sinks.to(wide)], dim=-1).softmax(-1)
     return probs[..., :-1].to(rows.dtype, memory_format=torch.contiguous_format), probs[..., -1].clone(), tanh
 
@@ -198,6 +203,8 @@ def _scaled_bmm(left: Tensor, right: Tensor, scale: float) -> Tensor:
 
 def _at(tensor: Tensor, span: Span, block: Block) -> Tensor:
     """The view [H, g, length, D] of [H, T, D] at the span of each group."""
+    if block.count == 1:
+        return tensor[:, None, span.start : span.stop]
     stop = span.stop + (block.count - 1) * block.stride
     return tensor[:, span.start : stop].unfold(1, span.length, block.stride).transpose(2, 3)
 
