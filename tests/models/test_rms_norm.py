@@ -75,7 +75,10 @@ def test_a_norm_of_another_form_is_left_alone(kind: type[nn.Module]) -> None:
     assert "forward" not in vars(norm)
 
 
-def test_few_rows_other_dtypes_and_no_gradients_are_the_classes_own() -> None:
+def test_few_or_wide_rows_other_dtypes_and_no_gradients_are_the_classes_own() -> None:
+    wide = LlamaRMSNorm(rms_norm.WIDEST + 8).bfloat16()
+    rms_norm.install(wide)
+    assert "_RMSNorm" not in type(wide(activations(1, 600, rms_norm.WIDEST + 8)).grad_fn).__name__
     norm = a_norm()
     rms_norm.install(norm)
     assert "_RMSNorm" not in type(norm(activations(1, 500, H)).grad_fn).__name__

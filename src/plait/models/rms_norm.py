@@ -27,6 +27,10 @@ PIECE_ELEMENTS = 1 << 17
 LEAST_ROWS = 512
 """Fewer rows lie in the cache as they are."""
 
+WIDEST = 256
+"""Hidden size up to which it is known to pay: training of a width of 256 takes 8 % less. [2048, 576] gains 6 to 17 % by
+itself, and whole training steps of that width did not get faster."""
+
 
 def install(module: nn.Module) -> None:
     """Let the norms of a module that are proven to be of the common form compute here where it pays."""
@@ -45,7 +49,8 @@ class _Forward:
     def __call__(self, x: Tensor) -> Tensor:
         weight_H = self.norm.weight
         pays = torch.is_grad_enabled() and x.dtype == weight_H.dtype == torch.bfloat16 and x.device.type == "cpu"
-        if pays and x.numel() >= LEAST_ROWS * x.shape[-1] and (x.requires_grad or weight_H.requires_grad):
+        pays = pays and x.shape[-1] <= WIDEST and x.numel() >= LEAST_ROWS * x.shape[-1]
+        if pays and (x.requires_grad or weight_H.requires_grad):
             return _RMSNorm.apply(x, weight_H, self.eps)  # type: ignore[no-any-return]
         return type(self.norm).forward(self.norm, x)  # type: ignore[no-any-return]
 
