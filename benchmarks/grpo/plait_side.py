@@ -102,7 +102,8 @@ class Side:
 
     def _train(self, node: Node, rows: Rows, step: int) -> None:
         assert node.fn is not None, "a TRAIN node has a loss"
-        actions = self.actor.train(rows, node.inputs, node.fn, **node.options, step=step)
+        options = {name: node.options[name] for name in ("mini_batches", "epochs", "whole_groups")}
+        actions = self.actor.train(rows, node.inputs, node.fn, **options, step=step)
         while True:
             self.watch.enter("training")
             done = next(actions, None)
