@@ -38,7 +38,7 @@ test: setup-test lint
 	$(ONE) $(BIN)/pytest -n $(WORKERS) -m "not slow"
 
 test-all: setup-test lint
-	$(ONE) $(BIN)/pytest -n $(WORKERS)
+	$(ONE) HYPOTHESIS_PROFILE=random $(BIN)/pytest -n $(WORKERS)
 
 clean:
 	rm -rf $(VENV) build dist

@@ -9,5 +9,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from hypothesis import settings
 
-settings.register_profile("no-deadline", deadline=None)
-settings.load_profile("no-deadline")
+# `make test` tries the same examples each time; `make test-all` tries new ones.
+settings.register_profile("fixed", deadline=None, derandomize=True)
+settings.register_profile("random", deadline=None)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fixed"))

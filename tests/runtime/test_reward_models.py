@@ -41,7 +41,7 @@ def test_a_reward_model_fills_the_reward(make_recipe: MakeRecipe, data: dict[str
     scorer = load_scalar(folder, dtype="float32", device="cpu", seed=0)
     for sample in read_rows(recipe.run_dir / "samples" / "step-000001.jsonl")[:4]:
         batch = pack([(sample["prompt_ids"], [sample["token_ids"]])])
-        score = float(scorer.values_and_scores(batch)[1][0])
+        score = float(scorer.values_and_scores(batch)[1][0].detach())
         assert sample["reward_score"] == pytest.approx(0.5 * score + 2 * sample["response"].count("7"), abs=1e-4)
 
 
