@@ -214,11 +214,10 @@ def _given(
     """(training examples or pairs, held-out ones)."""
     settings = _settings_of(name, generates, recipe)
     splits = open_splits(settings, 0 if generates else recipe.evaluation.items, RowKind(name))
-    limit = min(positions, settings.max_example_tokens or positions)
     held_out: tuple[Given, ...] = ()
     if splits.evaluation is not None:
-        held_out = tuple(evaluation_samples(example_set(splits.evaluation, tokenizer, settings, limit)))
-    return example_set(splits.train, tokenizer, settings, limit), held_out
+        held_out = tuple(evaluation_samples(example_set(splits.evaluation, tokenizer, settings, positions)))
+    return example_set(splits.train, tokenizer, settings, positions), held_out
 
 
 def _settings_of(name: str, generates: bool, recipe: Recipe) -> DataSettings:

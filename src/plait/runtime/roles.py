@@ -53,7 +53,7 @@ def build_models(wanted: Iterable[RoleModel], recipe: Recipe) -> dict[str, Langu
     Raises:
         ModelError: a model cannot be found, read, or is refused.
     """
-    return _Shelf(recipe).build(list(wanted))
+    return _Shelf(recipe).build(wanted)
 
 
 class _Shelf:
@@ -64,23 +64,21 @@ class _Shelf:
         self._language: dict[str, LanguageModel] = {}
         self._frozen: dict[tuple[str, bool], LanguageModel | ScalarModel] = {}
 
-    def build(self, wanted: list[RoleModel]) -> dict[str, LanguageModel | ScalarModel]:
+    def build(self, wanted: Iterable[RoleModel]) -> dict[str, LanguageModel | ScalarModel]:
         adapted = self._recipe.lora.rank > 0
-        built = {one.role: self._adapted(one) if adapted else self._whole(one, wanted) for one in wanted}
-        return {one.role: built[one.role] for one in wanted}
+        return {one.role: self._adapted(one) if adapted else self._whole(one) for one in wanted}
 
-    def _whole(self, one: RoleModel, wanted: list[RoleModel]) -> LanguageModel | ScalarModel:
-        if not one.trained:
-            place = (one.name, one.scalar)
-            if place not in self._frozen:
-                self._frozen[place] = self._fresh(one, wanted)
-            return self._frozen[place]
-        return self._fresh(one, wanted)
+    def _whole(self, one: RoleModel) -> LanguageModel | ScalarModel:
+        if one.trained:
+            return self._fresh(one)
+        place = (one.name, one.scalar)
+        if place not in self._frozen:
+            self._frozen[place] = self._fresh(one)
+        return self._frozen[place]
 
-    def _fresh(self, one: RoleModel, wanted: list[RoleModel]) -> LanguageModel | ScalarModel:
-        """Weights of its own. The last language model of a checkpoint takes what was read, earlier ones a copy."""
+    def _fresh(self, one: RoleModel) -> LanguageModel | ScalarModel:
+        """Weights of its own. The first language model of a checkpoint takes what was read, later ones a copy."""
         recipe = self._recipe
-        languages = [other for other in wanted if other.name == one.name and not other.scalar]
         if one.scalar:
             read = self._language.get(one.name)
             if read is not None and not one.has_head:
@@ -89,7 +87,6 @@ class _Shelf:
         if one.name not in self._language:
             self._language[one.name] = load_model(one.name, dtype=recipe.dtype, device=recipe.device)
             return self._language[one.name]
-        assert len(languages) > 1, "a checkpoint is read for the first role that needs it"
         return copy_of(self._language[one.name])
 
     def _load_scalar(self, one: RoleModel) -> ScalarModel:
