@@ -54,15 +54,6 @@ def test_a_tied_embedding_gets_the_gradient_of_both_ends_at_once() -> None:
     torch.testing.assert_close(fired[0], expected, rtol=0, atol=1e-6)
 
 
-def test_weights_are_loaded_from_another_buffer_of_the_layout() -> None:
-    model, other = tiny_llama(torch.bfloat16), tiny_llama(torch.float32, seed=7)
-    assert model.layout == other.layout
-    model.load_flat(other.weights)
-    assert torch.equal(model.weights, other.weights.bfloat16())
-    with pytest.raises(AssertionError, match="expected"):
-        model.load_flat(other.weights[1:])
-
-
 def test_cut_dims_come_from_the_familys_plan() -> None:
     params = {block.param.name: block.param for block in tiny_model("qwen3_moe").layout.blocks}
     layer = "model.layers.1."

@@ -301,7 +301,7 @@ def test_a_reference_that_a_resume_loads_from_the_policy_is_named(recipe_of: Mak
         run.session.records.last_step = run.session.done.step
         run.session.save()
     with opened(recipe, resume=True) as run:
-        run.session.roles["ref"].model.load_flat(run.session.roles["actor"].model.weights)
+        run.session.roles["ref"].model.weights.copy_(run.session.roles["actor"].model.weights)
         findings = run.steps(1)
     assert errors(findings) == {"stale_reference"}
 

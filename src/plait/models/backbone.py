@@ -19,7 +19,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint as recompute
 
+from plait.layout.params import FlatLayout
 from plait.models.attention import AttentionContext
+from plait.models.working_weights import OwnPart
 
 READ_SHARE = 0.9
 """Of the rows; where more are read, to leave the others out gains nothing."""
@@ -110,6 +112,62 @@ class Backbone:
         """The backward computes a layer again perhaps long after another model's forward switched adapters."""
         self.activate(adapter)
         return forward(*args, **kwargs)
+
+
+class BackboneModel:
+    """What a language model and a scalar model have in common; both are dataclasses with these fields."""
+
+    module: Any
+    layout: FlatLayout
+    weights: Tensor
+    backbone: Backbone
+    own: OwnPart | None
+
+    @property
+    def config(self) -> Any:
+        return self.module.config
+
+    @property
+    def device(self) -> torch.device:
+        return self.weights.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.weights.dtype
+
+    @property
+    def trained_layout(self) -> FlatLayout:
+        """Of what training changes: the parameters that are this model's alone (an adapter, a head), or all."""
+        return self.layout if self.own is None else self.own.layout
+
+    @property
+    def trained_weights(self) -> Tensor:
+        """The flat buffer of `trained_layout`, compute dtype."""
+        return self.weights if self.own is None else self.own.weights
+
+    def trained_parameter(self, name: str) -> nn.Parameter:
+        """The parameter of this name in `trained_layout`."""
+        return self.module.get_parameter(name) if self.own is None else self.own.parameters[name]
+
+    def hidden(
+        self,
+        token_ids_T: Tensor,
+        position_ids_T: Tensor,
+        context: AttentionContext,
+        *,
+        checkpoint: bool = False,
+        read: Tensor | None = None,
+    ) -> Tensor:
+        """Hidden states [T, H] after the final norm, in the compute dtype; `context` says who attends to whom.
+
+        Args:
+            checkpoint: keep one activation per decoder layer and compute the layer again in the backward.
+            read: places whose hidden states are asked for; the others may hold anything. None: all.
+        """
+        adapter = None if self.own is None else self.own.adapter
+        return self.backbone.hidden(
+            token_ids_T, position_ids_T, context, adapter=adapter, checkpoint=checkpoint, read=read
+        )
 
 
 class Copied(Protocol):

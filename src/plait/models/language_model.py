@@ -13,15 +13,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from plait.data.packed import PackedBatch
 from plait.errors import ModelError
 from plait.layout.params import FlatLayout
 from plait.models import attention, cpu_linear, rms_norm
 from plait.models.admission import causal_class, check_family, self_check
-from plait.models.attention import AttentionContext, PackedContext
-from plait.models.backbone import Backbone
+from plait.models.attention import PackedContext
+from plait.models.backbone import Backbone, BackboneModel
 from plait.models.backbone import copy_of as copy_of
 from plait.models.head import Head, find_head
 from plait.models.logprobs import chunked_logprobs
@@ -32,7 +32,7 @@ from plait.models.working_weights import OwnPart, copy_module, dtype_of, layout_
 
 
 @dataclass(eq=False)
-class LanguageModel:
+class LanguageModel(BackboneModel):
     """One admitted model on one device."""
 
     module: Any
@@ -50,52 +50,6 @@ class LanguageModel:
     """The module's decoder, perhaps shared with other models."""
     own: OwnPart | None = None
     """Its adapter where it is a view of shared weights (`models.lora`)."""
-
-    @property
-    def config(self) -> Any:
-        return self.module.config
-
-    @property
-    def device(self) -> torch.device:
-        return self.weights.device
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.weights.dtype
-
-    @property
-    def trained_layout(self) -> FlatLayout:
-        """Of what training changes: the adapter's parameters, or all."""
-        return self.layout if self.own is None else self.own.layout
-
-    @property
-    def trained_weights(self) -> Tensor:
-        """The flat buffer of `trained_layout`, compute dtype."""
-        return self.weights if self.own is None else self.own.weights
-
-    def trained_parameter(self, name: str) -> nn.Parameter:
-        """The parameter of this name in `trained_layout`."""
-        return self.module.get_parameter(name) if self.own is None else self.own.parameters[name]
-
-    def hidden(
-        self,
-        token_ids_T: Tensor,
-        position_ids_T: Tensor,
-        context: AttentionContext,
-        *,
-        checkpoint: bool = False,
-        read: Tensor | None = None,
-    ) -> Tensor:
-        """Hidden states [T, H] after the final norm, in the compute dtype; `context` says who attends to whom.
-
-        Args:
-            checkpoint: keep one activation per decoder layer and compute the layer again in the backward.
-            read: places whose hidden states are asked for; the others may hold anything. None: all.
-        """
-        adapter = None if self.own is None else self.own.adapter
-        return self.backbone.hidden(
-            token_ids_T, position_ids_T, context, adapter=adapter, checkpoint=checkpoint, read=read
-        )
 
     def logits(self, hidden_NH: Tensor) -> Tensor:
         """Logits [N, V] in the compute dtype, the family's final softcap and scale included."""
@@ -122,12 +76,6 @@ class LanguageModel:
         context, read_R = PackedContext(batch), batch.predict_R
         hidden_TH = self.hidden(batch.token_ids_T, batch.position_ids_T, context, checkpoint=checkpoint, read=read_R)
         return chunked_logprobs(self.head, hidden_TH[batch.predict_R], batch.targets_R, temperature, chunk_rows)
-
-    def load_flat(self, weights: Tensor) -> None:
-        """Copy another buffer of the same layout (any dtype or device) into the working weights."""
-        assert weights.shape == self.weights.shape, f"expected {self.weights.shape}, got {weights.shape}"
-        with torch.no_grad():
-            self.weights.copy_(weights)
 
     def export(self, dtype: torch.dtype) -> Export:
         """What `saving.save_pretrained` writes."""

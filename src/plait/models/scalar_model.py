@@ -26,7 +26,7 @@ from plait.errors import ModelError
 from plait.layout.params import FlatLayout, Param
 from plait.models.admission import self_check
 from plait.models.attention import AttentionContext, PackedContext
-from plait.models.backbone import Backbone
+from plait.models.backbone import Backbone, BackboneModel
 from plait.models.draws import generator
 from plait.models.language_model import LanguageModel, eos_token_ids, max_positions, prepare, read_folder
 from plait.models.saving import Export, cpu_state
@@ -61,7 +61,7 @@ class ScalarModule(nn.Module):
 
 
 @dataclass(eq=False)
-class ScalarModel:
+class ScalarModel(BackboneModel):
     """One admitted decoder with a scalar head on one device."""
 
     module: ScalarModule
@@ -81,53 +81,11 @@ class ScalarModel:
     passed_token_id: int | None = None
     """The score is read at the last token that is not this one: see `load_scalar`."""
 
-    @property
-    def config(self) -> Any:
-        return self.module.config
-
-    @property
-    def device(self) -> torch.device:
-        return self.weights.device
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.weights.dtype
-
-    @property
-    def trained_layout(self) -> FlatLayout:
-        """Of what training changes: the parameters that are this model's alone, or all."""
-        return self.layout if self.own is None else self.own.layout
-
-    @property
-    def trained_weights(self) -> Tensor:
-        """The flat buffer of `trained_layout`, compute dtype."""
-        return self.weights if self.own is None else self.own.weights
-
-    def trained_parameter(self, name: str) -> nn.Parameter:
-        """The parameter of this name in `trained_layout`."""
-        return self.module.get_parameter(name) if self.own is None else self.own.parameters[name]
-
-    def hidden(
-        self,
-        token_ids_T: Tensor,
-        position_ids_T: Tensor,
-        context: AttentionContext,
-        *,
-        checkpoint: bool = False,
-        read: Tensor | None = None,
-    ) -> Tensor:
-        """Hidden states [T, H] after the final norm, in the compute dtype; `context` says who attends to whom.
-
-        Args:
-            checkpoint: keep one activation per decoder layer and compute the layer again in the backward.
-            read: places whose hidden states are asked for; the others may hold anything. None: all.
-        """
-        adapter = None if self.own is None else self.own.adapter
-        # A head alone is trained on weights that are another's to train.
-        with torch.set_grad_enabled(torch.is_grad_enabled() and (self.own is None or adapter is not None)):
-            return self.backbone.hidden(
-                token_ids_T, position_ids_T, context, adapter=adapter, checkpoint=checkpoint, read=read
-            )
+    def hidden(self, *args: Any, **kwargs: Any) -> Tensor:
+        """See `BackboneModel.hidden`. Without an adapter no gradient reaches weights that are another's to train: the
+        head alone is trained."""
+        with torch.set_grad_enabled(torch.is_grad_enabled() and (self.own is None or self.own.adapter is not None)):
+            return super().hidden(*args, **kwargs)
 
     def values_and_scores(self, batch: PackedBatch, *, checkpoint: bool = False) -> tuple[Tensor, Tensor]:
         """The head's outputs at the places that predict the response tokens, and at the last token of each sample.
