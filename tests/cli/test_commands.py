@@ -212,7 +212,8 @@ def test_eval_of_what_learns_from_examples_or_pairs(
         {"prompt": "count", "completion": " 7"} if flow == "sft" else {"prompt": "a", "chosen": " 7", "rejected": " 8"}
     )
     (tmp_path / "given.jsonl").write_text("".join(json.dumps(row | {"prompt": f"count {i}"}) + "\n" for i in range(6)))
-    keys = {"data.source": str(tmp_path / "given.jsonl"), "reward.functions": [], "sampling": {}, "options": {}}
+    own = {"reward.functions": [], "sampling": {}, "samples_per_prompt": 8, "options": {}}
+    keys = {"data.source": str(tmp_path / "given.jsonl"), **own}
     path = write_recipe(make_recipe(algorithm=flow, **keys, **{"evaluation.items": 2}), tmp_path / "recipe.json")
     assert main(["eval", str(path)]) == 0
     printed = capsys.readouterr().out

@@ -171,3 +171,25 @@ def test_a_flow_that_trains_nothing(make_recipe: MakeRecipe, tmp_path: Path) -> 
     (tmp_path / "flow.py").write_text(FLOWS)
     with pytest.raises(FlowError, match="`idle` trains nothing"):
         run(make_recipe(algorithm=f"{tmp_path}/flow.py:idle", options={}))
+
+
+NO_REWARD = """
+def quieter(prompts, actor):
+    samples = actor.generate(prompts)
+    actor.train(samples, loss=lambda batch: batch.aggregate(batch.logprobs, "token-mean"))
+"""
+
+
+def test_an_evaluation_without_a_reward_says_none(make_recipe: MakeRecipe, tmp_path: Path) -> None:
+    (tmp_path / "flow.py").write_text(NO_REWARD)
+    recipe = make_recipe(
+        algorithm=f"{tmp_path}/flow.py:quieter", steps=1, options={}, **{"reward.functions": [], "evaluation.items": 3}
+    )
+    outcome = run(recipe)
+    assert outcome.after is not None
+    assert outcome.after.rewards == ()
+    assert outcome.after.metrics().keys() == {"eval/response_length"}
+    assert {row["reward"] for row in read_rows(recipe.run_dir / "samples/eval-000001.jsonl")} == {None}
+    again = run(recipe, resume=True)
+    assert again.after is not None
+    assert again.after.metrics() == outcome.after.metrics()

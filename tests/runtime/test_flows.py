@@ -52,7 +52,13 @@ def data(tmp_path: Path) -> dict[str, str]:
 
 
 def recipe_of(flow: str, make_recipe: MakeRecipe, data: dict[str, str], **keys: Any) -> Recipe:
-    given = {"reward.functions": [], "sampling": {}, "evaluation.items": 4, "prompts_per_step": 4}
+    given = {
+        "reward.functions": [],
+        "sampling": {},
+        "samples_per_prompt": 8,
+        "evaluation.items": 4,
+        "prompts_per_step": 4,
+    }
     match flow:
         case "sft":
             own = {**given, "data.source": data["examples"], "options": {}}
@@ -229,6 +235,7 @@ def test_dynamic_sampling_gives_up(make_recipe: MakeRecipe, tmp_path: Path) -> N
     ("flow", "keys", "message"),
     [
         ("sft", {"reward.functions": ["x.py:f"]}, "`reward` is set, but the flow `sft` has no role `reward`"),
+        ("sft", {"samples_per_prompt": 2}, "`samples_per_prompt` is set, but the flow `sft` draws none; remove it"),
         ("sft", {"sampling.temperature": 0.5}, "`sampling` is set, but the flow `sft` generates nothing"),
         ("ppo", {"pretraining.source": "x.jsonl"}, "reads no examples beside its prompts"),
         ("safe_rlhf", {"pretraining": None}, r"trains on `examples` beside its prompts; set `pretraining\.source`"),

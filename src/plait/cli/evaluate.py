@@ -55,9 +55,9 @@ def evaluate(*tokens: Annotated[str, Parameter(allow_leading_hyphen=True)]) -> i
         print(f"exact accuracy                  {result.task.exact or '-'}")
         print(f"well-formed answers             {result.task.well_formed or '-'}")
         print(f"accuracy among the well-formed  {result.task.exact_among_well_formed or '-'}")
-    for name in ("reward", *result.judged):
+    for name in (*(["reward"] if result.rewards else []), *result.judged):
         print(f"{f'mean {name}':30}  {_figure(metrics[f'eval/{name}'])}")
-    if metrics["eval/dropped"]:
+    if metrics.get("eval/dropped"):
         print(f"items without a score           {metrics['eval/dropped']:.0f}, left out")
     return 0
 

@@ -58,14 +58,14 @@ def _print_comparison(console: Console, recipe: Recipe, before: Evaluation | Non
         table.add_row(
             "accuracy among the well-formed", *(_share(task and task.exact_among_well_formed) for task in columns)
         )
-    else:
+    elif after.rewards:
         table.add_row("mean reward", *(_number(one, "eval/reward") for one in (before, after)))
     for name in after.judged:
         table.add_row(
             "mean cost" if name == "cost" else f"judge: mean {name}",
             *(_number(one, f"eval/{name}") for one in (before, after)),
         )
-    if any(one is not None and one.metrics()["eval/dropped"] for one in (before, after)):
+    if any(one is not None and one.metrics().get("eval/dropped") for one in (before, after)):
         table.add_row(
             "items without a score, left out", *(_number(one, "eval/dropped", ".0f") for one in (before, after))
         )

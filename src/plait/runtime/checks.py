@@ -103,6 +103,7 @@ def check_unused(flow: Dataflow, recipe: Recipe) -> None:
     keys = (
         ("evaluation.temperature", recipe.evaluation.temperature != 0 and not generates, "generates nothing"),
         ("evaluation.functions", recipe.evaluation.functions and not generates, "generates nothing to judge"),
+        ("samples_per_prompt", recipe.samples_per_prompt != default.samples_per_prompt and not generates, "draws none"),
         ("data.max_example_tokens", recipe.data.max_example_tokens is not None and not given, "reads prompts there"),
     )
     for key, is_set, why in keys:

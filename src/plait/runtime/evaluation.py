@@ -33,7 +33,7 @@ class Evaluation:
 
     samples: tuple[Sample, ...]
     rewards: tuple[float, ...]
-    """NaN where no function applies, or one failed."""
+    """NaN where no function applies, or one failed; empty where nothing rewards."""
     task: verdicts.Evaluation | None
     """The verdicts of a task's scorer; None where the reward is the user's own."""
     extras: tuple[Mapping[str, Any], ...] = ()
@@ -51,17 +51,16 @@ class Evaluation:
         return len(self.samples) or self.num_given
 
     def metrics(self) -> dict[str, float]:
-        """`eval/reward` and `eval/dropped` (items without a reward), for a task `eval/accuracy` (exact), its 95 %
+        """`eval/reward` and `eval/dropped` (items without one) where there is a reward, for a task `eval/accuracy` (exact), its 95 %
         Wilson interval, `eval/well_formed` and `eval/accuracy_well_formed`; NaN where no item is left to tell."""
         metrics = {f"eval/{name}": value for name, value in self.logged.items()}
         if not self.samples:
             return metrics
         metrics |= {f"eval/{name}": _mean(scores) for name, scores in self.judged.items()}
-        metrics |= {
-            "eval/reward": _mean(self.rewards),
-            "eval/dropped": sum(math.isnan(reward) for reward in self.rewards),
-            "eval/response_length": float(np.mean([len(sample.token_ids) for sample in self.samples])),
-        }
+        metrics["eval/response_length"] = float(np.mean([len(sample.token_ids) for sample in self.samples]))
+        if self.rewards:
+            metrics["eval/reward"] = _mean(self.rewards)
+            metrics["eval/dropped"] = sum(math.isnan(reward) for reward in self.rewards)
         if self.task is not None:
             exact, formed, among = self.task.exact, self.task.well_formed, self.task.exact_among_well_formed
             metrics |= {
@@ -76,6 +75,7 @@ class Evaluation:
     def rows(self) -> list[dict[str, Any]]:
         """One record per item, for a samples file; a task's `verdict` and `answer` are among what functions logged."""
         extras = self.extras or ({},) * len(self.samples)
+        rewards = self.rewards or (None,) * len(self.samples)
         return [
             with_extras(
                 {
@@ -91,7 +91,7 @@ class Evaluation:
                 },
                 logged,
             )
-            for place, (sample, reward, logged) in enumerate(zip(self.samples, self.rewards, extras, strict=True))
+            for place, (sample, reward, logged) in enumerate(zip(self.samples, rewards, extras, strict=True))
         ]
 
     @classmethod
@@ -113,7 +113,7 @@ class Evaluation:
         )
         return cls(
             samples,
-            tuple(float(row["reward"]) for row in rows),
+            tuple(float(row["reward"]) for row in rows if row["reward"] is not None),
             _task_of([row.get("verdict") for row in rows]),
             extras=tuple({"verdict": row["verdict"]} if "verdict" in row else {} for row in rows),
             logged=logged,
@@ -188,7 +188,7 @@ def evaluate(
     extras = tuple({name: values[0] for name, values in group.extras.items()} for group in of_reward or ())
     return Evaluation(
         samples=answers,
-        rewards=_totals(answers, reward, of_reward),
+        rewards=() if reward is None else _totals(answers, reward, of_reward),
         task=_task_of([logged.get("verdict") for logged in extras]),
         extras=extras,
         logged={name: mean for found in groups.values() for name, mean in logged_means(found).items()},
@@ -196,12 +196,8 @@ def evaluate(
     )
 
 
-def _totals(
-    samples: tuple[Sample, ...], role: RewardRole | None, scores: Sequence[GroupScores] | None
-) -> tuple[float, ...]:
-    """The weighted scores of a role, those of its functions and of its model together; NaN without one."""
-    if role is None:
-        return (math.nan,) * len(samples)
+def _totals(samples: tuple[Sample, ...], role: RewardRole, scores: Sequence[GroupScores] | None) -> tuple[float, ...]:
+    """The weighted scores of a role, those of its functions and of its model together."""
     totals = np.zeros(len(samples)) if scores is None else np.array([group.rewards[0] for group in scores])
     if role.scorer is not None:
         totals = totals + role.scorer.weight * _result(role.scorer.scores(samples, call="evaluate"))
