@@ -51,8 +51,9 @@ class Evaluation:
         return len(self.samples) or self.num_given
 
     def metrics(self) -> dict[str, float]:
-        """`eval/reward` and `eval/dropped` (items without one) where there is a reward, for a task `eval/accuracy` (exact), its 95 %
-        Wilson interval, `eval/well_formed` and `eval/accuracy_well_formed`; NaN where no item is left to tell."""
+        """`eval/reward` and `eval/dropped` (items without one) where there is a reward; for a task `eval/accuracy`
+        (exact), its 95 % Wilson interval, `eval/well_formed` and `eval/accuracy_well_formed`; NaN where no item is left
+        to tell."""
         metrics = {f"eval/{name}": value for name, value in self.logged.items()}
         if not self.samples:
             return metrics
