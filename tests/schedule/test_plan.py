@@ -79,7 +79,7 @@ def test_a_plan_may_be_written_by_hand():
         ({"placements": [{"call": "a", "mode": "fly", "ranks": [0]}]}, "expected mode prefill, decode"),
         ({"placements": [{"call": "a", "mode": "train", "ranks": [0], "after": "burn"}]}, "'burn'"),
         ({"placements": [{"call": "a", "mode": "train", "ranks": [0]}] * 2}, "expected one placement 'a train'"),
-        ({"placements": [{"mode": "train"}]}, "missing or does not fit"),
+        ({"placements": [{"mode": "train"}]}, r"placements\[0\]: the key 'call' is missing"),
         ({"placements": [], "num_ranks": 1}, "schedule '1F1B' needs 2 ranks of 1"),
         ({"schedules": [{}]}, "expected a schedule file"),
     ],

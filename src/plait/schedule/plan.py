@@ -6,12 +6,15 @@ that was predicted for it, which the run's measured timeline is held against.
 
 from __future__ import annotations
 
+import difflib
 import json
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
 
 from plait.errors import DataError
+from plait.layout.mesh import Layout, Mesh, Parallelism
 from plait.schedule.schedule import Schedule
 from plait.schedule.timeline import Timeline
 
@@ -21,14 +24,20 @@ VERSION = 1
 Mode = Literal["prefill", "decode", "score", "train"]
 After = Literal["keep", "drop", "offload"]
 
+SEVERAL: tuple[Mode, ...] = ("prefill", "decode")
+"""Modes that instances of different size may serve: a call then has several placements, on devices of their own."""
+
 
 @dataclass(frozen=True, slots=True)
 class Placement:
     """Where a mode of a call runs.
 
-    call:  as the flow names it (`actor.generate`)
-    ranks: in the order dp, pp, tp (tp varies fastest); dp counts the instances of generation and scoring
-    after: whether its parameters are kept, dropped or offloaded to host memory when the call is done
+    call:     as the flow names it (`actor.generate`)
+    ranks:    in the order dp, pp, tp (tp varies fastest); dp counts the instances of generation and scoring
+    after:    whether its parameters are kept, dropped or offloaded to host memory when the call is done
+    stages:   layers of each pipeline stage; empty: as equal as they can be
+    micro_batch_tokens: of a forward in training and scoring; None: the recipe's
+    schedule: of the pipeline, a rule of `schedule.generators` by name; empty: 1F1B
     """
 
     call: str
@@ -38,6 +47,14 @@ class Placement:
     tp: int = 1
     pp: int = 1
     after: After = "keep"
+    stages: tuple[int, ...] = ()
+    micro_batch_tokens: int | None = None
+    schedule: str = ""
+
+    @property
+    def layout(self) -> Layout:
+        """Of a placement that a plan has checked."""
+        return Layout(Mesh(self.ranks), Parallelism(self.dp, self.tp, self.pp, self.stages))
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +80,11 @@ class Plan:
     predicted: Timeline | None = None
 
     def __post_init__(self) -> None:
+        if self.num_ranks < 1:
+            raise DataError(f"plan {self.name}: expected num_ranks of at least 1, found {self.num_ranks}")
+        several = [p for p in self.placements if p.mode in SEVERAL]
         for what, names in (
-            ("placement", [f"{p.call} {p.mode}" for p in self.placements]),
+            ("placement", [f"{p.call} {p.mode}" for p in self.placements if p.mode not in SEVERAL]),
             ("schedule", [s.name for s in self.schedules]),
             ("policy", [p.name for p in self.policies]),
         ):
@@ -72,26 +92,42 @@ class Plan:
             if twice is not None:
                 raise DataError(f"plan {self.name}: expected one {what} {twice!r}, found several")
         for p in self.placements:
-            label = f"plan {self.name}: {p.call} {p.mode}"
-            if p.mode not in ("prefill", "decode", "score", "train"):
-                raise DataError(f"{label}: expected mode prefill, decode, score or train")
-            if p.after not in ("keep", "drop", "offload"):
-                raise DataError(f"{label}: expected after keep, drop or offload, found {p.after!r}")
-            if min(p.dp, p.tp, p.pp) < 1 or p.dp * p.tp * p.pp != len(p.ranks):
+            self._check(p, f"plan {self.name}: {p.call} {p.mode}")
+        for p in several:
+            ranks = [rank for other in self.placements_of(p.call, p.mode) for rank in other.ranks]
+            if len(set(ranks)) != len(ranks):
+                shared = next(rank for rank in ranks if ranks.count(rank) > 1)
                 raise DataError(
-                    f"{label}: expected dp x tp x pp = {p.dp} x {p.tp} x {p.pp} ranks, found {len(p.ranks)}"
+                    f"plan {self.name}: {p.call} {p.mode}: expected instances on ranks of their own, found {shared} "
+                    "in several"
                 )
-            if len(set(p.ranks)) != len(p.ranks) or not all(0 <= rank < self.num_ranks for rank in p.ranks):
-                raise DataError(f"{label}: expected different ranks below {self.num_ranks}, found {p.ranks}")
         for schedule in self.schedules:
             if schedule.num_ranks > self.num_ranks:
                 raise DataError(
                     f"plan {self.name}: schedule {schedule.name!r} needs {schedule.num_ranks} ranks of {self.num_ranks}"
                 )
 
+    def _check(self, p: Placement, label: str) -> None:
+        if p.mode not in ("prefill", "decode", "score", "train"):
+            raise DataError(f"{label}: expected mode prefill, decode, score or train, found {p.mode!r}")
+        if p.after not in ("keep", "drop", "offload"):
+            raise DataError(f"{label}: expected after keep, drop or offload, found {p.after!r}")
+        if p.micro_batch_tokens is not None and p.micro_batch_tokens < 1:
+            raise DataError(f"{label}: expected micro_batch_tokens of at least 1, found {p.micro_batch_tokens}")
+        if min(p.dp, p.tp, p.pp) < 1 or p.dp * p.tp * p.pp != len(p.ranks):
+            raise DataError(f"{label}: expected dp x tp x pp = {p.dp} x {p.tp} x {p.pp} ranks, found {len(p.ranks)}")
+        if len(set(p.ranks)) != len(p.ranks) or not all(0 <= rank < self.num_ranks for rank in p.ranks):
+            raise DataError(f"{label}: expected different ranks below {self.num_ranks}, found {p.ranks}")
+        if p.stages and (len(p.stages) != p.pp or min(p.stages) < 1):
+            raise DataError(f"{label}: expected the layers of each of {p.pp} stages, found {list(p.stages)}")
+
     def placement(self, call: str, mode: Mode) -> Placement | None:
-        """The placement of a mode of a call, None where the plan does not say."""
-        return next((p for p in self.placements if (p.call, p.mode) == (call, mode)), None)
+        """The (first) placement of a mode of a call, None where the plan does not say."""
+        return next(iter(self.placements_of(call, mode)), None)
+
+    def placements_of(self, call: str, mode: Mode) -> tuple[Placement, ...]:
+        """Every placement of a mode of a call; more than one only of prefill and decode."""
+        return tuple(p for p in self.placements if (p.call, p.mode) == (call, mode))
 
     def schedule(self, name: str) -> Schedule | None:
         return next((s for s in self.schedules if s.name == name), None)
@@ -103,7 +139,7 @@ class Plan:
             "version": VERSION,
             "name": self.name,
             "num_ranks": self.num_ranks,
-            "placements": [asdict(p) for p in self.placements],
+            "placements": [_placement_record(p) for p in self.placements],
             "policies": [{"name": p.name, "settings": dict(p.settings)} for p in self.policies],
             "schedules": [json.loads(s.to_json()) for s in self.schedules],
             "predicted": None if self.predicted is None else json.loads(self.predicted.to_json()),
@@ -130,7 +166,7 @@ class Plan:
             return cls(
                 record["name"],
                 record["num_ranks"],
-                tuple(Placement(**{**p, "ranks": tuple(p["ranks"])}) for p in record.get("placements", [])),
+                tuple(_placement(p, number, name) for number, p in enumerate(record.get("placements", []))),
                 tuple(Schedule.from_json(json.dumps(s), name) for s in record.get("schedules", [])),
                 tuple(PolicyChoice(p["name"], tuple(p["settings"].items())) for p in record.get("policies", [])),
                 None if predicted is None else Timeline.from_json(json.dumps(predicted), name),
@@ -148,3 +184,49 @@ class Plan:
         except OSError as error:
             raise DataError(f"{path}: expected a plan file that can be read: {error.strerror}") from error
         return cls.from_json(text, str(path))
+
+
+def _placement_record(p: Placement) -> dict[str, Any]:
+    """What is not as it is by default, beside what every placement states."""
+    always = ("call", "mode", "ranks", "dp", "tp", "pp", "after")
+    defaults = {f.name: f.default for f in fields(Placement)}
+    return {key: value for key, value in asdict(p).items() if key in always or value != defaults[key]}
+
+
+def _placement(record: Mapping[str, Any], number: int, name: str) -> Placement:
+    label = f"{name}: placements[{number}]"
+    if not isinstance(record, Mapping):
+        raise DataError(f"{label}: expected a mapping of keys, found {record!r:.80}")
+    known = [f.name for f in fields(Placement)]
+    for key in record:
+        if key not in known:
+            close = difflib.get_close_matches(key, known, n=1)
+            hint = f"; did you mean {close[0]!r}?" if close else f"; expected {', '.join(known)}"
+            raise DataError(f"{label}: unknown key {key!r}{hint}")
+    for key in ("call", "mode", "ranks"):
+        if key not in record:
+            raise DataError(f"{label}: the key {key!r} is missing")
+    for key, kind in _KINDS.items():
+        value = record.get(key)
+        fits = isinstance(value, kind) and not isinstance(value, bool)
+        if kind is list:
+            fits = fits and all(isinstance(item, int) and not isinstance(item, bool) for item in value)
+        if key in record and not fits:
+            what = {list: "a list of whole numbers", int: "a whole number", str: "a text"}[kind]
+            raise DataError(f"{label}: expected {what} for {key!r}, found {value!r:.80}")
+    lists = {key: tuple(record[key]) for key in ("ranks", "stages") if key in record}
+    return Placement(**{**record, **lists})
+
+
+_KINDS: dict[str, type] = {
+    "call": str,
+    "mode": str,
+    "ranks": list,
+    "dp": int,
+    "tp": int,
+    "pp": int,
+    "after": str,
+    "stages": list,
+    "micro_batch_tokens": int,
+    "schedule": str,
+}
