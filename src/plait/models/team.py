@@ -1,0 +1,349 @@
+"""The ranks that hold one model together, and what they tell each other.
+
+A team is one layout on running processes: along each axis (dp, tp, pp) a rank has peers. Peers of one rank need no
+process group and send nothing, so the code of many devices is the code of one.
+
+All ranks of an axis must call the same collectives in the same order. Messages between two ranks meet by their tag on
+gloo, and in the order of posting on NCCL.
+
+    teams = make_teams([training, scoring], rank, timeout_s=600.0)    # every rank of the world, the same list
+    team = teams[training]                                            # None: this rank is no member
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from datetime import timedelta
+from itertools import pairwise, product
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from plait.errors import RunError
+from plait.layout.mesh import Coordinates, Layout
+
+WaitingFor = Callable[[str], AbstractContextManager[None]]
+"""Told what is waited for, for as long as it is (`launch`'s WorkerContext.waiting_for)."""
+
+TIMEOUT_S = 1800.0
+"""Of each wait, unless told: longer than any legitimate action. Ranks that die or freeze are seen by the launcher."""
+
+FIRST_INNER_TAG = 1 << 30
+"""Tags from here on are the collectives' own; messages of callers have lower ones."""
+
+PIECE_ELEMENTS = 1 << 22
+"""Of one message of `reduce_scatter`: what is received into memory of its own."""
+
+Op = Literal["sum", "max", "min"]
+_OPS = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}
+
+
+@dataclass(eq=False)
+class Transfer:
+    """A message on its way. Its tensor must stay as it is until `wait` returns."""
+
+    tensor: Tensor
+    _wait: Callable[[], None]
+
+    def wait(self) -> Tensor:
+        """Until the tensor is free (sent) or filled (received), which is returned.
+
+        Raises:
+            RunError: nothing came through until the deadline, or the peer is gone.
+        """
+        self._wait()
+        return self.tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Peers:
+    """The ranks along one axis of a team, this one among them.
+
+    Every call raises RunError where a peer is gone or does not answer until the deadline.
+    """
+
+    ranks: tuple[int, ...]
+    """Global ranks, in the order of the axis."""
+    index: int
+    """Place of this rank in them."""
+    axis: str = ""
+    """For errors: `tp`, say."""
+    group: Any = field(default=None, repr=False)
+    """torch.distributed's; None where there is one rank."""
+    timeout_s: float = TIMEOUT_S
+    waiting_for: WaitingFor = field(default=lambda what: nullcontext(), repr=False)
+
+    @classmethod
+    def alone(cls, rank: int = 0, axis: str = "") -> Peers:
+        return cls((rank,), 0, axis)
+
+    @property
+    def size(self) -> int:
+        return len(self.ranks)
+
+    def all_reduce(self, tensor: Tensor, op: Op = "sum") -> Tensor:
+        """Reduce over the ranks, in place; equal bits on all of them. Returns the tensor."""
+        if self.size > 1 and tensor.numel():
+            assert tensor.is_contiguous(), "a tensor that is reduced in place is contiguous"
+            self._finish(
+                lambda: dist.all_reduce(tensor, _OPS[op], group=self.group, async_op=True), f"all_reduce {op}", tensor
+            )
+        return tensor
+
+    def broadcast(self, tensor: Tensor, source: int) -> Tensor:
+        """Overwrite the tensor by that of the rank with index `source`. Returns it."""
+        if self.size > 1 and tensor.numel():
+            assert tensor.is_contiguous(), "a tensor that is written in place is contiguous"
+            self._finish(
+                lambda: dist.broadcast(tensor, group=self.group, group_src=source, async_op=True),
+                f"broadcast of rank {self.ranks[source]}",
+                tensor,
+            )
+        return tensor
+
+    def all_gather(self, tensor: Tensor, lengths: Sequence[int] | None = None) -> list[Tensor]:
+        """The tensor of every rank, by index.
+
+        Args:
+            lengths: of dim 0 on each rank; None: shapes are equal.
+        """
+        if self.size == 1:
+            return [tensor]
+        tensor = tensor.contiguous()
+        if lengths is None:
+            parts = [torch.empty_like(tensor) for _ in self.ranks]
+        else:
+            assert lengths[self.index] == len(tensor), f"said to have {lengths[self.index]} rows, has {len(tensor)}"
+            most = max(lengths)
+            own = tensor.new_zeros((most, *tensor.shape[1:]))
+            own[: len(tensor)] = tensor
+            tensor, parts = own, [torch.empty_like(own) for _ in self.ranks]
+        if tensor.numel():
+            self._finish(lambda: dist.all_gather(parts, tensor, group=self.group, async_op=True), "all_gather", tensor)
+        if lengths is not None:
+            parts = [part[:length] for part, length in zip(parts, lengths, strict=True)]
+        return parts
+
+    def reduce_scatter(self, flat: Tensor, bounds: Sequence[int]) -> Tensor:
+        """Sum a flat buffer over the ranks, each rank its own part only: `bounds[i]` to `bounds[i + 1]` of rank i.
+
+        Every number is the sum of the ranks' in their order, so the result does not depend on how parts are cut.
+
+        Args:
+            flat: [elements]; unchanged but for the part of this rank.
+
+        Returns:
+            The part of this rank, a view of `flat`.
+        """
+        own = flat[bounds[self.index] : bounds[self.index + 1]]
+        if self.size == 1:
+            return own
+        most = max(stop - start for start, stop in pairwise(bounds))
+        for at in range(0, most, PIECE_ELEMENTS):
+            pieces = [
+                flat[min(start + at, stop) : min(start + at + PIECE_ELEMENTS, stop)] for start, stop in pairwise(bounds)
+            ]
+            mine = pieces[self.index]
+            found = [mine.clone() if peer == self.index else torch.empty_like(mine) for peer in range(self.size)]
+            self._exchange(pieces, found, "reduce_scatter")
+            total = found[0]
+            for part in found[1:]:
+                total += part
+            mine.copy_(total)
+        return own
+
+    def all_gather_flat(self, flat: Tensor, bounds: Sequence[int]) -> Tensor:
+        """Fill a flat buffer of which each rank has its own part: `bounds[i]` to `bounds[i + 1]` of rank i. In place;
+        returns it."""
+        if self.size > 1:
+            parts = [flat[start:stop] for start, stop in pairwise(bounds)]
+            self._exchange([parts[self.index]] * self.size, parts, "all_gather")
+        return flat
+
+    def barrier(self) -> None:
+        """Until all ranks are here."""
+        if self.size > 1:
+            self._finish(lambda: dist.barrier(group=self.group, async_op=True), "barrier")
+
+    def isend(self, tensor: Tensor, peer: int, tag: int, what: str = "") -> Transfer:
+        """Begin to send a contiguous tensor to the rank with index `peer`.
+
+        Args:
+            tag: below FIRST_INNER_TAG; that of the receive on the other side.
+            what: for errors: the action that it belongs to, `3F0` say.
+        """
+        assert tensor.is_contiguous(), "a tensor that is sent is contiguous"
+        return self._post(dist.isend, "send", tensor, peer, tag, what)
+
+    def irecv(self, tensor: Tensor, peer: int, tag: int, what: str = "") -> Transfer:
+        """Begin to receive into a contiguous tensor from the rank with index `peer`; see `isend`."""
+        assert tensor.is_contiguous(), "a tensor that is received into is contiguous"
+        return self._post(dist.irecv, "recv", tensor, peer, tag, what)
+
+    def send(self, tensor: Tensor, peer: int, tag: int, what: str = "") -> None:
+        """`isend`, and wait."""
+        self.isend(tensor.contiguous(), peer, tag, what).wait()
+
+    def recv(self, tensor: Tensor, peer: int, tag: int, what: str = "") -> Tensor:
+        """`irecv`, and wait. Returns the tensor."""
+        return self.irecv(tensor, peer, tag, what).wait()
+
+    def _post(self, call: Any, name: str, tensor: Tensor, peer: int, tag: int, what: str) -> Transfer:
+        assert peer != self.index, f"a message of rank {self.ranks[peer]} to itself"
+        whom = f"rank {self.ranks[peer]}"
+        action = f"{name} {what}".rstrip()
+        if not tensor.numel():
+            return Transfer(tensor, lambda: None)
+        try:
+            work = (
+                call(tensor, group=self.group, group_dst=peer, tag=tag)
+                if name == "send"
+                else call(tensor, group=self.group, group_src=peer, tag=tag)
+            )
+        except RuntimeError as error:
+            raise self._failure(whom, action, error) from error
+        return Transfer(tensor, lambda: self._wait(work, whom, action))
+
+    def _exchange(self, outgoing: Sequence[Tensor], incoming: Sequence[Tensor], action: str) -> None:
+        """Give part i of `outgoing` to the rank with index i and take its part into `incoming[i]`."""
+        operations = [
+            dist.P2POp(call, tensor, group=self.group, tag=FIRST_INNER_TAG, group_peer=peer)
+            for peer in range(self.size)
+            if peer != self.index
+            for call, tensor in ((dist.irecv, incoming[peer]), (dist.isend, outgoing[peer]))
+            if tensor.numel()
+        ]
+        if not operations:
+            return
+        try:
+            works = dist.batch_isend_irecv(operations)
+        except RuntimeError as error:
+            raise self._failure("its peers", action, error) from error
+        # Backends that coalesce give one work for all.
+        for number, work in enumerate(works):
+            peers = operations if len(works) == 1 else operations[number : number + 1]
+            ranks = sorted({self.ranks[operation.group_peer] for operation in peers})
+            self._wait(work, f"rank {', '.join(map(str, ranks))}", action)
+
+    def _finish(self, call: Callable[[], Any], action: str, tensor: Tensor | None = None) -> None:
+        others = [rank for place, rank in enumerate(self.ranks) if place != self.index]
+        whom = f"rank{'s' if len(others) > 1 else ''} {', '.join(map(str, others))}"
+        size = "" if tensor is None else f" of {tensor.numel() * tensor.itemsize} bytes"
+        try:
+            work = call()
+        except RuntimeError as error:
+            raise self._failure(whom, action, error) from error
+        self._wait(work, whom, action + size)
+
+    def _wait(self, work: Any, whom: str, action: str) -> None:
+        try:
+            with self.waiting_for(f"{whom} ({self.axis} {action})"):
+                through = work.wait(timedelta(seconds=self.timeout_s))
+        except RuntimeError as error:
+            raise self._failure(whom, action, error) from error
+        if through is False:
+            raise self._failure(whom, action, None)
+
+    def _failure(self, whom: str, action: str, error: RuntimeError | None) -> RunError:
+        cause = re.sub(r"^\[\S+\] *", "", str(error).splitlines()[0]) if error and str(error) else "it was aborted"
+        if re.search("timed out|timeout", cause, re.IGNORECASE):
+            cause = f"nothing in {self.timeout_s:g} s ({cause})"
+        return RunError(
+            f"{self.axis}: rank {self.ranks[self.index]} expected {whom} to take part in {action} within "
+            f"{self.timeout_s:g} s, found: {cause}"
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Team:
+    """A layout on running processes, as one of its ranks sees it."""
+
+    layout: Layout
+    rank: int
+    """Global rank of this process."""
+    dp: Peers
+    """Ranks with the same part of the model and other rows."""
+    tp: Peers
+    """Ranks that share each layer of this stage."""
+    pp: Peers
+    """The stages of this rank's pipeline, in order."""
+    ends: Peers
+    """The first and the last stage of this pipeline, which both hold a tied embedding; on the stages between them, and
+    where there is one stage, this rank alone."""
+    all: Peers
+    """Every rank of the layout."""
+
+    @classmethod
+    def alone(cls, rank: int = 0) -> Team:
+        """A team of one, without torch.distributed."""
+        peers = {axis: Peers.alone(rank, axis) for axis in ("dp", "tp", "pp", "ends", "all")}
+        return cls(Layout.on((rank,)), rank, **peers)
+
+    @property
+    def coordinates(self) -> Coordinates:
+        return self.layout.coordinates(self.rank)
+
+    @property
+    def is_first_stage(self) -> bool:
+        return self.pp.index == 0
+
+    @property
+    def is_last_stage(self) -> bool:
+        return self.pp.index == self.pp.size - 1
+
+    @property
+    def is_leader(self) -> bool:
+        """Whether this is the first rank of the layout."""
+        return self.all.index == 0
+
+
+def make_teams(
+    layouts: Iterable[Layout], rank: int, *, timeout_s: float = TIMEOUT_S, waiting_for: WaitingFor = nullcontext
+) -> dict[Layout, Team | None]:
+    """The teams of some layouts. Every rank of the default process group must call this with the same layouts.
+
+    Args:
+        layouts: their ranks are global ranks; where all have one rank, no process group is needed.
+        rank: of this process.
+        timeout_s: of each wait for peers.
+        waiting_for: told what each wait is for.
+
+    Returns:
+        Layout → its team, None where this rank is no member.
+    """
+    made: dict[tuple[bool, tuple[int, ...]], Any] = {}
+    teams: dict[Layout, Team | None] = {}
+    for layout in layouts:
+        found: dict[str, Peers] = {}
+        for axis, ranks in _axes(layout):
+            # Messages of a pipeline do not share a group with collectives: on NCCL one would wait for the other.
+            key = (axis == "pp", ranks)
+            if len(ranks) > 1 and key not in made:
+                made[key] = dist.new_group(list(ranks), timeout=timedelta(seconds=timeout_s))
+            if rank in ranks:
+                found[axis] = Peers(ranks, ranks.index(rank), axis, made.get(key), timeout_s, waiting_for)
+        if rank in layout.mesh.ranks:
+            found.setdefault("ends", Peers.alone(rank, "ends"))
+            teams[layout] = Team(layout, rank, **found)
+        else:
+            teams[layout] = None
+    return teams
+
+
+def _axes(layout: Layout) -> Iterable[tuple[str, tuple[int, ...]]]:
+    """Every set of peers of a layout, in an order that all ranks share."""
+    sizes, at = layout.parallelism, layout.rank_at
+    dps, tps, pps = range(sizes.dp), range(sizes.tp), range(sizes.pp)
+    yield "all", layout.mesh.ranks
+    yield from (("tp", tuple(at(dp, tp, pp) for tp in tps)) for dp, pp in product(dps, pps))
+    yield from (("dp", tuple(at(dp, tp, pp) for dp in dps)) for pp, tp in product(pps, tps))
+    for dp, tp in product(dps, tps):
+        stages = tuple(at(dp, tp, pp) for pp in pps)
+        yield "pp", stages
+        if len(stages) > 1:
+            yield "ends", (stages[0], stages[-1])
