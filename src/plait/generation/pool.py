@@ -1,0 +1,119 @@
+"""The keys and values of everything in flight: one pool of equal blocks per layer.
+
+Which block holds what is decided in `policy.blocks`; here lie the tensors. A token's *place* is its block's id times
+the tokens of a block plus its offset there. Buffers start as zeros: a masked place still enters a product, with weight
+0, and what lies there must be finite. The pool grows as blocks are asked for and is given back as a whole.
+
+Shapes: N blocks of P tokens, T tokens of a step, K tokens of a context, Hkv key heads, D and E head sizes of keys and
+of values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from plait.policy.blocks import BLOCK_TOKENS
+
+
+@dataclass(frozen=True)
+class KeyValue:
+    """Of one layer: key [..., Hkv, tokens, D] and value [..., Hkv, tokens, E] in the compute dtype."""
+
+    key: Tensor
+    value: Tensor
+
+
+class KVPool:
+    """Blocks of all layers; `layers` holds key [N, Hkv, P, D] and value [N, Hkv, P, E] of each, contiguous.
+
+    The shapes of a layer are learned from its first tokens. Growing moves the tensors: hold none of them over a step.
+    """
+
+    def __init__(self, block_tokens: int = BLOCK_TOKENS) -> None:
+        self.block_tokens = block_tokens
+        self.num_blocks = 0
+        self.layers: dict[int, KeyValue] = {}
+
+    @property
+    def num_bytes(self) -> int:
+        """Of all blocks, used or not."""
+        return sum(tensor.nbytes for kv in self.layers.values() for tensor in (kv.key, kv.value))
+
+    def reserve(self, num_blocks: int, limit: int) -> None:
+        """Have blocks 0 … num_blocks − 1 at least; growth is by half of what there is, up to `limit`."""
+        assert num_blocks <= limit, f"{num_blocks} blocks needed, {limit} is the limit"
+        if num_blocks <= self.num_blocks:
+            return
+        num_blocks = min(max(num_blocks, self.num_blocks + self.num_blocks // 2), limit)
+        for layer, old in self.layers.items():
+            self.layers[layer] = KeyValue(_enlarged(old.key, num_blocks), _enlarged(old.value, num_blocks))
+        self.num_blocks = num_blocks
+
+    def layer(self, layer: int, key: Tensor, value: Tensor) -> KeyValue:
+        """The blocks of a layer; `key` [Hkv, T, D] and `value` [Hkv, T, E] say their shapes where it is new."""
+        if layer not in self.layers:
+            self.layers[layer] = KeyValue(self._zeros(key), self._zeros(value))
+        return self.layers[layer]
+
+    def copy(self, pairs: Sequence[tuple[int, int]]) -> None:
+        """Copy blocks (source, target) in all layers; no target is a source."""
+        if not pairs or not self.layers:
+            return
+        device = next(iter(self.layers.values())).key.device
+        sources, targets = torch.tensor(pairs, device=device).unbind(1)
+        for kv in self.layers.values():
+            for tensor in (kv.key, kv.value):
+                tensor.index_copy_(0, targets, tensor.index_select(0, sources))
+
+    def read(self, layer: int, table: Sequence[int], start: int, stop: int) -> KeyValue:
+        """Copies [Hkv, stop − start, …] of the tokens start … stop − 1 of a context with this block table."""
+        kv = self.layers[layer]
+        first, last = start // self.block_tokens, -(-stop // self.block_tokens)
+        ids = torch.tensor(table[first:last], dtype=torch.int64, device=kv.key.device)
+        at = slice(start - first * self.block_tokens, stop - first * self.block_tokens)
+        return KeyValue(*(context_of(tensor, ids[None])[0, :, at] for tensor in (kv.key, kv.value)))
+
+    def write(self, layer: int, places_T: Tensor, key: Tensor, value: Tensor) -> None:
+        """Put key [Hkv, T, D] and value [Hkv, T, E] of tokens where they belong."""
+        kv = self.layer(layer, key, value)
+        scatter(kv, flat_places(places_T, key.shape[0], self.block_tokens), key, value)
+
+    def clear(self) -> None:
+        """Give the memory back."""
+        self.layers.clear()
+        self.num_blocks = 0
+
+    def _zeros(self, like: Tensor) -> Tensor:
+        num_heads, _, head_size = like.shape
+        return like.new_zeros(self.num_blocks, num_heads, self.block_tokens, head_size)
+
+
+def flat_places(places_T: Tensor, num_heads: int, block_tokens: int) -> Tensor:
+    """[Hkv · T] rows of a layer's tensor seen as [N · Hkv · P, D], in the order of keys [Hkv, T, D]."""
+    blocks_T = places_T // block_tokens
+    offsets_T = places_T - blocks_T * block_tokens
+    heads_H1 = torch.arange(num_heads, device=places_T.device)[:, None]
+    return ((blocks_T * num_heads + heads_H1) * block_tokens + offsets_T).reshape(-1)
+
+
+def scatter(kv: KeyValue, rows_HT: Tensor, key: Tensor, value: Tensor) -> None:
+    """Write key [Hkv, T, D] and value [Hkv, T, E] to rows as of `flat_places`."""
+    for tensor, new in ((kv.key, key), (kv.value, value)):
+        tensor.view(-1, new.shape[2]).index_copy_(0, rows_HT, new.reshape(-1, new.shape[2]))
+
+
+def context_of(blocks: Tensor, ids_SM: Tensor) -> Tensor:
+    """Gather blocks [N, Hkv, P, D] by ids [S, M] into contexts [S, Hkv, M · P, D]."""
+    num_samples, num_blocks = ids_SM.shape
+    found = blocks.index_select(0, ids_SM.reshape(-1)).view(num_samples, num_blocks, *blocks.shape[1:])
+    return found.transpose(1, 2).reshape(num_samples, blocks.shape[1], num_blocks * blocks.shape[2], blocks.shape[3])
+
+
+def _enlarged(old: Tensor, num_blocks: int) -> Tensor:
+    new = old.new_zeros(num_blocks, *old.shape[1:])
+    new[: old.shape[0]] = old
+    return new

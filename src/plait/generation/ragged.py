@@ -1,0 +1,229 @@
+"""One ragged step: any mix of prefill chunks and rows of 1 … k new tokens per sample, over the block pool.
+
+Samples of few new tokens (decode, verification of drafts) come first and read their blocks through the kernel; longer
+chunks follow, those without a held context first, and take dense products. So the cost grows with the tokens of the
+batch and the contexts that they see, not with padding.
+
+Shapes: T new tokens of the step, S samples, M columns of the block tables, R rows that are read, P tokens of a block, N
+blocks, K places looked at, Hq query heads, Hkv key heads, G = Hq / Hkv query heads that share a key head, D and E head
+sizes of keys and of values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+from plait.data.packed import Group, PackedBatch, Span
+from plait.generation.paged import attention, chunk_attention
+from plait.generation.paged import paged_attention_plain as paged_attention_plain
+from plait.generation.pool import KVPool, context_of, flat_places, scatter
+from plait.models.packed_attention import PackedPlan, packed_attention, plan
+
+SHORT_ROWS = 16
+"""New tokens of a sample up to which its rows go through the kernel; longer chunks pay for a gather of their keys."""
+
+
+@dataclass(frozen=True)
+class RaggedBatch:
+    """What goes through the model in one step. Tensors are on the model's device.
+
+    Sample s has the rows starts[s] … starts[s + 1] − 1. Order of the samples: up to SHORT_ROWS rows, longer ones that
+    hold nothing, longer ones that do.
+    """
+
+    token_ids_T: Tensor
+    """int64."""
+    position_ids_T: Tensor
+    """int64; held + depth, so siblings of a tree share a position."""
+    starts_S1: Tensor
+    """int32 [S + 1]."""
+    held_S: Tensor
+    """int32: tokens that the pool holds before the step."""
+    tables_SM: Tensor
+    """int32: block ids of each sample, −1 behind them."""
+    places_T: Tensor
+    """int64: block · P + offset of each new token."""
+    ancestors: tuple[Tensor | None, ...] | None = None
+    """Per sample a bool [k, k]: row i sees new token j (itself included). None: a causal chain."""
+    read_R: Tensor | None = None
+    """int64: rows whose logits are wanted; None: all."""
+
+    @property
+    def num_tokens(self) -> int:
+        return int(self.token_ids_T.shape[0])
+
+    @cached_property
+    def num_new(self) -> tuple[int, ...]:
+        """New tokens of each sample."""
+        starts = self.starts_S1.tolist()
+        return tuple(stop - start for start, stop in pairwise(starts))
+
+    @cached_property
+    def num_held(self) -> tuple[int, ...]:
+        """`held_S` on the host."""
+        return tuple(self.held_S.tolist())
+
+    @cached_property
+    def num_short(self) -> int:
+        """Samples, the first ones, whose rows go through the kernel."""
+        short = [count <= SHORT_ROWS for count in self.num_new]
+        assert short == sorted(short, reverse=True), "samples of few rows come first"
+        return sum(short)
+
+
+@dataclass(frozen=True)
+class NewTokens:
+    """The rows of one sample, as the host says them."""
+
+    token_ids: Sequence[int]
+    held: int
+    table: Sequence[int]
+    ancestors: Tensor | None = None
+    """bool [k, k] on any device; parents stand before children."""
+
+    @property
+    def rank(self) -> int:
+        """Where it stands in the order of a RaggedBatch."""
+        return 0 if len(self.token_ids) <= SHORT_ROWS else 1 + (self.held > 0)
+
+
+def ragged(
+    samples: Sequence[NewTokens],
+    block_tokens: int,
+    *,
+    device: torch.device | str = "cpu",
+    read: Sequence[int] | None = None,
+) -> RaggedBatch:
+    """Put samples, in the order of their `rank`, into one batch.
+
+    Args:
+        read: rows whose logits are wanted; None: all.
+    """
+    assert list(map(_rank, samples)) == sorted(map(_rank, samples)), "samples stand in the order of their rank"
+    token_ids: list[int] = []
+    positions: list[int] = []
+    places: list[int] = []
+    starts = [0]
+    for sample in samples:
+        count = len(sample.token_ids)
+        token_ids += sample.token_ids
+        starts.append(len(token_ids))
+        if sample.ancestors is None:
+            positions += range(sample.held, sample.held + count)
+        else:
+            positions += (sample.ancestors.sum(1) - 1 + sample.held).tolist()
+        for at in range(sample.held, sample.held + count):
+            places.append(sample.table[at // block_tokens] * block_tokens + at % block_tokens)
+    width = max((len(sample.table) for sample in samples), default=0)
+    tables = [[*sample.table, *[-1] * (width - len(sample.table))] for sample in samples]
+    trees = tuple(None if sample.ancestors is None else sample.ancestors.to(device) for sample in samples)
+    whole = torch.tensor([token_ids, positions, places], dtype=torch.int64, device=device)
+    return RaggedBatch(
+        *whole[:2].unbind(0),
+        starts_S1=torch.tensor(starts, dtype=torch.int32, device=device),
+        held_S=torch.tensor([sample.held for sample in samples], dtype=torch.int32, device=device),
+        tables_SM=torch.tensor(tables, dtype=torch.int32, device=device).view(len(samples), width),
+        places_T=whole[2],
+        ancestors=None if all(tree is None for tree in trees) else trees,
+        read_R=None if read is None else torch.tensor(read, dtype=torch.int64, device=device),
+    )
+
+
+def _rank(sample: NewTokens) -> int:
+    return sample.rank
+
+
+class RaggedContext:
+    """An AttentionContext (models.attention) for one step: stores the new keys and values, then attends.
+
+    Args:
+        pool: has all blocks of the tables.
+    """
+
+    def __init__(self, pool: KVPool, batch: RaggedBatch) -> None:
+        self.pool, self.batch = pool, batch
+        self._rows: dict[int, Tensor] = {}
+        self._plans: dict[int | None, PackedPlan] = {}
+        num_short, starts = batch.num_short, [0]
+        for count in batch.num_new:
+            starts.append(starts[-1] + count)
+        self._starts = starts
+        self._fresh = next((s for s in range(num_short, len(batch.num_new)) if batch.num_held[s]), len(batch.num_new))
+        """First sample of the longer ones that hold a context."""
+        whole = num_short == len(batch.num_new)
+        self._short = (
+            (batch.tables_SM, batch.starts_S1, batch.held_S, batch.ancestors)
+            if whole
+            else (
+                batch.tables_SM[:num_short],
+                batch.starts_S1[: num_short + 1],
+                batch.held_S[:num_short],
+                batch.ancestors and batch.ancestors[:num_short],
+            )
+        )
+
+    def attend(
+        self,
+        layer: int,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        *,
+        scale: float,
+        window: int | None,
+        softcap: float | None,
+        sinks: Tensor | None,
+    ) -> Tensor:
+        """See AttentionContext.attend."""
+        num_heads = key.shape[0]
+        blocks = self.pool.layer(layer, key, value)
+        if num_heads not in self._rows:
+            self._rows[num_heads] = flat_places(self.batch.places_T, num_heads, self.pool.block_tokens)
+        scatter(blocks, self._rows[num_heads], key, value)
+        batch, num_short = self.batch, self.batch.num_short
+        tables, starts, held, ancestors = self._short
+        options = {"scale": scale, "window": window, "softcap": softcap, "sinks": sinks}
+        rows_TH = query.transpose(0, 1)
+        if num_short == len(batch.num_new):
+            return attention(rows_TH, blocks.key, blocks.value, tables, starts, held, ancestors=ancestors, **options)
+        out = query.new_empty(query.shape[1], query.shape[0], value.shape[2])
+        if num_short:
+            rows = slice(0, self._starts[num_short])
+            out[rows] = attention(
+                rows_TH[rows], blocks.key, blocks.value, tables, starts, held, ancestors=ancestors, **options
+            )
+        if self._fresh > num_short:
+            rows = slice(self._starts[num_short], self._starts[self._fresh])
+            if window not in self._plans:
+                self._plans[window] = plan(self._fresh_prompts(), query.shape[0], window, query.dtype)
+            whole = self._plans[window]
+            out[rows] = packed_attention(
+                query[:, rows], key[:, rows], value[:, rows], whole, scale=scale, softcap=softcap, sinks=sinks
+            )
+        for sample in range(self._fresh, len(batch.num_new)):
+            rows = slice(self._starts[sample], self._starts[sample + 1])
+            assert batch.ancestors is None or batch.ancestors[sample] is None, "a tree has few rows"
+            out[rows] = chunk_attention(query[:, rows], *self._context(sample, blocks.key, blocks.value), **options)
+        return out
+
+    def _fresh_prompts(self) -> PackedBatch:
+        """The longer samples that hold nothing, as a packed batch of prompts."""
+        first, last = self.batch.num_short, self._fresh
+        offset = self._starts[first]
+        rows = slice(offset, self._starts[last])
+        spans = [Span(self._starts[s] - offset, self.batch.num_new[s]) for s in range(first, last)]
+        groups = tuple(Group(span, ()) for span in spans)
+        return PackedBatch(self.batch.token_ids_T[rows], self.batch.position_ids_T[rows], groups)
+
+    def _context(self, sample: int, *blocks: Tensor) -> tuple[Tensor, ...]:
+        """Held and new keys, values [Hkv, K, …] of one sample."""
+        num_keys = self.batch.num_held[sample] + self.batch.num_new[sample]
+        num_blocks = -(-num_keys // self.pool.block_tokens)
+        ids_1M = self.batch.tables_SM[sample : sample + 1, :num_blocks].long()
+        return tuple(context_of(tensor, ids_1M)[0, :, :num_keys] for tensor in blocks)

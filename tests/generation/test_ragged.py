@@ -1,0 +1,145 @@
+"""The ragged step against attention said plainly, one token at a time, in float64: blocks, chains, trees, windows."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from plait.generation.pool import KVPool
+from plait.generation.ragged import NewTokens, RaggedContext, ragged
+
+HEADS, KEY_HEADS, D, E, P = 4, 2, 8, 6, 4
+
+
+def attend_alone(query: Tensor, key: Tensor, value: Tensor, positions: list[int], at: int, **options) -> Tensor:
+    """One row [Hq, D] at position `at` over the keys [Hkv, K, D] that it sees, which stand at `positions`."""
+    out = []
+    shared = len(query) // len(key)
+    for head in range(len(query)):
+        scores = []
+        for k, position in enumerate(positions):
+            score = float(query[head].double() @ key[head // shared, k].double()) * options["scale"]
+            if options["softcap"] is not None:
+                score = options["softcap"] * math.tanh(score / options["softcap"])
+            hidden = options["window"] is not None and at - position >= options["window"]
+            scores.append(-math.inf if hidden else score)
+        if options["sinks"] is not None:
+            scores.append(float(options["sinks"][head]))
+        probs = torch.tensor(scores, dtype=torch.float64).softmax(0)[: len(positions)]
+        out.append(probs @ value[head // shared].double())
+    return torch.stack(out)
+
+
+def random_tree(count: int, rng: random.Random) -> Tensor:
+    seen = torch.eye(count, dtype=torch.bool)
+    for child in range(1, count):
+        seen[child] |= seen[rng.randrange(child)]
+    return seen
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    seed=st.integers(0, 10**6),
+    window=st.sampled_from([None, 3, 9]),
+    softcap=st.sampled_from([None, 2.0]),
+    with_sinks=st.booleans(),
+    dtype=st.sampled_from([torch.float64, torch.float32, torch.bfloat16]),
+)
+def test_every_row_sees_what_it_may(seed, window, softcap, with_sinks, dtype) -> None:
+    """Samples of any size over scattered blocks: decode rows, chains, trees, chunks with and without a context."""
+    rng, generator = random.Random(seed), torch.Generator().manual_seed(seed)
+
+    def normal(*size: int) -> Tensor:
+        return torch.randn(*size, generator=generator, dtype=torch.float64).to(dtype)
+
+    sizes = [(rng.choice([1, 1, 1, 2, 5, 16, 17, 40]), rng.choice([0, 1, 7, 8, 30])) for _ in range(rng.randint(1, 5))]
+    free = list(range(100))
+    rng.shuffle(free)
+    samples = []
+    for count, held in sizes:
+        table = [free.pop() for _ in range(-(-(held + count) // P))]
+        tree = random_tree(count, rng) if count <= 16 and rng.random() < 0.4 else None
+        samples.append(NewTokens([0] * count, held, table, tree))
+    samples.sort(key=lambda sample: sample.rank)
+    sinks = normal(HEADS) if with_sinks else None
+    pool = KVPool(P)
+    pool.reserve(100, 100)
+    truth = []
+    for sample in samples:  # the contexts, written ahead as longer chunks
+        key, value = normal(KEY_HEADS, sample.held, D), normal(KEY_HEADS, sample.held, E)
+        if sample.held:
+            ahead = ragged([NewTokens([0] * sample.held, 0, sample.table)], P)
+            pool.write(3, ahead.places_T, key, value)
+        truth.append((key, value))
+    batch = ragged(samples, P)
+    query, key, value = (
+        normal(heads, batch.num_tokens, size) for heads, size in ((HEADS, D), (KEY_HEADS, D), (KEY_HEADS, E))
+    )
+    options = {"scale": 0.4, "window": window, "softcap": softcap, "sinks": sinks}
+    out = RaggedContext(pool, batch).attend(3, query, key, value, **options)
+    assert out.shape == (batch.num_tokens, HEADS, E)
+    tolerance = {torch.float64: 1e-12, torch.float32: 2e-5, torch.bfloat16: 4e-2}[dtype]
+    row = 0
+    for sample, (held_key, held_value) in zip(samples, truth, strict=True):
+        count, first = len(sample.token_ids), row
+        for i in range(count):
+            seen = list(range(i + 1)) if sample.ancestors is None else sample.ancestors[i].nonzero()[:, 0].tolist()
+            positions = [*range(sample.held), *(sample.held + depth for depth in range(len(seen)))]
+            keys = torch.cat([held_key, key[:, [first + j for j in seen]]], dim=1)
+            values = torch.cat([held_value, value[:, [first + j for j in seen]]], dim=1)
+            at = positions[-1]
+            assert int(batch.position_ids_T[row]) == at
+            expected = attend_alone(query[:, row], keys, values, positions, at, **options)
+            torch.testing.assert_close(out[row].double(), expected, atol=tolerance, rtol=tolerance)
+            row += 1
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("num_samples", [3, 40])
+def test_one_row_each_without_the_kernel(dtype: torch.dtype, num_samples: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both ways of torch's own products, for few keys and for many, against the plain twin."""
+    from plait.generation import kernels
+    from plait.generation.ragged import attention, paged_attention_plain
+
+    monkeypatch.setattr(kernels, "AVAILABLE", False)
+    generator = torch.Generator().manual_seed(0)
+    key, value = (torch.randn(200, 3, 16, size, generator=generator).to(dtype) for size in (32, 32))
+    query = torch.randn(num_samples, 9, 32, generator=generator).to(dtype)
+    tables = torch.randperm(200, generator=generator)[: num_samples * 4].view(num_samples, 4).int()
+    held = torch.randint(0, 64, (num_samples,), generator=generator).int()
+    starts = torch.arange(num_samples + 1).int()
+    for window in (None, 20):
+        out = attention(query, key, value, tables, starts, held, scale=0.2, window=window)
+        plain = paged_attention_plain(query, key, value, tables, starts, held, scale=0.2, window=window)
+        torch.testing.assert_close(out, plain, atol=3e-2 if dtype == torch.bfloat16 else 1e-5, rtol=1e-2)
+
+
+def test_a_pool_grows_reads_and_copies() -> None:
+    pool = KVPool(P)
+    pool.reserve(3, 10)
+    key, value = torch.randn(2, 9, D), torch.randn(2, 9, E)
+    table = [2, 0, 1]
+    batch = ragged([NewTokens([5] * 9, 0, table)], P)
+    for layer in range(2):
+        pool.write(layer, batch.places_T, key, value)
+    assert pool.num_bytes == 2 * 3 * 2 * P * (D + E) * 4
+    pool.reserve(4, 10)
+    assert pool.num_blocks == 4
+    pool.reserve(5, 10)
+    assert pool.num_blocks == 6
+    pool.copy([(0, 5), (2, 4)])
+    for start, stop in ((0, 9), (3, 8), (5, 6)):
+        for at in (table, [4, 5, 1]):
+            kv = pool.read(1, at, start, stop)
+            assert torch.equal(kv.key, key[:, start:stop])
+            assert torch.equal(kv.value, value[:, start:stop])
+    with pytest.raises(AssertionError, match="11 blocks needed, 10"):
+        pool.reserve(11, 10)
+    pool.clear()
+    assert (pool.num_bytes, pool.num_blocks) == (0, 0)
