@@ -147,7 +147,8 @@ class TabularRun:
             Sample(Prompt(uid, "", (state,)), index, tokens, (), "", FinishReason.STOP)
             for state, uid, index, tokens, _ in self.given
         )
-        return Rows(samples).with_column(node.outputs[0], np.concatenate([trained for *_, trained in self.given]))
+        rows = Rows(samples).with_column(node.outputs[0], np.concatenate([trained for *_, trained in self.given]))
+        return rows.with_column(node.outputs[1], np.zeros(len(samples)))
 
     def _update(self, node: Node, tables: dict[int, Rows], step: int, rate: float) -> None:
         rows = tables[node.rows]

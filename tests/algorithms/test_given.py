@@ -133,6 +133,21 @@ def test_bradley_terry_equals_the_oracle(pairs, margin, centre, cut, swapped):
     assert found.metrics["reward/accuracy"] == pytest.approx(np.mean([c > r for c, r in pairs]))
 
 
+@given(st.lists(st.tuples(st.floats(-9, 9), st.floats(-9, 9), st.floats(0, 3)), min_size=1, max_size=5))
+def test_a_pairs_own_margin_adds_to_that_of_the_options(pairs):
+    expected = [oracle.bradley_terry(chosen, rejected, 0.5 + margin, 0.0) for chosen, rejected, margin in pairs]
+    outputs = Outputs(
+        [1, 2] * len(pairs),
+        values=np.zeros(3 * len(pairs)),
+        scores=np.array([score for chosen, rejected, _ in pairs for score in (chosen, rejected)]),
+        samples=pair_ids(len(pairs)),
+    )
+    margins = {"margin": np.repeat([margin for *_, margin in pairs], 3)}
+    found = run_loss(loss_of(reward_model, RewardModelOptions(margin=0.5), "reward"), outputs, margins)
+    assert found.loss == pytest.approx(sum(loss for loss, _, _ in expected) / len(pairs))
+    assert found.gradients["scores"] == pytest.approx([s / len(pairs) for _, c, r in expected for s in (c, r)])
+
+
 def test_a_far_margin_does_not_overflow():
     outputs = Outputs([1, 1], values=np.zeros(2), scores=np.array([-400.0, 400.0]), samples=pair_ids(1))
     found = run_loss(loss_of(reward_model, RewardModelOptions(), "reward"), outputs)

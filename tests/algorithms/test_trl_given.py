@@ -141,13 +141,18 @@ def test_the_reward_model_equals_trl(tmp_path, centre, margin, dtype):
     )
     trl.model.train()
     whole = [{f"{kind}_ids": e["prompt_ids"] + e[f"{kind}_ids"] for kind in ("chosen", "rejected")} for e in examples]
-    whole = [example | {"margin": margin} for example in whole] if margin else whole
+    columns = {}
+    if margin:  # half of it in the options, the rest in a column of the data, another for each pair
+        margins = [margin + 0.1 * place for place in range(len(whole))]
+        whole = [example | {"margin": own} for example, own in zip(whole, margins, strict=True)]
+        columns = {"margin": Column("margin", Level.SAMPLE, 0, 0)}
+        rows = rows.with_column(columns["margin"], [margins[s.prompt.uid - 10] - margin / 2 for s in rows.samples])
     trainer = trainer_of(model, role="reward")
-    loss = loss_of(reward_model, RewardModelOptions(margin=margin, center_rewards_coefficient=centre), "reward")
+    loss = loss_of(reward_model, RewardModelOptions(margin=margin / 2, center_rewards_coefficient=centre), "reward")
     with ExactFloat64():
         expected = trl.compute_loss(trl.model, DataCollatorForPreference(pad_token_id=0)(whole))
         expected.backward()
-        _, metrics = run_all(trainer.train(rows, {}, loss, mini_batches=1, epochs=1, step=0, whole_groups=True))
+        _, metrics = run_all(trainer.train(rows, columns, loss, mini_batches=1, epochs=1, step=0, whole_groups=True))
     tolerance = 1e-7 if dtype is torch.float64 else 1e-5
     assert metrics["reward/loss"] == pytest.approx(expected.item(), rel=tolerance)
     assert_equal_gradients(trainer, trl.model, 10 * tolerance)

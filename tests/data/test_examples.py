@@ -127,6 +127,15 @@ def test_a_pair_has_one_prompt_and_two_responses(tmp_path):
     assert shown(rejected)[1] == f" 8 9{END}"
 
 
+def test_a_pairs_margin_is_a_number_of_its_row(tmp_path):
+    row = {"prompt": "3+4?", "chosen": " 7", "rejected": " 8"}
+    assert [one.margin for one in pairs(tmp_path, row | {"margin": 2}).given(0, 0)] == [2.0, 2.0]
+    assert [one.margin for one in pairs(tmp_path, row).given(0, 0)] == [0.0, 0.0]
+    for wrong in ("2", float("nan"), True):
+        with pytest.raises(DataError, match="`margin` must be a finite number"):
+            pairs(tmp_path, row | {"margin": wrong})
+
+
 def test_a_pair_of_conversations_shares_what_it_begins_with(tmp_path):
     begin = [user("1+1?"), assistant("2"), user("3+4?")]
     made = pairs(tmp_path, {"chosen": [*begin, assistant("7")], "rejected": [*begin, assistant("8")]})

@@ -16,7 +16,9 @@ from plait.dataflow import Given, Role
 
 
 class RewardModelOptions(UpdateOptions):
-    margin: float = Field(0.0, ge=0, description="by how much the chosen score should be the higher one")
+    margin: float = Field(
+        0.0, ge=0, description="by how much the chosen score should be the higher one; a column `margin` adds to it"
+    )
     center_rewards_coefficient: float = Field(
         0.0, ge=0, description="weight of (s_chosen + s_rejected)², which centres scores at 0 (0.01)"
     )
@@ -27,14 +29,18 @@ def reward_model(pairs: Given, reward: Role, options: RewardModelOptions) -> Non
     reward.train(
         pairs,
         loss=partial(bradley_terry_loss, options=options, role=reward.name),
+        margin=pairs.margin,
         whole_groups=True,
         mini_batches=options.mini_batches,
         epochs=options.epochs,
     )
 
 
-def bradley_terry_loss(batch: LossBatch, *, options: RewardModelOptions, role: str = "reward") -> Tensor:
-    """Mean over pairs of −log σ(s_chosen − s_rejected − margin) + c · (s_chosen + s_rejected)².
+def bradley_terry_loss(
+    batch: LossBatch, margin: Tensor | None = None, *, options: RewardModelOptions, role: str = "reward"
+) -> Tensor:
+    """Mean over pairs of −log σ(s_chosen − s_rejected − m) + c · (s_chosen + s_rejected)², m = `options.margin` and the
+    pair's own `margin` [R] (Touvron et al. 2023, Llama 2, arXiv 2307.09288, eq. 2).
 
     The centring term is that of Eisenstein et al. 2023 (arXiv 2312.09244, eq. 2). Logs per pair: `{role}/accuracy` (a
     tie is wrong), `{role}/margin` = s_chosen − s_rejected and `{role}/mean_reward`, the mean of both scores.
@@ -44,5 +50,11 @@ def bradley_terry_loss(batch: LossBatch, *, options: RewardModelOptions, role: s
     batch.log(f"{role}/accuracy", (difference_P > 0).to(difference_P.dtype), per="pair")
     batch.log(f"{role}/margin", difference_P, per="pair")
     batch.log(f"{role}/mean_reward", sum_P / 2, per="pair")
-    loss_P = minus_log_sigmoid(difference_P - options.margin) + options.center_rewards_coefficient * sum_P**2
+    margin_P = options.margin if margin is None else options.margin + batch.pairs(_of_samples(batch, margin))[0]
+    loss_P = minus_log_sigmoid(difference_P - margin_P) + options.center_rewards_coefficient * sum_P**2
     return batch.mean_over_pairs(loss_P)
+
+
+def _of_samples(batch: LossBatch, values_R: Tensor) -> Tensor:
+    """[N]: the number that stands at every token of a sample."""
+    return batch.per_sequence(values_R) / batch.per_sequence(batch.mask).clamp(min=1)

@@ -31,6 +31,11 @@ class Given(NamedTuple):
     trained: tuple[float, ...]
     """One per token of the response: 1.0 where it is to be learnt, else 0.0."""
 
+    @property
+    def margin(self) -> float:
+        """By how much the chosen one of its pair is better, as the row says; 0 where it does not."""
+        return float(self.sample.prompt.columns.get("margin") or 0.0)
+
 
 class Response(NamedTuple):
     token_ids: tuple[int, ...]

@@ -3,13 +3,14 @@
 | asked for | columns |
 | prompts | `prompt` (text or messages) |
 | examples | `prompt` + `completion` (texts or messages), or `messages`, or `text` |
-| pairs | `prompt` + `chosen` + `rejected` (texts or messages), or `chosen` + `rejected` that begin alike |
+| pairs | `prompt` + `chosen` + `rejected` (texts or messages), or `chosen` + `rejected` that begin alike; `margin` |
 """
 
 from __future__ import annotations
 
 import difflib
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -102,6 +103,9 @@ def make_row(value: dict[str, Any], kind: RowKind, prompt_column: str, place: st
     for name in ("messages", "completion", "chosen", "rejected"):
         if columns.get(name) is not None:
             columns[name] = _checked(columns[name], name, place)
+    margin = columns.get("margin")
+    if kind is RowKind.PAIRS and margin is not None and not _is_number(margin):
+        raise DataError(f"{place}: `margin` must be a finite number (by how much `chosen` is better), found {margin!r}")
     parts = parts_of(columns, kind, place)
     completion = parts.completions[0]
     return Row(columns, place, key=text_of(completion if parts.prompt is None else parts.prompt))
@@ -184,6 +188,10 @@ def _check_completion(prompt: str | Messages | None, completion: str | Messages,
     for message in turns:
         if not message["content"] and not message.get("tool_calls"):
             raise DataError(f"{place}: a turn of the assistant in `{name}` is empty; remove the row")
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def _checked(column: Any, name: str, place: str, *, may_be_none: bool = False) -> Any:

@@ -99,14 +99,22 @@ class Given(Samples):
     @property
     def rows(self) -> int:
         if self._rows is None:
-            outputs = (("trained", Level.TOKEN),)
+            outputs = (("trained", Level.TOKEN), ("margin", Level.SAMPLE))
             self._rows = self._tracer.add(self._name, CallKind.READ, Grain.SAMPLE, outputs=outputs).id
         return self._rows
 
     @property
     def trained(self) -> ColumnHandle:
         """Per response token 1.0 where it is to be learnt, else 0.0 (what others said in a conversation)."""
-        return ColumnHandle(self._tracer, self._tracer.nodes[self.rows].outputs[0])
+        return self._column(0)
+
+    @property
+    def margin(self) -> ColumnHandle:
+        """Per sample the number in the column `margin` of its row; 0 where the row has none."""
+        return self._column(1)
+
+    def _column(self, place: int) -> ColumnHandle:
+        return ColumnHandle(self._tracer, self._tracer.nodes[self.rows].outputs[place])
 
 
 class Generated(Samples):

@@ -99,7 +99,8 @@ class Executor:
         given = sorted(state.given[node.call], key=lambda one: (one.sample.prompt.uid, one.sample.index))
         rows = Rows(tuple(one.sample for one in given))
         trained = np.array([flag for one in given for flag in one.trained], dtype=np.float64)
-        state.tables[node.id] = rows.with_column(node.outputs[0], trained)
+        margins = [one.margin for one in given]
+        state.tables[node.id] = rows.with_column(node.outputs[0], trained).with_column(node.outputs[1], margins)
 
     def _compute(self, node: Node, state: StepState) -> None:
         output = node.outputs[0]
