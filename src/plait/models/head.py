@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from plait.errors import ModelError
+from plait.models.vocabulary import Vocabulary
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,8 @@ class Head:
     params: tuple[nn.Parameter, ...]
     """Those that `family` uses; weight [V, H] and perhaps bias [V] when `linear`."""
     linear: bool = False
+    vocabulary: Vocabulary | None = None
+    """The part of the vocabulary V that `family` and `params` have, where ranks share the head; None: all of it."""
 
     @property
     def weight(self) -> Tensor:
@@ -47,8 +50,10 @@ class Head:
         return self.params[1] if len(self.params) > 1 else None
 
     def __call__(self, hidden_NH: Tensor) -> Tensor:
-        """Logits [N, V] in the compute dtype."""
-        return self.family(hidden_NH)
+        """Logits [N, V] in the compute dtype; of the whole vocabulary, on each rank that shares the head."""
+        if self.vocabulary is None:
+            return self.family(hidden_NH)
+        return self.vocabulary.gather(self.family(self.vocabulary.shared(hidden_NH)))
 
 
 class _DecoderOutput(tuple):
@@ -67,8 +72,11 @@ class _PassHidden(nn.Module):
         return _DecoderOutput((inputs_embeds,))
 
 
-def find_head(module: Any) -> Head:
+def find_head(module: Any, vocabulary: Vocabulary | None = None) -> Head:
     """The head of a Transformers causal LM, by the fast path when that is proven equal on random hidden states.
+
+    Args:
+        vocabulary: which part of the vocabulary the module has; None: all of it.
 
     Raises:
         ModelError: the family's forward does more with its decoder than to call it.
@@ -79,7 +87,7 @@ def find_head(module: Any) -> Head:
     def family(hidden_NH: Tensor) -> Tensor:
         return stage(inputs_embeds=hidden_NH[None], use_cache=False).logits[0]
 
-    head = Head(family, tuple(stage.parameters()))
+    head = Head(family, tuple(stage.parameters()), vocabulary=vocabulary)
     hidden_NH = _random_hidden(module)
     try:
         with torch.no_grad():
@@ -91,9 +99,9 @@ def find_head(module: Any) -> Head:
         ) from error
     if not _is_linear(module, head.params):
         return head
-    linear = Head(module.get_output_embeddings(), head.params, linear=True)
+    linear = Head(module.get_output_embeddings(), head.params, linear=True, vocabulary=vocabulary)
     with torch.no_grad():
-        return linear if torch.equal(linear(hidden_NH), logits_NV) else head
+        return linear if torch.equal(linear.family(hidden_NH), logits_NV) else head
 
 
 def _random_hidden(module: Any) -> Tensor:

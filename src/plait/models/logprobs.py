@@ -31,6 +31,7 @@ def chunked_logprobs(
     """Log-probs of the targets and entropies under softmax(head(hidden) / temperature).
 
     Args:
+        head: may be cut by vocabulary; then all its ranks call this with the same hidden states and get the same.
         hidden_RH: compute dtype; may require grad.
         targets_R: int64 token ids.
         rows: of one chunk; changes the memory, and the values only up to the order of a matrix product.
@@ -54,13 +55,18 @@ class _ChunkedLogprobs(torch.autograd.Function):
         for at in _chunks(len(hidden_RH), rows):
             scaled_CV = buffers.scaled(buffers.logits(hidden_RH[at]), temperature)
             top_C = scaled_CV.amax(-1)
+            if head.vocabulary is not None:
+                top_C = head.vocabulary.most(top_C)
             shifted_CV = scaled_CV.sub_(top_C[:, None])
-            target_C = shifted_CV.gather(1, targets_R[at, None])[:, 0]
+            target_C = _at_targets(head, shifted_CV, targets_R[at])
             weights_CV = torch.exp(shifted_CV, out=buffers.room("weights", shifted_CV, shifted_CV.dtype))
             total_C = weights_CV.sum(-1)
+            weighted_C = weights_CV.mul_(shifted_CV).sum(-1)
+            if head.vocabulary is not None:
+                target_C, total_C, weighted_C = head.vocabulary.sums(target_C, total_C, weighted_C)
             log_total_C = total_C.log()
             logprobs_R[at] = target_C - log_total_C
-            entropies_R[at] = log_total_C - weights_CV.mul_(shifted_CV).sum(-1) / total_C
+            entropies_R[at] = log_total_C - weighted_C / total_C
             lse_R[at] = log_total_C + top_C
         ctx.head, ctx.rows, ctx.temperature = head, rows, temperature
         ctx.set_materialize_grads(False)
@@ -80,6 +86,7 @@ class _ChunkedLogprobs(torch.autograd.Function):
         sums: list[Tensor | None] = [None] * len(head.params)
         for at in _chunks(len(hidden_RH), ctx.rows):
             logits_grad = _LogitsGrad(
+                head,
                 targets_R[at],
                 lse_R[at],
                 entropies_R[at],
@@ -92,6 +99,8 @@ class _ChunkedLogprobs(torch.autograd.Function):
                 grad_hidden_RH[at] = grad_CH
             for index, grad in enumerate(grads):
                 sums[index] = _accumulate(sums[index], grad, last=at.stop == len(hidden_RH))
+        if head.vocabulary is not None and grad_hidden_RH is not None:
+            head.vocabulary.peers.all_reduce(grad_hidden_RH)
         params = (None if total is None else total.to(p.dtype) for total, p in zip(sums, head.params, strict=True))
         return None, None, None, None, grad_hidden_RH, *params
 
@@ -135,6 +144,7 @@ class _Buffers:
 class _LogitsGrad:
     """Turns the scaled logits of one chunk into the gradient of the unscaled ones."""
 
+    head: Head
     targets_C: Tensor
     lse_C: Tensor
     entropies_C: Tensor
@@ -155,8 +165,20 @@ class _LogitsGrad:
             assert self.grad_logprobs_C is not None, "one of the two gradients is there"
             grad_CV.mul_(self.grad_logprobs_C[:, None] / -self.temperature)
         if self.grad_logprobs_C is not None:
-            grad_CV.scatter_add_(1, self.targets_C[:, None], self.grad_logprobs_C[:, None] / self.temperature)
+            at_target_C, targets_C = self.grad_logprobs_C / self.temperature, self.targets_C
+            if self.head.vocabulary is not None:
+                targets_C, has_C = self.head.vocabulary.places(targets_C)
+                at_target_C = at_target_C * has_C
+            grad_CV.scatter_add_(1, targets_C[:, None], at_target_C[:, None])
         return grad_CV
+
+
+def _at_targets(head: Head, shifted_CV: Tensor, targets_C: Tensor) -> Tensor:
+    """What stands at the targets [C]; 0 where another rank has them."""
+    if head.vocabulary is None:
+        return shifted_CV.gather(1, targets_C[:, None])[:, 0]
+    targets_C, has_C = head.vocabulary.places(targets_C)
+    return shifted_CV.gather(1, targets_C[:, None])[:, 0].masked_fill_(~has_C, 0.0)
 
 
 def _linear_grads(
