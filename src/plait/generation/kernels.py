@@ -1,14 +1,324 @@
-"""Kernels of generation on a CPU; none is there yet, and every caller has its plain way."""
+"""Kernels of generation on a CPU, compiled by numba where it is installed: attention over the block pool, and the
+pieces of a dense decoder layer.
+
+Each equals its plain twin up to rounding (`generation.paged`, and the Transformers layer for `generation.lowered`), and
+computes a row from that row alone, to the bit, whatever else is in the batch. Numbers of bfloat16 tensors travel as
+uint16, are widened in registers, and are rounded where the Transformers layer rounds.
+
+Shapes: T rows (new tokens), S samples, M columns of the block tables, N blocks of P tokens, Hq query heads, Hkv key
+heads, G = Hq / Hkv, D and E head sizes of keys and of values, H hidden size, I intermediate size, K keys.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
+import numpy as np
+import torch
 from torch import Tensor
 
-AVAILABLE = False
+try:
+    from numba import carray, njit
+
+    from plait.generation import vector_code
+    from plait.generation.vector_code import (
+        KEYS,
+        TILE_COLUMNS,
+        TILE_ROWS,
+        WEIGHTED_ROWS,
+        exp,
+        larger,
+        narrow,
+        of_ordered,
+        ordered,
+        pointer,
+        scores,
+        tile,
+        weighted,
+        widen,
+    )
+
+    AVAILABLE = True
+except ImportError:
+    AVAILABLE = False
+    KEYS, TILE_COLUMNS, TILE_ROWS, WEIGHTED_ROWS = 16, 32, 14, 4
+
+    def njit(**_: Any) -> Any:
+        return lambda function: function
 
 
-def paged_attention(query: Tensor, key_pool: Tensor, value_pool: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-    """See `generation.paged.paged_attention_plain`."""
-    raise AssertionError("paged_attention is called where AVAILABLE says so")
+Array = Any
+"""A numpy array: a view of a tensor."""
+
+SILU, GELU_TANH = 0, 1
+"""Activations that `gated` knows."""
+
+_ZERO, _ONE, _HALF = np.float32(0), np.float32(1), np.float32(0.5)
+_LOWEST = np.float32(-np.inf)
+_GELU_SLOPE, _GELU_CUBE = np.float32(2 * 0.7978845608028654), np.float32(0.044715)
+
+
+def fast(dtype: torch.dtype) -> bool:
+    """Whether this CPU has the vector instructions for a dtype."""
+    return AVAILABLE and dtype in (torch.float32, torch.bfloat16) and vector_code.supported()[dtype == torch.bfloat16]
+
+
+def array_of(tensor: Tensor) -> Array:
+    """A view: float32 as it is, bfloat16 as uint16."""
+    return tensor.view(torch.uint16).numpy() if tensor.dtype == torch.bfloat16 else tensor.numpy()
+
+
+@njit(cache=True, nogil=True)
+def product(like, x, x_stride, weight, num_terms, num_panels, out, out_stride, num_rows):
+    """out [rows, N] = x [rows, K] · weightᵀ + bias of a weight that `packed` has laid out.
+
+    Args:
+        x, weight, out: addresses; strides of rows in bytes. `out` has room for all columns of the panels.
+        num_terms: K.
+    """
+    if num_rows == 0:
+        return
+    if like.itemsize == 2:
+        num_terms //= 2
+    panel_bytes = 4 * TILE_COLUMNS * (1 + num_terms)
+    num_tiles = (num_rows + TILE_ROWS - 1) // TILE_ROWS
+    for panel in range(num_panels):
+        start = 0
+        for number in range(num_tiles):
+            stop = (number + 1) * num_rows // num_tiles
+            at = out + start * out_stride + panel * TILE_COLUMNS * like.itemsize
+            tile(
+                like,
+                stop - start,
+                x + start * x_stride,
+                x_stride,
+                weight + panel * panel_bytes,
+                num_terms,
+                at,
+                out_stride,
+            )
+            start = stop
+
+
+@njit(cache=True, nogil=True)
+def pack(weight_OI, bias_O, out):
+    """Lay a weight [O, I] out as `tile` reads it: panels of TILE_COLUMNS outputs, in each its bias, then term by term.
+
+    Args:
+        weight_OI: bfloat16 in pairs, that is as uint32 [O, I / 2]; float32 as uint32 [O, I].
+        bias_O: float32 bits as uint32, or of length 0.
+        out: uint32, zeros [panels, 1 + terms, TILE_COLUMNS].
+    """
+    num_out, num_terms = weight_OI.shape
+    for row in range(num_out):
+        panel, column = row // TILE_COLUMNS, row % TILE_COLUMNS
+        if len(bias_O):
+            out[panel, 0, column] = bias_O[row]
+    for panel in range(out.shape[0]):
+        first = panel * TILE_COLUMNS
+        count = min(TILE_COLUMNS, num_out - first)
+        for start in range(0, num_terms, 16):
+            for column in range(count):
+                for term in range(start, min(start + 16, num_terms)):
+                    out[panel, 1 + term, column] = weight_OI[first + column, term]
+
+
+@njit(cache=True, nogil=True, fastmath={"contract", "reassoc", "nsz"})
+def _softmax(scores_K, probs_K):
+    most = ordered(_LOWEST)
+    for k in range(len(scores_K)):
+        most = larger(most, ordered(scores_K[k]))
+    top = of_ordered(most)
+    total = _ZERO
+    for k in range(len(scores_K)):
+        weight = exp(scores_K[k] - top)
+        scores_K[k] = weight
+        total += weight
+    inverse = _ONE / total
+    for k in range(len(scores_K)):
+        probs_K[k] = narrow(probs_K, scores_K[k] * inverse)
+
+
+@njit(cache=True, nogil=True, fastmath={"contract", "reassoc", "nsz"})
+def _scores_of_any_size(query_D, keys_KD, scale, out_K):
+    for k in range(keys_KD.shape[0]):
+        total = _ZERO
+        for d in range(len(query_D)):
+            total += widen(query_D[d]) * widen(keys_KD[k, d])
+        out_K[k] = total * scale
+
+
+@njit(cache=True, nogil=True, fastmath={"contract"})
+def _add_weighted_of_any_size(probs_K, values_KE, total_E):
+    for k in range(values_KE.shape[0]):
+        prob = widen(probs_K[k])
+        for e in range(len(total_E)):
+            total_E[e] += prob * widen(values_KE[k, e])
+
+
+@njit(cache=True, nogil=True)
+def attend(
+    like, query, query_stride, out, out_stride, key_pool, value_pool, sizes, vectors,
+    tables_SM, starts_S1, held_S, seen_TK, depths_T, row_start, row_stop, scale, window, room_GK, probs_GK,
+):  # fmt: skip
+    """Attention of the rows row_start … row_stop − 1 over the blocks of their samples.
+
+    Args:
+        query, out: addresses of row row_start: [Hq, D], [Hq, E] each, strides of rows in bytes.
+        key_pool, value_pool: addresses of [N, Hkv, KEYS, D], [N, Hkv, KEYS, E].
+        sizes: Hq, Hkv, D, E.
+        vectors: D and E are of sizes that `scores` and `weighted` take.
+        seen_TK: uint8, row t sees new token k of its sample; of length 0 where all are chains.
+        depths_T: int64, of each row in its sample's tree; read where seen_TK is.
+        window: 0 for none.
+        room_GK, probs_GK: working space in float32 and in the dtype, for all keys of a sample, rounded up to blocks.
+    """
+    num_heads, num_key_heads, key_size, value_size = sizes
+    num_shared = num_heads // num_key_heads
+    width = like.itemsize
+    key_bytes, value_bytes = KEYS * key_size * width, KEYS * value_size * width
+    columns = 64 if value_size % 64 == 0 else 32
+    total_E = np.empty(value_size, np.float32)
+    for sample in range(len(held_S)):
+        first_row, stop_row = max(starts_S1[sample], row_start), min(starts_S1[sample + 1], row_stop)
+        for head in range(num_key_heads):
+            for row in range(first_row, stop_row):
+                new = row - starts_S1[sample]
+                held = np.int64(held_S[sample])
+                depth = depths_T[row] if len(seen_TK) else new
+                first = max(0, held + depth - window + 1) if window > 0 else 0
+                stop = held + new + 1
+                first_block, stop_block = first // KEYS, (stop + KEYS - 1) // KEYS
+                offset, count = first_block * KEYS, (stop_block - first_block) * KEYS
+                query_at = query + (row - row_start) * query_stride + head * num_shared * key_size * width
+                out_at = out + (row - row_start) * out_stride + head * num_shared * value_size * width
+                for shared in range(num_shared):
+                    room_K = room_GK[shared, :count]
+                    for block in range(first_block, stop_block):
+                        at = key_pool + (np.int64(tables_SM[sample, block]) * num_key_heads + head) * key_bytes
+                        place = block * KEYS - offset
+                        if vectors:
+                            scores(
+                                like,
+                                query_at + shared * key_size * width,
+                                at,
+                                key_size,
+                                scale,
+                                room_K.ctypes.data + 4 * place,
+                            )
+                        else:
+                            _scores_of_any_size(
+                                carray(pointer(query_at + shared * key_size * width), (key_size,), like.dtype),
+                                carray(pointer(at), (KEYS, key_size), like.dtype),
+                                scale,
+                                room_K[place : place + KEYS],
+                            )
+                    room_K[: first - offset] = _LOWEST
+                    room_K[stop - offset :] = _LOWEST
+                    if len(seen_TK):
+                        for other in range(new):
+                            near = window == 0 or depth - depths_T[starts_S1[sample] + other] < window
+                            if not (near and seen_TK[row, other]) and held + other >= offset:
+                                room_K[held + other - offset] = _LOWEST
+                    _softmax(room_K, probs_GK[shared, :count])
+                if vectors:
+                    for shared in range(0, num_shared, WEIGHTED_ROWS):
+                        for column in range(0, value_size, columns):
+                            weighted(
+                                like,
+                                min(WEIGHTED_ROWS, num_shared - shared),
+                                columns,
+                                probs_GK.ctypes.data + shared * probs_GK.shape[1] * width,
+                                probs_GK.shape[1] * width,
+                                tables_SM.ctypes.data + sample * tables_SM.shape[1] * 4,
+                                first_block,
+                                stop_block,
+                                value_pool + head * value_bytes + column * width,
+                                num_key_heads * value_bytes,
+                                value_size * width,
+                                out_at + (shared * value_size + column) * width,
+                                value_size * width,
+                            )
+                else:
+                    for shared in range(num_shared):
+                        total_E[:] = _ZERO
+                        for block in range(first_block, stop_block):
+                            at = value_pool + (np.int64(tables_SM[sample, block]) * num_key_heads + head) * value_bytes
+                            place = block * KEYS - offset
+                            _add_weighted_of_any_size(
+                                probs_GK[shared, place : place + KEYS],
+                                carray(pointer(at), (KEYS, value_size), like.dtype),
+                                total_E,
+                            )
+                        out_E = carray(pointer(out_at + shared * value_size * width), (value_size,), like.dtype)
+                        for e in range(value_size):
+                            out_E[e] = narrow(like, total_E[e])
+
+
+def paged_attention(
+    query: Tensor,
+    key_pool: Tensor,
+    value_pool: Tensor,
+    tables_SM: Tensor,
+    starts_S1: Tensor,
+    held_S: Tensor,
+    *,
+    ancestors: Sequence[Tensor | None] | None = None,
+    scale: float,
+    window: int | None = None,
+) -> Tensor:
+    """See `generation.paged.paged_attention_plain`; float32 or bfloat16 on a CPU, blocks of KEYS tokens."""
+    assert key_pool.shape[2] == KEYS, f"blocks of {KEYS} tokens, got {key_pool.shape[2]}"
+    assert key_pool.is_contiguous(), "the blocks of a layer are contiguous"
+    assert value_pool.is_contiguous(), "the blocks of a layer are contiguous"
+    query = query.contiguous()
+    num_rows, num_heads, key_size = query.shape
+    num_key_heads, value_size = value_pool.shape[1], value_pool.shape[3]
+    out = query.new_empty(num_rows, num_heads, value_size)
+    width = tables_SM.shape[1] * KEYS
+    room_GK = np.empty((num_heads // num_key_heads, width), np.float32)
+    like = array_of(query)
+    seen_TK, depths_T = seen_rows(starts_S1, ancestors)
+    attend(
+        like,
+        query.data_ptr(),
+        query.stride(0) * query.element_size(),
+        out.data_ptr(),
+        out.stride(0) * out.element_size(),
+        key_pool.data_ptr(),
+        value_pool.data_ptr(),
+        (num_heads, num_key_heads, key_size, value_size),
+        fast(query.dtype) and key_size % 32 == 0 and value_size % 32 == 0,
+        tables_SM.contiguous().numpy(),
+        starts_S1.numpy(),
+        held_S.numpy(),
+        seen_TK,
+        depths_T,
+        0,
+        num_rows,
+        np.float32(scale),
+        window or 0,
+        room_GK,
+        np.empty((num_heads // num_key_heads, width), like.dtype),
+    )
+    return out
+
+
+_NO_TREE = (np.zeros((0, 0), np.uint8), np.zeros(0, np.int64))
+
+
+def seen_rows(starts_S1: Tensor, ancestors: Sequence[Tensor | None] | None) -> tuple[Array, Array]:
+    """(seen [T, most new tokens of a sample] uint8, depths [T] int64) as `attend` reads them."""
+    if ancestors is None:
+        return _NO_TREE
+    starts = starts_S1.tolist()
+    counts = [stop - start for start, stop in pairwise(starts)]
+    seen_TK = np.zeros((starts[-1], max(counts)), np.uint8)
+    depths_T = np.zeros(starts[-1], np.int64)
+    for start, count, tree in zip(starts[:-1], counts, ancestors, strict=True):
+        rows = np.tri(count, dtype=np.uint8) if tree is None else tree.numpy().astype(np.uint8)
+        seen_TK[start : start + count, :count] = rows
+        depths_T[start : start + count] = rows.sum(1, dtype=np.int64) - 1
+    return seen_TK, depths_T

@@ -1,0 +1,498 @@
+"""Inner loops written as LLVM instructions, for CPUs with AVX-512: what numba's own vectoriser cannot find.
+
+Each function here is an *intrinsic*: called in a compiled function it stands for the instructions that it emits.
+Addresses are int64. `like` is an array whose dtype says which variant is meant: uint16 stands for bfloat16, whose
+products of pairs are summed in float32 by one instruction (vdpbf16ps), float32 for itself.
+
+Every output is summed by one accumulator in the order of its terms, however many rows share the call: a row's result
+is a function of that row alone, to the bit.
+
+Shapes: MR rows of a tile, K terms of a product, a vector holds 16 float32 or 16 pairs of bfloat16.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from llvmlite import binding, ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+TILE_ROWS = 14
+"""Most rows of a tile: 28 accumulators, two vectors of weights and the broadcasts fill the 32 registers."""
+
+TILE_COLUMNS = 32
+"""Columns of a tile, two vectors."""
+
+PREFETCH_BYTES = 8192
+"""Weights are asked for so far ahead. [8, 576] by [576, 3072] in bfloat16: 119 µs without, 96 with."""
+
+WEIGHTED_ROWS = 4
+"""Most rows of one `weighted` call."""
+
+KEYS = 16
+"""Tokens of a block of the pool, as `scores` and `weighted` read it."""
+
+
+class _BFloat(ir.Type):
+    """LLVM's bfloat, which llvmlite does not know."""
+
+    null = "0.0"
+
+    def _to_string(self) -> str:
+        return "bfloat"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _BFloat)
+
+    def __hash__(self) -> int:
+        return hash(_BFloat)
+
+
+I8, I16, I32, I64, F32, BF16 = ir.IntType(8), ir.IntType(16), ir.IntType(32), ir.IntType(64), ir.FloatType(), _BFloat()
+V16F, V16I, V16H, V32H, V16B, V32B = (
+    ir.VectorType(F32, 16),
+    ir.VectorType(I32, 16),
+    ir.VectorType(I16, 16),
+    ir.VectorType(I16, 32),
+    ir.VectorType(BF16, 16),
+    ir.VectorType(BF16, 32),
+)
+ZERO = ir.Constant(V16F, [0.0] * 16)
+
+
+@functools.cache
+def supported() -> tuple[bool, bool]:
+    """Whether this CPU runs the float32 and the bfloat16 variants."""
+    features = binding.get_host_cpu_features()
+    wide = bool(features.get("avx512f") and features.get("avx512vl") and features.get("avx512bw"))
+    return wide, wide and bool(features.get("avx512bf16"))
+
+
+def is_bfloat16(like: Any) -> bool:
+    """Of a numba array type."""
+    return like.dtype == types.uint16
+
+
+def _int(value: int) -> ir.Constant:
+    return ir.Constant(I64, value)
+
+
+def _emitted(emit: Callable[..., None]) -> Callable[..., Any]:
+    """The codegen of an intrinsic whose first argument is `like`; on a CPU without the instructions it stops."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        bfloat16 = is_bfloat16(signature.args[0])
+        if supported()[bfloat16]:
+            emit(_Emit(builder, bfloat16), *args[1:])
+        else:
+            builder.call(
+                cgutils.get_or_insert_function(builder.module, ir.FunctionType(ir.VoidType(), []), "llvm.trap"), []
+            )
+        return context.get_dummy_value()
+
+    return codegen
+
+
+class _Emit:
+    """Instructions at the builder's place, in terms of addresses and vectors."""
+
+    def __init__(self, builder: Any, bfloat16: bool) -> None:
+        self.builder, self.bfloat16 = builder, bfloat16
+        self.element_bytes = 2 if bfloat16 else 4
+
+    def at(self, base: Any, *offsets: Any) -> Any:
+        for offset in offsets:
+            base = self.builder.add(base, _int(offset) if isinstance(offset, int) else offset)
+        return base
+
+    def load(self, address: Any, kind: Any, align: int = 1) -> Any:
+        value = self.builder.load(self.builder.inttoptr(address, kind.as_pointer()))
+        value.align = align
+        return value
+
+    def store(self, value: Any, address: Any) -> None:
+        self.builder.store(value, self.builder.inttoptr(address, value.type.as_pointer())).align = 1
+
+    def prefetch(self, address: Any) -> None:
+        kind = ir.FunctionType(ir.VoidType(), [I8.as_pointer(), I32, I32, I32])
+        function = cgutils.get_or_insert_function(self.builder.module, kind, "llvm.prefetch.p0")
+        constants = [ir.Constant(I32, value) for value in (0, 3, 1)]
+        self.builder.call(function, [self.builder.inttoptr(address, I8.as_pointer()), *constants])
+
+    def shuffle(self, left: Any, right: Any, places: Sequence[int]) -> Any:
+        return self.builder.shuffle_vector(left, right, ir.Constant(ir.VectorType(I32, len(places)), list(places)))
+
+    def splat(self, value: Any) -> Any:
+        kind = ir.VectorType(value.type, 16)
+        one = self.builder.insert_element(ir.Constant(kind, ir.Undefined), value, ir.Constant(I32, 0))
+        return self.shuffle(one, ir.Constant(kind, ir.Undefined), [0] * 16)
+
+    def operand(self, address: Any) -> Any:
+        """One vector of a product: 16 float32, or 16 pairs of bfloat16."""
+        return self.load(address, V32B if self.bfloat16 else V16F)
+
+    def broadcast(self, address: Any) -> Any:
+        """The float32, or pair of bfloat16, at an address, in all places of an operand."""
+        if self.bfloat16:
+            return self.builder.bitcast(self.splat(self.load(address, I32)), V32B)
+        return self.splat(self.load(address, F32))
+
+    def multiply_add(self, total: Any, left: Any, right: Any) -> Any:
+        if self.bfloat16:
+            kind, name = ir.FunctionType(V16F, [V16F, V32B, V32B]), "llvm.x86.avx512bf16.dpbf16ps.512"
+            operands = [total, left, right]
+        else:
+            kind, name = ir.FunctionType(V16F, [V16F, V16F, V16F]), "llvm.fma.v16f32"
+            operands = [left, right, total]
+        return self.builder.call(cgutils.get_or_insert_function(self.builder.module, kind, name), operands)
+
+    def store_rounded(self, value: Any, address: Any) -> None:
+        """16 float32 in the dtype of the variant."""
+        self.store(self.builder.fptrunc(value, V16B) if self.bfloat16 else value, address)
+
+    def loop(self, start: Any, stop: Any, step: int, totals: list[Any], body: Callable[[Any, list[Any]], list[Any]]):
+        """`totals` after body(index, totals) for index in range(start, stop, step)."""
+        builder = self.builder
+        entry = builder.block
+        head, inside, done = (builder.append_basic_block(name) for name in ("head", "inside", "done"))
+        builder.branch(head)
+        builder.position_at_end(head)
+        index = builder.phi(I64)
+        index.add_incoming(start, entry)
+        phis = []
+        for total in totals:
+            phi = builder.phi(total.type)
+            phi.add_incoming(total, entry)
+            phis.append(phi)
+        builder.cbranch(builder.icmp_signed("<", index, stop), inside, done)
+        builder.position_at_end(inside)
+        after = body(index, list(phis))
+        index.add_incoming(builder.add(index, _int(step)), builder.block)
+        for phi, total in zip(phis, after, strict=True):
+            phi.add_incoming(total, builder.block)
+        builder.branch(head)
+        builder.position_at_end(done)
+        return phis
+
+    def cases(self, value: Any, choices: Sequence[int], emit: Callable[[int], None]) -> None:
+        """The instructions emit(choice) where value is that choice; nothing where it is none of them."""
+        builder = self.builder
+        done = builder.append_basic_block("end")
+        switch = builder.switch(value, done)
+        for choice in choices:
+            block = builder.append_basic_block(f"case{choice}")
+            switch.add_case(_int(choice), block)
+            builder.position_at_end(block)
+            emit(choice)
+            builder.branch(done)
+        builder.position_at_end(done)
+
+
+@intrinsic
+def tile(typingctx, like, rows, x, x_stride, panel, terms, out, out_stride):
+    """out [rows, 32] = x [rows, K] · panel [K, 32] + the panel's bias, rounded to the dtype.
+
+    Args:
+        rows: 1 … TILE_ROWS.
+        x, out: addresses; strides of their rows in bytes.
+        panel: 32 float32 of bias, then for each term (pair of terms in bfloat16) its 32 columns.
+        terms: K in float32, K / 2 in bfloat16.
+    """
+
+    def body(emit, num_rows, x_at, x_step, panel_at, num_terms, out_at, out_step):
+        builder = emit.builder
+
+        def case(count: int) -> None:
+            row_ats = [emit.at(x_at, builder.mul(x_step, _int(row))) for row in range(count)]
+            biases = [emit.load(emit.at(panel_at, 64 * column), V16F, 64) for column in range(2)]
+            weights_at = emit.at(panel_at, 128)
+
+            def term(index: Any, totals: list[Any]) -> list[Any]:
+                at = emit.at(weights_at, builder.mul(index, _int(128)))
+                columns = [emit.operand(emit.at(at, 64 * column)) for column in range(2)]
+                for column in range(2):
+                    emit.prefetch(emit.at(at, 64 * column + PREFETCH_BYTES))
+                offset = builder.mul(index, _int(4))
+                for row, row_at in enumerate(row_ats):
+                    factor = emit.broadcast(emit.at(row_at, offset))
+                    for column in range(2):
+                        place = 2 * row + column
+                        totals[place] = emit.multiply_add(totals[place], columns[column], factor)
+                return totals
+
+            totals = emit.loop(_int(0), num_terms, 1, biases * count, term)
+            for row in range(count):
+                for column in range(2):
+                    offset = 16 * emit.element_bytes * column
+                    emit.store_rounded(
+                        totals[2 * row + column], emit.at(out_at, builder.mul(out_step, _int(row)), offset)
+                    )
+
+        emit.cases(num_rows, range(1, TILE_ROWS + 1), case)
+
+    return types.void(like, *[types.int64] * 7), _emitted(body)
+
+
+def _halves(width: int) -> tuple[list[int], list[int]]:
+    """Of two vectors the even and the odd runs of `width` lanes: those of the first, then those of the second."""
+    even = [lane for lane in range(32) if lane // width % 2 == 0]
+    return even, [lane + width for lane in even]
+
+
+def _pairs(width: int) -> tuple[list[int], list[int]]:
+    """The same in another order: a run of the first, then the one of the second in its place. One instruction."""
+    even = [lane for lane in range(16) if lane // width % 2 == 0]
+    runs = [even[start : start + width] for start in range(0, len(even), width)]
+    lanes = [lane for run in runs for lane in (*run, *(other + 16 for other in run))]
+    return lanes, [lane + width for lane in lanes]
+
+
+def _summed(emit: _Emit, vectors: list[Any]) -> Any:
+    """Of 16 vectors the vector of their sums: four rounds, each halves the vectors and the lanes that one has."""
+    rounds = (_halves(8), _halves(4), _pairs(2), _pairs(1))
+    owners = [[number] * 16 for number in range(16)]  # which vector's terms each lane holds
+    for first, second in rounds:
+        half = len(vectors) // 2
+        pairs = list(zip(range(half), range(half, 2 * half), strict=True))
+        vectors = [
+            emit.builder.fadd(emit.shuffle(vectors[i], vectors[j], first), emit.shuffle(vectors[i], vectors[j], second))
+            for i, j in pairs
+        ]
+        both = [owners[i] + owners[j] for i, j in pairs]
+        assert all([of[p] for p in first] == [of[p] for p in second] for of in both), "lanes of two vectors are mixed"
+        owners = [[of[p] for p in first] for of in both]
+    return emit.shuffle(vectors[0], vectors[0], [owners[0].index(number) for number in range(16)])
+
+
+@intrinsic
+def scores(typingctx, like, query, keys, size, scale, out):
+    """out [16] float32 = scale · keys [16, size] · query [size], all adjacent.
+
+    Args:
+        size: a multiple of 32 (bfloat16) or 16.
+    """
+
+    def body(emit, query_at, keys_at, num_elements, factor, out_at):
+        builder = emit.builder
+        width = builder.mul(num_elements, _int(emit.element_bytes))
+        key_ats = [emit.at(keys_at, builder.mul(width, _int(key))) for key in range(KEYS)]
+
+        def part(index: Any, totals: list[Any]) -> list[Any]:
+            query_part = emit.operand(emit.at(query_at, index))
+            return [
+                emit.multiply_add(total, query_part, emit.operand(emit.at(key_at, index)))
+                for total, key_at in zip(totals, key_ats, strict=True)
+            ]
+
+        totals = emit.loop(_int(0), width, 64, [ZERO] * KEYS, part)
+        emit.store(builder.fmul(_summed(emit, totals), emit.splat(factor)), out_at)
+
+    return types.void(like, *[types.int64] * 3, types.float32, types.int64), _emitted(body)
+
+
+_LOW = [8 * lane + place for lane in range(4) for place in (0, 32, 1, 33, 2, 34, 3, 35)]
+_HIGH = [place + 4 for place in _LOW]
+
+
+def _two_keys(emit: _Emit, value_at: Any, row_bytes: Any, num_vectors: int) -> list[Any]:
+    """Operands whose pairs are the values of two adjacent keys; 32 columns make two, in the order of `_unmixed`."""
+    operands = []
+    for at in range(0, num_vectors * 32, 64):
+        first = emit.load(emit.at(value_at, at), V32H)
+        second = emit.load(emit.at(value_at, row_bytes, at), V32H)
+        for places in (_LOW, _HIGH):
+            operands.append(emit.builder.bitcast(emit.shuffle(first, second, places), V32B))
+    return operands
+
+
+def _unmixed(emit: _Emit, totals: list[Any]) -> list[Any]:
+    """The 16-column vectors of the totals of `_two_keys`, in their order."""
+    lanes = [*range(4), *range(16, 20), *range(4, 8), *range(20, 24)]
+    out = []
+    for low, high in zip(totals[::2], totals[1::2], strict=True):
+        out += [emit.shuffle(low, high, lanes), emit.shuffle(low, high, [lane + 8 for lane in lanes])]
+    return out
+
+
+@intrinsic
+def weighted(
+    typingctx, like, rows, columns, probs, probs_stride, table, first, stop, values, block_bytes, row_bytes, out, step
+):
+    """out [rows, columns] = probs [rows, keys] · values [keys, columns], the keys in the blocks of a table.
+
+    Args:
+        rows: 1 … WEIGHTED_ROWS. columns: 32 or 64.
+        probs: of the first key of the first block. probs, table, values and out are addresses; steps in bytes.
+        table: address of the block ids (int32); those of number first … stop − 1 are read.
+        values: of the first column in block 0; a block and a key (`row_bytes`) further on come the next.
+    """
+
+    def body(
+        emit,
+        num_rows,
+        num_columns,
+        probs_at,
+        probs_step,
+        table_at,
+        low,
+        high,
+        values_at,
+        block_step,
+        row_step,
+        out_at,
+        out_step,
+    ):
+        builder = emit.builder
+        bfloat16, element_bytes = emit.bfloat16, emit.element_bytes
+
+        def case(choice: int) -> None:
+            count, num_vectors = choice // 10, choice % 10
+
+            def block(index: Any, totals: list[Any]) -> list[Any]:
+                block_id = builder.sext(emit.load(emit.at(table_at, builder.mul(index, _int(4))), I32), I64)
+                block_at = emit.at(values_at, builder.mul(block_id, block_step))
+                done = builder.mul(builder.sub(index, low), _int(KEYS * element_bytes))
+                for key in range(0, KEYS, 2 if bfloat16 else 1):
+                    key_at = emit.at(block_at, builder.mul(row_step, _int(key)))
+                    if bfloat16:
+                        operands = _two_keys(emit, key_at, row_step, num_vectors)
+                    else:
+                        operands = [emit.operand(emit.at(key_at, 64 * number)) for number in range(num_vectors)]
+                    for row in range(count):
+                        row_at = emit.at(probs_at, builder.mul(probs_step, _int(row)), done, key * element_bytes)
+                        factor = emit.broadcast(row_at)
+                        for number, operand in enumerate(operands):
+                            place = row * num_vectors + number
+                            totals[place] = emit.multiply_add(totals[place], operand, factor)
+                return totals
+
+            totals = emit.loop(low, high, 1, [ZERO] * (count * num_vectors), block)
+            for row in range(count):
+                of_row = totals[row * num_vectors : (row + 1) * num_vectors]
+                for number, total in enumerate(_unmixed(emit, of_row) if bfloat16 else of_row):
+                    at = emit.at(out_at, builder.mul(out_step, _int(row)), 16 * element_bytes * number)
+                    emit.store_rounded(total, at)
+
+        wanted = builder.add(builder.mul(num_rows, _int(10)), builder.sdiv(num_columns, _int(16)))
+        choices = [10 * count + vectors for count in range(1, WEIGHTED_ROWS + 1) for vectors in (2, 4)]
+        emit.cases(wanted, choices, case)
+
+    return types.void(like, *[types.int64] * 12), _emitted(body)
+
+
+@intrinsic
+def widen(typingctx, value):
+    """float32 of a number of either dtype."""
+
+    def codegen(context, builder, signature, args):
+        if signature.args[0] == types.float32:
+            return args[0]
+        return builder.bitcast(builder.shl(builder.zext(args[0], I32), ir.Constant(I32, 16)), F32)
+
+    return types.float32(value), codegen
+
+
+@intrinsic
+def narrow(typingctx, like, value):
+    """A float32 rounded to the dtype of an array."""
+
+    def codegen(context, builder, signature, args):
+        if not is_bfloat16(signature.args[0]):
+            return args[1]
+        if supported()[1]:
+            return builder.bitcast(builder.fptrunc(args[1], BF16), I16)
+        bits = builder.bitcast(args[1], I32)
+        odd = builder.and_(builder.lshr(bits, ir.Constant(I32, 16)), ir.Constant(I32, 1))
+        nearest = builder.add(bits, builder.add(odd, ir.Constant(I32, 0x7FFF)))
+        quiet = builder.or_(bits, ir.Constant(I32, 0x00400000))
+        nan = builder.fcmp_unordered("uno", args[1], args[1])
+        return builder.trunc(builder.lshr(builder.select(nan, quiet, nearest), ir.Constant(I32, 16)), I16)
+
+    return like.dtype(like, types.float32), codegen
+
+
+@intrinsic
+def ordered(typingctx, value):
+    """An int32 for a float32, in the same order; NaN is above or below all."""
+
+    def codegen(context, builder, signature, args):
+        return _in_order(builder, builder.bitcast(args[0], I32))
+
+    return types.int32(types.float32), codegen
+
+
+@intrinsic
+def of_ordered(typingctx, value):
+    """The inverse of `ordered`."""
+
+    def codegen(context, builder, signature, args):
+        return builder.bitcast(_in_order(builder, args[0]), F32)
+
+    return types.float32(types.int32), codegen
+
+
+def _in_order(builder: Any, bits: Any) -> Any:
+    sign = builder.ashr(bits, ir.Constant(I32, 31))
+    return builder.xor(bits, builder.and_(sign, ir.Constant(I32, 0x7FFFFFFF)))
+
+
+@intrinsic
+def larger(typingctx, left, right):
+    """Of two int32; of numbers that are `ordered` a maximum that a vectoriser may reorder."""
+
+    def codegen(context, builder, signature, args):
+        return builder.select(builder.icmp_signed(">", *args), *args)
+
+    return types.int32(types.int32, types.int32), codegen
+
+
+_EXP_TERMS = (1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1)
+"""Of Cephes' expf (Moshier)."""
+
+
+@intrinsic
+def exp(typingctx, value):
+    """e to a float32, to about one unit in the last place; 0 where the result would be denormal, NaN for NaN.
+
+    With n = round(x / log 2): e^x = 2^n · e^(x − n log 2). Adding 1.5 · 2^23 rounds, and leaves n in the lowest bits.
+    """
+
+    def codegen(context, builder, signature, args):
+        (x,) = args
+
+        def fma(left: Any, right: Any, total: Any) -> Any:
+            kind = ir.FunctionType(F32, [F32, F32, F32])
+            return builder.call(
+                cgutils.get_or_insert_function(builder.module, kind, "llvm.fma.f32"), [left, right, total]
+            )
+
+        def number(value: float) -> Any:
+            return ir.Constant(F32, value)
+
+        shifted = fma(x, number(1.44269504088896341), number(12582912.0))
+        n = builder.fsub(shifted, number(12582912.0))
+        rest = fma(n, number(2.12194440e-4), fma(n, number(-0.693359375), x))
+        poly = number(_EXP_TERMS[0])
+        for term in _EXP_TERMS[1:]:
+            poly = fma(poly, rest, number(term))
+        poly = builder.fadd(fma(poly, builder.fmul(rest, rest), rest), number(1.0))
+        power = builder.shl(builder.add(builder.bitcast(shifted, I32), ir.Constant(I32, 127)), ir.Constant(I32, 23))
+        out = builder.fmul(poly, builder.bitcast(power, F32))
+        out = builder.select(builder.fcmp_ordered("<", x, number(-87.0)), number(0.0), out)
+        return builder.select(builder.fcmp_ordered(">", x, number(88.0)), number(float("inf")), out)
+
+    return types.float32(types.float32), codegen
+
+
+@intrinsic
+def pointer(typingctx, address):
+    """What numba.carray takes."""
+
+    def codegen(context, builder, signature, args):
+        return builder.inttoptr(args[0], cgutils.voidptr_t)
+
+    return types.voidptr(types.int64), codegen
