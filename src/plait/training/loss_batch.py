@@ -6,7 +6,7 @@ micro-batch's share of the mini-batch loss; shares add up, so neither loss nor g
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -57,8 +57,24 @@ class TokenMeans:
         self._sums[name] = self._sums[name] + share if name in self._sums else share
         self._counts[name] = self._num_tokens if count is None else count
 
+    def sums(self) -> dict[str, tuple[float, int]]:
+        """Name → (sum of what was added here, what it is divided by)."""
+        return {name: (float(total), self._counts[name]) for name, total in self._sums.items()}
+
+    @staticmethod
+    def of(parts: Iterable[Mapping[str, tuple[float, int]]]) -> dict[str, float]:
+        """The means over a mini-batch whose micro-batches were added in several places, from the `sums` of each."""
+        totals: dict[str, float] = {}
+        counts: dict[str, int] = {}
+        for part in parts:
+            for name, (total, count) in part.items():
+                totals[name] = totals[name] + total if name in totals else total
+                counts[name] = count
+        return {name: total / max(1, counts[name]) for name, total in totals.items()}
+
     def result(self) -> dict[str, float]:
-        return {name: float(total) / max(1, self._counts[name]) for name, total in self._sums.items()}
+        """The means, where all was added here."""
+        return self.of([self.sums()])
 
 
 class MicroBatchLoss:

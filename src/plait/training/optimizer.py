@@ -3,21 +3,27 @@
 Buffers are flat, in the master dtype (float32; float64 where the model computes in float64), and laid out by the
 model's `trained_layout`, so a checkpoint or a later move reads them as they lie. What AdamW sees are views of them.
 Of a model with adapters those are the adapters alone: its frozen base has no buffer here.
+
+Of several ranks each has the gradients of its part of the model, but masters and moments of its `Share` alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from plait.errors import RunError
+from plait.layout.holdings import Holdings, zero_shards
+from plait.layout.params import Parameters
 from plait.models.language_model import LanguageModel
 from plait.models.scalar_model import ScalarModel
+from plait.models.team import Team
+from plait.training.results import StepReport
 from plait.training.settings import OptimizerSettings
+from plait.training.shares import Share
 
 COPY_CHUNK = 1 << 22
 """Elements that are cast at a time where a temporary copy might be made."""
@@ -25,16 +31,8 @@ COPY_CHUNK = 1 << 22
 CACHE_CHUNK = 1 << 15
 """Elements whose widened copy stays in a CPU's cache."""
 
-
-@dataclass(frozen=True)
-class StepReport:
-    """What one optimizer step did."""
-
-    learning_rate: float
-    grad_norm: float
-    """Global norm before clipping; not finite where the step was skipped for it."""
-    skipped: bool
-    loss_is_finite: bool = True
+BUFFERS = ("masters", "exp_avg", "exp_avg_sq")
+"""The flat buffers that the next step depends on."""
 
 
 class MasterOptimizer:
@@ -45,35 +43,55 @@ class MasterOptimizer:
 
     Weight decay applies to parameters of two or more dims (matrices, embeddings), not to norms and biases. A parameter
     that got no gradient counts as having a gradient of 0.
+
+    Args:
+        model: of several ranks, this one's part.
+        team: the ranks; all of them call `step` together.
     """
 
-    def __init__(self, model: LanguageModel | ScalarModel, settings: OptimizerSettings, total_steps: int) -> None:
+    def __init__(
+        self,
+        model: LanguageModel | ScalarModel,
+        settings: OptimizerSettings,
+        total_steps: int,
+        team: Team | None = None,
+    ) -> None:
         self.settings = settings
         self.total_steps = total_steps
         self._model = model
+        self._team = Team.alone() if team is None else team
+        partial = getattr(model, "partial_gradients", ()) if model.own is None else ()
+        self._share = Share.of(
+            model.trained_layout, self._team.layout.parallelism, self._team.coordinates, frozenset(partial)
+        )
         weights = model.trained_weights
+        own = weights[self._share.start : self._share.stop]
         dtype = torch.promote_types(weights.dtype, torch.float32)
         # Where the dtypes agree the working weights are the masters: a view instead of a copy.
-        self.masters = weights.detach() if weights.dtype == dtype else weights.to(dtype)
-        self.gradients = torch.zeros_like(self.masters)
+        self.masters = own.detach() if weights.dtype == dtype else own.to(dtype)
+        self.gradients = torch.zeros_like(weights, dtype=dtype)
+        """Of all working weights of this rank. `step` sums those of its share over the ranks, and clips them."""
         self.exp_avg = torch.zeros_like(self.masters)
         self.exp_avg_sq = torch.zeros_like(self.masters)
         self.attempted_steps = 0
         """Optimizer steps so far, skipped ones included: the learning-rate schedule counts these."""
+        self.applied_steps = 0
         self.skipped_in_row = 0
         self._adamw = self._build()
 
-    def _build(self) -> torch.optim.AdamW:
+    def _build(self) -> torch.optim.AdamW | None:
+        """None where the share of this rank is empty."""
+        start = self._share.start
         decayed, plain, state = [], [], {}
-        for block, start, stop in self._model.trained_layout.entries:
-            master, gradient, exp_avg, exp_avg_sq = (
-                buffer[start:stop].view(block.shape)
-                for buffer in (self.masters, self.gradients, self.exp_avg, self.exp_avg_sq)
-            )
-            master.grad = gradient
-            (decayed if len(block.shape) >= 2 else plain).append(master)
+        for piece in self._share.pieces:
+            at = slice(piece.start - start, piece.stop - start)
+            master, exp_avg, exp_avg_sq = (buffer[at] for buffer in (self.masters, self.exp_avg, self.exp_avg_sq))
+            master.grad = self.gradients[piece.start : piece.stop]
+            (decayed if piece.is_matrix else plain).append(master)
             steps = torch.zeros((), dtype=torch.float32, device=master.device)
             state[master] = {"step": steps, "exp_avg": exp_avg, "exp_avg_sq": exp_avg_sq}
+        if not state:
+            return None
         groups = [
             {"params": decayed, "weight_decay": self.settings.weight_decay},
             {"params": plain, "weight_decay": 0.0},
@@ -120,14 +138,19 @@ class MasterOptimizer:
     def step(self, loss_is_finite: bool) -> StepReport:
         """Clip by the global norm, update the masters, cast them into the working weights.
 
-        A step whose loss or gradient is not finite changes nothing but the counts.
+        A step whose loss or gradient is not finite changes nothing but the counts. On several ranks gradients are
+        summed first, and every rank gets all new weights of its part of the model; all of them report the same.
+
+        Args:
+            loss_is_finite: the same on every rank.
 
         Raises:
-            RunError: too many such steps in a row.
+            RunError: too many such steps in a row; a peer is gone.
         """
         learning_rate = self.settings.learning_rate_at(self.attempted_steps, self.total_steps)
         self.attempted_steps += 1
-        grad_norm = _norm(self.gradients)
+        gradients = self._reduced()
+        grad_norm = self._norm()
         if not (loss_is_finite and grad_norm < float("inf")):
             self.skipped_in_row += 1
             if self.skipped_in_row >= self.settings.max_skipped_steps:
@@ -139,36 +162,69 @@ class MasterOptimizer:
             return StepReport(learning_rate, grad_norm, skipped=True, loss_is_finite=loss_is_finite)
         self.skipped_in_row = 0
         if grad_norm > self.settings.max_grad_norm:
-            self.gradients.mul_(self.settings.max_grad_norm / grad_norm)
-        for group in self._adamw.param_groups:
-            group["lr"] = learning_rate
-        self._adamw.step()
+            gradients.mul_(self.settings.max_grad_norm / grad_norm)
+        if self._adamw is not None:
+            for group in self._adamw.param_groups:
+                group["lr"] = learning_rate
+            self._adamw.step()
+        self.applied_steps += 1
         self._publish()
         return StepReport(learning_rate, grad_norm, skipped=False)
 
+    def _reduced(self) -> Tensor:
+        """The gradients of this rank's share, a view of the buffer: summed over all ranks that have a part of them."""
+        team, share = self._team, self._share
+        if share.partial:
+            _sum_partial(self.gradients, share, team)
+        for low, high in share.tied:
+            team.ends.all_reduce(self.gradients[low:high])
+        return team.dp.reduce_scatter(self.gradients, share.bounds)
+
+    def _norm(self) -> float:
+        """Euclidean norm of the gradient of the whole model, the same bits on every rank. After `_reduced`."""
+        squares = [_square(self.gradients[low:high]) for low, high in self._share.counted]
+        square = sum(squares, start=torch.zeros((), dtype=torch.float64, device=self.gradients.device))
+        if self._team.all.size > 1:
+            square = torch.stack(self._team.all.all_gather(square.reshape(()))).sum()
+        return float(square.sqrt())
+
     def _publish(self) -> None:
         """Cast the masters into the working weights, chunk by chunk: no second copy of the weights ever exists."""
-        weights = self._model.trained_weights
-        if weights.data_ptr() == self.masters.data_ptr():
-            return
-        for target, source in zip(weights.split(COPY_CHUNK), self.masters.split(COPY_CHUNK), strict=True):
-            target.copy_(source)
+        weights, team, share = self._model.trained_weights, self._team, self._share
+        own = weights[share.start : share.stop]
+        if own.data_ptr() != self.masters.data_ptr():
+            for target, source in zip(own.split(COPY_CHUNK), self.masters.split(COPY_CHUNK), strict=True):
+                target.copy_(source)
+        team.dp.all_gather_flat(weights, share.bounds)
+        for low, high in share.tied:
+            team.ends.broadcast(weights[low:high], 0)
 
     def state(self) -> dict[str, Tensor]:
-        """Everything that the next step depends on. The flat tensors are the live buffers, not copies: write them out
-        before the next step."""
-        steps = [int(entry["step"]) for entry in self._adamw.state.values()]
-        assert len(set(steps)) <= 1, "parameters have seen different numbers of steps"
+        """Everything that the next step depends on, of this rank's share. The flat tensors are the live buffers, not
+        copies: write them out before the next step."""
         counts = {
             "attempted_steps": self.attempted_steps,
-            "applied_steps": steps[0] if steps else 0,
+            "applied_steps": self.applied_steps,
             "skipped_in_row": self.skipped_in_row,
         }
-        flat = {"masters": self.masters, "exp_avg": self.exp_avg, "exp_avg_sq": self.exp_avg_sq}
-        return flat | {name: torch.tensor(count, dtype=torch.int64) for name, count in counts.items()}
+        return self.buffers() | {name: torch.tensor(count, dtype=torch.int64) for name, count in counts.items()}
 
-    def load_state(self, state: dict[str, Tensor]) -> None:
+    def buffers(self) -> dict[str, Tensor]:
+        """The flat tensors of `state`, the live ones."""
+        return {"masters": self.masters, "exp_avg": self.exp_avg, "exp_avg_sq": self.exp_avg_sq}
+
+    def holdings(self) -> dict[str, Holdings]:
+        """For each of `buffers` what it holds on every rank of the team, its own name as the name of the buffer."""
+        model = self._model
+        parameters = getattr(model, "parameters", None) if model.own is None else None
+        whole = Parameters.of(model.trained_layout) if parameters is None else parameters
+        dtype = str(self.masters.dtype).removeprefix("torch.")
+        return {name: zero_shards(whole, self._team.layout, dtype, name) for name in BUFFERS}
+
+    def load_state(self, state: Mapping[str, Tensor]) -> None:
         """Continue from what `state` returned, in a model of the same layout; the working weights follow.
+
+        The flat tensors may be those of `buffers` themselves, filled in place. All ranks of the team call it together.
 
         Raises:
             RunError: the state lacks a tensor or holds one of another shape or dtype.
@@ -181,13 +237,30 @@ class MasterOptimizer:
                     f"optimizer state `{name}`: expected {expected.dtype} {tuple(expected.shape)}, found {what}; the "
                     "checkpoint belongs to another model or another dtype"
                 )
-        for buffer, name in ((self.masters, "masters"), (self.exp_avg, "exp_avg"), (self.exp_avg_sq, "exp_avg_sq")):
-            buffer.copy_(state[name])
-        for entry in self._adamw.state.values():
-            entry["step"].fill_(float(state["applied_steps"]))
+        for name, buffer in self.buffers().items():
+            if state[name] is not buffer:
+                buffer.copy_(state[name])
         self.attempted_steps = int(state["attempted_steps"])
+        self.applied_steps = int(state["applied_steps"])
         self.skipped_in_row = int(state["skipped_in_row"])
+        for entry in {} if self._adamw is None else self._adamw.state.values():
+            entry["step"].fill_(float(self.applied_steps))
         self._publish()
+
+
+def _sum_partial(gradients: Tensor, share: Share, team: Team) -> None:
+    """Sum the gradients of blocks of which each tp rank has a part: over the ranks that hold the same elements."""
+    like = {"dtype": gradients.dtype, "device": gradients.device}
+    whole = [torch.zeros(block.param.grid, **like) for block, *_ in share.partial]
+    views = [grid[:, block.start : block.stop] for grid, (block, *_) in zip(whole, share.partial, strict=True)]
+    for view, (_, low, high) in zip(views, share.partial, strict=True):
+        view.copy_(gradients[low:high].view(view.shape))
+    flat = team.tp.all_reduce(torch.cat([grid.flatten() for grid in whole]))
+    at = 0
+    for grid, view, (_, low, high) in zip(whole, views, share.partial, strict=True):
+        grid.copy_(flat[at : at + grid.numel()].view(grid.shape))
+        gradients[low:high].view(view.shape).copy_(view)
+        at += grid.numel()
 
 
 def _add_widened(flat: Tensor, gradient: Tensor) -> None:
@@ -201,8 +274,8 @@ def _add_widened(flat: Tensor, gradient: Tensor) -> None:
         target.add_(source.to(flat.dtype))
 
 
-def _norm(flat: Tensor) -> float:
-    """Euclidean norm, summed in float64 over chunks in a fixed order."""
+def _square(flat: Tensor) -> Tensor:
+    """Squares of a flat buffer, summed in float64 over chunks in a fixed order. A scalar."""
     chunk = CACHE_CHUNK if flat.device.type == "cpu" else COPY_CHUNK
     squares = [torch.linalg.vector_norm(piece, dtype=torch.float64) ** 2 for piece in flat.split(chunk)]
-    return float(torch.stack(squares).sum().sqrt()) if squares else 0.0
+    return torch.stack(squares).sum()

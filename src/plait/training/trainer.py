@@ -8,70 +8,33 @@ Shapes: R response tokens, N samples, in row order.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Collection, Generator, Mapping, Sequence
-from dataclasses import dataclass, field
-from statistics import fmean
+from collections.abc import Callable, Collection, Generator, Mapping
+from functools import partial
 from types import MappingProxyType
 
 import numpy as np
-import torch
 from torch import Tensor
 
-from plait.data.packed import PackedBatch, pack
 from plait.data.rows import FloatArray, Rows
 from plait.dataflow import Column, Level
 from plait.errors import RunError
+from plait.layout.holdings import Holdings
 from plait.models.language_model import LanguageModel
 from plait.models.scalar_model import ScalarModel
-from plait.policy.packing import MicroBatch, SampleSize, draw_mini_batches, split_micro_batches
+from plait.models.team import Team
+from plait.policy.packing import MicroBatch, SampleSize, draw_mini_batches
+from plait.training.micro_batches import split_over
 from plait.training.mini_batch import LossCall, MiniBatch, Outputs, mask_of
-from plait.training.optimizer import MasterOptimizer, StepReport
+from plait.training.optimizer import MasterOptimizer
+from plait.training.passes import Passes
+from plait.training.results import COUNTS as COUNTS
+from plait.training.results import Done as Done
+from plait.training.results import MiniBatchResult, train_metrics
 from plait.training.rollout_check import coverage, rollout_comparison
 from plait.training.settings import OptimizerSettings
-
-COUNTS = frozenset(
-    {
-        "optimizer_steps",
-        "skipped_steps",
-        "nonfinite_losses",
-        "nonfinite_gradients",
-        "nonfinite_outputs",
-        "masked_mini_batches",
-        "tokens_computed",
-        "tokens_unshared",
-    }
-)
-"""Metrics of a `train` call that add up where a role is trained twice; they stand behind the last `/`."""
+from plait.training.tally import Tally, summed
 
 NO_VALUES: Mapping[Column, FloatArray] = MappingProxyType({})
-
-
-@dataclass(frozen=True, slots=True)
-class Done:
-    """One action that has just run."""
-
-    action: str
-    """Unique within a training step, such as `actor.train/b0/mb3` or `actor.train/b0/step`."""
-    kind: str
-    """SCORE (a forward), TRAIN (forward and backward) or STEP (an optimizer step)."""
-    tokens: int
-    """Tokens of the packed row that were computed; 0 for a STEP."""
-
-
-@dataclass(frozen=True)
-class _MiniBatchResult:
-    metrics: dict[str, float]
-    report: StepReport | None
-    """None: every token is masked, so there was neither a forward nor a step."""
-    tokens_computed: int = 0
-    num_nonfinite: int = 0
-    rollout: dict[str, float] = field(default_factory=dict)
-    """Of the first mini-batch, before its step."""
-
-    @property
-    def is_applied(self) -> bool:
-        return self.report is not None and not self.report.skipped
 
 
 class Trainer:
@@ -83,7 +46,14 @@ class Trainer:
     A trained bfloat16 model must get new weights through `load_state`: what is written into its working weights
     otherwise is overwritten by the masters at the next step.
 
+    On several ranks every one has a Trainer of the same role over its part of the model; all call the same methods with
+    the same rows in the same order, step their generators to the end, and get the same results. A dp rank computes its
+    share of the samples of each mini-batch and holds its share of the optimizer's state (ZeRO-1).
+
     Args:
+        team: the ranks that hold the model together; None: this one alone.
+        micro_batches: wanted of each mini-batch and dp rank, as far as there are samples; more where they would exceed
+            `micro_batch_tokens`.
         total_optimizer_steps: of the whole run; where the learning-rate schedule ends.
         micro_batch_tokens: most packed tokens of one forward, prompts included; one longer sample runs alone.
         temperature: the sampling temperature, which log-probs are taken at unless a call says another.
@@ -108,6 +78,8 @@ class Trainer:
         seed: int = 0,
         share_prompts: bool = True,
         stop_token_ids: Collection[int] | None = None,
+        team: Team | None = None,
+        micro_batches: int = 1,
     ) -> None:
         assert temperature > 0, f"log-probs need a temperature above 0, got {temperature}"
         assert optimizer is None or (total_optimizer_steps > 0 and max_response_tokens > 0), (
@@ -116,16 +88,18 @@ class Trainer:
         self.model = model
         self.role = role
         model.module.requires_grad_(False)
-        self._optimizer = None if optimizer is None else MasterOptimizer(model, optimizer, total_optimizer_steps)
+        self.team = Team.alone() if team is None else team
+        self._optimizer = (
+            None if optimizer is None else MasterOptimizer(model, optimizer, total_optimizer_steps, self.team)
+        )
+        self._passes = Passes(model, self.team, checkpoint=checkpoint_activations)
         self._micro_batch_tokens = micro_batch_tokens
+        self._micro_batches = micro_batches
         self._temperature = temperature
         self._max_response_tokens = max_response_tokens
-        self._checkpoint_activations = checkpoint_activations
         self._seed = seed
         self._share_prompts = share_prompts
         self._stop_token_ids = frozenset(model.eos_token_ids if stop_token_ids is None else stop_token_ids)
-        # Several roles may train in one step: only the actor's counts go by the field's name for them.
-        self._counts = "training" if role == "actor" else role
 
     def logprobs(
         self, rows: Rows, *, temperature: float | None = None, call: str | None = None
@@ -214,7 +188,7 @@ class Trainer:
         asked = self._asked(columns, loss, mask, whole_groups, batch_values, temperature)
         rows = rows.ordered()
         ids = [(sample.prompt.uid, sample.index) for sample in rows.samples]
-        results: list[_MiniBatchResult] = []
+        results: list[MiniBatchResult] = []
         steps = 0
         for epoch in range(epochs):
             draw = draw_mini_batches(
@@ -227,7 +201,7 @@ class Trainer:
                 steps += results[-1].report is not None
         unshared = epochs * sum(len(s.prompt.token_ids) + len(s.token_ids) for s in rows.samples)
         covered = coverage(rows, mask_of(rows, mask, self.role), self._stop_token_ids)
-        return self._metrics(results, {"tokens_unshared": unshared, **covered})
+        return train_metrics(results, self.role, {"tokens_unshared": unshared, **covered})
 
     def evaluate(
         self,
@@ -254,26 +228,38 @@ class Trainer:
         batch = MiniBatch(rows.ordered(), asked)
         if batch.totals.tokens == 0:
             return {f"{self.role}/loss": 0.0} if len(rows) else {}
-        loss_value = 0.0
-        for number, micro in enumerate(self._split(batch.rows, whole_groups)):
-            with torch.no_grad():
-                outputs = Outputs.of(self.model, self._pack(batch.rows, micro), asked.temperature)
-                loss_value += float(batch.share(micro, outputs, needs_gradient=False))
-            yield Done(f"{call}/mb{number}", "SCORE", micro.num_tokens)
-        return {f"{self.role}/loss": loss_value, **batch.means.result()}
+        tally = Tally(batch)
+
+        def take(micro: MicroBatch, outputs: Outputs) -> None:
+            tally.add(micro, outputs, batch.share(micro, outputs, needs_gradient=False))
+
+        micros = self._split(batch.rows, whole_groups)
+        yield from self._passes.forward(batch.rows, micros, asked.temperature, take, name=call)
+        totals = tally.over(self.team, self.model.device)
+        return {f"{self.role}/loss": totals.loss, **totals.means}
 
     def state(self) -> dict[str, Tensor]:
-        """All that training on depends on, as tensors (see MasterOptimizer.state); empty for a frozen role."""
+        """All that training on depends on, as tensors, of this rank's share (see MasterOptimizer.state); empty for a
+        frozen role."""
         return {} if self._optimizer is None else self._optimizer.state()
 
-    def load_state(self, state: dict[str, Tensor]) -> None:
-        """Continue bit for bit where `state` was taken; working weights included.
+    def load_state(self, state: Mapping[str, Tensor]) -> None:
+        """Continue bit for bit where `state` was taken; working weights included. All ranks call it together.
 
         Raises:
             RunError: the state belongs to another model or dtype.
         """
         if self._optimizer is not None:
             self._optimizer.load_state(state)
+
+    def holdings(self) -> dict[str, Holdings]:
+        """Name of a flat tensor of `state` (masters, moments) → what every rank of the team holds of it, for moves, and
+        for files that any layout can read. Its tensor is that of `buffers`. Empty for a frozen role."""
+        return {} if self._optimizer is None else self._optimizer.holdings()
+
+    def buffers(self) -> dict[str, Tensor]:
+        """The flat tensors of `state`, the live ones: written in place by a move, and taken over by `load_state`."""
+        return {} if self._optimizer is None else self._optimizer.buffers()
 
     def _score(
         self,
@@ -285,24 +271,24 @@ class Trainer:
         temperature: float | None = None,
     ) -> Generator[Done, None, FloatArray]:
         call = call or f"{self.role}.{what}"
+        is_language = isinstance(self.model, LanguageModel)
+        if is_language != (what == "logprobs"):
+            kind, calls = ("a language model", "logprobs") if is_language else ("a scalar model", "values and scores")
+            raise RunError(f"{call}: role `{self.role}` is {kind}, which has {calls}")
         found = np.zeros(rows.shape_of(level))
         order = sorted(range(len(rows)), key=lambda i: (rows.samples[i].prompt.uid, rows.samples[i].index))
         ordered = rows.select(order)
-        for number, micro in enumerate(self._split(ordered)):
-            with torch.no_grad():
-                output = pick(Outputs.of(self.model, self._pack(ordered, micro), temperature or self._temperature))
-            if output is None:
-                kind, calls = (
-                    ("a language model", "logprobs")
-                    if isinstance(self.model, LanguageModel)
-                    else ("a scalar model", "values and scores")
-                )
-                raise RunError(f"{call}: role `{self.role}` is {kind}, which has {calls}")
+
+        def take(micro: MicroBatch, outputs: Outputs) -> None:
+            output = pick(outputs)
+            assert output is not None, f"{call}: the model gave no {what}"
             positions = [order[i] for i in micro.samples]
             places = positions if level is Level.SAMPLE else rows.token_places(positions)
             found[places] = output.double().cpu().numpy()
-            yield Done(f"{call}/mb{number}", "SCORE", micro.num_tokens)
-        return found
+
+        micros, temperature = self._split(ordered), temperature or self._temperature
+        yield from self._passes.forward(ordered, micros, temperature, take, name=call)
+        return summed(self.team, found, self.model.device)
 
     def _asked(
         self,
@@ -324,72 +310,38 @@ class Trainer:
             max_response_tokens=self._max_response_tokens,
         )
 
-    def _mini_batch(self, batch: MiniBatch, name: str, *, first: bool) -> Generator[Done, None, _MiniBatchResult]:
+    def _mini_batch(self, batch: MiniBatch, name: str, *, first: bool) -> Generator[Done, None, MiniBatchResult]:
         assert self._optimizer is not None
         if batch.totals.tokens == 0:
-            return _MiniBatchResult({f"{self.role}/loss": 0.0}, None)
+            return MiniBatchResult({f"{self.role}/loss": 0.0}, None)
         self._optimizer.zero_gradients()
-        rows = batch.rows
-        seen = np.zeros((2, rows.num_tokens))  # log-probs and entropies of a language model
-        loss_value, tokens, num_nonfinite = 0.0, 0, 0
-        for number, micro in enumerate(self._split(rows, batch.call.whole_groups)):
-            share, outputs = self._forward_backward(batch, micro)
-            loss_value += share
-            tokens += micro.num_tokens
-            num_nonfinite += outputs.num_nonfinite
-            if first and outputs.logprobs_R is not None and outputs.entropies_R is not None:
-                both = torch.stack([outputs.logprobs_R.detach(), outputs.entropies_R.detach()])
-                seen[:, rows.token_places(micro.samples)] = both.double().cpu().numpy()
-            yield Done(f"{name}/mb{number}", "TRAIN", micro.num_tokens)
-        is_language = isinstance(self.model, LanguageModel)
-        rollout = rollout_comparison(seen[0], rows.sampling_logprobs, seen[1], rows) if first and is_language else {}
-        report = self._optimizer.step(math.isfinite(loss_value))
+        rows, asked = batch.rows, batch.call
+        tally = Tally(batch, sees=first and isinstance(self.model, LanguageModel))
+        yield from self._passes.train(
+            rows,
+            self._split(rows, asked.whole_groups),
+            asked.temperature,
+            self._optimizer,
+            partial(batch.share, needs_gradient=True),
+            tally.add,
+            name=name,
+        )
+        totals = tally.over(self.team, self.model.device)
+        rollout = {}
+        if totals.seen is not None:
+            rollout = rollout_comparison(totals.seen[0], rows.sampling_logprobs, totals.seen[1], rows)
+        report = self._optimizer.step(totals.loss_is_finite)
         yield Done(f"{name}/step", "STEP", 0)
-        metrics = {f"{self.role}/loss": loss_value, **batch.means.result(), f"{self.role}/grad_norm": report.grad_norm}
-        return _MiniBatchResult(metrics, report, tokens, num_nonfinite, rollout)
-
-    def _forward_backward(self, batch: MiniBatch, micro: MicroBatch) -> tuple[float, Outputs]:
-        """Add one micro-batch's gradients to the flat buffer. Returns its share of the loss, and the outputs."""
-        assert self._optimizer is not None
-        packed = self._pack(batch.rows, micro)
-        with self._optimizer.collecting_gradients():
-            outputs = Outputs.of(self.model, packed, batch.call.temperature, checkpoint=self._checkpoint_activations)
-            share = batch.share(micro, outputs, needs_gradient=True)
-            share.backward()
-        return float(share.detach()), outputs
+        metrics = {f"{self.role}/loss": totals.loss, **totals.means, f"{self.role}/grad_norm": report.grad_norm}
+        return MiniBatchResult(metrics, report, totals.tokens, totals.num_nonfinite, rollout)
 
     def _split(self, rows: Rows, whole_groups: bool = False) -> tuple[MicroBatch, ...]:
-        sizes = [SampleSize(s.prompt.uid, len(s.prompt.token_ids), len(s.token_ids)) for s in rows.samples]
-        return split_micro_batches(
-            sizes, self._micro_batch_tokens, share_prompts=self._share_prompts, whole_groups=whole_groups
-        )
-
-    def _pack(self, rows: Rows, micro: MicroBatch) -> PackedBatch:
-        groups = [
-            (rows.samples[members[0]].prompt.token_ids, [rows.samples[i].token_ids for i in members])
-            for members in micro.groups
-        ]
-        return pack(groups, self.model.device)
-
-    def _metrics(self, results: Sequence[_MiniBatchResult], counts: Mapping[str, float]) -> dict[str, float]:
-        applied = [result.metrics for result in results if result.is_applied]
-        if not applied:  # nothing was trained on: say the loss of it, 0
-            applied = [result.metrics for result in results if result.report is None]
-        names = dict.fromkeys(name for metrics in applied for name in metrics)
-        metrics = {name: fmean(m[name] for m in applied if name in m) for name in names}
-        reports = [result.report for result in results if result.report is not None]
-        skipped = [report for report in reports if report.skipped]
-        counts = {
-            "optimizer_steps": len(reports),
-            "skipped_steps": len(skipped),
-            "nonfinite_losses": sum(not report.loss_is_finite for report in skipped),
-            "nonfinite_gradients": sum(not math.isfinite(report.grad_norm) for report in skipped),
-            "nonfinite_outputs": sum(result.num_nonfinite for result in results),
-            "masked_mini_batches": len(results) - len(reports),
-            "tokens_computed": sum(result.tokens_computed for result in results),
-            **counts,
-        }
-        metrics |= {f"{self._counts}/{name}": value for name, value in counts.items()}
-        if reports:
-            metrics[f"{self.role}/lr"] = reports[-1].learning_rate
-        return metrics | next((result.rollout for result in results if result.rollout), {})
+        """The micro-batches of this rank."""
+        return split_over(
+            [SampleSize(s.prompt.uid, len(s.prompt.token_ids), len(s.token_ids)) for s in rows.samples],
+            self._micro_batch_tokens,
+            ways=self.team.dp.size,
+            least=self._micro_batches,
+            share_prompts=self._share_prompts,
+            whole_groups=whole_groups,
+        )[self.team.dp.index]

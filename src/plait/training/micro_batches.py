@@ -1,0 +1,116 @@
+"""The split of a mini-batch over data-parallel ranks, and of each rank's share into micro-batches. Imports no torch.
+
+Like every split it changes the time, never the result. Ranks take about equal numbers of packed tokens; a group stays
+on one rank while that keeps them balanced, and is cut, its prompt paid again, where it does not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+
+from plait.policy.packing import MicroBatch, SampleSize, split_micro_batches
+
+PIECES_OF_A_SHARE = (1, 2, 4)
+"""How finely groups are cut, if need be: into pieces of at most one share, a half, a quarter."""
+
+
+def split_over(
+    samples: Sequence[SampleSize],
+    budget_tokens: int,
+    *,
+    ways: int = 1,
+    least: int = 1,
+    share_prompts: bool = True,
+    whole_groups: bool = False,
+) -> tuple[tuple[MicroBatch, ...], ...]:
+    """The micro-batches of each of `ways` ranks, at most `budget_tokens` packed tokens each.
+
+    Args:
+        least: micro-batches wanted on each rank, about equal: so many keep a pipeline busy. Fewer where there are
+            fewer samples.
+        share_prompts, whole_groups: as of `split_micro_batches`, which is what one rank gets that wants one.
+
+    Returns:
+        Every sample in exactly one micro-batch of one rank; ranks without samples have none. A pure function of its
+        arguments.
+    """
+    how = {"share_prompts": share_prompts, "whole_groups": whole_groups}
+    shares = [tuple(range(len(samples)))] if ways == 1 else _balanced(samples, ways, **how)
+    found = []
+    for share in shares:
+        members = [samples[i] for i in share]
+        micros = split_micro_batches(members, budget_tokens, **how)
+        if len(micros) < least and len(members) > len(micros):
+            micros = _at_least(members, least, budget_tokens, **how)
+        found.append(tuple(_renumbered(micro, share) for micro in micros))
+    return (*found, *[()] * (ways - len(found)))
+
+
+def _balanced(samples: Sequence[SampleSize], ways: int, **how: bool) -> list[tuple[int, ...]]:
+    """Samples of each of at most `ways` parts, so that the largest part is as small as these cuts of groups allow."""
+    total = sum(micro.num_tokens for micro in _pieces(samples, None, **how))
+    caps = [None] if how["whole_groups"] else [None, *(max(1, -(-total // (ways * n))) for n in PIECES_OF_A_SHARE)]
+    best: tuple[int, list[tuple[int, ...]]] | None = None
+    for cap in caps:
+        parts = _spread(_pieces(samples, cap, **how), ways)
+        largest = max((_packed_tokens(samples, part, how["share_prompts"]) for part in parts), default=0)
+        if best is None or largest < best[0]:
+            best = largest, parts
+    assert best is not None, "there is always the cut that cuts nothing"
+    return best[1]
+
+
+def _at_least(samples: Sequence[SampleSize], least: int, budget_tokens: int, **how: bool) -> tuple[MicroBatch, ...]:
+    """About equal micro-batches, `least` of them as far as groups allow it; more where one exceeds the budget."""
+    parts = _balanced(samples, least, **how)
+    found = [_micro_batch(samples, part, how["share_prompts"]) for part in parts]
+    if any(micro.num_tokens > budget_tokens for micro in found):
+        found = [
+            _renumbered(micro, part)
+            for part in parts
+            for micro in split_micro_batches([samples[i] for i in part], budget_tokens, **how)
+        ]
+    return tuple(sorted(found, key=lambda micro: (-micro.num_tokens, micro.samples)))
+
+
+def _pieces(samples: Sequence[SampleSize], cap: int | None, **how: bool) -> list[MicroBatch]:
+    """Groups, in pieces of at most `cap` tokens where there is a cap."""
+    groups: dict[Hashable, list[int]] = {}
+    for i, sample in enumerate(samples):
+        groups.setdefault(sample.group, []).append(i)
+    found = []
+    for members in groups.values():
+        sizes = [samples[i] for i in members]
+        most = sum(size.prompt_tokens + size.response_tokens for size in sizes)
+        pieces = split_micro_batches(sizes, max(1, most if cap is None else cap), **how)
+        found.extend(_renumbered(piece, members) for piece in pieces)
+    return found
+
+
+def _spread(pieces: Sequence[MicroBatch], ways: int) -> list[tuple[int, ...]]:
+    """Samples of each part: pieces from the largest on, each to the part that has least (LPT, Graham 1969)."""
+    loads = [0] * ways
+    parts: list[list[int]] = [[] for _ in range(ways)]
+    for piece in sorted(pieces, key=lambda piece: (-piece.num_tokens, piece.samples)):
+        part = min(range(ways), key=lambda k: (loads[k], k))
+        loads[part] += piece.num_tokens
+        parts[part].extend(piece.samples)
+    return [tuple(sorted(part)) for part in parts if part]
+
+
+def _packed_tokens(samples: Sequence[SampleSize], part: Sequence[int], share_prompts: bool) -> int:
+    return _micro_batch(samples, part, share_prompts).num_tokens
+
+
+def _micro_batch(samples: Sequence[SampleSize], part: Sequence[int], share_prompts: bool) -> MicroBatch:
+    """One micro-batch of these samples, each group's prompt once (unless prompts are not shared)."""
+    groups: dict[Hashable, list[int]] = {}
+    for i in part:
+        groups.setdefault(samples[i].group if share_prompts else i, []).append(i)
+    prompts = sum(samples[members[0]].prompt_tokens for members in groups.values())
+    tokens = prompts + sum(samples[i].response_tokens for i in part)
+    return MicroBatch(tuple(tuple(members) for members in groups.values()), tokens)
+
+
+def _renumbered(micro: MicroBatch, numbers: Sequence[int]) -> MicroBatch:
+    return MicroBatch(tuple(tuple(numbers[i] for i in group) for group in micro.groups), micro.num_tokens)

@@ -1,0 +1,96 @@
+"""What a training call reports: actions as they are done, and metrics of mini-batches. Imports no torch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import fmean
+
+COUNTS = frozenset(
+    {
+        "optimizer_steps",
+        "skipped_steps",
+        "nonfinite_losses",
+        "nonfinite_gradients",
+        "nonfinite_outputs",
+        "masked_mini_batches",
+        "tokens_computed",
+        "tokens_unshared",
+    }
+)
+"""Metrics of a `train` call that add up where a role is trained twice; they stand behind the last `/`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """One action that has just run on this rank."""
+
+    action: str
+    """Unique on a rank within a training step, such as `actor.train/b0/mb3`, `actor.train/b0/step`, or, of a pipeline,
+    `actor.train/b0/1F3`: the last part is the id that the action has in its schedule."""
+    kind: str
+    """SCORE (a forward), TRAIN (forward and backward), STEP (an optimizer step) or, of a pipeline, `schedule.Kind`."""
+    tokens: int
+    """Tokens of the packed row that were computed; 0 for a STEP."""
+    bytes: int = 0
+    """That were sent to another rank, or received."""
+
+
+@dataclass(frozen=True)
+class StepReport:
+    """What one optimizer step did."""
+
+    learning_rate: float
+    grad_norm: float
+    """Global norm before clipping; not finite where the step was skipped for it."""
+    skipped: bool
+    loss_is_finite: bool = True
+
+
+@dataclass(frozen=True)
+class MiniBatchResult:
+    """Of one mini-batch, over all ranks."""
+
+    metrics: dict[str, float]
+    report: StepReport | None
+    """None: every token is masked, so there was neither a forward nor a step."""
+    tokens_computed: int = 0
+    num_nonfinite: int = 0
+    rollout: dict[str, float] = field(default_factory=dict)
+    """Of the first mini-batch, before its step."""
+
+    @property
+    def is_applied(self) -> bool:
+        return self.report is not None and not self.report.skipped
+
+
+def train_metrics(results: Sequence[MiniBatchResult], role: str, counts: Mapping[str, float]) -> dict[str, float]:
+    """The metrics of a `Trainer.train`, whose docstring names them.
+
+    Args:
+        counts: further ones, by their names without prefix.
+    """
+    applied = [result.metrics for result in results if result.is_applied]
+    if not applied:  # nothing was trained on: say the loss of it, 0
+        applied = [result.metrics for result in results if result.report is None]
+    names = dict.fromkeys(name for metrics in applied for name in metrics)
+    metrics = {name: fmean(m[name] for m in applied if name in m) for name in names}
+    reports = [result.report for result in results if result.report is not None]
+    skipped = [report for report in reports if report.skipped]
+    counts = {
+        "optimizer_steps": len(reports),
+        "skipped_steps": len(skipped),
+        "nonfinite_losses": sum(not report.loss_is_finite for report in skipped),
+        "nonfinite_gradients": sum(not math.isfinite(report.grad_norm) for report in skipped),
+        "nonfinite_outputs": sum(result.num_nonfinite for result in results),
+        "masked_mini_batches": len(results) - len(reports),
+        "tokens_computed": sum(result.tokens_computed for result in results),
+        **counts,
+    }
+    # Several roles may train in one step: only the actor's counts go by the field's name for them.
+    prefix = "training" if role == "actor" else role
+    metrics |= {f"{prefix}/{name}": value for name, value in counts.items()}
+    if reports:
+        metrics[f"{role}/lr"] = reports[-1].learning_rate
+    return metrics | next((result.rollout for result in results if result.rollout), {})

@@ -1,0 +1,103 @@
+"""What of a role's flat buffers one rank updates, and what it counts of a norm over all ranks. Imports no torch.
+
+ZeRO-1 (Rajbhandari et al. 2019, arXiv 1910.02054, section 5): of the flat buffer of its stage and tensor-parallel place
+every dp rank updates one equal range, and holds the masters and moments of that alone. A parameter that the first and
+the last stage both hold (a tied embedding) is updated on the first, and stands in front of the last one's buffer.
+
+Positions are elements of the working buffer (`model.trained_layout`), whatever the rank updates of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from itertools import pairwise
+
+from plait.layout.mesh import Coordinates, Parallelism
+from plait.layout.params import Block, FlatLayout
+from plait.layout.shards import zero_range
+
+
+@dataclass(frozen=True)
+class Piece:
+    """[start, stop) of the working buffer: a parameter's block, or a part of it."""
+
+    start: int
+    stop: int
+    is_matrix: bool
+    """Of a parameter of two or more dims."""
+
+
+@dataclass(frozen=True)
+class Share:
+    """Of one rank.
+
+    bounds:  rank `i` of dp updates [bounds[i], bounds[i + 1])
+    pieces:  what this rank updates, in order
+    counted: what it counts of a norm: no element is counted by two ranks. Runs include the gaps inside, which hold 0
+    tied:    ranges that the other end of the pipeline holds too
+    partial: blocks whose gradients are summed over tp, with their ranges
+    """
+
+    bounds: tuple[int, ...]
+    start: int
+    stop: int
+    pieces: tuple[Piece, ...]
+    counted: tuple[tuple[int, int], ...]
+    tied: tuple[tuple[int, int], ...]
+    partial: tuple[tuple[Block, int, int], ...]
+
+    @classmethod
+    def of(cls, layout: FlatLayout, sizes: Parallelism, place: Coordinates, partial: Collection[str] = ()) -> Share:
+        """Of the rank at `place`.
+
+        Args:
+            layout: of the rank's working buffer.
+            partial: parameters of which each tp rank has a part of the gradient only.
+        """
+        doubled = [entry for entry in layout.entries if sizes.pp > 1 and entry[0].param.ends == "both"]
+        doubled = [entry for entry in doubled if entry[0].param.layer is None and place.pp in (0, sizes.pp - 1)]
+        skipped = len(doubled) if place.pp > 0 else 0
+        assert all(mine is theirs for mine, theirs in zip(layout.entries, doubled[:skipped], strict=False)), (
+            "what the last stage shares with the first stands in front of its buffer"
+        )
+        first = layout.num_elements if skipped == len(layout.entries) else layout.entries[skipped][1]
+        cuts = [zero_range(layout.num_elements - first, index, sizes.dp) for index in range(sizes.dp)]
+        bounds = (*(first + low for low, _ in cuts), first + cuts[-1][1])
+        start, stop = bounds[place.dp], bounds[place.dp + 1]
+        pieces, counted = [], []
+        for block, low, high in layout.entries[skipped:]:
+            low, high = max(low, start), min(high, stop)
+            if low < high:
+                pieces.append(Piece(low, high, len(block.shape) >= 2))
+                if _is_first_holder(block, sizes.tp, place.tp):
+                    counted.append((low, high))
+        return cls(
+            bounds=bounds,
+            start=start,
+            stop=stop,
+            pieces=tuple(pieces),
+            counted=_runs(counted, pieces, start, stop),
+            tied=tuple((low, high) for _, low, high in doubled),
+            partial=tuple(entry for entry in layout.entries if entry[0].param.name in partial),
+        )
+
+
+def _is_first_holder(block: Block, ways: int, index: int) -> bool:
+    """Whether no tp rank before this one holds the same block: of a replicated parameter, of keys that ranks share."""
+    own = (block.start, block.stop)
+    return all(block.param.tp_range(other, ways) != own for other in range(index))
+
+
+def _runs(counted: list[tuple[int, int]], pieces: list[Piece], start: int, stop: int) -> tuple[tuple[int, int], ...]:
+    """Neighbours as one run; where all is counted, the whole range of the rank."""
+    if len(counted) == len(pieces):
+        return ((start, stop),) if start < stop else ()
+    runs: list[tuple[int, int]] = []
+    follows = {piece.start: before.stop for before, piece in pairwise(pieces)}
+    for low, high in counted:
+        if runs and follows.get(low) == runs[-1][1]:
+            runs[-1] = (runs[-1][0], high)
+        else:
+            runs.append((low, high))
+    return tuple(runs)

@@ -1,0 +1,102 @@
+"""What the micro-batches of one mini-batch add up to, over all ranks that had a part of them.
+
+Every rank gets the same bits, so that all decide alike: sums are those of the dp ranks in their order. Of the ranks
+that compute the same micro-batch (tensor parallelism, pipelines) one speaks: the first of the last stage.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from plait.data.rows import FloatArray
+from plait.models.team import Peers, Team
+from plait.policy.packing import MicroBatch
+from plait.training.loss_batch import TokenMeans
+from plait.training.mini_batch import MiniBatch, Outputs
+
+
+@dataclass(frozen=True)
+class Totals:
+    """Of a whole mini-batch, the same on every rank."""
+
+    loss: float
+    tokens: int
+    """Packed tokens that were computed; a pipeline's once, a prompt as often as it was."""
+    num_nonfinite: int
+    means: dict[str, float]
+    seen: FloatArray | None
+    """[2, R] log-probs and entropies of every response token of the rows, where they were asked for."""
+
+    @property
+    def loss_is_finite(self) -> bool:
+        return math.isfinite(self.loss)
+
+
+class Tally:
+    """Gathers the numbers of a mini-batch on one rank.
+
+    Args:
+        sees: keep log-probs and entropies, of a language model.
+    """
+
+    def __init__(self, batch: MiniBatch, *, sees: bool = False) -> None:
+        self.batch = batch
+        self._loss, self._tokens, self._num_nonfinite = 0.0, 0, 0
+        self._seen = np.zeros((2, batch.rows.num_tokens)) if sees else None
+
+    def add(self, micro: MicroBatch, outputs: Outputs, share: Tensor) -> None:
+        """One micro-batch: what the model said, and its share of the loss."""
+        self._loss += float(share.detach())
+        self._tokens += micro.num_tokens
+        self._num_nonfinite += outputs.num_nonfinite
+        if self._seen is not None and outputs.logprobs_R is not None and outputs.entropies_R is not None:
+            both = torch.stack([outputs.logprobs_R.detach(), outputs.entropies_R.detach()])
+            self._seen[:, self.batch.rows.token_places(micro.samples)] = both.double().cpu().numpy()
+
+    def over(self, team: Team, device: torch.device) -> Totals:
+        """Over all ranks; every one of them calls it."""
+        record = {
+            "loss": self._loss,
+            "tokens": self._tokens,
+            "nonfinite": self._num_nonfinite,
+            "means": self.batch.means.sums(),
+        }
+        records = [record for record in gathered(team.all, record if speaks(team) else {}, device) if record]
+        return Totals(
+            loss=sum(record["loss"] for record in records),
+            tokens=sum(record["tokens"] for record in records),
+            num_nonfinite=sum(record["nonfinite"] for record in records),
+            means=TokenMeans.of(record["means"] for record in records),
+            seen=None if self._seen is None else summed(team, self._seen, device),
+        )
+
+
+def speaks(team: Team) -> bool:
+    """Whether this rank says what was computed of its micro-batches."""
+    return team.is_last_stage and team.tp.index == 0
+
+
+def gathered(peers: Peers, record: Mapping[str, Any], device: torch.device) -> list[dict[str, Any]]:
+    """The JSON record of every rank, by index."""
+    if peers.size == 1:
+        return [dict(record)]
+    text = torch.frombuffer(bytearray(json.dumps(record).encode()), dtype=torch.uint8).to(device)
+    sizes = peers.all_gather(torch.tensor([len(text)], device=device))
+    parts = peers.all_gather(text, [int(size) for size in sizes])
+    return [json.loads(part.cpu().numpy().tobytes()) for part in parts]
+
+
+def summed(team: Team, values: FloatArray, device: torch.device) -> FloatArray:
+    """Numbers of which each rank that speaks has some and 0 for the others', on every rank."""
+    if team.all.size == 1:
+        return values
+    own = values if speaks(team) else np.zeros_like(values)
+    return team.all.all_reduce(torch.as_tensor(own).to(device)).cpu().numpy()

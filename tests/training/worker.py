@@ -1,0 +1,182 @@
+"""The worker of the tests on several ranks: it trains its part of a tiny model, and says how far it is from one rank.
+
+What one rank does alone is `reference`, computed by the test and read from a file by every worker.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from plait.algorithms.grpo import GRPOOptions, grpo
+from plait.algorithms.ppo import PPOOptions, ppo
+from plait.data.rows import Rows
+from plait.dataflow import Column, Level
+from plait.launch.interface import WorkerContext
+from plait.layout.mesh import Layout, Mesh, Parallelism
+from plait.models.language_model import LanguageModel
+from plait.models.scalar_model import ScalarModel, scalar_of
+from plait.models.team import Team, make_teams
+from plait.training.trainer import Trainer
+from tests.algorithms.flows import loss_of
+from tests.models.tiny import tiny_model
+from tests.training.batches import ADVANTAGES, OLD, REF, make_trainer, random_rows, run_all, with_policy_columns
+from tests.training.exact import ExactFloat64
+
+STEPS = 3
+RETURNS = Column("returns", Level.TOKEN, 5, 0)
+OLD_VALUES = Column("critic_values", Level.TOKEN, 6, 0)
+
+MODELS: dict[str, dict[str, Any]] = {
+    "tied": {"family": "llama", "num_hidden_layers": 4, "vocab_size": 323},
+    "biased": {"family": "qwen2", "num_hidden_layers": 4},
+}
+"""A tied embedding whose vocabulary divides by nothing; an untied one with biases of keys, which two ranks share."""
+
+SETTINGS: dict[str, Any] = {
+    "learning_rate": 1e-3,
+    "schedule": "cosine",
+    "warmup_steps": 2,
+    "total_optimizer_steps": 4 * STEPS,
+    "weight_decay": 0.1,
+    "max_grad_norm": 0.5,
+    "micro_batch_tokens": 60,
+}
+
+
+def actor_loss() -> Any:
+    return loss_of(grpo, GRPOOptions(kl_coef=0.05))
+
+
+def pair_loss(batch: Any, ref_logprobs: Tensor) -> Tensor:
+    """Like DPO's: of pairs, so that groups stay whole."""
+    margin_N = batch.per_sequence(batch.logprobs - ref_logprobs)
+    chosen_P, rejected_P = batch.pairs(margin_N)
+    batch.log("rewards/accuracies", (chosen_P > rejected_P).to(margin_N.dtype), per="pair")
+    return batch.mean_over_pairs(torch.nn.functional.softplus(rejected_P - chosen_P))
+
+
+def score_loss(batch: Any, advantages: Tensor) -> Tensor:
+    del advantages
+    batch.log("score", batch.scores, per="sequence")
+    return batch.mean_over_sequences((batch.scores - 1) ** 2)
+
+
+CASES: dict[str, tuple[str, Any, dict[str, Column], dict[str, Any]]] = {
+    "grpo": ("actor", actor_loss, {"advantages": ADVANTAGES, "old_logprobs": OLD, "ref_logprobs": REF}, {}),
+    "pairs": ("actor", lambda: pair_loss, {"ref_logprobs": REF}, {"whole_groups": True}),
+    "critic": (
+        "critic",
+        lambda: loss_of(ppo, PPOOptions(), "critic"),
+        {"returns": RETURNS, "old_values": OLD_VALUES},
+        {},
+    ),
+    "scores": ("reward", lambda: score_loss, {"advantages": ADVANTAGES}, {}),
+}
+
+
+def build(case: str, model: str, dtype: str) -> LanguageModel | ScalarModel:
+    whole = tiny_model(**MODELS[model], dtype=getattr(torch, dtype))
+    return whole if CASES[case][0] == "actor" else scalar_of(whole, seed=3)
+
+
+def trainer_of(case: str, model: LanguageModel | ScalarModel, team: Team | None = None, **options: Any) -> Trainer:
+    return make_trainer(model, role=CASES[case][0], team=team, **{**SETTINGS, **options})
+
+
+def rows_of(case: str, step: int) -> Rows:
+    """Seven prompts with three samples, of pairs two; one response is empty."""
+    pairs = CASES[case][3].get("whole_groups", False)
+    rows = random_rows(7, 2 if pairs else 3, seed=step, empty=not pairs)
+    rng = np.random.default_rng(step)
+    for column in (RETURNS, OLD_VALUES):
+        rows = rows.with_column(column, rng.normal(size=rows.num_tokens))
+    return rows
+
+
+def run(case: str, trainer: Trainer) -> tuple[list[dict[str, float]], list[np.ndarray]]:
+    """Some steps: metrics and scores of each. What is scored is what the next training compares with."""
+    _, loss, columns, asked = CASES[case]
+    metrics, scored = [], []
+    for step in range(STEPS):
+        rows = rows_of(case, step)
+        if CASES[case][0] == "actor":
+            scored.append(run_all(trainer.logprobs(rows))[1])
+            rows = with_policy_columns(rows, scored[-1])
+        else:
+            scored.append(run_all(trainer.values(rows))[1])
+            scored.append(run_all(trainer.scores(rows))[1])
+        call = {"mini_batches": 2, "epochs": 2, "step": step, **asked}
+        metrics.append(run_all(trainer.train(rows, columns, loss(), **call))[1])
+        metrics.append(run_all(trainer.evaluate(rows, columns, loss(), **asked))[1])
+    return metrics, scored
+
+
+def reference(case: str, model: str, dtype: str, path: Path, **options: Any) -> list[dict[str, float]]:
+    """One rank: its metrics; scores and weights go to the file."""
+    trainer = trainer_of(case, build(case, model, dtype), **options)
+    with ExactFloat64():
+        metrics, scored = run(case, trainer)
+    weights = {
+        block.param.name: trainer.model.trained_weights[start:stop].view(block.shape).clone()
+        for block, start, stop in trainer.model.trained_layout.entries
+    }
+    torch.save({"scored": [torch.tensor(values) for values in scored], "weights": weights}, path)
+    return metrics
+
+
+class Worker:
+    def __init__(self, context: WorkerContext) -> None:
+        self.rank = context.rank
+        self.context = context
+        torch.set_num_threads(1)
+        dist.init_process_group("gloo", store=context.store(), rank=self.rank, world_size=context.num_ranks)
+        self.teams: dict[Layout, Team | None] = {}
+
+    def close(self) -> None:
+        dist.destroy_process_group()
+
+    def team(self, parallelism: Parallelism) -> Team | None:
+        """Of the first ranks; every rank of the world calls it."""
+        layout = Layout(Mesh(tuple(range(parallelism.size))), parallelism)
+        if layout not in self.teams:
+            self.teams |= make_teams([layout], self.rank, timeout_s=60.0, waiting_for=self.context.waiting_for)
+        return self.teams[layout]
+
+    def part(self, case: str, model: str, dtype: str, team: Team) -> LanguageModel | ScalarModel:
+        whole = build(case, model, dtype)
+        if team.tp.size * team.pp.size == 1:
+            return whole
+        from plait.models.partial import part_of
+
+        return part_of(whole, team)
+
+    def compare(
+        self, parallelism: Parallelism, case: str, model: str, dtype: str, path: str, options: Mapping[str, Any]
+    ) -> tuple[list[dict[str, float]], float, float] | None:
+        """Metrics, and how far scores and weights are from the reference at most; None: no member."""
+        team = self.team(parallelism)
+        if team is None:
+            return None
+        trainer = trainer_of(case, self.part(case, model, dtype, team), team, **options)
+        with ExactFloat64():
+            metrics, scored = run(case, trainer)
+        expected = torch.load(path, weights_only=True)
+        off = max(float((torch.tensor(a) - b).abs().max()) for a, b in zip(scored, expected["scored"], strict=True))
+        return metrics, off, weights_off(trainer.model, expected["weights"])
+
+
+def weights_off(model: LanguageModel | ScalarModel, expected: Mapping[str, Tensor]) -> float:
+    """How far the weights of this rank are from whole ones at most."""
+    largest = 0.0
+    for block, start, stop in model.trained_layout.entries:
+        whole = expected[block.param.name].view(block.param.grid)[:, block.start : block.stop]
+        found = model.trained_weights[start:stop].view(whole.shape)
+        largest = max(largest, float((found - whole).abs().max()))
+    return largest
