@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import ExitStack
+from typing import Any
 
+from plait.runtime.device_memory import memory_by_device
 from plait.runtime.estimate import Arithmetic, human_bytes, memory_table
+from plait.runtime.placement import parameters_of
 from plait.runtime.prepare import Prepared, prepare
 from plait.runtime.recipe import Recipe
 from plait.runtime.session import claim, open_pools
+from plait.schedule.plan import Plan
+
+_PLAIN: dict[str, Any] = {"box": None, "pad_edge": False, "header_style": "bold"}
+"""Of a rich table."""
 
 
 def dry_run(recipe: Recipe, *, resume: bool = False) -> int:
@@ -25,21 +33,56 @@ def dry_run(recipe: Recipe, *, resume: bool = False) -> int:
 
 
 def print_plan(prepared: Prepared) -> None:
-    """The graph, the batch in prompts, samples, tokens and optimizer steps, and an estimate of the memory."""
+    """The graph, the batch in prompts, samples, tokens and optimizer steps, where calls run, and an estimate of the
+    memory of each device."""
     from rich.console import Console
-    from rich.table import Table
 
-    recipe, console = prepared.recipe, Console()
+    console = Console()
     console.print(f"[bold]flow[/] {prepared.flow.name}")
     console.print(str(prepared.flow), markup=False, highlight=False)
     console.print()
     console.print(_batch_table(prepared))
-    table = Table("memory (estimate)", "", box=None, pad_edge=False, header_style="bold")
-    rows = memory_table(recipe, prepared.flow, prepared.models, prepared.shapes, prepared.longest_tokens)
-    for what, count in rows:
-        table.add_row(what, human_bytes(count))
-    table.add_row("together, at most", human_bytes(sum(count for _, count in rows)), style="bold")
-    console.print(table)
+    console.print()
+    console.print(_placement_table(prepared.plan))
+    console.print()
+    console.print(_memory_table(prepared))
+
+
+def _placement_table(plan: Plan):
+    from rich.table import Table
+
+    table = Table(f"plan {plan.name}", "mode", "ranks", "dp", "tp", "pp", "after", **_PLAIN)
+    for p in plan.placements:
+        stages = f" ({'+'.join(map(str, p.stages))} layers)" if p.stages else ""
+        table.add_row(p.call, p.mode, ranks_text(p.ranks), str(p.dp), str(p.tp), f"{p.pp}{stages}", p.after)
+    return table
+
+
+def ranks_text(ranks: Sequence[int]) -> str:
+    """`0-3`, or `0,2,1` where they do not follow each other."""
+    if len(ranks) > 2 and list(ranks) == list(range(ranks[0], ranks[-1] + 1)):
+        return f"{ranks[0]}-{ranks[-1]}"
+    return ",".join(map(str, ranks))
+
+
+def _memory_table(prepared: Prepared):
+    """One column for each device, or for several that hold as much of everything."""
+    from rich.table import Table
+
+    about = (prepared.recipe, prepared.flow, prepared.models, prepared.shapes)
+    if prepared.plan.num_ranks == 1:
+        columns = [([0], memory_table(*about, prepared.longest_tokens))]
+    else:
+        parameters = parameters_of(prepared.models)
+        columns = memory_by_device(*about, parameters, prepared.plan, prepared.longest_tokens)
+    names = [f"device {ranks_text(ranks)}" for ranks, _ in columns] if prepared.plan.num_ranks > 1 else [""]
+    table = Table("memory (estimate)", *names, **_PLAIN)
+    cells = [dict(rows) for _, rows in columns]
+    for what in dict.fromkeys(what for one in cells for what in one):
+        table.add_row(what, *(human_bytes(one[what]) if what in one else "-" for one in cells))
+    totals = [sum(one.values()) for one in cells]
+    table.add_row("together, at most", *map(human_bytes, totals), style="bold")
+    return table
 
 
 def _batch_table(prepared: Prepared):
@@ -47,7 +90,7 @@ def _batch_table(prepared: Prepared):
 
     recipe, train_set = prepared.recipe, prepared.train_set
     batch = Arithmetic.of(recipe, prepared.flow, prepared.longest_tokens)
-    table = Table("batch", "per step", f"run of {batch.steps} steps", box=None, pad_edge=False, header_style="bold")
+    table = Table("batch", "per step", f"run of {batch.steps} steps", **_PLAIN)
     data = train_set or next(iter(prepared.given.values()))
     what = "prompts" if train_set is not None else next(iter(prepared.given))
     rows = (

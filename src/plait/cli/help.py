@@ -30,6 +30,8 @@ USUAL: dict[str, tuple[str, ...]] = {
         "--run_dir",
         "--overwrite",
         "--device",
+        "--devices",
+        "--plan",
     ),
     "eval": ("--model", "--evaluation.items", "--json"),
     "generate": ("--model", "--prompts", "--out", "--n", "--temperature", "--max-tokens", "--device"),

@@ -12,7 +12,7 @@ from plait.cli.help import Option, usage_of
 from plait.errors import ConfigError
 
 FLAGS = {
-    "--dry-run": "resolve everything, print the batch arithmetic and a memory estimate; load no weights",
+    "--dry-run": "resolve everything, print the batch, the placement and a memory estimate; load no weights",
     "--resume": "continue the run in run_dir from its last checkpoint",
 }
 

@@ -36,13 +36,14 @@ from plait.observe.run_log import RunLog, read_rows, truncate_to, write_rows
 
 RECIPE, METRICS, TRACE, LOCK = "recipe.yaml", "metrics.jsonl", "trace.json", "run.lock"
 EVALUATIONS = "evaluations.jsonl"
+PLAN = "plan.json"
 DOCTOR = "doctor.jsonl"
 REWARD_OUTPUT = "rewards.log"
 SAMPLES, CHECKPOINTS, BEST, FINAL, MERGED = "samples", "checkpoints", "best", "final", "merged"
 _LOGS = (METRICS, TRACE)
 """Files that grow row by row; a checkpoint states how long each was."""
 _LOGGED = (METRICS, EVALUATIONS, DOCTOR, TRACE, SAMPLES, "tensorboard", "wandb")
-_CLEARED = (RECIPE, CHECKPOINTS, *_LOGGED, BEST, FINAL, MERGED)
+_CLEARED = (RECIPE, PLAN, CHECKPOINTS, *_LOGGED, BEST, FINAL, MERGED)
 """What `overwrite` removes, in this order: without a recipe nothing can be resumed by mistake half-way."""
 _STEP_FILE = re.compile(r"(?:step|eval)-(\d+)\b.*")
 
@@ -50,7 +51,7 @@ _STEP_FILE = re.compile(r"(?:step|eval)-(\d+)\b.*")
 class RunDirectory:
     """A run's directory, held by this process until `close`. Made by `claim`, `create` or `resume`."""
 
-    def __init__(self, path: Path, lock: _Lock, *, begun: bool, made: tuple[Path, ...] = ()) -> None:
+    def __init__(self, path: Path, lock: _Lock | _Lent, *, begun: bool, made: tuple[Path, ...] = ()) -> None:
         self.path = path
         self._lock = lock
         self._begun = begun
@@ -119,9 +120,27 @@ class RunDirectory:
         except OSError as error:
             raise ConfigError(f"key `run_dir`: {path} cannot be written: {error}") from error
 
+    @classmethod
+    def lent(cls, path: Path) -> RunDirectory:
+        """For a process that writes in the place of the one that holds the directory, and outlives this."""
+        return cls(path, _Lent(), begun=(path / RECIPE).is_file())
+
+    @property
+    def begun(self) -> bool:
+        """Whether there is a run in it that can be resumed."""
+        return self._begun
+
+    def note_begun(self) -> None:
+        """Another process, to which it was lent, may have begun a run in it."""
+        self._begun = self._begun or self.recipe_path.is_file()
+
     @property
     def recipe_path(self) -> Path:
         return self.path / RECIPE
+
+    @property
+    def plan_path(self) -> Path:
+        return self.path / PLAN
 
     @property
     def metrics_path(self) -> Path:
@@ -185,9 +204,16 @@ class RunDirectory:
 
     def write_recipe(self, recipe: str) -> None:
         """Replace the stored recipe, whole or not at all. Raises OSError."""
-        part = self.path / f"{RECIPE}.tmp"
-        part.write_text(recipe, encoding="utf-8")
-        os.replace(part, self.recipe_path)
+        self._replace(RECIPE, recipe)
+
+    def write_plan(self, plan: str) -> None:
+        """Replace the stored plan (its file form), whole or not at all. Raises OSError."""
+        self._replace(PLAN, plan)
+
+    def _replace(self, name: str, text: str) -> None:
+        part = self.path / f"{name}.tmp"
+        part.write_text(text, encoding="utf-8")
+        os.replace(part, self.path / name)
 
     def open_metrics(self, *, resume: bool = False) -> RunLog:
         """Open the metrics log; the caller closes it."""
@@ -321,6 +347,15 @@ class _Lock:
         """Close this process's view of the lock; it stays locked while another process has it open."""
         os.close(self._fd)
         self._fd = -1
+
+
+class _Lent:
+    """In place of the lock in a process that does not hold it: its holder lives as long."""
+
+    held = False
+
+    def release(self) -> None:
+        pass
 
 
 _HELD: weakref.WeakSet[_Lock] = weakref.WeakSet()

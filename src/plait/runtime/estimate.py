@@ -72,9 +72,9 @@ def memory_table(
         context = longest_tokens + recipe.sampling.max_response_tokens
         kv_per_token = 2 * shape.layers * shape.kv_heads * shape.head_dim * width
         rows.append((f"KV cache ({running} samples x {context} tokens)", running * context * kv_per_token))
-    batch = _Batch.of(recipe, flow, longest_tokens)
+    batch = LargestBatch.of(recipe, flow, longest_tokens)
     # Roles train one after the other, and what one has freed the next takes.
-    largest = max(_activation_bytes(recipe, shapes[one.name], batch, width) for one in models)
+    largest = max(activation_bytes(recipe, shapes[one.name], batch, width) for one in models)
     rows.append((f"activations ({batch.tokens} tokens)", largest))
     if any(not one.scalar for one in models):
         rows.append(("logits of one chunk", HEAD_CHUNK_ROWS * shape.vocabulary * (width + 8)))
@@ -91,7 +91,7 @@ and of 4,096 tokens (peaks of 4,659 and 6,554 MiB)."""
 
 
 @dataclass(frozen=True)
-class _Batch:
+class LargestBatch:
     """The largest micro-batch of a step, in upper bounds."""
 
     groups: int
@@ -100,7 +100,7 @@ class _Batch:
     response_tokens: int
 
     @classmethod
-    def of(cls, recipe: Recipe, flow: Dataflow, longest_tokens: int) -> _Batch:
+    def of(cls, recipe: Recipe, flow: Dataflow, longest_tokens: int) -> LargestBatch:
         rollouts = flow.of_kind(CallKind.GENERATE)
         if rollouts:
             samples = max(node.options["samples_per_prompt"] or recipe.samples_per_prompt for node in rollouts)
@@ -153,19 +153,19 @@ def _adapted_rows(
     for one in models:
         if one.trained:
             per = parameter_bytes(recipe.dtype, trained=True)
-            count = _adapter_parameters(shapes[one.name], recipe.lora.rank)
+            count = adapter_parameters(shapes[one.name], recipe.lora.rank)
             rows.append((f"{one.role}: adapter, its masters, moments and gradients", count * per.total))
     return rows
 
 
-def _adapter_parameters(shape: ModelShape, rank: int) -> int:
+def adapter_parameters(shape: ModelShape, rank: int) -> int:
     """Of all seven linear layers of a block; fewer where `lora.target_modules` names some of them."""
     heads, kv = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
     attention = 2 * (shape.hidden + heads) + 2 * (shape.hidden + kv)
     return shape.layers * rank * (attention + 3 * (shape.hidden + shape.active_intermediate))
 
 
-def _activation_bytes(recipe: Recipe, shape: ModelShape, batch: _Batch, width: int) -> int:
+def activation_bytes(recipe: Recipe, shape: ModelShape, batch: LargestBatch, width: int) -> int:
     """What blocks keep for their backward: two norms (in and float32 copy), q, k, v, attention and its output, gate,
     up, their product, the residual; and the attention weights, as long as they are few."""
     kv = shape.kv_heads * shape.head_dim

@@ -30,8 +30,10 @@ from plait.runtime.checks import (
 )
 from plait.runtime.estimate import ModelShape, model_shape
 from plait.runtime.feed import Feed
+from plait.runtime.placement import resolve_plan
 from plait.runtime.recipe import Recipe
 from plait.runtime.role_models import MODEL_ROLES, REWARD_ROLES, RoleModel, ToCome, role_models
+from plait.schedule.plan import Plan
 
 
 @dataclass(frozen=True)
@@ -44,6 +46,8 @@ class Prepared:
     """Which model each role begins as."""
     shapes: Mapping[str, ModelShape]
     """By the model's name in the recipe."""
+    plan: Plan
+    """Where every call of a model runs."""
     tokenizer: Any
     functions: Mapping[str, tuple[RewardFunction, ...]]
     """Reward role → its functions."""
@@ -124,6 +128,7 @@ def prepare(
     models = role_models(dataflow, recipe)
     shapes = _shapes(models, recipe)
     check_models(models, to_come or {})
+    plan = resolve_plan(recipe, dataflow, models, shapes)
     tokenizer = load_tokenizer(recipe.model)
     _check_tokens(models, tokenizer, recipe)
     given_names = tuple(node.call for node in dataflow.of_kind(CallKind.READ))
@@ -142,6 +147,7 @@ def prepare(
         dataflow,
         models,
         shapes,
+        plan,
         tokenizer,
         functions,
         judges,

@@ -86,6 +86,12 @@ class Recipe(BaseModel):
     seed: int = Field(0, ge=0, description="of everything that is drawn")
     dtype: DType = Field(DType.BFLOAT16, description="of weights in compute; masters are float32 (float64 for float64)")
     device: Literal["cpu", "cuda"] = Field("cpu", description="cpu or cuda")
+    plan: str = Field(
+        "colocated", description="where calls run: colocated, split, standalone, or a plan file (docs/plans.md)"
+    )
+    devices: int = Field(
+        0, ge=0, description="processes of a named plan, one per device; 0: every CUDA device, or one on the CPU"
+    )
     threads: int = Field(0, ge=0, description="CPU threads; 0: one per core")
     micro_batch_tokens: int = Field(4096, ge=1, description="tokens of a forward in scoring and training")
     checkpoint_activations: bool = Field(

@@ -1,15 +1,19 @@
-"""Where the calls of a flow run: named plans, completed plans, and what one role needs of a plan.
+"""Where the calls of a flow run: plans completed and checked against a flow, and what one role needs of them.
 
-Enters: a traced flow, which of its roles are models, and a plan or the name of one. Leaves: a plan in which every call
+Enters: a traced flow, which of its roles are models, and a plan. Leaves: a plan in which every call
 of every model has its place. What the models allow is checked by `runtime.placement`, which knows them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+import difflib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
+from plait.dataflow import CallKind, Dataflow, Node
+from plait.errors import ConfigError
 from plait.layout.mesh import Layout
+from plait.schedule.named_plans import MODE_OF, PlannedModel, model_calls
 from plait.schedule.plan import After, Mode, Placement, Plan
 
 DEFAULT_SCHEDULE = "1F1B"
@@ -77,3 +81,110 @@ def layouts_of(plan: Plan) -> tuple[Layout, ...]:
     `models.team.make_teams` is called with."""
     roles = dict.fromkeys(p.call.split(".")[0] for p in plan.placements)
     return tuple(dict.fromkeys(layout for role in roles for layout in placements_of(plan, role).layouts))
+
+
+def complete(plan: Plan, flow: Dataflow, models: Mapping[str, PlannedModel], label: str) -> Plan:
+    """A plan in which every call of every model is placed, in the order of the flow, and which can be run.
+
+    A call that the plan does not name runs as other calls of the same role do: one of the same mode, or else where the
+    role trains, scores or generates, the first of these that is named. A role that is not named at all is on all ranks,
+    data parallel. A name without its number (`actor.logprobs`) holds for all such calls that are not named themselves.
+
+    Args:
+        models: role → its model, for every role that is one.
+        label: the plan in messages.
+
+    Raises:
+        ConfigError: names a placement and its key: the call or mode is unknown, a key does not fit the mode, calls of
+            one role contradict each other, a rank has nothing to do, or the plan asks for what no run does yet.
+    """
+    calls = model_calls(flow, models)
+    for number, placement in enumerate(plan.placements):
+        _check_placement(placement, flow, calls, f"{label}: placements[{number}]")
+    for node in calls:
+        own = {(p.ranks, p.dp, p.tp, p.pp, p.stages) for p in plan.placements_of(node.call, "prefill")}
+        if own and own != {(p.ranks, p.dp, p.tp, p.pp, p.stages) for p in plan.placements_of(node.call, "decode")}:
+            raise ConfigError(
+                f"{label}: {node.call}: prefill on other instances than decode cannot be run yet; leave prefill out"
+            )
+    for what in ("schedules", "policies"):
+        if getattr(plan, what):
+            raise ConfigError(f"{label}: `{what}` cannot be run yet; leave the key out")
+    placements = tuple(p for node in calls for p in _placed(node, plan, calls))
+    _check_roles(placements, label)
+    used = {rank for p in placements for rank in p.ranks}
+    idle = [rank for rank in range(plan.num_ranks) if rank not in used]
+    if idle:
+        raise ConfigError(f"{label}: rank {idle[0]} has nothing to do; lower `num_ranks`, or place a call on it")
+    return replace(plan, placements=placements)
+
+
+def _check_placement(p: Placement, flow: Dataflow, calls: Sequence[Node], label: str) -> None:
+    names = [node.call for node in calls]
+    node = next((node for node in calls if p.call in (node.call, node.call.split("#")[0])), None)
+    if node is None:
+        if any(p.call == other.call for other in flow.nodes):
+            raise ConfigError(
+                f"{label}.call: `{p.call}` asks no model, and so is not placed; leave it out. Placed are: "
+                f"{', '.join(names)}"
+            )
+        raise ConfigError(
+            f"{label}.call: the flow `{flow.name}` has no call `{p.call}`{_nearest(p.call, names)}; "
+            f"it has: {', '.join(names)}"
+        )
+    modes = ("prefill", "decode") if node.kind is CallKind.GENERATE else (MODE_OF[node.kind],)
+    if p.mode not in modes:
+        raise ConfigError(f"{label}.mode: expected {' or '.join(modes)} for {p.call}, found {p.mode}")
+    if p.micro_batch_tokens is not None and p.mode not in ("score", "train"):
+        raise ConfigError(f"{label}.micro_batch_tokens: only train and score have micro-batches, found {p.mode}")
+    if p.schedule:
+        if p.mode != "train" or p.pp == 1:
+            raise ConfigError(f"{label}.schedule: only train with pp above 1 has a pipeline schedule; leave it out")
+        if p.schedule not in SCHEDULES:
+            hint = _nearest(p.schedule, SCHEDULES)
+            raise ConfigError(f"{label}.schedule: expected {', '.join(SCHEDULES)}, found `{p.schedule}`{hint}")
+
+
+def _placed(node: Node, plan: Plan, calls: Sequence[Node]) -> tuple[Placement, ...]:
+    """The placements of a call, its own or another's that stands for it."""
+    mode = MODE_OF[node.kind]
+    names = [node.call, node.call.split("#")[0]]
+    names += [other.call for other in calls if other.role == node.role and other.kind is node.kind]
+    for name in dict.fromkeys(names):
+        if found := plan.placements_of(name, mode):
+            return tuple(replace(p, call=node.call) for p in found)
+    for other in ("train", "score", "decode"):
+        found = tuple(p for p in plan.placements if p.mode == other and p.call.split(".")[0] == node.role)
+        if found and (len(found) == 1 or mode == "decode"):
+            first = tuple(p for p in found if p.call == found[0].call)
+            plain = {"call": node.call, "mode": mode, "after": "keep", "micro_batch_tokens": None, "schedule": ""}
+            return tuple(replace(p, **plain) for p in first)
+    return (Placement(node.call, mode, tuple(range(plan.num_ranks)), dp=plan.num_ranks),)
+
+
+def _check_roles(placements: Sequence[Placement], label: str) -> None:
+    """A role trains, scores and generates in one way each, and its weights always have a place."""
+    first: dict[tuple[str, Mode], tuple[str, tuple[Placement, ...]]] = {}
+    for p in placements:
+        role = p.call.split(".")[0]
+        mine = tuple(replace(q, call=role) for q in placements if (q.call, q.mode) == (p.call, p.mode))
+        other, theirs = first.setdefault((role, p.mode), (p.call, mine))
+        if mine != theirs:
+            raise ConfigError(f"{label}: {other} and {p.call} are of one model, expected equal placements of {p.mode}")
+    homes: dict[str, Placement] = {}
+    for mode in ("train", "score", "decode"):
+        for p in placements:
+            if p.mode == mode:
+                homes.setdefault(p.call.split(".")[0], p)
+    for p in placements:
+        home = homes[p.call.split(".")[0]]
+        if p.after == "drop" and (p.mode == home.mode or p.layout == home.layout):
+            raise ConfigError(
+                f"{label}: {p.call} {p.mode}: `after` drop would lose the only weights of the role; "
+                "take keep or offload"
+            )
+
+
+def _nearest(name: str, names: Sequence[str]) -> str:
+    close = difflib.get_close_matches(name, names, n=1)
+    return f"; did you mean `{close[0]}`?" if close else ""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
@@ -206,27 +206,31 @@ def _placement(record: Mapping[str, Any], number: int, name: str) -> Placement:
     for key in ("call", "mode", "ranks"):
         if key not in record:
             raise DataError(f"{label}: the key {key!r} is missing")
-    for key, kind in _KINDS.items():
-        value = record.get(key)
-        fits = isinstance(value, kind) and not isinstance(value, bool)
-        if kind is list:
-            fits = fits and all(isinstance(item, int) and not isinstance(item, bool) for item in value)
-        if key in record and not fits:
-            what = {list: "a list of whole numbers", int: "a whole number", str: "a text"}[kind]
+    for key, value in record.items():
+        what, fits = _KINDS[key]
+        if not fits(value):
             raise DataError(f"{label}: expected {what} for {key!r}, found {value!r:.80}")
     lists = {key: tuple(record[key]) for key in ("ranks", "stages") if key in record}
     return Placement(**{**record, **lists})
 
 
-_KINDS: dict[str, type] = {
-    "call": str,
-    "mode": str,
-    "ranks": list,
-    "dp": int,
-    "tp": int,
-    "pp": int,
-    "after": str,
-    "stages": list,
-    "micro_batch_tokens": int,
-    "schedule": str,
+def _is_number(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+_NUMBER = ("a whole number", _is_number)
+_NUMBERS = ("a list of whole numbers", lambda value: isinstance(value, list) and all(map(_is_number, value)))
+_TEXT = ("a text", lambda value: isinstance(value, str))
+_KINDS: dict[str, tuple[str, Callable[[object], bool]]] = {
+    "call": _TEXT,
+    "mode": _TEXT,
+    "ranks": _NUMBERS,
+    "dp": _NUMBER,
+    "tp": _NUMBER,
+    "pp": _NUMBER,
+    "after": _TEXT,
+    "stages": _NUMBERS,
+    "micro_batch_tokens": _NUMBER,
+    "schedule": _TEXT,
 }
+"""Key of a placement → what it holds, in words, and whether a value is that."""

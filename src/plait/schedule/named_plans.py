@@ -1,0 +1,116 @@
+"""Plans by name, for any flow and any number of devices.
+
+* colocated: every call of every model on all devices, one copy of the model on each.
+* split: two meshes. What speaks (actor, reference) on one half, what judges (critics, reward and cost models) on the
+  other; where a flow has only one of the two kinds, what is trained on one half, generation and frozen models on the
+  other. HybridFlow's split (Sheng et al. 2024, arXiv 2409.19256, section 8.3).
+* standalone: every model on a mesh of its own, devices by the work that each has. HybridFlow's standalone, ibidem.
+
+Data parallel inside each mesh: `tp` devices form one copy where a model needs more than one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from plait.dataflow import CallKind, Dataflow, Node
+from plait.errors import ConfigError
+from plait.schedule.plan import Mode, Placement, Plan
+
+NAMES = ("colocated", "split", "standalone")
+
+MODE_OF: Mapping[CallKind, Mode] = {CallKind.GENERATE: "decode", CallKind.SCORE: "score", CallKind.TRAIN: "train"}
+"""What a call of a model is placed as; prefill runs where decode does unless a plan says otherwise."""
+
+_PASSES = {CallKind.GENERATE: 3, CallKind.SCORE: 1, CallKind.TRAIN: 3}
+"""Forwards that a call takes about as long as: a backward is two, decoding reads all weights for few tokens."""
+
+
+@dataclass(frozen=True)
+class PlannedModel:
+    """What the named plans know of the model of a role."""
+
+    scalar: bool
+    """It judges: critic, reward or cost model."""
+    num_elements: int = 1
+    """Its parameters, for the share of devices."""
+
+
+def model_calls(flow: Dataflow, models: Mapping[str, PlannedModel]) -> tuple[Node, ...]:
+    """The calls that are placed: those of roles that are models, in the order of the flow."""
+    return tuple(node for node in flow.nodes if node.role in models and node.kind in MODE_OF)
+
+
+def named_plan(name: str, flow: Dataflow, models: Mapping[str, PlannedModel], devices: int, *, tp: int = 1) -> Plan:
+    """The plan of this name, one of NAMES.
+
+    Args:
+        models: role → its model, for every role that is one.
+        tp: devices of one copy of a model; a mesh that it does not divide takes the next smaller number that does.
+
+    Raises:
+        ConfigError: there are too few devices, or the flow has nothing to split.
+    """
+    match name:
+        case "colocated":
+            parts = [model_calls(flow, models)]
+        case "split":
+            parts = _halves(flow, models)
+        case "standalone":
+            parts = [tuple(node for node in model_calls(flow, models) if node.role == role) for role in models]
+            parts = [part for part in parts if part]
+        case _:
+            raise AssertionError(f"no plan has the name {name}")
+    if devices < len(parts):
+        raise ConfigError(
+            f"`plan` {name} needs at least {len(parts)} devices for the flow `{flow.name}`, found {devices}; "
+            "raise `devices`, or take `colocated`"
+        )
+    work = [1.0 if name == "split" else _work(part, models) for part in parts]
+    placed: dict[int, Placement] = {}
+    first = 0
+    for part, size in zip(parts, shares(devices, work), strict=True):
+        ways = next(ways for ways in range(min(tp, size), 0, -1) if size % ways == 0)
+        for node in part:
+            ranks = tuple(range(first, first + size))
+            placed[node.id] = Placement(node.call, MODE_OF[node.kind], ranks, dp=size // ways, tp=ways)
+        first += size
+    return Plan(name, devices, tuple(placed[number] for number in sorted(placed)))
+
+
+def shares(devices: int, work: Sequence[float]) -> list[int]:
+    """Devices in proportion to `work`, at least one for each, all of them given: those that are left after rounding
+    down go where the most work waits for each device, ties to the first."""
+    assert len(work) <= devices, "fewer devices than parts"
+    total = sum(work)
+    given = [max(1, int(devices * one / total)) for one in work]
+    while sum(given) > devices:  # ones for little work were taken from the others
+        place = max(range(len(work)), key=lambda i: (given[i] > 1, -work[i] / given[i]))
+        given[place] -= 1
+    while sum(given) < devices:
+        given[max(range(len(work)), key=lambda i: (work[i] / given[i], -i))] += 1
+    return given
+
+
+def _halves(flow: Dataflow, models: Mapping[str, PlannedModel]) -> list[tuple[Node, ...]]:
+    calls = model_calls(flow, models)
+    judging = tuple(node for node in calls if models[str(node.role)].scalar)
+    if judging and len(judging) < len(calls):
+        return [tuple(node for node in calls if node not in judging), judging]
+    trained = {node.role for node in calls if node.kind is CallKind.TRAIN}
+    learning = tuple(node for node in calls if node.role in trained and node.kind is not CallKind.GENERATE)
+    if len(learning) == len(calls):
+        raise ConfigError(
+            f"`plan` split: the flow `{flow.name}` only trains {' and '.join(sorted(map(str, trained)))}, so there is "
+            "nothing to put on other devices; take `colocated`"
+        )
+    return [learning, tuple(node for node in calls if node not in learning)]
+
+
+def _work(calls: Sequence[Node], models: Mapping[str, PlannedModel]) -> float:
+    total = 0.0
+    for node in calls:
+        passes = _PASSES[node.kind] * (node.options["epochs"] if node.kind is CallKind.TRAIN else 1)
+        total += passes * models[str(node.role)].num_elements
+    return total
