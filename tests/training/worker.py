@@ -5,7 +5,7 @@ What one rank does alone is `reference`, computed by the test and read from a fi
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,9 @@ from plait.layout.mesh import Layout, Mesh, Parallelism
 from plait.models.language_model import LanguageModel
 from plait.models.scalar_model import ScalarModel, scalar_of
 from plait.models.team import Team, make_teams
+from plait.schedule.action import Kind
+from plait.schedule.schedule import Schedule
+from plait.training.pipeline import execute
 from plait.training.trainer import Trainer
 from tests.algorithms.flows import loss_of
 from tests.models.tiny import tiny_model
@@ -170,6 +173,63 @@ class Worker:
         expected = torch.load(path, weights_only=True)
         off = max(float((torch.tensor(a) - b).abs().max()) for a, b in zip(scored, expected["scored"], strict=True))
         return metrics, off, weights_off(trainer.model, expected["weights"])
+
+    def pipeline(self, schedule: Schedule, tokens: Sequence[int]) -> tuple[list[str], float]:
+        """Run a schedule on linear stages: the actions done, and how far gradients are from those of the whole."""
+        team = self.team(Parallelism(pp=schedule.num_ranks))
+        if team is None:
+            return [], 0.0
+        keys = {(action.model, action.copy): action.stage for action in schedule.rows[team.pp.index]}
+        depth = {key: 1 + max(a.stage for a in schedule if (a.model, a.copy) == key) for key in keys}
+        stages = {key: LinearStage(key, stage, depth[key], tokens) for key, stage in keys.items()}
+        done, _ = run_all(execute(schedule, stages, team.pp, name="toy"))
+        names = [one.action.removeprefix("toy/") for one in done]
+        is_trained = any(action.kind is Kind.BACKWARD for action in schedule)
+        return names, max(stage.off() for stage in stages.values()) if is_trained else 0.0
+
+
+class LinearStage:
+    """One of `depth` matrices; the loss is the sum of what comes out of the last, weighted by micro-batch."""
+
+    def __init__(self, key: tuple[str, int], stage: int, depth: int, tokens: Sequence[int]) -> None:
+        generator = torch.Generator().manual_seed(len(key[0]) + 7 * key[1])
+        self.matrices = [torch.randn(5, 5, generator=generator, dtype=torch.float64) for _ in range(depth)]
+        self.inputs = [torch.randn(count, 5, generator=generator, dtype=torch.float64) for count in tokens]
+        self.place = stage
+        self.own = self.matrices[stage].clone().requires_grad_(True)
+        self.in_flight: dict[int, tuple[Tensor | None, Tensor]] = {}
+
+    def tokens(self, index: int) -> int:
+        return len(self.inputs[index])
+
+    def room(self, index: int) -> Tensor:
+        return torch.full_like(self.inputs[index], float("nan"))
+
+    def forward(self, index: int, inputs: Tensor | None) -> Tensor | None:
+        assert (inputs is None) == (self.place == 0)
+        x = self.inputs[index] if inputs is None else inputs.requires_grad_(True)
+        out = torch.tanh(x @ self.own)
+        if self.place + 1 < len(self.matrices):
+            self.in_flight[index] = inputs, out
+            return out.detach()
+        self.in_flight[index] = inputs, out.sum() * (index + 1)
+        return None
+
+    def backward(self, index: int, gradient: Tensor | None) -> Tensor | None:
+        inputs, start = self.in_flight.pop(index)
+        torch.autograd.backward(start, gradient)
+        return None if inputs is None else inputs.grad
+
+    def off(self) -> float:
+        assert not self.in_flight
+        matrices = [matrix.clone().requires_grad_(True) for matrix in self.matrices]
+        for index, x in enumerate(self.inputs):
+            for matrix in matrices:
+                x = torch.tanh(x @ matrix)
+            (x.sum() * (index + 1)).backward()
+        expected, found = matrices[self.place].grad, self.own.grad
+        assert expected is not None
+        return float((expected if found is None else found - expected).abs().max())
 
 
 def weights_off(model: LanguageModel | ScalarModel, expected: Mapping[str, Tensor]) -> float:

@@ -23,16 +23,20 @@ from plait.models.language_model import LanguageModel
 from plait.models.scalar_model import ScalarModel
 from plait.models.team import Team
 from plait.policy.packing import MicroBatch, SampleSize, draw_mini_batches
+from plait.schedule.generators import one_f_one_b
 from plait.training.micro_batches import split_over
 from plait.training.mini_batch import LossCall, MiniBatch, Outputs, mask_of
 from plait.training.optimizer import MasterOptimizer
-from plait.training.passes import Passes
+from plait.training.passes import Passes, Rule
 from plait.training.results import COUNTS as COUNTS
 from plait.training.results import Done as Done
 from plait.training.results import MiniBatchResult, train_metrics
 from plait.training.rollout_check import coverage, rollout_comparison
 from plait.training.settings import OptimizerSettings
 from plait.training.tally import Tally, summed
+
+MICRO_BATCHES_OF_A_STAGE = 4
+"""With so many at least, at most a fifth of a pipeline's time is spent filling and draining it."""
 
 NO_VALUES: Mapping[Column, FloatArray] = MappingProxyType({})
 
@@ -53,7 +57,9 @@ class Trainer:
     Args:
         team: the ranks that hold the model together; None: this one alone.
         micro_batches: wanted of each mini-batch and dp rank, as far as there are samples; more where they would exceed
-            `micro_batch_tokens`.
+            `micro_batch_tokens`. None: 1, and of a pipeline MICRO_BATCHES_OF_A_STAGE for each stage.
+        pipeline: makes the schedule of each mini-batch where the model is cut into stages; any valid one gives the same
+            result (`schedule.generators` has some).
         total_optimizer_steps: of the whole run; where the learning-rate schedule ends.
         micro_batch_tokens: most packed tokens of one forward, prompts included; one longer sample runs alone.
         temperature: the sampling temperature, which log-probs are taken at unless a call says another.
@@ -79,7 +85,8 @@ class Trainer:
         share_prompts: bool = True,
         stop_token_ids: Collection[int] | None = None,
         team: Team | None = None,
-        micro_batches: int = 1,
+        micro_batches: int | None = None,
+        pipeline: Rule = one_f_one_b,
     ) -> None:
         assert temperature > 0, f"log-probs need a temperature above 0, got {temperature}"
         assert optimizer is None or (total_optimizer_steps > 0 and max_response_tokens > 0), (
@@ -92,9 +99,11 @@ class Trainer:
         self._optimizer = (
             None if optimizer is None else MasterOptimizer(model, optimizer, total_optimizer_steps, self.team)
         )
-        self._passes = Passes(model, self.team, checkpoint=checkpoint_activations)
+        self._passes = Passes(model, self.team, role=role, checkpoint=checkpoint_activations, rule=pipeline)
         self._micro_batch_tokens = micro_batch_tokens
-        self._micro_batches = micro_batches
+        num_stages = self.team.pp.size
+        default = MICRO_BATCHES_OF_A_STAGE * num_stages if num_stages > 1 else 1
+        self._micro_batches = default if micro_batches is None else micro_batches
         self._temperature = temperature
         self._max_response_tokens = max_response_tokens
         self._seed = seed
