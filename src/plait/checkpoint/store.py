@@ -2,9 +2,11 @@
 
     checkpoints/
         step-12/                  appears by one rename, when all of it is on disk
-            tensors.safetensors   every tensor
+            tensors.safetensors   every tensor that one process saved
+            NAME-*.safetensors    of a run on several ranks: what each rank saved, and
+            NAME.layout.json      which file has which part of what
             state.json            everything else
-            manifest.json         length and CRC-32 of the two
+            manifest.json         length and CRC-32 of all of them
         step-13.tmp/              being written, or left by a killed process: ignored, then removed
         step-12.replaced/         while step 12 is saved a second time; counts as step 12 until that one stands
 
@@ -19,7 +21,7 @@ import os
 import re
 import shutil
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -48,6 +50,8 @@ _DTYPE_NAMES: Mapping[torch.dtype, str] = {
     torch.bool: "BOOL",
 }
 
+WriteParts = Callable[[Path], tuple[dict[str, FileDigest], dict[str, Any]]]
+
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
@@ -64,6 +68,10 @@ class Checkpoint:
         """Read the tensors. On the CPU they map the file privately: copy what is to outlive the checkpoint."""
         return load_file(self.folder / _TENSORS, device=device)
 
+    @property
+    def tensors_path(self) -> Path:
+        return self.folder / _TENSORS
+
 
 class CheckpointStore:
     """The folder `folder` of a run's checkpoints; keeps the `keep_last` newest."""
@@ -73,8 +81,13 @@ class CheckpointStore:
         self.folder = Path(folder)
         self._keep_last = keep_last
 
-    def save(self, step: int, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> Path:
+    def save(
+        self, step: int, tensors: Mapping[str, Tensor], state: Mapping[str, Any], write_parts: WriteParts | None = None
+    ) -> Path:
         """Write the checkpoint of `step`, prune, and return its folder.
+
+        write_parts: writes further files into the folder that it is given, in which nothing else is yet, and returns
+        their digests, and what is added to `state`.
 
         tensors: any shapes, devices and dtypes of `_DTYPE_NAMES`; read one after the other, with no copy of those
         that are contiguous on the CPU. state: JSON values with string keys; floats come back bit by bit, NaN and
@@ -84,16 +97,20 @@ class CheckpointStore:
             RunError: the file system refuses it, such as a full disk; nothing of this checkpoint is left, the
                 earlier ones are untouched.
         """
-        state_bytes = _encode_state(state)
         entries = [
             TensorEntry(name, _DTYPE_NAMES[tensor.dtype], tuple(tensor.shape)) for name, tensor in tensors.items()
         ]
+        state_bytes = _encode_state(state)
         final, part = self._path(step), self._path(step, ".tmp")
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             self._remove_leftovers()
             part.mkdir()
-            digests = {
+            digests: dict[str, FileDigest] = {}
+            if write_parts is not None:
+                digests, added = write_parts(part)
+                state_bytes = _encode_state({**state, **added})
+            digests |= {
                 _TENSORS: write_tensor_file(part / _TENSORS, entries, lambda entry: _bytes_of(tensors[entry.name])),
                 _STATE: _write_durably(part / _STATE, state_bytes),
             }
@@ -109,6 +126,9 @@ class CheckpointStore:
         except OSError as error:
             shutil.rmtree(part, ignore_errors=True)
             raise RunError(self._refusal(step, error, file_bytes(entries) + len(state_bytes))) from error
+        except RunError as error:  # of a part
+            shutil.rmtree(part, ignore_errors=True)
+            raise RunError(f"the checkpoint of step {step}: {error}; {self._good()}") from error
         with contextlib.suppress(OSError):  # the checkpoint stands; what is wrong with the disk the next save says
             self._remove_leftovers()
             self._prune()
@@ -171,9 +191,9 @@ class CheckpointStore:
         if manifest.get("format") != _FORMAT or manifest.get("step") != step:
             return None
         try:
-            for name in (_TENSORS, _STATE):
+            for name in {_TENSORS, _STATE, *manifest["files"]}:
                 stated = FileDigest(**manifest["files"][name])
-                if _digest(folder / name, stated.size_bytes) != stated:
+                if Path(name).name != name or _digest(folder / name, stated.size_bytes) != stated:
                     return None
             return Checkpoint(step, folder, json.loads((folder / _STATE).read_bytes()))
         except (OSError, ValueError, KeyError, TypeError):
@@ -207,15 +227,17 @@ class CheckpointStore:
             if path.with_suffix("").exists():
                 shutil.rmtree(path)
 
+    def _good(self) -> str:
+        last = self._newest_whole()
+        return f"the last good one is step {last.step}, {last.folder}" if last else "there is no earlier one"
+
     def _refusal(self, step: int, error: OSError, needed_bytes: int) -> str:
         stat = os.statvfs(self.folder if self.folder.exists() else self.folder.parent)
         free_bytes = stat.f_bavail * stat.f_frsize
-        last = self._newest_whole()
-        good = f"the last good one is step {last.step}, {last.folder}" if last else "there is no earlier one"
         return (
             f"the checkpoint of step {step} cannot be written to {self.folder}: {error.strerror or error}; it needs "
-            f"{needed_bytes / 2**20:.1f} MiB, {free_bytes / 2**20:.1f} MiB are free; {good}. Free space (or lower "
-            "`checkpoint.keep_last`), then go on with --resume."
+            f"{needed_bytes / 2**20:.1f} MiB, {free_bytes / 2**20:.1f} MiB are free; {self._good()}. Free space "
+            "(or lower `checkpoint.keep_last`), then go on with --resume."
         )
 
 
@@ -253,6 +275,11 @@ def _write_durably(path: Path, content: bytes) -> FileDigest:
         file.flush()
         os.fsync(file.fileno())
     return FileDigest(len(content), zlib.crc32(content))
+
+
+def digest_of(path: Path) -> FileDigest:
+    """Of a file as it is."""
+    return _digest(path, path.stat().st_size)
 
 
 def _digest(path: Path, size_bytes: int) -> FileDigest:

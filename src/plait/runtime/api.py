@@ -21,6 +21,7 @@ from plait.runtime.controller import Outcome
 from plait.runtime.controller import train as train_session
 from plait.runtime.evaluation import Evaluation
 from plait.runtime.executor import Executor
+from plait.runtime.optimizer_state import read_masters
 from plait.runtime.placement import refuse_what_one_process_cannot
 from plait.runtime.prepare import prepare
 from plait.runtime.process import set_up
@@ -75,6 +76,10 @@ def run(recipe: Recipe, *, resume: bool = False, flow: Callable[..., Any] | None
     set_up(recipe.threads)
     with claim(recipe, resume=resume) as directory:
         prepared = prepare(recipe, flow=flow)
+        if prepared.plan.num_ranks > 1:
+            from plait.runtime.supervisor import supervise
+
+            return supervise(prepared, directory, resume=resume, flow=flow)
         refuse_what_one_process_cannot(prepared.plan)
         with Session(prepared, directory, resume=resume) as session:
             return train_session(session)
@@ -147,8 +152,11 @@ def export_checkpoint(
     flow = trace_algorithm(load_flow(recipe.algorithm), recipe.options, (*MODEL_ROLES, *REWARD_ROLES))
     main = main_role(role_models(flow, recipe))
     model = build_models([main], recipe)[main.role]
-    with torch.no_grad():
-        model.trained_weights.copy_(checkpoint.tensors()[f"{main.role}/masters"])
+    if "counts" in checkpoint.state:
+        read_masters(model, main.role, checkpoint.folder)
+    else:
+        with torch.no_grad():
+            model.trained_weights.copy_(checkpoint.tensors()[f"{main.role}/masters"])
     try:
         save_pretrained(model, out)
     except (OSError, SafetensorError) as error:

@@ -51,7 +51,7 @@ _STEP_FILE = re.compile(r"(?:step|eval)-(\d+)\b.*")
 class RunDirectory:
     """A run's directory, held by this process until `close`. Made by `claim`, `create` or `resume`."""
 
-    def __init__(self, path: Path, lock: _Lock, *, begun: bool, made: tuple[Path, ...] = ()) -> None:
+    def __init__(self, path: Path, lock: _Lock | _Lent, *, begun: bool, made: tuple[Path, ...] = ()) -> None:
         self.path = path
         self._lock = lock
         self._begun = begun
@@ -119,6 +119,20 @@ class RunDirectory:
             return cls(path, _Lock(path), begun=True)
         except OSError as error:
             raise ConfigError(f"key `run_dir`: {path} cannot be written: {error}") from error
+
+    @classmethod
+    def lent(cls, path: Path) -> RunDirectory:
+        """For a process that writes in the place of the one that holds the directory, and outlives this."""
+        return cls(path, _Lent(), begun=(path / RECIPE).is_file())
+
+    @property
+    def begun(self) -> bool:
+        """Whether there is a run in it that can be resumed."""
+        return self._begun
+
+    def note_begun(self) -> None:
+        """Another process, to which it was lent, may have begun a run in it."""
+        self._begun = self._begun or self.recipe_path.is_file()
 
     @property
     def recipe_path(self) -> Path:
@@ -333,6 +347,15 @@ class _Lock:
         """Close this process's view of the lock; it stays locked while another process has it open."""
         os.close(self._fd)
         self._fd = -1
+
+
+class _Lent:
+    """In place of the lock in a process that does not hold it: its holder lives as long."""
+
+    held = False
+
+    def release(self) -> None:
+        pass
 
 
 _HELD: weakref.WeakSet[_Lock] = weakref.WeakSet()

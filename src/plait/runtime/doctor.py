@@ -21,6 +21,7 @@ from plait.data.records import FinishReason, Sample
 from plait.data.rows import FloatArray, Rows
 from plait.dataflow import CallKind, Dataflow, Grain, Node
 from plait.errors import RunError
+from plait.models.backbone import BackboneModel
 from plait.models.language_model import LanguageModel
 from plait.observe.doctor import Doctor, Finding
 from plait.observe.doctor_reading import Diagnosis, Reading, Severity
@@ -254,12 +255,12 @@ class RunDoctor:
         """Look for the cause of a mismatch on the samples of the step's first rollout."""
         for node, _ in self._rollouts(state):
             role = self._roles.get(str(node.role))
-            if not isinstance(role, ModelRole) or role.engine is None:
+            if not isinstance(role, ModelRole) or role.engine is None or not (_whole(role.model, role.engine.model)):
                 continue
             others = {
                 name: model
                 for name, model in self._models.items()
-                if name not in self._trained and isinstance(model, LanguageModel)
+                if name not in self._trained and isinstance(model, LanguageModel) and _whole(model)
             }
             suspects = Suspects(role, self._recipe.sampling.temperature, others, reading.has_come_apart)
             return diagnose(suspects, state.tables[node.id])
@@ -299,17 +300,22 @@ def cut_after(path: Path, step: int) -> None:
     truncate_to(path, sum(map(len, lines[:kept])))
 
 
+def _whole(*models: Any) -> bool:
+    """Whether this process has all of each model, and can compute with it by itself."""
+    return all(isinstance(model, BackboneModel) and getattr(model, "team", None) is None for model in models)
+
+
 def _compares_siblings(node: Node) -> bool:
     """Whether a call of the flow weighs the samples of a prompt against each other, and against nothing else."""
     return node.grain is Grain.GROUP and all(column.rows == node.rows for column in node.inputs.values())
 
 
 def _models(roles: Mapping[str, RoleRuntime]) -> dict[str, Any]:
-    """Role → its model, reward models included."""
+    """Role → its model, reward models included; of a run on several ranks, the leader's parts."""
     models: dict[str, Any] = {}
     for name, role in roles.items():
         if isinstance(role, ModelRole):
             models[name] = role.model
         elif isinstance(role, RewardRole) and role.scorer is not None:
             models[name] = role.scorer.trainer.model
-    return models
+    return {name: model for name, model in models.items() if isinstance(model, BackboneModel)}

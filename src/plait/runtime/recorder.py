@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Generator, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 from plait.dataflow import Node
 from plait.observe.progress import Progress
 from plait.schedule.timeline import Span, Timeline
 
-Result = TypeVar("Result")
+DISK = "disk"
+"""Lane of what is written to checkpoints and read from them."""
 
 
 @dataclass
@@ -23,7 +24,15 @@ class Mark:
     kind: str
     action: str
     tokens: int = 0
+    bytes: int = 0
     keep: bool = True
+
+
+@dataclass(frozen=True)
+class Elsewhere:
+    """Actions of a call that ran on other ranks only, which record them themselves."""
+
+    count: int
 
 
 class Recorder:
@@ -38,9 +47,21 @@ class Recorder:
         self._spans: list[Span] = []
         self.step: int | None = None
 
+    @classmethod
+    def on_shared_clock(cls, rank: int) -> Recorder:
+        """On the clock that all processes of a machine share: `zero_s` is 0."""
+        recorder = cls(rank)
+        recorder._zero = 0.0
+        return recorder
+
     @property
     def now_s(self) -> float:
         return time.perf_counter() - self._zero
+
+    @property
+    def zero_s(self) -> float:
+        """When this clock was 0, on the clock that all processes of a machine share."""
+        return self._zero
 
     @contextmanager
     def span(self, action: str, kind: str, role: str = "", lane: str = "compute", tokens: int = 0) -> Iterator[Mark]:
@@ -55,6 +76,7 @@ class Recorder:
                 self.rank,
                 start,
                 self.now_s,
+                bytes=mark.bytes,
                 tokens=mark.tokens,
                 lane=lane,
                 role=role,
@@ -62,8 +84,8 @@ class Recorder:
             )
             self._spans.append(span)
 
-    def drive(self, work: Generator[Any, None, Result], node: Node, progress: Progress) -> Result:
-        """Run a steppable call of a flow to its end, one recorded action at a time."""
+    def drive(self, work: Iterator[Any], node: Node, progress: Progress) -> Any:
+        """Run a steppable call of a flow to its end, one recorded action at a time; returns its result."""
         progress.phase(node.call, 0, "actions")
         while True:
             with self.span(node.call, node.kind.upper(), node.role or "") as mark:
@@ -72,8 +94,14 @@ class Recorder:
                 except StopIteration as stop:
                     mark.keep = False
                     return stop.value
-                mark.action, mark.kind, mark.tokens = done.action, done.kind, done.tokens
-            progress.advance()
+                mark.keep = not isinstance(done, Elsewhere)
+                if mark.keep:
+                    mark.action, mark.kind, mark.tokens = done.action, done.kind, done.tokens
+            progress.advance(1 if mark.keep else done.count)
+
+    def extend(self, spans: Iterable[Span]) -> None:
+        """Add what other ranks recorded, on this clock."""
+        self._spans += spans
 
     def peek(self) -> Timeline:
         """The spans since the last `take`."""
@@ -86,10 +114,13 @@ class Recorder:
 
 
 def seconds_by_call(timeline: Timeline) -> dict[str, float]:
-    """Busy seconds per call of the flow: `actor.generate/decode` counts for `actor.generate`."""
-    totals: dict[str, float] = defaultdict(float)
+    """Busy seconds per call of the flow: `actor.generate/decode` counts for `actor.generate`. Of several ranks, those
+    of the busiest. Checkpoints are no call (`DISK`)."""
+    totals: dict[str, dict[int, float]] = defaultdict(lambda: defaultdict(float))
     for span in timeline.spans:
+        if span.lane == DISK:
+            continue
         # A computation is one action, whose name may have a slash of its own (`critic/returns/mean`).
         call = span.action if span.kind == "COMPUTE" else span.action.split("/", 1)[0]
-        totals[call] += span.duration_s
-    return dict(totals)
+        totals[call][span.rank] += span.duration_s
+    return {call: max(of_ranks.values()) for call, of_ranks in totals.items()}

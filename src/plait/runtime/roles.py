@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from plait.dataflow import CallKind, Dataflow
 from plait.generation.engine import Engine
@@ -20,17 +21,24 @@ from plait.runtime.role_models import REWARD_ROLES, RoleModel, optimizer_of
 from plait.runtime.scorer import ModelScorer, translator_for
 from plait.training.trainer import Trainer
 
+if TYPE_CHECKING:
+    from plait.runtime.crew import CrewEngine, CrewTrainer
+
 NEW_HEAD_STD = 0.0
 """A new head scores everything 0: a critic then begins by expecting nothing, and the loss of a reward model at ln 2."""
 
 
 @dataclass
 class ModelRole:
-    """A model; `engine` is there for a role that generates, the trainer has an optimizer if it is trained."""
+    """A model; `engine` is there for a role that generates, the trainer has an optimizer if it is trained.
 
-    model: LanguageModel | ScalarModel
-    trainer: Trainer
-    engine: Engine | None = None
+    Of a run on several ranks, trainer and engine are those of a crew, and the model is this rank's part, None where it
+    has none.
+    """
+
+    model: LanguageModel | ScalarModel | None
+    trainer: Trainer | CrewTrainer
+    engine: Engine | CrewEngine | None = None
 
 
 @dataclass
@@ -124,7 +132,7 @@ def build_roles(
     roles: dict[str, RoleRuntime] = {}
     for one in wanted:
         model = models[one.role]
-        trainer = _trainer(one, model, flow, recipe)
+        trainer = make_trainer(one, model, flow, recipe)
         asked = flow.call_kinds(one.role)
         if one.role in REWARD_ROLES and "train" not in asked:
             settings = recipe.reward if one.role == "reward" else recipe.cost
@@ -144,18 +152,36 @@ def build_roles(
     return roles
 
 
-def _trainer(one: RoleModel, model: LanguageModel | ScalarModel, flow: Dataflow, recipe: Recipe) -> Trainer:
+def make_trainer(
+    one: RoleModel,
+    model: LanguageModel | ScalarModel,
+    flow: Dataflow,
+    recipe: Recipe,
+    *,
+    trained: bool | None = None,
+    micro_batch_tokens: int | None = None,
+    **several: Any,
+) -> Trainer:
+    """The trainer of a role.
+
+    Args:
+        trained: whether with an optimizer; None: as the role is.
+        micro_batch_tokens: None: the recipe's.
+        several: of a rank among several: `team`, `schedule`.
+    """
+    trained = one.trained if trained is None else trained
     # Flows that generate take all log-probs at the sampling temperature; those over given samples at 1.
     generates = bool(flow.of_kind(CallKind.GENERATE))
     return Trainer(
         model,
-        optimizer_of(one.role, recipe) if one.trained else None,
+        optimizer_of(one.role, recipe) if trained else None,
         role=one.role,
-        micro_batch_tokens=recipe.micro_batch_tokens,
+        micro_batch_tokens=micro_batch_tokens or recipe.micro_batch_tokens,
         temperature=recipe.sampling.temperature if generates else 1.0,
-        total_optimizer_steps=flow.optimizer_steps(one.role, recipe.steps) if one.trained else 0,
+        total_optimizer_steps=flow.optimizer_steps(one.role, recipe.steps) if trained else 0,
         max_response_tokens=recipe.sampling.max_response_tokens,
         stop_token_ids=recipe.sampling.stop_token_ids,
         checkpoint_activations=recipe.checkpoint_activations,
         seed=recipe.seed,
+        **several,
     )

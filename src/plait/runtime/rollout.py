@@ -96,9 +96,10 @@ class Rollout:
         while engine.has_work:
             with self._recorder.span(node.call, "GENERATE", node.role or "") as mark:
                 finished = engine.step()
-                assert engine.last_step is not None, "a step leaves a record"
-                mark.kind, mark.tokens = engine.last_step.kind.name, engine.last_step.num_tokens
-                mark.action = f"{node.call}/{engine.last_step.kind.name.lower()}"
+                mark.keep = engine.last_step is not None  # else only other ranks have worked
+                if engine.last_step is not None:
+                    mark.kind, mark.tokens = engine.last_step.kind.name, engine.last_step.num_tokens
+                    mark.action = f"{node.call}/{engine.last_step.kind.name.lower()}"
             self._progress.advance(len(finished))
             self._rewarding.poll(node, state)
             for sample in finished:

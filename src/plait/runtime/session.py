@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 import numpy as np
 import torch
@@ -15,14 +15,19 @@ from safetensors import SafetensorError
 from plait.checkpoint.store import Checkpoint, CheckpointStore
 from plait.dataflow import CallKind
 from plait.errors import ConfigError, RunError
+from plait.models.language_model import LanguageModel
 from plait.models.saving import save_pretrained
+from plait.models.scalar_model import ScalarModel
 from plait.observe.progress import ROLLOUTS, Progress, Watched, losses
 from plait.observe.trackers import check_trackers
 from plait.rewards.pool import RewardPool
+from plait.runtime.crew import Crew
+from plait.runtime.crew_roles import crew_roles
 from plait.runtime.directory import RunDirectory
 from plait.runtime.doctor import RunDoctor
 from plait.runtime.evaluation import Evaluation, evaluate
 from plait.runtime.executor import Executor
+from plait.runtime.optimizer_state import load_parts
 from plait.runtime.prepare import Prepared, changed_keys, recipe_text
 from plait.runtime.recipe import Recipe
 from plait.runtime.recorder import Recorder
@@ -89,6 +94,14 @@ def claim(recipe: Recipe, *, resume: bool) -> RunDirectory:
     return directory
 
 
+class Leading(Protocol):
+    """What leads several ranks: where its progress is shown, and the others."""
+
+    def progress(self) -> Progress: ...
+
+    def crew(self, recorder: Recorder) -> Crew: ...
+
+
 class Session:
     """A run in a directory that `claim` gave. Use as a context manager.
 
@@ -96,8 +109,13 @@ class Session:
     to its last checkpoint.
     """
 
-    def __init__(self, prepared: Prepared, directory: RunDirectory, *, resume: bool) -> None:
+    def __init__(
+        self, prepared: Prepared, directory: RunDirectory, *, resume: bool, leading: Leading | None = None
+    ) -> None:
         self.prepared = prepared
+        self._leading = leading
+        self.crew: Crew | None = None
+        """All ranks, where there are several."""
         self.recipe = prepared.recipe
         self.directory = directory
         self.saved: int | None = None
@@ -125,13 +143,20 @@ class Session:
             self.saved = checkpoint.step
             torch.set_num_threads(self.done.threads)
         self.done.threads = torch.get_num_threads()
-        self.progress = stack.enter_context(Progress(recipe.steps, watched=self._watched()))
+        leading = self._leading
+        shown = Progress(recipe.steps, watched=watched(prepared)) if leading is None else leading.progress()
+        self.progress: Progress = stack.enter_context(shown)
         self.recorder = Recorder(offset_s=self.done.clock_s)
         self.pools = open_pools(prepared, stack, self.directory.reward_output_path)
         self.judges = self.pools.pop("judges", None)
-        self.roles: dict[str, RoleRuntime] = build_roles(
-            prepared.models, prepared.flow, recipe, self.pools, evaluates=bool(prepared.held_out)
-        )
+        self.roles: dict[str, RoleRuntime]
+        if leading is None:
+            self.roles = build_roles(
+                prepared.models, prepared.flow, recipe, self.pools, evaluates=bool(prepared.held_out)
+            )
+        else:
+            self.crew = leading.crew(self.recorder)
+            self.roles = crew_roles(prepared, self.crew, self.pools)
         if checkpoint is not None:
             self._load(checkpoint)
         self.executor = Executor(prepared.flow, self.roles, recipe, self.recorder, self.progress)
@@ -173,6 +198,8 @@ class Session:
         self.done.prompts_drawn = self.feed.drawn
         self.done.carried |= {name: value.tolist() for name, value in state.next_carried.items()}
         self._publish_weights()
+        if self.crew is not None:
+            self.recorder.extend(self.crew.spans())
 
     @property
     def good(self) -> str:
@@ -220,17 +247,20 @@ class Session:
         if self.saved == self.done.step:
             return
         self.done.clock_s = self.recorder.now_s
-        tensors = {
-            f"{name}/{key}": tensor
-            for name, role in self.roles.items()
-            if isinstance(role, ModelRole)
-            for key, tensor in role.trainer.state().items()
-        }
+        tensors: dict[str, torch.Tensor] = {}
+        if self.crew is None:
+            tensors = {
+                f"{name}/{key}": tensor
+                for name, role in self.roles.items()
+                if isinstance(role, ModelRole)
+                for key, tensor in role.trainer.state().items()
+            }
         try:
             offsets = self.records.sync()
             if self.doctor is not None:
                 self.doctor.sync()
-            self.store.save(self.done.step, tensors, {"done": vars(self.done), "offsets": offsets})
+            state = {"done": vars(self.done), "offsets": offsets}
+            self.store.save(self.done.step, tensors, state, None if self.crew is None else self.crew.save)
         except OSError as error:
             raise RunError(f"the logs in {self.directory.path} cannot be written: {error.strerror or error}") from error
         except RunError:
@@ -260,20 +290,19 @@ class Session:
             if self.recipe.lora.rank > 0:
                 from plait.models.lora import save_adapter
 
-                save_adapter(self.main_role.model, folder)
+                save_adapter(self._whole_model(), folder)
             else:
-                save_pretrained(self.main_role.model, folder)
+                save_pretrained(self._whole_model(), folder)
         except (OSError, SafetensorError) as error:
             raise RunError(f"{what} cannot be written to {folder}: {error}") from error
 
-    def _watched(self) -> tuple[Watched, ...]:
-        flow = self.prepared.flow
-        if flow.of_kind(CallKind.GENERATE):
-            return ROLLOUTS
-        role = main_role(self.prepared.models).role
-        pairs = any(node.call == "pairs" for node in flow.of_kind(CallKind.READ))
-        accuracy = ("reward/accuracy" if role == "reward" else "rewards/accuracies",) if pairs else ()
-        return losses(role, *accuracy)
+    def _whole_model(self) -> LanguageModel | ScalarModel:
+        """Of the main role, with its weights as they are."""
+        if self.crew is not None:
+            return self.crew.gather(main_role(self.prepared.models).role)
+        model = self.main_role.model
+        assert model is not None, "one process has every model"
+        return model
 
     def _open_doctor(self) -> RunDoctor:
         return RunDoctor(
@@ -312,12 +341,30 @@ class Session:
             raise RunError(f"{self.directory.plan_path} cannot be written: {error.strerror or error}") from error
 
     def _load(self, checkpoint: Checkpoint) -> None:
-        tensors = checkpoint.tensors()
-        for name, role in self.roles.items():
-            if isinstance(role, ModelRole):
-                own = {k.removeprefix(f"{name}/"): tensor for k, tensor in tensors.items() if k.startswith(f"{name}/")}
-                role.trainer.load_state(own)
+        counts = checkpoint.state.get("counts")
+        if self.crew is not None:
+            self.crew.load(checkpoint.folder, counts, self.done.threads)
+        elif counts is not None:
+            load_parts(self.roles, checkpoint.folder, counts)
+        else:
+            tensors = checkpoint.tensors()
+            for name, role in self.roles.items():
+                if isinstance(role, ModelRole):
+                    start = f"{name}/"
+                    own = {k.removeprefix(start): tensor for k, tensor in tensors.items() if k.startswith(start)}
+                    role.trainer.load_state(own)
         self._publish_weights()
+
+
+def watched(prepared: Prepared) -> tuple[Watched, ...]:
+    """The numbers of a step that a person watches."""
+    flow = prepared.flow
+    if flow.of_kind(CallKind.GENERATE):
+        return ROLLOUTS
+    role = main_role(prepared.models).role
+    pairs = any(node.call == "pairs" for node in flow.of_kind(CallKind.READ))
+    accuracy = ("reward/accuracy" if role == "reward" else "rewards/accuracies",) if pairs else ()
+    return losses(role, *accuracy)
 
 
 def measure(

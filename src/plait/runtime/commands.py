@@ -1,0 +1,164 @@
+"""What the leader tells other ranks to do. Nodes and columns go by the number that each rank's own trace gave them."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+import numpy as np
+
+from plait.data.rows import FloatArray, Rows
+from plait.dataflow import Column, Dataflow, Level, Node
+from plait.layout.mesh import Layout
+from plait.runtime.parcels import Parcel, pack_rows, unpack_rows
+from plait.runtime.parts import Parts
+from plait.training.trainer import Done, Trainer
+
+
+class Do(StrEnum):
+    """The `do` of a command's header."""
+
+    SCORE = "score"
+    TRAIN = "train"
+    GENERATE = "generate"
+    """Requests for the instance of the rank."""
+    MOVE = "move"
+    """Weights of a role, from its home to where else they are used."""
+    VERSION = "version"
+    """The engine of a role has new weights."""
+    GATHER = "gather"
+    """The whole weights of a role, for the leader."""
+    SAVE = "save"
+    LOAD = "load"
+    SPANS = "spans"
+    """What was recorded since the last time."""
+    END = "end"
+
+
+@dataclass(frozen=True)
+class ScoreCall:
+    """`Trainer.logprobs`, `values` or `scores` over rows; the result is an array."""
+
+    role: str
+    what: str
+    call: str
+    rows: Rows
+    temperature: float | None = None
+
+    def layout(self, parts: Parts) -> Layout:
+        place = parts.places[self.role]
+        layout = place.score or place.train
+        assert layout is not None, f"{self.call}: role `{self.role}` has no place to score"
+        return layout
+
+    def run(self, parts: Parts) -> Generator[Done, None, FloatArray]:
+        part = parts.roles[self.role]
+        trainer: Trainer = _there(part.scorer or part.trainer)
+        match self.what:
+            case "logprobs":
+                return (yield from trainer.logprobs(self.rows, call=self.call, temperature=self.temperature))
+            case "values":
+                return (yield from trainer.values(self.rows, call=self.call))
+            case _:
+                return (yield from trainer.scores(self.rows, call=self.call))
+
+    def parcel(self) -> Parcel:
+        header = {"do": Do.SCORE, "role": self.role, "what": self.what, "call": self.call}
+        return Parcel(header | {"temperature": self.temperature}, pack_rows(self.rows))
+
+    @classmethod
+    def of(cls, parcel: Parcel) -> ScoreCall:
+        h = parcel.header
+        return cls(h["role"], h["what"], h["call"], unpack_rows(parcel.arrays), h["temperature"])
+
+    @staticmethod
+    def answer(result: FloatArray) -> Parcel:
+        return Parcel({"result": True}, (result,))
+
+    @staticmethod
+    def result_of(parcel: Parcel) -> FloatArray:
+        return parcel.arrays[0]
+
+
+@dataclass(frozen=True)
+class TrainCall:
+    """`Trainer.train` of a TRAIN node, or `evaluate`; the result is metrics."""
+
+    node: Node
+    rows: Rows
+    step: int
+    """-1: evaluate."""
+    temperature: float | None = None
+    batch_values: Mapping[Column, FloatArray] = field(default_factory=dict)
+
+    @property
+    def role(self) -> str:
+        return str(self.node.role)
+
+    @property
+    def call(self) -> str:
+        return self.node.call
+
+    def layout(self, parts: Parts) -> Layout:
+        layout = parts.places[self.role].train
+        assert layout is not None, f"{self.call}: role `{self.role}` has no place to train"
+        return layout
+
+    def run(self, parts: Parts) -> Generator[Done, None, dict[str, float]]:
+        trainer: Trainer = _there(parts.roles[self.role].trainer)
+        node = self.node
+        columns = {name: column for name, column in node.inputs.items() if name not in ("keep", "mask")}
+        assert node.fn is not None, f"{node.call} has no loss"
+        options: dict[str, Any] = {
+            "mask": node.inputs.get("mask"),
+            "whole_groups": node.options["whole_groups"],
+            "batch_values": self.batch_values,
+            "call": node.call,
+            "temperature": self.temperature,
+        }
+        if self.step < 0:
+            return (yield from trainer.evaluate(self.rows, columns, node.fn, **options))
+        options |= {name: node.options[name] for name in ("mini_batches", "epochs")}
+        return (yield from trainer.train(self.rows, columns, node.fn, step=self.step, **options))
+
+    def parcel(self) -> Parcel:
+        of_rows, of_batch = _columns(self.node)
+        header = {"do": Do.TRAIN, "node": self.node.id, "step": self.step, "temperature": self.temperature}
+        values = tuple(np.asarray(self.batch_values[column], dtype=np.float64) for column in of_batch)
+        return Parcel(header | {"values": len(values)}, (*values, *pack_rows(self.rows, of_rows)))
+
+    @classmethod
+    def of(cls, parcel: Parcel, flow: Dataflow) -> TrainCall:
+        h = parcel.header
+        node = flow.nodes[h["node"]]
+        of_rows, of_batch = _columns(node)
+        values = dict(zip(of_batch, parcel.arrays[: h["values"]], strict=True))
+        rows = unpack_rows(parcel.arrays[h["values"] :], of_rows)
+        return cls(node, rows, h["step"], h["temperature"], values)
+
+    @staticmethod
+    def answer(result: Mapping[str, float]) -> Parcel:
+        return Parcel({"result": dict(result)})
+
+    @staticmethod
+    def result_of(parcel: Parcel) -> dict[str, float]:
+        return dict(parcel.header["result"])
+
+
+Call = ScoreCall | TrainCall
+
+
+def _columns(node: Node) -> tuple[list[Column], list[Column]]:
+    """What a TRAIN node reads of its rows, and of the batch."""
+    columns: Iterable[Column] = dict.fromkeys(column for name, column in node.inputs.items() if name != "keep")
+    by_level: Sequence[list[Column]] = ([], [])
+    for column in columns:
+        by_level[column.level is Level.BATCH].append(column)
+    return by_level[0], by_level[1]
+
+
+def _there(trainer: Trainer | None) -> Trainer:
+    assert trainer is not None, "a call of a role that this rank has no part in"
+    return trainer

@@ -1,0 +1,364 @@
+"""The leader's side of a run on several ranks: trainers and engines as the one-process run has them.
+
+A call is announced to the ranks of its layout, and the leader runs its own part, if it has one, an action at a time.
+All ranks see the leader's one order of announcements, so their collectives never cross.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
+from dataclasses import astuple, replace
+from pathlib import Path
+from typing import Any
+
+from plait.checkpoint.store import FileDigest, digest_of
+from plait.data.records import Prompt, Sample
+from plait.data.rows import FloatArray, Rows
+from plait.dataflow import Column, Dataflow
+from plait.generation.engine import Engine, StepRecord
+from plait.generation.request import Request
+from plait.layout.mesh import Layout
+from plait.reallocation.mover import Moved
+from plait.runtime.board import Board
+from plait.runtime.commands import Call, Do, ScoreCall, TrainCall
+from plait.runtime.mail import Mail
+from plait.runtime.parcels import Parcel, pack_requests, unpack_samples
+from plait.runtime.parts import WAIT_S, Parts
+from plait.runtime.recorder import DISK, Elsewhere, Recorder
+from plait.schedule.timeline import Span
+from plait.training.trainer import NO_VALUES, Done
+
+LEADER = 0
+POLL_S = 0.05
+"""An engine's step waits so long for samples of other ranks, where its own has nothing to do."""
+
+
+class Crew:
+    """All ranks of a run, as the leader sees them.
+
+    Args:
+        parts: the leader's own.
+        recorder: of the leader.
+    """
+
+    def __init__(self, parts: Parts, mail: Mail, num_ranks: int, recorder: Recorder, board: Board) -> None:
+        self.parts = parts
+        self.mail = mail
+        self.recorder = recorder
+        self.board = board
+        self.others = tuple(range(1, num_ranks))
+        self._stale: set[str] = set()
+        """Roles that have been trained since their weights were last moved."""
+
+    def tell(self, ranks: Collection[int], parcel: Parcel) -> None:
+        """Announce a command to these ranks, the leader itself left out."""
+        message = Parcel({**parcel.header, "at": self.recorder.step}, parcel.arrays)
+        for rank in sorted(set(ranks) - {LEADER}):
+            self.mail.send(rank, message, str(parcel.header["do"]))
+
+    def call(self, call: Call) -> CrewCall:
+        """A call that begins with the first `next()`."""
+        return CrewCall(self, call)
+
+    def trained(self, role: str) -> None:
+        """A call that trains the role has been announced."""
+        self._stale.add(role)
+
+    def freshen(self, role: str) -> None:
+        """Bring a role's weights to where they are used, if it has been trained since."""
+        if role not in self._stale:
+            return
+        self._stale.remove(role)
+        movers = self.parts.movers[role]
+        if not movers:
+            return
+        self.tell(movers, Parcel({"do": Do.MOVE, "role": role}))
+        with self.board.doing(f"{role}.weights (move)"):
+            record_moves(self.parts.moving(role), self.recorder, role)
+
+    def spans(self) -> list[Span]:
+        """What the other ranks recorded since the last time, on the leader's clock."""
+        self.tell(self.others, Parcel({"do": Do.SPANS, "zero": self.recorder.zero_s}))
+        found: list[Span] = []
+        for rank in self.others:
+            _, answer = self.mail.receive([rank], "its timeline", WAIT_S)
+            found += [Span(*values) for values in answer.header["spans"]]
+        return found
+
+    def save(self, folder: Path) -> tuple[dict[str, FileDigest], dict[str, Any]]:
+        """Have each rank write its part of the optimizers' state to an empty folder (`checkpoint.store.WriteParts`).
+
+        Returns:
+            Name of a file → its digest; the counts of all roles, under `counts`.
+
+        Raises:
+            RunError: a file could not be written.
+        """
+        self.tell(self.others, Parcel({"do": Do.SAVE, "folder": str(folder)}))
+        with self.board.doing("save"):
+            counts = save_part(self.parts, folder, self.recorder)
+        for rank in self.others:
+            _, answer = self.mail.receive([rank], "its part of the checkpoint", WAIT_S)
+            counts |= answer.header["counts"]
+        return {path.name: digest_of(path) for path in sorted(folder.iterdir())}, {"counts": counts}
+
+    def load(self, folder: Path, counts: Mapping[str, Mapping[str, int]] | None, threads: int) -> None:
+        """Have each rank read its part from a checkpoint of any plan, and bring all weights to where they are used."""
+        header = {"do": Do.LOAD, "folder": str(folder), "counts": counts, "threads": threads}
+        self.tell(self.others, Parcel(header))
+        with self.board.doing("load"):
+            load_part(self.parts, folder, counts, self.recorder)
+        for role, place in self.parts.places.items():
+            if place.train is not None:
+                self._stale.add(role)
+                self.freshen(role)
+
+    def gather(self, role: str) -> Any:
+        """The whole model of a role with the weights as they are: the leader's own if it has that, else a new one."""
+        self.tell(self.parts.places[role].home.mesh.ranks, Parcel({"do": Do.GATHER, "role": role}))
+        with self.board.doing(f"{role}.weights (gather)"):
+            return self.parts.gather(role)
+
+    def engine(self, role: str) -> CrewEngine:
+        return CrewEngine(self, role)
+
+    def trainer(self, role: str, flow: Dataflow, max_positions: int) -> CrewTrainer:
+        return CrewTrainer(self, role, flow, max_positions)
+
+    def close(self) -> None:
+        """Let the other ranks go."""
+        self.tell(self.others, Parcel({"do": Do.END}))
+
+
+class CrewCall:
+    """A call on its way: an iterator over its actions, whose StopIteration has the result. It begins with the first
+    `next()`."""
+
+    def __init__(self, crew: Crew, call: Call) -> None:
+        self._crew = crew
+        self._call = call
+        self.ranks = call.layout(crew.parts).mesh.ranks
+        self.is_own = LEADER in self.ranks
+        """Whether the leader has a part in it."""
+        self._work: Generator[Done, None, Any] | None = None
+        self._begun = False
+
+    def begin(self) -> None:
+        """Announce it; harmless when done before."""
+        if self._begun:
+            return
+        self._begun = True
+        crew, call = self._crew, self._call
+        if isinstance(call, TrainCall):
+            if call.step >= 0:
+                crew.trained(call.role)
+        elif call.layout(crew.parts) != crew.parts.places[call.role].home:
+            crew.freshen(call.role)
+        crew.tell(self.ranks, call.parcel())
+        if self.is_own:
+            self._work = call.run(crew.parts)
+
+    @property
+    def ready(self) -> bool:
+        """Whether `next()` would not wait for other ranks' results."""
+        return self.is_own or self._crew.mail.has(self.ranks[0])
+
+    def __iter__(self) -> CrewCall:
+        return self
+
+    def __next__(self) -> Done | Elsewhere:
+        self.begin()
+        if self._work is not None:
+            with self._crew.board.doing(self._call.call):
+                return next(self._work)
+        _, answer = self._crew.mail.receive([self.ranks[0]], self._call.call, WAIT_S)
+        if "count" in answer.header:
+            return Elsewhere(answer.header["count"])
+        raise StopIteration(self._call.result_of(answer))
+
+
+class CrewTrainer:
+    """`training.trainer.Trainer` for the leader, over the ranks of the role's layouts."""
+
+    def __init__(self, crew: Crew, role: str, flow: Dataflow, max_positions: int) -> None:
+        self._crew = crew
+        self.role = role
+        self._nodes = {node.call: node for node in flow.calls(role)}
+        part = crew.parts.roles.get(role)
+        self.model = part.model if part is not None else AbsentModel(max_positions)
+
+    def logprobs(self, rows: Rows, *, temperature: float | None = None, call: str | None = None) -> CrewCall:
+        return self._crew.call(ScoreCall(self.role, "logprobs", call or f"{self.role}.logprobs", rows, temperature))
+
+    def values(self, rows: Rows, *, call: str | None = None) -> CrewCall:
+        return self._crew.call(ScoreCall(self.role, "values", call or f"{self.role}.values", rows))
+
+    def scores(self, rows: Rows, *, call: str | None = None) -> CrewCall:
+        return self._crew.call(ScoreCall(self.role, "scores", call or f"{self.role}.scores", rows))
+
+    def train(
+        self,
+        rows: Rows,
+        columns: Mapping[str, Column],
+        loss: Callable[..., Any],
+        *,
+        step: int,
+        call: str,
+        batch_values: Mapping[Column, FloatArray] = NO_VALUES,
+        temperature: float | None = None,
+        **of_node: Any,
+    ) -> CrewCall:
+        """Columns, loss and the rest are those of the node that the call names: every rank has traced them."""
+        return self._crew.call(TrainCall(self._nodes[call], rows, step, temperature, batch_values))
+
+    def evaluate(
+        self,
+        rows: Rows,
+        columns: Mapping[str, Column],
+        loss: Callable[..., Any],
+        *,
+        call: str,
+        batch_values: Mapping[Column, FloatArray] = NO_VALUES,
+        temperature: float | None = None,
+        **of_node: Any,
+    ) -> CrewCall:
+        return self._crew.call(TrainCall(self._nodes[call], rows, -1, temperature, batch_values))
+
+
+class AbsentModel:
+    """What is known of a model of which this rank has no part."""
+
+    def __init__(self, max_positions: int) -> None:
+        self.max_positions = max_positions
+
+
+class CrewEngine:
+    """`generation.engine.Engine` for the leader, over the instances of a role.
+
+    Requests are dealt out when the next step begins: the longest expected first, each to the instance with the least
+    expected tokens. So who generates what depends on the requests alone.
+    """
+
+    def __init__(self, crew: Crew, role: str) -> None:
+        self._crew = crew
+        self._role = role
+        self.instances: tuple[Layout, ...] = crew.parts.places[role].generate
+        part = crew.parts.roles.get(role)
+        self._own: Engine | None = part.engine if part is not None else None
+        self._own_place = next((i for i, one in enumerate(self.instances) if LEADER in one.mesh.ranks), None)
+        self._pending: list[Request] = []
+        self._prompts: dict[int, Prompt] = {}
+        self._left = [0] * len(self.instances)
+        """Samples that each instance has not delivered."""
+        self._loads = [0] * len(self.instances)
+        """Expected tokens of what it was given since it was idle last."""
+        self.policy_version = 0
+        self.last_step: StepRecord | None = None
+        """None after a step in which only other ranks worked."""
+
+    @property
+    def model(self) -> Any:
+        """The leader's part; None: it has none."""
+        return None if self._own is None else self._own.model
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._pending) or any(self._left)
+
+    def add(self, request: Request) -> None:
+        self._pending.append(request)
+
+    def step(self) -> list[Sample]:
+        """One step of the leader's own instance, and what others have finished meanwhile."""
+        assert self.has_work, "step without work"
+        if self._pending:
+            self._deal()
+        finished: list[Sample] = []
+        own = self._own if self._own is not None and self._own.has_work else None
+        self.last_step = None
+        if own is not None:
+            assert self._own_place is not None, "an engine of no instance"
+            finished += own.step()
+            self.last_step = own.last_step
+            self._left[self._own_place] -= len(finished)
+        sources = {one.mesh.ranks[0]: i for i, one in enumerate(self.instances) if i != self._own_place}
+        wait_s = POLL_S if own is None else 0.0
+        while any(self._left[i] for i in sources.values()) and (
+            found := self._crew.mail.poll(list(sources), wait_s, f"{self._role}.generate")
+        ):
+            source, answer = found
+            samples = unpack_samples(answer, self._prompts)
+            self._left[sources[source]] -= len(samples)
+            finished += samples
+            wait_s = 0.0
+        if not self.has_work:
+            self._prompts.clear()
+        return finished
+
+    def update_weights(self, version: int) -> None:
+        """The role's weights have changed: bring them to the instances; later samples are stamped with `version`."""
+        assert not self.has_work, "weights change only while no sample is in flight"
+        self._crew.freshen(self._role)
+        ranks = [rank for one in self.instances for rank in one.mesh.ranks]
+        self._crew.tell(ranks, Parcel({"do": Do.VERSION, "role": self._role, "version": version}))
+        if self._own is not None:
+            self._own.update_weights(version)
+        self.policy_version = version
+
+    def _deal(self) -> None:
+        self._crew.freshen(self._role)
+        if not any(self._left):
+            self._loads = [0] * len(self.instances)
+        order = sorted(range(len(self._pending)), key=lambda i: (-_expected_tokens(self._pending[i]), i))
+        shares: dict[int, list[int]] = defaultdict(list)
+        for i in order:
+            place = min(range(len(self.instances)), key=lambda k: (self._loads[k], k))
+            self._loads[place] += _expected_tokens(self._pending[i])
+            shares[place].append(i)
+        for place, members in sorted(shares.items()):
+            requests = [self._pending[i] for i in sorted(members)]
+            self._left[place] += sum(request.num_samples for request in requests)
+            parcel = Parcel({"do": Do.GENERATE, "role": self._role, "requests": pack_requests(requests)})
+            self._crew.tell(self.instances[place].mesh.ranks, parcel)
+            if place == self._own_place:
+                assert self._own is not None, "the leader's instance has no engine"
+                for request in requests:
+                    self._own.add(request)
+            else:
+                self._prompts |= {request.prompt.uid: request.prompt for request in requests}
+        self._pending.clear()
+
+
+def _expected_tokens(request: Request) -> int:
+    """Of prompt and responses; without recorded lengths, responses that reach their limit."""
+    lengths = request.lengths or (request.sampling.max_tokens,) * request.num_samples
+    return len(request.prompt.token_ids) + sum(lengths)
+
+
+# -- what every rank does alike
+
+
+def record_moves(steps: Iterator[Moved], recorder: Recorder, role: str = "", lane: str = "link") -> Any:
+    """Run a move to its end, each action a span; returns its report."""
+    while True:
+        with recorder.span("", "MOVE", role, lane) as mark:
+            try:
+                done = next(steps)
+            except StopIteration as end:
+                mark.keep = False
+                return end.value
+            mark.action, mark.kind, mark.bytes = done.action, done.kind.name, done.num_bytes
+
+
+def save_part(parts: Parts, folder: Path, recorder: Recorder) -> dict[str, dict[str, int]]:
+    return record_moves(parts.saving(folder), recorder, lane=DISK)
+
+
+def load_part(parts: Parts, folder: Path, counts: Mapping[str, Mapping[str, int]] | None, recorder: Recorder) -> None:
+    record_moves(parts.loading(folder, counts), recorder, lane=DISK)
+
+
+def spans_as_values(spans: Sequence[Span], zero_s: float) -> list[Any]:
+    """For a parcel; the times are shifted to a clock that began at `zero_s`."""
+    return [list(astuple(replace(span, start_s=span.start_s - zero_s, end_s=span.end_s - zero_s))) for span in spans]

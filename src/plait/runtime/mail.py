@@ -1,0 +1,121 @@
+"""Parcels between ranks over a gloo group: sent in order, received by a thread for each sender.
+
+What a rank is sent waits in its memory until it is asked for, so no sender waits for a rank that computes.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from plait.errors import RunError
+from plait.runtime.parcels import Parcel
+
+WaitingFor = Callable[[str], AbstractContextManager[None]]
+SEND_DEADLINE_S = 600.0
+_TAG = 7
+_LARGEST_BYTES = 1 << 34
+
+
+class Mail:
+    """This rank's end of its connections.
+
+    Args:
+        group: gloo, used by nobody else. Its timeout bounds how long a rank may have nothing to do.
+        rank: of this process.
+        peers: ranks that it hears from.
+        waiting_for: told what each wait is for.
+    """
+
+    def __init__(
+        self, group: dist.ProcessGroup, rank: int, peers: Sequence[int], *, waiting_for: WaitingFor = nullcontext
+    ) -> None:
+        self.rank = rank
+        self.sent_bytes = 0
+        self.received_bytes = 0
+        self._group = group
+        self._waiting_for = waiting_for
+        self._inbox: dict[int, deque[Parcel]] = {peer: deque() for peer in peers}
+        self._broken: dict[int, str] = {}
+        self._changed = threading.Condition()
+        for peer in peers:
+            threading.Thread(target=self._listen, args=(peer,), name=f"plait-mail-{peer}", daemon=True).start()
+
+    def send(self, to: int, parcel: Parcel, what: str = "") -> None:
+        """Send to a rank; returns when its thread has it.
+
+        Raises:
+            RunError: the rank is gone.
+        """
+        body = torch.frombuffer(parcel.to_bytes(), dtype=torch.uint8)
+        self.sent_bytes += len(body)
+        try:
+            with self._waiting_for(f"rank {to} (takes {what or 'a message'})"):
+                for tensor in (torch.tensor([len(body)]), body):
+                    dist.send(tensor, to, group=self._group, tag=_TAG)
+        except RuntimeError as error:
+            raise RunError(
+                f"rank {self.rank} expected rank {to} to take {what or 'a message'}, found: {error}"
+            ) from error
+
+    def receive(self, sources: Sequence[int], what: str, deadline_s: float) -> tuple[int, Parcel]:
+        """The next parcel of any of these ranks; whose it is, and the parcel.
+
+        Raises:
+            RunError: such a rank is gone, or nothing came until the deadline.
+        """
+        names = ", ".join(map(str, sources))
+        end = time.monotonic() + deadline_s
+        with self._waiting_for(f"rank{'s' if len(sources) > 1 else ''} {names} ({what})"), self._changed:
+            while (found := self._next(sources)) is None:
+                if not self._changed.wait(max(0.0, end - time.monotonic())) and time.monotonic() >= end:
+                    raise RunError(f"rank {self.rank} expected {what} from rank {names} within {deadline_s:g} s")
+            return found
+
+    def poll(self, sources: Sequence[int], wait_s: float = 0.0, what: str = "") -> tuple[int, Parcel] | None:
+        """As `receive`, None where nothing comes within `wait_s`."""
+        with self._changed:
+            found = self._next(sources)
+            if found is None and wait_s > 0:
+                with self._waiting_for(f"rank {', '.join(map(str, sources))} ({what})"):
+                    self._changed.wait(wait_s)
+                found = self._next(sources)
+            return found
+
+    def has(self, source: int) -> bool:
+        """Whether `receive` from this rank would return, or raise, at once."""
+        with self._changed:
+            return bool(self._inbox[source]) or source in self._broken
+
+    def _next(self, sources: Sequence[int]) -> tuple[int, Parcel] | None:
+        for source in sources:
+            if self._inbox[source]:
+                return source, self._inbox[source].popleft()
+            if source in self._broken:
+                raise RunError(f"rank {self.rank} has lost rank {source}: {self._broken[source]}")
+        return None
+
+    def _listen(self, peer: int) -> None:
+        try:
+            while True:
+                size = torch.zeros(1, dtype=torch.int64)
+                dist.recv(size, peer, group=self._group, tag=_TAG)
+                assert 0 < int(size) < _LARGEST_BYTES, f"a parcel of {int(size)} bytes"
+                body = torch.empty(int(size), dtype=torch.uint8)
+                dist.recv(body, peer, group=self._group, tag=_TAG)
+                parcel = Parcel.from_bytes(np.asarray(body))
+                with self._changed:
+                    self.received_bytes += len(body)
+                    self._inbox[peer].append(parcel)
+                    self._changed.notify_all()
+        except Exception as error:  # the thread's boundary: whoever receives is told
+            with self._changed:
+                self._broken[peer] = str(error).splitlines()[0] if str(error) else repr(error)
+                self._changed.notify_all()

@@ -1,0 +1,112 @@
+"""The optimizer's state of a role in a checkpoint: saved by parts under one plan, loaded under any other.
+
+A run on one process saves each buffer whole, in the checkpoint's one tensor file; of several ranks each writes what it
+holds (`reallocation.saving`). Both are layouts, and both are read by runs of either kind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from plait.checkpoint.store import Checkpoint
+from plait.layout.holdings import Holdings, flat_holdings, weights
+from plait.layout.mesh import Cluster, Layout, Parallelism
+from plait.layout.move import plan_move
+from plait.layout.params import Parameters
+from plait.layout.shards import shard
+from plait.reallocation.mover import Moved, moving
+from plait.reallocation.saving import loading, saving
+from plait.reallocation.stores import StoreFile
+from plait.runtime.roles import ModelRole, RoleRuntime
+from plait.training.trainer import Trainer
+
+COUNTS = ("attempted_steps", "applied_steps", "skipped_in_row")
+
+
+def saving_state(trainer: Trainer, cluster: Cluster, rank: int, folder: Path) -> Generator[Moved, None, dict[str, int]]:
+    """Write what this rank holds; every rank of the trainer's layout does its part. Returns the counts."""
+    state = trainer.state()
+    for name, held in trainer.holdings().items():
+        yield from saving(held, cluster, rank, {name: state[name]}, folder, f"{trainer.role}.{name}")
+    return {name: int(state[name]) for name in COUNTS}
+
+
+def loading_state(
+    trainer: Trainer,
+    parameters: Parameters,
+    cluster: Cluster,
+    rank: int,
+    folder: Path,
+    counts: Mapping[str, int] | None,
+    deadline_s: float,
+) -> Generator[Moved, None, None]:
+    """Continue from what any plan saved; every rank of the trainer's layout does its part. Working weights follow.
+
+    Args:
+        parameters: of what is trained of the whole model.
+        counts: of the checkpoint's state; None: it was saved by one process.
+
+    Raises:
+        DataError, LayoutError: a file is missing or damaged, or of another model.
+    """
+    state = dict(trainer.state())
+    for name, held in trainer.holdings().items():
+        buffers = {name: state[name]}
+        if counts is not None:
+            file = f"{trainer.role}.{name}"
+            yield from loading(held, cluster, rank, buffers, folder, file, deadline_s=deadline_s)
+            continue
+        stored = Checkpoint(0, folder, {}).tensors_path
+        source, files = _one_file(held, parameters, cluster, stored, f"{trainer.role}/{name}")
+        plan = plan_move(source, held, cluster)
+        yield from moving(plan, rank, buffers, files=files, deadline_s=deadline_s, name=f"{trainer.role}.{name}.load")
+    if counts is None:
+        tensors = Checkpoint(0, folder, {}).tensors()
+        counts = {name: int(tensors[f"{trainer.role}/{name}"]) for name in COUNTS}
+    trainer.load_state(state | {name: torch.tensor(counts[name], dtype=torch.int64) for name in COUNTS})
+
+
+def load_parts(roles: Mapping[str, RoleRuntime], folder: Path, counts: Mapping[str, Mapping[str, int]]) -> None:
+    """Continue on one process from what several ranks saved."""
+    for name, role in roles.items():
+        if isinstance(role, ModelRole) and isinstance(role.trainer, Trainer) and role.trainer.state():
+            work = loading_state(
+                role.trainer, parameters_of(role.model), Cluster(1, 1), 0, folder, counts[name], deadline_s=30.0
+            )
+            for _ in work:
+                pass
+
+
+def read_masters(model: Any, role: str, folder: Path) -> None:
+    """Bring the masters that several ranks saved into the working weights of a whole model on the CPU."""
+    dtype = str(model.trained_weights.dtype).removeprefix("torch.")
+    target = weights(parameters_of(model), Layout.on((0,)), dtype, "weights")
+    buffers = {"weights": model.trained_weights}
+    for _ in loading(target, Cluster(1, 1), 0, buffers, folder, f"{role}.masters"):
+        pass
+
+
+def parameters_of(model: Any) -> Parameters:
+    """Of what is trained of a whole model."""
+    if model.own is not None:
+        return Parameters.of(model.trained_layout)
+    text = model.config.get_text_config()
+    return Parameters.of(
+        model.layout, getattr(text, "num_attention_heads", None), getattr(text, "num_key_value_heads", None)
+    )
+
+
+def _one_file(
+    held: Holdings, parameters: Parameters, cluster: Cluster, path: Path, buffer: str
+) -> tuple[Holdings, dict[int, StoreFile]]:
+    """A whole flat buffer in a file, as holdings of one store."""
+    flat = shard(parameters, Parallelism(), 0, 0)
+    index = {param.name: number for number, param in enumerate(held.params)}
+    store = cluster.store(0)
+    lengths = {buffer: flat.num_elements}
+    source = Holdings(held.params, held.dtype, {store: flat_holdings(flat, index, buffer)}, {store: lengths})
+    return source, {store: StoreFile(path, lengths)}

@@ -1,0 +1,173 @@
+"""What travels between ranks: a JSON value and arrays, never pickled; rows, samples and requests in that form.
+
+Shapes: N samples, R response tokens of all of them together, P prompts.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from plait.data.records import FinishReason, Prompt, Sample
+from plait.data.rows import FloatArray, Rows
+from plait.dataflow import Column
+from plait.generation.noise import NoiseKey
+from plait.generation.request import Request
+from plait.generation.settings import Sampling
+
+_LENGTH = struct.Struct("<Q")
+_ALIGNMENT = 8
+_REASONS = tuple(FinishReason)
+
+
+@dataclass(frozen=True)
+class Parcel:
+    """header: JSON values (NaN and infinities too); arrays: of numbers, any shape."""
+
+    header: Mapping[str, Any]
+    arrays: tuple[NDArray[Any], ...] = ()
+
+    def to_bytes(self) -> bytearray:
+        """The length of the head, the head as JSON, the arrays one after another."""
+        table = [(array.dtype.str, array.shape) for array in self.arrays]
+        head = json.dumps({"header": self.header, "arrays": table}).encode()
+        head += b" " * (-(len(head) + _LENGTH.size) % _ALIGNMENT)
+        out = bytearray(_LENGTH.pack(len(head)) + head)
+        for array in self.arrays:
+            data = np.ascontiguousarray(array).tobytes()
+            out += data + b"\0" * (-len(data) % _ALIGNMENT)
+        return out
+
+    @classmethod
+    def from_bytes(cls, data: NDArray[np.uint8]) -> Parcel:
+        """The arrays are views of `data`."""
+        size = _LENGTH.unpack_from(data)[0]
+        at = _LENGTH.size + size
+        record = json.loads(bytes(data[_LENGTH.size : at]))
+        arrays = []
+        for text, shape in record["arrays"]:
+            dtype = np.dtype(text)
+            stop = at + dtype.itemsize * int(np.prod(shape, dtype=np.int64))
+            arrays.append(data[at:stop].view(dtype).reshape(shape))
+            at = stop + -(stop - at) % _ALIGNMENT
+        return cls(record["header"], tuple(arrays))
+
+
+def pack_rows(rows: Rows, columns: Sequence[Column] = ()) -> tuple[NDArray[Any], ...]:
+    """Rows as arrays, with these of their columns. Texts and columns of the data set stay behind."""
+    return (*_pack_samples(rows.samples), *(rows.columns[column] for column in columns))
+
+
+def unpack_rows(arrays: Sequence[NDArray[Any]], columns: Sequence[Column] = ()) -> Rows:
+    """What `pack_rows` packed; every text is empty."""
+    samples = _unpack_samples(arrays[:_NUM_ARRAYS])
+    return Rows(samples, dict(zip(columns, arrays[_NUM_ARRAYS:], strict=True)))
+
+
+_NUM_ARRAYS = 7
+
+
+def _pack_samples(samples: Sequence[Sample]) -> tuple[NDArray[Any], ...]:
+    prompts = {sample.prompt.uid: sample.prompt for sample in samples}
+    # Samples of one prompt may have unequal prompt tokens where another tokenizer drew the boundary.
+    shared = all(prompts[sample.prompt.uid].token_ids == sample.prompt.token_ids for sample in samples)
+    listed = list(prompts.values()) if shared else [sample.prompt for sample in samples]
+    places = {uid: place for place, uid in enumerate(prompts)}
+    heads = [
+        (
+            places[sample.prompt.uid] if shared else place,
+            sample.index,
+            len(sample.token_ids),
+            len(sample.logprobs),
+            _REASONS.index(sample.finish_reason),
+            sample.policy_version,
+        )
+        for place, sample in enumerate(samples)
+    ]
+    return (
+        np.array([prompt.uid for prompt in listed], dtype=np.int64),
+        np.array([len(prompt.token_ids) for prompt in listed], dtype=np.int64),
+        np.array([token for prompt in listed for token in prompt.token_ids], dtype=np.int64),
+        np.array(heads, dtype=np.int64).reshape(len(heads), 6),
+        np.array([token for sample in samples for token in sample.token_ids], dtype=np.int64),
+        np.array([logprob for sample in samples for logprob in sample.logprobs], dtype=np.float64),
+        np.array([len(listed), len(samples)], dtype=np.int64),
+    )
+
+
+def _unpack_samples(
+    arrays: Sequence[NDArray[Any]], prompts: Mapping[int, Prompt] | None = None, texts: Sequence[str] = ()
+) -> tuple[Sample, ...]:
+    uids, lengths, tokens, heads, responses, logprobs, _ = arrays
+    found, at = [], 0
+    all_tokens = tokens.tolist()
+    for uid, length in zip(uids.tolist(), lengths.tolist(), strict=True):
+        known = prompts.get(uid) if prompts is not None else None
+        found.append(known or Prompt(uid, "", tuple(all_tokens[at : at + length])))
+        at += length
+    samples, token, logprob = [], 0, 0
+    all_responses, all_logprobs = responses.tolist(), logprobs.tolist()
+    for place, (prompt, index, num_tokens, num_logprobs, reason, version) in enumerate(heads.tolist()):
+        samples.append(
+            Sample(
+                found[prompt],
+                index,
+                tuple(all_responses[token : token + num_tokens]),
+                tuple(all_logprobs[logprob : logprob + num_logprobs]),
+                texts[place] if texts else "",
+                _REASONS[reason],
+                version,
+            )
+        )
+        token, logprob = token + num_tokens, logprob + num_logprobs
+    return tuple(samples)
+
+
+def pack_samples(samples: Sequence[Sample]) -> Parcel:
+    """What an engine finished, texts included."""
+    return Parcel({"texts": [sample.text for sample in samples]}, _pack_samples(samples))
+
+
+def unpack_samples(parcel: Parcel, prompts: Mapping[int, Prompt]) -> tuple[Sample, ...]:
+    """prompts: by uid, as they were asked: the samples have these very ones."""
+    return _unpack_samples(parcel.arrays, prompts, parcel.header["texts"])
+
+
+def pack_requests(requests: Sequence[Request]) -> list[dict[str, Any]]:
+    """As JSON values."""
+    return [
+        {
+            "uid": request.prompt.uid,
+            "token_ids": list(request.prompt.token_ids),
+            "num_samples": request.num_samples,
+            "sampling": dataclasses.asdict(request.sampling),
+            "noise": dataclasses.asdict(request.noise),
+            "lengths": None if request.lengths is None else list(request.lengths),
+        }
+        for request in requests
+    ]
+
+
+def unpack_requests(values: Sequence[Mapping[str, Any]]) -> list[Request]:
+    return [
+        Request(
+            Prompt(value["uid"], "", tuple(value["token_ids"])),
+            value["num_samples"],
+            Sampling(**{k: tuple(v) if isinstance(v, list) else v for k, v in value["sampling"].items()}),
+            NoiseKey(**value["noise"]),
+            None if value["lengths"] is None else tuple(value["lengths"]),
+        )
+        for value in values
+    ]
+
+
+def pack_values(values: Mapping[Column, FloatArray], columns: Sequence[Column]) -> tuple[NDArray[Any], ...]:
+    """Values for the whole batch, in the order of `columns`."""
+    return tuple(np.asarray(values[column], dtype=np.float64) for column in columns)

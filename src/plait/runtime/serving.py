@@ -1,0 +1,144 @@
+"""A rank that is not the leader: takes the leader's commands one after another and does its part of each.
+
+While its engine has work it goes on stepping it, and takes further requests in between.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from plait.generation.engine import Engine
+from plait.runtime.board import Board
+from plait.runtime.commands import Call, Do, ScoreCall, TrainCall
+from plait.runtime.crew import LEADER, load_part, record_moves, save_part, spans_as_values
+from plait.runtime.mail import Mail
+from plait.runtime.parcels import Parcel, pack_samples, unpack_requests
+from plait.runtime.parts import Parts
+from plait.runtime.recorder import Recorder
+
+IDLE_S = 7 * 24 * 3600.0
+"""A rank may have nothing to do while functions score and other ranks work; that the leader lives, the supervisor sees
+to."""
+REPORT_S = 0.25
+"""Between two reports of a call in which the leader has no part."""
+
+
+class Server:
+    """Serves until the leader ends it."""
+
+    def __init__(self, parts: Parts, mail: Mail, board: Board) -> None:
+        self._parts = parts
+        self._mail = mail
+        self._board = board
+        self._recorder = Recorder.on_shared_clock(parts.rank)
+        self._next: Parcel | None = None
+
+    def serve(self) -> None:
+        """Raises what an action raises; the run is over then."""
+        while True:
+            command, self._next = self._next, None
+            if command is None:
+                _, command = self._mail.receive([LEADER], "the next command", IDLE_S)
+            self._recorder.step = command.header["at"]
+            match Do(command.header["do"]):
+                case Do.END:
+                    return
+                case Do.SCORE:
+                    self._call(ScoreCall.of(command))
+                case Do.TRAIN:
+                    self._call(TrainCall.of(command, self._parts.flow))
+                case Do.GENERATE:
+                    self._generate(command)
+                case other:
+                    self._little(other, command)
+
+    def _little(self, do: Do, command: Parcel) -> None:
+        """A command without a call of the flow behind it."""
+        header, parts, recorder = command.header, self._parts, self._recorder
+        match do:
+            case Do.MOVE:
+                with self._board.doing(f"{header['role']}.weights (move)"):
+                    record_moves(parts.moving(header["role"]), recorder, header["role"])
+            case Do.VERSION:
+                self._engine(header["role"]).update_weights(header["version"])
+            case Do.GATHER:
+                with self._board.doing(f"{header['role']}.weights (gather)"):
+                    parts.gather(header["role"])
+            case Do.SAVE:
+                with self._board.doing("save"):
+                    counts = save_part(parts, Path(header["folder"]), recorder)
+                self._mail.send(LEADER, Parcel({"counts": counts}), "what was saved")
+            case Do.LOAD:
+                torch.set_num_threads(header["threads"])
+                with self._board.doing("load"):
+                    load_part(parts, Path(header["folder"]), header["counts"], recorder)
+            case Do.SPANS:
+                spans = spans_as_values(recorder.take().spans, header["zero"])
+                self._mail.send(LEADER, Parcel({"spans": spans}), "a timeline")
+            case _:
+                raise AssertionError(f"a command `{do}` that nobody serves")
+
+    def _call(self, call: Call) -> None:
+        """Run a call to its end; the first rank of a layout that the leader is not in reports to it."""
+        ranks = call.layout(self._parts).mesh.ranks
+        reports = LEADER not in ranks and ranks[0] == self._parts.rank
+        work = call.run(self._parts)
+        count, reported_s = 0, self._recorder.now_s
+        with self._board.doing(call.call):
+            while True:
+                with self._recorder.span(call.call, "CALL", call.role) as mark:
+                    try:
+                        done = next(work)
+                    except StopIteration as end:
+                        mark.keep = False
+                        result = end.value
+                        break
+                    mark.action, mark.kind, mark.tokens = done.action, done.kind, done.tokens
+                count += 1
+                if reports and self._recorder.now_s - reported_s > REPORT_S:
+                    self._mail.send(LEADER, Parcel({"count": count}), "a report")
+                    count, reported_s = 0, self._recorder.now_s
+        if reports:
+            self._mail.send(LEADER, call.answer(result), "a result")
+
+    def _generate(self, command: Parcel) -> None:
+        role = command.header["role"]
+        engine, name = self._engine(role), f"{role}.generate"
+        team = self._parts.roles[role].instance
+        delivers = team is not None and team.is_leader and LEADER not in team.all.ranks
+        for request in unpack_requests(command.header["requests"]):
+            engine.add(request)
+        with self._board.doing(name):
+            while engine.has_work:
+                with self._recorder.span(name, "GENERATE", role) as mark:
+                    finished = engine.step()
+                    assert engine.last_step is not None, "a step leaves a record"
+                    mark.kind, mark.tokens = engine.last_step.kind.name, engine.last_step.num_tokens
+                    mark.action = f"{name}/{engine.last_step.kind.name.lower()}"
+                if finished and delivers:
+                    self._mail.send(LEADER, pack_samples(finished), "samples")
+                if self._next is None and (found := self._mail.poll([LEADER])) is not None:
+                    self._meanwhile(found[1], engine, role)
+                if self._next is not None and self._next.header["do"] == Do.END:
+                    return
+
+    def _meanwhile(self, command: Parcel, engine: Engine, role: str) -> None:
+        """Requests for the engine at work are taken at once; another command waits for its end."""
+        header = command.header
+        if header["do"] == Do.GENERATE and header["role"] == role and self._alone(role):
+            for request in unpack_requests(header["requests"]):
+                engine.add(request)
+        else:
+            self._next = command
+
+    def _alone(self, role: str) -> bool:
+        """Ranks that generate together must begin with a request at the same step."""
+        team = self._parts.roles[role].instance
+        return team is not None and team.all.size == 1
+
+    def _engine(self, role: str) -> Engine:
+        engine = self._parts.roles[role].engine
+        assert engine is not None, f"role {role} has no engine on rank {self._parts.rank}"
+        return engine

@@ -1,0 +1,169 @@
+"""A run on several processes, as the process that the user started sees it: launches them, shows their progress, ends
+them, and turns whatever ends one into an error. No rows pass through here."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import shutil
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from types import FrameType
+from typing import Any
+
+from plait.checkpoint.store import CheckpointStore
+from plait.errors import ConfigError, RunError, UserError
+from plait.launch.failures import Ended, Failure, WorkerError
+from plait.launch.local import LocalGroup, LocalProcesses
+from plait.observe.progress import Progress
+from plait.runtime.board import Board, read_board
+from plait.runtime.controller import Outcome
+from plait.runtime.crew import LEADER
+from plait.runtime.directory import RunDirectory
+from plait.runtime.prepare import Prepared
+from plait.runtime.relay import Relay
+from plait.runtime.session import watched
+from plait.runtime.worker import BOARD, PROGRESS, Job, Worker
+
+WORKERS = "workers"
+"""Folder of a run directory: what each rank printed."""
+FREEZE_S = 30.0
+"""A rank without a heartbeat for so long counts as frozen, unless PLAIT_FREEZE_S says otherwise."""
+RUN_S = 365 * 24 * 3600.0
+LEAVE_S = 5.0
+"""After a second signal, for the leader to leave."""
+
+
+def supervise(
+    prepared: Prepared, directory: RunDirectory, *, resume: bool, flow: Callable[..., Any] | None = None
+) -> Outcome:
+    """Run a plan of several ranks to its end.
+
+    Args:
+        directory: claimed; the leader writes it.
+        flow: the function that the recipe's `algorithm` names, where it is at hand.
+
+    Raises:
+        UserError: something in the recipe cannot be used.
+        RunError: the run had to stop; says which rank, in what, who waited for whom, and where it can be taken up.
+        KeyboardInterrupt: a signal before the first step, or a second one.
+    """
+    recipe, num_ranks = prepared.recipe, prepared.plan.num_ranks
+    folder = directory.path / WORKERS
+    if not resume:
+        shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True, exist_ok=True)
+    Board.create(folder / BOARD, num_ranks)
+    threads = recipe.threads or max(1, len(os.sched_getaffinity(0)) // num_ranks)
+    launcher = LocalProcesses(threads=threads, output_dir=folder, freeze_after_s=_freeze_s())
+    job = Job(recipe, prepared.plan, _by_name(flow), directory.path, folder, resume, threads)
+    try:
+        with Progress(recipe.steps, watched=watched(prepared)) as progress, Relay(folder / PROGRESS, progress):
+            return _run(launcher, num_ranks, job)
+    finally:
+        (folder / PROGRESS).unlink(missing_ok=True)
+        (folder / BOARD).unlink(missing_ok=True)
+        directory.note_begun()
+        if not directory.begun:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _run(launcher: LocalProcesses, num_ranks: int, job: Job) -> Outcome:
+    signals: _Signals | None = None
+    try:
+        with launcher.start(Worker, num_ranks, arguments=(job,)) as group, _signals(group) as signals:
+            outcome = group.submit(range(num_ranks), "run").result(RUN_S)[LEADER]
+            assert outcome is not None, "the leader returns the outcome"
+            return outcome
+    except WorkerError as error:
+        if isinstance(error.__cause__, KeyboardInterrupt) or (signals is not None and signals.ended_it(error.failure)):
+            raise KeyboardInterrupt from None
+        raise _explained(error, job) from error
+
+
+def _explained(error: WorkerError, job: Job) -> Exception:
+    """What the user is told: an error of the input or of the run itself as one process would say it."""
+    cause, failure = error.__cause__, error.failure
+    if isinstance(cause, UserError) or (isinstance(cause, RunError) and failure.rank == LEADER):
+        return cause
+    actions = read_board(job.workers_dir / BOARD)
+    peers = tuple(replace(peer, action=_action(actions, peer.rank, peer.action)) for peer in failure.peers)
+    found = replace(failure, action=_action(actions, failure.rank, failure.action), peers=peers)
+    return RunError(f"{found}\n{_good(job)}")
+
+
+def _action(actions: list[str], rank: int, method: str) -> str:
+    """What a rank was doing, rather than the method that was called on it."""
+    return (actions[rank] if rank < len(actions) else "") or method
+
+
+def _good(job: Job) -> str:
+    store = CheckpointStore(job.run_dir / "checkpoints", keep_last=job.recipe.checkpoint.keep_last)
+    with contextlib.suppress(RunError):
+        if (checkpoint := store.latest()) is not None:
+            where = f"the checkpoint of step {checkpoint.step} is good ({checkpoint.folder})"
+            return f"{where}; go on from it with --resume"
+        return "no step is saved; --resume begins again at step 1"
+    return f"no checkpoint in {store.folder} is whole"
+
+
+class _Signals:
+    """Hands SIGINT and SIGTERM on to the leader, which ends its step and saves; at the second it leaves at once, and
+    if it does not, so does this process."""
+
+    def __init__(self, group: LocalGroup) -> None:
+        self._leader = group.pids[LEADER]
+        self._asked = 0
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        self._asked += 1
+        if self._asked > 2:
+            raise KeyboardInterrupt
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self._leader, signal.SIGTERM)
+        if self._asked == 2:
+            timer = threading.Timer(LEAVE_S, lambda: os.kill(os.getpid(), signal.SIGINT))
+            timer.daemon = True
+            timer.start()
+
+    def ended_it(self, failure: Failure) -> bool:
+        """Whether the leader died of a signal that was handed on before it could take it."""
+        return self._asked > 0 and failure.ended is Ended.DIED and failure.rank == LEADER
+
+
+@contextlib.contextmanager
+def _signals(group: LocalGroup) -> Iterator[_Signals]:
+    signals = _Signals(group)
+    try:
+        old = {number: signal.signal(number, signals) for number in (signal.SIGINT, signal.SIGTERM)}
+    except ValueError:  # not the main thread: whoever runs us decides when to stop
+        yield signals
+        return
+    try:
+        yield signals
+    finally:
+        for number, handler in old.items():
+            signal.signal(number, handler)
+
+
+def _by_name(flow: Callable[..., Any] | None) -> Callable[..., Any] | None:
+    """The function if it can be sent by its name; else the recipe's `algorithm` says where it is."""
+    try:
+        pickle.dumps(flow)
+    except (pickle.PicklingError, AttributeError, TypeError):
+        return None
+    return flow
+
+
+def _freeze_s() -> float:
+    text = os.environ.get("PLAIT_FREEZE_S", "")
+    try:
+        seconds = float(text) if text else FREEZE_S
+    except ValueError:
+        seconds = 0.0
+    if seconds <= 0:
+        raise ConfigError(f"PLAIT_FREEZE_S: expected a number of seconds above 0, found `{text}`")
+    return seconds
