@@ -1,0 +1,182 @@
+"""Named plans and completed ones, on flows of one's own: no model, no torch."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from plait.dataflow import Dataflow, trace
+from plait.errors import ConfigError
+from plait.layout.mesh import Layout
+from plait.schedule.named_plans import NAMES, PlannedModel, named_plan, shares
+from plait.schedule.placements import RolePlacement, complete, layouts_of, placements_of
+from plait.schedule.plan import Placement, Plan
+
+SPEAKS, JUDGES = PlannedModel(scalar=False, num_elements=100), PlannedModel(scalar=True, num_elements=100)
+
+
+def loss(batch, **columns):
+    raise AssertionError("a plan runs nothing")
+
+
+def ppo_like(prompts, actor, critic, ref, reward):
+    samples = actor.generate(prompts)
+    rewards = reward.score(samples)
+    kept, values = ref.logprobs(samples), critic.values(samples)
+    actor.train(samples, loss=loss, rewards=rewards, kept=kept, values=values)
+    critic.train(samples, loss=loss, rewards=rewards, epochs=2)
+
+
+def alone(prompts, actor, reward):
+    """Samples twice, scores twice, and trains twice."""
+    samples, greedy = actor.generate(prompts), actor.generate(prompts, greedy=True)
+    first, second = actor.logprobs(samples), actor.logprobs(greedy)
+    actor.train(samples, loss=loss, first=first, rewards=reward.score(samples))
+    actor.train(greedy, loss=loss, second=second)
+
+
+def fine_tuning(examples, actor):
+    actor.train(examples, loss=loss)
+
+
+PPO = trace(ppo_like, roles=("actor", "critic", "ref", "reward"))
+ALONE = trace(alone, roles=("actor", "reward"))
+SFT = trace(fine_tuning, roles=("actor",))
+FOUR = {"actor": SPEAKS, "critic": JUDGES, "ref": SPEAKS}
+ONE = {"actor": SPEAKS}
+
+
+def places(plan: Plan) -> dict[str, tuple[tuple[int, ...], int, int, int]]:
+    return {p.call: (p.ranks, p.dp, p.tp, p.pp) for p in plan.placements}
+
+
+def test_colocated_is_every_call_on_every_device() -> None:
+    plan = named_plan("colocated", PPO, FOUR, 3)
+    everywhere = ((0, 1, 2), 3, 1, 1)
+    calls = ["actor.generate", "ref.logprobs", "critic.values", "actor.train", "critic.train"]
+    assert places(plan) == dict.fromkeys(calls, everywhere)
+    assert [p.mode for p in plan.placements] == ["decode", "score", "score", "train", "train"]
+
+
+def test_split_puts_those_that_judge_on_the_other_half() -> None:
+    found = places(named_plan("split", PPO, FOUR, 5))
+    assert found["actor.generate"] == found["ref.logprobs"] == found["actor.train"] == ((0, 1, 2), 3, 1, 1)
+    assert found["critic.values"] == found["critic.train"] == ((3, 4), 2, 1, 1)
+
+
+def test_split_of_one_model_is_training_and_generation() -> None:
+    found = places(named_plan("split", ALONE, ONE, 2))
+    assert found["actor.generate"] == found["actor.generate#2"] == ((1,), 1, 1, 1)
+    assert found["actor.logprobs"] == found["actor.train"] == found["actor.train#2"] == ((0,), 1, 1, 1)
+    with pytest.raises(ConfigError, match=r"`plan` split: the flow `fine_tuning` only trains actor.*take `colocated`"):
+        named_plan("split", SFT, ONE, 2)
+
+
+def test_standalone_gives_every_model_devices_of_its_own_by_its_work() -> None:
+    # forwards: actor 3 (generation) + 3 (training), critic 1 + 2 x 3, ref 1
+    found = places(named_plan("standalone", PPO, FOUR, 8))
+    assert found["actor.generate"] == found["actor.train"] == ((0, 1, 2), 3, 1, 1)
+    assert found["critic.values"] == found["critic.train"] == ((3, 4, 5, 6), 4, 1, 1)
+    assert found["ref.logprobs"] == ((7,), 1, 1, 1)
+    with pytest.raises(ConfigError, match="standalone needs at least 3 devices for the flow `ppo_like`, found 2"):
+        named_plan("standalone", PPO, FOUR, 2)
+
+
+def test_several_devices_of_one_copy() -> None:
+    assert places(named_plan("colocated", SFT, ONE, 6, tp=4))["actor.train"] == (tuple(range(6)), 2, 3, 1)
+    assert places(named_plan("colocated", SFT, ONE, 8, tp=4))["actor.train"] == (tuple(range(8)), 2, 4, 1)
+
+
+@given(st.data())
+def test_shares_are_whole_and_no_one_goes_without(data) -> None:
+    work = data.draw(st.lists(st.floats(0.01, 100), min_size=1, max_size=6))
+    devices = data.draw(st.integers(len(work), 64))
+    found = shares(devices, work)
+    assert sum(found) == devices
+    assert min(found) >= 1
+    for mine, given_to in zip(work, found, strict=True):  # no more than its part, rounded up
+        assert given_to <= max(1, -(-devices * mine // sum(work)) + 1)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(("flow", "models"), [(PPO, FOUR), (ALONE, ONE)])
+@pytest.mark.parametrize("devices", [3, 4, 7])
+def test_a_named_plan_is_complete(name: str, flow: Dataflow, models, devices: int) -> None:
+    plan = named_plan(name, flow, models, devices)
+    assert complete(plan, flow, models, "here") == plan
+    assert Plan.from_json(plan.to_json()) == plan
+
+
+def test_what_a_role_needs_of_a_plan() -> None:
+    plan = Plan(
+        "mixed",
+        4,
+        (
+            Placement("actor.generate", "decode", (0, 1), tp=2, after="drop"),
+            Placement("actor.generate", "decode", (2, 3), dp=2),
+            Placement("actor.train", "train", (0, 1, 2, 3), dp=2, pp=2, micro_batch_tokens=64, schedule="gpipe"),
+            Placement("ref.logprobs", "score", (3,), after="offload"),
+        ),
+    )
+    done = complete(plan, PPO, FOUR, "mixed")
+    train = Layout.on(range(4), dp=2, pp=2)
+    assert placements_of(done, "actor") == RolePlacement(
+        "actor",
+        train,
+        None,
+        (Layout.on((0, 1), tp=2), Layout.on((2,)), Layout.on((3,))),
+        {"train": 64},
+        {"decode": "drop"},
+        "gpipe",
+    )
+    assert placements_of(done, "actor").home == train
+    assert placements_of(done, "ref") == RolePlacement("ref", None, Layout.on((3,)), (), {}, {"score": "offload"})
+    assert placements_of(done, "ref").ranks == (3,)
+    everywhere = Layout.on(range(4), dp=4)  # a role that is not named
+    assert placements_of(done, "critic") == RolePlacement("critic", everywhere, everywhere)
+    assert placements_of(done, "critic").layouts == (everywhere,)
+    actors = (train, Layout.on((0, 1), tp=2), Layout.on((2,)), Layout.on((3,)))
+    assert layouts_of(done) == (*actors, everywhere)  # that of the reference is there already
+
+
+def test_a_call_that_is_not_named_runs_as_the_others_of_its_role() -> None:
+    plan = Plan("file", 2, (Placement("actor.train", "train", (1, 0), tp=2, micro_batch_tokens=9, after="offload"),))
+    done = complete(plan, ALONE, ONE, "file")
+    assert set(places(done).values()) == {((1, 0), 1, 2, 1)}
+    actor = placements_of(done, "actor")
+    assert actor.generate == (Layout.on((1, 0), tp=2),)
+    assert (actor.micro_batch_tokens, actor.after) == ({"train": 9}, {"train": "offload"})
+    # instances of two sizes say nothing of a score, training does
+    instances = (Placement("actor.generate", "decode", (0,)), Placement("actor.generate", "decode", (1, 2), tp=2))
+    done = complete(Plan("file", 3, (*instances, Placement("actor.train", "train", (2,)))), ALONE, ONE, "file")
+    assert places(done)["actor.logprobs"] == ((2,), 1, 1, 1)
+    assert [p.ranks for p in done.placements_of("actor.generate#2", "decode")] == [(0,), (1, 2)]
+    # frozen and generating only: everything else where it generates
+    done = complete(Plan("file", 2, (Placement("ref.logprobs", "score", (0,)),)), PPO, FOUR, "file")
+    assert places(done)["actor.train"] == ((0, 1), 2, 1, 1)
+
+
+TRAIN = Placement("actor.train", "train", (0, 1), dp=2)
+
+
+@pytest.mark.parametrize(
+    ("placements", "message"),
+    [
+        ([Placement("actor.trian", "train", (0, 1), dp=2)], r"placements\[0\].call: .* no call.*mean `actor.train`"),
+        ([TRAIN, Placement("reward.score", "score", (0,))], r"placements\[1\].call: `reward.score` asks no model"),
+        ([Placement("actor.generate", "train", (0, 1), dp=2)], "mode: expected prefill or decode for actor.generate"),
+        ([Placement("actor.train", "score", (0, 1), dp=2)], "mode: expected train for actor.train, found score"),
+        ([Placement("actor.generate", "decode", (0, 1), dp=2, micro_batch_tokens=8)], "only train and score have"),
+        ([Placement("actor.train", "train", (0, 1), dp=2, schedule="1F1B")], "with pp above 1"),
+        ([Placement("actor.train", "train", (0, 1), pp=2, schedule="gpip")], "schedule: .* mean `gpipe`"),
+        ([TRAIN, Placement("actor.train#2", "train", (0,))], "actor.train and actor.train#2 are of one model"),
+        ([TRAIN, Placement("actor.generate", "prefill", (0,))], "prefill on other instances than decode"),
+        ([Placement("actor.train", "train", (0, 1), dp=2, after="drop")], "lose the only weights"),
+        ([TRAIN, Placement("actor.logprobs", "score", (0, 1), dp=2, after="drop")], "actor.logprobs score: `after`"),
+        ([Placement("actor.train", "train", (0,))], "rank 1 has nothing to do; lower `num_ranks`"),
+    ],
+)
+def test_what_a_plan_may_not_say(placements: list[Placement], message: str) -> None:
+    with pytest.raises(ConfigError, match="here: .*" + message):
+        complete(Plan("file", 2, tuple(placements)), ALONE, ONE, "here")
