@@ -46,23 +46,29 @@ def split_over(
     return (*found, *[()] * (ways - len(found)))
 
 
-def _balanced(samples: Sequence[SampleSize], ways: int, **how: bool) -> list[tuple[int, ...]]:
-    """Samples of each of at most `ways` parts, so that the largest part is as small as these cuts of groups allow."""
+def _balanced(samples: Sequence[SampleSize], ways: int, *, in_turn: bool = False, **how: bool) -> list[tuple[int, ...]]:
+    """Samples of each of at most `ways` parts, by the cheapest of some ways to cut groups.
+
+    Args:
+        in_turn: parts pass a pipeline one after the other, which takes the sum of all and, to fill and drain it, the
+            largest once more; else they are computed at the same time, which takes the largest.
+    """
     total = sum(micro.num_tokens for micro in _pieces(samples, None, **how))
     caps = [None] if how["whole_groups"] else [None, *(max(1, -(-total // (ways * n))) for n in PIECES_OF_A_SHARE)]
     best: tuple[int, list[tuple[int, ...]]] | None = None
     for cap in caps:
         parts = _spread(_pieces(samples, cap, **how), ways)
-        largest = max((_packed_tokens(samples, part, how["share_prompts"]) for part in parts), default=0)
-        if best is None or largest < best[0]:
-            best = largest, parts
+        loads = [_micro_batch(samples, part, how["share_prompts"]).num_tokens for part in parts]
+        cost = max(loads, default=0) + (sum(loads) if in_turn else 0)
+        if best is None or cost < best[0]:
+            best = cost, parts
     assert best is not None, "there is always the cut that cuts nothing"
     return best[1]
 
 
 def _at_least(samples: Sequence[SampleSize], least: int, budget_tokens: int, **how: bool) -> tuple[MicroBatch, ...]:
     """About equal micro-batches, `least` of them as far as groups allow it; more where one exceeds the budget."""
-    parts = _balanced(samples, least, **how)
+    parts = _balanced(samples, least, in_turn=True, **how)
     found = [_micro_batch(samples, part, how["share_prompts"]) for part in parts]
     if any(micro.num_tokens > budget_tokens for micro in found):
         found = [
@@ -96,10 +102,6 @@ def _spread(pieces: Sequence[MicroBatch], ways: int) -> list[tuple[int, ...]]:
         loads[part] += piece.num_tokens
         parts[part].extend(piece.samples)
     return [tuple(sorted(part)) for part in parts if part]
-
-
-def _packed_tokens(samples: Sequence[SampleSize], part: Sequence[int], share_prompts: bool) -> int:
-    return _micro_batch(samples, part, share_prompts).num_tokens
 
 
 def _micro_batch(samples: Sequence[SampleSize], part: Sequence[int], share_prompts: bool) -> MicroBatch:

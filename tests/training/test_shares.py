@@ -1,0 +1,59 @@
+"""Who updates and counts what: every element once, as the layout algebra has it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from plait.layout.decoder import decoder_parameters
+from plait.layout.holdings import zero_shards
+from plait.layout.mesh import Layout, Mesh, Parallelism
+from plait.layout.params import Parameters
+from plait.layout.shards import check, shard
+from plait.training.shares import Share
+
+SMALL: dict[str, Any] = {"layers": 4, "hidden": 12, "intermediate": 10, "head_dim": 3, "vocabulary": 37}
+TIED = decoder_parameters(**SMALL, heads=8, kv_heads=2, tied=True, cut_vocabulary=True)
+UNTIED = decoder_parameters(**SMALL, heads=4, kv_heads=4, tied=False, cut_vocabulary=True)
+SIZES = [sizes for size in (1, 2, 3, 4, 8) for sizes in Parallelism.all_of(size) if sizes.pp <= 4 and sizes.tp <= 4]
+
+
+def shares_of(parameters: Parameters, sizes: Parallelism):
+    layout = Layout(Mesh(tuple(range(sizes.size))), sizes)
+    check(parameters, layout)
+    for rank in layout.mesh.ranks:
+        place = layout.coordinates(rank)
+        flat = shard(parameters, sizes, place.tp, place.pp)
+        yield rank, layout, flat, Share.of(flat, sizes, place)
+
+
+@pytest.mark.parametrize("sizes", SIZES, ids=str)
+@pytest.mark.parametrize("parameters", [TIED, UNTIED], ids=["tied", "untied"])
+def test_a_norm_counts_every_element_once(parameters, sizes):
+    counted = 0
+    for _, _, flat, share in shares_of(parameters, sizes):
+        for low, high in share.counted:
+            assert share.start <= low < high <= share.stop
+            counted += sum(max(0, min(stop, high) - max(start, low)) for _, start, stop in flat.entries)
+    assert counted == parameters.num_elements
+
+
+@pytest.mark.parametrize("sizes", SIZES, ids=str)
+@pytest.mark.parametrize("parameters", [TIED, UNTIED], ids=["tied", "untied"])
+def test_masters_lie_as_the_layout_says(parameters, sizes):
+    for rank, layout, _, share in shares_of(parameters, sizes):
+        held = zero_shards(parameters, layout, "float32")
+        assert held.buffers[rank] == {"masters": share.stop - share.start}
+        lengths = [piece.stop - piece.start for piece in share.pieces]
+        assert sum(lengths) == sum(holding.box.num_elements for holding in held.ranks[rank])
+        starts = {piece.start - share.start for piece in share.pieces}
+        assert starts <= {holding.offset for holding in held.ranks[rank]}
+
+
+def test_only_the_ends_of_a_pipeline_share_a_tied_embedding():
+    tied = {rank: share.tied for rank, _, _, share in shares_of(TIED, Parallelism(pp=4))}
+    assert tied[1] == tied[2] == ()
+    assert tied[0] == tied[3] == ((0, 37 * 12),)
+    assert all(share.tied == () for _, _, _, share in shares_of(UNTIED, Parallelism(pp=4)))
+    assert all(share.tied == () for _, _, _, share in shares_of(TIED, Parallelism(tp=2)))
