@@ -23,7 +23,11 @@ masters of one layout stand at equal offsets and are copied as whole buffers."""
 Ends = Literal["first", "last", "both"]
 
 _GROUP_PROJECTIONS = frozenset({"k_proj", "v_proj"})
-_HEAD_PROJECTIONS = frozenset({"q_proj", "o_proj", "sinks"})
+_HEAD_PROJECTIONS = frozenset({"q_proj", "q_b_proj", "kv_b_proj", "query_key_value", "o_proj", "sinks"})
+"""query_key_value: as GPT-NeoX has it, the query, key and value of a head side by side."""
+_ATTENTIONS = frozenset({"self_attn", "attention", "attn"})
+_OUTPUTS = frozenset({"dense", "out_proj"})
+"""Of an attention; elsewhere the names mean other things."""
 
 
 @dataclass(frozen=True)
@@ -171,11 +175,13 @@ class Parameters:
 
         A parameter without a layer that stands before the first layer belongs to the first stage, one behind the
         layers to the last, and a tied one to both. Where they are cut, keys and values of an attention have a part per
-        group, queries, outputs and sinks one per head; projections of any other name (queries, keys and values in one)
-        are cut anywhere, which only plans that gather their output allow.
+        group; queries, outputs, sinks, what goes up from a latent, and fused projections of single heads have one per
+        head; those of any other name (queries, keys and values in one) are cut anywhere, which only plans that gather
+        their output allow.
 
         Args:
-            heads, groups: query heads and key-value heads of the model; None: heads are not kept whole.
+            heads, groups: query heads and key-value heads of the model; None: heads are not kept whole, nor are they of
+                a parameter that does not divide into so many.
         """
         params, seen_layer = [], False
         for block in layout.blocks:
@@ -185,8 +191,10 @@ class Parameters:
             tied = param.layer is None and param.name in layout.aliases.values()
             ends: Ends = "both" if tied and not seen_layer else "last" if seen_layer else "first"
             found, words = param.heads, set(param.name.split("."))
-            if heads is not None and param.cut is not None and words & (_GROUP_PROJECTIONS | _HEAD_PROJECTIONS):
-                found = Heads(heads, groups or heads, shared=bool(words & _GROUP_PROJECTIONS))
+            per_head = words & _HEAD_PROJECTIONS or (words & _ATTENTIONS and words & _OUTPUTS)
+            if heads is not None and param.cut is not None and (per_head or words & _GROUP_PROJECTIONS):
+                stated = Heads(heads, groups or heads, shared=bool(words & _GROUP_PROJECTIONS))
+                found = stated if param.extent % stated.parts == 0 else found
             params.append(replace(param, ends=ends, heads=found))
         return cls(tuple(params), dict(layout.aliases))
 

@@ -56,6 +56,14 @@ class Head:
         return self.vocabulary.gather(self.family(self.vocabulary.shared(hidden_NH)))
 
 
+def _no_family(hidden_NH: Tensor) -> Tensor:
+    raise AssertionError("only the last pipeline stage has a head")
+
+
+NO_HEAD = Head(_no_family, ())
+"""Of the other stages."""
+
+
 class _DecoderOutput(tuple):
     """What a family's `forward` reads of its decoder: the hidden states, by index or by name; the rest is None."""
 

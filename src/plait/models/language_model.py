@@ -8,7 +8,7 @@ Shapes: T tokens of a packed row, N rows, R response tokens, H hidden size, V vo
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +20,11 @@ from plait.errors import ModelError
 from plait.layout.params import FlatLayout
 from plait.models import attention, cpu_linear, rms_norm
 from plait.models.admission import causal_class, check_family, self_check
-from plait.models.attention import PackedContext
 from plait.models.backbone import Backbone, BackboneModel
 from plait.models.backbone import copy_of as copy_of
-from plait.models.head import Head, find_head
+from plait.models.head import NO_HEAD, Head, find_head
 from plait.models.logprobs import chunked_logprobs
+from plait.models.part import Part
 from plait.models.saving import Export, cpu_state, without_progress_bars
 from plait.models.saving import save_pretrained as save_pretrained
 from plait.models.shape import HEAD_CHUNK_ROWS, config_fields, usable_positions
@@ -50,9 +50,16 @@ class LanguageModel(BackboneModel):
     """The module's decoder, perhaps shared with other models."""
     own: OwnPart | None = None
     """Its adapter where it is a view of shared weights (`models.lora`)."""
+    part: Part | None = None
+    """Its place in a team (`models.partial`); None: it is whole, and alone."""
 
     def logits(self, hidden_NH: Tensor) -> Tensor:
-        """Logits [N, V] in the compute dtype, the family's final softcap and scale included."""
+        """Logits [N, V] in the compute dtype, the family's final softcap and scale included.
+
+        Of the last pipeline stage alone: the others have no head, and get None.
+        """
+        if not self.team.is_last_stage:
+            return None  # type: ignore[return-value]
         return self.head(hidden_NH)
 
     def eager_logits(self, token_ids_1T: Tensor) -> Tensor:
@@ -64,6 +71,8 @@ class LanguageModel(BackboneModel):
     ) -> tuple[Tensor, Tensor]:
         """Log-probs and entropies of the batch's response tokens under softmax(logits / temperature).
 
+        Through all stages, where there are several: without gradients then.
+
         Args:
             batch: on the model's device.
             temperature: of the sampling; positive.
@@ -73,12 +82,27 @@ class LanguageModel(BackboneModel):
         Returns:
             (log-probs [R], entropies [R]) in float32, float64 for a float64 model; once differentiable.
         """
-        context, read_R = PackedContext(batch), batch.predict_R
-        hidden_TH = self.hidden(batch.token_ids_T, batch.position_ids_T, context, checkpoint=checkpoint, read=read_R)
+        num_rows = len(batch.predict_R)
+        return self._outputs(
+            batch,
+            lambda hidden_TH: self.logprobs_of(hidden_TH, batch, temperature, chunk_rows),
+            (num_rows, num_rows),
+            checkpoint=checkpoint,
+        )
+
+    def logprobs_of(
+        self, hidden_TH: Tensor, batch: PackedBatch, temperature: float, chunk_rows: int = HEAD_CHUNK_ROWS
+    ) -> tuple[Tensor, Tensor]:
+        """`logprobs` from the hidden states of the last stage (`stage`)."""
         return chunked_logprobs(self.head, hidden_TH[batch.predict_R], batch.targets_R, temperature, chunk_rows)
 
+    def read_places(self, batch: PackedBatch) -> Tensor:
+        """See `BackboneModel.read_places`."""
+        return batch.predict_R
+
     def export(self, dtype: torch.dtype) -> Export:
-        """What `saving.save_pretrained` writes."""
+        """What `saving.save_pretrained` writes. Of a whole model: a part's weights are moved to one first."""
+        assert self.part is None or self.part.is_whole, "a part of a model cannot be exported"
         adapter = None if self.own is None else self.own.adapter
         state = cpu_state(self.module, dtype, adapter)
         return Export(skeleton(self.module, self.layout), state, dtype, self.tokenizer)
@@ -88,7 +112,8 @@ class LanguageModel(BackboneModel):
         if self.own is not None:
             return self.own.copied()
         module, weights = copy_module(self.module, self.layout)
-        return _model(module, self.tokenizer, self.layout, weights)
+        head = find_head(module, self.head.vocabulary) if self.team.is_last_stage else NO_HEAD
+        return replace(self, module=module, weights=weights, head=head, backbone=Backbone(module.base_model))
 
 
 def from_module(

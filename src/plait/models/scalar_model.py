@@ -25,10 +25,11 @@ from plait.data.packed import PackedBatch, Span
 from plait.errors import ModelError
 from plait.layout.params import FlatLayout, Param
 from plait.models.admission import self_check
-from plait.models.attention import AttentionContext, PackedContext
+from plait.models.attention import AttentionContext
 from plait.models.backbone import Backbone, BackboneModel
 from plait.models.draws import generator
 from plait.models.language_model import LanguageModel, eos_token_ids, max_positions, prepare, read_folder
+from plait.models.part import Part
 from plait.models.saving import Export, cpu_state
 from plait.models.working_weights import OwnPart, copy_module, dtype_of, layout_of, move_into_flat
 
@@ -80,15 +81,13 @@ class ScalarModel(BackboneModel):
     """Its head (and adapter) where it is a view of shared weights."""
     passed_token_id: int | None = None
     """The score is read at the last token that is not this one: see `load_scalar`."""
-
-    def hidden(self, *args: Any, **kwargs: Any) -> Tensor:
-        """See `BackboneModel.hidden`. Without an adapter no gradient reaches weights that are another's to train: the
-        head alone is trained."""
-        with torch.set_grad_enabled(torch.is_grad_enabled() and (self.own is None or self.own.adapter is not None)):
-            return super().hidden(*args, **kwargs)
+    part: Part | None = None
+    """Its place in a team (`models.partial`); None: it is whole, and alone."""
 
     def values_and_scores(self, batch: PackedBatch, *, checkpoint: bool = False) -> tuple[Tensor, Tensor]:
         """The head's outputs at the places that predict the response tokens, and at the last token of each sample.
+
+        Through all stages, where there are several: without gradients then.
 
         Args:
             batch: on the model's device.
@@ -99,12 +98,24 @@ class ScalarModel(BackboneModel):
             state before response token t; scores are read at the last response token (of an empty response: the last
             prompt token), in row order.
         """
-        context, last_N = PackedContext(batch), self._last_N(batch)
-        read = torch.cat([batch.predict_R, last_N])
-        hidden_TH = self.hidden(batch.token_ids_T, batch.position_ids_T, context, checkpoint=checkpoint, read=read)
+        lengths = len(batch.predict_R), len(batch.response_lengths)
+        return self._outputs(
+            batch,
+            lambda hidden_TH: self.values_and_scores_of(hidden_TH, batch),
+            lengths,
+            checkpoint=checkpoint,
+        )
+
+    def values_and_scores_of(self, hidden_TH: Tensor, batch: PackedBatch) -> tuple[Tensor, Tensor]:
+        """`values_and_scores` from the hidden states of the last stage (`stage`)."""
         wide = torch.promote_types(hidden_TH.dtype, torch.float32)
+        read = self.read_places(batch)
         outputs = F.linear(hidden_TH[read].to(wide), self.module.score.weight.to(wide))[:, 0]
         return outputs[: len(batch.predict_R)], outputs[len(batch.predict_R) :]
+
+    def read_places(self, batch: PackedBatch) -> Tensor:
+        """See `BackboneModel.read_places`."""
+        return torch.cat([batch.predict_R, self._last_N(batch)])
 
     def copied(self) -> ScalarModel:
         """See `backbone.copy_of`."""
@@ -119,6 +130,7 @@ class ScalarModel(BackboneModel):
         Its class reads the score at the last token that is not the padding token, so that one must not be an
         end-of-sequence token: where it is, another special token becomes the padding token of the folder.
         """
+        assert self.part is None or self.part.is_whole, "a part of a model cannot be exported"
         adapter = None if self.own is None else self.own.adapter
         pad_token_id = self._pad_token_id()
         config = copy.deepcopy(self.config)

@@ -86,6 +86,9 @@ class Peers:
     def size(self) -> int:
         return len(self.ranks)
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> Peers:
+        return self  # a copy of a module has the same peers
+
     def all_reduce(self, tensor: Tensor, op: Op = "sum") -> Tensor:
         """Reduce over the ranks, in place; equal bits on all of them. Returns the tensor."""
         if self.size > 1 and tensor.numel():

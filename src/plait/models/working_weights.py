@@ -92,9 +92,14 @@ def _prefixes(name: str) -> Iterator[str]:
         yield name
 
 
+def wildcard(name: str) -> str:
+    """A name as the keys of a tp_plan have it: `*` for the numbers of layers."""
+    return re.sub(r"(?<=\.)\d+(?=\.|$)", "*", name)
+
+
 def _cut(name: str, shape: tuple[int, ...], plan: Mapping[str, str]) -> tuple[int | None, int]:
     """(cut dim, sections) of a parameter under a Transformers tp_plan, whose keys name modules or bare parameters."""
-    generic = re.sub(r"\d+", "*", name)
+    generic = wildcard(name)
     owner, _, leaf = generic.rpartition(".")
     style = plan.get(generic) or plan.get(owner)
     last, features = len(shape) - 1, max(0, len(shape) - 2)

@@ -1,0 +1,65 @@
+"""What a rank's part of a model knows of the whole, and what the parts of a gradient need to become one.
+
+Gradients are flat buffers by the layout of the rank's own weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from plait.layout.params import FlatLayout, Param, Parameters
+from plait.models.shape import config_fields
+from plait.models.team import Team
+from plait.models.tensor_parallel import Partials, sharers, sum_partials
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """A model's place in its team."""
+
+    team: Team
+    parameters: Parameters
+    """Of the whole model."""
+    partials: tuple[Partials, ...] = ()
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether this rank has all of the model (dp alone)."""
+        return self.team.tp.size == self.team.pp.size == 1
+
+    def sum_partial_gradients(self, layout: FlatLayout, gradients: Tensor) -> None:
+        """See `BackboneModel.sum_partial_gradients`."""
+        parts = {block.param.name: gradients[start:stop] for block, start, stop in layout.entries}
+        sum_partials(self.partials, parts, self.team.tp)
+        if self.team.ends.size > 1:
+            for block, start, stop in layout.entries:
+                if _has_two_holders(block.param):
+                    self.team.ends.all_reduce(gradients[start:stop])
+
+    def counted_ranges(self, layout: FlatLayout) -> Iterator[tuple[int, int]]:
+        """See `BackboneModel.counted_ranges`."""
+        team = self.team
+        for block, start, stop in layout.entries:
+            param = block.param
+            first = 0 if param.cut is None else sharers(param, team.tp.index, team.tp.size)[0]
+            twice = _has_two_holders(param) and team.pp.index > 0
+            if first == team.tp.index and not twice:
+                yield start, stop
+
+
+def _has_two_holders(param: Param) -> bool:
+    return param.layer is None and param.ends == "both"
+
+
+def parameters_of(layout: FlatLayout, config: Any) -> Parameters:
+    """The parameters of a whole model, with the heads that its configuration states where they fit its shapes.
+
+    Args:
+        config: of Transformers.
+    """
+    fields = config_fields(config.get_text_config())
+    return Parameters.of(layout, fields.get("num_attention_heads"), fields.get("num_key_value_heads"))
