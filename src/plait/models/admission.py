@@ -116,7 +116,7 @@ def self_check(model: CheckedModel, name: str) -> float:
     Raises:
         ModelError: the forward fails, skips a layer or a window, or differs from the eager one.
     """
-    batch, samples = _check_batch(model)
+    batch, samples = check_batch(model.module, model.weights.device)
     recorder = _Recorder(batch)
     try:
         packed_TV = model.logits(model.hidden(batch.token_ids_T, batch.position_ids_T, recorder))
@@ -154,13 +154,13 @@ class _Recorder(PackedContext):
         return super().attend(layer, query, key, value, **options)
 
 
-def _check_batch(model: CheckedModel) -> tuple[PackedBatch, list[list[int]]]:
+def check_batch(module: Any, device: torch.device) -> tuple[PackedBatch, list[list[int]]]:
     """Two groups whose responses differ in length, and the same samples one by one; ids spread over the vocabulary."""
-    vocab_size = model.module.get_input_embeddings().weight.shape[0]
+    vocab_size = module.get_input_embeddings().weight.shape[0]
     ids = iter((7 + 7919 * i) % vocab_size for i in range(64))
     shape = ((4, (5, 3, 6)), (3, (4, 5)))
     groups = [([next(ids) for _ in range(p)], [[next(ids) for _ in range(r)] for r in lengths]) for p, lengths in shape]
-    return pack(groups, model.weights.device), [prompt + response for prompt, rs in groups for response in rs]
+    return pack(groups, device), [prompt + response for prompt, rs in groups for response in rs]
 
 
 def _eager_logits(model: CheckedModel, samples: list[list[int]]) -> Tensor:

@@ -1,0 +1,327 @@
+"""A rank's part of a model: its stage, its heads and rows of every layer, its part of the vocabulary.
+
+Made of a whole model, which each rank reads and then gives back. The family's own module goes on computing: layers of
+other stages hand on (`models.stage`), layers that are cut get collectives (`models.tensor_parallel`), and weights are
+views of one flat buffer by `layout.shards.shard`. That a family can be cut like this is shown each time, not assumed:
+the part's hidden states, logits and gradients of a few tokens against those of the whole (`_Proof`).
+
+Shapes: T tokens of a packed row, H hidden size, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import groupby
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from plait.data.packed import PackedBatch
+from plait.errors import ConfigError, ModelError
+from plait.layout.params import Block, FlatLayout, Param
+from plait.layout.shards import check, shard, stage_bounds
+from plait.models.admission import check_batch
+from plait.models.attention import PackedContext
+from plait.models.backbone import Backbone
+from plait.models.head import NO_HEAD, Head, find_head
+from plait.models.language_model import LanguageModel
+from plait.models.part import Part
+from plait.models.scalar_model import ScalarModel
+from plait.models.stage import boundary_recorder, cut_stage, decoder_list, empty_parameter
+from plait.models.team import Team
+from plait.models.tensor_parallel import Partials, install
+from plait.models.vocabulary import Vocabulary
+from plait.models.working_weights import adapted_layers, wildcard
+
+Model = TypeVar("Model", LanguageModel, ScalarModel)
+
+TOLERANCE = {torch.float64: 1e-8, torch.float32: 1e-3, torch.bfloat16: 0.1, torch.float16: 0.1}
+"""Largest accepted error of a token's hidden states or logits, relative to their norm: sums in another order."""
+
+GRADIENT_TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-2, torch.bfloat16: 0.25, torch.float16: 0.25}
+"""The same of gradients, of all layers' parameters of one name together. One that lacks the parts of other ranks is
+wrong by half or more."""
+
+QUANTILE = {torch.bfloat16: 0.75, torch.float16: 0.75}
+"""In narrow dtypes a rounding may send a token to another expert; a quarter of the tokens may differ more."""
+
+LARGEST_CHECKED = 1 << 20
+"""Elements of a parameter whose gradient is compared: norms, biases, routers."""
+
+
+def part_of(model: Model, team: Team) -> Model:
+    """Turn a whole model into this rank's part of it, in place. All ranks of the team call it with the same model.
+
+    Args:
+        model: whole, without adapters where tp or pp is more than 1.
+        team: this rank's.
+
+    Returns:
+        The model itself: `layout` and `weights` are the part's, `parameters` stay those of the whole.
+
+    Raises:
+        LayoutError: the model does not allow the layout.
+        ConfigError: the model has adapters and tp or pp is more than 1.
+        ModelError: the family cannot be cut like this; the same on every rank.
+    """
+    assert model.part is None, "the model is a part already"
+    parameters = model.parameters
+    check(parameters, team.layout)
+    if team.tp.size == team.pp.size == 1:
+        model.part = Part(team, parameters)
+        return model
+    _refuse_adapters(model, team)
+    proof = _Proof(model, team)
+    proof.record_whole()
+    if team.pp.size > 1:
+        _cut_layers(model, team, proof)
+    proof.record_stage()
+    layout = shard(parameters, team.layout.parallelism, team.tp.index, team.pp.index)
+    model.weights = _cut_weights(model.module, model.layout, layout, model.weights)
+    model.layout = layout
+    model.part = Part(team, parameters, _install_tp(model, team))
+    if isinstance(model, LanguageModel):
+        model.head = _head(model, team)
+    model.backbone = Backbone(model.module.base_model)
+    proof.check()
+    return model
+
+
+def _refuse_adapters(model: LanguageModel | ScalarModel, team: Team) -> None:
+    if model.own is None and not adapted_layers(model.module):
+        return
+    sizes = team.layout.parallelism
+    key = "tp" if sizes.tp > 1 else "pp"
+    raise ConfigError(
+        f"lora.rank: adapters and shared heads run on whole models: expected tp 1 and pp 1, found tp {sizes.tp} and pp "
+        f"{sizes.pp}; set {key} to 1 (dp may be more), or lora.rank to 0 and a model of its own for each role."
+    )
+
+
+def _cut_layers(model: LanguageModel | ScalarModel, team: Team, proof: _Proof) -> None:
+    prefix = f"{model.module.base_model_prefix}."
+    idle = []
+    for param in model.parameters.params:
+        if param.layer is None and param.name.startswith(prefix):
+            read = team.is_first_stage if param.ends in ("first", "both") else team.is_last_stage
+            if not read:
+                idle.append(param.name.removeprefix(prefix))
+    decoder = model.module.base_model
+    layers = decoder_list(decoder, model.parameters.num_layers)
+    cut_stage(decoder, layers, proof.own_layers, returns_tuple=proof.returns_tuple, outside=idle)
+    model.backbone = Backbone(decoder)
+
+
+def _cut_weights(module: nn.Module, whole: FlatLayout, layout: FlatLayout, weights: Tensor) -> Tensor:
+    """Make the parameters that this rank has views of a new flat buffer; give the others' memory back."""
+    blocks = {block.param.name: (block, start, stop) for block, start, stop in layout.entries}
+    flat = weights.new_zeros(layout.num_elements)
+    modules = dict(module.named_parameters(remove_duplicate=False))
+    for name in (block.param.name for block in whole.blocks):
+        param = modules.get(name)
+        if name in blocks:
+            block, start, stop = blocks[name]
+            assert param is not None, f"{name} is this rank's, and its module is gone"
+            view = flat[start:stop].view(block.shape)
+            view.copy_(cut_block(param.detach(), block))
+            param.data = view
+            param.grad = None
+        elif param is not None:
+            empty_parameter(param)
+    return flat
+
+
+def cut_block(whole: Tensor, block: Block) -> Tensor:
+    """A rank's block of a whole parameter."""
+    if block.param.cut is None:
+        return whole
+    part = whole.reshape(block.param.grid)[:, block.start : block.stop]
+    return part.reshape(block.shape)
+
+
+def _install_tp(model: LanguageModel | ScalarModel, team: Team) -> tuple[Partials, ...]:
+    if team.tp.size == 1:
+        return ()
+    plan = getattr(model.module, "tp_plan", None) or {}
+    held = {block.param.name for block in model.layout.blocks} | set(model.layout.aliases)
+    config = model.config.get_text_config()
+    return install(model.module, plan, model.parameters, held, team.tp, config)
+
+
+def _head(model: LanguageModel, team: Team) -> Head:
+    if not team.is_last_stage:
+        return NO_HEAD
+    module: Any = model.module
+    weight = module.get_output_embeddings().weight
+    name = next(name for name, param in module.named_parameters() if param is weight)
+    param = next(param for param in model.parameters.params if param.name == name)
+    if team.tp.size == 1 or param.cut is None:
+        return find_head(module)
+    if param.cut != 0:
+        raise ModelError(f"tp: the plan of {type(module).__name__} cuts its head along dim {param.cut}; set tp to 1.")
+    starts = [param.tp_range(index, team.tp.size)[0] for index in range(team.tp.size)]
+    return find_head(module, Vocabulary(team.tp, (*starts, param.extent)))
+
+
+# --- the proof ---------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class _Proof:
+    """What the whole model makes of a few tokens, against what the part makes of them.
+
+    First the stage, still uncut, against the whole model: its output from the whole one's input. Then the cut stage
+    against the uncut: its output, and the gradients of its input and of small parameters that are not cut, under a
+    random gradient of the output.
+    """
+
+    model: Any
+    team: Team
+    faults: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        model, team = self.model, self.team
+        self.batch: PackedBatch = check_batch(model.module, model.device)[0]
+        bounds = stage_bounds(model.parameters.num_layers, team.layout.parallelism)
+        self.own_layers = range(bounds[team.pp.index], bounds[team.pp.index + 1])
+        self.input_TH: Tensor | None = None
+        self.returns_tuple = False
+        self.logits_TV: Tensor | None = None
+
+    @torch.no_grad()
+    def record_whole(self) -> None:
+        model, found, hooks = self.model, {}, []
+        if self.team.pp.size > 1:
+            layers = decoder_list(model.module.base_model, model.parameters.num_layers)
+            found, hooks = boundary_recorder(layers, self.own_layers)
+        try:
+            hidden_TH = self._run(None)
+        finally:
+            for hook in hooks:
+                hook.remove()
+        self.input_TH = found.get("input_TH")
+        self.returns_tuple = found.get("returns_tuple", False)
+        if self.team.is_last_stage:
+            self.output_TH = hidden_TH
+            self.logits_TV = self._head_outputs(hidden_TH)
+        else:
+            self.output_TH = found["output_TH"]
+
+    def record_stage(self) -> None:
+        """The stage before its weights are cut."""
+        with self._guarded("the stage's forward"):
+            hidden_TH, self.gradients = self._gradients()
+            if self.team.pp.size > 1:
+                self._compare("the hidden states of the stage", hidden_TH, self.output_TH, TOLERANCE)
+
+    def check(self) -> None:
+        """Compare, and tell each other.
+
+        Raises:
+            ModelError: on every rank, where one has found a fault.
+        """
+        if self.team.tp.size > 1:
+            with self._guarded("the forward of the cut stage"):
+                hidden_TH, gradients = self._gradients()
+                self._compare("the hidden states of the cut stage", hidden_TH, self.output_TH, TOLERANCE)
+                self._compare_gradients(gradients)
+        if self.team.is_last_stage:
+            with self._guarded("the forward of the head"), torch.no_grad():
+                outputs = self._head_outputs(self.output_TH)
+                assert self.logits_TV is not None, "the whole model's were recorded"
+                self._compare("the outputs of the head", outputs, self.logits_TV, TOLERANCE)
+        count = torch.tensor([float(len(self.faults))], device=self.model.device)
+        if self.team.all.all_reduce(count, "max").item():
+            self._refuse()
+
+    def _refuse(self) -> None:
+        sizes, module = self.team.layout.parallelism, self.model.module
+        cause = "; ".join(self.faults) or "another rank found that its part computes something else"
+        keys = " and ".join(f"{key} to 1" for key, size in (("tp", sizes.tp), ("pp", sizes.pp)) if size > 1)
+        raise ModelError(
+            f"model: {type(module.base_model).__name__} (family {module.config.model_type}) cannot be cut into tp "
+            f"{sizes.tp} and pp {sizes.pp}: {cause}. Set {keys}, or the role's model to another family."
+        )
+
+    @contextmanager
+    def _guarded(self, what: str) -> Iterator[None]:
+        try:
+            yield
+        except (TypeError, ValueError, RuntimeError, AttributeError, IndexError, KeyError) as error:
+            text = str(error).splitlines()[0] if str(error) else ""
+            self.faults.append(f"{what} raised {type(error).__name__}: {text}")
+
+    def _run(self, input_TH: Tensor | None) -> Tensor:
+        batch, context = self.batch, PackedContext(self.batch)
+        return self.model.backbone.hidden(batch.token_ids_T, batch.position_ids_T, context, inputs=input_TH)
+
+    def _head_outputs(self, hidden_TH: Tensor) -> Tensor:
+        if isinstance(self.model, LanguageModel):
+            return self.model.head(hidden_TH)
+        return torch.cat(self.model.values_and_scores_of(hidden_TH, self.batch))[:, None]
+
+    def _gradients(self) -> tuple[Tensor, dict[str, Tensor]]:
+        """The stage's output, and gradients by name (without numbers of layers)."""
+        checked = self._checked() if self.team.tp.size > 1 else {}
+        required = [param.requires_grad for param in checked.values()]
+        input_TH = None if self.input_TH is None else self.input_TH.clone().requires_grad_(self.team.tp.size > 1)
+        for param in checked.values():
+            param.requires_grad_(True)
+        try:
+            with torch.enable_grad():
+                output_TH = self._run(input_TH)
+            return output_TH.detach(), self._grad(output_TH, input_TH, checked)
+        finally:
+            for param, before in zip(checked.values(), required, strict=True):
+                param.requires_grad_(before)
+
+    def _grad(self, output_TH: Tensor, input_TH: Tensor | None, checked: dict[str, nn.Parameter]) -> dict[str, Tensor]:
+        if self.team.tp.size == 1:
+            return {}
+        generator = torch.Generator().manual_seed(0)
+        grad_TH = torch.randn(output_TH.shape, generator=generator, dtype=torch.float64).to(output_TH)
+        names, tensors = list(checked), list(checked.values())
+        if input_TH is not None:
+            names, tensors = ["the input", *names], [input_TH, *tensors]
+        grads = torch.autograd.grad(output_TH, tensors, grad_TH, allow_unused=True)
+        found = {
+            name: torch.zeros_like(tensor) if grad is None else grad.contiguous()
+            for name, tensor, grad in zip(names, tensors, grads, strict=True)
+        }
+        for name in self.model.partial_gradients & found.keys():
+            self.team.tp.all_reduce(found[name])
+        pieces = sorted(found.items(), key=lambda item: wildcard(item[0]))
+        return {
+            key: torch.cat([grad.reshape(-1).double() for _, grad in group])
+            for key, group in groupby(pieces, lambda item: wildcard(item[0]))
+        }
+
+    def _checked(self) -> dict[str, nn.Parameter]:
+        """Parameters of the stage that tensor parallelism does not cut."""
+        return {
+            param.name: self.model.module.get_parameter(param.name)
+            for param in self.model.parameters.params
+            if self._is_checked(param)
+        }
+
+    def _is_checked(self, param: Param) -> bool:
+        if param.cut is not None or param.num_elements > LARGEST_CHECKED:
+            return False
+        return param.layer in self.own_layers
+
+    def _compare_gradients(self, gradients: dict[str, Tensor]) -> None:
+        largest = max((float(grad.norm()) for grad in self.gradients.values()), default=0.0)
+        for name, expected in self.gradients.items():
+            if float(expected.norm()) > 1e-3 * largest:
+                self._compare(f"the gradient of {name}", gradients[name][None], expected[None], GRADIENT_TOLERANCE)
+
+    def _compare(self, what: str, found_NX: Tensor, expected_NX: Tensor, tolerance: dict[torch.dtype, float]) -> None:
+        dtype = self.model.dtype
+        found_NX, expected_NX = found_NX.double(), expected_NX.double()
+        error_N = (found_NX - expected_NX).norm(dim=-1) / expected_NX.norm(dim=-1).mean()
+        error = float(torch.quantile(error_N, QUANTILE.get(dtype, 1.0)))
+        if not error <= tolerance[dtype]:
+            self.faults.append(f"{what} differs by {error:.2g} of its size, allowed {tolerance[dtype]:g}")
