@@ -50,8 +50,9 @@ def random_tree(count: int, rng: random.Random) -> Tensor:
     softcap=st.sampled_from([None, 2.0]),
     with_sinks=st.booleans(),
     dtype=st.sampled_from([torch.float64, torch.float32, torch.bfloat16]),
+    block_tokens=st.sampled_from([4, 16]),
 )
-def test_every_row_sees_what_it_may(seed, window, softcap, with_sinks, dtype) -> None:
+def test_every_row_sees_what_it_may(seed, window, softcap, with_sinks, dtype, block_tokens) -> None:
     """Samples of any size over scattered blocks: decode rows, chains, trees, chunks with and without a context."""
     rng, generator = random.Random(seed), torch.Generator().manual_seed(seed)
 
@@ -63,21 +64,21 @@ def test_every_row_sees_what_it_may(seed, window, softcap, with_sinks, dtype) ->
     rng.shuffle(free)
     samples = []
     for count, held in sizes:
-        table = [free.pop() for _ in range(-(-(held + count) // P))]
+        table = [free.pop() for _ in range(-(-(held + count) // block_tokens))]
         tree = random_tree(count, rng) if count <= 16 and rng.random() < 0.4 else None
         samples.append(NewTokens([0] * count, held, table, tree))
     samples.sort(key=lambda sample: sample.rank)
     sinks = normal(HEADS) if with_sinks else None
-    pool = KVPool(P)
+    pool = KVPool(block_tokens)
     pool.reserve(100, 100)
     truth = []
     for sample in samples:  # the contexts, written ahead as longer chunks
         key, value = normal(KEY_HEADS, sample.held, D), normal(KEY_HEADS, sample.held, E)
         if sample.held:
-            ahead = ragged([NewTokens([0] * sample.held, 0, sample.table)], P)
+            ahead = ragged([NewTokens([0] * sample.held, 0, sample.table)], block_tokens)
             pool.write(3, ahead.places_T, key, value)
         truth.append((key, value))
-    batch = ragged(samples, P)
+    batch = ragged(samples, block_tokens)
     query, key, value = (
         normal(heads, batch.num_tokens, size) for heads, size in ((HEADS, D), (KEY_HEADS, D), (KEY_HEADS, E))
     )

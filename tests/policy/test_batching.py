@@ -6,102 +6,222 @@ import subprocess
 import sys
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from plait.policy.batching import Limits, Start, StepKind, StepPlan, WaitingPrompt, compaction, grown, plan_step
-
-LIMITS = Limits(max_running=4, max_prefill_tokens=10)
+from plait.policy.batching import Batcher, Chunk, Limits, Start, StepKind, StepPlan
 
 
-def test_prompts_are_prefilled_together_within_the_budget() -> None:
-    waiting = [WaitingPrompt(7, 4, 1, False), WaitingPrompt(8, 6, 1, False), WaitingPrompt(9, 1, 1, False)]
-    plan = plan_step(waiting, 0, LIMITS)
-    assert plan == StepPlan(StepKind.PREFILL, (7, 8), (Start(7, 1), Start(8, 1)))
+def batcher(
+    max_running: int = 4, max_prefill_tokens: int = 10, num_blocks: int | None = None, cache_blocks: int = 0
+) -> Batcher:
+    """Blocks of four tokens."""
+    return Batcher(Limits(max_running, max_prefill_tokens, num_blocks, 4, cache_blocks))
 
 
-def test_a_prompt_above_the_budget_goes_alone() -> None:
-    waiting = [WaitingPrompt(7, 40, 1, False), WaitingPrompt(8, 1, 1, False)]
-    assert plan_step(waiting, 0, LIMITS) == StepPlan(StepKind.PREFILL, (7,), (Start(7, 1),))
-    assert plan_step(waiting[::-1], 0, LIMITS) == StepPlan(StepKind.PREFILL, (8,), (Start(8, 1),))
+def chunks(plan: StepPlan) -> list[tuple]:
+    return [(chunk.uid, chunk.index, chunk.start, chunk.stop, chunk.completes) for chunk in plan.chunks]
+
+
+def test_prompts_are_prefilled_together_within_the_budget_and_cut_at_its_end() -> None:
+    batch = batcher()
+    for uid, num_tokens in ((7, 4), (8, 5), (9, 6)):
+        batch.add(uid, num_tokens, [0])
+    plan = batch.plan()
+    assert chunks(plan) == [(7, None, 0, 4, True), (8, None, 0, 5, True), (9, None, 0, 1, False)]
+    assert plan.starts == (Start(7, (0,)), Start(8, (0,)))
+    assert (plan.kind, plan.rows, plan.num_tokens, plan.num_context_tokens) == (StepKind.PREFILL, (), 10, 0)
+    assert plan.drawn == [(7, 0), (8, 0)]
+    plan = batch.plan()
+    assert plan.rows == ((7, 0), (8, 0))
+    assert chunks(plan) == [(9, None, 1, 6, True)]
+    assert (plan.num_sequences, plan.num_tokens, plan.num_context_tokens) == (3, 7, 4 + 5 + 1)
+    plan = batch.plan()
+    assert (plan.kind, plan.rows) == (StepKind.DECODE, ((7, 0), (8, 0), (9, 0)))
 
 
 def test_a_group_larger_than_the_batch_starts_in_parts_and_keeps_its_turn() -> None:
-    waiting = [WaitingPrompt(7, 3, 6, False), WaitingPrompt(8, 3, 1, False)]
-    assert plan_step(waiting, 0, LIMITS) == StepPlan(StepKind.PREFILL, (7,), (Start(7, 4),))
-    waiting = [WaitingPrompt(7, 3, 2, True), WaitingPrompt(8, 3, 1, False)]
-    assert plan_step(waiting, 4, LIMITS) == StepPlan(StepKind.DECODE, (), ())
-    assert plan_step(waiting, 3, LIMITS) == StepPlan(StepKind.DECODE, (), (Start(7, 1),))
-    # Room for more than the prefilled prompt asks: the next one is computed, and both start.
-    assert plan_step(waiting, 1, LIMITS) == StepPlan(StepKind.PREFILL, (8,), (Start(7, 2), Start(8, 1)))
+    batch = batcher(max_running=3)
+    batch.add(7, 3, range(4))
+    batch.add(8, 3, [0])
+    assert batch.plan().starts == (Start(7, (0, 1, 2)),)
+    assert (batch.start_ready(), batch.num_waiting, batch.plan().chunks) == ((), 2, ())
+    batch.remove([(7, 1)])
+    assert batch.start_ready() == (Start(7, (3,)),)
+    assert batch.plan().rows == ((7, 0), (7, 2), (7, 3))
+    batch.remove([(7, 0), (7, 2)])
+    assert chunks(batch.plan()) == [(8, None, 0, 3, True)]
 
 
-def test_compaction_by_hand() -> None:
-    assert compaction(5, [1]) == ((4, 1),)
-    assert compaction(5, [4]) == ()
-    assert compaction(5, [0, 1, 4]) == ((2, 0), (3, 1))
-    assert compaction(3, [0, 1, 2]) == ()
+def test_places_are_kept_for_a_prompt_on_its_way() -> None:
+    batch = batcher(max_running=2, max_prefill_tokens=4)
+    batch.add(7, 6, [0, 1])
+    batch.add(8, 1, [0])
+    assert chunks(batch.plan()) == [(7, None, 0, 4, False)]
+    assert batch.plan().starts == (Start(7, (0, 1)),)
 
 
-@given(num_running=st.integers(0, 30), data=st.data())
-def test_compaction_leaves_the_others_without_gaps(num_running: int, data: st.DataObject) -> None:
-    leaving = data.draw(st.sets(st.integers(0, num_running - 1)) if num_running else st.just(set()))
-    slots = list(range(num_running))
-    moves = compaction(num_running, leaving)
-    for source, target in moves:
-        assert slots[source] not in leaving, "a sample that leaves is copied"
-        slots[target] = slots[source]
-    rest = slots[: num_running - len(leaving)]
-    assert sorted(rest) == sorted(set(range(num_running)) - leaving)
-    assert not {source for source, _ in moves} & {target for _, target in moves}
-    assert len(moves) <= len(leaving)
+def test_samples_of_a_prompt_share_its_blocks_and_copy_the_last_one_on_write() -> None:
+    batch = batcher(num_blocks=9)
+    batch.add(7, 6, range(3))
+    (chunk,) = batch.plan().chunks
+    assert chunk == Chunk(7, None, 0, 6, (0, 1), True)
+    assert batch.blocks.num_held == 2
+    plan = batch.plan()
+    assert plan.copies == ((1, 2), (1, 3)), "the last of them writes in place"
+    assert plan.grown == ((7, 0), (7, 1))
+    assert [sample.table for sample in batch.running.values()] == [[0, 2], [0, 3], [0, 1]]
+    for _ in range(2):
+        plan = batch.plan()
+    assert plan.copies == ()
+    assert plan.grown == ((7, 0), (7, 1), (7, 2)), "eight tokens were held: each takes a block"
+    batch.remove([(7, index) for index in range(3)])
+    assert batch.blocks.num_held == 0
+    assert not batch.has_work
 
 
-def test_growth_by_hand() -> None:
-    assert grown(0, 5, 64) == 5
-    assert grown(5, 5, 64) == 5
-    assert grown(5, 6, 64) == 10
-    assert grown(5, 21, 64) == 40
-    assert grown(40, 41, 64) == 64
-    with pytest.raises(AssertionError, match="65 needed, 64"):
-        grown(40, 65, 64)
+def test_the_youngest_gives_way_and_is_computed_again() -> None:
+    batch = batcher(num_blocks=5)
+    batch.add(7, 8, [0])
+    batch.add(8, 2, [0])
+    plan = batch.plan()
+    assert chunks(plan) == [(7, None, 0, 8, True), (8, None, 0, 2, True)]
+    for _ in range(4):  # sample 7 holds 12 tokens and 8 holds 6 then: five blocks
+        assert batch.plan().preempted == ()
+    plan = batch.plan()
+    assert (plan.preempted, plan.rows, plan.grown) == (((8, 0),), ((7, 0),), ((7, 0),))
+    assert (batch.num_waiting, batch.blocks.num_held) == (1, 4)
+    assert batch.plan().chunks == (), "its seven tokens need two blocks, and one is free"
+    batch.remove([(7, 0)])
+    plan = batch.plan()
+    assert chunks(plan) == [(8, 0, 0, 7, True)]
+    assert plan.drawn == [(8, 0)]
+    assert (batch.running[8, 0].held, batch.running[8, 0].num_tokens) == (7, 8)
 
 
+def test_a_waiting_prompt_gives_way_before_any_that_runs() -> None:
+    batch = batcher(max_running=1, num_blocks=3)
+    batch.add(7, 6, [0, 1])
+    batch.plan()
+    plan = batch.plan()
+    assert (plan.copies, batch.blocks.num_held) == (((1, 2),), 3)
+    for _ in range(2):
+        plan = batch.plan()
+    assert plan.preempted == ()
+    assert batch.running[7, 0].table == [0, 2, 1], "the last block of the prompt was given up"
+    batch.remove([(7, 0)])
+    assert batch.start_ready() == ()
+    assert chunks(batch.plan()) == [(7, None, 0, 6, True)]
+
+
+def test_equal_beginnings_are_computed_once() -> None:
+    batch = batcher(max_prefill_tokens=100, cache_blocks=8)
+    batch.add(7, 9, [0], ["a", "b"])
+    batch.add(8, 9, [0], ["a", "c"])
+    batch.add(9, 8, [0], ["a", "b"])
+    plan = batch.plan()
+    assert [(c.start, c.stop, c.table) for c in plan.chunks] == [(0, 9, (0, 1, 2)), (4, 9, (0, 3, 4)), (4, 8, (0, 5))]
+    batch.remove([(7, 0), (8, 0), (9, 0)])
+    assert (batch.blocks.num_held, batch.blocks.num_cached) == (0, 3)
+    batch.add(10, 12, [0], ["a", "b", "d"])
+    assert [(c.start, c.stop) for c in batch.plan().chunks] == [(8, 12)]
+
+
+def test_a_sample_joins_with_what_it_holds_or_is_computed_again() -> None:
+    batch = batcher(num_blocks=3)
+    assert batch.add_started((7, 2), 4, 9, 8)
+    assert batch.find((7, 2)).table == [0, 1]
+    plan = batch.plan()
+    assert (plan.joined, plan.rows, plan.grown, plan.chunks) == (((7, 2),), ((7, 2),), ((7, 2),), ())
+    assert not batch.add_started((8, 0), 4, 6, 5), "no room beside the other"
+    assert batch.plan().chunks == ()
+    batch.remove([(7, 2)])
+    assert chunks(batch.plan()) == [(8, 0, 0, 6, True)]
+
+
+def test_all_is_computed_again() -> None:
+    batch = batcher(max_running=2)
+    batch.add(7, 5, range(3))
+    batch.plan()
+    batch.plan()
+    batch.recompute()
+    assert (batch.blocks.num_held, len(batch.running), batch.num_waiting) == (0, 0, 3)
+    plan = batch.plan()
+    assert chunks(plan) == [(7, 0, 0, 7, True), (7, 1, 4, 7, True)], "the prompt's first block is shared"
+
+
+@settings(max_examples=200, deadline=None)
 @given(
     prompts=st.lists(st.tuples(st.integers(1, 20), st.lists(st.integers(1, 9), min_size=1, max_size=7)), max_size=8),
-    limits=st.builds(Limits, max_running=st.integers(1, 9), max_prefill_tokens=st.integers(1, 30)),
+    max_running=st.integers(1, 9),
+    max_prefill_tokens=st.integers(1, 30),
+    spare_blocks=st.sampled_from([0, 1, 3, 10, 1000]),
+    aborts=st.sets(st.tuples(st.integers(0, 7), st.integers(0, 6)), max_size=3),
+    cache_blocks=st.sampled_from([0, 2, 50]),
 )
-def test_every_sample_runs_once_within_the_limits(prompts: list[tuple[int, list[int]]], limits: Limits) -> None:
-    """A stand-in engine that only counts: sample i of prompt u has lengths[i] tokens, one from its start."""
-    pending = {uid: list(lengths) for uid, (_, lengths) in enumerate(prompts)}
-    prefilled: list[int] = []
-    running: list[int] = []
-    started = steps = 0
-    while running or any(pending.values()):
-        waiting = [
-            WaitingPrompt(uid, prompts[uid][0], len(rest), uid in prefilled) for uid, rest in pending.items() if rest
-        ]
-        plan = plan_step(waiting, len(running), limits)
-        tokens = sum(prompts[uid][0] for uid in plan.prefill)
-        assert tokens <= limits.max_prefill_tokens or len(plan.prefill) == 1
-        assert not set(plan.prefill) & set(prefilled), "a prompt is computed twice"
-        assert set(plan.prefill) <= {start.uid for start in plan.starts}, "keys and values lie unused"
-        prefilled += plan.prefill
-        for start in plan.starts:
-            assert start.uid in prefilled
-            lengths = [pending[start.uid].pop(0) for _ in range(start.num_samples)]
-            running += [length - 1 for length in lengths]
-            started += start.num_samples
-        assert len(running) <= limits.max_running
-        running = [left for left in running if left > 0]
-        if plan.kind is StepKind.DECODE:
-            running = [left - 1 for left in running if left > 1]
+def test_every_sample_runs_to_its_end_in_any_pool(
+    prompts, max_running, max_prefill_tokens, spare_blocks, aborts, cache_blocks
+) -> None:
+    """A stand-in engine that only counts: sample i of prompt u has lengths[i] tokens. The pool has room for the longest
+    alone at least. No block is written by two, none is lost, and what is held was computed in its present blocks.
+    """
+    longest = max((size + max(lengths) for size, lengths in prompts), default=1)
+    batch = batcher(max_running, max_prefill_tokens, -(-longest // 4) + spare_blocks, cache_blocks)
+    for uid, (size, lengths) in enumerate(prompts):
+        names = [("prompt", uid % 3, at) for at in range(size // 4)] if cache_blocks else None
+        batch.add(uid, size, range(len(lengths)), names)
+    said: dict[tuple[int, int], int] = {}
+    written: dict[int, set[int]] = {}
+    steps = 0
+
+    def end(keys: list[tuple[int, int]]) -> None:
+        for key in keys:
+            said[key] = said.get(key, 0) + 1
+        batch.remove([key for key in keys if said[key] == prompts[key[0]][1][key[1]]])
+
+    def compute(table, start: int, stop: int) -> None:
+        for at in range(start, stop):
+            cells = written.setdefault(table[at // 4], set())
+            if at % 4 == 0:
+                cells.clear()
+            cells.add(at % 4)
+        for at in range(start):
+            assert at % 4 in written[table[at // 4]], "a token is read that was never computed"
+
+    while batch.has_work:
+        end([(start.uid, index) for start in batch.start_ready() for index in start.indices])
+        plan = batch.plan()
+        assert len(batch.running) <= max_running
+        assert plan.num_chunk_tokens <= max_prefill_tokens
+        for source, target in plan.copies:
+            written[target] = set(written[source])
+        owned = [batch.running[key].table[(batch.running[key].held - 1) // 4] for key in plan.rows]
+        assert len(set(owned)) == len(owned), "two write one block"
+        for key in plan.rows:
+            sample = batch.running[key]
+            compute(sample.table, sample.held - 1, sample.held)
+        for chunk in plan.chunks:
+            compute(chunk.table, chunk.start, chunk.stop)
+        assert plan.num_tokens or plan.starts or not batch.has_work, "a step that does nothing"
+        end(plan.drawn)
         steps += 1
-        assert steps <= 1000
-    assert prefilled == sorted(prefilled), "first come, first served"
-    assert started == sum(len(lengths) for _, lengths in prompts)
+        assert steps <= 3000
+        if steps == 4:
+            batch.remove(aborts)
+    wanted = {(uid, i): length for uid, (_, lengths) in enumerate(prompts) for i, length in enumerate(lengths)}
+    assert all(said.get(key) == length for key, length in wanted.items() if key not in aborts)
+    assert all(count <= wanted[key] for key, count in said.items())
+    assert batch.blocks.num_held == 0
+    assert batch.blocks.num_cached <= cache_blocks
 
 
 def test_imports_no_torch() -> None:
     code = "import sys, plait.policy.batching, plait.generation.settings; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
+
+
+def test_a_uid_waits_once() -> None:
+    batch = batcher()
+    batch.add(7, 3, [0])
+    with pytest.raises(AssertionError, match="prompt 7 waits"):
+        batch.add(7, 3, [0])

@@ -46,6 +46,9 @@ class Sample:
     """The response without special tokens."""
     finish_reason: FinishReason
     policy_version: int = 0
+    """Of the weights that gave its last token."""
+    token_versions: tuple[int, ...] | None = None
+    """Of each token, where the weights changed on the way; None: all are of `policy_version`."""
 
     @property
     def uid(self) -> str:

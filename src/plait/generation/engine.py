@@ -1,46 +1,50 @@
-"""The generation engine: KV-cached continuous batching, one prefill or one decode step at a time.
+"""The generation engine: continuous batching over a paged pool of keys and values, one ragged step at a time.
 
-`policy.batching` decides each step; this file carries the decisions out. A group's prompt is computed once and its keys
-and values serve all its samples. What a sample says is a function of weights, prompt, parameters and noise key: not of
-`max_running`, of who else runs, or of the order of arrival, up to the rounding of the forward.
+`policy.batching` decides each step; this file carries the decisions out. A group's prompt is computed once and its
+blocks serve all its samples. What a sample says is a function of weights, prompt, parameters and noise key: not of who
+else runs, of chunks, preemption or the order of arrival, up to the rounding of the forward; in exact mode to the bit.
 
-Shapes: T tokens of a prefill, B rows of a batch, N samples that start, H hidden size, V vocabulary.
+Shapes: R rows whose logits are read, B samples that draw a token, H hidden size, V vocabulary.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import TypeVar
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
 
-from plait.data.packed import pack
 from plait.data.records import FinishReason, Sample
-from plait.errors import RunError
-from plait.generation import noise
-from plait.generation.attention import DecodeContext
-from plait.generation.cache import PrefillKV, PromptKV, SlotCache, owned
+from plait.errors import ConfigError, DataError
+from plait.generation import noise, transfer
+from plait.generation.exact import ExactForward
+from plait.generation.pool import KVPool
+from plait.generation.ragged import NewTokens, RaggedBatch, RaggedContext, ragged
 from plait.generation.request import Request
+from plait.generation.response import Asked, Response
+from plait.generation.rows import Rows, with_chunks
 from plait.generation.sampler import SamplingRows, sample
 from plait.generation.settings import SamplingSettings
-from plait.generation.stopping import completes_stop
-from plait.models.attention import PackedContext
+from plait.generation.transfer import SampleState
 from plait.models.cpu_linear import PackedLinears
 from plait.models.language_model import LanguageModel
-from plait.policy import batching
-from plait.policy.batching import StepKind
-
-Value = TypeVar("Value")
-
-SLOT_TOKENS = 256
-"""A new slot has room for so many response tokens (or its limit, if lower) before it must grow."""
+from plait.policy.batching import Batcher, Chunk, Key, Start, StepKind, StepPlan
+from plait.policy.blocks import prefix_keys
 
 PACK_STEPS = 16
 """Decode steps before the weights are packed for those that follow. Packing costs about what so many steps gain by it:
 nothing is lost to a short rollout, and little to one that ends soon after."""
+
+HeldKV = Literal["recompute", "keep"]
+"""What an update of the weights does to keys and values of samples in flight."""
+
+
+class Choose(Protocol):
+    """Draws one token per row; `sampler.sample`, or one rank of a group for all."""
+
+    def __call__(self, logits_BV: Tensor, draw_keys_B: Tensor, rows: SamplingRows, /) -> tuple[Tensor, Tensor]: ...
 
 
 @dataclass(frozen=True)
@@ -49,132 +53,296 @@ class StepRecord:
 
     kind: StepKind
     num_sequences: int
-    """Prompts prefilled, or rows decoded."""
+    """Samples and prompts of which tokens were computed."""
     num_tokens: int
     """Tokens that went through the model."""
     num_context_tokens: int
     """Tokens held before it by the sequences that it computed."""
     num_finished: int
     """Samples that ended in it."""
+    num_prefill_tokens: int
+    """Of `num_tokens`, those of prompts, and of samples that are computed again."""
+    num_drawn: int
+    """Samples that got a token."""
+    num_preempted: int
 
 
-@dataclass
-class _Waiting:
-    """A request with samples that have not started."""
+@dataclass(frozen=True)
+class WeightUpdate:
+    """An update of the weights with samples in flight."""
 
-    request: Request
-    limits: tuple[int, ...]
-    pending: list[int]
-    """Indices of these samples, ascending."""
-    kv: PromptKV | None = None
-    logits_V: Tensor | None = None
-    """Of the last prompt token; with `kv` from the prefill until the last sample has started."""
-
-
-@dataclass
-class _Running:
-    """A sample in the batch; its place in the list is its slot."""
-
-    request: Request
-    index: int
-    limit: int
-    key: int
-    """`NoiseKey.sample_key` as int64."""
-    stop_token_ids: frozenset[int]
-    token_ids: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-
-    @property
-    def position(self) -> int:
-        """Of the newest token, which the model has not seen yet."""
-        return len(self.request.prompt.token_ids) + len(self.token_ids) - 1
+    version: int
+    kv: HeldKV
+    num_in_flight: int
+    """Samples that had tokens of older weights."""
 
 
 class Engine:
     """Steppable generation on one model.
 
     Args:
-        model: weights may change while no work is in flight; then call `update_weights`.
-        settings: `max_running` and `max_prefill_tokens`; the rest of them travels with each request.
-        policy_version: stamped on the samples until `update_weights`.
+        model: its weights may change while no work is in flight, or between two steps; then call `update_weights`.
+        settings: limits and mode of the engine; the rest of them travels with each request.
+        policy_version: stamped on the tokens until `update_weights`.
+        choose: draws the tokens.
+
+    Raises:
+        ConfigError: exact mode on another device than a CPU.
     """
 
-    def __init__(self, model: LanguageModel, settings: SamplingSettings, *, policy_version: int = 0) -> None:
+    def __init__(
+        self, model: LanguageModel, settings: SamplingSettings, *, policy_version: int = 0, choose: Choose = sample
+    ) -> None:
+        if settings.exact and model.device.type != "cpu":
+            raise ConfigError(
+                f"sampling.exact: expected a model on the CPU, found {model.device.type}: only there are equal bits "
+                "promised; set it to false, or `device` to cpu"
+            )
         self.model = model
         self.policy_version = policy_version
         self.last_step: StepRecord | None = None
-        self._limits = batching.Limits(settings.max_running, settings.max_prefill_tokens)
-        self._waiting: dict[int, _Waiting] = {}
-        self._running: list[_Running] = []
-        self._cache = SlotCache(settings.max_running)
-        self._rows: tuple[SamplingRows, Tensor] | None = None
+        self.updates: list[WeightUpdate] = []
+        """Those with samples in flight."""
+        self.is_paused = False
+        self._settings = settings
+        self._choose = choose
+        self._limits = settings.limits(model.max_positions)
+        self._batcher = Batcher(self._limits)
+        self._pool = KVPool(self._limits.block_tokens)
+        self._rows = Rows(settings.max_running, self._limits.block_tokens, model.device)
+        self._exact = ExactForward(model, self._pool) if settings.exact else None
+        self._asked: dict[int, Asked] = {}
+        self._started: dict[Key, Response] = {}
         self._weights_version = 0
+        self._epoch = 0
+        """Counts how often everything in flight was computed again."""
         self._packed = PackedLinears(model.module)
         self._num_decodes = 0
 
     @property
     def has_work(self) -> bool:
-        return bool(self._waiting or self._running)
+        return self._batcher.has_work
 
     @property
     def num_running(self) -> int:
         """Samples in the batch."""
-        return len(self._running)
+        return len(self._batcher.running)
 
     @property
     def num_waiting(self) -> int:
-        """Samples that have not started."""
-        return sum(len(waiting.pending) for waiting in self._waiting.values())
+        """Samples that have not started, or wait to be computed again."""
+        return self._batcher.num_waiting
 
     @property
     def kv_bytes(self) -> int:
-        """Memory of the slots."""
-        return self._cache.num_bytes
+        """Memory of the pool."""
+        return self._pool.num_bytes
+
+    @property
+    def kv_tokens(self) -> tuple[int, int]:
+        """(tokens in blocks that somebody holds, tokens that the pool may hold)."""
+        blocks = self._batcher.blocks
+        return blocks.num_held * self._limits.block_tokens, blocks.num_blocks * self._limits.block_tokens
 
     def add(self, request: Request) -> None:
         """Queue a request; `step` does the work.
 
         Raises:
-            DataError: the prompt is empty or leaves no room for a response.
+            DataError: the prompt is empty or leaves no room for a response, or the pool is too small for both.
         """
         limits = tuple(request.limit(index, self.model.max_positions) for index in range(request.num_samples))
-        uid = request.prompt.uid
-        assert uid not in self._waiting, f"prompt {uid} is in flight already"
-        assert all(running.request.prompt.uid != uid for running in self._running), f"prompt {uid} is in flight already"
-        if not self.has_work:
-            self._weights_version = self.model.trained_weights._version
-        self._waiting[uid] = _Waiting(request, limits, list(range(request.num_samples)))
+        uid, num_tokens = request.prompt.uid, len(request.prompt.token_ids)
+        assert uid not in self._asked, f"prompt {uid} is in flight already"
+        assert all(key[0] != uid for key in self._started), f"prompt {uid} is in flight already"
+        if not self._batcher.fits(num_tokens + max(limits)):
+            raise DataError(
+                f"prompt {uid}: expected prompt and response to fit into the {self.kv_tokens[1]} tokens of the pool, "
+                f"found {num_tokens} and up to {max(limits)}; raise `sampling.kv_tokens`"
+            )
+        self._begin_work()
+        self._asked[uid] = Asked(request, limits, request.num_samples)
+        names = prefix_keys(request.prompt.token_ids) if self._settings.prefix_cache_tokens else None
+        self._batcher.add(uid, num_tokens, range(request.num_samples), names)
+
+    def _begin_work(self) -> None:
+        if self.has_work:
+            return
+        if self._weights_version != self.model.trained_weights._version:
+            self._forget()
+        self._weights_version = self.model.trained_weights._version
 
     @torch.no_grad()
     def step(self) -> list[Sample]:
-        """Do one prefill or one decode step; return the samples that it finished.
+        """Compute one step: a token more for each running sample, and prompts as there are places.
+
+        Returns:
+            The samples that it finished.
 
         Raises:
             RunError: the model gave logits that are not finite.
         """
         assert self.has_work, "step without work"
+        assert not self.is_paused, "step of an engine that is paused"
         version = self.model.trained_weights._version
         assert version == self._weights_version, "the weights changed while samples were in flight"
-        queue = (
-            batching.WaitingPrompt(uid, len(w.request.prompt.token_ids), len(w.pending), w.kv is not None)
-            for uid, w in self._waiting.items()
-        )
-        plan = batching.plan_step(queue, len(self._running), self._limits)
-        num_sequences = num_tokens = num_context_tokens = 0
-        if plan.prefill:
-            num_sequences, num_tokens = len(plan.prefill), self._prefill([self._waiting[uid] for uid in plan.prefill])
-        finished = self._start(plan.starts)
-        for waiting in (self._waiting.get(uid) for uid in plan.prefill):
-            if waiting is not None:  # has samples left to start: let go of the prefill that it is a view of
-                waiting.kv, waiting.logits_V = owned(_required(waiting.kv)), _required(waiting.logits_V).clone()
-        if plan.kind is StepKind.DECODE and self._running:
-            num_sequences = num_tokens = len(self._running)
-            num_context_tokens = sum(running.position for running in self._running)
-            finished += self._decode()
+        starts = self._batcher.start_ready()
+        early = [(start.uid, index) for start in starts for index in start.indices]
+        finished = self._draw(early, 0, torch.cat(self._begin(starts))) if starts else []
+        plan = self._batcher.plan()
+        self._apply(plan)
+        logits_RV = self._computed(plan)
+        logits_BV = self._drawn_logits(plan, logits_RV) if plan.chunks or plan.starts else logits_RV
+        drawn = plan.drawn
+        if logits_BV is not None:
+            finished += self._draw(drawn, len(plan.rows), logits_BV)
         if not self.has_work:
-            self._forget()
-        self.last_step = StepRecord(plan.kind, num_sequences, num_tokens, num_context_tokens, len(finished))
+            self._rest()
+        self.last_step = StepRecord(
+            plan.kind,
+            plan.num_sequences,
+            plan.num_tokens,
+            plan.num_context_tokens,
+            len(finished),
+            plan.num_chunk_tokens,
+            len(early) + len(drawn),
+            len(plan.preempted),
+        )
         return finished
+
+    def _apply(self, plan: StepPlan) -> None:
+        """Blocks and rows as the plan has them before the forward; samples that start are known from here on."""
+        running = self._batcher.running
+        self._rows.remove(plan.preempted)
+        self._enter(plan.joined)
+        self._rows.set_tables({key: running[key].table for key in plan.grown})
+        assert self._rows.keys == list(plan.rows), "rows and decisions are about the same samples"
+        self._pool.reserve(self._batcher.blocks.num_touched, self._batcher.blocks.num_blocks)
+        self._pool.copy(plan.copies)
+
+    def _enter(self, keys: Sequence[Key]) -> None:
+        """Samples take rows behind the others."""
+        if not keys:
+            return
+        samples = [self._started[key] for key in keys]
+        tables = [self._batcher.running[key].table for key in keys]
+        numbers = [(s.token_ids[-1], self._batcher.running[s.key].held, s.noise_key, len(s.token_ids)) for s in samples]
+        self._rows.append(keys, [s.request.sampling for s in samples], tables, numbers)
+
+    # -- the forward
+
+    def _computed(self, plan: StepPlan) -> Tensor | None:
+        """Logits [R, V]: of each row, then of the chunks that complete a sequence, in the order of the plan."""
+        if self._exact is not None:
+            new = [*self._new_tokens_of_rows(plan), *map(self._new_tokens, plan.chunks)]
+            return self._exact.logits(new, [True] * len(plan.rows) + [chunk.completes for chunk in plan.chunks])
+        self._pack(plan)
+        batch = self._rows.batch() if len(self._rows) else None
+        if not plan.chunks:
+            return None if batch is None else self._logits(batch)
+        new = [self._new_tokens(chunk) for chunk in plan.chunks]
+        order = sorted(range(len(new)), key=lambda i: new[i].rank)
+        chunks = ragged([new[i] for i in order], self._limits.block_tokens, device=self.model.device)
+        ends = dict(zip(order, chunks.starts_S1[1:].tolist(), strict=True))
+        read = [ends[i] - 1 for i, chunk in enumerate(plan.chunks) if chunk.completes]
+        return self._logits(with_chunks(batch, chunks, read))
+
+    def _logits(self, batch: RaggedBatch) -> Tensor | None:
+        context = RaggedContext(self._pool, batch)
+        with self._packed.applied():
+            hidden_TH = self.model.hidden(batch.token_ids_T, batch.position_ids_T, context, read=batch.read_R)
+            read_RH = hidden_TH if batch.read_R is None else hidden_TH[batch.read_R]
+            return self.model.logits(read_RH) if len(read_RH) else None
+
+    def _pack(self, plan: StepPlan) -> None:
+        if plan.rows:
+            self._num_decodes += 1
+            if self._num_decodes == PACK_STEPS:
+                self._packed.pack()
+
+    def _new_tokens(self, chunk: Chunk) -> NewTokens:
+        if chunk.index is None:
+            token_ids: Sequence[int] = self._asked[chunk.uid].request.prompt.token_ids
+        else:
+            token_ids = self._started[chunk.uid, chunk.index].tokens
+        return NewTokens(token_ids[chunk.start : chunk.stop], chunk.start, chunk.table)
+
+    def _new_tokens_of_rows(self, plan: StepPlan) -> Iterator[NewTokens]:
+        for key in plan.rows:
+            said, table = self._started[key], self._batcher.running[key].table
+            yield NewTokens(said.token_ids[-1:], len(said.tokens) - 1, table)
+
+    # -- drawing
+
+    def _drawn_logits(self, plan: StepPlan, logits_RV: Tensor | None) -> Tensor | None:
+        """Logits [B, V] in the order of `plan.drawn`; those of a prompt are kept while samples of it have to start."""
+        parts = [] if logits_RV is None else [logits_RV[: len(plan.rows)]]
+        completing = [chunk for chunk in plan.chunks if chunk.completes]
+        for i, chunk in enumerate(completing, len(plan.rows)):
+            assert logits_RV is not None, "a chunk that completes a sequence is read"
+            if chunk.index is None:
+                asked = self._asked[chunk.uid]
+                asked.logits_V, asked.logits_version = logits_RV[i], self.policy_version
+            else:
+                parts.append(logits_RV[i : i + 1])
+        parts = [part for part in (*parts, *self._begin(plan.starts)) if len(part)]
+        return torch.cat(parts) if parts else None
+
+    def _begin(self, starts: Sequence[Start]) -> list[Tensor]:
+        """Samples begin with the logits [number, V] of their prompt's last token."""
+        parts = []
+        for start in starts:
+            asked = self._asked[start.uid]
+            assert asked.logits_V is not None, "a prompt that starts samples has been computed"
+            parts.append(asked.logits_V.expand(len(start.indices), -1))
+            versions = (asked.logits_version, self.policy_version)
+            for index in start.indices:
+                begun = Response.begun(asked, index, self.model.eos_token_ids, versions)
+                self._started[begun.key] = begun
+            asked.num_pending -= len(start.indices)
+            if asked.num_pending == 0:
+                del self._asked[start.uid]
+            else:
+                asked.logits_V = asked.logits_V.clone()  # lets go of the batch that it is a row of
+        return parts
+
+    def _draw(self, drawn: Sequence[Key], num_rows: int, logits_BV: Tensor) -> list[Sample]:
+        """One token more for each of these samples, of which the first are the rows; returns those that it ends."""
+        samples = [self._started[key] for key in drawn]
+        noise_keys_B, places_B = (column[:num_rows] for column in self._rows.draws)
+        if len(drawn) == num_rows:
+            parameters = self._rows.parameters(logits_BV.shape[1])
+        else:
+            others = samples[num_rows:]
+            numbers = [[s.noise_key for s in others], [len(s.token_ids) for s in others]]
+            more = torch.tensor(numbers, dtype=torch.int64, device=noise_keys_B.device)
+            noise_keys_B, places_B = torch.cat([noise_keys_B, more[0]]), torch.cat([places_B, more[1]])
+            parameters = SamplingRows.of([s.request.sampling for s in samples], logits_BV.shape[1], logits_BV.device)
+        draw_keys_B = noise.draw_keys(noise_keys_B, places_B)
+        if self._exact is None:
+            token_ids_B, logprobs_B = self._choose(logits_BV, draw_keys_B, parameters)
+        else:  # sums over the vocabulary may be split by the number of rows, too
+            each = [SamplingRows.of([s.request.sampling], logits_BV.shape[1], logits_BV.device) for s in samples]
+            pairs = [self._choose(logits_BV[i : i + 1], draw_keys_B[i : i + 1], one) for i, one in enumerate(each)]
+            token_ids_B, logprobs_B = (torch.cat(column) for column in zip(*pairs, strict=True))
+
+        finished, ended = [], set()
+        for said, token_id, logprob in zip(samples, token_ids_B.tolist(), logprobs_B.tolist(), strict=True):
+            said.say(token_id, logprob)
+            reason = said.end(self.model.tokenizer)
+            if reason is not None:
+                finished.append(said.sample(self.model.tokenizer, reason))
+                ended.add(said.key)
+                del self._started[said.key]
+        if num_rows:
+            self._rows.advance(token_ids_B[:num_rows])
+        if len(drawn) > num_rows:
+            self._enter([key for key in drawn[num_rows:] if key not in ended])
+        if ended:
+            self._rows.remove(ended)
+            self._batcher.remove(ended)
+        return finished
+
+    # -- the open loop
 
     def abort(self, prompt_uid: int, index: int | None = None) -> list[Sample]:
         """Take a prompt's samples (or one of them) out; samples that have ended or never were are no error.
@@ -182,189 +350,130 @@ class Engine:
         Returns:
             The samples taken out, with what they had said: none of them will be delivered by `step`.
         """
-        slots = [
-            slot
-            for slot, running in enumerate(self._running)
-            if running.request.prompt.uid == prompt_uid and index in (None, running.index)
-        ]
-        out = [self._running[slot] for slot in slots]
-        self._leave(slots)
-        waiting = self._waiting.get(prompt_uid)
-        if waiting is not None:
-            taken = [i for i in waiting.pending if index in (None, i)]
-            waiting.pending = [i for i in waiting.pending if i not in taken]
-            out += [self._begin(waiting, i) for i in taken]
-            if not waiting.pending:
-                del self._waiting[prompt_uid]
-        if not self.has_work:
-            self._forget()
-        return [self._sample(running, FinishReason.ABORTED) for running in out]
+        waiting = [key for key in self._batcher.waiting if key not in self._started]
+        keys = [key for key in (*self._started, *waiting) if key[0] == prompt_uid and index in (None, key[1])]
+        out = []
+        for key in keys:
+            said = self._started.pop(key, None)
+            if said is None:
+                asked = self._asked[prompt_uid]
+                said = Response.begun(asked, key[1], (), (self.policy_version, self.policy_version))
+                asked.num_pending -= 1
+                if asked.num_pending == 0:
+                    del self._asked[prompt_uid]
+            out.append(said.sample(self.model.tokenizer, FinishReason.ABORTED))
+        self._take_out(keys)
+        return out
 
-    def update_weights(self, version: int) -> None:
-        """The model's weights have changed: forget what the old ones computed, stamp later samples with `version`."""
-        assert not self.has_work, "weights change only while no sample is in flight: drain or abort first"
-        self._forget()
+    def _take_out(self, keys: Sequence[Key]) -> None:
+        self._rows.remove(keys)
+        self._batcher.remove(keys)
+        if not self.has_work:
+            self._rest()
+
+    def pause(self, *, release: bool = False) -> None:
+        """No steps until `resume`; samples stay as they are.
+
+        Args:
+            release: give the memory of keys and values, and of packed weights, back; they are computed again.
+        """
+        self.is_paused = True
+        if release:
+            self._recompute()
+            self._forget()
+
+    def resume(self) -> None:
+        self.is_paused = False
+
+    def update_weights(self, version: int, kv: HeldKV = "recompute") -> None:
+        """The model's weights have changed: stamp tokens from now on with `version`.
+
+        Args:
+            kv: of samples in flight. "recompute": from the new weights, as if they had been there from the start;
+                "keep": what the old ones computed stays, which costs nothing and is not what the trainer will compute.
+                Recorded in `updates`. Nothing of the old weights reaches later requests either way.
+        """
+        if self.has_work:
+            self.updates.append(WeightUpdate(version, kv, len(self._started)))
+            if kv == "recompute":
+                self._recompute()
+            else:
+                self._batcher.forget()
+            for said in self._started.values():
+                said.new_version(version)
+            self._drop_packed()
+        else:
+            self._forget()
         self.policy_version = version
+        self._weights_version = self.model.trained_weights._version
+
+    def export_sample(self, prompt_uid: int, index: int, *, since: int = 0, final: bool = True) -> SampleState:
+        """What another engine needs to go on with a sample that has started; see `generation.transfer`.
+
+        Args:
+            since: leave out keys and values of so many tokens, which an earlier call gave.
+            final: take the sample out of this engine. False: it goes on, and a later call gives the rest.
+        """
+        key = (prompt_uid, index)
+        held = self._batcher.find(key)
+        assert held is not None, f"sample {key} has not started"
+        num_heads = self.model.config.get_text_config().num_attention_heads
+        state = transfer.export(self._started[key], held, self._pool, since, epoch=self._epoch, num_heads=num_heads)
+        if final:
+            del self._started[key]
+            self._take_out([key])
+        return state
+
+    def import_sample(self, *stages: SampleState) -> None:
+        """Go on with a sample of another engine; `stages` are those of its export, in their order.
+
+        What does not fit into the pool now, or was not sent, is computed again.
+        """
+        last = stages[-1]
+        key = (last.request.prompt.uid, last.index)
+        assert key not in self._started, f"sample {key} is in flight already"
+        assert key[0] not in self._asked, f"prompt {key[0]} is in flight already"
+        self._begin_work()
+        held = transfer.contiguous(stages)
+        num_prompt = len(last.request.prompt.token_ids)
+        names = prefix_keys(last.request.prompt.token_ids) if self._settings.prefix_cache_tokens else None
+        said = last.response(self.model.max_positions, self.model.eos_token_ids, self.policy_version)
+        self._started[key] = said
+        if self._batcher.add_started(key, num_prompt, len(said.tokens), held, names):
+            self._pool.reserve(self._batcher.blocks.num_touched, self._batcher.blocks.num_blocks)
+            found = self._batcher.find(key)
+            assert found is not None, "a sample that was added is there"
+            transfer.write(stages, found.table, self._pool)
+
+    # -- what is held
+
+    def _recompute(self) -> None:
+        self._epoch += 1
+        self._batcher.recompute()
+        self._rows.clear()
+        for asked in self._asked.values():
+            asked.logits_V = None
+
+    def _rest(self) -> None:
+        """No sample is in flight, so weights may change: give back what was made of them, but for cached prefixes."""
+        if self._batcher.blocks.num_cached:
+            self._drop_packed()
+        else:
+            self._forget()
 
     def _forget(self) -> None:
-        """Give back what was made of the weights as they are: no sample is in flight, so they may change."""
-        self._cache.clear()
+        """Give all memory back; what samples in flight held was given up before."""
+        self._pool.clear()
+        if not self.has_work:
+            self._batcher = Batcher(self._limits)
+        self._drop_packed()
+
+    def _drop_packed(self) -> None:
         self._packed.drop()
         self._num_decodes = 0
-
-    def _prefill(self, prompts: Sequence[_Waiting]) -> int:
-        """Compute prompts packed in one row; keep their keys, values and last logits. Returns the number of tokens."""
-        batch = pack([(waiting.request.prompt.token_ids, ()) for waiting in prompts], device=self.model.device)
-        computed = PrefillKV()
-        last_N = torch.tensor([group.prompt.stop - 1 for group in batch.groups], device=self.model.device)
-        context = PackedContext(batch, computed)
-        hidden_TH = self.model.hidden(batch.token_ids_T, batch.position_ids_T, context, read=last_N)
-        logits_NV = self.model.logits(hidden_TH[last_N])
-        for waiting, group, logits_V in zip(prompts, batch.groups, logits_NV, strict=True):
-            waiting.kv = computed.prompt(group.prompt)
-            waiting.logits_V = logits_V
-        return batch.num_tokens
-
-    def _start(self, starts: Sequence[batching.Start]) -> list[Sample]:
-        """Draw the first token of the samples that start now; those that it does not end get a slot."""
-        if not starts:
-            return []
-        prompts = [self._waiting[start.uid] for start in starts]
-        counts = [start.num_samples for start in starts]
-        begun = [
-            [self._begin(waiting, index) for index in waiting.pending[:count]]
-            for waiting, count in zip(prompts, counts, strict=True)
-        ]
-        logits_PV = torch.stack([_required(waiting.logits_V) for waiting in prompts])
-        logits_NV = logits_PV.repeat_interleave(torch.tensor(counts, device=logits_PV.device), dim=0)
-        flat = [running for group in begun for running in group]
-        self._draw(flat, logits_NV, *self._sampling_rows(flat, logits_NV.shape[1]))
-
-        finished = []
-        for waiting, group in zip(prompts, begun, strict=True):
-            going = []
-            for running in group:
-                reason = self._ended(running)
-                if reason is None:
-                    going.append(running)
-                else:
-                    finished.append(self._sample(running, reason))
-            self._occupy(going, _required(waiting.kv))
-            waiting.pending = waiting.pending[len(group) :]
-            if not waiting.pending:
-                del self._waiting[waiting.request.prompt.uid]
-        return finished
-
-    def _begin(self, waiting: _Waiting, index: int) -> _Running:
-        request = waiting.request
-        stop_token_ids = request.sampling.stop_token_ids
-        return _Running(
-            request,
-            index,
-            limit=waiting.limits[index],
-            key=noise.signed(request.noise.sample_key(request.prompt.uid, index)),
-            stop_token_ids=frozenset(self.model.eos_token_ids if stop_token_ids is None else stop_token_ids),
-        )
-
-    def _occupy(self, going: Sequence[_Running], prompt: PromptKV) -> None:
-        """Give slots behind the running ones to samples of one prompt and copy its keys and values there."""
-        if not going:
-            return
-        first_slot = len(self._running)
-        num_prompt = len(going[0].request.prompt.token_ids)
-        longest = num_prompt + max(running.limit for running in going)
-        self._running += going
-        self._rows = None
-        self._cache.reserve(len(self._running), min(longest, num_prompt + SLOT_TOKENS), self._longest())
-        self._cache.write_prompt(first_slot, len(going), prompt)
-
-    def _longest(self) -> int:
-        """Tokens that the longest running sample may reach."""
-        return max(len(running.request.prompt.token_ids) + running.limit for running in self._running)
-
-    def _decode(self) -> list[Sample]:
-        """One token more for every running sample."""
-        positions = [running.position for running in self._running]
-        self._cache.reserve(len(self._running), max(positions) + 1, self._longest())
-        inputs = [[running.token_ids[-1] for running in self._running], positions]
-        token_ids_B, positions_B = torch.tensor(inputs, device=self.model.device)
-        context = DecodeContext(self._cache, positions, positions_B)
-        self._num_decodes += 1
-        if self._num_decodes == PACK_STEPS:
-            self._packed.pack()
-        with self._packed.applied():
-            logits_BV = self.model.logits(self.model.hidden(token_ids_B, positions_B, context))
-        if self._rows is None:
-            self._rows = self._sampling_rows(self._running, logits_BV.shape[1])
-        self._draw(self._running, logits_BV, *self._rows)
-
-        ended = {
-            slot: reason for slot, running in enumerate(self._running) if (reason := self._ended(running)) is not None
-        }
-        finished = [self._sample(self._running[slot], reason) for slot, reason in ended.items()]
-        self._leave(ended)
-        return finished
-
-    def _sampling_rows(self, rows: Sequence[_Running], vocab_size: int) -> tuple[SamplingRows, Tensor]:
-        """Parameters and sample keys [B] of a batch; they change only with its members."""
-        device = self.model.device
-        parameters = SamplingRows.of([running.request.sampling for running in rows], vocab_size, device)
-        return parameters, torch.tensor([running.key for running in rows], device=device)
-
-    def _draw(self, rows: Sequence[_Running], logits_BV: Tensor, parameters: SamplingRows, keys_B: Tensor) -> None:
-        """Sample one token per row and append it."""
-        places_B = torch.tensor([len(running.token_ids) for running in rows], device=keys_B.device)
-        token_ids_B, logprobs_B = sample(logits_BV, noise.draw_keys(keys_B, places_B), parameters)
-        for running, token_id, logprob in zip(rows, token_ids_B.tolist(), logprobs_B.tolist(), strict=True):
-            if not math.isfinite(logprob):
-                raise RunError(
-                    f"sample {running.request.prompt.uid}.{running.index}: expected finite logits at response token "
-                    f"{len(running.token_ids)}, found NaN or infinity: the weights are broken (a learning rate that is "
-                    "too high?) or overflow in this dtype"
-                )
-            running.token_ids.append(token_id)
-            running.logprobs.append(logprob)
-
-    def _ended(self, running: _Running) -> FinishReason | None:
-        """Whether and why the newest token is the last one."""
-        if running.request.lengths is None:
-            if running.token_ids[-1] in running.stop_token_ids:
-                return FinishReason.STOP
-            stop = running.request.sampling.stop
-            if stop and completes_stop(self.model.tokenizer, running.token_ids, stop):
-                return FinishReason.STOP
-        return FinishReason.LENGTH if len(running.token_ids) == running.limit else None
-
-    def _leave(self, slots: Collection[int]) -> None:
-        """Free slots; the samples behind them move up into the gaps."""
-        if not slots:
-            return
-        moves = batching.compaction(len(self._running), slots)
-        if moves:
-            self._cache.move(moves, max(self._running[source].position for source, _ in moves))
-        for source, target in moves:
-            self._running[target] = self._running[source]
-        del self._running[len(self._running) - len(slots) :]
-        self._rows = None
-
-    def _sample(self, running: _Running, reason: FinishReason) -> Sample:
-        return Sample(
-            prompt=running.request.prompt,
-            index=running.index,
-            token_ids=tuple(running.token_ids),
-            logprobs=tuple(running.logprobs),
-            text=self.model.tokenizer.decode(running.token_ids, skip_special_tokens=True),
-            finish_reason=reason,
-            policy_version=self.policy_version,
-        )
 
 
 def drain(engine: Engine) -> Iterator[Sample]:
     """Step until no work is left; yield samples as they finish."""
     while engine.has_work:
         yield from engine.step()
-
-
-def _required(value: Value | None) -> Value:
-    assert value is not None, "a prompt that starts samples has been prefilled"
-    return value

@@ -47,7 +47,8 @@ def attention(
 ) -> Tensor:
     """`paged_attention_plain`, the fastest way that there is for these tensors."""
     plain = softcap is not None or sinks is not None or query.dtype == torch.float64
-    if not plain and kernels.AVAILABLE and query.device.type == "cpu":
+    compiled = kernels.AVAILABLE and query.dtype in (torch.float32, torch.bfloat16)
+    if not plain and compiled and query.device.type == "cpu" and key_pool.shape[2] == kernels.KEYS:
         return kernels.paged_attention(
             query,
             key_pool,

@@ -8,6 +8,8 @@ from typing import Annotated
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from plait.errors import ConfigError
+from plait.policy.batching import Limits
+from plait.policy.blocks import BLOCK_TOKENS, num_blocks_for
 
 MIN_TEMPERATURE = 0.01
 
@@ -81,8 +83,37 @@ class SamplingSettings(BaseModel):
     )
     max_running: int = Field(64, ge=1, description="samples decoded at a time, others wait; bounds the KV memory")
     max_prefill_tokens: int = Field(
-        4096, ge=1, description="prompt tokens computed in one step; a longer prompt is computed alone"
+        4096, ge=1, description="prompt tokens computed in one step; what is longer is computed in chunks"
     )
+    kv_tokens: int | None = Field(
+        None,
+        ge=BLOCK_TOKENS,
+        description="tokens whose keys and values are held at most; when they are more, the youngest samples wait and "
+        "are computed again. By default max_running times the positions of the model",
+    )
+    prefix_cache_tokens: int = Field(
+        0, ge=0, description="tokens of prompts whose keys and values are kept for later prompts that begin alike"
+    )
+    exact: bool = Field(
+        False,
+        description="logits that are the same to the bit whatever else is computed beside them; many times slower, "
+        "for tests, CPU only",
+    )
+
+    def num_blocks(self, max_positions: int) -> int:
+        """Blocks of the pool of an engine whose model has so many positions."""
+        if self.kv_tokens is not None:
+            return self.kv_tokens // BLOCK_TOKENS
+        return self.max_running * num_blocks_for(max_positions)
+
+    def limits(self, max_positions: int) -> Limits:
+        """What decisions about steps depend on."""
+        return Limits(
+            self.max_running,
+            self.max_prefill_tokens,
+            self.num_blocks(max_positions),
+            cache_blocks=self.prefix_cache_tokens // BLOCK_TOKENS,
+        )
 
     def sampling(self, **changes: object) -> Sampling:
         """What a request carries; `changes` (`temperature=0.0`, for an evaluation) win over the settings."""

@@ -1,22 +1,31 @@
-"""Continuous batching: who is prefilled, who starts, who moves to which slot. Pure functions without torch.
+"""Continuous batching: who is computed in a step, who starts, who gives way. Decisions over numbers, without torch.
 
-The engine executes these decisions; a simulator given the same numbers takes the same ones. They depend on the requests
-and the limits alone (no clock, no free memory), so a resumed run repeats them.
+The engine executes these decisions; a simulator given the same numbers takes the same ones. They depend on requests,
+lengths and limits alone (no clock, no free memory), so a resumed run repeats them.
 
-Words: a *prompt* is prefilled once and then starts its samples, all at once or as places become free. Running samples
-hold the slots 0 … num_running − 1, without gaps, so that the engine's tensors of the batch are plain views.
+Words: a *prompt* is computed once, in chunks where it is long, and then starts its samples, all at once or as places
+become free; they share its blocks. A sample is *preempted* when the pool is too small: its blocks are freed and it
+waits, ahead of all that have not started, until its tokens are computed again. The *order* of samples is that in which
+they were asked for; who is younger gives way.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
-from dataclasses import dataclass
+from bisect import insort
+from collections.abc import Hashable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from enum import StrEnum
+from itertools import chain, islice
+
+from plait.policy.blocks import BLOCK_TOKENS, Blocks, num_blocks_for
+
+Key = tuple[int, int]
+"""Prompt uid and index of a sample."""
 
 
 class StepKind(StrEnum):
     PREFILL = "prefill"
-    """The forward of whole prompts; the samples that it starts get their first token."""
+    """Prompts, or parts of them, are computed, beside a further token of every running sample."""
     DECODE = "decode"
     """One more token for every running sample."""
 
@@ -26,86 +35,397 @@ class Limits:
     max_running: int
     """Samples in the batch at most."""
     max_prefill_tokens: int
-    """Tokens of one prefill at most; a longer prompt goes alone."""
+    """Prompt tokens of one step at most; what is longer is computed in chunks."""
+    num_blocks: int | None = None
+    """Of the pool; None: as many as are asked for."""
+    block_tokens: int = BLOCK_TOKENS
+    cache_blocks: int = 0
+    """Blocks of prompts that are kept for later ones at most."""
 
 
-@dataclass(frozen=True)
-class WaitingPrompt:
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Tokens start … stop − 1 of a prompt (index None), or of a preempted or imported sample."""
+
+    uid: int
+    index: int | None
+    start: int
+    stop: int
+    table: tuple[int, ...]
+    """Blocks of the sequence."""
+    completes: bool
+    """With it all tokens are computed; the sample, or those of the prompt that start, draw a token."""
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Samples of a prompt that draw their first token at the end of the step."""
+
+    uid: int
+    indices: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """What one step does, in this order: preempt, copy blocks, compute rows and chunks, draw."""
+
+    preempted: tuple[Key, ...]
+    """Running samples that lose their blocks and their place."""
+    copies: tuple[tuple[int, int], ...]
+    """Blocks (source, target) to copy before anything is written; all sources are read first."""
+    grown: tuple[Key, ...]
+    """Running samples whose block table has changed."""
+    joined: tuple[Key, ...]
+    """Samples that come with what they hold, and run from now on."""
+    rows: tuple[Key, ...]
+    """Running samples, the joined ones among them: each computes its newest token and draws the next."""
+    num_row_context: int
+    """Tokens that they hold before the step."""
+    chunks: tuple[Chunk, ...]
+    starts: tuple[Start, ...]
+
+    @property
+    def kind(self) -> StepKind:
+        return StepKind.PREFILL if self.chunks else StepKind.DECODE
+
+    @property
+    def drawn(self) -> list[Key]:
+        """Samples that draw a token, in the order of its rows."""
+        drawn = list(self.rows)
+        drawn += [(chunk.uid, chunk.index) for chunk in self.chunks if chunk.completes and chunk.index is not None]
+        drawn += [(start.uid, index) for start in self.starts for index in start.indices]
+        return drawn
+
+    @property
+    def num_chunk_tokens(self) -> int:
+        return sum(chunk.stop - chunk.start for chunk in self.chunks)
+
+    @property
+    def num_sequences(self) -> int:
+        """Samples and prompts of which tokens are computed."""
+        return len(self.rows) + len(self.chunks)
+
+    @property
+    def num_tokens(self) -> int:
+        """That go through the model."""
+        return len(self.rows) + self.num_chunk_tokens
+
+    @property
+    def num_context_tokens(self) -> int:
+        """Held before the step by the sequences that are computed."""
+        return self.num_row_context + sum(chunk.start for chunk in self.chunks)
+
+
+@dataclass(slots=True)
+class Started:
+    """A sample that has started."""
+
+    key: Key
+    order: tuple[int, int]
+    num_tokens: int
+    """Of prompt and response; all but the newest are held when it runs."""
+    held: int
+    """Tokens whose keys and values lie in the pool."""
+    table: list[int]
+    names: tuple[Hashable, ...]
+    """Prefix keys of the full blocks of its prompt."""
+
+
+@dataclass(slots=True)
+class _Prompt:
     """A prompt with samples that have not started."""
 
     uid: int
+    number: int
+    """In order of arrival."""
     num_tokens: int
-    num_samples: int
-    """Not started yet; at least 1."""
-    prefilled: bool
-    """Its keys and values are held."""
+    pending: list[int]
+    names: tuple[Hashable, ...]
+    held: int = 0
+    table: list[int] = field(default_factory=list)
+
+    @property
+    def order(self) -> tuple[int, int]:
+        return self.number, self.pending[0]
 
 
-@dataclass(frozen=True)
-class Start:
-    """Begin the next `num_samples` samples of a prompt."""
+class Batcher:
+    """The numbers that decisions are made of, and the decisions. `plan` assumes that what it says is done."""
 
-    uid: int
-    num_samples: int
+    def __init__(self, limits: Limits) -> None:
+        self.limits = limits
+        self.blocks = Blocks(limits.num_blocks, limits.cache_blocks)
+        self.running: dict[Key, Started] = {}
+        self._preempted: list[Started] = []
+        """In their order: to be computed again, or on their way."""
+        self._prompts: dict[int, _Prompt] = {}
+        self._count = 0
 
+    @property
+    def has_work(self) -> bool:
+        return bool(self.running or self._preempted or self._prompts)
 
-@dataclass(frozen=True)
-class StepPlan:
-    """What one step does: prefill, then start, and if nothing was prefilled decode."""
+    @property
+    def num_waiting(self) -> int:
+        """Samples that are not in the batch."""
+        return len(self._preempted) + sum(len(prompt.pending) for prompt in self._prompts.values())
 
-    kind: StepKind
-    prefill: tuple[int, ...]
-    """Uids of the prompts computed together; empty for DECODE."""
-    starts: tuple[Start, ...]
-    """In order; of prompts that are prefilled, now or before."""
+    @property
+    def waiting(self) -> Iterator[Key]:
+        """Samples that are not in the batch."""
+        yield from (sample.key for sample in self._preempted)
+        yield from ((prompt.uid, index) for prompt in self._prompts.values() for index in prompt.pending)
 
+    def find(self, key: Key) -> Started | None:
+        """The sample, if it has started."""
+        return self.running.get(key) or next((s for s in self._preempted if s.key == key), None)
 
-def plan_step(waiting: Iterable[WaitingPrompt], num_running: int, limits: Limits) -> StepPlan:
-    """Decide one step: first come, first served; prefill as soon as a place is free.
+    def fits(self, num_tokens: int) -> bool:
+        """Whether a sequence of so many tokens has room in the pool when it is alone."""
+        return num_blocks_for(num_tokens, self.limits.block_tokens) <= self.blocks.num_blocks
 
-    Prompts are prefilled only while a sample of each can start at once, so no keys and values lie unused; a prompt that
-    is prefilled and has more samples than places goes on as places become free.
+    def add(self, uid: int, num_tokens: int, indices: Sequence[int], names: Sequence[Hashable] | None = None) -> None:
+        """Queue samples of a prompt.
 
-    Args:
-        waiting: in order of arrival; read no further than there are places.
-        num_running: samples in the batch.
-    """
-    assert 0 <= num_running <= limits.max_running, f"{num_running} run, {limits.max_running} may"
-    places = limits.max_running - num_running
-    prefill: list[int] = []
-    starts: list[Start] = []
-    tokens = 0
-    for prompt in waiting:
-        if places == 0:
-            break
-        if not prompt.prefilled:
-            if prefill and tokens + prompt.num_tokens > limits.max_prefill_tokens:
+        Args:
+            names: a prefix key for each full block of the prompt; equal ones are computed once. None: shared by its
+                own samples only.
+        """
+        assert uid not in self._prompts, f"prompt {uid} waits already"
+        self._prompts[uid] = _Prompt(uid, self._count, num_tokens, list(indices), self._names(uid, num_tokens, names))
+        self._count += 1
+
+    def add_started(
+        self, key: Key, num_prompt: int, num_tokens: int, held: int, names: Sequence[Hashable] | None = None
+    ) -> bool:
+        """Queue a sample that has started elsewhere, with room for the `held` tokens that it brings.
+
+        Returns:
+            False where there is no room now: they are computed again.
+        """
+        order, named = (self._count, key[1]), self._names(key[0], num_prompt, names)
+        sample = Started(key, order, num_tokens, 0, [], named)
+        self._count += 1
+        count = num_blocks_for(held if held == num_tokens - 1 else num_tokens, self.limits.block_tokens)
+        room = held > 0 and self.blocks.num_free - count >= len(self.running)
+        if room:
+            sample.table, sample.held = self.blocks.take(count), held
+        insort(self._preempted, sample, key=_order)
+        return room
+
+    def remove(self, keys: Iterable[Key]) -> None:
+        """These samples have ended, or are taken out wherever they are; their blocks are free at once."""
+        for key in keys:
+            sample = self.running.pop(key, None)
+            if sample is None and self._preempted:
+                sample = next((s for s in self._preempted if s.key == key), None)
+                if sample is not None:
+                    self._preempted.remove(sample)
+            if sample is not None:
+                self.blocks.release(sample.table)
+                continue
+            prompt = self._prompts.get(key[0])
+            if prompt is not None and key[1] in prompt.pending:
+                prompt.pending.remove(key[1])
+                self._let_go(prompt)
+
+    def recompute(self) -> None:
+        """Nothing that the pool holds counts any more: all started samples wait to be computed again."""
+        for sample in list(self.running.values()):
+            self._preempt(sample)
+        for item in (*self._preempted, *self._prompts.values()):
+            self._evict(item)
+        self.forget()
+
+    def forget(self) -> None:
+        """What is held now is not found by later sequences."""
+        self.blocks.forget()
+
+    def start_ready(self) -> tuple[Start, ...]:
+        """Samples of prompts that are computed enter the batch, as far as there are places.
+
+        To be asked before `plan`: they draw their first token, and those that it does not end have a row in the step.
+        """
+        starts: list[Start] = []
+        places = self.limits.max_running - len(self.running)
+        while places and self._prompts and not self._preempted:
+            prompt = next(iter(self._prompts.values()))
+            if prompt.held < prompt.num_tokens:
                 break
-            tokens += prompt.num_tokens
-            prefill.append(prompt.uid)
-        count = min(places, prompt.num_samples)
-        starts.append(Start(prompt.uid, count))
-        places -= count
-    return StepPlan(StepKind.PREFILL if prefill else StepKind.DECODE, tuple(prefill), tuple(starts))
+            places -= self._begin(prompt, places, starts)
+        return tuple(starts)
+
+    def plan(self) -> StepPlan:
+        """Decide one step: first come, first served; a further token for all that run, new ones as places allow."""
+        joined = self._join() if self._preempted else ()
+        preempted, copies, grown = self._make_room()
+        rows, context = tuple(self.running), 0
+        for sample in self.running.values():
+            context += sample.held
+            sample.held += 1
+            sample.num_tokens += 1
+        chunks, starts = self._fill()
+        return StepPlan(
+            preempted=tuple(preempted),
+            copies=tuple(copies),
+            grown=tuple(grown),
+            joined=tuple(key for key in joined if key in self.running),
+            rows=rows,
+            num_row_context=context,
+            chunks=tuple(chunks),
+            starts=tuple(starts),
+        )
+
+    def _join(self) -> tuple[Key, ...]:
+        """Samples that hold all but their newest token go on, as far as there are places."""
+        places = self.limits.max_running - len(self.running)
+        joined = [sample for sample in self._preempted if sample.held == sample.num_tokens - 1][:places]
+        for sample in joined:
+            self._preempted.remove(sample)
+            self.running[sample.key] = sample
+        return tuple(sample.key for sample in joined)
+
+    def _make_room(self) -> tuple[list[Key], list[tuple[int, int]], list[Key]]:
+        """A block that it may write for the newest token of every running sample: (preempted, copies, grown)."""
+        block_tokens, blocks = self.limits.block_tokens, self.blocks
+        asking = [
+            sample
+            for sample in self.running.values()
+            if sample.held == len(sample.table) * block_tokens or blocks.is_shared(sample.table[-1])
+        ]
+        if not asking:
+            return [], [], []
+        if len(asking) > blocks.num_free:
+            asking.sort(key=_order)
+        preempted: list[Key] = []
+        copies: list[tuple[int, int]] = []
+        grown: list[Key] = []
+        for sample in asking:
+            if sample.key not in self.running:
+                continue
+            needs_copy = sample.held < len(sample.table) * block_tokens
+            if needs_copy and not blocks.is_shared(sample.table[-1]):
+                continue  # the others have taken copies
+            while blocks.num_free == 0 and sample.key in self.running:
+                if not self._evict_waiting(sample.order):
+                    youngest = max(self.running.values(), key=_order)
+                    self._preempt(youngest)
+                    preempted.append(youngest.key)
+            if sample.key not in self.running:
+                continue
+            if needs_copy and not blocks.is_shared(sample.table[-1]):
+                continue
+            (block,) = blocks.take(1)
+            if needs_copy:
+                source = sample.table[-1]
+                copies.append((source, block))
+                blocks.release((source,))
+                sample.table[-1] = block
+            else:
+                sample.table.append(block)
+            grown.append(sample.key)
+        return preempted, copies, grown
+
+    def _fill(self) -> tuple[list[Chunk], list[Start]]:
+        """Chunks and starts for the places that are free."""
+        places = self.limits.max_running - len(self.running)
+        budget = self.limits.max_prefill_tokens
+        chunks: list[Chunk] = []
+        starts: list[Start] = []
+        # Each takes a place at least, so no more of them than places can be of interest.
+        for item in tuple(islice(chain(self._preempted, self._prompts.values()), places)):
+            if places == 0:
+                break
+            done = item.held == item.num_tokens
+            if not done:
+                idle = not (self.running or chunks or starts)
+                if budget == 0 or not (item.table or self._admit(item, idle)):
+                    break
+                stop = min(item.num_tokens, item.held + budget)
+                done = stop == item.num_tokens
+                index = item.key[1] if isinstance(item, Started) else None
+                uid = item.key[0] if isinstance(item, Started) else item.uid
+                chunks.append(Chunk(uid, index, item.held, stop, tuple(item.table), done))
+                budget -= stop - item.held
+                item.held = stop
+                if done:
+                    # Others may share these blocks in the same step: keys are written before they are read.
+                    for block, name in zip(item.table, item.names, strict=False):
+                        self.blocks.name(block, name)
+            places -= self._begin(item, places, starts) if done else _wanted(item, places)
+        return chunks, starts
+
+    def _begin(self, item: Started | _Prompt, places: int, starts: list[Start]) -> int:
+        """Samples of what is computed enter the batch; returns how many."""
+        if isinstance(item, Started):
+            self._preempted.remove(item)
+            item.num_tokens += 1
+            self.running[item.key] = item
+            return 1
+        indices = item.pending[:places]
+        for index in indices:
+            self.blocks.hold(item.table)
+            key = (item.uid, index)
+            order = (item.number, index)
+            self.running[key] = Started(key, order, item.num_tokens + 1, item.held, list(item.table), item.names)
+        starts.append(Start(item.uid, tuple(indices)))
+        del item.pending[: len(indices)]
+        self._let_go(item)
+        return len(indices)
+
+    def _admit(self, item: Started | _Prompt, idle: bool) -> bool:
+        """Give it blocks for all its tokens, if that leaves one for each running sample, or nothing else runs."""
+        block_tokens, blocks = self.limits.block_tokens, self.blocks
+        # The newest token is computed in any case: its logits are asked for.
+        shared = blocks.find(item.names[: (item.num_tokens - 1) // block_tokens])
+        blocks.hold(shared)
+        count = num_blocks_for(item.num_tokens, block_tokens) - len(shared)
+        spare = 0 if idle else len(self.running) + 1
+        while idle and blocks.num_free < count and self._evict_waiting(item.order):
+            pass
+        if blocks.num_free - count < spare:
+            assert not idle, f"{item.num_tokens} tokens do not fit into an empty pool"
+            blocks.release(shared)
+            return False
+        item.table = shared + blocks.take(count)
+        item.held = len(shared) * block_tokens
+        return True
+
+    def _evict_waiting(self, order: tuple[int, int]) -> bool:
+        """Free the blocks of the youngest that waits, if it is younger than `order`; False where there is none."""
+        for item in (*reversed(self._prompts.values()), *reversed(self._preempted)):
+            if item.table and item.order > order:
+                self._evict(item)
+                return True
+        return False
+
+    def _evict(self, item: Started | _Prompt) -> None:
+        self.blocks.release(item.table)
+        item.table, item.held = [], 0
+
+    def _preempt(self, sample: Started) -> None:
+        del self.running[sample.key]
+        self._evict(sample)
+        insort(self._preempted, sample, key=_order)
+
+    def _let_go(self, prompt: _Prompt) -> None:
+        """Its last sample has started, or was taken out."""
+        if not prompt.pending:
+            self.blocks.release(prompt.table)
+            del self._prompts[prompt.uid]
+
+    def _names(self, uid: int, num_tokens: int, names: Sequence[Hashable] | None) -> tuple[Hashable, ...]:
+        """A uid may come again with another prompt, so names made of it must not outlive its samples."""
+        count = num_tokens // self.limits.block_tokens
+        if names is not None:
+            return tuple(names[:count])
+        return () if self.limits.cache_blocks else tuple((uid, at) for at in range(count))
 
 
-def compaction(num_running: int, leaving: Collection[int]) -> tuple[tuple[int, int], ...]:
-    """Moves (source slot, target slot) that close the gaps of the leaving slots, as few as can be.
-
-    Afterwards the others hold the slots 0 … num_running − len(leaving) − 1. Sources and targets are disjoint.
-    """
-    remaining = num_running - len(leaving)
-    gaps = sorted(slot for slot in leaving if slot < remaining)
-    movers = [slot for slot in range(remaining, num_running) if slot not in leaving]
-    return tuple(zip(movers, gaps, strict=True))
+def _order(sample: Started) -> tuple[int, int]:
+    return sample.order
 
 
-def grown(current: int, needed: int, limit: int) -> int:
-    """Capacity that holds `needed`: just that at first, then the current one doubled, `limit` at most."""
-    assert needed <= limit, f"{needed} needed, {limit} is the limit"
-    if needed <= current:
-        return current
-    capacity = max(current, 1)
-    while capacity < needed:
-        capacity *= 2
-    return min(capacity if current else needed, limit)
+def _wanted(item: Started | _Prompt, places: int) -> int:
+    """Places that wait for what is on its way."""
+    return 1 if isinstance(item, Started) else min(places, len(item.pending))

@@ -176,8 +176,12 @@ def _drain(engine: Engine) -> GenerationReport:
             took = time.perf_counter() - before
             record = engine.last_step
             assert record is not None, "a step leaves a record"
-            seconds[record.kind] += took
-            tokens[record.kind] += record.num_tokens
+            # A step that computes prompts beside running samples is shared by its tokens.
+            share = record.num_prefill_tokens / max(1, record.num_tokens)
+            seconds[StepKind.PREFILL] += share * took
+            seconds[StepKind.DECODE] += (1 - share) * took
+            tokens[StepKind.PREFILL] += record.num_prefill_tokens
+            tokens[StepKind.DECODE] += record.num_tokens - record.num_prefill_tokens
             if record.kind is StepKind.DECODE:
                 decode_ms.append(1000 * took)
             kv_peak = max(kv_peak, engine.kv_bytes)

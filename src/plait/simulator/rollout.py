@@ -1,6 +1,6 @@
 """Runs generation, migration and scoring with a virtual clock, by the policies that the engines run.
 
-Every instance decides its next step by `policy.batching.plan_step`, once a step has ended. When few samples are left
+Every instance decides its next step by `policy.batching.Batcher`, once a step has ended. When few samples are left
 `policy.migration.decide` says which instances are freed; their samples travel on the link lane and go on elsewhere,
 and the freed instances score what is finished. With a threshold of zero the same code is serial execution: scoring
 starts when the last sample has ended.
@@ -9,11 +9,11 @@ starts when the last sample has ended.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from plait.errors import ConfigError
-from plait.policy.batching import Limits, StepKind, WaitingPrompt, plan_step
+from plait.policy.batching import Batcher, Limits, Start, StepKind
 from plait.policy.migration import InstanceLoad, Migration, Move, Transfer, Unfinished, decide
 from plait.schedule.action import Kind, action_id
 from plait.schedule.timeline import Span, Timeline
@@ -26,12 +26,14 @@ class Request:
     uid: int
     prompt_tokens: int
     lengths: tuple[int, ...]
+    prefix: tuple[Hashable, ...] | None = None
+    """A key for each full block of the prompt, where the engine has a prefix cache."""
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What one step of an engine does: prompts prefilled or rows decoded, tokens through the model, tokens held before
-    it, and the samples that ended in it, as (prompt uid, index).
+    """What one step of an engine does: samples and prompts computed, tokens through the model, tokens held before it,
+    and the samples that ended in it, as (prompt uid, index).
     """
 
     kind: StepKind
@@ -52,74 +54,83 @@ class Running:
     generated: int
 
     @property
-    def position(self) -> int:
-        """Tokens held before the next step: the last token is not yet."""
-        return self.prompt_tokens + self.generated - 1
+    def tokens(self) -> int:
+        """Of prompt and response; all but the newest are held."""
+        return self.prompt_tokens + self.generated
 
 
 class SimulatedEngine:
     """A generation engine without tensors: the same decisions in the same order, from recorded lengths."""
 
     def __init__(self, limits: Limits):
-        self.limits = limits
-        self.running: list[Running] = []
-        self._waiting: dict[int, tuple[Request, list[int], bool]] = {}
+        self.batcher = Batcher(limits)
+        self._requests: dict[int, Request] = {}
+        """Of which samples have not started."""
+        self._started: dict[tuple[int, int], Running] = {}
 
     @property
     def has_work(self) -> bool:
-        return bool(self.running or self._waiting)
+        return self.batcher.has_work
 
     @property
-    def num_unfinished(self) -> int:
-        return len(self.running) + sum(len(pending) for _, pending, _ in self._waiting.values())
+    def running(self) -> list[Running]:
+        return [self._started[key] for key in self.batcher.running]
 
     @property
     def num_waiting(self) -> int:
-        return sum(len(pending) for _, pending, _ in self._waiting.values())
+        return self.batcher.num_waiting
 
     def add(self, request: Request) -> None:
         if any(length < 1 for length in request.lengths) or request.prompt_tokens < 1:
             raise ConfigError(f"request {request.uid}: expected a prompt and responses of at least one token")
-        self._waiting[request.uid] = (request, list(range(len(request.lengths))), False)
+        longest = request.prompt_tokens + max(request.lengths)
+        if not self.batcher.fits(longest):
+            raise ConfigError(f"request {request.uid}: expected a pool of {longest} tokens at least")
+        self._requests[request.uid] = request
+        self.batcher.add(request.uid, request.prompt_tokens, range(len(request.lengths)), request.prefix)
 
     def step(self) -> Step:
-        """One prefill or one decode step."""
-        queue = (
-            WaitingPrompt(uid, request.prompt_tokens, len(pending), prefilled)
-            for uid, (request, pending, prefilled) in self._waiting.items()
-        )
-        plan = plan_step(queue, len(self.running), self.limits)
-        tokens = sum(self._waiting[uid][0].prompt_tokens for uid in plan.prefill)
-        for uid in plan.prefill:
-            self._waiting[uid] = (*self._waiting[uid][:2], True)
-        finished: list[tuple[int, int]] = []
-        for start in plan.starts:
-            request, pending, prefilled = self._waiting[start.uid]
-            for index in pending[: start.num_samples]:
-                sample = Running(start.uid, index, request.prompt_tokens, request.lengths[index], 1)
-                if sample.length == 1:
-                    finished.append((start.uid, index))
-                else:
-                    self.running.append(sample)
-            rest = pending[start.num_samples :]
-            if rest:
-                self._waiting[start.uid] = (request, rest, prefilled)
-            else:
-                del self._waiting[start.uid]
-        if plan.kind is StepKind.PREFILL:
-            return Step(plan.kind, len(plan.prefill), tokens, 0, tuple(finished))
-        rows = len(self.running)
-        context = sum(sample.position for sample in self.running)
-        for sample in self.running:
+        """One step: a token more for what runs, prompts as places are free."""
+        starts = self.batcher.start_ready()
+        finished = self._draw(self._begin(starts))
+        plan = self.batcher.plan()
+        self._begin(plan.starts)
+        finished += self._draw(plan.drawn)
+        return Step(plan.kind, plan.num_sequences, plan.num_tokens, plan.num_context_tokens, tuple(finished))
+
+    def _begin(self, starts: Sequence[Start]) -> list[tuple[int, int]]:
+        keys = [(start.uid, index) for start in starts for index in start.indices]
+        for uid, index in keys:
+            request = self._requests[uid]
+            self._started[uid, index] = Running(uid, index, request.prompt_tokens, request.lengths[index], 0)
+        return keys
+
+    def _draw(self, keys: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+        """A token more for each of these samples; returns those that have their length."""
+        finished = []
+        for key in keys:
+            sample = self._started[key]
             sample.generated += 1
-        finished += [(s.uid, s.index) for s in self.running if s.generated == s.length]
-        self.running = [sample for sample in self.running if sample.generated < sample.length]
-        return Step(plan.kind, rows, rows, context, tuple(finished))
+            if sample.generated == sample.length:
+                finished.append(key)
+                del self._started[key]
+        self.batcher.remove(finished)
+        return finished
 
     def export(self) -> list[Running]:
         """Take all running samples out, to be imported elsewhere."""
-        out, self.running = self.running, []
+        out = self.running
+        self.batcher.remove([(sample.uid, sample.index) for sample in out])
+        for sample in out:
+            del self._started[sample.uid, sample.index]
         return out
+
+    def import_(self, sample: Running, transfer: Transfer) -> None:
+        """Go on with a sample of another engine, whose keys and values came along or are computed again."""
+        key = (sample.uid, sample.index)
+        self._started[key] = sample
+        held = sample.tokens - 1 if transfer is Transfer.KV else 0
+        self.batcher.add_started(key, sample.prompt_tokens, sample.tokens, held)
 
 
 @dataclass(frozen=True, slots=True)
@@ -310,7 +321,7 @@ class _Rollout:
         way are not known yet.
         """
         for sample in instance.engine.running:
-            yield (sample.uid, sample.index), sample.prompt_tokens + sample.generated
+            yield (sample.uid, sample.index), sample.tokens
         for key in instance.current.finished if instance.current is not None else ():
             yield key, self.tokens[key]
 
@@ -324,7 +335,7 @@ class _Rollout:
         assert self.fusion is not None, "samples moved without settings for it"
         for sample in instance.engine.export():
             move = moves[sample.uid, sample.index]
-            tokens = sample.prompt_tokens + sample.generated
+            tokens = sample.tokens
             unfinished = self.unfinished((sample.uid, sample.index), tokens, self.fusion)
             seconds = self.fusion.move_s(unfinished, move.transfer)
             start = max(self.now, self.link_free[instance.number])
@@ -335,10 +346,10 @@ class _Rollout:
                 Span(name, Kind.MOVE.value, instance.number, start, start + seconds, moved, 0, "send", self.model)
             )
             target = self.instances[move.target]
-            self.at(start + seconds, lambda sample=sample, target=target: self.arrive(sample, target))
+            self.at(start + seconds, lambda sample=sample, target=target, move=move: self.arrive(sample, target, move))
 
-    def arrive(self, sample: Running, target: _Instance) -> None:
-        target.engine.running.append(sample)
+    def arrive(self, sample: Running, target: _Instance, move: Move) -> None:
+        target.engine.import_(sample, move.transfer)
         self.go_on(target)
 
     def score(self, instance: _Instance) -> None:

@@ -1,0 +1,152 @@
+"""Exact mode: the logits of a token are the same to the bit whatever is computed beside it, in chunks or at once.
+
+Two things make rows depend on their neighbours: products whose kernel is chosen by the number of rows, and attention
+whose sums are split by the number of queries or keys. So every forward here has the same number of rows (the last ones
+empty), and every row's attention is a call of its own whose shape follows from its position alone. A mixture of experts
+chooses its products by how many rows an expert gets; there a forward has one token, repeated.
+
+It costs a forward of ROWS rows per up to ROWS tokens and one small product per row, layer and step: measured, 3 to 20
+times the fast mode's time. It is there for tests.
+
+Shapes: n rows of a forward, K places seen by a row, padded to whole blocks, Hq query heads, Hkv key heads, G = Hq by
+Hkv, D and E head sizes of keys and of values, H hidden size, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from plait.generation.pool import KVPool
+from plait.generation.ragged import NewTokens
+from plait.models.language_model import LanguageModel
+from plait.models.shape import config_fields
+
+ROWS = 32
+"""Of every forward: small enough for a decode batch, and whole vectors of every dtype whatever the hidden size."""
+EXPERT_ROWS = 4
+"""Copies of the one token in a mixture of experts; products of fewer rows take other kernels."""
+
+
+@dataclass(frozen=True)
+class _Row:
+    """A token to compute."""
+
+    token_id: int
+    position: int
+    places: tuple[int, ...]
+    """Of all tokens that it sees, in order of their positions, itself the last one."""
+    read: bool
+
+
+class ExactForward:
+    """Forwards of one model over one pool."""
+
+    def __init__(self, model: LanguageModel, pool: KVPool) -> None:
+        self._model, self._pool = model, pool
+        fields = config_fields(model.config.get_text_config())
+        self._mixture = any(fields.get(name) for name in ("num_experts", "num_local_experts", "n_routed_experts"))
+
+    def logits(self, samples: Sequence[NewTokens], read: Sequence[bool]) -> Tensor | None:
+        """Write keys and values of all tokens; logits [number read, V] of the last token of each sample that is read.
+
+        Args:
+            samples: in an order in which none shares blocks that a later one writes.
+        """
+        rows = [row for sample, wanted in zip(samples, read, strict=True) for row in self._rows_of(sample, wanted)]
+        at_once = 1 if self._mixture else ROWS
+        hidden = []
+        for start in range(0, len(rows), at_once):
+            part = rows[start : start + at_once]
+            hidden_nH = self._hidden(part)
+            hidden += [hidden_nH[i] for i, row in enumerate(part) if row.read]
+        logits = []
+        for start in range(0, len(hidden), ROWS):
+            part_nH = torch.stack(hidden[start : start + ROWS])
+            padded = torch.cat([part_nH, part_nH.new_zeros(ROWS - len(part_nH), part_nH.shape[1])])
+            logits.append(self._model.logits(padded)[: len(part_nH)])
+        return torch.cat(logits) if logits else None
+
+    def _rows_of(self, sample: NewTokens, wanted: bool) -> list[_Row]:
+        size, table = self._pool.block_tokens, sample.table
+        count, rows = len(sample.token_ids), []
+        places = [table[at // size] * size + at % size for at in range(sample.held + count)]
+        held = tuple(places[: sample.held])
+        for i, token_id in enumerate(sample.token_ids):
+            if sample.ancestors is None:
+                seen = tuple(places[: sample.held + i + 1])
+            else:
+                ancestors = sample.ancestors[i].nonzero()[:, 0].tolist()
+                seen = held + tuple(places[sample.held + j] for j in ancestors)
+            read = wanted and (sample.ancestors is not None or i == count - 1)
+            rows.append(_Row(token_id, len(seen) - 1, seen, read))
+        return rows
+
+    def _hidden(self, rows: Sequence[_Row]) -> Tensor:
+        """[n, H] with `rows` first."""
+        context = ExactContext(self._pool, rows, self._model.device, repeated=self._mixture)
+        if self._mixture:
+            ids, positions = [rows[0].token_id] * EXPERT_ROWS, [rows[0].position] * EXPERT_ROWS
+        else:
+            empty = [0] * (ROWS - len(rows))
+            ids, positions = [row.token_id for row in rows] + empty, [row.position for row in rows] + empty
+        inputs = torch.tensor([ids, positions], device=self._model.device)
+        return self._model.hidden(inputs[0], inputs[1], context)
+
+
+class ExactContext:
+    """An AttentionContext (models.attention) whose first rows are real; the others attend to nothing.
+
+    Args:
+        repeated: the others are copies of the one real row.
+    """
+
+    def __init__(self, pool: KVPool, rows: Sequence[_Row], device: torch.device, *, repeated: bool) -> None:
+        self._pool, self._rows, self._repeated = pool, rows, repeated
+        self._places = torch.tensor([row.places[-1] for row in rows], device=device)
+        size = pool.block_tokens
+        self._seen = []
+        for row in rows:
+            padding = -len(row.places) % size
+            places_K = torch.tensor(row.places + row.places[-1:] * padding, device=device)
+            self._seen.append((places_K // size, places_K % size))
+
+    def attend(
+        self,
+        layer: int,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        *,
+        scale: float,
+        window: int | None,
+        softcap: float | None,
+        sinks: Tensor | None,
+    ) -> Tensor:
+        """See AttentionContext.attend."""
+        count = len(self._rows)
+        self._pool.write(layer, self._places, key[:, :count], value[:, :count])
+        kv = self._pool.layers[layer]
+        wide = torch.promote_types(query.dtype, torch.float32)
+        out = query.new_zeros(query.shape[1], query.shape[0], value.shape[2])
+        for i, (row, (blocks_K, offsets_K)) in enumerate(zip(self._rows, self._seen, strict=True)):
+            key_HKD = kv.key[blocks_K, :, offsets_K].to(wide).transpose(0, 1).contiguous()
+            value_HKE = kv.value[blocks_K, :, offsets_K].to(wide).transpose(0, 1).contiguous()
+            query_HGD = query[:, i].to(wide).unflatten(0, (len(key_HKD), -1)).contiguous()
+            scores = torch.bmm(query_HGD, key_HKD.transpose(1, 2)) * scale
+            if softcap is not None:
+                scores = softcap * torch.tanh(scores / softcap)
+            scores[..., row.position + 1 :] = -torch.inf
+            if window is not None:
+                scores[..., : max(0, row.position + 1 - window)] = -torch.inf
+            if sinks is not None:
+                column = sinks.to(wide).view(*scores.shape[:2], 1)
+                scores = torch.cat([scores, column], dim=-1)
+            probs = scores.softmax(-1)[..., : len(blocks_K)].contiguous()
+            out[i] = torch.bmm(probs, value_HKE).flatten(0, 1)
+        if self._repeated:
+            out[1:] = out[0]
+        return out

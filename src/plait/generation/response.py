@@ -1,0 +1,124 @@
+"""What the engine knows of a request and of each of its samples."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+
+from plait.data.records import FinishReason, Sample
+from plait.errors import RunError
+from plait.generation import noise
+from plait.generation.request import Request
+from plait.generation.stopping import completes_stop
+from plait.policy.batching import Key
+
+
+@dataclass
+class Asked:
+    """A request with samples that have not started."""
+
+    request: Request
+    limits: tuple[int, ...]
+    num_pending: int
+    logits_V: Tensor | None = None
+    """Of the last prompt token, once it is computed and samples are left to start."""
+    logits_version: int = 0
+    """Of the weights that gave them."""
+
+
+@dataclass
+class Response:
+    """A sample that has started."""
+
+    request: Request
+    index: int
+    limit: int
+    noise_key: int
+    """`NoiseKey.sample_key` as int64."""
+    stop_token_ids: frozenset[int]
+    version_starts: list[tuple[int, int]]
+    """(first token, policy version) of each stretch of tokens, ascending."""
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+
+    @classmethod
+    def begun(cls, asked: Asked, index: int, eos_token_ids: tuple[int, ...], versions: tuple[int, int]) -> Response:
+        """Before its first token.
+
+        Args:
+            versions: of the weights that give the first token, and of those that give the next ones.
+        """
+        request = asked.request
+        stop = request.sampling.stop_token_ids
+        first, then = versions
+        return cls(
+            request,
+            index,
+            limit=asked.limits[index],
+            noise_key=noise.signed(request.noise.sample_key(request.prompt.uid, index)),
+            stop_token_ids=frozenset(eos_token_ids if stop is None else stop),
+            version_starts=[(0, first)] if first == then else [(0, first), (1, then)],
+        )
+
+    @property
+    def key(self) -> Key:
+        return self.request.prompt.uid, self.index
+
+    @property
+    def tokens(self) -> list[int]:
+        """Of prompt and response."""
+        return [*self.request.prompt.token_ids, *self.token_ids]
+
+    def say(self, token_id: int, logprob: float) -> None:
+        """One token more.
+
+        Raises:
+            RunError: the log-prob is not finite.
+        """
+        if not math.isfinite(logprob):
+            raise RunError(
+                f"sample {self.request.prompt.uid}.{self.index}: expected finite logits at response token "
+                f"{len(self.token_ids)}, found NaN or infinity: the weights are broken (a learning rate that is "
+                "too high?) or overflow in this dtype"
+            )
+        self.token_ids.append(token_id)
+        self.logprobs.append(logprob)
+
+    def end(self, tokenizer: Any) -> FinishReason | None:
+        """Whether and why the newest token is the last one."""
+        request = self.request
+        if request.lengths is None:
+            if self.token_ids[-1] in self.stop_token_ids:
+                return FinishReason.STOP
+            stop = request.sampling.stop
+            if stop and completes_stop(tokenizer, self.token_ids, stop):
+                return FinishReason.STOP
+        return FinishReason.LENGTH if len(self.token_ids) == self.limit else None
+
+    def new_version(self, version: int) -> None:
+        """Tokens from now on are those of other weights."""
+        self.version_starts.append((len(self.token_ids), version))
+
+    def sample(self, tokenizer: Any, reason: FinishReason) -> Sample:
+        return Sample(
+            prompt=self.request.prompt,
+            index=self.index,
+            token_ids=tuple(self.token_ids),
+            logprobs=tuple(self.logprobs),
+            text=tokenizer.decode(self.token_ids, skip_special_tokens=True),
+            finish_reason=reason,
+            **self._versions(),
+        )
+
+    def _versions(self) -> dict[str, Any]:
+        count = len(self.token_ids)
+        starts = [start for start in self.version_starts if start[0] < count] or self.version_starts[-1:]
+        versions: list[int] = []
+        for (first, version), (stop, _) in zip(starts, [*starts[1:], (count, 0)], strict=True):
+            versions += [version] * (stop - first)
+        newest = starts[-1][1]
+        mixed = any(version != newest for version in versions)
+        return {"policy_version": newest, "token_versions": tuple(versions) if mixed else None}
