@@ -1,0 +1,95 @@
+"""Step times as a function of what a step works on, and the profile file that the cost model will read.
+
+    t(batch, context, tokens) = w₀ + w_b · batch + w_c · context + w_t · tokens + Σ_q w_q · max(0, tokens - q)
+
+with no weight below 0: convex in the tokens, so that more of them are never predicted to be cheaper. Fitted by least
+squares of the relative errors, so that short steps count as much as long ones.
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import median
+
+import numpy as np
+
+from generation.serving import Step
+
+KNOTS = (8, 16, 32, 64, 128)
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class StepTime:
+    """Seconds of a step."""
+
+    constant: float
+    batch: float
+    """Per sequence."""
+    context: float
+    """Per token that the sequences held before."""
+    tokens: float
+    """Per token that goes through the model."""
+    beyond: dict[int, float]
+    """Tokens → further seconds per token beyond so many."""
+
+    def seconds(self, batch: int, context: int, tokens: int) -> float:
+        rest = sum(weight * max(0, tokens - knot) for knot, weight in self.beyond.items())
+        return self.constant + self.batch * batch + self.context * context + self.tokens * tokens + rest
+
+
+def typical(runs: Sequence[Sequence[Step]]) -> list[Step]:
+    """The steps of one case with the medians of their seconds over runs; runs of other steps are left out.
+
+    Decisions do not depend on time, so the runs of a case have the same steps.
+    """
+    work = [[(step.batch, step.context, step.tokens) for step in run] for run in runs]
+    alike = [run for run, steps in zip(runs, work, strict=True) if steps == work[0]]
+    return [Step(*done, median(step.seconds for step in steps)) for done, *steps in zip(work[0], *alike, strict=True)]
+
+
+def fit(steps: Sequence[Step]) -> StepTime:
+    """Least squares with non-negative weights, by leaving out what would be negative."""
+    columns = np.array(
+        [[1, s.batch, s.context, s.tokens, *(max(0, s.tokens - knot) for knot in KNOTS)] for s in steps], dtype=float
+    )
+    seconds = np.array([s.seconds for s in steps])
+    relative = columns / seconds[:, None]
+    scale = np.abs(relative).max(axis=0)
+    kept = [column for column in range(columns.shape[1]) if scale[column] > 0]
+    while True:
+        found, *_ = np.linalg.lstsq(relative[:, kept] / scale[kept], np.ones(len(steps)), rcond=None)
+        if (found >= 0).all():
+            break
+        del kept[int(found.argmin())]
+    weights = np.zeros(columns.shape[1])
+    weights[kept] = found / scale[kept]
+    constant, batch, context, tokens, *beyond = weights.tolist()
+    return StepTime(constant, batch, context, tokens, dict(zip(KNOTS, beyond, strict=True)))
+
+
+def r_squared(model: StepTime, steps: Sequence[Step]) -> float:
+    """Share of the variance of the seconds that the model explains; 1.0 where they do not vary."""
+    seconds = np.array([s.seconds for s in steps])
+    errors = seconds - [model.seconds(s.batch, s.context, s.tokens) for s in steps]
+    variance = ((seconds - seconds.mean()) ** 2).sum()
+    return float(1 - (errors**2).sum() / variance) if variance > 0 else 1.0
+
+
+def write_profile(path: Path, model: StepTime, **described: object) -> None:
+    """A JSON file: what was measured (`described`), on which processor, and the weights in seconds."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    profile = {"format": FORMAT, "processor": _processor(), **described, "step_s": asdict(model)}
+    path.write_text(json.dumps(profile, indent=2) + "\n", encoding="utf-8")
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")

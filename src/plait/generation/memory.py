@@ -1,0 +1,43 @@
+"""Bytes that generation takes, before anything is loaded. Imports no torch."""
+
+from __future__ import annotations
+
+from plait.models.shape import ModelShape
+from plait.training.memory import BYTES
+
+
+def kv_bytes_per_token(shape: ModelShape, dtype: str) -> int:
+    return 2 * shape.layers * shape.kv_heads * shape.head_dim * BYTES[dtype]
+
+
+def generation_rows(
+    shape: ModelShape, dtype: str, *, kv_tokens: int, prefill_tokens: int, running: int, packed: bool
+) -> list[tuple[str, int]]:
+    """(what, bytes) of an engine beside the model's weights: an estimate of the peak.
+
+    Args:
+        kv_tokens: that the pool holds.
+        prefill_tokens: of the largest step.
+        running: samples that draw in one step.
+        packed: whether the weights are held once more, in the order in which the products read them.
+    """
+    width = BYTES[dtype]
+    rows = [(f"KV cache ({kv_tokens} tokens)", kv_tokens * kv_bytes_per_token(shape, dtype))]
+    if packed:
+        head = shape.hidden * shape.vocabulary
+        rows.append(("weights packed for decoding", (_linear_parameters(shape) + head) * width))
+    # Of a layer at its widest: its input, the norm of it in float32 and in the compute dtype, and either queries, keys,
+    # values and their rotated copies, or gate, up and their product.
+    projected = 2 * (shape.heads + 2 * shape.kv_heads) * shape.head_dim
+    inner = max(projected, 3 * shape.active_intermediate)
+    rows.append(
+        (f"activations ({prefill_tokens} tokens)", prefill_tokens * (shape.hidden * (3 * width + 8) + inner * width))
+    )
+    # The logits, and in float32 the noise and the sum of both.
+    rows.append((f"logits ({running} samples)", running * shape.vocabulary * (width + 12)))
+    return rows
+
+
+def _linear_parameters(shape: ModelShape) -> int:
+    dense = (shape.layers - shape.expert_layers) * 3 * shape.hidden * shape.intermediate
+    return shape.layers * shape.attention_parameters + dense
