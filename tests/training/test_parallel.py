@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,8 @@ import pytest
 
 from plait.launch.interface import Group
 from plait.layout.mesh import Parallelism
-from tests.training.worker import reference
+from tests.training.exact import ExactFloat64
+from tests.training.worker import build, reference, run, trainer_of
 
 RANKS = range(4)
 OWN = ("tokens_computed",)
@@ -42,13 +44,66 @@ def check(four: Group, alone: Any, sizes: Parallelism, case: str, model: str, dt
         assert scores_off <= near
         assert weights_off <= near
     for mine, theirs in zip(found[0][0], expected, strict=True):
-        assert mine.keys() == theirs.keys()
-        for name, value in theirs.items():
-            if not name.endswith(OWN):
-                assert mine[name] == pytest.approx(value, rel=near, abs=near), name
+        assert_near(mine, theirs, near)
+
+
+def assert_near(found: dict[str, float], expected: dict[str, float], near: float) -> None:
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        if not name.endswith(OWN):
+            assert found[name] == pytest.approx(value, rel=near, abs=near), name
+
+
+def test_data_parallel_adapters(four, alone):
+    """Of which the buffers are the adapter's alone."""
+    check(four, alone, Parallelism(dp=2), "grpo", "adapter", "float64", 1e-9)
+
+
+def test_float32(four, alone):
+    check(four, alone, Parallelism(dp=2), "grpo", "tied", "float32", 1e-5)
+
+
+def test_working_weights_of_bfloat16_are_the_masters(four, alone):
+    """Which are float32, and only on the rank that updates them. To rounding the step is that of one rank."""
+    check(four, alone, Parallelism(dp=2), "scores", "tied", "bfloat16", 0.2)
+
+
+SAVED = [Parallelism(dp=2), Parallelism(), Parallelism(dp=4)]
+
+
+@pytest.mark.parametrize(("before", "after"), list(pairwise([*SAVED, SAVED[0]])), ids=str)
+def test_state_that_one_layout_saves_any_other_loads(four, tmp_path, before, after):
+    """Steps 0 and 1 under one layout and 2 and 3 under another: as if all were under the first."""
+    straight = trainer_of("grpo", build("grpo", "tied", "float64"))
+    with ExactFloat64():
+        expected = run("grpo", straight, range(4))[0]
+    asked = ("grpo", "tied", "float64", str(tmp_path))
+    first = four.submit(RANKS, "state_files", before, *asked, load=False, options={}).result(120.0)
+    second = four.submit(RANKS, "state_files", after, *asked, load=True, options={}).result(120.0)
+    assert all(metrics == second[0] for metrics in second[: after.size])
+    for mine, theirs in zip([*first[0], *second[0]], expected, strict=True):
+        assert_near(mine, theirs, 1e-9)
 
 
 @pytest.mark.parametrize("case", ["grpo", "pairs", "critic", "scores"])
 @pytest.mark.parametrize("dp", [2, 4])
 def test_data_parallel(four, alone, dp, case):
     check(four, alone, Parallelism(dp=dp), case, "tied", "float64", 1e-9)
+
+
+PARTS = [
+    Parallelism(tp=2),
+    Parallelism(pp=2),
+    Parallelism(tp=4),
+    Parallelism(pp=4),
+    Parallelism(pp=2, stages=(1, 3)),
+    Parallelism(dp=2, tp=2),
+    Parallelism(dp=2, pp=2),
+    Parallelism(tp=2, pp=2),
+]
+
+
+@pytest.mark.parametrize("sizes", PARTS, ids=str)
+@pytest.mark.parametrize(("case", "model"), [("grpo", "tied"), ("critic", "biased")])
+def test_parts_of_a_model(four, alone, sizes, case, model):
+    check(four, alone, sizes, case, model, "float64", 1e-9)

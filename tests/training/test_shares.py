@@ -9,7 +9,7 @@ import pytest
 from plait.layout.decoder import decoder_parameters
 from plait.layout.holdings import zero_shards
 from plait.layout.mesh import Layout, Mesh, Parallelism
-from plait.layout.params import Parameters
+from plait.layout.params import Block, Parameters
 from plait.layout.shards import check, shard
 from plait.training.shares import Share
 
@@ -25,7 +25,18 @@ def shares_of(parameters: Parameters, sizes: Parallelism):
     for rank in layout.mesh.ranks:
         place = layout.coordinates(rank)
         flat = shard(parameters, sizes, place.tp, place.pp)
-        yield rank, layout, flat, Share.of(flat, sizes, place)
+        counted = [
+            (start, stop)
+            for block, start, stop in flat.entries
+            if is_first_holder(block, sizes.tp, place.tp) and not (block.param.ends == "both" and place.pp)
+        ]
+        yield rank, layout, flat, Share.of(flat, counted, sizes, place)
+
+
+def is_first_holder(block: Block, ways: int, index: int) -> bool:
+    """Of replicated parameters, and of keys that ranks share."""
+    own = (block.start, block.stop)
+    return all(block.param.tp_range(other, ways) != own for other in range(index))
 
 
 @pytest.mark.parametrize("sizes", SIZES, ids=str)

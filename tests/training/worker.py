@@ -5,7 +5,7 @@ What one rank does alone is `reference`, computed by the test and read from a fi
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +19,13 @@ from plait.algorithms.ppo import PPOOptions, ppo
 from plait.data.rows import Rows
 from plait.dataflow import Column, Level
 from plait.launch.interface import WorkerContext
-from plait.layout.mesh import Layout, Mesh, Parallelism
+from plait.layout.mesh import Cluster, Layout, Mesh, Parallelism
 from plait.models.language_model import LanguageModel
+from plait.models.lora import add_lora
+from plait.models.lora_settings import LoraSettings
 from plait.models.scalar_model import ScalarModel, scalar_of
 from plait.models.team import Team, make_teams
+from plait.reallocation.saving import loading, saving
 from plait.schedule.action import Kind
 from plait.schedule.schedule import Schedule
 from plait.training.pipeline import execute
@@ -85,6 +88,8 @@ CASES: dict[str, tuple[str, Any, dict[str, Column], dict[str, Any]]] = {
 
 
 def build(case: str, model: str, dtype: str) -> LanguageModel | ScalarModel:
+    if model == "adapter":
+        return add_lora(build(case, "tied", dtype), LoraSettings(rank=4), name=CASES[case][0], seed=0)
     whole = tiny_model(**MODELS[model], dtype=getattr(torch, dtype))
     return whole if CASES[case][0] == "actor" else scalar_of(whole, seed=3)
 
@@ -103,11 +108,18 @@ def rows_of(case: str, step: int) -> Rows:
     return rows
 
 
-def run(case: str, trainer: Trainer) -> tuple[list[dict[str, float]], list[np.ndarray]]:
+def exhausted(steps: Iterable[Any]) -> None:
+    for _ in steps:
+        pass
+
+
+def run(
+    case: str, trainer: Trainer, steps: Iterable[int] = range(STEPS)
+) -> tuple[list[dict[str, float]], list[np.ndarray]]:
     """Some steps: metrics and scores of each. What is scored is what the next training compares with."""
     _, loss, columns, asked = CASES[case]
     metrics, scored = [], []
-    for step in range(STEPS):
+    for step in steps:
         rows = rows_of(case, step)
         if CASES[case][0] == "actor":
             scored.append(run_all(trainer.logprobs(rows))[1])
@@ -170,9 +182,43 @@ class Worker:
         trainer = trainer_of(case, self.part(case, model, dtype, team), team, **options)
         with ExactFloat64():
             metrics, scored = run(case, trainer)
+        check_copies(trainer, team)
         expected = torch.load(path, weights_only=True)
         off = max(float((torch.tensor(a) - b).abs().max()) for a, b in zip(scored, expected["scored"], strict=True))
         return metrics, off, weights_off(trainer.model, expected["weights"])
+
+    def state_files(
+        self,
+        parallelism: Parallelism,
+        case: str,
+        model: str,
+        dtype: str,
+        folder: str,
+        *,
+        load: bool,
+        options: Mapping[str, Any],
+    ) -> list[dict[str, float]] | None:
+        """Train, then save the optimizer's state as the layout that it has; or load it from any layout, then train."""
+        team = self.team(parallelism)
+        if team is None:
+            return None
+        trainer = trainer_of(case, self.part(case, model, dtype, team), team, **options)
+        cluster = Cluster(1, 4)
+        if load:
+            for name, held in trainer.holdings().items():
+                steps = loading(held, cluster, self.rank, trainer.buffers(), folder, name, deadline_s=30.0)
+                exhausted(steps)
+            counts = torch.load(f"{folder}/counts.pt", weights_only=True)
+            trainer.load_state({**counts, **trainer.buffers()})
+        with ExactFloat64():
+            metrics, _ = run(case, trainer, range(2, 4) if load else range(2))
+        if not load:
+            for name, held in trainer.holdings().items():
+                exhausted(saving(held, cluster, self.rank, trainer.buffers(), folder, name))
+            if team.is_leader:
+                counts = {name: tensor for name, tensor in trainer.state().items() if tensor.ndim == 0}
+                torch.save(counts, f"{folder}/counts.pt")
+        return metrics
 
     def pipeline(self, schedule: Schedule, tokens: Sequence[int]) -> tuple[list[str], float]:
         """Run a schedule on linear stages: the actions done, and how far gradients are from those of the whole."""
@@ -186,6 +232,17 @@ class Worker:
         names = [one.action.removeprefix("toy/") for one in done]
         is_trained = any(action.kind is Kind.BACKWARD for action in schedule)
         return names, max(stage.off() for stage in stages.values()) if is_trained else 0.0
+
+
+def check_copies(trainer: Trainer, team: Team) -> None:
+    """Every dp rank has the same working weights, which are the masters of those that update them."""
+    weights = trainer.model.trained_weights
+    for other in team.dp.all_gather(weights):
+        assert torch.equal(weights, other)
+    masters = team.dp.all_gather(
+        trainer.buffers()["masters"], [trainer.holdings()["masters"].buffers[r]["masters"] for r in team.dp.ranks]
+    )
+    assert torch.equal(weights[len(weights) - sum(map(len, masters)) :], torch.cat(masters).to(weights.dtype))
 
 
 class LinearStage:

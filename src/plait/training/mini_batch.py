@@ -42,6 +42,17 @@ class Outputs:
         values_R, scores_N = model.values_and_scores(batch, checkpoint=checkpoint)
         return cls(values_R=values_R, scores_N=scores_N)
 
+    @classmethod
+    def of_hidden(
+        cls, model: LanguageModel | ScalarModel, batch: PackedBatch, hidden_TH: Tensor, temperature: float
+    ) -> Outputs:
+        """From what the last stage of a pipeline made of the batch."""
+        if isinstance(model, LanguageModel):
+            logprobs_R, entropies_R = model.logprobs_of(hidden_TH, batch, temperature)
+            return cls(logprobs_R=logprobs_R, entropies_R=entropies_R)
+        values_R, scores_N = model.values_and_scores_of(hidden_TH, batch)
+        return cls(values_R=values_R, scores_N=scores_N)
+
     @property
     def per_token(self) -> Tensor:
         """[R]: log-probs or values."""

@@ -17,7 +17,6 @@ from torch import Tensor
 
 from plait.errors import RunError
 from plait.layout.holdings import Holdings, zero_shards
-from plait.layout.params import Parameters
 from plait.models.language_model import LanguageModel
 from plait.models.scalar_model import ScalarModel
 from plait.models.team import Team
@@ -30,9 +29,6 @@ COPY_CHUNK = 1 << 22
 
 CACHE_CHUNK = 1 << 15
 """Elements whose widened copy stays in a CPU's cache."""
-
-BUFFERS = ("masters", "exp_avg", "exp_avg_sq")
-"""The flat buffers that the next step depends on."""
 
 
 class MasterOptimizer:
@@ -60,9 +56,8 @@ class MasterOptimizer:
         self.total_steps = total_steps
         self._model = model
         self._team = Team.alone() if team is None else team
-        partial = getattr(model, "partial_gradients", ()) if model.own is None else ()
         self._share = Share.of(
-            model.trained_layout, self._team.layout.parallelism, self._team.coordinates, frozenset(partial)
+            model.trained_layout, model.counted_ranges(), self._team.layout.parallelism, self._team.coordinates
         )
         weights = model.trained_weights
         own = weights[self._share.start : self._share.stop]
@@ -173,12 +168,8 @@ class MasterOptimizer:
 
     def _reduced(self) -> Tensor:
         """The gradients of this rank's share, a view of the buffer: summed over all ranks that have a part of them."""
-        team, share = self._team, self._share
-        if share.partial:
-            _sum_partial(self.gradients, share, team)
-        for low, high in share.tied:
-            team.ends.all_reduce(self.gradients[low:high])
-        return team.dp.reduce_scatter(self.gradients, share.bounds)
+        self._model.sum_partial_gradients(self.gradients)
+        return self._team.dp.reduce_scatter(self.gradients, self._share.bounds)
 
     def _norm(self) -> float:
         """Euclidean norm of the gradient of the whole model, the same bits on every rank. After `_reduced`."""
@@ -215,11 +206,9 @@ class MasterOptimizer:
 
     def holdings(self) -> dict[str, Holdings]:
         """For each of `buffers` what it holds on every rank of the team, its own name as the name of the buffer."""
-        model = self._model
-        parameters = getattr(model, "parameters", None) if model.own is None else None
-        whole = Parameters.of(model.trained_layout) if parameters is None else parameters
+        whole = self._model.trained_parameters
         dtype = str(self.masters.dtype).removeprefix("torch.")
-        return {name: zero_shards(whole, self._team.layout, dtype, name) for name in BUFFERS}
+        return {name: zero_shards(whole, self._team.layout, dtype, name) for name in self.buffers()}
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
         """Continue from what `state` returned, in a model of the same layout; the working weights follow.
@@ -246,21 +235,6 @@ class MasterOptimizer:
         for entry in {} if self._adamw is None else self._adamw.state.values():
             entry["step"].fill_(float(self.applied_steps))
         self._publish()
-
-
-def _sum_partial(gradients: Tensor, share: Share, team: Team) -> None:
-    """Sum the gradients of blocks of which each tp rank has a part: over the ranks that hold the same elements."""
-    like = {"dtype": gradients.dtype, "device": gradients.device}
-    whole = [torch.zeros(block.param.grid, **like) for block, *_ in share.partial]
-    views = [grid[:, block.start : block.stop] for grid, (block, *_) in zip(whole, share.partial, strict=True)]
-    for view, (_, low, high) in zip(views, share.partial, strict=True):
-        view.copy_(gradients[low:high].view(view.shape))
-    flat = team.tp.all_reduce(torch.cat([grid.flatten() for grid in whole]))
-    at = 0
-    for grid, view, (_, low, high) in zip(whole, views, share.partial, strict=True):
-        grid.copy_(flat[at : at + grid.numel()].view(grid.shape))
-        gradients[low:high].view(view.shape).copy_(view)
-        at += grid.numel()
 
 
 def _add_widened(flat: Tensor, gradient: Tensor) -> None:

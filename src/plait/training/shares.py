@@ -9,12 +9,12 @@ Positions are elements of the working buffer (`model.trained_layout`), whatever 
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
 from plait.layout.mesh import Coordinates, Parallelism
-from plait.layout.params import Block, FlatLayout
+from plait.layout.params import FlatLayout
 from plait.layout.shards import zero_range
 
 
@@ -36,7 +36,6 @@ class Share:
     pieces:  what this rank updates, in order
     counted: what it counts of a norm: no element is counted by two ranks. Runs include the gaps inside, which hold 0
     tied:    ranges that the other end of the pipeline holds too
-    partial: blocks whose gradients are summed over tp, with their ranges
     """
 
     bounds: tuple[int, ...]
@@ -45,15 +44,16 @@ class Share:
     pieces: tuple[Piece, ...]
     counted: tuple[tuple[int, int], ...]
     tied: tuple[tuple[int, int], ...]
-    partial: tuple[tuple[Block, int, int], ...]
 
     @classmethod
-    def of(cls, layout: FlatLayout, sizes: Parallelism, place: Coordinates, partial: Collection[str] = ()) -> Share:
+    def of(
+        cls, layout: FlatLayout, counted: Sequence[tuple[int, int]], sizes: Parallelism, place: Coordinates
+    ) -> Share:
         """Of the rank at `place`.
 
         Args:
             layout: of the rank's working buffer.
-            partial: parameters of which each tp rank has a part of the gradient only.
+            counted: blocks of it that this rank counts among the ranks of its copy of the model.
         """
         doubled = [entry for entry in layout.entries if sizes.pp > 1 and entry[0].param.ends == "both"]
         doubled = [entry for entry in doubled if entry[0].param.layer is None and place.pp in (0, sizes.pp - 1)]
@@ -65,28 +65,22 @@ class Share:
         cuts = [zero_range(layout.num_elements - first, index, sizes.dp) for index in range(sizes.dp)]
         bounds = (*(first + low for low, _ in cuts), first + cuts[-1][1])
         start, stop = bounds[place.dp], bounds[place.dp + 1]
-        pieces, counted = [], []
-        for block, low, high in layout.entries[skipped:]:
-            low, high = max(low, start), min(high, stop)
-            if low < high:
-                pieces.append(Piece(low, high, len(block.shape) >= 2))
-                if _is_first_holder(block, sizes.tp, place.tp):
-                    counted.append((low, high))
+        blocks = layout.entries[skipped:]
+        pieces = [
+            Piece(max(low, start), min(high, stop), len(block.shape) >= 2)
+            for block, low, high in blocks
+            if max(low, start) < min(high, stop)
+        ]
+        counts = set(counted)
+        own = [(max(low, start), min(high, stop)) for _, low, high in blocks if (low, high) in counts]
         return cls(
             bounds=bounds,
             start=start,
             stop=stop,
             pieces=tuple(pieces),
-            counted=_runs(counted, pieces, start, stop),
+            counted=_runs([(low, high) for low, high in own if low < high], pieces, start, stop),
             tied=tuple((low, high) for _, low, high in doubled),
-            partial=tuple(entry for entry in layout.entries if entry[0].param.name in partial),
         )
-
-
-def _is_first_holder(block: Block, ways: int, index: int) -> bool:
-    """Whether no tp rank before this one holds the same block: of a replicated parameter, of keys that ranks share."""
-    own = (block.start, block.stop)
-    return all(block.param.tp_range(other, ways) != own for other in range(index))
 
 
 def _runs(counted: list[tuple[int, int]], pieces: list[Piece], start: int, stop: int) -> tuple[tuple[int, int], ...]:
