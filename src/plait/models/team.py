@@ -86,6 +86,10 @@ class Peers:
     def size(self) -> int:
         return len(self.ranks)
 
+    def _of_group(self, index: int) -> int:
+        """The number in the process group, which counts its ranks ascending, of the rank with this index."""
+        return sum(rank < self.ranks[index] for rank in self.ranks)
+
     def __deepcopy__(self, memo: dict[int, Any]) -> Peers:
         return self  # a copy of a module has the same peers
 
@@ -103,7 +107,7 @@ class Peers:
         if self.size > 1 and tensor.numel():
             assert tensor.is_contiguous(), "a tensor that is written in place is contiguous"
             self._finish(
-                lambda: dist.broadcast(tensor, group=self.group, group_src=source, async_op=True),
+                lambda: dist.broadcast(tensor, group=self.group, group_src=self._of_group(source), async_op=True),
                 f"broadcast of rank {self.ranks[source]}",
                 tensor,
             )
@@ -128,6 +132,7 @@ class Peers:
             tensor, parts = own, [torch.empty_like(own) for _ in self.ranks]
         if tensor.numel():
             self._finish(lambda: dist.all_gather(parts, tensor, group=self.group, async_op=True), "all_gather", tensor)
+        parts = [parts[self._of_group(index)] for index in range(self.size)]
         if lengths is not None:
             parts = [part[:length] for part, length in zip(parts, lengths, strict=True)]
         return parts
@@ -204,9 +209,9 @@ class Peers:
             return Transfer(tensor, lambda: None)
         try:
             work = (
-                call(tensor, group=self.group, group_dst=peer, tag=tag)
+                call(tensor, group=self.group, group_dst=self._of_group(peer), tag=tag)
                 if name == "send"
-                else call(tensor, group=self.group, group_src=peer, tag=tag)
+                else call(tensor, group=self.group, group_src=self._of_group(peer), tag=tag)
             )
         except RuntimeError as error:
             raise self._failure(whom, action, error) from error
@@ -215,7 +220,7 @@ class Peers:
     def _exchange(self, outgoing: Sequence[Tensor], incoming: Sequence[Tensor], action: str) -> None:
         """Give part i of `outgoing` to the rank with index i and take its part into `incoming[i]`."""
         operations = [
-            dist.P2POp(call, tensor, group=self.group, tag=FIRST_INNER_TAG, group_peer=peer)
+            dist.P2POp(call, tensor, group=self.group, tag=FIRST_INNER_TAG, group_peer=self._of_group(peer))
             for peer in range(self.size)
             if peer != self.index
             for call, tensor in ((dist.irecv, incoming[peer]), (dist.isend, outgoing[peer]))
@@ -230,7 +235,8 @@ class Peers:
         # Backends that coalesce give one work for all.
         for number, work in enumerate(works):
             peers = operations if len(works) == 1 else operations[number : number + 1]
-            ranks = sorted({self.ranks[operation.group_peer] for operation in peers})
+            ascending = sorted(self.ranks)
+            ranks = sorted({ascending[operation.group_peer] for operation in peers})
             self._wait(work, f"rank {', '.join(map(str, ranks))}", action)
 
     def _finish(self, call: Callable[[], Any], action: str, tensor: Tensor | None = None) -> None:
