@@ -302,7 +302,7 @@ def cut_after(path: Path, step: int) -> None:
 
 def _whole(*models: Any) -> bool:
     """Whether this process has all of each model, and can compute with it by itself."""
-    return all(isinstance(model, BackboneModel) and getattr(model, "team", None) is None for model in models)
+    return all(isinstance(model, BackboneModel) and model.part is None for model in models)
 
 
 def _compares_siblings(node: Node) -> bool:

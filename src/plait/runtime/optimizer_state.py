@@ -75,7 +75,7 @@ def load_parts(roles: Mapping[str, RoleRuntime], folder: Path, counts: Mapping[s
     for name, role in roles.items():
         if isinstance(role, ModelRole) and isinstance(role.trainer, Trainer) and role.trainer.state():
             work = loading_state(
-                role.trainer, parameters_of(role.model), Cluster(1, 1), 0, folder, counts[name], deadline_s=30.0
+                role.trainer, role.model.trained_parameters, Cluster(1, 1), 0, folder, counts[name], deadline_s=30.0
             )
             for _ in work:
                 pass
@@ -84,20 +84,10 @@ def load_parts(roles: Mapping[str, RoleRuntime], folder: Path, counts: Mapping[s
 def read_masters(model: Any, role: str, folder: Path) -> None:
     """Bring the masters that several ranks saved into the working weights of a whole model on the CPU."""
     dtype = str(model.trained_weights.dtype).removeprefix("torch.")
-    target = weights(parameters_of(model), Layout.on((0,)), dtype, "weights")
+    target = weights(model.trained_parameters, Layout.on((0,)), dtype, "weights")
     buffers = {"weights": model.trained_weights}
     for _ in loading(target, Cluster(1, 1), 0, buffers, folder, f"{role}.masters"):
         pass
-
-
-def parameters_of(model: Any) -> Parameters:
-    """Of what is trained of a whole model."""
-    if model.own is not None:
-        return Parameters.of(model.trained_layout)
-    text = model.config.get_text_config()
-    return Parameters.of(
-        model.layout, getattr(text, "num_attention_heads", None), getattr(text, "num_key_value_heads", None)
-    )
 
 
 def _one_file(

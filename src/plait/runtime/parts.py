@@ -7,6 +7,7 @@ model on one rank there is one part, and nothing is moved.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,10 +27,11 @@ from plait.models.language_model import LanguageModel
 from plait.models.scalar_model import ScalarModel
 from plait.models.team import Team, WaitingFor, make_teams
 from plait.reallocation.mover import Moved, execute, moving
-from plait.runtime.optimizer_state import loading_state, parameters_of, saving_state
+from plait.runtime.optimizer_state import loading_state, saving_state
 from plait.runtime.recipe import Recipe
 from plait.runtime.role_models import REWARD_ROLES, RoleModel
 from plait.runtime.roles import build_models, make_trainer
+from plait.schedule.generators import gpipe, one_at_a_time, one_f_one_b
 from plait.schedule.placements import RolePlacement, layouts_of, placements_of
 from plait.schedule.plan import Plan
 from plait.training.trainer import Trainer
@@ -37,6 +39,11 @@ from plait.training.trainer import Trainer
 Model = LanguageModel | ScalarModel
 Key = tuple[Any, ...]
 """Which part of a model a rank has, and with whom it computes: equal keys are one part."""
+
+_WHOLE: Key = ("whole",)
+
+_PIPELINES = {"1F1B": one_f_one_b, "gpipe": gpipe, "one at a time": one_at_a_time}
+"""`schedule.placements.SCHEDULES`."""
 
 WAIT_S = 1800.0
 """Of each wait for peers: longer than any legitimate action. Who dies or freezes is found by the supervisor."""
@@ -46,7 +53,7 @@ def key_of(layout: Layout, rank: int) -> Key:
     """Of a rank of the layout."""
     sizes = layout.parallelism
     if sizes.tp == sizes.pp == 1:
-        return ("whole",)
+        return _WHOLE
     instance = next(one for one in layout.instances() if rank in one.mesh.ranks)
     return (instance.mesh.ranks, sizes.tp, sizes.pp, sizes.stages)
 
@@ -107,12 +114,13 @@ class Parts:
         here = [one for one in models if rank in self.places[one.role].ranks]
         whole = build_models(here, recipe)
         shared: dict[tuple[int, Key], Any] = {}
+        self._uses = Counter(id(model) for model in whole.values())
         self.roles = {one.role: self._role(one, whole[one.role], shared) for one in here}
         self.movers = {one.role: movers_of(self.places[one.role]) for one in models}
 
     def _role(self, one: RoleModel, whole: Model, shared: dict[tuple[int, Key], Any]) -> RolePart:
         place, rank = self.places[one.role], self.rank
-        parameters = parameters_of(whole)
+        parameters = whole.trained_parameters
         mine = [layout for layout in place.layouts if rank in layout.mesh.ranks]
         keys = dict.fromkeys(key_of(layout, rank) for layout in mine)
         parts: dict[Key, Any] = {}
@@ -121,7 +129,7 @@ class Parts:
             if key in parts:
                 continue
             if (id(whole), key) not in shared:
-                last = list(keys)[-1] == key
+                last = list(keys)[-1] == key and _WHOLE not in keys and self._uses[id(whole)] == 1
                 shared[id(whole), key] = self._part(whole, layout, is_last=last)
             parts[key] = shared[id(whole), key]
         part = RolePart(one, place, parts, parameters)
@@ -159,6 +167,7 @@ class Parts:
             team=team,
             trained=trained and part.one.trained,
             micro_batch_tokens=part.place.micro_batch_tokens.get(mode),
+            pipeline=_PIPELINES[part.place.schedule],
         )
 
     def _move(self, part: RolePart) -> tuple[MovePlan | None, dict[str, Tensor]]:
@@ -191,12 +200,12 @@ class Parts:
         """The whole model of a role on rank 0, with the weights of its home: its own, if it has that there, else a new
         one. Every rank of the home does its part; None on other ranks than 0."""
         place, dtype = self.places[role].home, self.recipe.dtype.value
-        if 0 in place.mesh.ranks and key_of(place, 0) == ("whole",):
-            return self.roles[role].parts["whole",] if self.rank == 0 else None
+        if 0 in place.mesh.ranks and key_of(place, 0) == _WHOLE:
+            return self.roles[role].parts[_WHOLE] if self.rank == 0 else None
         part = self.roles.get(role)
         one = next(one for one in self._models if one.role == role)
         model = build_models([one], self.recipe)[role] if self.rank == 0 else None
-        parameters = part.parameters if part is not None else parameters_of(model)
+        parameters = part.parameters if part is not None else model.trained_parameters
         names: dict[Key, str] = {}
         source = _held(parameters, place, dtype, names, place.mesh.ranks)
         plan = plan_move(source, weights(parameters, Layout.on((0,)), dtype, "whole"), self.cluster)

@@ -167,7 +167,7 @@ def make_trainer(
     Args:
         trained: whether with an optimizer; None: as the role is.
         micro_batch_tokens: None: the recipe's.
-        several: of a rank among several: `team`, `schedule`.
+        several: of a rank among several: `team` and `pipeline`.
     """
     trained = one.trained if trained is None else trained
     # Flows that generate take all log-probs at the sampling temperature; those over given samples at 1.
