@@ -16,6 +16,9 @@ import numpy as np
 from plait.data.records import FinishReason
 from plait.data.rows import FloatArray, Rows
 
+ROUNDING = 1e-12
+"""Nats. Smaller differences are those of float64 sums in another order: nothing explains them."""
+
 
 def rollout_comparison(
     logprobs_R: FloatArray, sampling_logprobs_R: FloatArray, entropies_R: FloatArray, rows: Rows
@@ -80,7 +83,7 @@ def temperature_fit(
     difference_R = sampling_logprobs_R - logprobs_R
     direction_R = logprobs_R + entropies_R
     squares, total = float(direction_R @ direction_R), float(difference_R @ difference_R)
-    if squares == 0 or total == 0:
+    if squares == 0 or total <= len(difference_R) * ROUNDING**2:
         return {"training/rollout_temperature_ratio": 1.0, "training/rollout_temperature_fit": 0.0}
     slope = float(difference_R @ direction_R) / squares
     return {
