@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -10,123 +12,130 @@ from cyclopts import Parameter
 
 from plait.cli.app import Whole
 from plait.errors import ConfigError, DataError
+from plait.policy.blocks import BLOCK_TOKENS
 
 if TYPE_CHECKING:
-    from plait.generation.settings import Sampling
+    from plait.runtime.generate import Job
 
 _SEVERAL = Parameter(consume_multiple=1)
 
 
-def generate(
-    *,
-    model: str,
-    prompts: Path,
-    out: Path,
-    n: Whole = 1,
-    temperature: float = 1.0,
-    top_p: float = 1.0,
-    top_k: Whole = 0,
-    max_tokens: Whole = 256,
-    stop: Annotated[tuple[str, ...], _SEVERAL] = (),
-    stop_token_ids: Annotated[tuple[Whole, ...] | None, _SEVERAL] = None,
-    system_prompt: str | None = None,
-    lengths: Path | None = None,
-    max_running: Whole = 64,
-    seed: Whole = 0,
-    dtype: Literal["float32", "bfloat16", "float64"] = "bfloat16",
-    device: Literal["cpu", "cuda"] = "cpu",
-    threads: Whole = 0,
-    as_json: Annotated[bool, Parameter(name="--json")] = False,
-) -> int:
-    """Sample responses to the prompts of a JSONL file.
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """Of the command; each field is an option."""
 
-    Parameters
-    ----------
-    model
-        smollm2-135m-instruct, a local folder, or a hub id.
-    prompts
-        JSONL with a column `prompt`: text or messages.
-    out
-        JSONL to write: prompt, response, token ids, log-probs.
-    n
-        Responses per prompt.
-    temperature
-        Divides the logits; 0 is greedy.
-    top_p
-        Sample from the most probable tokens of this mass.
-    top_k
-        Sample from this many most probable tokens; 0 is all.
-    max_tokens
-        Longest response.
-    stop
-        Strings that end a response.
-    stop_token_ids
-        Tokens that end a response; by default the model's own.
-    system_prompt
-        System message put before each prompt.
-    lengths
-        JSONL of lists, one per prompt: the exact lengths of its n responses, for timing.
-    max_running
-        Samples decoded at the same time.
-    seed
-        Of the sampling noise.
-    dtype
-        float32, bfloat16 or float64, of the weights.
-    device
-        cpu or cuda.
-    threads
-        CPU threads; 0 is one per core.
-    as_json
-        Print the figures as JSON.
-    """
-    from plait.generation.settings import Sampling
+    model: str
+    """smollm2-135m-instruct, a local folder, or a hub id."""
+    prompts: Path
+    """JSONL with a column `prompt`: text or messages."""
+    out: Path
+    """JSONL to write: prompt, response, token ids, log-probs."""
+    n: Whole = 1
+    """Responses per prompt."""
+    temperature: float = 1.0
+    """Divides the logits; 0 is greedy."""
+    top_p: float = 1.0
+    """Sample from the most probable tokens of this mass."""
+    top_k: Whole = 0
+    """Sample from this many most probable tokens; 0 is all."""
+    max_tokens: Whole = 256
+    """Longest response."""
+    stop: Annotated[tuple[str, ...], _SEVERAL] = ()
+    """Strings that end a response."""
+    stop_token_ids: Annotated[tuple[Whole, ...] | None, _SEVERAL] = None
+    """Tokens that end a response; by default the model's own."""
+    system_prompt: str | None = None
+    """System message put before each prompt."""
+    lengths: Path | None = None
+    """JSONL of lists, one per prompt: the exact lengths of its n responses, for timing."""
+    max_running: Whole = 64
+    """Samples decoded at the same time."""
+    kv_tokens: Whole | None = None
+    """Tokens that the cache holds at most; by default what max_running samples may need."""
+    seed: Whole = 0
+    """Of the sampling noise."""
+    dtype: Literal["float32", "bfloat16", "float64"] = "bfloat16"
+    """float32, bfloat16 or float64, of the weights."""
+    device: Literal["cpu", "cuda"] = "cpu"
+    """cpu or cuda."""
+    threads: Whole = 0
+    """CPU threads; 0 is one per core."""
+    as_json: Annotated[bool, Parameter(name="--json")] = False
+    """Print the figures as JSON."""
+
+
+def generate(options: Options) -> int:
+    """Sample responses to the prompts of a JSONL file."""
     from plait.observe.run_log import write_rows
 
-    sampling = Sampling(
-        temperature=temperature,
-        top_p=top_p,
-        top_k=top_k,
-        max_tokens=max_tokens,
-        stop_token_ids=stop_token_ids,
-        stop=stop,
-    )
-    check_numbers(sampling, n=n, max_running=max_running, seed=seed, threads=threads)
-    wanted = read_lengths(lengths, n) if lengths else None
-    check_out(out)
+    check_numbers(options)
+    job = job_of(options)
+    check_out(options.out)
     from plait.runtime.generate import generate as run
     from plait.runtime.process import set_up
 
-    if device == "cuda":
+    if options.device == "cuda":
         check_cuda()
-    set_up(threads)
-    report = run(
-        model,
-        prompts,
-        sampling,
-        samples_per_prompt=n,
-        lengths=wanted,
-        system_prompt=system_prompt,
-        max_running=max_running,
-        seed=seed,
-        dtype=dtype,
-        device=device,
-    )
-    write_rows(out, report.rows())
+    set_up(options.threads)
+    report = run(job)
+    if report.samples or report.is_whole:
+        write_rows(options.out, report.rows())
     figures = report.figures()
-    print(json.dumps(figures) if as_json else summary(figures, out))
-    return 0
+    print(json.dumps(figures) if options.as_json else summary(figures))
+    if report.is_whole:
+        if not options.as_json:
+            print(f"written to {options.out}")
+        return 0
+    kept = f"they are in {options.out}" if report.samples else "nothing is written"
+    print(f"interrupted: {len(report.samples)} of {report.num_asked} responses were finished; {kept}", file=sys.stderr)
+    return 130
 
 
-def check_numbers(sampling: Sampling, *, n: int, max_running: int, seed: int, threads: int) -> None:
+def job_of(options: Options) -> Job:
+    """The options in the words of the runtime.
+
+    Raises:
+        ConfigError, DataError: a sampling option is out of range, or the lengths cannot be used.
+    """
+    from plait.generation.settings import Sampling, SamplingSettings
+
+    sampling = Sampling(
+        temperature=options.temperature,
+        top_p=options.top_p,
+        top_k=options.top_k,
+        max_tokens=options.max_tokens,
+        stop_token_ids=options.stop_token_ids,
+        stop=options.stop,
+    )
+    lengths = read_lengths(options.lengths, options.n) if options.lengths else None
+    from plait.runtime.generate import Job
+
+    return Job(
+        options.model,
+        options.prompts,
+        sampling,
+        samples_per_prompt=options.n,
+        lengths=lengths,
+        system_prompt=options.system_prompt,
+        engine=SamplingSettings(max_running=options.max_running, kv_tokens=options.kv_tokens),
+        seed=options.seed,
+        dtype=options.dtype,
+        device=options.device,
+    )
+
+
+def check_numbers(options: Options) -> None:
     """Raises ConfigError, naming the option, for a number below what it may be."""
     for option, value, least in (
-        ("--n", n, 1),
-        ("--max-running", max_running, 1),
-        ("--seed", seed, 0),
-        ("--threads", threads, 0),
-        ("--stop-token-ids", min(sampling.stop_token_ids or (0,)), 0),
+        ("--n", options.n, 1),
+        ("--max-running", options.max_running, 1),
+        ("--kv-tokens", options.kv_tokens, BLOCK_TOKENS),
+        ("--seed", options.seed, 0),
+        ("--threads", options.threads, 0),
+        ("--stop-token-ids", min(options.stop_token_ids or (0,)), 0),
     ):
-        if value < least:
+        if value is not None and value < least:
             raise ConfigError(f"{option}: expected at least {least}, found {value}")
 
 
@@ -185,12 +194,13 @@ def read_lengths(path: Path, n: int) -> list[list[int]]:
     return wanted
 
 
-def summary(figures: dict[str, Any], out: Path) -> str:
-    step = figures["step_ms"]
+def summary(figures: dict[str, Any]) -> str:
+    step, share = figures["step_ms"], figures["limit_share"]
+    limit = "" if share is None else f"; {share:.0%} of what this machine can at most"
     return (
         f"{figures['samples']} samples, {figures['tokens']:,} tokens in {figures['seconds']:.1f} s: "
         f"{figures['tokens_per_s']:,.0f} tokens/s (prefill {figures['prefill_tokens_per_s']:,.0f}, "
-        f"decode {figures['decode_tokens_per_s']:,.0f})\n"
+        f"decode {figures['decode_tokens_per_s']:,.0f}){limit}\n"
         f"decode step {step['p50']:.1f} ms median, {step['p90']:.1f} p90, {step['p99']:.1f} p99; "
-        f"KV cache at most {figures['kv_peak_bytes'] / 2**20:.0f} MiB\nwritten to {out}"
+        f"KV cache at most {figures['kv_peak_bytes'] / 2**20:.0f} MiB"
     )

@@ -156,6 +156,8 @@ def summary_of(command: str) -> str:
 
 def _of_signature(command: App) -> Iterator[Option]:
     for argument in command.assemble_argument_collection(parse_docstring=True):
+        if argument.name.startswith("*"):
+            continue  # a dataclass whose fields are options of their own
         positional = argument.index is not None
         name = _as_value(argument.name) if positional else argument.name
         default = argument.field_info.default

@@ -85,6 +85,7 @@ class Progress:
         self._rows: deque[tuple[str, ...]] = deque(maxlen=_SHOWN_STEPS)
         self._stages = ""
         self._phase, self._phase_unit, self._phase_done, self._phase_total = "", "", 0, 0
+        self._note = ""
 
     def start(self, steps_done: int = 0) -> None:
         """Begin to show; a resumed run starts with `steps_done` steps behind it."""
@@ -104,9 +105,10 @@ class Progress:
         self._phase, self._phase_unit, self._phase_done, self._phase_total = name, unit, 0, total
         self._draw(soon=changed)
 
-    def advance(self, count: int = 1) -> None:
-        """`count` more units of the phase are done."""
+    def advance(self, count: int = 1, *, note: str = "") -> None:
+        """`count` more units of the phase are done; `note`: what is to be said of it now, a line under its bar."""
         self._phase_done += count
+        self._note = note
         self._draw()
 
     def step_done(self, step: int, metrics: Mapping[str, Any]) -> None:
@@ -222,6 +224,8 @@ class Progress:
             running = clock_text(self._clock() - self._step_started_s)
             bars.add_row(Text(self._phase, style="cyan"), bar, Text(f"{counts} {self._phase_unit}  {running}"))
         parts: list[RenderableType] = [bars]
+        if self._phase and self._note:
+            parts.append(Text(self._note, style="dim"))
         if self._rows:
             table = Table(box=None, padding=(0, 2), header_style="dim")
             for title in ("step", *(one.title for one in self._watched), "seconds"):

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
-
-import numpy as np
 
 from plait.data.prompts import PromptEncoder
 from plait.data.records import Prompt, Sample
@@ -20,108 +18,98 @@ from plait.generation.noise import NoiseKey
 from plait.generation.request import Request
 from plait.generation.settings import Sampling, SamplingSettings
 from plait.models.language_model import load_model
+from plait.models.shape import ModelShape
 from plait.observe.progress import Progress
-from plait.policy.batching import StepKind
+from plait.policy.blocks import BLOCK_TOKENS, num_blocks_for
 from plait.runtime.checks import check_models
 from plait.runtime.estimate import model_shape
+from plait.runtime.generation_report import GenerationReport, Meter, limit_of
+from plait.runtime.limit import measure_rates
 from plait.runtime.prepare import load_tokenizer
 from plait.runtime.role_models import RoleModel
+from plait.runtime.stopping import stop_signals
 
 
 @dataclass(frozen=True)
-class GenerationReport:
-    """Samples in the order of the prompts, and how fast they came. Tokens are response tokens unless named."""
+class Job:
+    """What is asked for."""
 
-    samples: tuple[Sample, ...]
-    seconds: float
-    prefill_tokens: int
-    prefill_seconds: float
-    decode_tokens: int
-    decode_seconds: float
-    decode_step_ms: tuple[float, ...]
-    kv_peak_bytes: int
-
-    def figures(self) -> dict[str, Any]:
-        tokens = sum(len(sample.token_ids) for sample in self.samples)
-        steps = self.decode_step_ms or (0.0,)
-        return {
-            "samples": len(self.samples),
-            "tokens": tokens,
-            "seconds": self.seconds,
-            "tokens_per_s": tokens / self.seconds,
-            "prefill_tokens_per_s": _rate(self.prefill_tokens, self.prefill_seconds),
-            "decode_tokens_per_s": _rate(self.decode_tokens, self.decode_seconds),
-            "step_ms": {f"p{q}": float(np.percentile(steps, q)) for q in (50, 90, 99)},
-            "kv_peak_bytes": self.kv_peak_bytes,
-        }
-
-    def rows(self) -> list[dict[str, Any]]:
-        """One record per sample, for a JSONL file."""
-        return [
-            {
-                "prompt": sample.prompt.columns["prompt"],
-                "sample": sample.index,
-                "response": sample.text,
-                "finish_reason": sample.finish_reason.value,
-                "token_ids": list(sample.token_ids),
-                "logprobs": list(sample.logprobs),
-            }
-            for sample in self.samples
-        ]
+    model: str
+    prompts: Path
+    sampling: Sampling
+    samples_per_prompt: int = 1
+    lengths: Sequence[Sequence[int]] | None = None
+    """Per prompt the exact response lengths of its samples, instead of stop tokens."""
+    system_prompt: str | None = None
+    engine: SamplingSettings = field(default_factory=SamplingSettings)
+    """Its limits; what a request carries is in `sampling`."""
+    seed: int = 0
+    dtype: str = "bfloat16"
+    device: str = "cpu"
 
 
-def generate(
-    model: str,
-    prompts: Path,
-    sampling: Sampling,
-    *,
-    samples_per_prompt: int = 1,
-    lengths: Sequence[Sequence[int]] | None = None,
-    system_prompt: str | None = None,
-    max_running: int = 64,
-    seed: int = 0,
-    dtype: str = "bfloat16",
-    device: str = "cpu",
-) -> GenerationReport:
+def generate(job: Job) -> GenerationReport:
     """Answer every prompt of a JSONL file. Everything is checked before the model is loaded.
 
-    Args:
-        lengths: per prompt the exact response lengths of its samples, instead of stop tokens.
+    A signal to stop ends it after the step under way: the samples that have ended are in the report.
 
     Raises:
         DataError: the file is missing, malformed or empty, a prompt leaves no room for a response, or the lengths are
             not those of as many prompts.
-        ConfigError: a stop token that the model does not have.
+        ConfigError: a stop token that the model does not have, or a cache that is too small for one sample.
         ModelError: the model cannot be used.
     """
     try:
-        rows = read_jsonl(prompts, key="--prompts")
-        if lengths is not None and len(lengths) != len(rows):
-            raise DataError(
-                f"--lengths: {len(lengths)} lists of lengths for {len(rows)} prompts of `{prompts}`; give one for each"
-            )
-        shape = model_shape(model)
-        check_models((RoleModel("actor", model, scalar=False, trained=False, key="model"),), {})
-        if beyond := [token for token in sampling.stop_token_ids or () if token >= shape.vocabulary]:
-            raise ConfigError(f"--stop-token-ids: the model has {shape.vocabulary} tokens, found {beyond[0]}")
-        source = Source(str(prompts), tuple(rows))
-        encoder = PromptEncoder(
-            load_tokenizer(model),
-            DataSettings(source=str(prompts), system_prompt=system_prompt),
-            conversational=source.conversational,
-        )
-        asked = [_prompt(uid, row, encoder) for uid, row in enumerate(rows)]
+        shape, requests = _checked(job)
     except UserError as error:
         raise type(error)(_in_own_words(str(error))) from error
-    requests = [
-        Request(prompt, samples_per_prompt, sampling, NoiseKey(seed), lengths=tuple(lengths[uid]) if lengths else None)
-        for uid, prompt in enumerate(asked)
-    ]
-    _check_room(requests, rows, shape.max_positions)
-    engine = Engine(load_model(model, dtype=dtype, device=device), SamplingSettings(max_running=max_running))
+    engine = Engine(load_model(job.model, dtype=job.dtype, device=job.device), job.engine)
     for request in requests:
         engine.add(request)
-    return _drain(engine)
+    num_asked = engine.num_waiting
+    started = time.perf_counter()
+    samples, meter = _drain(engine)
+    seconds = time.perf_counter() - started
+    limit_s = None
+    if len(samples) == num_asked:
+        rates = measure_rates(job.dtype, job.device)
+        limit_s = limit_of(samples, shape, job.dtype, job.engine.max_running, rates)
+    return GenerationReport(tuple(samples), num_asked, seconds, meter, limit_s)
+
+
+def _checked(job: Job) -> tuple[ModelShape, list[Request]]:
+    """What the engine will be asked, of a job that can be done."""
+    rows = read_jsonl(job.prompts, key="--prompts")
+    if job.lengths is not None and len(job.lengths) != len(rows):
+        raise DataError(
+            f"--lengths: {len(job.lengths)} lists of lengths for {len(rows)} prompts of `{job.prompts}`; give one for "
+            "each"
+        )
+    shape = model_shape(job.model)
+    check_models((RoleModel("actor", job.model, scalar=False, trained=False, key="model"),), {})
+    if beyond := [token for token in job.sampling.stop_token_ids or () if token >= shape.vocabulary]:
+        raise ConfigError(f"--stop-token-ids: the model has {shape.vocabulary} tokens, found {beyond[0]}")
+    source = Source(str(job.prompts), tuple(rows))
+    encoder = PromptEncoder(
+        load_tokenizer(job.model),
+        DataSettings(source=source.name, system_prompt=job.system_prompt),
+        conversational=source.conversational,
+    )
+    requests = [
+        Request(
+            _prompt(uid, row, encoder),
+            job.samples_per_prompt,
+            job.sampling,
+            NoiseKey(job.seed),
+            lengths=tuple(job.lengths[uid]) if job.lengths else None,
+        )
+        for uid, row in enumerate(rows)
+    ]
+    for request, row in zip(requests, rows, strict=True):
+        _check_positions(request, row, shape.max_positions)
+    for request, row in zip(requests, rows, strict=True):
+        _check_cache(request, row, job.engine, shape.max_positions)
+    return shape, requests
 
 
 def _prompt(uid: int, row: Row, encoder: PromptEncoder) -> Prompt:
@@ -132,16 +120,27 @@ def _prompt(uid: int, row: Row, encoder: PromptEncoder) -> Prompt:
     return Prompt(uid, text, token_ids, row.columns)
 
 
-def _check_room(requests: Sequence[Request], rows: Sequence[Row], max_positions: int) -> None:
+def _check_positions(request: Request, row: Row, max_positions: int) -> None:
     """Raises DataError, naming the line, where a prompt and its shortest or asked response exceed the positions."""
-    for request, row in zip(requests, rows, strict=True):
-        tokens, response = len(request.prompt.token_ids), max(request.lengths or (1,))
-        if tokens + response > max_positions:
-            found = f"of {response} tokens that `--lengths` asks for" if request.lengths else "of one token"
-            raise DataError(
-                f"{row.place}: the prompt has {tokens} tokens, and with a response {found} exceeds the {max_positions} "
-                f"positions of the model; shorten it or remove it from `--prompts`, or take another `--model`"
-            )
+    tokens, response = len(request.prompt.token_ids), max(request.lengths or (1,))
+    if tokens + response > max_positions:
+        found = f"of {response} tokens that `--lengths` asks for" if request.lengths else "of one token"
+        raise DataError(
+            f"{row.place}: the prompt has {tokens} tokens, and with a response {found} exceeds the {max_positions} "
+            f"positions of the model; shorten it or remove it from `--prompts`, or take another `--model`"
+        )
+
+
+def _check_cache(request: Request, row: Row, engine: SamplingSettings, max_positions: int) -> None:
+    """Raises ConfigError, naming the line, where the cache has no room for one sample alone."""
+    tokens = len(request.prompt.token_ids)
+    response = max(request.limit(index, max_positions) for index in range(request.num_samples))
+    needed, room = num_blocks_for(tokens + response), engine.num_blocks(max_positions)
+    if needed > room:
+        raise ConfigError(
+            f"--kv-tokens: the cache holds {room * BLOCK_TOKENS} tokens, but {row.place} has a prompt of {tokens} and "
+            f"its response up to {response}; set it to {needed * BLOCK_TOKENS} or more, or lower `--max-tokens`"
+        )
 
 
 _OPTIONS = {
@@ -160,44 +159,21 @@ def _in_own_words(message: str) -> str:
     return message
 
 
-def _drain(engine: Engine) -> GenerationReport:
+def _drain(engine: Engine) -> tuple[list[Sample], Meter]:
+    """Step until no work is left or somebody says stop; the samples that ended, in the order of the prompts."""
     samples: list[Sample] = []
-    seconds = dict.fromkeys(StepKind, 0.0)
-    tokens = dict.fromkeys(StepKind, 0)
-    decode_ms: list[float] = []
-    kv_peak = 0
-    started = time.perf_counter()
-    with Progress(0) as progress:
+    meter = Meter()
+    with Progress(0) as progress, stop_signals(progress) as stop, contextlib.suppress(KeyboardInterrupt):
+        stop.doing = "stopping after this step, with the responses so far"
         progress.start()
         progress.phase("generate", engine.num_waiting, "samples")
-        while engine.has_work:
+        while engine.has_work and not stop.asked:
             before = time.perf_counter()
             finished = engine.step()
-            took = time.perf_counter() - before
+            samples += finished
             record = engine.last_step
             assert record is not None, "a step leaves a record"
-            # A step that computes prompts beside running samples is shared by its tokens.
-            share = record.num_prefill_tokens / max(1, record.num_tokens)
-            seconds[StepKind.PREFILL] += share * took
-            seconds[StepKind.DECODE] += (1 - share) * took
-            tokens[StepKind.PREFILL] += record.num_prefill_tokens
-            tokens[StepKind.DECODE] += record.num_tokens - record.num_prefill_tokens
-            if record.kind is StepKind.DECODE:
-                decode_ms.append(1000 * took)
-            kv_peak = max(kv_peak, engine.kv_bytes)
-            samples += finished
-            progress.advance(len(finished))
-    return GenerationReport(
-        tuple(sorted(samples, key=lambda sample: (sample.prompt.uid, sample.index))),
-        time.perf_counter() - started,
-        tokens[StepKind.PREFILL],
-        seconds[StepKind.PREFILL],
-        tokens[StepKind.DECODE],
-        seconds[StepKind.DECODE],
-        tuple(decode_ms),
-        kv_peak,
-    )
-
-
-def _rate(tokens: int, seconds: float) -> float:
-    return tokens / seconds if seconds > 0 else 0.0
+            meter.step(record, time.perf_counter() - before, engine.kv_bytes)
+            progress.advance(len(finished), note=meter.now(engine))
+    samples.sort(key=lambda sample: (sample.prompt.uid, sample.index))
+    return samples, meter

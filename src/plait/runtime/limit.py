@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from plait.models.shape import ModelShape
 from plait.training.memory import BYTES
 
-COPIED_BYTES = 256 << 20
+COPIED_BYTES = 128 << 20
+"""Several times what a cache holds."""
 MATRIX_SIZE = {"cpu": 1024, "cuda": 4096}
 """Rows and columns of a product that runs at the highest rate."""
 REPEATS = 5
@@ -96,7 +97,7 @@ def limit_seconds(shape: ModelShape, dtype: str, steps: Iterable[IdealStep], rat
 
 
 def measure_rates(dtype: str, device: str = "cpu") -> MachineRates:
-    """The machine's rates with the threads of this process; a second or less, and half a GiB."""
+    """The machine's rates with the threads of this process; a second or less, and 256 MiB."""
     return MachineRates(_copy_rate(device), _matrix_rate(dtype, device))
 
 

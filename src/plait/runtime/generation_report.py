@@ -1,0 +1,114 @@
+"""What a generation came to: its samples, and how fast they came."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from plait.data.records import Sample
+from plait.generation.engine import Engine, StepRecord
+from plait.models.shape import ModelShape
+from plait.policy.batching import StepKind
+from plait.runtime.limit import MachineRates, ideal_steps, limit_seconds
+
+_RECENT_STEPS = 32
+"""Over which the rate that a person watches is taken."""
+
+
+@dataclass
+class Meter:
+    """Counts steps while they are done. Tokens are response tokens unless named."""
+
+    tokens: int = 0
+    prefill_tokens: int = 0
+    prefill_seconds: float = 0.0
+    """Of the steps that compute prompts, whatever else they compute."""
+    decode_tokens: int = 0
+    decode_step_s: list[float] = field(default_factory=list)
+    kv_peak_bytes: int = 0
+    _recent: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=_RECENT_STEPS))
+
+    def step(self, record: StepRecord, seconds: float, kv_bytes: int) -> None:
+        self.tokens += record.num_drawn
+        if record.kind is StepKind.DECODE:
+            self.decode_tokens += record.num_drawn
+            self.decode_step_s.append(seconds)
+        else:
+            self.prefill_tokens += record.num_prefill_tokens
+            self.prefill_seconds += seconds
+        self.kv_peak_bytes = max(self.kv_peak_bytes, kv_bytes)
+        self._recent.append((record.num_drawn, seconds))
+
+    def now(self, engine: Engine) -> str:
+        """A line for the progress display."""
+        tokens, seconds = (sum(column) for column in zip(*self._recent, strict=True))
+        held, room = engine.kv_tokens
+        return (
+            f"{_rate(tokens, seconds):,.0f} tokens/s  {engine.num_running} running, {engine.num_waiting} waiting  "
+            f"cache {held:,} tokens ({held / room:.0%})"
+        )
+
+
+@dataclass(frozen=True)
+class GenerationReport:
+    """Samples in the order of the prompts, and how fast they came."""
+
+    samples: tuple[Sample, ...]
+    """Those that ended."""
+    num_asked: int
+    """Samples; more than there are where the run was interrupted."""
+    seconds: float
+    meter: Meter
+    limit_s: float | None
+    """What the machine needs at least for these samples (`runtime.limit`); None where not all were finished."""
+
+    @property
+    def is_whole(self) -> bool:
+        return len(self.samples) == self.num_asked
+
+    def figures(self) -> dict[str, Any]:
+        """For `--json`. `tokens` counts those of unfinished samples as well."""
+        meter = self.meter
+        steps_ms = [1000 * seconds for seconds in meter.decode_step_s] or [0.0]
+        return {
+            "samples": len(self.samples),
+            "tokens": meter.tokens,
+            "seconds": self.seconds,
+            "tokens_per_s": _rate(meter.tokens, self.seconds),
+            "prefill_tokens_per_s": _rate(meter.prefill_tokens, meter.prefill_seconds),
+            "decode_tokens_per_s": _rate(meter.decode_tokens, sum(meter.decode_step_s)),
+            "step_ms": {f"p{q}": float(np.percentile(steps_ms, q)) for q in (50, 90, 99)},
+            "kv_peak_bytes": meter.kv_peak_bytes,
+            "limit_share": None if self.limit_s is None else self.limit_s / self.seconds,
+        }
+
+    def rows(self) -> list[dict[str, Any]]:
+        """One record per sample, for a JSONL file."""
+        return [
+            {
+                "prompt": sample.prompt.columns["prompt"],
+                "sample": sample.index,
+                "response": sample.text,
+                "finish_reason": sample.finish_reason.value,
+                "token_ids": list(sample.token_ids),
+                "logprobs": list(sample.logprobs),
+            }
+            for sample in self.samples
+        ]
+
+
+def limit_of(samples: Sequence[Sample], shape: ModelShape, dtype: str, max_running: int, rates: MachineRates) -> float:
+    """Seconds that these samples take at least."""
+    groups: dict[int, tuple[int, list[int]]] = {}
+    for sample in samples:
+        _, lengths = groups.setdefault(sample.prompt.uid, (len(sample.prompt.token_ids), []))
+        lengths.append(len(sample.token_ids))
+    return limit_seconds(shape, dtype, ideal_steps([*groups.values()], max_running), rates)
+
+
+def _rate(tokens: int, seconds: float) -> float:
+    return tokens / seconds if seconds > 0 else 0.0

@@ -1,0 +1,141 @@
+"""`plait generate`: its figures, a cache that is too small, and what is left of a run that was interrupted."""
+
+from __future__ import annotations
+
+import json
+import signal
+from pathlib import Path
+
+import pytest
+
+from plait.cli import main
+from plait.generation.engine import Engine, StepRecord
+from plait.policy.batching import StepKind
+from plait.runtime.generation_report import GenerationReport, Meter
+
+
+@pytest.fixture
+def given(tiny_folder: Path, tmp_path: Path) -> list[str]:
+    """Arguments over two prompts with two samples each, of 3, 5, 2 and 7 tokens."""
+    prompts, lengths = tmp_path / "prompts.jsonl", tmp_path / "lengths.jsonl"
+    prompts.write_text('{"prompt": "what is 1 plus 4?"}\n{"prompt": "what is 2 plus 4?"}\n')
+    lengths.write_text("[3, 5]\n[2, 7]\n")
+    return [
+        *("generate", "--model", str(tiny_folder), "--prompts", str(prompts), "--out", str(tmp_path / "out.jsonl")),
+        *("--lengths", str(lengths), "--n", "2", "--dtype", "float32", "--threads", "1"),
+    ]
+
+
+def rows(tmp_path: Path) -> list[dict]:
+    return [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+
+
+def test_json_figures(given: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*given, "--json"]) == 0
+    figures = json.loads(capsys.readouterr().out)
+    assert set(figures) == {
+        "samples",
+        "tokens",
+        "seconds",
+        "tokens_per_s",
+        "prefill_tokens_per_s",
+        "decode_tokens_per_s",
+        "step_ms",
+        "kv_peak_bytes",
+        "limit_share",
+    }
+    assert (figures["samples"], figures["tokens"]) == (4, 17)
+    assert figures["tokens_per_s"] == pytest.approx(17 / figures["seconds"])
+    assert list(figures["step_ms"]) == ["p50", "p90", "p99"]
+    assert figures["step_ms"]["p50"] <= figures["step_ms"]["p99"]
+    assert 0 < figures["limit_share"] < 1
+    assert figures["kv_peak_bytes"] > 0
+    assert figures["prefill_tokens_per_s"] > 0
+    assert figures["decode_tokens_per_s"] > 0
+
+
+def test_a_cache_for_one_sample_at_a_time_gives_the_same_responses(given: list[str], tmp_path: Path) -> None:
+    assert main(given) == 0
+    whole = rows(tmp_path)
+    (tmp_path / "out.jsonl").unlink()
+    assert main([*given, "--kv-tokens", "64"]) == 0
+    small = rows(tmp_path)
+    assert [row["token_ids"] for row in small] == [row["token_ids"] for row in whole]
+
+
+def test_a_cache_too_small_for_one_sample(
+    given: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def never(*_: object, **__: object) -> None:
+        raise AssertionError("the model was loaded")
+
+    monkeypatch.setattr("plait.runtime.generate.load_model", never)
+    assert main([*given, "--kv-tokens", "16"]) == 2
+    error = capsys.readouterr().err
+    assert "--kv-tokens: the cache holds 16 tokens, but" in error
+    assert "prompts.jsonl:" in error
+    assert "or more, or lower `--max-tokens`" in error
+    assert main([*given, "--kv-tokens", "8"]) == 2
+    assert "--kv-tokens: expected at least 16, found 8" in capsys.readouterr().err
+    assert not (tmp_path / "out.jsonl").exists()
+
+
+def test_what_fits_exactly_is_taken(given: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """The error names the smallest cache that does."""
+    assert main([*given, "--kv-tokens", "16"]) == 2
+    least = capsys.readouterr().err.split("set it to ")[1].split()[0]
+    assert main([*given, "--kv-tokens", least]) == 0
+
+
+def interrupted_after(steps: int, monkeypatch: pytest.MonkeyPatch, signals: int = 1) -> None:
+    """Ctrl-C in the middle of that step."""
+    step, count = Engine.step, 0
+
+    def stepping(self: Engine):
+        nonlocal count
+        count += 1
+        if count == steps:
+            for _ in range(signals):
+                signal.raise_signal(signal.SIGINT)
+        return step(self)
+
+    monkeypatch.setattr(Engine, "step", stepping)
+
+
+def test_ctrl_c_keeps_the_responses_that_are_finished(
+    given: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    interrupted_after(4, monkeypatch)
+    assert main([*given, "--json"]) == 130
+    assert [(row["prompt"][8], len(row["token_ids"])) for row in rows(tmp_path)] == [("1", 3), ("2", 2)]
+    said = capsys.readouterr()
+    assert f"interrupted: 2 of 4 responses were finished; they are in {tmp_path / 'out.jsonl'}" in said.err
+    figures = json.loads(said.out)
+    assert (figures["samples"], figures["limit_share"]) == (2, None)
+    assert figures["tokens"] > 5, "tokens of unfinished samples took time as well"
+
+
+def test_ctrl_c_before_anything_is_finished(
+    given: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    interrupted_after(1, monkeypatch, signals=2)  # the second leaves at once
+    assert main(given) == 130
+    assert "0 of 4 responses were finished; nothing is written" in capsys.readouterr().err
+    assert not (tmp_path / "out.jsonl").exists()
+
+
+def test_meter_counts_mixed_steps_with_the_prompts() -> None:
+    meter = Meter()
+    mixed = StepRecord(StepKind.PREFILL, 3, 102, 40, 0, num_prefill_tokens=100, num_drawn=3, num_preempted=0)
+    decode = StepRecord(StepKind.DECODE, 4, 4, 200, 1, num_prefill_tokens=0, num_drawn=4, num_preempted=0)
+    meter.step(mixed, 2.0, kv_bytes=50)
+    meter.step(decode, 0.5, kv_bytes=70)
+    meter.step(decode, 0.3, kv_bytes=60)
+    figures = GenerationReport((), 0, 4.0, meter, limit_s=1.0).figures()
+    assert figures["tokens"] == 11
+    assert figures["tokens_per_s"] == pytest.approx(11 / 4)
+    assert figures["prefill_tokens_per_s"] == pytest.approx(100 / 2)
+    assert figures["decode_tokens_per_s"] == pytest.approx(8 / 0.8)
+    assert figures["step_ms"]["p50"] == pytest.approx(400)
+    assert figures["kv_peak_bytes"] == 70
+    assert figures["limit_share"] == 0.25
