@@ -1,0 +1,321 @@
+"""The engine while work comes and goes: pools of any size, weights that change in flight, samples that move."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+
+from plait.data.records import FinishReason, Prompt, Sample
+from plait.errors import DataError
+from plait.generation.engine import Engine, WeightUpdate, drain
+from plait.generation.noise import NoiseKey
+from plait.generation.request import Request
+from plait.generation.sampler import sample as draw
+from plait.generation.settings import Sampling, SamplingSettings
+from plait.generation.transfer import SampleState, holdings
+from plait.layout import simulate
+from plait.layout.mesh import Cluster
+from plait.layout.move import plan_move
+from plait.models.language_model import LanguageModel
+from tests.generation.test_engine import by_uid, request_of
+from tests.models.tiny import tiny_llama, tiny_model
+from tests.training.exact import ExactFloat64
+
+FREE = Sampling(max_tokens=40, stop_token_ids=())
+
+
+@functools.cache
+def model_of(family: str = "llama", dtype: torch.dtype = torch.float64) -> LanguageModel:
+    return tiny_model(family, dtype=dtype)
+
+
+def request(uid: int, num_tokens: int, lengths: Sequence[int], head: int = 0) -> Request:
+    """A prompt whose first tokens are those of every prompt with this head."""
+    token_ids = [(7 * at + 31 * head) % 290 + 5 for at in range(num_tokens - 1)] + [uid + 5]
+    return Request(Prompt(uid, "", tuple(token_ids)), len(lengths), FREE, NoiseKey(5), lengths=tuple(lengths))
+
+
+class Checked(Engine):
+    """After each step, what the pool holds of every running sample is what a fresh prefill computes."""
+
+    def step(self) -> list[Sample]:
+        finished = super().step()
+        held = [block for running in self._batcher.running.values() for block in running.table]
+        writing = [running.table[-1] for running in self._batcher.running.values() if running.held % 16]
+        assert len(held) >= len(set(held)) >= len(set(writing))
+        for key, running in self._batcher.running.items():
+            tokens = self._started[key].tokens[: running.held]
+            fresh = Engine(self.model, SamplingSettings())
+            fresh.add(Request(Prompt(0, "", tuple(tokens)), 1, FREE, NoiseKey(0), lengths=(2,)))
+            fresh.step()
+            (mine,) = fresh._batcher.running.values()
+            for layer in self._pool.layers:
+                ours = self._pool.read(layer, running.table, 0, running.held)
+                wanted = fresh._pool.read(layer, mine.table, 0, running.held)
+                torch.testing.assert_close(ours.key, wanted.key, atol=1e-9, rtol=0)
+                torch.testing.assert_close(ours.value, wanted.value, atol=1e-9, rtol=0)
+        return finished
+
+
+@settings(max_examples=10, deadline=None, phases=[Phase.generate])
+@given(
+    asked=st.lists(
+        st.tuples(
+            st.integers(1, 40),
+            st.lists(st.integers(1, 20), min_size=1, max_size=4),
+            st.integers(0, 1),
+            st.integers(0, 6),
+        ),
+        min_size=1,
+        max_size=4,
+    ),
+    spare_tokens=st.sampled_from([0, 16, 64]),
+    cache=st.sampled_from([0, 32, 200]),
+    max_prefill_tokens=st.sampled_from([7, 100]),
+    aborted=st.integers(0, 8),
+)
+def test_the_pool_holds_what_a_fresh_prefill_computes(asked, spare_tokens, cache, max_prefill_tokens, aborted) -> None:
+    """Requests that arrive in between, equal beginnings, a pool that is too small, aborts: and nothing is left over."""
+    longest = max(size + max(lengths) for size, lengths, _, _ in asked)
+    engine = Checked(
+        model_of(),
+        SamplingSettings(
+            max_running=5,
+            max_prefill_tokens=max_prefill_tokens,
+            kv_tokens=-(-longest // 16) * 16 + spare_tokens,
+            prefix_cache_tokens=cache,
+        ),
+    )
+    wanted, delivered = {}, []
+    with ExactFloat64():
+        for uid, (size, lengths, head, steps) in enumerate(asked):
+            engine.add(request(uid, size, lengths, head))
+            wanted |= {f"{uid}.{index}": length for index, length in enumerate(lengths)}
+            for _ in range(steps):
+                delivered += engine.step() if engine.has_work else []
+        for sample in engine.abort(aborted):
+            assert len(sample.token_ids) <= wanted.pop(sample.uid)
+        delivered += drain(engine)
+        assert {uid: len(sample.token_ids) for uid, sample in by_uid(delivered).items()} == wanted
+        blocks = engine._batcher.blocks
+        assert blocks.num_held == 0
+        assert blocks.num_cached * 16 <= cache
+        assert (engine.kv_bytes == 0) == (blocks.num_cached == 0)
+        # Nobody's bits depend on the company: each alone, in float64.
+        for uid, (size, lengths, head, _) in enumerate(asked):
+            alone = Engine(model_of(), SamplingSettings())
+            alone.add(request(uid, size, lengths, head))
+            for sample in drain(alone):
+                if sample.uid in wanted:
+                    assert by_uid(delivered)[sample.uid].token_ids == sample.token_ids
+
+
+def test_a_cached_prefix_is_not_computed_again_until_the_weights_change() -> None:
+    engine = Engine(model_of(), SamplingSettings(prefix_cache_tokens=64))
+    computed = []
+    for uid in range(4):
+        engine.add(request(uid, 50, [3]))
+        list(engine.step())
+        assert engine.last_step is not None
+        computed.append(engine.last_step.num_prefill_tokens)
+        list(drain(engine))
+        assert engine.kv_bytes > 0
+        if uid == 2:
+            engine.update_weights(1)
+            assert engine.kv_bytes == 0
+    assert computed == [50, 50 - 48, 50 - 48, 50]
+
+
+def test_a_pool_too_small_for_one_is_refused_by_name() -> None:
+    engine = Engine(model_of(), SamplingSettings(kv_tokens=40))
+    with pytest.raises(
+        DataError, match=r"the 32 tokens of the pool, found 30 and up to 3; raise `sampling\.kv_tokens`"
+    ):
+        engine.add(request(0, 30, [3]))
+    engine.add(request(0, 30, [2]))
+    assert engine.kv_tokens == (0, 32)
+    assert len(list(drain(engine))) == 1
+
+
+@pytest.mark.parametrize("kv", ["recompute", "keep"])
+def test_weights_that_change_in_flight(kv: str) -> None:
+    """Tokens are stamped one by one. Recomputed, the rest is what the new weights say of the text so far; kept, the
+    next token follows from old keys and values under new weights."""
+    model = tiny_llama()
+    engine = Engine(model, SamplingSettings(max_running=3), policy_version=1)
+    engine.add(request(0, 20, [9, 9, 9, 9]))
+    for _ in range(4):
+        engine.step()
+    said = {key: list(response.token_ids) for key, response in engine._started.items()}
+    old = {layer: kv.key.clone() for layer, kv in engine._pool.layers.items()}
+    with torch.no_grad():
+        model.weights.mul_(1.1)
+    engine.update_weights(2, kv)  # type: ignore[arg-type]
+    assert engine.updates == [WeightUpdate(2, kv, 3)]  # type: ignore[arg-type]
+    engine.step()
+    assert (engine.last_step.num_prefill_tokens > 0) == (kv == "recompute")  # type: ignore[union-attr]
+    same = torch.equal(engine._pool.layers[1].key[0], old[1][0])  # a block of the prompt
+    assert same == (kv == "keep")
+    samples = by_uid(drain(engine))
+    for (_, index), token_ids in said.items():
+        sample = samples[f"0.{index}"]
+        assert sample.token_ids[: len(token_ids)] == tuple(token_ids)
+        assert sample.token_versions == (1,) * len(token_ids) + (2,) * (9 - len(token_ids))
+        assert sample.policy_version == 2
+    last = samples["0.3"]  # started later: its first token came of the prompt's logits
+    assert last.token_versions == ((1,) + (2,) * 8 if kv == "keep" else None)
+    if kv == "recompute":
+        from plait.data.packed import pack
+
+        with torch.no_grad():
+            logprobs, _ = model.logprobs(pack([(last.prompt.token_ids, [samples["0.0"].token_ids])]), 1.0)
+        at = len(said[0, 0])
+        assert samples["0.0"].logprobs[at:] == pytest.approx(logprobs[at:].tolist(), abs=1e-6)
+        assert samples["0.0"].logprobs[:at] != pytest.approx(logprobs[:at].tolist(), abs=1e-6)
+
+
+@pytest.mark.parametrize("release", [False, True])
+def test_a_pause_changes_nothing_but_the_memory(release: bool) -> None:
+    engine = Engine(model_of(), SamplingSettings())
+    engine.add(request(0, 20, [9, 5]))
+    for _ in range(3):
+        engine.step()
+    engine.pause(release=release)
+    assert (engine.kv_bytes == 0) == release
+    with pytest.raises(AssertionError, match="paused"):
+        engine.step()
+    engine.add(request(1, 20, [4]))
+    engine.resume()
+    found = by_uid(drain(engine))
+    whole = Engine(model_of(), SamplingSettings())
+    for uid, lengths in ((0, [9, 5]), (1, [4])):
+        whole.add(request(uid, 20, lengths))
+    for uid, sample in by_uid(drain(whole)).items():
+        assert found[uid].token_ids == sample.token_ids
+        assert found[uid].token_versions is None
+
+
+def test_who_chooses_tokens_may_be_another() -> None:
+    seen = []
+
+    def choose(logits_BV, draw_keys_B, rows):
+        seen.append(len(logits_BV))
+        token_ids_B, logprobs_B = draw(logits_BV, draw_keys_B, rows)
+        return torch.full_like(token_ids_B, 7), logprobs_B
+
+    engine = Engine(model_of(), SamplingSettings(), choose=choose)
+    engine.add(request(0, 5, [3, 3]))
+    assert {sample.token_ids for sample in drain(engine)} == {(7, 7, 7)}
+    assert seen == [2, 2, 2]
+
+
+# -- samples that move
+
+
+def moved(state: SampleState) -> SampleState:
+    """As it arrives on another rank: keys and values went through a planned move."""
+    if state.stop == state.start:
+        return state
+    source = state.holdings(0)
+    target = holdings(state.shapes, state.num_heads, state.stop - state.start, state.dtype, 1)
+    cluster = Cluster(1, 2)
+    plan = plan_move(source, target, cluster, bucket_bytes=4096)
+    memory = simulate.allocate(source, target)
+    words = {torch.float32: torch.float32, torch.float64: torch.float64, torch.bfloat16: torch.float16}[state.kv.dtype]
+    memory[0]["kv"][:] = state.kv.view(words).numpy()
+    simulate.execute(plan, memory)
+    return replace(state, kv=torch.from_numpy(memory[1]["kv"]).view(state.kv.dtype))
+
+
+@pytest.mark.parametrize("family", ["llama", "deepseek_v3", "gemma2"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("two_stages", [False, True])
+def test_a_sample_goes_on_elsewhere_bit_by_bit(family: str, dtype: torch.dtype, two_stages: bool) -> None:
+    model, exact = model_of(family, dtype), SamplingSettings(exact=True)
+    asked = [request(0, 19, [14, 9]), request(1, 7, [12])]
+
+    def begun(number: int) -> Engine:
+        engine = Engine(model, exact, policy_version=4)
+        for one in asked[:number]:
+            engine.add(one)
+        for _ in range(3):
+            engine.step()
+        return engine
+
+    stayed = by_uid(drain(begun(2)))
+    source, target = begun(2), Engine(model, exact, policy_version=4)
+    target.add(request(9, 11, [20]))
+    target.step()
+    stages = []
+    if two_stages:
+        stages.append(moved(source.export_sample(0, 1, final=False)))
+        for _ in range(3):
+            source.step()
+    stages.append(moved(source.export_sample(0, 1, since=stages[-1].stop if stages else 0)))
+    assert stages[-1].stop - stages[-1].start == (3 if two_stages else 19 + 2)
+    target.import_sample(*stages)
+    target.step()
+    assert target.last_step.num_prefill_tokens == 0, "nothing is computed again"  # type: ignore[union-attr]
+    found = by_uid([*drain(source), *drain(target)])
+    del found["9.0"]
+    assert found == stayed
+    assert source.kv_bytes == target.kv_bytes == 0
+
+
+def test_what_does_not_arrive_is_computed_again() -> None:
+    """No room in the target's pool; the source preempted or recomputed the sample between the stages."""
+    model, exact = model_of("llama", torch.float32), SamplingSettings(exact=True)
+    stayed = Engine(model, exact)
+    stayed.add(request(0, 19, [14]))
+    (wanted,) = drain(stayed)
+    for case in ("full", "recomputed", "nothing sent"):
+        source = Engine(model, exact)
+        source.add(request(0, 19, [14]))
+        for _ in range(5):
+            source.step()
+        first = source.export_sample(0, 0, final=False)
+        target = Engine(model, exact.model_copy(update={"kv_tokens": 48}))
+        if case == "full":
+            target.add(request(5, 30, [8]))
+            target.step()
+        elif case == "recomputed":
+            source.pause(release=True)
+            source.resume()
+        last = source.export_sample(0, 0, since=first.stop)
+        assert not source.has_work
+        target.import_sample(*([first] if case != "nothing sent" else []), last)
+        found = by_uid(drain(target))
+        assert found["0.0"] == wanted
+
+
+def test_a_moved_sample_carries_its_versions_and_can_be_aborted() -> None:
+    source = Engine(model_of(), SamplingSettings(), policy_version=1)
+    source.add(request(0, 19, [14, 9, 3]))
+    for _ in range(4):
+        source.step()
+    target = Engine(model_of(), SamplingSettings(), policy_version=2)
+    for index in (0, 1):
+        target.import_sample(source.export_sample(0, index))
+    assert not source.has_work
+    with pytest.raises(AssertionError, match="in flight"):
+        target.import_sample(target.export_sample(0, 0, final=False))
+    (aborted,) = target.abort(0, 1)
+    assert (len(aborted.token_ids), aborted.finish_reason) == (4, FinishReason.ABORTED)
+    assert (aborted.policy_version, aborted.token_versions) == (1, None)
+    (sample,) = drain(target)
+    assert sample.token_versions == (1,) * 4 + (2,) * 10
+
+
+def test_one_request_at_a_time_also_after_an_import() -> None:
+    engine = Engine(model_of(), SamplingSettings())
+    engine.add(request_of(3, num_samples=2))
+    engine.step()
+    state = engine.export_sample(3, 0)
+    engine.import_sample(state)
+    assert len(list(drain(engine))) == 2
