@@ -22,7 +22,7 @@ from plait.runtime.controller import train as train_session
 from plait.runtime.evaluation import Evaluation
 from plait.runtime.executor import Executor
 from plait.runtime.optimizer_state import read_masters
-from plait.runtime.placement import refuse_what_one_process_cannot
+from plait.runtime.placement import check_can_run
 from plait.runtime.prepare import prepare
 from plait.runtime.process import set_up
 from plait.runtime.recipe import DType, Recipe
@@ -76,11 +76,11 @@ def run(recipe: Recipe, *, resume: bool = False, flow: Callable[..., Any] | None
     set_up(recipe.threads)
     with claim(recipe, resume=resume) as directory:
         prepared = prepare(recipe, flow=flow)
+        check_can_run(prepared.plan)
         if prepared.plan.num_ranks > 1:
             from plait.runtime.supervisor import supervise
 
             return supervise(prepared, directory, resume=resume, flow=flow)
-        refuse_what_one_process_cannot(prepared.plan)
         with Session(prepared, directory, resume=resume) as session:
             return train_session(session)
 

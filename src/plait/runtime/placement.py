@@ -47,9 +47,9 @@ def resolve_plan(recipe: Recipe, flow: Dataflow, models: Sequence[RoleModel], sh
         plan = named_plan(recipe.plan, flow, planned, devices)
     else:
         label, plan = f"plan `{recipe.plan}`", _from_file(recipe)
-    plan = complete(plan, flow, planned, label)
     _check_devices(recipe, plan)
     _check_adapters(recipe, plan, label)
+    plan = complete(plan, flow, planned, label)
     if plan.num_ranks == 1:
         return plan
     parameters = parameters_of(models)
@@ -59,17 +59,16 @@ def resolve_plan(recipe: Recipe, flow: Dataflow, models: Sequence[RoleModel], sh
     return plan
 
 
-def refuse_what_one_process_cannot(plan: Plan) -> None:
-    """Raises ConfigError where a plan needs several processes, or what one process does not do."""
-    if plan.num_ranks > 1:
-        raise ConfigError(
-            f"the plan `{plan.name}` needs {plan.num_ranks} processes, and a run has one as yet; --dry-run prints it. "
-            "Set `devices` to 1 and leave `plan` out"
-        )
+def check_can_run(plan: Plan) -> None:
+    """Raises ConfigError where a resolved plan asks for what is printed by a dry run, but not run yet."""
     for p in plan.placements:
-        if p.after != "keep" or p.micro_batch_tokens is not None:
-            key = "micro_batch_tokens" if p.after == "keep" else "after"
-            raise ConfigError(f"the plan `{plan.name}`: `{key}` of {p.call} cannot be run yet; leave it out")
+        if p.after != "keep":
+            raise ConfigError(f"the plan `{plan.name}`: `after` {p.after} of {p.call} cannot be run yet; leave it out")
+        if p.micro_batch_tokens is not None and plan.num_ranks == 1:
+            raise ConfigError(
+                f"the plan `{plan.name}`: one process has one `micro_batch_tokens`, the recipe's; set it there instead "
+                f"of for {p.call}"
+            )
 
 
 def check_layouts(plan: Plan, parameters: Mapping[str, Parameters], label: str) -> None:
