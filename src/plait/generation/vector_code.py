@@ -117,10 +117,10 @@ class _Emit:
     def store(self, value: Any, address: Any) -> None:
         self.builder.store(value, self.builder.inttoptr(address, value.type.as_pointer())).align = 1
 
-    def prefetch(self, address: Any) -> None:
+    def prefetch(self, address: Any, locality: int = 3) -> None:
         kind = ir.FunctionType(ir.VoidType(), [I8.as_pointer(), I32, I32, I32])
         function = cgutils.get_or_insert_function(self.builder.module, kind, "llvm.prefetch.p0")
-        constants = [ir.Constant(I32, value) for value in (0, 3, 1)]
+        constants = [ir.Constant(I32, value) for value in (0, locality, 1)]
         self.builder.call(function, [self.builder.inttoptr(address, I8.as_pointer()), *constants])
 
     def shuffle(self, left: Any, right: Any, places: Sequence[int]) -> Any:
@@ -320,32 +320,35 @@ def _unmixed(emit: _Emit, totals: list[Any]) -> list[Any]:
 
 @intrinsic
 def weighted(
-    typingctx, like, rows, columns, probs, probs_stride, table, first, stop, values, block_bytes, row_bytes, out, step
+    typingctx,
+    like,
+    rows,
+    columns,
+    probs,
+    probs_step,
+    table,
+    first,
+    stop,
+    next_table,
+    values,
+    next_values,
+    block_bytes,
+    row_bytes,
+    out,
+    step,
 ):
     """out [rows, columns] = probs [rows, keys] · values [keys, columns], the keys in the blocks of a table.
 
     Args:
         rows: 1 … WEIGHTED_ROWS. columns: 32 or 64.
+        next_table, next_values: what the next call will read, asked for meanwhile.
         probs: of the first key of the first block. probs, table, values and out are addresses; steps in bytes.
         table: address of the block ids (int32); those of number first … stop − 1 are read.
         values: of the first column in block 0; a block and a key (`row_bytes`) further on come the next.
     """
 
-    def body(
-        emit,
-        num_rows,
-        num_columns,
-        probs_at,
-        probs_step,
-        table_at,
-        low,
-        high,
-        values_at,
-        block_step,
-        row_step,
-        out_at,
-        out_step,
-    ):
+    def body(emit, num_rows, num_columns, probs_at, probs_step, table_at, low, high, next_table_at, *rest):
+        values_at, next_values_at, block_step, row_step, out_at, out_step = rest
         builder = emit.builder
         bfloat16, element_bytes = emit.bfloat16, emit.element_bytes
 
@@ -355,9 +358,15 @@ def weighted(
             def block(index: Any, totals: list[Any]) -> list[Any]:
                 block_id = builder.sext(emit.load(emit.at(table_at, builder.mul(index, _int(4))), I32), I64)
                 block_at = emit.at(values_at, builder.mul(block_id, block_step))
+                next_id = builder.sext(emit.load(emit.at(next_table_at, builder.mul(index, _int(4))), I32), I64)
+                next_at = emit.at(next_values_at, builder.mul(next_id, block_step))
                 done = builder.mul(builder.sub(index, low), _int(KEYS * element_bytes))
                 for key in range(0, KEYS, 2 if bfloat16 else 1):
                     key_at = emit.at(block_at, builder.mul(row_step, _int(key)))
+                    for near in range(2 if bfloat16 else 1):
+                        next_key_at = emit.at(next_at, builder.mul(row_step, _int(key + near)))
+                        for line in range(0, num_vectors * 16 * element_bytes, 64):
+                            emit.prefetch(emit.at(next_key_at, line), 2)
                     if bfloat16:
                         operands = _two_keys(emit, key_at, row_step, num_vectors)
                     else:
@@ -381,7 +390,7 @@ def weighted(
         choices = [10 * count + vectors for count in range(1, WEIGHTED_ROWS + 1) for vectors in (2, 4)]
         emit.cases(wanted, choices, case)
 
-    return types.void(like, *[types.int64] * 12), _emitted(body)
+    return types.void(like, *[types.int64] * 14), _emitted(body)
 
 
 @intrinsic
@@ -489,6 +498,24 @@ def exp(typingctx, value):
 
 
 @intrinsic
+def ask(typingctx, address, lines):
+    """Have so many lines of the cache from an address on brought to the second level."""
+
+    def codegen(context, builder, signature, args):
+        emit = _Emit(builder, False)
+        first, count = args
+
+        def line(index: Any, totals: list[Any]) -> list[Any]:
+            emit.prefetch(emit.at(first, builder.mul(index, _int(64))), 2)
+            return totals
+
+        emit.loop(_int(0), count, 1, [], line)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64), codegen
+
+
+@intrinsic
 def pointer(typingctx, address):
     """What numba.carray takes."""
 
@@ -496,3 +523,43 @@ def pointer(typingctx, address):
         return builder.inttoptr(args[0], cgutils.voidptr_t)
 
     return types.voidptr(types.int64), codegen
+
+
+SPINS = 2048
+"""Looks at a barrier before the thread offers its core to others."""
+
+
+@intrinsic
+def barrier(typingctx, state, parts):
+    """Wait until so many threads are here. `state`: address of two int64, 0 at first: how many wait, the round."""
+
+    def codegen(context, builder, signature, args):
+        state_at, num_parts = args
+        count = builder.inttoptr(state_at, I64.as_pointer())
+        turn = builder.inttoptr(builder.add(state_at, _int(8)), I64.as_pointer())
+        entry = builder.block
+        before = builder.load_atomic(turn, "acquire", 8)
+        here = builder.add(builder.atomic_rmw("add", count, _int(1), "acq_rel"), _int(1))
+        last, wait, offer, again, done = map(builder.append_basic_block, ("last", "wait", "offer", "again", "done"))
+        builder.cbranch(builder.icmp_signed("==", here, num_parts), last, wait)
+        builder.position_at_end(last)
+        builder.store_atomic(_int(0), count, "monotonic", 8)
+        builder.store_atomic(builder.add(before, _int(1)), turn, "release", 8)
+        builder.branch(done)
+        builder.position_at_end(wait)
+        looks = builder.phi(I64)
+        looks.add_incoming(_int(1), entry)
+        builder.cbranch(builder.icmp_signed("==", builder.load_atomic(turn, "acquire", 8), before), again, done)
+        builder.position_at_end(again)
+        spun = builder.icmp_signed("==", builder.urem(looks, _int(SPINS)), _int(0))
+        next_looks = builder.add(looks, _int(1))
+        looks.add_incoming(next_looks, again)
+        looks.add_incoming(next_looks, offer)
+        builder.cbranch(spun, offer, wait)
+        builder.position_at_end(offer)
+        builder.call(cgutils.get_or_insert_function(builder.module, ir.FunctionType(I32, []), "sched_yield"), [])
+        builder.branch(wait)
+        builder.position_at_end(done)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64), codegen

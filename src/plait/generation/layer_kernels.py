@@ -1,0 +1,371 @@
+"""The decoder of a dense model on a CPU as one compiled function: the counterpart of `generation.lowered`.
+
+Rounds where the Transformers layer rounds, so that both agree up to the order of sums. Every row is computed from that
+row alone, to the bit, whatever the batch holds; so a prompt may be taken whole, in chunks or token by token.
+
+Products read weights that `pack` laid out in panels; in µs on one core of an AMD EPYC (AVX-512, bfloat16), each call
+another weight, against oneDNN's packed products of torch 2.13:
+
+    [8, 576] by [576, 3072]: 78, oneDNN 161    [32, 576] by [576, 3072]: 240, oneDNN 348
+    [8, 1536] by [1536, 576]: 42, oneDNN 82    [32, 1536] by [1536, 576]: 126, oneDNN 176
+
+Several threads share the work: each calls `decoder` with its number, and they meet at barriers.
+
+Shapes: T rows (new tokens), C rows of a chunk, S samples, L layers, R rows that are read, Hq query heads, Hkv key
+heads, G = Hq / Hkv, D head size, H hidden size, I intermediate size, N columns of a product.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from plait.generation.kernels import AVAILABLE, Array, attend, njit
+
+if AVAILABLE:
+    from numba import carray
+
+    from plait.generation.vector_code import KEYS, TILE_COLUMNS, TILE_ROWS, barrier, exp, narrow, pointer, tile, widen
+else:
+    KEYS, TILE_COLUMNS, TILE_ROWS = 16, 32, 14
+
+CHUNK_ROWS = 256
+"""Rows that pass all layers together: enough to read the weights seldom, few enough for a second-level cache."""
+
+SILU, GELU_TANH = 0, 1
+ROUNDED, OFFSET = 0, 1
+"""Norms: weight · round(x / rms), as llama has it, or round((1 + weight) · x / rms), as gemma; `OFFSET` is given 1 +
+weight."""
+
+_ZERO, _ONE = np.float32(0), np.float32(1)
+_GELU_SLOPE, _GELU_CUBE = np.float32(2 * 0.7978845608028654), np.float32(0.044715)
+
+
+class Sizes(NamedTuple):
+    num_heads: int
+    num_key_heads: int
+    head_size: int
+    intermediate: int
+    norm: int
+    activation: int
+    head_norms: int
+    """1 where queries and keys are normalised before rope."""
+    vectors: int
+    """1 where `attend` may use vector instructions."""
+
+
+class Step(NamedTuple):
+    """A RaggedBatch as arrays."""
+
+    positions_T: Array
+    places_T: Array
+    tables_SM: Array
+    starts_S1: Array
+    held_S: Array
+    seen_TK: Array
+    depths_T: Array
+    read_R: Array
+    """Ascending, none twice."""
+
+
+class Weights(NamedTuple):
+    packed_L4: Array
+    """int64: addresses of query-key-value, output, gate-up and down weights."""
+    norms_LN: Array
+    """float32 [L, 2 H + 2 D]: before attention, before the MLP, of query heads, of key heads."""
+    last_norm_H: Array
+    settings_L2: Array
+    """int64: 1 with rope, window (0: none)."""
+    scales_L: Array
+    """float32: of the scores."""
+    eps: float
+    """float32, as all floats here."""
+    residual: float
+    """Factor of what a layer adds."""
+    cos_PD: Array
+    """float32 [positions, D / 2]."""
+    sin_PD: Array
+
+
+class Room(NamedTuple):
+    """Working space of one chunk; rows are as wide as the panels of the product that fills them."""
+
+    normed_CH: Array
+    qkv_CN: Array
+    query_CN: Array
+    attended_CN: Array
+    delta_CN: Array
+    gate_up_CN: Array
+    gated_CI: Array
+    scores_QGK: Array
+    """float32, for each thread."""
+    probs_QGK: Array
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def product(like, x_CK, weight, num_terms, out_CN, num_rows, part, parts):
+    """out [rows, N] = x [rows, K] · weightᵀ + bias of a weight that `pack` has laid out; this thread's panels.
+
+    Args:
+        weight: address.
+        num_terms: K.
+        out_CN: as wide as the panels.
+    """
+    if num_rows == 0:
+        return
+    terms = num_terms // 2 if like.itemsize == 2 else num_terms
+    panel_bytes = 4 * TILE_COLUMNS * (1 + terms)
+    num_tiles = (num_rows + TILE_ROWS - 1) // TILE_ROWS
+    num_panels = out_CN.shape[1] // TILE_COLUMNS
+    x_stride, out_stride = x_CK.shape[1] * like.itemsize, out_CN.shape[1] * like.itemsize
+    for panel in range(num_panels * part // parts, num_panels * (part + 1) // parts):
+        start = 0
+        weight_at = weight + panel * panel_bytes
+        out_at = out_CN.ctypes.data + panel * TILE_COLUMNS * like.itemsize
+        for number in range(num_tiles):
+            stop = (number + 1) * num_rows // num_tiles
+            x_at = x_CK.ctypes.data + start * x_stride
+            tile(like, stop - start, x_at, x_stride, weight_at, terms, out_at + start * out_stride, out_stride)
+            start = stop
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def pack(weight_OT, bias_O, first, out):
+    """Lay the rows of a weight out as `tile` reads them: panels of TILE_COLUMNS outputs, in each its bias, then its
+    terms one by one.
+
+    Args:
+        weight_OT: uint32 [O, T], of bfloat16 in pairs.
+        bias_O: float32, or of length 0.
+        first: output that row 0 is.
+        out: uint32 [panels, 1 + T, TILE_COLUMNS].
+    """
+    num_out, num_terms = weight_OT.shape
+    for row in range(len(bias_O)):
+        column = first + row
+        out[column // TILE_COLUMNS, 0, column % TILE_COLUMNS] = bias_O.view(np.uint32)[row]
+    for start in range(0, num_out, 16):
+        for term in range(num_terms):
+            for row in range(start, min(start + 16, num_out)):
+                column = first + row
+                out[column // TILE_COLUMNS, 1 + term, column % TILE_COLUMNS] = weight_OT[row, term]
+
+
+@njit(cache=True, nogil=True, error_model="numpy", fastmath={"contract", "reassoc", "nsz"})
+def _normalise(x_H, weight_H, eps, kind, out_H):
+    total = _ZERO
+    for h in range(len(weight_H)):
+        x = widen(x_H[h])
+        total += x * x
+    inverse = _ONE / np.sqrt(total / np.float32(len(weight_H)) + eps)
+    if kind == OFFSET:
+        for h in range(len(weight_H)):
+            out_H[h] = narrow(out_H, widen(x_H[h]) * inverse * weight_H[h])
+    else:
+        for h in range(len(weight_H)):
+            out_H[h] = narrow(out_H, widen(narrow(out_H, widen(x_H[h]) * inverse)) * weight_H[h])
+
+
+@njit(cache=True, nogil=True, error_model="numpy", fastmath={"contract"})
+def _add(x_H, delta_H, factor):
+    if factor == _ONE:
+        for h in range(len(x_H)):
+            x_H[h] = narrow(x_H, widen(x_H[h]) + widen(delta_H[h]))
+    else:
+        for h in range(len(x_H)):
+            x_H[h] = narrow(x_H, widen(x_H[h]) + widen(narrow(x_H, widen(delta_H[h]) * factor)))
+
+
+@njit(cache=True, nogil=True, error_model="numpy", fastmath={"contract"})
+def _gated(gate_up_N, activation, out_I):
+    size = len(out_I)
+    if activation == SILU:
+        for i in range(size):
+            x = widen(gate_up_N[i])
+            gate = narrow(out_I, x / (_ONE + exp(-x)))
+            out_I[i] = narrow(out_I, widen(gate) * widen(gate_up_N[size + i]))
+    else:
+        for i in range(size):
+            x = widen(gate_up_N[i])
+            gate = narrow(out_I, x / (_ONE + exp(-_GELU_SLOPE * (x + _GELU_CUBE * x * x * x))))
+            out_I[i] = narrow(out_I, widen(gate) * widen(gate_up_N[size + i]))
+
+
+@njit(cache=True, nogil=True, error_model="numpy", fastmath={"contract"})
+def _rotate(x_D, cos_D, sin_D, out_D):
+    """`apply_rotary_pos_emb` of Transformers; cos and sin are those of its first half, which it repeats."""
+    half = len(cos_D)
+    for d in range(half):
+        low, high = widen(x_D[d]), widen(x_D[half + d])
+        first = widen(narrow(out_D, low * cos_D[d])) - widen(narrow(out_D, high * sin_D[d]))
+        second = widen(narrow(out_D, high * cos_D[d])) + widen(narrow(out_D, low * sin_D[d]))
+        out_D[d] = narrow(out_D, first)
+        out_D[half + d] = narrow(out_D, second)
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def _place(qkv_N, norms_2D, eps, sizes, rope, cos_D, sin_D, query_N, key_pool, value_pool, place):
+    """Norms and rope of a row's queries and of its keys; these and its values go into the pool.
+
+    Outputs lie elsewhere than inputs, as a vectoriser likes them.
+    """
+    size, num_heads, num_key_heads = sizes.head_size, sizes.num_heads, sizes.num_key_heads
+    block, offset = place // KEYS, place % KEYS
+    for head in range(num_heads + num_key_heads):
+        x_D = qkv_N[head * size : (head + 1) * size]
+        if head < num_heads:
+            out_D = query_N[head * size : (head + 1) * size]
+        else:
+            row = ((block * num_key_heads + head - num_heads) * KEYS + offset) * size
+            out_D = carray(pointer(key_pool + row * qkv_N.itemsize), (size,), qkv_N.dtype)
+        if sizes.head_norms:
+            _normalise(x_D, norms_2D[:size] if head < num_heads else norms_2D[size:], eps, sizes.norm, x_D)
+        if rope:
+            _rotate(x_D, cos_D, sin_D, out_D)
+        else:
+            out_D[:] = x_D
+    for head in range(num_key_heads):
+        first = (num_heads + num_key_heads + head) * size
+        row = ((block * num_key_heads + head) * KEYS + offset) * size
+        out_D = carray(pointer(value_pool + row * qkv_N.itemsize), (size,), qkv_N.dtype)
+        out_D[:] = qkv_N[first : first + size]
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def decoder(x_TH, pools_L2, step, weights, sizes, room, out_RH, state, part, parts):
+    """Hidden states after the final norm of the rows that are read; new keys and values go into the pool.
+
+    Args:
+        x_TH: embeddings; holds anything afterwards.
+        pools_L2: int64, addresses of key and value blocks.
+        step, weights, sizes, room: see the classes.
+        state: int64 [2], zeros; shared by the threads.
+        part, parts: number of this thread, and of threads.
+    """
+    num_rows, hidden = x_TH.shape
+    num_layers = len(weights.scales_L)
+    width = x_TH.itemsize
+    attention = (sizes.num_heads, sizes.num_key_heads, sizes.head_size, sizes.head_size)
+    done = 0
+    for start in range(0, num_rows, CHUNK_ROWS):
+        stop = min(start + CHUNK_ROWS, num_rows)
+        count = stop - start
+        for layer in range(num_layers):
+            norms_N = weights.norms_LN[layer]
+            for row in range(count * part // parts, count * (part + 1) // parts):
+                if layer:
+                    _add(x_TH[start + row], room.delta_CN[row, :hidden], weights.residual)
+                _normalise(x_TH[start + row], norms_N[:hidden], weights.eps, sizes.norm, room.normed_CH[row])
+            if parts > 1:
+                barrier(state.ctypes.data, parts)
+            product(x_TH, room.normed_CH, weights.packed_L4[layer, 0], hidden, room.qkv_CN, count, part, parts)
+            if parts > 1:
+                barrier(state.ctypes.data, parts)
+            rope, window = weights.settings_L2[layer, 0], weights.settings_L2[layer, 1]
+            for row in range(count * part // parts, count * (part + 1) // parts):
+                position = step.positions_T[start + row]
+                _place(
+                    room.qkv_CN[row],
+                    norms_N[2 * hidden :],
+                    weights.eps,
+                    sizes,
+                    rope,
+                    weights.cos_PD[position],
+                    weights.sin_PD[position],
+                    room.query_CN[row],
+                    pools_L2[layer, 0],
+                    pools_L2[layer, 1],
+                    step.places_T[start + row],
+                )
+            if parts > 1:
+                barrier(state.ctypes.data, parts)
+            first, behind = count * part // parts, count * (part + 1) // parts
+            attend(
+                x_TH,
+                room.query_CN.ctypes.data + first * room.query_CN.shape[1] * width,
+                room.query_CN.shape[1] * width,
+                room.attended_CN.ctypes.data + first * room.attended_CN.shape[1] * width,
+                room.attended_CN.shape[1] * width,
+                pools_L2[layer, 0],
+                pools_L2[layer, 1],
+                attention,
+                sizes.vectors == 1,
+                step.tables_SM,
+                step.starts_S1,
+                step.held_S,
+                step.seen_TK,
+                step.depths_T,
+                start + first,
+                start + behind,
+                weights.scales_L[layer],
+                window,
+                room.scores_QGK[part],
+                room.probs_QGK[part],
+            )
+            if parts > 1:
+                barrier(state.ctypes.data, parts)
+            if layer == num_layers - 1:
+                count = _keep_read(x_TH, room.attended_CN, step.read_R, done, start, stop, part)
+                if parts > 1:
+                    barrier(state.ctypes.data, parts)
+            product(
+                x_TH,
+                room.attended_CN,
+                weights.packed_L4[layer, 1],
+                sizes.num_heads * sizes.head_size,
+                room.delta_CN,
+                count,
+                part,
+                parts,
+            )
+            if parts > 1:
+                barrier(state.ctypes.data, parts)
+            for row in range(count * part // parts, count * (part + 1) // parts):
+                _add(x_TH[start + row], room.delta_CN[row, :hidden], weights.residual)
+                weight_H = norms_N[hidden : 2 * hidden]
+                _normalise(x_TH[start + row], weight_H, weights.eps, sizes.norm, room.normed_CH[row])
+            if parts > 1:
+                barrier(state.ctypes.data, parts)
+            product(x_TH, room.normed_CH, weights.packed_L4[layer, 2], hidden, room.gate_up_CN, count, part, parts)
+            if parts > 1:
+                barrier(state.ctypes.data, parts)
+            for row in range(count * part // parts, count * (part + 1) // parts):
+                _gated(room.gate_up_CN[row], sizes.activation, room.gated_CI[row])
+            if parts > 1:
+                barrier(state.ctypes.data, parts)
+            product(
+                x_TH, room.gated_CI, weights.packed_L4[layer, 3], sizes.intermediate, room.delta_CN, count, part, parts
+            )
+            if parts > 1:
+                barrier(state.ctypes.data, parts)
+        for row in range(count * part // parts, count * (part + 1) // parts):
+            _add(x_TH[start + row], room.delta_CN[row, :hidden], weights.residual)
+            _normalise(x_TH[start + row], weights.last_norm_H, weights.eps, sizes.norm, out_RH[done + row])
+        done += count
+        if parts > 1:
+            barrier(state.ctypes.data, parts)
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def _keep_read(x_TH, attended_CN, read_R, done, start, stop, part):
+    """Move the rows that are read to the front of the chunk; their number. The first thread moves."""
+    count = 0
+    while done + count < len(read_R) and read_R[done + count] < stop:
+        row = read_R[done + count]
+        if part == 0 and row != start + count:
+            x_TH[start + count] = x_TH[row]
+            attended_CN[count] = attended_CN[row - start]
+        count += 1
+    return count
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def head(x_RH, weight, out_RN, part, parts):
+    """Logits: `product` of all rows with the packed weight of a linear head."""
+    product(x_RH, x_RH, weight, x_RH.shape[1], out_RN, len(x_RH), part, parts)
+
+
+def panels(num_out: int) -> int:
+    """Panels of a weight with so many outputs."""
+    return -(-num_out // TILE_COLUMNS)

@@ -1,0 +1,503 @@
+"""The lowered forward of a dense model: the same layers as the Transformers module's, as one compiled function.
+
+`lower` reads the weights and settings off a module whose layers are of the classic shape (norm, attention with rope,
+norm, gated MLP; perhaps biases, head norms, windows, layers without rope, factors as granite has them), and proves the
+result against the module's own forward on random tokens. Whatever is not of that shape, or computes something else, is
+refused with a reason, and the module itself computes.
+
+Both agree up to the order of sums; a row's numbers do not depend on the batch, on chunking, or on prompt and response
+(`layer_kernels`).
+
+Shapes: T rows (new tokens), R rows that are read, L layers, H hidden size, O outputs, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from plait.data.packed import pack as packed_row
+from plait.generation import kernels, layer_kernels
+from plait.generation.kernels import KEYS, array_of
+from plait.generation.layer_kernels import CHUNK_ROWS, GELU_TANH, OFFSET, ROUNDED, SILU, TILE_COLUMNS, Sizes
+from plait.generation.pool import KVPool
+from plait.generation.ragged import NewTokens, RaggedBatch, ragged
+from plait.models.attention import PackedContext
+from plait.models.language_model import LanguageModel
+
+ROPE_TYPES = ("default", "linear", "llama3", "yarn")
+"""Those whose angles are a function of the position alone."""
+
+TOLERANCE = {torch.float32: 2e-4, torch.bfloat16: 6e-2}
+"""Largest deviation from the module in the self-check, relative to the largest number."""
+
+ALIGNMENT = 64
+"""Bytes: a vector, a line of the cache."""
+
+HUGE_PAGE = 1 << 21
+"""Bytes. With weights on huge pages [8, 576] by [576, 3072] takes 78 µs in place of 88."""
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """Why a model is not lowered."""
+
+    reason: str
+
+
+class _Refused(Exception):
+    """Within this file."""
+
+
+@dataclass(frozen=True)
+class _Layer:
+    """Where a decoder layer keeps what it computes with; weights [O, I] and biases [O] or None, in order of outputs."""
+
+    attention_in: tuple[nn.Linear, ...]
+    attention_out: nn.Linear
+    mlp_in: tuple[nn.Linear, ...]
+    mlp_out: nn.Linear
+    norms: tuple[nn.Module, ...]
+    """Before attention, before the MLP; then of query and key heads, where it has them."""
+    uses_rope: bool
+
+
+def lower(model: LanguageModel) -> Lowered | Refusal:
+    """The lowered forward of a model, proven equal to its module's; or why there is none."""
+    try:
+        lowered = Lowered(model)
+        lowered.check()
+    except _Refused as refused:
+        return Refusal(str(refused))
+    return lowered
+
+
+class Lowered:
+    """See the module's docstring; made by `lower`.
+
+    Weights are read when they are packed: a copy as large as themselves. `drop` it before they change.
+    """
+
+    def __init__(self, model: LanguageModel) -> None:
+        _require(model.device.type == "cpu", f"it lies on {model.device.type}")
+        _require(kernels.fast(model.dtype), f"there are no vector instructions or no numba for {model.dtype}")
+        _require(model.own is None, "it shares its weights with others under an adapter")
+        _require(model.part is None or model.part.is_whole, "this rank has a part of it")
+        self.model = model
+        self._module = model.module.base_model
+        self._layers = [_layer(layer) for layer in _decoder_layers(self._module)]
+        self._weights: layer_kernels.Weights | None = None
+        self._head: Tensor | None = None
+        self._packed: Tensor | None = None
+        self._room: layer_kernels.Room | None = None
+        self._threads: ThreadPoolExecutor | None = None
+        self._state = np.zeros(2, np.int64)
+        self._read_settings()
+
+    @property
+    def is_packed(self) -> bool:
+        return self._weights is not None
+
+    @property
+    def num_bytes(self) -> int:
+        """Of the packed weights and the working space."""
+        packed = 0 if self._packed is None else self._packed.nbytes
+        return packed + sum(array.nbytes for array in self._room or ())
+
+    def pack(self) -> None:
+        """Copy the weights as they are now."""
+        if self.is_packed:
+            return
+        wanted = [
+            [(linear.weight, linear.bias) for linear in linears]
+            for layer in self._layers
+            for linears in (layer.attention_in, (layer.attention_out,), layer.mlp_in, (layer.mlp_out,))
+        ]
+        if self.model.head.linear:
+            wanted.append([(self.model.head.weight, self.model.head.bias)])
+        shapes = [_panels_of(parts) for parts in wanted]
+        sizes = [shape[0] * shape[1] * shape[2] for shape in shapes]
+        self._packed = _aligned((sum(sizes),), torch.uint32)  # one after another: what is asked for ahead is the next
+        laid_out = [flat.view(shape) for flat, shape in zip(self._packed.split(sizes), shapes, strict=True)]
+        for parts, out in zip(wanted, laid_out, strict=True):
+            _lay_out(parts, out)
+        self._head = laid_out.pop() if self.model.head.linear else None
+        norms = [torch.cat([*map(self._norm_weight, layer.norms)]) for layer in self._layers]
+        self._weights = layer_kernels.Weights(
+            np.array([out.data_ptr() for out in laid_out], np.int64).reshape(-1, 4),
+            torch.stack(norms).numpy(),
+            self._norm_weight(self._module.norm).numpy(),
+            np.array([[layer.uses_rope, window] for layer, window in zip(self._layers, self._windows, strict=True)]),
+            np.array(self._scales, np.float32),
+            np.float32(self._eps),
+            np.float32(self._residual),
+            *self._angles(0),
+        )
+
+    def drop(self) -> None:
+        """Give the copy back; nothing to do where there is none."""
+        self._weights, self._packed, self._head = None, None, None
+
+    @torch.no_grad()
+    def hidden(self, batch: RaggedBatch, pool: KVPool) -> Tensor:
+        """Hidden states [R, H] after the final norm of the rows that are read; the pool holds the new tokens then."""
+        assert pool.block_tokens == KEYS, f"blocks of {KEYS} tokens"
+        self.pack()
+        read_R, places_R = _ascending(batch)
+        x_TH = F.embedding(batch.token_ids_T, self._module.embed_tokens.weight)
+        if self._embedding_scale is not None:
+            x_TH = x_TH * self._embedding_scale
+        out_RH = x_TH.new_empty(len(read_R), x_TH.shape[1])
+        weights = self._weights_for(int(batch.position_ids_T.max()) + 1)
+        parts = torch.get_num_threads()
+        room = self._room_for(min(batch.num_tokens, CHUNK_ROWS), batch.tables_SM.shape[1] * KEYS, parts)
+        seen_TK, depths_T = kernels.seen_rows(batch.starts_S1, batch.ancestors)
+        step = layer_kernels.Step(
+            batch.position_ids_T.numpy(),
+            batch.places_T.numpy(),
+            batch.tables_SM.contiguous().numpy(),
+            batch.starts_S1.numpy(),
+            batch.held_S.numpy(),
+            seen_TK,
+            depths_T,
+            read_R.numpy(),
+        )
+        addresses = np.array([[kv.key.data_ptr(), kv.value.data_ptr()] for kv in self._pool_layers(pool)], np.int64)
+        x, out = array_of(x_TH), array_of(out_RH)
+
+        def run(part: int) -> None:
+            layer_kernels.decoder(x, addresses, step, weights, self._sizes, room, out, self._state, part, parts)
+
+        self._on_threads(run, parts)
+        return out_RH if places_R is None else out_RH[places_R]
+
+    @torch.no_grad()
+    def logits(self, hidden_RH: Tensor) -> Tensor:
+        """Logits [R, V] in the compute dtype, the family's final softcap and scale included."""
+        self.pack()
+        if self._head is None:
+            return self.model.logits(hidden_RH)
+        num_panels = self._head.shape[0]
+        out_RN = hidden_RH.new_empty(len(hidden_RH), num_panels * TILE_COLUMNS)
+        x, out, parts = array_of(hidden_RH.contiguous()), array_of(out_RN), torch.get_num_threads()
+        address = self._head.data_ptr()
+        self._on_threads(lambda part: layer_kernels.head(x, address, out, part, parts), parts)
+        return out_RN[:, : self.model.head.weight.shape[0]]
+
+    @torch.no_grad()
+    def check(self) -> None:
+        """Compare with the module on random tokens: a prompt in two chunks beside a shorter one.
+
+        Raises:
+            _Refused: they differ.
+        """
+        generator = torch.Generator().manual_seed(0)
+        vocab_size = self._module.embed_tokens.weight.shape[0]
+        lengths = (2 * KEYS + 5, 3)
+        prompts = [torch.randint(vocab_size, (length,), generator=generator).tolist() for length in lengths]
+        tables = ((3, 0, 2), (1,))
+        row = packed_row([(prompt, ()) for prompt in prompts])
+        expected = self.model.hidden(row.token_ids_T, row.position_ids_T, PackedContext(row))
+        pool = KVPool(KEYS)
+        pool.reserve(4, 4)
+        split = KEYS + 2
+        first = [NewTokens(prompts[1], 0, tables[1]), NewTokens(prompts[0][:split], 0, tables[0])]
+        later = ragged([NewTokens(prompts[0][split:], split, tables[0])], KEYS)
+        found = [self.hidden(ragged(first, KEYS), pool), self.hidden(later, pool)]
+        short = lengths[1]
+        whole = torch.cat([found[0][short:], found[1], found[0][:short]]).float()
+        error = (whole - expected.float()).abs().max() / expected.float().abs().max()
+        near = bool(error <= TOLERANCE[self.model.dtype])
+        self.drop()
+        _require(near, f"its lowered layers differ from the module's by {float(error):.2g} of the largest number")
+
+    def _read_settings(self) -> None:
+        """Find out what the module does around its weights by watching it compute."""
+        config, module = self.model.config.get_text_config(), self._module
+        first = self._layers[0]
+        rotary = getattr(module, "rotary_emb", None)
+        _require(
+            getattr(rotary, "rope_type", None) in ROPE_TYPES, "its angles are not a function of the position alone"
+        )
+        self._rotary = rotary
+        watch = _Watch()
+        entry: list[Tensor] = []
+        layers = _decoder_layers(module)
+        hook = layers[0].register_forward_pre_hook(
+            lambda _, args, kwargs: entry.append(_input(args, kwargs)), with_kwargs=True
+        )
+        ids = torch.arange(1, 5)
+        try:
+            with torch.no_grad():
+                self.model.hidden(ids, torch.arange(4), watch)
+        finally:
+            hook.remove()
+        _require(watch.calls.keys() == set(range(len(layers))), "its layers do not attend once each")
+        calls = [watch.calls[layer] for layer in range(len(layers))]
+        _require(all(call.plain for call in calls), "its attention has a softcap or sinks")
+        _require(len({call.shape for call in calls}) == 1, "its layers are of several shapes")
+        num_heads, num_key_heads, head_size = calls[0].shape
+        self._scales, self._windows = [call.scale for call in calls], [call.window or 0 for call in calls]
+        embedded = F.embedding(ids, module.embed_tokens.weight.detach())
+        self._embedding_scale = _factor(embedded, entry[0][0])
+        self._residual = float(getattr(layers[0], "residual_multiplier", 1.0))
+        self._eps, norm = _norm_kind(first.norms[0])
+        kinds = {_norm_kind(norm) for layer in self._layers for norm in layer.norms} | {_norm_kind(module.norm)}
+        _require(len(kinds) == 1, "its norms are of several kinds")
+        hidden, intermediate = module.embed_tokens.weight.shape[1], first.mlp_out.in_features
+        widths = (hidden, head_size, num_heads * head_size, intermediate)
+        _require(all(width % 2 == 0 for width in widths), "a width is odd")
+        _require(
+            sum(layer.out_features for layer in first.attention_in) == (num_heads + 2 * num_key_heads) * head_size,
+            "its heads are not of one size",
+        )
+        self._sizes = Sizes(
+            num_heads,
+            num_key_heads,
+            head_size,
+            intermediate,
+            norm,
+            _activation(layers[0].mlp),
+            int(len(first.norms) == 4),
+            int(head_size % 32 == 0),
+        )
+        self._max_positions = int(config.max_position_embeddings)
+
+    def _norm_weight(self, norm: Any) -> Tensor:
+        weight = norm.weight.detach().float()
+        return weight + 1 if self._sizes.norm == OFFSET else weight
+
+    def _angles(self, num_positions: int) -> tuple[Any, Any]:
+        """cos and sin of the first half of a head, for at least so many positions."""
+        num_positions = min(max(1024, 1 << (num_positions - 1).bit_length()), max(self._max_positions, num_positions))
+        like = torch.empty(0, dtype=self.model.dtype)
+        cos, sin = self._rotary(like, torch.arange(num_positions)[None])
+        half = cos.shape[-1] // 2
+        _require(cos.shape[-1] == self._sizes.head_size, "rope turns a part of each head")
+        _require(bool((cos[..., :half] == cos[..., half:]).all()), "rope turns other pairs")
+        return tuple(angles[0, :, :half].float().contiguous().numpy() for angles in (cos, sin))  # type: ignore[return-value]
+
+    def _weights_for(self, num_positions: int) -> layer_kernels.Weights:
+        assert self._weights is not None, "weights are packed"
+        if len(self._weights.cos_PD) < num_positions:
+            cos, sin = self._angles(num_positions)
+            self._weights = self._weights._replace(cos_PD=cos, sin_PD=sin)
+        return self._weights
+
+    def _room_for(self, num_rows: int, num_keys: int, parts: int) -> layer_kernels.Room:
+        room, sizes = self._room, self._sizes
+        if room is not None:
+            enough = len(room.normed_CH) >= num_rows and room.scores_QGK.shape[2] >= num_keys
+            if enough and len(room.scores_QGK) >= parts:
+                return room
+            num_rows = max(num_rows, len(room.normed_CH))
+            num_keys = max(2 * num_keys, room.scores_QGK.shape[2])
+        hidden = self._module.embed_tokens.weight.shape[1]
+        attended = sizes.num_heads * sizes.head_size
+        all_heads = (sizes.num_heads + 2 * sizes.num_key_heads) * sizes.head_size
+        dtype = np.uint16 if self.model.dtype == torch.bfloat16 else np.float32
+
+        def rows(width: int, panels: bool = True) -> Any:
+            width = layer_kernels.panels(width) * TILE_COLUMNS if panels else width
+            return _aligned((num_rows, width), torch.uint16 if dtype is np.uint16 else torch.float32).numpy()
+
+        of_scores = (parts, sizes.num_heads // sizes.num_key_heads, num_keys)
+        self._room = layer_kernels.Room(
+            rows(hidden, panels=False),
+            rows(all_heads),
+            rows(attended, panels=False),
+            rows(attended, panels=False),
+            rows(hidden),
+            rows(2 * sizes.intermediate),
+            rows(sizes.intermediate, panels=False),
+            np.empty(of_scores, np.float32),
+            np.empty(of_scores, dtype),
+        )
+        return self._room
+
+    def _pool_layers(self, pool: KVPool) -> Iterator[Any]:
+        sizes = self._sizes
+        empty = torch.empty(sizes.num_key_heads, 0, sizes.head_size, dtype=self.model.dtype)
+        for layer in range(len(self._layers)):
+            yield pool.layer(layer, empty, empty)
+
+    def _on_threads(self, run: Any, parts: int) -> None:
+        if parts == 1:
+            run(0)
+            return
+        if self._threads is None or self._threads._max_workers < parts - 1:
+            self._threads = ThreadPoolExecutor(parts - 1, thread_name_prefix="lowered")
+        others = [self._threads.submit(run, part) for part in range(1, parts)]
+        run(0)
+        for other in others:
+            other.result()
+
+
+@dataclass
+class _Call:
+    """What a layer asked of its attention."""
+
+    shape: tuple[int, int, int]
+    scale: float
+    window: int | None
+    plain: bool
+
+
+class _Watch:
+    """An AttentionContext that notes what each layer asks for."""
+
+    def __init__(self) -> None:
+        self.calls: dict[int, _Call] = {}
+
+    def attend(
+        self,
+        layer: int,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        *,
+        scale: float,
+        window: int | None,
+        softcap: float | None,
+        sinks: Tensor | None,
+    ) -> Tensor:
+        """See AttentionContext.attend."""
+        plain = softcap is None and sinks is None and key.shape[2] == value.shape[2]
+        self.calls[layer] = _Call((query.shape[0], key.shape[0], key.shape[2]), float(scale), window, plain)
+        return query.new_zeros(query.shape[1], query.shape[0], value.shape[2])
+
+
+def _require(holds: bool, otherwise: str) -> None:
+    if not holds:
+        raise _Refused(otherwise)
+
+
+def _decoder_layers(module: Any) -> list[Any]:
+    layers = getattr(module, "layers", None)
+    found = isinstance(layers, nn.ModuleList) and len(layers) > 0
+    _require(found and hasattr(module, "norm") and hasattr(module, "embed_tokens"), "it is not a list of layers")
+    return list(layers)  # type: ignore[arg-type]
+
+
+def _layer(layer: Any) -> _Layer:
+    """The parts of a layer of the classic shape, by the names that all such families use."""
+    attention, mlp = getattr(layer, "self_attn", None), getattr(layer, "mlp", None)
+    norms = [getattr(layer, name, None) for name in ("input_layernorm", "post_attention_layernorm")]
+    _require(all(part is not None for part in (attention, mlp, *norms)), "its layers are not of the classic shape")
+    whole, halves = getattr(attention, "qkv_proj", None), getattr(mlp, "gate_up_proj", None)
+    attention_in = (whole,) if whole is not None else _all(attention, "q_proj", "k_proj", "v_proj")
+    mlp_in = (halves,) if halves is not None else _all(mlp, "gate_proj", "up_proj")
+    head_norms = [getattr(attention, name) for name in ("q_norm", "k_norm") if hasattr(attention, name)]
+    found = _Layer(
+        attention_in,
+        *_all(attention, "o_proj"),
+        mlp_in,
+        *_all(mlp, "down_proj"),
+        (*norms, *head_norms),
+        bool(getattr(attention, "use_rope", True)),
+    )
+    linears = (*found.attention_in, found.attention_out, *found.mlp_in, found.mlp_out)
+    _require(all(type(linear) is nn.Linear for linear in linears), "its linear layers are wrapped or of another class")
+    known = sum(parameter.numel() for part in (*linears, *found.norms) for parameter in part.parameters())
+    _require(known == sum(parameter.numel() for parameter in layer.parameters()), "its layers have further weights")
+    size = getattr(attention, "head_dim", None)
+    sizes_fit = len(head_norms) in (0, 2) and all(tuple(norm.weight.shape) == (size,) for norm in head_norms)
+    _require(sizes_fit, "its head norms are not over one head")
+    return found
+
+
+def _all(module: Any, *names: str) -> tuple[Any, ...]:
+    found = tuple(getattr(module, name, None) for name in names)
+    _require(all(part is not None for part in found), "its layers are not of the classic shape")
+    return found
+
+
+def _norm_kind(norm: Any) -> tuple[float, int]:
+    """Its epsilon, and ROUNDED or OFFSET, which its output on random numbers shows."""
+    names = [name for name in ("variance_epsilon", "eps") if isinstance(getattr(norm, name, None), float)]
+    weight = getattr(norm, "weight", None)
+    _require(bool(names) and weight is not None and len(list(norm.parameters())) == 1, "its norms are of another kind")
+    eps = getattr(norm, names[0])
+    x = torch.randn(3, len(weight), generator=torch.Generator().manual_seed(0)).to(weight.dtype)
+    with torch.no_grad():
+        normal = (x.float() * torch.rsqrt(x.float().square().mean(-1, keepdim=True) + eps)).to(x.dtype)
+        out = norm(x).float()
+        for kind, factor in ((ROUNDED, weight.float()), (OFFSET, weight.float() + 1)):
+            if torch.allclose(out, normal.float() * factor, rtol=0.02, atol=1e-3):
+                return eps, kind
+    raise _Refused("its norms are of another kind")
+
+
+def _activation(mlp: Any) -> int:
+    function = getattr(mlp, "act_fn", None) or getattr(mlp, "activation_fn", None)
+    _require(function is not None, "its MLP has no activation by a known name")
+    x = torch.linspace(-6, 6, 49)
+    for kind, expected in ((SILU, F.silu(x)), (GELU_TANH, F.gelu(x, approximate="tanh"))):
+        if torch.allclose(function(x), expected, rtol=1e-5, atol=1e-5):  # type: ignore[misc]
+            return kind
+    raise _Refused("its activation is another one")
+
+
+def _input(args: Any, kwargs: Any) -> Tensor:
+    return args[0] if args else kwargs["hidden_states"]
+
+
+def _factor(embedded: Tensor, entered: Tensor) -> Tensor | None:
+    """The factor between the embeddings and what enters the first layer; None for 1."""
+    if torch.equal(embedded, entered):
+        return None
+    largest = embedded.abs().argmax()
+    ratio = float(entered.flatten()[largest].double() / embedded.flatten()[largest].double())
+    for factor in (ratio, float(round(ratio, 2)), float(round(ratio))):
+        scale = torch.tensor(factor, dtype=embedded.dtype)
+        if torch.allclose(embedded * scale, entered, rtol=0.02, atol=1e-6):
+            return scale
+    raise _Refused("its embeddings are changed before the first layer")
+
+
+def _ascending(batch: RaggedBatch) -> tuple[Tensor, Tensor | None]:
+    """Rows that are read, ascending and none twice; and where the asked ones are among them, None for in order."""
+    if batch.read_R is None:
+        return torch.arange(batch.num_tokens), None
+    if bool((batch.read_R[1:] > batch.read_R[:-1]).all()):
+        return batch.read_R, None
+    rows_R, places_R = torch.unique(batch.read_R, return_inverse=True)
+    return rows_R, places_R
+
+
+def _panels_of(parts: list[tuple[Tensor, Tensor | None]]) -> tuple[int, int, int]:
+    """The shape of these weights, one under the other, laid out as uint32."""
+    weight_OI = parts[0][0]
+    num_terms = weight_OI.shape[1] * weight_OI.element_size() // 4
+    return layer_kernels.panels(sum(len(weight) for weight, _ in parts)), 1 + num_terms, TILE_COLUMNS
+
+
+def _lay_out(parts: list[tuple[Tensor, Tensor | None]], out: Tensor) -> None:
+    first = 0
+    for weight_OI, bias_O in parts:
+        bias = np.empty(0, np.float32) if bias_O is None else bias_O.detach().float().numpy()
+        terms = weight_OI.detach().contiguous().view(torch.uint32).numpy()
+        layer_kernels.pack(terms, bias, first, out.numpy())
+        first += len(weight_OI)
+
+
+def _aligned(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """Zeros that start at a multiple of ALIGNMENT, a large one on huge pages where the system has them."""
+    item = torch.empty(0, dtype=dtype).element_size()
+    count = int(np.prod(shape))
+    if count * item >= HUGE_PAGE and hasattr(mmap, "MADV_HUGEPAGE"):
+        pages = mmap.mmap(-1, count * item + HUGE_PAGE)
+        pages.madvise(mmap.MADV_HUGEPAGE)
+        whole, alignment = torch.frombuffer(pages, dtype=torch.uint8), HUGE_PAGE
+    else:
+        whole, alignment = torch.zeros(count * item + ALIGNMENT, dtype=torch.uint8), ALIGNMENT
+    first = -whole.data_ptr() % alignment
+    return whole[first : first + count * item].view(dtype).view(shape)

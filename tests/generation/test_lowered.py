@@ -1,0 +1,242 @@
+"""The lowered forward against the Transformers module, and which models it refuses."""
+
+from __future__ import annotations
+
+import functools
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from plait.data.packed import pack as packed_row
+from plait.generation import kernels, layer_kernels
+from plait.generation.kernels import KEYS
+from plait.generation.lowered import Lowered, Refusal, _lay_out, _panels_of, lower
+from plait.generation.pool import KVPool
+from plait.generation.ragged import NewTokens, RaggedBatch, RaggedContext, ragged
+from plait.models.attention import PackedContext
+from plait.models.language_model import LanguageModel
+from plait.models.lora import add_lora
+from plait.models.lora_settings import LoraSettings
+from tests.models.tiny import VOCAB_SIZE, tiny_model
+
+DTYPES = [torch.float32, torch.bfloat16]
+needs_vectors = pytest.mark.skipif(not all(map(kernels.fast, DTYPES)), reason="no numba, or a CPU without AVX-512")
+FAMILIES = ["llama", "qwen2", "qwen3", "mistral", "smollm3", "granite", "gemma", "phi3"]
+REFUSED = ["mixtral", "gemma2", "gpt_oss", "olmo2", "cohere", "starcoder2", "glm", "gpt_neox", "deepseek_v3", "gpt2"]
+
+
+@functools.cache
+def model_of(family: str, dtype: torch.dtype) -> LanguageModel:
+    return tiny_model(family, dtype=dtype)
+
+
+@functools.cache
+def lowered_of(family: str, dtype: torch.dtype) -> Lowered:
+    lowered = lower(model_of(family, dtype))
+    assert isinstance(lowered, Lowered), lowered
+    return lowered
+
+
+def tokens(count: int, seed: int = 0) -> list[int]:
+    return torch.randint(VOCAB_SIZE, (count,), generator=torch.Generator().manual_seed(seed)).tolist()
+
+
+def module_logits(model: LanguageModel, token_ids: list[int]) -> torch.Tensor:
+    row = packed_row([(token_ids, ())])
+    with torch.no_grad():
+        return model.logits(model.hidden(row.token_ids_T, row.position_ids_T, PackedContext(row))).float()
+
+
+def pool_of(num_blocks: int) -> KVPool:
+    pool = KVPool(KEYS)
+    pool.reserve(num_blocks, num_blocks)
+    return pool
+
+
+@needs_vectors
+@pytest.mark.parametrize("family", FAMILIES)
+def test_chunks_and_decode_steps_give_the_logits_of_the_module(family: str) -> None:
+    model, lowered = model_of(family, torch.float32), lowered_of(family, torch.float32)
+    token_ids = tokens(70)
+    expected = module_logits(model, token_ids)
+    pool, table, found, at = pool_of(6), [4, 0, 5, 1, 2], [], 0
+    for count in (40, 1, 3, 1, 20, 1, 1, 3):
+        batch = ragged([NewTokens(token_ids[at : at + count], at, table)], KEYS)
+        found.append(lowered.logits(lowered.hidden(batch, pool)))
+        at += count
+    torch.testing.assert_close(torch.cat(found), expected, rtol=1e-4, atol=1e-4 * float(expected.abs().max()))
+
+
+@needs_vectors
+@pytest.mark.parametrize("family", FAMILIES)
+def test_bfloat16_is_as_near_to_float32_as_the_module_is(family: str) -> None:
+    token_ids = tokens(40)
+    narrow, lowered = model_of(family, torch.bfloat16), lowered_of(family, torch.bfloat16)
+    wide = tiny_model(family, dtype=torch.bfloat16)
+    wide.module.float()
+    exact = wide.module(
+        input_ids=torch.tensor([token_ids]), use_cache=False, context=PackedContext(packed_row([(token_ids, ())]))
+    )
+    exact = exact.logits[0].detach()
+    batch = ragged([NewTokens(token_ids, 0, [2, 0, 1])], KEYS)
+    found = lowered.logits(lowered.hidden(batch, pool_of(3))).float()
+    ours, theirs = (
+        (found - exact).square().mean().sqrt(),
+        (module_logits(narrow, token_ids) - exact).square().mean().sqrt(),
+    )
+    assert ours <= 1.15 * theirs, f"root mean square error {ours:.3g}, of the module {theirs:.3g}"
+
+
+@needs_vectors
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@settings(max_examples=15, deadline=None)
+@given(
+    lengths=st.lists(st.integers(1, 60), min_size=1, max_size=4),
+    family=st.sampled_from(["llama", "qwen3", "mistral"]),
+    seed=st.integers(0, 99),
+)
+def test_logits_are_the_same_to_the_bit_in_every_batch_and_chunking(
+    dtype: torch.dtype, lengths: list[int], family: str, seed: int
+) -> None:
+    lowered = lowered_of(family, dtype)
+    texts = [tokens(length, seed + index) for index, length in enumerate(lengths)]
+    tables = [list(range(4 * index, 4 * index + 4)) for index in range(len(texts))]
+    rank = sorted(range(len(texts)), key=lambda index: NewTokens(texts[index], 0, tables[index]).rank)
+    together = ragged([NewTokens(texts[index], 0, tables[index]) for index in rank], KEYS)
+    whole = lowered.logits(lowered.hidden(together, pool_of(4 * len(texts))))
+    starts = dict(zip(rank, np.cumsum([0, *(len(texts[index]) for index in rank)]).tolist(), strict=False))
+    for index, text in enumerate(texts):
+        pool, at = pool_of(4), 0
+        while at < len(text):
+            count = min(1 + (seed + at) % 7, len(text) - at)
+            batch = ragged([NewTokens(text[at : at + count], at, [3, 1, 0, 2])], KEYS)
+            found = lowered.logits(lowered.hidden(batch, pool))
+            assert torch.equal(found, whole[starts[index] + at : starts[index] + at + count])
+            at += count
+
+
+@needs_vectors
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_a_tree_of_new_tokens_and_rows_that_are_read(dtype: torch.dtype) -> None:
+    model, lowered = model_of("llama", dtype), lowered_of("llama", dtype)
+    prompt, branch = tokens(20), tokens(5, seed=1)
+    tree = torch.tensor([[1, 0, 0, 0, 0], [1, 1, 0, 0, 0], [1, 0, 1, 0, 0], [1, 1, 0, 1, 0], [1, 0, 1, 0, 1]]).bool()
+    pool = pool_of(4)
+    lowered.hidden(ragged([NewTokens(prompt, 0, [0, 1])], KEYS), pool)
+    batch = ragged([NewTokens(branch, 20, [0, 1], tree)], KEYS, read=[4, 0, 3])
+    found = lowered.logits(lowered.hidden(batch, pool)).float()
+    for row, path in enumerate(([0, 2, 4], [0], [0, 1, 3])):
+        expected = module_logits(model, prompt + [branch[node] for node in path])[-1]
+        bound = (1e-4 if dtype == torch.float32 else 0.06) * float(expected.abs().max())
+        torch.testing.assert_close(found[row], expected, rtol=0, atol=bound)
+
+
+@needs_vectors
+def test_more_rows_than_a_chunk_and_few_that_are_read() -> None:
+    model, lowered = tiny_model("llama", dtype=torch.float32, max_position_embeddings=1024), None
+    lowered = lower(model)
+    assert isinstance(lowered, Lowered)
+    token_ids = tokens(2 * layer_kernels.CHUNK_ROWS + 9)
+    table = list(range(40))
+    expected = module_logits(model, token_ids)
+    for read in ([0, 255, 256, 300, 519], [520]):
+        batch = ragged([NewTokens(token_ids, 0, table)], KEYS, read=read)
+        found = lowered.logits(lowered.hidden(batch, pool_of(40)))
+        torch.testing.assert_close(found, expected[read], rtol=1e-4, atol=1e-4 * float(expected.abs().max()))
+
+
+@needs_vectors
+def test_its_keys_and_values_are_those_of_the_module() -> None:
+    model, lowered = model_of("qwen3", torch.float32), lowered_of("qwen3", torch.float32)
+    batch: RaggedBatch = ragged([NewTokens(tokens(20), 0, [1, 0])], KEYS)
+    ours, theirs = pool_of(2), pool_of(2)
+    lowered.hidden(batch, ours)
+    with torch.no_grad():
+        model.hidden(batch.token_ids_T, batch.position_ids_T, RaggedContext(theirs, batch))
+    for layer, expected in theirs.layers.items():
+        torch.testing.assert_close(ours.layers[layer].key, expected.key, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(ours.layers[layer].value, expected.value, rtol=1e-4, atol=1e-4)
+
+
+@needs_vectors
+def test_threads_share_the_work_and_change_no_bit() -> None:
+    lowered = lowered_of("llama", torch.bfloat16)
+    samples = [NewTokens(tokens(count, count), 0, [2 * count, 2 * count + 1]) for count in (1, 2, 5)]
+    batch = ragged(samples, KEYS)
+    alone = lowered.logits(lowered.hidden(batch, pool_of(12)))
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        shared = [lowered.logits(lowered.hidden(batch, pool_of(12))) for _ in range(3)]
+    finally:
+        torch.set_num_threads(before)
+    assert all(torch.equal(logits, alone) for logits in shared)
+
+
+@needs_vectors
+def test_packed_weights_are_a_copy_until_they_are_dropped() -> None:
+    model = tiny_model("llama", dtype=torch.float32)
+    lowered = lower(model)
+    assert isinstance(lowered, Lowered)
+    assert not lowered.is_packed
+    batch = ragged([NewTokens(tokens(5), 0, [0])], KEYS)
+    before = lowered.logits(lowered.hidden(batch, pool_of(1)))
+    assert lowered.is_packed
+    assert lowered.num_bytes >= model.weights.nbytes * 0.9
+    with torch.no_grad():
+        model.module.model.layers[0].mlp.up_proj.weight.mul_(0.5)
+    assert torch.equal(lowered.logits(lowered.hidden(batch, pool_of(1))), before)
+    lowered.drop()
+    after = lowered.logits(lowered.hidden(batch, pool_of(1)))
+    torch.testing.assert_close(after, module_logits(model, tokens(5)), rtol=1e-4, atol=1e-4)
+    assert not torch.equal(after, before)
+
+
+@needs_vectors
+@pytest.mark.parametrize("family", REFUSED)
+def test_other_families_are_refused_with_a_reason(family: str) -> None:
+    refusal = lower(tiny_model(family, dtype=torch.float32))
+    assert isinstance(refusal, Refusal)
+    assert len(refusal.reason) > 10
+
+
+@needs_vectors
+def test_float64_and_adapters_are_refused() -> None:
+    assert isinstance(lower(tiny_model("llama")), Refusal)
+    actor = add_lora(tiny_model("llama", dtype=torch.float32), LoraSettings(rank=2), name="actor", seed=0)
+    assert isinstance(lower(actor), Refusal)
+
+
+@needs_vectors
+def test_a_layer_that_computes_something_else_is_refused() -> None:
+    model = tiny_model("llama", dtype=torch.float32)
+    mlp = model.module.model.layers[1].mlp
+    mlp.register_forward_hook(lambda _module, _args, out: out * 1.01)
+    refusal = lower(model)
+    assert isinstance(refusal, Refusal)
+    assert "differ" in refusal.reason
+
+
+@needs_vectors
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(("width", "outputs", "rows"), [(64, 32, 1), (66, 50, 15), (576, 96, 33), (34, 7, 3)])
+def test_a_product_with_a_bias(dtype: torch.dtype, width: int, outputs: int, rows: int) -> None:
+    generator = torch.Generator().manual_seed(0)
+    x, weight, bias = (
+        torch.randn(shape, generator=generator) for shape in ((rows, width), (outputs, width), (outputs,))
+    )
+    x, weight = x.to(dtype), weight.to(dtype)
+    half = outputs // 2
+    parts = [(weight[:half], bias[:half]), (weight[half:], None)]
+    laid_out = torch.zeros(_panels_of(parts), dtype=torch.uint32)
+    _lay_out(parts, laid_out)
+    out = torch.empty(rows, laid_out.shape[0] * layer_kernels.TILE_COLUMNS, dtype=dtype)
+    as_array = kernels.array_of
+    layer_kernels.product(as_array(x), as_array(x), laid_out.data_ptr(), width, as_array(out), rows, 0, 1)
+    exact = x.double() @ weight.double().t()
+    exact[:, :half] += bias[:half]
+    bound = 5e-5 if dtype == torch.float32 else 8e-3
+    torch.testing.assert_close(out[:, :outputs].double(), exact, rtol=bound, atol=bound)
