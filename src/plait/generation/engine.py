@@ -225,7 +225,7 @@ class Engine:
             return
         samples = [self._started[key] for key in keys]
         tables = [self._batcher.running[key].table for key in keys]
-        numbers = [(s.token_ids[-1], self._batcher.running[s.key].held, s.noise_key, len(s.token_ids)) for s in samples]
+        numbers = [(s.token_ids[-1], len(s.tokens) - 1, s.noise_key, len(s.token_ids)) for s in samples]
         self._rows.append(keys, [s.request.sampling for s in samples], tables, numbers)
 
     # -- the forward
