@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from plait.errors import ConfigError
-from plait.generation import noise, sampler
-from plait.generation.sampler import SamplingRows, filter_threshold, sample
+from plait.generation import kernels, noise, sampler
+from plait.generation.sampler import SamplingRows, filter_threshold, sample, sample_plain
 from plait.generation.settings import Sampling, SamplingSettings
 from tests.generation import oracle
 
@@ -242,3 +242,39 @@ def test_the_top_of_the_vocabulary_is_that_of_a_full_search(vocab_size: int) -> 
         torch.testing.assert_close(found_BW, logits_BV.topk(count).values, rtol=0, atol=0, equal_nan=True)
         torch.testing.assert_close(logits_BV.gather(1, ids_BW), found_BW, rtol=0, atol=0, equal_nan=True)
         assert all(len(set(ids)) == count for ids in ids_BW.tolist())
+
+
+@pytest.mark.skipif(not kernels.AVAILABLE, reason="numba is not installed")
+@settings(max_examples=80, deadline=None)
+@given(
+    temperatures=st.lists(st.sampled_from([0.0, 0.3, 1.0, 1.7]), min_size=1, max_size=6),
+    vocab_size=st.sampled_from([1, 2, 40, 64, 65, 66, 300, 515, 4111]),
+    num_candidates=st.sampled_from([1, 7, 64]),
+    spread=st.sampled_from([0.0, 0.01, 2.0, 30.0]),
+    dtype=st.sampled_from([torch.float32, torch.bfloat16]),
+    seed=st.integers(0, 2**31),
+)
+def test_the_compiled_draw_is_the_plain_one(
+    temperatures: list[float], vocab_size: int, num_candidates: int, spread: float, dtype: torch.dtype, seed: int
+) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    count = len(temperatures)
+    logits = (torch.randn(count, vocab_size, generator=generator) * spread).to(dtype)
+    logits[0, : vocab_size // 2] = -torch.inf  # tokens that the model rules out
+    keys = torch.randint(-(2**62), 2**62, (count,), generator=generator)
+    rows = rows_of(*(Sampling(temperature=temperature) for temperature in temperatures), vocab_size=vocab_size)
+    found, logprobs = sample(logits, keys, rows, num_candidates=num_candidates)
+    expected, plain_logprobs = sample_plain(logits, keys, rows, num_candidates=num_candidates)
+    assert torch.equal(found, expected)
+    torch.testing.assert_close(logprobs, plain_logprobs, rtol=1e-6, atol=4e-6)
+
+
+@pytest.mark.skipif(not kernels.AVAILABLE, reason="numba is not installed")
+@pytest.mark.parametrize("spread", [0.5, 3.0])
+def test_of_ten_thousand_compiled_draws_none_is_another(spread: float) -> None:
+    logits = (torch.randn(10_000, 3_000, generator=torch.Generator().manual_seed(0)) * spread).bfloat16()
+    keys = noise.draw_keys(torch.arange(10_000), torch.tensor(3))
+    rows = rows_of(*[Sampling(temperature=0.9)] * 10_000, vocab_size=3_000)
+    for part in (slice(0, 5_000), slice(5_000, 10_000)):
+        some = replace(rows, temperature_B1=rows.temperature_B1[part])
+        assert torch.equal(sample(logits[part], keys[part], some)[0], sample_plain(logits[part], keys[part], some)[0])

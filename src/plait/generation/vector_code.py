@@ -426,17 +426,17 @@ def narrow(typingctx, like, value):
 
 @intrinsic
 def ordered(typingctx, value):
-    """An int32 for a float32, in the same order; NaN is above or below all."""
+    """An int32 for a float32, in the same order, one for both zeros; NaN is above or below all."""
 
     def codegen(context, builder, signature, args):
-        return _in_order(builder, builder.bitcast(args[0], I32))
+        return _in_order(builder, builder.bitcast(builder.fadd(args[0], ir.Constant(F32, 0.0)), I32))
 
     return types.int32(types.float32), codegen
 
 
 @intrinsic
 def of_ordered(typingctx, value):
-    """The inverse of `ordered`."""
+    """The inverse of `ordered`; of its zero +0."""
 
     def codegen(context, builder, signature, args):
         return builder.bitcast(_in_order(builder, args[0]), F32)

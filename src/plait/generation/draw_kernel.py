@@ -1,0 +1,216 @@
+"""The draw of `generation.sampler` without filters as one compiled function: three passes over a row of logits.
+
+It draws what the plain function draws: the same candidates (those above the first that is left out), the same noise,
+the same tail. Sums are taken in another order, which moves a score by 1e-8 and so a token about as seldom.
+
+The candidates are found by the maxima of columns: at least C tokens are not below the C-th largest maximum, so only
+columns that reach it are searched. Column n holds the tokens n, n + N, n + 2 N …
+
+Measured on one core of an AMD EPYC (AVX-512), 32 rows of 49,152: 0.64 ms in place of 5 to 19.
+
+Shapes: B rows, V vocabulary, N columns, M blocks of BLOCK tokens, C candidates and the first one left out.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from plait.generation import noise
+from plait.generation.kernels import AVAILABLE, array_of, njit
+
+if AVAILABLE:
+    from plait.generation.vector_code import exp, larger, of_ordered, ordered, widen
+
+BLOCK = 64
+"""Tokens whose weights are summed before one of them is looked for."""
+
+_GOLDEN, _MIX_1, _MIX_2 = np.uint64(noise._GOLDEN), np.uint64(noise._MIX_1), np.uint64(noise._MIX_2)
+_S27, _S30, _S31, _S12 = np.uint64(27), np.uint64(30), np.uint64(31), np.uint64(64 - noise._UNIFORM_BITS)
+_SCALE = 2.0**-noise._UNIFORM_BITS
+_TAIL_GUMBEL, _TAIL_UNIFORM = np.uint64(noise.TAIL_GUMBEL & noise._MASK), np.uint64(noise.TAIL_UNIFORM & noise._MASK)
+_ZERO, _LOWEST, _NONE = np.float32(0), np.float32(-np.inf), np.float32(np.nan)
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def _mix(bits):
+    bits = (bits ^ (bits >> _S30)) * _MIX_1
+    bits = (bits ^ (bits >> _S27)) * _MIX_2
+    return bits ^ (bits >> _S31)
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def _uniform(key, token_id):
+    """`noise.uniform_of`, of uint64."""
+    bits = _mix(key + _mix(token_id + _GOLDEN)) >> _S12
+    return (np.float64(bits) + 0.5) * _SCALE
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def _gumbel(key, token_id):
+    return -math.log(-math.log(_uniform(key, token_id)))
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def _widened(logits_V, temperature, row_V, most_N):
+    """The logits over the temperature in float32; and of each column, `ordered`, the maximum."""
+    # Slices that loops count from 0: the compiler vectorises no loop whose index might be negative.
+    if temperature == np.float32(1):
+        for token in range(len(row_V)):
+            row_V[token] = widen(logits_V[token])
+    else:
+        for token in range(len(row_V)):
+            row_V[token] = widen(logits_V[token]) / temperature
+    most_N[:] = ordered(_LOWEST)
+    for start in range(0, len(row_V), len(most_N)):
+        row = row_V[start : start + len(most_N)]
+        for place in range(len(row)):
+            most_N[place] = larger(most_N[place], ordered(row[place]))
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def _nth_largest(values, count):
+    """The largest number that at least `count` of these int32 reach, found bit by bit."""
+    low, high = np.int64(-(2**31)), np.int64(2**31 - 1)
+    while low < high:
+        middle = np.int32((low + high + 1) >> 1)
+        reached = np.int32(0)
+        for place in range(len(values)):
+            reached += np.int32(values[place] >= middle)
+        if reached >= count:
+            low = np.int64(middle)
+        else:
+            high = np.int64(middle) - 1
+    return np.int32(low)
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def _candidates(row_V, most_N, count, ids_V, values_V):
+    """Put the tokens above the first that is left out (all, where none is) in front of ids; their number, and the
+    logit that they are above (NaN where none is left out)."""
+    if count >= len(row_V):
+        for token in range(len(row_V)):
+            ids_V[token] = token
+        return len(row_V), _NONE
+    least = _nth_largest(most_N, count) if count <= len(most_N) else np.int32(-(2**31))
+    found = 0
+    for column in range(len(most_N)):
+        if most_N[column] >= least:
+            for token in range(column, len(row_V), len(most_N)):
+                value = ordered(row_V[token])
+                ids_V[found], values_V[found] = token, value
+                found += value >= least
+    left_out = _nth_largest(values_V[:found], count)
+    kept = 0
+    for place in range(found):
+        token = ids_V[place]
+        ids_V[kept] = token
+        kept += values_V[place] > left_out
+    return kept, of_ordered(left_out)
+
+
+@njit(cache=True, nogil=True, error_model="numpy", fastmath={"contract", "reassoc", "nsz"})
+def _weigh(row_V, top, left_out, weights_V):
+    """exp(logit − top) of every token that is no candidate, 0 for the others; sums (all, those of no candidates)."""
+    total, tail = 0.0, 0.0
+    for start in range(0, len(row_V), 1024):
+        row, weights = row_V[start : start + 1024], weights_V[start : start + 1024]
+        sum_of_all, sum_of_tail = _ZERO, _ZERO
+        for place in range(len(row)):
+            weight = exp(row[place] - top)
+            in_tail = weight if row[place] <= left_out else _ZERO
+            weights[place] = in_tail
+            sum_of_all += weight
+            sum_of_tail += in_tail
+        total += np.float64(sum_of_all)
+        tail += np.float64(sum_of_tail)
+    return total, tail
+
+
+@njit(cache=True, nogil=True, error_model="numpy", fastmath={"reassoc"})
+def _block_sum(weights):
+    total = 0.0
+    for place in range(len(weights)):
+        total += np.float64(weights[place])
+    return total
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def _within_tail(weights_V, uniform, sums_M):
+    """The first token whose cumulative weight exceeds that share of the whole."""
+    total = 0.0
+    for block in range(len(sums_M)):
+        sums_M[block] = _block_sum(weights_V[block * BLOCK : min((block + 1) * BLOCK, len(weights_V))])
+        total += sums_M[block]
+    point = min(uniform * total, np.nextafter(total, 0.0))
+    before, block = 0.0, 0
+    while block < len(sums_M) - 1 and before + sums_M[block] <= point:
+        before += sums_M[block]
+        block += 1
+    last = 0
+    for token in range(block * BLOCK, len(weights_V)):
+        if weights_V[token] > _ZERO:
+            before += np.float64(weights_V[token])
+            last = token
+            if before > point:
+                break
+    return last
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def _draw(logits_BV, keys_B, temperature_B, greedy_B, count, tokens_B, logprobs_B):
+    num_rows, vocab_size = logits_BV.shape
+    num_columns = min(vocab_size, int(math.sqrt(vocab_size * count)))  # as many maxima to search as tokens in columns
+    row_V, weights_V = np.empty(vocab_size, np.float32), np.empty(vocab_size, np.float32)
+    most_N, sums_M = np.empty(num_columns, np.int32), np.empty((vocab_size + BLOCK - 1) // BLOCK, np.float64)
+    ids_V, values_V = np.empty(vocab_size + 1, np.int64), np.empty(vocab_size + 1, np.int32)
+    for row in range(num_rows):
+        temperature = temperature_B[row] if len(temperature_B) else np.float32(1)
+        _widened(logits_BV[row], temperature, row_V, most_N)
+        highest = most_N[0]
+        for column in range(len(most_N)):
+            highest = larger(highest, most_N[column])
+        top = of_ordered(highest)
+        token = 0
+        if len(greedy_B) and greedy_B[row]:
+            total, _ = _weigh(row_V, top, _NONE, weights_V)
+            while token < vocab_size - 1 and ordered(row_V[token]) != highest:
+                token += 1
+        else:
+            kept, left_out = _candidates(row_V, most_N, count, ids_V, values_V)
+            total, tail = _weigh(row_V, top, left_out, weights_V)
+            best = -np.inf
+            for place in range(kept):
+                candidate = ids_V[place]
+                score = np.float64(row_V[candidate] - top) + _gumbel(keys_B[row], np.uint64(candidate))
+                if score > best:
+                    best, token = score, candidate
+            if tail > 0 and math.log(tail) + _gumbel(keys_B[row], _TAIL_GUMBEL) > best:
+                token = _within_tail(weights_V, _uniform(keys_B[row], _TAIL_UNIFORM), sums_M)
+        tokens_B[row] = token
+        logprobs_B[row] = row_V[token] - (top + np.float32(math.log(total)))
+
+
+def draw(
+    logits_BV: Tensor,
+    draw_keys_B: Tensor,
+    temperature_B: Tensor | None,
+    greedy_B: Tensor | None,
+    num_candidates: int,
+) -> tuple[Tensor, Tensor]:
+    """`sampler.sample` of rows without top-k and top-p, float32 or bfloat16, on a CPU."""
+    tokens_B = torch.empty(len(logits_BV), dtype=torch.int64)
+    logprobs_B = torch.empty(len(logits_BV), dtype=torch.float32)
+    _draw(
+        array_of(logits_BV.detach()),
+        draw_keys_B.contiguous().numpy().view(np.uint64),
+        np.empty(0, np.float32) if temperature_B is None else temperature_B.float().numpy(),
+        np.empty(0, np.bool_) if greedy_B is None else greedy_B.numpy(),
+        min(num_candidates + 1, logits_BV.shape[1]),
+        tokens_B.numpy(),
+        logprobs_B.numpy(),
+    )
+    return tokens_B, logprobs_B
