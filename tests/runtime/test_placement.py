@@ -28,6 +28,7 @@ from plait.runtime.role_models import MODEL_ROLES, REWARD_ROLES, RoleModel, role
 from plait.schedule.placements import placements_of
 from plait.schedule.plan import Placement, Plan
 
+ROOT = Path(__file__).parents[2]
 PPO: dict[str, Any] = {"algorithm": "ppo", "options": {}}
 
 
@@ -75,7 +76,7 @@ def test_named_plans_for_the_devices_at_hand(make_recipe) -> None:
 
 
 def test_a_plan_for_a_flow_of_ones_own(make_recipe) -> None:
-    flow = str(Path(__file__).parents[2] / "examples" / "my_flow.py") + ":best_of_group"
+    flow = str(ROOT / "examples" / "my_flow.py") + ":best_of_group"
     plan = resolved(make_recipe(algorithm=flow, options={}, plan="split", devices=2))
     assert placements_of(plan, "actor").train is not None
     assert {rank for p in plan.placements for rank in p.ranks} == {0, 1}
@@ -215,3 +216,9 @@ def test_a_run_keeps_its_plan_and_may_go_on_with_another(make_recipe, write_plan
     run(other, resume=True)
     assert Plan.load(stored) == resolved(other)
     assert Plan.load(stored).name == "mine"
+
+
+def test_the_plan_file_in_the_docs_is_the_example() -> None:
+    text = (ROOT / "examples" / "two_devices.json").read_text()
+    assert f"```json\n{text}```" in (ROOT / "docs" / "plans.md").read_text()
+    assert {p.mode for p in Plan.from_json(text).placements} == {"train", "decode", "score"}

@@ -86,10 +86,11 @@ def device_rows(
                 flow,
                 longest_tokens,
             )
-            # 1F1B: a stage has as many micro-batches in flight as there are stages from it to the end.
-            in_flight = sizes.pp - at.pp if mode == "train" else 1
-            share = _stage_layers(layout, rank, shape) / shape.layers / sizes.tp
-            activations = max(activations, int(in_flight * share * activation_bytes(recipe, shape, batch, width)))
+            # 1F1B: a stage has as many micro-batches in flight as there are stages from it to the end. Scoring keeps
+            # nothing for a backward: one layer's activations at a time.
+            kept_layers = (sizes.pp - at.pp) * _stage_layers(layout, rank, shape) if mode == "train" else 1
+            share = kept_layers / shape.layers / sizes.tp
+            activations = max(activations, int(share * activation_bytes(recipe, shape, batch, width)))
             if not one.scalar and at.pp == sizes.pp - 1:
                 logits = max(logits, HEAD_CHUNK_ROWS * shape.vocabulary * (width + 8))
                 if mode == "train" and recipe.lora.rank == 0:
