@@ -1,0 +1,67 @@
+"""Plan files in one line for each call: `{"actor.train": "0,1 tp2"}`; and what two runs must have in common."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+
+from plait.observe.run_log import read_rows
+from plait.schedule.plan import Placement, Plan
+
+_MODES = {"generate": "decode", "train": "train"}
+
+
+def write_plan(folder: Path, name: str, places: dict[str, str]) -> Path:
+    """`places`: call → its ranks, and dp, tp and pp where they are not 1; `schedule=gpipe` and the like behind them."""
+    placements = []
+    for call, text in places.items():
+        ranks, *sizes = text.split()
+        numbers = {word[:2]: int(word[2:]) for word in sizes if word[:2] in ("dp", "tp", "pp")}
+        options: dict[str, Any] = dict(word.split("=") for word in sizes if "=" in word)
+        mode: Any = _MODES.get(call.rpartition(".")[2], "score")
+        members = tuple(int(rank) for rank in ranks.split(","))
+        placements.append(Placement(call, mode, members, **numbers, **options))
+    path = folder / f"{name}.json"
+    Plan(name, 1 + max(rank for p in placements for rank in p.ranks), tuple(placements)).save(path)
+    return path
+
+
+def metrics_of(run_dir: Path) -> list[dict[str, float]]:
+    """What a run computed, step by step: no times, no memory, and not how the work was divided (ranks that share a
+    group compute its prompt each)."""
+    rows = read_rows(run_dir / "metrics.jsonl")
+    return [
+        {k: float(v) for k, v in row.items() if not k.startswith(("timing_", "perf/")) and "tokens_computed" not in k}
+        for row in rows
+    ]
+
+
+def tokens_of(run_dir: Path) -> dict[str, list[tuple[str, list[int], str]]]:
+    """File of samples → who said what."""
+    files = sorted((run_dir / "samples").iterdir())
+    return {
+        path.name: [(row["uid"], row["token_ids"], row["response"]) for row in map(json.loads, path.open())]
+        for path in files
+    }
+
+
+def assert_equal_runs(found: Path, expected: Path, tolerance: float = 1e-9) -> None:
+    """Identical tokens; every metric and every weight within `tolerance`."""
+    assert tokens_of(found) == tokens_of(expected)
+    mine, theirs = metrics_of(found), metrics_of(expected)
+    assert [row.keys() for row in mine] == [row.keys() for row in theirs]
+    far = {
+        (int(row["step"]), name): (row[name], other[name])
+        for row, other in zip(mine, theirs, strict=True)
+        for name in row
+        if not abs(row[name] - other[name]) <= tolerance * max(1.0, abs(other[name]))
+    }
+    assert not far, far
+    weights, others = (load_file(folder / "final/model.safetensors") for folder in (found, expected))
+    assert weights.keys() == others.keys()
+    for name, tensor in weights.items():
+        torch.testing.assert_close(tensor, others[name], rtol=0, atol=tolerance)

@@ -1,0 +1,217 @@
+"""Where the calls of a flow run changes nothing of what is computed: tokens, metrics, weights. float64."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from plait.runtime.api import run
+from plait.runtime.recipe import Recipe
+from plait.runtime.recipe_file import load_recipe
+from tests.runtime.plans import assert_equal_runs, write_plan
+
+STEPS = 10
+
+OWN_FLOW = """
+import numpy as np
+
+from plait.algorithms.policy import policy_loss
+from plait.dataflow import Level, per_group, per_sample
+
+
+def baseline_flow(prompts, actor, ref, reward, critic):
+    samples = actor.generate(prompts)
+    greedy = actor.generate(prompts, samples_per_prompt=1, greedy=True)
+    scores, baseline = reward.score(samples), reward.score(greedy)
+    values = critic.values(samples)
+    logprobs = ref.logprobs(samples)
+    advantages = per_group(above, scores, baseline, name="advantages")
+    returns = per_sample(spread, scores, values, name="returns", level=Level.TOKEN)
+    critic.train(samples, loss=squared, returns=returns)
+    actor.train(samples, loss=pushed, advantages=advantages, ref_logprobs=logprobs)
+    after = actor.logprobs(samples)
+    actor.train(samples, loss=pushed, advantages=advantages, ref_logprobs=after)
+
+
+def above(scores, baseline):
+    return scores - baseline.mean()
+
+
+def spread(score, values):
+    return np.full_like(values, score)
+
+
+def squared(batch, returns):
+    return batch.aggregate((batch.values - returns) ** 2, "token-mean")
+
+
+def pushed(batch, advantages, ref_logprobs):
+    return batch.aggregate(-advantages * batch.logprobs + 0.1 * (batch.logprobs - ref_logprobs) ** 2, "token-mean")
+"""
+
+GRPO = ("grpo", {"options": {"kl_coef": 0.05, "mini_batches": 2}})
+PPO = ("ppo", {"options": {"kl_coef": 0.05, "mini_batches": 2}})
+SAFE = ("safe_rlhf", {"options": {"ptx_coef": 0.5, "kl_coef": 0.02, "cost_window": 8}})
+OWN = ("own", {"options": {}})
+
+PLANS: dict[str, tuple[tuple[str, dict[str, Any]], str | dict[str, str]]] = {
+    "grpo-colocated-2": (GRPO, "colocated 2"),
+    "grpo-split-2": (GRPO, "split 2"),
+    "grpo-tp2": (GRPO, {"actor.generate": "0,1 dp2", "actor.train": "0,1 tp2", "ref.logprobs": "0,1 pp2"}),
+    "grpo-pp2": (GRPO, {"actor.generate": "1", "actor.train": "0,1 pp2", "ref.logprobs": "1,0 dp2"}),
+    "grpo-dp3-of-4": (GRPO, {"actor.generate": "0,1,2,3 dp4", "actor.train": "1,2,3 dp3", "ref.logprobs": "0"}),
+    "grpo-dp2tp2": (GRPO, {"actor.generate": "0,1,2,3 dp4", "actor.train": "0,1,2,3 dp2 tp2", "ref.logprobs": "3"}),
+    "grpo-tp2pp2": (GRPO, {"actor.generate": "2,3 dp2", "actor.train": "0,1,2,3 tp2 pp2", "ref.logprobs": "0,1 dp2"}),
+    "grpo-gpipe": (GRPO, {"actor.generate": "0,1 dp2", "actor.train": "1,0 pp2 schedule=gpipe", "ref.logprobs": "0"}),
+    "ppo-colocated-2": (PPO, "colocated 2"),
+    "ppo-split-2": (PPO, "split 2"),
+    "ppo-standalone-4": (PPO, "standalone 4"),
+    "ppo-elsewhere": (
+        PPO,
+        {"actor.generate": "1", "actor.train": "1", "ref.logprobs": "1", "critic.train": "1", "critic.values": "0"},
+    ),
+    "ppo-mixed-2": (
+        PPO,
+        {
+            "actor.generate": "0,1 dp2",
+            "actor.train": "0,1 tp2",
+            "ref.logprobs": "0,1 tp2",
+            "critic.train": "1,0 pp2",
+            "critic.values": "1,0 dp2",
+        },
+    ),
+    "ppo-mixed-4": (
+        PPO,
+        {
+            "actor.generate": "0,1,2,3 dp4",
+            "actor.train": "0,1,2,3 dp2 pp2",
+            "actor.logprobs": "2,3 tp2",
+            "ref.logprobs": "0",
+            "critic.train": "2,3 dp2",
+            "critic.values": "1",
+        },
+    ),
+    "ppo-tp4": (
+        PPO,
+        {
+            "actor.generate": "0,1 dp2",
+            "actor.train": "0,1,2,3 tp4",
+            "ref.logprobs": "2,3 pp2",
+            "critic.train": "0,1,2,3 tp4",
+            "critic.values": "0,1,2,3 dp2 tp2",
+        },
+    ),
+    "safe-colocated-2": (SAFE, "colocated 2"),
+    "safe-split-2": (SAFE, "split 2"),
+    "safe-split-4": (SAFE, "split 4"),
+    "safe-standalone-4": (SAFE, "standalone 4"),
+    "safe-mixed-4": (
+        SAFE,
+        {
+            "actor.generate": "0,1 dp2",
+            "actor.train": "0,1 tp2",
+            "ref.logprobs": "0,1 dp2",
+            "critic.train": "2,3 pp2",
+            "critic.values": "2,3 pp2",
+            "cost_critic.train": "3,2 dp2",
+            "cost_critic.values": "2",
+        },
+    ),
+    "own-colocated-2": (OWN, "colocated 2"),
+    "own-split-2": (OWN, "split 2"),
+    "own-mixed-2": (
+        OWN,
+        {
+            "actor.generate": "0,1 dp2",
+            "actor.train": "0,1 pp2",
+            "actor.logprobs": "1",
+            "ref.logprobs": "0,1 tp2",
+            "critic.train": "0",
+            "critic.values": "0,1 dp2",
+        },
+    ),
+    "own-standalone-4": (OWN, "standalone 4"),
+}
+QUICK = ("grpo-tp2", "ppo-mixed-4", "safe-split-2", "own-mixed-2")
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("placements")
+    (folder / "flow.py").write_text(OWN_FLOW)
+    (folder / "rewards.py").write_text(
+        "def sevens(completions, **columns):\n    return [text.count('7') + 0.01 * len(text) for text in completions]\n"
+        "def cost(completions, **columns):\n    return [0.1 * len(text) - 1.0 for text in completions]\n"
+    )
+    (folder / "prompts.jsonl").write_text("".join(f'{{"prompt": "what is {i} plus 4?"}}\n' for i in range(12)))
+    (folder / "examples.jsonl").write_text(
+        "".join(f'{{"prompt": "what is {i} plus 4?", "completion": "{i + 4}"}}\n' for i in range(12))
+    )
+    return folder
+
+
+@pytest.fixture(scope="module")
+def recipe_of(place: Path, tiny_folder: Path) -> Callable[..., Recipe]:
+    def make(flow: str, run_dir: str, **keys: Any) -> Recipe:
+        tree: dict[str, Any] = {
+            "model": str(tiny_folder),
+            "algorithm": f"{place}/flow.py:baseline_flow" if flow == "own" else flow,
+            "steps": STEPS,
+            "prompts_per_step": 3,
+            "samples_per_prompt": 4,
+            "data.source": str(place / "prompts.jsonl"),
+            "reward.functions": [f"{place}/rewards.py:sevens"],
+            "sampling.max_response_tokens": 6,
+            "micro_batch_tokens": 64,
+            "optimizer.learning_rate": 1e-3,
+            "dtype": "float64",
+            "threads": 1,
+            "run_dir": str(place / run_dir),
+        }
+        if flow != "grpo":
+            tree["critic.optimizer.learning_rate"] = 1e-3
+        if flow == "safe_rlhf":
+            tree |= {
+                "cost.functions": [f"{place}/rewards.py:cost"],
+                "pretraining.source": str(place / "examples.jsonl"),
+                "cost_critic.optimizer.learning_rate": 1e-3,
+            }
+        return load_recipe(None, list((tree | keys).items()))
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def reference(recipe_of: Callable[..., Recipe], place: Path) -> Iterator[Callable[[str, dict[str, Any]], Path]]:
+    """The run of a flow on one process, run once."""
+
+    def get(flow: str, keys: dict[str, Any]) -> Path:
+        if not (place / f"one-{flow}").exists():
+            run(recipe_of(flow, f"one-{flow}", **keys))
+        return place / f"one-{flow}"
+
+    return get
+
+
+@pytest.mark.parametrize(
+    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in PLANS]
+)
+def test_a_plan_changes_nothing(
+    name: str,
+    place: Path,
+    recipe_of: Callable[..., Recipe],
+    reference: Callable[[str, dict[str, Any]], Path],
+) -> None:
+    (flow, keys), plan = PLANS[name]
+    if isinstance(plan, str):
+        named, devices = plan.split()
+        where: dict[str, Any] = {"plan": named, "devices": int(devices)}
+    else:
+        where = {"plan": str(write_plan(place, name, plan))}
+    recipe = recipe_of(flow, name, **keys, **where)
+    outcome = run(recipe)
+    assert outcome.finished
+    assert_equal_runs(recipe.run_dir, reference(flow, keys))
