@@ -11,7 +11,9 @@ from torch import nn
 from torch.nn import functional as F
 
 from plait.data.records import Prompt
+from plait.generation import engine as engine_module
 from plait.generation.engine import PACK_STEPS, Engine, drain
+from plait.generation.lowered import Refusal
 from plait.generation.noise import NoiseKey
 from plait.generation.request import Request
 from plait.generation.settings import Sampling, SamplingSettings
@@ -177,9 +179,9 @@ def test_a_rollout_packs_once_and_forgets_before_the_weights_change(dtype: str) 
         samples = []
         while engine.has_work:
             samples += engine.step()
-            seen.append(engine._packed.is_packed)
-        assert seen.index(True) == PACK_STEPS, "the prefill, then the decode steps"
-        assert not engine._packed.is_packed
+            seen.append(engine.has_packed_weights)
+        assert all(seen[:-1]), "from the first step on"
+        assert not engine.has_packed_weights
         return [sample.token_ids for sample in sorted(samples, key=lambda s: (s.prompt.uid, s.index))]
 
     before = say(engine)
@@ -201,6 +203,15 @@ def test_a_packed_rollout_says_what_an_unpacked_one_says(monkeypatch: pytest.Mon
         engine.add(Request(_prompt(1, range(5, 12)), 3, sampling, NoiseKey(3)))
         return [(sample.token_ids, sample.logprobs) for sample in sorted(drain(engine), key=lambda s: s.index)]
 
+    monkeypatch.setattr(engine_module, "lower", lambda model: Refusal("for the test"))
     packed = say()
     monkeypatch.setattr(PackedLinears, "pack", lambda self: None)
     assert packed == say()
+
+
+def test_short_responses_are_not_worth_a_packed_copy() -> None:
+    engine = Engine(tiny_model("llama", dtype=torch.float32), SamplingSettings())
+    engine.add(Request(_prompt(1, range(5, 12)), 3, Sampling(max_tokens=PACK_STEPS - 1), NoiseKey(3)))
+    engine.step()
+    assert engine.has_work
+    assert not engine.has_packed_weights

@@ -20,6 +20,7 @@ from plait.data.records import FinishReason, Sample
 from plait.errors import ConfigError, DataError
 from plait.generation import noise, transfer
 from plait.generation.exact import ExactForward
+from plait.generation.lowered import Lowered, Refusal, lower
 from plait.generation.pool import KVPool
 from plait.generation.ragged import NewTokens, RaggedBatch, RaggedContext, ragged
 from plait.generation.request import Request
@@ -34,8 +35,8 @@ from plait.policy.batching import Batcher, Chunk, Key, Start, StepKind, StepPlan
 from plait.policy.blocks import prefix_keys
 
 PACK_STEPS = 16
-"""Decode steps before the weights are packed for those that follow. Packing costs about what so many steps gain by it:
-nothing is lost to a short rollout, and little to one that ends soon after."""
+"""Tokens that a response may have, from which on the weights are packed when work begins: packing costs about what so
+many steps gain by it."""
 
 HeldKV = Literal["recompute", "keep"]
 """What an update of the weights does to keys and values of samples in flight."""
@@ -117,7 +118,10 @@ class Engine:
         self._epoch = 0
         """Counts how often everything in flight was computed again."""
         self._packed = PackedLinears(model.module)
-        self._num_decodes = 0
+        self._lowered: Lowered | Refusal | None = None
+        """None: not tried yet. Where it is refused the module computes, with packed products."""
+        self._is_packed: bool | None = None
+        """None: to be decided with the next step."""
 
     @property
     def has_work(self) -> bool:
@@ -137,6 +141,11 @@ class Engine:
     def kv_bytes(self) -> int:
         """Memory of the pool."""
         return self._pool.num_bytes
+
+    @property
+    def has_packed_weights(self) -> bool:
+        """Whether a copy of the weights is held in another order."""
+        return self._packed.is_packed or (isinstance(self._lowered, Lowered) and self._lowered.is_packed)
 
     @property
     def kv_tokens(self) -> tuple[int, int]:
@@ -235,7 +244,7 @@ class Engine:
         if self._exact is not None:
             new = [*self._new_tokens_of_rows(plan), *map(self._new_tokens, plan.chunks)]
             return self._exact.logits(new, [True] * len(plan.rows) + [chunk.completes for chunk in plan.chunks])
-        self._pack(plan)
+        self._pack()
         batch = self._rows.batch() if len(self._rows) else None
         if not plan.chunks:
             return None if batch is None else self._logits(batch)
@@ -247,17 +256,30 @@ class Engine:
         return self._logits(with_chunks(batch, chunks, read))
 
     def _logits(self, batch: RaggedBatch) -> Tensor | None:
+        if isinstance(self._lowered, Lowered) and self._lowered.is_packed:
+            hidden_RH = self._lowered.hidden(batch, self._pool)
+            return self._lowered.logits(hidden_RH) if len(hidden_RH) else None
         context = RaggedContext(self._pool, batch)
         with self._packed.applied():
             hidden_TH = self.model.hidden(batch.token_ids_T, batch.position_ids_T, context, read=batch.read_R)
             read_RH = hidden_TH if batch.read_R is None else hidden_TH[batch.read_R]
             return self.model.logits(read_RH) if len(read_RH) else None
 
-    def _pack(self, plan: StepPlan) -> None:
-        if plan.rows:
-            self._num_decodes += 1
-            if self._num_decodes == PACK_STEPS:
-                self._packed.pack()
+    def _pack(self) -> None:
+        """Copy the weights into the order in which decode steps read them, if there will be steps enough."""
+        if self._is_packed is not None:
+            return
+        limits = [limit for asked in self._asked.values() for limit in asked.limits]
+        limits += [said.limit - len(said.token_ids) for said in self._started.values()]
+        self._is_packed = max(limits) >= PACK_STEPS
+        if not self._is_packed:
+            return
+        if self._lowered is None:
+            self._lowered = lower(self.model)
+        if isinstance(self._lowered, Lowered):
+            self._lowered.pack()
+        else:
+            self._packed.pack()
 
     def _new_tokens(self, chunk: Chunk) -> NewTokens:
         if chunk.index is None:
@@ -470,7 +492,9 @@ class Engine:
 
     def _drop_packed(self) -> None:
         self._packed.drop()
-        self._num_decodes = 0
+        if isinstance(self._lowered, Lowered):
+            self._lowered.drop()
+        self._is_packed = None
 
 
 def drain(engine: Engine) -> Iterator[Sample]:
