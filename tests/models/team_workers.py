@@ -21,8 +21,8 @@ class TeamWorker:
         self.rank = context.rank
         dist.init_process_group("gloo", store=context.store(), rank=context.rank, world_size=context.num_ranks)
 
-    def run(self, module: str, function: str, *arguments: Any) -> Any:
-        return getattr(importlib.import_module(module), function)(self, *arguments)
+    def run(self, module: str, function: str, *arguments: Any, **options: Any) -> Any:
+        return getattr(importlib.import_module(module), function)(self, *arguments, **options)
 
     def close(self) -> None:
         dist.destroy_process_group()

@@ -156,7 +156,7 @@ class _Recorder(PackedContext):
 
 def check_batch(module: Any, device: torch.device) -> tuple[PackedBatch, list[list[int]]]:
     """Two groups whose responses differ in length, and the same samples one by one; ids spread over the vocabulary."""
-    vocab_size = module.get_input_embeddings().weight.shape[0]
+    vocab_size = module.base_model.get_input_embeddings().weight.shape[0]
     ids = iter((7 + 7919 * i) % vocab_size for i in range(64))
     shape = ((4, (5, 3, 6)), (3, (4, 5)))
     groups = [([next(ids) for _ in range(p)], [[next(ids) for _ in range(r)] for r in lengths]) for p, lengths in shape]

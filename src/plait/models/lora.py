@@ -28,6 +28,7 @@ from plait.models.backbone import copy_of
 from plait.models.draws import generator
 from plait.models.language_model import LanguageModel
 from plait.models.lora_settings import LoraSettings
+from plait.models.part import require_whole
 from plait.models.saving import merged_weight, write_whole
 from plait.models.scalar_model import HEAD, ScalarModel, ScalarModule
 from plait.models.scalar_model import scalar_view as scalar_view
@@ -55,8 +56,10 @@ def add_lora(model: Model, settings: LoraSettings, *, name: str, seed: int) -> M
 
     Raises:
         ModelError: peft is not installed, or a target module is no linear layer of the decoder.
+        ConfigError: this rank has a part of the model only.
     """
     base = without_lora(model)
+    require_whole(base.part)
     decoder = base.module.base_model
     _inject(decoder, settings, name)
     base.backbone.adapted(adapted_layers(decoder).values())

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from plait.data.packed import PackedBatch
-from plait.errors import ConfigError, ModelError
+from plait.errors import ModelError, PlaitError
 from plait.layout.params import Block, FlatLayout, Param
 from plait.layout.shards import check, shard, stage_bounds
 from plait.models.admission import check_batch
@@ -28,7 +28,7 @@ from plait.models.attention import PackedContext
 from plait.models.backbone import Backbone
 from plait.models.head import NO_HEAD, Head, find_head
 from plait.models.language_model import LanguageModel
-from plait.models.part import Part
+from plait.models.part import Part, refusal_of_views
 from plait.models.scalar_model import ScalarModel
 from plait.models.stage import boundary_recorder, cut_stage, decoder_list, empty_parameter
 from plait.models.team import Team
@@ -38,10 +38,11 @@ from plait.models.working_weights import adapted_layers, wildcard
 
 Model = TypeVar("Model", LanguageModel, ScalarModel)
 
-TOLERANCE = {torch.float64: 1e-8, torch.float32: 1e-3, torch.bfloat16: 0.1, torch.float16: 0.1}
-"""Largest accepted error of a token's hidden states or logits, relative to their norm: sums in another order."""
+TOLERANCE = {torch.float64: 1e-5, torch.float32: 1e-3, torch.bfloat16: 0.1, torch.float16: 0.1}
+"""Largest accepted error of a token's hidden states or logits, relative to their norm: sums in another order. Routers
+and some norms compute in float32, also in a float64 model."""
 
-GRADIENT_TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-2, torch.bfloat16: 0.25, torch.float16: 0.25}
+GRADIENT_TOLERANCE = {torch.float64: 1e-4, torch.float32: 1e-2, torch.bfloat16: 0.25, torch.float16: 0.25}
 """The same of gradients, of all layers' parameters of one name together. One that lacks the parts of other ranks is
 wrong by half or more."""
 
@@ -64,7 +65,7 @@ def part_of(model: Model, team: Team) -> Model:
 
     Raises:
         LayoutError: the model does not allow the layout.
-        ConfigError: the model has adapters and tp or pp is more than 1.
+        ConfigError: the model has adapters or a head of its own on shared weights, and tp or pp is more than 1.
         ModelError: the family cannot be cut like this; the same on every rank.
     """
     assert model.part is None, "the model is a part already"
@@ -73,7 +74,8 @@ def part_of(model: Model, team: Team) -> Model:
     if team.tp.size == team.pp.size == 1:
         model.part = Part(team, parameters)
         return model
-    _refuse_adapters(model, team)
+    if model.own is not None or adapted_layers(model.module):
+        raise refusal_of_views(team)
     proof = _Proof(model, team)
     proof.record_whole()
     if team.pp.size > 1:
@@ -88,17 +90,6 @@ def part_of(model: Model, team: Team) -> Model:
     model.backbone = Backbone(model.module.base_model)
     proof.check()
     return model
-
-
-def _refuse_adapters(model: LanguageModel | ScalarModel, team: Team) -> None:
-    if model.own is None and not adapted_layers(model.module):
-        return
-    sizes = team.layout.parallelism
-    key = "tp" if sizes.tp > 1 else "pp"
-    raise ConfigError(
-        f"lora.rank: adapters and shared heads run on whole models: expected tp 1 and pp 1, found tp {sizes.tp} and pp "
-        f"{sizes.pp}; set {key} to 1 (dp may be more), or lora.rank to 0 and a model of its own for each role."
-    )
 
 
 def _cut_layers(model: LanguageModel | ScalarModel, team: Team, proof: _Proof) -> None:
@@ -235,24 +226,29 @@ class _Proof:
                 self._compare("the outputs of the head", outputs, self.logits_TV, TOLERANCE)
         count = torch.tensor([float(len(self.faults))], device=self.model.device)
         if self.team.all.all_reduce(count, "max").item():
-            self._refuse()
+            raise self._refusal()
 
-    def _refuse(self) -> None:
+    def _refusal(self) -> ModelError:
         sizes, module = self.team.layout.parallelism, self.model.module
         cause = "; ".join(self.faults) or "another rank found that its part computes something else"
         keys = " and ".join(f"{key} to 1" for key, size in (("tp", sizes.tp), ("pp", sizes.pp)) if size > 1)
-        raise ModelError(
+        return ModelError(
             f"model: {type(module.base_model).__name__} (family {module.config.model_type}) cannot be cut into tp "
             f"{sizes.tp} and pp {sizes.pp}: {cause}. Set {keys}, or the role's model to another family."
         )
 
     @contextmanager
     def _guarded(self, what: str) -> Iterator[None]:
+        """What it raises is a fault of the family. Raised at once: peers may wait in a collective of that forward, and
+        are interrupted by the error of this rank, not by a message."""
         try:
             yield
         except (TypeError, ValueError, RuntimeError, AttributeError, IndexError, KeyError) as error:
+            if isinstance(error, PlaitError):
+                raise
             text = str(error).splitlines()[0] if str(error) else ""
             self.faults.append(f"{what} raised {type(error).__name__}: {text}")
+            raise self._refusal() from error
 
     def _run(self, input_TH: Tensor | None) -> Tensor:
         batch, context = self.batch, PackedContext(self.batch)

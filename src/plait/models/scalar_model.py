@@ -28,8 +28,9 @@ from plait.models.admission import self_check
 from plait.models.attention import AttentionContext
 from plait.models.backbone import Backbone, BackboneModel
 from plait.models.draws import generator
+from plait.models.float64 import kept_float64
 from plait.models.language_model import LanguageModel, eos_token_ids, max_positions, prepare, read_folder
-from plait.models.part import Part
+from plait.models.part import Part, require_whole
 from plait.models.saving import Export, cpu_state
 from plait.models.working_weights import OwnPart, copy_module, dtype_of, layout_of, move_into_flat
 
@@ -184,7 +185,9 @@ def scalar_of(model: LanguageModel, *, seed: int, head_std: float | None = None)
     layout = layout_of(view.module)
     module, weights = copy_module(view.module, layout)
     module.requires_grad_(True)
-    return replace(view, module=module, layout=layout, weights=weights, backbone=Backbone(module.base_model), own=None)
+    return replace(
+        view, module=module, layout=layout, weights=weights, backbone=Backbone(module.base_model), own=None, part=None
+    )
 
 
 def scalar_view(model: LanguageModel, *, seed: int, head_std: float | None = None) -> ScalarModel:
@@ -195,6 +198,7 @@ def scalar_view(model: LanguageModel, *, seed: int, head_std: float | None = Non
         seed, head_std: see `scalar_of`.
     """
     base = model if model.own is None else model.own.base
+    require_whole(base.part)
     decoder = base.module.base_model
     head_1H = _draw_head(decoder, seed, head_std)
     own = OwnPart.allocate(
@@ -212,6 +216,7 @@ def scalar_view(model: LanguageModel, *, seed: int, head_std: float | None = Non
         eos_token_ids=base.eos_token_ids,
         backbone=base.backbone,
         own=own,
+        part=base.part,
     )
 
 
@@ -274,7 +279,8 @@ class _Decoder:
         return hidden_NH
 
     def eager_logits(self, token_ids_1T: Tensor) -> Tensor:
-        return self.module(input_ids=token_ids_1T, use_cache=False).last_hidden_state[0]
+        with kept_float64(self.weights.dtype):
+            return self.module(input_ids=token_ids_1T, use_cache=False).last_hidden_state[0]
 
 
 def _draw_head(decoder: Any, seed: int, std: float | None) -> Tensor:
