@@ -11,8 +11,9 @@ from torch import nn
 from torch.nn import functional as F
 
 from plait.data.records import Prompt
-from plait.generation import engine as engine_module
-from plait.generation.engine import PACK_STEPS, Engine, drain
+from plait.generation import forward
+from plait.generation.engine import Engine, drain
+from plait.generation.forward import PACK_STEPS
 from plait.generation.lowered import Refusal
 from plait.generation.noise import NoiseKey
 from plait.generation.request import Request
@@ -203,7 +204,7 @@ def test_a_packed_rollout_says_what_an_unpacked_one_says(monkeypatch: pytest.Mon
         engine.add(Request(_prompt(1, range(5, 12)), 3, sampling, NoiseKey(3)))
         return [(sample.token_ids, sample.logprobs) for sample in sorted(drain(engine), key=lambda s: s.index)]
 
-    monkeypatch.setattr(engine_module, "lower", lambda model: Refusal("for the test"))
+    monkeypatch.setattr(forward, "lower", lambda model: Refusal("for the test"))
     packed = say()
     monkeypatch.setattr(PackedLinears, "pack", lambda self: None)
     assert packed == say()

@@ -10,8 +10,6 @@ Shapes: R rows whose logits are read, B samples that draw a token, H hidden size
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -19,63 +17,22 @@ from torch import Tensor
 from plait.data.records import FinishReason, Sample
 from plait.errors import ConfigError, DataError
 from plait.generation import noise, transfer
-from plait.generation.exact import ExactForward
-from plait.generation.lowered import Lowered, Refusal, lower
+from plait.generation.forward import ChunkTokens, Forward
 from plait.generation.pool import KVPool
-from plait.generation.ragged import NewTokens, RaggedBatch, RaggedContext, ragged
+from plait.generation.ragged import NewTokens
+from plait.generation.records import Choose as Choose
+from plait.generation.records import HeldKV as HeldKV
+from plait.generation.records import StepRecord as StepRecord
+from plait.generation.records import WeightUpdate as WeightUpdate
 from plait.generation.request import Request
 from plait.generation.response import Asked, Response
-from plait.generation.rows import Rows, with_chunks
+from plait.generation.rows import Rows
 from plait.generation.sampler import SamplingRows, sample
 from plait.generation.settings import SamplingSettings
 from plait.generation.transfer import SampleState
-from plait.models.cpu_linear import PackedLinears
 from plait.models.language_model import LanguageModel
-from plait.policy.batching import Batcher, Chunk, Key, Start, StepKind, StepPlan
+from plait.policy.batching import Batcher, Chunk, Key, Start, StepPlan
 from plait.policy.blocks import prefix_keys
-
-PACK_STEPS = 16
-"""Tokens that a response may have, from which on the weights are packed when work begins: packing costs about what so
-many steps gain by it."""
-
-HeldKV = Literal["recompute", "keep"]
-"""What an update of the weights does to keys and values of samples in flight."""
-
-
-class Choose(Protocol):
-    """Draws one token per row; `sampler.sample`, or one rank of a group for all."""
-
-    def __call__(self, logits_BV: Tensor, draw_keys_B: Tensor, rows: SamplingRows, /) -> tuple[Tensor, Tensor]: ...
-
-
-@dataclass(frozen=True)
-class StepRecord:
-    """What a step did, for a timeline and a cost model."""
-
-    kind: StepKind
-    num_sequences: int
-    """Samples and prompts of which tokens were computed."""
-    num_tokens: int
-    """Tokens that went through the model."""
-    num_context_tokens: int
-    """Tokens held before it by the sequences that it computed."""
-    num_finished: int
-    """Samples that ended in it."""
-    num_prefill_tokens: int
-    """Of `num_tokens`, those of prompts, and of samples that are computed again."""
-    num_drawn: int
-    """Samples that got a token."""
-    num_preempted: int
-
-
-@dataclass(frozen=True)
-class WeightUpdate:
-    """An update of the weights with samples in flight."""
-
-    version: int
-    kv: HeldKV
-    num_in_flight: int
-    """Samples that had tokens of older weights."""
 
 
 class Engine:
@@ -111,17 +68,12 @@ class Engine:
         self._batcher = Batcher(self._limits)
         self._pool = KVPool(self._limits.block_tokens)
         self._rows = Rows(settings.max_running, self._limits.block_tokens, model.device)
-        self._exact = ExactForward(model, self._pool) if settings.exact else None
+        self._forward = Forward(model, self._pool, exact=settings.exact)
         self._asked: dict[int, Asked] = {}
         self._started: dict[Key, Response] = {}
         self._weights_version = 0
         self._epoch = 0
         """Counts how often everything in flight was computed again."""
-        self._packed = PackedLinears(model.module)
-        self._lowered: Lowered | Refusal | None = None
-        """None: not tried yet. Where it is refused the module computes, with packed products."""
-        self._is_packed: bool | None = None
-        """None: to be decided with the next step."""
 
     @property
     def has_work(self) -> bool:
@@ -145,7 +97,7 @@ class Engine:
     @property
     def has_packed_weights(self) -> bool:
         """Whether a copy of the weights is held in another order."""
-        return self._packed.is_packed or (isinstance(self._lowered, Lowered) and self._lowered.is_packed)
+        return self._forward.has_packed_weights
 
     @property
     def kv_tokens(self) -> tuple[int, int]:
@@ -237,49 +189,16 @@ class Engine:
         numbers = [(s.token_ids[-1], len(s.tokens) - 1, s.noise_key, len(s.token_ids)) for s in samples]
         self._rows.append(keys, [s.request.sampling for s in samples], tables, numbers)
 
-    # -- the forward
-
     def _computed(self, plan: StepPlan) -> Tensor | None:
         """Logits [R, V]: of each row, then of the chunks that complete a sequence, in the order of the plan."""
-        if self._exact is not None:
-            new = [*self._new_tokens_of_rows(plan), *map(self._new_tokens, plan.chunks)]
-            return self._exact.logits(new, [True] * len(plan.rows) + [chunk.completes for chunk in plan.chunks])
-        self._pack()
-        batch = self._rows.batch() if len(self._rows) else None
-        if not plan.chunks:
-            return None if batch is None else self._logits(batch)
-        new = [self._new_tokens(chunk) for chunk in plan.chunks]
-        order = sorted(range(len(new)), key=lambda i: new[i].rank)
-        chunks = ragged([new[i] for i in order], self._limits.block_tokens, device=self.model.device)
-        ends = dict(zip(order, chunks.starts_S1[1:].tolist(), strict=True))
-        read = [ends[i] - 1 for i, chunk in enumerate(plan.chunks) if chunk.completes]
-        return self._logits(with_chunks(batch, chunks, read))
+        self._forward.prepare(self._longest_left)
+        chunks = [ChunkTokens(self._new_tokens(chunk), chunk.completes) for chunk in plan.chunks]
+        return self._forward.logits(self._rows, lambda: list(self._tokens_of_rows(plan)), chunks)
 
-    def _logits(self, batch: RaggedBatch) -> Tensor | None:
-        if isinstance(self._lowered, Lowered) and self._lowered.is_packed:
-            hidden_RH = self._lowered.hidden(batch, self._pool)
-            return self._lowered.logits(hidden_RH) if len(hidden_RH) else None
-        context = RaggedContext(self._pool, batch)
-        with self._packed.applied():
-            hidden_TH = self.model.hidden(batch.token_ids_T, batch.position_ids_T, context, read=batch.read_R)
-            read_RH = hidden_TH if batch.read_R is None else hidden_TH[batch.read_R]
-            return self.model.logits(read_RH) if len(read_RH) else None
-
-    def _pack(self) -> None:
-        """Copy the weights into the order in which decode steps read them, if there will be steps enough."""
-        if self._is_packed is not None:
-            return
+    def _longest_left(self) -> int:
+        """Tokens that a response may still have."""
         limits = [limit for asked in self._asked.values() for limit in asked.limits]
-        limits += [said.limit - len(said.token_ids) for said in self._started.values()]
-        self._is_packed = max(limits) >= PACK_STEPS
-        if not self._is_packed:
-            return
-        if self._lowered is None:
-            self._lowered = lower(self.model)
-        if isinstance(self._lowered, Lowered):
-            self._lowered.pack()
-        else:
-            self._packed.pack()
+        return max([*limits, *(said.limit - len(said.token_ids) for said in self._started.values())])
 
     def _new_tokens(self, chunk: Chunk) -> NewTokens:
         if chunk.index is None:
@@ -288,7 +207,7 @@ class Engine:
             token_ids = self._started[chunk.uid, chunk.index].tokens
         return NewTokens(token_ids[chunk.start : chunk.stop], chunk.start, chunk.table)
 
-    def _new_tokens_of_rows(self, plan: StepPlan) -> Iterator[NewTokens]:
+    def _tokens_of_rows(self, plan: StepPlan) -> Iterator[NewTokens]:
         for key in plan.rows:
             said, table = self._started[key], self._batcher.running[key].table
             yield NewTokens(said.token_ids[-1:], len(said.tokens) - 1, table)
@@ -340,7 +259,7 @@ class Engine:
             noise_keys_B, places_B = torch.cat([noise_keys_B, more[0]]), torch.cat([places_B, more[1]])
             parameters = SamplingRows.of([s.request.sampling for s in samples], logits_BV.shape[1], logits_BV.device)
         draw_keys_B = noise.draw_keys(noise_keys_B, places_B)
-        if self._exact is None:
+        if not self._settings.exact:
             token_ids_B, logprobs_B = self._choose(logits_BV, draw_keys_B, parameters)
         else:  # sums over the vocabulary may be split by the number of rows, too
             each = [SamplingRows.of([s.request.sampling], logits_BV.shape[1], logits_BV.device) for s in samples]
@@ -423,7 +342,7 @@ class Engine:
                 self._batcher.forget()
             for said in self._started.values():
                 said.new_version(version)
-            self._drop_packed()
+            self._forward.drop()
         else:
             self._forget()
         self.policy_version = version
@@ -479,7 +398,7 @@ class Engine:
     def _rest(self) -> None:
         """No sample is in flight, so weights may change: give back what was made of them, but for cached prefixes."""
         if self._batcher.blocks.num_cached:
-            self._drop_packed()
+            self._forward.drop()
         else:
             self._forget()
 
@@ -488,13 +407,7 @@ class Engine:
         self._pool.clear()
         if not self.has_work:
             self._batcher = Batcher(self._limits)
-        self._drop_packed()
-
-    def _drop_packed(self) -> None:
-        self._packed.drop()
-        if isinstance(self._lowered, Lowered):
-            self._lowered.drop()
-        self._is_packed = None
+        self._forward.drop()
 
 
 def drain(engine: Engine) -> Iterator[Sample]:

@@ -1,0 +1,53 @@
+"""What the engine says of its steps, and what it lets others decide.
+
+Shapes: B rows, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from torch import Tensor
+
+from plait.generation.sampler import SamplingRows
+from plait.policy.batching import StepKind
+
+HeldKV = Literal["recompute", "keep"]
+"""What an update of the weights does to keys and values of samples in flight."""
+
+
+class Choose(Protocol):
+    """Draws one token per row; `sampler.sample`, or one rank of a group for all."""
+
+    def __call__(self, logits_BV: Tensor, draw_keys_B: Tensor, rows: SamplingRows, /) -> tuple[Tensor, Tensor]: ...
+
+
+@dataclass(frozen=True)
+class StepRecord:
+    """What a step did, for a timeline and a cost model."""
+
+    kind: StepKind
+    num_sequences: int
+    """Samples and prompts of which tokens were computed."""
+    num_tokens: int
+    """Tokens that went through the model."""
+    num_context_tokens: int
+    """Tokens held before it by the sequences that it computed."""
+    num_finished: int
+    """Samples that ended in it."""
+    num_prefill_tokens: int
+    """Of `num_tokens`, those of prompts, and of samples that are computed again."""
+    num_drawn: int
+    """Samples that got a token."""
+    num_preempted: int
+
+
+@dataclass(frozen=True)
+class WeightUpdate:
+    """An update of the weights with samples in flight."""
+
+    version: int
+    kv: HeldKV
+    num_in_flight: int
+    """Samples that had tokens of older weights."""
