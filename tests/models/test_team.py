@@ -101,6 +101,27 @@ def collectives(worker: Any, dtype: str) -> dict[str, Any]:
     }
 
 
+def descending(worker: Any) -> list[Any]:
+    """Over peers whose ranks do not ascend, by their index."""
+    layout = Layout.on((3, 0, 2), dp=3)
+    team = make_teams([layout], worker.rank, timeout_s=30.0)[layout]
+    if team is None:
+        return []
+    dp, own = team.dp, torch.tensor([10.0 * team.dp.index])
+    parts = torch.arange(3.0) + team.dp.index
+    if dp.index == 0:
+        dp.send(own + 7, 2, 5)
+    passed = dp.recv(torch.empty(1), 0, 5).tolist() if dp.index == 2 else []
+    return [
+        dp.index,
+        dp.broadcast(own.clone(), 1).tolist(),
+        [part.item() for part in dp.all_gather(own)],
+        dp.reduce_scatter(parts, (0, 1, 2, 3)).tolist(),
+        dp.all_gather_flat(torch.full((3,), float(dp.index)), (0, 1, 2, 3)).tolist(),
+        passed,
+    ]
+
+
 def lonely(worker: Any) -> None:
     """Rank 0 waits for a message that never comes."""
     layout = Layout.on((0, 1), pp=2)
@@ -156,6 +177,16 @@ def test_collectives_by_hand(four: Any, dtype: str) -> None:
         left = (rank - 1) % 4
         assert one["moved"] == [left + 8] * 2 + [left + 7] * 2
         assert one["empty"] == 4
+
+
+def test_ranks_that_do_not_ascend(four: Any) -> None:
+    both = [[10], [0, 10, 20]]
+    assert answers(four, "descending") == [
+        [1, *both, [6], [0, 1, 2], []],
+        [],
+        [2, *both, [9], [0, 1, 2], [7]],
+        [0, *both, [3], [0, 1, 2], []],
+    ]
 
 
 def test_waits_say_for_whom(four: Any) -> None:
