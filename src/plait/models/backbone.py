@@ -22,6 +22,7 @@ from torch.utils.checkpoint import checkpoint as recompute
 from plait.data.packed import PackedBatch
 from plait.layout.params import FlatLayout, Parameters
 from plait.models.attention import AttentionContext, PackedContext
+from plait.models.float64 import kept_float64
 from plait.models.part import Part, parameters_of
 from plait.models.stage import stage_view
 from plait.models.team import Team
@@ -75,7 +76,8 @@ class Backbone:
         if view is not None:
             view.input_TH = inputs
         self.activate(adapter)
-        with self._checkpointed(adapter) if checkpoint else self._reading(read, len(token_ids_T)):
+        recomputed = self._checkpointed(adapter) if checkpoint else self._reading(read, len(token_ids_T))
+        with recomputed, kept_float64(self.dtype):
             out = self.module(
                 input_ids=token_ids_T[None], position_ids=position_ids_T[None], use_cache=False, context=context
             )
@@ -84,6 +86,11 @@ class Backbone:
         output_TH = view.output_TH if view.has_output else out.last_hidden_state[0]
         view.input_TH = view.output_TH = None  # the graph keeps what the backward needs
         return output_TH
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """That it computes in."""
+        return next(self.module.parameters()).dtype
 
     def activate(self, adapter: str | None) -> None:
         """Add this adapter, and no other, to the weights from now on; nothing to do where it is on already."""
@@ -130,7 +137,8 @@ class Backbone:
     def _with_adapter(self, adapter: str | None, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """The backward computes a layer again perhaps long after another model's forward switched adapters."""
         self.activate(adapter)
-        return forward(*args, **kwargs)
+        with kept_float64(self.dtype):
+            return forward(*args, **kwargs)
 
 
 class BackboneModel:

@@ -22,6 +22,7 @@ from plait.models import attention, cpu_linear, rms_norm
 from plait.models.admission import causal_class, check_family, self_check
 from plait.models.backbone import Backbone, BackboneModel
 from plait.models.backbone import copy_of as copy_of
+from plait.models.float64 import kept_float64
 from plait.models.head import NO_HEAD, Head, find_head
 from plait.models.logprobs import chunked_logprobs
 from plait.models.part import Part
@@ -64,7 +65,8 @@ class LanguageModel(BackboneModel):
 
     def eager_logits(self, token_ids_1T: Tensor) -> Tensor:
         """Logits [T, V] of one sample by the family's own forward, with the attention that the module is set to."""
-        return self.module(input_ids=token_ids_1T, use_cache=False).logits[0]
+        with kept_float64(self.dtype):
+            return self.module(input_ids=token_ids_1T, use_cache=False).logits[0]
 
     def logprobs(
         self, batch: PackedBatch, temperature: float, *, checkpoint: bool = False, chunk_rows: int = HEAD_CHUNK_ROWS

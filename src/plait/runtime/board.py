@@ -1,9 +1,9 @@
-"""What each rank is doing, in a file that all processes of a run map: it tells the rest of a rank that was killed."""
+"""What each rank is doing, in one small file: it is still there when the rank has been killed."""
 
 from __future__ import annotations
 
 import contextlib
-import mmap
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,12 +15,10 @@ class Board:
     """This rank's line; `Board(None, 0)` is written nowhere. One writer per rank."""
 
     def __init__(self, path: Path | None, rank: int) -> None:
+        self.rank = rank
         self._start = rank * _BYTES
-        self._map: mmap.mmap | None = None
+        self._file = -1 if path is None else os.open(path, os.O_WRONLY)
         self._doing = ""
-        if path is not None:
-            with open(path, "r+b") as file:
-                self._map = mmap.mmap(file.fileno(), 0)
 
     @staticmethod
     def create(path: Path, num_ranks: int) -> None:
@@ -28,16 +26,20 @@ class Board:
 
     @contextlib.contextmanager
     def doing(self, action: str) -> Iterator[None]:
-        """Say it while inside, and after an exception too: it names what failed."""
+        """Say it while inside, and after an error too: it names what failed."""
         before = self._doing
         self._write(action)
-        yield
+        try:
+            yield
+        except StopIteration:  # the end of what was iterated over
+            self._write(before)
+            raise
         self._write(before)
 
     def _write(self, action: str) -> None:
         self._doing = action
-        if self._map is not None:
-            self._map[self._start : self._start + _BYTES] = action.encode()[:_BYTES].ljust(_BYTES, b"\0")
+        if self._file >= 0:
+            os.pwrite(self._file, action.encode()[:_BYTES].ljust(_BYTES, b"\0"), self._start)
 
 
 def read_board(path: Path) -> list[str]:

@@ -5,6 +5,7 @@ What a rank is sent waits in its memory until it is asked for, so no sender wait
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from collections import deque
@@ -74,7 +75,7 @@ class Mail:
         names = ", ".join(map(str, sources))
         end = time.monotonic() + deadline_s
         with self._waiting_for(f"rank{'s' if len(sources) > 1 else ''} {names} ({what})"), self._changed:
-            while (found := self._next(sources)) is None:
+            while (found := self._next(sources, what)) is None:
                 if not self._changed.wait(max(0.0, end - time.monotonic())) and time.monotonic() >= end:
                     raise RunError(f"rank {self.rank} expected {what} from rank {names} within {deadline_s:g} s")
             return found
@@ -82,11 +83,11 @@ class Mail:
     def poll(self, sources: Sequence[int], wait_s: float = 0.0, what: str = "") -> tuple[int, Parcel] | None:
         """As `receive`, None where nothing comes within `wait_s`."""
         with self._changed:
-            found = self._next(sources)
+            found = self._next(sources, what)
             if found is None and wait_s > 0:
                 with self._waiting_for(f"rank {', '.join(map(str, sources))} ({what})"):
                     self._changed.wait(wait_s)
-                found = self._next(sources)
+                found = self._next(sources, what)
             return found
 
     def has(self, source: int) -> bool:
@@ -94,12 +95,15 @@ class Mail:
         with self._changed:
             return bool(self._inbox[source]) or source in self._broken
 
-    def _next(self, sources: Sequence[int]) -> tuple[int, Parcel] | None:
+    def _next(self, sources: Sequence[int], what: str) -> tuple[int, Parcel] | None:
         for source in sources:
             if self._inbox[source]:
                 return source, self._inbox[source].popleft()
             if source in self._broken:
-                raise RunError(f"rank {self.rank} has lost rank {source}: {self._broken[source]}")
+                raise RunError(
+                    f"rank {self.rank} expected {what or 'a message'} from rank {source}, found it gone "
+                    f"({self._broken[source]})"
+                )
         return None
 
     def _listen(self, peer: int) -> None:
@@ -117,5 +121,6 @@ class Mail:
                     self._changed.notify_all()
         except Exception as error:  # the thread's boundary: whoever receives is told
             with self._changed:
-                self._broken[peer] = str(error).splitlines()[0] if str(error) else repr(error)
+                text = str(error).splitlines()[0] if str(error) else repr(error)
+                self._broken[peer] = re.sub(r"^\[\S+\] *", "", text).split(". ")[0]
                 self._changed.notify_all()
