@@ -203,6 +203,11 @@ WRONG: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"sampling.top_k": 5}, ConfigError, r"`sampling\.top_k` is 5"),
     ({"sampling.temperature": 0}, ConfigError, r"`sampling\.temperature` is 0"),
     ({"sampling.max_response_tokens": 256}, ConfigError, r"exceed the 256 positions"),
+    (
+        {"sampling.kv_tokens": 16, "sampling.max_response_tokens": 16},
+        ConfigError,
+        r"exceed the 16 tokens of the KV pool \(`sampling\.kv_tokens`",
+    ),
     ({"data.max_prompt_tokens": 3}, DataError, r"12 of 12 prompts are longer than 3 tokens"),
     ({"data.source": "nowhere.jsonl"}, DataError, r"`data\.source`: `nowhere\.jsonl` does not exist"),
     ({"algorithm": "gpro"}, ConfigError, r"no algorithm `gpro`.*did you mean `grpo`"),

@@ -21,7 +21,16 @@ FLAGS = {"--json": "print the figures as JSON"}
 
 _EVALUATION = ("--evaluation.items", "--evaluation.temperature", "--evaluation.functions")
 _KEYS = ("--model", *_EVALUATION, "--seed", "--dtype", "--device", "--threads")
-_SAMPLING = ("max_response_tokens", "stop", "stop_token_ids", "max_running", "max_prefill_tokens")
+_SAMPLING = (
+    "max_response_tokens",
+    "stop",
+    "stop_token_ids",
+    "max_running",
+    "max_prefill_tokens",
+    "kv_tokens",
+    "prefix_cache_tokens",
+    "exact",
+)
 
 
 def evaluate(*tokens: Annotated[str, Parameter(allow_leading_hyphen=True)]) -> int:

@@ -8,6 +8,7 @@ from plait.dataflow import CallKind, Dataflow
 from plait.errors import ConfigError, FlowError
 from plait.models.hub import read_config
 from plait.models.shape import ModelShape
+from plait.policy.blocks import BLOCK_TOKENS
 from plait.rewards.settings import RewardSettings
 from plait.runtime.recipe import Recipe
 from plait.runtime.role_models import RoleModel, ToCome
@@ -24,13 +25,20 @@ _CALLS = {
 
 
 def prompt_limit(recipe: Recipe, shape: ModelShape) -> int:
-    """Most tokens that a prompt may have: `data.max_prompt_tokens`, within what the model's positions leave.
+    """Most tokens that a prompt may have: `data.max_prompt_tokens`, within what positions and KV pool leave.
 
     Raises:
-        ConfigError: prompt and response together do not fit the model.
+        ConfigError: prompt and response together do not fit the model, or the pool of keys and values.
     """
-    room = shape.max_positions - recipe.sampling.max_response_tokens
+    pool = recipe.sampling.num_blocks(shape.max_positions) * BLOCK_TOKENS
     asked = recipe.data.max_prompt_tokens
+    if pool < shape.max_positions and pool - recipe.sampling.max_response_tokens < (asked or 1):
+        raise ConfigError(
+            f"`data.max_prompt_tokens` ({asked or 1}) + `sampling.max_response_tokens` "
+            f"({recipe.sampling.max_response_tokens}) exceed the {pool} tokens of the KV pool (`sampling.kv_tokens` in "
+            f"blocks of {BLOCK_TOKENS}); raise it, or lower one of them"
+        )
+    room = min(pool, shape.max_positions) - recipe.sampling.max_response_tokens
     if room < 1 or (asked is not None and asked > room):
         raise ConfigError(
             f"`data.max_prompt_tokens` ({asked or 1}) + `sampling.max_response_tokens` "
@@ -61,6 +69,10 @@ def check_sampling(recipe: Recipe) -> None:
 
 def check_device(recipe: Recipe) -> None:
     """Raises ConfigError where `device` is not to be had."""
+    if recipe.sampling.exact and recipe.device != "cpu":
+        raise ConfigError(
+            f"`sampling.exact` promises equal bits on a CPU only, and `device` is {recipe.device}; set one of them back"
+        )
     if recipe.device == "cuda":
         import torch
 

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from plait.dataflow import CallKind, Dataflow
 from plait.models.hub import read_config
 from plait.models.shape import HEAD_CHUNK_ROWS, KEPT_SCORES, ModelShape
+from plait.policy.blocks import BLOCK_TOKENS
+from plait.runtime.generation_memory import kv_bytes_per_token, packed_bytes
 from plait.runtime.recipe import Recipe
 from plait.runtime.role_models import RoleModel
 from plait.training.memory import BYTES, parameter_bytes
@@ -70,8 +72,10 @@ def memory_table(
     if flow.of_kind(CallKind.GENERATE):
         running = min(recipe.sampling.max_running, recipe.prompts_per_step * recipe.samples_per_prompt)
         context = longest_tokens + recipe.sampling.max_response_tokens
-        kv_per_token = 2 * shape.layers * shape.kv_heads * shape.head_dim * width
-        rows.append((f"KV cache ({running} samples x {context} tokens)", running * context * kv_per_token))
+        held = min(running * context, recipe.sampling.num_blocks(shape.max_positions) * BLOCK_TOKENS)
+        limit = f", {held} at most" if held < running * context else ""
+        kv_bytes = held * kv_bytes_per_token(shape, recipe.dtype)
+        rows.append((f"KV cache ({running} samples x {context} tokens{limit})", kv_bytes))
     batch = LargestBatch.of(recipe, flow, longest_tokens)
     # Roles train one after the other, and what one has freed the next takes.
     largest = max(activation_bytes(recipe, shapes[one.name], batch, width) for one in models)
@@ -80,6 +84,12 @@ def memory_table(
         rows.append(("logits of one chunk", HEAD_CHUNK_ROWS * shape.vocabulary * (width + 8)))
     if any(one.trained and not one.scalar for one in models) and recipe.lora.rank == 0:
         rows.append(("gradient of the head", shape.vocabulary * shape.hidden * (4 + 2 * width)))
+    if flow.of_kind(CallKind.GENERATE) and recipe.device == "cpu" and recipe.dtype != "float64":
+        # The copy is given back before anything is trained or scored, so what those take alone makes room for it.
+        others = largest + sum(size for what, size in rows if what.startswith(("logits", "gradient")))
+        packed = packed_bytes(shape, recipe.dtype)
+        if packed > others:
+            rows.append(("weights packed for decoding, beyond activations", packed - others))
     return rows
 
 

@@ -24,8 +24,7 @@ def generation_rows(
     width = BYTES[dtype]
     rows = [(f"KV cache ({kv_tokens} tokens)", kv_tokens * kv_bytes_per_token(shape, dtype))]
     if packed:
-        head = shape.hidden * shape.vocabulary
-        rows.append(("weights packed for decoding", (_linear_parameters(shape) + head) * width))
+        rows.append(("weights packed for decoding", packed_bytes(shape, dtype)))
     # Of a layer at its widest: its input, the norm of it in float32 and in the compute dtype, and either queries, keys,
     # values and their rotated copies, or gate, up and their product.
     projected = 2 * (shape.heads + 2 * shape.kv_heads) * shape.head_dim
@@ -36,6 +35,11 @@ def generation_rows(
     # The logits, and in float32 the noise and the sum of both.
     rows.append((f"logits ({running} samples)", running * shape.vocabulary * (width + 12)))
     return rows
+
+
+def packed_bytes(shape: ModelShape, dtype: str) -> int:
+    """Of the linear layers and the head once more."""
+    return (_linear_parameters(shape) + shape.hidden * shape.vocabulary) * BYTES[dtype]
 
 
 def _linear_parameters(shape: ModelShape) -> int:
