@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
-from unittest import mock
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
+
+from tests.training.exact import ExactFloat64
 
 Groups = Sequence[tuple[Sequence[int], Sequence[Sequence[int]]]]
 
@@ -20,16 +19,10 @@ RAGGED: Groups = (
 )
 
 
-@contextlib.contextmanager
-def wide_softmax() -> Iterator[None]:
-    """Most eager forwards take the softmax in float32 whatever the model's dtype; inside, a float64 one stays so."""
-    softmax = F.softmax
-
-    def stay_wide(input: Tensor, dim: int | None = None, dtype: torch.dtype | None = None, **rest: Any) -> Tensor:
-        return softmax(input, dim=dim, dtype=None if input.dtype == torch.float64 else dtype, **rest)
-
-    with mock.patch.object(F, "softmax", stay_wide):
-        yield
+def wide_softmax() -> ExactFloat64:
+    """Most eager forwards take norms and the softmax in float32 whatever the model's dtype; inside, a float64 one stays
+    as wide."""
+    return ExactFloat64()
 
 
 def eager_logprobs(module: Any, groups: Groups, temperature: float = 1.0) -> tuple[Tensor, Tensor]:
