@@ -1,0 +1,1 @@
+"""What the benchmarks of workers and devices share: runs under a plan, their phases, ceilings, idle workers."""

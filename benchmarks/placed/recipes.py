@@ -1,0 +1,44 @@
+"""The work: GRPO with a reference, every response of the same length, so that half a batch is half the work."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from grpo.workload import full, tiny
+
+REWARD = '''
+def distinct(completions, **columns):
+    """Next to no work: the share of distinct characters."""
+    return [len(set(text)) / max(1, len(text)) for text in completions]
+'''
+
+
+def grpo(folder: Path, *, is_tiny: bool, prompts: int, samples: int, steps: int) -> dict[str, Any]:
+    """A recipe as a mapping; its files are written to `folder`. One thread for each process."""
+    sizes = {"num_prompts": prompts, "samples_per_prompt": samples, "threads": 1, "num_steps": steps}
+    work = tiny(folder / "model", **sizes) if is_tiny else full(**sizes)
+    (folder / "prompts.jsonl").write_text("".join(json.dumps({"prompt": text}) + "\n" for text in work.prompts))
+    (folder / "reward.py").write_text(REWARD)
+    return {
+        "model": work.model,
+        "algorithm": "grpo",
+        "options": {"kl_coef": 0.04},
+        "steps": steps,
+        "prompts_per_step": prompts,
+        "samples_per_prompt": samples,
+        "data": {"source": str(folder / "prompts.jsonl"), "chat_template": False},
+        "reward": {"functions": [f"{folder}/reward.py:distinct"], "workers": 1},
+        # A token that ends a response and is never drawn: every response reaches the limit.
+        "sampling": {"max_response_tokens": work.max_response_tokens, "stop_token_ids": [NEVER_DRAWN]},
+        "optimizer": {"learning_rate": 1e-6},
+        "checkpoint": {"every": 0},
+        "doctor": {"enabled": False},
+        "dtype": work.dtype,
+        "threads": 1,
+        "micro_batch_tokens": 4096,
+    }
+
+
+NEVER_DRAWN = 10**6
