@@ -10,6 +10,7 @@ import pytest
 
 from plait.launch.interface import Group
 from plait.layout.mesh import Parallelism
+from plait.schedule.generators import gpipe, one_at_a_time
 from tests.training.exact import ExactFloat64
 from tests.training.worker import build, reference, run, trainer_of
 
@@ -85,9 +86,9 @@ def test_state_that_one_layout_saves_any_other_loads(four, tmp_path, before, aft
         assert_near(mine, theirs, 1e-9)
 
 
-@pytest.mark.parametrize("case", ["grpo", "pairs", "critic", "scores"])
-@pytest.mark.parametrize("dp", [2, 4])
+@pytest.mark.parametrize(("dp", "case"), [(2, "grpo"), (2, "critic"), (4, "grpo"), (4, "pairs"), (4, "scores")])
 def test_data_parallel(four, alone, dp, case):
+    """Some ranks get nothing of some mini-batches: three pairs that stay whole are spread over four."""
     check(four, alone, Parallelism(dp=dp), case, "tied", "float64", 1e-9)
 
 
@@ -104,6 +105,34 @@ PARTS = [
 
 
 @pytest.mark.parametrize("sizes", PARTS, ids=str)
-@pytest.mark.parametrize(("case", "model"), [("grpo", "tied"), ("critic", "biased")])
-def test_parts_of_a_model(four, alone, sizes, case, model):
+def test_parts_of_a_model(four, alone, sizes):
+    check(four, alone, sizes, "grpo", "tied", "float64", 1e-9)
+
+
+@pytest.mark.parametrize("sizes", [Parallelism(tp=4), Parallelism(tp=2, pp=2)], ids=str)
+@pytest.mark.parametrize(("case", "model"), [("pairs", "biased"), ("critic", "tied")])
+def test_parts_of_other_models(four, alone, sizes, case, model):
+    """An untied head, biases of keys that two ranks share; a scalar model."""
+    check(four, alone, sizes, case, model, "float64", 1e-9)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"pipeline": gpipe}, {"pipeline": one_at_a_time, "micro_batches": 1}, {"checkpoint_activations": True}],
+    ids=["gpipe", "one at a time", "checkpoints"],
+)
+def test_the_result_does_not_depend_on_the_schedule(four, alone, options):
+    check(four, alone, Parallelism(dp=2, pp=2), "grpo", "tied", "float64", 1e-9, **options)
+
+
+@pytest.mark.parametrize("sizes", [Parallelism(tp=2), Parallelism(pp=2)], ids=str)
+def test_parts_in_float32(four, alone, sizes):
+    check(four, alone, sizes, "grpo", "tied", "float32", 1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sizes", [Parallelism(dp=2), *PARTS], ids=str)
+@pytest.mark.parametrize("model", ["tied", "biased"])
+@pytest.mark.parametrize("case", ["grpo", "pairs", "critic", "scores"])
+def test_every_case_under_every_layout(four, alone, sizes, case, model):
     check(four, alone, sizes, case, model, "float64", 1e-9)

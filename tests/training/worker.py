@@ -35,7 +35,7 @@ from tests.models.tiny import tiny_model
 from tests.training.batches import ADVANTAGES, OLD, REF, make_trainer, random_rows, run_all, with_policy_columns
 from tests.training.exact import ExactFloat64
 
-STEPS = 3
+STEPS = 2
 RETURNS = Column("returns", Level.TOKEN, 5, 0)
 OLD_VALUES = Column("critic_values", Level.TOKEN, 6, 0)
 
@@ -52,7 +52,7 @@ SETTINGS: dict[str, Any] = {
     "total_optimizer_steps": 4 * STEPS,
     "weight_decay": 0.1,
     "max_grad_norm": 0.5,
-    "micro_batch_tokens": 60,
+    "micro_batch_tokens": 100,
 }
 
 
