@@ -110,6 +110,10 @@ def test_narrower_dtypes(four: Workers, dtype: str) -> None:
     judge(four.ask("compare", "llama", sizes(tp=2, pp=2), dtype=dtype), "llama", dtype)
 
 
+def test_experts_whose_parts_no_grouped_product_takes(four: Workers) -> None:
+    judge(four.ask("compare", "qwen3_moe", sizes(tp=4), dtype="float32"), "qwen3_moe", "float32")
+
+
 def test_a_copy_of_a_part(four: Workers) -> None:
     judge(four.ask("compare", "gemma", sizes(tp=2, pp=2), copied=True), "gemma")
 
@@ -121,8 +125,10 @@ def test_families(four: Workers, family: str, shape: dict[str, Any]) -> None:
     if family == "gpt2" and shape["tp"] > 1:
         return  # no plan: refused, see below
     judge(four.ask("compare", family, shape), family)
-    judge(four.ask("compare", family, shape, scalar=True), family)
     judge(four.ask("compare", family, shape, dtype="float32"), family, "float32")
+    if family == "gpt_oss" and shape["tp"] > 1:
+        return  # its plan cuts the head alone, which a scalar model has not
+    judge(four.ask("compare", family, shape, scalar=True), family)
 
 
 # --- refusals ------------------------------------------------------------------------------------------------------

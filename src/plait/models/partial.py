@@ -49,6 +49,9 @@ wrong by 0.7 or more; those 30 layers differ by 0.22, in float32 by 1e-5."""
 QUANTILE = {torch.bfloat16: 0.75, torch.float16: 0.75}
 """In narrow dtypes a rounding may send a token to another expert; a quarter of the tokens may differ more."""
 
+GROUPED_BYTES = 16
+"""What torch's grouped matrix products want every stride to be a multiple of."""
+
 LARGEST_CHECKED = 1 << 20
 """Elements of a parameter whose gradient is compared: norms, biases, routers."""
 
@@ -85,6 +88,7 @@ def part_of(model: Model, team: Team) -> Model:
     model.weights = _cut_weights(model.module, model.layout, layout, model.weights)
     model.layout = layout
     model.part = Part(team, parameters, _install_tp(model, team))
+    _choose_experts(model)
     if isinstance(model, LanguageModel):
         model.head = _head(model, team)
     model.backbone = Backbone(model.module.base_model)
@@ -140,6 +144,13 @@ def _install_tp(model: LanguageModel | ScalarModel, team: Team) -> tuple[Partial
     held = {block.param.name for block in model.layout.blocks} | set(model.layout.aliases)
     config = model.config.get_text_config()
     return install(model.module, plan, model.parameters, held, team.tp, config)
+
+
+def _choose_experts(model: LanguageModel | ScalarModel) -> None:
+    """Grouped matrix products take rows of a multiple of 16 bytes alone; cut otherwise, experts go one by one."""
+    mixtures = [block.shape for block in model.layout.blocks if len(block.shape) == 3 and block.param.cut is not None]
+    if any(extent * model.weights.itemsize % GROUPED_BYTES for shape in mixtures for extent in shape[1:]):
+        model.module.base_model.set_experts_implementation("eager")
 
 
 def _head(model: LanguageModel, team: Team) -> Head:
