@@ -53,8 +53,8 @@ def load(workload: Workload) -> tuple[Runner, str]:
     params.n_seq_max = workload.max_samples
     params.n_threads = params.n_threads_batch = workload.threads
     params.kv_unified = True
-    kind = llama_cpp.GGML_TYPE_F32 if workload.dtype == "float32" else llama_cpp.GGML_TYPE_BF16
-    params.type_k = params.type_v = kind
+    if workload.dtype == "float32":
+        params.type_k = params.type_v = llama_cpp.GGML_TYPE_F32  # else float16, its default
     context = llama_cpp.llama_init_from_model(model, params)
     if not context:
         raise RuntimeError("llama.cpp does not make a context of this size")
