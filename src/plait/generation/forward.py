@@ -88,8 +88,8 @@ class Forward:
         Args:
             longest: says how many tokens a response may still have.
         """
-        if self._decided or self._exact is not None:
-            return
+        if self._decided or self._exact is not None or self.model.part is not None:
+            return  # of a part, ranks of one layer have to meet in between
         self._decided = True
         if longest() < PACK_STEPS:
             return

@@ -247,6 +247,9 @@ class CrewEngine:
         part = crew.parts.roles.get(role)
         self._own: Engine | None = part.engine if part is not None else None
         self._own_place = next((i for i, one in enumerate(self.instances) if LEADER in one.mesh.ranks), None)
+        self._open = all(len(one.mesh) == 1 for one in self.instances)
+        """Whether instances take requests while they work; ranks that generate together must begin with them at the
+        same step."""
         self._pending: list[Request] = []
         self._prompts: dict[int, Prompt] = {}
         self._left = [0] * len(self.instances)
@@ -272,7 +275,7 @@ class CrewEngine:
     def step(self) -> list[Sample]:
         """One step of the leader's own instance, and what others have finished meanwhile."""
         assert self.has_work, "step without work"
-        if self._pending:
+        if self._pending and (self._open or not any(self._left)):
             self._deal()
         finished: list[Sample] = []
         own = self._own if self._own is not None and self._own.has_work else None

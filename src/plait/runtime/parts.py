@@ -27,6 +27,7 @@ from plait.models.language_model import LanguageModel
 from plait.models.scalar_model import ScalarModel
 from plait.models.team import Team, WaitingFor, make_teams
 from plait.reallocation.mover import Moved, execute, moving
+from plait.runtime.instances import engine_of
 from plait.runtime.optimizer_state import loading_state, saving_state
 from plait.runtime.recipe import Recipe
 from plait.runtime.role_models import REWARD_ROLES, RoleModel
@@ -142,7 +143,7 @@ class Parts:
             if (team := self.teams[instance]) is not None:
                 model = parts[key_of(instance, rank)]
                 assert isinstance(model, LanguageModel), f"role {one.role} generates with a scalar model"
-                part.engine, part.instance = Engine(model, self.recipe.sampling), team
+                part.engine, part.instance = engine_of(model, self.recipe.sampling, team), team
         if one.trained:
             part.move, part.buffers = self._move(part)
         return part

@@ -75,7 +75,9 @@ def _run(launcher: LocalProcesses, num_ranks: int, job: Job) -> Outcome:
     signals: _Signals | None = None
     try:
         with launcher.start(Worker, num_ranks, arguments=(job,)) as group, _signals(group) as signals:
-            outcome = group.submit(range(num_ranks), "run").result(RUN_S)[LEADER]
+            leader = group.submit(LEADER, "run")
+            group.submit(range(1, num_ranks), "run")
+            outcome = leader.result(RUN_S)
             assert outcome is not None, "the leader returns the outcome"
             return outcome
     except WorkerError as error:
