@@ -23,21 +23,8 @@ from torch import Tensor
 try:
     from numba import carray, njit
 
-    from plait.generation import vector_code
-    from plait.generation.vector_code import (
-        KEYS,
-        WEIGHTED_ROWS,
-        ask,
-        exp,
-        larger,
-        narrow,
-        of_ordered,
-        ordered,
-        pointer,
-        scores,
-        weighted,
-        widen,
-    )
+    from plait.generation.scalar_code import exp, larger, narrow, of_ordered, ordered, pointer, supported, widen
+    from plait.generation.vector_code import KEYS, WEIGHTED_ROWS, ask, scores, weighted
 
     AVAILABLE = True
 except ImportError:
@@ -56,7 +43,7 @@ _ZERO, _ONE, _LOWEST = np.float32(0), np.float32(1), np.float32(-np.inf)
 
 def fast(dtype: torch.dtype) -> bool:
     """Whether this CPU has the vector instructions for a dtype."""
-    return AVAILABLE and dtype in (torch.float32, torch.bfloat16) and vector_code.supported()[dtype == torch.bfloat16]
+    return AVAILABLE and dtype in (torch.float32, torch.bfloat16) and supported()[dtype == torch.bfloat16]
 
 
 def array_of(tensor: Tensor) -> Array:

@@ -43,7 +43,7 @@ ALIGNMENT = 64
 """Bytes: a vector, a line of the cache."""
 
 HUGE_PAGE = 1 << 21
-"""Bytes. With weights on huge pages [8, 576] by [576, 3072] takes 78 µs in place of 88."""
+"""Bytes. With weights on huge pages [8, 1536] by [1536, 576] takes 39 µs in place of 45, 32 rows 117 (122)."""
 
 
 @dataclass(frozen=True)
@@ -494,7 +494,8 @@ def _aligned(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     item = torch.empty(0, dtype=dtype).element_size()
     count = int(np.prod(shape))
     if count * item >= HUGE_PAGE and hasattr(mmap, "MADV_HUGEPAGE"):
-        pages = mmap.mmap(-1, count * item + HUGE_PAGE)
+        # Shared pages, the default, are never huge.
+        pages = mmap.mmap(-1, count * item + HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         pages.madvise(mmap.MADV_HUGEPAGE)
         whole, alignment = torch.frombuffer(pages, dtype=torch.uint8), HUGE_PAGE
     else:

@@ -12,14 +12,15 @@ Shapes: MR rows of a tile, K terms of a product, a vector holds 16 float32 or 16
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from llvmlite import binding, ir
+from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
+
+from plait.generation.scalar_code import BF16, F32, I16, I32, I64, integer, is_bfloat16, supported
 
 TILE_ROWS = 14
 """Most rows of a tile: 28 accumulators, two vectors of weights and the broadcasts fill the 32 registers."""
@@ -37,22 +38,7 @@ KEYS = 16
 """Tokens of a block of the pool, as `scores` and `weighted` read it."""
 
 
-class _BFloat(ir.Type):
-    """LLVM's bfloat, which llvmlite does not know."""
-
-    null = "0.0"
-
-    def _to_string(self) -> str:
-        return "bfloat"
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _BFloat)
-
-    def __hash__(self) -> int:
-        return hash(_BFloat)
-
-
-I8, I16, I32, I64, F32, BF16 = ir.IntType(8), ir.IntType(16), ir.IntType(32), ir.IntType(64), ir.FloatType(), _BFloat()
+I8 = ir.IntType(8)
 V16F, V16I, V16H, V32H, V16B, V32B = (
     ir.VectorType(F32, 16),
     ir.VectorType(I32, 16),
@@ -62,23 +48,6 @@ V16F, V16I, V16H, V32H, V16B, V32B = (
     ir.VectorType(BF16, 32),
 )
 ZERO = ir.Constant(V16F, [0.0] * 16)
-
-
-@functools.cache
-def supported() -> tuple[bool, bool]:
-    """Whether this CPU runs the float32 and the bfloat16 variants."""
-    features = binding.get_host_cpu_features()
-    wide = bool(features.get("avx512f") and features.get("avx512vl") and features.get("avx512bw"))
-    return wide, wide and bool(features.get("avx512bf16"))
-
-
-def is_bfloat16(like: Any) -> bool:
-    """Of a numba array type."""
-    return like.dtype == types.uint16
-
-
-def _int(value: int) -> ir.Constant:
-    return ir.Constant(I64, value)
 
 
 def _emitted(emit: Callable[..., None]) -> Callable[..., Any]:
@@ -106,7 +75,7 @@ class _Emit:
 
     def at(self, base: Any, *offsets: Any) -> Any:
         for offset in offsets:
-            base = self.builder.add(base, _int(offset) if isinstance(offset, int) else offset)
+            base = self.builder.add(base, integer(offset) if isinstance(offset, int) else offset)
         return base
 
     def load(self, address: Any, kind: Any, align: int = 1) -> Any:
@@ -171,7 +140,7 @@ class _Emit:
         builder.cbranch(builder.icmp_signed("<", index, stop), inside, done)
         builder.position_at_end(inside)
         after = body(index, list(phis))
-        index.add_incoming(builder.add(index, _int(step)), builder.block)
+        index.add_incoming(builder.add(index, integer(step)), builder.block)
         for phi, total in zip(phis, after, strict=True):
             phi.add_incoming(total, builder.block)
         builder.branch(head)
@@ -185,7 +154,7 @@ class _Emit:
         switch = builder.switch(value, done)
         for choice in choices:
             block = builder.append_basic_block(f"case{choice}")
-            switch.add_case(_int(choice), block)
+            switch.add_case(integer(choice), block)
             builder.position_at_end(block)
             emit(choice)
             builder.branch(done)
@@ -207,16 +176,16 @@ def tile(typingctx, like, rows, x, x_stride, panel, terms, out, out_stride):
         builder = emit.builder
 
         def case(count: int) -> None:
-            row_ats = [emit.at(x_at, builder.mul(x_step, _int(row))) for row in range(count)]
+            row_ats = [emit.at(x_at, builder.mul(x_step, integer(row))) for row in range(count)]
             biases = [emit.load(emit.at(panel_at, 64 * column), V16F, 64) for column in range(2)]
             weights_at = emit.at(panel_at, 128)
 
             def term(index: Any, totals: list[Any]) -> list[Any]:
-                at = emit.at(weights_at, builder.mul(index, _int(128)))
+                at = emit.at(weights_at, builder.mul(index, integer(128)))
                 columns = [emit.operand(emit.at(at, 64 * column)) for column in range(2)]
                 for column in range(2):
                     emit.prefetch(emit.at(at, 64 * column + PREFETCH_BYTES))
-                offset = builder.mul(index, _int(4))
+                offset = builder.mul(index, integer(4))
                 for row, row_at in enumerate(row_ats):
                     factor = emit.broadcast(emit.at(row_at, offset))
                     for column in range(2):
@@ -224,12 +193,12 @@ def tile(typingctx, like, rows, x, x_stride, panel, terms, out, out_stride):
                         totals[place] = emit.multiply_add(totals[place], columns[column], factor)
                 return totals
 
-            totals = emit.loop(_int(0), num_terms, 1, biases * count, term)
+            totals = emit.loop(integer(0), num_terms, 1, biases * count, term)
             for row in range(count):
                 for column in range(2):
                     offset = 16 * emit.element_bytes * column
                     emit.store_rounded(
-                        totals[2 * row + column], emit.at(out_at, builder.mul(out_step, _int(row)), offset)
+                        totals[2 * row + column], emit.at(out_at, builder.mul(out_step, integer(row)), offset)
                     )
 
         emit.cases(num_rows, range(1, TILE_ROWS + 1), case)
@@ -278,8 +247,8 @@ def scores(typingctx, like, query, keys, size, scale, out):
 
     def body(emit, query_at, keys_at, num_elements, factor, out_at):
         builder = emit.builder
-        width = builder.mul(num_elements, _int(emit.element_bytes))
-        key_ats = [emit.at(keys_at, builder.mul(width, _int(key))) for key in range(KEYS)]
+        width = builder.mul(num_elements, integer(emit.element_bytes))
+        key_ats = [emit.at(keys_at, builder.mul(width, integer(key))) for key in range(KEYS)]
 
         def part(index: Any, totals: list[Any]) -> list[Any]:
             query_part = emit.operand(emit.at(query_at, index))
@@ -288,7 +257,7 @@ def scores(typingctx, like, query, keys, size, scale, out):
                 for total, key_at in zip(totals, key_ats, strict=True)
             ]
 
-        totals = emit.loop(_int(0), width, 64, [ZERO] * KEYS, part)
+        totals = emit.loop(integer(0), width, 64, [ZERO] * KEYS, part)
         emit.store(builder.fmul(_summed(emit, totals), emit.splat(factor)), out_at)
 
     return types.void(like, *[types.int64] * 3, types.float32, types.int64), _emitted(body)
@@ -356,15 +325,15 @@ def weighted(
             count, num_vectors = choice // 10, choice % 10
 
             def block(index: Any, totals: list[Any]) -> list[Any]:
-                block_id = builder.sext(emit.load(emit.at(table_at, builder.mul(index, _int(4))), I32), I64)
+                block_id = builder.sext(emit.load(emit.at(table_at, builder.mul(index, integer(4))), I32), I64)
                 block_at = emit.at(values_at, builder.mul(block_id, block_step))
-                next_id = builder.sext(emit.load(emit.at(next_table_at, builder.mul(index, _int(4))), I32), I64)
+                next_id = builder.sext(emit.load(emit.at(next_table_at, builder.mul(index, integer(4))), I32), I64)
                 next_at = emit.at(next_values_at, builder.mul(next_id, block_step))
-                done = builder.mul(builder.sub(index, low), _int(KEYS * element_bytes))
+                done = builder.mul(builder.sub(index, low), integer(KEYS * element_bytes))
                 for key in range(0, KEYS, 2 if bfloat16 else 1):
-                    key_at = emit.at(block_at, builder.mul(row_step, _int(key)))
+                    key_at = emit.at(block_at, builder.mul(row_step, integer(key)))
                     for near in range(2 if bfloat16 else 1):
-                        next_key_at = emit.at(next_at, builder.mul(row_step, _int(key + near)))
+                        next_key_at = emit.at(next_at, builder.mul(row_step, integer(key + near)))
                         for line in range(0, num_vectors * 16 * element_bytes, 64):
                             emit.prefetch(emit.at(next_key_at, line), 2)
                     if bfloat16:
@@ -372,7 +341,7 @@ def weighted(
                     else:
                         operands = [emit.operand(emit.at(key_at, 64 * number)) for number in range(num_vectors)]
                     for row in range(count):
-                        row_at = emit.at(probs_at, builder.mul(probs_step, _int(row)), done, key * element_bytes)
+                        row_at = emit.at(probs_at, builder.mul(probs_step, integer(row)), done, key * element_bytes)
                         factor = emit.broadcast(row_at)
                         for number, operand in enumerate(operands):
                             place = row * num_vectors + number
@@ -383,118 +352,14 @@ def weighted(
             for row in range(count):
                 of_row = totals[row * num_vectors : (row + 1) * num_vectors]
                 for number, total in enumerate(_unmixed(emit, of_row) if bfloat16 else of_row):
-                    at = emit.at(out_at, builder.mul(out_step, _int(row)), 16 * element_bytes * number)
+                    at = emit.at(out_at, builder.mul(out_step, integer(row)), 16 * element_bytes * number)
                     emit.store_rounded(total, at)
 
-        wanted = builder.add(builder.mul(num_rows, _int(10)), builder.sdiv(num_columns, _int(16)))
+        wanted = builder.add(builder.mul(num_rows, integer(10)), builder.sdiv(num_columns, integer(16)))
         choices = [10 * count + vectors for count in range(1, WEIGHTED_ROWS + 1) for vectors in (2, 4)]
         emit.cases(wanted, choices, case)
 
     return types.void(like, *[types.int64] * 14), _emitted(body)
-
-
-@intrinsic
-def widen(typingctx, value):
-    """float32 of a number of either dtype."""
-
-    def codegen(context, builder, signature, args):
-        if signature.args[0] == types.float32:
-            return args[0]
-        return builder.bitcast(builder.shl(builder.zext(args[0], I32), ir.Constant(I32, 16)), F32)
-
-    return types.float32(value), codegen
-
-
-@intrinsic
-def narrow(typingctx, like, value):
-    """A float32 rounded to the dtype of an array."""
-
-    def codegen(context, builder, signature, args):
-        if not is_bfloat16(signature.args[0]):
-            return args[1]
-        if supported()[1]:
-            return builder.bitcast(builder.fptrunc(args[1], BF16), I16)
-        bits = builder.bitcast(args[1], I32)
-        odd = builder.and_(builder.lshr(bits, ir.Constant(I32, 16)), ir.Constant(I32, 1))
-        nearest = builder.add(bits, builder.add(odd, ir.Constant(I32, 0x7FFF)))
-        quiet = builder.or_(bits, ir.Constant(I32, 0x00400000))
-        nan = builder.fcmp_unordered("uno", args[1], args[1])
-        return builder.trunc(builder.lshr(builder.select(nan, quiet, nearest), ir.Constant(I32, 16)), I16)
-
-    return like.dtype(like, types.float32), codegen
-
-
-@intrinsic
-def ordered(typingctx, value):
-    """An int32 for a float32, in the same order, one for both zeros; NaN is above or below all."""
-
-    def codegen(context, builder, signature, args):
-        return _in_order(builder, builder.bitcast(builder.fadd(args[0], ir.Constant(F32, 0.0)), I32))
-
-    return types.int32(types.float32), codegen
-
-
-@intrinsic
-def of_ordered(typingctx, value):
-    """The inverse of `ordered`; of its zero +0."""
-
-    def codegen(context, builder, signature, args):
-        return builder.bitcast(_in_order(builder, args[0]), F32)
-
-    return types.float32(types.int32), codegen
-
-
-def _in_order(builder: Any, bits: Any) -> Any:
-    sign = builder.ashr(bits, ir.Constant(I32, 31))
-    return builder.xor(bits, builder.and_(sign, ir.Constant(I32, 0x7FFFFFFF)))
-
-
-@intrinsic
-def larger(typingctx, left, right):
-    """Of two int32; of numbers that are `ordered` a maximum that a vectoriser may reorder."""
-
-    def codegen(context, builder, signature, args):
-        return builder.select(builder.icmp_signed(">", *args), *args)
-
-    return types.int32(types.int32, types.int32), codegen
-
-
-_EXP_TERMS = (1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1)
-"""Of Cephes' expf (Moshier)."""
-
-
-@intrinsic
-def exp(typingctx, value):
-    """e to a float32, to about one unit in the last place; 0 where the result would be denormal, NaN for NaN.
-
-    With n = round(x / log 2): e^x = 2^n · e^(x − n log 2). Adding 1.5 · 2^23 rounds, and leaves n in the lowest bits.
-    """
-
-    def codegen(context, builder, signature, args):
-        (x,) = args
-
-        def fma(left: Any, right: Any, total: Any) -> Any:
-            kind = ir.FunctionType(F32, [F32, F32, F32])
-            return builder.call(
-                cgutils.get_or_insert_function(builder.module, kind, "llvm.fma.f32"), [left, right, total]
-            )
-
-        def number(value: float) -> Any:
-            return ir.Constant(F32, value)
-
-        shifted = fma(x, number(1.44269504088896341), number(12582912.0))
-        n = builder.fsub(shifted, number(12582912.0))
-        rest = fma(n, number(2.12194440e-4), fma(n, number(-0.693359375), x))
-        poly = number(_EXP_TERMS[0])
-        for term in _EXP_TERMS[1:]:
-            poly = fma(poly, rest, number(term))
-        poly = builder.fadd(fma(poly, builder.fmul(rest, rest), rest), number(1.0))
-        power = builder.shl(builder.add(builder.bitcast(shifted, I32), ir.Constant(I32, 127)), ir.Constant(I32, 23))
-        out = builder.fmul(poly, builder.bitcast(power, F32))
-        out = builder.select(builder.fcmp_ordered("<", x, number(-87.0)), number(0.0), out)
-        return builder.select(builder.fcmp_ordered(">", x, number(88.0)), number(float("inf")), out)
-
-    return types.float32(types.float32), codegen
 
 
 @intrinsic
@@ -506,60 +371,10 @@ def ask(typingctx, address, lines):
         first, count = args
 
         def line(index: Any, totals: list[Any]) -> list[Any]:
-            emit.prefetch(emit.at(first, builder.mul(index, _int(64))), 2)
+            emit.prefetch(emit.at(first, builder.mul(index, integer(64))), 2)
             return totals
 
-        emit.loop(_int(0), count, 1, [], line)
-        return context.get_dummy_value()
-
-    return types.void(types.int64, types.int64), codegen
-
-
-@intrinsic
-def pointer(typingctx, address):
-    """What numba.carray takes."""
-
-    def codegen(context, builder, signature, args):
-        return builder.inttoptr(args[0], cgutils.voidptr_t)
-
-    return types.voidptr(types.int64), codegen
-
-
-SPINS = 2048
-"""Looks at a barrier before the thread offers its core to others."""
-
-
-@intrinsic
-def barrier(typingctx, state, parts):
-    """Wait until so many threads are here. `state`: address of two int64, 0 at first: how many wait, the round."""
-
-    def codegen(context, builder, signature, args):
-        state_at, num_parts = args
-        count = builder.inttoptr(state_at, I64.as_pointer())
-        turn = builder.inttoptr(builder.add(state_at, _int(8)), I64.as_pointer())
-        entry = builder.block
-        before = builder.load_atomic(turn, "acquire", 8)
-        here = builder.add(builder.atomic_rmw("add", count, _int(1), "acq_rel"), _int(1))
-        last, wait, offer, again, done = map(builder.append_basic_block, ("last", "wait", "offer", "again", "done"))
-        builder.cbranch(builder.icmp_signed("==", here, num_parts), last, wait)
-        builder.position_at_end(last)
-        builder.store_atomic(_int(0), count, "monotonic", 8)
-        builder.store_atomic(builder.add(before, _int(1)), turn, "release", 8)
-        builder.branch(done)
-        builder.position_at_end(wait)
-        looks = builder.phi(I64)
-        looks.add_incoming(_int(1), entry)
-        builder.cbranch(builder.icmp_signed("==", builder.load_atomic(turn, "acquire", 8), before), again, done)
-        builder.position_at_end(again)
-        spun = builder.icmp_signed("==", builder.urem(looks, _int(SPINS)), _int(0))
-        next_looks = builder.add(looks, _int(1))
-        looks.add_incoming(next_looks, again)
-        looks.add_incoming(next_looks, offer)
-        builder.cbranch(spun, offer, wait)
-        builder.position_at_end(offer)
-        builder.call(cgutils.get_or_insert_function(builder.module, ir.FunctionType(I32, []), "sched_yield"), [])
-        builder.branch(wait)
-        builder.position_at_end(done)
+        emit.loop(integer(0), count, 1, [], line)
         return context.get_dummy_value()
 
     return types.void(types.int64, types.int64), codegen
