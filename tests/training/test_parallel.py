@@ -69,20 +69,24 @@ def test_working_weights_of_bfloat16_are_the_masters(four, alone):
     check(four, alone, Parallelism(dp=2), "scores", "tied", "bfloat16", 0.2)
 
 
-SAVED = [Parallelism(dp=2), Parallelism(), Parallelism(dp=4)]
+SAVED = [Parallelism(dp=2), Parallelism(tp=2, pp=2), Parallelism(), Parallelism(dp=2, pp=2)]
+
+
+@pytest.fixture(scope="module")
+def straight() -> list[dict[str, float]]:
+    """Four steps on one rank."""
+    with ExactFloat64():
+        return run("grpo", trainer_of("grpo", build("grpo", "tied", "float64")), range(4))[0]
 
 
 @pytest.mark.parametrize(("before", "after"), list(pairwise([*SAVED, SAVED[0]])), ids=str)
-def test_state_that_one_layout_saves_any_other_loads(four, tmp_path, before, after):
+def test_state_that_one_layout_saves_any_other_loads(four, straight, tmp_path, before, after):
     """Steps 0 and 1 under one layout and 2 and 3 under another: as if all were under the first."""
-    straight = trainer_of("grpo", build("grpo", "tied", "float64"))
-    with ExactFloat64():
-        expected = run("grpo", straight, range(4))[0]
     asked = ("grpo", "tied", "float64", str(tmp_path))
     first = four.submit(RANKS, "state_files", before, *asked, load=False, options={}).result(120.0)
     second = four.submit(RANKS, "state_files", after, *asked, load=True, options={}).result(120.0)
     assert all(metrics == second[0] for metrics in second[: after.size])
-    for mine, theirs in zip([*first[0], *second[0]], expected, strict=True):
+    for mine, theirs in zip([*first[0], *second[0]], straight, strict=True):
         assert_near(mine, theirs, 1e-9)
 
 
@@ -90,6 +94,17 @@ def test_state_that_one_layout_saves_any_other_loads(four, tmp_path, before, aft
 def test_data_parallel(four, alone, dp, case):
     """Some ranks get nothing of some mini-batches: three pairs that stay whole are spread over four."""
     check(four, alone, Parallelism(dp=dp), case, "tied", "float64", 1e-9)
+
+
+@pytest.mark.parametrize("sizes", [Parallelism(dp=2), Parallelism(dp=2, pp=2), Parallelism(tp=2)], ids=str)
+def test_all_ranks_skip_a_step_that_is_not_finite(four, sizes):
+    found = [answer for answer in four.submit(RANKS, "skip", sizes).result(60.0) if answer is not None]
+    assert len(found) == sizes.size
+    metrics, unchanged, refusal = found[0]
+    assert (metrics["training/skipped_steps"], metrics["training/nonfinite_losses"]) == (1, 1)
+    assert unchanged
+    assert refusal.startswith("2 optimizer steps in a row")
+    assert found == [found[0]] * sizes.size
 
 
 PARTS = [

@@ -18,6 +18,7 @@ from plait.algorithms.grpo import GRPOOptions, grpo
 from plait.algorithms.ppo import PPOOptions, ppo
 from plait.data.rows import Rows
 from plait.dataflow import Column, Level
+from plait.errors import RunError
 from plait.launch.interface import WorkerContext
 from plait.layout.mesh import Cluster, Layout, Mesh, Parallelism
 from plait.models.language_model import LanguageModel
@@ -66,6 +67,10 @@ def pair_loss(batch: Any, ref_logprobs: Tensor) -> Tensor:
     chosen_P, rejected_P = batch.pairs(margin_N)
     batch.log("rewards/accuracies", (chosen_P > rejected_P).to(margin_N.dtype), per="pair")
     return batch.mean_over_pairs(torch.nn.functional.softplus(rejected_P - chosen_P))
+
+
+def weighted(batch: Any, weights: Tensor) -> Tensor:
+    return batch.aggregate(weights * batch.logprobs, "token-mean")
 
 
 def score_loss(batch: Any, advantages: Tensor) -> Tensor:
@@ -219,6 +224,27 @@ class Worker:
                 counts = {name: tensor for name, tensor in trainer.state().items() if tensor.ndim == 0}
                 torch.save(counts, f"{folder}/counts.pt")
         return metrics
+
+    def skip(self, parallelism: Parallelism) -> tuple[dict[str, float], bool, str] | None:
+        """Train on a sample that only one dp rank computes and whose loss is no number, until that is refused: the
+        metrics of the first time, whether weights stayed as they were, the refusal."""
+        team = self.team(parallelism)
+        if team is None:
+            return None
+        trainer = trainer_of("grpo", self.part("grpo", "tied", "float64", team), team, max_skipped_steps=2)
+        before = trainer.model.trained_weights.clone()
+        rows = rows_of("grpo", 0)
+        advantages = rows.columns[ADVANTAGES].copy()
+        advantages[5] = np.nan
+        rows = rows.with_column(ADVANTAGES, advantages)
+        found = []
+        for step in range(2):
+            work = trainer.train(rows, {"weights": ADVANTAGES}, weighted, mini_batches=1, epochs=1, step=step)
+            try:
+                found.append(run_all(work)[1])
+            except RunError as error:
+                return found[0], torch.equal(before, trainer.model.trained_weights), str(error)
+        return found[0], False, ""
 
     def pipeline(self, schedule: Schedule, tokens: Sequence[int]) -> tuple[list[str], float]:
         """Run a schedule on linear stages: the actions done, and how far gradients are from those of the whole."""
