@@ -21,12 +21,12 @@ import torch
 from torch import Tensor
 
 try:
-    from numba import carray, njit
+    from numba import carray, config, njit
 
     from plait.generation.scalar_code import exp, larger, narrow, of_ordered, ordered, pointer, supported, widen
     from plait.generation.vector_code import KEYS, WEIGHTED_ROWS, ask, scores, weighted
 
-    AVAILABLE = True
+    AVAILABLE = not config.DISABLE_JIT
 except ImportError:
     AVAILABLE = False
     KEYS, WEIGHTED_ROWS = 16, 4

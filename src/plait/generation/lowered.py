@@ -21,20 +21,29 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
 from plait.data.packed import pack as packed_row
 from plait.generation import kernels, layer_kernels
+from plait.generation.dense_layers import (
+    ROPE_TYPES,
+    Refused,
+    Watch,
+    activation,
+    decoder_layers,
+    factor_between,
+    input_of,
+    norm_kind,
+    parts_of,
+    require,
+)
 from plait.generation.kernels import KEYS, array_of
-from plait.generation.layer_kernels import CHUNK_ROWS, GELU_TANH, OFFSET, ROUNDED, SILU, TILE_COLUMNS, Sizes
+from plait.generation.layer_kernels import CHUNK_ROWS, OFFSET, TILE_COLUMNS, Sizes
 from plait.generation.pool import KVPool
 from plait.generation.ragged import NewTokens, RaggedBatch, ragged
 from plait.models.attention import PackedContext
 from plait.models.language_model import LanguageModel
-
-ROPE_TYPES = ("default", "linear", "llama3", "yarn")
-"""Those whose angles are a function of the position alone."""
 
 TOLERANCE = {torch.float32: 2e-4, torch.bfloat16: 6e-2}
 """Largest deviation from the module in the self-check, relative to the largest number."""
@@ -53,29 +62,12 @@ class Refusal:
     reason: str
 
 
-class _Refused(Exception):
-    """Within this file."""
-
-
-@dataclass(frozen=True)
-class _Layer:
-    """Where a decoder layer keeps what it computes with; weights [O, I] and biases [O] or None, in order of outputs."""
-
-    attention_in: tuple[nn.Linear, ...]
-    attention_out: nn.Linear
-    mlp_in: tuple[nn.Linear, ...]
-    mlp_out: nn.Linear
-    norms: tuple[nn.Module, ...]
-    """Before attention, before the MLP; then of query and key heads, where it has them."""
-    uses_rope: bool
-
-
 def lower(model: LanguageModel) -> Lowered | Refusal:
     """The lowered forward of a model, proven equal to its module's; or why there is none."""
     try:
         lowered = Lowered(model)
         lowered.check()
-    except _Refused as refused:
+    except Refused as refused:
         return Refusal(str(refused))
     return lowered
 
@@ -87,13 +79,13 @@ class Lowered:
     """
 
     def __init__(self, model: LanguageModel) -> None:
-        _require(model.device.type == "cpu", f"it lies on {model.device.type}")
-        _require(kernels.fast(model.dtype), f"there are no vector instructions or no numba for {model.dtype}")
-        _require(model.own is None, "it shares its weights with others under an adapter")
-        _require(model.part is None or model.part.is_whole, "this rank has a part of it")
+        require(model.device.type == "cpu", f"it lies on {model.device.type}")
+        require(kernels.fast(model.dtype), f"there are no vector instructions or no numba for {model.dtype}")
+        require(model.own is None, "it shares its weights with others under an adapter")
+        require(model.part is None or model.part.is_whole, "this rank has a part of it")
         self.model = model
         self._module = model.module.base_model
-        self._layers = [_layer(layer) for layer in _decoder_layers(self._module)]
+        self._layers = [parts_of(layer) for layer in decoder_layers(self._module)]
         self._weights: layer_kernels.Weights | None = None
         self._head: Tensor | None = None
         self._packed: Tensor | None = None
@@ -197,7 +189,7 @@ class Lowered:
         """Compare with the module on random tokens: a prompt in two chunks beside a shorter one.
 
         Raises:
-            _Refused: they differ.
+            Refused: they differ.
         """
         generator = torch.Generator().manual_seed(0)
         vocab_size = self._module.embed_tokens.weight.shape[0]
@@ -217,22 +209,20 @@ class Lowered:
         error = (whole - expected.float()).abs().max() / expected.float().abs().max()
         near = bool(error <= TOLERANCE[self.model.dtype])
         self.drop()
-        _require(near, f"its lowered layers differ from the module's by {float(error):.2g} of the largest number")
+        require(near, f"its lowered layers differ from the module's by {float(error):.2g} of the largest number")
 
     def _read_settings(self) -> None:
         """Find out what the module does around its weights by watching it compute."""
         config, module = self.model.config.get_text_config(), self._module
         first = self._layers[0]
         rotary = getattr(module, "rotary_emb", None)
-        _require(
-            getattr(rotary, "rope_type", None) in ROPE_TYPES, "its angles are not a function of the position alone"
-        )
+        require(getattr(rotary, "rope_type", None) in ROPE_TYPES, "its angles are not a function of the position alone")
         self._rotary = rotary
-        watch = _Watch()
+        watch = Watch()
         entry: list[Tensor] = []
-        layers = _decoder_layers(module)
+        layers = decoder_layers(module)
         hook = layers[0].register_forward_pre_hook(
-            lambda _, args, kwargs: entry.append(_input(args, kwargs)), with_kwargs=True
+            lambda _, args, kwargs: entry.append(input_of(args, kwargs)), with_kwargs=True
         )
         ids = torch.arange(1, 5)
         try:
@@ -240,22 +230,22 @@ class Lowered:
                 self.model.hidden(ids, torch.arange(4), watch)
         finally:
             hook.remove()
-        _require(watch.calls.keys() == set(range(len(layers))), "its layers do not attend once each")
+        require(watch.calls.keys() == set(range(len(layers))), "its layers do not attend once each")
         calls = [watch.calls[layer] for layer in range(len(layers))]
-        _require(all(call.plain for call in calls), "its attention has a softcap or sinks")
-        _require(len({call.shape for call in calls}) == 1, "its layers are of several shapes")
+        require(all(call.plain for call in calls), "its attention has a softcap or sinks")
+        require(len({call.shape for call in calls}) == 1, "its layers are of several shapes")
         num_heads, num_key_heads, head_size = calls[0].shape
         self._scales, self._windows = [call.scale for call in calls], [call.window or 0 for call in calls]
         embedded = F.embedding(ids, module.embed_tokens.weight.detach())
-        self._embedding_scale = _factor(embedded, entry[0][0])
+        self._embedding_scale = factor_between(embedded, entry[0][0])
         self._residual = float(getattr(layers[0], "residual_multiplier", 1.0))
-        self._eps, norm = _norm_kind(first.norms[0])
-        kinds = {_norm_kind(norm) for layer in self._layers for norm in layer.norms} | {_norm_kind(module.norm)}
-        _require(len(kinds) == 1, "its norms are of several kinds")
+        self._eps, norm = norm_kind(first.norms[0])
+        kinds = {norm_kind(norm) for layer in self._layers for norm in layer.norms} | {norm_kind(module.norm)}
+        require(len(kinds) == 1, "its norms are of several kinds")
         hidden, intermediate = module.embed_tokens.weight.shape[1], first.mlp_out.in_features
         widths = (hidden, head_size, num_heads * head_size, intermediate)
-        _require(all(width % 2 == 0 for width in widths), "a width is odd")
-        _require(
+        require(all(width % 2 == 0 for width in widths), "a width is odd")
+        require(
             sum(layer.out_features for layer in first.attention_in) == (num_heads + 2 * num_key_heads) * head_size,
             "its heads are not of one size",
         )
@@ -265,7 +255,7 @@ class Lowered:
             head_size,
             intermediate,
             norm,
-            _activation(layers[0].mlp),
+            activation(layers[0].mlp),
             int(len(first.norms) == 4),
             int(head_size % 32 == 0),
         )
@@ -281,8 +271,8 @@ class Lowered:
         like = torch.empty(0, dtype=self.model.dtype)
         cos, sin = self._rotary(like, torch.arange(num_positions)[None])
         half = cos.shape[-1] // 2
-        _require(cos.shape[-1] == self._sizes.head_size, "rope turns a part of each head")
-        _require(bool((cos[..., :half] == cos[..., half:]).all()), "rope turns other pairs")
+        require(cos.shape[-1] == self._sizes.head_size, "rope turns a part of each head")
+        require(bool((cos[..., :half] == cos[..., half:]).all()), "rope turns other pairs")
         return tuple(angles[0, :, :half].float().contiguous().numpy() for angles in (cos, sin))  # type: ignore[return-value]
 
     def _weights_for(self, num_positions: int) -> layer_kernels.Weights:
@@ -339,128 +329,6 @@ class Lowered:
         run(0)
         for other in others:
             other.result()
-
-
-@dataclass
-class _Call:
-    """What a layer asked of its attention."""
-
-    shape: tuple[int, int, int]
-    scale: float
-    window: int | None
-    plain: bool
-
-
-class _Watch:
-    """An AttentionContext that notes what each layer asks for."""
-
-    def __init__(self) -> None:
-        self.calls: dict[int, _Call] = {}
-
-    def attend(
-        self,
-        layer: int,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        *,
-        scale: float,
-        window: int | None,
-        softcap: float | None,
-        sinks: Tensor | None,
-    ) -> Tensor:
-        """See AttentionContext.attend."""
-        plain = softcap is None and sinks is None and key.shape[2] == value.shape[2]
-        self.calls[layer] = _Call((query.shape[0], key.shape[0], key.shape[2]), float(scale), window, plain)
-        return query.new_zeros(query.shape[1], query.shape[0], value.shape[2])
-
-
-def _require(holds: bool, otherwise: str) -> None:
-    if not holds:
-        raise _Refused(otherwise)
-
-
-def _decoder_layers(module: Any) -> list[Any]:
-    layers = getattr(module, "layers", None)
-    found = isinstance(layers, nn.ModuleList) and len(layers) > 0
-    _require(found and hasattr(module, "norm") and hasattr(module, "embed_tokens"), "it is not a list of layers")
-    return list(layers)  # type: ignore[arg-type]
-
-
-def _layer(layer: Any) -> _Layer:
-    """The parts of a layer of the classic shape, by the names that all such families use."""
-    attention, mlp = getattr(layer, "self_attn", None), getattr(layer, "mlp", None)
-    norms = [getattr(layer, name, None) for name in ("input_layernorm", "post_attention_layernorm")]
-    _require(all(part is not None for part in (attention, mlp, *norms)), "its layers are not of the classic shape")
-    whole, halves = getattr(attention, "qkv_proj", None), getattr(mlp, "gate_up_proj", None)
-    attention_in = (whole,) if whole is not None else _all(attention, "q_proj", "k_proj", "v_proj")
-    mlp_in = (halves,) if halves is not None else _all(mlp, "gate_proj", "up_proj")
-    head_norms = [getattr(attention, name) for name in ("q_norm", "k_norm") if hasattr(attention, name)]
-    found = _Layer(
-        attention_in,
-        *_all(attention, "o_proj"),
-        mlp_in,
-        *_all(mlp, "down_proj"),
-        (*norms, *head_norms),
-        bool(getattr(attention, "use_rope", True)),
-    )
-    linears = (*found.attention_in, found.attention_out, *found.mlp_in, found.mlp_out)
-    _require(all(type(linear) is nn.Linear for linear in linears), "its linear layers are wrapped or of another class")
-    known = sum(parameter.numel() for part in (*linears, *found.norms) for parameter in part.parameters())
-    _require(known == sum(parameter.numel() for parameter in layer.parameters()), "its layers have further weights")
-    size = getattr(attention, "head_dim", None)
-    sizes_fit = len(head_norms) in (0, 2) and all(tuple(norm.weight.shape) == (size,) for norm in head_norms)
-    _require(sizes_fit, "its head norms are not over one head")
-    return found
-
-
-def _all(module: Any, *names: str) -> tuple[Any, ...]:
-    found = tuple(getattr(module, name, None) for name in names)
-    _require(all(part is not None for part in found), "its layers are not of the classic shape")
-    return found
-
-
-def _norm_kind(norm: Any) -> tuple[float, int]:
-    """Its epsilon, and ROUNDED or OFFSET, which its output on random numbers shows."""
-    names = [name for name in ("variance_epsilon", "eps") if isinstance(getattr(norm, name, None), float)]
-    weight = getattr(norm, "weight", None)
-    _require(bool(names) and weight is not None and len(list(norm.parameters())) == 1, "its norms are of another kind")
-    eps = getattr(norm, names[0])
-    x = torch.randn(3, len(weight), generator=torch.Generator().manual_seed(0)).to(weight.dtype)
-    with torch.no_grad():
-        normal = (x.float() * torch.rsqrt(x.float().square().mean(-1, keepdim=True) + eps)).to(x.dtype)
-        out = norm(x).float()
-        for kind, factor in ((ROUNDED, weight.float()), (OFFSET, weight.float() + 1)):
-            if torch.allclose(out, normal.float() * factor, rtol=0.02, atol=1e-3):
-                return eps, kind
-    raise _Refused("its norms are of another kind")
-
-
-def _activation(mlp: Any) -> int:
-    function = getattr(mlp, "act_fn", None) or getattr(mlp, "activation_fn", None)
-    _require(function is not None, "its MLP has no activation by a known name")
-    x = torch.linspace(-6, 6, 49)
-    for kind, expected in ((SILU, F.silu(x)), (GELU_TANH, F.gelu(x, approximate="tanh"))):
-        if torch.allclose(function(x), expected, rtol=1e-5, atol=1e-5):  # type: ignore[misc]
-            return kind
-    raise _Refused("its activation is another one")
-
-
-def _input(args: Any, kwargs: Any) -> Tensor:
-    return args[0] if args else kwargs["hidden_states"]
-
-
-def _factor(embedded: Tensor, entered: Tensor) -> Tensor | None:
-    """The factor between the embeddings and what enters the first layer; None for 1."""
-    if torch.equal(embedded, entered):
-        return None
-    largest = embedded.abs().argmax()
-    ratio = float(entered.flatten()[largest].double() / embedded.flatten()[largest].double())
-    for factor in (ratio, float(round(ratio, 2)), float(round(ratio))):
-        scale = torch.tensor(factor, dtype=embedded.dtype)
-        if torch.allclose(embedded * scale, entered, rtol=0.02, atol=1e-6):
-            return scale
-    raise _Refused("its embeddings are changed before the first layer")
 
 
 def _ascending(batch: RaggedBatch) -> tuple[Tensor, Tensor | None]:
