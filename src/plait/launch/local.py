@@ -33,6 +33,7 @@ class LocalProcesses:
         output_dir: gets the stdout and stderr of rank R, appended to `rankR.log`; None keeps only what errors quote.
         freeze_after_s: silence after which a rank counts as frozen; more than any action holds the interpreter lock.
         environment: further variables of the processes.
+        doing: says what each rank does within its action, for the error of a rank that died or froze.
     """
 
     def __init__(
@@ -42,12 +43,14 @@ class LocalProcesses:
         output_dir: Path | None = None,
         freeze_after_s: float = 30.0,
         environment: Mapping[str, str] | None = None,
+        doing: Callable[[], Sequence[str]] = tuple,
     ) -> None:
         assert threads >= 1, f"threads must be at least 1, got {threads}"
         assert freeze_after_s > 0, f"freeze_after_s must be positive, got {freeze_after_s}"
         loopback = "lo" if sys.platform == "linux" else "lo0"
         self._output_dir = output_dir
         self._freeze_after_s = freeze_after_s
+        self._doing = doing
         self._environment = {
             **dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), str(threads)),
             **dict.fromkeys(("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"), loopback),
@@ -87,7 +90,7 @@ class LocalProcesses:
             raise
         beat_s = min(_LONGEST_BEAT_S, self._freeze_after_s / _BEATS_PER_FREEZE)
         starts = [Start(pickled, main_file, main_module, rank, num_ranks, port, beat_s) for rank in range(num_ranks)]
-        group = LocalGroup(processes, key, self._freeze_after_s)
+        group = LocalGroup(processes, key, self._freeze_after_s, self._doing)
         try:
             group.construct(starts, deadline_s)
         except BaseException:
@@ -99,7 +102,13 @@ class LocalProcesses:
 class LocalGroup:
     """See `Group`. Made by `LocalProcesses.start`."""
 
-    def __init__(self, processes: list[WorkerProcess], key: bytes, freeze_after_s: float) -> None:
+    def __init__(
+        self,
+        processes: list[WorkerProcess],
+        key: bytes,
+        freeze_after_s: float,
+        doing: Callable[[], Sequence[str]] = tuple,
+    ) -> None:
         channels = [Channel(process.link, key, controller=True) for process in processes]
         self._ranks = [Rank(i, *both) for i, both in enumerate(zip(processes, channels, strict=True))]
         self.pids = tuple(process.pid for process in processes)
@@ -107,7 +116,7 @@ class LocalGroup:
         self._numbers = itertools.count()
         self._untold: list[tuple[LocalHandle, int]] = []
         """(handle, place) of exceptions that nobody has been told."""
-        self._monitor = Monitor(self._ranks, freeze_after_s, self._deliver)
+        self._monitor = Monitor(self._ranks, freeze_after_s, self._deliver, doing)
 
     @property
     def num_ranks(self) -> int:

@@ -9,8 +9,8 @@ import threading
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 
 from plait.launch.failures import Ended, Failure, PeerState
 from plait.launch.process import WorkerProcess
@@ -81,9 +81,17 @@ class Monitor:
         ranks: of the group.
         freeze_after_s: silence of a rank after which it counts as frozen.
         deliver: called with (rank, pending action, its reply), `changed` held.
+        doing: says what each rank does within its action, empty where it says nothing; asked when a rank is found dead
+            or frozen, before the others, or a stopped one that is woken for its stack, go on.
     """
 
-    def __init__(self, ranks: list[Rank], freeze_after_s: float, deliver: Callable[[int, Pending, Reply], None]):
+    def __init__(
+        self,
+        ranks: list[Rank],
+        freeze_after_s: float,
+        deliver: Callable[[int, Pending, Reply], None],
+        doing: Callable[[], Sequence[str]] = tuple,
+    ):
         self.changed = threading.Condition(threading.RLock())
         self.failure: Failure | None = None
         """Of the whole group: a rank that died or froze. All processes are gone when it is set."""
@@ -91,6 +99,8 @@ class Monitor:
         self._ranks = ranks
         self._freeze_after_s = freeze_after_s
         self._deliver = deliver
+        self._doing = doing
+        self._did: Sequence[str] = ()
         self._held: list[tuple[float, int, Pending, Reply]] = []
         self._failing: tuple[Rank, Failure, float] | None = None
         self._ended = False
@@ -279,9 +289,15 @@ class Monitor:
             return
         head = rank.pending[0] if rank.pending else None
         seconds = time.monotonic() - head.since if head else 0.0
-        failure = Failure(ended, rank.rank, head.method if head else "", seconds, cause, stack)
+        self._did = self._doing()
+        action = self._named(rank.rank, head.method if head else "")
+        failure = Failure(ended, rank.rank, action, seconds, cause, stack)
         self._failing = (rank, failure, time.monotonic() + LOOK_S)
         self.ask([other for other in self._ranks if other is not rank])
+
+    def _named(self, rank: int, method: str) -> str:
+        """What a rank did in its action, when a failure was found."""
+        return (self._did[rank] if rank < len(self._did) else "") or method
 
     def _fail(self, rank: Rank, failure: Failure) -> None:
         """Kill everything and make the failure known."""
@@ -290,6 +306,7 @@ class Monitor:
         if failure.ended is Ended.FROZEN:
             stack = process.dump_stack(stopped=True)
         peers = self._states([other for other in self._ranks if other is not rank])
+        peers = tuple(replace(peer, action=self._named(peer.rank, peer.action)) for peer in peers)
         output, file = process.output_tail(), str(process.output_file or "")
         self.kill_all()
         self.failure = Failure(

@@ -58,7 +58,9 @@ def supervise(
     folder.mkdir(parents=True, exist_ok=True)
     Board.create(folder / BOARD, num_ranks)
     threads = recipe.threads or max(1, len(os.sched_getaffinity(0)) // num_ranks)
-    launcher = LocalProcesses(threads=threads, output_dir=folder, freeze_after_s=_freeze_s())
+    launcher = LocalProcesses(
+        threads=threads, output_dir=folder, freeze_after_s=_freeze_s(), doing=lambda: read_board(folder / BOARD)
+    )
     job = Job(recipe, prepared.plan, _by_name(flow), directory.path, folder, resume, threads)
     try:
         with Progress(recipe.steps, watched=watched(prepared)) as progress, Relay(folder / PROGRESS, progress):
@@ -91,10 +93,11 @@ def _explained(error: WorkerError, job: Job) -> Exception:
     cause, failure = error.__cause__, error.failure
     if isinstance(cause, UserError) or (isinstance(cause, RunError) and failure.rank == LEADER):
         return cause
-    actions = read_board(job.workers_dir / BOARD)
-    peers = tuple(replace(peer, action=_action(actions, peer.rank, peer.action)) for peer in failure.peers)
-    found = replace(failure, action=_action(actions, failure.rank, failure.action), peers=peers)
-    return RunError(f"{found}\n{_good(job)}")
+    if failure.ended in (Ended.RAISED, Ended.LATE):  # of the dead and the frozen it was read at once
+        actions = read_board(job.workers_dir / BOARD)
+        peers = tuple(replace(peer, action=_action(actions, peer.rank, peer.action)) for peer in failure.peers)
+        failure = replace(failure, action=_action(actions, failure.rank, failure.action), peers=peers)
+    return RunError(f"{failure}\n{_good(job)}")
 
 
 def _action(actions: list[str], rank: int, method: str) -> str:
