@@ -1,7 +1,9 @@
 """Drawing samples: requests enter, finished samples leave, each as soon as it ends.
 
-`request` and `settings` say what is asked for, `engine` is the steppable loop, `cache` and `attention` hold and read
-the keys and values, `sampler` and `noise` turn logits into tokens, `stopping` finds stop strings. Decisions about who
-runs when are pure functions in `policy.batching`. May import models, data and what lies below them; never training or
-runtime. `settings` imports no torch.
+`request` and `settings` say what is asked for, `engine` is the steppable loop, `response` a sample in the making.
+`pool` holds keys and values in blocks, `rows` and `ragged` make a step's batch of them, `forward` computes it: by the
+module with `paged` attention, by `lowered` and its kernels, or in `exact` mode. `sampler` and `noise` turn logits into
+tokens, `stopping` finds stop strings, `transfer` lets a sample go on elsewhere. Decisions about who runs when are in
+`policy.batching`. May import models, data and what lies below them; never training or runtime. `settings` imports no
+torch.
 """

@@ -5,8 +5,8 @@ whose sums are split by the number of queries or keys. So every forward here has
 empty), and every row's attention is a call of its own whose shape follows from its position alone. A mixture of experts
 chooses its products by how many rows an expert gets; there a forward has one token, repeated.
 
-It costs a forward of ROWS rows per up to ROWS tokens and one small product per row, layer and step: measured, 3 to 20
-times the fast mode's time. It is there for tests.
+It costs a forward of ROWS rows per up to ROWS tokens and one small product per row, layer and step: several times
+the fast mode's time (docs/generation.md). It is there for tests.
 
 Shapes: n rows of a forward, K places seen by a row, padded to whole blocks, Hq query heads, Hkv key heads, G = Hq by
 Hkv, D and E head sizes of keys and of values, H hidden size, V vocabulary.
