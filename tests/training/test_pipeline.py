@@ -14,7 +14,7 @@ from plait.schedule.generators import gpipe, one_at_a_time, one_f_one_b, opposit
 from plait.schedule.pipeline import Workload, fused_workload
 from plait.schedule.schedule import Schedule, parse, with_transfers
 from plait.schedule.validate import validate
-from plait.training.pipeline import execute, forwards_only, workload_of
+from plait.training.pipeline import _lines, execute, forwards_only, workload_of
 
 RAGGED = (7, 1, 4, 9, 2, 5)
 
@@ -48,11 +48,12 @@ def shuffled(workload: Workload, seed: int) -> Schedule:
 def check(four: Group, schedule: Schedule, workload: Workload) -> None:
     validate(schedule, workload)
     explicit = with_transfers(schedule)
-    answers = four.submit(range(4), "pipeline", schedule, RAGGED).result(60.0)
-    for rank, row in enumerate(explicit.rows):
-        done, off = answers[rank]
-        assert done == [action.id for action in row]
-        assert off <= 1e-12
+    for in_order in (False, True):
+        answers = four.submit(range(4), "pipeline", schedule, RAGGED, in_order).result(60.0)
+        for rank, row in enumerate(explicit.rows):
+            done, off = answers[rank]
+            assert done == [action.id for action in row]
+            assert off <= 1e-12
 
 
 @pytest.mark.parametrize("rule", [gpipe, one_f_one_b, one_at_a_time])
@@ -72,6 +73,59 @@ def test_explicit_transfers_and_text(four):
     workload = ragged(4)
     check(four, with_transfers(one_f_one_b(workload)), workload)
     check(four, parse(one_f_one_b(workload).to_text()), workload)
+
+
+def test_receives_may_stand_long_before_their_use(four):
+    """They are posted ahead and end when their message comes: here what stands behind one makes it possible."""
+    early = parse(
+        "rank 0: 0RECV_B0 0RECV_B1 0F0 0SEND_F0 0F1 0SEND_F1 0B0 0B1\n"
+        "rank 1: 1RECV_F0 1RECV_F1 1F0 1F1 1B0 1SEND_B0 1B1 1SEND_B1"
+    )
+    validate(early)
+    answers = four.submit(range(4), "pipeline", early, RAGGED[:2]).result(60.0)
+    assert [off <= 1e-12 for _, off in answers] == [True] * 4
+    assert answers[0][0] == ["0F0", "0SEND_F0", "0F1", "0SEND_F1", "0RECV_B0", "0B0", "0RECV_B1", "0B1"]
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_messages_in_one_order_meet_without_buffers(seed):
+    """On a transport where a message passes only when both ends have come to it, in the order of posting."""
+    if seed % 2:
+        workload = fused_workload((4, 2 if seed % 4 == 1 else 4), (5, 5), (1.0, 1.0))
+    else:
+        workload = ragged(2 + seed % 3)
+    schedule = with_transfers(shuffled(workload, seed))
+    lines = {rank: _lines(schedule, rank) for rank in range(schedule.num_ranks)}
+    for rank, row in enumerate(schedule.rows):
+        sends = [action for action in row if action.kind.lane == "send"]
+        for peer, line in lines[rank].items():
+            theirs = [one.waits[0] if one.kind.lane == "recv" else one.id for one in lines[peer][rank]]
+            assert [one.waits[0] if one.kind.lane == "recv" else one.id for one in line] == theirs
+            assert [one for one in line if one.kind.lane == "send"] == [one for one in sends if one in line]
+    passed: set[str] = set()
+    at = [0] * schedule.num_ranks
+    posted = {(rank, peer): 0 for rank in lines for peer in lines[rank]}
+    while any(place < len(row) for place, row in zip(at, schedule.rows, strict=True)):
+        moved = False
+        for rank, row in enumerate(schedule.rows):
+            while at[rank] < len(row):
+                action = row[at[rank]]
+                if action.kind.lane == "recv" and action.waits[0] not in passed:
+                    peer = next(peer for peer in lines[rank] if action in lines[rank][peer])
+                    posted[rank, peer] = max(posted[rank, peer], list(lines[rank][peer]).index(action) + 1)
+                    break
+                if action.kind.lane == "send":
+                    peer = next(peer for peer in lines[rank] if action in lines[rank][peer])
+                    posted[rank, peer] = max(posted[rank, peer], list(lines[rank][peer]).index(action) + 1)
+                at[rank] += 1
+                moved = True
+        for rank, peer in posted:
+            both = min(posted[rank, peer], posted[peer, rank])
+            for one in list(lines[rank][peer])[:both]:
+                name = one.waits[0] if one.kind.lane == "recv" else one.id
+                moved |= name not in passed
+                passed.add(name)
+        assert moved, "ranks wait for each other for ever"
 
 
 @pytest.mark.parametrize("seed", range(6))

@@ -246,7 +246,7 @@ class Worker:
                 return found[0], torch.equal(before, trainer.model.trained_weights), str(error)
         return found[0], False, ""
 
-    def pipeline(self, schedule: Schedule, tokens: Sequence[int]) -> tuple[list[str], float]:
+    def pipeline(self, schedule: Schedule, tokens: Sequence[int], in_order: bool = False) -> tuple[list[str], float]:
         """Run a schedule on linear stages: the actions done, and how far gradients are from those of the whole."""
         team = self.team(Parallelism(pp=schedule.num_ranks))
         if team is None:
@@ -254,7 +254,7 @@ class Worker:
         keys = {(action.model, action.copy): action.stage for action in schedule.rows[team.pp.index]}
         depth = {key: 1 + max(a.stage for a in schedule if (a.model, a.copy) == key) for key in keys}
         stages = {key: LinearStage(key, stage, depth[key], tokens) for key, stage in keys.items()}
-        done, _ = run_all(execute(schedule, stages, team.pp, name="toy"))
+        done, _ = run_all(execute(schedule, stages, team.pp, name="toy", in_order=in_order))
         names = [one.action.removeprefix("toy/") for one in done]
         is_trained = any(action.kind is Kind.BACKWARD for action in schedule)
         return names, max(stage.off() for stage in stages.values()) if is_trained else 0.0

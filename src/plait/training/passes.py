@@ -105,7 +105,8 @@ class Passes:
         schedule = rule(workload)
         if rule is not forwards_only:
             validate(schedule, workload)
-        yield from execute(schedule, {(self._role, copy): stage}, self._team.pp, name=name)
+        in_order = self._model.device.type == "cuda"  # on NCCL, which has no tags
+        yield from execute(schedule, {(self._role, copy): stage}, self._team.pp, name=name, in_order=in_order)
 
 
 @dataclass

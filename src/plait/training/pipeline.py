@@ -8,7 +8,8 @@ waited for until the backward of their micro-batch has come, or the end.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import replace
 from typing import Protocol
 from zlib import crc32
 
@@ -80,15 +81,22 @@ def forwards_only(workload: Workload) -> Schedule:
 
 
 def execute(
-    schedule: Schedule, stages: Mapping[tuple[str, int], Stage], peers: Peers, *, name: str
+    schedule: Schedule,
+    stages: Mapping[tuple[str, int], Stage],
+    peers: Peers,
+    *,
+    name: str,
+    in_order: bool = False,
 ) -> Generator[Done, None, None]:
     """Run the row of this rank, an action per `next()`.
 
     Args:
-        schedule: valid; rank i of it is the rank with index i of `peers`. Sends and receives are added where it has
-            none.
+        schedule: valid; rank i of it is the rank with index i of `peers`. A message is sent as soon as it is made and
+            waited for where it is used, wherever the schedule lists its send and its receive.
         stages: (model, copy) → its stage here, for each of which the row has actions.
         name: of the call, in front of the action ids. Calls that run at the same time over the same peers differ in it.
+        in_order: messages between two ranks meet in the order of posting, not by tag (NCCL): both ends post them in one
+            order, that of an execution.
 
     Raises:
         DataError: the schedule has an action that is none of a pipeline, or one that waits for another rank without a
@@ -96,18 +104,24 @@ def execute(
         RunError: a peer is gone or late.
     """
     _check(schedule)
-    return _Row(with_transfers(schedule), stages, peers, name).run()
+    return _Row(with_transfers(_computed(schedule)), stages, peers, name, in_order).run()
 
 
 class _Row:
-    def __init__(self, schedule: Schedule, stages: Mapping[tuple[str, int], Stage], peers: Peers, name: str) -> None:
+    def __init__(
+        self, schedule: Schedule, stages: Mapping[tuple[str, int], Stage], peers: Peers, name: str, in_order: bool
+    ) -> None:
         self._row = schedule.rows[peers.index]
         self._stages = stages
         self._peers = peers
         self._name = name
         self._routes = _routes(schedule, name)
-        self._receives: Iterator[Action] = iter([action for action in self._row if action.kind.lane == "recv"])
-        self._posted: deque[tuple[Action, Transfer]] = deque()
+        receives = [action for action in self._row if action.kind.lane == "recv"]
+        self._lines = _lines(schedule, peers.index) if in_order else {-1: deque(receives)}
+        """Peer → messages with it in the order in which they are posted; by tag: one line of receives alone."""
+        self._in_order = in_order
+        self._posted: dict[str, Transfer] = {}
+        """Receives that nobody has waited for."""
         self._made: dict[str, Tensor] = {}
         """Action id → what it made or received, until it is used."""
         self._sends: dict[str, Transfer] = {}
@@ -115,7 +129,7 @@ class _Row:
 
     def run(self) -> Generator[Done, None, None]:
         for action in self._row:
-            self._post()
+            self._post_ahead()
             match action.kind:
                 case Kind.FORWARD | Kind.BACKWARD:
                     self._compute(action)
@@ -131,21 +145,30 @@ class _Row:
     def _stage(self, action: Action) -> Stage:
         return self._stages[action.model, action.copy]
 
-    def _post(self) -> None:
-        while len(self._posted) < RECEIVES_AHEAD and (action := next(self._receives, None)) is not None:
-            peer, tag = self._routes[action.id]
-            room = self._stage(action).room(_index(action))
-            self._posted.append((action, self._peers.irecv(room, peer, tag, action.id)))
+    def _post_ahead(self) -> None:
+        for line in self._lines.values():
+            while line and line[0].kind.lane == "recv" and len(self._posted) < RECEIVES_AHEAD:
+                self._post(line.popleft())
+
+    def _post(self, action: Action) -> None:
+        assert action.kind.lane == "recv", f"{action.id} is not made, and a message behind it is needed"
+        peer, tag = self._routes[action.id]
+        room = self._stage(action).room(_index(action))
+        self._posted[action.id] = self._peers.irecv(room, peer, tag, action.id)
 
     def _receive(self, action: Action) -> int:
-        posted, transfer = self._posted.popleft()
-        assert posted is action, f"{action.id} is waited for where {posted.id} was posted first"
-        tensor = self._made[action.id] = transfer.wait()
-        self._post()
+        line = self._lines[self._routes[action.id][0] if self._in_order else -1]
+        while action.id not in self._posted:
+            self._post(line.popleft())
+        tensor = self._made[action.id] = self._posted.pop(action.id).wait()
+        self._post_ahead()
         return tensor.numel() * tensor.itemsize
 
     def _send(self, action: Action) -> int:
         peer, tag = self._routes[action.id]
+        if self._in_order:
+            while (ahead := self._lines[peer].popleft()) is not action:
+                self._post(ahead)
         tensor = self._made.pop(action.waits[0])
         self._sends[action.id] = self._peers.isend(tensor, peer, tag, action.id)
         if not self._has_backward and len(self._sends) > MOST_SENDS:
@@ -175,6 +198,50 @@ def _check(schedule: Schedule) -> None:
         for wait in action.waits:
             if rank_of.get(wait) != action.rank and wait not in carried:
                 raise DataError(f"{action.id} on rank {action.rank} waits for {wait}, of which no message tells it")
+
+
+def _computed(schedule: Schedule) -> Schedule:
+    """Without sends and receives: what waited for one waits for what made the message."""
+    actions = {action.id: action for action in schedule}
+
+    def origin(wait: str) -> str:
+        while actions[wait].kind in _TRANSFERS:
+            wait = actions[wait].waits[0]
+        return wait
+
+    rows = [
+        tuple(replace(one, waits=tuple(map(origin, one.waits))) for one in row if one.kind not in _TRANSFERS)
+        for row in schedule.rows
+    ]
+    return replace(schedule, rows=tuple(rows))
+
+
+def _lines(schedule: Schedule, rank: int) -> dict[int, deque[Action]]:
+    """Peer → the sends and receives of this rank with it, in the order of an execution in which ranks take turns.
+
+    Both ends have the same order. It can be posted: what a send waits for is ahead of it, and so is what made it.
+    """
+    receive_of = {action.waits[0]: action for action in schedule if action.kind.lane == "recv"}
+    lines: dict[int, deque[Action]] = {}
+    done: set[str] = set()
+    at = [0] * schedule.num_ranks
+    while any(place < len(row) for place, row in zip(at, schedule.rows, strict=True)):
+        ready = [
+            row[place]
+            for place, row in zip(at, schedule.rows, strict=True)
+            if place < len(row) and done.issuperset(row[place].waits)
+        ]
+        assert ready, "a valid schedule does not stand still"
+        for action in ready:
+            at[action.rank] += 1
+            done.add(action.id)
+            if action.kind.lane == "send":
+                receive = receive_of[action.id]
+                if action.rank == rank:
+                    lines.setdefault(receive.rank, deque()).append(action)
+                elif receive.rank == rank:
+                    lines.setdefault(action.rank, deque()).append(receive)
+    return lines
 
 
 def _routes(schedule: Schedule, name: str) -> dict[str, tuple[int, int]]:
