@@ -61,6 +61,16 @@ PLANS: dict[str, tuple[tuple[str, dict[str, Any]], str | dict[str, str]]] = {
     "grpo-colocated-2": (GRPO, "colocated 2"),
     "grpo-split-2": (GRPO, "split 2"),
     "grpo-tp2": (GRPO, {"actor.generate": "0,1 dp2", "actor.train": "0,1 tp2", "ref.logprobs": "0,1 pp2"}),
+    "grpo-generates-tp2": (GRPO, {"actor.generate": "1,0 tp2", "actor.train": "0,1 tp2", "ref.logprobs": "0"}),
+    "grpo-generates-pp2": (GRPO, {"actor.generate": "0,1 pp2", "actor.train": "0", "ref.logprobs": "0,1 tp2"}),
+    "grpo-generates-dp2tp2": (
+        GRPO,
+        {"actor.generate": "0,1,2,3 dp2 tp2", "actor.train": "0,1,2,3 dp2 pp2", "ref.logprobs": "1"},
+    ),
+    "grpo-generates-tp2pp2": (
+        GRPO,
+        {"actor.generate": "0,1,2,3 tp2 pp2", "actor.train": "2,3 tp2", "ref.logprobs": "0,1 dp2"},
+    ),
     "grpo-pp2": (GRPO, {"actor.generate": "1", "actor.train": "0,1 pp2", "ref.logprobs": "1,0 dp2"}),
     "grpo-dp3-of-4": (GRPO, {"actor.generate": "0,1,2,3 dp4", "actor.train": "1,2,3 dp3", "ref.logprobs": "0"}),
     "grpo-dp2tp2": (GRPO, {"actor.generate": "0,1,2,3 dp4", "actor.train": "0,1,2,3 dp2 tp2", "ref.logprobs": "3"}),
@@ -135,7 +145,7 @@ PLANS: dict[str, tuple[tuple[str, dict[str, Any]], str | dict[str, str]]] = {
     ),
     "own-standalone-4": (OWN, "standalone 4"),
 }
-QUICK = ("grpo-tp2", "ppo-mixed-4", "safe-split-2", "own-mixed-2")
+QUICK = ("grpo-generates-pp2", "ppo-mixed-4", "safe-split-2", "own-mixed-2")
 
 
 @pytest.fixture(scope="module")

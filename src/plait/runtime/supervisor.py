@@ -27,6 +27,7 @@ from plait.runtime.prepare import Prepared
 from plait.runtime.relay import Relay
 from plait.runtime.session import watched
 from plait.runtime.worker import BOARD, PROGRESS, Job, Worker
+from plait.schedule.placements import placements_of
 
 WORKERS = "workers"
 """Folder of a run directory: what each rank printed."""
@@ -52,6 +53,7 @@ def supervise(
         KeyboardInterrupt: a signal before the first step, or a second one.
     """
     recipe, num_ranks = prepared.recipe, prepared.plan.num_ranks
+    _refuse(prepared)
     folder = directory.path / WORKERS
     if not resume:
         shutil.rmtree(folder, ignore_errors=True)
@@ -71,6 +73,17 @@ def supervise(
         directory.note_begun()
         if not directory.begun:
             shutil.rmtree(folder, ignore_errors=True)
+
+
+def _refuse(prepared: Prepared) -> None:
+    """Raises ConfigError for what a run on several ranks does not do."""
+    for one in prepared.models:
+        instances = placements_of(prepared.plan, one.role).generate
+        if prepared.recipe.sampling.exact and any(len(instance.mesh) > 1 for instance in instances):
+            raise ConfigError(
+                f"`sampling.exact` needs instances of one device, but those of the {one.role} have several in the plan "
+                f"`{prepared.plan.name}`; set tp and pp of its generation to 1, or leave `sampling.exact` out"
+            )
 
 
 def _run(launcher: LocalProcesses, num_ranks: int, job: Job) -> Outcome:

@@ -1,0 +1,175 @@
+"""Runs on several processes: what passes where, timelines, checkpoints under other plans, refusals, parcels."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from plait.data.records import FinishReason, Prompt, Sample
+from plait.data.rows import Rows
+from plait.dataflow import Column, Level
+from plait.errors import ConfigError
+from plait.generation.noise import NoiseKey
+from plait.generation.request import Request
+from plait.generation.settings import Sampling
+from plait.launch.local import LocalGroup
+from plait.runtime.api import export_checkpoint, run
+from plait.runtime.parcels import (
+    Parcel,
+    pack_requests,
+    pack_rows,
+    pack_samples,
+    unpack_requests,
+    unpack_rows,
+    unpack_samples,
+)
+from plait.runtime.recipe import Recipe
+from plait.schedule.timeline import load_any
+from tests.runtime.plans import assert_equal_runs, write_plan
+
+MakeRecipe = Callable[..., Recipe]
+STEPS = 4
+
+
+def samples_of() -> tuple[Sample, ...]:
+    prompts = [Prompt(7, "seven", (1, 2, 3), {"answer": 4}), Prompt(9, "nine", (5,))]
+    return (
+        Sample(prompts[0], 0, (4, 5), (-0.5, -1e-300), "four five", FinishReason.STOP, 3),
+        Sample(prompts[0], 2, (6,), (-0.1,), "six", FinishReason.LENGTH, 3),
+        Sample(prompts[1], 1, (), (), "", FinishReason.ABORTED),
+    )
+
+
+def test_rows_travel_bit_by_bit() -> None:
+    token, sample = Column("logprobs", Level.TOKEN, 0, 0), Column("score", Level.SAMPLE, 1, 0)
+    rows = Rows(samples_of(), {token: np.array([np.nan, -0.0, np.inf]), sample: np.array([1 / 3, 2.0, -1e-320])})
+    body = Parcel({"a": [1, None, float("nan")]}, pack_rows(rows, [token, sample])).to_bytes()
+    parcel = Parcel.from_bytes(np.frombuffer(body, dtype=np.uint8))
+    found = unpack_rows(parcel.arrays, [token, sample])
+    assert [(s.uid, s.prompt.token_ids, s.token_ids, s.logprobs) for s in found.samples] == [
+        (s.uid, s.prompt.token_ids, s.token_ids, s.logprobs) for s in rows.samples
+    ]
+    assert [(s.finish_reason, s.policy_version) for s in found.samples] == [
+        (s.finish_reason, s.policy_version) for s in rows.samples
+    ]
+    assert all(s.text == s.prompt.text == "" for s in found.samples), "texts stay behind"
+    for column in (token, sample):
+        assert found.columns[column].tobytes() == rows.columns[column].tobytes()
+
+
+def test_samples_come_back_with_the_prompts_that_were_asked() -> None:
+    samples = samples_of()
+    asked = {sample.prompt.uid: sample.prompt for sample in samples}
+    body = pack_samples(samples).to_bytes()
+    assert unpack_samples(Parcel.from_bytes(np.frombuffer(body, dtype=np.uint8)), asked) == samples
+
+
+def test_requests_travel_whole() -> None:
+    sampling = Sampling(temperature=0.7, top_k=5, top_p=0.9, max_tokens=8, stop_token_ids=(2, 3), stop=("end",))
+    request = Request(Prompt(7, "", (1, 2)), 2, sampling, NoiseKey(1, 2, 3, 4), lengths=(3, 5))
+    assert unpack_requests(json.loads(json.dumps(pack_requests([request])))) == [request]
+
+
+PLANS: dict[str, dict[str, str]] = {
+    "dp2": {"actor.generate": "0,1 dp2", "actor.train": "0,1 dp2", "ref.logprobs": "0,1 dp2"},
+    "tp2": {"actor.generate": "0,1 tp2", "actor.train": "0,1 tp2", "ref.logprobs": "0"},
+    "pp2": {"actor.generate": "1,0 pp2", "actor.train": "0,1 pp2", "ref.logprobs": "1"},
+}
+
+
+@pytest.fixture
+def recipe_of(make_recipe: MakeRecipe, tmp_path: Path) -> Callable[..., Recipe]:
+    def make(name: str, plan: str | None, **keys: Any) -> Recipe:
+        where = {} if plan is None else {"plan": str(write_plan(tmp_path, plan, PLANS[plan]))}
+        return make_recipe(run_dir=str(tmp_path / name), dtype="float64", **{"checkpoint.every": 2}, **where, **keys)
+
+    return make
+
+
+def test_a_checkpoint_of_one_plan_is_resumed_under_others(recipe_of: Callable[..., Recipe], tmp_path: Path) -> None:
+    """Two steps under tp 2 (a tied embedding), one under pp 2, one on one process; and from one process to dp 2."""
+    undisturbed = recipe_of("whole", None, steps=STEPS)
+    run(undisturbed)
+    for step, plan in ((2, "tp2"), (3, "pp2"), (STEPS, None)):
+        run(recipe_of("changed", plan, steps=step), resume=step > 2)
+    assert_equal_runs(tmp_path / "changed", undisturbed.run_dir)
+    for step, plan in ((2, None), (STEPS, "dp2")):
+        run(recipe_of("back", plan, steps=step), resume=step > 2)
+    assert_equal_runs(tmp_path / "back", undisturbed.run_dir)
+    assert export_checkpoint(tmp_path / "back", tmp_path / "exported", dtype="float64") == STEPS
+    from safetensors.torch import load_file
+
+    ours, theirs = (load_file(f / "model.safetensors") for f in (tmp_path / "exported", tmp_path / "whole/final"))
+    assert all(torch.allclose(ours[name], theirs[name], rtol=0, atol=1e-9) for name in theirs)
+
+
+def test_rows_do_not_pass_the_process_that_watches(
+    recipe_of: Callable[..., Recipe], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A step more, of many tokens, brings not a byte of them to it; and every rank's actions stand in the trace."""
+    closed: list[tuple[int, int]] = []
+    close = LocalGroup.close
+
+    def counted(group: LocalGroup, grace_s: float = 2.0) -> None:
+        closed.append((group.bytes_sent, group.bytes_received))
+        close(group, grace_s)
+
+    monkeypatch.setattr(LocalGroup, "close", counted)
+    recipe = recipe_of("watched", "tp2", steps=STEPS)
+    run(recipe)
+    sent, received = closed[0]
+    samples = sum(path.stat().st_size for path in (recipe.run_dir / "samples").iterdir())
+    assert samples > 20_000
+    assert sent < 10_000, "the recipe and the plan"
+    beats = 100 * 120
+    assert received < 4_000 + beats, "the outcome, and heartbeats"
+    timeline = load_any(recipe.run_dir / "trace.json")
+    for step in range(1, STEPS + 1):
+        trained = [{s.action for s in timeline.spans if s.rank == rank and s.step == step} for rank in (0, 1)]
+        for names in trained:
+            assert {"actor.generate/prefill", "actor.train/b0/mb0", "actor.train/b0/step"} <= names
+        assert "ref.logprobs/mb0" in trained[0] - trained[1]
+    assert not [s for s in timeline.spans if "actor.weights" in s.action], "one part serves all calls: nothing moves"
+
+
+def test_moves_are_in_the_timeline_with_their_bytes(recipe_of: Callable[..., Recipe], tmp_path: Path) -> None:
+    PLANS["moved"] = {"actor.generate": "1", "actor.train": "0", "ref.logprobs": "0"}
+    recipe = recipe_of("moved", "moved", steps=2)
+    run(recipe)
+    spans = [s for s in load_any(recipe.run_dir / "trace.json").spans if s.action.startswith("actor.weights/")]
+    elements = sum(t.numel() for t in _weights(recipe.run_dir / "final/model.safetensors").values())
+    for rank, kind in ((0, "SEND"), (1, "RECV")):
+        moved = [s for s in spans if s.rank == rank and s.step == 1]
+        assert {s.kind for s in moved} == {kind}
+        assert sum(s.bytes for s in moved) == 8 * elements
+
+
+def _weights(path: Path) -> dict[str, torch.Tensor]:
+    from safetensors.torch import load_file
+
+    return load_file(path)
+
+
+def test_what_instances_of_several_ranks_do_not_do_is_refused(recipe_of: Callable[..., Recipe], tmp_path: Path) -> None:
+    recipe = recipe_of("exact", "tp2", **{"sampling.exact": True})
+    with pytest.raises(ConfigError, match=r"`sampling.exact` .* actor"):
+        run(recipe)
+    assert not recipe.run_dir.exists(), "nothing was begun"
+
+
+def test_an_error_of_the_users_own_is_said_as_by_one_process(recipe_of: Callable[..., Recipe], tmp_path: Path) -> None:
+    (tmp_path / "reward.py").write_text(
+        "def count_sevens(completions, **columns):\n    return [None for _ in completions]\n"
+    )
+    from plait.errors import RunError
+
+    with pytest.raises(RunError, match="no sample of 12 has a score from `reward`") as caught:
+        run(recipe_of("none", "dp2"))
+    assert "rank" not in str(caught.value)
+    assert "--resume begins again at step 1" in str(caught.value)
