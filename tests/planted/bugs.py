@@ -45,10 +45,10 @@ SAMPLING = (
     ),
     Bug(
         "missing EOS",
-        "plait.generation.engine:Engine._sample",
-        "running.token_ids),\n        logprobs=tuple(running.logprobs),",
-        "running.token_ids[:-1] if reason is FinishReason.STOP else running.token_ids),\n"
-        "        logprobs=tuple(running.logprobs[:-1] if reason is FinishReason.STOP else running.logprobs),",
+        "plait.generation.response:Response.sample",
+        "(self.token_ids),\n        logprobs=tuple(self.logprobs),",
+        "(self.token_ids[:-1] if reason is FinishReason.STOP else self.token_ids),\n"
+        "        logprobs=tuple(self.logprobs[:-1] if reason is FinishReason.STOP else self.logprobs),",
         ("generation/test_engine.py::test_ends",),
         doctor="missing_eos",
     ),
