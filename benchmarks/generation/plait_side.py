@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 
 import torch
+import transformers.models.llama.modeling_llama  # noqa: F401 (else loaded with the model, and counted as its memory)
 
 from generation.serving import Outcome, Runner, Step, serve
 from generation.workload import Case, Workload
@@ -14,13 +15,14 @@ from plait.generation.noise import NoiseKey
 from plait.generation.request import Request
 from plait.generation.settings import SamplingSettings
 from plait.models.language_model import load_model
-from plait.runtime.process import set_up
+from plait.runtime.process import give_back_freed, set_up
 
 
 def load(workload: Workload) -> tuple[Runner, str]:
     set_up(workload.threads)
     settings = SamplingSettings(max_running=workload.max_samples)
     engine = Engine(load_model(workload.model, dtype=workload.dtype, device="cpu"), settings)
+    give_back_freed()
 
     def run(case: Case, number: int) -> Outcome:
         for uid, (prompt, lengths) in enumerate(zip(case.prompts, case.lengths, strict=True)):

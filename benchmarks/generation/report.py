@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
@@ -11,8 +11,9 @@ from generation.processes import Timed
 from generation.serving import Outcome
 from generation.workload import Case, Workload
 from plait.models.shape import ModelShape
+from plait.policy.blocks import BLOCK_TOKENS
 from plait.runtime.generation_memory import generation_rows
-from plait.runtime.limit import MachineRates, ideal_steps, limit_seconds
+from plait.runtime.limit import IdealStep, MachineRates, ideal_steps, limit_seconds
 from plait.training.memory import BYTES
 
 BARS = {
@@ -26,6 +27,8 @@ BAR_SETTING = ("bfloat16", 1, 128)
 MEMORY_SHARE, MEMORY_BYTES = 0.15, 100e6
 """The prediction of the peak may be off by the larger of the two."""
 FIT_BAR = 0.98
+LOWERED_ROWS = 256
+"""That the lowered forward computes at a time."""
 
 
 @dataclass
@@ -52,6 +55,15 @@ class Entry:
 
 
 @dataclass
+class Fitted:
+    step_time: StepTime
+    r_squared: float
+    decode_r_squared: float
+    """Of the steps without prompts, which are many and short beside the others."""
+    num_steps: int
+
+
+@dataclass
 class Results:
     """Of one dtype and one number of threads."""
 
@@ -69,13 +81,15 @@ class Results:
             median(rates.bytes_per_s for rates in self.rates), median(rates.flops_per_s for rates in self.rates)
         )
 
-    def limit_s(self, case: Case) -> float:
+    def steps(self, case: Case) -> Iterator[IdealStep]:
         groups = [(len(prompt), lengths) for prompt, lengths in zip(case.prompts, case.lengths, strict=True)]
-        steps = ideal_steps(groups, self.workload.max_samples)
-        return limit_seconds(self.shape, self.workload.dtype, steps, self.machine)
+        return ideal_steps(groups, self.workload.max_samples)
 
-    def step_time(self) -> tuple[StepTime, float, int] | None:
-        """The fit of plait's step times over all cases, its R² and the number of steps; None where it did not run."""
+    def limit_s(self, case: Case) -> float:
+        return limit_seconds(self.shape, self.workload.dtype, self.steps(case), self.machine)
+
+    def step_time(self) -> Fitted | None:
+        """The fit of plait's step times over all cases; None where it did not run."""
         steps = [
             step
             for entries in self.entries.values()
@@ -85,17 +99,18 @@ class Results:
         if not steps:
             return None
         model = fit(steps)
-        return model, r_squared(model, steps), len(steps)
+        decodes = [step for step in steps if step.tokens == step.batch]
+        return Fitted(model, r_squared(model, steps), r_squared(model, decodes), len(steps))
 
     def predicted_bytes(self, case: Case) -> int:
         """Of plait above its imports."""
-        prompt_tokens = sum(map(len, case.prompts))
+        samples = len(case.flat_lengths)
         rows = generation_rows(
             self.shape,
             self.workload.dtype,
-            kv_tokens=prompt_tokens + sum(case.flat_lengths),
-            prefill_tokens=min(4096, prompt_tokens),
-            running=len(case.flat_lengths),
+            kv_tokens=max(step.context for step in self.steps(case)) + samples * BLOCK_TOKENS // 2,
+            prefill_tokens=min(LOWERED_ROWS, sum(map(len, case.prompts))),
+            running=samples,
             packed=True,
         )
         return self.shape.parameters * BYTES[self.workload.dtype] + sum(size for _, size in rows)
@@ -115,12 +130,14 @@ def tables(results: Results) -> str:
     if "plait" in results.imported_bytes:
         lines += ["", *memory_lines(results)]
     if (fitted := results.step_time()) is not None:
-        model, share, count = fitted
+        model = fitted.step_time
         beyond = "".join(f" + {1e6 * w:.1f} max(0, tokens - {knot})" for knot, w in model.beyond.items() if w)
         lines += [
             "",
             f"step in us: {1e6 * model.constant:.0f} + {1e6 * model.batch:.1f} batch + {1e6 * model.context:.3f} "
-            f"context + {1e6 * model.tokens:.1f} tokens{beyond}; R2 {share:.4f} over {count} steps",
+            f"context + {1e6 * model.tokens:.1f} tokens{beyond}",
+            f"R2 {fitted.r_squared:.4f} over {fitted.num_steps} steps, {fitted.decode_r_squared:.4f} over those that "
+            "compute no prompts",
         ]
     return "\n".join(lines)
 
@@ -196,7 +213,7 @@ def bars(results: Results) -> list[str]:
                 _bar(f"memory, {key}", found / predicted, fits_memory(found, predicted), "within 15 %, 100 MB")
             )
     if (fitted := results.step_time()) is not None:
-        lines.append(_bar("R2 of the step times", fitted[1], fitted[1] >= FIT_BAR, f"at least {FIT_BAR}"))
+        lines.append(_bar("R2 of the step times", fitted.r_squared, fitted.r_squared >= FIT_BAR, f"at least {FIT_BAR}"))
     return lines
 
 

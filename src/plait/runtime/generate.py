@@ -26,6 +26,7 @@ from plait.runtime.estimate import model_shape
 from plait.runtime.generation_report import GenerationReport, Meter, limit_of
 from plait.runtime.limit import measure_rates
 from plait.runtime.prepare import load_tokenizer
+from plait.runtime.process import give_back_freed
 from plait.runtime.role_models import RoleModel
 from plait.runtime.stopping import stop_signals
 
@@ -64,6 +65,7 @@ def generate(job: Job) -> GenerationReport:
     except UserError as error:
         raise type(error)(_in_own_words(str(error))) from error
     engine = Engine(load_model(job.model, dtype=job.dtype, device=job.device), job.engine)
+    give_back_freed()
     for request in requests:
         engine.add(request)
     num_asked = engine.num_waiting

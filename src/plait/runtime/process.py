@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import os
 
 import torch
@@ -18,6 +20,13 @@ def set_up(threads: int) -> None:
     os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "64")
     asked = threads or int(os.environ.get("OMP_NUM_THREADS", "0")) or len(os.sched_getaffinity(0))
     torch.set_num_threads(asked)
+
+
+def give_back_freed() -> None:
+    """Give memory that is free again back to the system, where the C library can: reading a checkpoint of
+    SmolLM2-135M in bfloat16 leaves 160 to 220 MB in the allocator."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def resident_bytes() -> int:
