@@ -18,6 +18,7 @@ from plait.data.records import FinishReason, Prompt, Sample
 from plait.data.rows import Rows
 from plait.errors import RunError
 from plait.generation.engine import Engine
+from plait.generation.response import Response
 from plait.generation.sampler import SamplingRows
 from plait.models.language_model import copy_of, save_pretrained
 from plait.observe.doctor import Finding
@@ -312,15 +313,15 @@ def test_a_reference_that_a_resume_loads_from_the_policy_is_named(recipe_of: Mak
 def test_an_engine_that_takes_the_end_token_away_is_named(
     recipe_of: MakeRecipe, ending_folder: Path, monkeypatch: Patch
 ) -> None:
-    sound = Engine._sample
+    sound = Response.sample
 
-    def strip(engine: Engine, running: Any, reason: FinishReason) -> Sample:
-        sample = sound(engine, running, reason)
+    def strip(response: Response, tokenizer: Any, reason: FinishReason) -> Sample:
+        sample = sound(response, tokenizer, reason)
         if reason is FinishReason.STOP and len(sample.token_ids) > 1:
             return dataclasses.replace(sample, token_ids=sample.token_ids[:-1], logprobs=sample.logprobs[:-1])
         return sample
 
-    monkeypatch.setattr(Engine, "_sample", strip)
+    monkeypatch.setattr(Response, "sample", strip)
     findings = said(recipe_of(model=str(ending_folder)), steps=2)
     assert {finding.rule for finding in findings} == {"missing_eos"}
 
