@@ -132,6 +132,20 @@ def test_a_cached_prefix_is_not_computed_again_until_the_weights_change() -> Non
     assert computed == [50, 50 - 48, 50 - 48, 50]
 
 
+def test_later_prompts_share_nothing_with_samples_of_older_weights() -> None:
+    model = tiny_llama()
+    engine = Engine(model, SamplingSettings(prefix_cache_tokens=64))
+    engine.add(request(0, 40, [9]))
+    engine.step()
+    with torch.no_grad():
+        model.weights.mul_(1.1)
+    engine.update_weights(1, "keep")
+    engine.add(request(1, 40, [9]))
+    engine.step()
+    assert engine.last_step is not None
+    assert engine.last_step.num_prefill_tokens == 40
+
+
 def test_a_pool_too_small_for_one_is_refused_by_name() -> None:
     engine = Engine(model_of(), SamplingSettings(kv_tokens=40))
     with pytest.raises(

@@ -99,6 +99,16 @@ def test_the_youngest_gives_way_and_is_computed_again() -> None:
     assert (batch.running[8, 0].held, batch.running[8, 0].num_tokens) == (7, 8)
 
 
+def test_a_prompt_waits_until_all_that_run_have_a_block_to_spare() -> None:
+    batch = batcher(num_blocks=4)
+    batch.add(7, 4, [0])
+    batch.plan()
+    batch.add(8, 8, [0])
+    assert batch.plan().chunks == (), "two are free, and it needs both"
+    batch.remove([(7, 0)])
+    assert chunks(batch.plan()) == [(8, None, 0, 8, True)]
+
+
 def test_a_waiting_prompt_gives_way_before_any_that_runs() -> None:
     batch = batcher(max_running=1, num_blocks=3)
     batch.add(7, 6, [0, 1])
