@@ -15,7 +15,7 @@ from typing import Any
 from plait.checkpoint.store import FileDigest, digest_of
 from plait.data.records import Prompt, Sample
 from plait.data.rows import FloatArray, Rows
-from plait.dataflow import Column, Dataflow
+from plait.dataflow import CallKind, Column, Dataflow
 from plait.generation.engine import Engine, StepRecord
 from plait.generation.request import Request
 from plait.layout.mesh import Layout
@@ -187,6 +187,20 @@ class CrewTrainer:
         self._nodes = {node.call: node for node in flow.calls(role)}
         part = crew.parts.roles.get(role)
         self.model = part.model if part is not None else AbsentModel(max_positions)
+
+    def mesh(self, kind: CallKind) -> frozenset[int]:
+        """The ranks that a call of this kind keeps busy, moves of weights to them included."""
+        place = self._crew.parts.places[self.role]
+        match kind:
+            case CallKind.TRAIN:
+                layouts = (place.train,)
+            case CallKind.SCORE:
+                layouts = (place.score or place.train,)
+            case _:
+                layouts = place.generate
+        found = frozenset(rank for layout in layouts if layout is not None for rank in layout.mesh.ranks)
+        away = any(layout != place.home for layout in layouts)
+        return found | frozenset(self._crew.parts.movers[self.role] if away else ())
 
     def logprobs(self, rows: Rows, *, temperature: float | None = None, call: str | None = None) -> CrewCall:
         return self._crew.call(ScoreCall(self.role, "logprobs", call or f"{self.role}.logprobs", rows, temperature))

@@ -1,8 +1,13 @@
-"""Runs one training step of a dataflow on one device: every call in graph order, each as small actions."""
+"""Runs one training step of a dataflow: every call in graph order, each as small actions.
+
+Calls that run on other ranks only begin as soon as what they need is there and their ranks are free, and go on beside
+what runs here. Their results are taken in as graph order would have it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -11,13 +16,15 @@ from plait.data.rows import FloatArray, Rows, evaluate, spread_to
 from plait.dataflow import CallKind, Dataflow, Level, Node
 from plait.errors import RunError
 from plait.observe.progress import Progress
+from plait.runtime.crew import LEADER, CrewCall
+from plait.runtime.order import needs_of
 from plait.runtime.recipe import Recipe
 from plait.runtime.recorder import Recorder
 from plait.runtime.rewarding import Rewarding
 from plait.runtime.roles import ModelRole, RewardRole, RoleRuntime
 from plait.runtime.rollout import Draw, Rollout
 from plait.runtime.step import StepState
-from plait.training.trainer import COUNTS
+from plait.training.trainer import COUNTS, Trainer
 
 
 class Executor:
@@ -37,6 +44,7 @@ class Executor:
         self.progress = progress
         self.is_training = False
         """Whether a step is beyond its first training call, so that weights are no longer those before it."""
+        self._needs = needs_of(flow, roles)
         self._of_next_step = {node.inputs["value"] for node in flow.of_kind(CallKind.BECOMES)}
         self._rewarding = Rewarding(flow, roles, recorder, progress)
         self._rollout = Rollout(flow, self._rewarding, recipe, recorder, progress)
@@ -52,18 +60,82 @@ class Executor:
             RunError: every sample of the step lost its reward, or a call failed.
         """
         self.recorder.step = state.step + 1
-        for node in self.flow.nodes:
-            if node.kind is CallKind.GENERATE:
-                engine = self._model(node).engine
-                assert engine is not None, f"{node.call}: role `{node.role}` has no generation engine"
-                self._rollout.run(node, engine, state, draw)
-            elif node.kind is CallKind.TRAIN:
-                if state.step >= node.options["after"]:
-                    self.is_training = True
-                    _merge(self._train(node, state, evaluate=False), node, state)
+        waiting = list(self.flow.nodes)
+        elsewhere: list[_Elsewhere] = []
+        trained = _InOrder(self.flow, state)
+        while waiting or elsewhere:
+            left = {node.id for node in waiting} | {one.node.id for one in elsewhere}
+            ready = [node for node in waiting if not self._needs[node.id] & left]
+            for node in ready:
+                if (begun := self._begun_elsewhere(node, state, elsewhere)) is not None:
+                    elsewhere.append(begun)
+                    waiting.remove(node)
+            busy = {rank for one in elsewhere for rank in one.mesh}
+            node = next((node for node in ready if node in waiting and not self._mesh(node) & busy), None)
+            if node is None:
+                self._land(elsewhere, state, trained)
             else:
-                self._run(node, state)
+                self._run_here(node, state, draw, trained)
+                waiting.remove(node)
+        for table, rows in state.tables.items():  # as graph order has them, whatever ended first
+            columns = sorted(rows.columns.items(), key=lambda item: item[0].producer)
+            state.tables[table] = Rows(rows.samples, dict(columns))
         self.is_training = False
+
+    def _run_here(self, node: Node, state: StepState, draw: Draw, trained: _InOrder) -> None:
+        if node.kind is CallKind.GENERATE:
+            engine = self._model(node).engine
+            assert engine is not None, f"{node.call}: role `{node.role}` has no generation engine"
+            self._rollout.run(node, engine, state, draw)
+        elif node.kind is CallKind.TRAIN:
+            metrics = None
+            if state.step >= node.options["after"]:
+                self.is_training = True
+                metrics = self.recorder.drive(self._train(node, state, evaluate=False), node, self.progress)
+            trained.ended(node, metrics)
+        else:
+            self._run(node, state)
+
+    def _mesh(self, node: Node) -> frozenset[int]:
+        """The ranks that a call of a model needs, where there are several."""
+        role = self.roles.get(str(node.role))
+        if not isinstance(role, ModelRole) or isinstance(role.trainer, Trainer):
+            return frozenset()
+        return role.trainer.mesh(node.kind)
+
+    def _begun_elsewhere(self, node: Node, state: StepState, others: Sequence[_Elsewhere]) -> _Elsewhere | None:
+        """Begin a call in which this rank has no part; None where it has, or other calls have its ranks."""
+        mesh = self._mesh(node)
+        if not mesh or LEADER in mesh or any(mesh & other.mesh for other in others):
+            return None
+        if node.kind is CallKind.TRAIN:
+            if state.step < node.options["after"]:
+                return None
+            self.is_training = True
+            work = self._train(node, state, evaluate=False)
+        elif node.kind is CallKind.SCORE:
+            work = self._score(node, state)
+        else:
+            return None
+        assert isinstance(work, CrewCall), f"{node.call} runs on other ranks"
+        work.begin()
+        return _Elsewhere(node, work, mesh, state.tables[node.rows])
+
+    def _land(self, elsewhere: list[_Elsewhere], state: StepState, trained: _InOrder) -> None:
+        """Wait for a call on other ranks: one that has ended already, or the first."""
+        one = next((one for one in elsewhere if one.work.ready), elsewhere[0])
+        result = self.recorder.drive(one.work, one.node, self.progress)
+        elsewhere.remove(one)
+        if one.node.kind is CallKind.TRAIN:
+            trained.ended(one.node, result)
+            return
+        rows = state.tables[one.node.rows]
+        if rows.samples != one.rows.samples:  # some have been left out meanwhile
+            output = one.node.outputs[0]
+            places = {(sample.prompt.uid, sample.index): i for i, sample in enumerate(one.rows.samples)}
+            kept = [places[sample.prompt.uid, sample.index] for sample in rows.samples]
+            result = one.rows.with_column(output, result).select(kept).columns[output]
+        state.add(one.node.outputs[0], result)
 
     def evaluate_given(self, state: StepState) -> dict[str, float]:
         """The metrics that training on the given samples of `state` would have, without training on them."""
@@ -71,7 +143,7 @@ class Executor:
         for node in self.flow.nodes:
             assert node.kind is not CallKind.GENERATE, "a flow that generates is evaluated by what it says"
             if node.kind is CallKind.TRAIN:
-                metrics |= self._train(node, state, evaluate=True)
+                metrics |= self.recorder.drive(self._train(node, state, evaluate=True), node, self.progress)
             else:
                 self._run(node, state)
         return metrics
@@ -84,7 +156,8 @@ class Executor:
             case CallKind.SCORE if isinstance(self.roles[str(node.role)], RewardRole):
                 self._rewarding.score(node, state)
             case CallKind.SCORE:
-                state.add(node.outputs[0], self._score(node, state))
+                values = self.recorder.drive(self._score(node, state), node, self.progress)
+                state.add(node.outputs[0], values)
             case CallKind.COMPUTE:
                 self._compute(node, state)
             case CallKind.CARRIED:
@@ -121,18 +194,19 @@ class Executor:
             raise RunError(f"carried({name!r}) has shape {now.shape} and cannot become one of shape {value.shape}")
         state.next_carried[name] = value
 
-    def _score(self, node: Node, state: StepState) -> FloatArray:
+    def _score(self, node: Node, state: StepState) -> Iterator[Any]:
+        """The steps of a SCORE call; its result is the column."""
         trainer, rows = self._model(node).trainer, state.tables[node.rows]
         match node.call.split("#")[0].rsplit(".", 1)[1]:
             case "logprobs":
-                work = trainer.logprobs(rows, call=node.call, temperature=self._temperature(node))
+                return trainer.logprobs(rows, call=node.call, temperature=self._temperature(node))
             case "values":
-                work = trainer.values(rows, call=node.call)
+                return trainer.values(rows, call=node.call)
             case _:
-                work = trainer.scores(rows, call=node.call)
-        return self.recorder.drive(work, node, self.progress)
+                return trainer.scores(rows, call=node.call)
 
-    def _train(self, node: Node, state: StepState, *, evaluate: bool) -> dict[str, float]:
+    def _train(self, node: Node, state: StepState, *, evaluate: bool) -> Iterator[Any]:
+        """The steps of a TRAIN call; its result is metrics."""
         rows = state.tables[node.rows]
         columns = dict(node.inputs)
         for column in columns.values():
@@ -153,11 +227,9 @@ class Executor:
         }
         trainer = self._model(node).trainer
         if evaluate:
-            work = trainer.evaluate(rows, columns, node.fn, **options)
-        else:
-            options |= {name: node.options[name] for name in ("mini_batches", "epochs")}
-            work = trainer.train(rows, columns, node.fn, step=state.step, **options)
-        return self.recorder.drive(work, node, self.progress)
+            return trainer.evaluate(rows, columns, node.fn, **options)
+        options |= {name: node.options[name] for name in ("mini_batches", "epochs")}
+        return trainer.train(rows, columns, node.fn, step=state.step, **options)
 
     def _temperature(self, node: Node) -> float | None:
         """Given samples were not drawn at the sampling temperature: their log-probs are those at 1."""
@@ -167,6 +239,35 @@ class Executor:
         role = self.roles[str(node.role)]
         assert isinstance(role, ModelRole), f"{node.call}: role `{node.role}` is no model"
         return role
+
+
+@dataclass(frozen=True)
+class _Elsewhere:
+    """A call on its way, on ranks of which this is none."""
+
+    node: Node
+    work: CrewCall
+    mesh: frozenset[int]
+    rows: Rows
+    """As they were when it began."""
+
+
+class _InOrder:
+    """Takes the metrics of training calls as they end, and merges them in graph order."""
+
+    def __init__(self, flow: Dataflow, state: StepState) -> None:
+        self._left = list(flow.of_kind(CallKind.TRAIN))
+        self._state = state
+        self._ended: dict[int, dict[str, float] | None] = {}
+
+    def ended(self, node: Node, metrics: dict[str, float] | None) -> None:
+        """None: the call had nothing to do in this step."""
+        self._ended[node.id] = metrics
+        while self._left and self._left[0].id in self._ended:
+            first = self._left.pop(0)
+            found = self._ended[first.id]
+            if found is not None:
+                _merge(found, first, self._state)
 
 
 def _merge(metrics: dict[str, float], node: Node, state: StepState) -> None:
