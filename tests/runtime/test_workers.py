@@ -173,3 +173,44 @@ def test_an_error_of_the_users_own_is_said_as_by_one_process(recipe_of: Callable
         run(recipe_of("none", "dp2"))
     assert "rank" not in str(caught.value)
     assert "--resume begins again at step 1" in str(caught.value)
+
+
+def test_calls_on_disjoint_ranks_wait_for_what_they_need_alone() -> None:
+    """PPO: reference and critic score beside the reward; actor and critic train side by side."""
+    from plait.runtime.algorithm import load_flow, trace_algorithm
+    from plait.runtime.order import needs_of
+    from plait.runtime.role_models import MODEL_ROLES, REWARD_ROLES
+    from plait.runtime.roles import ModelRole, RewardRole
+
+    flow = trace_algorithm(load_flow("ppo"), {"kl_coef": 0.05}, (*MODEL_ROLES, *REWARD_ROLES))
+    model: Any = ModelRole(None, None, None)  # type: ignore[arg-type]
+    roles = {"actor": model, "ref": model, "critic": model, "reward": RewardRole(None)}
+    named = {node.id: node.call for node in flow.nodes}
+    needs = {named[node]: {named[one] for one in before} for node, before in needs_of(flow, roles).items()}
+    assert needs["ref.logprobs"] == needs["critic.values"] == {"actor.generate"}
+    assert "actor.train" not in needs["critic.train"]
+    assert "critic.train" not in needs["actor.train"]
+    assert {"critic.values", "reward.score"} <= needs["critic.train"]
+    assert "reward.score" in needs["actor.train"], "it leaves samples out"
+
+
+def test_samples_without_a_reward_leave_what_was_scored_beside(
+    recipe_of: Callable[..., Recipe], tmp_path: Path
+) -> None:
+    """The reference scores all samples on another rank while functions refuse some of them."""
+    (tmp_path / "reward.py").write_text(
+        "def count_sevens(completions, **columns):\n"
+        "    return [None if len(text) % 3 == 0 else 0.01 * len(text) for text in completions]\n"
+    )
+    PLANS["beside"] = {"actor.generate": "0", "actor.train": "0", "ref.logprobs": "1"}
+    one, two = recipe_of("one", None, steps=2), recipe_of("two", "beside", steps=2)
+    run(one)
+    run(two)
+    assert_equal_runs(two.run_dir, one.run_dir)
+    rows = [json.loads(line) for line in (two.run_dir / "metrics.jsonl").read_text().splitlines()]
+    assert sum(row["reward/dropped"] for row in rows) > 0
+    for name in ("step-000001.jsonl", "step-000002.jsonl"):
+        samples = [[json.loads(line) for line in (r.run_dir / "samples" / name).open()] for r in (one, two)]
+        assert [list(sample) for sample in samples[0]] == [list(sample) for sample in samples[1]], (
+            "columns in one order"
+        )
