@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from plait.data.records import FinishReason, Prompt, Sample
-from plait.data.rows import FloatArray, Rows
+from plait.data.rows import Rows
 from plait.dataflow import Column
 from plait.generation.noise import NoiseKey
 from plait.generation.request import Request
@@ -166,8 +166,3 @@ def unpack_requests(values: Sequence[Mapping[str, Any]]) -> list[Request]:
         )
         for value in values
     ]
-
-
-def pack_values(values: Mapping[Column, FloatArray], columns: Sequence[Column]) -> tuple[NDArray[Any], ...]:
-    """Values for the whole batch, in the order of `columns`."""
-    return tuple(np.asarray(values[column], dtype=np.float64) for column in columns)
