@@ -11,7 +11,8 @@ from plait.runtime.estimate import Arithmetic, human_bytes, memory_table
 from plait.runtime.placement import parameters_of
 from plait.runtime.prepare import Prepared, prepare
 from plait.runtime.recipe import Recipe
-from plait.runtime.session import claim, open_pools
+from plait.runtime.reward_pools import open_pools
+from plait.runtime.session import claim
 from plait.schedule.plan import Plan
 
 _PLAIN: dict[str, Any] = {"box": None, "pad_edge": False, "header_style": "bold"}

@@ -21,6 +21,7 @@ from plait.runtime.controller import Outcome
 from plait.runtime.controller import train as train_session
 from plait.runtime.evaluation import Evaluation
 from plait.runtime.executor import Executor
+from plait.runtime.measure import measure
 from plait.runtime.optimizer_state import read_masters
 from plait.runtime.placement import check_can_run
 from plait.runtime.prepare import prepare
@@ -28,9 +29,10 @@ from plait.runtime.process import set_up
 from plait.runtime.recipe import DType, Recipe
 from plait.runtime.recipe_file import load_recipe
 from plait.runtime.recorder import Recorder
+from plait.runtime.reward_pools import open_pools
 from plait.runtime.role_models import MODEL_ROLES, REWARD_ROLES, main_role, role_models
 from plait.runtime.roles import build_models, build_roles
-from plait.runtime.session import Session, claim, measure, open_pools
+from plait.runtime.session import Session, claim
 
 
 def train(

@@ -20,20 +20,21 @@ from plait.models.saving import save_pretrained
 from plait.models.scalar_model import ScalarModel
 from plait.observe.progress import ROLLOUTS, Progress, Watched, losses
 from plait.observe.trackers import check_trackers
-from plait.rewards.pool import RewardPool
 from plait.runtime.crew import Crew
 from plait.runtime.crew_roles import crew_roles
 from plait.runtime.directory import RunDirectory
 from plait.runtime.doctor import RunDoctor
-from plait.runtime.evaluation import Evaluation, evaluate
+from plait.runtime.evaluation import Evaluation
 from plait.runtime.executor import Executor
+from plait.runtime.measure import measure
 from plait.runtime.optimizer_state import load_parts
 from plait.runtime.prepare import Prepared, changed_keys, recipe_text
 from plait.runtime.recipe import Recipe
 from plait.runtime.recorder import Recorder
 from plait.runtime.records import Records, value_of
+from plait.runtime.reward_pools import open_pools
 from plait.runtime.role_models import main_role
-from plait.runtime.roles import ModelRole, RewardRole, RoleRuntime, build_roles
+from plait.runtime.roles import ModelRole, RoleRuntime, build_roles
 from plait.runtime.step import StepState
 from plait.schedule.timeline import trace_events
 
@@ -365,70 +366,3 @@ def watched(prepared: Prepared) -> tuple[Watched, ...]:
     pairs = any(node.call == "pairs" for node in flow.of_kind(CallKind.READ))
     accuracy = ("reward/accuracy" if role == "reward" else "rewards/accuracies",) if pairs else ()
     return losses(role, *accuracy)
-
-
-def measure(
-    prepared: Prepared,
-    roles: Mapping[str, RoleRuntime],
-    judges: RewardPool | None,
-    executor: Executor,
-    *,
-    stop: Callable[[], bool] = lambda: False,
-) -> Evaluation:
-    """An evaluation: answers to held-out prompts (`evaluation.evaluate`), or the losses of held-out examples or pairs.
-
-    Raises:
-        RunError: a reward function failed and its policy is to stop.
-        EvaluationStopped: `stop` said so.
-    """
-    recipe = prepared.recipe
-    if not prepared.held_out:
-        logged = executor.evaluate_given(StepState(0, given=prepared.held_out_given))
-        return Evaluation((), (), None, logged=logged, num_given=prepared.num_held_out)
-    actor, reward, cost = roles["actor"], roles.get("reward"), roles.get("cost")
-    assert isinstance(actor, ModelRole), "there are held-out prompts, so there is an actor"
-    assert actor.engine is not None, "and it has an engine"
-    return evaluate(
-        actor.engine,
-        reward if isinstance(reward, RewardRole) else None,
-        cost if isinstance(cost, RewardRole) else None,
-        judges,
-        prepared.held_out,
-        recipe.sampling,
-        executor.progress,
-        temperature=recipe.evaluation.temperature,
-        seed=recipe.seed,
-        stop=stop,
-    )
-
-
-def open_pools(prepared: Prepared, stack: contextlib.ExitStack, output: Path | None = None) -> dict[str, RewardPool]:
-    """Start the recipe's functions: they are loaded, and the data have every column that they need.
-
-    Args:
-        stack: closes the pools.
-
-    Returns:
-        Reward role → its pool; the functions that judge evaluations under `judges`.
-
-    Raises:
-        ConfigError: a function cannot be loaded, or a column is missing.
-    """
-    recipe = prepared.recipe
-    pools: dict[str, RewardPool] = {}
-    for name, functions in {**prepared.functions, "judges": prepared.judges}.items():
-        if not functions:
-            continue
-        settings = recipe.cost if name == "cost" else recipe.reward
-        pools[name] = pool = stack.enter_context(
-            RewardPool(
-                functions,
-                timeout_s=settings.timeout_s,
-                workers=settings.workers,
-                on_error=settings.on_error,
-                seed=recipe.seed,
-                output=output,
-            )
-        )
-        pool.start(columns=prepared.columns or None)
-    return pools

@@ -13,7 +13,8 @@ from plait.runtime.controller import Outcome
 from plait.runtime.directory import CHECKPOINTS, METRICS, RECIPE
 from plait.runtime.prepare import Prepared, prepare
 from plait.runtime.recipe import Recipe
-from plait.runtime.session import claim, open_pools
+from plait.runtime.reward_pools import open_pools
+from plait.runtime.session import claim
 from plait.runtime.stages import Stages, final_folder
 
 

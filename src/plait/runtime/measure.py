@@ -1,0 +1,47 @@
+"""What an evaluation measures: answers to held-out prompts, or the losses of held-out examples or pairs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from plait.rewards.pool import RewardPool
+from plait.runtime.evaluation import Evaluation, evaluate
+from plait.runtime.executor import Executor
+from plait.runtime.prepare import Prepared
+from plait.runtime.roles import ModelRole, RewardRole, RoleRuntime
+from plait.runtime.step import StepState
+
+
+def measure(
+    prepared: Prepared,
+    roles: Mapping[str, RoleRuntime],
+    judges: RewardPool | None,
+    executor: Executor,
+    *,
+    stop: Callable[[], bool] = lambda: False,
+) -> Evaluation:
+    """An evaluation: answers to held-out prompts (`evaluation.evaluate`), or the losses of held-out examples or pairs.
+
+    Raises:
+        RunError: a reward function failed and its policy is to stop.
+        EvaluationStopped: `stop` said so.
+    """
+    recipe = prepared.recipe
+    if not prepared.held_out:
+        logged = executor.evaluate_given(StepState(0, given=prepared.held_out_given))
+        return Evaluation((), (), None, logged=logged, num_given=prepared.num_held_out)
+    actor, reward, cost = roles["actor"], roles.get("reward"), roles.get("cost")
+    assert isinstance(actor, ModelRole), "there are held-out prompts, so there is an actor"
+    assert actor.engine is not None, "and it has an engine"
+    return evaluate(
+        actor.engine,
+        reward if isinstance(reward, RewardRole) else None,
+        cost if isinstance(cost, RewardRole) else None,
+        judges,
+        prepared.held_out,
+        recipe.sampling,
+        executor.progress,
+        temperature=recipe.evaluation.temperature,
+        seed=recipe.seed,
+        stop=stop,
+    )
