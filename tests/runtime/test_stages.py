@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+import plait
 from plait.cli import main
 from plait.errors import ConfigError
 from plait.observe.run_log import read_rows
@@ -76,6 +77,18 @@ def test_three_stages_in_one_command(recipe: Path, tmp_path: Path, capsys: pytes
     assert "gain in reward, same items" in out or "mean reward" in out
     evaluations = read_rows(run / "policy" / "evaluations.jsonl")
     assert {"eval/reward", "eval/sevens"} <= evaluations[0].keys()
+
+
+def test_stages_from_python(recipe: Path, tmp_path: Path) -> None:
+    outcome = plait.train(recipe, policy={"steps": 3})
+    assert (outcome.finished, outcome.step) == (True, 3)
+    rows = (tmp_path / "run" / "sft" / "metrics.jsonl").read_bytes()
+    again = plait.train(recipe, resume=True, policy={"steps": 3})
+    assert (again.finished, again.step) == (True, 3)
+    assert (tmp_path / "run" / "sft" / "metrics.jsonl").read_bytes() == rows
+    with pytest.raises(ConfigError, match="stage `policy`: "):
+        plait.train(recipe, run_dir=str(tmp_path / "other"), policy={"options": {"no_such": 1}})
+    assert not (tmp_path / "other").exists()
 
 
 def test_resume_skips_stages_that_are_done(recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -33,6 +33,7 @@ from plait.runtime.reward_pools import open_pools
 from plait.runtime.role_models import MODEL_ROLES, REWARD_ROLES, main_role, role_models
 from plait.runtime.roles import build_models, build_roles
 from plait.runtime.session import Session, claim
+from plait.runtime.stages import stage_names
 
 
 def train(
@@ -46,11 +47,15 @@ def train(
     """Train as `plait train RECIPE --key value` does.
 
     Args:
-        recipe: a YAML file, a Recipe, or None to give every key here.
+        recipe: a YAML file, a Recipe, or None to give every key here. A file may have several stages: all are run, and
+            a key is for every stage, or under a stage's name for that one (`policy={"steps": 20}`).
         algorithm: a built-in name, `FILE.py:FUNCTION`, or a flow.
         reward: `FILE.py:FUNCTION`, `package.module:function`, or a function defined at the top level of a file.
         resume: continue the run in `run_dir`.
         keys: recipe keys; a section is a dict (`sampling={"temperature": 0.9}`) and is laid over the recipe's.
+
+    Returns:
+        The outcome; of several stages that of the last one that ran.
 
     Raises:
         UserError: something in the input cannot be used; nothing was started.
@@ -65,6 +70,10 @@ def train(
         if overrides:
             raise ConfigError(f"give keys in the Recipe itself, found {sorted(key for key, _ in overrides)} beside it")
         loaded = recipe
+    elif recipe is not None and stage_names(Path(recipe)):
+        from plait.runtime.stage_runs import train_stages
+
+        return train_stages(Path(recipe), overrides, resume=resume)
     else:
         loaded = load_recipe(None if recipe is None else Path(recipe), overrides)
     return run(loaded, resume=resume, flow=algorithm if callable(algorithm) else None)

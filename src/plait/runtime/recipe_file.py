@@ -31,7 +31,7 @@ def load_recipe(path: Path | None, overrides: Sequence[tuple[str, Any]] = ()) ->
     """
     tree = {} if path is None else read_tree(path)
     if "stages" in tree:
-        raise ConfigError(f"recipe `{path}` has several stages; only `plait train` runs these")
+        raise ConfigError(f"recipe `{path}` has several stages; `plait train` and `plait.train` run these")
     return recipe_of(merged(tree, overrides))
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
 
 from plait.checkpoint.store import CheckpointStore
 from plait.errors import ConfigError, UserError
@@ -15,7 +17,7 @@ from plait.runtime.prepare import Prepared, prepare
 from plait.runtime.recipe import Recipe
 from plait.runtime.reward_pools import open_pools
 from plait.runtime.session import claim
-from plait.runtime.stages import Stages, final_folder
+from plait.runtime.stages import Stages, final_folder, load_stages
 
 
 def check_stages(stages: Stages, *, resume: bool = False) -> Iterator[tuple[str, Prepared]]:
@@ -56,6 +58,19 @@ def run_stages(stages: Stages, *, resume: bool = False) -> Iterator[tuple[str, R
         yield name, recipe, outcome
         if not outcome.finished:
             return
+
+
+def train_stages(path: Path, overrides: Sequence[tuple[str, Any]], *, resume: bool) -> Outcome:
+    """Check all stages of a recipe file, run them, and return the outcome of the last one that ran.
+
+    Raises:
+        UserError: a stage cannot be run; nothing was started.
+    """
+    stages = load_stages(path, overrides)
+    for _ in check_stages(stages, resume=resume):
+        pass
+    ran = [outcome for _, _, outcome in run_stages(stages, resume=resume) if outcome is not None]
+    return ran[-1] if ran else run(stages.resolved(list(stages.recipes)[-1]), resume=True)
 
 
 def _has_begun(recipe: Recipe) -> bool:
