@@ -91,7 +91,8 @@ def _run(launcher: LocalProcesses, num_ranks: int, job: Job) -> Outcome:
     try:
         with launcher.start(Worker, num_ranks, arguments=(job,)) as group, _signals(group) as signals:
             leader = group.submit(LEADER, "run")
-            group.submit(range(1, num_ranks), "run")
+            if num_ranks > 1:
+                group.submit(range(1, num_ranks), "run")
             outcome = leader.result(RUN_S)
             assert outcome is not None, "the leader returns the outcome"
             return outcome
