@@ -11,7 +11,7 @@ from transformers.models.gemma.modeling_gemma import GemmaRMSNorm
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 
-from plait.models import rms_norm
+from plait.models import rms_norm, row_kernels
 from tests.models.tiny import tiny_model
 
 H = 40
@@ -41,6 +41,7 @@ def activations(*shape: int) -> torch.Tensor:
 def test_value_to_the_bit_and_gradient_to_bfloat16(
     kind: type[nn.Module], shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(row_kernels, "AVAILABLE", False)
     monkeypatch.setattr(rms_norm, "PIECE_ELEMENTS", 7 * H)  # pieces of 7 rows, the last one ragged
     fused, plain = a_norm(kind), a_norm(kind)
     rms_norm.install(fused)
@@ -75,7 +76,8 @@ def test_a_norm_of_another_form_is_left_alone(kind: type[nn.Module]) -> None:
     assert "forward" not in vars(norm)
 
 
-def test_few_or_wide_rows_other_dtypes_and_no_gradients_are_the_classes_own() -> None:
+def test_few_or_wide_rows_other_dtypes_and_no_gradients_are_the_classes_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(row_kernels, "AVAILABLE", False)
     wide = LlamaRMSNorm(rms_norm.WIDEST + 8).bfloat16()
     rms_norm.install(wide)
     assert "_RMSNorm" not in type(wide(activations(1, 600, rms_norm.WIDEST + 8)).grad_fn).__name__

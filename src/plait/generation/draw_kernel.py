@@ -23,7 +23,7 @@ from plait.generation import noise
 from plait.generation.kernels import AVAILABLE, array_of, njit
 
 if AVAILABLE:
-    from plait.generation.scalar_code import exp, larger, of_ordered, ordered, widen
+    from plait.models.scalar_code import exp, larger, of_ordered, ordered, widen
 
 BLOCK = 64
 """Tokens whose weights are summed before one of them is looked for."""

@@ -23,8 +23,8 @@ from torch import Tensor
 try:
     from numba import carray, config, njit
 
-    from plait.generation.scalar_code import exp, larger, narrow, of_ordered, ordered, pointer, supported, widen
     from plait.generation.vector_code import KEYS, WEIGHTED_ROWS, ask, scores, weighted
+    from plait.models.scalar_code import exp, larger, narrow, of_ordered, ordered, pointer, supported, widen
 
     AVAILABLE = not config.DISABLE_JIT
 except ImportError:

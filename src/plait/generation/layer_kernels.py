@@ -26,8 +26,8 @@ from plait.generation.kernels import AVAILABLE, Array, attend, njit
 if AVAILABLE:
     from numba import carray
 
-    from plait.generation.scalar_code import barrier, exp, narrow, pointer, widen
     from plait.generation.vector_code import KEYS, TILE_COLUMNS, TILE_ROWS, tile
+    from plait.models.scalar_code import barrier, exp, narrow, pointer, widen
 else:
     KEYS, TILE_COLUMNS, TILE_ROWS = 16, 32, 14
 

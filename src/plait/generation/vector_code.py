@@ -20,7 +20,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from plait.generation.scalar_code import BF16, F32, I16, I32, I64, integer, is_bfloat16, supported
+from plait.models.scalar_code import BF16, F32, I16, I32, I64, integer, is_bfloat16, supported
 
 TILE_ROWS = 14
 """Most rows of a tile: 28 accumulators, two vectors of weights and the broadcasts fill the 32 registers."""

@@ -115,12 +115,15 @@ class Backbone:
         if rows is None or len(rows) > READ_SHARE * num_tokens:
             yield
             return
-        mlp = self._last_mlp
+        mlp, own = self._last_mlp, vars(self._last_mlp).get("forward")
         mlp.forward = partial(_on_rows, mlp.forward, rows)
         try:
             yield
         finally:
-            del mlp.forward
+            if own is None:
+                del mlp.forward
+            else:
+                mlp.forward = own
 
     @contextlib.contextmanager
     def _checkpointed(self, adapter: str | None) -> Iterator[None]:

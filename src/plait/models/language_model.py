@@ -18,7 +18,7 @@ from torch import Tensor
 from plait.data.packed import PackedBatch
 from plait.errors import ModelError
 from plait.layout.params import FlatLayout
-from plait.models import attention, cpu_linear, rms_norm
+from plait.models import attention, cpu_linear, gated_mlp, rms_norm, rope
 from plait.models.admission import causal_class, check_family, self_check
 from plait.models.backbone import Backbone, BackboneModel
 from plait.models.backbone import copy_of as copy_of
@@ -191,10 +191,12 @@ def read_folder(name: str, dtype: torch.dtype, auto_class: Any) -> tuple[Any, An
 
 
 def prepare(module: Any, dtype: torch.dtype) -> None:
-    """Set a Transformers module up for our forward: our attention, our linear layers and norms, eval mode."""
+    """Set a module of Transformers up for our forward: our attention and our ways to compute its parts, eval mode."""
     attention.register()
     cpu_linear.install(module)
     rms_norm.install(module)
+    gated_mlp.install(module)
+    rope.install(module)
     module.eval()
     module.set_attn_implementation(attention.ATTENTION)
     if dtype is torch.float64:

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from plait.models import cpu_linear
+from plait.models import cpu_linear, row_kernels
 from plait.models.head import Head
 from plait.models.shape import HEAD_CHUNK_ROWS
 
@@ -52,7 +52,12 @@ class _ChunkedLogprobs(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         logprobs_R, entropies_R, lse_R = hidden_RH.new_empty((3, len(hidden_RH)), dtype=_wide(hidden_RH)).unbind()
         buffers = _Buffers(head)
+        compiled = _is_compiled(head, hidden_RH)
         for at in _chunks(len(hidden_RH), rows):
+            if compiled:
+                outputs = logprobs_R[at], entropies_R[at], lse_R[at]
+                row_kernels.logprobs(buffers.logits(hidden_RH[at]), temperature, targets_R[at], *outputs)
+                continue
             scaled_CV = buffers.scaled(buffers.logits(hidden_RH[at]), temperature)
             top_C = scaled_CV.amax(-1)
             if head.vocabulary is not None:
@@ -172,6 +177,23 @@ class _LogitsGrad:
             grad_CV.scatter_add_(1, targets_C[:, None], at_target_C[:, None])
         return grad_CV
 
+    def compiled(self, logits_CV: Tensor) -> Tensor:
+        """The same of logits that are not scaled yet, written over them; see `_is_compiled`."""
+        return row_kernels.logprobs_backward_(
+            logits_CV,
+            self.temperature,
+            self.targets_C,
+            self.lse_C,
+            self.entropies_C,
+            self.grad_logprobs_C,
+            self.grad_entropies_C,
+        )
+
+
+def _is_compiled(head: Head, hidden_RH: Tensor) -> bool:
+    """Whether `row_kernels` compute with the logits: of a whole linear head without bias, in bfloat16 on a CPU."""
+    return head.linear and head.vocabulary is None and head.bias is None and row_kernels.takes(hidden_RH, head.weight)
+
 
 def _at_targets(head: Head, shifted_CV: Tensor, targets_C: Tensor) -> Tensor:
     """What stands at the targets [C]; 0 where another rank has them."""
@@ -186,9 +208,12 @@ def _linear_grads(
 ) -> list[Tensor | None]:
     """Gradients of the hidden states [C, H] and of (weight [V, H], bias [V]) where they are needed."""
     logits_CV = buffers.logits(hidden_CH)
-    scaled_CV = buffers.scaled(logits_CV, logits_grad.temperature)
-    grad_CV = logits_grad(scaled_CV, buffers.room("grad", scaled_CV, scaled_CV.dtype))
-    narrow_CV = grad_CV if grad_CV.dtype == logits_CV.dtype else logits_CV.copy_(grad_CV)
+    if _is_compiled(buffers.head, hidden_CH):
+        grad_CV = narrow_CV = logits_grad.compiled(logits_CV)
+    else:
+        scaled_CV = buffers.scaled(logits_CV, logits_grad.temperature)
+        grad_CV = logits_grad(scaled_CV, buffers.room("grad", scaled_CV, scaled_CV.dtype))
+        narrow_CV = grad_CV if grad_CV.dtype == logits_CV.dtype else logits_CV.copy_(grad_CV)
     weight_VH = buffers.head.weight
     grads = [
         cpu_linear.input_gradient(narrow_CV, weight_VH) if needed[0] else None,
@@ -215,8 +240,13 @@ def _family_grads(
 
 def _accumulate(total: Tensor | None, grad: Tensor | None, *, last: bool) -> Tensor | None:
     """Sum over chunks, in float32 or wider as soon as there are several."""
-    if grad is None or total is not None:
-        return total if grad is None or total is None else total.add_(grad)
+    if grad is None:
+        return total
+    if total is not None and row_kernels.takes(grad) and total.dtype == torch.float32:
+        row_kernels.add_widened(total, grad.contiguous())
+        return total
+    if total is not None:
+        return total.add_(grad)
     return grad if last else grad.to(_wide(grad), copy=True)
 
 

@@ -1,0 +1,260 @@
+"""Compiled passes of a bfloat16 forward and backward against torch's operations and float64; who takes part."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from transformers.models.gemma.modeling_gemma import GemmaMLP
+from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm, apply_rotary_pos_emb
+from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
+
+from plait.data.packed import pack
+from plait.models import gated_mlp, packed_attention, rms_norm, rope, row_kernels
+from plait.models.head import Head
+from plait.models.logprobs import chunked_logprobs
+from plait.training.optimizer import _add_widened
+from tests.models.tiny import tiny_model
+
+pytestmark = pytest.mark.skipif(not row_kernels.AVAILABLE, reason="no numba, or no bfloat16 instructions")
+
+ROUNDING = 2.0**-8
+"""Of bfloat16, relative."""
+
+
+def numbers(*shape: int, seed: int = 0, scale: float = 1.0) -> Tensor:
+    return (scale * torch.randn(*shape, generator=torch.Generator().manual_seed(seed))).bfloat16()
+
+
+def plainly(monkeypatch: pytest.MonkeyPatch, compute: Callable[[], Tensor]) -> Tensor:
+    """Without the kernels."""
+    with monkeypatch.context() as context:
+        context.setattr(row_kernels, "AVAILABLE", False)
+        return compute()
+
+
+def nearly(found: Tensor, expected: Tensor, differing: float = 1e-3) -> None:
+    """Equal but for few numbers, which are rounded to the neighbour."""
+    assert found.dtype == expected.dtype
+    assert (found != expected).sum() <= differing * found.numel()
+    torch.testing.assert_close(found, expected, rtol=2 * ROUNDING, atol=1e-6)
+
+
+def no_farther(ours: Tensor, theirs: Tensor, true: Tensor) -> None:
+    assert ours.dtype == theirs.dtype
+    assert (ours - true).norm() <= 1.01 * (theirs - true).norm() + 1e-12
+
+
+@pytest.fixture(params=[1, 3])
+def threads(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
+    monkeypatch.setattr(torch, "get_num_threads", lambda: request.param)
+    monkeypatch.setattr(row_kernels, "LEAST_ELEMENTS", 1)
+    return request.param
+
+
+@pytest.mark.parametrize("shape", [(1, 7, 24), (1, 601, 43), (0, 8)])
+def test_gate_is_torchs_and_its_gradient_no_farther_from_the_truth(shape: tuple[int, ...], threads: int) -> None:
+    gate, up, direction = (numbers(*shape, seed=seed, scale=3).requires_grad_() for seed in range(3))
+    ours, theirs = gated_mlp._Gated.apply(gate, up), F.silu(gate) * up
+    nearly(ours, theirs)
+    wide = [tensor.detach().double().requires_grad_() for tensor in (gate, up)]
+    true = torch.autograd.grad(F.silu(wide[0]) * wide[1], wide, direction.detach().double())
+    mine = torch.autograd.grad(ours, (gate, up), direction.detach())
+    other = torch.autograd.grad(theirs, (gate, up), direction.detach())
+    for triple in zip(mine, other, true, strict=True):
+        no_farther(*triple)
+
+
+def test_gates_of_large_numbers_saturate() -> None:
+    gate = torch.tensor([-1e30, -200.0, -90.0, 0.0, 90.0, 1e30]).bfloat16()
+    one = torch.ones_like(gate)
+    torch.testing.assert_close(row_kernels.gated(gate, one), F.silu(gate), rtol=0, atol=1e-30)
+    of_gate, of_up = row_kernels.gated_backward(gate, one, one)
+    assert torch.equal(of_gate, torch.tensor([0, 0, 0, 0.5, 1, 1]).bfloat16())
+    torch.testing.assert_close(of_up, F.silu(gate), rtol=0, atol=1e-30)
+
+
+@pytest.mark.parametrize("heads", [1, 5])
+def test_rotation_is_the_familys_to_the_bit(heads: int, threads: int) -> None:
+    cos, sin = numbers(1, 301, 16, seed=1), numbers(1, 301, 16, seed=2)
+    query = numbers(1, 301, heads, 16).transpose(1, 2).requires_grad_()
+    key = numbers(1, 301, 1, 16, seed=3).transpose(1, 2).requires_grad_()
+    direction = numbers(1, heads, 301, 16, seed=4)
+    ours, theirs = (of(query, key, cos, sin) for of in (lambda *x: rope._rotated(refused, *x), apply_rotary_pos_emb))
+    assert all(map(torch.equal, ours, theirs))
+    wide = query.detach().double().requires_grad_()
+    rotated = apply_rotary_pos_emb(wide, wide, cos.double(), sin.double())[0]
+    (true,) = torch.autograd.grad(rotated, wide, direction.double())
+    (mine,), (other,) = (torch.autograd.grad(found[0], query, direction) for found in (ours, theirs))
+    no_farther(mine, other, true)
+
+
+def refused(*_: Tensor) -> tuple[Tensor, Tensor]:
+    raise AssertionError("the family's own is called")
+
+
+def test_rotations_of_another_form_are_the_familys_own() -> None:
+    query, cos = numbers(1, 9, 2, 8).transpose(1, 2), numbers(1, 9, 8)
+    cases = (
+        (query.contiguous(), query, cos, cos),  # heads apart
+        (query.float(), query.float(), cos.float(), cos.float()),
+        (query, query, cos[..., :4], cos[..., :4]),
+        (query, query, cos, cos, 1),
+    )
+    for case in cases:
+        with pytest.raises(AssertionError, match="own is called"):
+            rope._rotated(refused, *case)
+
+    def other(query: Tensor, key: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+        return apply_rotary_pos_emb(query, key, sin, cos)
+
+    assert rope._is_common(apply_rotary_pos_emb)
+    assert not rope._is_common(other)
+
+
+@pytest.mark.parametrize("kind", [LlamaRMSNorm, Qwen3RMSNorm])
+@pytest.mark.parametrize("shape", [(1, 3, 576), (2, 300, 40), (1, 200, 3, 16)])
+def test_norm_is_the_classes_and_its_gradient_no_farther_from_the_truth(
+    kind: type[nn.Module], shape: tuple[int, ...], threads: int
+) -> None:
+    fused = kind(shape[-1], eps=1e-5).bfloat16()  # type: ignore[call-arg]
+    fused.weight.data = numbers(shape[-1])
+    plain = copy.deepcopy(fused)
+    rms_norm.install(fused)
+    x = (numbers(*shape, seed=1) * torch.logspace(-2, 2, shape[1])[(...,) + (None,) * (len(shape) - 2)]).bfloat16()
+    x.requires_grad_()
+    direction = numbers(*shape, seed=2)
+    ours, theirs = fused(x), plain(x)
+    nearly(ours, theirs)
+    with torch.no_grad():
+        assert torch.equal(fused(x), ours), "with and without gradients"
+    wide, weight = x.detach().double().requires_grad_(), plain.weight.detach().double().requires_grad_()
+    normal = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + 1e-5)
+    true = torch.autograd.grad(normal * weight, [wide, weight], direction.double())
+    mine = torch.autograd.grad(ours, [x, fused.weight], direction)
+    other = torch.autograd.grad(theirs, [x, plain.weight], direction)
+    for triple in zip(mine, other, true, strict=True):
+        no_farther(*triple)
+
+
+@pytest.mark.parametrize("window", [None, 3])
+def test_attention_is_that_of_torchs_softmax(window: int | None, threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    batch = pack([(range(5, 45), [range(30), range(1), ()]), (range(7), [range(11)]), (range(7), [range(11)])])
+    query, key, value = (numbers(heads, batch.num_tokens, 16, seed=heads, scale=2) for heads in (4, 2, 2))
+    plan = packed_attention.plan(batch, 4, window, torch.bfloat16)
+
+    def attend() -> Tensor:
+        return packed_attention.packed_attention(query, key, value, plan, scale=0.25)
+
+    torch.testing.assert_close(attend(), plainly(monkeypatch, attend), rtol=2 * ROUNDING, atol=ROUNDING)
+
+
+@pytest.mark.parametrize(("num_rows", "num_keys", "masked"), [(3, 3, 3), (5, 37, 5), (33, 200, 200), (1, 1, 1)])
+def test_probabilities_are_those_of_a_float32_softmax(num_rows: int, num_keys: int, masked: int, threads: int) -> None:
+    scores = numbers(4, 2 * num_rows, num_keys, scale=4)
+    bias = numbers(num_rows, masked, seed=1)
+    bias[torch.ones(num_rows, masked).triu(1 + masked - num_rows).bool()] = -torch.inf
+    biased = scores.float().view(4, 2, num_rows, num_keys).clone()
+    biased[..., num_keys - masked :] += bias.float()
+    expected = biased.softmax(-1).view(scores.shape).bfloat16()
+    found = row_kernels.probabilities_(scores, bias)
+    assert found is scores
+    nearly(found, expected)
+    assert torch.equal(found == 0, expected == 0), "what is hidden gets nothing"
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+@pytest.mark.parametrize("which", [(1, 0), (0, 1), (1, 1)])
+def test_logprobs_and_their_gradients(
+    temperature: float, which: tuple[int, int], threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    weight = nn.Parameter(numbers(301, 24))
+    hidden = numbers(37, 24, seed=1, scale=0.7).requires_grad_()
+    head = Head(lambda x: F.linear(x, weight), (weight,), linear=True)
+    targets = torch.randint(301, (37,), generator=torch.Generator().manual_seed(2))
+    directions = [torch.randn(37, generator=torch.Generator().manual_seed(seed)) for seed in (3, 4)]
+
+    def run() -> tuple[Tensor, ...]:
+        outputs = chunked_logprobs(head, hidden, targets, temperature, rows=16)
+        total = sum((out * by).sum() for out, by, on in zip(outputs, directions, which, strict=True) if on)
+        return (*outputs, *torch.autograd.grad(total, (hidden, weight)))  # type: ignore[arg-type]
+
+    for ours, theirs in zip(run(), plainly(monkeypatch, run), strict=True):  # type: ignore[arg-type]
+        wide = ours.dtype == torch.float32
+        scale = 1.0 if wide else float(theirs.abs().max())
+        torch.testing.assert_close(ours, theirs, rtol=1e-5 if wide else ROUNDING, atol=(1e-5 if wide else 0.01) * scale)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_logits_that_are_no_numbers_show(value: float) -> None:
+    logits = numbers(2, 40)
+    logits[0, 3] = value
+    outputs = torch.empty(3, 2)
+    row_kernels.logprobs(logits, 1.0, torch.tensor([1, 1]), *outputs.unbind())
+    assert not outputs[0, 0].isfinite()
+    assert outputs[:, 1].isfinite().all()
+
+
+def test_sums_of_two_dtypes(threads: int) -> None:
+    total, gradient = torch.randn(301, generator=torch.Generator().manual_seed(1)), numbers(43, 7)
+    expected = total + gradient.flatten().float()
+    _add_widened(total, gradient)
+    assert torch.equal(total, expected)
+
+
+def test_a_row_is_computed_from_that_row_alone() -> None:
+    x, weight = numbers(300, 48), numbers(48, seed=1)
+    whole, _ = row_kernels.normalised(x, weight, 1e-5)
+    bias = torch.zeros(1, 48).bfloat16()
+    probs = row_kernels.probabilities_(x[None].clone(), bias)[0]
+    for at in (slice(0, 1), slice(17, 60), slice(299, 300)):
+        assert torch.equal(row_kernels.normalised(x[at], weight, 1e-5)[0], whole[at])
+        assert torch.equal(row_kernels.probabilities_(x[None, at].clone(), bias)[0], probs[at])
+
+
+def test_layers_of_a_llama_are_taken_over_and_a_copy_has_its_own() -> None:
+    model = tiny_model("llama", dtype=torch.bfloat16)
+    layer = model.module.model.layers[0]
+    twin = copy.deepcopy(model.module).model.layers[0]
+    for one in (layer, twin):
+        assert vars(one.mlp)["forward"].mlp is one.mlp
+        assert vars(one.self_attn)["forward"].__self__ is one.self_attn
+
+
+def test_an_mlp_of_another_form_is_left_alone() -> None:
+    class Scaled(LlamaMLP):
+        def forward(self, x: Tensor) -> Tensor:
+            return 2 * super().forward(x)
+
+    assert gated_mlp._is_proven(LlamaMLP)
+    assert not gated_mlp._is_proven(Scaled)
+    gemma = tiny_model("gemma", dtype=torch.bfloat16).module.model.layers[0].mlp
+    assert isinstance(gemma, GemmaMLP)
+    assert "forward" not in vars(gemma)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_other_dtypes_are_untouched(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tiny_model("llama", dtype=dtype)
+    batch = pack([(range(3, 20), [range(5, 30), range(9)])])
+    assert not row_kernels.takes(model.weights)
+
+    def run() -> Tensor:
+        return model.logprobs(batch, 0.9)[0].detach()
+
+    assert torch.equal(run(), plainly(monkeypatch, run))
+
+
+def test_a_bfloat16_model_with_gradients_has_the_bits_of_one_without() -> None:
+    model = tiny_model("llama", dtype=torch.bfloat16)
+    batch = pack([(range(3, 20), [range(5, 30), range(9)]), (range(4), [range(8)])])
+    with torch.no_grad():
+        scored = model.logprobs(batch, 0.9)
+    model.module.requires_grad_(True)
+    trained = model.logprobs(batch, 0.9)
+    assert trained[0].requires_grad
+    assert all(map(torch.equal, trained, scored))
