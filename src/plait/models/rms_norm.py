@@ -6,7 +6,7 @@ bit for bit to the class's own `forward`, which is proven for each class before 
 that computes something else (gemma's 1 + weight) is left alone. The gradient differs in rounding alone: it is float32
 throughout, where the family's own rounds in between.
 
-In bfloat16 the compiled norm of `row_kernels` computes where it can run: equal to the class's up to the order of one sum
+In bfloat16 the compiled norm of `row_kernels` computes where it can: equal to the class's up to the order of one sum
 (one number of a million differs), and with the same bits in every pass over a row. Elsewhere pieces take the family's
 place in training: 2.4 ms forward and backward of [4096, 256] in place of 4.7. In float32 the family's own is as fast.
 
