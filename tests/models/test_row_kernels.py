@@ -61,6 +61,9 @@ def test_gate_is_torchs_and_its_gradient_no_farther_from_the_truth(shape: tuple[
     gate, up, direction = (numbers(*shape, seed=seed, scale=3).requires_grad_() for seed in range(3))
     ours, theirs = gated_mlp._Gated.apply(gate, up), F.silu(gate) * up
     nearly(ours, theirs)
+    in_place = gate.detach().clone()
+    assert row_kernels.gated_(in_place, up) is in_place
+    assert torch.equal(in_place, ours)
     wide = [tensor.detach().double().requires_grad_() for tensor in (gate, up)]
     true = torch.autograd.grad(F.silu(wide[0]) * wide[1], wide, direction.detach().double())
     mine = torch.autograd.grad(ours, (gate, up), direction.detach())

@@ -35,7 +35,10 @@ class _Forward:
         mlp = self.mlp
         gate, up = mlp.gate_proj(x), mlp.up_proj(x)
         if row_kernels.takes(gate, up):
-            return mlp.down_proj(_Gated.apply(gate.contiguous(), up.contiguous()))  # type: ignore[no-any-return]
+            gate, up = gate.contiguous(), up.contiguous()
+            if torch.is_grad_enabled():
+                return mlp.down_proj(_Gated.apply(gate, up))  # type: ignore[no-any-return]
+            return mlp.down_proj(row_kernels.gated_(gate, up))  # type: ignore[no-any-return]
         return mlp.down_proj(mlp.act_fn(gate) * up)  # type: ignore[no-any-return]
 
 

@@ -95,6 +95,14 @@ def _gated(gate_N, up_N, out_N):
 
 
 @njit(cache=True, nogil=True, error_model="numpy", fastmath={"contract"})
+def _gated_in_place(gate_N, up_N):
+    """A function of its own: a loop whose output may be its input under another name is not vectorised."""
+    for i in range(len(gate_N)):
+        x = widen(gate_N[i])
+        gate_N[i] = narrow(gate_N, widen(narrow(gate_N, x / (_ONE + exp(-x)))) * widen(up_N[i]))
+
+
+@njit(cache=True, nogil=True, error_model="numpy", fastmath={"contract"})
 def _gated_backward(gate_N, up_N, grad_N, grad_gate_N, grad_up_N):
     for i in range(len(grad_N)):
         x, grad = widen(gate_N[i]), widen(grad_N[i])
@@ -109,6 +117,13 @@ def gated(gate: Tensor, up: Tensor) -> Tensor:
     arrays = [array_of(t.view(-1)) for t in (gate, up, out)]
     _share_out(lambda start, stop: _gated(*(a[start:stop] for a in arrays)), gate.numel(), gate.numel())
     return out
+
+
+def gated_(gate: Tensor, up: Tensor) -> Tensor:
+    """`gated`, written over the gate."""
+    arrays = [array_of(t.view(-1)) for t in (gate, up)]
+    _share_out(lambda start, stop: _gated_in_place(*(a[start:stop] for a in arrays)), gate.numel(), gate.numel())
+    return gate
 
 
 def gated_backward(gate: Tensor, up: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
