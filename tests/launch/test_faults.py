@@ -203,7 +203,8 @@ def test_a_deadline_says_where_the_action_is_and_leaves_it_running(pair):
     failure = failure_of(napping, limit_s=0.3)
     assert (failure.ended, failure.rank, failure.action) == (Ended.LATE, 0, "nap")
     assert "0.3 s" in failure.cause
-    assert "time.sleep(seconds)" in failure.traceback
+    # In its own words, or, if it is slow to say so, in those of the interpreter's fault handler.
+    assert "in nap" in failure.traceback
     assert "`back` waits behind it" in failure_of(behind, limit_s=0.0).cause
     assert behind.result(LIMIT_S) == 4
     assert napping.result(0.0)
