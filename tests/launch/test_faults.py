@@ -334,9 +334,11 @@ if __name__ == "__main__":
     port = group.submit(0, "port").result(60.0) if sys.argv[2] == "killed" else 0
     for rank in range(2):
         group.submit(rank, "spawn_and_hang", f"{sys.argv[1]}/pids{rank}")
-    if sys.argv[2] == "stopped":
-        while not all(os.path.exists(f"{sys.argv[1]}/pids{rank}") for rank in range(2)):
+    if sys.argv[2] != "killed":
+        files = [f"{sys.argv[1]}/pids{rank}" for rank in range(2)]
+        while not all(os.path.exists(file) and open(file).read().endswith("\\n") for file in files):
             time.sleep(0.01)
+    if sys.argv[2] == "stopped":
         os.kill(group.pids[1], signal.SIGSTOP)
     print(port, *group.pids, flush=True)
     if sys.argv[2] == "left open":
