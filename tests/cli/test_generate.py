@@ -10,7 +10,7 @@ import pytest
 
 from plait.cli import main
 from plait.generation.engine import Engine, StepRecord
-from plait.policy.batching import StepKind
+from plait.policy.step import StepKind
 from plait.runtime.generation_report import GenerationReport, Meter
 
 

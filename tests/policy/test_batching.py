@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from plait.policy.batching import Batcher, Chunk, Limits, Start, StepKind, StepPlan
+from plait.policy.batching import Batcher
+from plait.policy.step import Chunk, Limits, Start, StepKind, StepPlan
 
 
 def batcher(

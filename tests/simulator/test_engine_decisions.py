@@ -9,7 +9,7 @@ import pytest
 from plait.generation.engine import Engine
 from plait.generation.settings import SamplingSettings
 from plait.policy.blocks import prefix_keys
-from plait.simulator.rollout import Request, SimulatedEngine
+from plait.simulator.engine import Request, SimulatedEngine
 from tests.generation.test_engine import requests
 from tests.models.tiny import tiny_model
 

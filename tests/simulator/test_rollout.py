@@ -4,10 +4,11 @@ from itertools import pairwise
 import pytest
 
 from plait.errors import ConfigError
-from plait.policy.batching import Limits, StepKind
 from plait.policy.migration import Transfer
+from plait.policy.step import Limits, StepKind
 from plait.policy.threshold import Rollout, finish_times, outcome, spread, tune
-from plait.simulator.rollout import Fusion, Request, Scoring, SimulatedEngine, simulate_rollout
+from plait.simulator.engine import Request, SimulatedEngine
+from plait.simulator.rollout import Fusion, Scoring, simulate_rollout
 
 WIDE = Limits(max_running=10_000, max_prefill_tokens=10**9)
 

@@ -12,7 +12,7 @@ import numpy as np
 from plait.data.records import Sample
 from plait.generation.engine import Engine, StepRecord
 from plait.models.shape import ModelShape
-from plait.policy.batching import StepKind
+from plait.policy.step import StepKind
 from plait.runtime.limit import MachineRates, ideal_steps, limit_seconds
 
 _RECENT_STEPS = 32

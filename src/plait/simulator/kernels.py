@@ -5,24 +5,16 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 from numpy.typing import NDArray
 
-try:
-    from numba import njit
-except ImportError:
-
-    def njit(**_: Any) -> Any:
-        return lambda function: function
-
+from plait.compiled import njit
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 
-@njit(cache=True)
+@njit()
 def longest_paths(
     first_edge: Ints, edge_to: Ints, edge_s: Floats, waits_left: Ints, seconds: Floats, start: Floats, queue: Ints
 ) -> int:

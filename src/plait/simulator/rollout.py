@@ -9,128 +9,15 @@ starts when the last sample has ended.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from plait.errors import ConfigError
-from plait.policy.batching import Batcher, Limits, Start, StepKind
 from plait.policy.migration import InstanceLoad, Migration, Move, Transfer, Unfinished, decide
+from plait.policy.step import Key, Limits, StepKind
 from plait.schedule.action import Kind, action_id
 from plait.schedule.timeline import Span, Timeline
-
-
-@dataclass(frozen=True, slots=True)
-class Request:
-    """A prompt of `prompt_tokens` with one sample for each of `lengths`, the response lengths in tokens."""
-
-    uid: int
-    prompt_tokens: int
-    lengths: tuple[int, ...]
-    prefix: tuple[Hashable, ...] | None = None
-    """A key for each full block of the prompt, where the engine has a prefix cache."""
-
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    """What one step of an engine does: samples and prompts computed, tokens through the model, tokens held before it,
-    and the samples that ended in it, as (prompt uid, index).
-    """
-
-    kind: StepKind
-    num_sequences: int
-    num_tokens: int
-    num_context_tokens: int
-    finished: tuple[tuple[int, int], ...]
-
-
-@dataclass(slots=True)
-class Running:
-    """A sample that is being decoded."""
-
-    uid: int
-    index: int
-    prompt_tokens: int
-    length: int
-    generated: int
-
-    @property
-    def tokens(self) -> int:
-        """Of prompt and response; all but the newest are held."""
-        return self.prompt_tokens + self.generated
-
-
-class SimulatedEngine:
-    """A generation engine without tensors: the same decisions in the same order, from recorded lengths."""
-
-    def __init__(self, limits: Limits):
-        self.batcher = Batcher(limits)
-        self._requests: dict[int, Request] = {}
-        """Of which samples have not started."""
-        self._started: dict[tuple[int, int], Running] = {}
-
-    @property
-    def has_work(self) -> bool:
-        return self.batcher.has_work
-
-    @property
-    def running(self) -> list[Running]:
-        return [self._started[key] for key in self.batcher.running]
-
-    @property
-    def num_waiting(self) -> int:
-        return self.batcher.num_waiting
-
-    def add(self, request: Request) -> None:
-        if any(length < 1 for length in request.lengths) or request.prompt_tokens < 1:
-            raise ConfigError(f"request {request.uid}: expected a prompt and responses of at least one token")
-        longest = request.prompt_tokens + max(request.lengths)
-        if not self.batcher.fits(longest):
-            raise ConfigError(f"request {request.uid}: expected a pool of {longest} tokens at least")
-        self._requests[request.uid] = request
-        self.batcher.add(request.uid, request.prompt_tokens, range(len(request.lengths)), request.prefix)
-
-    def step(self) -> Step:
-        """One step: a token more for what runs, prompts as places are free."""
-        starts = self.batcher.start_ready()
-        finished = self._draw(self._begin(starts))
-        plan = self.batcher.plan()
-        self._begin(plan.starts)
-        finished += self._draw(plan.drawn)
-        return Step(plan.kind, plan.num_sequences, plan.num_tokens, plan.num_context_tokens, tuple(finished))
-
-    def _begin(self, starts: Sequence[Start]) -> list[tuple[int, int]]:
-        keys = [(start.uid, index) for start in starts for index in start.indices]
-        for uid, index in keys:
-            request = self._requests[uid]
-            self._started[uid, index] = Running(uid, index, request.prompt_tokens, request.lengths[index], 0)
-        return keys
-
-    def _draw(self, keys: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-        """A token more for each of these samples; returns those that have their length."""
-        finished = []
-        for key in keys:
-            sample = self._started[key]
-            sample.generated += 1
-            if sample.generated == sample.length:
-                finished.append(key)
-                del self._started[key]
-        self.batcher.remove(finished)
-        return finished
-
-    def export(self) -> list[Running]:
-        """Take all running samples out, to be imported elsewhere."""
-        out = self.running
-        self.batcher.remove([(sample.uid, sample.index) for sample in out])
-        for sample in out:
-            del self._started[sample.uid, sample.index]
-        return out
-
-    def import_(self, sample: Running, transfer: Transfer) -> None:
-        """Go on with a sample of another engine, whose keys and values came along or are computed again."""
-        key = (sample.uid, sample.index)
-        self._started[key] = sample
-        held = sample.tokens - 1 if transfer is Transfer.KV else 0
-        self.batcher.add_started(key, sample.prompt_tokens, sample.tokens, held)
+from plait.simulator.engine import Request, Running, SimulatedEngine, Step
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,7 +99,7 @@ class _Instance:
     engine: SimulatedEngine
     busy: bool = False
     current: Step | None = None
-    leaving: dict[tuple[int, int], Move] | None = None
+    leaving: dict[Key, Move] | None = None
     freed: bool = False
     steps: list[Step] = field(default_factory=list)
     num_scores: int = 0
@@ -230,7 +117,7 @@ class _Rollout:
     ):
         self.step_s, self.scoring, self.fusion, self.model = step_s, scoring, fusion, model
         self.instances = [_Instance(number, SimulatedEngine(limits)) for number in range(len(requests))]
-        self.tokens: dict[tuple[int, int], int] = {}
+        self.tokens: dict[Key, int] = {}
         for instance, queue in zip(self.instances, requests, strict=True):
             for request in queue:
                 instance.engine.add(request)
@@ -247,7 +134,7 @@ class _Rollout:
         self.link_free = [0.0] * len(self.instances)
         self.migration: Migration | None = None
         roles = scoring.roles if scoring is not None else ()
-        self.unscored: dict[str, list[tuple[int, int]]] = {role: [] for role in roles}
+        self.unscored: dict[str, list[Key]] = {role: [] for role in roles}
 
     def run(self) -> None:
         for instance in self.instances:
@@ -316,7 +203,7 @@ class _Rollout:
             leaving[samples[move.sample]] = move
         self.wake()
 
-    def growing(self, instance: _Instance) -> Iterator[tuple[tuple[int, int], int]]:
+    def growing(self, instance: _Instance) -> Iterator[tuple[Key, int]]:
         """The samples of an instance that are not known to be finished, with their tokens: the ends of a step under
         way are not known yet.
         """
@@ -325,7 +212,7 @@ class _Rollout:
         for key in instance.current.finished if instance.current is not None else ():
             yield key, self.tokens[key]
 
-    def unfinished(self, key: tuple[int, int], tokens: int, fusion: Fusion) -> Unfinished:
+    def unfinished(self, key: Key, tokens: int, fusion: Fusion) -> Unfinished:
         return Unfinished(self.number[key], tokens, fusion.kv_bytes(tokens))
 
     def send(self, instance: _Instance) -> None:
