@@ -10,8 +10,9 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from plait.observe.doctor_agreement import explained, metrics_diagnosis
 from plait.observe.doctor_reading import BASELINES, FIRST_DIFF, LIMITS, Diagnosis, Limits, Reading, Severity, Sign
-from plait.observe.doctor_rules import RULES, explained, metrics_diagnosis
+from plait.observe.doctor_rules import RULES
 from plait.observe.doctor_settings import DoctorSettings
 
 ALARM = "rollout_mismatch"

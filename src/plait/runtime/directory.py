@@ -1,40 +1,35 @@
 """The directory of a run: where each thing lies, who holds it, and how it is cut back for a resumed run.
 
-    RUN_DIR/
-        recipe.yaml                resolved: every key with its value
-        metrics.jsonl              one row per training step
-        evaluations.jsonl          one row per evaluation; step 0 is the one before the first step
-        samples/step-000001.jsonl  text, tokens, log-probs, rewards, advantages of each sample of a step
-        samples/eval-000001.jsonl  the same of an evaluation's items
-        trace.json                 Chrome trace of every action
-        doctor.jsonl               what the numerics doctor knows and said
-        rewards.log                what reward functions print
-        checkpoints/               see `checkpoint.store`
-        best/, final/              Hugging Face folders
-        merged/                    of a stage with adapters: its whole final weights, which later stages begin with
-        run.lock                   locked by the process that works here; names it
-
-The lock is the kernel's (`flock`): it is free as soon as its holder is dead, however it died.
+RUN_DIR/
+    recipe.yaml                resolved: every key with its value
+    metrics.jsonl              one row per training step
+    evaluations.jsonl          one row per evaluation; step 0 is the one before the first step
+    samples/step-000001.jsonl  text, tokens, log-probs, rewards, advantages of each sample of a step
+    samples/eval-000001.jsonl  the same of an evaluation's items
+    trace.json                 Chrome trace of every action
+    doctor.jsonl               what the numerics doctor knows and said
+    rewards.log                what reward functions print
+    checkpoints/               see `checkpoint.store`
+    best/, final/              Hugging Face folders
+    merged/                    of a stage with adapters: its whole final weights, which later stages begin with
+    run.lock                   locked by the process that works here (`run_lock`)
 """
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
-import json
 import os
 import re
 import shutil
-import socket
-import weakref
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from plait.errors import ConfigError
 from plait.observe.run_log import RunLog, read_rows, truncate_to, write_rows
+from plait.runtime.run_lock import LOCK, Lent, Lock
 
-RECIPE, METRICS, TRACE, LOCK = "recipe.yaml", "metrics.jsonl", "trace.json", "run.lock"
+RECIPE, METRICS, TRACE = "recipe.yaml", "metrics.jsonl", "trace.json"
 EVALUATIONS = "evaluations.jsonl"
 PLAN = "plan.json"
 DOCTOR = "doctor.jsonl"
@@ -51,7 +46,7 @@ _STEP_FILE = re.compile(r"(?:step|eval)-(\d+)\b.*")
 class RunDirectory:
     """A run's directory, held by this process until `close`. Made by `claim`, `create` or `resume`."""
 
-    def __init__(self, path: Path, lock: _Lock | _Lent, *, begun: bool, made: tuple[Path, ...] = ()) -> None:
+    def __init__(self, path: Path, lock: Lock | Lent, *, begun: bool, made: tuple[Path, ...] = ()) -> None:
         self.path = path
         self._lock = lock
         self._begun = begun
@@ -79,7 +74,7 @@ class RunDirectory:
                     f"key `run_dir`: {path} is not empty and is no run directory of plait, so it is neither used nor "
                     "cleared; give a folder that is new or empty"
                 )
-            directory = cls(path, _Lock(path), begun=False, made=made)
+            directory = cls(path, Lock(path), begun=False, made=made)
         except OSError as error:
             raise ConfigError(f"key `run_dir`: {path} cannot be written: {error}") from error
         if not overwrite and (found := [name for name in _CLEARED if name in _names(path)]):
@@ -116,14 +111,14 @@ class RunDirectory:
         if not (path / RECIPE).is_file() or not (path / LOCK).is_file():
             raise ConfigError(f"key `run_dir`: {path} holds no run to resume; leave --resume out to begin one")
         try:
-            return cls(path, _Lock(path), begun=True)
+            return cls(path, Lock(path), begun=True)
         except OSError as error:
             raise ConfigError(f"key `run_dir`: {path} cannot be written: {error}") from error
 
     @classmethod
     def lent(cls, path: Path) -> RunDirectory:
         """For a process that writes in the place of the one that holds the directory, and outlives this."""
-        return cls(path, _Lent(), begun=(path / RECIPE).is_file())
+        return cls(path, Lent(), begun=(path / RECIPE).is_file())
 
     @property
     def begun(self) -> bool:
@@ -307,75 +302,6 @@ class RunDirectory:
             file.truncate(0)
             file.seek(0)
             file.write(new)
-
-
-class _Lock:
-    """An exclusive `flock` on RUN_DIR/run.lock, with the holder's name in the file."""
-
-    def __init__(self, folder: Path) -> None:
-        path = folder / LOCK
-        self._fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
-        try:
-            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if not path.exists() or not os.path.samestat(os.fstat(self._fd), path.stat()):
-                raise BlockingIOError  # its holder removed it as we opened it
-        except BlockingIOError:
-            holder = os.pread(self._fd, 4096, 0)
-            self.drop()
-            raise ConfigError(
-                f"key `run_dir`: {folder} is in use by {_holder_text(holder)}; wait for it, end it, "
-                "or give another `run_dir`"
-            ) from None
-        except OSError:
-            self.drop()
-            raise
-        text = json.dumps({"pid": os.getpid(), "host": socket.gethostname()}) + "\n"
-        os.ftruncate(self._fd, 0)
-        os.pwrite(self._fd, text.encode(), 0)
-        _HELD.add(self)
-
-    @property
-    def held(self) -> bool:
-        return self._fd >= 0
-
-    def release(self) -> None:
-        if self._fd >= 0:
-            fcntl.flock(self._fd, fcntl.LOCK_UN)
-            self.drop()
-
-    def drop(self) -> None:
-        """Close this process's view of the lock; it stays locked while another process has it open."""
-        os.close(self._fd)
-        self._fd = -1
-
-
-class _Lent:
-    """In place of the lock in a process that does not hold it: its holder lives as long."""
-
-    held = False
-
-    def release(self) -> None:
-        pass
-
-
-_HELD: weakref.WeakSet[_Lock] = weakref.WeakSet()
-
-
-def _release_in_child() -> None:
-    """A forked worker shares the lock's open file: if it kept it, it would hold the run after its parent's death."""
-    for lock in list(_HELD):
-        if lock._fd >= 0:
-            lock.drop()
-
-
-os.register_at_fork(after_in_child=_release_in_child)
-
-
-def _holder_text(content: bytes) -> str:
-    with contextlib.suppress(ValueError, KeyError, TypeError):
-        holder = json.loads(content)
-        return f"process {holder['pid']} on {holder['host']}"
-    return "another process"
 
 
 def _cut_after(path: Path, step: int) -> None:

@@ -1,0 +1,198 @@
+"""The doctor's rules on what a step trains with and what comes of it: masks, ends, rewards, updates.
+
+Each is a pure function of a `Reading`, and silent where the numbers that it reads are absent.
+"""
+
+from __future__ import annotations
+
+import math
+
+from plait.observe.doctor_reading import FIRST_ENTROPY, Reading, Severity, Sign
+
+# -- masks and ends
+
+
+def mask_shift(reading: Reading) -> Sign | None:
+    for fact, where in (("mask_early", "one token before"), ("mask_late", "one token after")):
+        share = reading.get(f"doctor/{fact}")
+        if share is not None and share >= 0.5:
+            return Sign(
+                Severity.ERROR,
+                share,
+                f"the mask ends {where} the end token in {share:.0%} of the trained turns: it is shifted by one",
+                "data",
+            )
+    return None
+
+
+def mask_coverage(reading: Reading) -> Sign | None:
+    share = reading.get("training/mask_coverage")
+    if share is None or share >= 0.05:
+        return None
+    return Sign(
+        Severity.ERROR if share == 0 else Severity.WARNING,
+        share,
+        f"the loss reaches {share:.1%} of the response tokens: the rest is masked",
+        "data",
+        badness=1 - share,
+    )
+
+
+def missing_eos(reading: Reading) -> Sign | None:
+    if reading.is_set("stop_strings"):
+        return None  # a response may end with any token that completes one
+    passed = reading.get("doctor/passed_end") or 0.0
+    if passed > 0.05:
+        return Sign(
+            Severity.ERROR if passed >= 0.3 else Severity.WARNING,
+            passed,
+            f"{passed:.0%} of the responses go on after an end token: the engine does not know it as one",
+            "sampling.stop_token_ids",
+            badness=1 + passed,
+        )
+    shares = [reading.get("training/eos_coverage"), reading.get("doctor/eos_share")]
+    known = [share for share in shares if share is not None]
+    if not known or min(known) >= 0.5:
+        return None
+    share = min(known)
+    return Sign(
+        Severity.ERROR if share == 0 else Severity.WARNING,
+        share,
+        f"of the responses that ended by themselves {share:.0%} have their end token trained: the model is not "
+        "taught to stop",
+        "sampling.stop_token_ids",
+        badness=1 - share,
+    )
+
+
+def truncation(reading: Reading) -> Sign | None:
+    share = reading.get("response_length/clip_ratio")
+    if share is None or share <= reading.settings.truncated:
+        return None
+    cause = "no response ended by itself" if share == 1 else f"{share:.0%} of the responses are cut at the limit"
+    sentence = f"{cause}: the limit is too low for the task, or the model does not stop"
+    return Sign(Severity.WARNING, share, sentence, "sampling.max_response_tokens")
+
+
+# -- rewards
+
+
+def dead_groups(reading: Reading) -> Sign | None:
+    if reading.is_set("groups_broken"):
+        return Sign(
+            Severity.ERROR,
+            1.0,
+            "groups have fewer samples than were drawn for a prompt: they are keyed by something else than the prompt "
+            "instance, and compare nothing",
+            "samples_per_prompt",
+            badness=2.0,
+        )
+    zero = reading.get("doctor/zero_advantages")
+    if zero == 1:
+        return Sign(
+            Severity.ERROR,
+            1.0,
+            "every advantage of the step is 0: it teaches nothing, all rewards that are compared are equal",
+            "reward.functions",
+            badness=2.0,
+        )
+    share = reading.get("frac_reward_zero_std")
+    if share is None or share < reading.settings.dead_groups or reading.values.get("doctor/uses_groups") == 0:
+        return None
+    return Sign(
+        Severity.WARNING,
+        share,
+        f"{share:.0%} of the groups have equal rewards and teach nothing: prompts too hard or too easy, or a reward "
+        "that does not tell responses apart",
+        "reward.functions",
+    )
+
+
+def reward_dropped(reading: Reading) -> Sign | None:
+    dropped, samples = reading.get("reward/dropped"), reading.get("doctor/samples")
+    if not dropped:
+        return None
+    share = dropped / samples if samples else None
+    text = f"{dropped:.0f} samples" + (f" ({share:.0%})" if share is not None else "")
+    return Sign(
+        Severity.WARNING if (share or 0) > 0.1 else Severity.INFO,
+        dropped,
+        f"{text} have no reward and are left out",
+        "reward.on_error",
+        badness=share if share is not None else dropped,
+    )
+
+
+# -- optimisation
+
+
+def clip_share(reading: Reading) -> Sign | None:
+    share = reading.get("actor/pg_clipfrac")
+    if share is None or share <= reading.settings.clipped:
+        return None
+    return Sign(
+        Severity.WARNING,
+        share,
+        f"the clip stops {share:.0%} of the tokens: updates of one batch go too far",
+        "optimizer.learning_rate",
+    )
+
+
+def entropy_collapse(reading: Reading) -> Sign | None:
+    entropy, first = reading.get("actor/entropy"), reading.first(FIRST_ENTROPY)
+    if entropy is None or first is None or first < 0.05 or entropy >= reading.settings.entropy_left * first:
+        return None
+    return Sign(
+        Severity.WARNING,
+        entropy,
+        f"the policy's entropy has fallen to {entropy:.2g} nats from {first:.2g} at the first step: it repeats itself "
+        "and explores no more",
+        "optimizer.learning_rate",
+        badness=first / max(entropy, 1e-6),
+    )
+
+
+def kl_too_large(reading: Reading) -> Sign | None:
+    kl = reading.get("kl")
+    if kl is None or kl <= reading.settings.kl:
+        return None
+    sentence = f"the policy is {kl:.2g} nats per token from the reference: it leaves the language that it had"
+    return Sign(Severity.WARNING, kl, sentence, "options.kl_coef")
+
+
+def explained_variance(reading: Reading) -> Sign | None:
+    for role in ("critic", "cost_critic"):
+        value = reading.get(f"{role}/vf_explained_var")
+        if value is not None and value < 0 and reading.step >= 10:
+            return Sign(
+                Severity.WARNING if reading.streaks["explained_variance"] >= 5 else None,
+                value,
+                f"the explained variance of `{role}` is {value:.2f}: its values are worse than a constant",
+                f"{role}.optimizer.learning_rate",
+                badness=-value,
+            )
+    return None
+
+
+def non_finite(reading: Reading) -> Sign | None:
+    counts = {name: value for name, value in reading.values.items() if "/nonfinite_" in name and value > 0}
+    names = [name for name, value in reading.values.items() if not math.isfinite(value)] + list(counts)
+    if not names:
+        return None
+    shown = ", ".join(f"`{name}`" for name in names[:3]) + (" …" if len(names) > 3 else "")
+    sentence = f"numbers that are not finite: {shown}"
+    return Sign(Severity.WARNING, float(len(names)), sentence, "optimizer.learning_rate")
+
+
+def skipped_steps(reading: Reading) -> Sign | None:
+    for name, skipped in reading.values.items():
+        if name.endswith("/skipped_steps") and skipped > 0:
+            group = name.rsplit("/", 1)[0]
+            total = reading.get(f"{group}/optimizer_steps") or skipped
+            return Sign(
+                Severity.ERROR if skipped >= total else Severity.WARNING,
+                skipped,
+                f"{skipped:.0f} of {total:.0f} optimizer steps were skipped, their loss or gradient was not finite",
+                "optimizer.learning_rate",
+            )
+    return None
