@@ -143,7 +143,8 @@ def evaluate(
         reward, cost: the recipe's; None where the flow has none.
         judges: functions that judge only.
         temperature: 0 answers greedily. Above it the draws are those of `seed`, the same in every evaluation.
-        stop: asked between items; when it says True the evaluation is left, and `engine` and `pool` keep their work.
+        stop: asked between items; when it says True the evaluation is left, and `engine` and the pools keep their
+            work.
 
     Raises:
         RunError: a reward function failed and its policy is to stop.
@@ -154,9 +155,28 @@ def evaluate(
         engine.add(Request(prompt, 1, sampling, NoiseKey(seed)))
     progress.phase("evaluate", len(prompts), "items")
     asked = {"reward": reward and reward.pool, "cost": cost and cost.pool, "judges": judges}
-    pools = {name: pool for name, pool in asked.items() if pool is not None}
-    scored: dict[str, dict[int, GroupScores]] = {name: {} for name in pools}
+    samples, scored = _answer(engine, {name: pool for name, pool in asked.items() if pool is not None}, progress, stop)
+    answers = tuple(samples[prompt.uid] for prompt in prompts)
+    groups = {name: [by_prompt[prompt.uid] for prompt in prompts] for name, by_prompt in scored.items()}
+    judged = _judged(answers, cost, groups)
+    of_reward = groups.get("reward")
+    extras = tuple({name: values[0] for name, values in group.extras.items()} for group in of_reward or ())
+    return Evaluation(
+        samples=answers,
+        rewards=() if reward is None else _totals(answers, reward, of_reward),
+        task=_task_of([logged.get("verdict") for logged in extras]),
+        extras=extras,
+        logged={name: mean for found in groups.values() for name, mean in logged_means(found).items()},
+        judged=judged,
+    )
+
+
+def _answer(
+    engine: Engine, pools: Mapping[str, RewardPool], progress: Progress, stop: Callable[[], bool]
+) -> tuple[dict[int, Sample], dict[str, dict[int, GroupScores]]]:
+    """Run the engine until all is answered, and each answer scored by every pool: samples and scores by prompt uid."""
     samples: dict[int, Sample] = {}
+    scored: dict[str, dict[int, GroupScores]] = {name: {} for name in pools}
 
     def collect(name: str, groups: Sequence[GroupScores]) -> None:
         for group in groups:
@@ -177,24 +197,20 @@ def evaluate(
         progress.advance(len(finished))
     for name, pool in pools.items():
         collect(name, pool.wait())
-    groups = {name: [by_prompt[prompt.uid] for prompt in prompts] for name, by_prompt in scored.items()}
-    answers = tuple(samples[prompt.uid] for prompt in prompts)
-    of_judges = groups.get("judges", [])
+    return samples, scored
+
+
+def _judged(
+    samples: tuple[Sample, ...], cost: RewardRole | None, groups: Mapping[str, Sequence[GroupScores]]
+) -> dict[str, tuple[float, ...]]:
+    """Scores of the role `cost` and of each judge; a judge of that name is `cost#2`."""
     judged: dict[str, tuple[float, ...]] = {}
     if cost is not None:
-        judged["cost"] = _totals(answers, cost, groups.get("cost"))
+        judged["cost"] = _totals(samples, cost, groups.get("cost"))
+    of_judges = groups.get("judges", ())
     for name in of_judges[0].scores if of_judges else ():
         judged[f"{name}#2" if name in judged else name] = tuple(group.scores[name][0] for group in of_judges)
-    of_reward = groups.get("reward")
-    extras = tuple({name: values[0] for name, values in group.extras.items()} for group in of_reward or ())
-    return Evaluation(
-        samples=answers,
-        rewards=() if reward is None else _totals(answers, reward, of_reward),
-        task=_task_of([logged.get("verdict") for logged in extras]),
-        extras=extras,
-        logged={name: mean for found in groups.values() for name, mean in logged_means(found).items()},
-        judged=judged,
-    )
+    return judged
 
 
 def _totals(samples: tuple[Sample, ...], role: RewardRole, scores: Sequence[GroupScores] | None) -> tuple[float, ...]:
