@@ -85,6 +85,7 @@ def recipe_of(place: Path, tiny_folder: Path, name: str) -> Recipe:
         "dtype": "float64",
         "threads": 1,
         "plan": str(place / "plan.json"),
+        "freeze_after_s": 3,
         "run_dir": str(place / name),
     }
     return load_recipe(None, list(tree.items()))
@@ -101,7 +102,7 @@ def plait_train(recipe: Recipe, *flags: str) -> subprocess.CompletedProcess[str]
     """`plait train` in a process of its own, with an environment that marks all its children."""
     path = recipe.run_dir.with_suffix(".yaml")
     path.write_text(recipe_text(recipe))
-    environment = os.environ | {"PLAIT_FREEZE_S": "3", "PLAIT_MARK": str(recipe.run_dir)}
+    environment = os.environ | {"PLAIT_MARK": str(recipe.run_dir)}
     command = [sys.executable, "-m", "plait", "train", str(path), *flags]
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=LIMIT_S)
 

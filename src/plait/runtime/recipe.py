@@ -92,6 +92,12 @@ class Recipe(BaseModel):
     devices: int = Field(
         0, ge=0, description="processes of a named plan, one per device; 0: every CUDA device, or one on the CPU"
     )
+    freeze_after_s: float = Field(
+        30.0,
+        ge=1,
+        allow_inf_nan=False,
+        description="of several devices: a process that sends no heartbeat for so long counts as frozen",
+    )
     threads: int = Field(0, ge=0, description="CPU threads; 0: one per core")
     micro_batch_tokens: int = Field(4096, ge=1, description="tokens of a forward in scoring and training")
     checkpoint_activations: bool = Field(

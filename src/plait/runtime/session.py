@@ -50,6 +50,7 @@ RESUMABLE_KEYS = frozenset(
         "run_dir",
         "plan",
         "devices",
+        "freeze_after_s",
         "reward.timeout_s",
         "cost.timeout_s",
         "doctor.enabled",

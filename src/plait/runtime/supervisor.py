@@ -31,8 +31,6 @@ from plait.schedule.placements import placements_of
 
 WORKERS = "workers"
 """Folder of a run directory: what each rank printed."""
-FREEZE_S = 30.0
-"""A rank without a heartbeat for so long counts as frozen, unless PLAIT_FREEZE_S says otherwise."""
 RUN_S = 365 * 24 * 3600.0
 LEAVE_S = 5.0
 """After a second signal, for the leader to leave."""
@@ -61,7 +59,10 @@ def supervise(
     Board.create(folder / BOARD, num_ranks)
     threads = recipe.threads or max(1, len(os.sched_getaffinity(0)) // num_ranks)
     launcher = LocalProcesses(
-        threads=threads, output_dir=folder, freeze_after_s=_freeze_s(), doing=lambda: read_board(folder / BOARD)
+        threads=threads,
+        output_dir=folder,
+        freeze_after_s=recipe.freeze_after_s,
+        doing=lambda: read_board(folder / BOARD),
     )
     job = Job(recipe, prepared.plan, _by_name(flow), directory.path, folder, resume, threads)
     try:
@@ -175,14 +176,3 @@ def _by_name(flow: Callable[..., Any] | None) -> Callable[..., Any] | None:
     except (pickle.PicklingError, AttributeError, TypeError):
         return None
     return flow
-
-
-def _freeze_s() -> float:
-    text = os.environ.get("PLAIT_FREEZE_S", "")
-    try:
-        seconds = float(text) if text else FREEZE_S
-    except ValueError:
-        seconds = 0.0
-    if seconds <= 0:
-        raise ConfigError(f"PLAIT_FREEZE_S: expected a number of seconds above 0, found `{text}`")
-    return seconds
