@@ -26,5 +26,5 @@ closes, however the controller ended. They talk over a socket pair that was neve
 message carries a tag made with the group's key, and nothing untagged is unpickled. The rendezvous of
 `torch.distributed` listens on loopback, on a port that the system chose and rank 0 owns.
 
-Imports `errors` and the standard library; torch only inside workers that ask for the store.
+Imports `errors`, `lifeline` and the standard library; torch only inside workers that ask for the store.
 """

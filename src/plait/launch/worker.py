@@ -6,7 +6,6 @@ Imports the standard library and its siblings only, so that heartbeats begin bef
 from __future__ import annotations
 
 import faulthandler
-import fcntl
 import io
 import itertools
 import os
@@ -41,6 +40,7 @@ from plait.launch.wire import (
     Start,
     Stop,
 )
+from plait.lifeline import die_with
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store  # what torch.distributed.Store is
@@ -59,7 +59,7 @@ def main(link_fd: int, lifeline_fd: int, crash_fd: int, store_fd: int) -> None:
     for fd in (link_fd, lifeline_fd, crash_fd, store_fd):
         if fd >= 0:
             os.set_inheritable(fd, False)
-    _die_with_controller(lifeline_fd)
+    die_with(lifeline_fd)
     faulthandler.enable(crash_fd, all_threads=False)
     faulthandler.register(signal.SIGUSR1, crash_fd, all_threads=False)
     for stream in (sys.stdout, sys.stderr):
@@ -251,23 +251,3 @@ class _Unpickler(pickle.Unpickler):
         for part in name.split("."):
             found = getattr(found, part)
         return found
-
-
-def _die_with_controller(lifeline_fd: int) -> None:
-    """Have this process group killed when the controller's end of the lifeline closes, however the controller ended.
-
-    On Linux the kernel sends the SIGKILL, so that a stopped process dies too, and one that holds the interpreter lock
-    (PR_SET_PDEATHSIG would fire when the controller's spawning thread ends). The thread serves other systems.
-    """
-    if sys.platform == "linux":
-        set_signal = 10  # F_SETSIG, which the fcntl module does not name
-        fcntl.fcntl(lifeline_fd, fcntl.F_SETOWN, -os.getpgrp())
-        fcntl.fcntl(lifeline_fd, set_signal, signal.SIGKILL)
-        flags = fcntl.fcntl(lifeline_fd, fcntl.F_GETFL)
-        fcntl.fcntl(lifeline_fd, fcntl.F_SETFL, flags | os.O_ASYNC)
-
-    def watch() -> None:
-        os.read(lifeline_fd, 1)
-        os.killpg(os.getpgrp(), signal.SIGKILL)
-
-    threading.Thread(target=watch, name="plait-lifeline", daemon=True).start()

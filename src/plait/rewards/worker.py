@@ -7,7 +7,6 @@ functions are doing. Imports the standard library and its siblings of the same k
 from __future__ import annotations
 
 import faulthandler
-import fcntl
 import hashlib
 import importlib.abc
 import io
@@ -18,7 +17,6 @@ import pickle
 import random
 import signal
 import sys
-import threading
 import time
 import traceback
 from collections.abc import Callable
@@ -30,6 +28,7 @@ from types import ModuleType
 from typing import Any
 
 from plait.errors import ConfigError
+from plait.lifeline import die_with
 from plait.rewards import signature
 from plait.rewards.loading import load_file, load_function
 from plait.rewards.signature import Miscounted, RewardCall, listed
@@ -49,7 +48,7 @@ IN_WORKER = "PLAIT_REWARD_WORKER"
 def main(connection_fd: int, lifeline_fd: int, crash_fd: int) -> None:
     """Serve until the parent closes the connection."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    _die_with_parent(lifeline_fd)
+    die_with(lifeline_fd)
     faulthandler.enable(crash_fd, all_threads=False)
     faulthandler.register(signal.SIGUSR1, crash_fd, all_threads=False)
     for stream in (sys.stdout, sys.stderr):
@@ -220,24 +219,3 @@ def _traceback(error: BaseException) -> str:
     while trace is not None and trace.tb_frame.f_code.co_filename in _OWN_FILES:  # the user's frames alone
         trace = trace.tb_next
     return "".join(traceback.format_exception(type(error), error, trace))[-MAX_TRACEBACK:]
-
-
-def _die_with_parent(lifeline_fd: int) -> None:
-    """Have this process group killed when the parent's end of the lifeline closes, however the parent ended.
-
-    On Linux the kernel sends the SIGKILL, so a function stuck in C code that holds the interpreter lock dies too
-    (a thread would wait for the lock, and PR_SET_PDEATHSIG would fire when the parent's spawning thread ends). The
-    thread serves other systems.
-    """
-    if sys.platform == "linux":
-        set_signal = 10  # F_SETSIG, which the fcntl module does not name
-        fcntl.fcntl(lifeline_fd, fcntl.F_SETOWN, -os.getpgrp())
-        fcntl.fcntl(lifeline_fd, set_signal, signal.SIGKILL)
-        flags = fcntl.fcntl(lifeline_fd, fcntl.F_GETFL)
-        fcntl.fcntl(lifeline_fd, fcntl.F_SETFL, flags | os.O_ASYNC)
-
-    def watch() -> None:
-        os.read(lifeline_fd, 1)
-        os.killpg(os.getpgrp(), signal.SIGKILL)
-
-    threading.Thread(target=watch, daemon=True).start()
