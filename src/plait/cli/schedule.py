@@ -77,9 +77,7 @@ def schedule(
     workload = read_workload(stages, microbatches, forward, backward, memory, cap, models)
     if seconds < 0:
         raise ConfigError(f"--seconds: expected zero or more, found {seconds:g}")
-    for option, path in (("out", out), ("timeline", timeline), ("picture", picture)):
-        if path is not None and not path.parent.is_dir():
-            raise ConfigError(f"--{option}: expected a file in an existing folder, found {path}")
+    files = _files(out=out, timeline=timeline, picture=picture)
     from plait.schedule.evaluate import score
     from plait.schedule.validate import validate
     from plait.simulator.static import simulate
@@ -88,7 +86,7 @@ def schedule(
     validate(found.schedule, workload)
     score_of_it = score(workload, found.schedule)
     predicted = simulate(found.schedule, workload.duration_s(), holds=workload.holds(), caps=workload.caps)
-    _write(found, predicted, out, timeline, picture)
+    _write(found, predicted, files)
     baselines = baselines_of(workload)
     if as_json:
         print(json.dumps(_record(found, score_of_it, baselines)))
@@ -233,20 +231,29 @@ def _progress(seconds: float) -> Iterator[Callable[[Progress], None]]:
         yield show
 
 
-def _write(found: Found, predicted: Timeline, out: Path | None, timeline: Path | None, picture: Path | None) -> None:
+def _files(**paths: Path | None) -> dict[str, Path]:
+    """The files that are asked for, by option. Raises `ConfigError` where the folder of one does not exist."""
+    files = {option: path for option, path in paths.items() if path is not None}
+    for option, path in files.items():
+        if not path.parent.is_dir():
+            raise ConfigError(f"--{option}: expected a file in an existing folder, found {path}")
+    return files
+
+
+def _write(found: Found, predicted: Timeline, files: dict[str, Path]) -> None:
     from plait.schedule.gantt import svg_gantt
 
     title = f"{found.schedule.name}: makespan {found.score.makespan:g}, lower bound {found.lower_bound:g}"
-    for option, path, write in (
-        ("out", out, found.schedule.save),
-        ("timeline", timeline, predicted.save),
-        ("picture", picture, lambda path: path.write_text(svg_gantt(predicted, title), encoding="utf-8")),
-    ):
-        if path is not None:
-            try:
-                write(path)
-            except OSError as error:
-                raise ConfigError(f"--{option}: cannot write {path}: {error.strerror}") from error
+    writers = {
+        "out": found.schedule.save,
+        "timeline": predicted.save,
+        "picture": lambda path: path.write_text(svg_gantt(predicted, title), encoding="utf-8"),
+    }
+    for option, path in files.items():
+        try:
+            writers[option](path)
+        except OSError as error:
+            raise ConfigError(f"--{option}: cannot write {path}: {error.strerror}") from error
 
 
 def _record(found: Found, result: Score, baselines: dict[str, float]) -> dict[str, object]:
