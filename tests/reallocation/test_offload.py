@@ -66,6 +66,36 @@ def test_between_the_steps_of_an_offload() -> None:
     assert all(torch.equal(buffers[name], before[name]) for name in buffers)
 
 
+def test_what_is_dropped_is_written_anew_or_not_used() -> None:
+    buffers, module = role()
+    memory = HostMemory({"weights": buffers["weights"]}, scratch={"gradients": buffers["masters"]})
+    run(memory.offloading())
+    copy = memory.now(buffers["weights"])
+    assert copy is not None
+    assert copy.tolist() == torch.arange(1000, dtype=torch.bfloat16).tolist(), "host memory has the values"
+    run(memory.onloading())
+    memory.drop()
+    assert (memory.device_bytes, memory.host_bytes, memory.is_dropped) == (0, 0, True)
+    assert memory.now(buffers["weights"]) is None
+    with pytest.raises(AssertionError, match="has to be moved anew"):
+        run(memory.onloading())
+    memory.allocate()
+    assert (memory.device_bytes, memory.is_away, memory.is_dropped) == (3332, False, False)
+    assert module(torch.ones(30, dtype=torch.bfloat16)).tolist() == [0.0] * 20
+    buffers["weights"].fill_(1)
+    assert module(torch.ones(30, dtype=torch.bfloat16)).tolist() == [30.0] * 20
+
+
+def test_scratch_is_freed_without_a_copy() -> None:
+    buffers, _ = role()
+    memory = HostMemory({"weights": buffers["weights"]}, scratch={"gradients": buffers["masters"]}, name="actor")
+    assert sum(run(memory.offloading())) == 2000
+    assert (memory.device_bytes, memory.host_bytes) == (0, 2000)
+    assert sum(run(memory.onloading())) == 2000
+    assert buffers["masters"].unique().tolist() == [0]
+    assert buffers["weights"].tolist() == torch.arange(1000, dtype=torch.bfloat16).tolist()
+
+
 def test_what_cannot_be_freed_is_refused() -> None:
     whole = torch.zeros(10)
     with pytest.raises(AssertionError, match="a part of a larger storage"):

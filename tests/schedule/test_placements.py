@@ -127,11 +127,11 @@ def test_what_a_role_needs_of_a_plan() -> None:
         None,
         (Layout.on((0, 1), tp=2), Layout.on((2,)), Layout.on((3,))),
         {"train": 64},
-        {"decode": "drop"},
+        {("decode", 0): "drop", ("decode", 1): "drop"},
         "gpipe",
     )
     assert placements_of(done, "actor").home == train
-    assert placements_of(done, "ref") == RolePlacement("ref", None, Layout.on((3,)), (), {}, {"score": "offload"})
+    assert placements_of(done, "ref") == RolePlacement("ref", None, Layout.on((3,)), (), {}, {("score", 3): "offload"})
     assert placements_of(done, "ref").ranks == (3,)
     everywhere = Layout.on(range(4), dp=4)  # a role that is not named
     assert placements_of(done, "critic") == RolePlacement("critic", everywhere, everywhere)
@@ -146,7 +146,10 @@ def test_a_call_that_is_not_named_runs_as_the_others_of_its_role() -> None:
     assert set(places(done).values()) == {((1, 0), 1, 2, 1)}
     actor = placements_of(done, "actor")
     assert actor.generate == (Layout.on((1, 0), tp=2),)
-    assert (actor.micro_batch_tokens, actor.after) == ({"train": 9}, {"train": "offload"})
+    assert (actor.micro_batch_tokens, actor.after) == (
+        {"train": 9},
+        {("train", 1): "offload", ("train", 0): "offload"},
+    )
     # instances of two sizes say nothing of a score, training does
     instances = (Placement("actor.generate", "decode", (0,)), Placement("actor.generate", "decode", (1, 2), tp=2))
     done = complete(Plan("file", 3, (*instances, Placement("actor.train", "train", (2,)))), ALONE, ONE, "file")

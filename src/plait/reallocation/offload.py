@@ -27,17 +27,26 @@ class HostMemory:
 
     Args:
         buffers: by name, flat [elements]; each the only user of its storage.
+        scratch: further ones, whose values nobody reads after a pause (gradients): freed without a copy, zeros then.
         keep: keep the copy in host memory after an onload, so that a role which does not change (a reference, a reward
             model) is copied out once only.
         name: of the role, for records and errors.
     """
 
-    def __init__(self, buffers: Mapping[str, Tensor], *, keep: bool = False, name: str = "offload") -> None:
-        for key, buffer in buffers.items():
+    def __init__(
+        self,
+        buffers: Mapping[str, Tensor],
+        *,
+        scratch: Mapping[str, Tensor] | None = None,
+        keep: bool = False,
+        name: str = "offload",
+    ) -> None:
+        self._buffers = dict(buffers)
+        self._scratch = dict(scratch or {})
+        for key, buffer in (self._buffers | self._scratch).items():
             size = buffer.untyped_storage().nbytes()
             assert size == buffer.numel() * buffer.itemsize, f"{name}: buffer {key} is a part of a larger storage"
             assert buffer.untyped_storage().resizable(), f"{name}: the storage of buffer {key} cannot be freed"
-        self._buffers = dict(buffers)
         self._keep = keep
         self._name = name
         self._copies: dict[str, Tensor] = {}
@@ -49,14 +58,26 @@ class HostMemory:
         return bool(self._away)
 
     @property
+    def is_dropped(self) -> bool:
+        """Whether the values of some buffer are nowhere."""
+        return any(key in self._away and key not in self._copies for key in self._buffers)
+
+    @property
     def device_bytes(self) -> int:
         """That the buffers take up on their device now."""
-        return sum(buffer.untyped_storage().nbytes() for buffer in self._buffers.values())
+        return sum(buffer.untyped_storage().nbytes() for buffer in (*self._buffers.values(), *self._scratch.values()))
 
     @property
     def host_bytes(self) -> int:
         """That their copies take up."""
         return sum(copy.numel() * copy.itemsize for copy in self._copies.values())
+
+    def now(self, buffer: Tensor) -> Tensor | None:
+        """The values of one of the buffers, wherever they are; None where they are nowhere."""
+        key = next((key for key, one in self._buffers.items() if one is buffer), None)
+        if key is None or key not in self._away:
+            return buffer
+        return self._copies.get(key)
 
     def offloading(self, *, bucket_bytes: int = BUCKET_BYTES) -> Generator[Moved, None, MoveReport]:
         """Copy the buffers to host memory, at most a bucket per `next()`, and free each when it is there.
@@ -64,38 +85,65 @@ class HostMemory:
         What an earlier offload left there is not copied again. Until the onload nobody may touch the tensors.
         """
         assert not self._away, f"{self._name}: is offloaded already"
+        self._free(self._scratch)
         reports = []
         for key, buffer in self._buffers.items():
             if key not in self._copies:
                 copy = torch.empty(buffer.shape, dtype=buffer.dtype, pin_memory=buffer.device.type == "cuda")
-                reports.append((yield from self._copying(key, buffer, copy, bucket_bytes)))
+                reports.append((yield from self._copying(f"offload/{key}", buffer, copy, bucket_bytes)))
                 self._copies[key] = copy
-            self._away.add(key)
-            buffer.untyped_storage().resize_(0)
+            self._free({key: buffer})
         return _together(reports)
 
     def onloading(self, *, bucket_bytes: int = BUCKET_BYTES) -> Generator[Moved, None, MoveReport]:
         """Give the buffers memory again and copy them back, at most a bucket per `next()`."""
+        assert not self.is_dropped, f"{self._name}: what was dropped has to be moved anew"
         reports = []
         for key in [key for key in self._buffers if key in self._away]:
             buffer = self._buffers[key]
-            buffer.untyped_storage().resize_(buffer.numel() * buffer.itemsize)
-            reports.append((yield from self._copying(key, self._copies[key], buffer, bucket_bytes)))
+            _give_memory(buffer)
+            reports.append((yield from self._copying(f"onload/{key}", self._copies[key], buffer, bucket_bytes)))
             self._away.remove(key)
             if not self._keep:
                 del self._copies[key]
+        self._give_zeros(self._scratch)
         return _together(reports)
+
+    def drop(self) -> None:
+        """Free all buffers and their copies: what they hold is moved here anew before it is used again."""
+        self._copies.clear()
+        self._free(self._buffers | self._scratch)
+
+    def allocate(self) -> None:
+        """Give what is away memory again, filled with zeros: something else is about to write the values."""
+        self._give_zeros(self._buffers | self._scratch)  # gaps between blocks are written by nothing
+        self._copies.clear()
 
     def changed(self) -> None:
         """The buffers got new values: the next offload copies them anew."""
         assert not self._away, f"{self._name}: what is offloaded cannot have changed"
         self._copies.clear()
 
+    def _free(self, buffers: Mapping[str, Tensor]) -> None:
+        for key, buffer in buffers.items():
+            self._away.add(key)
+            buffer.untyped_storage().resize_(0)
+
+    def _give_zeros(self, buffers: Mapping[str, Tensor]) -> None:
+        for key in [key for key in buffers if key in self._away]:
+            _give_memory(buffers[key])
+            buffers[key].zero_()
+            self._away.remove(key)
+
     def _copying(
-        self, key: str, source: Tensor, target: Tensor, bucket_bytes: int
+        self, what: str, source: Tensor, target: Tensor, bucket_bytes: int
     ) -> Generator[Moved, None, MoveReport]:
         plan = _plan(source.numel(), _NAMES[source.dtype], bucket_bytes)
-        return (yield from moving(plan, 0, {"from": source, "to": target}, name=f"{self._name}/{key}"))
+        return (yield from moving(plan, 0, {"from": source, "to": target}, name=f"{self._name}.{what}"))
+
+
+def _give_memory(buffer: Tensor) -> None:
+    buffer.untyped_storage().resize_(buffer.numel() * buffer.itemsize)
 
 
 def _plan(num_elements: int, dtype: str, bucket_bytes: int) -> MovePlan:

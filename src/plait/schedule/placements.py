@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from plait.dataflow import CallKind, Dataflow, Node
 from plait.errors import ConfigError
@@ -19,6 +20,11 @@ from plait.schedule.plan import After, Mode, Placement, Plan
 DEFAULT_SCHEDULE = "1F1B"
 SCHEDULES = (DEFAULT_SCHEDULE, "gpipe", "one at a time")
 """Pipeline schedules by rule (`schedule.generators`), which fit any number of micro-batches."""
+
+PartKey = tuple[Any, ...]
+"""Which part of a model a rank has, and with whom it computes: on one rank, equal keys are one part."""
+
+WHOLE: PartKey = ("whole",)
 
 
 @dataclass(frozen=True)
@@ -33,9 +39,9 @@ class RolePlacement:
     """Instances, each with dp 1, on devices of their own."""
     micro_batch_tokens: Mapping[Mode, int] = field(default_factory=dict)
     """Of `train` and `score`, where the plan says other than the recipe."""
-    after: Mapping[Mode, After] = field(default_factory=dict)
-    """What becomes of the parameters of `train`, `score` or `decode` when the call is done; keep where it is not
-    named."""
+    after: Mapping[tuple[Mode, int], After] = field(default_factory=dict)
+    """What becomes of the parameters of `train`, `score` or `decode` on a rank when the call is done; keep where it is
+    not named."""
     schedule: str = DEFAULT_SCHEDULE
     """Of the training's pipeline: one of SCHEDULES."""
 
@@ -53,9 +59,38 @@ class RolePlacement:
         return tuple(dict.fromkeys(found))
 
     @property
+    def uses(self) -> Mapping[tuple[int, PartKey], frozenset[Mode]]:
+        """(rank, part that it has) → the modes that compute with it, the home's parts first."""
+        found: dict[tuple[int, PartKey], set[Mode]] = {}
+        by_mode: tuple[tuple[Mode, Sequence[Layout | None]], ...] = (
+            ("train", (self.train,)),
+            ("score", (self.score,)),
+            ("decode", self.generate),
+        )
+        for mode, layouts in by_mode:
+            for layout in layouts:
+                for rank in () if layout is None else layout.mesh.ranks:
+                    found.setdefault((rank, part_key(layout, rank)), set()).add(mode)
+        return {part: frozenset(modes) for part, modes in found.items()}
+
+    @property
     def ranks(self) -> tuple[int, ...]:
         """Every rank that holds something of the role, ascending."""
         return tuple(sorted({rank for layout in self.layouts for rank in layout.mesh.ranks}))
+
+
+def part_key(layout: Layout, rank: int) -> PartKey:
+    """Of a rank of the layout."""
+    sizes = layout.parallelism
+    if sizes.tp == sizes.pp == 1:
+        return WHOLE
+    instance = next(one for one in layout.instances() if rank in one.mesh.ranks)
+    return (instance.mesh.ranks, sizes.tp, sizes.pp, sizes.stages)
+
+
+def parts_of(layout: Layout) -> frozenset[tuple[int, PartKey]]:
+    """(rank, its part) of every rank of a layout."""
+    return frozenset((rank, part_key(layout, rank)) for rank in layout.mesh.ranks)
 
 
 def placements_of(plan: Plan, role: str) -> RolePlacement:
@@ -71,7 +106,7 @@ def placements_of(plan: Plan, role: str) -> RolePlacement:
         None if score is None else score.layout,
         tuple(dict.fromkeys(instance for p in of_mode("decode") for instance in p.layout.instances())),
         {mode: p.micro_batch_tokens for mode, p in single.items() if p.micro_batch_tokens is not None},
-        {p.mode: p.after for p in mine if p.after != "keep"},
+        {(p.mode, rank): p.after for p in mine if p.after != "keep" for rank in p.ranks},
         (train.schedule if train is not None else "") or DEFAULT_SCHEDULE,
     )
 
@@ -137,6 +172,8 @@ def _check_placement(p: Placement, flow: Dataflow, calls: Sequence[Node], label:
         raise ConfigError(f"{label}.mode: expected {' or '.join(modes)} for {p.call}, found {p.mode}")
     if p.micro_batch_tokens is not None and p.mode not in ("score", "train"):
         raise ConfigError(f"{label}.micro_batch_tokens: only train and score have micro-batches, found {p.mode}")
+    if p.mode == "prefill" and p.after != "keep":
+        raise ConfigError(f"{label}.after: prefill and decode have one copy; say {p.after} of decode")
     if p.schedule:
         if p.mode != "train" or p.pp == 1:
             raise ConfigError(f"{label}.schedule: only train with pp above 1 has a pipeline schedule; leave it out")
@@ -178,10 +215,10 @@ def _check_roles(placements: Sequence[Placement], label: str) -> None:
                 homes.setdefault(p.call.split(".")[0], p)
     for p in placements:
         home = homes[p.call.split(".")[0]]
-        if p.after == "drop" and (p.mode == home.mode or p.layout == home.layout):
+        if p.after == "drop" and (p.mode == home.mode or parts_of(p.layout) <= parts_of(home.layout)):
             raise ConfigError(
-                f"{label}: {p.call} {p.mode}: `after` drop would lose the only weights of the role; "
-                "take keep or offload"
+                f"{label}: {p.call} {p.mode}: `after` drop would lose the only weights of the role; take offload, or "
+                "keep"
             )
 
 
