@@ -18,9 +18,9 @@ from plait.generation.noise import NoiseKey
 from plait.generation.request import Request
 from plait.generation.sampler import sample as draw
 from plait.generation.settings import Sampling, SamplingSettings
-from plait.generation.transfer import SampleState, holdings
+from plait.generation.transfer import SampleState
 from plait.layout import simulate
-from plait.layout.mesh import Cluster
+from plait.layout.mesh import Cluster, Layout
 from plait.layout.move import plan_move
 from plait.models.language_model import LanguageModel
 from tests.generation.test_engine import by_uid, request_of
@@ -236,8 +236,7 @@ def moved(state: SampleState) -> SampleState:
     """As it arrives on another rank: keys and values went through a planned move."""
     if state.stop == state.start:
         return state
-    source = state.holdings(0)
-    target = holdings(state.shapes, state.num_heads, state.stop - state.start, state.dtype, 1)
+    source, target = (state.holdings(Layout.on((rank,))) for rank in (0, 1))
     cluster = Cluster(1, 2)
     plan = plan_move(source, target, cluster, bucket_bytes=4096)
     memory = simulate.allocate(source, target)

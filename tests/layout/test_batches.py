@@ -70,7 +70,7 @@ def test_rows_in_a_slot_that_is_not_there_are_refused() -> None:
 @given(st.integers(1, 4), st.integers(1, 4), st.data())
 def test_caches_between_instances(groups: int, layers: int, data) -> None:
     """A sample that migrates takes its keys and values along, re-split by heads and by layers."""
-    shape = CacheShape(layers, 4 * groups, groups, key_dim=3, value_dim=2)
+    shape = CacheShape.uniform(layers, 4 * groups, groups, key_dim=3, value_dim=2)
     lengths = data.draw(st.lists(st.integers(0, 6), min_size=1, max_size=3))
     params = cache_parameters(shape, lengths)
     held = []
@@ -86,7 +86,7 @@ def test_caches_between_instances(groups: int, layers: int, data) -> None:
 
 
 def test_an_instance_that_holds_a_sample_whole() -> None:
-    shape = CacheShape(layers=2, heads=4, groups=2, key_dim=8, value_dim=8)
+    shape = CacheShape.uniform(layers=2, heads=4, groups=2, key_dim=8, value_dim=8)
     params = cache_parameters(shape, [5])
     held = cache(params, shape, [Layout.on(range(4), tp=4)], "bfloat16")
     assert [sum(h.box.num_elements for h in held.ranks[rank]) for rank in range(4)] == [2 * 5 * 16] * 4

@@ -124,5 +124,5 @@ def test_receivers_share_the_sending() -> None:
 
 @pytest.mark.parametrize(("layers", "heads", "per_token"), [(32, 32, 524288), (40, 40, 819200)])
 def test_bytes_of_keys_and_values(layers: int, heads: int, per_token: int) -> None:
-    shape = CacheShape(layers, heads, heads, key_dim=128, value_dim=128)
+    shape = CacheShape.uniform(layers, heads, heads, key_dim=128, value_dim=128)
     assert shape.token_elements * 2 == per_token

@@ -140,14 +140,54 @@ def test_equal_beginnings_are_computed_once() -> None:
 
 def test_a_sample_joins_with_what_it_holds_or_is_computed_again() -> None:
     batch = batcher(num_blocks=3)
-    assert batch.add_started((7, 2), 4, 9, 8)
+    assert batch.add_started((7, 2), 4, 9, 8) == 0
     assert batch.find((7, 2)).table == [0, 1]
     plan = batch.plan()
     assert (plan.joined, plan.rows, plan.grown, plan.chunks) == (((7, 2),), ((7, 2),), ((7, 2),), ())
-    assert not batch.add_started((8, 0), 4, 6, 5), "no room beside the other"
+    assert batch.add_started((8, 0), 4, 6, 5) is None, "no room beside the other"
     assert batch.plan().chunks == ()
     batch.remove([(7, 2)])
     assert chunks(batch.plan()) == [(8, 0, 0, 6, True)]
+
+
+def test_samples_that_come_share_the_blocks_of_their_prompt() -> None:
+    """A prompt of 9 tokens has two full blocks; what follows is each sample's own."""
+    batch = batcher(max_running=9)
+    assert batch.num_shared(7, 9) == 0
+    assert batch.add_started((7, 0), 9, 12, 11) == 0
+    assert batch.num_shared(7, 9) == 8
+    assert batch.add_started((7, 1), 9, 18, 17) == 8
+    assert batch.add_started((7, 2), 9, 18, 17, is_current=False) == 0, "of other weights"
+    assert [batch.find((7, index)).table for index in range(3)] == [[0, 1, 2], [0, 1, 3, 4, 5], [6, 7, 8, 9, 10]]
+    assert batch.add_started((7, 3), 9, 14, 8) == 8, "with less than it needs to go on: the rest is computed"
+    assert batch.find((7, 3)).table == [0, 1, 11, 12]
+    plan = batch.plan()
+    assert (plan.joined, chunks(plan)) == (((7, 0), (7, 1), (7, 2)), [(7, 3, 8, 14, True)])
+    batch.remove([(7, index) for index in range(4)])
+    assert (batch.blocks.num_held, batch.num_shared(7, 9)) == (0, 0)
+
+
+def test_what_older_weights_computed_is_not_found() -> None:
+    """Not of a prompt that was half computed when they changed, nor of what its samples said."""
+    batch = batcher(max_prefill_tokens=8, cache_blocks=9)
+    batch.add(7, 12, [0], ["a", "b", "c"])
+    batch.plan()
+    batch.forget()
+    assert [chunk.completes for chunk in batch.plan().chunks] == [True]
+    batch.remove([(7, 0)], {(7, 0): ["a", "b", "c"]})
+    assert (batch.blocks.num_held, batch.blocks.num_cached) == (0, 0)
+
+
+def test_a_conversation_goes_on_from_what_was_said() -> None:
+    """Prompt of 5 tokens, 6 said: the newest is not held, so two blocks of 10 tokens are full."""
+    batch = batcher(cache_blocks=9)
+    batch.add(7, 5, [0], ["a"])
+    for _ in range(6):
+        batch.plan()
+    batch.remove([(7, 0)], {(7, 0): ["a", "b"]})
+    assert (batch.blocks.num_held, batch.blocks.num_cached) == (0, 2)
+    batch.add(8, 13, [0], ["a", "b", "c"])
+    assert [(chunk.start, chunk.stop) for chunk in batch.plan().chunks] == [(8, 13)]
 
 
 def test_all_is_computed_again() -> None:

@@ -73,7 +73,7 @@ def test_rows(four: Group, num_bytes: list[int]) -> None:
 
 def test_keys_and_values(four: Group) -> None:
     """tp 2 to tp 4, where two ranks share each key-value head, and back to one rank."""
-    shape = CacheShape(layers=3, heads=8, groups=2, key_dim=4, value_dim=3)
+    shape = CacheShape.uniform(layers=3, heads=8, groups=2, key_dim=4, value_dim=3)
     one, pair, all_four = Layout.on((3,)), Layout.on((0, 1), tp=2), Layout.on(range(4), tp=4)
     for before, after in ((pair, all_four), (all_four, one), (pair, Layout.on((2, 3), pp=2))):
         check(all_ranks(four, "cache", shape, [5, 0, 9], before, after))

@@ -29,7 +29,7 @@ from plait.generation.response import Asked, Response
 from plait.generation.rows import Rows
 from plait.generation.sampler import SamplingRows, sample
 from plait.generation.settings import SamplingSettings
-from plait.generation.transfer import SampleState
+from plait.generation.transfer import Place, SampleState
 from plait.models.language_model import LanguageModel
 from plait.policy.batching import Batcher, Chunk, Key, Start, StepPlan
 from plait.policy.blocks import prefix_keys
@@ -69,6 +69,7 @@ class Engine:
         self._pool = KVPool(self._limits.block_tokens)
         self._rows = Rows(settings.max_running, self._limits.block_tokens, model.device)
         self._forward = Forward(model, self._pool, exact=settings.exact)
+        self._place = Place.of(model)
         self._asked: dict[int, Asked] = {}
         self._started: dict[Key, Response] = {}
         self._weights_version = 0
@@ -122,8 +123,11 @@ class Engine:
             )
         self._begin_work()
         self._asked[uid] = Asked(request, limits, request.num_samples)
-        names = prefix_keys(request.prompt.token_ids) if self._settings.prefix_cache_tokens else None
-        self._batcher.add(uid, num_tokens, range(request.num_samples), names)
+        self._batcher.add(uid, num_tokens, range(request.num_samples), self._names(request))
+
+    def _names(self, request: Request) -> tuple[bytes, ...] | None:
+        """See `Batcher.add`."""
+        return prefix_keys(request.prompt.token_ids) if self._settings.prefix_cache_tokens else None
 
     def _begin_work(self) -> None:
         if self.has_work:
@@ -266,21 +270,23 @@ class Engine:
             pairs = [self._choose(logits_BV[i : i + 1], draw_keys_B[i : i + 1], one) for i, one in enumerate(each)]
             token_ids_B, logprobs_B = (torch.cat(column) for column in zip(*pairs, strict=True))
 
-        finished, ended = [], set()
+        finished: list[Sample] = []
+        ended: dict[Key, Response] = {}
         for said, token_id, logprob in zip(samples, token_ids_B.tolist(), logprobs_B.tolist(), strict=True):
             said.say(token_id, logprob)
             reason = said.end(self.model.tokenizer)
             if reason is not None:
                 finished.append(said.sample(self.model.tokenizer, reason))
-                ended.add(said.key)
-                del self._started[said.key]
+                ended[said.key] = self._started.pop(said.key)
         if num_rows:
             self._rows.advance(token_ids_B[:num_rows])
         if len(drawn) > num_rows:
             self._enter([key for key in drawn[num_rows:] if key not in ended])
         if ended:
             self._rows.remove(ended)
-            self._batcher.remove(ended)
+            cached = self._settings.prefix_cache_tokens > 0
+            contexts = {key: prefix_keys(said.tokens[:-1]) for key, said in ended.items()} if cached else None
+            self._batcher.remove(ended, contexts)
         return finished
 
     # -- the open loop
@@ -348,43 +354,69 @@ class Engine:
         self.policy_version = version
         self._weights_version = self.model.trained_weights._version
 
-    def export_sample(self, prompt_uid: int, index: int, *, since: int = 0, final: bool = True) -> SampleState:
+    def export_sample(
+        self,
+        prompt_uid: int,
+        index: int,
+        *,
+        since: int = 0,
+        until: int | None = None,
+        final: bool = True,
+        out: Tensor | None = None,
+    ) -> SampleState:
         """What another engine needs to go on with a sample that has started; see `generation.transfer`.
 
         Args:
             since: leave out keys and values of so many tokens, which an earlier call gave.
+            until: leave out those from this token on; None: all that are held.
             final: take the sample out of this engine. False: it goes on, and a later call gives the rest.
+            out: memory for the keys and values, as `SampleState.holdings` has them.
         """
         key = (prompt_uid, index)
         held = self._batcher.find(key)
         assert held is not None, f"sample {key} has not started"
-        num_heads = self.model.config.get_text_config().num_attention_heads
-        state = transfer.export(self._started[key], held, self._pool, since, epoch=self._epoch, num_heads=num_heads)
+        state = transfer.export(
+            self._started[key],
+            held,
+            self._pool,
+            self._place,
+            start=since,
+            stop=until,
+            epoch=self._epoch,
+            policy_version=self.policy_version,
+            out=out,
+        )
         if final:
             del self._started[key]
             self._take_out([key])
         return state
 
-    def import_sample(self, *stages: SampleState) -> None:
-        """Go on with a sample of another engine; `stages` are those of its export, in their order.
+    def num_shared(self, request: Request) -> int:
+        """Tokens of the prompt whose keys and values are here, for an imported sample of it to share."""
+        return self._batcher.num_shared(request.prompt.uid, len(request.prompt.token_ids), self._names(request))
 
-        What does not fit into the pool now, or was not sent, is computed again.
+    def import_sample(self, *stages: SampleState) -> None:
+        """Go on with a sample of another engine; `stages` are those of its export, their metadata the last one's.
+
+        The blocks of its prompt are shared with the samples of it that are here, if all is of the same weights. What
+        does not fit into the pool now, or was not sent, is computed again.
         """
         last = stages[-1]
-        key = (last.request.prompt.uid, last.index)
+        request, key = last.request, last.key
         assert key not in self._started, f"sample {key} is in flight already"
         assert key[0] not in self._asked, f"prompt {key[0]} is in flight already"
         self._begin_work()
-        held = transfer.contiguous(stages)
-        num_prompt = len(last.request.prompt.token_ids)
-        names = prefix_keys(last.request.prompt.token_ids) if self._settings.prefix_cache_tokens else None
+        num_prompt, names = len(request.prompt.token_ids), self._names(request)
+        is_current = last.is_current and last.policy_version == self.policy_version
+        held = transfer.contiguous(stages, self.num_shared(request) if is_current else 0)
         said = last.response(self.model.max_positions, self.model.eos_token_ids, self.policy_version)
         self._started[key] = said
-        if self._batcher.add_started(key, num_prompt, len(said.tokens), held, names):
+        here = self._batcher.add_started(key, num_prompt, len(said.tokens), held, names, is_current=is_current)
+        if here is not None:
             self._pool.reserve(self._batcher.blocks.num_touched, self._batcher.blocks.num_blocks)
             found = self._batcher.find(key)
             assert found is not None, "a sample that was added is there"
-            transfer.write(stages, found.table, self._pool)
+            transfer.write(stages, found.table, self._pool, self._place, here)
 
     # -- what is held
 

@@ -3,37 +3,31 @@
 The state is plain data, but for `kv`: one flat buffer with the keys and values of a range of tokens, as `holdings`
 describes it, so that the mover (`reallocation`) carries it between ranks like weights. A transfer has two stages: the
 bulk while the source goes on (`export_sample(..., final=False)`), then the rest with the tokens said meanwhile
-(`export_sample(..., since=first.stop)`).
+(`export_sample(..., since=first.stop)`). Between processes `runtime.sample_mover` does all of it.
 
-Shapes: n tokens of the range, Hkv key heads, D and E head sizes of keys and of values.
+A rank of an instance has some layers and some heads of each; `kv` is what this rank has.
+
+Shapes: n tokens of the range, Hkv key heads of this rank, D and E head sizes of keys and of values.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from plait.errors import ModelError
 from plait.generation import noise
 from plait.generation.pool import KVPool
 from plait.generation.request import Request
 from plait.generation.response import Response
-from plait.layout.holdings import Box, Holdings, packed
-from plait.layout.params import Heads, Param
+from plait.layout.batches import CacheShape, LayerCache, cache, cache_parameters
+from plait.layout.holdings import Holdings
+from plait.layout.mesh import Layout
+from plait.models.language_model import LanguageModel
 from plait.policy.batching import Started
-
-
-@dataclass(frozen=True)
-class LayerShape:
-    """Keys [Hkv, n, key_dim] and values [Hkv, n, value_dim] of one layer."""
-
-    layer: int
-    groups: int
-    """Hkv."""
-    key_dim: int
-    value_dim: int
 
 
 @dataclass(frozen=True)
@@ -47,23 +41,31 @@ class SampleState:
     logprobs: tuple[float, ...]
     version_starts: tuple[tuple[int, int], ...]
     """(first token, policy version) of each stretch."""
-    start: int
-    stop: int
+    held: int
+    """Tokens, from the first on, whose keys and values the source has: more than `stop` where others follow."""
     epoch: int
     """Of the source's weights: stages of different epochs do not go together."""
-    num_heads: int
-    """Query heads of the model."""
-    shapes: tuple[LayerShape, ...]
+    policy_version: int
+    """Of the source's weights."""
+    is_current: bool
+    """All that the source holds of it was computed with these weights, so others of its prompt may share."""
+    shape: CacheShape
+    start: int
+    stop: int
     kv: Tensor
     """Flat, in the compute dtype."""
 
-    def holdings(self, rank: int, buffer: str = "kv") -> Holdings:
-        """Where `kv` lies on a rank that has all of it, for `layout.move.plan_move`."""
-        return holdings(self.shapes, self.num_heads, self.stop - self.start, self.dtype, rank, buffer)
+    @property
+    def key(self) -> tuple[int, int]:
+        return self.request.prompt.uid, self.index
 
     @property
     def dtype(self) -> str:
         return str(self.kv.dtype).removeprefix("torch.")
+
+    def holdings(self, instance: Layout, buffer: str = "kv") -> Holdings:
+        """Where keys and values of this range lie on the ranks of an instance, for `layout.move.plan_move`."""
+        return holdings(self.shape, [self.stop - self.start], instance, self.dtype, buffer)
 
     def response(self, max_positions: int, eos_token_ids: tuple[int, ...], policy_version: int) -> Response:
         """The sample in an engine whose next token is of `policy_version`."""
@@ -83,94 +85,135 @@ class SampleState:
         )
 
 
-def parameters(shapes: Sequence[LayerShape], num_heads: int, num_tokens: int) -> tuple[Param, ...]:
-    """Keys and values of a range of tokens as logical tensors [Hkv, n, dim], cut by key head."""
-    return tuple(
-        Param(
-            f"kv/{shape.layer}/{what}",
-            (shape.groups, num_tokens, dim),
-            shape.layer,
-            0,
-            heads=Heads(max(num_heads, shape.groups), shape.groups, shared=True),
-        )
-        for shape in shapes
-        for what, dim in (("key", shape.key_dim), ("value", shape.value_dim))
-    )
+@dataclass(frozen=True)
+class Place:
+    """A rank of an instance, whose pool holds its part of all keys and values."""
+
+    model: LanguageModel
+    instance: Layout
+    rank: int
+
+    @classmethod
+    def of(cls, model: LanguageModel) -> Place:
+        team = model.team
+        own = next(one for one in team.layout.instances() if team.rank in one.mesh.ranks)
+        return cls(model, own, team.rank)
+
+    def shape(self, pool: KVPool) -> CacheShape:
+        """What the instance keeps of a token.
+
+        Raises:
+            ModelError: the model is in parts, and which heads a rank has cannot be said.
+        """
+        part = self.model.part
+        if part is not None and not part.is_whole:
+            if part.cache is None:
+                raise ModelError(
+                    f"model: which key-value heads a rank of {type(self.model.module).__name__} has cannot be said, so "
+                    "its samples do not move; set tp of the generation instances to 1"
+                )
+            return part.cache
+        found = [
+            LayerCache(layer, kv.key.shape[1], kv.key.shape[3], kv.value.shape[3])
+            for layer, kv in sorted(pool.layers.items())
+        ]
+        heads = self.model.config.get_text_config().num_attention_heads
+        return CacheShape(1 + max((one.layer for one in found), default=0), heads, tuple(found))
 
 
-def holdings(
-    shapes: Sequence[LayerShape], num_heads: int, num_tokens: int, dtype: str, rank: int, buffer: str = "kv"
-) -> Holdings:
-    """All of them on one rank, one after another in one buffer."""
-    params = parameters(shapes, num_heads, num_tokens)
-    boxes = [(number, Box(0, 1, 0, param.extent, 0, param.grid[2])) for number, param in enumerate(params)]
-    return packed(params, dtype, {rank: boxes if num_tokens else []}, buffer)
+def holdings(shape: CacheShape, lengths: Sequence[int], instance: Layout, dtype: str, buffer: str = "kv") -> Holdings:
+    """Keys and values of ranges of tokens on the ranks of an instance, one range after another in one buffer."""
+    return cache(cache_parameters(shape, lengths), shape, [instance] * len(lengths), dtype, buffer)
 
 
-def export(response: Response, held: Started, pool: KVPool, since: int, *, epoch: int, num_heads: int) -> SampleState:
-    """The state of a sample, with a copy of what the pool holds of it from token `since` on."""
-    start, stop = since, max(since, held.held)
-    shapes = tuple(
-        LayerShape(layer, kv.key.shape[1], kv.key.shape[3], kv.value.shape[3])
-        for layer, kv in sorted(pool.layers.items())
-    )
+def parts(held: Holdings, shape: CacheShape, count: int, rank: int, flat: Tensor) -> list[Tensor]:
+    """The buffer of a rank as `holdings` of each of `count` ranges alone has it."""
+    mine, per_range = held.ranks.get(rank, ()), 2 * len(shape.layers)
+    sizes = [0] * count
+    ends = [holding.offset for holding in mine[1:]] + [len(flat)]
+    for holding, end in zip(mine, ends, strict=True):
+        sizes[holding.param // per_range] += end - holding.offset
+    return list(flat.split(sizes))
+
+
+def export(
+    response: Response,
+    held: Started,
+    pool: KVPool,
+    place: Place,
+    *,
+    start: int,
+    stop: int | None,
+    epoch: int,
+    policy_version: int,
+    out: Tensor | None = None,
+) -> SampleState:
+    """The state of a sample, with a copy of what the pool holds of its tokens start … stop − 1.
+
+    Args:
+        stop: None: all that are held.
+        out: where the copy goes; by default to new memory.
+    """
+    start = min(start, held.held)
+    stop = held.held if stop is None else max(start, min(stop, held.held))
+    shape = place.shape(pool)
     like = next(iter(pool.layers.values())).key if pool.layers else torch.zeros(0)
     dtype = str(like.dtype).removeprefix("torch.")
-    layout = holdings(shapes, num_heads, stop - start, dtype, 0)
-    flat = like.new_zeros(layout.buffers[0]["kv"])
-    if stop > start:
-        for shape, key, value in _views(shapes, layout, flat, stop - start):
-            kv = pool.read(shape.layer, held.table, start, stop)
-            key.copy_(kv.key)
-            value.copy_(kv.value)
+    layout = holdings(shape, [stop - start], place.instance, dtype)
+    if out is None:
+        out = like.new_zeros(layout.buffers.get(place.rank, {}).get("kv", 0))
+    for one, key, value in _views(shape, layout, place.rank, out, stop - start):
+        kv = pool.read(one.layer, held.table, start, stop)
+        key.copy_(kv.key)
+        value.copy_(kv.value)
     return SampleState(
         response.request,
         response.index,
         tuple(response.token_ids),
         tuple(response.logprobs),
         tuple(response.version_starts),
+        held.held,
+        epoch,
+        policy_version,
+        held.is_current,
+        shape,
         start,
         stop,
-        epoch,
-        num_heads,
-        shapes,
-        flat,
+        out,
     )
 
 
-def contiguous(stages: Sequence[SampleState]) -> int:
-    """Tokens from the first on whose keys and values the stages bring, and that belong to the last one's weights."""
-    held = 0
-    for stage in stages:
-        if stage.start == held and stage.epoch == stages[-1].epoch:
-            held = stage.stop
+def contiguous(stages: Sequence[SampleState], held: int = 0) -> int:
+    """Tokens from the first on that are here: the first `held`, and what stages of the last one's weights bring."""
+    for stage in sorted(stages, key=lambda stage: stage.start):
+        if stage.epoch == stages[-1].epoch and stage.start <= held:
+            held = max(held, stage.stop)
     return held
 
 
-def write(stages: Sequence[SampleState], table: Sequence[int], pool: KVPool) -> None:
-    """Put keys and values of the stages into the blocks of a table."""
-    size, held = pool.block_tokens, 0
-    for stage in stages:
-        if stage.start != held or stage.epoch != stages[-1].epoch or stage.stop == stage.start:
+def write(stages: Sequence[SampleState], table: Sequence[int], pool: KVPool, place: Place, held: int = 0) -> None:
+    """Put keys and values of the stages into the blocks of a table; the first `held` tokens are there."""
+    size = pool.block_tokens
+    for stage in sorted(stages, key=lambda stage: stage.start):
+        if stage.epoch != stages[-1].epoch or not stage.start <= held < stage.stop:
             continue
-        held = stage.stop
-        places = [table[at // size] * size + at % size for at in range(stage.start, stage.stop)]
+        places = [table[at // size] * size + at % size for at in range(held, stage.stop)]
         places_T = torch.tensor(places, device=stage.kv.device)
-        layout = holdings(stage.shapes, stage.num_heads, stage.stop - stage.start, stage.dtype, 0)
-        for shape, key, value in _views(stage.shapes, layout, stage.kv, stage.stop - stage.start):
-            pool.write(shape.layer, places_T, key, value)
+        layout, first = stage.holdings(place.instance), held - stage.start
+        for one, key, value in _views(stage.shape, layout, place.rank, stage.kv, stage.stop - stage.start):
+            pool.write(one.layer, places_T, key[:, first:], value[:, first:])
+        held = stage.stop
 
 
 def _views(
-    shapes: Sequence[LayerShape], layout: Holdings, flat: Tensor, num_tokens: int
-) -> list[tuple[LayerShape, Tensor, Tensor]]:
-    """Of each layer the keys [Hkv, n, D] and values [Hkv, n, E] within the flat buffer."""
-    held = iter(layout.ranks[0])
-    found = []
-    for shape in shapes:
-        pair = []
-        for dim in (shape.key_dim, shape.value_dim):
-            offset, size = next(held).offset, shape.groups * num_tokens * dim
-            pair.append(flat[offset : offset + size].view(shape.groups, num_tokens, dim))
-        found.append((shape, *pair))
-    return found
+    shape: CacheShape, layout: Holdings, rank: int, flat: Tensor, num_tokens: int
+) -> Iterator[tuple[LayerCache, Tensor, Tensor]]:
+    """Of each layer of a rank the keys [Hkv, n, D] and values [Hkv, n, E] within the flat buffer."""
+    mine = layout.ranks.get(rank, ())
+    for key, value in zip(mine[::2], mine[1::2], strict=True):
+        one = shape.layers[key.param // 2]
+        views = []
+        for holding, dim in ((key, one.key_dim), (value, one.value_dim)):
+            part = flat[holding.offset : holding.offset + holding.box.num_elements]
+            views.append(part.view(-1, num_tokens, dim))
+        yield one, *views

@@ -85,30 +85,52 @@ def rows(
 
 
 @dataclass(frozen=True)
-class CacheShape:
-    """What the keys and values of one token are made of. Sizes are in elements."""
+class LayerCache:
+    """Keys [groups, tokens, key_dim] and values [groups, tokens, value_dim] of one layer."""
 
-    layers: int
-    heads: int
-    """Query heads."""
+    layer: int
     groups: int
     """Key-value heads."""
     key_dim: int
     value_dim: int
+    cut: bool = True
+    """Ranks along tp have heads of their own (or share one); False: each has all of them, where the model gathers."""
+
+
+@dataclass(frozen=True)
+class CacheShape:
+    """What a model keeps of its tokens."""
+
+    num_layers: int
+    """Of the model; those without keys and values are not among `layers`."""
+    heads: int
+    """Query heads."""
+    layers: tuple[LayerCache, ...]
+
+    @classmethod
+    def uniform(cls, layers: int, heads: int, groups: int, key_dim: int, value_dim: int) -> CacheShape:
+        """All layers alike."""
+        return cls(layers, heads, tuple(LayerCache(layer, groups, key_dim, value_dim) for layer in range(layers)))
 
     @property
     def token_elements(self) -> int:
-        return self.layers * self.groups * (self.key_dim + self.value_dim)
+        return sum(layer.groups * (layer.key_dim + layer.value_dim) for layer in self.layers)
 
 
 def cache_parameters(shape: CacheShape, lengths: Sequence[int]) -> tuple[Param, ...]:
-    """Keys and values of samples: for each sample and layer [groups, tokens, dim], cut by key-value head."""
-    heads = Heads(shape.heads, shape.groups, shared=True)
+    """Keys and values of samples, or of ranges of their tokens: for each and each layer [groups, tokens, dim], cut by
+    key-value head."""
     return tuple(
-        Param(f"kv/{sample}/{layer}/{what}", (shape.groups, length, dim), layer, 0, heads=heads)
+        Param(
+            f"kv/{sample}/{one.layer}/{what}",
+            (one.groups, length, dim),
+            one.layer,
+            0 if one.cut else None,
+            heads=Heads(max(shape.heads, one.groups), one.groups, shared=True) if one.cut else None,
+        )
         for sample, length in enumerate(lengths)
-        for layer in range(shape.layers)
-        for what, dim in (("key", shape.key_dim), ("value", shape.value_dim))
+        for one in shape.layers
+        for what, dim in (("key", one.key_dim), ("value", one.value_dim))
     )
 
 
@@ -123,13 +145,13 @@ def cache(
         params: as of `cache_parameters`.
         instances: the instance that has each sample, a layout with dp 1.
     """
-    per_sample = 2 * shape.layers
+    per_sample = 2 * len(shape.layers)
     boxes: dict[int, list[tuple[int, Box]]] = {}
     for number, param in enumerate(params):
         layout = instances[number // per_sample]
         if layout.parallelism.dp != 1:
             raise LayoutError(f"dp: expected an instance (dp 1) for sample {number // per_sample}, found {layout}")
-        bounds = stage_bounds(shape.layers, layout.parallelism)
+        bounds = stage_bounds(shape.num_layers, layout.parallelism)
         for rank in layout.mesh.ranks:
             place = layout.coordinates(rank)
             if param.layer is not None and bounds[place.pp] <= param.layer < bounds[place.pp + 1]:

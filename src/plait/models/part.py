@@ -12,6 +12,7 @@ from typing import Any
 from torch import Tensor
 
 from plait.errors import ConfigError
+from plait.layout.batches import CacheShape
 from plait.layout.params import FlatLayout, Param, Parameters
 from plait.models.shape import config_fields
 from plait.models.team import Team
@@ -26,6 +27,9 @@ class Part:
     parameters: Parameters
     """Of the whole model."""
     partials: tuple[Partials, ...] = ()
+    cache: CacheShape | None = None
+    """What the whole model keeps of a token, and how ranks divide it; None for a part that is the whole, or where that
+    cannot be said."""
 
     @property
     def is_whole(self) -> bool:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import Any, TypeVar
 
@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from plait.data.packed import PackedBatch
 from plait.errors import ModelError, PlaitError
+from plait.layout.batches import CacheShape, LayerCache, cache_parameters
 from plait.layout.params import Block, FlatLayout, Param
 from plait.layout.shards import check, shard, stage_bounds
 from plait.models.admission import check_batch
@@ -30,6 +31,7 @@ from plait.models.head import NO_HEAD, Head, find_head
 from plait.models.language_model import LanguageModel
 from plait.models.part import Part, refusal_of_views
 from plait.models.scalar_model import ScalarModel
+from plait.models.shape import config_fields
 from plait.models.stage import boundary_recorder, cut_stage, decoder_list, empty_parameter
 from plait.models.team import Team
 from plait.models.tensor_parallel import Partials, install
@@ -93,6 +95,7 @@ def part_of(model: Model, team: Team) -> Model:
         model.head = _head(model, team)
     model.backbone = Backbone(model.module.base_model)
     proof.check()
+    model.part = replace(model.part, cache=proof.cache_shape())
     return model
 
 
@@ -192,6 +195,8 @@ class _Proof:
         self.input_TH: Tensor | None = None
         self.returns_tuple = False
         self.logits_TV: Tensor | None = None
+        self.cached: dict[int, tuple[int, int, int]] = {}
+        """Of the layers of the newest forward: key-value heads, head sizes of keys and of values."""
 
     @torch.no_grad()
     def record_whole(self) -> None:
@@ -204,6 +209,7 @@ class _Proof:
         finally:
             for hook in hooks:
                 hook.remove()
+        self.whole_cached = self.cached
         self.input_TH = found.get("input_TH")
         self.returns_tuple = found.get("returns_tuple", False)
         if self.team.is_last_stage:
@@ -239,6 +245,19 @@ class _Proof:
         if self.team.all.all_reduce(count, "max").item():
             raise self._refusal()
 
+    def cache_shape(self) -> CacheShape | None:
+        """What ranks keep of a token, in all layers; None where a rank has neither its own key-value heads nor all."""
+        tp, heads = self.team.tp, config_fields(self.model.config.get_text_config())["num_attention_heads"]
+        own = {layer: self.cached[layer][0] for layer in self.own_layers if layer in self.cached}
+        gathers = tp.size > 1 and all(count == self.whole_cached[layer][0] for layer, count in own.items())
+        layers = tuple(LayerCache(layer, *sizes, not gathers) for layer, sizes in sorted(self.whole_cached.items()))
+        shape = CacheShape(self.model.parameters.num_layers, heads, layers)
+        for param in cache_parameters(shape, [1]):
+            start, stop = param.tp_range(tp.index, tp.size)
+            if param.cut is not None and own.get(param.layer, stop - start) != stop - start:
+                return None
+        return shape
+
     def _refusal(self) -> ModelError:
         sizes, module = self.team.layout.parallelism, self.model.module
         cause = "; ".join(self.faults) or "another rank found that its part computes something else"
@@ -262,8 +281,12 @@ class _Proof:
             raise self._refusal() from error
 
     def _run(self, input_TH: Tensor | None) -> Tensor:
-        batch, context = self.batch, PackedContext(self.batch)
+        self.cached = {}
+        batch, context = self.batch, PackedContext(self.batch, self._note_cached)
         return self.model.backbone.hidden(batch.token_ids_T, batch.position_ids_T, context, inputs=input_TH)
+
+    def _note_cached(self, layer: int, key: Tensor, value: Tensor) -> None:
+        self.cached[layer] = (key.shape[0], key.shape[2], value.shape[2])
 
     def _head_outputs(self, hidden_TH: Tensor) -> Tensor:
         if isinstance(self.model, LanguageModel):

@@ -12,7 +12,7 @@ they were asked for; who is younger gives way.
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, islice
 
@@ -35,6 +35,8 @@ class Started:
     table: list[int]
     names: tuple[Hashable, ...]
     """Prefix keys of the full blocks of its prompt."""
+    is_current: bool = True
+    """What it holds was computed with the present weights, so others may share it."""
 
 
 @dataclass(slots=True)
@@ -49,6 +51,7 @@ class _Prompt:
     names: tuple[Hashable, ...]
     held: int = 0
     table: list[int] = field(default_factory=list)
+    is_current: bool = True
 
     @property
     def order(self) -> tuple[int, int]:
@@ -101,28 +104,58 @@ class Batcher:
         self._prompts[uid] = _Prompt(uid, self._count, num_tokens, list(indices), self._names(uid, num_tokens, names))
         self._count += 1
 
+    def num_shared(self, uid: int, num_prompt: int, names: Sequence[Hashable] | None = None) -> int:
+        """Tokens of a prompt that a sample of it would share with others here; `names` as of `add`."""
+        return len(self.blocks.find(self._names(uid, num_prompt, names))) * self.limits.block_tokens
+
     def add_started(
-        self, key: Key, num_prompt: int, num_tokens: int, held: int, names: Sequence[Hashable] | None = None
-    ) -> bool:
-        """Queue a sample that has started elsewhere, with room for the `held` tokens that it brings.
+        self,
+        key: Key,
+        num_prompt: int,
+        num_tokens: int,
+        held: int,
+        names: Sequence[Hashable] | None = None,
+        *,
+        is_current: bool = True,
+    ) -> int | None:
+        """Queue a sample that has started elsewhere, with room for the `held` tokens that it brings or shares.
+
+        Args:
+            names: as of `add`.
+            is_current: what it brings is of the present weights, so it and others may share.
 
         Returns:
-            False where there is no room now: they are computed again.
+            How many of these tokens lie here already, shared with others; the caller writes the rest at once. None
+            where there is no room now: all are computed again.
         """
+        block_tokens, blocks = self.limits.block_tokens, self.blocks
         order, named = (self._count, key[1]), self._names(key[0], num_prompt, names)
         sample = Started(key, order, num_tokens, 0, [], named)
         self._count += 1
-        count = num_blocks_for(held if held == num_tokens - 1 else num_tokens, self.limits.block_tokens)
-        room = held > 0 and self.blocks.num_free - count >= len(self.running)
-        if room:
-            sample.table, sample.held = self.blocks.take(count), held
         insort(self._preempted, sample, key=_order)
-        return room
+        shared = blocks.find(named[: held // block_tokens]) if is_current else []
+        blocks.hold(shared)
+        count = num_blocks_for(held if held == num_tokens - 1 else num_tokens, block_tokens) - len(shared)
+        if held == 0 or blocks.num_free - count < len(self.running):
+            blocks.release(shared)
+            return None
+        sample.table, sample.held, sample.is_current = shared + blocks.take(count), held, is_current
+        self._name(sample)
+        return len(shared) * block_tokens
 
-    def remove(self, keys: Iterable[Key]) -> None:
-        """These samples have ended, or are taken out wherever they are; their blocks are free at once."""
+    def remove(self, keys: Iterable[Key], contexts: Mapping[Key, Sequence[Hashable]] | None = None) -> None:
+        """These samples have ended, or are taken out wherever they are; their blocks are free at once.
+
+        Args:
+            contexts: of samples that were running, a prefix key for each full block of prompt and response, by which
+                later prompts that go on with them find these.
+        """
         for key in keys:
             sample = self.running.pop(key, None)
+            if sample is not None and sample.is_current and contexts is not None:
+                full = sample.held // self.limits.block_tokens
+                for block, name in zip(sample.table[:full], contexts[key], strict=False):
+                    self.blocks.name(block, name)
             if sample is None and self._preempted:
                 sample = next((s for s in self._preempted if s.key == key), None)
                 if sample is not None:
@@ -145,6 +178,8 @@ class Batcher:
 
     def forget(self) -> None:
         """What is held now is not found by later sequences."""
+        for item in (*self.running.values(), *self._preempted, *self._prompts.values()):
+            item.is_current = not item.table
         self.blocks.forget()
 
     def start_ready(self) -> tuple[Start, ...]:
@@ -255,9 +290,7 @@ class Batcher:
                 budget -= stop - item.held
                 item.held = stop
                 if done:
-                    # Others may share these blocks in the same step: keys are written before they are read.
-                    for block, name in zip(item.table, item.names, strict=False):
-                        self.blocks.name(block, name)
+                    self._name(item)
             places -= self._begin(item, places, starts) if done else _wanted(item, places)
         return chunks, starts
 
@@ -273,7 +306,9 @@ class Batcher:
             self.blocks.hold(item.table)
             key = (item.uid, index)
             order = (item.number, index)
-            self.running[key] = Started(key, order, item.num_tokens + 1, item.held, list(item.table), item.names)
+            self.running[key] = Started(
+                key, order, item.num_tokens + 1, item.held, list(item.table), item.names, item.is_current
+            )
         starts.append(Start(item.uid, tuple(indices)))
         del item.pending[: len(indices)]
         self._let_go(item)
@@ -307,7 +342,15 @@ class Batcher:
 
     def _evict(self, item: Started | _Prompt) -> None:
         self.blocks.release(item.table)
-        item.table, item.held = [], 0
+        item.table, item.held, item.is_current = [], 0, True
+
+    def _name(self, item: Started | _Prompt) -> None:
+        """Others find the full blocks of its prompt from now on, also in this step: keys are written before they are
+        read."""
+        if item.is_current:
+            held = item.held // self.limits.block_tokens
+            for block, name in zip(item.table[:held], item.names, strict=False):
+                self.blocks.name(block, name)
 
     def _preempt(self, sample: Started) -> None:
         del self.running[sample.key]
