@@ -19,8 +19,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from plait.compiled import AVAILABLE, njit
 from plait.generation import noise
-from plait.generation.kernels import AVAILABLE, array_of, njit
+from plait.generation.kernels import array_of
 
 if AVAILABLE:
     from plait.models.scalar_code import exp, larger, of_ordered, ordered, widen
@@ -35,26 +36,26 @@ _TAIL_GUMBEL, _TAIL_UNIFORM = np.uint64(noise.TAIL_GUMBEL & noise._MASK), np.uin
 _ZERO, _LOWEST, _NONE = np.float32(0), np.float32(-np.inf), np.float32(np.nan)
 
 
-@njit(cache=True, nogil=True, error_model="numpy")
+@njit(nogil=True, error_model="numpy")
 def _mix(bits):
     bits = (bits ^ (bits >> _S30)) * _MIX_1
     bits = (bits ^ (bits >> _S27)) * _MIX_2
     return bits ^ (bits >> _S31)
 
 
-@njit(cache=True, nogil=True, error_model="numpy")
+@njit(nogil=True, error_model="numpy")
 def _uniform(key, token_id):
     """`noise.uniform_of`, of uint64."""
     bits = _mix(key + _mix(token_id + _GOLDEN)) >> _S12
     return (np.float64(bits) + 0.5) * _SCALE
 
 
-@njit(cache=True, nogil=True, error_model="numpy")
+@njit(nogil=True, error_model="numpy")
 def _gumbel(key, token_id):
     return -math.log(-math.log(_uniform(key, token_id)))
 
 
-@njit(cache=True, nogil=True, error_model="numpy")
+@njit(nogil=True, error_model="numpy")
 def _widened(logits_V, temperature, row_V, most_N):
     """The logits over the temperature in float32; and of each column, `ordered`, the maximum."""
     # Slices that loops count from 0: the compiler vectorises no loop whose index might be negative.
@@ -71,7 +72,7 @@ def _widened(logits_V, temperature, row_V, most_N):
             most_N[place] = larger(most_N[place], ordered(row[place]))
 
 
-@njit(cache=True, nogil=True, error_model="numpy")
+@njit(nogil=True, error_model="numpy")
 def _nth_largest(values, count):
     """The largest number that at least `count` of these int32 reach, found bit by bit."""
     low, high = np.int64(-(2**31)), np.int64(2**31 - 1)
@@ -87,7 +88,7 @@ def _nth_largest(values, count):
     return np.int32(low)
 
 
-@njit(cache=True, nogil=True, error_model="numpy")
+@njit(nogil=True, error_model="numpy")
 def _candidates(row_V, most_N, count, ids_V, values_V):
     """Put the tokens above the first that is left out (all, where none is) in front of ids; their number, and the
     logit that they are above (NaN where none is left out)."""
@@ -112,7 +113,7 @@ def _candidates(row_V, most_N, count, ids_V, values_V):
     return kept, of_ordered(left_out)
 
 
-@njit(cache=True, nogil=True, error_model="numpy", fastmath={"contract", "reassoc", "nsz"})
+@njit(nogil=True, error_model="numpy", fastmath={"contract", "reassoc", "nsz"})
 def _weigh(row_V, top, left_out, weights_V):
     """exp(logit − top) of every token that is no candidate, 0 for the others; sums (all, those of no candidates)."""
     total, tail = 0.0, 0.0
@@ -130,7 +131,7 @@ def _weigh(row_V, top, left_out, weights_V):
     return total, tail
 
 
-@njit(cache=True, nogil=True, error_model="numpy", fastmath={"reassoc"})
+@njit(nogil=True, error_model="numpy", fastmath={"reassoc"})
 def _block_sum(weights):
     total = 0.0
     for place in range(len(weights)):
@@ -138,7 +139,7 @@ def _block_sum(weights):
     return total
 
 
-@njit(cache=True, nogil=True, error_model="numpy")
+@njit(nogil=True, error_model="numpy")
 def _within_tail(weights_V, uniform, sums_M):
     """The first token whose cumulative weight exceeds that share of the whole."""
     total = 0.0
@@ -160,7 +161,7 @@ def _within_tail(weights_V, uniform, sums_M):
     return last
 
 
-@njit(cache=True, nogil=True, error_model="numpy")
+@njit(nogil=True, error_model="numpy")
 def _draw(logits_BV, keys_B, temperature_B, greedy_B, count, tokens_B, logprobs_B):
     num_rows, vocab_size = logits_BV.shape
     num_columns = min(vocab_size, int(math.sqrt(vocab_size * count)))  # as many maxima to search as tokens in columns

@@ -20,19 +20,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from plait.compiled import AVAILABLE, njit
+
 try:
-    from numba import carray, config, njit
+    from numba import carray
 
     from plait.generation.vector_code import KEYS, WEIGHTED_ROWS, ask, scores, weighted
     from plait.models.scalar_code import exp, larger, narrow, of_ordered, ordered, pointer, supported, widen
-
-    AVAILABLE = not config.DISABLE_JIT
 except ImportError:
-    AVAILABLE = False
     KEYS, WEIGHTED_ROWS = 16, 4
-
-    def njit(**_: Any) -> Any:
-        return lambda function: function
 
 
 Array = Any
@@ -51,7 +47,7 @@ def array_of(tensor: Tensor) -> Array:
     return tensor.view(torch.uint16).numpy() if tensor.dtype == torch.bfloat16 else tensor.numpy()
 
 
-@njit(cache=True, nogil=True, error_model="numpy", fastmath={"contract", "reassoc", "nsz"})
+@njit(nogil=True, error_model="numpy", fastmath={"contract", "reassoc", "nsz"})
 def _softmax(scores_K, probs_K):
     most = ordered(_LOWEST)
     for k in range(len(scores_K)):
@@ -67,7 +63,7 @@ def _softmax(scores_K, probs_K):
         probs_K[k] = narrow(probs_K, scores_K[k] * inverse)
 
 
-@njit(cache=True, nogil=True, error_model="numpy", fastmath={"contract", "reassoc", "nsz"})
+@njit(nogil=True, error_model="numpy", fastmath={"contract", "reassoc", "nsz"})
 def _scores_of_any_size(query_D, keys_KD, scale, out_K):
     for k in range(keys_KD.shape[0]):
         total = _ZERO
@@ -76,7 +72,7 @@ def _scores_of_any_size(query_D, keys_KD, scale, out_K):
         out_K[k] = total * scale
 
 
-@njit(cache=True, nogil=True, error_model="numpy", fastmath={"contract"})
+@njit(nogil=True, error_model="numpy", fastmath={"contract"})
 def _add_weighted_of_any_size(probs_K, values_KE, total_E):
     for k in range(values_KE.shape[0]):
         prob = widen(probs_K[k])
@@ -84,7 +80,7 @@ def _add_weighted_of_any_size(probs_K, values_KE, total_E):
             total_E[e] += prob * widen(values_KE[k, e])
 
 
-@njit(cache=True, nogil=True, error_model="numpy")
+@njit(nogil=True, error_model="numpy")
 def attend(
     like, query, query_stride, out, out_stride, key_pool, value_pool, sizes, vectors,
     tables_SM, starts_S1, held_S, seen_TK, depths_T, row_start, row_stop, scale, window, room_GK, probs_GK,

@@ -30,18 +30,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-try:
-    from numba import config, njit
+from plait import compiled
+from plait.compiled import njit
 
+AVAILABLE = compiled.AVAILABLE
+"""Whether there is numba, and a CPU with the instructions."""
+if AVAILABLE:
     from plait.models.scalar_code import exp, larger, narrow, of_ordered, ordered, supported, widen
 
-    AVAILABLE = not config.DISABLE_JIT and supported()[1]
-    """Whether there is numba, and a CPU with the instructions."""
-except ImportError:
-    AVAILABLE = False
-
-    def njit(**_: Any) -> Any:
-        return lambda function: function
+    AVAILABLE = supported()[1]
 
 
 Array = Any
@@ -87,14 +84,14 @@ def _share_out(run: Callable[[int, int], None], num_rows: int, num_elements: int
         other.result()
 
 
-@njit(cache=True, nogil=True, error_model="numpy", fastmath={"contract"})
+@njit(nogil=True, error_model="numpy", fastmath={"contract"})
 def _gated(gate_N, up_N, out_N):
     for i in range(len(out_N)):
         x = widen(gate_N[i])
         out_N[i] = narrow(out_N, widen(narrow(out_N, x / (_ONE + exp(-x)))) * widen(up_N[i]))
 
 
-@njit(cache=True, nogil=True, error_model="numpy", fastmath={"contract"})
+@njit(nogil=True, error_model="numpy", fastmath={"contract"})
 def _gated_in_place(gate_N, up_N):
     """A function of its own: a loop whose output may be its input under another name is not vectorised."""
     for i in range(len(gate_N)):
@@ -102,7 +99,7 @@ def _gated_in_place(gate_N, up_N):
         gate_N[i] = narrow(gate_N, widen(narrow(gate_N, x / (_ONE + exp(-x)))) * widen(up_N[i]))
 
 
-@njit(cache=True, nogil=True, error_model="numpy", fastmath={"contract"})
+@njit(nogil=True, error_model="numpy", fastmath={"contract"})
 def _gated_backward(gate_N, up_N, grad_N, grad_gate_N, grad_up_N):
     for i in range(len(grad_N)):
         x, grad = widen(gate_N[i]), widen(grad_N[i])
@@ -134,7 +131,7 @@ def gated_backward(gate: Tensor, up: Tensor, grad: Tensor) -> tuple[Tensor, Tens
     return out
 
 
-@njit(cache=True, nogil=True, error_model="numpy", fastmath={"contract"})
+@njit(nogil=True, error_model="numpy", fastmath={"contract"})
 def _rotated(x_THD, cos_TD, sin_TD, out_HTD, start, stop):
     num_heads, size = x_THD.shape[1:]
     half = size // 2
@@ -151,7 +148,7 @@ def _rotated(x_THD, cos_TD, sin_TD, out_HTD, start, stop):
                 out_D[half + d] = narrow(out_D, second)
 
 
-@njit(cache=True, nogil=True, error_model="numpy", fastmath={"contract"})
+@njit(nogil=True, error_model="numpy", fastmath={"contract"})
 def _rotated_backward(grad_HTD, cos_TD, sin_TD, out_THD, start, stop):
     num_heads, size = out_THD.shape[1:]
     half = size // 2
@@ -181,7 +178,7 @@ def rotated_backward(grad_HTD: Tensor, cos_TD: Tensor, sin_TD: Tensor) -> Tensor
     return out_THD
 
 
-@njit(cache=True, nogil=True, error_model="numpy", fastmath={"contract", "reassoc", "nsz"})
+@njit(nogil=True, error_model="numpy", fastmath={"contract", "reassoc", "nsz"})
 def _normalised(x_TH, weight_H, eps, out_TH, inverse_T, start, stop):
     size = len(weight_H)
     for t in range(start, stop):
@@ -196,7 +193,7 @@ def _normalised(x_TH, weight_H, eps, out_TH, inverse_T, start, stop):
             out_H[h] = narrow(out_H, widen(narrow(out_H, widen(x_H[h]) * inverse)) * widen(weight_H[h]))
 
 
-@njit(cache=True, nogil=True, error_model="numpy", fastmath={"contract", "reassoc", "nsz"})
+@njit(nogil=True, error_model="numpy", fastmath={"contract", "reassoc", "nsz"})
 def _normalised_backward(x_TH, weight_H, inverse_T, grad_TH, grad_x_TH, grad_weight_PH, start, stop):
     size = len(weight_H)
     for t in range(start, stop):
@@ -231,7 +228,7 @@ def normalised_backward(x_TH: Tensor, weight_H: Tensor, inverse_T: Tensor, grad_
     return grad_x_TH, pieces_PH.sum(0)
 
 
-@njit(cache=True, nogil=True, error_model="numpy", fastmath={"contract", "reassoc", "nsz"})
+@njit(nogil=True, error_model="numpy", fastmath={"contract", "reassoc", "nsz"})
 def _softmax(scores_K, bias_C, biased_K, probs_K):
     """`probs_K` may be `scores_K`."""
     clear = len(scores_K) - len(bias_C)
@@ -255,7 +252,7 @@ def _softmax(scores_K, bias_C, biased_K, probs_K):
         probs_K[k] = narrow(probs_K, biased_K[k] * inverse)
 
 
-@njit(cache=True, nogil=True, error_model="numpy")
+@njit(nogil=True, error_model="numpy")
 def _probabilities(scores_RK, bias_NC, start, stop):
     room_K = np.empty(scores_RK.shape[1], np.float32)
     for r in range(start, stop):
@@ -269,7 +266,7 @@ def probabilities_(scores_BMK: Tensor, bias_nC: Tensor) -> Tensor:
     return scores_BMK
 
 
-@njit(cache=True, nogil=True, error_model="numpy", fastmath={"contract", "reassoc", "nsz"})
+@njit(nogil=True, error_model="numpy", fastmath={"contract", "reassoc", "nsz"})
 def _logprobs(logits_CV, temperature, targets_C, logprobs_C, entropies_C, lse_C, start, stop):
     for c in range(start, stop):
         logits_V = logits_CV[c]
@@ -290,7 +287,7 @@ def _logprobs(logits_CV, temperature, targets_C, logprobs_C, entropies_C, lse_C,
         lse_C[c] = log_total + top
 
 
-@njit(cache=True, nogil=True, error_model="numpy", fastmath={"contract"})
+@njit(nogil=True, error_model="numpy", fastmath={"contract"})
 def _logprobs_backward(
     logits_CV, temperature, targets_C, lse_C, entropies_C, grad_logprobs_C, grad_entropies_C, start, stop
 ):
@@ -339,7 +336,7 @@ def logprobs_backward_(
     return logits_CV
 
 
-@njit(cache=True, nogil=True, error_model="numpy")
+@njit(nogil=True, error_model="numpy")
 def _add(total_N, gradient_N):
     for i in range(len(total_N)):
         total_N[i] += widen(gradient_N[i])

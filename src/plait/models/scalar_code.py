@@ -1,7 +1,6 @@
 """Operations on single numbers that numba lacks, as LLVM instructions: bfloat16 as uint16, exp, order, barriers.
 
-Loops over them are vectorised. numba keeps compiled functions by the file that they stand in: after a change here or in
-`generation.vector_code`, compiled callers must be thrown away (`__pycache__/*.nb?`).
+Loops over them are vectorised.
 """
 
 from __future__ import annotations

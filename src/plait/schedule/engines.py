@@ -1,9 +1,6 @@
 """The engines of the schedule search, compiled like the `kernels` they call: each tries many schedules in one call.
 
 `anneal`, `wander` and `evolve` shorten a schedule; `squeeze` makes it hold less.
-
-Hazard: numba takes compiled code from its cache as long as this file is unchanged, whatever happened to `kernels`.
-After a change there, touch this file.
 """
 
 # numpy's annotations do not say that an array indexed by numbers gives a number.
@@ -13,11 +10,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from plait.schedule.kernels import TOLERANCE, decode, dispatch, evaluate, njit, peaks, uniform
+from plait.compiled import njit
+from plait.schedule.kernels import TOLERANCE, decode, dispatch, evaluate, peaks, uniform
 from plait.schedule.tables import Floats, Ints, Tables
 
 
-@njit(cache=True)
+@njit()
 def anneal(
     t: Tables, order: Ints, cap: Floats, bound: float, moves: int, hot: float, cold: float, state: Ints, best: Ints
 ) -> tuple[float, int]:
@@ -70,7 +68,7 @@ def anneal(
     return shortest, moves
 
 
-@njit(cache=True)
+@njit()
 def squeeze(
     t: Tables,
     order: Ints,
@@ -130,7 +128,7 @@ def squeeze(
     return least, moves
 
 
-@njit(cache=True)
+@njit()
 def wander(
     t: Tables, keys: Floats, cap: Floats, bound: float, moves: int, hot: float, cold: float, state: Ints, best: Ints
 ) -> tuple[float, int]:
@@ -183,7 +181,7 @@ LEANNESS = (0.0, 0.02, 0.1, 0.3)
 """What a unit of peak memory costs in each family of `evolve`, in units of the bound."""
 
 
-@njit(cache=True)
+@njit()
 def evolve(
     t: Tables,
     cap: Floats,
@@ -250,7 +248,7 @@ def evolve(
     return candidates
 
 
-@njit(cache=True)
+@njit()
 def _vary(t: Tables, pool: Floats, pool_score: Floats, family: int, bound: float, state: Ints, genes: Floats) -> None:
     """Fill `genes` with random weights, or with a varied copy of a random member of the family."""
     num_genes = genes.shape[0]
@@ -285,7 +283,7 @@ def _vary(t: Tables, pool: Floats, pool_score: Floats, family: int, bound: float
             genes[k] = 4 * u
 
 
-@njit(cache=True)
+@njit()
 def _excess(t: Tables, order: Ints, rank: int, goal: float) -> float:
     held = 0.0
     total = 0.0
@@ -296,7 +294,7 @@ def _excess(t: Tables, order: Ints, rank: int, goal: float) -> float:
     return total
 
 
-@njit(cache=True)
+@njit()
 def _critical_slot(t: Tables, order: Ints, slot_of: Ints, end: Floats, makespan: float, state: Ints) -> int:
     """A random slot whose action and the one before it on its rank are a critical arc; −1 if there is none."""
     slack = TOLERANCE * makespan
@@ -331,7 +329,7 @@ def _critical_slot(t: Tables, order: Ints, slot_of: Ints, end: Floats, makespan:
     return chosen
 
 
-@njit(cache=True)
+@njit()
 def _reach(t: Tables, order: Ints, cap: Floats, source: int, target: int) -> int:
     """How far towards `target` the action at `source` may go without passing its chain or filling its rank's memory."""
     action = order[source]
@@ -363,7 +361,7 @@ def _reach(t: Tables, order: Ints, cap: Floats, source: int, target: int) -> int
     return slot
 
 
-@njit(cache=True)
+@njit()
 def _shift(order: Ints, slot_of: Ints, source: int, target: int) -> None:
     """Move the action at `source` to `target`; those between move up."""
     action = order[source]

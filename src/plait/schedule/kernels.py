@@ -9,25 +9,16 @@ schedule is one array `order` of action numbers, rank after rank; its memory is 
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
+from plait.compiled import njit
 from plait.schedule.tables import Floats, Ints, Tables
-
-try:
-    from numba import njit
-except ImportError:
-
-    def njit(**_: Any) -> Any:
-        return lambda function: function
-
 
 TOLERANCE = 1e-9
 """Relative slack in comparisons of times and of memory: sums of floats in another order must not decide."""
 
 
-@njit(cache=True)
+@njit()
 def uniform(state: Ints) -> float:
     """The next number in (0, 1) of L'Ecuyer's combined generator (1988); `state` is two integers, changed in place."""
     state[0] = (40014 * state[0]) % 2147483563
@@ -35,7 +26,7 @@ def uniform(state: Ints) -> float:
     return ((state[0] - state[1]) % 2147483562 + 1) / 2147483563.0
 
 
-@njit(cache=True)
+@njit()
 def evaluate(t: Tables, order: Ints, limit: float, end: Floats, scratch: Ints) -> float:
     """Run the order; return its makespan, or inf if it deadlocks or surely ends after `limit`.
 
@@ -81,7 +72,7 @@ def evaluate(t: Tables, order: Ints, limit: float, end: Floats, scratch: Ints) -
     return makespan if done == order.shape[0] else np.inf
 
 
-@njit(cache=True)
+@njit()
 def peaks(t: Tables, order: Ints, peak: Floats) -> float:
     """Fill `peak` [N] with the most memory that each rank holds; return the largest."""
     largest = 0.0
@@ -96,7 +87,7 @@ def peaks(t: Tables, order: Ints, peak: Floats) -> float:
     return largest
 
 
-@njit(cache=True)
+@njit()
 def dispatch(
     t: Tables, weights: Floats, bias: Floats, delay: float, cap: Floats, limit: float, order: Ints, end: Floats
 ) -> float:
@@ -217,7 +208,7 @@ def dispatch(
     return makespan
 
 
-@njit(cache=True)
+@njit()
 def _safe(t: Tables, head: Ints, held: Floats, full: Floats, action: int, spare: Floats, oldest: Ints) -> bool:
     """Whether all micro-batches in flight could still be finished, one after the other, if `action` took its memory.
 
@@ -265,7 +256,7 @@ def _safe(t: Tables, head: Ints, held: Floats, full: Floats, action: int, spare:
     return True
 
 
-@njit(cache=True)
+@njit()
 def decode(t: Tables, keys: Floats, cap: Floats, limit: float, order: Ints, end: Floats) -> float:
     """Build the schedule in which actions are placed one by one, the possible one of least key first.
 

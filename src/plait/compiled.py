@@ -1,0 +1,143 @@
+"""Functions compiled by numba, and kept on disk until any file that they are made of changes.
+
+numba keeps a compiled function until the function's own file changes, though the code of all that it calls is in it.
+Here it is taken from disk only if neither its file has changed nor any file of the same package that this one imports,
+directly or not: their contents make up the *stamp* that lies beside it. What was compiled under another stamp is
+overwritten, so old code does not pile up.
+
+Compiled code lies where numba puts it: in `NUMBA_CACHE_DIR`, in `__pycache__` beside the file, or in the user's cache
+folder, whichever can be written. Where none can, every process compiles anew.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import hashlib
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, ClassVar
+
+try:
+    from numba import config
+    from numba import njit as _compile
+    from numba.core import caching
+
+    AVAILABLE = not config.DISABLE_JIT
+    """Whether functions are compiled."""
+except ImportError:
+    AVAILABLE = False
+
+
+def njit(**options: Any) -> Callable[[Callable[..., Any]], Any]:
+    """`numba.njit` with a cache on disk; without numba the function stays plain Python."""
+    if not AVAILABLE:
+        return lambda function: function
+
+    def compiled(function: Callable[..., Any]) -> Any:
+        dispatcher = _compile(**options)(function)
+        dispatcher._cache = _cache_of(function)
+        return dispatcher
+
+    return compiled
+
+
+def stamp(file: str) -> str:
+    """A digest of a file of a package and of all files of this package that it imports, directly or not."""
+    found, waiting = {}, [Path(file).resolve()]
+    while waiting:
+        path = waiting.pop()
+        if path not in found:
+            status = path.stat()
+            found[path], imported = _read(path, status.st_mtime_ns, status.st_size)
+            waiting += imported
+    root = _root_of(Path(file).resolve())
+    named = sorted((path.relative_to(root.parent).as_posix(), digest) for path, digest in found.items())
+    return hashlib.sha256(repr(named).encode()).hexdigest()
+
+
+@functools.cache
+def _read(path: Path, mtime_ns: int, size: int) -> tuple[str, tuple[Path, ...]]:
+    """Digest of a file in this state, and the files of its package that it imports."""
+    source = path.read_bytes()
+    return hashlib.sha256(source).hexdigest(), tuple(_imported(ast.parse(source), _root_of(path)))
+
+
+def _imported(module: ast.Module, root: Path) -> Iterator[Path]:
+    names: list[str] = []
+    for node in ast.walk(module):
+        if isinstance(node, ast.Import):
+            names += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
+            names += [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
+    for name in names:
+        first, *rest = name.split(".")
+        path = root.joinpath(*rest).with_suffix(".py")
+        if first == root.name and rest and path.is_file():
+            yield path
+
+
+@functools.cache
+def _root_of(path: Path) -> Path:
+    """The folder of the outermost package that a file is in; of a file in no package, its own folder."""
+    folder = path.parent
+    while (folder.parent / "__init__.py").is_file():
+        folder = folder.parent
+    return folder
+
+
+_announced = False
+
+
+def _announce(kept: bool) -> None:
+    """Say once that compiling begins, which takes long enough to wonder."""
+    global _announced
+    if _announced:
+        return
+    _announced = True
+    until = "kept for later runs" if kept else "in every process, for no folder to keep them can be written"
+    remedy = "" if kept else "; set NUMBA_CACHE_DIR to one that can"
+    print(f"plait: compiling kernels for this CPU ({until}{remedy})", file=sys.stderr, flush=True)
+
+
+if AVAILABLE:
+
+    class _Stamped:
+        """A locator whose cache is fresh as long as all files that the function is made of are."""
+
+        _py_file: str
+
+        def get_source_stamp(self) -> str:
+            return stamp(self._py_file)
+
+    class _Given(_Stamped, caching.UserProvidedCacheLocator):
+        pass
+
+    class _Beside(_Stamped, caching.InTreeCacheLocator):
+        pass
+
+    class _OfUser(_Stamped, caching.UserWideCacheLocator):
+        pass
+
+    class _Kept(caching.CompileResultCacheImpl):
+        _locator_classes: ClassVar = [_Given, _Beside, _OfUser]
+
+    class _Cache(caching.FunctionCache):
+        _impl_class = _Kept
+
+        def load_overload(self, sig: Any, target_context: Any) -> Any:
+            found = super().load_overload(sig, target_context)
+            if found is None:
+                _announce(kept=True)
+            return found
+
+    class _NoCache(caching.NullCache):
+        def load_overload(self, sig: Any, target_context: Any) -> None:
+            _announce(kept=False)
+
+    def _cache_of(function: Callable[..., Any]) -> Any:
+        try:
+            return _Cache(function)
+        except RuntimeError:  # numba found no folder
+            return _NoCache()

@@ -1,0 +1,102 @@
+"""Compiled functions on disk: taken while all files that they are made of are as they were, and else made anew."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from plait import compiled
+from plait.generation import draw_kernel, layer_kernels
+
+pytestmark = pytest.mark.skipif(not compiled.AVAILABLE, reason="numba is not installed")
+
+HELPER = """
+from plait.compiled import njit
+
+@njit()
+def factor():
+    return {factor}
+"""
+CALLER = """
+from package.helper import factor
+from plait.compiled import njit
+
+@njit()
+def times(x):
+    return x * factor()
+"""
+MAIN = "from package.caller import times; print(times(7), sum(times.stats.cache_hits.values()))"
+
+
+def run(folder: Path) -> tuple[int, int, str]:
+    """(result, functions found on disk, what it said) of a process that calls `times`."""
+    done = subprocess.run(
+        [sys.executable, "-c", MAIN],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, "PYTHONPATH": str(folder), "NUMBA_CACHE_DIR": ""},
+    )
+    result, hits = map(int, done.stdout.split())
+    return result, hits, done.stderr
+
+
+def test_a_changed_helper_is_compiled_anew(tmp_path: Path) -> None:
+    package = tmp_path / "package"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "helper.py").write_text(HELPER.format(factor=2))
+    (package / "caller.py").write_text(CALLER)
+    notice = "plait: compiling kernels for this CPU (kept for later runs)\n"
+    assert run(tmp_path) == (14, 0, notice)
+    kept = {path.name for path in (package / "__pycache__").glob("*.nb?")}
+    assert len(kept) == 4, "an index and the code of each function"
+    assert run(tmp_path) == (14, 1, "")
+    (package / "helper.py").write_text(HELPER.format(factor=3))
+    assert run(tmp_path) == (21, 0, notice)
+    assert {path.name for path in (package / "__pycache__").glob("*.nb?")} == kept, "the old code is overwritten"
+
+
+def test_without_a_folder_to_keep_it_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    """A read-only installation of a user without a home: compiled in every process."""
+    from numba.core import caching
+
+    def refuse(self: object) -> None:
+        raise OSError("read only")
+
+    monkeypatch.setattr(caching._CacheLocator, "ensure_cache_path", refuse)
+    monkeypatch.setattr(compiled, "_announced", False)
+
+    def double(x: int) -> int:
+        return 2 * x
+
+    assert compiled.njit()(double)(4) == 8
+    assert "set NUMBA_CACHE_DIR" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("module", "made_of"),
+    [
+        (layer_kernels, {"generation/kernels", "generation/vector_code", "models/scalar_code", "compiled"}),
+        (draw_kernel, {"generation/noise", "models/scalar_code", "compiled"}),
+    ],
+    ids=["layer_kernels", "draw_kernel"],
+)
+def test_what_the_stamp_covers(module, made_of: set[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kernel's stamp changes with each file whose code or constants are in it."""
+    read = compiled._read
+    before = compiled.stamp(module.__file__)
+    for name in made_of:
+
+        def changed(path: Path, mtime_ns: int, size: int, name: str = name):
+            digest, imported = read(path, mtime_ns, size)
+            return (digest + "!" if path.as_posix().endswith(f"plait/{name}.py") else digest), imported
+
+        monkeypatch.setattr(compiled, "_read", changed)
+        assert compiled.stamp(module.__file__) != before, name
+    monkeypatch.setattr(compiled, "_read", read)
+    assert compiled.stamp(module.__file__) == before
