@@ -21,12 +21,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from plait.generation.kernels import AVAILABLE, Array, attend, njit
+from plait.compiled import AVAILABLE, njit
+from plait.generation.kernels import Array, attend
 
 if AVAILABLE:
     from numba import carray
 
-    from plait.generation.vector_code import KEYS, TILE_COLUMNS, TILE_ROWS, tile
+    from plait.generation.vector_code import KEYS, TILE_COLUMNS, TILE_ROWS, tile, transposed
     from plait.models.scalar_code import barrier, exp, narrow, pointer, widen
 else:
     KEYS, TILE_COLUMNS, TILE_ROWS = 16, 32, 14
@@ -104,7 +105,7 @@ class Room(NamedTuple):
     probs_QGK: Array
 
 
-@njit(cache=True, nogil=True, error_model="numpy")
+@njit(nogil=True, error_model="numpy")
 def product(like, x_CK, weight, num_terms, out_CN, num_rows, part, parts):
     """out [rows, N] = x [rows, K] · weightᵀ + bias of a weight that `pack` has laid out; this thread's panels.
 
@@ -131,7 +132,7 @@ def product(like, x_CK, weight, num_terms, out_CN, num_rows, part, parts):
             start = stop
 
 
-@njit(cache=True, nogil=True, error_model="numpy")
+@njit(nogil=True, error_model="numpy")
 def pack(weight_OT, bias_O, first, out):
     """Lay the rows of a weight out as `tile` reads them: panels of TILE_COLUMNS outputs, in each its bias, then its
     terms one by one.
@@ -146,14 +147,23 @@ def pack(weight_OT, bias_O, first, out):
     for row in range(len(bias_O)):
         column = first + row
         out[column // TILE_COLUMNS, 0, column % TILE_COLUMNS] = bias_O.view(np.uint32)[row]
-    for start in range(0, num_out, 16):
-        for term in range(num_terms):
-            for row in range(start, min(start + 16, num_out)):
-                column = first + row
+    at, row_bytes, panel_row_bytes = weight_OT.ctypes.data, 4 * num_terms, 4 * TILE_COLUMNS
+    for start in range(0, num_out, TILE_COLUMNS):
+        done = 0
+        if first % TILE_COLUMNS == 0 and start + TILE_COLUMNS <= num_out:
+            done = num_terms // 16 * 16
+            panel_at = out[(first + start) // TILE_COLUMNS, 1].ctypes.data
+            for term in range(0, done, 16):
+                for half in range(0, TILE_COLUMNS, 16):
+                    from_at = at + (start + half) * row_bytes + 4 * term
+                    transposed(from_at, row_bytes, panel_at + term * panel_row_bytes + 4 * half, panel_row_bytes)
+        for row in range(start, min(start + TILE_COLUMNS, num_out)):
+            column = first + row
+            for term in range(done, num_terms):
                 out[column // TILE_COLUMNS, 1 + term, column % TILE_COLUMNS] = weight_OT[row, term]
 
 
-@njit(cache=True, nogil=True, error_model="numpy", fastmath={"contract", "reassoc", "nsz"})
+@njit(nogil=True, error_model="numpy", fastmath={"contract", "reassoc", "nsz"})
 def _normalise(x_H, weight_H, eps, kind, out_H):
     total = _ZERO
     for h in range(len(weight_H)):
@@ -168,7 +178,7 @@ def _normalise(x_H, weight_H, eps, kind, out_H):
             out_H[h] = narrow(out_H, widen(narrow(out_H, widen(x_H[h]) * inverse)) * weight_H[h])
 
 
-@njit(cache=True, nogil=True, error_model="numpy", fastmath={"contract"})
+@njit(nogil=True, error_model="numpy", fastmath={"contract"})
 def _add(x_H, delta_H, factor):
     if factor == _ONE:
         for h in range(len(x_H)):
@@ -178,7 +188,7 @@ def _add(x_H, delta_H, factor):
             x_H[h] = narrow(x_H, widen(x_H[h]) + widen(narrow(x_H, widen(delta_H[h]) * factor)))
 
 
-@njit(cache=True, nogil=True, error_model="numpy", fastmath={"contract"})
+@njit(nogil=True, error_model="numpy", fastmath={"contract"})
 def _gated(gate_up_N, activation, out_I):
     size = len(out_I)
     if activation == SILU:
@@ -193,7 +203,7 @@ def _gated(gate_up_N, activation, out_I):
             out_I[i] = narrow(out_I, widen(gate) * widen(gate_up_N[size + i]))
 
 
-@njit(cache=True, nogil=True, error_model="numpy", fastmath={"contract"})
+@njit(nogil=True, error_model="numpy", fastmath={"contract"})
 def _rotate(x_D, cos_D, sin_D, out_D):
     """`apply_rotary_pos_emb` of Transformers; cos and sin are those of its first half, which it repeats."""
     half = len(cos_D)
@@ -205,7 +215,7 @@ def _rotate(x_D, cos_D, sin_D, out_D):
         out_D[half + d] = narrow(out_D, second)
 
 
-@njit(cache=True, nogil=True, error_model="numpy")
+@njit(nogil=True, error_model="numpy")
 def _place(qkv_N, norms_2D, eps, sizes, rope, cos_D, sin_D, query_N, key_pool, value_pool, place):
     """Norms and rope of a row's queries and of its keys; these and its values go into the pool.
 
@@ -233,7 +243,7 @@ def _place(qkv_N, norms_2D, eps, sizes, rope, cos_D, sin_D, query_N, key_pool, v
         out_D[:] = qkv_N[first : first + size]
 
 
-@njit(cache=True, nogil=True, error_model="numpy")
+@njit(nogil=True, error_model="numpy")
 def decoder(x_TH, pools_L2, step, weights, sizes, room, out_RH, state, part, parts):
     """Hidden states after the final norm of the rows that are read; new keys and values go into the pool.
 
@@ -348,7 +358,7 @@ def decoder(x_TH, pools_L2, step, weights, sizes, room, out_RH, state, part, par
             barrier(state.ctypes.data, parts)
 
 
-@njit(cache=True, nogil=True, error_model="numpy")
+@njit(nogil=True, error_model="numpy")
 def _keep_read(x_TH, attended_CN, read_R, done, start, stop, part):
     """Move the rows that are read to the front of the chunk; their number. The first thread moves."""
     count = 0
@@ -361,7 +371,7 @@ def _keep_read(x_TH, attended_CN, read_R, done, start, stop, part):
     return count
 
 
-@njit(cache=True, nogil=True, error_model="numpy")
+@njit(nogil=True, error_model="numpy")
 def head(x_RH, weight, out_RN, part, parts):
     """Logits: `product` of all rows with the packed weight of a linear head."""
     product(x_RH, x_RH, weight, x_RH.shape[1], out_RN, len(x_RH), part, parts)

@@ -378,3 +378,28 @@ def ask(typingctx, address, lines):
         return context.get_dummy_value()
 
     return types.void(types.int64, types.int64), codegen
+
+
+@intrinsic
+def transposed(typingctx, rows, row_bytes, out, out_row_bytes):
+    """out [16, 16] = rows [16, 16] transposed, of four bytes each: in four rounds rows and columns swap a bit of their
+    number.
+
+    Args:
+        rows, out: addresses; strides of their rows in bytes.
+    """
+
+    def codegen(context, builder, signature, args):
+        emit = _Emit(builder, False)
+        rows_at, row_step, out_at, out_step = args
+        vectors = [emit.load(emit.at(rows_at, builder.mul(row_step, integer(row))), V16I) for row in range(16)]
+        for bit in (8, 4, 2, 1):
+            low, high = _pairs(bit)
+            for row in (row for row in range(16) if not row & bit):
+                pair = vectors[row], vectors[row + bit]
+                vectors[row], vectors[row + bit] = emit.shuffle(*pair, low), emit.shuffle(*pair, high)
+        for row, vector in enumerate(vectors):
+            emit.store(vector, emit.at(out_at, builder.mul(out_step, integer(row))))
+        return context.get_dummy_value()
+
+    return types.void(*[types.int64] * 4), codegen
