@@ -150,6 +150,34 @@ def test_moves_are_in_the_timeline_with_their_bytes(recipe_of: Callable[..., Rec
         assert sum(s.bytes for s in moved) == 8 * elements
 
 
+def test_every_action_has_its_bytes(recipe_of: Callable[..., Recipe]) -> None:
+    """25,760 parameters, of them a tied embedding of 320 x 32, in float64."""
+    elements, embedding, hidden = 25_760, 320 * 32, 32
+    PLANS["cut"] = {"actor.generate": "0,1 tp2", "actor.train": "0,1 pp2", "ref.logprobs": "1"}
+    spans = {}
+    for plan in ("dp2", "cut"):
+        recipe = recipe_of(f"bytes-{plan}", plan, steps=1)
+        run(recipe)
+        spans[plan] = load_any(recipe.run_dir / "trace.json").spans
+    # Of gradients a rank gets its share from the other, of the new weights all that is not its share.
+    steps = {s.rank: s.bytes for s in spans["dp2"] if s.kind == "STEP"}
+    assert steps == {0: 8 * elements, 1: 8 * elements}
+    # The stages sum the embedding's gradients, and the last one gets its new weights from the first.
+    steps = {s.rank: s.bytes for s in spans["cut"] if s.kind == "STEP"}
+    assert steps == {0: 8 * embedding, 1: 2 * 8 * embedding}
+    trained = [s for s in spans["cut"] if s.action.startswith("actor.train/")]
+    tokens = {(s.rank, s.action[-1]): s.tokens for s in trained if s.kind in ("F", "B")}
+    passed = [s for s in trained if s.kind.startswith(("SEND", "RECV"))]
+    assert {s.kind for s in passed} == {"SEND_F", "RECV_F", "SEND_B", "RECV_B"}
+    for span in passed:
+        assert span.bytes == 8 * hidden * tokens[span.rank, span.action[-1]]
+    # Two ranks sum the embedding's and each layer's two outputs, and gather their halves of the logits.
+    for span in spans["cut"]:
+        if span.kind == "DECODE":
+            assert span.bytes == 8 * span.tokens * ((1 + 2 * 2) * hidden + 320 // 2)
+    assert {s.rank for s in spans["cut"] if s.kind == "DECODE"} == {0, 1}
+
+
 def _weights(path: Path) -> dict[str, torch.Tensor]:
     from safetensors.torch import load_file
 

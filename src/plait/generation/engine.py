@@ -96,6 +96,11 @@ class Engine:
         return self._pool.num_bytes
 
     @property
+    def received_bytes(self) -> int:
+        """Activations that came from other ranks of the instance, so far."""
+        return self.model.team.received_bytes
+
+    @property
     def has_packed_weights(self) -> bool:
         """Whether a copy of the weights is held in another order."""
         return self._forward.has_packed_weights

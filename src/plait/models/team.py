@@ -60,11 +60,20 @@ class Transfer:
         return self.tensor
 
 
+@dataclass(eq=False)
+class Traffic:
+    """What came to this rank, so far: the least that any algorithm for the same calls receives. A sum of n bytes over p
+    ranks counts as its two halves, reduce-scatter and all-gather: 2 n (p - 1) / p."""
+
+    received_bytes: int = 0
+
+
 @dataclass(frozen=True, eq=False)
 class Peers:
     """The ranks along one axis of a team, this one among them.
 
-    Every call raises RunError where a peer is gone or does not answer until the deadline.
+    Every call raises RunError where a peer is gone or does not answer until the deadline. `traffic` counts the bytes of
+    all but `irecv`, whose messages are counted by whoever waits for them.
     """
 
     ranks: tuple[int, ...]
@@ -77,6 +86,7 @@ class Peers:
     """torch.distributed's; None where there is one rank."""
     timeout_s: float = TIMEOUT_S
     waiting_for: WaitingFor = field(default=lambda what: nullcontext(), repr=False)
+    traffic: Traffic = field(default_factory=Traffic, repr=False)
 
     @classmethod
     def alone(cls, rank: int = 0, axis: str = "") -> Peers:
@@ -100,6 +110,7 @@ class Peers:
             self._finish(
                 lambda: dist.all_reduce(tensor, _OPS[op], group=self.group, async_op=True), f"all_reduce {op}", tensor
             )
+            self.traffic.received_bytes += 2 * _bytes(tensor) * (self.size - 1) // self.size
         return tensor
 
     def broadcast(self, tensor: Tensor, source: int) -> Tensor:
@@ -111,6 +122,7 @@ class Peers:
                 f"broadcast of rank {self.ranks[source]}",
                 tensor,
             )
+            self.traffic.received_bytes += 0 if source == self.index else _bytes(tensor)
         return tensor
 
     def all_gather(self, tensor: Tensor, lengths: Sequence[int] | None = None) -> list[Tensor]:
@@ -132,6 +144,7 @@ class Peers:
             tensor, parts = own, [torch.empty_like(own) for _ in self.ranks]
         if tensor.numel():
             self._finish(lambda: dist.all_gather(parts, tensor, group=self.group, async_op=True), "all_gather", tensor)
+            self.traffic.received_bytes += _bytes(tensor) * (self.size - 1)
         parts = [parts[self._of_group(index)] for index in range(self.size)]
         if lengths is not None:
             parts = [part[:length] for part, length in zip(parts, lengths, strict=True)]
@@ -199,7 +212,9 @@ class Peers:
 
     def recv(self, tensor: Tensor, peer: int, tag: int, what: str = "") -> Tensor:
         """`irecv`, and wait. Returns the tensor."""
-        return self.irecv(tensor, peer, tag, what).wait()
+        self.irecv(tensor, peer, tag, what).wait()
+        self.traffic.received_bytes += _bytes(tensor)
+        return tensor
 
     def _post(self, call: Any, name: str, tensor: Tensor, peer: int, tag: int, what: str) -> Transfer:
         assert peer != self.index, f"a message of rank {self.ranks[peer]} to itself"
@@ -238,11 +253,12 @@ class Peers:
             ascending = sorted(self.ranks)
             ranks = sorted({ascending[operation.group_peer] for operation in peers})
             self._wait(work, f"rank {', '.join(map(str, ranks))}", action)
+        self.traffic.received_bytes += sum(_bytes(part) for peer, part in enumerate(incoming) if peer != self.index)
 
     def _finish(self, call: Callable[[], Any], action: str, tensor: Tensor | None = None) -> None:
         others = [rank for place, rank in enumerate(self.ranks) if place != self.index]
         whom = f"rank{'s' if len(others) > 1 else ''} {', '.join(map(str, others))}"
-        size = "" if tensor is None else f" of {tensor.numel() * tensor.itemsize} bytes"
+        size = "" if tensor is None else f" of {_bytes(tensor)} bytes"
         try:
             work = call()
         except RuntimeError as error:
@@ -294,6 +310,12 @@ class Team:
         return cls(Layout.on((rank,)), rank, **peers)
 
     @property
+    def received_bytes(self) -> int:
+        """Of weights, gradients and activations, so far. What ranks tell `all` about a step (losses, norms, tokens that
+        were drawn) is not counted."""
+        return sum(axis.traffic.received_bytes for axis in (self.dp, self.tp, self.pp, self.ends))
+
+    @property
     def coordinates(self) -> Coordinates:
         return self.layout.coordinates(self.rank)
 
@@ -309,6 +331,10 @@ class Team:
     def is_leader(self) -> bool:
         """Whether this is the first rank of the layout."""
         return self.all.index == 0
+
+
+def _bytes(tensor: Tensor) -> int:
+    return tensor.numel() * tensor.itemsize
 
 
 def make_teams(

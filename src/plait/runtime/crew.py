@@ -280,6 +280,11 @@ class CrewEngine:
         return None if self._own is None else self._own.model
 
     @property
+    def received_bytes(self) -> int:
+        """Of the leader's own part."""
+        return 0 if self._own is None else self._own.received_bytes
+
+    @property
     def has_work(self) -> bool:
         return bool(self._pending) or any(self._left)
 

@@ -7,11 +7,16 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from plait.dataflow import Node
 from plait.observe.progress import Progress
 from plait.schedule.timeline import Span, Timeline
+from plait.training.results import Done
+
+if TYPE_CHECKING:
+    from plait.generation.engine import Engine
+    from plait.runtime.crew import CrewEngine
 
 DISK = "disk"
 """Lane of what is written to checkpoints and read from them."""
@@ -26,6 +31,10 @@ class Mark:
     tokens: int = 0
     bytes: int = 0
     keep: bool = True
+
+    def is_of(self, done: Done) -> None:
+        """What a training engine says that it was."""
+        self.action, self.kind, self.tokens, self.bytes = done.action, done.kind, done.tokens, done.bytes
 
 
 @dataclass(frozen=True)
@@ -96,8 +105,21 @@ class Recorder:
                     return stop.value
                 mark.keep = not isinstance(done, Elsewhere)
                 if mark.keep:
-                    mark.action, mark.kind, mark.tokens = done.action, done.kind, done.tokens
+                    mark.is_of(done)
             progress.advance(1 if mark.keep else done.count)
+
+    @contextmanager
+    def generating(self, call: str, role: str, engine: Engine | CrewEngine) -> Iterator[None]:
+        """Record a step of an engine that is taken inside; nothing where only other ranks worked."""
+        before = engine.received_bytes
+        with self.span(call, "GENERATE", role) as mark:
+            yield
+            step = engine.last_step
+            mark.keep = step is not None
+            if step is not None:
+                mark.kind, mark.tokens = step.kind.name, step.num_tokens
+                mark.action = f"{call}/{step.kind.name.lower()}"
+                mark.bytes = engine.received_bytes - before
 
     def extend(self, spans: Iterable[Span]) -> None:
         """Add what other ranks recorded, on this clock."""

@@ -94,12 +94,8 @@ class Rollout:
         self._progress.phase(node.call, count * len(prompts), "samples")
         groups: dict[int, list[Sample]] = {prompt.uid: [] for prompt in prompts}
         while engine.has_work:
-            with self._recorder.span(node.call, "GENERATE", node.role or "") as mark:
+            with self._recorder.generating(node.call, node.role or "", engine):
                 finished = engine.step()
-                mark.keep = engine.last_step is not None  # else only other ranks have worked
-                if engine.last_step is not None:
-                    mark.kind, mark.tokens = engine.last_step.kind.name, engine.last_step.num_tokens
-                    mark.action = f"{node.call}/{engine.last_step.kind.name.lower()}"
             self._progress.advance(len(finished))
             self._rewarding.poll(node, state)
             for sample in finished:

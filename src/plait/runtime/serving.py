@@ -95,7 +95,7 @@ class Server:
                         mark.keep = False
                         result = end.value
                         break
-                    mark.action, mark.kind, mark.tokens = done.action, done.kind, done.tokens
+                    mark.is_of(done)
                 count += 1
                 if reports and self._recorder.now_s - reported_s > REPORT_S:
                     self._mail.send(LEADER, Parcel({"count": count}), "a report")
@@ -112,11 +112,8 @@ class Server:
             engine.add(request)
         with self._board.doing(name):
             while engine.has_work:
-                with self._recorder.span(name, "GENERATE", role) as mark:
+                with self._recorder.generating(name, role, engine):
                     finished = engine.step()
-                    assert engine.last_step is not None, "a step leaves a record"
-                    mark.kind, mark.tokens = engine.last_step.kind.name, engine.last_step.num_tokens
-                    mark.action = f"{name}/{engine.last_step.kind.name.lower()}"
                 if finished and delivers:
                     self._mail.send(LEADER, pack_samples(finished), "samples")
                 if self._next is None and (found := self._mail.poll([LEADER])) is not None:

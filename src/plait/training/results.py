@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from statistics import fmean
+from typing import TYPE_CHECKING, TypeVar
+
+if TYPE_CHECKING:
+    from plait.models.team import Team
+
+Result = TypeVar("Result")
 
 COUNTS = frozenset(
     {
@@ -34,7 +40,19 @@ class Done:
     tokens: int
     """Tokens of the packed row that were computed; 0 for a STEP."""
     bytes: int = 0
-    """That were sent to another rank, or received."""
+    """Of a SEND those that it sent; of any other action those that this rank received: of messages, of gradients and
+    weights in a STEP, of activations under tensor parallelism (`models.team.Traffic`)."""
+
+
+def counted(work: Generator[Done, None, Result], team: Team) -> Generator[Done, None, Result]:
+    """The same actions, with the bytes that came to this rank in them where they do not say so themselves."""
+    while True:
+        before = team.received_bytes
+        try:
+            done = next(work)
+        except StopIteration as end:
+            return end.value
+        yield done if done.bytes else replace(done, bytes=team.received_bytes - before)
 
 
 @dataclass(frozen=True)

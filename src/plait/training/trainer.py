@@ -30,7 +30,7 @@ from plait.training.optimizer import MasterOptimizer
 from plait.training.passes import Passes, Rule
 from plait.training.results import COUNTS as COUNTS
 from plait.training.results import Done as Done
-from plait.training.results import MiniBatchResult, train_metrics
+from plait.training.results import MiniBatchResult, counted, train_metrics
 from plait.training.rollout_check import coverage, rollout_comparison
 from plait.training.settings import OptimizerSettings
 from plait.training.tally import Tally, summed
@@ -206,7 +206,8 @@ class Trainer:
             for members in draw:
                 batch = MiniBatch(rows.select(members), asked)
                 name = f"{call}/b{len(results)}"
-                results.append((yield from self._mini_batch(batch, name, first=steps == 0)))
+                work = self._mini_batch(batch, name, first=steps == 0)
+                results.append((yield from counted(work, self.team)))
                 steps += results[-1].report is not None
         unshared = epochs * sum(len(s.prompt.token_ids) + len(s.token_ids) for s in rows.samples)
         covered = coverage(rows, mask_of(rows, mask, self.role), self._stop_token_ids)
@@ -243,7 +244,7 @@ class Trainer:
             tally.add(micro, outputs, batch.share(micro, outputs, needs_gradient=False))
 
         micros = self._split(batch.rows, whole_groups)
-        yield from self._passes.forward(batch.rows, micros, asked.temperature, take, name=call)
+        yield from counted(self._passes.forward(batch.rows, micros, asked.temperature, take, name=call), self.team)
         totals = tally.over(self.team, self.model.device)
         return {f"{self.role}/loss": totals.loss, **totals.means}
 
@@ -269,6 +270,10 @@ class Trainer:
     def buffers(self) -> dict[str, Tensor]:
         """The flat tensors of `state`, the live ones: written in place by a move, and taken over by `load_state`."""
         return {} if self._optimizer is None else self._optimizer.buffers()
+
+    def scratch(self) -> dict[str, Tensor]:
+        """Flat tensors whose values no call leaves to the next."""
+        return {} if self._optimizer is None else {"gradients": self._optimizer.gradients}
 
     def _score(
         self,
@@ -296,7 +301,7 @@ class Trainer:
             found[places] = output.double().cpu().numpy()
 
         micros, temperature = self._split(ordered), temperature or self._temperature
-        yield from self._passes.forward(ordered, micros, temperature, take, name=call)
+        yield from counted(self._passes.forward(ordered, micros, temperature, take, name=call), self.team)
         return summed(self.team, found, self.model.device)
 
     def _asked(
