@@ -222,7 +222,9 @@ def test_a_layer_that_computes_something_else_is_refused() -> None:
 
 @needs_vectors
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize(("width", "outputs", "rows"), [(64, 32, 1), (66, 50, 15), (576, 96, 33), (34, 7, 3), (66, 128, 5)])
+@pytest.mark.parametrize(
+    ("width", "outputs", "rows"), [(64, 32, 1), (66, 50, 15), (576, 96, 33), (34, 7, 3), (66, 128, 5)]
+)
 def test_a_product_with_a_bias(dtype: torch.dtype, width: int, outputs: int, rows: int) -> None:
     generator = torch.Generator().manual_seed(0)
     x, weight, bias = (
