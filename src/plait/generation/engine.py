@@ -9,7 +9,7 @@ Shapes: R rows whose logits are read, B samples that draw a token, H hidden size
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, KeysView, Sequence
 
 import torch
 from torch import Tensor
@@ -84,6 +84,11 @@ class Engine:
     def num_running(self) -> int:
         """Samples in the batch."""
         return len(self._batcher.running)
+
+    @property
+    def started(self) -> KeysView[Key]:
+        """Samples that have said something and not ended."""
+        return self._started.keys()
 
     @property
     def num_waiting(self) -> int:
