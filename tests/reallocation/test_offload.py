@@ -8,6 +8,7 @@ from torch import nn
 
 from plait.layout.move_plan import MoveKind
 from plait.reallocation.offload import HostMemory
+from plait.runtime.process import resident_bytes
 
 
 def role() -> tuple[dict[str, torch.Tensor], nn.Linear]:
@@ -94,6 +95,23 @@ def test_scratch_is_freed_without_a_copy() -> None:
     assert sum(run(memory.onloading())) == 2000
     assert buffers["masters"].unique().tolist() == [0]
     assert buffers["weights"].tolist() == torch.arange(1000, dtype=torch.bfloat16).tolist()
+
+
+def test_what_numpy_has_seen_gives_its_pages_back() -> None:
+    """64 MiB leave this process, though the array still has their address."""
+    weights = torch.ones(1 << 24)
+    array, memory = weights.numpy(), HostMemory({"weights": weights})
+    before = resident_bytes()
+    memory.drop()
+    assert before - resident_bytes() > 60 << 20
+    assert memory.device_bytes == 0
+    memory.allocate()
+    weights.fill_(3)
+    assert sum(run(memory.offloading())) == 1 << 26
+    assert memory.device_bytes == 0
+    assert array[12345] == 0
+    assert sum(run(memory.onloading())) == 1 << 26
+    assert array.min() == array.max() == 3
 
 
 def test_what_cannot_be_freed_is_refused() -> None:

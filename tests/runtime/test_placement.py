@@ -128,11 +128,6 @@ def test_what_cannot_be_is_refused_before_anything_loads(make_recipe, write_plan
 def test_parts_that_no_run_does_yet(make_recipe, write_plan) -> None:
     with pytest.raises(ConfigError, match="`policies` cannot be run yet"):
         resolved(make_recipe(plan=write_plan(policies=[{"name": "migration", "settings": {}}])))
-    train = {"call": "actor.train", "mode": "train", "ranks": [0]}
-    with pytest.raises(ConfigError, match=r"`after` offload of actor.train cannot be run yet"):
-        run(make_recipe(plan=write_plan(train | {"after": "offload"}, num_ranks=1)))
-    with pytest.raises(ConfigError, match="one `micro_batch_tokens`, the recipe's"):
-        run(make_recipe(plan=write_plan(train | {"micro_batch_tokens": 9}, num_ranks=1)))
 
 
 def test_parameters_are_known_before_they_are_read(tiny_folder: Path) -> None:

@@ -144,8 +144,64 @@ PLANS: dict[str, tuple[tuple[str, dict[str, Any]], str | dict[str, str]]] = {
         },
     ),
     "own-standalone-4": (OWN, "standalone 4"),
+    "grpo-nothing-stays-1": (
+        GRPO,
+        {
+            "actor.generate": "0 after=offload",
+            "actor.train": "0 after=offload",
+            "ref.logprobs": "0 after=offload",
+        },
+    ),
+    "grpo-nothing-stays-2": (
+        GRPO,
+        {
+            "actor.generate": "0,1 dp2 after=drop",
+            "actor.train": "0,1 tp2 after=offload",
+            "ref.logprobs": "0,1 dp2 after=offload",
+        },
+    ),
+    "grpo-nothing-stays-4": (
+        GRPO,
+        {
+            "actor.generate": "1,2,3 dp3 after=drop",
+            "actor.train": "0,1,2,3 dp2 pp2 after=offload",
+            "ref.logprobs": "0,1,2 dp3 after=offload",
+        },
+    ),
+    "ppo-critic-leaves-2": (
+        PPO,
+        {
+            "actor.generate": "1,0 pp2 after=offload",
+            "actor.train": "0,1 tp2",
+            "ref.logprobs": "1 after=offload",
+            "critic.train": "1,0 pp2 after=offload",
+            "critic.values": "1,0 dp2 after=drop",
+        },
+    ),
+    "ppo-critic-leaves-4": (
+        PPO,
+        {
+            "actor.generate": "0,1,2,3 dp4 after=drop",
+            "actor.train": "0,1,2,3 dp2 pp2 after=offload",
+            "actor.logprobs": "2,3 tp2 after=drop",
+            "ref.logprobs": "0 after=offload",
+            "critic.train": "2,3 dp2 after=offload",
+            "critic.values": "1 after=offload",
+        },
+    ),
+    "own-nothing-stays-2": (
+        OWN,
+        {
+            "actor.generate": "0,1 dp2 after=drop",
+            "actor.train": "0,1 pp2 after=offload",
+            "actor.logprobs": "1 after=offload",
+            "ref.logprobs": "0,1 tp2 after=offload",
+            "critic.train": "0 after=offload",
+            "critic.values": "0,1 dp2 after=drop",
+        },
+    ),
 }
-QUICK = ("grpo-generates-pp2", "ppo-mixed-4", "safe-split-2", "own-mixed-2")
+QUICK = ("grpo-nothing-stays-2", "grpo-generates-pp2", "ppo-mixed-4", "safe-split-2", "own-mixed-2")
 
 
 @pytest.fixture(scope="module")

@@ -2,10 +2,15 @@
 
 The device's memory is freed under the tensors, not with them: parameters that are views of a flat buffer stay views of
 it, and are whole again after the onload.
+
+On a CPU, memory that numpy has seen once cannot be resized any more (its arrays would be left hanging): there the pages
+are given back to the system, and the addresses stay.
 """
 
 from __future__ import annotations
 
+import ctypes
+import mmap
 from collections.abc import Generator, Mapping
 
 import torch
@@ -46,7 +51,8 @@ class HostMemory:
         for key, buffer in (self._buffers | self._scratch).items():
             size = buffer.untyped_storage().nbytes()
             assert size == buffer.numel() * buffer.itemsize, f"{name}: buffer {key} is a part of a larger storage"
-            assert buffer.untyped_storage().resizable(), f"{name}: the storage of buffer {key} cannot be freed"
+            can_be_freed = buffer.untyped_storage().resizable() or buffer.device.type == "cpu"
+            assert can_be_freed, f"{name}: the storage of buffer {key} cannot be freed"
         self._keep = keep
         self._name = name
         self._copies: dict[str, Tensor] = {}
@@ -65,7 +71,8 @@ class HostMemory:
     @property
     def device_bytes(self) -> int:
         """That the buffers take up on their device now."""
-        return sum(buffer.untyped_storage().nbytes() for buffer in (*self._buffers.values(), *self._scratch.values()))
+        both = self._buffers | self._scratch
+        return sum(buffer.untyped_storage().nbytes() for key, buffer in both.items() if key not in self._away)
 
     @property
     def host_bytes(self) -> int:
@@ -127,7 +134,11 @@ class HostMemory:
     def _free(self, buffers: Mapping[str, Tensor]) -> None:
         for key, buffer in buffers.items():
             self._away.add(key)
-            buffer.untyped_storage().resize_(0)
+            storage = buffer.untyped_storage()
+            if storage.resizable():
+                storage.resize_(0)
+            else:
+                _give_back_pages(storage)
 
     def _give_zeros(self, buffers: Mapping[str, Tensor]) -> None:
         for key in [key for key in buffers if key in self._away]:
@@ -143,7 +154,20 @@ class HostMemory:
 
 
 def _give_memory(buffer: Tensor) -> None:
-    buffer.untyped_storage().resize_(buffer.numel() * buffer.itemsize)
+    storage, num_bytes = buffer.untyped_storage(), buffer.numel() * buffer.itemsize
+    if storage.nbytes() != num_bytes:
+        storage.resize_(num_bytes)
+
+
+def _give_back_pages(storage: torch.UntypedStorage) -> None:
+    """All pages that lie in CPU memory as a whole; they read as zeros then, and come back when they are written."""
+    start = -(-storage.data_ptr() // mmap.PAGESIZE) * mmap.PAGESIZE
+    size = (storage.data_ptr() + storage.nbytes()) // mmap.PAGESIZE * mmap.PAGESIZE - start
+    if size > 0:
+        failed = ctypes.CDLL(None, use_errno=True).madvise(
+            ctypes.c_void_p(start), ctypes.c_size_t(size), mmap.MADV_DONTNEED
+        )
+        assert not failed, f"{size} bytes of memory cannot be given back: error {ctypes.get_errno()}"
 
 
 def _plan(num_elements: int, dtype: str, bucket_bytes: int) -> MovePlan:

@@ -17,13 +17,13 @@ from plait.errors import ConfigError, RunError
 from plait.models.saving import save_pretrained
 from plait.observe.progress import Progress
 from plait.runtime.algorithm import load_flow, trace_algorithm
+from plait.runtime.alone import Alone, needs_crew
 from plait.runtime.controller import Outcome
 from plait.runtime.controller import train as train_session
 from plait.runtime.evaluation import Evaluation
 from plait.runtime.executor import Executor
 from plait.runtime.measure import measure
 from plait.runtime.optimizer_state import read_masters
-from plait.runtime.placement import check_can_run
 from plait.runtime.prepare import prepare
 from plait.runtime.process import set_up
 from plait.runtime.recipe import DType, Recipe
@@ -87,12 +87,12 @@ def run(recipe: Recipe, *, resume: bool = False, flow: Callable[..., Any] | None
     set_up(recipe.threads)
     with claim(recipe, resume=resume) as directory:
         prepared = prepare(recipe, flow=flow)
-        check_can_run(prepared.plan)
         if prepared.plan.num_ranks > 1:
             from plait.runtime.supervisor import supervise
 
             return supervise(prepared, directory, resume=resume, flow=flow)
-        with Session(prepared, directory, resume=resume) as session:
+        leading = Alone(prepared) if needs_crew(prepared.plan) else None
+        with Session(prepared, directory, resume=resume, leading=leading) as session:
             return train_session(session)
 
 

@@ -14,6 +14,7 @@ from plait.dataflow import Column, Dataflow, Level, Node
 from plait.layout.mesh import Layout
 from plait.runtime.parcels import Parcel, pack_rows, unpack_rows
 from plait.runtime.parts import Parts
+from plait.runtime.residence import Need
 from plait.training.trainer import Done, Trainer
 
 
@@ -46,6 +47,11 @@ class ScoreCall:
     call: str
     rows: Rows
     temperature: float | None = None
+
+    @property
+    def need(self) -> Need:
+        """What it computes with."""
+        return self.role, "score"
 
     def layout(self, parts: Parts) -> Layout:
         place = parts.places[self.role]
@@ -100,6 +106,11 @@ class TrainCall:
     @property
     def call(self) -> str:
         return self.node.call
+
+    @property
+    def need(self) -> Need:
+        """What it computes with: to evaluate takes no optimizer."""
+        return self.role, "train" if self.step >= 0 else "home"
 
     def layout(self, parts: Parts) -> Layout:
         layout = parts.places[self.role].train

@@ -6,11 +6,13 @@ All ranks see the leader's one order of announcements, so their collectives neve
 
 from __future__ import annotations
 
+import contextlib
 from collections import defaultdict
-from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
-from dataclasses import astuple, replace
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping
 from pathlib import Path
 from typing import Any
+
+from torch import Tensor
 
 from plait.checkpoint.store import FileDigest, digest_of
 from plait.data.records import Prompt, Sample
@@ -19,13 +21,14 @@ from plait.dataflow import CallKind, Column, Dataflow
 from plait.generation.engine import Engine, StepRecord
 from plait.generation.request import Request
 from plait.layout.mesh import Layout
-from plait.reallocation.mover import Moved
 from plait.runtime.board import Board
+from plait.runtime.chores import load_part, move_part, save_part
 from plait.runtime.commands import Call, Do, ScoreCall, TrainCall
 from plait.runtime.mail import Mail
 from plait.runtime.parcels import Parcel, pack_requests, unpack_samples
 from plait.runtime.parts import WAIT_S, Parts
-from plait.runtime.recorder import DISK, Elsewhere, Recorder
+from plait.runtime.recorder import Elsewhere, Recorder
+from plait.schedule.plan import Mode
 from plait.schedule.timeline import Span
 from plait.training.trainer import NO_VALUES, Done
 
@@ -48,11 +51,28 @@ class Crew:
         self.recorder = recorder
         self.board = board
         self.others = tuple(range(1, num_ranks))
-        self._stale: set[str] = set()
-        """Roles that have been trained since their weights were last moved."""
+        self._dropped = {
+            (role, number)
+            for role, found in parts.copies.items()
+            for number, copies in enumerate(found)
+            if copies.after == "drop"
+        }
+        """Copies (a role, a number in `Parts.copies`) that leave before a command that does not need them."""
+        self._stale = set(self._dropped)
+        """Copies without the role's weights as they are: it has been trained since they were moved, or they may have
+        been dropped."""
+        parts.residence.recorder = recorder
 
-    def tell(self, ranks: Collection[int], parcel: Parcel) -> None:
-        """Announce a command to these ranks, the leader itself left out."""
+    def tell(
+        self, ranks: Collection[int], parcel: Parcel, copies: Collection[tuple[str, int]] | None = frozenset()
+    ) -> None:
+        """Announce a command to these ranks, the leader itself left out.
+
+        Args:
+            copies: that are needed for it; None: it leaves what is on the devices as it is.
+        """
+        if copies is not None:
+            self._stale |= self._dropped - set(copies)
         message = Parcel({**parcel.header, "at": self.recorder.step}, parcel.arrays)
         for rank in sorted(set(ranks) - {LEADER}):
             self.mail.send(rank, message, str(parcel.header["do"]))
@@ -63,22 +83,48 @@ class Crew:
 
     def trained(self, role: str) -> None:
         """A call that trains the role has been announced."""
-        self._stale.add(role)
+        self._stale |= {(role, number) for number in range(len(self.parts.copies[role]))}
 
-    def freshen(self, role: str) -> None:
-        """Bring a role's weights to where they are used, if it has been trained since."""
-        if role not in self._stale:
+    def copies(self, role: str, mode: Mode) -> frozenset[tuple[str, int]]:
+        """Those that are needed for a role's calls of a mode."""
+        return frozenset((role, n) for n, copies in enumerate(self.parts.copies[role]) if mode in copies.modes)
+
+    def freshen(self, role: str, mode: Mode | None = None) -> None:
+        """Bring a role's weights to where they are needed for a mode, if they are not there as they are; None: to all
+        copies that stay on their devices."""
+        found = self.parts.copies[role]
+        numbers = [
+            number
+            for number, copies in enumerate(found)
+            if (role, number) in self._stale and (copies.after == "keep" if mode is None else mode in copies.modes)
+        ]
+        if not numbers:
             return
-        self._stale.remove(role)
-        movers = self.parts.movers[role]
-        if not movers:
-            return
-        self.tell(movers, Parcel({"do": Do.MOVE, "role": role}))
-        with self.board.doing(f"{role}.weights (move)"):
-            record_moves(self.parts.moving(role), self.recorder, role)
+        movers = {rank for number in numbers for rank in found[number].ranks}
+        moved = {(role, number) for number in numbers}
+        self.tell(movers, Parcel({"do": Do.MOVE, "role": role, "numbers": numbers}), moved)
+        self._stale -= moved
+        if LEADER in movers:
+            with self.board.doing(f"{role}.weights (move)"):
+                move_part(self.parts, role, numbers, self.recorder)
+
+    def now(self, role: str, weights: Tensor) -> Tensor | None:
+        """The values of weights that the leader has of a role, wherever they are; None: not as they are by now."""
+        is_home = LEADER in self.parts.places[role].home.mesh.ranks
+        if not is_home and any((role, number) in self._stale for number in range(len(self.parts.copies[role]))):
+            return None
+        return self.parts.residence.now(weights)
+
+    @contextlib.contextmanager
+    def holding(self) -> Iterator[bool]:
+        """Within it the leader's models can be computed with, one after another; whether all of them can."""
+        with self.parts.residence.holding() as there:
+            stale = {copies for role, n in self._stale if (copies := self.parts.copies[role][n]).after != "keep"}
+            yield there and not any(rank == LEADER for copies in stale for rank, _ in copies.parts)
 
     def spans(self) -> list[Span]:
-        """What the other ranks recorded since the last time, on the leader's clock."""
+        """What the other ranks recorded since the last time, on the leader's clock. What may leave the devices has."""
+        self.parts.residence.want()
         self.tell(self.others, Parcel({"do": Do.SPANS, "zero": self.recorder.zero_s}))
         found: list[Span] = []
         for rank in self.others:
@@ -111,7 +157,7 @@ class Crew:
             load_part(self.parts, folder, counts, self.recorder)
         for role, place in self.parts.places.items():
             if place.train is not None:
-                self._stale.add(role)
+                self.trained(role)
                 self.freshen(role)
 
     def gather(self, role: str) -> Any:
@@ -153,10 +199,12 @@ class CrewCall:
         if isinstance(call, TrainCall):
             if call.step >= 0:
                 crew.trained(call.role)
-        elif call.layout(crew.parts) != crew.parts.places[call.role].home:
-            crew.freshen(call.role)
-        crew.tell(self.ranks, call.parcel())
+            crew.tell(self.ranks, call.parcel())
+        else:
+            crew.freshen(call.role, "score")
+            crew.tell(self.ranks, call.parcel(), crew.copies(call.role, "score"))
         if self.is_own:
+            crew.parts.residence.want(call.need)
             self._work = call.run(crew.parts)
 
     @property
@@ -323,13 +371,14 @@ class CrewEngine:
         assert not self.has_work, "weights change only while no sample is in flight"
         self._crew.freshen(self._role)
         ranks = [rank for one in self.instances for rank in one.mesh.ranks]
-        self._crew.tell(ranks, Parcel({"do": Do.VERSION, "role": self._role, "version": version}))
+        self._crew.tell(ranks, Parcel({"do": Do.VERSION, "role": self._role, "version": version}), None)
         if self._own is not None:
             self._own.update_weights(version)
         self.policy_version = version
 
     def _deal(self) -> None:
-        self._crew.freshen(self._role)
+        crew, needed = self._crew, self._crew.copies(self._role, "decode")
+        crew.freshen(self._role, "decode")
         if not any(self._left):
             self._loads = [0] * len(self.instances)
         order = sorted(range(len(self._pending)), key=lambda i: (-_expected_tokens(self._pending[i]), i))
@@ -342,9 +391,10 @@ class CrewEngine:
             requests = [self._pending[i] for i in sorted(members)]
             self._left[place] += sum(request.num_samples for request in requests)
             parcel = Parcel({"do": Do.GENERATE, "role": self._role, "requests": pack_requests(requests)})
-            self._crew.tell(self.instances[place].mesh.ranks, parcel)
+            crew.tell(self.instances[place].mesh.ranks, parcel, needed)
             if place == self._own_place:
                 assert self._own is not None, "the leader's instance has no engine"
+                crew.parts.residence.want((self._role, "decode"))
                 for request in requests:
                     self._own.add(request)
             else:
@@ -356,31 +406,3 @@ def _expected_tokens(request: Request) -> int:
     """Of prompt and responses; without recorded lengths, responses that reach their limit."""
     lengths = request.lengths or (request.sampling.max_tokens,) * request.num_samples
     return len(request.prompt.token_ids) + sum(lengths)
-
-
-# -- what every rank does alike
-
-
-def record_moves(steps: Iterator[Moved], recorder: Recorder, role: str = "", lane: str = "link") -> Any:
-    """Run a move to its end, each action a span; returns its report."""
-    while True:
-        with recorder.span("", "MOVE", role, lane) as mark:
-            try:
-                done = next(steps)
-            except StopIteration as end:
-                mark.keep = False
-                return end.value
-            mark.action, mark.kind, mark.bytes = done.action, done.kind.name, done.num_bytes
-
-
-def save_part(parts: Parts, folder: Path, recorder: Recorder) -> dict[str, dict[str, int]]:
-    return record_moves(parts.saving(folder), recorder, lane=DISK)
-
-
-def load_part(parts: Parts, folder: Path, counts: Mapping[str, Mapping[str, int]] | None, recorder: Recorder) -> None:
-    record_moves(parts.loading(folder, counts), recorder, lane=DISK)
-
-
-def spans_as_values(spans: Sequence[Span], zero_s: float) -> list[Any]:
-    """For a parcel; the times are shifted to a clock that began at `zero_s`."""
-    return [list(astuple(replace(span, start_s=span.start_s - zero_s, end_s=span.end_s - zero_s))) for span in spans]

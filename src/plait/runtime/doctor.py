@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from plait.observe.doctor import Doctor, Finding
 from plait.observe.doctor_reading import Diagnosis, Reading, Severity
 from plait.observe.doctor_settings import DoctorSettings
 from plait.observe.run_log import RunLog, read_rows, truncate_to
+from plait.runtime.crew import Crew
 from plait.runtime.probe import Suspects, diagnose
 from plait.runtime.recipe import Recipe
 from plait.runtime.roles import ModelRole, RewardRole, RoleRuntime
@@ -52,6 +54,7 @@ class RunDoctor:
 
     Args:
         path: `doctor.jsonl`; cut back to `last_step` when a run is resumed, else begun anew.
+        crew: knows where weights are; None: on their device, all of them.
         last_step: step after which the run goes on.
         tell: shows a line to the user (`Progress.message`).
 
@@ -67,6 +70,7 @@ class RunDoctor:
         settings: DoctorSettings,
         path: Path,
         *,
+        crew: Crew | None = None,
         resume: bool,
         last_step: int,
         tell: Callable[[str], None],
@@ -76,6 +80,7 @@ class RunDoctor:
         self._recipe = recipe
         self._settings = settings
         self._tell = tell
+        self._crew = crew
         self._doctor = Doctor(settings, recipe.dtype.value)
         if resume and path.exists():
             cut_after(path, last_step)
@@ -213,9 +218,10 @@ class RunDoctor:
         now = self._fingerprints()
         before, self._before = self._before, now
         first = self._doctor.baseline
-        changed = [name for name in now if self._is_frozen(name) and now[name] != first[f"weights/{name}"]]
+        known = [name for name in now if f"weights/{name}" in first]
+        changed = [name for name in known if self._is_frozen(name) and now[name] != first[f"weights/{name}"]]
         facts = {"ref_changed" if name == "ref" else f"changed/{name}": 1.0 for name in changed}
-        if "actor" in self._trained and "actor" in now:
+        if "actor" in self._trained and "actor" in known and "actor" in before:
             facts["weights_moved"] = float(now["actor"] != before["actor"])
             adapted = self._models["actor"].trained_weights is not self._models["actor"].weights
             if "ref" in now and not adapted and now["ref"] == now["actor"] != first["weights/actor"]:
@@ -226,8 +232,11 @@ class RunDoctor:
         return name not in self._trained
 
     def _weights(self) -> dict[str, Tensor]:
-        """Role → what training changes of it, or all that it has where it is not trained."""
-        return {n: model.weights if self._is_frozen(n) else model.trained_weights for n, model in self._models.items()}
+        """Role → what training changes of it, or all that it has where it is not trained; those that are here."""
+        found = {n: model.weights if self._is_frozen(n) else model.trained_weights for n, model in self._models.items()}
+        if self._crew is None:
+            return found
+        return {name: now for name, weights in found.items() if (now := self._crew.now(name, weights)) is not None}
 
     def _fingerprints(self) -> dict[str, str]:
         return {name: fingerprint(weights) for name, weights in self._weights().items()}
@@ -263,7 +272,8 @@ class RunDoctor:
                 if name not in self._trained and isinstance(model, LanguageModel) and _whole(model)
             }
             suspects = Suspects(role, self._recipe.sampling.temperature, others, reading.has_come_apart)
-            return diagnose(suspects, state.tables[node.id])
+            with nullcontext(True) if self._crew is None else self._crew.holding() as are_here:
+                return diagnose(suspects, state.tables[node.id]) if are_here else None
         return None
 
 

@@ -29,14 +29,14 @@ class Mail:
     """This rank's end of its connections.
 
     Args:
-        group: gloo, used by nobody else. Its timeout bounds how long a rank may have nothing to do.
+        group: gloo, used by nobody else. Its timeout bounds how long a rank may have nothing to do. None: no peers.
         rank: of this process.
         peers: ranks that it hears from.
         waiting_for: told what each wait is for.
     """
 
     def __init__(
-        self, group: dist.ProcessGroup, rank: int, peers: Sequence[int], *, waiting_for: WaitingFor = nullcontext
+        self, group: dist.ProcessGroup | None, rank: int, peers: Sequence[int], *, waiting_for: WaitingFor = nullcontext
     ) -> None:
         self.rank = rank
         self.sent_bytes = 0

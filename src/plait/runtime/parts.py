@@ -1,8 +1,8 @@
 """What one rank holds of the roles of a flow: its parts of their models, with trainers and engines, and their moves.
 
 A role's own weights are those of its home layout (where it trains, else where it scores); other layouts hold copies,
-which are moved there when the home has changed and before they are used. Where two layouts want the same part of a
-model on one rank there is one part, and nothing is moved.
+which are moved there when the home has changed, or they were dropped, and before they are used. Where two layouts want
+the same part of a model on one rank there is one part, and nothing is moved.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from torch import Tensor
 
@@ -27,21 +27,28 @@ from plait.models.language_model import LanguageModel
 from plait.models.scalar_model import ScalarModel
 from plait.models.team import Team, WaitingFor, make_teams
 from plait.reallocation.mover import Moved, execute, moving
+from plait.reallocation.offload import HostMemory
+from plait.runtime.idle import Copies, Idle
 from plait.runtime.instances import engine_of
 from plait.runtime.optimizer_state import loading_state, saving_state
 from plait.runtime.recipe import Recipe
+from plait.runtime.residence import Need, Residence, Unit
 from plait.runtime.role_models import REWARD_ROLES, RoleModel
 from plait.runtime.roles import build_models, make_trainer
 from plait.schedule.generators import gpipe, one_at_a_time, one_f_one_b
-from plait.schedule.placements import RolePlacement, layouts_of, placements_of
-from plait.schedule.plan import Plan
+from plait.schedule.placements import (
+    WHOLE,
+    PartKey,
+    RolePlacement,
+    layouts_of,
+    part_key,
+    parts_of,
+    placements_of,
+)
+from plait.schedule.plan import After, Plan
 from plait.training.trainer import Trainer
 
 Model = LanguageModel | ScalarModel
-Key = tuple[Any, ...]
-"""Which part of a model a rank has, and with whom it computes: equal keys are one part."""
-
-_WHOLE: Key = ("whole",)
 
 _PIPELINES = {"1F1B": one_f_one_b, "gpipe": gpipe, "one at a time": one_at_a_time}
 """`schedule.placements.SCHEDULES`."""
@@ -50,22 +57,13 @@ WAIT_S = 1800.0
 """Of each wait for peers: longer than any legitimate action. Who dies or freezes is found by the supervisor."""
 
 
-def key_of(layout: Layout, rank: int) -> Key:
-    """Of a rank of the layout."""
-    sizes = layout.parallelism
-    if sizes.tp == sizes.pp == 1:
-        return _WHOLE
-    instance = next(one for one in layout.instances() if rank in one.mesh.ranks)
-    return (instance.mesh.ranks, sizes.tp, sizes.pp, sizes.stages)
-
-
 @dataclass
 class RolePart:
     """What this rank holds of one role; None: it has no part in that."""
 
     one: RoleModel
     place: RolePlacement
-    parts: dict[Key, Any]
+    parts: dict[PartKey, Any]
     parameters: Parameters
     """Of what is trained of the whole model."""
     trainer: Trainer | None = None
@@ -75,9 +73,12 @@ class RolePart:
     engine: Engine | None = None
     instance: Team | None = None
     """That the engine belongs to."""
-    move: MovePlan | None = None
-    """From the home layout to all others; None: there is none, or nothing to move."""
+    moves: tuple[MovePlan, ...] = ()
+    """From the home layout to each of `Parts.copies`."""
     buffers: Mapping[str, Tensor] = field(default_factory=dict)
+    """Of the moves."""
+    state: Unit | None = None
+    """The optimizer's, where it does not stay on the device."""
 
     @property
     def model(self) -> Model:
@@ -111,42 +112,58 @@ class Parts:
         self.cluster = Cluster(1, plan.num_ranks)
         self._waiting_for = waiting_for
         self.places = {one.role: placements_of(plan, one.role) for one in models}
+        self.idle = Idle(models, plan, adapted=recipe.lora.rank > 0)
+        self.copies: dict[str, tuple[Copies, ...]] = {one.role: self.idle.copies(one.role) for one in models}
+        """Of every role, what is moved together; a copy's number is its place there."""
         self.teams = make_teams(layouts_of(plan), rank, timeout_s=WAIT_S, waiting_for=waiting_for)
         here = [one for one in models if rank in self.places[one.role].ranks]
         whole = build_models(here, recipe)
-        shared: dict[tuple[int, Key], Any] = {}
+        shared: dict[tuple[int, PartKey], Any] = {}
         self._uses = Counter(id(model) for model in whole.values())
         self.roles = {one.role: self._role(one, whole[one.role], shared) for one in here}
+        self._units: dict[int, Unit] = {}
+        """By the buffer (its id) that leaves and comes back."""
+        self.residence = self._residence()
+        self.residence.want()
         self.movers = {one.role: movers_of(self.places[one.role]) for one in models}
 
-    def _role(self, one: RoleModel, whole: Model, shared: dict[tuple[int, Key], Any]) -> RolePart:
+    def _role(self, one: RoleModel, whole: Model, shared: dict[tuple[int, PartKey], Any]) -> RolePart:
         place, rank = self.places[one.role], self.rank
         parameters = whole.trained_parameters
         mine = [layout for layout in place.layouts if rank in layout.mesh.ranks]
-        keys = dict.fromkeys(key_of(layout, rank) for layout in mine)
-        parts: dict[Key, Any] = {}
+        keys = dict.fromkeys(part_key(layout, rank) for layout in mine)
+        parts: dict[PartKey, Any] = {}
         for layout in mine:
-            key = key_of(layout, rank)
+            key = part_key(layout, rank)
             if key in parts:
                 continue
             if (id(whole), key) not in shared:
-                last = list(keys)[-1] == key and _WHOLE not in keys and self._uses[id(whole)] == 1
+                last = list(keys)[-1] == key and WHOLE not in keys and self._uses[id(whole)] == 1
                 shared[id(whole), key] = self._part(whole, layout, is_last=last)
             parts[key] = shared[id(whole), key]
         part = RolePart(one, place, parts, parameters)
         if place.train is not None and (team := self.teams[place.train]) is not None:
             part.trainer = self._trainer(part, place.train, team, trained=True)
+            part.state = self._state(part, part.trainer)
         if place.score is not None and (team := self.teams[place.score]) is not None:
             same = place.score == place.train
             part.scorer = part.trainer if same else self._trainer(part, place.score, team, trained=False)
         for instance in place.generate:
             if (team := self.teams[instance]) is not None:
-                model = parts[key_of(instance, rank)]
+                model = parts[part_key(instance, rank)]
                 assert isinstance(model, LanguageModel), f"role {one.role} generates with a scalar model"
-                part.engine, part.instance = engine_of(model, self.recipe.sampling, team), team
-        if one.trained:
-            part.move, part.buffers = self._move(part)
+                alone = not self._trains_or_scores
+                part.engine = engine_of(model, self.recipe.sampling, team, keep_memory=alone)
+                part.instance = team
+        if self.copies[one.role]:
+            part.moves, part.buffers = self._moves(part)
         return part
+
+    @property
+    def _trains_or_scores(self) -> bool:
+        """Whether this rank has something else to do than to generate."""
+        layouts = [layout for place in self.places.values() for layout in (place.train, place.score)]
+        return any(layout is not None and self.rank in layout.mesh.ranks for layout in layouts)
 
     def _part(self, whole: Model, layout: Layout, *, is_last: bool) -> Any:
         """This rank's part of a model; the last one consumes it."""
@@ -162,7 +179,7 @@ class Parts:
         mode = "train" if trained else "score"
         return make_trainer(
             part.one,
-            part.parts[key_of(layout, self.rank)],
+            part.parts[part_key(layout, self.rank)],
             self.flow,
             self.recipe,
             team=team,
@@ -171,43 +188,118 @@ class Parts:
             pipeline=_PIPELINES[part.place.schedule],
         )
 
-    def _move(self, part: RolePart) -> tuple[MovePlan | None, dict[str, Tensor]]:
-        """From the home to all parts of other layouts, and the buffers of this rank."""
+    def _moves(self, part: RolePart) -> tuple[tuple[MovePlan, ...], dict[str, Tensor]]:
+        """From the home to the copies, and the buffers of this rank."""
         place, dtype = part.place, self.recipe.dtype.value
-        names: dict[Key, str] = {}
+        names: dict[PartKey, str] = {}
         source = _held(part.parameters, place.home, dtype, names, place.home.mesh.ranks)
-        targets: list[Holdings] = []
-        covered = {(rank, key_of(place.home, rank)) for rank in place.home.mesh.ranks}
-        for layout in place.layouts[1:]:
-            new = [r for r in layout.mesh.ranks if (r, key_of(layout, r)) not in covered]
-            covered |= {(r, key_of(layout, r)) for r in new}
-            if new:
-                targets.append(_held(part.parameters, layout, dtype, names, new))
-        if not targets:
-            return None, {}
-        plan = plan_move(source, merged(targets), self.cluster)
-        return plan, {names[key]: model.trained_weights for key, model in part.parts.items() if key in names}
+        plans = []
+        for copies in self.copies[part.one.role]:
+            targets: list[Holdings] = []
+            left = set(copies.parts)
+            for layout in place.layouts[1:]:
+                new = [rank for rank in layout.mesh.ranks if (rank, part_key(layout, rank)) in left]
+                left -= parts_of(layout)
+                if new:
+                    targets.append(_held(part.parameters, layout, dtype, names, new))
+            plans.append(plan_move(source, merged(targets), self.cluster))
+        buffers = {names[key]: model.trained_weights for key, model in part.parts.items() if key in names}
+        return tuple(plans), buffers
 
-    def moving(self, role: str) -> Iterator[Moved]:
-        """Bring the weights of a role from its home to where else they are used, an action per `next()`."""
+    def moving(self, role: str, number: int) -> Iterator[Moved]:
+        """Bring the weights of a role from its home to some of its copies, an action per `next()`."""
         part = self.roles.get(role)
-        if part is None or part.move is None or self.rank not in part.move.rows:
+        if part is None or self.rank not in part.moves[number].rows:
             return iter(())
         return moving(
-            part.move, self.rank, part.buffers, deadline_s=WAIT_S, name=f"{role}.weights", waiting_for=self._waiting_for
+            part.moves[number],
+            self.rank,
+            part.buffers,
+            deadline_s=WAIT_S,
+            name=f"{role}.weights",
+            waiting_for=self._waiting_for,
         )
+
+    def make_room(self, role: str, numbers: Sequence[int]) -> None:
+        """Before `moving` to these copies: have what is moved on the device, and memory for what comes."""
+        part = self.roles.get(role)
+        if part is None:
+            return
+        sends = (
+            any(self.rank in part.moves[number].rows for number in numbers) and self.rank in part.place.home.mesh.ranks
+        )
+        mine = [key for number in numbers for rank, key in self.copies[role][number].parts if rank == self.rank]
+        filled = [self._units.get(id(part.parts[key].trained_weights)) for key in mine]
+        needs: list[Need] = [(role, "home")] if sends else []
+        self.residence.want(*needs, filled=[unit for unit in filled if unit is not None])
+
+    # -- what leaves the device
+
+    def _state(self, part: RolePart, trainer: Trainer) -> Unit | None:
+        """The optimizer's buffers, in host memory at once: those of the next role are about to be made."""
+        role, buffers = part.one.role, trainer.buffers()
+        if not buffers or self.idle.of_state(role, self.rank) == "keep":
+            return None
+        working = trainer.model.trained_weights.untyped_storage().data_ptr()
+        own = {  # where the dtypes agree, the working weights are the masters
+            name: buffer
+            for name, buffer in buffers.items()
+            if buffer.numel() and buffer.untyped_storage().data_ptr() != working
+        }
+        unit = Unit(HostMemory(own, scratch=trainer.scratch(), name=role), "offload", role)
+        Residence({(role, "train"): [unit]}).want()
+        return unit
+
+    def _residence(self) -> Residence:
+        needs: dict[Need, list[Unit]] = {}
+        for role, part in self.roles.items():
+            place = part.place
+            asked: tuple[tuple[Literal["train", "score", "decode", "home"], Sequence[Layout | None]], ...] = (
+                ("train", (place.train,)),
+                ("score", (place.score or place.train,)),
+                ("decode", place.generate),
+                ("home", (place.home,)),
+            )
+            for what, layouts in asked:
+                for layout in layouts:
+                    if layout is not None and self.rank in layout.mesh.ranks:
+                        needs[role, what] = self._units_of(part, part_key(layout, self.rank))
+            if part.state is not None:
+                needs[role, "train"].append(part.state)
+        return Residence(needs)
+
+    def _units_of(self, part: RolePart, key: PartKey) -> list[Unit]:
+        """What does not stay on the device of a part of a model: its weights, and those that are the role's alone."""
+        role, model = part.one.role, part.parts[key]
+        changes = part.one.trained and model.own is None
+        what = "weights" if (self.rank, key) in parts_of(part.place.home) else "copy"
+        found = [self._unit(model.weights, self.idle.of_weights(role, self.rank, key), role, what, keep=not changes)]
+        if model.own is not None:
+            after = self.idle.of_adapter(role, self.rank, key)
+            found.append(self._unit(model.own.weights, after, role, "adapter", keep=not part.one.trained))
+        return [unit for unit in found if unit is not None]
+
+    def _unit(self, buffer: Tensor, after: After, role: str, what: str, *, keep: bool) -> Unit | None:
+        """The one of a buffer, which roles may share; None where it stays."""
+        if after == "keep":
+            return None
+        if id(buffer) not in self._units:
+            self._units[id(buffer)] = Unit(HostMemory({what: buffer}, keep=keep, name=role), after, role)
+        return self._units[id(buffer)]
 
     def gather(self, role: str) -> Any:
         """The whole model of a role on rank 0, with the weights of its home: its own, if it has that there, else a new
         one. Every rank of the home does its part; None on other ranks than 0."""
         place, dtype = self.places[role].home, self.recipe.dtype.value
-        if 0 in place.mesh.ranks and key_of(place, 0) == _WHOLE:
-            return self.roles[role].parts[_WHOLE] if self.rank == 0 else None
+        if self.rank in place.mesh.ranks:
+            self.residence.want((role, "home"))
+        if 0 in place.mesh.ranks and part_key(place, 0) == WHOLE:
+            return self.roles[role].parts[WHOLE] if self.rank == 0 else None
         part = self.roles.get(role)
         one = next(one for one in self._models if one.role == role)
         model = build_models([one], self.recipe)[role] if self.rank == 0 else None
         parameters = part.parameters if part is not None else model.trained_parameters
-        names: dict[Key, str] = {}
+        names: dict[PartKey, str] = {}
         source = _held(parameters, place, dtype, names, place.mesh.ranks)
         plan = plan_move(source, weights(parameters, Layout.on((0,)), dtype, "whole"), self.cluster)
         own = {} if part is None else part.parts
@@ -218,41 +310,43 @@ class Parts:
             execute(plan, self.rank, buffers, deadline_s=WAIT_S, name=f"{role}.gather", waiting_for=self._waiting_for)
         return model
 
-    def saving(self, folder: Path) -> Generator[Moved, None, dict[str, dict[str, int]]]:
-        """Write what this rank holds of the optimizers' state. Returns role → counts, of what it trains."""
-        counts: dict[str, dict[str, int]] = {}
-        for role, trainer, _ in self._trained():
-            counts[role] = yield from saving_state(trainer, self.cluster, self.rank, folder)
-        return counts
+    @property
+    def trained(self) -> tuple[str, ...]:
+        """Roles of which this rank trains a part, in an order that all ranks share."""
+        return tuple(role for role, part in self.roles.items() if part.one.trained and part.trainer is not None)
 
-    def loading(self, folder: Path, counts: Mapping[str, Mapping[str, int]] | None) -> Generator[Moved, None, None]:
+    def saving(self, role: str, folder: Path) -> Generator[Moved, None, dict[str, int]]:
+        """Write what this rank holds of a trained role's optimizer. Returns its counts."""
+        self.residence.want((role, "train"))
+        return saving_state(self._trainer_of(role), self.cluster, self.rank, folder)
+
+    def loading(self, role: str, folder: Path, counts: Mapping[str, int] | None) -> Generator[Moved, None, None]:
         """Continue from a checkpoint of any plan; see `optimizer_state.loading_state`."""
-        for role, trainer, parameters in self._trained():
-            of_role = None if counts is None else counts[role]
-            yield from loading_state(trainer, parameters, self.cluster, self.rank, folder, of_role, WAIT_S)
+        self.residence.want((role, "train"))
+        parameters = self.roles[role].parameters
+        return loading_state(self._trainer_of(role), parameters, self.cluster, self.rank, folder, counts, WAIT_S)
 
-    def _trained(self) -> Iterator[tuple[str, Trainer, Parameters]]:
-        """What this rank trains, in an order that all ranks share."""
-        for role, part in self.roles.items():
-            if part.one.trained and part.trainer is not None:
-                yield role, part.trainer, part.parameters
+    def _trainer_of(self, role: str) -> Trainer:
+        trainer = self.roles[role].trainer
+        assert trainer is not None, f"role {role} is not trained on rank {self.rank}"
+        return trainer
 
 
-def _held(parameters: Parameters, layout: Layout, dtype: str, names: dict[Key, str], ranks: Sequence[int]) -> Holdings:
+def _held(
+    parameters: Parameters, layout: Layout, dtype: str, names: dict[PartKey, str], ranks: Sequence[int]
+) -> Holdings:
     """Of these ranks of a layout; a buffer for every key, named in order of first use."""
     found = []
     for rank in ranks:
-        name = names.setdefault(key_of(layout, rank), f"weights{len(names)}")
+        name = names.setdefault(part_key(layout, rank), f"weights{len(names)}")
         whole = weights(parameters, layout, dtype, name)
         found.append(Holdings(whole.params, dtype, {rank: whole.ranks[rank]}, {rank: whole.buffers[rank]}))
     return merged(found)
 
 
 def movers_of(place: RolePlacement) -> tuple[int, ...]:
-    """Ranks that take part in bringing a trained role's weights from its home to where else they are used."""
-    home = {(rank, key_of(place.home, rank)) for rank in place.home.mesh.ranks}
-    others = {(rank, key_of(layout, rank)) for layout in place.layouts[1:] for rank in layout.mesh.ranks}
-    return place.ranks if others - home else ()
+    """Ranks that take part in bringing a role's weights from its home to where else they are used."""
+    return () if place.uses.keys() <= parts_of(place.home) else place.ranks
 
 
 def is_reward(one: RoleModel, flow: Dataflow) -> bool:

@@ -59,18 +59,6 @@ def resolve_plan(recipe: Recipe, flow: Dataflow, models: Sequence[RoleModel], sh
     return plan
 
 
-def check_can_run(plan: Plan) -> None:
-    """Raises ConfigError where a resolved plan asks for what is printed by a dry run, but not run yet."""
-    for p in plan.placements:
-        if p.after != "keep":
-            raise ConfigError(f"the plan `{plan.name}`: `after` {p.after} of {p.call} cannot be run yet; leave it out")
-        if p.micro_batch_tokens is not None and plan.num_ranks == 1:
-            raise ConfigError(
-                f"the plan `{plan.name}`: one process has one `micro_batch_tokens`, the recipe's; set it there instead "
-                f"of for {p.call}"
-            )
-
-
 def check_layouts(plan: Plan, parameters: Mapping[str, Parameters], label: str) -> None:
     """Raises LayoutError, which begins with `label`, where a role's model (by the role) or the devices do not allow a
     layout of a completed plan."""
@@ -156,6 +144,11 @@ def _check_devices(recipe: Recipe, plan: Plan) -> None:
 
 
 def _check_adapters(recipe: Recipe, plan: Plan, label: str) -> None:
+    if recipe.lora.rank > 0 and (dropped := next((p for p in plan.placements if p.after == "drop"), None)):
+        raise ConfigError(
+            f"{label}: {dropped.call} {dropped.mode}: `after` drop cannot bring back the weights under the adapters "
+            f"(`lora.rank` {recipe.lora.rank}); take offload, or keep"
+        )
     cut = next((p for p in plan.placements if p.tp > 1 or p.pp > 1), None)
     if recipe.lora.rank > 0 and cut is not None:
         raise ConfigError(

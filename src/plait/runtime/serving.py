@@ -11,8 +11,9 @@ import torch
 
 from plait.generation.engine import Engine
 from plait.runtime.board import Board
+from plait.runtime.chores import load_part, move_part, save_part, spans_as_values
 from plait.runtime.commands import Call, Do, ScoreCall, TrainCall
-from plait.runtime.crew import LEADER, load_part, record_moves, save_part, spans_as_values
+from plait.runtime.crew import LEADER
 from plait.runtime.mail import Mail
 from plait.runtime.parcels import Parcel, pack_samples, unpack_requests
 from plait.runtime.parts import Parts
@@ -33,6 +34,7 @@ class Server:
         self._mail = mail
         self._board = board
         self._recorder = Recorder.on_shared_clock(parts.rank)
+        parts.residence.recorder = self._recorder
         self._next: Parcel | None = None
 
     def serve(self) -> None:
@@ -60,7 +62,7 @@ class Server:
         match do:
             case Do.MOVE:
                 with self._board.doing(f"{header['role']}.weights (move)"):
-                    record_moves(parts.moving(header["role"]), recorder, header["role"])
+                    move_part(parts, header["role"], header["numbers"], recorder)
             case Do.VERSION:
                 self._engine(header["role"]).update_weights(header["version"])
             case Do.GATHER:
@@ -75,6 +77,7 @@ class Server:
                 with self._board.doing("load"):
                     load_part(parts, Path(header["folder"]), header["counts"], recorder)
             case Do.SPANS:
+                parts.residence.want()
                 spans = spans_as_values(recorder.take().spans, header["zero"])
                 self._mail.send(LEADER, Parcel({"spans": spans}), "a timeline")
             case _:
@@ -84,6 +87,7 @@ class Server:
         """Run a call to its end; the first rank of a layout that the leader is not in reports to it."""
         ranks = call.layout(self._parts).mesh.ranks
         reports = LEADER not in ranks and ranks[0] == self._parts.rank
+        self._parts.residence.want(call.need)
         work = call.run(self._parts)
         count, reported_s = 0, self._recorder.now_s
         with self._board.doing(call.call):
@@ -108,6 +112,7 @@ class Server:
         engine, name = self._engine(role), f"{role}.generate"
         team = self._parts.roles[role].instance
         delivers = team is not None and team.is_leader and LEADER not in team.all.ranks
+        self._parts.residence.want((role, "decode"))
         for request in unpack_requests(command.header["requests"]):
             engine.add(request)
         with self._board.doing(name):

@@ -313,6 +313,7 @@ class Session:
             self.recipe,
             self.recipe.doctor,
             self.directory.doctor_path,
+            crew=self.crew,
             resume=self._resume,
             last_step=self.done.step,
             tell=self.progress.message,

@@ -62,14 +62,14 @@ class RolePlacement:
     def uses(self) -> Mapping[tuple[int, PartKey], frozenset[Mode]]:
         """(rank, part that it has) → the modes that compute with it, the home's parts first."""
         found: dict[tuple[int, PartKey], set[Mode]] = {}
-        by_mode: tuple[tuple[Mode, Sequence[Layout | None]], ...] = (
-            ("train", (self.train,)),
-            ("score", (self.score,)),
+        by_mode: tuple[tuple[Mode, tuple[Layout, ...]], ...] = (
+            ("train", () if self.train is None else (self.train,)),
+            ("score", () if self.score is None else (self.score,)),
             ("decode", self.generate),
         )
         for mode, layouts in by_mode:
             for layout in layouts:
-                for rank in () if layout is None else layout.mesh.ranks:
+                for rank in layout.mesh.ranks:
                     found.setdefault((rank, part_key(layout, rank)), set()).add(mode)
         return {part: frozenset(modes) for part, modes in found.items()}
 

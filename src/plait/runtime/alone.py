@@ -1,0 +1,36 @@
+"""A crew of one: what a plan for one device asks beyond keeping everything where it is, as the ranks of a larger run do
+it."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+
+from plait.observe.progress import Progress
+from plait.runtime.board import Board
+from plait.runtime.crew import LEADER, Crew
+from plait.runtime.mail import Mail
+from plait.runtime.parts import Parts
+from plait.runtime.prepare import Prepared
+from plait.runtime.recorder import Recorder
+from plait.runtime.session import watched
+from plait.schedule.plan import Plan
+
+
+def needs_crew(plan: Plan) -> bool:
+    """Whether a plan for one device asks for what the engines of one process do not do by themselves."""
+    return any(p.after != "keep" or p.micro_batch_tokens is not None for p in plan.placements)
+
+
+class Alone:
+    """`session.Leading` of this process, which nobody follows."""
+
+    def __init__(self, prepared: Prepared) -> None:
+        self._prepared = prepared
+
+    def progress(self) -> Progress:
+        return Progress(self._prepared.recipe.steps, watched=watched(self._prepared))
+
+    def crew(self, recorder: Recorder) -> Crew:
+        of = self._prepared
+        parts = Parts(of.recipe, of.flow, of.models, of.plan, LEADER, waiting_for=lambda what: nullcontext())
+        return Crew(parts, Mail(None, LEADER, ()), 1, recorder, Board(None, LEADER))
