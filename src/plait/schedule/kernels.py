@@ -2,6 +2,9 @@
 
 Both give the same numbers (a test compares them): the loops use no library calls and a generator of their own. A
 schedule is one array `order` of action numbers, rank after rank; its memory is a function of the order alone.
+
+`dispatch` and `decode` are long because a call costs more than what they do for an action: numba counts references to
+each array that it passes.
 """
 
 # numpy's annotations do not say that an array indexed by numbers gives a number.
@@ -105,37 +108,25 @@ def dispatch(
     """
     # Local names: reading a field of the tuple in the inner loop costs more than the rest of it.
     before, after, memory, seconds, tail_s = t.before, t.after, t.memory, t.seconds, t.tail_s
-    chain_start, group, rank_of, rank_chains = t.chain_start, t.chain_group, t.rank, t.rank_chains
-    first_of = t.rank_chain_start
-    num_ranks = t.row_start.shape[0] - 1
-    num_chains = chain_start.shape[0] - 1
-    head = chain_start[:num_chains].copy()
-    cursor = t.row_start[:num_ranks].copy()
-    free = np.zeros(num_ranks)
-    held = np.zeros(num_ranks)
-    stale = np.ones(num_ranks, np.bool_)
-    earliest = np.zeros(num_ranks)
-    soonest_end = np.zeros(num_ranks)
-    room = np.zeros(num_chains)
-    unsafe = np.zeros(num_chains, np.bool_)
+    chain_start, group, rank_of = t.chain_start, t.chain_group, t.rank
+    rank_chains, first_of = t.rank_chains, t.rank_chain_start
+    head, slot = chain_start[:-1].copy(), t.row_start[:-1].copy()
+    free, held = np.zeros(cap.shape[0]), np.zeros(cap.shape[0])
+    full, capped = _full(cap)
+    spare, oldest = np.zeros(cap.shape[0]), np.zeros(t.pipe_start.shape[0] - 1, np.int64)
+    end[:] = -1.0
+    room = _room(t.chain_depth, group, weights)
+    ready = np.zeros(room.shape[0])
+    unsafe = np.zeros(room.shape[0], np.bool_)
     any_unsafe = False
-    full = np.zeros(num_ranks)
-    spare = np.zeros(num_ranks)
-    oldest = np.zeros(t.pipe_start.shape[0] - 1, np.int64)
-    capped = False
-    for v in range(num_ranks):
-        full[v] = cap[v] * (1 + TOLERANCE) if cap[v] < np.inf else np.inf
-        capped |= cap[v] < np.inf
-    for action in range(end.shape[0]):
-        end[action] = -1.0
-    for c in range(num_chains):
-        in_flight = np.floor(t.chain_depth[c] * weights[group[c], 3] + weights[group[c], 4] + 0.5)
-        room[c] = max(1.0, in_flight) if group[c] % 2 == 0 else np.inf
+    stale = np.ones(cap.shape[0], np.bool_)
+    earliest = np.zeros(cap.shape[0])
+    soonest_end = np.zeros(cap.shape[0])
     makespan = 0.0
     placed = 0
     while placed < order.shape[0]:
         rank = -1
-        for v in range(num_ranks):
+        for v in range(cap.shape[0]):
             if stale[v]:
                 stale[v] = False
                 earliest[v] = np.inf
@@ -143,14 +134,19 @@ def dispatch(
                 for k in range(first_of[v], first_of[v + 1]):
                     c = rank_chains[k]
                     action = head[c]
+                    ready[c] = np.inf
                     if action == chain_start[c + 1] or unsafe[c]:
                         continue
-                    ready = end[before[action]] if before[action] >= 0 else 0.0
-                    if ready < 0.0 or (memory[action] > 0.0 and held[v] + memory[action] > full[v]):
+                    # In flight are the forwards of this chain less the backwards of the next.
+                    if room[c] < np.inf and action - chain_start[c] - head[c + 1] + chain_start[c + 1] >= room[c]:
                         continue
-                    if room[c] < np.inf and head[c] - chain_start[c] - head[c + 1] + chain_start[c + 1] >= room[c]:
+                    if memory[action] > 0.0 and held[v] + memory[action] > full[v]:
                         continue
-                    start = max(free[v], ready)
+                    at = end[before[action]] if before[action] >= 0 else 0.0
+                    if at < 0.0:
+                        continue
+                    ready[c] = at
+                    start = max(free[v], at)
                     earliest[v] = min(earliest[v], start)
                     soonest_end[v] = min(soonest_end[v], start + seconds[action])
             if delay > 0.0:
@@ -161,51 +157,67 @@ def dispatch(
         if earliest[rank] == np.inf:
             return np.inf
         until = earliest[rank] + delay * (soonest_end[rank] - earliest[rank]) * (1 - TOLERANCE)
-        chosen = -1
+        first = -1
         least = np.inf
         for k in range(first_of[rank], first_of[rank + 1]):
             c = rank_chains[k]
-            action = head[c]
-            if action == chain_start[c + 1] or unsafe[c]:
-                continue
-            ready = end[before[action]] if before[action] >= 0 else 0.0
-            if ready < 0.0 or ready > until or (memory[action] > 0.0 and held[rank] + memory[action] > full[rank]):
-                continue
-            if room[c] < np.inf and head[c] - chain_start[c] - head[c + 1] + chain_start[c + 1] >= room[c]:
-                continue
-            g = group[c]
-            value = weights[g, 0] + weights[g, 1] * (action - chain_start[c]) - weights[g, 2] * tail_s[action]
-            value += bias[action]
-            if value < least:
-                least = value
-                chosen = action
+            if ready[c] <= until:
+                action = head[c]
+                g = group[c]
+                value = weights[g, 0] + weights[g, 1] * (action - chain_start[c]) - weights[g, 2] * tail_s[action]
+                value += bias[action]
+                if value < least:
+                    least = value
+                    first = c
+        chosen = head[first]
+        stale[rank] = True
         if capped and memory[chosen] > 0.0 and not _safe(t, head, held, full, chosen, spare, oldest):
-            unsafe[t.chain[chosen]] = True
+            unsafe[first] = True
             any_unsafe = True
-            stale[rank] = True
             continue
-        finish = max(free[rank], end[before[chosen]] if before[chosen] >= 0 else 0.0) + seconds[chosen]
+        finish = max(free[rank], ready[first]) + seconds[chosen]
         if finish + tail_s[chosen] > limit:
             return np.inf
-        end[chosen] = finish
+        end[chosen] = free[rank] = finish
         makespan = max(makespan, finish)
-        free[rank] = finish
         held[rank] += memory[chosen]
-        head[t.chain[chosen]] += 1
-        order[cursor[rank]] = chosen
-        cursor[rank] += 1
+        head[first] += 1
+        order[slot[rank]] = chosen
+        slot[rank] += 1
         placed += 1
-        stale[rank] = True
         if after[chosen] >= 0:
             stale[rank_of[after[chosen]]] = True
         if any_unsafe and memory[chosen] < 0.0:
             # Memory given back anywhere may make a forward safe again; memory taken never does.
             any_unsafe = False
-            for c in range(num_chains):
+            for c in range(room.shape[0]):
                 if unsafe[c]:
                     unsafe[c] = False
                     stale[rank_of[chain_start[c]]] = True
     return makespan
+
+
+@njit()
+def _room(depth: Ints, group: Ints, weights: Floats) -> Floats:
+    """[C] micro-batches that a chain of forwards may have in flight; inf for a chain of backwards."""
+    room = np.full(group.shape[0], np.inf)
+    for c in range(group.shape[0]):
+        g = group[c]
+        if g % 2 == 0:
+            room[c] = max(1.0, np.floor(depth[c] * weights[g, 3] + weights[g, 4] + 0.5))
+    return room
+
+
+@njit()
+def _full(cap: Floats) -> tuple[Floats, bool]:
+    """[N] the most memory that each rank may hold, with slack; whether any rank is limited."""
+    full = np.full(cap.shape[0], np.inf)
+    capped = False
+    for v in range(cap.shape[0]):
+        if cap[v] < np.inf:
+            capped = True
+            full[v] = cap[v] * (1 + TOLERANCE)
+    return full, capped
 
 
 @njit()
@@ -266,24 +278,15 @@ def decode(t: Tables, keys: Floats, cap: Floats, limit: float, order: Ints, end:
     Returns the makespan, or inf if it is over `limit`. order, end: [n] receive the result.
     """
     before, after, memory, seconds, tail_s = t.before, t.after, t.memory, t.seconds, t.tail_s
-    chain_start, rank_of = t.chain_start, t.rank
-    num_ranks = t.row_start.shape[0] - 1
+    chain_start, chain_of, rank_of = t.chain_start, t.chain, t.rank
+    head, slot = chain_start[:-1].copy(), t.row_start[:-1].copy()
+    free, held = np.zeros(cap.shape[0]), np.zeros(cap.shape[0])
+    full, capped = _full(cap)
+    spare, oldest = np.zeros(cap.shape[0]), np.zeros(t.pipe_start.shape[0] - 1, np.int64)
+    end[:] = -1.0
     num_chains = chain_start.shape[0] - 1
-    head = chain_start[:num_chains].copy()
-    cursor = t.row_start[:num_ranks].copy()
-    free = np.zeros(num_ranks)
-    held = np.zeros(num_ranks)
     blocked = np.zeros(num_chains, np.bool_)
     any_blocked = False
-    full = np.zeros(num_ranks)
-    spare = np.zeros(num_ranks)
-    oldest = np.zeros(t.pipe_start.shape[0] - 1, np.int64)
-    capped = False
-    for v in range(num_ranks):
-        full[v] = cap[v] * (1 + TOLERANCE) if cap[v] < np.inf else np.inf
-        capped |= cap[v] < np.inf
-    for action in range(end.shape[0]):
-        end[action] = -1.0
     value = np.full(num_chains, np.inf)
     for c in range(num_chains):
         if before[head[c]] < 0:
@@ -318,18 +321,17 @@ def decode(t: Tables, keys: Floats, cap: Floats, limit: float, order: Ints, end:
         finish += seconds[chosen]
         if finish + tail_s[chosen] > limit:
             return np.inf
-        end[chosen] = finish
+        end[chosen] = free[rank] = finish
         makespan = max(makespan, finish)
-        free[rank] = finish
         held[rank] += memory[chosen]
-        order[cursor[rank]] = chosen
-        cursor[rank] += 1
+        order[slot[rank]] = chosen
+        slot[rank] += 1
         placed += 1
         action = head[first] = chosen + 1
         value[first] = np.inf
         if action < chain_start[first + 1] and (before[action] < 0 or end[before[action]] >= 0.0):
             value[first] = keys[action]
         action = after[chosen]
-        if action >= 0 and head[t.chain[action]] == action:
-            value[t.chain[action]] = keys[action]
+        if action >= 0 and head[chain_of[action]] == action:
+            value[chain_of[action]] = keys[action]
     return makespan
