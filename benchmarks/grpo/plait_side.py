@@ -33,7 +33,7 @@ class Side:
         self.flow = trace(grpo, roles=("actor", "ref", "reward"), options=GRPOOptions(kl_coef=KL_COEF))
         model = load_model(workload.model, dtype=workload.dtype, device="cpu")
         self.sampling = SamplingSettings(max_response_tokens=workload.max_response_tokens)
-        self.engine = Engine(model, self.sampling)
+        self.engine = Engine(model, self.sampling, keep_memory=False)
         self.actor = Trainer(
             model,
             OptimizerSettings(learning_rate=LEARNING_RATE, max_grad_norm=MAX_GRAD_NORM),

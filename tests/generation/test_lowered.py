@@ -177,7 +177,8 @@ def test_threads_share_the_work_and_change_no_bit() -> None:
 
 
 @needs_vectors
-def test_packed_weights_are_a_copy_until_they_are_dropped() -> None:
+@pytest.mark.parametrize("keep_memory", [False, True])
+def test_packed_weights_are_a_copy_until_they_are_dropped(keep_memory: bool) -> None:
     model = tiny_model("llama", dtype=torch.float32)
     lowered = lower(model)
     assert isinstance(lowered, Lowered)
@@ -189,7 +190,9 @@ def test_packed_weights_are_a_copy_until_they_are_dropped() -> None:
     with torch.no_grad():
         model.module.model.layers[0].mlp.up_proj.weight.mul_(0.5)
     assert torch.equal(lowered.logits(lowered.hidden(batch, pool_of(1))), before)
-    lowered.drop()
+    lowered.drop(keep_memory=keep_memory)
+    assert not lowered.is_packed
+    assert (lowered.num_bytes >= model.weights.nbytes * 0.9) == keep_memory
     after = lowered.logits(lowered.hidden(batch, pool_of(1)))
     torch.testing.assert_close(after, module_logits(model, tokens(5)), rtol=1e-4, atol=1e-4)
     assert not torch.equal(after, before)

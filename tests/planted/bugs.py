@@ -30,8 +30,8 @@ SAMPLING = (
     Bug(
         "stale sampler weights",
         "plait.runtime.roles:build_roles",
-        "engine = Engine(model, recipe.sampling)",
-        "engine = Engine(copy_of(model), recipe.sampling)",
+        "engine = Engine(model, ",
+        "engine = Engine(copy_of(model), ",
         ("runtime/test_algorithms.py::test_two_arms[grpo]",),
         doctor="stale_sampler_weights",
     ),

@@ -43,13 +43,21 @@ class Engine:
         settings: limits and mode of the engine; the rest of them travels with each request.
         policy_version: stamped on the tokens until `update_weights`.
         choose: draws the tokens.
+        keep_memory: of packed weights, while nothing is in flight, for the next time. False where the process needs it
+            for something else then. `pause(release=True)` gives it back in any case.
 
     Raises:
         ConfigError: exact mode on another device than a CPU.
     """
 
     def __init__(
-        self, model: LanguageModel, settings: SamplingSettings, *, policy_version: int = 0, choose: Choose = sample
+        self,
+        model: LanguageModel,
+        settings: SamplingSettings,
+        *,
+        policy_version: int = 0,
+        choose: Choose = sample,
+        keep_memory: bool = True,
     ) -> None:
         if settings.exact and model.device.type != "cpu":
             raise ConfigError(
@@ -64,6 +72,7 @@ class Engine:
         self.is_paused = False
         self._settings = settings
         self._choose = choose
+        self._keep_memory = keep_memory
         self._limits = settings.limits(model.max_positions)
         self._batcher = Batcher(self._limits)
         self._pool = KVPool(self._limits.block_tokens)
@@ -338,6 +347,7 @@ class Engine:
         if release:
             self._recompute()
             self._forget()
+            self._forward.drop()
 
     def resume(self) -> None:
         self.is_paused = False
@@ -358,7 +368,7 @@ class Engine:
                 self._batcher.forget()
             for said in self._started.values():
                 said.new_version(version)
-            self._forward.drop()
+            self._forward.drop(keep_memory=self._keep_memory)
         else:
             self._forget()
         self.policy_version = version
@@ -440,7 +450,7 @@ class Engine:
     def _rest(self) -> None:
         """No sample is in flight, so weights may change: give back what was made of them, but for cached prefixes."""
         if self._batcher.blocks.num_cached:
-            self._forward.drop()
+            self._forward.drop(keep_memory=self._keep_memory)
         else:
             self._forget()
 
@@ -449,7 +459,7 @@ class Engine:
         self._pool.clear()
         if not self.has_work:
             self._batcher = Batcher(self._limits)
-        self._forward.drop()
+        self._forward.drop(keep_memory=self._keep_memory)
 
 
 def drain(engine: Engine) -> Iterator[Sample]:

@@ -100,9 +100,9 @@ class Forward:
         else:
             self._packed.pack()
 
-    def drop(self) -> None:
-        """Give the packed copy back; before the weights change."""
+    def drop(self, *, keep_memory: bool = False) -> None:
+        """Give the packed copy back; before the weights change. Its memory may stay for the next one."""
         self._packed.drop()
         if isinstance(self._lowered, Lowered):
-            self._lowered.drop()
+            self._lowered.drop(keep_memory=keep_memory)
         self._decided = False

@@ -21,15 +21,16 @@ from plait.models.language_model import LanguageModel
 from plait.models.team import Team
 
 
-def engine_of(model: LanguageModel, settings: SamplingSettings, team: Team) -> Engine:
+def engine_of(model: LanguageModel, settings: SamplingSettings, team: Team, *, keep_memory: bool = True) -> Engine:
     """The engine of one rank of an instance.
 
     Args:
         model: the rank's part.
         team: the instance.
+        keep_memory: see `Engine`.
     """
     if team.all.size == 1:
-        return Engine(model, settings)
+        return Engine(model, settings, keep_memory=keep_memory)
     whole: Any = _Staged(model) if team.pp.size > 1 else model
     return Engine(whole, settings, choose=_drawn_by_one(team))
 

@@ -22,7 +22,8 @@ from plait.runtime.scorer import ModelScorer, translator_for
 from plait.training.trainer import Trainer
 
 if TYPE_CHECKING:
-    from plait.runtime.crew import CrewEngine, CrewTrainer
+    from plait.runtime.crew import CrewTrainer
+    from plait.runtime.crew_engine import CrewEngine
 
 NEW_HEAD_STD = 0.0
 """A new head scores everything 0: a critic then begins by expecting nothing, and the loss of a reward model at ln 2."""
@@ -145,7 +146,7 @@ def build_roles(
         engine = None
         if generates:
             assert isinstance(model, LanguageModel), f"role {one.role} generates with a scalar model"
-            engine = Engine(model, recipe.sampling)
+            engine = Engine(model, recipe.sampling, keep_memory=not any(other.trained for other in wanted))
         roles[one.role] = ModelRole(model, trainer, engine)
     for role, pool in pools.items():
         roles.setdefault(role, RewardRole(pool))
