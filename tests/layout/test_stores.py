@@ -74,8 +74,8 @@ def test_replicas_share_the_writing() -> None:
     ("change", "error", "message"),
     [
         (lambda text: text[:-1], DataError, "m: expected a layout in JSON"),
-        (lambda _: "[]", DataError, 'm: expected "format": "plait-layout" and version 1'),
-        (lambda text: text.replace('"version": 1', '"version": 2'), DataError, 'm: expected "format"'),
+        (lambda _: "[]", DataError, 'm: expected a layout file ("format": "plait-layout")'),
+        (lambda text: text.replace('"version": 1', '"version": 2'), DataError, "m: expected layout version 1, found 2"),
         (lambda text: json.dumps(json.loads(text) | {"stores": [{}]}), DataError, "m: expected the holdings"),
         (lambda text: text.replace("up_proj", "other"), LayoutError, "m: expected model.layers.0.mlp.up_proj.weight"),
         (lambda text: text.replace("float32", "float33"), LayoutError, "dtype: expected one of"),

@@ -11,11 +11,11 @@ from functools import cached_property
 from typing import Any
 
 from plait.errors import DataError
+from plait.file_form import FileForm
 from plait.layout.holdings import ITEM_BYTES, Slice
 from plait.layout.mesh import Cluster
 
-FORMAT = "plait-move"
-VERSION = 1
+FORM = FileForm("move")
 
 
 class MoveKind(StrEnum):
@@ -161,8 +161,8 @@ class MovePlan:
             for rank, row in sorted(self.rows.items())
         }
         record = {
-            "format": FORMAT,
-            "version": VERSION,
+            "format": FORM.format,
+            "version": FORM.version,
             "nodes": self.cluster.nodes,
             "devices": self.cluster.devices,
             "source_dtype": self.source_dtype,
@@ -176,12 +176,7 @@ class MovePlan:
     @classmethod
     def from_json(cls, text: str, name: str = "move") -> MovePlan:
         """Raises `DataError` when the text is no such plan; `name` is for the message."""
-        try:
-            record = json.loads(text)
-        except json.JSONDecodeError as error:
-            raise DataError(f"{name}: expected a move in JSON, found text that does not parse: {error}") from error
-        if not isinstance(record, dict) or (record.get("format"), record.get("version")) != (FORMAT, VERSION):
-            raise DataError(f'{name}: expected "format": "{FORMAT}" and version {VERSION}')
+        record = FORM.parse(text, name)
         try:
             rows = {int(rank): tuple(_action(words) for words in row) for rank, row in record["rows"].items()}
             return cls(

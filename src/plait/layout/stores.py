@@ -12,13 +12,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from plait.errors import DataError, LayoutError
+from plait.file_form import FileForm
 from plait.layout.atoms import Piece, demand
 from plait.layout.holdings import Box, Holding, Holdings, packed
 from plait.layout.mesh import Cluster
 from plait.layout.params import Param
 
-FORMAT = "plait-layout"
-VERSION = 1
+FORM = FileForm("layout")
 
 
 def divided(held: Holdings) -> dict[int, list[Piece]]:
@@ -72,7 +72,7 @@ def to_manifest(held: Holdings, cluster: Cluster) -> str:
         for rank, mine in sorted(held.ranks.items())
     ]
     assert all(cluster.is_store(rank) for rank in held.ranks), "a manifest describes stores"
-    record = {"format": FORMAT, "version": VERSION, "dtype": held.dtype, "params": params, "stores": stores}
+    record = {"format": FORM.format, "version": FORM.version, "dtype": held.dtype, "params": params, "stores": stores}
     return json.dumps(record)
 
 
@@ -83,12 +83,7 @@ def from_manifest(text: str, params: tuple[Param, ...], cluster: Cluster, name: 
         DataError: the text is no manifest.
         LayoutError: a parameter is missing, or differs in shape or in how it is cut.
     """
-    try:
-        record = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise DataError(f"{name}: expected a layout in JSON, found text that does not parse: {error}") from error
-    if not isinstance(record, dict) or (record.get("format"), record.get("version")) != (FORMAT, VERSION):
-        raise DataError(f'{name}: expected "format": "{FORMAT}" and version {VERSION}')
+    record = FORM.parse(text, name)
     try:
         return _read(record, params, cluster, name)
     except (KeyError, TypeError, ValueError, AttributeError) as error:

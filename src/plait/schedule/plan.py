@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 from plait.errors import DataError
+from plait.file_form import FileForm
 from plait.layout.mesh import Layout, Mesh, Parallelism
 from plait.schedule.schedule import Schedule
 from plait.schedule.timeline import Timeline
 
-FORMAT = "plait-plan"
-VERSION = 1
+FORM = FileForm("plan")
 
 Mode = Literal["prefill", "decode", "score", "train"]
 After = Literal["keep", "drop", "offload"]
@@ -135,8 +135,8 @@ class Plan:
     def to_json(self) -> str:
         """The file form, with a version; schedules and the timeline keep their own forms inside."""
         record = {
-            "format": FORMAT,
-            "version": VERSION,
+            "format": FORM.format,
+            "version": FORM.version,
             "name": self.name,
             "num_ranks": self.num_ranks,
             "placements": [_placement_record(p) for p in self.placements],
@@ -149,14 +149,7 @@ class Plan:
     @classmethod
     def from_json(cls, text: str, name: str = "plan") -> Plan:
         """Read the file form; `name` is for messages. Raises `DataError`."""
-        try:
-            record: dict[str, Any] = json.loads(text)
-        except json.JSONDecodeError as error:
-            raise DataError(f"{name}: expected a plan in JSON, found text that does not parse: {error}") from error
-        if not isinstance(record, dict) or record.get("format") != FORMAT:
-            raise DataError(f'{name}: expected a plan file ("format": "{FORMAT}")')
-        if record.get("version") != VERSION:
-            raise DataError(f"{name}: expected plan version {VERSION}, found {record.get('version')!r}")
+        record = FORM.parse(text, name)
         known = {"format", "version", "name", "num_ranks", "placements", "policies", "schedules", "predicted"}
         unknown = sorted(record.keys() - known)
         if unknown:
@@ -179,11 +172,7 @@ class Plan:
 
     @classmethod
     def load(cls, path: str | Path) -> Plan:
-        try:
-            text = Path(path).read_text(encoding="utf-8")
-        except OSError as error:
-            raise DataError(f"{path}: expected a plan file that can be read: {error.strerror}") from error
-        return cls.from_json(text, str(path))
+        return cls.from_json(FORM.text_of(path), str(path))
 
 
 def _placement_record(p: Placement) -> dict[str, Any]:

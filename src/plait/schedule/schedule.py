@@ -13,10 +13,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from plait.errors import DataError
+from plait.file_form import FileForm
 from plait.schedule.action import Action, Kind, action_id, names_waits, parse_action
 
-FORMAT = "plait-schedule"
-VERSION = 1
+FORM = FileForm("schedule")
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,21 +53,13 @@ class Schedule:
         """The file form, with a version; its rows are those of the text form."""
         rows = [line.split()[2:] for line in self.to_text().splitlines()]
         record = ",\n".join(json.dumps(row) for row in rows)
-        return (
-            f'{{"format": "{FORMAT}", "version": {VERSION}, "name": {json.dumps(self.name)}, "rows": [\n{record}\n]}}\n'
-        )
+        head = f'"format": "{FORM.format}", "version": {FORM.version}, "name": {json.dumps(self.name)}'
+        return f'{{{head}, "rows": [\n{record}\n]}}\n'
 
     @classmethod
     def from_json(cls, text: str, name: str = "schedule") -> Schedule:
         """Read the file form; `name` is for messages. Raises `DataError` when the text is no such schedule."""
-        try:
-            record = json.loads(text)
-        except json.JSONDecodeError as error:
-            raise DataError(f"{name}: expected a schedule in JSON, found text that does not parse: {error}") from error
-        if not isinstance(record, dict) or record.get("format") != FORMAT:
-            raise DataError(f'{name}: expected a schedule file ("format": "{FORMAT}")')
-        if record.get("version") != VERSION:
-            raise DataError(f"{name}: expected schedule version {VERSION}, found {record.get('version')!r}")
+        record = FORM.parse(text, name)
         rows = record.get("rows")
         if not isinstance(rows, list) or not all(isinstance(row, list) for row in rows):
             raise DataError(f"{name}: expected `rows`, a list of actions for each rank")
@@ -81,11 +73,7 @@ class Schedule:
 
     @classmethod
     def load(cls, path: str | Path) -> Schedule:
-        try:
-            text = Path(path).read_text(encoding="utf-8")
-        except OSError as error:
-            raise DataError(f"{path}: expected a schedule file that can be read: {error.strerror}") from error
-        return cls.from_json(text, str(path))
+        return cls.from_json(FORM.text_of(path), str(path))
 
 
 def parse(text: str, name: str = "") -> Schedule:

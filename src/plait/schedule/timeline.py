@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from plait.errors import DataError
+from plait.file_form import FileForm
 from plait.observe.trace import TraceCounter, TraceEvent, read_trace, write_trace
 
-FORMAT = "plait-timeline"
-VERSION = 1
+FORM = FileForm("timeline")
 
 Source = Literal["predicted", "measured"]
 
@@ -114,7 +114,7 @@ class Timeline:
         spans = ",\n".join(json.dumps(astuple(span)) for span in self.spans)
         memory = ",\n".join(json.dumps(astuple(point)) for point in self.memory)
         return (
-            f'{{"format": "{FORMAT}", "version": {VERSION}, "source": "{self.source}",\n'
+            f'{{"format": "{FORM.format}", "version": {FORM.version}, "source": "{self.source}",\n'
             f'"span_fields": {json.dumps([field.name for field in fields(Span)])},\n'
             f'"memory_fields": {json.dumps([field.name for field in fields(MemoryPoint)])},\n'
             f'"spans": [\n{spans}\n],\n"memory": [\n{memory}\n]}}\n'
@@ -123,14 +123,7 @@ class Timeline:
     @classmethod
     def from_json(cls, text: str, name: str = "timeline") -> Timeline:
         """Read the file form. `name` is used in messages. Raises `DataError` when the text is no such timeline."""
-        try:
-            record = json.loads(text)
-        except json.JSONDecodeError as error:
-            raise DataError(f"{name}: expected a timeline in JSON, found text that does not parse: {error}") from error
-        if not isinstance(record, dict) or record.get("format") != FORMAT:
-            raise DataError(f'{name}: expected a timeline file ("format": "{FORMAT}")')
-        if record.get("version") != VERSION:
-            raise DataError(f"{name}: expected timeline version {VERSION}, found {record.get('version')!r}")
+        record = FORM.parse(text, name)
         try:
             spans = tuple(Span(**dict(zip(record["span_fields"], row, strict=True))) for row in record["spans"])
             memory = tuple(
@@ -148,11 +141,7 @@ class Timeline:
 
     @classmethod
     def load(cls, path: str | Path) -> Timeline:
-        try:
-            text = Path(path).read_text(encoding="utf-8")
-        except OSError as error:
-            raise DataError(f"{path}: expected a timeline file that can be read: {error.strerror}") from error
-        return cls.from_json(text, str(path))
+        return cls.from_json(FORM.text_of(path), str(path))
 
 
 def load_any(path: str | Path) -> Timeline:
