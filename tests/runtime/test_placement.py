@@ -22,6 +22,7 @@ from plait.runtime.algorithm import load_flow, trace_algorithm
 from plait.runtime.api import run
 from plait.runtime.device_memory import memory_by_device, parameter_rows
 from plait.runtime.estimate import PROCESS_BYTES, model_shape
+from plait.runtime.generation_memory import packed_bytes
 from plait.runtime.placement import parameters_of, resolve_plan
 from plait.runtime.recipe import Recipe
 from plait.runtime.role_models import MODEL_ROLES, REWARD_ROLES, RoleModel, role_models
@@ -130,6 +131,22 @@ def test_parts_that_no_run_does_yet(make_recipe, write_plan) -> None:
         resolved(make_recipe(plan=write_plan(policies=[{"name": "migration", "settings": {}}])))
 
 
+def test_the_only_weights_are_not_dropped(make_recipe, write_plan) -> None:
+    """Of one device, or where a copy would be the home's own part; nor is what lies under adapters."""
+    generate = {"call": "actor.generate", "mode": "decode", "ranks": [0], "after": "drop"}
+    with pytest.raises(ConfigError, match=r"actor.generate decode: `after` drop would lose the only weights.* offload"):
+        resolved(make_recipe(plan=write_plan(generate, num_ranks=1)))
+    train = {"call": "actor.train", "mode": "train", "ranks": [0, 1], "dp": 2}
+    with pytest.raises(ConfigError, match=r"actor.generate decode: `after` drop would lose the only weights"):
+        resolved(make_recipe(plan=write_plan(train, generate)))
+    elsewhere = [train | {"ranks": [1], "dp": 1}, generate]
+    assert resolved(make_recipe(plan=write_plan(*elsewhere))).placement("actor.generate", "decode").after == "drop"
+    with pytest.raises(ConfigError, match=r"drop cannot bring back the weights under the adapters .* take offload"):
+        resolved(make_recipe(plan=write_plan(*elsewhere), **{"lora.rank": 2}))
+    with pytest.raises(ConfigError, match=r"placements\[0\].after: prefill and decode have one copy; say offload of"):
+        resolved(make_recipe(plan=write_plan(generate | {"mode": "prefill", "after": "offload"}, num_ranks=1)))
+
+
 def test_parameters_are_known_before_they_are_read(tiny_folder: Path) -> None:
     """From the configuration alone: those that the loaded models have."""
     name = str(tiny_folder)
@@ -152,7 +169,8 @@ def test_the_memory_of_each_device(make_recipe, write_plan) -> None:
     flow, models, shapes = facts_of(recipe)
     parameters, plan = parameters_of(models), resolve_plan(recipe, flow, models, shapes)
     columns = memory_by_device(recipe, flow, models, shapes, parameters, plan, 20)
-    table = {rank: dict(rows) for ranks, rows in columns for rank in ranks}
+    table = {rank: dict(one.rows) for one in columns for rank in one.ranks}
+    assert all(one.during == [] and one.peak_bytes == sum(dict(one.rows).values()) for one in columns)
     train = Layout.on((0, 1), pp=2)
     for rank in (0, 1):
         count = shard(parameters["actor"], train.parallelism, 0, rank).num_elements
@@ -169,6 +187,55 @@ def test_the_memory_of_each_device(make_recipe, write_plan) -> None:
     assert table[2]["actor: weights (float32)"] == table[2]["ref: weights (float32)"] == 4 * whole
     per_token = 2 * shape.layers * shape.kv_heads * shape.head_dim * 4
     assert table[2]["actor: KV cache"] == 12 * (20 + 6) * per_token
+
+
+def test_memory_that_leaves_is_counted_while_it_is_there(make_recipe, write_plan) -> None:
+    """bfloat16, one device: state and reference are away while the actor generates. Two: a copy to generate with."""
+    offload = {"ranks": [0], "after": "offload"}
+    path = write_plan(
+        {"call": "actor.train", "mode": "train", **offload},
+        {"call": "ref.logprobs", "mode": "score", **offload},
+        {"call": "actor.generate", "mode": "decode", "ranks": [0]},
+        num_ranks=1,
+    )
+    recipe = make_recipe(plan=path, dtype="bfloat16")
+    flow, models, shapes = facts_of(recipe)
+    parameters, plan = parameters_of(models), resolve_plan(recipe, flow, models, shapes)
+    (alone,) = memory_by_device(recipe, flow, models, shapes, parameters, plan, 20)
+    shape, count = shapes[recipe.model], shard(parameters["actor"], Layout.on((0,)).parallelism, 0, 0).num_elements
+    rows, during = dict(alone.rows), dict(alone.during)
+    assert rows["actor: weights (bfloat16)"] == 2 * count, "generation keeps them"
+    assert rows["ref: weights (bfloat16), away when idle"] == 2 * count
+    assert rows["actor: masters, moments and gradients, away when idle"] == 16 * count
+    cache, packed = rows["actor: KV cache"], packed_bytes(shape, "bfloat16")
+    others = sum(rows.get(what, 0) for what in ("activations", "logits of one chunk", "gradient of the head"))
+    beyond = rows.get("actor: weights packed for decoding, beyond activations", 0)
+    assert beyond == max(0, packed - others)
+    assert during["actor.generate"] == PROCESS_BYTES + 2 * count + cache + packed
+    assert during["actor.train"] == PROCESS_BYTES + 18 * count + others
+    assert during["ref.logprobs"] < PROCESS_BYTES + 4 * count + others
+    assert during["reading models"] == PROCESS_BYTES + 20 * count
+    assert alone.peak_bytes == max(during.values()) < sum(rows.values())
+
+    path = write_plan(
+        {"call": "actor.train", "mode": "train", "ranks": [0, 1], "tp": 2, "after": "offload"},
+        {"call": "actor.generate", "mode": "decode", "ranks": [0, 1], "dp": 2, "after": "drop"},
+        {"call": "ref.logprobs", "mode": "score", "ranks": [0, 1], "tp": 2, "after": "offload"},
+    )
+    recipe = make_recipe(plan=path)
+    plan = resolve_plan(recipe, flow, models, shapes)
+    found = memory_by_device(recipe, flow, models, shapes, parameters, plan, 20)
+    for one in found:
+        half = shard(parameters["actor"], Layout.on((0, 1), tp=2).parallelism, one.ranks[0], 0).num_elements
+        rows, during = dict(one.rows), dict(one.during)
+        packed = packed_bytes(shape, "float32")
+        assert during["actor.generate"] == PROCESS_BYTES + 4 * count + rows["actor: KV cache"] + packed
+        assert during["actor.weights (move)"] == PROCESS_BYTES + 4 * (half + count)
+        state = rows["actor: masters, moments and gradients, away when idle"]
+        others = sum(rows.get(what, 0) for what in ("activations", "logits of one chunk", "gradient of the head"))
+        assert during["actor.train"] == PROCESS_BYTES + 4 * half + state + others
+        # Both whole, and the actor's half, cut from a copy: it has another part here.
+        assert during["reading models"] == PROCESS_BYTES + 4 * (2 * count + half + count) + state
 
 
 def test_optimizer_state_is_divided_and_frozen_roles_share(make_recipe) -> None:
@@ -200,6 +267,14 @@ def test_a_dry_run_prints_where_calls_run(make_recipe, capsys: pytest.CaptureFix
     assert "device 0,1  device 2,3" in printed
     assert dry_run(make_recipe()) == 0
     assert "device" not in capsys.readouterr().out
+
+
+def test_a_dry_run_prints_what_is_there_during_each_call(make_recipe, write_plan, capsys) -> None:
+    path = write_plan({"call": "actor.train", "mode": "train", "ranks": [0], "after": "offload"}, num_ranks=1)
+    assert dry_run(make_recipe(plan=path)) == 0
+    printed = capsys.readouterr().out
+    for row in ("moments and gradients, away when idle", "all of it during actor.generate", "\nat most"):
+        assert row in printed
 
 
 def test_a_run_keeps_its_plan_and_may_go_on_with_another(make_recipe, write_plan) -> None:

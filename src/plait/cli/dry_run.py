@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any
 
-from plait.runtime.device_memory import memory_by_device
+from plait.runtime.alone import needs_crew
+from plait.runtime.device_memory import DeviceMemory, memory_by_device
 from plait.runtime.estimate import Arithmetic, human_bytes, memory_table
 from plait.runtime.placement import parameters_of
 from plait.runtime.prepare import Prepared, prepare
@@ -71,19 +72,26 @@ def _memory_table(prepared: Prepared):
     from rich.table import Table
 
     about = (prepared.recipe, prepared.flow, prepared.models, prepared.shapes)
-    if prepared.plan.num_ranks == 1:
-        columns = [([0], memory_table(*about, prepared.longest_tokens))]
+    if prepared.plan.num_ranks == 1 and not needs_crew(prepared.plan):
+        columns = [DeviceMemory([0], memory_table(*about, prepared.longest_tokens), [])]
     else:
         parameters = parameters_of(prepared.models)
         columns = memory_by_device(*about, parameters, prepared.plan, prepared.longest_tokens)
-    names = [f"device {ranks_text(ranks)}" for ranks, _ in columns] if prepared.plan.num_ranks > 1 else [""]
+    names = [f"device {ranks_text(one.ranks)}" for one in columns] if prepared.plan.num_ranks > 1 else [""]
     table = Table("memory (estimate)", *names, **_PLAIN)
-    cells = [dict(rows) for _, rows in columns]
-    for what in dict.fromkeys(what for one in cells for what in one):
-        table.add_row(what, *(human_bytes(one[what]) if what in one else "-" for one in cells))
-    totals = [sum(one.values()) for one in cells]
-    table.add_row("together, at most", *map(human_bytes, totals), style="bold")
+    _add_rows(table, "", [dict(one.rows) for one in columns])
+    leaves = any(one.during for one in columns)
+    if leaves:
+        table.add_section()
+        _add_rows(table, "all of it during ", [dict(one.during) for one in columns])
+    peaks = (human_bytes(one.peak_bytes) for one in columns)
+    table.add_row("at most" if leaves else "together, at most", *peaks, style="bold")
     return table
+
+
+def _add_rows(table: Any, label: str, cells: Sequence[Mapping[str, int]]) -> None:
+    for what in dict.fromkeys(what for one in cells for what in one):
+        table.add_row(f"{label}{what}", *(human_bytes(one[what]) if what in one else "-" for one in cells))
 
 
 def _batch_table(prepared: Prepared):

@@ -1,8 +1,10 @@
-"""Memory of each device under a plan of several, for a dry run: who holds which part of which model. Torch-free."""
+"""Memory of each device under a plan, for a dry run: who holds which part of which model, and what during which call.
+Torch-free."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from plait.dataflow import CallKind, Dataflow
 from plait.layout.mesh import Layout
@@ -10,14 +12,52 @@ from plait.layout.params import FlatLayout, Heads, Parameters
 from plait.layout.shards import shard, stage_bounds, zero_range
 from plait.models.shape import HEAD_CHUNK_ROWS, ModelShape
 from plait.runtime.estimate import PROCESS_BYTES, LargestBatch, activation_bytes, adapter_parameters
+from plait.runtime.generation_memory import packed_bytes
+from plait.runtime.idle import Idle, Owner, Use
 from plait.runtime.recipe import Recipe
 from plait.runtime.role_models import RoleModel
-from plait.schedule.placements import RolePlacement, placements_of
-from plait.schedule.plan import Mode, Plan
+from plait.schedule.placements import WHOLE, PartKey, RolePlacement, part_key, placements_of
+from plait.schedule.plan import After, Mode, Plan
 from plait.training.memory import BYTES, parameter_bytes
 
 Rows = list[tuple[str, int]]
 """(what, bytes)."""
+
+PROCESS = "process: libraries and tokenizer"
+
+
+@dataclass
+class DeviceMemory:
+    """What devices that are alike hold. An estimate."""
+
+    ranks: list[int]
+    rows: Rows
+    """All of a step's parts, though some may never be there at once."""
+    during: Rows
+    """(a call, or what else is done, all that is held then); empty where nothing ever leaves the device."""
+
+    @property
+    def peak_bytes(self) -> int:
+        """The most that is held at a time; where nothing leaves, all of it together."""
+        return max((count for _, count in self.during), default=sum(count for _, count in self.rows))
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What the memory of a device depends on.
+
+    shapes:         by the model's name
+    parameters:     by the role
+    longest_tokens: of the prompts; where nothing is generated, of the given samples
+    """
+
+    recipe: Recipe
+    flow: Dataflow
+    models: Sequence[RoleModel]
+    shapes: Mapping[str, ModelShape]
+    parameters: Mapping[str, Parameters]
+    plan: Plan
+    longest_tokens: int
 
 
 def memory_by_device(
@@ -28,75 +68,147 @@ def memory_by_device(
     parameters: Mapping[str, Parameters],
     plan: Plan,
     longest_tokens: int,
-) -> list[tuple[list[int], Rows]]:
-    """(ranks, what each of them holds), ranks that hold as much of everything (to the MiB) together; arguments as of
-    `device_rows`."""
-    found: list[tuple[list[int], Rows]] = []
+) -> list[DeviceMemory]:
+    """Of all devices; those that hold as much of everything (to the MiB) together. Arguments as of `Facts`."""
+    facts = Facts(recipe, flow, models, shapes, parameters, plan, longest_tokens)
+    found: list[DeviceMemory] = []
     for rank in range(plan.num_ranks):
-        rows = device_rows(rank, recipe, flow, models, shapes, parameters, plan, longest_tokens)
-        alike = next((ranks for ranks, others in found if _rounded(others) == _rounded(rows)), None)
+        one = _of_device(rank, facts)
+        alike = next((o for o in found if all(_rounded(a) == _rounded(b) for a, b in _pairs(o, one))), None)
         if alike is None:
-            found.append(([rank], rows))
+            found.append(one)
         else:
-            alike.append(rank)
+            alike.ranks.append(rank)
     return found
+
+
+def _pairs(one: DeviceMemory, other: DeviceMemory) -> Iterator[tuple[Rows, Rows]]:
+    yield one.rows, other.rows
+    yield one.during, other.during
 
 
 def _rounded(rows: Rows) -> Rows:
     return [(what, round(count / 2**20)) for what, count in rows]
 
 
-def device_rows(
-    rank: int,
-    recipe: Recipe,
-    flow: Dataflow,
-    models: Sequence[RoleModel],
-    shapes: Mapping[str, ModelShape],
-    parameters: Mapping[str, Parameters],
-    plan: Plan,
-    longest_tokens: int,
-) -> Rows:
-    """What one device holds at most, all of a step's parts at once. An estimate, `estimate.memory_table` of a part.
+def _of_device(rank: int, facts: Facts) -> DeviceMemory:
+    recipe, models = facts.recipe, facts.models
+    held = _parameters(rank, recipe, models, facts.shapes, facts.parameters, facts.plan)
+    working = {use: rows for one in models for use, rows in _working(rank, facts, one).items()}
+    rows: Rows = [(PROCESS, PROCESS_BYTES), *((one.what, one.num_bytes) for one in held)]
+    largest: dict[str, int] = {}
+    packed: dict[str, int] = {}
+    for (role, mode), of_use in working.items():
+        for what, count in of_use:
+            if mode == "decode" and what == _PACKED:
+                packed[role] = count
+            elif mode == "decode":
+                rows.append((f"{role}: {what}", count))
+            else:
+                largest[what] = max(largest.get(what, 0), count)
+    rows += largest.items()
+    # The copy is given back before anything is trained or scored, so what those take alone makes room for it.
+    others = sum(largest.values())
+    rows += [(f"{role}: {_PACKED}, beyond activations", n - others) for role, n in packed.items() if n > others]
+    idle = Idle(models, facts.plan, adapted=recipe.lora.rank > 0)
+    during = [] if idle.keeps_all else _during(rank, facts, idle, held, working)
+    return DeviceMemory([rank], rows, during)
 
-    Args:
-        shapes: by the model's name.
-        parameters: by the role.
-        longest_tokens: of the prompts; where nothing is generated, of the given samples.
-    """
-    rows = [("process: libraries and tokenizer", PROCESS_BYTES)]
-    rows += parameter_rows(rank, recipe, models, shapes, parameters, plan)
-    width = BYTES[recipe.dtype]
-    activations = logits = head = 0
-    for one in models:
-        place, shape = placements_of(plan, one.role), shapes[one.name]
-        if cached := _cache_bytes(rank, recipe, flow, one.role, place, shape, width, longest_tokens):
-            rows.append((f"{one.role}: KV cache", cached))
-        asked: tuple[tuple[Mode, Layout | None], ...] = (("train", place.train), ("score", place.score))
-        for mode, layout in asked:
-            if layout is None or rank not in layout.mesh.ranks:
-                continue
-            at, sizes = layout.coordinates(rank), layout.parallelism
-            batch = LargestBatch.of(
-                recipe.model_copy(
-                    update={
-                        "prompts_per_step": -(-recipe.prompts_per_step // sizes.dp),
-                        "micro_batch_tokens": place.micro_batch_tokens.get(mode, recipe.micro_batch_tokens),
-                    }
-                ),
-                flow,
-                longest_tokens,
-            )
-            # 1F1B: a stage has as many micro-batches in flight as there are stages from it to the end. Scoring keeps
-            # nothing for a backward: one layer's activations at a time.
-            kept_layers = (sizes.pp - at.pp) * _stage_layers(layout, rank, shape) if mode == "train" else 1
-            share = kept_layers / shape.layers / sizes.tp
-            activations = max(activations, int(share * activation_bytes(recipe, shape, batch, width)))
-            if not one.scalar and at.pp == sizes.pp - 1:
-                logits = max(logits, HEAD_CHUNK_ROWS * shape.vocabulary * (width + 8))
-                if mode == "train" and recipe.lora.rank == 0:
-                    head = max(head, shape.vocabulary * shape.hidden * (4 + 2 * width))
-    found = (("activations", activations), ("logits of one chunk", logits), ("gradient of the head", head))
-    return rows + [(what, count) for what, count in found if count]
+
+def _during(rank: int, facts: Facts, idle: Idle, held: Sequence[_Held], working: Mapping[Use, Rows]) -> Rows:
+    """All that is held while models are read, during each call, and while weights are moved."""
+    kept = PROCESS_BYTES + sum(one.num_bytes for one in held if one.after == "keep")
+    leaving = [one for one in held if one.after != "keep"]
+    rows: Rows = [("reading models", PROCESS_BYTES + _reading_bytes(held))]
+    for p in facts.plan.placements:
+        use = (p.call.split(".")[0], p.mode)
+        if rank in p.ranks and use in working:
+            there = sum(one.num_bytes for one in leaving if use in one.uses)
+            rows.append((p.call, kept + there + sum(count for _, count in working[use])))
+    for one in facts.models:
+        place = placements_of(facts.plan, one.role)
+        moved = [copies for copies in idle.copies(one.role) if rank in copies.ranks]
+        if moved:
+            needed = {key for copies in moved for other, key in copies.parts if other == rank}
+            if rank in place.home.mesh.ranks:
+                needed.add(part_key(place.home, rank))
+            mine = [o for o in leaving if not o.is_state and o.owner == idle.owner(one.role) and o.key in needed]
+            rows.append((f"{one.role}.weights (move)", kept + sum(one.num_bytes for one in mine)))
+    return rows
+
+
+def _reading_bytes(held: Sequence[_Held]) -> int:
+    """Models are read whole, and one after another cut; all but the last part of one are cut from a copy. The
+    optimizer's state of a role leaves before that of the next is made."""
+    by_owner: dict[Owner, list[_Held]] = {}
+    for one in held:
+        if not one.is_state:
+            by_owner.setdefault(one.owner, []).append(one)
+    cuts = [
+        sum(one.num_bytes for one in parts if one.key != WHOLE) + (parts[0].whole_bytes if len(parts) > 1 else 0)
+        for parts in by_owner.values()
+        if any(one.key != WHOLE for one in parts)
+    ]
+    states = [one for one in held if one.is_state]
+    stay = sum(one.num_bytes for one in states if one.after == "keep")
+    largest = max((one.num_bytes for one in states if one.after != "keep"), default=0)
+    return sum(parts[0].whole_bytes for parts in by_owner.values()) + max(cuts, default=0) + stay + largest
+
+
+_PACKED = "weights packed for decoding"
+
+
+def _working(rank: int, facts: Facts, one: RoleModel) -> dict[Use, Rows]:
+    """What each kind of call of a role takes on a device beside parameters and optimizer state."""
+    recipe, flow = facts.recipe, facts.flow
+    place, shape, width = placements_of(facts.plan, one.role), facts.shapes[one.name], BYTES[recipe.dtype]
+    found: dict[Use, Rows] = {}
+    if cached := _cache_bytes(rank, recipe, flow, one.role, place, shape, width, facts.longest_tokens):
+        found[one.role, "decode"] = [("KV cache", cached)]
+        instance = next(layout for layout in place.generate if rank in layout.mesh.ranks)
+        packs = recipe.device == "cpu" and recipe.dtype != "float64" and not recipe.sampling.exact
+        if packs and part_key(instance, rank) == WHOLE:
+            found[one.role, "decode"].append((_PACKED, packed_bytes(shape, recipe.dtype)))
+    asked: tuple[tuple[Mode, Layout | None], ...] = (("train", place.train), ("score", place.score))
+    for mode, layout in asked:
+        if layout is not None and rank in layout.mesh.ranks:
+            found[one.role, mode] = _forward_rows(rank, facts, one, mode, layout)
+    return found
+
+
+def _forward_rows(rank: int, facts: Facts, one: RoleModel, mode: Mode, layout: Layout) -> Rows:
+    """Of a call that trains or scores."""
+    recipe, shape, width = facts.recipe, facts.shapes[one.name], BYTES[facts.recipe.dtype]
+    at, sizes = layout.coordinates(rank), layout.parallelism
+    tokens = placements_of(facts.plan, one.role).micro_batch_tokens.get(mode, recipe.micro_batch_tokens)
+    share = {"prompts_per_step": -(-recipe.prompts_per_step // sizes.dp), "micro_batch_tokens": tokens}
+    batch = LargestBatch.of(recipe.model_copy(update=share), facts.flow, facts.longest_tokens)
+    # 1F1B: a stage has as many micro-batches in flight as there are stages from it to the end. Scoring keeps
+    # nothing for a backward: one layer's activations at a time.
+    kept_layers = (sizes.pp - at.pp) * _stage_layers(layout, rank, shape) if mode == "train" else 1
+    kept = kept_layers / shape.layers / sizes.tp
+    rows = [("activations", int(kept * activation_bytes(recipe, shape, batch, width)))]
+    if not one.scalar and at.pp == sizes.pp - 1:
+        rows.append(("logits of one chunk", HEAD_CHUNK_ROWS * shape.vocabulary * (width + 8)))
+        if mode == "train" and recipe.lora.rank == 0:
+            rows.append(("gradient of the head", shape.vocabulary * shape.hidden * (4 + 2 * width)))
+    return [(what, count) for what, count in rows if count]
+
+
+@dataclass(frozen=True)
+class _Held:
+    """Weights or optimizer state on one device."""
+
+    what: str
+    num_bytes: int
+    after: After
+    uses: frozenset[Use]
+    """That need it."""
+    owner: Owner = ()
+    key: PartKey = ()
+    whole_bytes: int = 0
+    """Of the whole model."""
+    is_state: bool = False
 
 
 def parameter_rows(
@@ -107,33 +219,55 @@ def parameter_rows(
     parameters: Mapping[str, Parameters],
     plan: Plan,
 ) -> Rows:
-    """Weights and optimizer state of one device. A layout that gives the device the same block as another is a view of
+    """Weights and optimizer state of one device. A layout that gives the device the same part as another is a view of
     it; frozen roles that begin as the same share theirs, and with adapters all roles do."""
-    rows: Rows = []
-    held: dict[tuple[object, ...], tuple[list[str], int]] = {}
-    adapted = recipe.lora.rank > 0
+    return [(one.what, one.num_bytes) for one in _parameters(rank, recipe, models, shapes, parameters, plan)]
+
+
+def _parameters(
+    rank: int,
+    recipe: Recipe,
+    models: Sequence[RoleModel],
+    shapes: Mapping[str, ModelShape],
+    parameters: Mapping[str, Parameters],
+    plan: Plan,
+) -> list[_Held]:
+    adapted, width = recipe.lora.rank > 0, BYTES[recipe.dtype]
+    idle = Idle(models, plan, adapted=adapted)
+    weights: dict[tuple[Owner, PartKey], tuple[list[str], int, int]] = {}
+    states: list[_Held] = []
     for one in models:
         place = placements_of(plan, one.role)
-        own = one.role if one.trained and not adapted else ""
         for layout in place.layouts:
             if rank in layout.mesh.ranks:
-                flat = flat_of(parameters[one.role], layout, rank)
-                key = (one.name, one.has_head if adapted else one.scalar, own, flat.blocks)
-                names, _ = held.setdefault(key, ([], flat.num_elements))
+                block = flat_of(parameters[one.role], layout, rank).num_elements
+                whole = flat_of(parameters[one.role], Layout.on((rank,)), rank).num_elements
+                part = (idle.owner(one.role), part_key(layout, rank))
+                names, *_ = weights.setdefault(part, ([], block, whole))
                 if one.role not in names:
                     names.append(one.role)
         if place.train is not None and rank in place.train.mesh.ranks:
+            uses: frozenset[Use] = frozenset({(one.role, "train")})
             if adapted:
                 count = adapter_parameters(shapes[one.name], recipe.lora.rank)
                 total = count * parameter_bytes(recipe.dtype, trained=True).total
-                rows.append((f"{one.role}: adapter, its masters, moments and gradients", total))
+                states.append(
+                    _Held(
+                        f"{one.role}: adapter, its masters, moments and gradients", total, "keep", uses, is_state=True
+                    )
+                )
             else:
+                total = _optimizer_bytes(rank, recipe, parameters[one.role], place.train)
+                after = idle.of_state(one.role, rank)
                 what = f"{one.role}: masters, moments and gradients"
-                rows.append((what, _optimizer_bytes(rank, recipe, parameters[one.role], place.train)))
-    weights = [
-        (f"{', '.join(names)}: weights ({recipe.dtype})", count * BYTES[recipe.dtype]) for names, count in held.values()
-    ]
-    return weights + rows
+                states.append(_Held(what, total, after, uses, is_state=True))
+    found = []
+    for (owner, key), (names, count, whole) in weights.items():
+        what = f"{', '.join(names)}: weights ({recipe.dtype})"
+        used = frozenset(idle.uses(names[0], rank, key))
+        after = idle.of_weights(names[0], rank, key)
+        found.append(_Held(what, count * width, after, used, owner, key, whole * width))
+    return [replace(one, what=f"{one.what}, away when idle") if one.after != "keep" else one for one in found + states]
 
 
 def flat_of(parameters: Parameters, layout: Layout, rank: int) -> FlatLayout:
