@@ -130,8 +130,8 @@ def parts(held: Holdings, shape: CacheShape, count: int, rank: int, flat: Tensor
     """The buffer of a rank as `holdings` of each of `count` ranges alone has it."""
     mine, per_range = held.ranks.get(rank, ()), 2 * len(shape.layers)
     sizes = [0] * count
-    ends = [holding.offset for holding in mine[1:]] + [len(flat)]
-    for holding, end in zip(mine, ends, strict=True):
+    for number, holding in enumerate(mine):
+        end = mine[number + 1].offset if number + 1 < len(mine) else len(flat)
         sizes[holding.param // per_range] += end - holding.offset
     return list(flat.split(sizes))
 

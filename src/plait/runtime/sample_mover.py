@@ -13,7 +13,7 @@ has lost by then is asked for again.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -119,7 +119,7 @@ class SampleMover:
             waiting_for=self._peers.waiting_for,
         )
         if self._entering is not None:
-            self._take_in(offer, answer, held[1], buffers.get("entering"))
+            self._take_in(offer, answer, held[1], buffers)
         return SamplesMoved(tuple(state.key for state in offer.states), answer.lacks, plan, report)
 
     # -- what is told
@@ -206,33 +206,37 @@ class SampleMover:
         engine = self._leaving
         if engine is None:
             return {}
-        buffers = allocate(held, self.rank, engine.model.device)
-        if answer.lacks and buffers:
-            shape, sharing = self._shape(offer, answer), offer.sharing(answer.policy_version)
-            flats = parts(held, shape, len(answer.lacks), self.rank, buffers["leaving"])
-            for lack, flat in zip(answer.lacks, flats, strict=True):
-                key = sharing[lack.uid].key if lack.index == _PROMPT else lack.key
-                engine.export_sample(*key, since=lack.start, until=lack.stop, final=False, out=flat)
+        buffers, sharing = allocate(held, self.rank, engine.model.device), offer.sharing(answer.policy_version)
+        for lack, flat in self._parts(offer, answer, held, buffers):
+            key = sharing[lack.uid].key if lack.index == _PROMPT else lack.key
+            engine.export_sample(*key, since=lack.start, until=lack.stop, final=False, out=flat)
         if offer.final:
             for state in offer.states:
                 engine.export_sample(*state.key, until=0)
         return buffers
 
-    def _take_in(self, offer: Offer, answer: Answer, held: Holdings, buffer: Tensor | None) -> None:
+    def _take_in(self, offer: Offer, answer: Answer, held: Holdings, buffers: Mapping[str, Tensor]) -> None:
         """Keep what arrived; with the last of it the samples go on here."""
         engine = self._entering
         assert engine is not None, f"rank {self.rank} is not of the target"
-        if buffer is not None:
-            shape, states = self._shape(offer, answer), {state.key: state for state in offer.states}
-            sharing = offer.sharing(answer.policy_version)
-            flats = parts(held, shape, len(answer.lacks), self.rank, buffer)
-            for lack, flat in zip(answer.lacks, flats, strict=True):
-                state = sharing[lack.uid] if lack.index == _PROMPT else states[lack.key]
-                stage = replace(state, shape=shape, start=lack.start, stop=lack.stop, kv=flat)
-                self._arrived.setdefault(lack.key, []).append(stage)
+        states, sharing = {state.key: state for state in offer.states}, offer.sharing(answer.policy_version)
+        for lack, flat in self._parts(offer, answer, held, buffers):
+            state = sharing[lack.uid] if lack.index == _PROMPT else states[lack.key]
+            stage = replace(state, shape=self._shape(offer, answer), start=lack.start, stop=lack.stop, kv=flat)
+            self._arrived.setdefault(lack.key, []).append(stage)
         if offer.final:
             for state in offer.states:
                 prompt = self._arrived.get((state.key[0], _PROMPT), ())
                 shared = prompt if shares_prompt(state, answer.policy_version) else ()
                 engine.import_sample(*shared, *self._arrived.get(state.key, ()), state)
             self._arrived.clear()
+
+    def _parts(
+        self, offer: Offer, answer: Answer, held: Holdings, buffers: Mapping[str, Tensor]
+    ) -> Iterator[tuple[Lack, Tensor]]:
+        """Each range of tokens that travels, with its part of this rank's buffer of `held`."""
+        if answer.lacks:
+            names = held.buffers.get(self.rank, {})
+            flat = next((buffers[name] for name in names), offer.states[0].kv)
+            found = parts(held, self._shape(offer, answer), len(answer.lacks), self.rank, flat)
+            yield from zip(answer.lacks, found, strict=True)
