@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from plait.models.saving import save_pretrained
+from plait.models.scalar_model import load_scalar
 from plait.runtime.api import run
 from plait.runtime.recipe import Recipe
 from plait.runtime.recipe_file import load_recipe
@@ -56,6 +58,10 @@ GRPO = ("grpo", {"options": {"kl_coef": 0.05, "mini_batches": 2}})
 PPO = ("ppo", {"options": {"kl_coef": 0.05, "mini_batches": 2}})
 SAFE = ("safe_rlhf", {"options": {"ptx_coef": 0.5, "kl_coef": 0.02, "cost_window": 8}})
 OWN = ("own", {"options": {}})
+PPO_MODEL = ("ppo", PPO[1] | {"reward.model": "PLACE/scorer", "reward.functions": None})
+"""Scores of a frozen model alone."""
+SAFE_MODELS = ("safe_rlhf", SAFE[1] | {"reward.model": "PLACE/scorer", "cost.model": "PLACE/other_scorer"})
+"""Each of a frozen model and a function."""
 
 PLANS: dict[str, tuple[tuple[str, dict[str, Any]], str | dict[str, str]]] = {
     "grpo-colocated-2": (GRPO, "colocated 2"),
@@ -201,12 +207,38 @@ PLANS: dict[str, tuple[tuple[str, dict[str, Any]], str | dict[str, str]]] = {
         },
     ),
 }
-QUICK = ("grpo-nothing-stays-2", "grpo-generates-pp2", "ppo-mixed-4", "safe-split-2", "own-mixed-2")
+PLANS |= {
+    "ppo-model-split-2": (PPO_MODEL, "split 2"),
+    "ppo-model-standalone-4": (PPO_MODEL, "standalone 4"),
+    "ppo-model-beside-values-2": (
+        PPO_MODEL,
+        {
+            "actor.generate": "0",
+            "actor.train": "0",
+            "ref.logprobs": "0",
+            "critic.train": "1",
+            "critic.values": "1",
+            "reward.score": "0,1 tp2",
+        },
+    ),
+    "safe-models-split-4": (SAFE_MODELS, "split 4"),
+    "safe-models-standalone-6": (SAFE_MODELS, "standalone 6"),
+}
+QUICK = (
+    "ppo-model-split-2",
+    "grpo-nothing-stays-2",
+    "grpo-generates-pp2",
+    "ppo-mixed-4",
+    "safe-split-2",
+    "own-mixed-2",
+)
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def place(tmp_path_factory: pytest.TempPathFactory, tiny_folder: Path) -> Path:
     folder = tmp_path_factory.mktemp("placements")
+    for seed, name in enumerate(("scorer", "other_scorer")):
+        save_pretrained(load_scalar(str(tiny_folder), dtype="float32", seed=seed), folder / name)
     (folder / "flow.py").write_text(OWN_FLOW)
     (folder / "rewards.py").write_text(
         "def sevens(completions, **columns):\n    return [text.count('7') + 0.01 * len(text) for text in completions]\n"
@@ -245,7 +277,12 @@ def recipe_of(place: Path, tiny_folder: Path) -> Callable[..., Recipe]:
                 "pretraining.source": str(place / "examples.jsonl"),
                 "cost_critic.optimizer.learning_rate": 1e-3,
             }
-        return load_recipe(None, list((tree | keys).items()))
+        values = {
+            key: value.replace("PLACE", str(place)) if isinstance(value, str) else value
+            for key, value in (tree | keys).items()
+            if value is not None
+        }
+        return load_recipe(None, list(values.items()))
 
     return make
 
@@ -255,9 +292,10 @@ def reference(recipe_of: Callable[..., Recipe], place: Path) -> Iterator[Callabl
     """The run of a flow on one process, run once."""
 
     def get(flow: str, keys: dict[str, Any]) -> Path:
-        if not (place / f"one-{flow}").exists():
-            run(recipe_of(flow, f"one-{flow}", **keys))
-        return place / f"one-{flow}"
+        name = f"one-{flow}-model" if "reward.model" in keys else f"one-{flow}"
+        if not (place / name).exists():
+            run(recipe_of(flow, name, **keys))
+        return place / name
 
     return get
 

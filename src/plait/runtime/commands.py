@@ -17,6 +17,9 @@ from plait.runtime.parts import Parts
 from plait.runtime.residence import Need
 from plait.training.trainer import Done, Trainer
 
+LEADER = 0
+"""The rank that gives the commands."""
+
 
 class Do(StrEnum):
     """The `do` of a command's header."""

@@ -7,7 +7,7 @@ All ranks see the leader's one order of announcements, so their collectives neve
 from __future__ import annotations
 
 import contextlib
-from collections import defaultdict
+import itertools
 from collections.abc import Callable, Collection, Generator, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -15,26 +15,19 @@ from typing import Any
 from torch import Tensor
 
 from plait.checkpoint.store import FileDigest, digest_of
-from plait.data.records import Prompt, Sample
 from plait.data.rows import FloatArray, Rows
 from plait.dataflow import CallKind, Column, Dataflow
-from plait.generation.engine import Engine, StepRecord
-from plait.generation.request import Request
-from plait.layout.mesh import Layout
 from plait.runtime.board import Board
 from plait.runtime.chores import load_part, move_part, save_part
-from plait.runtime.commands import Call, Do, ScoreCall, TrainCall
+from plait.runtime.commands import LEADER, Call, Do, ScoreCall, TrainCall
+from plait.runtime.crew_engine import CrewEngine
 from plait.runtime.mail import Mail
-from plait.runtime.parcels import Parcel, pack_requests, unpack_samples
+from plait.runtime.parcels import Parcel
 from plait.runtime.parts import WAIT_S, Parts
 from plait.runtime.recorder import Elsewhere, Recorder
 from plait.schedule.plan import Mode
 from plait.schedule.timeline import Span
 from plait.training.trainer import NO_VALUES, Done
-
-LEADER = 0
-POLL_S = 0.05
-"""An engine's step waits so long for samples of other ranks, where its own has nothing to do."""
 
 
 class Crew:
@@ -61,21 +54,31 @@ class Crew:
         self._stale = set(self._dropped)
         """Copies without the role's weights as they are: it has been trained since they were moved, or they may have
         been dropped."""
+        self._numbers = itertools.count()
         parts.residence.recorder = recorder
 
     def tell(
         self, ranks: Collection[int], parcel: Parcel, copies: Collection[tuple[str, int]] | None = frozenset()
-    ) -> None:
+    ) -> int:
         """Announce a command to these ranks, the leader itself left out.
 
         Args:
             copies: that are needed for it; None: it leaves what is on the devices as it is.
+
+        Returns:
+            The number of the command, which every answer to it has.
         """
         if copies is not None:
             self._stale |= self._dropped - set(copies)
-        message = Parcel({**parcel.header, "at": self.recorder.step}, parcel.arrays)
+        number = next(self._numbers)
+        message = Parcel({**parcel.header, "at": self.recorder.step, "number": number}, parcel.arrays)
         for rank in sorted(set(ranks) - {LEADER}):
             self.mail.send(rank, message, str(parcel.header["do"]))
+        return number
+
+    def answer(self, rank: int, number: int, what: str) -> Parcel:
+        """The next answer of a rank to the command of this number."""
+        return self.mail.receive([rank], what, WAIT_S, answers={number})[1]
 
     def call(self, call: Call) -> CrewCall:
         """A call that begins with the first `next()`."""
@@ -125,11 +128,10 @@ class Crew:
     def spans(self) -> list[Span]:
         """What the other ranks recorded since the last time, on the leader's clock. What may leave the devices has."""
         self.parts.residence.want()
-        self.tell(self.others, Parcel({"do": Do.SPANS, "zero": self.recorder.zero_s}))
+        number = self.tell(self.others, Parcel({"do": Do.SPANS, "zero": self.recorder.zero_s}))
         found: list[Span] = []
         for rank in self.others:
-            _, answer = self.mail.receive([rank], "its timeline", WAIT_S)
-            found += [Span(*values) for values in answer.header["spans"]]
+            found += [Span(*values) for values in self.answer(rank, number, "its timeline").header["spans"]]
         return found
 
     def save(self, folder: Path) -> tuple[dict[str, FileDigest], dict[str, Any]]:
@@ -141,12 +143,11 @@ class Crew:
         Raises:
             RunError: a file could not be written.
         """
-        self.tell(self.others, Parcel({"do": Do.SAVE, "folder": str(folder)}))
+        number = self.tell(self.others, Parcel({"do": Do.SAVE, "folder": str(folder)}))
         with self.board.doing("save"):
             counts = save_part(self.parts, folder, self.recorder)
         for rank in self.others:
-            _, answer = self.mail.receive([rank], "its part of the checkpoint", WAIT_S)
-            counts |= answer.header["counts"]
+            counts |= self.answer(rank, number, "its part of the checkpoint").header["counts"]
         return {path.name: digest_of(path) for path in sorted(folder.iterdir())}, {"counts": counts}
 
     def load(self, folder: Path, counts: Mapping[str, Mapping[str, int]] | None, threads: int) -> None:
@@ -188,21 +189,21 @@ class CrewCall:
         self.is_own = LEADER in self.ranks
         """Whether the leader has a part in it."""
         self._work: Generator[Done, None, Any] | None = None
-        self._begun = False
+        self._number: int | None = None
+        """Of its command; None: it is not announced yet."""
 
     def begin(self) -> None:
         """Announce it; harmless when done before."""
-        if self._begun:
+        if self._number is not None:
             return
-        self._begun = True
         crew, call = self._crew, self._call
         if isinstance(call, TrainCall):
             if call.step >= 0:
                 crew.trained(call.role)
-            crew.tell(self.ranks, call.parcel())
+            self._number = crew.tell(self.ranks, call.parcel())
         else:
             crew.freshen(call.role, "score")
-            crew.tell(self.ranks, call.parcel(), crew.copies(call.role, "score"))
+            self._number = crew.tell(self.ranks, call.parcel(), crew.copies(call.role, "score"))
         if self.is_own:
             crew.parts.residence.want(call.need)
             self._work = call.run(crew.parts)
@@ -210,7 +211,7 @@ class CrewCall:
     @property
     def ready(self) -> bool:
         """Whether `next()` would not wait for other ranks' results."""
-        return self.is_own or self._crew.mail.has(self.ranks[0])
+        return self.is_own or (self._number is not None and self._crew.mail.has(self.ranks[0], self._number))
 
     def __iter__(self) -> CrewCall:
         return self
@@ -220,7 +221,8 @@ class CrewCall:
         if self._work is not None:
             with self._crew.board.doing(self._call.call):
                 return next(self._work)
-        _, answer = self._crew.mail.receive([self.ranks[0]], self._call.call, WAIT_S)
+        assert self._number is not None, "a call that began was announced"
+        answer = self._crew.answer(self.ranks[0], self._number, self._call.call)
         if "count" in answer.header:
             return Elsewhere(answer.header["count"])
         raise StopIteration(self._call.result_of(answer))
@@ -293,116 +295,3 @@ class AbsentModel:
 
     def __init__(self, max_positions: int) -> None:
         self.max_positions = max_positions
-
-
-class CrewEngine:
-    """`generation.engine.Engine` for the leader, over the instances of a role.
-
-    Requests are dealt out when the next step begins: the longest expected first, each to the instance with the least
-    expected tokens. So who generates what depends on the requests alone.
-    """
-
-    def __init__(self, crew: Crew, role: str) -> None:
-        self._crew = crew
-        self._role = role
-        self.instances: tuple[Layout, ...] = crew.parts.places[role].generate
-        part = crew.parts.roles.get(role)
-        self._own: Engine | None = part.engine if part is not None else None
-        self._own_place = next((i for i, one in enumerate(self.instances) if LEADER in one.mesh.ranks), None)
-        self._open = all(len(one.mesh) == 1 for one in self.instances)
-        """Whether instances take requests while they work; ranks that generate together must begin with them at the
-        same step."""
-        self._pending: list[Request] = []
-        self._prompts: dict[int, Prompt] = {}
-        self._left = [0] * len(self.instances)
-        """Samples that each instance has not delivered."""
-        self._loads = [0] * len(self.instances)
-        """Expected tokens of what it was given since it was idle last."""
-        self.policy_version = 0
-        self.last_step: StepRecord | None = None
-        """None after a step in which only other ranks worked."""
-
-    @property
-    def model(self) -> Any:
-        """The leader's part; None: it has none."""
-        return None if self._own is None else self._own.model
-
-    @property
-    def received_bytes(self) -> int:
-        """Of the leader's own part."""
-        return 0 if self._own is None else self._own.received_bytes
-
-    @property
-    def has_work(self) -> bool:
-        return bool(self._pending) or any(self._left)
-
-    def add(self, request: Request) -> None:
-        self._pending.append(request)
-
-    def step(self) -> list[Sample]:
-        """One step of the leader's own instance, and what others have finished meanwhile."""
-        assert self.has_work, "step without work"
-        if self._pending and (self._open or not any(self._left)):
-            self._deal()
-        finished: list[Sample] = []
-        own = self._own if self._own is not None and self._own.has_work else None
-        self.last_step = None
-        if own is not None:
-            assert self._own_place is not None, "an engine of no instance"
-            finished += own.step()
-            self.last_step = own.last_step
-            self._left[self._own_place] -= len(finished)
-        sources = {one.mesh.ranks[0]: i for i, one in enumerate(self.instances) if i != self._own_place}
-        wait_s = POLL_S if own is None else 0.0
-        while any(self._left[i] for i in sources.values()) and (
-            found := self._crew.mail.poll(list(sources), wait_s, f"{self._role}.generate")
-        ):
-            source, answer = found
-            samples = unpack_samples(answer, self._prompts)
-            self._left[sources[source]] -= len(samples)
-            finished += samples
-            wait_s = 0.0
-        if not self.has_work:
-            self._prompts.clear()
-        return finished
-
-    def update_weights(self, version: int) -> None:
-        """The role's weights have changed: bring them to the instances; later samples are stamped with `version`."""
-        assert not self.has_work, "weights change only while no sample is in flight"
-        self._crew.freshen(self._role)
-        ranks = [rank for one in self.instances for rank in one.mesh.ranks]
-        self._crew.tell(ranks, Parcel({"do": Do.VERSION, "role": self._role, "version": version}), None)
-        if self._own is not None:
-            self._own.update_weights(version)
-        self.policy_version = version
-
-    def _deal(self) -> None:
-        crew, needed = self._crew, self._crew.copies(self._role, "decode")
-        crew.freshen(self._role, "decode")
-        if not any(self._left):
-            self._loads = [0] * len(self.instances)
-        order = sorted(range(len(self._pending)), key=lambda i: (-_expected_tokens(self._pending[i]), i))
-        shares: dict[int, list[int]] = defaultdict(list)
-        for i in order:
-            place = min(range(len(self.instances)), key=lambda k: (self._loads[k], k))
-            self._loads[place] += _expected_tokens(self._pending[i])
-            shares[place].append(i)
-        for place, members in sorted(shares.items()):
-            requests = [self._pending[i] for i in sorted(members)]
-            self._left[place] += sum(request.num_samples for request in requests)
-            parcel = Parcel({"do": Do.GENERATE, "role": self._role, "requests": pack_requests(requests)})
-            crew.tell(self.instances[place].mesh.ranks, parcel, needed)
-            if place == self._own_place:
-                assert self._own is not None, "the leader's instance has no engine"
-                crew.parts.residence.want((self._role, "decode"))
-                for request in requests:
-                    self._own.add(request)
-            else:
-                self._prompts |= {request.prompt.uid: request.prompt for request in requests}
-        self._pending.clear()
-
-
-def _expected_tokens(request: Request) -> int:
-    """Of prompt and responses; without recorded lengths, responses that reach their limit."""
-    lengths = request.lengths or (request.sampling.max_tokens,) * request.num_samples
-    return len(request.prompt.token_ids) + sum(lengths)

@@ -16,13 +16,15 @@ from plait.data.rows import FloatArray, Rows, evaluate, spread_to
 from plait.dataflow import CallKind, Dataflow, Level, Node
 from plait.errors import RunError
 from plait.observe.progress import Progress
-from plait.runtime.crew import LEADER, CrewCall
+from plait.runtime.commands import LEADER
+from plait.runtime.crew import CrewCall
 from plait.runtime.order import needs_of
 from plait.runtime.recipe import Recipe
 from plait.runtime.recorder import Recorder
 from plait.runtime.rewarding import Rewarding
 from plait.runtime.roles import ModelRole, RewardRole, RoleRuntime
 from plait.runtime.rollout import Draw, Rollout
+from plait.runtime.scorer import ModelScorer
 from plait.runtime.step import StepState
 from plait.training.trainer import COUNTS, Trainer
 
@@ -98,14 +100,17 @@ class Executor:
 
     def _mesh(self, node: Node) -> frozenset[int]:
         """The ranks that a call of a model needs, where there are several."""
-        role = self.roles.get(str(node.role))
-        if not isinstance(role, ModelRole) or isinstance(role.trainer, Trainer):
-            return frozenset()
-        return role.trainer.mesh(node.kind)
+        match self.roles.get(str(node.role)):
+            case ModelRole(trainer=trainer) | RewardRole(scorer=ModelScorer(trainer=trainer)):
+                return frozenset() if isinstance(trainer, Trainer) else trainer.mesh(node.kind)
+            case _:
+                return frozenset()
 
     def _begun_elsewhere(self, node: Node, state: StepState, others: Sequence[_Elsewhere]) -> _Elsewhere | None:
         """Begin a call in which this rank has no part; None where it has, or other calls have its ranks."""
         mesh = self._mesh(node)
+        if isinstance(self.roles.get(str(node.role)), RewardRole):  # its functions report to this rank
+            return None
         if not mesh or LEADER in mesh or any(mesh & other.mesh for other in others):
             return None
         if node.kind is CallKind.TRAIN:

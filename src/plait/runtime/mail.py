@@ -9,7 +9,7 @@ import re
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager, nullcontext
 
 import numpy as np
@@ -66,8 +66,13 @@ class Mail:
                 f"rank {self.rank} expected rank {to} to take {what or 'a message'}, found: {error}"
             ) from error
 
-    def receive(self, sources: Sequence[int], what: str, deadline_s: float) -> tuple[int, Parcel]:
+    def receive(
+        self, sources: Sequence[int], what: str, deadline_s: float, *, answers: Collection[int] | None = None
+    ) -> tuple[int, Parcel]:
         """The next parcel of any of these ranks; whose it is, and the parcel.
+
+        Args:
+            answers: numbers of commands: only a parcel that answers one of them, others are kept for theirs; None: any.
 
         Raises:
             RunError: such a rank is gone, or nothing came until the deadline.
@@ -75,30 +80,41 @@ class Mail:
         names = ", ".join(map(str, sources))
         end = time.monotonic() + deadline_s
         with self._waiting_for(f"rank{'s' if len(sources) > 1 else ''} {names} ({what})"), self._changed:
-            while (found := self._next(sources, what)) is None:
+            while (found := self._next(sources, what, answers)) is None:
                 if not self._changed.wait(max(0.0, end - time.monotonic())) and time.monotonic() >= end:
                     raise RunError(f"rank {self.rank} expected {what} from rank {names} within {deadline_s:g} s")
             return found
 
-    def poll(self, sources: Sequence[int], wait_s: float = 0.0, what: str = "") -> tuple[int, Parcel] | None:
+    def poll(
+        self,
+        sources: Sequence[int],
+        wait_s: float = 0.0,
+        what: str = "",
+        *,
+        answers: Collection[int] | None = None,
+    ) -> tuple[int, Parcel] | None:
         """As `receive`, None where nothing comes within `wait_s`."""
         with self._changed:
-            found = self._next(sources, what)
+            found = self._next(sources, what, answers)
             if found is None and wait_s > 0:
                 with self._waiting_for(f"rank {', '.join(map(str, sources))} ({what})"):
                     self._changed.wait(wait_s)
-                found = self._next(sources, what)
+                found = self._next(sources, what, answers)
             return found
 
-    def has(self, source: int) -> bool:
-        """Whether `receive` from this rank would return, or raise, at once."""
+    def has(self, source: int, number: int) -> bool:
+        """Whether `receive` of an answer of this rank to a command would return, or raise, at once."""
         with self._changed:
-            return bool(self._inbox[source]) or source in self._broken
+            return any(_answers(parcel, {number}) for parcel in self._inbox[source]) or source in self._broken
 
-    def _next(self, sources: Sequence[int], what: str) -> tuple[int, Parcel] | None:
+    def _next(self, sources: Sequence[int], what: str, answers: Collection[int] | None) -> tuple[int, Parcel] | None:
         for source in sources:
-            if self._inbox[source]:
-                return source, self._inbox[source].popleft()
+            inbox = self._inbox[source]
+            place = next((place for place, parcel in enumerate(inbox) if _answers(parcel, answers)), None)
+            if place is not None:
+                found = inbox[place]
+                del inbox[place]
+                return source, found
             if source in self._broken:
                 raise RunError(
                     f"rank {self.rank} expected {what or 'a message'} from rank {source}, found it gone "
@@ -124,3 +140,7 @@ class Mail:
                 text = str(error).splitlines()[0] if str(error) else repr(error)
                 self._broken[peer] = re.sub(r"^\[\S+\] *", "", text).split(". ")[0]
                 self._changed.notify_all()
+
+
+def _answers(parcel: Parcel, numbers: Collection[int] | None) -> bool:
+    return numbers is None or parcel.header.get("answers") in numbers

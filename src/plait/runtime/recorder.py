@@ -16,7 +16,7 @@ from plait.training.results import Done
 
 if TYPE_CHECKING:
     from plait.generation.engine import Engine
-    from plait.runtime.crew import CrewEngine
+    from plait.runtime.crew_engine import CrewEngine
 
 DISK = "disk"
 """Lane of what is written to checkpoints and read from them."""

@@ -12,8 +12,7 @@ import torch
 from plait.generation.engine import Engine
 from plait.runtime.board import Board
 from plait.runtime.chores import load_part, move_part, save_part, spans_as_values
-from plait.runtime.commands import Call, Do, ScoreCall, TrainCall
-from plait.runtime.crew import LEADER
+from plait.runtime.commands import LEADER, Call, Do, ScoreCall, TrainCall
 from plait.runtime.mail import Mail
 from plait.runtime.parcels import Parcel, pack_samples, unpack_requests
 from plait.runtime.parts import Parts
@@ -48,9 +47,9 @@ class Server:
                 case Do.END:
                     return
                 case Do.SCORE:
-                    self._call(ScoreCall.of(command))
+                    self._call(ScoreCall.of(command), command)
                 case Do.TRAIN:
-                    self._call(TrainCall.of(command, self._parts.flow))
+                    self._call(TrainCall.of(command, self._parts.flow), command)
                 case Do.GENERATE:
                     self._generate(command)
                 case other:
@@ -71,7 +70,7 @@ class Server:
             case Do.SAVE:
                 with self._board.doing("save"):
                     counts = save_part(parts, Path(header["folder"]), recorder)
-                self._mail.send(LEADER, Parcel({"counts": counts}), "what was saved")
+                self._answer(command, Parcel({"counts": counts}), "what was saved")
             case Do.LOAD:
                 torch.set_num_threads(header["threads"])
                 with self._board.doing("load"):
@@ -79,11 +78,15 @@ class Server:
             case Do.SPANS:
                 parts.residence.want()
                 spans = spans_as_values(recorder.take().spans, header["zero"])
-                self._mail.send(LEADER, Parcel({"spans": spans}), "a timeline")
+                self._answer(command, Parcel({"spans": spans}), "a timeline")
             case _:
                 raise AssertionError(f"a command `{do}` that nobody serves")
 
-    def _call(self, call: Call) -> None:
+    def _answer(self, command: Parcel, answer: Parcel, what: str) -> None:
+        header = {**answer.header, "answers": command.header["number"]}
+        self._mail.send(LEADER, Parcel(header, answer.arrays), what)
+
+    def _call(self, call: Call, command: Parcel) -> None:
         """Run a call to its end; the first rank of a layout that the leader is not in reports to it."""
         ranks = call.layout(self._parts).mesh.ranks
         reports = LEADER not in ranks and ranks[0] == self._parts.rank
@@ -102,10 +105,10 @@ class Server:
                     mark.is_of(done)
                 count += 1
                 if reports and self._recorder.now_s - reported_s > REPORT_S:
-                    self._mail.send(LEADER, Parcel({"count": count}), "a report")
+                    self._answer(command, Parcel({"count": count}), "a report")
                     count, reported_s = 0, self._recorder.now_s
         if reports:
-            self._mail.send(LEADER, call.answer(result), "a result")
+            self._answer(command, call.answer(result), "a result")
 
     def _generate(self, command: Parcel) -> None:
         role = command.header["role"]
@@ -120,7 +123,7 @@ class Server:
                 with self._recorder.generating(name, role, engine):
                     finished = engine.step()
                 if finished and delivers:
-                    self._mail.send(LEADER, pack_samples(finished), "samples")
+                    self._answer(command, pack_samples(finished), "samples")
                 if self._next is None and (found := self._mail.poll([LEADER])) is not None:
                     self._meanwhile(found[1], engine, role)
                 if self._next is not None and self._next.header["do"] == Do.END:

@@ -20,8 +20,8 @@ from plait.launch.failures import Ended, Failure, WorkerError
 from plait.launch.local import LocalGroup, LocalProcesses
 from plait.observe.progress import Progress
 from plait.runtime.board import Board, read_board
+from plait.runtime.commands import LEADER
 from plait.runtime.controller import Outcome
-from plait.runtime.crew import LEADER
 from plait.runtime.directory import RunDirectory
 from plait.runtime.prepare import Prepared
 from plait.runtime.relay import Relay

@@ -14,8 +14,9 @@ import torch.distributed as dist
 from plait.launch.interface import WorkerContext
 from plait.runtime.algorithm import load_flow, trace_algorithm
 from plait.runtime.board import Board
+from plait.runtime.commands import LEADER
 from plait.runtime.controller import Outcome, train
-from plait.runtime.crew import LEADER, Crew
+from plait.runtime.crew import Crew
 from plait.runtime.directory import RunDirectory
 from plait.runtime.mail import Mail
 from plait.runtime.parts import WAIT_S, Parts

@@ -1,0 +1,135 @@
+"""Generation as the leader has it: requests dealt to the instances of a role, samples gathered as they are finished."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import TYPE_CHECKING, Any
+
+from plait.data.records import Prompt, Sample
+from plait.generation.engine import Engine, StepRecord
+from plait.generation.request import Request
+from plait.layout.mesh import Layout
+from plait.runtime.commands import LEADER, Do
+from plait.runtime.parcels import Parcel, pack_requests, unpack_samples
+
+if TYPE_CHECKING:
+    from plait.runtime.crew import Crew
+
+POLL_S = 0.05
+"""An engine's step waits so long for samples of other ranks, where its own has nothing to do."""
+
+
+class CrewEngine:
+    """`generation.engine.Engine` for the leader, over the instances of a role.
+
+    Requests are dealt out when the next step begins: the longest expected first, each to the instance with the least
+    expected tokens. So who generates what depends on the requests alone.
+    """
+
+    def __init__(self, crew: Crew, role: str) -> None:
+        self._crew = crew
+        self._role = role
+        self.instances: tuple[Layout, ...] = crew.parts.places[role].generate
+        part = crew.parts.roles.get(role)
+        self._own: Engine | None = part.engine if part is not None else None
+        self._own_place = next((i for i, one in enumerate(self.instances) if LEADER in one.mesh.ranks), None)
+        self._open = all(len(one.mesh) == 1 for one in self.instances)
+        """Whether instances take requests while they work; ranks that generate together must begin with them at the
+        same step."""
+        self._pending: list[Request] = []
+        self._prompts: dict[int, Prompt] = {}
+        self._left = [0] * len(self.instances)
+        """Samples that each instance has not delivered."""
+        self._asked: set[int] = set()
+        """Numbers of the commands that asked for them."""
+        self._loads = [0] * len(self.instances)
+        """Expected tokens of what it was given since it was idle last."""
+        self.policy_version = 0
+        self.last_step: StepRecord | None = None
+        """None after a step in which only other ranks worked."""
+
+    @property
+    def model(self) -> Any:
+        """The leader's part; None: it has none."""
+        return None if self._own is None else self._own.model
+
+    @property
+    def received_bytes(self) -> int:
+        """Of the leader's own part."""
+        return 0 if self._own is None else self._own.received_bytes
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._pending) or any(self._left)
+
+    def add(self, request: Request) -> None:
+        self._pending.append(request)
+
+    def step(self) -> list[Sample]:
+        """One step of the leader's own instance, and what others have finished meanwhile."""
+        assert self.has_work, "step without work"
+        if self._pending and (self._open or not any(self._left)):
+            self._deal()
+        finished: list[Sample] = []
+        own = self._own if self._own is not None and self._own.has_work else None
+        self.last_step = None
+        if own is not None:
+            assert self._own_place is not None, "an engine of no instance"
+            finished += own.step()
+            self.last_step = own.last_step
+            self._left[self._own_place] -= len(finished)
+        sources = {one.mesh.ranks[0]: i for i, one in enumerate(self.instances) if i != self._own_place}
+        wait_s = POLL_S if own is None else 0.0
+        while any(self._left[i] for i in sources.values()) and (
+            found := self._crew.mail.poll(list(sources), wait_s, f"{self._role}.generate", answers=self._asked)
+        ):
+            source, answer = found
+            samples = unpack_samples(answer, self._prompts)
+            self._left[sources[source]] -= len(samples)
+            finished += samples
+            wait_s = 0.0
+        if not self.has_work:
+            self._prompts.clear()
+            self._asked.clear()
+        return finished
+
+    def update_weights(self, version: int) -> None:
+        """The role's weights have changed: bring them to the instances; later samples are stamped with `version`."""
+        assert not self.has_work, "weights change only while no sample is in flight"
+        self._crew.freshen(self._role)
+        ranks = [rank for one in self.instances for rank in one.mesh.ranks]
+        self._crew.tell(ranks, Parcel({"do": Do.VERSION, "role": self._role, "version": version}), None)
+        if self._own is not None:
+            self._own.update_weights(version)
+        self.policy_version = version
+
+    def _deal(self) -> None:
+        crew, needed = self._crew, self._crew.copies(self._role, "decode")
+        crew.freshen(self._role, "decode")
+        if not any(self._left):
+            self._loads = [0] * len(self.instances)
+        order = sorted(range(len(self._pending)), key=lambda i: (-_expected_tokens(self._pending[i]), i))
+        shares: dict[int, list[int]] = defaultdict(list)
+        for i in order:
+            place = min(range(len(self.instances)), key=lambda k: (self._loads[k], k))
+            self._loads[place] += _expected_tokens(self._pending[i])
+            shares[place].append(i)
+        for place, members in sorted(shares.items()):
+            requests = [self._pending[i] for i in sorted(members)]
+            self._left[place] += sum(request.num_samples for request in requests)
+            parcel = Parcel({"do": Do.GENERATE, "role": self._role, "requests": pack_requests(requests)})
+            self._asked.add(crew.tell(self.instances[place].mesh.ranks, parcel, needed))
+            if place == self._own_place:
+                assert self._own is not None, "the leader's instance has no engine"
+                crew.parts.residence.want((self._role, "decode"))
+                for request in requests:
+                    self._own.add(request)
+            else:
+                self._prompts |= {request.prompt.uid: request.prompt for request in requests}
+        self._pending.clear()
+
+
+def _expected_tokens(request: Request) -> int:
+    """Of prompt and responses; without recorded lengths, responses that reach their limit."""
+    lengths = request.lengths or (request.sampling.max_tokens,) * request.num_samples
+    return len(request.prompt.token_ids) + sum(lengths)
