@@ -5,11 +5,13 @@ from __future__ import annotations
 import re
 
 import pytest
+import torch
 
 from plait.launch.interface import Group
 from plait.layout.batches import CacheShape
 from plait.layout.mesh import Cluster, Layout
 from plait.reallocation.mover import AHEAD
+from tests.reallocation.live_memory import LiveMemory
 from tests.reallocation.worker import Outcome, layouts_of
 
 DEADLINE_S = 240.0
@@ -96,3 +98,13 @@ def test_steps_and_what_they_wait_for(two: Group) -> None:
             assert any(re.fullmatch(rf"rank {peer} \(actor: RECV \d+, {size} bytes\)", wait) for wait in waits)
         messages = sum(peer >= 0 for *_, peer, _ in records)
         assert posted[0] == 2 * AHEAD < messages == posted[-1]
+
+
+def test_live_memory_sees_what_operators_allocate() -> None:
+    known = torch.zeros(1000)
+    with LiveMemory({"known": known}) as live:
+        first = torch.empty(100)
+        second = first.double()
+        del first
+        second[:10].add_(known[:10])
+    assert live.peak_bytes == 100 * 4 + 100 * 8

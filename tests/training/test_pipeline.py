@@ -14,7 +14,7 @@ from plait.schedule.generators import gpipe, one_at_a_time, one_f_one_b, opposit
 from plait.schedule.pipeline import Workload, fused_workload
 from plait.schedule.schedule import Schedule, parse, with_transfers
 from plait.schedule.validate import validate
-from plait.training.pipeline import _lines, execute, forwards_only, workload_of
+from plait.training.pipeline import RECEIVES_AHEAD, _lines, execute, forwards_only, workload_of
 
 RAGGED = (7, 1, 4, 9, 2, 5)
 
@@ -85,6 +85,12 @@ def test_receives_may_stand_long_before_their_use(four):
     answers = four.submit(range(4), "pipeline", early, RAGGED[:2]).result(60.0)
     assert [off <= 1e-12 for _, off in answers] == [True] * 4
     assert answers[0][0] == ["0F0", "0SEND_F0", "0F1", "0SEND_F1", "0RECV_B0", "0B0", "0RECV_B1", "0B1"]
+
+
+def test_receives_are_posted_ahead(four):
+    """Before a rank waits for its first message it has asked for the next ones, as far as memory is spent on them."""
+    counts = four.submit(range(4), "posted_ahead", gpipe(ragged(4)), RAGGED).result(60.0)
+    assert counts == [RECEIVES_AHEAD] * 4
 
 
 @pytest.mark.parametrize("seed", range(40))

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
@@ -25,7 +26,7 @@ from plait.models.language_model import LanguageModel
 from plait.models.lora import add_lora
 from plait.models.lora_settings import LoraSettings
 from plait.models.scalar_model import ScalarModel, scalar_of
-from plait.models.team import Team, make_teams
+from plait.models.team import Peers, Team, make_teams
 from plait.reallocation.saving import loading, saving
 from plait.schedule.action import Kind
 from plait.schedule.schedule import Schedule
@@ -258,6 +259,26 @@ class Worker:
         names = [one.action.removeprefix("toy/") for one in done]
         is_trained = any(action.kind is Kind.BACKWARD for action in schedule)
         return names, max(stage.off() for stage in stages.values()) if is_trained else 0.0
+
+    def posted_ahead(self, schedule: Schedule, tokens: Sequence[int]) -> int:
+        """Run a schedule: how many receives this rank has posted when it first waits for one."""
+        post, posted, first_wait = Peers.irecv, [], []
+
+        class Watched:
+            def __init__(self, transfer: Any) -> None:
+                self._transfer = transfer
+
+            def wait(self) -> Tensor:
+                first_wait.append(len(posted))
+                return self._transfer.wait()
+
+        def irecv(*args: Any) -> Watched:
+            posted.append(Watched(post(*args)))
+            return posted[-1]
+
+        with mock.patch.object(Peers, "irecv", irecv):
+            self.pipeline(schedule, tokens)
+        return first_wait[0]
 
 
 def check_copies(trainer: Trainer, team: Team) -> None:
