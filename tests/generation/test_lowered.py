@@ -25,7 +25,6 @@ from tests.models.tiny import VOCAB_SIZE, tiny_model
 DTYPES = [torch.float32, torch.bfloat16]
 needs_vectors = pytest.mark.skipif(not all(map(kernels.fast, DTYPES)), reason="no numba, or a CPU without AVX-512")
 FAMILIES = ["llama", "qwen2", "qwen3", "mistral", "smollm3", "granite", "gemma", "phi3"]
-REFUSED = ["mixtral", "gemma2", "gpt_oss", "olmo2", "cohere", "starcoder2", "glm", "gpt_neox", "deepseek_v3", "gpt2"]
 
 
 @functools.cache
@@ -199,28 +198,10 @@ def test_packed_weights_are_a_copy_until_they_are_dropped(keep_memory: bool) -> 
 
 
 @needs_vectors
-@pytest.mark.parametrize("family", REFUSED)
-def test_other_families_are_refused_with_a_reason(family: str) -> None:
-    refusal = lower(tiny_model(family, dtype=torch.float32))
-    assert isinstance(refusal, Refusal)
-    assert len(refusal.reason) > 10
-
-
-@needs_vectors
 def test_float64_and_adapters_are_refused() -> None:
     assert isinstance(lower(tiny_model("llama")), Refusal)
     actor = add_lora(tiny_model("llama", dtype=torch.float32), LoraSettings(rank=2), name="actor", seed=0)
     assert isinstance(lower(actor), Refusal)
-
-
-@needs_vectors
-def test_a_layer_that_computes_something_else_is_refused() -> None:
-    model = tiny_model("llama", dtype=torch.float32)
-    mlp = model.module.model.layers[1].mlp
-    mlp.register_forward_hook(lambda _module, _args, out: out * 1.01)
-    refusal = lower(model)
-    assert isinstance(refusal, Refusal)
-    assert "differ" in refusal.reason
 
 
 @needs_vectors

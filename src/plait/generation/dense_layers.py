@@ -145,14 +145,16 @@ def input_of(args: Any, kwargs: Any) -> Tensor:
     return args[0] if args else kwargs["hidden_states"]
 
 
-def factor_between(embedded: Tensor, entered: Tensor) -> Tensor | None:
+def factor_between(embedded: Tensor, entered: Tensor) -> float | None:
     """The factor between the embeddings and what enters the first layer; None for 1."""
     if torch.equal(embedded, entered):
         return None
-    largest = embedded.abs().argmax()
-    ratio = float(entered.flatten()[largest].double() / embedded.flatten()[largest].double())
-    for factor in (ratio, float(round(ratio, 2)), float(round(ratio))):
-        scale = torch.tensor(factor, dtype=embedded.dtype)
-        if torch.allclose(embedded * scale, entered, rtol=0.02, atol=1e-6):
-            return scale
-    raise Refused("its embeddings are changed before the first layer")
+    wide = embedded.double().flatten()
+    ratio = float(wide @ entered.double().flatten() / (wide @ wide))
+    rounded = float(torch.tensor(ratio, dtype=embedded.dtype))
+    for factor in (rounded, float(f"{ratio:.2g}"), float(f"{ratio:.3g}"), float(f"{ratio:.4g}")):
+        if torch.equal(embedded * factor, entered):
+            return factor
+    near = torch.allclose(embedded * ratio, entered, rtol=2 * torch.finfo(embedded.dtype).eps, atol=0)
+    require(near, "its embeddings are changed before the first layer")
+    return ratio
