@@ -63,7 +63,7 @@ class Checked(Engine):
         return finished
 
 
-@settings(max_examples=10, deadline=None, phases=[Phase.generate])
+@settings(max_examples=7, deadline=None, phases=[Phase.generate])
 @given(
     asked=st.lists(
         st.tuples(
@@ -81,8 +81,9 @@ class Checked(Engine):
     aborted=st.integers(0, 8),
 )
 def test_the_pool_holds_what_a_fresh_prefill_computes(asked, spare_tokens, cache, max_prefill_tokens, aborted) -> None:
-    """Requests that arrive in between, equal beginnings, a pool that is too small, aborts: and nothing is left over."""
-    longest = max(size + max(lengths) for size, lengths, _, _ in asked)
+    """Requests that arrive in between, equal beginnings, turns of conversations, a pool that is too small, aborts: and
+    nothing is left over."""
+    longest = max(4, *(size + max(lengths) for size, lengths, _, _ in asked))
     engine = Checked(
         model_of(),
         SamplingSettings(
@@ -103,6 +104,10 @@ def test_the_pool_holds_what_a_fresh_prefill_computes(asked, spare_tokens, cache
             assert len(sample.token_ids) <= wanted.pop(sample.uid)
         delivered += drain(engine)
         assert {uid: len(sample.token_ids) for uid, sample in by_uid(delivered).items()} == wanted
+        for turn, sample in enumerate(delivered[:2], 20):  # conversations that go on
+            said = (*sample.prompt.token_ids, *sample.token_ids)[: longest - 3]
+            engine.add(Request(Prompt(turn, "", said), 1, FREE, NoiseKey(5), lengths=(3,)))
+        assert len(list(drain(engine))) == len(delivered[:2])
         blocks = engine._batcher.blocks
         assert blocks.num_held == 0
         assert blocks.num_cached * 16 <= cache
@@ -132,6 +137,30 @@ def test_a_cached_prefix_is_not_computed_again_until_the_weights_change() -> Non
     assert computed == [50, 50 - 48, 50 - 48, 50]
 
 
+@pytest.mark.parametrize("exact", [False, True])
+def test_a_conversation_goes_on_from_what_was_said(exact: bool) -> None:
+    """The next turn's prompt is the last one, what was said, and more: of these only the end is computed, to the same
+    tokens as by an engine that knows nothing. 20 + 30 tokens are held but for the newest: three full blocks."""
+    engine = Engine(model_of(), SamplingSettings(prefix_cache_tokens=200, exact=exact))
+    engine.add(request(0, 20, [30, 24]))
+    first, _ = sorted(drain(engine), key=lambda sample: sample.index)
+    assert engine.kv_tokens[0] == 0
+    assert engine._batcher.blocks.num_cached == 1 + 2 + 1, "the prompt's, and what each said"
+    turn = Prompt(1, "", (*first.prompt.token_ids, *first.token_ids, 17, 4, 99))
+    asked = Request(turn, 2, FREE, NoiseKey(6), lengths=(9, 5))
+    fresh = Engine(model_of(), SamplingSettings(exact=exact))
+    for one, computed in ((engine, 53 - 48), (fresh, 53)):
+        one.add(asked)
+        one.step()
+        assert one.last_step is not None
+        assert one.last_step.num_prefill_tokens == computed
+    found, expected = by_uid(drain(engine)), by_uid(drain(fresh))
+    assert {uid: one.token_ids for uid, one in found.items()} == {uid: one.token_ids for uid, one in expected.items()}
+    if exact:
+        assert found == expected
+    assert engine._batcher.blocks.num_held == 0
+
+
 def test_later_prompts_share_nothing_with_samples_of_older_weights() -> None:
     model = tiny_llama()
     engine = Engine(model, SamplingSettings(prefix_cache_tokens=64))
@@ -144,6 +173,8 @@ def test_later_prompts_share_nothing_with_samples_of_older_weights() -> None:
     engine.step()
     assert engine.last_step is not None
     assert engine.last_step.num_prefill_tokens == 40
+    assert {sample.uid for sample in drain(engine)} == {"0.0", "1.0"}
+    assert engine._batcher.blocks.num_cached == 48 // 16, "of the second alone: prompt and response, 48 tokens held"
 
 
 def test_a_pool_too_small_for_one_is_refused_by_name() -> None:

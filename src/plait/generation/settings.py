@@ -92,7 +92,9 @@ class SamplingSettings(BaseModel):
         "are computed again. By default max_running times the positions of the model",
     )
     prefix_cache_tokens: int = Field(
-        0, ge=0, description="tokens of prompts whose keys and values are kept for later prompts that begin alike"
+        0,
+        ge=0,
+        description="tokens of prompts and responses whose keys and values are kept for later prompts that begin alike",
     )
     exact: bool = Field(
         False,

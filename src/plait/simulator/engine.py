@@ -20,6 +20,8 @@ class Request:
     lengths: tuple[int, ...]
     prefix: tuple[Hashable, ...] | None = None
     """A key for each full block of the prompt, where the engine has a prefix cache."""
+    contexts: tuple[tuple[Hashable, ...], ...] | None = None
+    """Of each sample a key for each full block of prompt and response but its last token, where it has one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +46,8 @@ class Running:
     prompt_tokens: int
     length: int
     generated: int
+    context: tuple[Hashable, ...] = ()
+    """See `Request.contexts`."""
 
     @property
     def tokens(self) -> int:
@@ -94,20 +98,21 @@ class SimulatedEngine:
         keys = [(start.uid, index) for start in starts for index in start.indices]
         for uid, index in keys:
             request = self._requests[uid]
-            self._started[uid, index] = Running(uid, index, request.prompt_tokens, request.lengths[index], 0)
+            context = request.contexts[index] if request.contexts else ()
+            self._started[uid, index] = Running(uid, index, request.prompt_tokens, request.lengths[index], 0, context)
         return keys
 
     def _draw(self, keys: Sequence[Key]) -> list[Key]:
         """A token more for each of these samples; returns those that have their length."""
-        finished = []
+        finished: dict[Key, tuple[Hashable, ...]] = {}
         for key in keys:
             sample = self._started[key]
             sample.generated += 1
             if sample.generated == sample.length:
-                finished.append(key)
+                finished[key] = sample.context
                 del self._started[key]
-        self.batcher.remove(finished)
-        return finished
+        self.batcher.remove(finished, finished)
+        return list(finished)
 
     def export(self) -> list[Running]:
         """Take all running samples out, to be imported elsewhere."""

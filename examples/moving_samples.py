@@ -1,0 +1,60 @@
+"""Samples that begin in one process and go on in another: two instances of a model, and the way between them."""
+
+import sys
+
+import torch.distributed as dist
+
+from plait.data.records import Prompt
+from plait.generation.engine import Engine, drain
+from plait.generation.noise import NoiseKey
+from plait.generation.request import Request
+from plait.generation.settings import Sampling, SamplingSettings
+from plait.launch.local import LocalProcesses
+from plait.layout.mesh import Layout
+from plait.models.language_model import load_model
+from plait.models.team import make_teams
+from plait.runtime.sample_mover import SampleMover
+
+HERE, THERE, BOTH = Layout.on((0,)), Layout.on((1,)), Layout.on((0, 1), dp=2)
+
+
+class Instance:
+    """One rank: here samples begin, there they end."""
+
+    def __init__(self, context, model):
+        dist.init_process_group("gloo", store=context.store(), rank=context.rank, world_size=2)
+        self.model = load_model(model, dtype="bfloat16")
+        self.engine = Engine(self.model, SamplingSettings())
+        is_here = context.rank == 0
+        self.mover = SampleMover(
+            make_teams([BOTH], context.rank)[BOTH].all,
+            HERE,
+            THERE,
+            leaving=self.engine if is_here else None,
+            entering=None if is_here else self.engine,
+        )
+
+    def begin(self, text, num_samples):
+        """Say a few tokens; send the bulk while more are said; send the rest."""
+        prompt = Prompt(0, text, tuple(self.model.tokenizer.encode(text)))
+        self.engine.add(Request(prompt, num_samples, Sampling(max_tokens=24), NoiseKey(7)))
+        for _ in range(8):
+            self.engine.step()
+        keys = [(0, index) for index in range(num_samples)]
+        for _ in self.mover.moving(keys, final=False):
+            self.engine.step()
+        moved = list(self.mover.moving(keys))
+        return f"{len(keys)} samples left; the rest of them were {sum(one.num_bytes for one in moved):,} bytes"
+
+    def go_on(self):
+        for _ in range(2):
+            list(self.mover.moving())
+        return [sample.text for sample in drain(self.engine)]
+
+
+if __name__ == "__main__":
+    model = sys.argv[1] if len(sys.argv) > 1 else "smollm2-135m-instruct"
+    with LocalProcesses().start(Instance, 2, arguments=[model]) as group:
+        begun = group.submit(0, "begin", "Once upon a time", 3)
+        texts = group.submit(1, "go_on").result(120.0)
+        print(begun.result(120.0), *map(repr, texts), sep="\n")
