@@ -28,6 +28,7 @@ from generation.processes import Engine, Process
 from generation.report import Entry, Results, bars, differing, tables, warning_of_load
 from generation.serving import Outcome
 from generation.workload import SHAPES, Case, Workload, draw_case
+from random_llama import word_tokenizer, write_llama
 from sides import SideError, positive
 
 from plait.runtime.estimate import model_shape
@@ -38,6 +39,7 @@ ENGINES = ("plait", "transformers", "continuous", "vllm", "llama")
 CAPS = (128, 512)
 DTYPES = ("bfloat16", "float32")
 MODEL = "smollm2-135m-instruct"
+TINY_VOCABULARY = 512
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -128,7 +130,7 @@ def _workload(folder: Path, dtype: str, threads: int, options: argparse.Namespac
     if options.tiny:
         model, vocabulary, prompt_tokens = folder / "model", TINY_VOCABULARY, 16
         if not model.exists():
-            _write_tiny_model(model)
+            write_tiny_model(model)
         title, caps = "tiny random Llama", [min(cap, 12) for cap in options.caps[:1]]
     else:
         from plait.models import hub
@@ -199,35 +201,9 @@ def _record(results: Results) -> dict:
     }
 
 
-TINY_VOCABULARY = 512
-
-
-def _write_tiny_model(folder: Path) -> None:
-    """A random Llama of two layers, with heads of 32 elements, which every engine has a kernel for."""
-    import torch
-    from tokenizers import Tokenizer, models
-    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
-
-    vocabulary = {"<eos>": 0, "<unk>": 1} | {f"w{i}": i for i in range(2, TINY_VOCABULARY)}
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>")), eos_token="<eos>"
-    )
-    config = LlamaConfig(
-        vocab_size=TINY_VOCABULARY,
-        hidden_size=128,
-        intermediate_size=256,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=256,
-        bos_token_id=None,
-        eos_token_id=0,
-        pad_token_id=0,
-        tie_word_embeddings=True,
-    )
-    torch.manual_seed(0)
-    LlamaForCausalLM(config).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
+def write_tiny_model(folder: Path) -> None:
+    """Two layers, with heads of 32 elements, which every engine has a kernel for."""
+    write_llama(folder, word_tokenizer(TINY_VOCABULARY), hidden=128, intermediate=256, positions=256)
 
 
 def _cache() -> Path:

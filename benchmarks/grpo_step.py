@@ -18,7 +18,7 @@ from pathlib import Path
 
 from grpo.measure import PHASES, StepReport
 from grpo.workload import Workload, full, tiny
-from sides import Side, SideError, median_seconds, memory_rows, positive, row, warning_of_load
+from sides import Side, compare, median_seconds, memory_rows, positive, row, warning_of_load
 
 SIDES = ("plait", "trl")
 
@@ -40,37 +40,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         folder = Path(name)
         workload = tiny(folder / "model", **sizes) if options.tiny else full(**sizes)
         workload.save(folder / "workload.json")
-        sides: list[Side] = []
-        try:
-            for side in names:
-                sides.append(open_side(side, folder, options.threads))
-            differences = run(sides, workload)
-        except SideError as error:
-            print(error, file=sys.stderr)
-            return 2
-        finally:
-            for side in sides:
-                side.close()
-    print(report(sides, workload))
-    for line in differences:
-        print(line, file=sys.stderr)
-    return 1 if differences else 0
+        opened = (open_side(side, folder, options.threads) for side in names)
+        return compare(opened, workload, differing, report)
 
 
 def open_side(name: str, folder: Path, threads: int) -> Side:
     return Side(name, folder / "workload.json", threads, folder / f"{name}.log", module=f"grpo.{name}_side")
-
-
-def run(sides: Sequence[Side], workload: Workload) -> list[str]:
-    """The steps, in turns. Returns how the tokens differ from the list."""
-    differences = []
-    for number in range(workload.num_steps):
-        for side in sides if number % 2 else list(reversed(sides)):
-            done = side.step()
-            total = sum((done.phases[phase].wall for phase in PHASES), 0.0)
-            print(f"{'step ' + str(number) if number else 'warm-up'} {side.name}: {total:.1f} s", file=sys.stderr)
-            differences += differing(side.name, number, done, workload)
-    return differences
 
 
 def differing(side: str, step: int, done: StepReport, workload: Workload) -> list[str]:

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from ppo.measure import PHASES, PPOStep
 from ppo.workload import DTYPES, EPOCHS, FULL, MINI_BATCHES, PEER_PRECISIONS, TINY, Workload, create
-from sides import Side, SideError, median_seconds, memory_rows, positive, row, warning_of_load
+from sides import Side, compare, median_seconds, memory_rows, positive, row, warning_of_load
 
 SIDES = ("plait", "trl")
 NUM_TRAINED, NUM_SCORED = 2, 3
@@ -53,21 +53,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             num_steps=1 + options.repeats,
         )
         workload.save(folder / "workload.json")
-        sides: list[Side] = []
-        try:
-            for side in names:
-                sides.append(open_side(side, folder, options.threads, options.peer_python))
-            differences = run(sides, workload)
-        except SideError as error:
-            print(error, file=sys.stderr)
-            return 2
-        finally:
-            for side in sides:
-                side.close()
-    print(report(sides, workload))
-    for line in differences:
-        print(line, file=sys.stderr)
-    return 1 if differences else 0
+        opened = (open_side(side, folder, options.threads, options.peer_python) for side in names)
+        return compare(opened, workload, differing, report)
 
 
 def open_side(name: str, folder: Path, threads: int, peer_python: Path) -> Side:
@@ -81,19 +68,6 @@ def open_side(name: str, folder: Path, threads: int, peer_python: Path) -> Side:
         report=PPOStep,
         python=python,
     )
-
-
-def run(sides: Sequence[Side], workload: Workload) -> list[str]:
-    """The steps, in turns. Returns how the work done differs from the work asked."""
-    differences = []
-    for number in range(workload.num_steps):
-        for side in sides if number % 2 else list(reversed(sides)):
-            done = side.step()
-            assert isinstance(done, PPOStep), f"{side.name} reports a {type(done).__name__}"
-            total = sum(seconds.wall for seconds in done.phases.values())
-            print(f"{'step ' + str(number) if number else 'warm-up'} {side.name}: {total:.1f} s", file=sys.stderr)
-            differences += differing(side.name, number, done, workload)
-    return differences
 
 
 def differing(side: str, step: int, done: PPOStep, workload: Workload) -> list[str]:

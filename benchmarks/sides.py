@@ -8,14 +8,19 @@ import os
 import select
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 from grpo.measure import Ready, Seconds, StepReport
 
 DEADLINE_S = 1800.0
 """For loading, and for one step."""
+
+
+Differing = Callable[[str, int, Any, Any], list[str]]
+"""(side, number of the step, its report, the workload) → a line for everything that is not as the workload says."""
 
 
 class SideError(Exception):
@@ -83,6 +88,47 @@ class Side:
             tail = self._log_file.read_text(encoding="utf-8", errors="replace")[-3000:]
             raise SideError(f"the side `{self.name}` {what}; the end of its output:\n{tail}")
         return json.loads(line)
+
+
+def compare(opened: Iterable[Side], workload: Any, differing: Differing, report: Callable[..., str]) -> int:
+    """Let the sides do their steps in turns, and print the report; returns the exit code of the benchmark.
+
+    Args:
+        opened: the sides; each is opened when it is its turn, and closed at the end.
+        workload: what both work on; it says `num_steps`, the warm-up step included.
+        differing: tells how a step is not as the workload says, a line each.
+        report: makes the report of the sides and the workload.
+
+    Returns:
+        0; 1 when a side did other work than was asked; 2 when one failed.
+    """
+    sides: list[Side] = []
+    try:
+        for side in opened:
+            sides.append(side)
+        differences = in_turns(sides, workload, differing)
+    except SideError as error:
+        print(error, file=sys.stderr)
+        return 2
+    finally:
+        for side in sides:
+            side.close()
+    print(report(sides, workload))
+    for line in differences:
+        print(line, file=sys.stderr)
+    return 1 if differences else 0
+
+
+def in_turns(sides: Sequence[Side], workload: Any, differing: Differing) -> list[str]:
+    """The steps of all sides. Returns how the work done differs from the work asked."""
+    differences = []
+    for number in range(workload.num_steps):
+        for side in sides if number % 2 else list(reversed(sides)):
+            done = side.step()
+            total = sum(seconds.wall for seconds in done.phases.values())
+            print(f"{'step ' + str(number) if number else 'warm-up'} {side.name}: {total:.1f} s", file=sys.stderr)
+            differences += differing(side.name, number, done, workload)
+    return differences
 
 
 def median_seconds(steps: Sequence[StepReport], phase: str | None = None) -> Seconds:

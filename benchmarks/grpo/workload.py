@@ -7,7 +7,8 @@ import math
 import random
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+
+from random_llama import word_tokenizer, write_llama
 
 KL_COEF = 0.04
 LEARNING_RATE = 1e-6
@@ -70,7 +71,7 @@ def full(*, num_prompts: int, samples_per_prompt: int, threads: int, num_steps: 
 
 def tiny(folder: Path, *, num_prompts: int, samples_per_prompt: int, threads: int, num_steps: int) -> Workload:
     """A random Llama of two layers written to `folder`, 16-token prompts, lengths of median 6, cut at 12."""
-    _write_tiny_model(folder)
+    write_llama(folder, word_tokenizer(512), hidden=64, intermediate=128, positions=128)
     lengths = _response_lengths(num_prompts, samples_per_prompt, median=6, cap=12)
     texts, token_ids = _prompts(folder, num_prompts, 16)
     title = "tiny random Llama, float32"
@@ -108,30 +109,3 @@ def _prompts(folder: Path, count: int, num_tokens: int) -> tuple[tuple[str, ...]
         token_ids.append(tuple(tokenizer.encode(texts[-1])))
         assert len(token_ids[-1]) == num_tokens, f"expected {num_tokens} tokens, found {len(token_ids[-1])}"
     return tuple(texts), tuple(token_ids)
-
-
-def _write_tiny_model(folder: Path) -> None:
-    import torch
-    from tokenizers import Tokenizer, models, pre_tokenizers
-    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
-
-    vocab = {"<eos>": 0, "<unk>": 1} | {f"w{i}": i for i in range(2, 512)}
-    words: Any = Tokenizer(models.WordLevel(vocab, unk_token="<unk>"))
-    words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, eos_token="<eos>", pad_token="<eos>")
-    config = LlamaConfig(
-        vocab_size=len(vocab),
-        hidden_size=64,
-        intermediate_size=128,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=128,
-        bos_token_id=None,
-        eos_token_id=0,
-        pad_token_id=0,
-        tie_word_embeddings=True,
-    )
-    torch.manual_seed(0)
-    LlamaForCausalLM(config).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)

@@ -10,6 +10,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from random_llama import word_tokenizer, write_llama
+
 KL_COEF = 0.05
 CLIP_RANGE = 0.2
 VALUE_CLIP_RANGE = 0.2
@@ -90,10 +92,21 @@ def create(folder: Path, size: Size, *, num_prompts: int, **settings: Any) -> Wo
     Args:
         settings: the fields of Workload from `dtype` on.
     """
-    tokenizer = _tokenizer(size.vocabulary)
+    tokenizer = word_tokenizer(size.vocabulary)
     folders = {name: folder / name for name in ("policy", "value", "reward")}
     for seed, (name, path) in enumerate(folders.items()):
-        _write_model(path, size, tokenizer, seed=seed, scalar=name != "policy")
+        write_llama(
+            path,
+            tokenizer,
+            hidden=size.hidden,
+            intermediate=size.intermediate,
+            layers=size.layers,
+            heads=size.heads,
+            kv_heads=size.kv_heads,
+            positions=512,
+            scalar=name != "policy",
+            seed=seed,
+        )
     draw = random.Random(1)
     token_ids = tuple(
         tuple(draw.randrange(2, size.vocabulary) for _ in range(size.prompt_tokens)) for _ in range(num_prompts)
@@ -109,37 +122,3 @@ def create(folder: Path, size: Size, *, num_prompts: int, **settings: Any) -> Wo
         **settings,
         **paths,
     )
-
-
-def _tokenizer(vocabulary: int) -> Any:
-    from tokenizers import Tokenizer, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
-
-    vocab = {"<eos>": 0, "<unk>": 1} | {f"w{i}": i for i in range(2, vocabulary)}
-    words: Any = Tokenizer(models.WordLevel(vocab, unk_token="<unk>"))
-    words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    return PreTrainedTokenizerFast(tokenizer_object=words, eos_token="<eos>", pad_token="<eos>")
-
-
-def _write_model(folder: Path, size: Size, tokenizer: Any, *, seed: int, scalar: bool) -> None:
-    import torch
-    from transformers import LlamaConfig, LlamaForCausalLM, LlamaForSequenceClassification
-
-    config: Any = LlamaConfig(
-        vocab_size=size.vocabulary,
-        hidden_size=size.hidden,
-        intermediate_size=size.intermediate,
-        num_hidden_layers=size.layers,
-        num_attention_heads=size.heads,
-        num_key_value_heads=size.kv_heads,
-        max_position_embeddings=512,
-        bos_token_id=None,
-        eos_token_id=0,
-        pad_token_id=0,
-        tie_word_embeddings=True,
-    )
-    if scalar:
-        config.num_labels = 1
-    torch.manual_seed(seed)
-    (LlamaForSequenceClassification if scalar else LlamaForCausalLM)(config).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)

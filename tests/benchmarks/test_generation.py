@@ -288,7 +288,7 @@ def test_gguf_holds_the_weights(benchmark: SimpleNamespace, tmp_path: Path) -> N
 
     from plait.models.gguf_checkpoint import _unpermute
 
-    benchmark.script._write_tiny_model(tmp_path / "model")
+    benchmark.script.write_tiny_model(tmp_path / "model")
     importlib.import_module("generation.gguf_file").write_gguf(tmp_path / "model", tmp_path / "m.gguf", "float32")
     weights = load_file(tmp_path / "model" / "model.safetensors")
     tensors = {tensor.name: tensor for tensor in gguf.GGUFReader(str(tmp_path / "m.gguf")).tensors}

@@ -95,7 +95,8 @@ class FakeSide:
 
 def test_ratio_is_second_side_to_first(ppo_step: ModuleType, workload) -> None:
     sides = [FakeSide(ppo_step, name, workload) for name in ("plait", "trl")]
-    assert ppo_step.run(sides, workload) == ["trl, step 1: expected optimizer steps 2, found 4"]
+    in_turns = importlib.import_module("sides").in_turns
+    assert in_turns(sides, workload, ppo_step.differing) == ["trl, step 1: expected optimizer steps 2, found 4"]
     rows = {line[:26].strip(): line[26:].split() for line in ppo_step.report(sides, workload).splitlines()}
     assert rows["whole step"] == ["4.00", "(2.00)", "12.00", "(6.00)", "3.00", "(3.00)"]
     assert rows["samples per second"] == ["0.5", "0.2"]
