@@ -83,6 +83,14 @@ def test_a_run_explains_itself(make_recipe: MakeRecipe) -> None:
     assert (recipe.run_dir / "recipe.yaml").is_file()
 
 
+def test_a_run_says_once_which_forward_generates(make_recipe: MakeRecipe, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(make_recipe(**{"sampling.exact": True})).finished
+    said = [line for line in capsys.readouterr().err.splitlines() if "not lowered" in line]
+    assert said == [
+        "actor.generate: computed by the model's own layers, not lowered: exact mode has a forward of its own"
+    ]
+
+
 def test_the_final_folder_loads_in_transformers(make_recipe: MakeRecipe, tmp_path: Path) -> None:
     recipe = make_recipe()
     run(recipe)

@@ -120,6 +120,11 @@ class Engine:
         return self._forward.has_packed_weights
 
     @property
+    def not_lowered(self) -> str | None:
+        """See `Forward.not_lowered`."""
+        return self._forward.not_lowered
+
+    @property
     def kv_tokens(self) -> tuple[int, int]:
         """(tokens in blocks that somebody holds, tokens that the pool may hold)."""
         blocks = self._batcher.blocks
@@ -149,6 +154,7 @@ class Engine:
         return prefix_keys(request.prompt.token_ids) if self._settings.prefix_cache_tokens else None
 
     def _begin_work(self) -> None:
+        self._forward.work_added()
         if self.has_work:
             return
         if self._weights_version != self.model.trained_weights._version:

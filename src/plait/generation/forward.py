@@ -56,6 +56,20 @@ class Forward:
         """Whether a copy of the weights is held in another order."""
         return self._packed.is_packed or (isinstance(self._lowered, Lowered) and self._lowered.is_packed)
 
+    @property
+    def not_lowered(self) -> str | None:
+        """Why the Transformers module computes; None where a lowered forward does, once there are steps enough.
+
+        The first question makes and proves the lowered forward.
+        """
+        if self._exact is not None:
+            return "exact mode has a forward of its own"
+        if self.model.part is not None:
+            return "this rank has a part of the model"  # ranks of one layer have to meet in between
+        if self._lowered is None:
+            self._lowered = lower(self.model)
+        return self._lowered.reason if isinstance(self._lowered, Refusal) else None
+
     def logits(
         self, rows: Rows, tokens_of_rows: Callable[[], Sequence[NewTokens]], chunks: Sequence[ChunkTokens]
     ) -> Tensor | None:
@@ -89,16 +103,19 @@ class Forward:
             longest: says how many tokens a response may still have.
         """
         if self._decided or self._exact is not None or self.model.part is not None:
-            return  # of a part, ranks of one layer have to meet in between
+            return
         self._decided = True
         if longest() < PACK_STEPS:
             return
-        if self._lowered is None:
-            self._lowered = lower(self.model)
-        if isinstance(self._lowered, Lowered):
+        if self.not_lowered is None:
+            assert isinstance(self._lowered, Lowered), "it was made"
             self._lowered.pack()
         else:
             self._packed.pack()
+
+    def work_added(self) -> None:
+        """There is more to compute than was known: weights that were not worth packing may be now."""
+        self._decided = self.has_packed_weights
 
     def drop(self, *, keep_memory: bool = False) -> None:
         """Give the packed copy back; before the weights change. Its memory may stay for the next one."""

@@ -54,6 +54,11 @@ class CrewEngine:
         return None if self._own is None else self._own.model
 
     @property
+    def not_lowered(self) -> str | None:
+        """Of the leader's own part."""
+        return None if self._own is None else self._own.not_lowered
+
+    @property
     def received_bytes(self) -> int:
         """Of the leader's own part."""
         return 0 if self._own is None else self._own.received_bytes

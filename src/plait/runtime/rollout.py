@@ -39,6 +39,7 @@ class Rollout:
         self._recorder = recorder
         self._progress = progress
         self._rollouts = [node.id for node in flow.of_kind(CallKind.GENERATE)]
+        self._has_said_how = False
 
     def run(self, node: Node, engine: Engine, state: StepState, draw: Draw) -> None:
         """Fill the node's table with samples of the step's prompts, or of as many others as `resample` asks for."""
@@ -86,6 +87,7 @@ class Rollout:
 
     def _round(self, node: Node, engine: Engine, state: StepState, prompts: Sequence[Prompt]) -> list[list[Sample]]:
         """One group of samples per prompt, in order of the prompts."""
+        self._say_how(node, engine)
         count = node.options["samples_per_prompt"] or self._recipe.samples_per_prompt
         sampling = self._recipe.sampling.sampling(**({"temperature": 0.0} if node.options["greedy"] else {}))
         rollout = state.step * len(self._rollouts) + self._rollouts.index(node.id)
@@ -105,6 +107,14 @@ class Rollout:
                     group.sort(key=lambda member: member.index)
                     self._rewarding.submit(node, group, state)
         return list(groups.values())
+
+    def _say_how(self, node: Node, engine: Engine) -> None:
+        """A person should know, once, that a run generates the slower way, and why."""
+        if self._has_said_how:
+            return
+        self._has_said_how = True
+        if (reason := engine.not_lowered) is not None:
+            self._progress.message(f"{node.call}: computed by the model's own layers, not lowered: {reason}")
 
 
 def _stays(resample: Resample, rewards: FloatArray) -> bool:

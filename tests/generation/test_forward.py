@@ -1,0 +1,59 @@
+"""Which forward computes, and when its copy of the weights is made."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from plait.data.records import Prompt
+from plait.generation import kernels
+from plait.generation.engine import Engine, drain
+from plait.generation.noise import NoiseKey
+from plait.generation.request import Request
+from plait.generation.settings import Sampling, SamplingSettings
+from plait.models.lora import add_lora
+from plait.models.lora_settings import LoraSettings
+from tests.models.tiny import tiny_model
+
+needs_vectors = pytest.mark.skipif(not kernels.fast(torch.float32), reason="no numba, or a CPU without AVX-512")
+
+
+def request(uid: int, length: int) -> Request:
+    sampling = Sampling(max_tokens=length, stop_token_ids=())
+    return Request(Prompt(uid, "", (5, 6, 7 + uid)), 1, sampling, NoiseKey(1))
+
+
+@needs_vectors
+def test_an_engine_says_why_its_model_is_not_lowered() -> None:
+    narrow = tiny_model("llama", dtype=torch.float32)
+    assert Engine(narrow, SamplingSettings()).not_lowered is None
+    exact = Engine(narrow, SamplingSettings(exact=True)).not_lowered
+    assert exact == "exact mode has a forward of its own"
+    wide = Engine(tiny_model("llama"), SamplingSettings()).not_lowered
+    assert wide is not None
+    assert "torch.float64" in wide
+    capped = Engine(tiny_model("gemma2", dtype=torch.float32), SamplingSettings()).not_lowered
+    assert capped == "its layers have further weights"
+    adapted = add_lora(tiny_model("llama", dtype=torch.float32), LoraSettings(rank=2), name="actor", seed=0)
+    assert Engine(adapted, SamplingSettings()).not_lowered == "it shares its weights with others under an adapter"
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma2"])
+def test_weights_are_packed_once_more_work_makes_it_worthwhile(family: str) -> None:
+    """A short request first; a long one comes while it is in flight."""
+    engine = Engine(tiny_model(family, dtype=torch.float32), SamplingSettings())
+    engine.add(request(0, 8))
+    engine.step()
+    assert not engine.has_packed_weights
+    engine.add(request(1, 8))
+    engine.step()
+    assert not engine.has_packed_weights
+    engine.add(request(2, 40))
+    engine.step()
+    assert engine.has_packed_weights
+    found = {sample.prompt.uid: sample.token_ids for sample in drain(engine)}
+    assert not engine.has_packed_weights
+    for uid, length in enumerate((8, 8, 40)):
+        alone = Engine(tiny_model(family, dtype=torch.float32), SamplingSettings())
+        alone.add(request(uid, length))
+        assert [sample.token_ids for sample in drain(alone)] == [found[uid]]
