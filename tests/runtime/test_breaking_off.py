@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from plait.cli.dry_run import dry_run
 from plait.errors import ConfigError, ModelError, PlaitError, RunError
@@ -20,6 +21,7 @@ from plait.generation.engine import Engine
 from plait.observe.run_log import read_rows
 from plait.runtime import api
 from plait.runtime.api import run
+from plait.runtime.estimate import model_shape
 from plait.runtime.recipe import Recipe
 from plait.runtime.session import Session
 
@@ -154,6 +156,33 @@ def test_what_may_change_on_resume(make_recipe: MakeRecipe) -> None:
     assert "steps: 3" in stored
     assert "every: 3" in stored
     assert steps_of(recipe, "evaluations") == [0, 1, 2, 3]
+
+
+def test_a_resumed_run_has_the_pool_that_it_began_with(
+    make_recipe: MakeRecipe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its size is recorded where the recipe leaves it open, so another default later on changes no decision."""
+    run(make_recipe(steps=1))
+    recipe = make_recipe(steps=2)
+    path = recipe.run_dir / "recipe.yaml"
+    stored = yaml.safe_load(path.read_text())
+    positions = model_shape(recipe.model).max_positions
+    assert stored["sampling"]["kv_tokens"] == recipe.sampling.max_running * -(-positions // 16) * 16
+    stored["sampling"]["kv_tokens"] = 1024
+    path.write_text(yaml.safe_dump(stored))
+    sizes = []
+    begin = Engine.__init__
+
+    def watched(engine: Engine, model: Any, settings: Any, **options: Any) -> None:
+        begin(engine, model, settings, **options)
+        sizes.append(engine.kv_tokens[1])
+
+    monkeypatch.setattr(Engine, "__init__", watched)
+    run(recipe, resume=True)
+    assert set(sizes) == {1024}
+    assert yaml.safe_load(path.read_text())["sampling"]["kv_tokens"] == 1024
+    with pytest.raises(ConfigError, match=r"other values of `sampling\.kv_tokens`"):
+        run(make_recipe(steps=2, **{"sampling.kv_tokens": 2048}), resume=True)
 
 
 def test_a_finished_run_is_not_done_again(make_recipe: MakeRecipe, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,7 +24,7 @@ from plait.runtime.evaluation import Evaluation
 from plait.runtime.executor import Executor
 from plait.runtime.measure import measure
 from plait.runtime.optimizer_state import read_masters
-from plait.runtime.prepare import prepare
+from plait.runtime.prepare import as_begun, prepare
 from plait.runtime.process import set_up
 from plait.runtime.recipe import DType, Recipe
 from plait.runtime.recipe_file import load_recipe
@@ -86,6 +86,8 @@ def run(recipe: Recipe, *, resume: bool = False, flow: Callable[..., Any] | None
     """
     set_up(recipe.threads)
     with claim(recipe, resume=resume) as directory:
+        if resume:
+            recipe = as_begun(directory.recipe_path, recipe)
         prepared = prepare(recipe, flow=flow)
         if prepared.plan.num_ranks > 1:
             from plait.runtime.supervisor import supervise

@@ -16,6 +16,7 @@ from plait.data.sources import open_splits
 from plait.dataflow import CallKind, Dataflow
 from plait.errors import ConfigError, ModelError
 from plait.models.hub import resolve
+from plait.policy.blocks import BLOCK_TOKENS
 from plait.rewards.functions import RewardFunction, functions_of, reward_functions
 from plait.runtime.algorithm import load_flow, trace_algorithm
 from plait.runtime.checks import (
@@ -127,6 +128,8 @@ def prepare(
     check_trained_steps(dataflow, recipe)
     models = role_models(dataflow, recipe)
     shapes = _shapes(models, recipe)
+    if generates and recipe.sampling.kv_tokens is None:
+        recipe = _with_pool(recipe, recipe.sampling.num_blocks(shapes[recipe.model].max_positions) * BLOCK_TOKENS)
     check_models(models, to_come or {})
     plan = resolve_plan(recipe, dataflow, models, shapes)
     tokenizer = load_tokenizer(recipe.model)
@@ -157,6 +160,10 @@ def prepare(
         held_out,
         held_out_given,
     )
+
+
+def _with_pool(recipe: Recipe, kv_tokens: int) -> Recipe:
+    return recipe.model_copy(update={"sampling": recipe.sampling.model_copy(update={"kv_tokens": kv_tokens})})
 
 
 def _shapes(models: tuple[RoleModel, ...], recipe: Recipe) -> dict[str, ModelShape]:
@@ -260,8 +267,16 @@ def recipe_text(recipe: Recipe) -> str:
     return yaml.safe_dump(recipe.model_dump(mode="json"), sort_keys=False)
 
 
+def as_begun(old: Path, recipe: Recipe) -> Recipe:
+    """The recipe of a run that is resumed: where it leaves the size of the KV pool open, what the stored one says."""
+    import yaml
+
+    stored = (yaml.safe_load(old.read_text()).get("sampling") or {}).get("kv_tokens")
+    return recipe if stored is None or recipe.sampling.kv_tokens is not None else _with_pool(recipe, stored)
+
+
 def changed_keys(old: Path, new: Recipe) -> list[str]:
-    """Dotted keys in which a stored recipe differs from `new`."""
+    """Dotted keys in which a stored recipe differs from `new`; a KV pool that `new` leaves open does not."""
     import yaml
 
     def flat(tree: Any, prefix: str = "") -> dict[str, Any]:
@@ -269,5 +284,6 @@ def changed_keys(old: Path, new: Recipe) -> list[str]:
             return {prefix.rstrip("."): tree}
         return {key: value for name, child in tree.items() for key, value in flat(child, f"{prefix}{name}.").items()}
 
+    new = as_begun(old, new)
     before, after = flat(yaml.safe_load(old.read_text())), flat(new.model_dump(mode="json"))
     return sorted(key for key in before.keys() | after.keys() if before.get(key) != after.get(key))
