@@ -1,4 +1,7 @@
-"""The engine while work comes and goes: pools of any size, weights that change in flight, samples that move."""
+"""The engine while work comes and goes: pools of any size, weights that change in flight, samples that move.
+
+Its fuzz test is test_pool_fuzz.py.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +11,8 @@ from dataclasses import replace
 
 import pytest
 import torch
-from hypothesis import Phase, given, settings
-from hypothesis import strategies as st
 
-from plait.data.records import FinishReason, Prompt, Sample
+from plait.data.records import FinishReason, Prompt
 from plait.errors import DataError
 from plait.generation.engine import Engine, WeightUpdate, drain
 from plait.generation.noise import NoiseKey
@@ -25,7 +26,6 @@ from plait.layout.move import plan_move
 from plait.models.language_model import LanguageModel
 from tests.generation.test_engine import by_uid, request_of
 from tests.models.tiny import tiny_llama, tiny_model
-from tests.training.exact import ExactFloat64
 
 FREE = Sampling(max_tokens=40, stop_token_ids=())
 
@@ -39,86 +39,6 @@ def request(uid: int, num_tokens: int, lengths: Sequence[int], head: int = 0) ->
     """A prompt whose first tokens are those of every prompt with this head."""
     token_ids = [(7 * at + 31 * head) % 290 + 5 for at in range(num_tokens - 1)] + [uid + 5]
     return Request(Prompt(uid, "", tuple(token_ids)), len(lengths), FREE, NoiseKey(5), lengths=tuple(lengths))
-
-
-class Checked(Engine):
-    """After each step, what the pool holds of every running sample is what a fresh prefill computes."""
-
-    def step(self) -> list[Sample]:
-        finished = super().step()
-        held = [block for running in self._batcher.running.values() for block in running.table]
-        writing = [running.table[-1] for running in self._batcher.running.values() if running.held % 16]
-        assert len(held) >= len(set(held)) >= len(set(writing))
-        for key, running in self._batcher.running.items():
-            tokens = self._started[key].tokens[: running.held]
-            fresh = Engine(self.model, SamplingSettings())
-            fresh.add(Request(Prompt(0, "", tuple(tokens)), 1, FREE, NoiseKey(0), lengths=(2,)))
-            fresh.step()
-            (mine,) = fresh._batcher.running.values()
-            for layer in self._pool.layers:
-                ours = self._pool.read(layer, running.table, 0, running.held)
-                wanted = fresh._pool.read(layer, mine.table, 0, running.held)
-                torch.testing.assert_close(ours.key, wanted.key, atol=1e-9, rtol=0)
-                torch.testing.assert_close(ours.value, wanted.value, atol=1e-9, rtol=0)
-        return finished
-
-
-@settings(max_examples=7, deadline=None, phases=[Phase.generate])
-@given(
-    asked=st.lists(
-        st.tuples(
-            st.integers(1, 40),
-            st.lists(st.integers(1, 20), min_size=1, max_size=4),
-            st.integers(0, 1),
-            st.integers(0, 6),
-        ),
-        min_size=1,
-        max_size=4,
-    ),
-    spare_tokens=st.sampled_from([0, 16, 64]),
-    cache=st.sampled_from([0, 32, 200]),
-    max_prefill_tokens=st.sampled_from([7, 100]),
-    aborted=st.integers(0, 8),
-)
-def test_the_pool_holds_what_a_fresh_prefill_computes(asked, spare_tokens, cache, max_prefill_tokens, aborted) -> None:
-    """Requests that arrive in between, equal beginnings, turns of conversations, a pool that is too small, aborts: and
-    nothing is left over."""
-    longest = max(4, *(size + max(lengths) for size, lengths, _, _ in asked))
-    engine = Checked(
-        model_of(),
-        SamplingSettings(
-            max_running=5,
-            max_prefill_tokens=max_prefill_tokens,
-            kv_tokens=-(-longest // 16) * 16 + spare_tokens,
-            prefix_cache_tokens=cache,
-        ),
-    )
-    wanted, delivered = {}, []
-    with ExactFloat64():
-        for uid, (size, lengths, head, steps) in enumerate(asked):
-            engine.add(request(uid, size, lengths, head))
-            wanted |= {f"{uid}.{index}": length for index, length in enumerate(lengths)}
-            for _ in range(steps):
-                delivered += engine.step() if engine.has_work else []
-        for sample in engine.abort(aborted):
-            assert len(sample.token_ids) <= wanted.pop(sample.uid)
-        delivered += drain(engine)
-        assert {uid: len(sample.token_ids) for uid, sample in by_uid(delivered).items()} == wanted
-        for turn, sample in enumerate(delivered[:2], 20):  # conversations that go on
-            said = (*sample.prompt.token_ids, *sample.token_ids)[: longest - 3]
-            engine.add(Request(Prompt(turn, "", said), 1, FREE, NoiseKey(5), lengths=(3,)))
-        assert len(list(drain(engine))) == len(delivered[:2])
-        blocks = engine._batcher.blocks
-        assert blocks.num_held == 0
-        assert blocks.num_cached * 16 <= cache
-        assert (engine.kv_bytes == 0) == (blocks.num_cached == 0)
-        # Nobody's bits depend on the company: each alone, in float64.
-        for uid, (size, lengths, head, _) in enumerate(asked):
-            alone = Engine(model_of(), SamplingSettings())
-            alone.add(request(uid, size, lengths, head))
-            for sample in drain(alone):
-                if sample.uid in wanted:
-                    assert by_uid(delivered)[sample.uid].token_ids == sample.token_ids
 
 
 def test_a_cached_prefix_is_not_computed_again_until_the_weights_change() -> None:
