@@ -14,7 +14,7 @@ import torch
 from plait.data.records import FinishReason, Prompt, Sample
 from plait.data.rows import Rows
 from plait.dataflow import Column, Level
-from plait.errors import ConfigError
+from plait.errors import ConfigError, RunError
 from plait.generation.noise import NoiseKey
 from plait.generation.request import Request
 from plait.generation.settings import Sampling
@@ -87,7 +87,9 @@ PLANS: dict[str, dict[str, str]] = {
 def recipe_of(make_recipe: MakeRecipe, tmp_path: Path) -> Callable[..., Recipe]:
     def make(name: str, plan: str | None, **keys: Any) -> Recipe:
         where = {} if plan is None else {"plan": str(write_plan(tmp_path, plan, PLANS[plan]))}
-        return make_recipe(run_dir=str(tmp_path / name), dtype="float64", **{"checkpoint.every": 2}, **where, **keys)
+        return make_recipe(
+            **{"run_dir": str(tmp_path / name), "dtype": "float64", "checkpoint.every": 2} | where | keys
+        )
 
     return make
 
@@ -195,12 +197,35 @@ def test_an_error_of_the_users_own_is_said_as_by_one_process(recipe_of: Callable
     (tmp_path / "reward.py").write_text(
         "def count_sevens(completions, **columns):\n    return [None for _ in completions]\n"
     )
-    from plait.errors import RunError
-
     with pytest.raises(RunError, match="no sample of 12 has a score from `reward`") as caught:
         run(recipe_of("none", "dp2"))
     assert "rank" not in str(caught.value)
     assert "--resume begins again at step 1" in str(caught.value)
+
+
+@pytest.mark.parametrize("plan", ["dp2", pytest.param("tp2", marks=pytest.mark.slow)])
+def test_an_error_while_others_generate_is_said_and_the_last_step_saved(
+    recipe_of: Callable[..., Recipe], tmp_path: Path, plan: str
+) -> None:
+    """The reward of the first group of step 2 fails: the other rank has most of its requests still to do (dp 2), or
+    waits for this one in the middle of a token (tp 2)."""
+    (tmp_path / "reward.py").write_text(
+        "from pathlib import Path\n\n"
+        "def count_sevens(completions, **columns):\n"
+        "    with Path(__file__).with_name('calls').open('a') as calls:\n"
+        "        calls.write('x')\n"
+        "    if Path(__file__).with_name('calls').stat().st_size > 4:\n"
+        "        raise ValueError('planted')\n"
+        "    return [float(text.count('7')) for text in completions]\n"
+    )
+    keys = {"checkpoint.every": 100, "sampling.max_response_tokens": 40, "sampling.max_running": 4}
+    recipe = recipe_of("fails", plan, steps=3, prompts_per_step=4, **keys)
+    with pytest.raises(RunError, match="ValueError: planted") as caught:
+        run(recipe)
+    assert "rank" not in str(caught.value)
+    assert f"the checkpoint of step 1 is good ({recipe.run_dir}/checkpoints/step-1)" in str(caught.value)
+    assert [path.name for path in (recipe.run_dir / "checkpoints").iterdir()] == ["step-1"]
+    assert export_checkpoint(recipe.run_dir, tmp_path / "exported", dtype="float64") == 1
 
 
 def test_calls_on_disjoint_ranks_wait_for_what_they_need_alone() -> None:

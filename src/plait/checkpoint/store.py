@@ -129,6 +129,9 @@ class CheckpointStore:
         except RunError as error:  # of a part
             shutil.rmtree(part, ignore_errors=True)
             raise RunError(f"the checkpoint of step {step}: {error}; {self._good()}") from error
+        except BaseException:
+            shutil.rmtree(part, ignore_errors=True)
+            raise
         with contextlib.suppress(OSError):  # the checkpoint stands; what is wrong with the disk the next save says
             self._remove_leftovers()
             self._prune()

@@ -28,6 +28,8 @@ class Do(StrEnum):
     TRAIN = "train"
     GENERATE = "generate"
     """Requests for the instance of the rank."""
+    FORGET = "forget"
+    """Requests given before: nobody waits for their samples any longer."""
     MOVE = "move"
     """Weights of a role, from its home to where else they are used."""
     VERSION = "version"

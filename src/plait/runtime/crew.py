@@ -25,6 +25,7 @@ from plait.runtime.mail import Mail
 from plait.runtime.parcels import Parcel
 from plait.runtime.parts import WAIT_S, Parts
 from plait.runtime.recorder import Elsewhere, Recorder
+from plait.runtime.residence import Need
 from plait.schedule.plan import Mode
 from plait.schedule.timeline import Span
 from plait.training.trainer import NO_VALUES, Done
@@ -55,6 +56,9 @@ class Crew:
         """Copies without the role's weights as they are: it has been trained since they were moved, or they may have
         been dropped."""
         self._numbers = itertools.count()
+        self._engines: dict[str, CrewEngine] = {}
+        self.together: set[str] = set()
+        """What this rank and others are in the middle of, and the others cannot end alone."""
         parts.residence.recorder = recorder
 
     def tell(
@@ -108,7 +112,7 @@ class Crew:
         self.tell(movers, Parcel({"do": Do.MOVE, "role": role, "numbers": numbers}), moved)
         self._stale -= moved
         if LEADER in movers:
-            with self.board.doing(f"{role}.weights (move)"):
+            with self.joining(f"{role}.weights (move)"):
                 move_part(self.parts, role, numbers, self.recorder)
 
     def now(self, role: str, weights: Tensor) -> Tensor | None:
@@ -121,9 +125,13 @@ class Crew:
     @contextlib.contextmanager
     def holding(self) -> Iterator[bool]:
         """Within it the leader's models can be computed with, one after another; whether all of them can."""
-        with self.parts.residence.holding() as there:
-            stale = {copies for role, n in self._stale if (copies := self.parts.copies[role][n]).after != "keep"}
-            yield there and not any(rank == LEADER for copies in stale for rank, _ in copies.parts)
+        stale = {copies for role, n in self._stale if (copies := self.parts.copies[role][n]).after != "keep"}
+        if any(rank == LEADER for copies in stale for rank, _ in copies.parts):
+            yield False
+            return
+        needs: list[Need] = [(role, what) for role in self.parts.roles for what in ("home", "score", "decode")]
+        with self.parts.residence.holding(*needs) as there:
+            yield there
 
     def spans(self) -> list[Span]:
         """What the other ranks recorded since the last time, on the leader's clock. What may leave the devices has."""
@@ -154,7 +162,7 @@ class Crew:
         """Have each rank read its part from a checkpoint of any plan, and bring all weights to where they are used."""
         header = {"do": Do.LOAD, "folder": str(folder), "counts": counts, "threads": threads}
         self.tell(self.others, Parcel(header))
-        with self.board.doing("load"):
+        with self.joining("load"):
             load_part(self.parts, folder, counts, self.recorder)
         for role, place in self.parts.places.items():
             if place.train is not None:
@@ -164,11 +172,32 @@ class Crew:
     def gather(self, role: str) -> Any:
         """The whole model of a role with the weights as they are: the leader's own if it has that, else a new one."""
         self.tell(self.parts.places[role].home.mesh.ranks, Parcel({"do": Do.GATHER, "role": role}))
-        with self.board.doing(f"{role}.weights (gather)"):
+        with self.joining(f"{role}.weights (gather)"):
             return self.parts.gather(role)
 
+    @contextlib.contextmanager
+    def joining(self, action: str) -> Iterator[None]:
+        """Within it, do this rank's part of what several do together."""
+        self.together.add(action)
+        with self.board.doing(action):
+            yield
+        self.together.discard(action)
+
+    def give_up(self) -> str:
+        """After an error: what is under way is forgotten, or ends by itself, so that commands are served again.
+
+        Returns:
+            Why they will not be, in words that follow `since`; else nothing.
+        """
+        if self.together:
+            return f"other ranks wait for this one in {', '.join(f'`{what}`' for what in sorted(self.together))}"
+        for engine in self._engines.values():
+            engine.give_up()
+        return ""
+
     def engine(self, role: str) -> CrewEngine:
-        return CrewEngine(self, role)
+        """That of the role: one for all calls."""
+        return self._engines.setdefault(role, CrewEngine(self, role))
 
     def trainer(self, role: str, flow: Dataflow, max_positions: int) -> CrewTrainer:
         return CrewTrainer(self, role, flow, max_positions)
@@ -207,6 +236,8 @@ class CrewCall:
         if self.is_own:
             crew.parts.residence.want(call.need)
             self._work = call.run(crew.parts)
+            if len(self.ranks) > 1:
+                crew.together.add(call.call)
 
     @property
     def ready(self) -> bool:
@@ -220,7 +251,11 @@ class CrewCall:
         self.begin()
         if self._work is not None:
             with self._crew.board.doing(self._call.call):
-                return next(self._work)
+                try:
+                    return next(self._work)
+                except StopIteration:
+                    self._crew.together.discard(self._call.call)
+                    raise
         assert self._number is not None, "a call that began was announced"
         answer = self._crew.answer(self.ranks[0], self._number, self._call.call)
         if "count" in answer.header:

@@ -64,6 +64,11 @@ class CrewEngine:
         return 0 if self._own is None else self._own.received_bytes
 
     @property
+    def not_lowered(self) -> str | None:
+        """Of the leader's own part."""
+        return None if self._own is None else self._own.not_lowered
+
+    @property
     def has_work(self) -> bool:
         return bool(self._pending) or any(self._left)
 
@@ -80,7 +85,7 @@ class CrewEngine:
         self.last_step = None
         if own is not None:
             assert self._own_place is not None, "an engine of no instance"
-            finished += own.step()
+            finished += self._own_step(own)
             self.last_step = own.last_step
             self._left[self._own_place] -= len(finished)
         sources = {one.mesh.ranks[0]: i for i, one in enumerate(self.instances) if i != self._own_place}
@@ -97,6 +102,35 @@ class CrewEngine:
             self._prompts.clear()
             self._asked.clear()
         return finished
+
+    def _own_step(self, own: Engine) -> list[Sample]:
+        """Of the leader's instance: in lockstep with the other ranks of it."""
+        call, together = f"{self._role}.generate", self._crew.together
+        assert self._own_place is not None, "an engine of no instance"
+        if len(self.instances[self._own_place].mesh) > 1:
+            together.add(call)
+        finished = own.step()
+        together.discard(call)
+        return finished
+
+    def give_up(self) -> None:
+        """Nobody waits for the samples any longer. Where ranks generate together, which no one of them can leave, they
+        are finished first; else they are forgotten."""
+        if not self.has_work:
+            return
+        self._pending.clear()
+        for place, instance in enumerate(self.instances):
+            if self._left[place] and len(instance.mesh) == 1:
+                self._crew.tell(instance.mesh.ranks, Parcel({"do": Do.FORGET, "role": self._role}), None)
+        if self._own is not None and self._own_place is not None:
+            if len(self.instances[self._own_place].mesh) == 1:
+                for uid in self._prompts:
+                    self._own.abort(uid)
+            while self._own.has_work:
+                self._own_step(self._own)
+        self._left = [0] * len(self.instances)
+        self._prompts.clear()
+        self._asked.clear()
 
     def update_weights(self, version: int) -> None:
         """The role's weights have changed: bring them to the instances; later samples are stamped with `version`."""
@@ -129,8 +163,7 @@ class CrewEngine:
                 crew.parts.residence.want((self._role, "decode"))
                 for request in requests:
                     self._own.add(request)
-            else:
-                self._prompts |= {request.prompt.uid: request.prompt for request in requests}
+            self._prompts |= {request.prompt.uid: request.prompt for request in requests}
         self._pending.clear()
 
 

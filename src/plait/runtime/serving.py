@@ -35,6 +35,8 @@ class Server:
         self._recorder = Recorder.on_shared_clock(parts.rank)
         parts.residence.recorder = self._recorder
         self._next: Parcel | None = None
+        self._asked: set[int] = set()
+        """Prompts whose samples are being generated."""
 
     def serve(self) -> None:
         """Raises what an action raises; the run is over then."""
@@ -64,6 +66,8 @@ class Server:
                     move_part(parts, header["role"], header["numbers"], recorder)
             case Do.VERSION:
                 self._engine(header["role"]).update_weights(header["version"])
+            case Do.FORGET:
+                pass  # all requests have been served meanwhile
             case Do.GATHER:
                 with self._board.doing(f"{header['role']}.weights (gather)"):
                     parts.gather(header["role"])
@@ -116,8 +120,8 @@ class Server:
         team = self._parts.roles[role].instance
         delivers = team is not None and team.is_leader and LEADER not in team.all.ranks
         self._parts.residence.want((role, "decode"))
-        for request in unpack_requests(command.header["requests"]):
-            engine.add(request)
+        self._asked.clear()
+        self._take(command, engine)
         with self._board.doing(name):
             while engine.has_work:
                 with self._recorder.generating(name, role, engine):
@@ -130,13 +134,21 @@ class Server:
                     return
 
     def _meanwhile(self, command: Parcel, engine: Engine, role: str) -> None:
-        """Requests for the engine at work are taken at once; another command waits for its end."""
+        """Requests for the engine at work are taken, or forgotten, at once; another command waits for its end."""
         header = command.header
-        if header["do"] == Do.GENERATE and header["role"] == role and self._alone(role):
-            for request in unpack_requests(header["requests"]):
-                engine.add(request)
+        mine = header.get("role") == role and self._alone(role)
+        if mine and header["do"] == Do.GENERATE:
+            self._take(command, engine)
+        elif mine and header["do"] == Do.FORGET:
+            for uid in self._asked:
+                engine.abort(uid)
         else:
             self._next = command
+
+    def _take(self, command: Parcel, engine: Engine) -> None:
+        for request in unpack_requests(command.header["requests"]):
+            engine.add(request)
+            self._asked.add(request.prompt.uid)
 
     def _alone(self, role: str) -> bool:
         """Ranks that generate together must begin with a request at the same step."""

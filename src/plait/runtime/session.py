@@ -276,11 +276,16 @@ class Session:
         if self._save_failed:
             return ""
         whole = self.records.last_step == self.done.step and not self.executor.is_training
-        if whole and self.done.step > 0:
+        if whole and self.done.step > 0 and self.saved != self.done.step:
+            not_saved = f"step {self.done.step} is not saved"
             try:
+                if self.crew is not None and (why := self.crew.give_up()):
+                    return f"{not_saved}, since {why}; {self.good}"
                 self.save()
             except RunError as error:
                 return str(error)
+            except Exception as error:  # the error that broke off the run is the one to go on up
+                return f"{not_saved}: {type(error).__name__}: {error}; {self.good}"
         return self.good
 
     def export_final(self) -> None:
