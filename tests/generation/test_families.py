@@ -2,36 +2,50 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import pytest
 import torch
 
 from plait.data.records import Prompt
+from plait.generation import kernels
 from plait.generation.engine import Engine, drain
+from plait.generation.lowered import Lowered, Refusal, lower
 from plait.generation.noise import NoiseKey
 from plait.generation.request import Request
 from plait.generation.settings import Sampling, SamplingSettings
+from tests.generation.test_lowered import FAMILIES as LOWERED
 from tests.models.tiny import FAMILIES, tiny, tiny_model
 from tests.training.exact import ExactFloat64
 
-NUM_TOKENS = 24
+NUM_TOKENS = {torch.float64: 24, torch.float32: 16}
+"""Both are long enough for weights to be packed, and longer than the sliding windows."""
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
 @pytest.mark.parametrize("family", FAMILIES)
-def test_greedy_equals_transformers(family: str) -> None:
+def test_greedy_equals_transformers(family: str, dtype: torch.dtype) -> None:
+    """In float64 through the plain twins, in float32 through what users run: the lowered forward where the family has
+    one, else the module with packed products, the compiled attention and draw."""
     generator = torch.Generator().manual_seed(1)
     prompts = [torch.randint(3, 300, (length,), generator=generator).tolist() for length in (1, 4, 17)]
-    engine = Engine(tiny_model(family), SamplingSettings(max_running=2))
+    engine = Engine(tiny_model(family, dtype=dtype), SamplingSettings(max_running=2))
     for uid, token_ids in enumerate(prompts):
-        asked = Sampling(temperature=0.0, max_tokens=NUM_TOKENS)
+        asked = Sampling(temperature=0.0, max_tokens=NUM_TOKENS[dtype])
         engine.add(Request(Prompt(uid, "", tuple(token_ids)), 1, asked, NoiseKey(0)))
-    module = tiny(family)
-    with ExactFloat64():
-        samples = {sample.prompt.uid: sample for sample in drain(engine)}
+    module = tiny(family, dtype=dtype)
+    wide = dtype == torch.float64
+    with ExactFloat64() if wide else contextlib.nullcontext():
+        samples = {sample.prompt.uid: sample for sample in engine.step()}
+        is_lowered = family in LOWERED and kernels.fast(dtype)
+        assert isinstance(engine._forward._lowered, Lowered if is_lowered else Refusal)
+        assert engine.has_packed_weights
+        samples |= {sample.prompt.uid: sample for sample in drain(engine)}
         outs = [
             module.generate(
                 torch.tensor([token_ids]),
                 attention_mask=torch.ones(1, len(token_ids), dtype=torch.int64),
-                max_new_tokens=NUM_TOKENS,
+                max_new_tokens=NUM_TOKENS[dtype],
                 do_sample=False,
                 output_logits=True,
                 return_dict_in_generate=True,
@@ -41,5 +55,14 @@ def test_greedy_equals_transformers(family: str) -> None:
     for uid, (token_ids, out) in enumerate(zip(prompts, outs, strict=True)):
         expected = out.sequences[0, len(token_ids) :]
         assert samples[uid].token_ids == tuple(expected.tolist())
-        logprobs = torch.stack(out.logits)[:, 0].double().log_softmax(-1).gather(1, expected[:, None])[:, 0]
-        assert samples[uid].logprobs == pytest.approx(logprobs.tolist(), abs=1e-9)
+        logprobs = torch.stack(out.logits)[:, 0].to(dtype).log_softmax(-1).gather(1, expected[:, None])[:, 0]
+        assert samples[uid].logprobs == pytest.approx(logprobs.tolist(), abs=1e-9 if wide else 1e-5)
+
+
+@pytest.mark.skipif(not kernels.fast(torch.bfloat16), reason="no numba, or a CPU without AVX-512")
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_family_is_lowered_or_refused_with_a_reason(family: str) -> None:
+    """Another error would stop a model that its module can compute."""
+    answer = lower(tiny_model(family, dtype=torch.bfloat16))
+    assert isinstance(answer, Lowered) == (family in LOWERED)
+    assert isinstance(answer, Lowered) or len(answer.reason) > 10
