@@ -26,12 +26,12 @@ app = App(
 )
 
 TRAIN = "Train a model: generate, score, learn, again and again."
-EVAL = "Answer a recipe's held-out items, greedily."
+EVAL = "Measure a model on a recipe's held-out items."
 
 # Every command's help is printed by `plait.cli.help`.
 app.command("plait.cli.train:train", name="train", help=TRAIN, help_flags=[], version_flags=[])
 app.command("plait.cli.evaluate:evaluate", name="eval", help=EVAL, help_flags=[], version_flags=[])
 app.command("plait.cli.export:export", name="export", help="Write a checkpoint of a run as a Hugging Face folder.")
 app.command("plait.cli.generate:generate", name="generate", help="Sample responses to the prompts of a JSONL file.")
-app.command("plait.cli.schedule:schedule", name="schedule", help="Schedule the pipelines of two models fused into one.")
+app.command("plait.cli.schedule:schedule", name="schedule", help="Schedule the pipelines of one or two models.")
 app.command("plait.cli.trace:trace", name="trace", help="Look at a timeline: what ran when, on which rank.")
