@@ -6,7 +6,8 @@ PlaitError
 │   ├── DataError        a data set, a prompt, a file of the user's
 │   ├── ModelError       a model that cannot be found, read or admitted
 │   ├── FlowError        a flow that cannot be traced or bound to its roles
-│   └── LayoutError      a mesh, a parallelism or a placement that the model or the devices do not allow
+│   ├── LayoutError      a mesh, a parallelism or a placement that the model or the devices do not allow
+│   └── CallError        a call of the Python API that cannot be done now, or whose arguments are no choice
 └── RunError             a run that had to stop (a reward that failed, a disk that is full, a worker that died)
 """
 
@@ -39,6 +40,10 @@ class FlowError(UserError):
 
 class LayoutError(UserError):
     """A model cannot be spread over these devices in this way."""
+
+
+class CallError(UserError):
+    """A call of the Python API comes at a wrong time, or an argument is none of its choices."""
 
 
 class RunError(PlaitError, RuntimeError):

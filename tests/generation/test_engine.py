@@ -12,7 +12,7 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from plait.data.records import FinishReason, Prompt, Sample
-from plait.errors import DataError, RunError
+from plait.errors import CallError, DataError, RunError
 from plait.generation.engine import Engine, drain
 from plait.generation.noise import NoiseKey
 from plait.generation.request import Request
@@ -329,17 +329,17 @@ def test_weights_change_between_rollouts() -> None:
     engine.step()
     with torch.no_grad():
         model.weights.mul_(1.1)
-    with pytest.raises(AssertionError, match="weights changed while"):
+    with pytest.raises(CallError, match="weights changed while"):
         engine.step()
 
 
 def test_one_prompt_instance_at_a_time() -> None:
     engine = engine_of(model_of("llama"))
     engine.add(request_of(1))
-    with pytest.raises(AssertionError, match="prompt 1 is in flight"):
+    with pytest.raises(CallError, match="prompt 1 is in flight"):
         engine.add(request_of(1))
     engine.step()
-    with pytest.raises(AssertionError, match="prompt 1 is in flight"):
+    with pytest.raises(CallError, match="prompt 1 is in flight"):
         engine.add(request_of(1))
 
 

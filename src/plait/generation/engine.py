@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 
 from plait.data.records import FinishReason, Sample
-from plait.errors import ConfigError, DataError
+from plait.errors import CallError, ConfigError
 from plait.generation import noise, transfer
+from plait.generation.checks import allow, check_kv, check_new, check_room, check_stages
 from plait.generation.forward import ChunkTokens, Forward
 from plait.generation.pool import KVPool
 from plait.generation.ragged import NewTokens
@@ -135,16 +136,12 @@ class Engine:
 
         Raises:
             DataError: the prompt is empty or leaves no room for a response, or the pool is too small for both.
+            CallError: samples of the prompt are in flight.
         """
         limits = tuple(request.limit(index, self.model.max_positions) for index in range(request.num_samples))
         uid, num_tokens = request.prompt.uid, len(request.prompt.token_ids)
-        assert uid not in self._asked, f"prompt {uid} is in flight already"
-        assert all(key[0] != uid for key in self._started), f"prompt {uid} is in flight already"
-        if not self._batcher.fits(num_tokens + max(limits)):
-            raise DataError(
-                f"prompt {uid}: expected prompt and response to fit into the {self.kv_tokens[1]} tokens of the pool, "
-                f"found {num_tokens} and up to {max(limits)}; raise `sampling.kv_tokens`"
-            )
+        check_new(uid, self._asked, self._started)
+        check_room(self._batcher, uid, num_tokens, max(limits))
         self._begin_work()
         self._asked[uid] = Asked(request, limits, request.num_samples)
         self._batcher.add(uid, num_tokens, range(request.num_samples), self._names(request))
@@ -170,11 +167,13 @@ class Engine:
 
         Raises:
             RunError: the model gave logits that are not finite.
+            CallError: nothing is in flight, it is paused, or the weights changed without `update_weights`.
         """
-        assert self.has_work, "step without work"
-        assert not self.is_paused, "step of an engine that is paused"
+        allow(self.has_work, "step: no sample is in flight; ask `has_work` first")
+        allow(not self.is_paused, "step: the engine is paused; call `resume` first")
         version = self.model.trained_weights._version
-        assert version == self._weights_version, "the weights changed while samples were in flight"
+        same = version == self._weights_version
+        allow(same, "step: the weights changed while samples were in flight; call `update_weights`")
         starts = self._batcher.start_ready()
         early = [(start.uid, index) for start in starts for index in start.indices]
         finished = self._draw(early, 0, torch.cat(self._begin(starts))) if starts else []
@@ -365,7 +364,11 @@ class Engine:
             kv: of samples in flight. "recompute": from the new weights, as if they had been there from the start;
                 "keep": what the old ones computed stays, which costs nothing and is not what the trainer will compute.
                 Recorded in `updates`. Nothing of the old weights reaches later requests either way.
+
+        Raises:
+            CallError: `kv` is neither.
         """
+        check_kv(kv)
         if self.has_work:
             self.updates.append(WeightUpdate(version, kv, len(self._started)))
             if kv == "recompute":
@@ -397,10 +400,14 @@ class Engine:
             until: leave out those from this token on; None: all that are held.
             final: take the sample out of this engine. False: it goes on, and a later call gives the rest.
             out: memory for the keys and values, as `SampleState.holdings` has them.
+
+        Raises:
+            CallError: the sample has not started, or has ended.
         """
         key = (prompt_uid, index)
         held = self._batcher.find(key)
-        assert held is not None, f"sample {key} has not started"
+        if held is None:
+            raise CallError(f"export_sample: sample {prompt_uid}.{index} has not started here, or has ended")
         state = transfer.export(
             self._started[key],
             held,
@@ -421,21 +428,36 @@ class Engine:
         """Tokens of the prompt whose keys and values are here, for an imported sample of it to share."""
         return self._batcher.num_shared(request.prompt.uid, len(request.prompt.token_ids), self._names(request))
 
-    def import_sample(self, *stages: SampleState) -> None:
+    def import_sample(self, *stages: SampleState, kv: HeldKV = "recompute") -> None:
         """Go on with a sample of another engine; `stages` are those of its export, their metadata the last one's.
 
         The blocks of its prompt are shared with the samples of it that are here, if all is of the same weights. What
         does not fit into the pool now, or was not sent, is computed again.
+
+        Args:
+            kv: where the source's policy version is another one than this engine's, what `update_weights` would have
+                done to the sample. Recorded in `updates`.
+
+        Raises:
+            DataError: it is of another model or dtype, or too long for this pool.
+            CallError: it is in flight here, `kv` is no choice, or the stages are not of one sample.
         """
+        check_kv(kv)
+        check_stages(stages, self._place)
         last = stages[-1]
         request, key = last.request, last.key
-        assert key not in self._started, f"sample {key} is in flight already"
-        assert key[0] not in self._asked, f"prompt {key[0]} is in flight already"
-        self._begin_work()
-        num_prompt, names = len(request.prompt.token_ids), self._names(request)
-        is_current = last.is_current and last.policy_version == self.policy_version
-        held = transfer.contiguous(stages, self.num_shared(request) if is_current else 0)
+        allow(key not in self._started, f"import_sample: sample {key[0]}.{key[1]} is in flight already")
+        allow(key[0] not in self._asked, f"import_sample: prompt {key[0]} is in flight already, and not all started")
         said = last.response(self.model.max_positions, self.model.eos_token_ids, self.policy_version)
+        num_prompt, names = len(request.prompt.token_ids), self._names(request)
+        check_room(self._batcher, key[0], num_prompt, said.limit)
+        self._begin_work()
+        same_weights = last.policy_version == self.policy_version
+        if not same_weights:
+            self.updates.append(WeightUpdate(self.policy_version, kv, 1))
+        is_current, held = last.is_current and same_weights, 0
+        if same_weights or kv == "keep":
+            held = transfer.contiguous(stages, self.num_shared(request) if is_current else 0)
         self._started[key] = said
         here = self._batcher.add_started(key, num_prompt, len(said.tokens), held, names, is_current=is_current)
         if here is not None:

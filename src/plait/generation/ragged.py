@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from plait.data.packed import Group, PackedBatch, Span
+from plait.errors import CallError
 from plait.generation.paged import attention, chunk_attention
 from plait.generation.paged import paged_attention_plain as paged_attention_plain
 from plait.generation.pool import KVPool, context_of, flat_places, scatter
@@ -208,7 +209,10 @@ class RaggedContext:
             )
         for sample in range(self._fresh, len(batch.num_new)):
             rows = slice(self._starts[sample], self._starts[sample + 1])
-            assert batch.ancestors is None or batch.ancestors[sample] is None, "a tree has few rows"
+            if batch.ancestors is not None and batch.ancestors[sample] is not None:
+                raise CallError(
+                    f"a tree of {batch.num_new[sample]} tokens: expected at most {SHORT_ROWS} in this forward"
+                )
             out[rows] = chunk_attention(query[:, rows], *self._context(sample, blocks.key, blocks.value), **options)
         return out
 

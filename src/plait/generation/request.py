@@ -12,7 +12,11 @@ from plait.generation.settings import Sampling
 
 @dataclass(frozen=True)
 class Request:
-    """Draw samples of one prompt."""
+    """Draw samples of one prompt.
+
+    Raises:
+        DataError: no samples, or lengths that are not one for each.
+    """
 
     prompt: Prompt
     num_samples: int
@@ -22,10 +26,15 @@ class Request:
     """Recorded lengths to replay: sample i has exactly lengths[i] tokens, whatever it says. None: it ends by itself."""
 
     def __post_init__(self) -> None:
-        assert self.num_samples >= 1, f"prompt {self.prompt.uid}: {self.num_samples} samples asked"
-        if self.lengths is not None:
-            assert len(self.lengths) == self.num_samples, "one length for each sample"
-            assert min(self.lengths) >= 1, "a response has at least one token"
+        name = f"prompt {self.prompt.uid}"
+        if self.num_samples < 1:
+            raise DataError(f"{name}: expected num_samples of at least 1, found {self.num_samples}")
+        if self.lengths is not None and len(self.lengths) != self.num_samples:
+            raise DataError(
+                f"{name}: expected a length for each of {self.num_samples} samples, found {len(self.lengths)}"
+            )
+        if self.lengths is not None and min(self.lengths) < 1:
+            raise DataError(f"{name}: expected lengths of at least 1 token, found {min(self.lengths)}")
 
     def limit(self, index: int, max_positions: int) -> int:
         """Tokens of response `index` at most, in a model of so many positions.

@@ -12,8 +12,11 @@ Shapes: n tokens of the range, Hkv key heads of this rank, D and E head sizes of
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -28,6 +31,9 @@ from plait.layout.holdings import Holdings
 from plait.layout.mesh import Layout
 from plait.models.language_model import LanguageModel
 from plait.policy.batching import Started
+
+VOLATILE = ("dtype", "torch_dtype", "transformers_version", "use_cache")
+"""Fields of a configuration that do not say what the model is."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +56,8 @@ class SampleState:
     is_current: bool
     """All that the source holds of it was computed with these weights, so others of its prompt may share."""
     shape: CacheShape
+    model: str
+    """`Place.fingerprint` of the source."""
     start: int
     stop: int
     kv: Tensor
@@ -98,6 +106,14 @@ class Place:
         team = model.team
         own = next(one for one in team.layout.instances() if team.rank in one.mesh.ranks)
         return cls(model, own, team.rank)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Of the model's configuration, which parts and copies of it share, in whatever dtype."""
+        fields = self.model.config.get_text_config().to_dict()
+        kept = {name: value for name, value in fields.items() if name[0] != "_" and name not in VOLATILE}
+        said = json.dumps(kept, sort_keys=True, default=str).encode()
+        return hashlib.blake2b(said, digest_size=8).hexdigest()
 
     def shape(self, pool: KVPool) -> CacheShape:
         """What the instance keeps of a token.
@@ -177,6 +193,7 @@ def export(
         policy_version,
         held.is_current,
         shape,
+        place.fingerprint,
         start,
         stop,
         out,

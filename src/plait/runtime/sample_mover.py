@@ -228,7 +228,7 @@ class SampleMover:
             for state in offer.states:
                 prompt = self._arrived.get((state.key[0], _PROMPT), ())
                 shared = prompt if shares_prompt(state, answer.policy_version) else ()
-                engine.import_sample(*shared, *self._arrived.get(state.key, ()), state)
+                engine.import_sample(*shared, *self._arrived.get(state.key, ()), state, kv="keep")  # it was sent
             self._arrived.clear()
 
     def _parts(

@@ -45,6 +45,7 @@ class Offer:
             "policy_version": self.states[0].policy_version if self.states else 0,
             "requests": pack_requests(list(requests.values())),
             "shape": pack_shape(self.states[0].shape) if self.states else None,
+            "model": self.states[0].model if self.states else "",
             "dtype": self.states[0].dtype if self.states else "",
         }
         arrays = (
@@ -76,6 +77,7 @@ class Offer:
                     header["policy_version"],
                     bool(is_current),
                     shape,
+                    header["model"],
                     0,
                     0,
                     nothing,

@@ -1,0 +1,65 @@
+"""What the engine refuses before it changes anything: calls at a wrong time, samples that do not fit or belong here."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import get_args
+
+from plait.errors import CallError, DataError
+from plait.generation.records import HeldKV
+from plait.generation.transfer import Place, SampleState
+from plait.policy.batching import Batcher, Key
+
+
+def allow(holds: bool, otherwise: str) -> None:
+    """Raises CallError where a call cannot be done now."""
+    if not holds:
+        raise CallError(otherwise)
+
+
+def check_kv(kv: HeldKV) -> None:
+    """Raises CallError for a word that is no choice."""
+    choices = get_args(HeldKV)
+    allow(kv in choices, f"kv: expected {' or '.join(map(repr, choices))}, found {kv!r}")
+
+
+def check_new(uid: int, asked: Collection[int], started: Collection[Key]) -> None:
+    """Raises CallError where samples of a prompt are in flight."""
+    free = uid not in asked and all(key[0] != uid for key in started)
+    allow(free, f"prompt {uid} is in flight already: wait for its samples, abort them, or give the prompt another uid")
+
+
+def check_room(batcher: Batcher, uid: int, num_tokens: int, most: int) -> None:
+    """Raises DataError where the pool is too small for a prompt with a response of so many tokens, alone."""
+    if not batcher.fits(num_tokens + most):
+        room = batcher.blocks.num_blocks * batcher.limits.block_tokens
+        raise DataError(
+            f"prompt {uid}: expected prompt and response to fit into the {room} tokens of the pool, found {num_tokens} "
+            f"and up to {most}; raise `sampling.kv_tokens`"
+        )
+
+
+def check_stages(stages: Sequence[SampleState], place: Place) -> None:
+    """Raises where what another engine exported cannot be gone on with here.
+
+    Raises:
+        CallError: no stage, or stages of several samples.
+        DataError: the sample is of another model, or its keys and values are of another dtype.
+    """
+    allow(len(stages) > 0, "import_sample: expected the stages of an export, found none")
+    last = stages[-1]
+    name = f"sample {last.key[0]}.{last.key[1]}"
+    if last.model != place.fingerprint:
+        raise DataError(
+            f"{name}: expected a sample of this model (fingerprint {place.fingerprint}), found one of another "
+            f"({last.model}): its tokens and keys mean nothing here; import it where the same model is"
+        )
+    dtype = str(place.model.dtype).removeprefix("torch.")
+    for stage in stages:
+        same = stage.key[0] == last.key[0]
+        allow(same, f"import_sample: expected stages of prompt {last.key[0]}, found one of {stage.key[0]}")
+        if stage.stop > stage.start and stage.dtype != dtype:
+            raise DataError(
+                f"{name}: expected keys and values in {dtype}, the dtype of this engine's model, found {stage.dtype}; "
+                "load both models in one dtype, or export with `until=0`: then all is computed again"
+            )

@@ -1,0 +1,149 @@
+"""What an engine asks of a sample that comes from another one, and of its callers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from plait.data.records import Prompt
+from plait.errors import CallError, DataError
+from plait.generation.engine import Engine, WeightUpdate, drain
+from plait.generation.noise import NoiseKey
+from plait.generation.request import Request
+from plait.generation.settings import Sampling, SamplingSettings
+from plait.models.language_model import LanguageModel
+from tests.models.tiny import tiny_llama, tiny_model
+
+
+def request(uid: int, num_tokens: int, length: int, count: int = 1) -> Request:
+    token_ids = (*((7 * at) % 290 + 5 for at in range(num_tokens - 1)), uid + 5)
+    return Request(
+        Prompt(uid, "", token_ids), count, Sampling(stop_token_ids=()), NoiseKey(5), lengths=(length,) * count
+    )
+
+
+def begun(model: LanguageModel, one: Request, steps: int = 4, version: int = 1) -> Engine:
+    engine = Engine(model, SamplingSettings(), policy_version=version)
+    engine.add(one)
+    for _ in range(steps):
+        engine.step()
+    return engine
+
+
+def test_a_sample_that_the_pool_can_never_hold_is_refused_and_the_others_go_on() -> None:
+    model = tiny_llama()
+    source = begun(model, request(0, 20, 30))
+    target = Engine(model, SamplingSettings(kv_tokens=32), policy_version=1)
+    target.add(request(1, 8, 6))
+    target.step()
+    with pytest.raises(
+        DataError, match=r"the 32 tokens of the pool, found 20 and up to 30; raise `sampling\.kv_tokens`"
+    ):
+        target.import_sample(source.export_sample(0, 0, final=False))
+    assert target.updates == []
+    (other,) = drain(target)
+    assert len(other.token_ids) == 6
+    (stayed,) = drain(source)
+    assert len(stayed.token_ids) == 30
+
+
+def test_a_sample_of_another_model_or_dtype_is_refused() -> None:
+    one = request(0, 20, 30)
+    state = begun(tiny_model("llama", dtype=torch.float32), one).export_sample(0, 0)
+    for other in (
+        tiny_model("gemma2", dtype=torch.float32),
+        tiny_model("llama", dtype=torch.float32, num_hidden_layers=3),
+    ):
+        with pytest.raises(DataError, match=r"sample 0\.0: expected a sample of this model"):
+            Engine(other, SamplingSettings()).import_sample(state)
+    narrow = Engine(tiny_model("llama", dtype=torch.bfloat16), SamplingSettings())
+    with pytest.raises(
+        DataError, match="expected keys and values in bfloat16, the dtype of this engine's model, found f"
+    ):
+        narrow.import_sample(state)
+    assert not narrow.has_work
+    narrow.import_sample(replace(state, start=0, stop=0, kv=state.kv[:0]))
+    (sample,) = drain(narrow)
+    assert sample.token_ids[:4] == state.token_ids
+
+
+@pytest.mark.parametrize("kv", ["recompute", "keep"])
+def test_keys_of_other_weights_are_computed_again_unless_they_are_to_be_kept(kv: str) -> None:
+    source = begun(tiny_llama(), request(0, 20, 9))
+    state = source.export_sample(0, 0)
+    newer = tiny_llama()
+    with torch.no_grad():
+        newer.weights.mul_(1.1)
+    target = Engine(newer, SamplingSettings(), policy_version=2)
+    target.import_sample(state, kv=kv)  # type: ignore[arg-type]
+    assert target.updates == [WeightUpdate(2, kv, 1)]  # type: ignore[arg-type]
+    target.step()
+    assert target.last_step is not None
+    assert target.last_step.num_prefill_tokens == (20 + 4 if kv == "recompute" else 0)
+    (moved,) = drain(target)
+    assert moved.token_versions == (1,) * 4 + (2,) * 5
+    # The same as if the weights had changed in place.
+    model = tiny_llama()
+    stayed = begun(model, request(0, 20, 9))
+    with torch.no_grad():
+        model.weights.mul_(1.1)
+    stayed.update_weights(2, kv)  # type: ignore[arg-type]
+    (sample,) = drain(stayed)
+    assert moved.token_ids == sample.token_ids
+    assert moved.logprobs == pytest.approx(sample.logprobs, abs=1e-9)
+
+
+def test_of_the_same_weights_nothing_is_recorded() -> None:
+    model = tiny_llama()
+    source = begun(model, request(0, 20, 9))
+    target = Engine(model, SamplingSettings(), policy_version=1)
+    target.import_sample(source.export_sample(0, 0))
+    assert target.updates == []
+
+
+def test_stages_have_to_be_of_one_prompt() -> None:
+    source = begun(tiny_llama(), request(0, 20, 9))
+    source.add(request(1, 5, 9))
+    source.step()
+    states = [source.export_sample(uid, 0) for uid in (0, 1)]
+    target = Engine(tiny_llama(), SamplingSettings(), policy_version=1)
+    with pytest.raises(CallError, match="expected the stages of an export, found none"):
+        target.import_sample()
+    with pytest.raises(CallError, match="expected stages of prompt 1, found one of 0"):
+        target.import_sample(*states)
+
+
+def test_a_word_that_is_no_choice_is_refused_and_nothing_changes() -> None:
+    engine = begun(tiny_llama(), request(0, 20, 9))
+    with pytest.raises(CallError, match="kv: expected 'recompute' or 'keep', found 'kep'"):
+        engine.update_weights(2, "kep")  # type: ignore[arg-type]
+    assert (engine.policy_version, engine.updates) == (1, [])
+    state = engine.export_sample(0, 0)
+    with pytest.raises(CallError, match="found 'kep'"):
+        engine.import_sample(state, kv="kep")  # type: ignore[arg-type]
+
+
+def test_calls_at_a_wrong_time_say_what_to_do() -> None:
+    engine = Engine(tiny_llama(), SamplingSettings())
+    with pytest.raises(CallError, match="no sample is in flight; ask `has_work` first"):
+        engine.step()
+    with pytest.raises(CallError, match=r"sample 0\.1 has not started here, or has ended"):
+        engine.export_sample(0, 1)
+    engine.add(request(0, 5, 9))
+    with pytest.raises(CallError, match="prompt 0 is in flight already: wait for its samples, abort them, or"):
+        engine.add(request(0, 5, 9))
+    engine.pause()
+    with pytest.raises(CallError, match="the engine is paused; call `resume` first"):
+        engine.step()
+
+
+def test_requests_without_samples_or_lengths_for_each() -> None:
+    prompt, sampling, noise = Prompt(3, "", (5, 6)), Sampling(), NoiseKey(0)
+    with pytest.raises(DataError, match="prompt 3: expected num_samples of at least 1, found 0"):
+        Request(prompt, 0, sampling, noise)
+    with pytest.raises(DataError, match="prompt 3: expected a length for each of 2 samples, found 1"):
+        Request(prompt, 2, sampling, noise, lengths=(4,))
+    with pytest.raises(DataError, match="prompt 3: expected lengths of at least 1 token, found 0"):
+        Request(prompt, 1, sampling, noise, lengths=(0,))
