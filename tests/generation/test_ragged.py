@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+import sys
 
 import pytest
 import torch
@@ -11,8 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from plait.generation import pool as pool_module
 from plait.generation.pool import KVPool
 from plait.generation.ragged import NewTokens, RaggedContext, ragged
+from plait.runtime.process import resident_bytes
 
 HEADS, KEY_HEADS, D, E, P = 4, 2, 8, 6, 4
 
@@ -121,7 +124,10 @@ def test_one_row_each_without_the_kernel(dtype: torch.dtype, num_samples: int, m
         torch.testing.assert_close(out, plain, atol=3e-2 if dtype == torch.bfloat16 else 1e-5, rtol=1e-2)
 
 
-def test_a_pool_grows_reads_and_copies() -> None:
+@pytest.mark.parametrize("in_place", [True, False], ids=["in place", "copied"])
+def test_a_pool_grows_reads_and_copies(in_place: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not in_place:
+        monkeypatch.setattr(pool_module, "_addresses", lambda shape, dtype: None)
     pool = KVPool(P)
     pool.reserve(3, 10)
     key, value = torch.randn(2, 9, D), torch.randn(2, 9, E)
@@ -133,7 +139,9 @@ def test_a_pool_grows_reads_and_copies() -> None:
     pool.reserve(4, 10)
     assert pool.num_blocks == 4
     pool.reserve(5, 10)
-    assert pool.num_blocks == 6
+    assert pool.num_blocks == (5 if in_place else 6), "copies make room for more than is asked"
+    pool.reserve(6, 10)
+    assert pool.num_bytes == 2 * 6 * 2 * P * (D + E) * 4
     pool.copy([(0, 5), (2, 4)])
     for start, stop in ((0, 9), (3, 8), (5, 6)):
         for at in (table, [4, 5, 1]):
@@ -144,3 +152,27 @@ def test_a_pool_grows_reads_and_copies() -> None:
         pool.reserve(11, 10)
     pool.clear()
     assert (pool.num_bytes, pool.num_blocks) == (0, 0)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc, and addresses beyond the memory are Linux'")
+def test_a_pool_takes_memory_as_blocks_are_written() -> None:
+    """4 TiB of addresses, of which 64 MiB are written: no copy when it grows, and all of it back at the end."""
+    pool = KVPool(P)
+    num_tokens, block_bytes = 64, P * 256 * 2 * 4
+    key = torch.ones(1, num_tokens, 256)
+    half = (32 << 20) // block_bytes
+    before = resident_bytes()
+    pool.reserve(half, 1 << 29)
+    address = pool.layer(0, key, key).key.data_ptr()
+    assert resident_bytes() - before < 1 << 20
+    for num_blocks in (half, 2 * half):
+        pool.reserve(num_blocks, 1 << 29)
+        kv = pool.layers[0]
+        kv.key[:num_blocks] = 1
+        kv.value[:num_blocks] = 1
+        assert abs(resident_bytes() - before - num_blocks * block_bytes) < 4 << 20
+    assert kv.key.data_ptr() == address
+    assert pool.num_bytes == 64 << 20
+    del kv
+    pool.clear()
+    assert resident_bytes() - before < 4 << 20

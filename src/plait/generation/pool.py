@@ -2,7 +2,8 @@
 
 Which block holds what is decided in `policy.blocks`; here lie the tensors. A token's *place* is its block's id times
 the tokens of a block plus its offset there. Buffers start as zeros: a masked place still enters a product, with weight
-0, and what lies there must be finite. The pool grows as blocks are asked for and is given back as a whole.
+0, and what lies there must be finite. On a CPU the whole pool has addresses from the start, and takes memory page by
+page as its blocks are written; elsewhere it grows by copying, layer by layer. It is given back as a whole.
 
 Shapes: N blocks of P tokens, T tokens of a step, K tokens of a context, Hkv key heads, D and E head sizes of keys and
 of values.
@@ -10,6 +11,10 @@ of values.
 
 from __future__ import annotations
 
+import math
+import mmap
+import platform
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -30,27 +35,41 @@ class KeyValue:
 class KVPool:
     """Blocks of all layers; `layers` holds key [N, Hkv, P, D] and value [N, Hkv, P, E] of each, contiguous.
 
-    The shapes of a layer are learned from its first tokens. Growing moves the tensors: hold none of them over a step.
+    The shapes of a layer are learned from its first tokens. Growing may move tensors: hold none of them over a step.
     """
 
     def __init__(self, block_tokens: int = BLOCK_TOKENS) -> None:
         self.block_tokens = block_tokens
         self.num_blocks = 0
+        """That may be used."""
         self.layers: dict[int, KeyValue] = {}
+        self._limit = 0
+        self._in_place = True
+        """Whether layers have addresses for all blocks up to the limit."""
 
     @property
     def num_bytes(self) -> int:
-        """Of all blocks, used or not."""
-        return sum(tensor.nbytes for kv in self.layers.values() for tensor in (kv.key, kv.value))
+        """Of the blocks that may be used, used or not."""
+        tensors = [tensor for kv in self.layers.values() for tensor in (kv.key, kv.value)]
+        if not self._in_place:
+            return sum(tensor.nbytes for tensor in tensors)
+        return sum(tensor[: self.num_blocks].nbytes for tensor in tensors)
 
     def reserve(self, num_blocks: int, limit: int) -> None:
-        """Have blocks 0 … num_blocks − 1 at least; growth is by half of what there is, up to `limit`."""
+        """Have blocks 0 … num_blocks − 1 at least; what is copied to grow grows by half.
+
+        Args:
+            limit: of num_blocks; the same until `clear`.
+        """
         assert num_blocks <= limit, f"{num_blocks} blocks needed, {limit} is the limit"
+        assert self._limit in (0, limit), f"a pool of {self._limit} blocks at most, {limit} are asked for"
+        self._limit = limit
         if num_blocks <= self.num_blocks:
             return
-        num_blocks = min(max(num_blocks, self.num_blocks + self.num_blocks // 2), limit)
-        for layer, old in self.layers.items():
-            self.layers[layer] = KeyValue(_enlarged(old.key, num_blocks), _enlarged(old.value, num_blocks))
+        if not self._in_place:
+            num_blocks = min(max(num_blocks, self.num_blocks + self.num_blocks // 2), limit)
+            for layer, old in self.layers.items():
+                self.layers[layer] = KeyValue(_enlarged(old.key, num_blocks), _enlarged(old.value, num_blocks))
         self.num_blocks = num_blocks
 
     def layer(self, layer: int, key: Tensor, value: Tensor) -> KeyValue:
@@ -85,11 +104,17 @@ class KVPool:
     def clear(self) -> None:
         """Give the memory back."""
         self.layers.clear()
-        self.num_blocks = 0
+        self.num_blocks, self._limit, self._in_place = 0, 0, True
 
     def _zeros(self, like: Tensor) -> Tensor:
         num_heads, _, head_size = like.shape
-        return like.new_zeros(self.num_blocks, num_heads, self.block_tokens, head_size)
+        sizes = (num_heads, self.block_tokens, head_size)
+        if self._in_place and like.device.type == "cpu":
+            found = _addresses((self._limit, *sizes), like.dtype)
+            if found is not None:
+                return found
+        self._in_place = False
+        return like.new_zeros(self.num_blocks, *sizes)
 
 
 def flat_places(places_T: Tensor, num_heads: int, block_tokens: int) -> Tensor:
@@ -117,3 +142,20 @@ def _enlarged(old: Tensor, num_blocks: int) -> Tensor:
     new = old.new_zeros(num_blocks, *old.shape[1:])
     new[: old.shape[0]] = old
     return new
+
+
+_NO_RESERVE = 0x4000 if platform.machine() in ("x86_64", "aarch64") else 0
+"""Linux' MAP_NORESERVE, which `mmap` names from Python 3.13 on: addresses may be more than there is memory."""
+
+
+def _addresses(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor | None:
+    """Zeros that take memory when they are written. None where the system has no such, or not as many addresses."""
+    count = math.prod(shape)
+    if count == 0 or not hasattr(mmap, "MAP_ANONYMOUS"):
+        return None
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | (_NO_RESERVE if sys.platform == "linux" else 0)
+    try:
+        pages = mmap.mmap(-1, count * dtype.itemsize, flags=flags)
+    except OSError:  # beyond `ulimit -v`, or the system promises no more than it has (vm.overcommit_memory = 2)
+        return None
+    return torch.frombuffer(pages, dtype=dtype).view(shape)
