@@ -41,18 +41,23 @@ class Step:
 class Running:
     """A sample that is being decoded."""
 
-    uid: int
+    request: Request
     index: int
-    prompt_tokens: int
-    length: int
     generated: int
-    context: tuple[Hashable, ...] = ()
-    """See `Request.contexts`."""
+
+    @property
+    def key(self) -> Key:
+        return self.request.uid, self.index
+
+    @property
+    def length(self) -> int:
+        """At which it ends."""
+        return self.request.lengths[self.index]
 
     @property
     def tokens(self) -> int:
         """Of prompt and response; all but the newest are held."""
-        return self.prompt_tokens + self.generated
+        return self.request.prompt_tokens + self.generated
 
 
 class SimulatedEngine:
@@ -92,39 +97,58 @@ class SimulatedEngine:
         plan = self.batcher.plan()
         self._begin(plan.starts)
         finished += self._draw(plan.drawn)
+        self._rest()
         return Step(plan.kind, plan.num_sequences, plan.num_tokens, plan.num_context_tokens, tuple(finished))
 
     def _begin(self, starts: Sequence[Start]) -> list[Key]:
         keys = [(start.uid, index) for start in starts for index in start.indices]
         for uid, index in keys:
-            request = self._requests[uid]
-            context = request.contexts[index] if request.contexts else ()
-            self._started[uid, index] = Running(uid, index, request.prompt_tokens, request.lengths[index], 0, context)
+            self._started[uid, index] = Running(self._requests[uid], index, 0)
         return keys
 
     def _draw(self, keys: Sequence[Key]) -> list[Key]:
         """A token more for each of these samples; returns those that have their length."""
-        finished: dict[Key, tuple[Hashable, ...]] = {}
+        finished: list[Key] = []
+        contexts: dict[Key, Sequence[Hashable]] = {}
         for key in keys:
             sample = self._started[key]
             sample.generated += 1
             if sample.generated == sample.length:
-                finished[key] = sample.context
+                finished.append(key)
+                contexts[key] = sample.request.contexts[sample.index] if sample.request.contexts else ()
                 del self._started[key]
-        self.batcher.remove(finished, finished)
-        return list(finished)
+        self.batcher.remove(finished, contexts)
+        return finished
 
-    def export(self) -> list[Running]:
-        """Take all running samples out, to be imported elsewhere."""
-        out = self.running
-        self.batcher.remove([(sample.uid, sample.index) for sample in out])
-        for sample in out:
-            del self._started[sample.uid, sample.index]
+    def _rest(self) -> None:
+        """As the engine: without work and cached prefixes it begins anew."""
+        if not self.has_work and not self.batcher.blocks.num_cached:
+            self.batcher = Batcher(self.batcher.limits)
+
+    def abort(self, uid: int, index: int | None = None) -> None:
+        """Take a request's samples (or one of them) out, wherever they are."""
+        waiting = [key for key in self.batcher.waiting if key not in self._started]
+        self._take_out([key for key in (*self._started, *waiting) if key[0] == uid and index in (None, key[1])])
+
+    def _take_out(self, keys: Sequence[Key]) -> None:
+        for key in keys:
+            self._started.pop(key, None)
+        self.batcher.remove(keys)
+        self._rest()
+
+    def export(self, keys: Sequence[Key] | None = None) -> list[Running]:
+        """Take running samples (all, if none are named) out, to be imported elsewhere."""
+        out = [sample for sample in self.running if keys is None or sample.key in keys]
+        self._take_out([sample.key for sample in out])
         return out
 
     def import_(self, sample: Running, transfer: Transfer) -> None:
-        """Go on with a sample of another engine, whose keys and values came along or are computed again."""
-        key = (sample.uid, sample.index)
-        self._started[key] = sample
-        held = sample.tokens - 1 if transfer is Transfer.KV else 0
-        self.batcher.add_started(key, sample.prompt_tokens, sample.tokens, held)
+        """Go on with a sample of another engine, whose keys and values came along or are computed again; those of
+        its prompt are shared with samples of it that are here.
+        """
+        request = sample.request
+        self._started[sample.key] = sample
+        held = self.batcher.num_shared(request.uid, request.prompt_tokens, request.prefix)
+        if transfer is Transfer.KV:
+            held = max(held, sample.tokens - 1)
+        self.batcher.add_started(sample.key, request.prompt_tokens, sample.tokens, held, request.prefix)

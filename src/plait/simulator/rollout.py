@@ -208,7 +208,7 @@ class _Rollout:
         way are not known yet.
         """
         for sample in instance.engine.running:
-            yield (sample.uid, sample.index), sample.tokens
+            yield sample.key, sample.tokens
         for key in instance.current.finished if instance.current is not None else ():
             yield key, self.tokens[key]
 
@@ -221,9 +221,9 @@ class _Rollout:
         assert moves is not None, "only an instance that was told where to send to sends"
         assert self.fusion is not None, "samples moved without settings for it"
         for sample in instance.engine.export():
-            move = moves[sample.uid, sample.index]
+            move = moves[sample.key]
             tokens = sample.tokens
-            unfinished = self.unfinished((sample.uid, sample.index), tokens, self.fusion)
+            unfinished = self.unfinished(sample.key, tokens, self.fusion)
             seconds = self.fusion.move_s(unfinished, move.transfer)
             start = max(self.now, self.link_free[instance.number])
             self.link_free[instance.number] = start + seconds
