@@ -22,6 +22,8 @@ def write_plan(folder: Path, name: str, places: dict[str, str]) -> Path:
         ranks, *sizes = text.split()
         numbers = {word[:2]: int(word[2:]) for word in sizes if word[:2] in ("dp", "tp", "pp")}
         options: dict[str, Any] = dict(word.split("=") for word in sizes if "=" in word)
+        if "micro_batch_tokens" in options:
+            options["micro_batch_tokens"] = int(options["micro_batch_tokens"])
         mode: Any = _MODES.get(call.rpartition(".")[2], "score")
         members = tuple(int(rank) for rank in ranks.split(","))
         placements.append(Placement(call, mode, members, **numbers, **options))

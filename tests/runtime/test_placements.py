@@ -161,7 +161,7 @@ PLANS: dict[str, tuple[tuple[str, dict[str, Any]], str | dict[str, str]]] = {
     "grpo-nothing-stays-2": (
         GRPO,
         {
-            "actor.generate": "0,1 dp2 after=drop",
+            "actor.generate": "0,1 pp2 after=drop",
             "actor.train": "0,1 tp2 after=offload",
             "ref.logprobs": "0,1 dp2 after=offload",
         },
@@ -227,7 +227,6 @@ PLANS |= {
 QUICK = (
     "ppo-model-split-2",
     "grpo-nothing-stays-2",
-    "grpo-generates-pp2",
     "ppo-mixed-4",
     "safe-split-2",
     "own-mixed-2",

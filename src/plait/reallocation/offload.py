@@ -59,6 +59,11 @@ class HostMemory:
         self._away: set[str] = set()
 
     @property
+    def names(self) -> tuple[str, ...]:
+        """Of the buffers, scratch included."""
+        return (*self._buffers, *self._scratch)
+
+    @property
     def is_away(self) -> bool:
         """Whether some buffer has no memory on its device."""
         return bool(self._away)

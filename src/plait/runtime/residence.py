@@ -82,14 +82,15 @@ class Residence:
         return buffer
 
     @contextlib.contextmanager
-    def holding(self) -> Iterator[bool]:
-        """Within it all that is not dropped is on the device, and stays. Whether that is everything."""
-        for unit in self.units:
-            if unit.memory.is_away and not unit.memory.is_dropped:
-                self._record(unit.memory.onloading(), "ONLOAD", unit)
+    def holding(self, *needs: Need) -> Iterator[bool]:
+        """Within it what these calls need is on the device, and stays. False, and nothing is done: some was dropped."""
+        if any(unit.memory.is_dropped for need in needs for unit in self._needs.get(need, ())):
+            yield False
+            return
+        self.want(*needs)
         self._is_held = True
         try:
-            yield not any(unit.memory.is_dropped for unit in self.units)
+            yield True
         finally:
             self._is_held = False
 
