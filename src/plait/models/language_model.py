@@ -29,7 +29,15 @@ from plait.models.part import Part
 from plait.models.saving import Export, cpu_state, without_progress_bars
 from plait.models.saving import save_pretrained as save_pretrained
 from plait.models.shape import HEAD_CHUNK_ROWS, config_fields, usable_positions
-from plait.models.working_weights import OwnPart, copy_module, dtype_of, layout_of, move_into_flat, skeleton
+from plait.models.working_weights import (
+    OwnPart,
+    alias_module,
+    copy_module,
+    dtype_of,
+    layout_of,
+    move_into_flat,
+    skeleton,
+)
 
 
 @dataclass(eq=False)
@@ -113,7 +121,13 @@ class LanguageModel(BackboneModel):
         """See `backbone.copy_of`."""
         if self.own is not None:
             return self.own.copied()
-        module, weights = copy_module(self.module, self.layout)
+        return self._over(*copy_module(self.module, self.layout))
+
+    def aliased(self) -> LanguageModel:
+        """See `backbone.alias_of`."""
+        return self._over(alias_module(self.module, self.layout, self.weights), self.weights)
+
+    def _over(self, module: Any, weights: Tensor) -> LanguageModel:
         head = find_head(module, self.head.vocabulary) if self.team.is_last_stage else NO_HEAD
         return replace(self, module=module, weights=weights, head=head, backbone=Backbone(module.base_model))
 

@@ -138,17 +138,13 @@ def _during(rank: int, facts: Facts, idle: Idle, held: Sequence[_Held], working:
 
 
 def _reading_bytes(held: Sequence[_Held]) -> int:
-    """Models are read whole, and one after another cut; all but the last part of one are cut from a copy. The
-    optimizer's state of a role leaves before that of the next is made."""
+    """Models are read whole, and one after another cut. The optimizer's state of a role leaves before that of the next
+    is made."""
     by_owner: dict[Owner, list[_Held]] = {}
     for one in held:
         if not one.is_state:
             by_owner.setdefault(one.owner, []).append(one)
-    cuts = [
-        sum(one.num_bytes for one in parts if one.key != WHOLE) + (parts[0].whole_bytes if len(parts) > 1 else 0)
-        for parts in by_owner.values()
-        if any(one.key != WHOLE for one in parts)
-    ]
+    cuts = [sum(one.num_bytes for one in parts if one.key != WHOLE) for parts in by_owner.values()]
     states = [one for one in held if one.is_state]
     stay = sum(one.num_bytes for one in states if one.after == "keep")
     largest = max((one.num_bytes for one in states if one.after != "keep"), default=0)

@@ -7,7 +7,6 @@ the same part of a model on one rank there is one part, and nothing is moved.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,13 +21,13 @@ from plait.layout.mesh import Cluster, Layout
 from plait.layout.move import plan_move
 from plait.layout.move_plan import MovePlan
 from plait.layout.params import Parameters
-from plait.models.backbone import copy_of
+from plait.models.backbone import alias_of
 from plait.models.language_model import LanguageModel
 from plait.models.scalar_model import ScalarModel
 from plait.models.team import Team, WaitingFor, make_teams
 from plait.reallocation.mover import Moved, execute, moving
 from plait.reallocation.offload import HostMemory
-from plait.runtime.idle import Copies, Idle
+from plait.runtime.idle import Copies, Idle, Owner
 from plait.runtime.instances import engine_of
 from plait.runtime.optimizer_state import loading_state, saving_state
 from plait.runtime.recipe import Recipe
@@ -118,29 +117,26 @@ class Parts:
         self.teams = make_teams(layouts_of(plan), rank, timeout_s=WAIT_S, waiting_for=waiting_for)
         here = [one for one in models if rank in self.places[one.role].ranks]
         whole = build_models(here, recipe)
-        shared: dict[tuple[int, PartKey], Any] = {}
-        self._uses = Counter(id(model) for model in whole.values())
-        self.roles = {one.role: self._role(one, whole[one.role], shared) for one in here}
+        shared: dict[tuple[Owner, PartKey], Any] = {}
+        # What is cut is freed as soon as the last role has its part.
+        self.roles = {one.role: self._role(one, whole.pop(one.role), shared) for one in here}
         self._units: dict[int, Unit] = {}
         """By the buffer (its id) that leaves and comes back."""
         self.residence = self._residence()
         self.residence.want()
         self.movers = {one.role: movers_of(self.places[one.role]) for one in models}
 
-    def _role(self, one: RoleModel, whole: Model, shared: dict[tuple[int, PartKey], Any]) -> RolePart:
+    def _role(self, one: RoleModel, whole: Model, shared: dict[tuple[Owner, PartKey], Any]) -> RolePart:
         place, rank = self.places[one.role], self.rank
         parameters = whole.trained_parameters
-        mine = [layout for layout in place.layouts if rank in layout.mesh.ranks]
-        keys = dict.fromkeys(part_key(layout, rank) for layout in mine)
+        owner = self.idle.owner(one.role) if whole.own is None else (one.role,)
         parts: dict[PartKey, Any] = {}
-        for layout in mine:
-            key = part_key(layout, rank)
-            if key in parts:
-                continue
-            if (id(whole), key) not in shared:
-                last = list(keys)[-1] == key and WHOLE not in keys and self._uses[id(whole)] == 1
-                shared[id(whole), key] = self._part(whole, layout, is_last=last)
-            parts[key] = shared[id(whole), key]
+        for layout in place.layouts:
+            if rank in layout.mesh.ranks:
+                key = part_key(layout, rank)
+                if (owner, key) not in shared:
+                    shared[owner, key] = self._part(whole, layout)
+                parts[key] = shared[owner, key]
         part = RolePart(one, place, parts, parameters)
         if place.train is not None and (team := self.teams[place.train]) is not None:
             part.trainer = self._trainer(part, place.train, team, trained=True)
@@ -165,15 +161,15 @@ class Parts:
         layouts = [layout for place in self.places.values() for layout in (place.train, place.score)]
         return any(layout is not None and self.rank in layout.mesh.ranks for layout in layouts)
 
-    def _part(self, whole: Model, layout: Layout, *, is_last: bool) -> Any:
-        """This rank's part of a model; the last one consumes it."""
+    def _part(self, whole: Model, layout: Layout) -> Any:
+        """This rank's part of a model, which stays whole."""
         if layout.parallelism.tp == layout.parallelism.pp == 1:
             return whole
         from plait.models.partial import part_of
 
         team = self.teams[layout]
         assert team is not None, f"rank {self.rank} has no part in {layout}"
-        return part_of(whole if is_last else copy_of(whole), team)
+        return part_of(alias_of(whole), team)
 
     def _trainer(self, part: RolePart, layout: Layout, team: Team, *, trained: bool) -> Trainer:
         mode = "train" if trained else "score"
