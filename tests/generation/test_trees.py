@@ -1,0 +1,97 @@
+"""Drafts in trees, through whole models: each node has the logits of its path, whatever is computed beside it."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from plait.data.packed import pack
+from plait.generation import kernels
+from plait.generation.kernels import KEYS
+from plait.generation.lowered import Lowered, lower
+from plait.generation.pool import KVPool
+from plait.generation.ragged import NewTokens, RaggedBatch, RaggedContext, ragged
+from plait.models.attention import PackedContext
+from plait.models.language_model import LanguageModel
+from tests.generation.test_ragged import random_tree
+from tests.models.tiny import tiny_model
+from tests.training.exact import ExactFloat64
+
+FAMILIES = ["llama", "mistral", "gemma2", "gpt_oss", "deepseek_v3", "qwen3_moe"]
+"""Plain, a window, a soft-cap, sinks, MLA, a mixture."""
+NODES = 9
+Compute = Callable[[RaggedBatch, KVPool], Tensor]
+
+
+def by_the_module(model: LanguageModel) -> Compute:
+    def compute(batch: RaggedBatch, pool: KVPool) -> Tensor:
+        return model.logits(model.hidden(batch.token_ids_T, batch.position_ids_T, RaggedContext(pool, batch)))
+
+    return compute
+
+
+def at_the_end(model: LanguageModel, token_ids: list[int]) -> Tensor:
+    """Logits [V] behind a text, by the module over all of it, without a pool."""
+    row = pack([(token_ids, ())])
+    return model.logits(model.hidden(row.token_ids_T, row.position_ids_T, PackedContext(row)))[-1]
+
+
+@torch.no_grad()
+def largest_error(model: LanguageModel, compute: Compute) -> float:
+    """One step of a tree, a decode row, a chain, a fresh chunk and a chunk with a context, read at every end.
+
+    Returns:
+        The largest deviation of a logit, relative to the largest logit.
+    """
+    rng = random.Random(2)
+    texts = [[rng.randrange(5, 300) for _ in range(count)] for count in (21, 12, 18, 37, 40)]
+    of_tree, of_row, of_chain, fresh, continued = texts
+    tables = {0: [5, 2], 1: [4], 2: [11, 3], 3: [7, 8, 9], 4: [0, 10, 1]}
+    pool = KVPool(KEYS)
+    pool.reserve(12, 12)
+    held = [(of_row[:-1], tables[1]), (of_chain[:-3], tables[2])]
+    for token_ids, table in (*held, (of_tree, tables[0]), (continued[:19], tables[4])):
+        compute(ragged([NewTokens(token_ids, 0, table)], KEYS), pool)
+    tree, nodes = random_tree(NODES, rng), [rng.randrange(5, 300) for _ in range(NODES)]
+    assert tree.sum(1).max() > 2
+    assert not tree.tril().equal(torch.ones_like(tree).tril()), "siblings, not a chain"
+    step = [
+        NewTokens(nodes, len(of_tree), tables[0], tree),
+        NewTokens(of_row[-1:], len(of_row) - 1, tables[1]),
+        NewTokens(of_chain[-3:], len(of_chain) - 3, tables[2]),
+        NewTokens(fresh, 0, tables[3]),
+        NewTokens(continued[19:], 19, tables[4]),
+    ]
+    logits_TV = compute(ragged(step, KEYS), pool)
+    wanted = {
+        node: at_the_end(model, of_tree + [nodes[i] for i in tree[node].nonzero()[:, 0].tolist()])
+        for node in range(NODES)
+    }
+    last = NODES - 1
+    for new, text in zip(step[1:], texts[1:], strict=True):
+        last += len(new.token_ids)
+        wanted[last] = at_the_end(model, text)
+    errors = [float((logits_TV[row] - logits_V).abs().max()) for row, logits_V in wanted.items()]
+    return max(errors) / max(float(logits_V.abs().max()) for logits_V in wanted.values())
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_by_the_module(family: str, dtype: torch.dtype) -> None:
+    model = tiny_model(family, dtype=dtype)
+    with ExactFloat64() if dtype == torch.float64 else contextlib.nullcontext():
+        assert largest_error(model, by_the_module(model)) < (1e-12 if dtype == torch.float64 else 1e-5)
+
+
+@pytest.mark.skipif(not kernels.fast(torch.float32), reason="no numba, or a CPU without AVX-512")
+@pytest.mark.parametrize("family", ["llama", "mistral", "smollm3"])
+def test_by_the_lowered_forward(family: str) -> None:
+    model = tiny_model(family, dtype=torch.float32)
+    lowered = lower(model)
+    assert isinstance(lowered, Lowered)
+    assert largest_error(model, lambda batch, pool: lowered.logits(lowered.hidden(batch, pool))) < 1e-5
