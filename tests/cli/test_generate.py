@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from plait.cli import main
+from plait.errors import RunError
 from plait.generation.engine import Engine, StepRecord
 from plait.policy.step import StepKind
 from plait.runtime.generation_report import GenerationReport, Meter
@@ -43,6 +46,7 @@ def test_json_figures(given: list[str], capsys: pytest.CaptureFixture[str]) -> N
         "step_ms",
         "kv_peak_bytes",
         "limit_share",
+        "not_lowered",
     }
     assert (figures["samples"], figures["tokens"]) == (4, 17)
     assert figures["tokens_per_s"] == pytest.approx(17 / figures["seconds"])
@@ -52,6 +56,16 @@ def test_json_figures(given: list[str], capsys: pytest.CaptureFixture[str]) -> N
     assert figures["kv_peak_bytes"] > 0
     assert figures["prefill_tokens_per_s"] > 0
     assert figures["decode_tokens_per_s"] > 0
+    assert figures["not_lowered"] is None or "no vector instructions" in figures["not_lowered"]
+
+
+def test_a_model_that_is_not_lowered_is_named_with_the_reason(
+    given: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["float64" if word == "float32" else word for word in given]) == 0
+    said = capsys.readouterr().out
+    reason = "there are no vector instructions or no numba for torch.float64"
+    assert f"computed by the model's own layers, not lowered: {reason}\n" in said
 
 
 def test_a_cache_for_one_sample_at_a_time_gives_the_same_responses(given: list[str], tmp_path: Path) -> None:
@@ -85,6 +99,115 @@ def test_what_fits_exactly_is_taken(given: list[str], capsys: pytest.CaptureFixt
     assert main([*given, "--kv-tokens", "16"]) == 2
     least = capsys.readouterr().err.split("set it to ")[1].split()[0]
     assert main([*given, "--kv-tokens", least]) == 0
+
+
+def test_the_cache_that_is_asked_for_serves_every_prompt(
+    given: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Though the first prompt would do with less."""
+    short, long = '{"prompt": "a"}\n', json.dumps({"prompt": "what is 1 plus 4? " * 3}) + "\n"
+    (tmp_path / "prompts.jsonl").write_text(short + long)
+    assert main([*given, "--kv-tokens", "16"]) == 2
+    error = capsys.readouterr().err
+    assert "prompts.jsonl:2 has a prompt of" in error
+    least = error.split("set it to ")[1].split()[0]
+    assert main([*given, "--kv-tokens", least]) == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--top-p", "1.5"], "--top-p: expected above 0 and at most 1, found 1.5"),
+        (["--top-p", "nan"], "--top-p: expected above 0 and at most 1, found nan"),
+        (["--top-k", "-1"], "--top-k: expected at least 0 (0 keeps all), found -1"),
+        (["--max-tokens", "0"], "--max-tokens: expected at least 1, found 0"),
+        (["--temperature", "-1"], "--temperature: expected 0 (greedy) or at least 0.01, found -1.0"),
+        (["--temperature", "nan"], "--temperature: expected 0 (greedy) or at least 0.01, found nan"),
+        (["--stop", ""], "--stop: expected non-empty stop strings"),
+    ],
+)
+def test_an_option_out_of_range_is_named(
+    given: list[str], capsys: pytest.CaptureFixture[str], options: list[str], message: str
+) -> None:
+    assert main([*given, *options]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert "Sampling(" not in error
+    assert error.count("\n") == 1
+
+
+WRONG_PROMPTS = {
+    "no column": ('{"text": "a"}\n', "no column `prompt`"),
+    "another column": ('{"promt": "a"}\n', "no column `prompt`"),
+    "no text": ('{"prompt": 5}\n', "must be a text or a list of messages"),
+    "no object": ("5\n", "prompts.jsonl:1"),
+    "mixed": ('{"prompt": "a"}\n{"prompt": [{"role": "user", "content": "b"}]}\n', "prompt"),
+    "empty": ("", "holds no row"),
+    "malformed": ("{\n", "prompts.jsonl:1"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG_PROMPTS)
+def test_wrong_prompts_are_told_in_the_words_of_the_command_before_torch_is_imported(
+    given: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, case: str
+) -> None:
+    content, message = WRONG_PROMPTS[case]
+    (tmp_path / "prompts.jsonl").write_text(content)
+    monkeypatch.setitem(sys.modules, "plait.runtime.generate", None)  # an import fails
+    assert main(given) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert "`data." not in error
+    assert error.count("\n") == 1
+
+
+def test_reading_prompts_needs_no_torch() -> None:
+    code = "import sys; import plait.cli.generate, plait.cli.kept, plait.data.sources, plait.generation.settings; "
+    subprocess.run([sys.executable, "-c", code + "assert 'torch' not in sys.modules"], check=True)
+
+
+def test_a_prompt_that_is_too_long_is_one_line(
+    given: list[str], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "prompts.jsonl").write_text(
+        json.dumps({"prompt": "what is 1 plus 4? " * 500}) + "\n" + '{"prompt": "a"}'
+    )
+    assert main(given) == 2
+    error = capfd.readouterr().err
+    assert error.count("\n") == 1
+    assert "that `--lengths` asks for exceeds the 256 positions of the model; shorten the one or the other" in error
+
+
+class Broken(Engine):
+    """Its weights give NaN from the fourth step on."""
+
+    steps = 0
+
+    def step(self):
+        type(self).steps += 1
+        if self.steps > 4:
+            raise RunError("sample 0.1: expected finite logits")
+        return super().step()
+
+
+def test_responses_that_were_finished_outlive_a_run_that_breaks_off(
+    given: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr("plait.runtime.generate.Engine", Broken)
+        assert main(given) not in (0, 2)
+    partial = tmp_path / "out.jsonl.partial"
+    error = capsys.readouterr().err
+    assert f"the 2 responses that were finished before are in {partial}" in error
+    kept = [json.loads(line) for line in partial.read_text().splitlines()]
+    assert [len(row["token_ids"]) for row in kept] == [2, 3], "in the order in which they ended"
+    assert main(given) == 2
+    assert "holds the responses of a run that was broken off; move it" in capsys.readouterr().err
+    partial.rename(tmp_path / "saved.jsonl")
+    assert main(given) == 0
+    assert [len(row["token_ids"]) for row in rows(tmp_path)] == [3, 5, 2, 7]
+    assert kept == [rows(tmp_path)[2], rows(tmp_path)[0]]
+    assert not partial.exists()
 
 
 def interrupted_after(steps: int, monkeypatch: pytest.MonkeyPatch, signals: int = 1) -> None:
@@ -122,6 +245,23 @@ def test_ctrl_c_before_anything_is_finished(
     assert main(given) == 130
     assert "0 of 4 responses were finished; nothing is written" in capsys.readouterr().err
     assert not (tmp_path / "out.jsonl").exists()
+
+
+class Idle:
+    """What the progress line asks an engine."""
+
+    kv_tokens = (48, 64)
+    kv_bytes = 3 << 19
+    num_running, num_waiting = 3, 20
+
+
+def test_the_progress_line() -> None:
+    decode = StepRecord(StepKind.DECODE, 3, 3, 200, 1, num_prefill_tokens=0, num_drawn=3, num_preempted=0)
+    for limited, use in ((True, "48 tokens (75%) in"), (False, "48 tokens in")):
+        meter = Meter(is_kv_limited=limited)
+        meter.step(decode, 0.002, kv_bytes=50)
+        meter.step(decode, 0.001, kv_bytes=50)
+        assert meter.now(Idle()) == f"2,000 tokens/s  3 running, 20 waiting  cache {use} 1.5 MiB"  # type: ignore[arg-type]
 
 
 def test_meter_counts_mixed_steps_with_the_prompts() -> None:

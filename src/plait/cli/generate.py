@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from cyclopts import Parameter
 
 from plait.cli.app import Whole
-from plait.errors import ConfigError, DataError
+from plait.errors import ConfigError, DataError, RunError, UserError
 from plait.policy.blocks import BLOCK_TOKENS
 
 if TYPE_CHECKING:
+    from plait.data.sources import Source
+    from plait.generation.settings import Sampling
     from plait.runtime.generate import Job
 
 _SEVERAL = Parameter(consume_multiple=1)
@@ -67,53 +69,93 @@ class Options:
 
 def generate(options: Options) -> int:
     """Sample responses to the prompts of a JSONL file."""
+    try:
+        return _generate(options)
+    except UserError as error:
+        raise type(error)(_in_own_words(str(error))) from error
+
+
+def _generate(options: Options) -> int:
+    from plait.cli.kept import Kept
     from plait.observe.run_log import write_rows
 
     check_numbers(options)
-    job = job_of(options)
+    sampling, source, lengths = _sampling(options), *_files(options)
     check_out(options.out)
+    kept = Kept(options.out)
     from plait.runtime.generate import generate as run
     from plait.runtime.process import set_up
 
     if options.device == "cuda":
         check_cuda()
     set_up(options.threads)
-    report = run(job)
+    try:
+        report = run(_job(options, sampling, source, lengths), kept.add)
+    except RunError as error:
+        raise RunError(f"{error}; {_what_is_kept(kept.count, kept.path)}") from error
     if report.samples or report.is_whole:
         write_rows(options.out, report.rows())
+    kept.drop()
     figures = report.figures()
     print(json.dumps(figures) if options.as_json else summary(figures))
     if report.is_whole:
         if not options.as_json:
             print(f"written to {options.out}")
         return 0
-    kept = f"they are in {options.out}" if report.samples else "nothing is written"
-    print(f"interrupted: {len(report.samples)} of {report.num_asked} responses were finished; {kept}", file=sys.stderr)
+    finished = f"{len(report.samples)} of {report.num_asked} responses were finished"
+    where = f"they are in {options.out}" if report.samples else "nothing is written"
+    print(f"interrupted: {finished}; {where}", file=sys.stderr)
     return 130
 
 
-def job_of(options: Options) -> Job:
-    """The options in the words of the runtime.
+def _what_is_kept(count: int, path: Path) -> str:
+    return f"the {count} responses that were finished before are in {path}" if count else "no response was finished"
+
+
+def _files(options: Options) -> tuple[Source, list[list[int]] | None]:
+    """The prompts, and the lengths of their responses where there are any.
 
     Raises:
-        ConfigError, DataError: a sampling option is out of range, or the lengths cannot be used.
+        DataError: a file is missing or malformed, or they are not of as many prompts.
     """
-    from plait.generation.settings import Sampling, SamplingSettings
+    from plait.data.sources import Source, read_jsonl
 
-    sampling = Sampling(
-        temperature=options.temperature,
-        top_p=options.top_p,
-        top_k=options.top_k,
-        max_tokens=options.max_tokens,
-        stop_token_ids=options.stop_token_ids,
-        stop=options.stop,
-    )
+    source = Source(str(options.prompts), tuple(read_jsonl(options.prompts, key="--prompts")))
     lengths = read_lengths(options.lengths, options.n) if options.lengths else None
+    if lengths is not None and len(lengths) != len(source):
+        raise DataError(
+            f"--lengths: {len(lengths)} lists of lengths for {len(source)} prompts of `{source.name}`; "
+            "give one for each"
+        )
+    return source, lengths
+
+
+def _sampling(options: Options) -> Sampling:
+    """Raises ConfigError, naming the option, for a value out of its range."""
+    from plait.generation.settings import Sampling
+
+    try:
+        return Sampling(
+            temperature=options.temperature,
+            top_p=options.top_p,
+            top_k=options.top_k,
+            max_tokens=options.max_tokens,
+            stop_token_ids=options.stop_token_ids,
+            stop=options.stop,
+        )
+    except ConfigError as error:
+        key, _, said = str(error).partition(":")
+        raise ConfigError(f"--{key.replace('_', '-')}:{said}") from error
+
+
+def _job(options: Options, sampling: Sampling, source: Source, lengths: list[list[int]] | None) -> Job:
+    """The options in the words of the runtime."""
+    from plait.generation.settings import SamplingSettings
     from plait.runtime.generate import Job
 
     return Job(
         options.model,
-        options.prompts,
+        source,
         sampling,
         samples_per_prompt=options.n,
         lengths=lengths,
@@ -123,6 +165,23 @@ def job_of(options: Options) -> Job:
         dtype=options.dtype,
         device=options.device,
     )
+
+
+_OPTIONS = {
+    "`data.source`": "`--prompts`",
+    "`data.system_prompt`": "`--system-prompt`",
+    "set `data.prompt_column`": "name the one with the prompts `prompt`",
+    "`model`": "`--model`",
+    ", or reasoning_gym:TASK": "",
+    ", or give text prompts with `data.chat_template: false`": "",
+}
+
+
+def _in_own_words(message: str) -> str:
+    """A message about a recipe's keys, with the options of this command in their place."""
+    for key, option in _OPTIONS.items():
+        message = message.replace(key, option)
+    return message
 
 
 def check_numbers(options: Options) -> None:
@@ -195,7 +254,7 @@ def read_lengths(path: Path, n: int) -> list[list[int]]:
 
 
 def summary(figures: dict[str, Any]) -> str:
-    step, share = figures["step_ms"], figures["limit_share"]
+    step, share, reason = figures["step_ms"], figures["limit_share"], figures["not_lowered"]
     limit = "" if share is None else f"; {share:.0%} of what this machine can at most"
     return (
         f"{figures['samples']} samples, {figures['tokens']:,} tokens in {figures['seconds']:.1f} s: "
@@ -203,4 +262,5 @@ def summary(figures: dict[str, Any]) -> str:
         f"decode {figures['decode_tokens_per_s']:,.0f}){limit}\n"
         f"decode step {step['p50']:.1f} ms median, {step['p90']:.1f} p90, {step['p99']:.1f} p99; "
         f"KV cache at most {figures['kv_peak_bytes'] / 2**20:.0f} MiB"
+        + ("" if reason is None else f"\ncomputed by the model's own layers, not lowered: {reason}")
     )

@@ -15,16 +15,21 @@ MIN_TEMPERATURE = 0.01
 
 
 def _check_temperature(value: float) -> float:
-    if value != 0 and value < MIN_TEMPERATURE:
-        raise ValueError(
-            f"expected 0 (greedy) or at least {MIN_TEMPERATURE}, found {value}: so small a one overflows; set it to 0"
-        )
+    if value != 0 and not value >= MIN_TEMPERATURE:
+        small = ": so small a one overflows; set it to 0" if value > 0 else ""
+        raise ValueError(f"expected 0 (greedy) or at least {MIN_TEMPERATURE}, found {value}{small}")
     return value
 
 
 def _check_stop(value: tuple[str, ...]) -> tuple[str, ...]:
     if "" in value:
         raise ValueError("expected non-empty stop strings, found an empty one, which every text contains; remove it")
+    return value
+
+
+def _check_blocks(value: int) -> int:
+    if 0 < value < BLOCK_TOKENS:
+        raise ValueError(f"expected 0 or at least {BLOCK_TOKENS}, the tokens of a block, found {value}")
     return value
 
 
@@ -55,11 +60,13 @@ class Sampling:
                 check(getattr(self, key))
             except ValueError as error:
                 raise ConfigError(f"{key}: {error}") from error
-        if self.temperature < 0 or self.top_k < 0 or not 0 < self.top_p <= 1 or self.max_tokens < 1:
-            raise ConfigError(
-                "expected temperature >= 0, top_k >= 0, 0 < top_p <= 1 and max_tokens >= 1, "
-                f"found {self}: change the key that is out of range"
-            )
+        for key, holds, expected in (
+            ("top_k", self.top_k >= 0, "at least 0 (0 keeps all)"),
+            ("top_p", 0 < self.top_p <= 1, "above 0 and at most 1"),
+            ("max_tokens", self.max_tokens >= 1, "at least 1"),
+        ):
+            if not holds:
+                raise ConfigError(f"{key}: expected {expected}, found {getattr(self, key)}")
 
 
 class SamplingSettings(BaseModel):
@@ -88,10 +95,11 @@ class SamplingSettings(BaseModel):
     kv_tokens: int | None = Field(
         None,
         ge=BLOCK_TOKENS,
-        description="tokens whose keys and values are held at most; when they are more, the youngest samples wait and "
-        "are computed again. By default max_running times the positions of the model",
+        description=f"tokens whose keys and values are held at most, in whole blocks of {BLOCK_TOKENS}; when they are "
+        "more, the youngest samples wait and are computed again. By default max_running times the positions of the "
+        "model",
     )
-    prefix_cache_tokens: int = Field(
+    prefix_cache_tokens: Annotated[int, AfterValidator(_check_blocks)] = Field(
         0,
         ge=0,
         description="tokens of prompts and responses whose keys and values are kept for later prompts that begin alike",

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from plait.data.prompts import PromptEncoder
 from plait.data.records import Prompt, Sample
 from plait.data.settings import DataSettings
-from plait.data.sources import Row, Source, read_jsonl
-from plait.errors import ConfigError, DataError, UserError
+from plait.data.sources import Row, Source
+from plait.errors import ConfigError, DataError
 from plait.generation.engine import Engine
 from plait.generation.noise import NoiseKey
 from plait.generation.request import Request
@@ -30,13 +29,16 @@ from plait.runtime.process import give_back_freed
 from plait.runtime.role_models import RoleModel
 from plait.runtime.stopping import stop_signals
 
+ANY_LENGTH = 1 << 62
+"""Of a tokenizer: prompts that are too long are refused by us, with their line."""
+
 
 @dataclass(frozen=True)
 class Job:
     """What is asked for."""
 
     model: str
-    prompts: Path
+    prompts: Source
     sampling: Sampling
     samples_per_prompt: int = 1
     lengths: Sequence[Sequence[int]] | None = None
@@ -49,54 +51,47 @@ class Job:
     device: str = "cpu"
 
 
-def generate(job: Job) -> GenerationReport:
-    """Answer every prompt of a JSONL file. Everything is checked before the model is loaded.
+def generate(job: Job, keep: Callable[[Sample], None]) -> GenerationReport:
+    """Answer every prompt. Everything is checked before the model is loaded.
 
     A signal to stop ends it after the step under way: the samples that have ended are in the report.
 
+    Args:
+        keep: is given each sample as soon as it has ended.
+
     Raises:
-        DataError: the file is missing, malformed or empty, a prompt leaves no room for a response, or the lengths are
-            not those of as many prompts.
+        DataError: a prompt leaves no room for a response.
         ConfigError: a stop token that the model does not have, or a cache that is too small for one sample.
         ModelError: the model cannot be used.
     """
-    try:
-        shape, requests = _checked(job)
-    except UserError as error:
-        raise type(error)(_in_own_words(str(error))) from error
+    shape, requests = _checked(job)
     engine = Engine(load_model(job.model, dtype=job.dtype, device=job.device), job.engine)
+    not_lowered = engine.not_lowered
     give_back_freed()
     for request in requests:
         engine.add(request)
     num_asked = engine.num_waiting
     started = time.perf_counter()
-    samples, meter = _drain(engine)
+    samples, meter = _drain(engine, Meter(is_kv_limited=job.engine.kv_tokens is not None), keep)
     seconds = time.perf_counter() - started
     limit_s = None
     if len(samples) == num_asked:
         rates = measure_rates(job.dtype, job.device)
         limit_s = limit_of(samples, shape, job.dtype, job.engine.max_running, rates)
-    return GenerationReport(tuple(samples), num_asked, seconds, meter, limit_s)
+    return GenerationReport(tuple(samples), num_asked, seconds, meter, limit_s, not_lowered)
 
 
 def _checked(job: Job) -> tuple[ModelShape, list[Request]]:
     """What the engine will be asked, of a job that can be done."""
-    rows = read_jsonl(job.prompts, key="--prompts")
-    if job.lengths is not None and len(job.lengths) != len(rows):
-        raise DataError(
-            f"--lengths: {len(job.lengths)} lists of lengths for {len(rows)} prompts of `{job.prompts}`; give one for "
-            "each"
-        )
+    source = job.prompts
     shape = model_shape(job.model)
     check_models((RoleModel("actor", job.model, scalar=False, trained=False, key="model"),), {})
     if beyond := [token for token in job.sampling.stop_token_ids or () if token >= shape.vocabulary]:
         raise ConfigError(f"--stop-token-ids: the model has {shape.vocabulary} tokens, found {beyond[0]}")
-    source = Source(str(job.prompts), tuple(rows))
-    encoder = PromptEncoder(
-        load_tokenizer(job.model),
-        DataSettings(source=source.name, system_prompt=job.system_prompt),
-        conversational=source.conversational,
-    )
+    tokenizer = load_tokenizer(job.model)
+    tokenizer.model_max_length = ANY_LENGTH
+    settings = DataSettings(source=source.name, system_prompt=job.system_prompt)
+    encoder = PromptEncoder(tokenizer, settings, conversational=source.conversational)
     requests = [
         Request(
             _prompt(uid, row, encoder),
@@ -105,12 +100,11 @@ def _checked(job: Job) -> tuple[ModelShape, list[Request]]:
             NoiseKey(job.seed),
             lengths=tuple(job.lengths[uid]) if job.lengths else None,
         )
-        for uid, row in enumerate(rows)
+        for uid, row in enumerate(source.rows)
     ]
-    for request, row in zip(requests, rows, strict=True):
+    for request, row in zip(requests, source.rows, strict=True):
         _check_positions(request, row, shape.max_positions)
-    for request, row in zip(requests, rows, strict=True):
-        _check_cache(request, row, job.engine, shape.max_positions)
+    _check_cache(requests, source.rows, job.engine, shape.max_positions)
     return shape, requests
 
 
@@ -127,44 +121,30 @@ def _check_positions(request: Request, row: Row, max_positions: int) -> None:
     tokens, response = len(request.prompt.token_ids), max(request.lengths or (1,))
     if tokens + response > max_positions:
         found = f"of {response} tokens that `--lengths` asks for" if request.lengths else "of one token"
+        shorter = "shorten the one or the other" if request.lengths else "shorten it or remove it from `--prompts`"
         raise DataError(
             f"{row.place}: the prompt has {tokens} tokens, and with a response {found} exceeds the {max_positions} "
-            f"positions of the model; shorten it or remove it from `--prompts`, or take another `--model`"
+            f"positions of the model; {shorter}, or take another `--model`"
         )
 
 
-def _check_cache(request: Request, row: Row, engine: SamplingSettings, max_positions: int) -> None:
-    """Raises ConfigError, naming the line, where the cache has no room for one sample alone."""
-    tokens = len(request.prompt.token_ids)
-    response = max(request.limit(index, max_positions) for index in range(request.num_samples))
-    needed, room = num_blocks_for(tokens + response), engine.num_blocks(max_positions)
-    if needed > room:
+def _check_cache(requests: Sequence[Request], rows: Sequence[Row], engine: SamplingSettings, positions: int) -> None:
+    """Raises ConfigError, naming the line that needs most, where the cache has no room for one sample alone."""
+    responses = [max(request.limit(index, positions) for index in range(request.num_samples)) for request in requests]
+    prompts = [len(request.prompt.token_ids) for request in requests]
+    needed = [num_blocks_for(prompt + response) for prompt, response in zip(prompts, responses, strict=True)]
+    most, room = max(range(len(rows)), key=needed.__getitem__), engine.num_blocks(positions)
+    if needed[most] > room:
         raise ConfigError(
-            f"--kv-tokens: the cache holds {room * BLOCK_TOKENS} tokens, but {row.place} has a prompt of {tokens} and "
-            f"its response up to {response}; set it to {needed * BLOCK_TOKENS} or more, or lower `--max-tokens`"
+            f"--kv-tokens: the cache holds {room * BLOCK_TOKENS} tokens, but {rows[most].place} has a prompt of "
+            f"{prompts[most]} and its response up to {responses[most]}; set it to {needed[most] * BLOCK_TOKENS} or "
+            "more, or lower `--max-tokens`"
         )
 
 
-_OPTIONS = {
-    "`data.source`": "`--prompts`",
-    "`data.system_prompt`": "`--system-prompt`",
-    "`model`": "`--model`",
-    ", or reasoning_gym:TASK": "",
-    ", or give text prompts with `data.chat_template: false`": "",
-}
-
-
-def _in_own_words(message: str) -> str:
-    """A message about a recipe's keys, with the options of `plait generate` in their place."""
-    for key, option in _OPTIONS.items():
-        message = message.replace(key, option)
-    return message
-
-
-def _drain(engine: Engine) -> tuple[list[Sample], Meter]:
+def _drain(engine: Engine, meter: Meter, keep: Callable[[Sample], None]) -> tuple[list[Sample], Meter]:
     """Step until no work is left or somebody says stop; the samples that ended, in the order of the prompts."""
     samples: list[Sample] = []
-    meter = Meter()
     with Progress(0) as progress, stop_signals(progress) as stop, contextlib.suppress(KeyboardInterrupt):
         stop.doing = "stopping after this step, with the responses so far"
         progress.start()
@@ -173,6 +153,8 @@ def _drain(engine: Engine) -> tuple[list[Sample], Meter]:
             before = time.perf_counter()
             finished = engine.step()
             samples += finished
+            for sample in finished:
+                keep(sample)
             record = engine.last_step
             assert record is not None, "a step leaves a record"
             meter.step(record, time.perf_counter() - before, engine.kv_bytes)

@@ -30,6 +30,8 @@ class Meter:
     decode_tokens: int = 0
     decode_step_s: list[float] = field(default_factory=list)
     kv_peak_bytes: int = 0
+    is_kv_limited: bool = False
+    """Whether somebody said how much the cache may hold; its share that is in use says nothing else."""
     _recent: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=_RECENT_STEPS))
 
     def step(self, record: StepRecord, seconds: float, kv_bytes: int) -> None:
@@ -47,9 +49,10 @@ class Meter:
         """A line for the progress display."""
         tokens, seconds = (sum(column) for column in zip(*self._recent, strict=True))
         held, room = engine.kv_tokens
+        use = f" ({held / room:.0%})" if self.is_kv_limited else ""
         return (
             f"{_rate(tokens, seconds):,.0f} tokens/s  {engine.num_running} running, {engine.num_waiting} waiting  "
-            f"cache {held:,} tokens ({held / room:.0%})"
+            f"cache {held:,} tokens{use} in {engine.kv_bytes / 2**20:,.1f} MiB"
         )
 
 
@@ -65,6 +68,8 @@ class GenerationReport:
     meter: Meter
     limit_s: float | None
     """What the machine needs at least for these samples (`runtime.limit`); None where not all were finished."""
+    not_lowered: str | None = None
+    """See `Engine.not_lowered`."""
 
     @property
     def is_whole(self) -> bool:
@@ -84,21 +89,24 @@ class GenerationReport:
             "step_ms": {f"p{q}": float(np.percentile(steps_ms, q)) for q in (50, 90, 99)},
             "kv_peak_bytes": meter.kv_peak_bytes,
             "limit_share": None if self.limit_s is None else self.limit_s / self.seconds,
+            "not_lowered": self.not_lowered,
         }
 
     def rows(self) -> list[dict[str, Any]]:
         """One record per sample, for a JSONL file."""
-        return [
-            {
-                "prompt": sample.prompt.columns["prompt"],
-                "sample": sample.index,
-                "response": sample.text,
-                "finish_reason": sample.finish_reason.value,
-                "token_ids": list(sample.token_ids),
-                "logprobs": list(sample.logprobs),
-            }
-            for sample in self.samples
-        ]
+        return [row_of(sample) for sample in self.samples]
+
+
+def row_of(sample: Sample) -> dict[str, Any]:
+    """A record for a JSONL file."""
+    return {
+        "prompt": sample.prompt.columns["prompt"],
+        "sample": sample.index,
+        "response": sample.text,
+        "finish_reason": sample.finish_reason.value,
+        "token_ids": list(sample.token_ids),
+        "logprobs": list(sample.logprobs),
+    }
 
 
 def limit_of(samples: Sequence[Sample], shape: ModelShape, dtype: str, max_running: int, rates: MachineRates) -> float:
