@@ -170,7 +170,10 @@ def test_every_action_has_its_bytes(recipe_of: Callable[..., Recipe]) -> None:
     trained = [s for s in spans["cut"] if s.action.startswith("actor.train/")]
     tokens = {(s.rank, s.action[-1]): s.tokens for s in trained if s.kind in ("F", "B")}
     passed = [s for s in trained if s.kind.startswith(("SEND", "RECV"))]
-    assert {s.kind for s in passed} == {"SEND_F", "RECV_F", "SEND_B", "RECV_B"}
+    assert {(s.kind, s.lane) for s in passed} == {
+        *(("SEND_F", "send"), ("RECV_F", "recv")),
+        *(("SEND_B", "send"), ("RECV_B", "recv")),
+    }
     for span in passed:
         assert span.bytes == 8 * hidden * tokens[span.rank, span.action[-1]]
     # Two ranks sum the embedding's and each layer's two outputs, and gather their halves of the logits.

@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from multiprocessing import connection
+from multiprocessing.connection import Connection
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -153,6 +154,12 @@ class RewardPool:
         self._pump(0.0)
         finished, self._finished = self._finished, []
         return finished
+
+    def news(self) -> tuple[list[Connection], float]:
+        """What to wait on before the next `poll`, and how many seconds at most; empty where nothing is under way."""
+        busy = [worker for worker in self._workers if worker.call is not None or not worker.ready]
+        left = min((worker.deadline for worker in busy), default=0.0) - time.monotonic()
+        return [worker.process.connection for worker in busy], max(0.0, left) if busy else 0.0
 
     def wait(self, deadline_s: float | None = None) -> list[GroupScores]:
         """Scores of every outstanding group, in the order of their tickets.

@@ -28,7 +28,7 @@ from plait.runtime.recorder import Elsewhere, Recorder
 from plait.runtime.residence import Need
 from plait.schedule.plan import Mode
 from plait.schedule.timeline import Span
-from plait.training.trainer import NO_VALUES, Done
+from plait.training.trainer import MICRO_BATCHES_OF_A_STAGE, NO_VALUES, Done
 
 
 class Crew:
@@ -273,8 +273,8 @@ class CrewTrainer:
         part = crew.parts.roles.get(role)
         self.model = part.model if part is not None else AbsentModel(max_positions)
 
-    def mesh(self, kind: CallKind) -> frozenset[int]:
-        """The ranks that a call of this kind keeps busy, moves of weights to them included."""
+    def mesh(self, kind: CallKind, *, begins: bool) -> frozenset[int]:
+        """The ranks that a call of this kind keeps busy; to begin, with those that bring it weights."""
         place = self._crew.parts.places[self.role]
         match kind:
             case CallKind.TRAIN:
@@ -284,8 +284,18 @@ class CrewTrainer:
             case _:
                 layouts = place.generate
         found = frozenset(rank for layout in layouts if layout is not None for rank in layout.mesh.ranks)
-        away = any(layout != place.home for layout in layouts)
+        away = begins and any(layout != place.home for layout in layouts)
         return found | frozenset(self._crew.parts.movers[self.role] if away else ())
+
+    @property
+    def tokens_of_a_part(self) -> int:
+        """That keep the ranks that score busy: a call of fewer wastes their time."""
+        place = self._crew.parts.places[self.role]
+        layout = place.score or place.train
+        assert layout is not None, f"role `{self.role}` has no place to score"
+        sizes = layout.parallelism
+        micro_batches = sizes.dp * (MICRO_BATCHES_OF_A_STAGE * sizes.pp if sizes.pp > 1 else 1)
+        return micro_batches * (place.micro_batch_tokens.get("score") or self._crew.parts.recipe.micro_batch_tokens)
 
     def logprobs(self, rows: Rows, *, temperature: float | None = None, call: str | None = None) -> CrewCall:
         return self._crew.call(ScoreCall(self.role, "logprobs", call or f"{self.role}.logprobs", rows, temperature))

@@ -72,13 +72,31 @@ class CrewEngine:
     def has_work(self) -> bool:
         return bool(self._pending) or any(self._left)
 
+    @property
+    def ready(self) -> bool:
+        """Whether `step` would do something at once."""
+        if self._may_deal or (self._own is not None and self._own.has_work):
+            return True
+        waited = [source for source, place in self._sources.items() if self._left[place]]
+        return any(self._crew.mail.has(source, number) for source in waited for number in self._asked)
+
+    @property
+    def _may_deal(self) -> bool:
+        return bool(self._pending) and (self._open or not any(self._left))
+
+    @property
+    def _sources(self) -> dict[int, int]:
+        """Rank that delivers samples → its instance, of those that the leader has no part in."""
+        return {one.mesh.ranks[0]: i for i, one in enumerate(self.instances) if i != self._own_place}
+
     def add(self, request: Request) -> None:
         self._pending.append(request)
 
     def step(self) -> list[Sample]:
-        """One step of the leader's own instance, and what others have finished meanwhile."""
+        """One step of the leader's own instance, and what others have finished meanwhile; where that is nothing, it
+        waits for them, but not for long."""
         assert self.has_work, "step without work"
-        if self._pending and (self._open or not any(self._left)):
+        if self._may_deal:
             self._deal()
         finished: list[Sample] = []
         own = self._own if self._own is not None and self._own.has_work else None
@@ -88,7 +106,7 @@ class CrewEngine:
             finished += self._own_step(own)
             self.last_step = own.last_step
             self._left[self._own_place] -= len(finished)
-        sources = {one.mesh.ranks[0]: i for i, one in enumerate(self.instances) if i != self._own_place}
+        sources = self._sources
         wait_s = POLL_S if own is None else 0.0
         while any(self._left[i] for i in sources.values()) and (
             found := self._crew.mail.poll(list(sources), wait_s, f"{self._role}.generate", answers=self._asked)

@@ -1,14 +1,11 @@
-"""Runs one training step of a dataflow: every call in graph order, each as small actions.
-
-Calls that run on other ranks only begin as soon as what they need is there and their ranks are free, and go on beside
-what runs here. Their results are taken in as graph order would have it.
-"""
+"""Runs one training step of a dataflow: what each of its calls does, action by action; `dispatch` says what goes on."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterator, Mapping
+from contextlib import nullcontext
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -17,20 +14,29 @@ from plait.dataflow import CallKind, Dataflow, Level, Node
 from plait.errors import RunError
 from plait.observe.progress import Progress
 from plait.runtime.commands import LEADER
-from plait.runtime.crew import CrewCall
-from plait.runtime.order import needs_of
+from plait.runtime.dispatch import Arrivals, Dispatcher, Ongoing
+from plait.runtime.order import needs_of, scores_alone
 from plait.runtime.recipe import Recipe
 from plait.runtime.recorder import Recorder
 from plait.runtime.rewarding import Rewarding
 from plait.runtime.roles import ModelRole, RewardRole, RoleRuntime
 from plait.runtime.rollout import Draw, Rollout
-from plait.runtime.scorer import ModelScorer
 from plait.runtime.step import StepState
+from plait.runtime.streams import Part, Steps, begun, in_parts
 from plait.training.trainer import COUNTS, Trainer
+
+if TYPE_CHECKING:
+    from plait.runtime.crew import Crew, CrewTrainer
+
+HERE = frozenset({LEADER})
 
 
 class Executor:
-    """Binds a dataflow to the engines of its roles and runs steps of it."""
+    """Binds a dataflow to the engines of its roles and runs steps of it.
+
+    Args:
+        crew: all ranks, where there are several.
+    """
 
     def __init__(
         self,
@@ -39,6 +45,7 @@ class Executor:
         recipe: Recipe,
         recorder: Recorder,
         progress: Progress,
+        crew: Crew | None = None,
     ) -> None:
         self.flow = flow
         self.roles = roles
@@ -50,9 +57,13 @@ class Executor:
         self._of_next_step = {node.inputs["value"] for node in flow.of_kind(CallKind.BECOMES)}
         self._rewarding = Rewarding(flow, roles, recorder, progress)
         self._rollout = Rollout(flow, self._rewarding, recipe, recorder, progress)
+        self._max_response_tokens = recipe.sampling.max_response_tokens
+        pools = [role.pool for role in roles.values() if isinstance(role, RewardRole) and role.pool is not None]
+        self._arrivals = Arrivals(pools, crew)
+        self._doing = nullcontext if crew is None else crew.board.doing
 
     def run_step(self, state: StepState, draw: Draw) -> None:
-        """Generate, score, compute and train, in the order of the graph.
+        """Generate, score, compute and train.
 
         Args:
             state: with the data of the step; the calls add to it. Its step keys the draws; logs count from 1.
@@ -62,107 +73,144 @@ class Executor:
             RunError: every sample of the step lost its reward, or a call failed.
         """
         self.recorder.step = state.step + 1
-        waiting = list(self.flow.nodes)
-        elsewhere: list[_Elsewhere] = []
-        trained = _InOrder(self.flow, state)
-        while waiting or elsewhere:
-            left = {node.id for node in waiting} | {one.node.id for one in elsewhere}
-            ready = [node for node in waiting if not self._needs[node.id] & left]
-            for node in ready:
-                if (begun := self._begun_elsewhere(node, state, elsewhere)) is not None:
-                    elsewhere.append(begun)
-                    waiting.remove(node)
-            busy = {rank for one in elsewhere for rank in one.mesh}
-            node = next((node for node in ready if node in waiting and not self._mesh(node) & busy), None)
-            if node is None:
-                self._land(elsewhere, state, trained)
-            else:
-                self._run_here(node, state, draw, trained)
-                waiting.remove(node)
+        trained, said = _InOrder(self.flow, state), _Said(state)
+        Dispatcher(
+            self.flow.nodes,
+            self._needs,
+            early=lambda node: node.rows in state.growing and self._streams(node),
+            mesh=partial(self._mesh, begins=True),
+            begin=lambda node: self._begun(node, state, draw, trained),
+            arrivals=self._arrivals,
+            doing=self._doing,
+            went_on=said.by,
+        ).run()
         for table, rows in state.tables.items():  # as graph order has them, whatever ended first
             columns = sorted(rows.columns.items(), key=lambda item: item[0].producer)
             state.tables[table] = Rows(rows.samples, dict(columns))
+        said.sort()
         self.is_training = False
-
-    def _run_here(self, node: Node, state: StepState, draw: Draw, trained: _InOrder) -> None:
-        if node.kind is CallKind.GENERATE:
-            engine = self._model(node).engine
-            assert engine is not None, f"{node.call}: role `{node.role}` has no generation engine"
-            self._rollout.run(node, engine, state, draw)
-        elif node.kind is CallKind.TRAIN:
-            metrics = None
-            if state.step >= node.options["after"]:
-                self.is_training = True
-                metrics = self.recorder.drive(self._train(node, state, evaluate=False), node, self.progress)
-            trained.ended(node, metrics)
-        else:
-            self._run(node, state)
-
-    def _mesh(self, node: Node) -> frozenset[int]:
-        """The ranks that a call of a model needs, where there are several."""
-        match self.roles.get(str(node.role)):
-            case ModelRole(trainer=trainer) | RewardRole(scorer=ModelScorer(trainer=trainer)):
-                return frozenset() if isinstance(trainer, Trainer) else trainer.mesh(node.kind)
-            case _:
-                return frozenset()
-
-    def _begun_elsewhere(self, node: Node, state: StepState, others: Sequence[_Elsewhere]) -> _Elsewhere | None:
-        """Begin a call in which this rank has no part; None where it has, or other calls have its ranks."""
-        mesh = self._mesh(node)
-        if isinstance(self.roles.get(str(node.role)), RewardRole):  # its functions report to this rank
-            return None
-        if not mesh or LEADER in mesh or any(mesh & other.mesh for other in others):
-            return None
-        if node.kind is CallKind.TRAIN:
-            if state.step < node.options["after"]:
-                return None
-            self.is_training = True
-            work = self._train(node, state, evaluate=False)
-        elif node.kind is CallKind.SCORE:
-            work = self._score(node, state)
-        else:
-            return None
-        assert isinstance(work, CrewCall), f"{node.call} runs on other ranks"
-        work.begin()
-        return _Elsewhere(node, work, mesh, state.tables[node.rows])
-
-    def _land(self, elsewhere: list[_Elsewhere], state: StepState, trained: _InOrder) -> None:
-        """Wait for a call on other ranks: one that has ended already, or the first."""
-        one = next((one for one in elsewhere if one.work.ready), elsewhere[0])
-        result = self.recorder.drive(one.work, one.node, self.progress)
-        elsewhere.remove(one)
-        if one.node.kind is CallKind.TRAIN:
-            trained.ended(one.node, result)
-            return
-        rows = state.tables[one.node.rows]
-        if rows.samples != one.rows.samples:  # some have been left out meanwhile
-            output = one.node.outputs[0]
-            places = {(sample.prompt.uid, sample.index): i for i, sample in enumerate(one.rows.samples)}
-            kept = [places[sample.prompt.uid, sample.index] for sample in rows.samples]
-            result = one.rows.with_column(output, result).select(kept).columns[output]
-        state.add(one.node.outputs[0], result)
 
     def evaluate_given(self, state: StepState) -> dict[str, float]:
         """The metrics that training on the given samples of `state` would have, without training on them."""
         metrics: dict[str, float] = {}
-        for node in self.flow.nodes:
+
+        def begin(node: Node) -> Ongoing:
             assert node.kind is not CallKind.GENERATE, "a flow that generates is evaluated by what it says"
             if node.kind is CallKind.TRAIN:
-                metrics |= self.recorder.drive(self._train(node, state, evaluate=True), node, self.progress)
-            else:
-                self._run(node, state)
+                return Ongoing(node, self._evaluated(node, state, metrics), self._mesh(node))
+            return self._begun(node, state, lambda count: (), _InOrder(self.flow, state))
+
+        for node in self.flow.nodes:  # one after another: metrics of a name are those of the last
+            Dispatcher(
+                [node],
+                {node.id: frozenset()},
+                early=lambda _: False,
+                mesh=self._mesh,
+                begin=begin,
+                arrivals=self._arrivals,
+                doing=self._doing,
+            ).run()
         return metrics
 
-    def _run(self, node: Node, state: StepState) -> None:
-        """A call that reads, scores or computes."""
+    def _begun(self, node: Node, state: StepState, draw: Draw, trained: _InOrder) -> Ongoing:
+        ongoing = Ongoing(node, self._little(node, state), self._mesh(node))
+        role = self.roles.get(str(node.role))
+        if node.kind is CallKind.GENERATE:
+            engine = self._model(node).engine
+            assert engine is not None, f"{node.call}: role `{node.role}` has no generation engine"
+            ongoing.steps = self._rollout.steps(node, engine, state, draw)
+        elif node.kind is CallKind.TRAIN:
+            ongoing.steps = self._trained(node, state, trained)
+        elif isinstance(role, RewardRole):
+
+            def free() -> None:
+                ongoing.mesh = frozenset()
+
+            ongoing.steps = self._rewarding.steps(node, state, self._parts(node, state), free)
+        elif node.kind is CallKind.SCORE:
+            ongoing.steps = self._scored(node, state)
+        return ongoing
+
+    def _mesh(self, node: Node, *, begins: bool = False) -> frozenset[int]:
+        """The ranks that a call keeps busy; to begin, with those that bring it weights."""
+        trainer = self._trainer(node)
+        if trainer is None:
+            return frozenset()
+        if isinstance(trainer, Trainer):
+            return HERE
+        mesh = trainer.mesh(node.kind, begins=begins)
+        resample = node.options.get("resample") if node.kind is CallKind.GENERATE else None
+        if resample is not None and (judge := self._rewarding.scorer_of(resample.reward)) is not None:
+            mesh |= HERE if isinstance(judge, Trainer) else judge.mesh(CallKind.SCORE, begins=begins)
+        return mesh
+
+    def _trainer(self, node: Node) -> Trainer | CrewTrainer | None:
+        """Of the model that a call asks; None: it asks none."""
+        role = self.roles.get(str(node.role))
+        if isinstance(role, ModelRole):
+            return role.trainer
+        return None if role is None else self._rewarding.scorer_of(str(node.role))
+
+    # -- calls that score
+
+    def _streams(self, node: Node) -> bool:
+        """Whether a call scores parts of a rollout, as its samples are finished: on other ranks than those that
+        generate. That is the plan's to say, not the clock's, and it computes the same parts when it begins late."""
+        source, scores = self.flow.nodes[node.rows], node.kind is CallKind.SCORE
+        if not scores or source.kind is not CallKind.GENERATE or source.options["resample"] is not None:
+            return False
+        is_reward = isinstance(self.roles[str(node.role)], RewardRole)
+        return (is_reward or scores_alone(node, self.roles)) and not self._mesh(node) & self._mesh(source)
+
+    def _parts(self, node: Node, state: StepState) -> list[Part]:
+        """What is scored together: the rows of the call, or parts of them."""
+        trainer = self._trainer(node)
+        if self._streams(node) and trainer is not None and not isinstance(trainer, Trainer):
+            return state.growing[node.rows].parts(self._max_response_tokens, trainer.tokens_of_a_part)
+        return [lambda: state.born[node.rows]]
+
+    def _scored(self, node: Node, state: StepState) -> Steps:
+        call = partial(self._score, node)
+        found = yield from in_parts(self._parts(node, state), call, node, self.recorder, self.progress)
+        while node.rows not in state.tables:  # its last samples have been scored before it has ended
+            yield False
+        samples = tuple(sample for rows, _ in found for sample in rows.samples)
+        state.add_scored(node.outputs[0], Rows(samples), np.concatenate([values for _, values in found]))
+
+    def _score(self, node: Node, rows: Rows, name: str) -> Iterator[Any]:
+        """The steps of a SCORE call of a model; its result is the column."""
+        trainer = self._model(node).trainer
+        match node.call.split("#")[0].rsplit(".", 1)[1]:
+            case "logprobs":
+                return trainer.logprobs(rows, call=name, temperature=self._temperature(node))
+            case "values":
+                return trainer.values(rows, call=name)
+            case _:
+                return trainer.scores(rows, call=name)
+
+    # -- calls that train
+
+    def _trained(self, node: Node, state: StepState, trained: _InOrder) -> Steps:
+        metrics = None
+        if state.step >= node.options["after"]:
+            self.is_training = True
+            self.progress.phase(node.call, 0, "actions")
+            work, ready = begun(self._train(node, state, evaluate=False))
+            metrics = yield from self.recorder.actions(work, node, self.progress, ready)
+        trained.ended(node, metrics)
+
+    def _evaluated(self, node: Node, state: StepState, metrics: dict[str, float]) -> Steps:
+        self.progress.phase(node.call, 0, "actions")
+        work, ready = begun(self._train(node, state, evaluate=True))
+        metrics |= yield from self.recorder.actions(work, node, self.progress, ready)
+
+    # -- calls that read and compute
+
+    def _little(self, node: Node, state: StepState) -> Steps:
+        """What is done at once."""
         match node.kind:
             case CallKind.READ:
                 self._read(node, state)
-            case CallKind.SCORE if isinstance(self.roles[str(node.role)], RewardRole):
-                self._rewarding.score(node, state)
-            case CallKind.SCORE:
-                values = self.recorder.drive(self._score(node, state), node, self.progress)
-                state.add(node.outputs[0], values)
             case CallKind.COMPUTE:
                 self._compute(node, state)
             case CallKind.CARRIED:
@@ -172,13 +220,16 @@ class Executor:
                 _record(node.call, value, state)
             case CallKind.BECOMES:
                 self._keep(node, state)
+        return
+        yield
 
     def _read(self, node: Node, state: StepState) -> None:
         given = sorted(state.given[node.call], key=lambda one: (one.sample.prompt.uid, one.sample.index))
         rows = Rows(tuple(one.sample for one in given))
         trained = np.array([flag for one in given for flag in one.trained], dtype=np.float64)
         margins = [one.margin for one in given]
-        state.tables[node.id] = rows.with_column(node.outputs[0], trained).with_column(node.outputs[1], margins)
+        rows = rows.with_column(node.outputs[0], trained).with_column(node.outputs[1], margins)
+        state.begin_table(node.id, rows)
 
     def _compute(self, node: Node, state: StepState) -> None:
         output = node.outputs[0]
@@ -198,17 +249,6 @@ class Executor:
         if value.shape != now.shape:
             raise RunError(f"carried({name!r}) has shape {now.shape} and cannot become one of shape {value.shape}")
         state.next_carried[name] = value
-
-    def _score(self, node: Node, state: StepState) -> Iterator[Any]:
-        """The steps of a SCORE call; its result is the column."""
-        trainer, rows = self._model(node).trainer, state.tables[node.rows]
-        match node.call.split("#")[0].rsplit(".", 1)[1]:
-            case "logprobs":
-                return trainer.logprobs(rows, call=node.call, temperature=self._temperature(node))
-            case "values":
-                return trainer.values(rows, call=node.call)
-            case _:
-                return trainer.scores(rows, call=node.call)
 
     def _train(self, node: Node, state: StepState, *, evaluate: bool) -> Iterator[Any]:
         """The steps of a TRAIN call; its result is metrics."""
@@ -246,15 +286,20 @@ class Executor:
         return role
 
 
-@dataclass(frozen=True)
-class _Elsewhere:
-    """A call on its way, on ranks of which this is none."""
+class _Said:
+    """Metrics in the order of the calls that say them, whichever ended first."""
 
-    node: Node
-    work: CrewCall
-    mesh: frozenset[int]
-    rows: Rows
-    """As they were when it began."""
+    def __init__(self, state: StepState) -> None:
+        self._state = state
+        self._by: dict[str, int] = dict.fromkeys(state.metrics, -1)
+
+    def by(self, node: Node) -> None:
+        """What is new is of this call."""
+        for name in list(self._state.metrics)[len(self._by) :]:
+            self._by[name] = node.id
+
+    def sort(self) -> None:
+        self._state.metrics = dict(sorted(self._state.metrics.items(), key=lambda item: self._by[item[0]]))
 
 
 class _InOrder:

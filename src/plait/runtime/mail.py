@@ -5,12 +5,16 @@ What a rank is sent waits in its memory until it is asked for, so no sender wait
 
 from __future__ import annotations
 
+import contextlib
 import re
+import socket
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from multiprocessing import connection
+from typing import Any
 
 import numpy as np
 import torch
@@ -46,6 +50,9 @@ class Mail:
         self._inbox: dict[int, deque[Parcel]] = {peer: deque() for peer in peers}
         self._broken: dict[int, str] = {}
         self._changed = threading.Condition()
+        self._bell, self._bell_rope = socket.socketpair()
+        for end in (self._bell, self._bell_rope):
+            end.setblocking(False)
         for peer in peers:
             threading.Thread(target=self._listen, args=(peer,), name=f"plait-mail-{peer}", daemon=True).start()
 
@@ -107,6 +114,21 @@ class Mail:
         with self._changed:
             return any(_answers(parcel, {number}) for parcel in self._inbox[source]) or source in self._broken
 
+    def wait(self, seconds: float, what: str, others: Sequence[Any] = ()) -> bool:
+        """Until a parcel comes, a connection breaks, one of `others` (with a `fileno`) can be read, or `seconds` have
+        passed. What came since the last such wait ends it at once. Returns whether it was ended by anything."""
+        with self._waiting_for(what):
+            found = connection.wait([self._bell, *others], seconds)
+        with contextlib.suppress(BlockingIOError):
+            while self._bell.recv(4096):
+                pass
+        return bool(found)
+
+    def _ring(self) -> None:
+        self._changed.notify_all()
+        with contextlib.suppress(BlockingIOError):  # it rings already
+            self._bell_rope.send(b"r")
+
     def _next(self, sources: Sequence[int], what: str, answers: Collection[int] | None) -> tuple[int, Parcel] | None:
         for source in sources:
             inbox = self._inbox[source]
@@ -134,12 +156,12 @@ class Mail:
                 with self._changed:
                     self.received_bytes += len(body)
                     self._inbox[peer].append(parcel)
-                    self._changed.notify_all()
+                    self._ring()
         except Exception as error:  # the thread's boundary: whoever receives is told
             with self._changed:
                 text = str(error).splitlines()[0] if str(error) else repr(error)
                 self._broken[peer] = re.sub(r"^\[\S+\] *", "", text).split(". ")[0]
-                self._changed.notify_all()
+                self._ring()
 
 
 def _answers(parcel: Parcel, numbers: Collection[int] | None) -> bool:

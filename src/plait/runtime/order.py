@@ -11,9 +11,9 @@ from plait.runtime.roles import ModelRole, RewardRole, RoleRuntime
 def needs_of(flow: Dataflow, roles: Mapping[str, RoleRuntime]) -> dict[int, frozenset[int]]:
     """Id of each node → ids of earlier ones that it waits for.
 
-    A call waits for those that make what it reads; for earlier calls of its role, whose weights they read or change;
-    and of calls on the same samples for those that leave samples out (rewards), unless it scores each sample by itself:
-    what it says of samples that are left out meanwhile is dropped.
+    A call waits for those that make what it reads; for earlier calls of its role that change weights, and where it
+    changes them for all of its role; and of calls on the same samples for those that leave samples out (rewards),
+    unless it scores each sample by itself: what it says of samples that are left out meanwhile is dropped.
     """
     needs: dict[int, frozenset[int]] = {}
     for node in flow.nodes:
@@ -25,7 +25,13 @@ def needs_of(flow: Dataflow, roles: Mapping[str, RoleRuntime]) -> dict[int, froz
 
 def _conflict(earlier: Node, later: Node, roles: Mapping[str, RoleRuntime]) -> bool:
     if earlier.role is not None and earlier.role == later.role:
-        return True
+        read_only = (CallKind.GENERATE, CallKind.SCORE)
+        if (
+            earlier.kind not in read_only
+            or later.kind not in read_only
+            or isinstance(roles.get(earlier.role), RewardRole)
+        ):
+            return True
     if earlier.kind is later.kind is CallKind.GENERATE:  # they draw prompts
         return True
     if not _reads(earlier) & _reads(later):

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from plait.dataflow import Node
 from plait.observe.progress import Progress
+from plait.schedule.action import Kind
 from plait.schedule.timeline import Span, Timeline
 from plait.training.results import Done
 
 if TYPE_CHECKING:
     from plait.generation.engine import Engine
     from plait.runtime.crew_engine import CrewEngine
+
+_PIPELINE = frozenset(kind.value for kind in Kind)
 
 DISK = "disk"
 """Lane of what is written to checkpoints and read from them."""
@@ -29,12 +32,15 @@ class Mark:
     kind: str
     action: str
     tokens: int = 0
+    lane: str = "compute"
     bytes: int = 0
     keep: bool = True
 
     def is_of(self, done: Done) -> None:
         """What a training engine says that it was."""
         self.action, self.kind, self.tokens, self.bytes = done.action, done.kind, done.tokens, done.bytes
+        if done.kind in _PIPELINE:
+            self.lane = Kind(done.kind).lane
 
 
 @dataclass(frozen=True)
@@ -75,7 +81,7 @@ class Recorder:
     @contextmanager
     def span(self, action: str, kind: str, role: str = "", lane: str = "compute", tokens: int = 0) -> Iterator[Mark]:
         """Record what happens inside as one action; the mark yielded may still change its name, kind and tokens."""
-        mark = Mark(kind, action, tokens)
+        mark = Mark(kind, action, tokens, lane)
         start = self.now_s
         yield mark
         if mark.keep:
@@ -87,16 +93,23 @@ class Recorder:
                 self.now_s,
                 bytes=mark.bytes,
                 tokens=mark.tokens,
-                lane=lane,
+                lane=mark.lane,
                 role=role,
                 step=self.step,
             )
             self._spans.append(span)
 
-    def drive(self, work: Iterator[Any], node: Node, progress: Progress) -> Any:
-        """Run a steppable call of a flow to its end, one recorded action at a time; returns its result."""
-        progress.phase(node.call, 0, "actions")
+    def actions(
+        self, work: Iterator[Any], node: Node, progress: Progress, ready: Callable[[], bool] = lambda: True
+    ) -> Generator[bool, None, Any]:
+        """Run a steppable call of a flow, one recorded action per `next()`; its result is that of the call.
+
+        Args:
+            ready: whether the next action need not be waited for; else False is yielded, and nothing done.
+        """
         while True:
+            while not ready():
+                yield False
             with self.span(node.call, node.kind.upper(), node.role or "") as mark:
                 try:
                     done = next(work)
@@ -107,6 +120,11 @@ class Recorder:
                 if mark.keep:
                     mark.is_of(done)
             progress.advance(1 if mark.keep else done.count)
+            yield True
+
+    def add(self, action: str, kind: str, role: str, lane: str, start_s: float) -> None:
+        """Record an action that began at `start_s` and ends now."""
+        self._spans.append(Span(action, kind, self.rank, start_s, self.now_s, lane=lane, role=role, step=self.step))
 
     @contextmanager
     def generating(self, call: str, role: str, engine: Engine | CrewEngine) -> Iterator[None]:

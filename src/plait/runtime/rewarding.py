@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from plait.data.records import Sample
-from plait.data.rows import FloatArray
+from plait.data.rows import FloatArray, Rows
 from plait.dataflow import CallKind, Dataflow, Node
 from plait.errors import RunError
 from plait.observe.progress import Progress
@@ -15,6 +16,11 @@ from plait.rewards.scores import GroupScores
 from plait.runtime.recorder import Recorder
 from plait.runtime.roles import RewardRole, RoleRuntime
 from plait.runtime.step import StepState
+from plait.runtime.streams import Part, Steps, in_parts
+from plait.training.trainer import Trainer
+
+if TYPE_CHECKING:
+    from plait.runtime.crew import CrewTrainer
 
 
 class Rewarding:
@@ -34,15 +40,22 @@ class Rewarding:
             if role.pool is not None:
                 state.tickets[str(node.role), role.pool.submit(group)] = node.id
 
-    def poll(self, rollout: Node, state: StepState) -> None:
-        """Take in what the functions have finished."""
+    def poll(self, rollout: Node, state: StepState) -> bool:
+        """Take in what the functions have finished, if anything."""
+        found = False
         for node, role in self._readers(rollout):
             if role.pool is not None:
-                self._collect(node, role.pool.poll(), state)
+                found |= self._collect(node, role.pool.poll(), state)
+        return found
+
+    def scorer_of(self, role: str) -> Trainer | CrewTrainer | None:
+        """Of the model that scores for a role; None: functions do alone, or nobody does."""
+        found = self._roles.get(role)
+        return found.scorer.trainer if isinstance(found, RewardRole) and found.scorer is not None else None
 
     def rewards_of(
         self, rollout: Node, role: str, groups: Sequence[Sequence[Sample]], state: StepState
-    ) -> list[FloatArray]:
+    ) -> Generator[bool, None, list[FloatArray]]:
         """Rewards of groups that were just drawn, [samples] each, before the graph's SCORE node is reached.
 
         Raises:
@@ -51,17 +64,29 @@ class Rewarding:
         node = next((node for node, _ in self._readers(rollout) if node.role == role), None)
         if node is None:
             raise RunError(f"{rollout.call}: `resample` asks the role `{role}`, but the flow does not score by it")
-        by_sample = self._score([sample for group in groups for sample in group], node, state)
+        samples = tuple(sample for group in groups for sample in group)
+        totals = yield from self._of_functions(samples, node, state)
+        yield from self._of_model([lambda: Rows(samples)], node, state)
+        by_sample = self._with_model(totals, node, state)
         return [np.array([by_sample[sample.uid] for sample in group]) for group in groups]
 
-    def score(self, node: Node, state: StepState) -> None:
+    def steps(self, node: Node, state: StepState, parts: Sequence[Part], free: Callable[[], None]) -> Steps:
         """Add the node's column; samples without a reward leave the table.
+
+        Args:
+            parts: of the rows that a model scores together.
+            free: called when the model has scored all.
 
         Raises:
             RunError: no sample has one, or a function failed and its policy is to stop.
         """
+        yield from self._of_model(parts, node, state)
+        free()
+        while node.rows not in state.tables:  # its last samples have been scored before it has ended
+            yield False
         rows = state.tables[node.rows]
-        by_sample = self._score(rows.samples, node, state)
+        totals = yield from self._of_functions(rows.samples, node, state)
+        by_sample = self._with_model(totals, node, state)
         state.add(node.outputs[0], np.array([by_sample[sample.uid] for sample in rows.samples]))
         rows = state.tables[node.rows]
         kept = np.flatnonzero(np.isfinite(rows.columns[node.outputs[0]]))
@@ -78,44 +103,69 @@ class Rewarding:
         if len(kept) < len(rows):
             state.tables[node.rows] = rows.select(kept.tolist())
 
-    def _score(self, samples: Sequence[Sample], node: Node, state: StepState) -> dict[str, float]:
-        """Sample uid → weighted score; NaN where the functions gave none."""
+    def _of_functions(
+        self, samples: Sequence[Sample], node: Node, state: StepState
+    ) -> Generator[bool, None, dict[str, float]]:
+        """Sample uid → weighted score of the functions, 0 where there are none; NaN where they gave none."""
+        role = self._role(node)
+        totals = dict.fromkeys((sample.uid for sample in samples), 0.0)
+        if role.pool is None:
+            return totals
+        if node.id not in state.tickets.values():  # samples that no rollout made, and so sent nowhere yet
+            rows = state.tables[node.rows]
+            for members in rows.groups.values():
+                ticket = role.pool.submit([rows.samples[i] for i in members])
+                state.tickets[str(node.role), ticket] = node.id
+        self._progress.phase(node.call, len(samples), "samples")
+        begun_s, sent = self._recorder.now_s, sum(target == node.id for target in state.tickets.values())
+        self._collect(node, role.pool.poll(), state)
+        while len(state.scores.get(node.id, ())) < sent:
+            yield False
+            self._collect(node, role.pool.poll(), state)
+        self._recorder.add(node.call, "SCORE", node.role or "", "host", begun_s)
+        # By ticket: the order in which groups finish must not reach a sum.
+        groups = state.scores[node.id] = sorted(state.scores[node.id], key=lambda group: group.ticket)
+        for group in groups:
+            for sample, reward in zip(group.samples, group.rewards, strict=True):
+                if sample.uid in totals:
+                    totals[sample.uid] += reward
+        return totals
+
+    def _of_model(self, parts: Sequence[Part], node: Node, state: StepState) -> Steps:
+        """Score parts by the model, if there is one."""
+        scorer = self._role(node).scorer
+        if scorer is None:
+            return
+        call = lambda rows, name: scorer.trainer.scores(scorer.read(rows.samples), call=name)  # noqa: E731
+        found = yield from in_parts(parts, call, node, self._recorder, self._progress)
+        scored = state.model_scores.setdefault(node.id, {})
+        for rows, values in found:
+            values = scorer.checked(rows.samples, values)
+            scored |= {sample.uid: float(value) for sample, value in zip(rows.samples, values, strict=True)}
+
+    def _with_model(self, totals: dict[str, float], node: Node, state: StepState) -> dict[str, float]:
+        """With what the model said of the same samples."""
+        scorer = self._role(node).scorer
+        if scorer is not None:
+            scored = state.model_scores[node.id]
+            totals = {uid: total + scorer.weight * scored[uid] for uid, total in totals.items()}
+        return totals
+
+    def _role(self, node: Node) -> RewardRole:
         role = self._roles[str(node.role)]
         assert isinstance(role, RewardRole), f"{node.call}: role `{node.role}` is no reward"
-        totals = dict.fromkeys((sample.uid for sample in samples), 0.0)
-        if role.pool is not None:
-            if node.id not in state.tickets.values():  # samples that no rollout made, and so sent nowhere yet
-                rows = state.tables[node.rows]
-                for members in rows.groups.values():
-                    ticket = role.pool.submit([rows.samples[i] for i in members])
-                    state.tickets[str(node.role), ticket] = node.id
-            self._progress.phase(node.call, len(samples), "samples")
-            with self._recorder.span(node.call, "SCORE", node.role or "", lane="host"):
-                self._collect(node, role.pool.wait(), state)
-            # By ticket: the order in which groups finish must not reach a sum.
-            groups = state.scores[node.id] = sorted(state.scores[node.id], key=lambda group: group.ticket)
-            for group in groups:
-                for sample, reward in zip(group.samples, group.rewards, strict=True):
-                    if sample.uid in totals:
-                        totals[sample.uid] += reward
-        if role.scorer is not None:
-            scored = state.model_scores.setdefault(node.id, {})
-            missing = [sample for sample in samples if sample.uid not in scored]
-            values = self._recorder.drive(role.scorer.scores(missing, call=node.call), node, self._progress)
-            scored |= {sample.uid: float(value) for sample, value in zip(missing, values, strict=True)}
-            for uid in totals:
-                totals[uid] += role.scorer.weight * scored[uid]
-        return totals
+        return role
 
     def _readers(self, rollout: Node) -> list[tuple[Node, RewardRole]]:
         """The calls that score the samples of a rollout."""
         nodes = [node for node in self._flow.of_kind(CallKind.SCORE) if node.rows == rollout.id]
         return [(node, role) for node in nodes if isinstance(role := self._roles[str(node.role)], RewardRole)]
 
-    def _collect(self, node: Node, groups: Sequence[GroupScores], state: StepState) -> None:
+    def _collect(self, node: Node, groups: Sequence[GroupScores], state: StepState) -> bool:
         """Keep the scores of groups that a role's functions are done with under the call that sent them; say what went
-        wrong."""
+        wrong. Whether there are any."""
         for group in groups:
             state.scores.setdefault(state.tickets[str(node.role), group.ticket], []).append(group)
             for trouble in (*group.failures, *group.recovered):
                 self._progress.message(str(trouble))
+        return bool(groups)

@@ -6,7 +6,7 @@ scores are per sample, so no barrier is owed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 
 import numpy as np
 
@@ -18,10 +18,12 @@ from plait.generation.engine import Engine
 from plait.generation.noise import NoiseKey
 from plait.generation.request import Request
 from plait.observe.progress import Progress
+from plait.runtime.crew_engine import CrewEngine
 from plait.runtime.recipe import Recipe
 from plait.runtime.recorder import Recorder
 from plait.runtime.rewarding import Rewarding
 from plait.runtime.step import StepState
+from plait.runtime.streams import Growing, Steps
 
 Draw = Callable[[int], Sequence[Prompt]]
 """The next so many prompts of the run."""
@@ -41,21 +43,22 @@ class Rollout:
         self._rollouts = [node.id for node in flow.of_kind(CallKind.GENERATE)]
         self._has_said_how = False
 
-    def run(self, node: Node, engine: Engine, state: StepState, draw: Draw) -> None:
-        """Fill the node's table with samples of the step's prompts, or of as many others as `resample` asks for."""
+    def steps(self, node: Node, engine: Engine | CrewEngine, state: StepState, draw: Draw) -> Steps:
+        """Fill the node's table with samples of the step's prompts, or of as many others as `resample` asks for; one
+        step of the engine per `next()`."""
         resample: Resample | None = node.options["resample"]
         if resample is None:
-            groups = self._round(node, engine, state, state.prompts)
+            groups = yield from self._round(node, engine, state, state.prompts)
             generated = groups
         else:
-            groups, generated = self._until_enough(node, engine, state, draw, resample)
+            groups, generated = yield from self._until_enough(node, engine, state, draw, resample)
         limit = self._recipe.sampling.max_response_tokens
-        state.tables[node.id] = _with_generated_columns(_rows_of(groups), node, limit)
+        state.begin_table(node.id, _with_generated_columns(_rows_of(groups), node, limit))
         state.generated[node.id] = _with_generated_columns(_rows_of(generated), node, limit)
 
     def _until_enough(
-        self, node: Node, engine: Engine, state: StepState, draw: Draw, resample: Resample
-    ) -> tuple[list[list[Sample]], list[list[Sample]]]:
+        self, node: Node, engine: Engine | CrewEngine, state: StepState, draw: Draw, resample: Resample
+    ) -> Generator[bool, None, tuple[list[list[Sample]], list[list[Sample]]]]:
         """(groups that stay, all groups drawn)."""
         wanted = len(state.prompts)
         prompts = state.prompts
@@ -63,9 +66,9 @@ class Rollout:
         drawn: list[list[Sample]] = []
         number = 0
         for number in range(1, resample.max_rounds + 1):
-            groups = self._round(node, engine, state, prompts)
+            groups = yield from self._round(node, engine, state, prompts)
             drawn += groups
-            rewards = self._rewarding.rewards_of(node, resample.reward, groups, state)
+            rewards = yield from self._rewarding.rewards_of(node, resample.reward, groups, state)
             kept += [group for group, scores in zip(groups, rewards, strict=True) if _stays(resample, scores)]
             if len(kept) >= wanted or number == resample.max_rounds:
                 break
@@ -85,7 +88,9 @@ class Rollout:
             )
         return kept[:wanted], drawn
 
-    def _round(self, node: Node, engine: Engine, state: StepState, prompts: Sequence[Prompt]) -> list[list[Sample]]:
+    def _round(
+        self, node: Node, engine: Engine | CrewEngine, state: StepState, prompts: Sequence[Prompt]
+    ) -> Generator[bool, None, list[list[Sample]]]:
         """One group of samples per prompt, in order of the prompts."""
         self._say_how(node, engine)
         count = node.options["samples_per_prompt"] or self._recipe.samples_per_prompt
@@ -94,19 +99,21 @@ class Rollout:
         for prompt in prompts:
             engine.add(Request(prompt, count, sampling, NoiseKey(self._recipe.seed, rollout)))
         self._progress.phase(node.call, count * len(prompts), "samples")
-        groups: dict[int, list[Sample]] = {prompt.uid: [] for prompt in prompts}
+        growing = Growing(prompts, count)
+        if node.options["resample"] is None:
+            state.growing[node.id] = growing
         while engine.has_work:
-            with self._recorder.generating(node.call, node.role or "", engine):
-                finished = engine.step()
+            finished: list[Sample] = []
+            if moved := not isinstance(engine, CrewEngine) or engine.ready:
+                with self._recorder.generating(node.call, node.role or "", engine):
+                    finished = engine.step()
             self._progress.advance(len(finished))
-            self._rewarding.poll(node, state)
+            moved |= self._rewarding.poll(node, state)
             for sample in finished:
-                group = groups[sample.prompt.uid]
-                group.append(sample)
-                if len(group) == count:
-                    group.sort(key=lambda member: member.index)
+                if (group := growing.take(sample)) is not None:
                     self._rewarding.submit(node, group, state)
-        return list(groups.values())
+            yield moved
+        return list(growing.groups.values())
 
     def _say_how(self, node: Node, engine: Engine) -> None:
         """A person should know, once, that a run generates the slower way, and why."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -12,14 +12,18 @@ from plait.data.records import FinishReason, Sample
 from plait.data.rows import FloatArray, Rows
 from plait.errors import ModelError, RunError
 from plait.rewards.settings import OnError
+from plait.runtime.recorder import Elsewhere
 from plait.training.trainer import Done, Trainer
+
+if TYPE_CHECKING:
+    from plait.runtime.crew import CrewTrainer
 
 
 @dataclass(frozen=True)
 class ModelScorer:
     """The score is read at the last real token of a response, after a stop token where the response has one."""
 
-    trainer: Trainer
+    trainer: Trainer | CrewTrainer
     translator: Translator | None
     """None where actor and reward model read the same token ids."""
     weight: float = 1.0
@@ -27,12 +31,21 @@ class ModelScorer:
     on_error: OnError = OnError.STOP
     """What follows on a score that is not finite."""
 
-    def scores(self, samples: Sequence[Sample], *, call: str) -> Generator[Done, None, FloatArray]:
+    def scores(self, samples: Sequence[Sample], *, call: str) -> Generator[Done | Elsewhere, None, FloatArray]:
         """[samples] float64, unweighted; NaN where the score is not finite and `on_error` drops such samples.
 
         Raises:
             ModelError: a sample is longer than the reward model's positions.
             RunError: a score is not finite, and `on_error` is to stop.
+        """
+        scores = yield from self.trainer.scores(self.read(samples), call=call)
+        return self.checked(samples, scores)
+
+    def read(self, samples: Sequence[Sample]) -> Rows:
+        """The samples in the reward model's tokens.
+
+        Raises:
+            ModelError: one is longer than its positions.
         """
         read = tuple(samples) if self.translator is None else self.translator.translate_all(samples)
         limit = self.trainer.model.max_positions
@@ -43,7 +56,14 @@ class ModelScorer:
                     f"`{self.key}`: sample {sample.uid} has {length} of its tokens, but its positions end at {limit}; "
                     "lower `data.max_prompt_tokens` or `sampling.max_response_tokens`, or take another reward model"
                 )
-        scores = yield from self.trainer.scores(Rows(read), call=call)
+        return Rows(read)
+
+    def checked(self, samples: Sequence[Sample], scores: FloatArray) -> FloatArray:
+        """What the model said of them, NaN where that is not finite and `on_error` drops such samples.
+
+        Raises:
+            RunError: a score is not finite, and `on_error` is to stop.
+        """
         failed = np.flatnonzero(~np.isfinite(scores))
         if len(failed) and self.on_error is OnError.STOP:
             section = self.key.rpartition(".")[0]

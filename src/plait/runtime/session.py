@@ -161,7 +161,7 @@ class Session:
             self.roles = crew_roles(prepared, self.crew, self.pools)
         if checkpoint is not None:
             self._load(checkpoint)
-        self.executor = Executor(prepared.flow, self.roles, recipe, self.recorder, self.progress)
+        self.executor = Executor(prepared.flow, self.roles, recipe, self.recorder, self.progress, self.crew)
         self.feed = prepared.feed(self.done.prompts_drawn)
         with contextlib.ExitStack() as undo:
             if self._resume:

@@ -10,6 +10,7 @@ from plait.data.records import Prompt
 from plait.data.rows import FloatArray, Rows
 from plait.dataflow import Column
 from plait.rewards.scores import GroupScores
+from plait.runtime.streams import Growing
 
 
 @dataclass
@@ -27,6 +28,10 @@ class StepState:
     """What they are in the next step."""
     tables: dict[int, Rows] = field(default_factory=dict)
     """Id of each GENERATE or READ node → its rows."""
+    born: dict[int, Rows] = field(default_factory=dict)
+    """The same before any sample was left out for want of a reward: what models score, whichever ended first."""
+    growing: dict[int, Growing] = field(default_factory=dict)
+    """Id of each GENERATE node that has begun, and does not draw again → its samples as far as they are finished."""
     batch: dict[Column, FloatArray] = field(default_factory=dict)
     """Values for the whole batch."""
     generated: dict[int, Rows] = field(default_factory=dict)
@@ -38,6 +43,19 @@ class StepState:
     model_scores: dict[int, dict[str, float]] = field(default_factory=dict)
     """Id of each SCORE node of a reward model → sample uid → its score."""
     metrics: dict[str, float] = field(default_factory=dict)
+
+    def begin_table(self, node: int, rows: Rows) -> None:
+        """The rows of a GENERATE or READ node are there."""
+        self.tables[node] = self.born[node] = rows
+
+    def add_scored(self, column: Column, scored: Rows, values: FloatArray) -> None:
+        """A column of rows of which some may have been left out since they were scored."""
+        rows = self.tables[column.rows]
+        if rows.samples != scored.samples:
+            places = {sample.uid: i for i, sample in enumerate(scored.samples)}
+            kept = [places[sample.uid] for sample in rows.samples]
+            values = Rows(scored.samples).with_column(column, values).select(kept).columns[column]
+        self.add(column, values)
 
     def add(self, column: Column, values: FloatArray) -> None:
         """A column of rows that are there."""

@@ -137,6 +137,7 @@ class _Signals:
     def __init__(self, group: LocalGroup) -> None:
         self._leader = group.pids[LEADER]
         self._asked = 0
+        self._timer: threading.Timer | None = None
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
         self._asked += 1
@@ -145,9 +146,14 @@ class _Signals:
         with contextlib.suppress(ProcessLookupError):
             os.kill(self._leader, signal.SIGTERM)
         if self._asked == 2:
-            timer = threading.Timer(LEAVE_S, lambda: os.kill(os.getpid(), signal.SIGINT))
-            timer.daemon = True
-            timer.start()
+            self._timer = threading.Timer(LEAVE_S, lambda: os.kill(os.getpid(), signal.SIGINT))
+            self._timer.daemon = True
+            self._timer.start()
+
+    def end(self) -> None:
+        """The run has ended: nobody is to be interrupted for it any more."""
+        if self._timer is not None:
+            self._timer.cancel()
 
     def ended_it(self, failure: Failure) -> bool:
         """Whether the leader died of a signal that was handed on before it could take it."""
@@ -165,6 +171,7 @@ def _signals(group: LocalGroup) -> Iterator[_Signals]:
     try:
         yield signals
     finally:
+        signals.end()
         for number, handler in old.items():
             signal.signal(number, handler)
 

@@ -1,0 +1,109 @@
+"""Scoring that begins before all samples are there: rows in parts, each as soon as it is whole.
+
+Which samples make a part depends on what was asked for, never on who was finished first: packed together they are
+computed together, and a rounding must not depend on the clock.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Generator, Iterator, Sequence
+from typing import Any
+
+from plait.data.records import Prompt, Sample
+from plait.data.rows import Rows
+from plait.dataflow import Node
+from plait.observe.progress import Progress
+from plait.runtime.crew import CrewCall
+from plait.runtime.recorder import Recorder
+
+Steps = Generator[bool, None, Any]
+"""A call of a flow on its way. Each `next()` does what can be done without waiting for others, and says whether that
+was anything."""
+
+Part = Callable[[], Rows | None]
+"""Rows that are scored by one call; None: they are not there yet."""
+
+
+class Growing:
+    """The samples of a rollout, group by group, as far as they are finished.
+
+    Args:
+        count: samples of each prompt.
+    """
+
+    def __init__(self, prompts: Sequence[Prompt], count: int) -> None:
+        self.prompts = tuple(prompts)
+        self.count = count
+        self.groups: dict[int, list[Sample]] = {prompt.uid: [] for prompt in prompts}
+
+    def take(self, sample: Sample) -> list[Sample] | None:
+        """A finished sample; its group by index, if it was the last of it."""
+        group = self.groups[sample.prompt.uid]
+        group.append(sample)
+        if len(group) < self.count:
+            return None
+        group.sort(key=lambda member: member.index)
+        return group
+
+    def rows_of(self, uids: Sequence[int]) -> Rows | None:
+        """The samples of some prompts; None while one of them is not finished."""
+        groups = [self.groups[uid] for uid in uids]
+        if any(len(group) < self.count for group in groups):
+            return None
+        return Rows(tuple(sample for group in groups for sample in group)).ordered()
+
+    def parts(self, max_response_tokens: int, tokens_of_a_part: int) -> list[Part]:
+        """Whole groups in the order of the prompts: as many in a part as would have at most `tokens_of_a_part` if all
+        responses were as long as they may be, or one."""
+        parts: list[list[int]] = []
+        tokens = 0
+        for prompt in self.prompts:
+            expected = len(prompt.token_ids) + self.count * max_response_tokens
+            if not parts or tokens + expected > tokens_of_a_part:
+                parts.append([])
+                tokens = 0
+            parts[-1].append(prompt.uid)
+            tokens += expected
+        return [lambda uids=uids: self.rows_of(uids) for uids in parts]
+
+
+def begun(work: Iterator[Any]) -> tuple[Iterator[Any], Callable[[], bool]]:
+    """A trainer's call, announced to the ranks that it is for; and whether its next action need not be waited for."""
+    if isinstance(work, CrewCall):
+        work.begin()
+        return work, lambda: work.ready
+    return work, lambda: True
+
+
+def in_parts(
+    parts: Sequence[Part],
+    call: Callable[[Rows, str], Iterator[Any]],
+    node: Node,
+    recorder: Recorder,
+    progress: Progress,
+) -> Generator[bool, None, list[tuple[Rows, Any]]]:
+    """Score parts, each as soon as it is there, in their order: (its rows, the result) of each.
+
+    Args:
+        call: of a part, from its rows and its name (`ref.logprobs/p1` of several). Several may be on their way.
+    """
+    names = [node.call] if len(parts) == 1 else [f"{node.call}/p{number}" for number in range(len(parts))]
+    waiting, going, found = deque(zip(parts, names, strict=True)), deque[tuple[Rows, Steps]](), []
+    progress.phase(node.call, 0, "actions")
+    while waiting or going:
+        moved = False
+        while waiting and (rows := waiting[0][0]()) is not None:
+            work, ready = begun(call(rows, waiting.popleft()[1]))
+            going.append((rows, recorder.actions(work, node, progress, ready)))
+            moved = True
+        if going:
+            rows, actions = going[0]
+            try:
+                moved |= next(actions)
+            except StopIteration as end:
+                going.popleft()
+                found.append((rows, end.value))
+                moved = True
+        yield moved
+    return found

@@ -1,0 +1,206 @@
+"""The process that leads goes on with whatever can go on: calls on other ranks, scores of finished samples, functions.
+
+What has to overlap is forced: one side waits until the other has done its part, and gives up with an error after a
+minute. A leader that ran one call to its end before the next would never get there.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from plait.data.records import FinishReason, Prompt, Sample
+from plait.dataflow import CallKind, Grain, Node
+from plait.models.saving import save_pretrained
+from plait.models.scalar_model import scalar_of
+from plait.runtime.api import run
+from plait.runtime.dispatch import Dispatcher, Ongoing
+from plait.runtime.recipe import Recipe
+from plait.runtime.streams import Growing
+from plait.schedule.timeline import load_any
+from tests.models.tiny import tiny_model, tiny_tokenizer
+from tests.runtime.plans import assert_equal_runs, write_plan
+
+MakeRecipe = Callable[..., Recipe]
+
+FLOW = """
+    import time
+    from pathlib import Path
+
+    from plait.algorithms.grpo import grpo as grpo
+    from plait.generation.engine import Engine
+    from plait.runtime.board import Board
+
+    # A rank that generates goes on behind its first group only when another has begun to score: `SCORES`.
+    begun = Path(__file__).with_name("begun")
+    step, doing = Engine.step, Board.doing
+
+
+    def patient(self):
+        if self.num_running + self.num_waiting <= 8:
+            for _ in range(600):
+                if begun.exists():
+                    break
+                time.sleep(0.1)
+            else:
+                raise TimeoutError("nobody scores what is finished")
+        return step(self)
+
+
+    def watched(self, action):
+        if action == "SCORES/p0":
+            begun.touch()
+        return doing(self, action)
+
+
+    Engine.step, Board.doing = patient, watched
+"""
+
+
+def recipes(make_recipe: MakeRecipe, tmp_path: Path, plan: dict[str, str], scores: str, **keys: Any) -> list[Recipe]:
+    """The same run in one process, and under a plan whose ranks wait for each other: one group is generated at a time,
+    and scored by itself."""
+    (tmp_path / "flow.py").write_text(textwrap.dedent(FLOW).replace("SCORES", scores))
+    common = {
+        "dtype": "float64",
+        "steps": 1,
+        "sampling.max_running": 4,
+        "micro_batch_tokens": 64,
+        **keys,
+    }
+    where = {"algorithm": f"{tmp_path}/flow.py:grpo", "plan": str(write_plan(tmp_path, "apart", plan))}
+    one, two = str(tmp_path / "one"), str(tmp_path / "two")
+    return [make_recipe(run_dir=one, algorithm="grpo", **common), make_recipe(run_dir=two, **common, **where)]
+
+
+def test_the_leader_scores_what_others_have_finished(make_recipe: MakeRecipe, tmp_path: Path) -> None:
+    plan = {"actor.generate": "1", "actor.train": "0", "ref.logprobs": "0"}
+    one, two = recipes(make_recipe, tmp_path, plan, "ref.logprobs")
+    run(one)
+    run(two)
+    assert_equal_runs(two.run_dir, one.run_dir)
+    spans = load_any(two.run_dir / "trace.json").spans
+    scored = [s for s in spans if s.action.startswith("ref.logprobs/")]
+    generated = [s for s in spans if s.action.startswith("actor.generate/")]
+    assert {s.rank for s in scored} == {0}
+    assert {s.rank for s in generated} == {1}
+    assert min(s.start_s for s in scored) < max(s.end_s for s in generated)
+
+
+def test_a_reward_model_scores_on_another_rank_while_the_leader_generates(
+    make_recipe: MakeRecipe, tmp_path: Path
+) -> None:
+    """Beside functions: both count, and the sums are those of one process."""
+    plan = {"actor.generate": "0", "actor.train": "0", "ref.logprobs": "0", "reward.score": "1"}
+    model = scalar_of(tiny_model("llama", dtype=torch.float32), seed=3)
+    model.tokenizer = tiny_tokenizer()
+    save_pretrained(model, tmp_path / "reward_model")
+    keys = {"reward.model": str(tmp_path / "reward_model"), "reward.model_weight": 0.5}
+    one, two = recipes(make_recipe, tmp_path, plan, "reward.score", **keys)
+    run(one)
+    run(two)
+    assert_equal_runs(two.run_dir, one.run_dir)
+    spans = load_any(two.run_dir / "trace.json").spans
+    scored = [s for s in spans if s.action.startswith("reward.score/")]
+    generated = [s for s in spans if s.action.startswith("actor.generate/")]
+    assert {s.rank for s in scored} == {1}
+    assert {s.action for s in scored} == {f"reward.score/p{part}/mb0" for part in range(3)}
+    assert min(s.start_s for s in scored) < max(s.end_s for s in generated)
+
+
+def test_functions_score_while_the_reference_does(
+    make_recipe: MakeRecipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In one process: the function answers when the reference has scored."""
+    (tmp_path / "reward.py").write_text(
+        "import time\nfrom pathlib import Path\n\n"
+        "def count_sevens(completions, **columns):\n"
+        "    for _ in range(250):\n"
+        f"        if Path('{tmp_path}/scored').exists():\n"
+        "            return [float(text.count('7')) for text in completions]\n"
+        "        time.sleep(0.1)\n"
+        "    raise TimeoutError('the reference waits for this function')\n"
+    )
+    from plait.training.trainer import Trainer
+
+    logprobs = Trainer.logprobs
+
+    def told(self: Trainer, *args: Any, **kwargs: Any) -> Any:
+        found = yield from logprobs(self, *args, **kwargs)
+        (tmp_path / "scored").touch()
+        return found
+
+    monkeypatch.setattr(Trainer, "logprobs", told)
+    assert run(make_recipe(steps=1)).finished
+
+
+def test_a_part_of_a_rollout_is_there_when_its_last_sample_is() -> None:
+    prompts = [Prompt(uid, "", (1,) * 4) for uid in (3, 1, 2)]
+    growing = Growing(prompts, 2)
+    first, second = growing.parts(max_response_tokens=5, tokens_of_a_part=30)  # 4 + 2 · 5 tokens are expected of each
+    finish = lambda uid, index: growing.take(  # noqa: E731
+        Sample(next(p for p in prompts if p.uid == uid), index, (7,), (-1.0,), "", FinishReason.STOP)
+    )
+    assert finish(2, 0) is None
+    assert [sample.index for sample in finish(2, 1) or ()] == [0, 1]
+    assert first() is None
+    rows = second()
+    assert rows is not None
+    assert [sample.uid for sample in rows.samples] == ["2.0", "2.1"]
+    for uid, index in ((1, 1), (3, 0), (3, 1), (1, 0)):
+        finish(uid, index)
+    rows = first()
+    assert rows is not None
+    assert [sample.uid for sample in rows.samples] == ["1.0", "1.1", "3.0", "3.1"]
+
+
+def test_calls_begin_when_their_ranks_are_free_and_nobody_waits_while_one_goes_on() -> None:
+    """0: on rank 0, three actions. 1: on rank 1, of which it needs two signs. 2: as 1, after it. 3: as 0, after it.
+    Signs come when the leader waits."""
+    log: list[str] = []
+    signs = iter(range(100))
+    seen = [0]
+
+    def steps(node: Node) -> Any:
+        log.append(f"begin {node.id}")
+        if node.id in (1, 2):
+            for wanted in (seen[0] + 1, seen[0] + 2):
+                while seen[0] < wanted:
+                    yield False
+                log.append(f"sign for {node.id}")
+                yield True
+        else:
+            for number in range(3):
+                log.append(f"action {number} of {node.id}")
+                yield True
+
+    def wait(ongoing: list[Ongoing]) -> None:
+        log.append("wait for " + ", ".join(str(one.node.id) for one in ongoing))
+        seen[0] = 1 + next(signs)
+
+    nodes = [Node(i, f"c{i}", CallKind.SCORE, Grain.SAMPLE, "r", i) for i in range(4)]
+    meshes = [frozenset({0}), frozenset({1}), frozenset({1}), frozenset({0})]
+    arrivals: Any = SimpleNamespace(wait=wait, moved=lambda: None)
+    Dispatcher(
+        nodes,
+        {0: frozenset(), 1: frozenset(), 2: frozenset({1}), 3: frozenset({0})},
+        early=lambda node: False,
+        mesh=lambda node: meshes[node.id],
+        begin=lambda node: Ongoing(node, steps(node), meshes[node.id]),
+        arrivals=arrivals,
+    ).run()
+    first_wait = log.index("wait for 1")
+    assert log[:first_wait] == [
+        "begin 1",
+        *("begin 0", "action 0 of 0", "action 1 of 0", "action 2 of 0"),
+        *("begin 3", "action 0 of 3", "action 1 of 3", "action 2 of 3"),
+    ], "nobody waits while the leader's rank has something to do"
+    rest = ["wait for 1", "sign for 1", "wait for 1", "sign for 1"]
+    rest += ["begin 2", "wait for 2", "sign for 2", "wait for 2", "sign for 2"]
+    assert log[first_wait:] == rest
