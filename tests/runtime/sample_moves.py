@@ -11,6 +11,7 @@ import torch
 from plait.data.records import Prompt, Sample
 from plait.generation.engine import Engine, drain
 from plait.generation.noise import NoiseKey
+from plait.generation.records import HeldKV
 from plait.generation.request import Request
 from plait.generation.settings import Sampling, SamplingSettings
 from plait.layout.mesh import Layout, Mesh, Parallelism
@@ -76,12 +77,14 @@ def make_engine(worker: Any, layout: Layout, family: str, dtype: str, settings: 
     return engine_of(_models[layout, family, dtype], settings, team)
 
 
-def mover_of(worker: Any, source: Layout, target: Layout, leaving: Engine | None, entering: Engine | None) -> Any:
+def mover_of(
+    worker: Any, source: Layout, target: Layout, leaving: Engine | None, entering: Engine | None, kv: HeldKV = "keep"
+) -> Any:
     world = Layout.on(range(worker.context.num_ranks), dp=worker.context.num_ranks)
     peers = team_of(worker, world).all
     if worker.rank not in (*source.mesh.ranks, *target.mesh.ranks):
         return None
-    return SampleMover(peers, source, target, leaving=leaving, entering=entering, bucket_bytes=BUCKET_BYTES)
+    return SampleMover(peers, source, target, leaving=leaving, entering=entering, kv=kv, bucket_bytes=BUCKET_BYTES)
 
 
 def moved(found: Found, mover: SampleMover, keys: Sequence[Key], final: bool, engine: Engine | None = None) -> None:
@@ -165,11 +168,12 @@ def in_turn(worker: Any, case: str) -> Found:
     """Samples of one prompt of 40 tokens, one behind the other, and what happens on the way."""
     found, source, target = Found({}), layout_of([0]), layout_of([1])
     leaving, entering = (make_engine(worker, one, "llama", "float32", SamplingSettings()) for one in (source, target))
-    mover = mover_of(worker, source, target, leaving, entering)
+    kv = "recompute" if case == "other weights" else "keep"
+    mover = mover_of(worker, source, target, leaving, entering, kv)
     if leaving is not None:
         leaving.add(ASKED[2])
         steps(found, leaving, 2)
-    if entering is not None and case == "other weights":
+    if entering is not None and case.startswith("other weights"):
         entering.update_weights(1)
     moved(found, mover, [(2, 0)], True)
     steps(found, entering, 1)

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from plait.generation.engine import Engine
+from plait.generation.records import HeldKV
 from plait.generation.transfer import SampleState, holdings, parts
 from plait.layout.batches import CacheShape
 from plait.layout.holdings import Holdings
@@ -60,6 +61,8 @@ class SampleMover:
         source, target: instances (dp 1) of one model. They may have ranks in common.
         leaving: the engine of this rank in the source; None: it has none there.
         entering: in the target.
+        kv: in the target, of samples whose source has another policy version, as of `Engine.import_sample`.
+            "recompute": their keys and values are not asked for.
         cluster: of all ranks; by default one node.
         bucket_bytes: longest message; besides the buffers of what moves, a rank needs two such.
     """
@@ -72,6 +75,7 @@ class SampleMover:
         *,
         leaving: Engine | None = None,
         entering: Engine | None = None,
+        kv: HeldKV = "recompute",
         cluster: Cluster | None = None,
         bucket_bytes: int = BUCKET_BYTES,
         first_tag: int = 0,
@@ -81,7 +85,7 @@ class SampleMover:
         for layout, engine in ((source, leaving), (target, entering)):
             assert (engine is not None) == (self.rank in layout.mesh.ranks), f"rank {self.rank} in {layout}: {engine}"
         self._peers, self._source, self._target = peers, source, target
-        self._leaving, self._entering = leaving, entering
+        self._leaving, self._entering, self._kv = leaving, entering, kv
         self._cluster = cluster or Cluster(1, 1 + max(*source.mesh.ranks, *target.mesh.ranks))
         self._bucket_bytes, self._first_tag, self._name = bucket_bytes, first_tag, name
         self._arrived: dict[Key, list[SampleState]] = {}
@@ -170,6 +174,8 @@ class SampleMover:
             )
             lacks += [Lack(uid, _PROMPT, *each) for each in ranges]
         for state in offer.states:
+            if state.policy_version != engine.policy_version and self._kv == "recompute":
+                continue
             shares = shares_prompt(state, engine.policy_version)
             first = len(state.request.prompt.token_ids) if shares else 0
             lacks += [Lack(*state.key, *each) for each in gaps(first, state.held, self._arrived.get(state.key, ()))]
