@@ -17,6 +17,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import plait
 from plait.errors import ConfigError, DataError, FlowError, RunError
+from plait.generation.engine import Engine
 from plait.observe.run_log import read_rows
 from plait.observe.trace import read_trace
 from plait.runtime.api import export_checkpoint, run
@@ -89,6 +90,31 @@ def test_a_run_says_once_which_forward_generates(make_recipe: MakeRecipe, capsys
     assert said == [
         "actor.generate: computed by the model's own layers, not lowered: exact mode has a forward of its own"
     ]
+
+
+def test_which_weights_gave_each_token_is_recorded(make_recipe: MakeRecipe, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of samples in whose tokens the weights changed; elsewhere one version says it."""
+    step = Engine.step
+
+    def stepping(self: Engine):
+        finished = step(self)
+        if self.has_work and self.policy_version == 0:
+            self.update_weights(7, "keep")
+        return finished
+
+    recipe = make_recipe()
+    with monkeypatch.context() as patch:
+        patch.setattr(Engine, "step", stepping)
+        assert run(recipe).finished
+    first, second = (samples_of(recipe, at) for at in (1, 2))
+    mixed = [row for row in first if "token_versions" in row]
+    assert mixed
+    for row in mixed:
+        assert row["token_versions"] == [0] + [7] * (len(row["token_ids"]) - 1)
+        assert row["policy_version"] == 7
+    assert not any("token_versions" in row for row in second)
+    shares = [row.get("training/mixed_versions") for row in metrics_of(recipe)]
+    assert shares == [len(mixed) / len(first), None]
 
 
 def test_the_final_folder_loads_in_transformers(make_recipe: MakeRecipe, tmp_path: Path) -> None:

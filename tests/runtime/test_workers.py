@@ -40,7 +40,7 @@ STEPS = 4
 def samples_of() -> tuple[Sample, ...]:
     prompts = [Prompt(7, "seven", (1, 2, 3), {"answer": 4}), Prompt(9, "nine", (5,))]
     return (
-        Sample(prompts[0], 0, (4, 5), (-0.5, -1e-300), "four five", FinishReason.STOP, 3),
+        Sample(prompts[0], 0, (4, 5), (-0.5, -1e-300), "four five", FinishReason.STOP, 3, (2, 3)),
         Sample(prompts[0], 2, (6,), (-0.1,), "six", FinishReason.LENGTH, 3),
         Sample(prompts[1], 1, (), (), "", FinishReason.ABORTED),
     )
@@ -55,8 +55,8 @@ def test_rows_travel_bit_by_bit() -> None:
     assert [(s.uid, s.prompt.token_ids, s.token_ids, s.logprobs) for s in found.samples] == [
         (s.uid, s.prompt.token_ids, s.token_ids, s.logprobs) for s in rows.samples
     ]
-    assert [(s.finish_reason, s.policy_version) for s in found.samples] == [
-        (s.finish_reason, s.policy_version) for s in rows.samples
+    assert [(s.finish_reason, s.policy_version, s.token_versions) for s in found.samples] == [
+        (s.finish_reason, s.policy_version, s.token_versions) for s in rows.samples
     ]
     assert all(s.text == s.prompt.text == "" for s in found.samples), "texts stay behind"
     for column in (token, sample):

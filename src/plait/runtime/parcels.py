@@ -71,7 +71,7 @@ def unpack_rows(arrays: Sequence[NDArray[Any]], columns: Sequence[Column] = ()) 
     return Rows(samples, dict(zip(columns, arrays[_NUM_ARRAYS:], strict=True)))
 
 
-_NUM_ARRAYS = 7
+_NUM_ARRAYS = 8
 
 
 def _pack_samples(samples: Sequence[Sample]) -> tuple[NDArray[Any], ...]:
@@ -88,6 +88,7 @@ def _pack_samples(samples: Sequence[Sample]) -> tuple[NDArray[Any], ...]:
             len(sample.logprobs),
             _REASONS.index(sample.finish_reason),
             sample.policy_version,
+            sample.token_versions is not None,
         )
         for place, sample in enumerate(samples)
     ]
@@ -95,9 +96,10 @@ def _pack_samples(samples: Sequence[Sample]) -> tuple[NDArray[Any], ...]:
         np.array([prompt.uid for prompt in listed], dtype=np.int64),
         np.array([len(prompt.token_ids) for prompt in listed], dtype=np.int64),
         np.array([token for prompt in listed for token in prompt.token_ids], dtype=np.int64),
-        np.array(heads, dtype=np.int64).reshape(len(heads), 6),
+        np.array(heads, dtype=np.int64).reshape(len(heads), 7),
         np.array([token for sample in samples for token in sample.token_ids], dtype=np.int64),
         np.array([logprob for sample in samples for logprob in sample.logprobs], dtype=np.float64),
+        np.array([version for sample in samples for version in sample.token_versions or ()], dtype=np.int64),
         np.array([len(listed), len(samples)], dtype=np.int64),
     )
 
@@ -105,16 +107,17 @@ def _pack_samples(samples: Sequence[Sample]) -> tuple[NDArray[Any], ...]:
 def _unpack_samples(
     arrays: Sequence[NDArray[Any]], prompts: Mapping[int, Prompt] | None = None, texts: Sequence[str] = ()
 ) -> tuple[Sample, ...]:
-    uids, lengths, tokens, heads, responses, logprobs, _ = arrays
+    uids, lengths, tokens, heads, responses, logprobs, versions, _ = arrays
     found, at = [], 0
     all_tokens = tokens.tolist()
     for uid, length in zip(uids.tolist(), lengths.tolist(), strict=True):
         known = prompts.get(uid) if prompts is not None else None
         found.append(known or Prompt(uid, "", tuple(all_tokens[at : at + length])))
         at += length
-    samples, token, logprob = [], 0, 0
-    all_responses, all_logprobs = responses.tolist(), logprobs.tolist()
-    for place, (prompt, index, num_tokens, num_logprobs, reason, version) in enumerate(heads.tolist()):
+    samples, token, logprob, stamped = [], 0, 0, 0
+    all_responses, all_logprobs, all_versions = responses.tolist(), logprobs.tolist(), versions.tolist()
+    for place, (prompt, index, num_tokens, num_logprobs, reason, version, has_versions) in enumerate(heads.tolist()):
+        num_versions = num_tokens if has_versions else 0
         samples.append(
             Sample(
                 found[prompt],
@@ -124,9 +127,10 @@ def _unpack_samples(
                 texts[place] if texts else "",
                 _REASONS[reason],
                 version,
+                tuple(all_versions[stamped : stamped + num_versions]) if has_versions else None,
             )
         )
-        token, logprob = token + num_tokens, logprob + num_logprobs
+        token, logprob, stamped = token + num_tokens, logprob + num_logprobs, stamped + num_versions
     return tuple(samples)
 
 

@@ -137,7 +137,8 @@ def sample_rows(flow: Dataflow, state: StepState) -> Iterator[dict[str, Any]]:
     """One record per sample: text, tokens, log-probs, every column (rewards, advantages …) by name, and what reward
     functions logged of it.
 
-    Samples that lost their reward stand there too, without columns. A flow of several rollouts names that of each
+    Samples that lost their reward stand there too, without columns. `token_versions` says of each token which weights
+    gave it, where they changed on the way. A flow of several rollouts names that of each
     sample under `rollout`.
     """
     for table, generated in state.generated.items():
@@ -151,6 +152,7 @@ def sample_rows(flow: Dataflow, state: StepState) -> Iterator[dict[str, Any]]:
                 "response": sample.text,
                 "finish_reason": sample.finish_reason.value,
                 "policy_version": sample.policy_version,
+                **({} if sample.token_versions is None else {"token_versions": list(sample.token_versions)}),
                 "prompt_ids": list(sample.prompt.token_ids),
                 "token_ids": list(sample.token_ids),
                 "sampling_logprobs": list(sample.logprobs),

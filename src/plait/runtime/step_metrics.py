@@ -65,6 +65,9 @@ def _length_metrics(flow: Dataflow, state: StepState) -> dict[str, float]:
     }
     if rollouts:
         metrics["response_length/clip_ratio"] = float(np.mean(truncated))
+    mixed = [sample.token_versions is not None for sample in samples]
+    if any(mixed):
+        metrics["training/mixed_versions"] = float(np.mean(mixed))
     return metrics
 
 
