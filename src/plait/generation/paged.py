@@ -1,7 +1,8 @@
 """Attention of new tokens over contexts in blocks: which way is taken, the plain way, and that of long chunks.
 
 `paged_attention_plain` says what is computed; the kernel (`generation.kernels`) equals it up to rounding. Without the
-kernel, keys are gathered and torch's own products compute.
+kernel (float64, a GPU, no numba), and under a soft-cap or sinks, which it does not have, keys are gathered and torch's
+own products compute.
 
 Shapes: T new tokens, S samples, R rows of a sample (the most of any in the call), M columns of the block tables, N
 blocks of P tokens, K = M · P places looked at, Hq query heads, Hkv key heads, G = Hq / Hkv query heads that share a key
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -61,19 +63,8 @@ def attention(
             window=window,
         )
     if plain or len(query) != len(tables_SM):
-        return paged_attention_plain(
-            query,
-            key_pool,
-            value_pool,
-            tables_SM,
-            starts_S1,
-            held_S,
-            ancestors=ancestors,
-            scale=scale,
-            window=window,
-            softcap=softcap,
-            sinks=sinks,
-        )
+        options = {"scale": scale, "window": window, "softcap": softcap, "sinks": sinks}
+        return _split(query, key_pool, value_pool, tables_SM, starts_S1, held_S, ancestors=ancestors, **options)
     return _one_row_each(query, key_pool, value_pool, tables_SM, held_S, scale=scale, window=window)
 
 
@@ -132,6 +123,42 @@ def paged_attention_plain(
     out_SRHE = out_SHGRE.permute(0, 3, 1, 2, 4).flatten(2, 3)
     there_SR = rows_SR < starts_S1[1:, None]
     return out_SRHE[there_SR].to(query.dtype)
+
+
+def _split(
+    query: Tensor,
+    key_pool: Tensor,
+    value_pool: Tensor,
+    tables_SM: Tensor,
+    starts_S1: Tensor,
+    held_S: Tensor,
+    *,
+    ancestors: Ancestors,
+    **options: Any,
+) -> Tensor:
+    """`paged_attention_plain` of samples with one new token, then of the others: it computes as many rows of each as
+    any of them has."""
+    counts = [stop - start for start, stop in pairwise(starts_S1.tolist())]
+    singles = [sample for sample, count in enumerate(counts) if count == 1]
+    others = [sample for sample, count in enumerate(counts) if count > 1]
+    if not (singles and others):
+        return paged_attention_plain(
+            query, key_pool, value_pool, tables_SM, starts_S1, held_S, ancestors=ancestors, **options
+        )
+    out = query.new_empty(len(query), query.shape[1], value_pool.shape[3])
+    for part in (singles, others):
+        part_S = torch.tensor(part, device=query.device)
+        rows_S = (starts_S1[1:] - starts_S1[:-1])[part_S]
+        starts = F.pad(rows_S.cumsum(0), (1, 0)).int()
+        first_S = starts_S1[part_S] - starts[:-1]
+        rows_T = torch.arange(sum(counts[sample] for sample in part), device=query.device)
+        rows_T = rows_T + first_S.repeat_interleave(rows_S)
+        trees = None if ancestors is None else [ancestors[sample] for sample in part]
+        tables, held = tables_SM[part_S], held_S[part_S]
+        out[rows_T] = paged_attention_plain(
+            query[rows_T], key_pool, value_pool, tables, starts, held, ancestors=trees, **options
+        )
+    return out
 
 
 def _rows(starts_S1: Tensor, most: int) -> Tensor:
