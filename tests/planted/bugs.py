@@ -319,4 +319,63 @@ STATE = (
     ),
 )
 
-BUGS = (*SAMPLING, *LOSS, *ADVANTAGE, *STATE)
+GENERATION = (
+    Bug(
+        "siblings that write into one block",
+        "plait.generation.pool:KVPool.copy",
+        "if not pairs or not self.layers:",
+        "if pairs is not None:",
+        ("generation/test_engine.py::test_float64_logprobs_are_the_trainers",),
+    ),
+    Bug(
+        "a window of one token more",
+        "plait.generation.paged:_seen",
+        "positions_SR1 - of_keys_S1K < window",
+        "positions_SR1 - of_keys_S1K <= window",
+        ("generation/test_families.py::test_greedy_equals_transformers[mistral-torch.float64]",),
+    ),
+    Bug(
+        "tokens that see the next one",
+        "plait.generation.paged:_seen",
+        "seen_SRK = places_K <= held_S11 + rows_R1",
+        "seen_SRK = places_K <= held_S11 + rows_R1 + 1",
+        ("generation/test_families.py::test_greedy_equals_transformers[llama-torch.float64]",),
+    ),
+    Bug(
+        "siblings of a tree that see each other",
+        "plait.generation.kernels:seen_rows",
+        "np.tri(count, dtype=np.uint8) if tree is None else tree.numpy().astype(np.uint8)",
+        "np.tri(count, dtype=np.uint8)",
+        ("generation/test_trees.py::test_by_the_module[llama-torch.float32]",),
+    ),
+    Bug(
+        "prefix keys of a block alone",
+        "plait.policy.blocks:prefix_keys",
+        "digest + said",
+        "said",
+        ("generation/test_fast_path.py::test_a_prefix_is_all_that_stands_before",),
+    ),
+    Bug(
+        "tokens of new weights stamped with the old version",
+        "plait.generation.response:Response.new_version",
+        "(len(self.token_ids), version)",
+        "(len(self.token_ids) + 1, version)",
+        ("generation/test_open_loop.py::test_weights_that_change_in_flight",),
+    ),
+    Bug(
+        "keys and values of old weights under new ones",
+        f"{ENGINE}._recompute",
+        "self._batcher.recompute()",
+        "self._batcher.forget()",
+        ("generation/test_open_loop.py::test_weights_that_change_in_flight[recompute]",),
+    ),
+    Bug(
+        "exact mode that is not on",
+        "plait.generation.forward:Forward.__init__",
+        "ExactForward(model, pool) if exact else None",
+        "None",
+        ("generation/test_exact.py::test_the_same_bits_in_any_company[llama-torch.bfloat16]",),
+    ),
+)
+
+BUGS = (*SAMPLING, *LOSS, *ADVANTAGE, *STATE, *GENERATION)
