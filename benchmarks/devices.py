@@ -9,12 +9,13 @@ In turns, `--repeats` times, each a process of its own, the first step of each r
     half    one worker, half the batch: its decode steps are those of an instance, t(B / 2)
     pair    two of `half` at a time, each with a core: what sharing the machine costs without any communication
     dp2     two workers, the batch shared, optimizer state divided
-    pp2     two workers, training and scoring in two stages, two instances that generate
+    pp2     two workers, training and scoring in two stages of equal work (the last one has the head, hence fewer
+            layers: `placed/stages.py`), two instances that generate
 
-The ceiling is computed from phases of `whole` and `half` and the bytes that ranks received over the bandwidth of a link
-measured in between (`placed/ceiling.py`); `shared` is the same with the phases of `pair`: no plan on this machine can
-be faster than two processes that never talk. Goal: the measured speed is at least 90 % of the ceiling; both are
-printed.
+The ceiling is computed from phases of `whole` and `half` and the bytes that a rank received outside pipelines (in
+optimizer steps, and moves of weights; from the measured timeline) over the bandwidth of a link measured in between
+(`placed/ceiling.py`); `shared` is the same with the phases of `pair`: no plan on this machine can be faster than two
+processes that never talk. Goal: the measured speed is at least 90 % of the ceiling; both are printed.
 """
 
 from __future__ import annotations
@@ -33,10 +34,8 @@ from placed.ceiling import Phases, data_parallel, pipelined
 from placed.idle import link_bytes_per_s
 from placed.recipes import grpo
 from placed.runs import Finished, RunFailed, finish, start
+from placed.stages import Shares, shares_of, two_stages
 from sides import positive, row
-
-from plait.runtime.estimate import model_shape
-from plait.training.memory import BYTES
 
 WARM_UP = 1
 PLANS = ("dp2", "pp2")
@@ -70,7 +69,7 @@ def measure(
     """Every kind of run, `--repeats` times in turns, and the bandwidth of a link measured each time."""
     half = recipe | {"prompts_per_step": recipe["prompts_per_step"] // 2}
     pp2 = folder / "pp2.json"
-    pp2.write_text(json.dumps(_pp2_plan()))
+    pp2.write_text(json.dumps(_pp2_plan(shares_of(recipe))))
     kinds = {
         "whole": [recipe],
         "half": [half],
@@ -102,7 +101,7 @@ def report(runs: dict[str, list[Finished]], bytes_per_s: float, recipe: dict[str
     print()
     print(row("against one worker", ["speed", "ceiling", "of it", "shared", "of it"], "MB received"))
     for kind in PLANS:
-        received, what = bytes_of(kind, runs[kind], recipe)
+        received = median(run.received_bytes(("RECV", "STEP")) for run in runs[kind])
         ceilings = [
             ceiling(kind, phases["whole"], phases["half"], phases[kind], received, bytes_per_s),
             ceiling(kind, as_whole(phases), phases["pair"], phases[kind], received, bytes_per_s),
@@ -111,7 +110,7 @@ def report(runs: dict[str, list[Finished]], bytes_per_s: float, recipe: dict[str
         cells = [f"{speed:.2f}"]
         for best in ceilings:
             cells += [f"{phases['whole'].step / best:.2f}", f"{best / phases[kind].step:.1%}"]
-        print(row(kind, cells, f"{received / 1e6:.1f} {what}"))
+        print(row(kind, cells, f"{received / 1e6:.1f}"))
 
 
 def ceiling(kind: str, whole: Phases, half: Phases, here: Phases, received: float, bytes_per_s: float) -> float:
@@ -133,33 +132,18 @@ def as_whole(phases: dict[str, Phases]) -> Phases:
     return replace(found, step=whole.other + found.generate + found.score + found.train + found.optimizer)
 
 
-def bytes_of(kind: str, runs: Sequence[Finished], recipe: dict[str, Any]) -> tuple[float, str]:
-    """What one rank receives in a step outside pipelines, and whether it was measured.
-
-    Moves state their bytes. Where an optimizer step does not, it counts as a reduce-scatter of float32 gradients and an
-    all-gather of the new weights over two ranks.
-    """
-    moved = median(run.received_bytes(("RECV", "RECEIVE")) for run in runs)
-    if kind != "dp2":
-        return moved, "measured"
-    reduced = median(run.received_bytes(("STEP",)) for run in runs)
-    if reduced > 0:
-        return moved + reduced, "measured"
-    count = model_shape(recipe["model"]).parameters
-    return moved + count / 2 * (BYTES["float32"] + BYTES[recipe["dtype"]]), "planned"
-
-
 def middle(found: Sequence[Phases]) -> Phases:
     """Field by field the median."""
     names = ("step", "generate", "score", "train", "optimizer", "score_micro_batches", "train_micro_batches")
     return Phases(**{name: median(getattr(one, name) for one in found) for name in names})
 
 
-def _pp2_plan() -> dict[str, Any]:
+def _pp2_plan(shares: Shares) -> dict[str, Any]:
+    train, score = ({"ranks": [0, 1], "pp": 2, "stages": two_stages(shares.layers, one)} for one in shares.head)
     placements = [
         {"call": "actor.generate", "mode": "decode", "ranks": [0, 1], "dp": 2},
-        {"call": "ref.logprobs", "mode": "score", "ranks": [0, 1], "pp": 2},
-        {"call": "actor.train", "mode": "train", "ranks": [0, 1], "pp": 2},
+        {"call": "ref.logprobs", "mode": "score"} | score,
+        {"call": "actor.train", "mode": "train"} | train,
     ]
     return {"format": "plait-plan", "version": 1, "name": "pp2", "num_ranks": 2, "placements": placements}
 

@@ -13,7 +13,7 @@ Parts:
            the steps. Goal: at most 1 % of a step.
     idle   Workers that do nothing, --idle and --led numbers of them. `launched`: the controlling process tells all and
            has all answers, over the launcher; and what it needs while nothing happens (heartbeats). `led`: rank 0 of a
-           process group does so, by the messages of a run; each worker imports torch, hence the smaller numbers.
+           process group does so, by the messages of a run; each worker imports torch: 64 of them take about 10 GB.
            A GRPO step has about six such rounds: their CPU time as a share of the step measured above is the growth.
 """
 
@@ -121,7 +121,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--prompts", type=positive, default=8)
     parser.add_argument("--samples", type=positive, default=4)
     parser.add_argument("--idle", default="1,2,4,8,16,32,64")
-    parser.add_argument("--led", default="2,4,8,16")
+    parser.add_argument("--led", default="2,4,8,16,32,64")
     parser.add_argument("--rounds", type=positive, default=200)
     parser.add_argument("--rest", type=float, default=5.0, help="seconds in which nothing happens")
     return parser
