@@ -3,6 +3,7 @@ left; and --resume continues to the undisturbed result."""
 
 from __future__ import annotations
 
+import itertools
 import os
 import subprocess
 import sys
@@ -27,10 +28,12 @@ PHASES = {
     "save": "save",
 }
 FAULTS = {
-    "kill": ("os.kill(os.getpid(), signal.SIGKILL)", "rank 1 was killed by SIGKILL"),
-    "stop": ("os.kill(os.getpid(), signal.SIGSTOP)", "rank 1 froze: no heartbeat"),
-    "raise": ("raise ZeroDivisionError('planted')", "rank 1 raised ZeroDivisionError: planted"),
+    "kill": ("os.kill(os.getpid(), signal.SIGKILL)", "was killed by SIGKILL"),
+    "stop": ("os.kill(os.getpid(), signal.SIGSTOP)", "froze: no heartbeat"),
+    "raise": ("raise ZeroDivisionError('planted')", "raised ZeroDivisionError: planted"),
 }
+SUM = "sum"
+"""Any of a team, in place of an action."""
 FLOW = """
     import contextlib, os, signal
     from pathlib import Path
@@ -38,21 +41,34 @@ FLOW = """
     from plait.algorithms.grpo import grpo as grpo
     from plait.runtime.board import Board
 
-    # The second time that rank 1 begins the action that the file names, it does what the file says.
+    # The file names a rank, an action, what it does when it begins that, and the checkpoint that must be there then.
     plant = Path(__file__).with_name("fault")
     lines = plant.read_text().splitlines() if plant.exists() else []
-    begun, doing = [], Board.doing
+    doing = Board.doing
+
+    def fault():
+        if Path(lines[3]).exists():
+            exec(lines[2])
 
     @contextlib.contextmanager
     def watched(self, action):
         with doing(self, action):
-            if lines and self.rank == 1 and action == lines[0]:
-                begun.append(action)
-                if len(begun) == 2:
-                    exec(lines[1])
+            if self.rank == int(lines[0]) and action == lines[1]:
+                fault()
             yield
 
-    if lines:
+    if lines and lines[1] == "sum":
+        from plait.models.team import Peers
+
+        summed = Peers.all_reduce
+
+        def all_reduce(self, tensor, op="sum"):
+            if self.ranks[self.index] == int(lines[0]):
+                fault()
+            return summed(self, tensor, op)
+
+        Peers.all_reduce = all_reduce
+    elif lines:
         Board.doing = watched
 """
 
@@ -65,11 +81,12 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "def sevens(completions, **columns):\n    return [text.count('7') + 0.01 * len(text) for text in completions]\n"
     )
     (folder / "prompts.jsonl").write_text("".join(f'{{"prompt": "what is {i} plus 4?"}}\n' for i in range(12)))
-    write_plan(folder, "plan", {"actor.generate": "0,1 dp2", "actor.train": "0,1 tp2", "ref.logprobs": "0,1 dp2"})
+    for name, places in PLANS.items():
+        write_plan(folder, name, places)
     return folder
 
 
-def recipe_of(place: Path, tiny_folder: Path, name: str) -> Recipe:
+def recipe_of(place: Path, tiny_folder: Path, name: str, **keys: Any) -> Recipe:
     tree: dict[str, Any] = {
         "model": str(tiny_folder),
         "algorithm": f"{place}/flow.py:grpo",
@@ -88,7 +105,7 @@ def recipe_of(place: Path, tiny_folder: Path, name: str) -> Recipe:
         "freeze_after_s": 3,
         "run_dir": str(place / name),
     }
-    return load_recipe(None, list(tree.items()))
+    return load_recipe(None, list((tree | keys).items()))
 
 
 @pytest.fixture(scope="module")
@@ -120,35 +137,57 @@ def left_of(recipe: Recipe) -> list[str]:
     return found
 
 
-QUICK = (("kill", "train"), ("stop", "move"), ("raise", "generate"), ("kill", "save"))
+PLANS = {
+    "plan": {"actor.generate": "0,1 dp2", "actor.train": "0,1 tp2", "ref.logprobs": "0,1 dp2"},
+    "together": {"actor.generate": "0,1 tp2", "actor.train": "0,1 dp2", "ref.logprobs": "0,1 tp2"},
+}
+QUICK = (("kill", "train", 1), ("stop", "move", 1), ("kill", "generate", 0), ("raise", "score", 0))
 
 
 @pytest.mark.parametrize(
-    ("fault", "phase"),
+    ("fault", "phase", "rank"),
     [
-        (fault, phase) if (fault, phase) in QUICK else pytest.param(fault, phase, marks=pytest.mark.slow)
-        for fault in FAULTS
-        for phase in PHASES
+        case if case in QUICK else pytest.param(*case, marks=pytest.mark.slow)
+        for case in itertools.product(FAULTS, PHASES, (0, 1))
     ],
 )
 def test_a_fault_is_named_and_the_run_goes_on_from_its_checkpoint(
-    fault: str, phase: str, place: Path, tiny_folder: Path, undisturbed: Path
+    fault: str, phase: str, rank: int, place: Path, tiny_folder: Path, undisturbed: Path
 ) -> None:
-    recipe = recipe_of(place, tiny_folder, f"{fault}-{phase}")
+    """At the beginning of the action. Rank 0 leads, the other serves; where the leader raises, it knows by itself
+    whether it can still save."""
+    broken_off(recipe_of(place, tiny_folder, f"{fault}-{phase}-{rank}"), fault, PHASES[phase], rank, undisturbed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_within_a_collective_is_found(
+    fault: str, rank: int, place: Path, tiny_folder: Path, undisturbed: Path
+) -> None:
+    """Two ranks generate together, token by token: the other one is in the middle of a sum that never ends."""
+    recipe = recipe_of(place, tiny_folder, f"{fault}-together-{rank}", plan=str(place / "together.json"))
+    broken_off(recipe, fault, SUM, rank, undisturbed)
+
+
+def broken_off(recipe: Recipe, fault: str, action: str, rank: int, undisturbed: Path) -> None:
+    """Run with a fault in a rank's action of step 2, and resume."""
     code, says = FAULTS[fault]
-    (place / "fault").write_text(f"{PHASES[phase]}\n{code}\n")
+    plant, other = Path(recipe.algorithm.rpartition(":")[0]).with_name("fault"), 1 - rank
+    plant.write_text(f"{rank}\n{action}\n{code}\n{recipe.run_dir}/checkpoints/step-1\n")
     try:
         broken = plait_train(recipe)
     finally:
-        (place / "fault").unlink()
+        plant.unlink()
     assert broken.returncode == 1, broken.stderr
-    assert says in broken.stderr
-    assert f"in `{PHASES[phase]}` after" in broken.stderr
-    meanwhile = next(line for line in broken.stderr.splitlines() if line.startswith("  meanwhile rank 0"))
-    assert "rank 1" in meanwhile, meanwhile  # whom it waited for, or whose connection broke
-    assert "--resume" in broken.stderr
+    assert f"rank {rank} {says}" in broken.stderr
+    named = "actor.generate" if action == SUM else action
+    assert f"in `{named}` after" in broken.stderr, broken.stderr
+    meanwhile = next(line for line in broken.stderr.splitlines() if line.startswith(f"  meanwhile rank {other}"))
+    assert f"rank {rank}" in meanwhile, meanwhile  # whom it waited for, or whose connection broke
+    assert "the checkpoint of step 1 is good" in broken.stderr
     if fault == "raise":
-        assert "exec(lines[1])" in broken.stderr, "the worker's own traceback"
+        assert "exec(lines[2])" in broken.stderr, "the worker's own traceback"
     assert left_of(recipe) == []
     resumed = plait_train(recipe, "--resume")
     assert resumed.returncode == 0, resumed.stderr

@@ -26,6 +26,7 @@ from plait.runtime.parcels import Parcel
 from plait.runtime.parts import WAIT_S, Parts
 from plait.runtime.recorder import Elsewhere, Recorder
 from plait.runtime.residence import Need
+from plait.schedule.named_plans import MODE_OF
 from plait.schedule.plan import Mode
 from plait.schedule.timeline import Span
 from plait.training.trainer import MICRO_BATCHES_OF_A_STAGE, NO_VALUES, Done
@@ -57,14 +58,14 @@ class Crew:
         been dropped."""
         self._numbers = itertools.count()
         self._engines: dict[str, CrewEngine] = {}
-        self.together: set[str] = set()
-        """What this rank and others are in the middle of, and the others cannot end alone."""
+        self.together: dict[int, str] = {}
+        """What this rank and others are in the middle of, and the others cannot end alone; by number."""
         parts.residence.recorder = recorder
 
     def tell(
         self, ranks: Collection[int], parcel: Parcel, copies: Collection[tuple[str, int]] | None = frozenset()
     ) -> int:
-        """Announce a command to these ranks, the leader itself left out.
+        """Announce a command to these ranks. The leader may be among them: it does its part itself.
 
         Args:
             copies: that are needed for it; None: it leaves what is on the devices as it is.
@@ -73,12 +74,17 @@ class Crew:
             The number of the command, which every answer to it has.
         """
         if copies is not None:
-            self._stale |= self._dropped - set(copies)
+            told = {(role, n) for role, n in self._dropped if not self._held(role, n).isdisjoint(ranks)}
+            self._stale |= told - set(copies)
         number = next(self._numbers)
         message = Parcel({**parcel.header, "at": self.recorder.step, "number": number}, parcel.arrays)
         for rank in sorted(set(ranks) - {LEADER}):
             self.mail.send(rank, message, str(parcel.header["do"]))
         return number
+
+    def _held(self, role: str, number: int) -> set[int]:
+        """Ranks that have some of these copies."""
+        return {rank for rank, _ in self.parts.copies[role][number].parts}
 
     def answer(self, rank: int, number: int, what: str) -> Parcel:
         """The next answer of a rank to the command of this number."""
@@ -136,10 +142,11 @@ class Crew:
     def spans(self) -> list[Span]:
         """What the other ranks recorded since the last time, on the leader's clock. What may leave the devices has."""
         self.parts.residence.want()
-        number = self.tell(self.others, Parcel({"do": Do.SPANS, "zero": self.recorder.zero_s}))
+        number = self.tell((LEADER, *self.others), Parcel({"do": Do.SPANS, "zero": self.recorder.zero_s}))
         found: list[Span] = []
-        for rank in self.others:
-            found += [Span(*values) for values in self.answer(rank, number, "its timeline").header["spans"]]
+        with self.board.doing("timeline"):
+            for rank in self.others:
+                found += [Span(*values) for values in self.answer(rank, number, "its timeline").header["spans"]]
         return found
 
     def save(self, folder: Path) -> tuple[dict[str, FileDigest], dict[str, Any]]:
@@ -151,17 +158,17 @@ class Crew:
         Raises:
             RunError: a file could not be written.
         """
-        number = self.tell(self.others, Parcel({"do": Do.SAVE, "folder": str(folder)}))
+        number = self.tell((LEADER, *self.others), Parcel({"do": Do.SAVE, "folder": str(folder)}))
         with self.board.doing("save"):
             counts = save_part(self.parts, folder, self.recorder)
-        for rank in self.others:
-            counts |= self.answer(rank, number, "its part of the checkpoint").header["counts"]
+            for rank in self.others:
+                counts |= self.answer(rank, number, "its part of the checkpoint").header["counts"]
         return {path.name: digest_of(path) for path in sorted(folder.iterdir())}, {"counts": counts}
 
     def load(self, folder: Path, counts: Mapping[str, Mapping[str, int]] | None, threads: int) -> None:
         """Have each rank read its part from a checkpoint of any plan, and bring all weights to where they are used."""
         header = {"do": Do.LOAD, "folder": str(folder), "counts": counts, "threads": threads}
-        self.tell(self.others, Parcel(header))
+        self.tell((LEADER, *self.others), Parcel(header))
         with self.joining("load"):
             load_part(self.parts, folder, counts, self.recorder)
         for role, place in self.parts.places.items():
@@ -178,10 +185,11 @@ class Crew:
     @contextlib.contextmanager
     def joining(self, action: str) -> Iterator[None]:
         """Within it, do this rank's part of what several do together."""
-        self.together.add(action)
+        number = next(self._numbers)
+        self.together[number] = action
         with self.board.doing(action):
             yield
-        self.together.discard(action)
+        del self.together[number]
 
     def give_up(self) -> str:
         """After an error: what is under way is forgotten, or ends by itself, so that commands are served again.
@@ -190,7 +198,7 @@ class Crew:
             Why they will not be, in words that follow `since`; else nothing.
         """
         if self.together:
-            return f"other ranks wait for this one in {', '.join(f'`{what}`' for what in sorted(self.together))}"
+            return f"other ranks wait for this one in {', '.join(f'`{what}`' for what in self.together.values())}"
         for engine in self._engines.values():
             engine.give_up()
         return ""
@@ -237,7 +245,7 @@ class CrewCall:
             crew.parts.residence.want(call.need)
             self._work = call.run(crew.parts)
             if len(self.ranks) > 1:
-                crew.together.add(call.call)
+                crew.together[self._number] = call.call
 
     @property
     def ready(self) -> bool:
@@ -249,14 +257,17 @@ class CrewCall:
 
     def __next__(self) -> Done | Elsewhere:
         self.begin()
-        if self._work is not None:
-            with self._crew.board.doing(self._call.call):
-                try:
-                    return next(self._work)
-                except StopIteration:
-                    self._crew.together.discard(self._call.call)
-                    raise
+        with self._crew.board.doing(self._call.call):
+            return self._next()
+
+    def _next(self) -> Done | Elsewhere:
         assert self._number is not None, "a call that began was announced"
+        if self._work is not None:
+            try:
+                return next(self._work)
+            except StopIteration:
+                self._crew.together.pop(self._number, None)
+                raise
         answer = self._crew.answer(self.ranks[0], self._number, self._call.call)
         if "count" in answer.header:
             return Elsewhere(answer.header["count"])
@@ -274,7 +285,8 @@ class CrewTrainer:
         self.model = part.model if part is not None else AbsentModel(max_positions)
 
     def mesh(self, kind: CallKind, *, begins: bool) -> frozenset[int]:
-        """The ranks that a call of this kind keeps busy; to begin, with those that bring it weights."""
+        """The ranks that a call of this kind keeps busy; to begin, with those that bring it weights. Copies that are
+        dropped may have to be brought again, when the call asks other models in between."""
         place = self._crew.parts.places[self.role]
         match kind:
             case CallKind.TRAIN:
@@ -284,8 +296,13 @@ class CrewTrainer:
             case _:
                 layouts = place.generate
         found = frozenset(rank for layout in layouts if layout is not None for rank in layout.mesh.ranks)
-        away = begins and any(layout != place.home for layout in layouts)
+        copies = [one for one in self._crew.parts.copies[self.role] if MODE_OF[kind] in one.modes]
+        away = copies and (begins or any(one.after == "drop" for one in copies))
         return found | frozenset(self._crew.parts.movers[self.role] if away else ())
+
+    def freshen(self, kind: CallKind) -> None:
+        """Have the role's weights where a call of this kind computes."""
+        self._crew.freshen(self.role, MODE_OF[kind])
 
     @property
     def tokens_of_a_part(self) -> int:

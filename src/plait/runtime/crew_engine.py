@@ -64,11 +64,6 @@ class CrewEngine:
         return 0 if self._own is None else self._own.received_bytes
 
     @property
-    def not_lowered(self) -> str | None:
-        """Of the leader's own part."""
-        return None if self._own is None else self._own.not_lowered
-
-    @property
     def has_work(self) -> bool:
         return bool(self._pending) or any(self._left)
 
@@ -96,6 +91,10 @@ class CrewEngine:
         """One step of the leader's own instance, and what others have finished meanwhile; where that is nothing, it
         waits for them, but not for long."""
         assert self.has_work, "step without work"
+        with self._crew.board.doing(f"{self._role}.generate"):
+            return self._step()
+
+    def _step(self) -> list[Sample]:
         if self._may_deal:
             self._deal()
         finished: list[Sample] = []
@@ -123,13 +122,11 @@ class CrewEngine:
 
     def _own_step(self, own: Engine) -> list[Sample]:
         """Of the leader's instance: in lockstep with the other ranks of it."""
-        call, together = f"{self._role}.generate", self._crew.together
         assert self._own_place is not None, "an engine of no instance"
-        if len(self.instances[self._own_place].mesh) > 1:
-            together.add(call)
-        finished = own.step()
-        together.discard(call)
-        return finished
+        if len(self.instances[self._own_place].mesh) == 1:
+            return own.step()
+        with self._crew.joining(f"{self._role}.generate"):
+            return own.step()
 
     def give_up(self) -> None:
         """Nobody waits for the samples any longer. Where ranks generate together, which no one of them can leave, they

@@ -74,7 +74,7 @@ class Server:
             case Do.SAVE:
                 with self._board.doing("save"):
                     counts = save_part(parts, Path(header["folder"]), recorder)
-                self._answer(command, Parcel({"counts": counts}), "what was saved")
+                    self._answer(command, Parcel({"counts": counts}), "what was saved")
             case Do.LOAD:
                 torch.set_num_threads(header["threads"])
                 with self._board.doing("load"):
@@ -111,8 +111,8 @@ class Server:
                 if reports and self._recorder.now_s - reported_s > REPORT_S:
                     self._answer(command, Parcel({"count": count}), "a report")
                     count, reported_s = 0, self._recorder.now_s
-        if reports:
-            self._answer(command, call.answer(result), "a result")
+            if reports:
+                self._answer(command, call.answer(result), "a result")
 
     def _generate(self, command: Parcel) -> None:
         role = command.header["role"]
