@@ -113,6 +113,9 @@ class Executor:
         return metrics
 
     def _begun(self, node: Node, state: StepState, draw: Draw, trained: _InOrder) -> Ongoing:
+        trainer = self._trainer(node)
+        if trainer is not None and not isinstance(trainer, Trainer):
+            trainer.freshen(node.kind)  # while the ranks that it takes are free
         ongoing = Ongoing(node, self._little(node, state), self._mesh(node))
         role = self.roles.get(str(node.role))
         if node.kind is CallKind.GENERATE:
