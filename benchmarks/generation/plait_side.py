@@ -30,16 +30,19 @@ def load(workload: Workload) -> tuple[Runner, str]:
             engine.add(Request(asked, len(lengths), settings.sampling(), NoiseKey(seed=0, rollout=number), lengths))
         samples: list[Sample] = []
         steps: list[Step] = []
+        packing_s = 0.0
         while engine.has_work:
             before = time.perf_counter()
             samples += engine.step()
             took = time.perf_counter() - before
             record = engine.last_step
             assert record is not None, "a step leaves a record"
+            packing_s += record.packing_s
+            took -= record.packing_s
             steps.append(Step(record.num_sequences, record.num_context_tokens, record.num_tokens, took))
         samples.sort(key=lambda sample: (sample.prompt.uid, sample.index))
         rows = sum(len(sample.token_ids) - 1 for sample in samples)
-        return Outcome([len(sample.token_ids) for sample in samples], rows, steps)
+        return Outcome([len(sample.token_ids) for sample in samples], rows, steps, packing_s)
 
     return run, f"torch {torch.__version__}"
 

@@ -33,6 +33,8 @@ class Outcome:
     """Rows of decode steps that were computed, padding included; 0: the engine does not tell."""
     steps: list[Step] = field(default_factory=list)
     """One by one, where the engine tells."""
+    packing_s: float = 0.0
+    """What it took to lay the weights out anew, where the engine tells; in no step's seconds."""
 
     @classmethod
     def of(cls, raw: dict[str, Any]) -> Outcome:

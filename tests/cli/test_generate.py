@@ -41,6 +41,7 @@ def test_json_figures(given: list[str], capsys: pytest.CaptureFixture[str]) -> N
         "tokens",
         "seconds",
         "tokens_per_s",
+        "packing_seconds",
         "prefill_tokens_per_s",
         "decode_tokens_per_s",
         "step_ms",
@@ -266,14 +267,17 @@ def test_the_progress_line() -> None:
 
 def test_meter_counts_mixed_steps_with_the_prompts() -> None:
     meter = Meter()
-    mixed = StepRecord(StepKind.PREFILL, 3, 102, 40, 0, num_prefill_tokens=100, num_drawn=3, num_preempted=0)
+    mixed = StepRecord(
+        StepKind.PREFILL, 3, 102, 40, 0, num_prefill_tokens=100, num_drawn=3, num_preempted=0, packing_s=0.5
+    )
     decode = StepRecord(StepKind.DECODE, 4, 4, 200, 1, num_prefill_tokens=0, num_drawn=4, num_preempted=0)
-    meter.step(mixed, 2.0, kv_bytes=50)
+    meter.step(mixed, 2.5, kv_bytes=50)
     meter.step(decode, 0.5, kv_bytes=70)
     meter.step(decode, 0.3, kv_bytes=60)
     figures = GenerationReport((), 0, 4.0, meter, limit_s=1.0).figures()
     assert figures["tokens"] == 11
     assert figures["tokens_per_s"] == pytest.approx(11 / 4)
+    assert figures["packing_seconds"] == 0.5
     assert figures["prefill_tokens_per_s"] == pytest.approx(100 / 2)
     assert figures["decode_tokens_per_s"] == pytest.approx(8 / 0.8)
     assert figures["step_ms"]["p50"] == pytest.approx(400)

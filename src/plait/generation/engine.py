@@ -9,6 +9,7 @@ Shapes: R rows whose logits are read, B samples that draw a token, H hidden size
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, KeysView, Sequence
 
 import torch
@@ -18,6 +19,7 @@ from plait.data.records import FinishReason, Sample
 from plait.errors import CallError, ConfigError
 from plait.generation import noise, transfer
 from plait.generation.checks import allow, check_kv, check_new, check_room, check_stages
+from plait.generation.flight import Flight
 from plait.generation.forward import ChunkTokens, Forward
 from plait.generation.pool import KVPool
 from plait.generation.ragged import NewTokens
@@ -32,7 +34,7 @@ from plait.generation.sampler import SamplingRows, sample
 from plait.generation.settings import SamplingSettings
 from plait.generation.transfer import Place, SampleState
 from plait.models.language_model import LanguageModel
-from plait.policy.batching import Batcher, Chunk, Key, Start, StepPlan
+from plait.policy.batching import Batcher, Key, StepPlan
 from plait.policy.blocks import prefix_keys
 
 
@@ -80,8 +82,8 @@ class Engine:
         self._rows = Rows(settings.max_running, self._limits.block_tokens, model.device)
         self._forward = Forward(model, self._pool, exact=settings.exact)
         self._place = Place.of(model)
-        self._asked: dict[int, Asked] = {}
-        self._started: dict[Key, Response] = {}
+        self._flight = Flight(model.eos_token_ids)
+        self._asked, self._started = self._flight.asked, self._flight.started
         self._weights_version = 0
         self._epoch = 0
         """Counts how often everything in flight was computed again."""
@@ -176,9 +178,12 @@ class Engine:
         allow(same, "step: the weights changed while samples were in flight; call `update_weights`")
         starts = self._batcher.start_ready()
         early = [(start.uid, index) for start in starts for index in start.indices]
-        finished = self._draw(early, 0, torch.cat(self._begin(starts))) if starts else []
+        finished = self._draw(early, 0, torch.cat(self._flight.begin(starts, self.policy_version))) if starts else []
         plan = self._batcher.plan()
         self._apply(plan)
+        began = time.perf_counter()
+        self._forward.prepare(self._flight.longest_left)
+        packing_s = time.perf_counter() - began
         logits_RV = self._computed(plan)
         logits_BV = self._drawn_logits(plan, logits_RV) if plan.chunks or plan.starts else logits_RV
         drawn = plan.drawn
@@ -195,6 +200,7 @@ class Engine:
             plan.num_chunk_tokens,
             len(early) + len(drawn),
             len(plan.preempted),
+            packing_s,
         )
         return finished
 
@@ -219,26 +225,13 @@ class Engine:
 
     def _computed(self, plan: StepPlan) -> Tensor | None:
         """Logits [R, V]: of each row, then of the chunks that complete a sequence, in the order of the plan."""
-        self._forward.prepare(self._longest_left)
-        chunks = [ChunkTokens(self._new_tokens(chunk), chunk.completes) for chunk in plan.chunks]
-        return self._forward.logits(self._rows, lambda: list(self._tokens_of_rows(plan)), chunks)
+        chunks = [ChunkTokens(self._flight.chunk(chunk), chunk.completes) for chunk in plan.chunks]
+        running = self._batcher.running
 
-    def _longest_left(self) -> int:
-        """Tokens that a response may still have."""
-        limits = [limit for asked in self._asked.values() for limit in asked.limits]
-        return max([*limits, *(said.limit - len(said.token_ids) for said in self._started.values())])
+        def newest() -> list[NewTokens]:
+            return [self._flight.newest(key, running[key].table) for key in plan.rows]
 
-    def _new_tokens(self, chunk: Chunk) -> NewTokens:
-        if chunk.index is None:
-            token_ids: Sequence[int] = self._asked[chunk.uid].request.prompt.token_ids
-        else:
-            token_ids = self._started[chunk.uid, chunk.index].tokens
-        return NewTokens(token_ids[chunk.start : chunk.stop], chunk.start, chunk.table)
-
-    def _tokens_of_rows(self, plan: StepPlan) -> Iterator[NewTokens]:
-        for key in plan.rows:
-            said, table = self._started[key], self._batcher.running[key].table
-            yield NewTokens(said.token_ids[-1:], len(said.tokens) - 1, table)
+        return self._forward.logits(self._rows, newest, chunks)
 
     # -- drawing
 
@@ -253,26 +246,8 @@ class Engine:
                 asked.logits_V, asked.logits_version = logits_RV[i], self.policy_version
             else:
                 parts.append(logits_RV[i : i + 1])
-        parts = [part for part in (*parts, *self._begin(plan.starts)) if len(part)]
+        parts = [part for part in (*parts, *self._flight.begin(plan.starts, self.policy_version)) if len(part)]
         return torch.cat(parts) if parts else None
-
-    def _begin(self, starts: Sequence[Start]) -> list[Tensor]:
-        """Samples begin with the logits [number, V] of their prompt's last token."""
-        parts = []
-        for start in starts:
-            asked = self._asked[start.uid]
-            assert asked.logits_V is not None, "a prompt that starts samples has been computed"
-            parts.append(asked.logits_V.expand(len(start.indices), -1))
-            versions = (asked.logits_version, self.policy_version)
-            for index in start.indices:
-                begun = Response.begun(asked, index, self.model.eos_token_ids, versions)
-                self._started[begun.key] = begun
-            asked.num_pending -= len(start.indices)
-            if asked.num_pending == 0:
-                del self._asked[start.uid]
-            else:
-                asked.logits_V = asked.logits_V.clone()  # lets go of the batch that it is a row of
-        return parts
 
     def _draw(self, drawn: Sequence[Key], num_rows: int, logits_BV: Tensor) -> list[Sample]:
         """One token more for each of these samples, of which the first are the rows; returns those that it ends."""
@@ -322,19 +297,9 @@ class Engine:
             The samples taken out, with what they had said: none of them will be delivered by `step`.
         """
         waiting = [key for key in self._batcher.waiting if key not in self._started]
-        keys = [key for key in (*self._started, *waiting) if key[0] == prompt_uid and index in (None, key[1])]
-        out = []
-        for key in keys:
-            said = self._started.pop(key, None)
-            if said is None:
-                asked = self._asked[prompt_uid]
-                said = Response.begun(asked, key[1], (), (self.policy_version, self.policy_version))
-                asked.num_pending -= 1
-                if asked.num_pending == 0:
-                    del self._asked[prompt_uid]
-            out.append(said.sample(self.model.tokenizer, FinishReason.ABORTED))
-        self._take_out(keys)
-        return out
+        out = self._flight.take_out(prompt_uid, index, waiting, self.policy_version)
+        self._take_out([said.key for said in out])
+        return [said.sample(self.model.tokenizer, FinishReason.ABORTED) for said in out]
 
     def _take_out(self, keys: Sequence[Key]) -> None:
         self._rows.remove(keys)
@@ -472,8 +437,7 @@ class Engine:
         self._epoch += 1
         self._batcher.recompute()
         self._rows.clear()
-        for asked in self._asked.values():
-            asked.logits_V = None
+        self._flight.forget_logits()
 
     def _rest(self) -> None:
         """No sample is in flight, so weights may change: give back what was made of them, but for cached prefixes."""

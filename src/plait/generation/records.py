@@ -41,6 +41,9 @@ class StepRecord:
     num_drawn: int
     """Samples that got a token."""
     num_preempted: int
+    packing_s: float = 0.0
+    """Seconds of it that went into packing the weights (and once into lowering the model): when work begins, whatever
+    the step computes."""
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,9 @@ class Meter:
     tokens: int = 0
     prefill_tokens: int = 0
     prefill_seconds: float = 0.0
-    """Of the steps that compute prompts, whatever else they compute."""
+    """Of the steps that compute prompts, whatever else they compute; less `packing_seconds`."""
+    packing_seconds: float = 0.0
+    """Packing the weights when work begins, and lowering the model the first time."""
     decode_tokens: int = 0
     decode_step_s: list[float] = field(default_factory=list)
     kv_peak_bytes: int = 0
@@ -36,6 +38,9 @@ class Meter:
 
     def step(self, record: StepRecord, seconds: float, kv_bytes: int) -> None:
         self.tokens += record.num_drawn
+        self.packing_seconds += record.packing_s
+        self._recent.append((record.num_drawn, seconds))
+        seconds -= record.packing_s
         if record.kind is StepKind.DECODE:
             self.decode_tokens += record.num_drawn
             self.decode_step_s.append(seconds)
@@ -43,7 +48,6 @@ class Meter:
             self.prefill_tokens += record.num_prefill_tokens
             self.prefill_seconds += seconds
         self.kv_peak_bytes = max(self.kv_peak_bytes, kv_bytes)
-        self._recent.append((record.num_drawn, seconds))
 
     def now(self, engine: Engine) -> str:
         """A line for the progress display."""
@@ -84,6 +88,7 @@ class GenerationReport:
             "tokens": meter.tokens,
             "seconds": self.seconds,
             "tokens_per_s": _rate(meter.tokens, self.seconds),
+            "packing_seconds": meter.packing_seconds,
             "prefill_tokens_per_s": _rate(meter.prefill_tokens, meter.prefill_seconds),
             "decode_tokens_per_s": _rate(meter.decode_tokens, sum(meter.decode_step_s)),
             "step_ms": {f"p{q}": float(np.percentile(steps_ms, q)) for q in (50, 90, 99)},
