@@ -165,18 +165,28 @@ class Peers:
         if self.size == 1:
             return own
         most = max(stop - start for start, stop in pairwise(bounds))
+        # One memory for all pieces: fresh pages cost more than the sums.
+        room = flat.new_empty(self.size, min(len(own), PIECE_ELEMENTS))
         for at in range(0, most, PIECE_ELEMENTS):
             pieces = [
                 flat[min(start + at, stop) : min(start + at + PIECE_ELEMENTS, stop)] for start, stop in pairwise(bounds)
             ]
             mine = pieces[self.index]
-            found = [mine.clone() if peer == self.index else torch.empty_like(mine) for peer in range(self.size)]
+            found = [mine if peer == self.index else room[peer, : len(mine)] for peer in range(self.size)]
             self._exchange(pieces, found, "reduce_scatter")
-            total = found[0]
-            for part in found[1:]:
-                total += part
-            mine.copy_(total)
+            self._sum_into_own(found)
         return own
+
+    def _sum_into_own(self, parts: Sequence[Tensor]) -> None:
+        """The sum in the order of the ranks, into this rank's part: of two, either may be first."""
+        own, before = parts[self.index], parts[: self.index]
+        if before:
+            total = before[0]
+            for part in before[1:]:
+                total += part
+            own += total
+        for part in parts[self.index + 1 :]:
+            own += part
 
     def all_gather_flat(self, flat: Tensor, bounds: Sequence[int]) -> Tensor:
         """Fill a flat buffer of which each rank has its own part: `bounds[i]` to `bounds[i + 1]` of rank i. In place;
