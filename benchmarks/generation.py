@@ -178,6 +178,8 @@ def _keep_profile(results: Results, options: argparse.Namespace) -> None:
         threads=work.threads,
         rates=asdict(results.machine),
         r_squared=fitted.r_squared,
+        decode_r_squared=fitted.decode_r_squared,
+        packing_s=results.packing_s(),
         num_steps=fitted.num_steps,
     )
     print(f"step times kept in {path}", file=sys.stderr)

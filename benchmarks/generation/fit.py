@@ -3,7 +3,8 @@
     t(batch, context, tokens) = w₀ + w_b · batch + w_c · context + w_t · tokens + Σ_q w_q · max(0, tokens - q)
 
 with no weight below 0: convex in the tokens, so that more of them are never predicted to be cheaper. Fitted by least
-squares of the relative errors, so that short steps count as much as long ones.
+squares of the relative errors, so that short steps count as much as long ones. What a step spends on packing weights is
+no function of its work and is not in its seconds.
 """
 
 from __future__ import annotations
@@ -53,23 +54,40 @@ def typical(runs: Sequence[Sequence[Step]]) -> list[Step]:
 
 
 def fit(steps: Sequence[Step]) -> StepTime:
-    """Least squares with non-negative weights, by leaving out what would be negative."""
+    """Least squares of the relative errors with non-negative weights."""
     columns = np.array(
         [[1, s.batch, s.context, s.tokens, *(max(0, s.tokens - knot) for knot in KNOTS)] for s in steps], dtype=float
     )
     seconds = np.array([s.seconds for s in steps])
     relative = columns / seconds[:, None]
-    scale = np.abs(relative).max(axis=0)
-    kept = [column for column in range(columns.shape[1]) if scale[column] > 0]
-    while True:
-        found, *_ = np.linalg.lstsq(relative[:, kept] / scale[kept], np.ones(len(steps)), rcond=None)
-        if (found >= 0).all():
-            break
-        del kept[int(found.argmin())]
-    weights = np.zeros(columns.shape[1])
-    weights[kept] = found / scale[kept]
+    scale = np.linalg.norm(relative, axis=0)
+    scale[scale == 0] = 1
+    weights = _non_negative(relative / scale, np.ones(len(steps))) / scale
     constant, batch, context, tokens, *beyond = weights.tolist()
     return StepTime(constant, batch, context, tokens, dict(zip(KNOTS, beyond, strict=True)))
+
+
+def _non_negative(columns: np.ndarray, wanted: np.ndarray) -> np.ndarray:
+    """w ≥ 0 with the least |columns · w − wanted|: Lawson and Hanson (1974), chapter 23."""
+    weights = np.zeros(columns.shape[1])
+    free = np.zeros(columns.shape[1], dtype=bool)
+    for _ in range(3 * len(weights)):
+        pull = np.where(free, -np.inf, columns.T @ (wanted - columns @ weights))
+        if pull.max() <= 1e-9 * np.linalg.norm(wanted):
+            break
+        free[pull.argmax()] = True
+        while True:
+            found = np.zeros_like(weights)
+            found[free] = np.linalg.lstsq(columns[:, free], wanted, rcond=None)[0]
+            below = free & (found <= 0)
+            if not below.any():
+                break
+            # As far towards it as all weights stay above 0; those that reach 0 stay there for now.
+            weights += (weights[below] / (weights[below] - found[below])).min() * (found - weights)
+            free &= weights > 1e-12
+            weights[~free] = 0
+        weights = found
+    return weights
 
 
 def r_squared(model: StepTime, steps: Sequence[Step]) -> float:
@@ -78,6 +96,11 @@ def r_squared(model: StepTime, steps: Sequence[Step]) -> float:
     errors = seconds - [model.seconds(s.batch, s.context, s.tokens) for s in steps]
     variance = ((seconds - seconds.mean()) ** 2).sum()
     return float(1 - (errors**2).sum() / variance) if variance > 0 else 1.0
+
+
+def mean_error(model: StepTime, steps: Sequence[Step]) -> float:
+    """Mean of |predicted − found| / found."""
+    return float(np.mean([abs(model.seconds(s.batch, s.context, s.tokens) / s.seconds - 1) for s in steps]))
 
 
 def write_profile(path: Path, step_time: StepTime, **described: object) -> None:

@@ -234,7 +234,7 @@ def test_bars(benchmark: SimpleNamespace) -> None:
     assert "pass  8@128 against vllm: 1.020 (at least 1.0)" in lines
     assert "pass  8@128 against llama: 1.600 (at least 1.5)" in lines
     assert any(line.startswith("MISS  8@128 share of the limit: 0.5") for line in lines)
-    assert any(line.startswith("pass  R2 of the step times: 1.0") for line in lines)
+    assert any(line.startswith("pass  R2 of the times of all steps: 1.0") for line in lines)
     others = benchmark.report.bars(results(benchmark, walls, dtype="float32"))
     assert not any("against" in line for line in others), "the bars are those of bfloat16"
 
