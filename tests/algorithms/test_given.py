@@ -130,7 +130,9 @@ def test_bradley_terry_equals_the_oracle(pairs, margin, centre, cut, swapped):
     assert found.loss == pytest.approx(sum(loss for loss, _, _ in expected) / len(pairs), rel=1e-9, abs=1e-12)
     slopes = [(chosen, rejected)[i] / len(pairs) for _, chosen, rejected in expected for i in order]
     assert found.gradients["scores"] == pytest.approx(slopes, rel=1e-9, abs=1e-12)
-    assert found.metrics["reward/accuracy"] == pytest.approx(np.mean([c > r for c, r in pairs]))
+    assert found.metrics["reward/accuracy"] == pytest.approx(
+        np.mean([c - r > 1e-6 * (abs(c) + abs(r)) for c, r in pairs])
+    )
 
 
 @given(st.lists(st.tuples(st.floats(-9, 9), st.floats(-9, 9), st.floats(0, 3)), min_size=1, max_size=5))
@@ -181,6 +183,19 @@ def test_dpo_by_hand():
             "logps/rejected": -3.0,
         }
     )
+
+
+def test_a_margin_of_rounding_alone_is_a_tie():
+    """Policy and reference are equal but for the order of a sum in float64: no pair is preferred. Then one, by 1e-3."""
+    logprobs = np.array([-30.0, -40.0, -30.0, -40.0])
+    for move, accuracy in ((1e-14, 0.0), (1e-3, 0.5)):
+        outputs = Outputs([1, 1, 1, 1], logprobs=logprobs + np.array([move, 0, 0, 0]), samples=pair_ids(2))
+        found = run_loss(loss_of(dpo, DPOOptions(beta=0.1)), outputs, {"ref_logprobs": logprobs})
+        assert found.metrics["rewards/margins"] > 0
+        assert found.metrics["rewards/accuracies"] == accuracy
+    scores = np.array([1.0 + 1e-14, 1.0, 1.0 + 1e-3, 1.0])
+    outputs = Outputs([1, 1, 1, 1], values=np.zeros(4), scores=scores, samples=pair_ids(2))
+    assert run_loss(loss_of(reward_model, RewardModelOptions(), "reward"), outputs).metrics["reward/accuracy"] == 0.5
 
 
 @given(

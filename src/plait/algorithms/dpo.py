@@ -12,7 +12,7 @@ from typing import Self
 
 from pydantic import Field, model_validator
 
-from plait.algorithms.losses import LossBatch, Tensor, minus_log_sigmoid
+from plait.algorithms.losses import LossBatch, Tensor, is_higher, minus_log_sigmoid
 from plait.algorithms.options import UpdateOptions
 from plait.dataflow import Given, Role
 from plait.errors import FlowError
@@ -75,7 +75,7 @@ def dpo_loss(batch: LossBatch, *, options: DPOOptions, ref_logprobs: Tensor | No
     """Mean over pairs of the loss named by `loss_type`, see `DPOLoss`.
 
     Logs per pair, under TRL's names: `rewards/chosen` and `rewards/rejected` = β · log-ratio, `rewards/accuracies` (a
-    tie is wrong), `rewards/margins`, `logps/chosen` and `logps/rejected`.
+    tie, up to rounding, is wrong), `rewards/margins`, `logps/chosen` and `logps/rejected`.
 
     Args:
         ref_logprobs: [R]; None: the reference is uniform.
@@ -104,7 +104,9 @@ def dpo_loss(batch: LossBatch, *, options: DPOOptions, ref_logprobs: Tensor | No
 def _log_pairs(batch: LossBatch, logprobs_N: Tensor, chosen_P: Tensor, rejected_P: Tensor, beta: float) -> None:
     rewards = {"rewards/chosen": beta * chosen_P, "rewards/rejected": beta * rejected_P}
     rewards["rewards/margins"] = beta * (chosen_P - rejected_P)
-    rewards["rewards/accuracies"] = (chosen_P > rejected_P).to(chosen_P.dtype)
-    rewards["logps/chosen"], rewards["logps/rejected"] = batch.pairs(logprobs_N)
+    of_chosen_P, of_rejected_P = batch.pairs(logprobs_N)
+    # Log-ratios to a reference that the policy still equals are differences of these, and zero but for rounding.
+    rewards["rewards/accuracies"] = is_higher(chosen_P, rejected_P, of_chosen_P.abs() + of_rejected_P.abs())
+    rewards["logps/chosen"], rewards["logps/rejected"] = of_chosen_P, of_rejected_P
     for name, values_P in rewards.items():
         batch.log(name, values_P, per="pair")

@@ -108,6 +108,20 @@ class LossBatch(Protocol):
         ...
 
 
+TIE = 1e-6
+"""Two numbers that differ by less than this share of their size count as equal: what is left may be rounding, which
+depends on where and in which order they were computed."""
+
+
+def is_higher(above_P: Tensor, below_P: Tensor, sizes_P: Tensor) -> Tensor:
+    """[P]: 1 where a number is higher than the other by more than rounding, else 0: a tie does not count.
+
+    Args:
+        sizes_P: of the numbers that both were computed from.
+    """
+    return (above_P - below_P > TIE * sizes_P).to(above_P.dtype)
+
+
 def minus_log_sigmoid(logits: Tensor) -> Tensor:
     """−log σ(x) = log(1 + exp(−x)), without overflow."""
     return logits.new_zeros(logits.shape).logaddexp(-logits)

@@ -10,7 +10,7 @@ from functools import partial
 
 from pydantic import Field
 
-from plait.algorithms.losses import LossBatch, Tensor, minus_log_sigmoid
+from plait.algorithms.losses import LossBatch, Tensor, is_higher, minus_log_sigmoid
 from plait.algorithms.options import UpdateOptions
 from plait.dataflow import Given, Role
 
@@ -43,11 +43,12 @@ def bradley_terry_loss(
     pair's own `margin` [R] (Touvron et al. 2023, Llama 2, arXiv 2307.09288, eq. 2).
 
     The centring term is that of Eisenstein et al. 2023 (arXiv 2312.09244, eq. 2). Logs per pair: `{role}/accuracy` (a
-    tie is wrong), `{role}/margin` = s_chosen − s_rejected and `{role}/mean_reward`, the mean of both scores.
+    tie, up to rounding, is wrong), `{role}/margin` = s_chosen − s_rejected and `{role}/mean_reward`, the mean of both
+    scores.
     """
     chosen_P, rejected_P = batch.pairs(batch.scores)
     difference_P, sum_P = chosen_P - rejected_P, chosen_P + rejected_P
-    batch.log(f"{role}/accuracy", (difference_P > 0).to(difference_P.dtype), per="pair")
+    batch.log(f"{role}/accuracy", is_higher(chosen_P, rejected_P, chosen_P.abs() + rejected_P.abs()), per="pair")
     batch.log(f"{role}/margin", difference_P, per="pair")
     batch.log(f"{role}/mean_reward", sum_P / 2, per="pair")
     margin_P = options.margin if margin is None else options.margin + batch.pairs(_of_samples(batch, margin))[0]
