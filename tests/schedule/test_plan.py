@@ -82,12 +82,21 @@ def test_a_plan_may_be_written_by_hand():
         ({"placements": [{"mode": "train"}]}, r"placements\[0\]: the key 'call' is missing"),
         ({"placements": [], "num_ranks": 1}, "schedule '1F1B' needs 2 ranks of 1"),
         ({"schedules": [{}]}, "expected a schedule file"),
+        ({"num_ranks": "2"}, "p.json: expected a whole number for 'num_ranks', found '2'"),
+        ({"num_ranks": True}, "expected a whole number for 'num_ranks', found True"),
+        ({"name": 5}, "expected a text for 'name', found 5"),
+        ({"placements": {"a": 1}}, "expected a list for 'placements'"),
     ],
 )
 def test_what_contradicts_itself_is_refused(change, message):
     record = {**json.loads(PLAN.to_json()), **change}
     with pytest.raises(DataError, match=message):
         Plan.from_json(json.dumps(record), "p.json")
+
+
+def test_a_plan_without_a_name_is_refused():
+    with pytest.raises(DataError, match=r"p\.json: the key 'name' is missing"):
+        Plan.from_json('{"format": "plait-plan", "version": 1, "num_ranks": 2}', "p.json")
 
 
 def test_what_is_no_file_is_refused(tmp_path):

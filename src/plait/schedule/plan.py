@@ -154,6 +154,11 @@ class Plan:
         unknown = sorted(record.keys() - known)
         if unknown:
             raise DataError(f"{name}: unknown key {unknown[0]!r}; expected {', '.join(sorted(known))}")
+        for key, (what, fits) in _PARTS.items():
+            if key in ("name", "num_ranks") and key not in record:
+                raise DataError(f"{name}: the key {key!r} is missing")
+            if key in record and not fits(record[key]):
+                raise DataError(f"{name}: expected {what} for {key!r}, found {record[key]!r:.80}")
         try:
             predicted = record.get("predicted")
             return cls(
@@ -223,3 +228,12 @@ _KINDS: dict[str, tuple[str, Callable[[object], bool]]] = {
     "schedule": _TEXT,
 }
 """Key of a placement → what it holds, in words, and whether a value is that."""
+_LIST = ("a list", lambda value: isinstance(value, list))
+_PARTS: dict[str, tuple[str, Callable[[object], bool]]] = {
+    "name": _TEXT,
+    "num_ranks": _NUMBER,
+    "placements": _LIST,
+    "policies": _LIST,
+    "schedules": _LIST,
+}
+"""As `_KINDS`, of a plan's own keys."""
