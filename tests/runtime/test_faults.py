@@ -30,6 +30,7 @@ PHASES = {
 FAULTS = {
     "kill": ("os.kill(os.getpid(), signal.SIGKILL)", "was killed by SIGKILL"),
     "stop": ("os.kill(os.getpid(), signal.SIGSTOP)", "froze: no heartbeat"),
+    "stall": ("import time; time.sleep(1000)", "stalled: no progress for"),
     "raise": ("raise ZeroDivisionError('planted')", "raised ZeroDivisionError: planted"),
 }
 SUM = "sum"
@@ -148,7 +149,7 @@ QUICK = (("kill", "train", 1), ("stop", "move", 1), ("kill", "generate", 0), ("r
     ("fault", "phase", "rank"),
     [
         case if case in QUICK else pytest.param(*case, marks=pytest.mark.slow)
-        for case in itertools.product(FAULTS, PHASES, (0, 1))
+        for case in itertools.product(("kill", "stop", "raise"), PHASES, (0, 1))
     ],
 )
 def test_a_fault_is_named_and_the_run_goes_on_from_its_checkpoint(
@@ -161,13 +162,22 @@ def test_a_fault_is_named_and_the_run_goes_on_from_its_checkpoint(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("rank", [0, 1])
-@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("fault", ["kill", "stop", "raise"])
 def test_a_fault_within_a_collective_is_found(
     fault: str, rank: int, place: Path, tiny_folder: Path, undisturbed: Path
 ) -> None:
     """Two ranks generate together, token by token: the other one is in the middle of a sum that never ends."""
     recipe = recipe_of(place, tiny_folder, f"{fault}-together-{rank}", plan=str(place / "together.json"))
     broken_off(recipe, fault, SUM, rank, undisturbed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_that_lives_and_does_nothing_is_found(
+    rank: int, place: Path, tiny_folder: Path, undisturbed: Path
+) -> None:
+    recipe = recipe_of(place, tiny_folder, f"stalled-{rank}", freeze_after_s=30, stalled_after_s=40)
+    broken_off(recipe, "stall", "actor.train", rank, undisturbed)
 
 
 def broken_off(recipe: Recipe, fault: str, action: str, rank: int, undisturbed: Path) -> None:

@@ -17,8 +17,9 @@ Arrays go from worker to worker (`torch.distributed` on `WorkerContext.store`), 
 
 **Every wait ends**: with the result, at its deadline, or when a rank dies (seen at once by its connection), freezes
 (it has sent no heartbeat for `freeze_after_s`; the heartbeat comes from a thread of its own, so an action may last as
-long as it likes unless it holds the interpreter lock for all that time), or raises. A rank that died or froze ends the
-whole group: its peers may wait for it in a collective for ever. An exception does not end the group, but it interrupts
+long as it likes unless it holds the interpreter lock for all that time), stalls (where there is a `progress`: it makes
+none for `stalled_after_s`, and waits for nobody who does), or raises. A rank that died, froze or stalled ends the whole
+group: its peers may wait for it in a collective for ever. An exception does not end the group, but it interrupts
 whoever waits for another rank, once.
 
 **Nothing is left**: processes have a group of their own which the kernel kills when the controller's end of a pipe

@@ -17,6 +17,8 @@ class Ended(Enum):
     """Its process is gone."""
     FROZEN = "frozen"
     """Its process sent no heartbeat for too long."""
+    STALLED = "stalled"
+    """Its process lives, but it did nothing for too long, and waited for nobody who did."""
     LATE = "late"
     """It was not done at the deadline of the one who waited; it goes on, and may be waited for again."""
     CLOSED = "closed"

@@ -18,6 +18,7 @@ from plait.launch.failures import Ended, Failure, WorkerError
 from plait.launch.interface import START_DEADLINE_S, Handle
 from plait.launch.monitor import Monitor, Pending, Rank
 from plait.launch.process import WorkerProcess
+from plait.launch.stall import Stillness
 from plait.launch.wire import KEY_BYTES, Call, Channel, Raised, Reply, Start, Stop, pickled_arguments
 from plait.launch.worker import SCRIPT_MODULE
 
@@ -34,6 +35,9 @@ class LocalProcesses:
         freeze_after_s: silence after which a rank counts as frozen; more than any action holds the interpreter lock.
         environment: further variables of the processes.
         doing: says what each rank does within its action, for the error of a rank that died or froze.
+        progress: a number of each rank that changes with all that it does.
+        stalled_after_s: a rank whose number stays as it is for so long, and which waits for no rank whose number
+            changes, counts as stalled; 0: none does.
     """
 
     def __init__(
@@ -44,6 +48,8 @@ class LocalProcesses:
         freeze_after_s: float = 30.0,
         environment: Mapping[str, str] | None = None,
         doing: Callable[[], Sequence[str]] = tuple,
+        progress: Callable[[], Sequence[int]] = tuple,
+        stalled_after_s: float = 0.0,
     ) -> None:
         assert threads >= 1, f"threads must be at least 1, got {threads}"
         assert freeze_after_s > 0, f"freeze_after_s must be positive, got {freeze_after_s}"
@@ -51,6 +57,8 @@ class LocalProcesses:
         self._output_dir = output_dir
         self._freeze_after_s = freeze_after_s
         self._doing = doing
+        self._progress = progress
+        self._stalled_after_s = stalled_after_s
         self._environment = {
             **dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), str(threads)),
             **dict.fromkeys(("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"), loopback),
@@ -90,7 +98,9 @@ class LocalProcesses:
             raise
         beat_s = min(_LONGEST_BEAT_S, self._freeze_after_s / _BEATS_PER_FREEZE)
         starts = [Start(pickled, main_file, main_module, rank, num_ranks, port, beat_s) for rank in range(num_ranks)]
-        group = LocalGroup(processes, key, self._freeze_after_s, self._doing)
+        limit_s = self._stalled_after_s
+        stillness = Stillness(num_ranks, self._progress, limit_s) if limit_s > 0 else None
+        group = LocalGroup(processes, key, self._freeze_after_s, self._doing, stillness)
         try:
             group.construct(starts, deadline_s)
         except BaseException:
@@ -108,6 +118,7 @@ class LocalGroup:
         key: bytes,
         freeze_after_s: float,
         doing: Callable[[], Sequence[str]] = tuple,
+        stillness: Stillness | None = None,
     ) -> None:
         channels = [Channel(process.link, key, controller=True) for process in processes]
         self._ranks = [Rank(i, *both) for i, both in enumerate(zip(processes, channels, strict=True))]
@@ -116,7 +127,7 @@ class LocalGroup:
         self._numbers = itertools.count()
         self._untold: list[tuple[LocalHandle, int]] = []
         """(handle, place) of exceptions that nobody has been told."""
-        self._monitor = Monitor(self._ranks, freeze_after_s, self._deliver, doing)
+        self._monitor = Monitor(self._ranks, freeze_after_s, self._deliver, doing, stillness)
 
     @property
     def num_ranks(self) -> int:

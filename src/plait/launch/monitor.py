@@ -14,10 +14,13 @@ from dataclasses import dataclass, field, replace
 
 from plait.launch.failures import Ended, Failure, PeerState
 from plait.launch.process import WorkerProcess
+from plait.launch.stall import Stillness, stalled_of
 from plait.launch.wire import Beat, Channel, Forged, Look, Raised, Reply, Seen
 
 _TICK_S = 0.1
 """Between two looks at clocks and processes; what comes by a connection is seen at once."""
+_ASKED_PER_STALL = 10
+"""How often ranks that stand still are asked for whom they wait, in the time after which they count as stalled."""
 SETTLE_S = 0.15
 """An exception is held back so long: if a peer's death was its cause, that is the error."""
 _DUMPS_S = 1.0
@@ -83,6 +86,7 @@ class Monitor:
         deliver: called with (rank, pending action, its reply), `changed` held.
         doing: says what each rank does within its action, empty where it says nothing; asked when a rank is found dead
             or frozen, before the others, or a stopped one that is woken for its stack, go on.
+        stillness: finds ranks that live and do nothing; None: they may.
     """
 
     def __init__(
@@ -91,6 +95,7 @@ class Monitor:
         freeze_after_s: float,
         deliver: Callable[[int, Pending, Reply], None],
         doing: Callable[[], Sequence[str]] = tuple,
+        stillness: Stillness | None = None,
     ):
         self.changed = threading.Condition(threading.RLock())
         self.failure: Failure | None = None
@@ -100,6 +105,9 @@ class Monitor:
         self._freeze_after_s = freeze_after_s
         self._deliver = deliver
         self._doing = doing
+        self._stillness = stillness
+        self._asked_s: float | None = None
+        """When ranks were asked for whom they wait, because some stand still."""
         self._did: Sequence[str] = ()
         self._held: list[tuple[float, int, Pending, Reply]] = []
         self._failing: tuple[Rank, Failure, float] | None = None
@@ -265,10 +273,34 @@ class Monitor:
                     self._died(rank)
             elif rank.ever_heard and rank.silence_s > self._freeze_after_s:
                 self._froze(rank)
+        self._look_for_stalls(elapsed, now)
         if self._failing is not None:
             rank, failure, due = self._failing
             if now >= due or all(other.answered for other in self._ranks if other is not rank):
                 self._fail(rank, failure)
+
+    def _look_for_stalls(self, elapsed: float, now: float) -> None:
+        still = self._stillness
+        if still is None or self.closing or self._failing is not None:
+            return
+        still.look(elapsed)
+        suspects = [rank for rank in still.suspects if self._ranks[rank].pending and not self._ranks[rank].dead]
+        if not suspects:
+            self._asked_s = None
+        elif self._asked_s is None or now - self._asked_s > max(4 * LOOK_S, still.limit_s / _ASKED_PER_STALL):
+            self._asked_s = now
+            self.ask([self._ranks[rank] for rank in suspects])
+        elif all(self._ranks[rank].seen is not None for rank in suspects):
+            waits = {rank: seen.waits_for for rank in suspects if (seen := self._ranks[rank].seen) is not None}
+            blamed = stalled_of(suspects, waits)
+            if blamed is not None:
+                self._stalled(self._ranks[blamed], still.seconds[blamed])
+
+    def _stalled(self, rank: Rank, seconds: float) -> None:
+        seen = rank.seen or Seen(0, "", "")
+        self._begin_failure(
+            rank, Ended.STALLED, f"stalled: no progress for {seconds:.1f} s", seen.stack, seen.waits_for
+        )
 
     def _died(self, rank: Rank, cause: str = "") -> None:
         rank.dead = True
@@ -284,14 +316,14 @@ class Monitor:
             cause = f"froze: no heartbeat for {rank.silence_s:.1f} s" + (f" ({state})" if state else "")
             self._begin_failure(rank, Ended.FROZEN, cause, "")
 
-    def _begin_failure(self, rank: Rank, ended: Ended, cause: str, stack: str) -> None:
+    def _begin_failure(self, rank: Rank, ended: Ended, cause: str, stack: str, waits_for: str = "") -> None:
         if self._failing is not None:  # the first is the root
             return
         head = rank.pending[0] if rank.pending else None
         seconds = time.monotonic() - head.since if head else 0.0
         self._did = self._doing()
         action = self._named(rank.rank, head.method if head else "")
-        failure = Failure(ended, rank.rank, action, seconds, cause, stack)
+        failure = Failure(ended, rank.rank, action, seconds, cause, stack, waits_for)
         self._failing = (rank, failure, time.monotonic() + LOOK_S)
         self.ask([other for other in self._ranks if other is not rank])
 
@@ -309,7 +341,5 @@ class Monitor:
         peers = tuple(replace(peer, action=self._named(peer.rank, peer.action)) for peer in peers)
         output, file = process.output_tail(), str(process.output_file or "")
         self.kill_all()
-        self.failure = Failure(
-            failure.ended, failure.rank, failure.action, failure.seconds, failure.cause, stack, "", peers, output, file
-        )
+        self.failure = replace(failure, traceback=stack, peers=peers, output=output, output_file=file)
         self.changed.notify_all()

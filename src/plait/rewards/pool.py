@@ -11,7 +11,7 @@ import os
 import pickle
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from multiprocessing import connection
 from multiprocessing.connection import Connection
@@ -87,6 +87,8 @@ class RewardPool:
         self._groups: dict[int, Group] = {}
         self._finished: list[GroupScores] = []
         self._num_submitted = 0
+        self.looked: Callable[[], None] = lambda: None
+        """Called whenever the workers have been looked after: while it waits, several times a second."""
         self._signatures: list[Signature] | None = None
         self._workers: list[_Worker] = []
         try:
@@ -208,6 +210,7 @@ class RewardPool:
     def _pump(self, timeout_s: float) -> None:
         """Take what workers have sent, end those that are dead or too slow, give work to those that are free."""
         self._dispatch()
+        self.looked()
         busy = [worker for worker in self._workers if worker.call is not None or not worker.ready]
         if not busy:
             return

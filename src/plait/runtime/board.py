@@ -1,4 +1,7 @@
-"""What each rank is doing, in one small file: it is still there when the rank has been killed."""
+"""What each rank is doing, and a number that changes with all that it does, in one small file.
+
+It is still there when the rank has been killed.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,8 @@ from pathlib import Path
 
 _BYTES = 128
 """Of one rank's line."""
+_COUNT_BYTES = 8
+_TEXT_BYTES = _BYTES - _COUNT_BYTES
 
 
 class Board:
@@ -19,6 +24,7 @@ class Board:
         self._start = rank * _BYTES
         self._file = -1 if path is None else os.open(path, os.O_WRONLY)
         self._doing = ""
+        self._count = 0
 
     @staticmethod
     def create(path: Path, num_ranks: int) -> None:
@@ -29,6 +35,7 @@ class Board:
         """Say it while inside, and after an error too: it names what failed."""
         before = self._doing
         self._write(action)
+        self.tick()
         try:
             yield
         except StopIteration:  # the end of what was iterated over
@@ -36,17 +43,32 @@ class Board:
             raise
         self._write(before)
 
+    def tick(self) -> None:
+        """Something was done: a rank that does not say so for too long, and waits for nobody who does, counts as
+        stalled."""
+        self._count += 1
+        if self._file >= 0:
+            os.pwrite(self._file, self._count.to_bytes(_COUNT_BYTES, "little"), self._start + _TEXT_BYTES)
+
     def _write(self, action: str) -> None:
         self._doing = action
         if self._file >= 0:
-            os.pwrite(self._file, action.encode()[:_BYTES].ljust(_BYTES, b"\0"), self._start)
+            os.pwrite(self._file, action.encode()[:_TEXT_BYTES].ljust(_TEXT_BYTES, b"\0"), self._start)
 
 
 def read_board(path: Path) -> list[str]:
     """What each rank was doing; empty where it had nothing to do."""
+    return [line[:_TEXT_BYTES].rstrip(b"\0").decode(errors="replace") for line in _lines(path)]
+
+
+def read_progress(path: Path) -> list[int]:
+    """A number of each rank, which changes with all that it does."""
+    return [int.from_bytes(line[_TEXT_BYTES:], "little") for line in _lines(path)]
+
+
+def _lines(path: Path) -> list[bytes]:
     try:
         data = path.read_bytes()
     except OSError:
         return []
-    lines = [data[at : at + _BYTES] for at in range(0, len(data), _BYTES)]
-    return [line.rstrip(b"\0").decode(errors="replace") for line in lines]
+    return [data[at : at + _BYTES] for at in range(0, len(data), _BYTES)]

@@ -103,6 +103,7 @@ class CrewEngine:
         if own is not None:
             assert self._own_place is not None, "an engine of no instance"
             finished += self._own_step(own)
+            self._crew.board.tick()
             self.last_step = own.last_step
             self._left[self._own_place] -= len(finished)
         sources = self._sources

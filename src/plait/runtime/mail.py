@@ -24,7 +24,6 @@ from plait.errors import RunError
 from plait.runtime.parcels import Parcel
 
 WaitingFor = Callable[[str], AbstractContextManager[None]]
-SEND_DEADLINE_S = 600.0
 _TAG = 7
 _LARGEST_BYTES = 1 << 34
 

@@ -52,8 +52,9 @@ Model = LanguageModel | ScalarModel
 _PIPELINES = {"1F1B": one_f_one_b, "gpipe": gpipe, "one at a time": one_at_a_time}
 """`schedule.placements.SCHEDULES`."""
 
-WAIT_S = 1800.0
-"""Of each wait for peers: longer than any legitimate action. Who dies or freezes is found by the supervisor."""
+WAIT_S = 7 * 24 * 3600.0
+"""Of each wait for peers: a rank may have nothing to do for as long as others work. The supervisor finds who dies,
+freezes or stalls."""
 
 
 @dataclass
@@ -161,7 +162,7 @@ class Parts:
         layouts = [layout for place in self.places.values() for layout in (place.train, place.score)]
         return any(layout is not None and self.rank in layout.mesh.ranks for layout in layouts)
 
-    def _part(self, whole: Model, layout: Layout) -> Any:
+    def _part(self, whole: Any, layout: Layout) -> Any:
         """This rank's part of a model, which stays whole."""
         if layout.parallelism.tp == layout.parallelism.pp == 1:
             return whole
@@ -294,7 +295,11 @@ class Parts:
         part = self.roles.get(role)
         one = next(one for one in self._models if one.role == role)
         model = build_models([one], self.recipe)[role] if self.rank == 0 else None
-        parameters = part.parameters if part is not None else model.trained_parameters
+        if part is not None:
+            parameters = part.parameters
+        else:
+            assert model is not None, f"rank {self.rank} has no part in gathering {role}"
+            parameters = model.trained_parameters
         names: dict[PartKey, str] = {}
         source = _held(parameters, place, dtype, names, place.mesh.ranks)
         plan = plan_move(source, weights(parameters, Layout.on((0,)), dtype, "whole"), self.cluster)

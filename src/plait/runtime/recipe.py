@@ -98,6 +98,13 @@ class Recipe(BaseModel):
         allow_inf_nan=False,
         description="of several devices: a process that sends no heartbeat for so long counts as frozen",
     )
+    stalled_after_s: float = Field(
+        1800.0,
+        ge=0,
+        allow_inf_nan=False,
+        description="of several devices: a process that does nothing for so long, and waits for none that does, counts "
+        "as stalled; 0: never",
+    )
     threads: int = Field(0, ge=0, description="CPU threads; 0: one per core")
     micro_batch_tokens: int = Field(4096, ge=1, description="tokens of a forward in scoring and training")
     checkpoint_activations: bool = Field(

@@ -15,12 +15,9 @@ from plait.runtime.chores import load_part, move_part, save_part, spans_as_value
 from plait.runtime.commands import LEADER, Call, Do, ScoreCall, TrainCall
 from plait.runtime.mail import Mail
 from plait.runtime.parcels import Parcel, pack_samples, unpack_requests
-from plait.runtime.parts import Parts
+from plait.runtime.parts import WAIT_S, Parts
 from plait.runtime.recorder import Recorder
 
-IDLE_S = 7 * 24 * 3600.0
-"""A rank may have nothing to do while functions score and other ranks work; that the leader lives, the supervisor sees
-to."""
 REPORT_S = 0.25
 """Between two reports of a call in which the leader has no part."""
 
@@ -43,7 +40,7 @@ class Server:
         while True:
             command, self._next = self._next, None
             if command is None:
-                _, command = self._mail.receive([LEADER], "the next command", IDLE_S)
+                _, command = self._mail.receive([LEADER], "the next command", WAIT_S)
             self._recorder.step = command.header["at"]
             match Do(command.header["do"]):
                 case Do.END:
@@ -107,6 +104,7 @@ class Server:
                         result = end.value
                         break
                     mark.is_of(done)
+                self._board.tick()
                 count += 1
                 if reports and self._recorder.now_s - reported_s > REPORT_S:
                     self._answer(command, Parcel({"count": count}), "a report")
@@ -126,6 +124,7 @@ class Server:
             while engine.has_work:
                 with self._recorder.generating(name, role, engine):
                     finished = engine.step()
+                self._board.tick()
                 if finished and delivers:
                     self._answer(command, pack_samples(finished), "samples")
                 if self._next is None and (found := self._mail.poll([LEADER])) is not None:

@@ -51,6 +51,7 @@ RESUMABLE_KEYS = frozenset(
         "plan",
         "devices",
         "freeze_after_s",
+        "stalled_after_s",
         "reward.timeout_s",
         "cost.timeout_s",
         "doctor.enabled",
@@ -159,6 +160,8 @@ class Session:
         else:
             self.crew = leading.crew(self.recorder)
             self.roles = crew_roles(prepared, self.crew, self.pools)
+            for pool in (*self.pools.values(), *filter(None, (self.judges,))):
+                pool.looked = self.crew.board.tick
         if checkpoint is not None:
             self._load(checkpoint)
         self.executor = Executor(prepared.flow, self.roles, recipe, self.recorder, self.progress, self.crew)

@@ -19,7 +19,7 @@ from plait.errors import ConfigError, RunError, UserError
 from plait.launch.failures import Ended, Failure, WorkerError
 from plait.launch.local import LocalGroup, LocalProcesses
 from plait.observe.progress import Progress
-from plait.runtime.board import Board, read_board
+from plait.runtime.board import Board, read_board, read_progress
 from plait.runtime.commands import LEADER
 from plait.runtime.controller import Outcome
 from plait.runtime.directory import RunDirectory
@@ -63,6 +63,8 @@ def supervise(
         output_dir=folder,
         freeze_after_s=recipe.freeze_after_s,
         doing=lambda: read_board(folder / BOARD),
+        progress=lambda: read_progress(folder / BOARD),
+        stalled_after_s=recipe.stalled_after_s,
     )
     job = Job(recipe, prepared.plan, _by_name(flow), directory.path, folder, resume, threads)
     try:

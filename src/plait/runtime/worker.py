@@ -26,7 +26,7 @@ from plait.runtime.recipe import Recipe
 from plait.runtime.recorder import Recorder
 from plait.runtime.relay import RelayedProgress
 from plait.runtime.role_models import MODEL_ROLES, REWARD_ROLES, role_models
-from plait.runtime.serving import IDLE_S, Server
+from plait.runtime.serving import Server
 from plait.runtime.session import Session
 from plait.schedule.plan import Plan
 
@@ -69,7 +69,7 @@ class Worker:
             world_size=context.num_ranks,
             timeout=timedelta(seconds=WAIT_S),
         )
-        group = dist.new_group(backend="gloo", timeout=timedelta(seconds=IDLE_S))
+        group = dist.new_group(backend="gloo", timeout=timedelta(seconds=WAIT_S))
         assert group is not None, "every rank is in the group of all"
         peers = [rank for rank in range(context.num_ranks) if rank != LEADER] if self.rank == LEADER else [LEADER]
         self._mail = Mail(group, self.rank, peers, waiting_for=context.waiting_for)
@@ -77,6 +77,7 @@ class Worker:
     def run(self) -> Outcome | None:
         """The whole run; its outcome on rank 0."""
         job = self._job
+        self._board.tick()
         if self.rank == LEADER:
             with self._board.doing("prepare"):
                 prepared = prepare(job.recipe, flow=job.flow)

@@ -1,0 +1,64 @@
+"""Ranks that live and do nothing: who is to blame, and who only waits."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from plait.launch.failures import Ended, WorkerError
+from plait.launch.local import LocalProcesses
+from plait.launch.stall import Stillness, stalled_of
+from tests.launch.workers import Echo
+
+LIMIT_S = 60.0
+STALLED_S = 1.0
+
+
+def test_a_rank_is_still_while_its_number_stays():
+    numbers = [0, 0, 4]
+    still = Stillness(3, lambda: numbers, 2.0)
+    for _ in range(4):
+        still.look(1.0)
+    assert still.seconds == [0.0, 0.0, 3.0], "the first look begins the clock; 0 has not begun"
+    assert still.suspects == [2]
+    numbers[0], numbers[2] = 1, 5
+    still.look(1.0)
+    assert (still.seconds, still.suspects) == ([0.0, 0.0, 0.0], [])
+    still.look(1.0)
+    assert still.seconds == [1.0, 0.0, 1.0]
+
+
+@pytest.mark.parametrize(
+    ("suspects", "waits_for", "blamed"),
+    [
+        ([0, 1], {0: "rank 1 (actor.train)"}, 1),
+        ([0], {0: "rank 1 (actor.train)"}, None),  # rank 1 goes on
+        ([0, 1, 2], {0: "rank 1 (a)", 1: "rank 3 (b)", 2: "ranks 0, 1 (c)"}, None),  # all for rank 3, in the end
+        ([1, 2], {1: "rank 2 (tp sum)", 2: "rank 1 (tp sum)"}, 1),  # for each other, while rank 0 asks for samples
+        ([0, 1, 2], {1: "rank 0 (the next command)", 2: "rank 0 (the next command)"}, 0),
+        ([1, 2], {1: "ranks 2, 3 (sum of 40 bytes)"}, 2),
+    ],
+)
+def test_who_is_to_blame(suspects, waits_for, blamed):
+    assert stalled_of(suspects, waits_for) == blamed
+
+
+def test_a_rank_that_hangs_is_found_and_who_waited_for_it():
+    with LocalProcesses(progress=lambda: [3, 5], stalled_after_s=STALLED_S).start(Echo, 2) as group:
+        waiting = group.submit(0, "hang_in_python", peer=1)
+        group.submit(1, "hang_in_python")
+        with pytest.raises(WorkerError, match=r"rank 1 stalled: no progress for .* s in `hang_in_python`") as caught:
+            waiting.result(LIMIT_S)
+        failure = caught.value.failure
+        assert (failure.ended, failure.rank) == (Ended.STALLED, 1)
+        assert "in hang_in_python" in failure.traceback
+        assert [peer.waits_for for peer in failure.peers] == ["rank 1 (recv 3F0)"]
+
+
+def test_a_rank_may_wait_for_one_that_goes_on():
+    numbers = itertools.count(1)
+    with LocalProcesses(progress=lambda: [3, next(numbers)], stalled_after_s=STALLED_S).start(Echo, 2) as group:
+        waiting = group.submit(0, "hang_in_python", peer=1)
+        assert group.submit(1, "nap", 4 * STALLED_S).result(LIMIT_S)
+        assert not waiting.done
