@@ -231,6 +231,27 @@ def test_an_error_while_others_generate_is_said_and_the_last_step_saved(
     assert export_checkpoint(recipe.run_dir, tmp_path / "exported", dtype="float64") == 1
 
 
+def test_requests_that_come_with_the_last_samples_of_others_are_answered(
+    recipe_of: Callable[..., Recipe], tmp_path: Path
+) -> None:
+    """ReMax generates twice. Rank 1 looks late for commands, so that it finds the second rollout in the loop of the
+    first: its samples must come under the second one's number, or the leader waits for ever."""
+    (tmp_path / "flow.py").write_text(
+        "import time\n"
+        "from plait.algorithms.remax import remax as remax\n"
+        "from plait.runtime.mail import Mail\n\n"
+        "poll = Mail.poll\n\n"
+        "def late(self, *args, **kwargs):\n"
+        "    time.sleep(0.2 if self.rank == 1 else 0.0)\n"
+        "    return poll(self, *args, **kwargs)\n\n"
+        "Mail.poll = late\n"
+    )
+    one, two = recipe_of("one", None, steps=1, algorithm="remax"), recipe_of("two", "dp2", steps=1)
+    run(one)
+    run(two.model_copy(update={"algorithm": f"{tmp_path}/flow.py:remax"}))
+    assert_equal_runs(two.run_dir, one.run_dir)
+
+
 def test_calls_on_disjoint_ranks_wait_for_what_they_need_alone() -> None:
     """PPO: reference and critic score beside the reward; actor and critic train side by side."""
     from plait.runtime.algorithm import load_flow, trace_algorithm

@@ -5,10 +5,12 @@ While its engine has work it goes on stepping it, and takes further requests in 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 
+from plait.data.records import Sample
 from plait.generation.engine import Engine
 from plait.runtime.board import Board
 from plait.runtime.chores import load_part, move_part, save_part, spans_as_values
@@ -32,8 +34,8 @@ class Server:
         self._recorder = Recorder.on_shared_clock(parts.rank)
         parts.residence.recorder = self._recorder
         self._next: Parcel | None = None
-        self._asked: set[int] = set()
-        """Prompts whose samples are being generated."""
+        self._asked: dict[int, Parcel] = {}
+        """Prompt whose samples are being generated → the command that asked for them."""
 
     def serve(self) -> None:
         """Raises what an action raises; the run is over then."""
@@ -125,12 +127,19 @@ class Server:
                 with self._recorder.generating(name, role, engine):
                     finished = engine.step()
                 self._board.tick()
-                if finished and delivers:
-                    self._answer(command, pack_samples(finished), "samples")
+                if delivers:
+                    self._deliver(finished)
                 if self._next is None and (found := self._mail.poll([LEADER])) is not None:
                     self._meanwhile(found[1], engine, role)
                 if self._next is not None and self._next.header["do"] == Do.END:
                     return
+
+    def _deliver(self, samples: Sequence[Sample]) -> None:
+        """To the commands that asked for them: requests may have come while the last samples of others were sent."""
+        asked = {sample.uid: self._asked[sample.prompt.uid] for sample in samples}
+        for command in {one.header["number"]: one for one in asked.values()}.values():
+            mine = [sample for sample in samples if asked[sample.uid] is command]
+            self._answer(command, pack_samples(mine), "samples")
 
     def _meanwhile(self, command: Parcel, engine: Engine, role: str) -> None:
         """Requests for the engine at work are taken, or forgotten, at once; another command waits for its end."""
@@ -147,7 +156,7 @@ class Server:
     def _take(self, command: Parcel, engine: Engine) -> None:
         for request in unpack_requests(command.header["requests"]):
             engine.add(request)
-            self._asked.add(request.prompt.uid)
+            self._asked[request.prompt.uid] = command
 
     def _alone(self, role: str) -> bool:
         """Ranks that generate together must begin with a request at the same step."""
