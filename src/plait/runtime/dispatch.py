@@ -15,14 +15,12 @@ from plait.dataflow import Node
 from plait.errors import RunError
 from plait.rewards.pool import RewardPool
 from plait.runtime.commands import LEADER
+from plait.runtime.parts import WAIT_S
 from plait.runtime.streams import Steps
 
 if TYPE_CHECKING:
     from plait.runtime.crew import Crew
 
-WAIT_S = 1800.0
-"""Without a sign of any call under way: longer than any legitimate action of another rank. Who dies or freezes is found
-by the supervisor."""
 LOOK_S = 1.0
 """Between two looks at reward functions that say nothing."""
 
@@ -68,13 +66,15 @@ class Arrivals:
         links = [link for of_pool, _ in found for link in of_pool]
         left = self._last_s + WAIT_S - time.monotonic()
         seconds = min([LOOK_S, *(seconds for _, seconds in found)]) if found else left
-        what = ", ".join(f"rank {', '.join(map(str, one.others))} ({one.node.call})" for one in ongoing if one.others)
+        ranks = sorted({rank for one in ongoing for rank in one.others})
+        whom = f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
+        what = f"{whom} ({', '.join(one.node.call for one in ongoing if one.others)})" if ranks else "reward functions"
         assert self._crew is not None or links, f"nobody would ever go on with {[one.node.call for one in ongoing]}"
         if self._crew is None:
             connection.wait(links, seconds)
             return
         with self._crew.board.doing(ongoing[0].node.call):
-            self._crew.mail.wait(max(0.0, seconds), what or "reward functions", links)
+            self._crew.mail.wait(max(0.0, seconds), what, links)
         if not found and time.monotonic() - self._last_s >= WAIT_S:
             raise RunError(f"rank {LEADER} expected a sign from {what} within {WAIT_S:g} s")
 
