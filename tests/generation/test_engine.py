@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,7 +14,9 @@ from hypothesis import strategies as st
 
 from plait.data.records import FinishReason, Prompt, Sample
 from plait.errors import CallError, DataError, RunError
+from plait.generation import engine as engine_module
 from plait.generation.engine import Engine, drain
+from plait.generation.forward import Forward
 from plait.generation.noise import NoiseKey
 from plait.generation.request import Request
 from plait.generation.sampler import NUM_CANDIDATES
@@ -371,3 +374,23 @@ def test_a_cuda_device_says_the_same(family: str) -> None:
     for request in requests():
         engine.add(request)
     assert_same(by_uid(drain(engine)), expected(family), tolerance=1e-5)
+
+
+def test_packing_is_told_apart_from_its_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [0.0]
+    monkeypatch.setattr(engine_module, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
+    prepare = Forward.prepare
+
+    def takes_long(forward: Forward, longest) -> None:
+        clock[0] += 0.0 if forward._decided else 2.5
+        prepare(forward, longest)
+
+    monkeypatch.setattr(Forward, "prepare", takes_long)
+    engine = Engine(tiny_llama(), SamplingSettings())
+    engine.add(Request(Prompt(0, "", (5, 6, 7)), 1, Sampling(), NoiseKey(0), lengths=(4,)))
+    packing_s = []
+    while engine.has_work:
+        engine.step()
+        assert engine.last_step is not None
+        packing_s.append(engine.last_step.packing_s)
+    assert packing_s == [2.5, 0, 0, 0]
