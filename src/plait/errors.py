@@ -13,6 +13,8 @@ PlaitError
 
 from __future__ import annotations
 
+import re
+
 
 class PlaitError(Exception):
     """Root of the tree. The message says what was expected, what was found, and which key to change."""
@@ -48,3 +50,9 @@ class CallError(UserError):
 
 class RunError(PlaitError, RuntimeError):
     """A run that had started had to stop."""
+
+
+def cause_of(error: BaseException) -> str:
+    """What an error of a library says first: one sentence, without the place in its sources that some begin with."""
+    text = str(error).splitlines()[0] if str(error) else repr(error)
+    return re.sub(r"^\[\S+\] *", "", text).split(". ")[0]

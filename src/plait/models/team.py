@@ -24,7 +24,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from plait.errors import RunError
+from plait.errors import RunError, cause_of
 from plait.layout.mesh import Coordinates, Layout
 
 WaitingFor = Callable[[str], AbstractContextManager[None]]
@@ -285,7 +285,7 @@ class Peers:
             raise self._failure(whom, action, None)
 
     def _failure(self, whom: str, action: str, error: RuntimeError | None) -> RunError:
-        cause = re.sub(r"^\[\S+\] *", "", str(error).splitlines()[0]) if error and str(error) else "it was aborted"
+        cause = cause_of(error) if error is not None else "it was aborted"
         if re.search("timed out|timeout", cause, re.IGNORECASE):
             cause = f"nothing in {self.timeout_s:g} s ({cause})"
         return RunError(

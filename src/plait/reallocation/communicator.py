@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from plait.errors import RunError
+from plait.errors import RunError, cause_of
 from plait.layout.move_plan import MoveAction, MoveKind
 
 WaitingFor = Callable[[str], AbstractContextManager[None]]
@@ -133,7 +133,7 @@ class Communicator:
     def _failure(self, message: Message, error: RuntimeError | None) -> RunError:
         action = message.action
         what = f"{message.num_bytes} bytes {'to' if message.is_sent else 'from'} rank {action.peer}"
-        cause = re.sub(r"^\[\S+\] *", "", str(error).splitlines()[0]) if error else "it was aborted"
+        cause = cause_of(error) if error is not None else "it was aborted"
         if re.search("timed out|timeout", cause, re.IGNORECASE):
             cause = f"nothing in {self._deadline_s:g} s ({cause})"
         return RunError(

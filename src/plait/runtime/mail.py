@@ -6,7 +6,6 @@ What a rank is sent waits in its memory until it is asked for, so no sender wait
 from __future__ import annotations
 
 import contextlib
-import re
 import socket
 import threading
 import time
@@ -20,7 +19,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from plait.errors import RunError
+from plait.errors import RunError, cause_of
 from plait.runtime.parcels import Parcel
 
 WaitingFor = Callable[[str], AbstractContextManager[None]]
@@ -59,9 +58,14 @@ class Mail:
         """Send to a rank; returns when its thread has it.
 
         Raises:
-            RunError: the rank is gone.
+            RunError: the rank is gone, or the parcel too large.
         """
         body = torch.frombuffer(parcel.to_bytes(), dtype=torch.uint8)
+        if len(body) >= _LARGEST_BYTES:
+            raise RunError(
+                f"{what or 'a message'} to rank {to} has {len(body) / 2**30:.1f} GiB, but a message may have "
+                f"{_LARGEST_BYTES / 2**30:.0f}; lower `prompts_per_step` or `samples_per_prompt`"
+            )
         self.sent_bytes += len(body)
         try:
             with self._waiting_for(f"rank {to} (takes {what or 'a message'})"):
@@ -69,7 +73,7 @@ class Mail:
                     dist.send(tensor, to, group=self._group, tag=_TAG)
         except RuntimeError as error:
             raise RunError(
-                f"rank {self.rank} expected rank {to} to take {what or 'a message'}, found: {error}"
+                f"rank {self.rank} expected rank {to} to take {what or 'a message'}, found: {cause_of(error)}"
             ) from error
 
     def receive(
@@ -158,8 +162,7 @@ class Mail:
                     self._ring()
         except Exception as error:  # the thread's boundary: whoever receives is told
             with self._changed:
-                text = str(error).splitlines()[0] if str(error) else repr(error)
-                self._broken[peer] = re.sub(r"^\[\S+\] *", "", text).split(". ")[0]
+                self._broken[peer] = cause_of(error)
                 self._ring()
 
 
