@@ -258,6 +258,17 @@ def test_optimizer_state_is_divided_and_frozen_roles_share(make_recipe) -> None:
     assert rows["actor, ref: weights (float32)"] == 4 * whole
 
 
+def test_a_dry_run_marks_calls_that_the_file_does_not_name(make_recipe, write_plan, capsys) -> None:
+    plan = write_plan({"call": "actor.train", "mode": "train", "ranks": [0, 1], "tp": 2})
+    assert dry_run(make_recipe(plan=plan)) == 0
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.split()[-1:] == ["keep"]]
+    assert {line.split()[0]: line.split()[1] == "*" for line in lines} == {
+        "actor.generate": True,
+        "ref.logprobs": True,
+        "actor.train": False,
+    }
+
+
 def test_a_dry_run_prints_where_calls_run(make_recipe, capsys: pytest.CaptureFixture[str]) -> None:
     assert dry_run(make_recipe(plan="split", devices=4)) == 0
     printed = capsys.readouterr().out

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
+import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from plait.cli.dry_run import dry_run
 from plait.data.records import FinishReason, Prompt, Sample
 from plait.data.rows import Rows
 from plait.dataflow import Column, Level
@@ -19,6 +25,7 @@ from plait.generation.noise import NoiseKey
 from plait.generation.request import Request
 from plait.generation.settings import Sampling
 from plait.launch.local import LocalGroup
+from plait.runtime import mail, supervisor
 from plait.runtime.api import export_checkpoint, run
 from plait.runtime.parcels import (
     Parcel,
@@ -30,6 +37,7 @@ from plait.runtime.parcels import (
     unpack_samples,
 )
 from plait.runtime.recipe import Recipe
+from plait.runtime.supervisor import crowding
 from plait.schedule.timeline import load_any
 from tests.runtime.plans import assert_equal_runs, write_plan
 
@@ -183,6 +191,27 @@ def test_every_action_has_its_bytes(recipe_of: Callable[..., Recipe]) -> None:
     assert {s.rank for s in spans["cut"] if s.kind == "DECODE"} == {0, 1}
 
 
+def test_a_parcel_that_is_too_large_is_refused_by_who_sends_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mail, "_LARGEST_BYTES", 100)
+    with pytest.raises(RunError, match=r"score to rank 1 has .* GiB, .*; lower `prompts_per_step`"):
+        mail.Mail(None, 0, ()).send(1, Parcel({}, (np.zeros(13),)), "score")
+
+
+def test_more_threads_than_cores_are_said() -> None:
+    assert crowding(2, 4, 8) == ""
+    assert crowding(3, 1, 2).startswith("3 processes with 1 thread each share 2 cores")
+
+
+def test_the_timer_of_a_second_signal_ends_with_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervisor, "LEAVE_S", 0.1)
+    with subprocess.Popen(["sleep", "60"]) as leader:
+        group: Any = SimpleNamespace(pids=(leader.pid,))
+        with supervisor._signals(group):
+            for _ in range(2):
+                os.kill(os.getpid(), signal.SIGINT)
+    time.sleep(0.4)  # would be interrupted
+
+
 def _weights(path: Path) -> dict[str, torch.Tensor]:
     from safetensors.torch import load_file
 
@@ -191,8 +220,9 @@ def _weights(path: Path) -> dict[str, torch.Tensor]:
 
 def test_what_instances_of_several_ranks_do_not_do_is_refused(recipe_of: Callable[..., Recipe], tmp_path: Path) -> None:
     recipe = recipe_of("exact", "tp2", **{"sampling.exact": True})
-    with pytest.raises(ConfigError, match=r"`sampling.exact` .* actor"):
-        run(recipe)
+    for begin in (run, dry_run):
+        with pytest.raises(ConfigError, match=r"`sampling.exact` .* actor"):
+            begin(recipe)
     assert not recipe.run_dir.exists(), "nothing was begun"
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 from plait.runtime.alone import needs_crew
@@ -14,6 +15,7 @@ from plait.runtime.prepare import Prepared, prepare
 from plait.runtime.recipe import Recipe
 from plait.runtime.reward_pools import open_pools
 from plait.runtime.session import claim
+from plait.schedule.named_plans import NAMES
 from plait.schedule.plan import Plan
 
 _PLAIN: dict[str, Any] = {"box": None, "pad_edge": False, "header_style": "bold"}
@@ -45,18 +47,35 @@ def print_plan(prepared: Prepared) -> None:
     console.print()
     console.print(_batch_table(prepared))
     console.print()
-    console.print(_placement_table(prepared.plan))
+    console.print(_placement_table(prepared.plan, _named_by(prepared.recipe)))
     console.print()
     console.print(_memory_table(prepared))
 
 
-def _placement_table(plan: Plan):
+def _named_by(recipe: Recipe) -> frozenset[str] | None:
+    """Calls that the recipe's plan file places; None: the plan is none of a file."""
+    if recipe.plan in NAMES:
+        return None
+    return frozenset(p.call for p in Plan.load(Path(recipe.plan).expanduser()).placements)
+
+
+def _placement_table(plan: Plan, named: frozenset[str] | None):
     from rich.table import Table
 
-    table = Table(f"plan {plan.name}", "mode", "ranks", "dp", "tp", "pp", "after", **_PLAIN)
+    filled = [p.call for p in plan.placements if named is not None and not named & {p.call, p.call.split("#")[0]}]
+    caption = "* not in the file: as other calls of the role, or on all ranks" if filled else None
+    table = Table(f"plan {plan.name}", "mode", "ranks", "dp", "tp", "pp", "after", caption=caption, **_PLAIN)
     for p in plan.placements:
         stages = f" ({'+'.join(map(str, p.stages))} layers)" if p.stages else ""
-        table.add_row(p.call, p.mode, ranks_text(p.ranks), str(p.dp), str(p.tp), f"{p.pp}{stages}", p.after)
+        table.add_row(
+            f"{p.call}{' *' * (p.call in filled)}",
+            p.mode,
+            ranks_text(p.ranks),
+            str(p.dp),
+            str(p.tp),
+            f"{p.pp}{stages}",
+            p.after,
+        )
     return table
 
 

@@ -50,6 +50,7 @@ def resolve_plan(recipe: Recipe, flow: Dataflow, models: Sequence[RoleModel], sh
     _check_devices(recipe, plan)
     _check_adapters(recipe, plan, label)
     plan = complete(plan, flow, planned, label)
+    _check_exact(recipe, plan, models)
     if plan.num_ranks == 1:
         return plan
     parameters = parameters_of(models)
@@ -155,6 +156,15 @@ def _check_adapters(recipe: Recipe, plan: Plan, label: str) -> None:
             f"{label}: {cut.call} has tp {cut.tp} and pp {cut.pp}, but models with adapters (`lora.rank` "
             f"{recipe.lora.rank}) are not cut; set tp and pp to 1, or `lora.rank` to 0"
         )
+
+
+def _check_exact(recipe: Recipe, plan: Plan, models: Sequence[RoleModel]) -> None:
+    for one in models if recipe.sampling.exact else ():
+        if any(len(instance.mesh) > 1 for instance in placements_of(plan, one.role).generate):
+            raise ConfigError(
+                f"`sampling.exact` needs instances of one device, but those of the {one.role} have several in the plan "
+                f"`{plan.name}`; set tp and pp of its generation to 1, or leave `sampling.exact` out"
+            )
 
 
 def _with_room(

@@ -15,7 +15,7 @@ from types import FrameType
 from typing import Any
 
 from plait.checkpoint.store import CheckpointStore
-from plait.errors import ConfigError, RunError, UserError
+from plait.errors import RunError, UserError
 from plait.launch.failures import Ended, Failure, WorkerError
 from plait.launch.local import LocalGroup, LocalProcesses
 from plait.observe.progress import Progress
@@ -27,7 +27,6 @@ from plait.runtime.prepare import Prepared
 from plait.runtime.relay import Relay
 from plait.runtime.session import watched
 from plait.runtime.worker import BOARD, PROGRESS, Job, Worker
-from plait.schedule.placements import placements_of
 
 WORKERS = "workers"
 """Folder of a run directory: what each rank printed."""
@@ -51,13 +50,13 @@ def supervise(
         KeyboardInterrupt: a signal before the first step, or a second one.
     """
     recipe, num_ranks = prepared.recipe, prepared.plan.num_ranks
-    _refuse(prepared)
     folder = directory.path / WORKERS
     if not resume:
         shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True, exist_ok=True)
     Board.create(folder / BOARD, num_ranks)
-    threads = recipe.threads or max(1, len(os.sched_getaffinity(0)) // num_ranks)
+    cores = len(os.sched_getaffinity(0))
+    threads = recipe.threads or max(1, cores // num_ranks)
     launcher = LocalProcesses(
         threads=threads,
         output_dir=folder,
@@ -69,6 +68,8 @@ def supervise(
     job = Job(recipe, prepared.plan, _by_name(flow), directory.path, folder, resume, threads)
     try:
         with Progress(recipe.steps, watched=watched(prepared)) as progress, Relay(folder / PROGRESS, progress):
+            if recipe.device == "cpu" and (note := crowding(num_ranks, threads, cores)):
+                progress.message(note)
             return _run(launcher, num_ranks, job)
     finally:
         (folder / PROGRESS).unlink(missing_ok=True)
@@ -78,15 +79,14 @@ def supervise(
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def _refuse(prepared: Prepared) -> None:
-    """Raises ConfigError for what a run on several ranks does not do."""
-    for one in prepared.models:
-        instances = placements_of(prepared.plan, one.role).generate
-        if prepared.recipe.sampling.exact and any(len(instance.mesh) > 1 for instance in instances):
-            raise ConfigError(
-                f"`sampling.exact` needs instances of one device, but those of the {one.role} have several in the plan "
-                f"`{prepared.plan.name}`; set tp and pp of its generation to 1, or leave `sampling.exact` out"
-            )
+def crowding(num_ranks: int, threads: int, cores: int) -> str:
+    """What a person should know where the processes have more threads than there are cores; else nothing."""
+    if num_ranks * threads <= cores:
+        return ""
+    return (
+        f"{num_ranks} processes with {threads} thread{'s' * (threads > 1)} each share {cores} cores: they slow each "
+        "other down; fewer `devices` or `threads` may be faster"
+    )
 
 
 def _run(launcher: LocalProcesses, num_ranks: int, job: Job) -> Outcome:
