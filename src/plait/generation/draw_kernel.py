@@ -113,7 +113,9 @@ def _candidates(row_V, most_N, count, ids_V, values_V):
     return kept, of_ordered(left_out)
 
 
-@njit(nogil=True, error_model="numpy", fastmath={"contract", "reassoc", "nsz"})
+# Sums in any order are part of their caller: else a process that compiles would call them as compiled for themselves,
+# one that loads `_draw` from the cache as optimized within it, and the two may add in different orders.
+@njit(nogil=True, error_model="numpy", fastmath={"contract", "reassoc", "nsz"}, forceinline=True)
 def _weigh(row_V, top, left_out, weights_V):
     """exp(logit − top) of every token that is no candidate, 0 for the others; sums (all, those of no candidates)."""
     total, tail = 0.0, 0.0
@@ -131,7 +133,7 @@ def _weigh(row_V, top, left_out, weights_V):
     return total, tail
 
 
-@njit(nogil=True, error_model="numpy", fastmath={"reassoc"})
+@njit(nogil=True, error_model="numpy", fastmath={"reassoc"}, forceinline=True)
 def _block_sum(weights):
     total = 0.0
     for place in range(len(weights)):
@@ -139,7 +141,7 @@ def _block_sum(weights):
     return total
 
 
-@njit(nogil=True, error_model="numpy")
+@njit(nogil=True, error_model="numpy", forceinline=True)
 def _within_tail(weights_V, uniform, sums_M):
     """The first token whose cumulative weight exceeds that share of the whole."""
     total = 0.0
