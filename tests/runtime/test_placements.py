@@ -195,6 +195,16 @@ PLANS: dict[str, tuple[tuple[str, dict[str, Any]], str | dict[str, str]]] = {
             "critic.values": "1 after=offload",
         },
     ),
+    "ppo-scored-while-generating-3": (
+        PPO,
+        {
+            "actor.generate": "2 after=offload",
+            "actor.train": "2 after=offload",
+            "ref.logprobs": "0,1 tp2 after=offload",
+            "critic.train": "0,1 tp2 after=offload",
+            "critic.values": "1 after=drop",
+        },
+    ),
     "own-nothing-stays-2": (
         OWN,
         {
