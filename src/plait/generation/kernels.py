@@ -48,12 +48,12 @@ def array_of(tensor: Tensor) -> Array:
 
 
 @njit(nogil=True, error_model="numpy", fastmath={"contract", "reassoc", "nsz"})
-def _softmax(scores_K, probs_K):
-    most = ordered(_LOWEST)
+def _softmax(scores_K, probs_K, sink):
+    most = ordered(sink)
     for k in range(len(scores_K)):
         most = larger(most, ordered(scores_K[k]))
     top = of_ordered(most)
-    total = _ZERO
+    total = exp(sink - top)
     for k in range(len(scores_K)):
         weight = exp(scores_K[k] - top)
         scores_K[k] = weight
@@ -61,6 +61,15 @@ def _softmax(scores_K, probs_K):
     inverse = _ONE / total
     for k in range(len(scores_K)):
         probs_K[k] = narrow(probs_K, scores_K[k] * inverse)
+
+
+@njit(nogil=True, error_model="numpy", fastmath={"contract", "reassoc", "nsz"})
+def _cap(scores_K, softcap):
+    """Scores become softcap · tanh(score / softcap)."""
+    slope = np.float32(-2) / softcap
+    for k in range(len(scores_K)):
+        small = exp(np.abs(scores_K[k]) * slope)
+        scores_K[k] = np.copysign(softcap * ((_ONE - small) / (_ONE + small)), scores_K[k])
 
 
 @njit(nogil=True, error_model="numpy", fastmath={"contract", "reassoc", "nsz"})
@@ -83,7 +92,8 @@ def _add_weighted_of_any_size(probs_K, values_KE, total_E):
 @njit(nogil=True, error_model="numpy")
 def attend(
     like, query, query_stride, out, out_stride, key_pool, value_pool, sizes, vectors,
-    tables_SM, starts_S1, held_S, seen_TK, depths_T, row_start, row_stop, scale, window, room_GK, probs_GK,
+    tables_SM, starts_S1, held_S, seen_TK, depths_T, row_start, row_stop, scale, window, softcap, sinks_H,
+    room_GK, probs_GK,
 ):  # fmt: skip
     """Attention of the rows row_start … row_stop − 1 over the blocks of their samples.
 
@@ -95,6 +105,8 @@ def attend(
         seen_TK: uint8, row t sees new token k of its sample; of length 0 where all are chains.
         depths_T: int64, of each row in its sample's tree; read where seen_TK is.
         window: 0 for none.
+        softcap: float32, 0 for none.
+        sinks_H: float32, of length 0 for none.
         room_GK, probs_GK: working space in float32 and in the dtype, for all keys of a sample, rounded up to blocks.
     """
     num_heads, num_key_heads, key_size, value_size = sizes
@@ -143,6 +155,8 @@ def attend(
                                 scale,
                                 room_K[place : place + KEYS],
                             )
+                    if softcap > _ZERO:
+                        _cap(room_K, softcap)
                     room_K[: first - offset] = _LOWEST
                     room_K[stop - offset :] = _LOWEST
                     if len(seen_TK):
@@ -150,7 +164,8 @@ def attend(
                             near = window == 0 or depth - depths_T[starts_S1[sample] + other] < window
                             if not (near and seen_TK[row, other]) and held + other >= offset:
                                 room_K[held + other - offset] = _LOWEST
-                    _softmax(room_K, probs_GK[shared, :count])
+                    sink = sinks_H[head * num_shared + shared] if len(sinks_H) else _LOWEST
+                    _softmax(room_K, probs_GK[shared, :count], sink)
                 if vectors:
                     for shared in range(0, num_shared, WEIGHTED_ROWS):
                         for column in range(0, value_size, columns):
@@ -198,6 +213,8 @@ def paged_attention(
     ancestors: Sequence[Tensor | None] | None = None,
     scale: float,
     window: int | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """See `generation.paged.paged_attention_plain`; float32 or bfloat16 on a CPU, blocks of KEYS tokens."""
     assert key_pool.shape[2] == KEYS, f"blocks of {KEYS} tokens, got {key_pool.shape[2]}"
@@ -230,12 +247,15 @@ def paged_attention(
         num_rows,
         np.float32(scale),
         window or 0,
+        np.float32(softcap or 0),
+        _NO_SINKS if sinks is None else sinks.detach().float().contiguous().numpy(),
         room_GK,
         np.empty((num_heads // num_key_heads, width), like.dtype),
     )
     return out
 
 
+_NO_SINKS = np.zeros(0, np.float32)
 _NO_TREE = (np.zeros((0, 0), np.uint8), np.zeros(0, np.int64))
 
 

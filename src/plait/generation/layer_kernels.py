@@ -311,6 +311,8 @@ def decoder(x_TH, pools_L2, step, weights, sizes, room, out_RH, state, part, par
                 start + behind,
                 weights.scales_L[layer],
                 window,
+                _ZERO,
+                weights.scales_L[:0],
                 room.scores_QGK[part],
                 room.probs_QGK[part],
             )

@@ -1,8 +1,7 @@
 """Attention of new tokens over contexts in blocks: which way is taken, the plain way, and that of long chunks.
 
 `paged_attention_plain` says what is computed; the kernel (`generation.kernels`) equals it up to rounding. Without the
-kernel (float64, a GPU, no numba), and under a soft-cap or sinks, which it does not have, keys are gathered and torch's
-own products compute.
+kernel (float64, a GPU, no numba) keys are gathered and torch's own products compute.
 
 Shapes: T new tokens, S samples, R rows of a sample (the most of any in the call), M columns of the block tables, N
 blocks of P tokens, K = M · P places looked at, Hq query heads, Hkv key heads, G = Hq / Hkv query heads that share a key
@@ -48,9 +47,9 @@ def attention(
     sinks: Tensor | None = None,
 ) -> Tensor:
     """`paged_attention_plain`, the fastest way that there is for these tensors."""
-    plain = softcap is not None or sinks is not None or query.dtype == torch.float64
+    options = {"scale": scale, "window": window, "softcap": softcap, "sinks": sinks}
     compiled = kernels.AVAILABLE and query.dtype in (torch.float32, torch.bfloat16)
-    if not plain and compiled and query.device.type == "cpu" and key_pool.shape[2] == kernels.KEYS:
+    if compiled and query.device.type == "cpu" and key_pool.shape[2] == kernels.KEYS:
         return kernels.paged_attention(
             query,
             key_pool,
@@ -59,11 +58,10 @@ def attention(
             starts_S1,
             held_S,
             ancestors=ancestors,
-            scale=scale,
-            window=window,
+            **options,
         )
+    plain = softcap is not None or sinks is not None or query.dtype == torch.float64
     if plain or len(query) != len(tables_SM):
-        options = {"scale": scale, "window": window, "softcap": softcap, "sinks": sinks}
         return _split(query, key_pool, value_pool, tables_SM, starts_S1, held_S, ancestors=ancestors, **options)
     return _one_row_each(query, key_pool, value_pool, tables_SM, held_S, scale=scale, window=window)
 
