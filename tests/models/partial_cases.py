@@ -13,13 +13,15 @@ from plait.data.packed import PackedBatch, pack
 from plait.errors import UserError
 from plait.layout.mesh import Layout, Mesh, Parallelism
 from plait.layout.params import Block
+from plait.models import part_loading
 from plait.models.attention import PackedContext
-from plait.models.backbone import BackboneModel, copy_of
-from plait.models.language_model import LanguageModel
+from plait.models.backbone import BackboneModel, alias_of, copy_of
+from plait.models.language_model import LanguageModel, load_model
 from plait.models.lora import add_lora
 from plait.models.lora_settings import LoraSettings
+from plait.models.part_loading import PartLoader
 from plait.models.partial import cut_block, part_of
-from plait.models.scalar_model import scalar_of, scalar_view
+from plait.models.scalar_model import load_scalar, scalar_of, scalar_view
 from plait.models.team import Peers, Team, make_teams
 from tests.models.tiny import tiny_model
 
@@ -121,7 +123,7 @@ def compare(
     whole: Any = tiny_model(family, dtype=getattr(torch, dtype), **options)
     if scalar:
         whole = scalar_of(whole, seed=3)
-    part = part_of(copy_of(whole), team)
+    part = part_of(alias_of(whole), team)
     if copied:
         part = copy_of(part)
     batch = batch_of(whole)
@@ -139,6 +141,49 @@ def compare(
         errors["recomputed gradients" if checkpoint else "gradients"] = gradient_error(part, found, whole, expected)
     errors["norm"] = abs(norm_of(part, found) / float(expected.norm()) - 1)
     return errors
+
+
+def from_file(
+    worker: Any,
+    folder: str,
+    sizes: dict[str, Any],
+    *,
+    scalar: bool = False,
+    dtype: str = "float32",
+) -> dict[str, Any] | None:
+    """A part that is read from a checkpoint against the same part, cut from the whole model.
+
+    Returns:
+        What is equal, to the bit; None on ranks outside the layout.
+    """
+    team = team_of(worker, **sizes)
+    if team is None:
+        return None
+    loader = PartLoader(dtype=dtype, device="cpu", seed=3, head_std=None)
+    wholes: list[Any] = []
+    counted = part_loading.read_folder
+    part_loading.read_folder = lambda *args: wholes.append(args) or counted(*args)
+    try:
+        read: Any = loader.part(folder, team, scalar=scalar)
+    finally:
+        part_loading.read_folder = counted
+    whole: Any = load_scalar(folder, dtype=dtype, seed=3) if scalar else load_model(folder, dtype=dtype)
+    cut: Any = part_of(whole, team)
+    batch = batch_of(cut)
+    with torch.no_grad():
+        outputs = zip(all_outputs(read, batch), all_outputs(cut, batch), strict=True)
+    mine, others = dict(read.module.named_buffers()), dict(cut.module.named_buffers())
+    return {
+        "by parts": not wholes,
+        "layout": read.layout == cut.layout and read.parameters == cut.parameters,
+        "weights": torch.equal(read.weights, cut.weights),
+        "buffers": mine.keys() == others.keys() and all(torch.equal(mine[name], others[name]) for name in mine),
+        "outputs": all(torch.equal(one, other) for one, other in outputs),
+        "gradients": torch.equal(gradients_of(read, batch), gradients_of(cut, batch)),
+        "cache": read.part.cache == cut.part.cache,
+        "limits": (read.max_positions, read.eos_token_ids) == (cut.max_positions, cut.eos_token_ids),
+        "tokenizer": read.tokenizer.get_vocab() == cut.tokenizer.get_vocab(),
+    }
 
 
 def logits_of(model: Any, batch: PackedBatch) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,13 +14,17 @@ from plait.launch.local import LocalProcesses
 from plait.layout.mesh import Layout
 from plait.layout.params import Parameters
 from plait.models.partial import part_of
+from plait.models.saving import save_pretrained
 from plait.models.team import Team
 from tests.models.team_workers import TeamWorker
-from tests.models.tiny import FAMILIES, tiny_llama
+from tests.models.tiny import FAMILIES, tiny_llama, tiny_model
 
 LIMIT_S = 120.0
 EXACT, NEAR = 1e-12, 1e-6
 CLOSE = {"float32": 2e-4, "bfloat16": 0.1}
+
+LONG: dict[str, Any] = {"num_hidden_layers": 5, "vocab_size": 521}
+KINDS = ["sliding_attention", "full_attention", "sliding_attention", "sliding_attention", "full_attention"]
 
 ROUNDING = frozenset(
     {
@@ -129,6 +134,51 @@ def test_families(four: Workers, family: str, shape: dict[str, Any]) -> None:
     if family == "gpt_oss" and shape["tp"] > 1:
         return  # its plan cuts the head alone, which a scalar model has not
     judge(four.ask("compare", family, shape, scalar=True), family)
+
+
+# --- parts read from checkpoints -----------------------------------------------------------------------------------
+
+STACKED = frozenset({"mixtral", "qwen3_moe", "deepseek_v2", "deepseek_v3", "gpt_neox"})
+"""Families whose checkpoints Transformers converts while it reads them."""
+
+
+def judge_read(four: Workers, tmp_path: Path, family: str, shape: dict[str, Any], **case: Any) -> None:
+    options = case.pop("options", {})
+    save_pretrained(tiny_model(family, dtype=torch.float32, **options), tmp_path / family)
+    found = [one for one in four.ask("from_file", str(tmp_path / family), shape, **case) if one is not None]
+    assert found
+    for equal in found:
+        is_converted = family in STACKED and not (family == "gpt_neox" and case.get("scalar"))  # its head alone
+        assert equal.pop("by parts") == (not is_converted)
+        assert all(equal.values()), equal
+
+
+@pytest.mark.parametrize(
+    ("family", "shape", "case"),
+    [
+        pytest.param("llama", sizes(tp=2, pp=2, stages=(1, 4)), {"options": LONG}, id="tied"),
+        pytest.param("qwen2", sizes(pp=4), {"options": LONG, "dtype": "bfloat16"}, id="converted while read"),
+        pytest.param("llama", sizes(tp=4), {"scalar": True, "options": LONG}, id="scalar"),
+        pytest.param("gemma3_text", sizes(tp=2), {"options": LONG | {"layer_types": KINDS}}, id="two kinds of layers"),
+        pytest.param("qwen3_moe", sizes(tp=2), {}, id="experts that are stacked"),
+    ],
+)
+def test_a_part_from_its_slices_of_a_checkpoint(
+    four: Workers, tmp_path: Path, family: str, shape: dict[str, Any], case: dict[str, Any]
+) -> None:
+    judge_read(four, tmp_path, family, shape, **case)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shape", [sizes(tp=3), sizes(tp=2, pp=2)], ids=str)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_parts_of_families_from_checkpoints(four: Workers, tmp_path: Path, family: str, shape: dict[str, Any]) -> None:
+    if family == "gpt2":
+        return  # no plan for tensor parallelism
+    for dtype in ("float32", "float64"):
+        judge_read(four, tmp_path, family, shape, dtype=dtype)
+    if family != "gpt_oss":
+        judge_read(four, tmp_path, family, shape, scalar=True)
 
 
 # --- refusals ------------------------------------------------------------------------------------------------------

@@ -8,6 +8,8 @@ Shapes: T tokens of a packed row, N rows, R response tokens, H hidden size, V vo
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -178,30 +180,46 @@ def read_folder(name: str, dtype: torch.dtype, auto_class: Any) -> tuple[Any, An
     Raises:
         ModelError: see `load_model`.
     """
-    from huggingface_hub.errors import StrictDataclassError
-    from transformers import AutoConfig, AutoTokenizer
-
-    from plait.models.hub import resolve
-
-    folder = resolve(name)
-    with torch.random.fork_rng(devices=[]), without_progress_bars():
-        try:
-            config = AutoConfig.from_pretrained(folder)
-            check_family(causal_class(config, name), config, name)
-            module, report = auto_class.from_pretrained(
-                folder, dtype=dtype, use_safetensors=True, output_loading_info=True
-            )
-            tokenizer = AutoTokenizer.from_pretrained(folder)
-        except (OSError, KeyError, ImportError, ValueError, RuntimeError, StrictDataclassError) as error:
-            if isinstance(error, ModelError):
-                raise
-            raise ModelError(f"model: {name!r} cannot be read as a causal language model: {error}") from error
+    folder, _, tokenizer = read_config(name)
+    with _reading(name):
+        module, report = auto_class.from_pretrained(folder, dtype=dtype, use_safetensors=True, output_loading_info=True)
     if faults := sorted(map(str, (*report["missing_keys"], *report["mismatched_keys"]))):
         raise ModelError(
             f"model: {name!r} lacks {len(faults)} tensors of a {type(module).__name__} or has them in another shape "
             f"({', '.join(faults[:3])}); set `model` to a complete checkpoint."
         )
     return module, tokenizer, folder
+
+
+def read_config(name: str) -> tuple[Path, Any, Any]:
+    """Resolve a checkpoint: its folder, the configuration of its family, which is admitted, and its tokenizer.
+
+    Raises:
+        ModelError: it cannot be found or read, or the family is refused.
+    """
+    from transformers import AutoConfig, AutoTokenizer
+
+    from plait.models.hub import resolve
+
+    folder = resolve(name)
+    with _reading(name):
+        config = AutoConfig.from_pretrained(folder)
+        check_family(causal_class(config, name), config, name)
+        return folder, config, AutoTokenizer.from_pretrained(folder)
+
+
+@contextlib.contextmanager
+def _reading(name: str) -> Iterator[None]:
+    """What Transformers raises becomes a ModelError; no random state is moved, no bar is shown."""
+    from huggingface_hub.errors import StrictDataclassError
+
+    with torch.random.fork_rng(devices=[]), without_progress_bars():
+        try:
+            yield
+        except (OSError, KeyError, ImportError, ValueError, RuntimeError, StrictDataclassError) as error:
+            if isinstance(error, ModelError):
+                raise
+            raise ModelError(f"model: {name!r} cannot be read as a causal language model: {error}") from error
 
 
 def prepare(module: Any, dtype: torch.dtype) -> None:
@@ -225,16 +243,25 @@ def _take_over(module: Any, tokenizer: Any, dtype: torch.dtype, device: torch.de
 
 
 def _model(module: Any, tokenizer: Any, layout: FlatLayout, weights: Tensor) -> LanguageModel:
+    """Without weights (on the meta device) it has no head yet."""
     return LanguageModel(
         module=module,
         tokenizer=tokenizer,
         layout=layout,
         weights=weights,
-        head=find_head(module),
+        head=NO_HEAD if weights.is_meta else find_head(module),
         max_positions=max_positions(module),
         eos_token_ids=eos_token_ids(module.generation_config, module.config.get_text_config(), tokenizer),
         backbone=Backbone(module.base_model),
     )
+
+
+def without_weights(module: Any, tokenizer: Any, dtype: torch.dtype) -> LanguageModel:
+    """A model over a module whose parameters are on the meta device, which is taken over: `partial.take_weights` gives
+    it some."""
+    prepare(module, dtype)
+    layout = layout_of(module)
+    return _model(module, tokenizer, layout, torch.empty(layout.num_elements, dtype=dtype, device="meta"))
 
 
 def max_positions(module: Any) -> int:

@@ -206,7 +206,7 @@ def scalar_view(model: LanguageModel, *, seed: int, head_std: float | None = Non
     base = model if model.own is None else model.own.base
     require_whole(base.part)
     decoder = base.module.base_model
-    head_1H = _draw_head(decoder, seed, head_std)
+    head_1H = _draw_head(decoder.config, seed, head_std)
     own = OwnPart.allocate(
         {Param(HEAD, tuple(head_1H.shape)): head_1H},
         base.weights,
@@ -250,26 +250,78 @@ def load_scalar(
     """
     from transformers import AutoModel
 
-    with _without_reports():  # the head that is not the decoder's is expected
+    with without_reports():  # the head that is not the decoder's is expected
         decoder, tokenizer, folder = read_folder(name, dtype_of(dtype), AutoModel)
-    head_1H = _stored_head(folder, name, decoder.config)
-    is_classifier = head_1H is not None
-    prepare(decoder, dtype_of(dtype))
-    module = ScalarModule(decoder, nn.Parameter(_draw_head(decoder, seed, head_std) if head_1H is None else head_1H))
+    head = head_of(folder, name, decoder.config, seed=seed, std=head_std)
+    return admitted(over_decoder(decoder, tokenizer, folder, head, dtype_of(dtype), device), name)
+
+
+@dataclass(frozen=True)
+class ScalarHead:
+    """The head that a scalar model begins with."""
+
+    weight_1H: Tensor
+    """On the CPU."""
+    is_stored: bool
+    """It comes with the checkpoint, whose class says where scores are read."""
+
+
+def head_of(folder: Path, name: str, config: Any, *, seed: int, std: float | None) -> ScalarHead:
+    """That of a classifier's folder, else a fresh one.
+
+    Args:
+        config: of the decoder.
+        seed, std: of the draw, see `scalar_of`.
+
+    Raises:
+        ModelError: the folder is a classifier's of several labels, with a bias, or without its head.
+    """
+    stored_1H = _stored_head(folder, name, config)
+    return ScalarHead(_draw_head(config, seed, std) if stored_1H is None else stored_1H, stored_1H is not None)
+
+
+def over_decoder(
+    decoder: Any,
+    tokenizer: Any,
+    folder: Path | None,
+    head: ScalarHead,
+    dtype: torch.dtype,
+    device: torch.device | str,
+) -> ScalarModel:
+    """A scalar model on a decoder that a checkpoint's folder was read to; the decoder is taken over.
+
+    Args:
+        folder: of its generation configuration, if it has one.
+        device: "meta" for a decoder without weights, whose parameters are there: `partial.take_weights` gives it some.
+    """
+    prepare(decoder, dtype)
+    module = ScalarModule(decoder, nn.Parameter(head.weight_1H))
     layout = layout_of(module)
     config = decoder.config.get_text_config()
     eos = eos_token_ids(_generation_config(folder), config, tokenizer)
-    model = ScalarModel(
+    if torch.device(device).type == "meta":
+        weights = torch.empty(layout.num_elements, dtype=dtype, device=device)
+    else:
+        weights = move_into_flat(module, layout, dtype, device)
+    return ScalarModel(
         module=module,
         tokenizer=tokenizer,
         layout=layout,
-        weights=move_into_flat(module, layout, dtype_of(dtype), device),
+        weights=weights,
         max_positions=max_positions(decoder),
         eos_token_ids=eos,
         backbone=Backbone(decoder),
-        passed_token_id=config.pad_token_id if is_classifier and config.pad_token_id in eos else None,
+        passed_token_id=config.pad_token_id if head.is_stored and config.pad_token_id in eos else None,
     )
-    self_check(_Decoder(decoder, model.weights, model.hidden), name)
+
+
+def admitted(model: ScalarModel, name: str) -> ScalarModel:
+    """The model, if it passes the self-check.
+
+    Raises:
+        ModelError: it does not.
+    """
+    self_check(_Decoder(model.module.base_model, model.weights, model.hidden), name)
     return model
 
 
@@ -289,9 +341,9 @@ class _Decoder:
             return self.module(input_ids=token_ids_1T, use_cache=False).last_hidden_state[0]
 
 
-def _draw_head(decoder: Any, seed: int, std: float | None) -> Tensor:
+def _draw_head(config: Any, seed: int, std: float | None) -> Tensor:
     """[1, H] float32 on the CPU."""
-    hidden_size = decoder.config.get_text_config().hidden_size
+    hidden_size = config.get_text_config().hidden_size
     std = 1 / math.sqrt(hidden_size + 1) if std is None else std
     return torch.randn(1, hidden_size, generator=generator(seed, HEAD)) * std
 
@@ -330,7 +382,8 @@ def _stored_head(folder: Path, name: str, config: Any) -> Tensor | None:
 
 
 @contextlib.contextmanager
-def _without_reports() -> Iterator[None]:
+def without_reports() -> Iterator[None]:
+    """Transformers says nothing of tensors that it does not use."""
     from transformers.utils import logging
 
     verbosity = logging.get_verbosity()
@@ -341,10 +394,12 @@ def _without_reports() -> Iterator[None]:
         logging.set_verbosity(verbosity)
 
 
-def _generation_config(folder: Path) -> Any:
+def _generation_config(folder: Path | None) -> Any:
     from transformers import GenerationConfig
 
-    return GenerationConfig.from_pretrained(folder) if (folder / "generation_config.json").exists() else None
+    if folder is None or not (folder / "generation_config.json").exists():
+        return None
+    return GenerationConfig.from_pretrained(folder)
 
 
 def _classifier_class(decoder: Any) -> type[Any]:

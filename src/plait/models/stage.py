@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from plait.errors import ModelError
@@ -52,7 +51,7 @@ class PassingLayer(nn.Module):
             if isinstance(value, bool | int | float | str) and not name.startswith("_"):
                 setattr(self, name, value)
         self.view = view
-        self._returns_tuple = returns_tuple
+        self.returns_tuple = returns_tuple
         self._puts_in, self._takes_out = puts_in, takes_out
 
     def forward(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
@@ -61,7 +60,7 @@ class PassingLayer(nn.Module):
             hidden_states = self.view.input_TH[None]
         if self._takes_out:
             self.view.output_TH = hidden_states[0]
-        return (hidden_states,) if self._returns_tuple else hidden_states
+        return (hidden_states,) if self.returns_tuple else hidden_states
 
 
 class _NoEmbedding:
@@ -162,9 +161,3 @@ def boundary_recorder(layers: nn.ModuleList, own: range) -> tuple[dict[str, Any]
     if own.stop < len(layers):
         hooks.append(layers[own.stop - 1].register_forward_hook(keep("output_TH")))
     return found, hooks
-
-
-def empty_parameter(param: nn.Parameter) -> None:
-    """Give a parameter's memory back that another stage has."""
-    param.data = torch.empty(0, dtype=param.dtype, device=param.device)
-    param.requires_grad_(False)
