@@ -110,6 +110,7 @@ def test_stop_token_ids_reach_the_request() -> None:
         ([("temperature", 1)], "did you mean `sampling.temperature`?"),
         ([("steps", "many")], "key `steps`: input should be a valid integer.*found 'many'"),
         ([("steps", 0)], "key `steps`: input should be greater than or equal to 1, found 0"),
+        ([("stalled_after_s", -1)], "key `stalled_after_s`: input should be greater than or equal to 0, found -1"),
         ([("freeze_after_s", 0.5)], "key `freeze_after_s`: input should be greater than or equal to 1, found 0.5"),
         ([("sampling", 3)], "`sampling` is a section of keys, found 3"),
         ([("reward.functions", ["a", "b"]), ("reward.weights", [1])], "key `reward`: `weights` has 1 .* 2 functions$"),
