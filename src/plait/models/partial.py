@@ -68,7 +68,8 @@ def part_of(model: Model, team: Team) -> Model:
     proof.record_stage()
     take_weights(model, team, cut_from(model.module), model.device)
     proof.check()
-    model.part = replace(part, cache=proof.cache_shape())
+    assert model.part is not None, "weights were taken"
+    model.part = replace(model.part, cache=proof.cache_shape())
     return model
 
 
@@ -115,7 +116,7 @@ def take_weights(model: LanguageModel | ScalarModel, team: Team, values: Values,
     assert not ranges, f"{next(iter(ranges))} is this rank's, and its module is gone"
     model.module.to(device)
     model.weights, model.layout = flat, layout
-    model.part = part = Part(team, parameters, _install_tp(model, team))
+    model.part = Part(team, parameters, _install_tp(model, team))
     _choose_experts(model)
     if isinstance(model, LanguageModel):
         model.head = _head(model, team)
