@@ -9,6 +9,9 @@ Compiled code lies where numba puts it: in `NUMBA_CACHE_DIR`, in `__pycache__` b
 folder, whichever can be written. Where none can, every process compiles anew.
 """
 
+# numba may be missing, and types little of what is used here.
+# pyright: reportPossiblyUnboundVariable=false, reportAttributeAccessIssue=false
+
 from __future__ import annotations
 
 import ast
@@ -43,7 +46,7 @@ def njit(**options: Any) -> Callable[[Callable[..., Any]], Any]:
     return compiled
 
 
-def stamp(file: str) -> str:
+def stamp(file: str) -> bytes:
     """A digest of a file of a package and of all files of this package that it imports, directly or not."""
     found, waiting = {}, [Path(file).resolve()]
     while waiting:
@@ -54,7 +57,7 @@ def stamp(file: str) -> str:
             waiting += imported
     root = _root_of(Path(file).resolve())
     named = sorted((path.relative_to(root.parent).as_posix(), digest) for path, digest in found.items())
-    return hashlib.sha256(repr(named).encode()).hexdigest()
+    return hashlib.sha256(repr(named).encode()).digest()
 
 
 @functools.cache
@@ -108,7 +111,7 @@ if AVAILABLE:
 
         _py_file: str
 
-        def get_source_stamp(self) -> str:
+        def get_source_stamp(self) -> bytes:
             return stamp(self._py_file)
 
     class _Given(_Stamped, caching.UserProvidedCacheLocator):
