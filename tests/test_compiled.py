@@ -56,7 +56,7 @@ def test_a_changed_helper_is_compiled_anew(tmp_path: Path) -> None:
     kept = {path.name for path in (package / "__pycache__").glob("*.nb?")}
     assert len(kept) == 4, "an index and the code of each function"
     assert run(tmp_path) == (14, 1, "")
-    (package / "helper.py").write_text(HELPER.format(factor=3))
+    (package / "helper.py").write_text("# It moves down.\n" + HELPER.format(factor=3))
     assert run(tmp_path) == (21, 0, notice)
     assert {path.name for path in (package / "__pycache__").glob("*.nb?")} == kept, "the old code is overwritten"
 

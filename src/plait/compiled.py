@@ -114,6 +114,10 @@ if AVAILABLE:
         def get_source_stamp(self) -> bytes:
             return stamp(self._py_file)
 
+        def get_disambiguator(self) -> str:
+            """numba has the line here, so that a function that moves leaves its old code behind. Names are enough."""
+            return "kept"
+
     class _Given(_Stamped, caching.UserProvidedCacheLocator):
         pass
 
