@@ -217,15 +217,15 @@ def test_an_engine_with_another_temperature_is_named(recipe_of: MakeRecipe, monk
 class StaleEngine(Engine):
     """Keeps the weights that it was made with."""
 
-    def __init__(self, model: Any, settings: Any) -> None:
-        super().__init__(copy_of(model), settings)
+    def __init__(self, model: Any, settings: Any, **options: Any) -> None:
+        super().__init__(copy_of(model), settings, **options)
 
 
 class LateEngine(StaleEngine):
     """Has the weights of one update before."""
 
-    def __init__(self, model: Any, settings: Any) -> None:
-        super().__init__(model, settings)
+    def __init__(self, model: Any, settings: Any, **options: Any) -> None:
+        super().__init__(model, settings, **options)
         self._current, self._next = model, copy_of(model)
 
     def update_weights(self, version: int) -> None:

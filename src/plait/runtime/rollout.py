@@ -115,7 +115,7 @@ class Rollout:
             yield moved
         return list(growing.groups.values())
 
-    def _say_how(self, node: Node, engine: Engine) -> None:
+    def _say_how(self, node: Node, engine: Engine | CrewEngine) -> None:
         """A person should know, once, that a run generates the slower way, and why."""
         if self._has_said_how:
             return
