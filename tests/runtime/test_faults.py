@@ -33,6 +33,8 @@ FAULTS = {
     "stall": ("import time; time.sleep(1000)", "stalled: no progress for"),
     "raise": ("raise ZeroDivisionError('planted')", "raised ZeroDivisionError: planted"),
 }
+LISTENS = "0A"
+"""State of a socket in /proc/net/tcp."""
 SUM = "sum"
 """Any of a team, in place of an action."""
 FLOW = """
@@ -49,7 +51,14 @@ FLOW = """
 
     def fault():
         if Path(lines[3]).exists():
+            plant.with_name("ports").write_text(" ".join(map(str, listening())))
             exec(lines[2])
+
+    def listening():
+        sockets = {os.path.basename(os.readlink(f"/proc/self/fd/{fd}")) for fd in os.listdir("/proc/self/fd")
+            if os.path.islink(f"/proc/self/fd/{fd}")}
+        rows = [row.split() for row in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+        return [row[1] for row in rows if row[3] == "0A" and f"socket:[{row[9]}]" in sockets]
 
     @contextlib.contextmanager
     def watched(self, action):
@@ -180,6 +189,26 @@ def test_a_rank_that_lives_and_does_nothing_is_found(
     broken_off(recipe, "stall", "actor.train", rank, undisturbed)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("rank", [0, 1])
+def test_an_error_of_the_input_is_said_as_by_one_process(
+    rank: int, place: Path, tiny_folder: Path, undisturbed: Path
+) -> None:
+    """Whichever rank finds it: the error alone and exit code 2, and the run can be resumed."""
+    recipe = recipe_of(place, tiny_folder, f"input-{rank}")
+    code = "from plait.errors import DataError; raise DataError('planted: look at the key')"
+    (place / "fault").write_text(f"{rank}\nactor.train\n{code}\n{recipe.run_dir}/checkpoints/step-1\n")
+    broken = plait_train(recipe)
+    (place / "fault").unlink()
+    assert broken.returncode == 2, broken.stderr
+    assert "error: planted: look at the key" in broken.stderr
+    assert "Traceback" not in broken.stderr
+    assert left_of(recipe) == []
+    resumed = plait_train(recipe, "--resume")
+    assert resumed.returncode == 0, resumed.stderr
+    assert_equal_runs(recipe.run_dir, undisturbed)
+
+
 def broken_off(recipe: Recipe, fault: str, action: str, rank: int, undisturbed: Path) -> None:
     """Run with a fault in a rank's action of step 2, and resume."""
     code, says = FAULTS[fault]
@@ -199,6 +228,10 @@ def broken_off(recipe: Recipe, fault: str, action: str, rank: int, undisturbed: 
     if fault == "raise":
         assert "exec(lines[2])" in broken.stderr, "the worker's own traceback"
     assert left_of(recipe) == []
+    ports = set(plant.with_name("ports").read_text().split())
+    assert ports, "those of the store, or of the connections to peers"
+    rows = [row.split() for row in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    assert not [row for row in rows if row[1] in ports and row[3] == LISTENS]
     resumed = plait_train(recipe, "--resume")
     assert resumed.returncode == 0, resumed.stderr
     assert_equal_runs(recipe.run_dir, undisturbed)
