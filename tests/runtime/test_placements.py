@@ -63,6 +63,9 @@ PPO_MODEL = ("ppo", PPO[1] | {"reward.model": "PLACE/scorer", "reward.functions"
 SAFE_MODELS = ("safe_rlhf", SAFE[1] | {"reward.model": "PLACE/scorer", "cost.model": "PLACE/other_scorer"})
 """Each of a frozen model and a function."""
 
+NO_ROLLOUT = {"reward.functions": None, "sampling.max_response_tokens": None, "samples_per_prompt": None}
+DPO = ("dpo", {"options": {}, "data.source": "PLACE/pairs.jsonl"} | NO_ROLLOUT)
+
 PLANS: dict[str, tuple[tuple[str, dict[str, Any]], str | dict[str, str]]] = {
     "grpo-colocated-2": (GRPO, "colocated 2"),
     "grpo-split-2": (GRPO, "split 2"),
@@ -218,6 +221,7 @@ PLANS: dict[str, tuple[tuple[str, dict[str, Any]], str | dict[str, str]]] = {
     ),
 }
 PLANS |= {
+    "dpo-tp2": (DPO, {"actor.train": "0,1 tp2", "ref.logprobs": "0"}),
     "ppo-model-split-2": (PPO_MODEL, "split 2"),
     "ppo-model-standalone-4": (PPO_MODEL, "standalone 4"),
     "ppo-model-beside-values-2": (
@@ -254,6 +258,9 @@ def place(tmp_path_factory: pytest.TempPathFactory, tiny_folder: Path) -> Path:
         "def cost(completions, **columns):\n    return [0.1 * len(text) - 1.0 for text in completions]\n"
     )
     (folder / "prompts.jsonl").write_text("".join(f'{{"prompt": "what is {i} plus 4?"}}\n' for i in range(12)))
+    (folder / "pairs.jsonl").write_text(
+        "".join(f'{{"prompt": "what is {i} plus 4?", "chosen": "{i + 4}", "rejected": "{i}"}}\n' for i in range(12))
+    )
     (folder / "examples.jsonl").write_text(
         "".join(f'{{"prompt": "what is {i} plus 4?", "completion": "{i + 4}"}}\n' for i in range(12))
     )
@@ -278,7 +285,7 @@ def recipe_of(place: Path, tiny_folder: Path) -> Callable[..., Recipe]:
             "threads": 1,
             "run_dir": str(place / run_dir),
         }
-        if flow != "grpo":
+        if flow not in ("grpo", "dpo"):
             tree["critic.optimizer.learning_rate"] = 1e-3
         if flow == "safe_rlhf":
             tree |= {
