@@ -15,7 +15,7 @@ from plait.layout.mesh import Layout, Mesh, Parallelism
 from plait.layout.params import Block
 from plait.models import part_loading
 from plait.models.attention import PackedContext
-from plait.models.backbone import BackboneModel, alias_of, copy_of
+from plait.models.backbone import BackboneModel, copy_of
 from plait.models.language_model import LanguageModel, load_model
 from plait.models.lora import add_lora
 from plait.models.lora_settings import LoraSettings
@@ -123,7 +123,7 @@ def compare(
     whole: Any = tiny_model(family, dtype=getattr(torch, dtype), **options)
     if scalar:
         whole = scalar_of(whole, seed=3)
-    part = part_of(alias_of(whole), team)
+    part = part_of(copy_of(whole), team)
     if copied:
         part = copy_of(part)
     batch = batch_of(whole)

@@ -324,14 +324,6 @@ def copy_of(model: AnyModel) -> AnyModel:
     return twin
 
 
-def alias_of(model: AnyModel) -> AnyModel:
-    """The same model in modules of its own over the same weights, to cut a part from. Without adapters."""
-    assert model.own is None, "weights that roles share are not cut"
-    twin = model.aliased()
-    twin.module.requires_grad_(False)
-    return twin
-
-
 def _decoder_layers(module: nn.Module) -> list[nn.Module]:
     from transformers.modeling_layers import GradientCheckpointingLayer
 

@@ -33,7 +33,6 @@ from plait.models.saving import save_pretrained as save_pretrained
 from plait.models.shape import HEAD_CHUNK_ROWS, config_fields, usable_positions
 from plait.models.working_weights import (
     OwnPart,
-    alias_module,
     copy_module,
     dtype_of,
     layout_of,
@@ -124,10 +123,6 @@ class LanguageModel(BackboneModel):
         if self.own is not None:
             return self.own.copied()
         return self._over(*copy_module(self.module, self.layout))
-
-    def aliased(self) -> LanguageModel:
-        """See `backbone.alias_of`."""
-        return self._over(alias_module(self.module, self.layout, self.weights), self.weights)
 
     def _over(self, module: Any, weights: Tensor) -> LanguageModel:
         head = find_head(module, self.head.vocabulary) if self.team.is_last_stage else NO_HEAD

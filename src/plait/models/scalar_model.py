@@ -32,7 +32,7 @@ from plait.models.float64 import kept_float64
 from plait.models.language_model import LanguageModel, eos_token_ids, max_positions, prepare, read_folder
 from plait.models.part import Part, require_whole
 from plait.models.saving import Export, cpu_state
-from plait.models.working_weights import OwnPart, alias_module, copy_module, dtype_of, layout_of, move_into_flat
+from plait.models.working_weights import OwnPart, copy_module, dtype_of, layout_of, move_into_flat
 
 HEAD = "score.weight"
 
@@ -123,10 +123,6 @@ class ScalarModel(BackboneModel):
         if self.own is not None:
             return self.own.copied()
         return self._over(*copy_module(self.module, self.layout))
-
-    def aliased(self) -> ScalarModel:
-        """See `backbone.alias_of`."""
-        return self._over(alias_module(self.module, self.layout, self.weights), self.weights)
 
     def _over(self, module: Any, weights: Tensor) -> ScalarModel:
         return replace(self, module=module, weights=weights, backbone=Backbone(module.base_model))

@@ -150,11 +150,6 @@ def copy_module(module: Any, layout: FlatLayout) -> tuple[Any, Tensor]:
     return _copy(module, layout, lambda start, stop: weights[start:stop]), weights
 
 
-def alias_module(module: Any, layout: FlatLayout, weights: Tensor) -> Any:
-    """A copy of a module, without adapters, over the same weights, a flat buffer [layout.num_elements]."""
-    return _copy(module, layout, lambda start, stop: weights[start:stop])
-
-
 def skeleton(module: Any, layout: FlatLayout) -> Any:
     """A copy of a module, without adapters and without weights: its parameters are on the meta device."""
     return _copy(module, layout, lambda start, stop: torch.empty(stop - start, device="meta"))

@@ -138,17 +138,12 @@ def _during(rank: int, facts: Facts, idle: Idle, held: Sequence[_Held], working:
 
 
 def _reading_bytes(held: Sequence[_Held]) -> int:
-    """Models are read whole, and one after another cut. The optimizer's state of a role leaves before that of the next
-    is made."""
-    by_owner: dict[Owner, list[_Held]] = {}
-    for one in held:
-        if not one.is_state:
-            by_owner.setdefault(one.owner, []).append(one)
-    cuts = [sum(one.num_bytes for one in parts if one.key != WHOLE) for parts in by_owner.values()]
+    """Parts are read one after another and stay till all are there; the optimizer's state of a role leaves before that
+    of the next is made. The few layers that a cut is proven on are there before the part, and not counted."""
+    weights = sum(one.num_bytes for one in held if not one.is_state)
     states = [one for one in held if one.is_state]
     stay = sum(one.num_bytes for one in states if one.after == "keep")
-    largest = max((one.num_bytes for one in states if one.after != "keep"), default=0)
-    return sum(parts[0].whole_bytes for parts in by_owner.values()) + max(cuts, default=0) + stay + largest
+    return weights + stay + max((one.num_bytes for one in states if one.after != "keep"), default=0)
 
 
 _PACKED = "weights packed for decoding"
@@ -202,8 +197,6 @@ class _Held:
     """That need it."""
     owner: Owner = ()
     key: PartKey = ()
-    whole_bytes: int = 0
-    """Of the whole model."""
     is_state: bool = False
 
 
@@ -230,16 +223,15 @@ def _parameters(
 ) -> list[_Held]:
     adapted, width = recipe.lora.rank > 0, BYTES[recipe.dtype]
     idle = Idle(models, plan, adapted=adapted)
-    weights: dict[tuple[Owner, PartKey], tuple[list[str], int, int]] = {}
+    weights: dict[tuple[Owner, PartKey], tuple[list[str], int]] = {}
     states: list[_Held] = []
     for one in models:
         place = placements_of(plan, one.role)
         for layout in place.layouts:
             if rank in layout.mesh.ranks:
                 block = flat_of(parameters[one.role], layout, rank).num_elements
-                whole = flat_of(parameters[one.role], Layout.on((rank,)), rank).num_elements
                 part = (idle.owner(one.role), part_key(layout, rank))
-                names, *_ = weights.setdefault(part, ([], block, whole))
+                names, _ = weights.setdefault(part, ([], block))
                 if one.role not in names:
                     names.append(one.role)
         if place.train is not None and rank in place.train.mesh.ranks:
@@ -258,11 +250,11 @@ def _parameters(
                 what = f"{one.role}: masters, moments and gradients"
                 states.append(_Held(what, total, after, uses, is_state=True))
     found = []
-    for (owner, key), (names, count, whole) in weights.items():
+    for (owner, key), (names, count) in weights.items():
         what = f"{', '.join(names)}: weights ({recipe.dtype})"
         used = frozenset(idle.uses(names[0], rank, key))
         after = idle.of_weights(names[0], rank, key)
-        found.append(_Held(what, count * width, after, used, owner, key, whole * width))
+        found.append(_Held(what, count * width, after, used, owner, key))
     return [replace(one, what=f"{one.what}, away when idle") if one.after != "keep" else one for one in found + states]
 
 

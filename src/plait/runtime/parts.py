@@ -21,8 +21,8 @@ from plait.layout.mesh import Cluster, Layout
 from plait.layout.move import plan_move
 from plait.layout.move_plan import MovePlan
 from plait.layout.params import Parameters
-from plait.models.backbone import alias_of
 from plait.models.language_model import LanguageModel
+from plait.models.part_loading import PartLoader
 from plait.models.scalar_model import ScalarModel
 from plait.models.team import Team, WaitingFor, make_teams
 from plait.reallocation.mover import Moved, execute, moving
@@ -33,7 +33,7 @@ from plait.runtime.optimizer_state import loading_state, saving_state
 from plait.runtime.recipe import Recipe
 from plait.runtime.residence import Need, Residence, Unit
 from plait.runtime.role_models import REWARD_ROLES, RoleModel
-from plait.runtime.roles import build_models, make_trainer
+from plait.runtime.roles import build_models, make_trainer, part_loader
 from plait.schedule.generators import gpipe, one_at_a_time, one_f_one_b
 from plait.schedule.placements import (
     WHOLE,
@@ -69,7 +69,7 @@ class RolePart:
     trainer: Trainer | None = None
     """Of the training layout."""
     scorer: Trainer | None = None
-    """Of the scoring layout; the trainer where that is the same."""
+    """Of the scoring layout; the trainer where that has the same layout and micro-batches."""
     engine: Engine | None = None
     instance: Team | None = None
     """That the engine belongs to."""
@@ -117,33 +117,46 @@ class Parts:
         """Of every role, what is moved together; a copy's number is its place there."""
         self.teams = make_teams(layouts_of(plan), rank, timeout_s=WAIT_S, waiting_for=waiting_for)
         here = [one for one in models if rank in self.places[one.role].ranks]
-        whole = build_models(here, recipe)
-        shared: dict[tuple[Owner, PartKey], Any] = {}
-        # What is cut is freed as soon as the last role has its part.
-        self.roles = {one.role: self._role(one, whole.pop(one.role), shared) for one in here}
+        loader = part_loader(recipe)
+        shared = self._whole_models(here)
+        self.roles = {one.role: self._role(one, shared, loader) for one in here}
         self._units: dict[int, Unit] = {}
         """By the buffer (its id) that leaves and comes back."""
         self.residence = self._residence()
         self.residence.want()
         self.movers = {one.role: movers_of(self.places[one.role]) for one in models}
 
-    def _role(self, one: RoleModel, whole: Model, shared: dict[tuple[Owner, PartKey], Any]) -> RolePart:
-        place, rank = self.places[one.role], self.rank
-        parameters = whole.trained_parameters
-        owner = self.idle.owner(one.role) if whole.own is None else (one.role,)
+    def _whole_models(self, here: Sequence[RoleModel]) -> dict[tuple[Owner, PartKey], Any]:
+        """Those that this rank computes with whole, of which roles may share some."""
+        whole = [one for one in here if (self.rank, WHOLE) in self.places[one.role].uses]
+        models = build_models(whole, self.recipe)
+        return {(self._owner(one), WHOLE): models[one.role] for one in whole}
+
+    def _owner(self, one: RoleModel) -> Owner:
+        """Roles of one owner have one model. With adapters each role has a view of its own."""
+        return (one.role,) if self.recipe.lora.rank > 0 else self.idle.owner(one.role)
+
+    def _role(self, one: RoleModel, shared: dict[tuple[Owner, PartKey], Any], loader: PartLoader) -> RolePart:
+        """
+        Args:
+            shared: parts that are there already; new ones are added.
+        """
+        place, rank, owner = self.places[one.role], self.rank, self._owner(one)
         parts: dict[PartKey, Any] = {}
         for layout in place.layouts:
-            if rank in layout.mesh.ranks:
+            if (team := self.teams[layout]) is not None:
                 key = part_key(layout, rank)
                 if (owner, key) not in shared:
-                    shared[owner, key] = self._part(whole, layout)
+                    shared[owner, key] = loader.part(one.name, team, scalar=one.scalar)
                 parts[key] = shared[owner, key]
+        parameters = next(iter(parts.values())).trained_parameters
         part = RolePart(one, place, parts, parameters)
         if place.train is not None and (team := self.teams[place.train]) is not None:
             part.trainer = self._trainer(part, place.train, team, trained=True)
             part.state = self._state(part, part.trainer)
         if place.score is not None and (team := self.teams[place.score]) is not None:
-            same = place.score == place.train
+            tokens = place.micro_batch_tokens
+            same = place.score == place.train and tokens.get("score") == tokens.get("train")
             part.scorer = part.trainer if same else self._trainer(part, place.score, team, trained=False)
         for instance in place.generate:
             if (team := self.teams[instance]) is not None:
@@ -161,16 +174,6 @@ class Parts:
         """Whether this rank has something else to do than to generate."""
         layouts = [layout for place in self.places.values() for layout in (place.train, place.score)]
         return any(layout is not None and self.rank in layout.mesh.ranks for layout in layouts)
-
-    def _part(self, whole: Any, layout: Layout) -> Any:
-        """This rank's part of a model, which stays whole."""
-        if layout.parallelism.tp == layout.parallelism.pp == 1:
-            return whole
-        from plait.models.partial import part_of
-
-        team = self.teams[layout]
-        assert team is not None, f"rank {self.rank} has no part in {layout}"
-        return part_of(alias_of(whole), team)
 
     def _trainer(self, part: RolePart, layout: Layout, team: Team, *, trained: bool) -> Trainer:
         mode = "train" if trained else "score"
@@ -286,7 +289,7 @@ class Parts:
 
     def gather(self, role: str) -> Any:
         """The whole model of a role on rank 0, with the weights of its home: its own, if it has that there, else a new
-        one. Every rank of the home does its part; None on other ranks than 0."""
+        one in host memory, to which each rank of the home gives its part; None on other ranks than 0."""
         place, dtype = self.places[role].home, self.recipe.dtype.value
         if self.rank in place.mesh.ranks:
             self.residence.want((role, "home"))
@@ -294,7 +297,8 @@ class Parts:
             return self.roles[role].parts[WHOLE] if self.rank == 0 else None
         part = self.roles.get(role)
         one = next(one for one in self._models if one.role == role)
-        model = build_models([one], self.recipe)[role] if self.rank == 0 else None
+        host = self.recipe.model_copy(update={"device": "cpu"})
+        model = build_models([one], host)[role] if self.rank == 0 else None
         if part is not None:
             parameters = part.parameters
         else:
@@ -304,7 +308,7 @@ class Parts:
         source = _held(parameters, place, dtype, names, place.mesh.ranks)
         plan = plan_move(source, weights(parameters, Layout.on((0,)), dtype, "whole"), self.cluster)
         own = {} if part is None else part.parts
-        buffers = {name: own[key].trained_weights for key, name in names.items() if key in own}
+        buffers = {name: own[key].trained_weights.cpu() for key, name in names.items() if key in own}
         if model is not None:
             buffers["whole"] = model.trained_weights
         if self.rank in plan.rows:

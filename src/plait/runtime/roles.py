@@ -14,6 +14,7 @@ from plait.dataflow import CallKind, Dataflow
 from plait.generation.engine import Engine
 from plait.models.backbone import copy_of
 from plait.models.language_model import LanguageModel, load_model
+from plait.models.part_loading import PartLoader
 from plait.models.scalar_model import ScalarModel, load_scalar, scalar_of
 from plait.rewards.pool import RewardPool
 from plait.runtime.recipe import Recipe
@@ -63,6 +64,11 @@ def build_models(wanted: Iterable[RoleModel], recipe: Recipe) -> dict[str, Langu
         ModelError: a model cannot be found, read, or is refused.
     """
     return _Shelf(recipe).build(wanted)
+
+
+def part_loader(recipe: Recipe) -> PartLoader:
+    """Reads parts of the models that `build_models` reads whole, without adapters."""
+    return PartLoader(dtype=recipe.dtype, device=recipe.device, seed=recipe.seed, head_std=NEW_HEAD_STD)
 
 
 class _Shelf:
