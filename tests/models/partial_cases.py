@@ -150,8 +150,12 @@ def from_file(
     *,
     scalar: bool = False,
     dtype: str = "float32",
+    scales: bool = True,
 ) -> dict[str, Any] | None:
     """A part that is read from a checkpoint against the same part, cut from the whole model.
+
+    Args:
+        scales: whether the family's configuration says how to make it smaller, to prove that it can be cut.
 
     Returns:
         What is equal, to the bit; None on ranks outside the layout.
@@ -161,12 +165,14 @@ def from_file(
         return None
     loader = PartLoader(dtype=dtype, device="cpu", seed=3, head_std=None)
     wholes: list[Any] = []
-    counted = part_loading.read_folder
-    part_loading.read_folder = lambda *args: wholes.append(args) or counted(*args)
+    read_folder, scaled_down = part_loading.read_folder, part_loading.scaled_down
+    part_loading.read_folder = lambda *args: wholes.append(args) or read_folder(*args)
+    if not scales:
+        part_loading.scaled_down = lambda *args: None
     try:
         read: Any = loader.part(folder, team, scalar=scalar)
     finally:
-        part_loading.read_folder = counted
+        part_loading.read_folder, part_loading.scaled_down = read_folder, scaled_down
     whole: Any = load_scalar(folder, dtype=dtype, seed=3) if scalar else load_model(folder, dtype=dtype)
     cut: Any = part_of(whole, team)
     batch = batch_of(cut)

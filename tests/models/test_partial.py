@@ -161,6 +161,7 @@ def judge_read(four: Workers, tmp_path: Path, family: str, shape: dict[str, Any]
         pytest.param("llama", sizes(tp=4), {"scalar": True, "options": LONG}, id="scalar"),
         pytest.param("gemma3_text", sizes(tp=2), {"options": LONG | {"layer_types": KINDS}}, id="two kinds of layers"),
         pytest.param("qwen3_moe", sizes(tp=2), {}, id="experts that are stacked"),
+        pytest.param("llama", sizes(tp=2, pp=2), {"scales": False}, id="proven on the whole"),
     ],
 )
 def test_a_part_from_its_slices_of_a_checkpoint(

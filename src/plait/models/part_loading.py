@@ -24,7 +24,7 @@ from plait.models import scalar_model
 from plait.models.checkpoint_files import CheckpointFiles
 from plait.models.language_model import load_model, read_config, read_folder, without_weights
 from plait.models.partial import Values, cut_block, cut_from, cut_layers, part_of, take_weights
-from plait.models.scalar_model import HEAD, ScalarHead, ScalarModule
+from plait.models.scalar_model import HEAD, ScalarHead, ScalarModule, load_scalar
 from plait.models.scaled_down import Proven, kinds_of, parameters_on_meta, scaled_down
 from plait.models.team import Team
 from plait.models.working_weights import dtype_of
@@ -67,7 +67,7 @@ class PartLoader:
         check(model.parameters, team.layout)
         key = (name, scalar, team.layout)
         if key not in self._proven:
-            self._proven[key] = self._prove(name, model, team)
+            self._proven[key] = self._prove(name, model, team, scalar)
         values = self._values(name, model, scalar)
         cut_layers(model, team, returns_tuple=self._proven[key].returns_tuple)
         take_weights(model, team, values, self._device)
@@ -91,13 +91,12 @@ class PartLoader:
         folder, config, _ = self._read[name]
         return scalar_model.head_of(folder, name, config, seed=self._drawn["seed"], std=self._drawn["head_std"])
 
-    def _prove(self, name: str, model: Any, team: Team) -> Proven:
+    def _prove(self, name: str, model: Any, team: Team, scalar: bool) -> Proven:
         """Cut a smaller model of the same configuration, or the whole one, and give it back."""
         small, stages = scaled_down(model, name, team.layout.parallelism, self._device), ()
         if small is None:
-            load = scalar_model.load_scalar if HEAD in _names(model) else load_model
-            small = load(name, **self._loaded, **(self._drawn if load is scalar_model.load_scalar else {}))
             stages = team.layout.parallelism.stages
+            small = load_scalar(name, **self._loaded, **self._drawn) if scalar else load_model(name, **self._loaded)
         sizes = replace(team.layout.parallelism, stages=stages)
         kinds = kinds_of(small)
         part = part_of(small, replace(team, layout=replace(team.layout, parallelism=sizes)))
@@ -127,7 +126,3 @@ class PartLoader:
             owner, _, leaf = key.rpartition(".")
             setattr(model.module.get_submodule(owner), leaf, buffer.clone())
         return cut_from(whole)
-
-
-def _names(model: Any) -> frozenset[str]:
-    return frozenset(param.name for param in model.parameters.params)

@@ -134,10 +134,10 @@ def parameters_on_meta() -> Iterator[None]:
     """Modules made within it have parameters without memory; their buffers are real."""
     register = nn.Module.register_parameter
 
-    def on_meta(module: nn.Module, name: str, param: nn.Parameter | None) -> None:
+    def on_meta(self: nn.Module, name: str, param: nn.Parameter | None) -> None:
         if param is not None and not param.is_meta:
             param = nn.Parameter(param.to("meta"), requires_grad=param.requires_grad)
-        register(module, name, param)
+        register(self, name, param)
 
     nn.Module.register_parameter = on_meta
     try:
