@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +15,7 @@ from plait.models.language_model import save_pretrained
 from plait.runtime.recipe import Recipe
 from plait.runtime.recipe_file import load_recipe
 from tests.models.tiny import tiny_model, tiny_tokenizer
+from tests.runtime.placed_runs import fill, recipe_in
 
 REWARD = """
 def count_sevens(completions, **columns):
@@ -56,3 +58,17 @@ def make_recipe(tiny_folder: Path, tmp_path: Path) -> Callable[..., Recipe]:
         return load_recipe(None, list((tree | keys).items()))
 
     return make
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory, tiny_folder: Path) -> Path:
+    """The folder of runs that are compared; see `placed_runs`."""
+    folder = tmp_path_factory.mktemp("placements")
+    fill(folder, tiny_folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def placed(place: Path, tiny_folder: Path) -> Callable[..., Recipe]:
+    """`placed("grpo", "name of the run", steps=3)`: a recipe in `place`."""
+    return functools.partial(recipe_in, place, tiny_folder)

@@ -16,20 +16,23 @@ _MODES = {"generate": "decode", "train": "train"}
 
 
 def write_plan(folder: Path, name: str, places: dict[str, str]) -> Path:
-    """`places`: call → its ranks, and dp, tp and pp where they are not 1; `schedule=gpipe` and the like behind them."""
-    placements = []
-    for call, text in places.items():
-        ranks, *sizes = text.split()
-        numbers = {word[:2]: int(word[2:]) for word in sizes if word[:2] in ("dp", "tp", "pp")}
-        options: dict[str, Any] = dict(word.split("=") for word in sizes if "=" in word)
-        if "micro_batch_tokens" in options:
-            options["micro_batch_tokens"] = int(options["micro_batch_tokens"])
-        mode: Any = _MODES.get(call.rpartition(".")[2], "score")
-        members = tuple(int(rank) for rank in ranks.split(","))
-        placements.append(Placement(call, mode, members, **numbers, **options))
+    """`places`: call → its ranks, and dp, tp and pp where they are not 1; `schedule=gpipe` and the like behind them.
+    Instances of different size stand beside each other: "0,1 tp2 | 2"."""
+    placements = [_placement(call, text) for call, texts in places.items() for text in texts.split("|")]
     path = folder / f"{name}.json"
     Plan(name, 1 + max(rank for p in placements for rank in p.ranks), tuple(placements)).save(path)
     return path
+
+
+def _placement(call: str, text: str) -> Placement:
+    ranks, *sizes = text.split()
+    numbers = {word[:2]: int(word[2:]) for word in sizes if word[:2] in ("dp", "tp", "pp")}
+    options: dict[str, Any] = dict(word.split("=") for word in sizes if "=" in word)
+    if "micro_batch_tokens" in options:
+        options["micro_batch_tokens"] = int(options["micro_batch_tokens"])
+    mode: Any = _MODES.get(call.rpartition(".")[2], "score")
+    members = tuple(int(rank) for rank in ranks.split(","))
+    return Placement(call, mode, members, **numbers, **options)
 
 
 def metrics_of(run_dir: Path) -> list[dict[str, float]]:
@@ -63,7 +66,13 @@ def assert_equal_runs(found: Path, expected: Path, tolerance: float = 1e-9) -> N
         if not abs(row[name] - other[name]) <= tolerance * max(1.0, abs(other[name]))
     }
     assert not far, far
-    weights, others = (load_file(folder / "final/model.safetensors") for folder in (found, expected))
+    weights, others = (load_file(_final(folder)) for folder in (found, expected))
     assert weights.keys() == others.keys()
     for name, tensor in weights.items():
         torch.testing.assert_close(tensor, others[name], rtol=0, atol=tolerance)
+
+
+def _final(run_dir: Path) -> Path:
+    """The weights at the end, or the adapters."""
+    [path] = (run_dir / "final").glob("*.safetensors")
+    return path
