@@ -185,7 +185,7 @@ def test_a_fault_within_a_collective_is_found(
 def test_a_rank_that_lives_and_does_nothing_is_found(
     rank: int, place: Path, tiny_folder: Path, undisturbed: Path
 ) -> None:
-    recipe = recipe_of(place, tiny_folder, f"stalled-{rank}", freeze_after_s=30, stalled_after_s=40)
+    recipe = recipe_of(place, tiny_folder, f"stalled-{rank}", freeze_after_s=30, stalled_after_s=60)
     broken_off(recipe, "stall", "actor.train", rank, undisturbed)
 
 

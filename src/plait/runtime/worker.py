@@ -88,7 +88,9 @@ class Worker:
                 assert session.crew is not None, "a session that leads has a crew"
                 session.crew.close()
             return outcome
-        Server(self._parts(), self._mail, self._board).serve()
+        with self._board.doing("load models"):
+            parts = self._parts()
+        Server(parts, self._mail, self._board).serve()
         return None
 
     def progress(self) -> RelayedProgress:
