@@ -7,6 +7,10 @@ overwritten, so old code does not pile up.
 
 Compiled code lies where numba puts it: in `NUMBA_CACHE_DIR`, in `__pycache__` beside the file, or in the user's cache
 folder, whichever can be written. Where none can, every process compiles anew.
+
+A function with `fastmath` that another one calls needs `forceinline=True`. Else it is compiled as a function of its own
+in the process that compiles its caller, as a part of the caller in those that find this compiled, and the two round
+differently.
 """
 
 # numba may be missing, and types little of what is used here.

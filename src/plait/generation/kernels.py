@@ -47,7 +47,7 @@ def array_of(tensor: Tensor) -> Array:
     return tensor.view(torch.uint16).numpy() if tensor.dtype == torch.bfloat16 else tensor.numpy()
 
 
-@njit(nogil=True, error_model="numpy", fastmath={"contract", "reassoc", "nsz"})
+@njit(nogil=True, error_model="numpy", fastmath={"contract", "reassoc", "nsz"}, forceinline=True)
 def _softmax(scores_K, probs_K, sink):
     most = ordered(sink)
     for k in range(len(scores_K)):
@@ -63,7 +63,7 @@ def _softmax(scores_K, probs_K, sink):
         probs_K[k] = narrow(probs_K, scores_K[k] * inverse)
 
 
-@njit(nogil=True, error_model="numpy", fastmath={"contract", "reassoc", "nsz"})
+@njit(nogil=True, error_model="numpy", fastmath={"contract", "reassoc", "nsz"}, forceinline=True)
 def _cap(scores_K, softcap):
     """Scores become softcap · tanh(score / softcap)."""
     slope = np.float32(-2) / softcap
@@ -72,7 +72,7 @@ def _cap(scores_K, softcap):
         scores_K[k] = np.copysign(softcap * ((_ONE - small) / (_ONE + small)), scores_K[k])
 
 
-@njit(nogil=True, error_model="numpy", fastmath={"contract", "reassoc", "nsz"})
+@njit(nogil=True, error_model="numpy", fastmath={"contract", "reassoc", "nsz"}, forceinline=True)
 def _scores_of_any_size(query_D, keys_KD, scale, out_K):
     for k in range(keys_KD.shape[0]):
         total = _ZERO
@@ -81,7 +81,7 @@ def _scores_of_any_size(query_D, keys_KD, scale, out_K):
         out_K[k] = total * scale
 
 
-@njit(nogil=True, error_model="numpy", fastmath={"contract"})
+@njit(nogil=True, error_model="numpy", fastmath={"contract"}, forceinline=True)
 def _add_weighted_of_any_size(probs_K, values_KE, total_E):
     for k in range(values_KE.shape[0]):
         prob = widen(probs_K[k])
@@ -89,7 +89,7 @@ def _add_weighted_of_any_size(probs_K, values_KE, total_E):
             total_E[e] += prob * widen(values_KE[k, e])
 
 
-@njit(nogil=True, error_model="numpy")
+@njit(nogil=True, error_model="numpy", forceinline=True)
 def attend(
     like, query, query_stride, out, out_stride, key_pool, value_pool, sizes, vectors,
     tables_SM, starts_S1, held_S, seen_TK, depths_T, row_start, row_stop, scale, window, softcap, sinks_H,

@@ -163,7 +163,7 @@ def pack(weight_OT, bias_O, first, out):
                 out[column // TILE_COLUMNS, 1 + term, column % TILE_COLUMNS] = weight_OT[row, term]
 
 
-@njit(nogil=True, error_model="numpy", fastmath={"contract", "reassoc", "nsz"})
+@njit(nogil=True, error_model="numpy", fastmath={"contract", "reassoc", "nsz"}, forceinline=True)
 def _normalise(x_H, weight_H, eps, kind, out_H):
     total = _ZERO
     for h in range(len(weight_H)):
@@ -178,7 +178,7 @@ def _normalise(x_H, weight_H, eps, kind, out_H):
             out_H[h] = narrow(out_H, widen(narrow(out_H, widen(x_H[h]) * inverse)) * weight_H[h])
 
 
-@njit(nogil=True, error_model="numpy", fastmath={"contract"})
+@njit(nogil=True, error_model="numpy", fastmath={"contract"}, forceinline=True)
 def _add(x_H, delta_H, factor):
     if factor == _ONE:
         for h in range(len(x_H)):
@@ -188,7 +188,7 @@ def _add(x_H, delta_H, factor):
             x_H[h] = narrow(x_H, widen(x_H[h]) + widen(narrow(x_H, widen(delta_H[h]) * factor)))
 
 
-@njit(nogil=True, error_model="numpy", fastmath={"contract"})
+@njit(nogil=True, error_model="numpy", fastmath={"contract"}, forceinline=True)
 def _gated(gate_up_N, activation, out_I):
     size = len(out_I)
     if activation == SILU:
@@ -203,7 +203,7 @@ def _gated(gate_up_N, activation, out_I):
             out_I[i] = narrow(out_I, widen(gate) * widen(gate_up_N[size + i]))
 
 
-@njit(nogil=True, error_model="numpy", fastmath={"contract"})
+@njit(nogil=True, error_model="numpy", fastmath={"contract"}, forceinline=True)
 def _rotate(x_D, cos_D, sin_D, out_D):
     """`apply_rotary_pos_emb` of Transformers; cos and sin are those of its first half, which it repeats."""
     half = len(cos_D)
@@ -215,7 +215,7 @@ def _rotate(x_D, cos_D, sin_D, out_D):
         out_D[half + d] = narrow(out_D, second)
 
 
-@njit(nogil=True, error_model="numpy")
+@njit(nogil=True, error_model="numpy", forceinline=True)
 def _place(qkv_N, norms_2D, eps, sizes, rope, cos_D, sin_D, query_N, key_pool, value_pool, place):
     """Norms and rope of a row's queries and of its keys; these and its values go into the pool.
 

@@ -228,7 +228,7 @@ def normalised_backward(x_TH: Tensor, weight_H: Tensor, inverse_T: Tensor, grad_
     return grad_x_TH, pieces_PH.sum(0)
 
 
-@njit(nogil=True, error_model="numpy", fastmath={"contract", "reassoc", "nsz"})
+@njit(nogil=True, error_model="numpy", fastmath={"contract", "reassoc", "nsz"}, forceinline=True)
 def _softmax(scores_K, bias_C, biased_K, probs_K):
     """`probs_K` may be `scores_K`."""
     clear = len(scores_K) - len(bias_C)
