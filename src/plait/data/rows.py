@@ -88,10 +88,15 @@ class Rows:
         columns = {c: v[rows] if c.level is Level.SAMPLE else v[tokens] for c, v in self.columns.items()}
         return Rows(tuple(self.samples[i] for i in positions), columns)
 
-    def ordered(self) -> Rows:
-        """Rows by prompt (uids ascending) and sample index: the order that no scheduling can change."""
+    @cached_property
+    def order(self) -> tuple[int, ...]:
+        """Positions by prompt (uids ascending) and sample index: the order that no scheduling can change."""
         key = [(sample.prompt.uid, sample.index) for sample in self.samples]
-        return self.select(sorted(range(len(self)), key=key.__getitem__))
+        return tuple(sorted(range(len(self)), key=key.__getitem__))
+
+    def ordered(self) -> Rows:
+        """Rows in the order of `order`."""
+        return self.select(self.order)
 
 
 def evaluate(

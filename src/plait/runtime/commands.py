@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from plait.data.rows import FloatArray, Rows
 from plait.dataflow import Column, Dataflow, Level, Node
 from plait.layout.mesh import Layout
-from plait.runtime.parcels import Parcel, pack_rows, unpack_rows
+from plait.runtime.outlines import pack_share, unpack_share
+from plait.runtime.parcels import Parcel
 from plait.runtime.parts import Parts
 from plait.runtime.residence import Need
+from plait.training.mini_batch import mask_of
+from plait.training.row_shares import drawn_batches, shares_of
 from plait.training.trainer import Done, Trainer
 
+Arrays = tuple[NDArray[Any], ...]
 LEADER = 0
 """The rank that gives the commands."""
 
@@ -75,14 +80,22 @@ class ScoreCall:
             case _:
                 return (yield from trainer.scores(self.rows, call=self.call))
 
-    def parcel(self) -> Parcel:
+    def parcels(self, parts: Parts) -> dict[int, Parcel]:
+        """For each rank but the leader, with the rows of its share and without what nobody scores by."""
         header = {"do": Do.SCORE, "role": self.role, "what": self.what, "call": self.call}
-        return Parcel(header | {"temperature": self.temperature}, pack_rows(self.rows))
+        header |= {"temperature": self.temperature}
+        rows = Rows(tuple(replace(sample, logprobs=(), token_versions=None) for sample in self.rows.samples))
+
+        def arrays_of(ways: int) -> list[Arrays]:
+            shares = shares_of(rows.ordered(), [range(len(rows))], ways)
+            return [pack_share(rows, (), sorted(rows.order[i] for i in share)) for share in shares]
+
+        return _by_rank(self.layout(parts), header, arrays_of)
 
     @classmethod
     def of(cls, parcel: Parcel) -> ScoreCall:
         h = parcel.header
-        return cls(h["role"], h["what"], h["call"], unpack_rows(parcel.arrays), h["temperature"])
+        return cls(h["role"], h["what"], h["call"], unpack_share(parcel.arrays), h["temperature"])
 
     @staticmethod
     def answer(result: FloatArray) -> Parcel:
@@ -139,11 +152,32 @@ class TrainCall:
         options |= {name: node.options[name] for name in ("mini_batches", "epochs")}
         return (yield from trainer.train(self.rows, columns, node.fn, step=self.step, **options))
 
-    def parcel(self) -> Parcel:
+    def parcels(self, parts: Parts) -> dict[int, Parcel]:
+        """For each rank but the leader, with the rows of its share.
+
+        Raises:
+            RunError: the mask holds something other than 0 and 1.
+        """
         of_rows, of_batch = _columns(self.node)
-        header = {"do": Do.TRAIN, "node": self.node.id, "step": self.step, "temperature": self.temperature}
         values = tuple(np.asarray(self.batch_values[column], dtype=np.float64) for column in of_batch)
-        return Parcel(header | {"values": len(values)}, (*values, *pack_rows(self.rows, of_rows)))
+        header = {"do": Do.TRAIN, "node": self.node.id, "step": self.step, "temperature": self.temperature}
+        header |= {"values": len(values)}
+        mask = self.node.inputs.get("mask")
+        mask_of(self.rows, mask, self.role)
+        rows = self.rows.ordered()
+
+        def arrays_of(ways: int) -> list[Arrays]:
+            shares = shares_of(rows, self._batches(rows, parts), ways, whole_groups=self.node.options["whole_groups"])
+            return [(*values, *pack_share(rows, of_rows, share, mask)) for share in shares]
+
+        return _by_rank(self.layout(parts), header, arrays_of)
+
+    def _batches(self, rows: Rows, parts: Parts) -> Iterable[Sequence[int]]:
+        """Positions of the ordered rows that are divided over the dp ranks together, as `Trainer` does it."""
+        if self.step < 0:
+            return [range(len(rows))]
+        of_node = {name: self.node.options[name] for name in ("epochs", "whole_groups")}
+        return drawn_batches(rows, self.node.options["mini_batches"], seed=parts.recipe.seed, step=self.step, **of_node)
 
     @classmethod
     def of(cls, parcel: Parcel, flow: Dataflow) -> TrainCall:
@@ -151,7 +185,7 @@ class TrainCall:
         node = flow.nodes[h["node"]]
         of_rows, of_batch = _columns(node)
         values = dict(zip(of_batch, parcel.arrays[: h["values"]], strict=True))
-        rows = unpack_rows(parcel.arrays[h["values"] :], of_rows)
+        rows = unpack_share(parcel.arrays[h["values"] :], of_rows, node.inputs.get("mask"))
         return cls(node, rows, h["step"], h["temperature"], values)
 
     @staticmethod
@@ -164,6 +198,19 @@ class TrainCall:
 
 
 Call = ScoreCall | TrainCall
+
+
+def _by_rank(
+    layout: Layout, header: Mapping[str, Any], arrays_of: Callable[[int], Sequence[Arrays]]
+) -> dict[int, Parcel]:
+    """A parcel for each rank of the layout but the leader: ranks of one dp index get the same.
+
+    Args:
+        arrays_of: number of dp ranks → the arrays of each; asked only where somebody gets them.
+    """
+    ranks = [rank for rank in layout.mesh.ranks if rank != LEADER]
+    shares = arrays_of(layout.parallelism.dp) if ranks else ()
+    return {rank: Parcel(header, shares[layout.coordinates(rank).dp]) for rank in ranks}
 
 
 def _columns(node: Node) -> tuple[list[Column], list[Column]]:

@@ -58,16 +58,21 @@ class Crew:
         been dropped."""
         self._numbers = itertools.count()
         self._engines: dict[str, CrewEngine] = {}
+        self._counted = (0, 0)
         self.together: dict[int, str] = {}
         """What this rank and others are in the middle of, and the others cannot end alone; by number."""
         parts.residence.recorder = recorder
 
     def tell(
-        self, ranks: Collection[int], parcel: Parcel, copies: Collection[tuple[str, int]] | None = frozenset()
+        self,
+        ranks: Collection[int],
+        parcel: Parcel | Mapping[int, Parcel],
+        copies: Collection[tuple[str, int]] | None = frozenset(),
     ) -> int:
         """Announce a command to these ranks. The leader may be among them: it does its part itself.
 
         Args:
+            parcel: the command; or that of each rank but the leader.
             copies: that are needed for it; None: it leaves what is on the devices as it is.
 
         Returns:
@@ -77,9 +82,10 @@ class Crew:
             told = {(role, n) for role, n in self._dropped if not self._held(role, n).isdisjoint(ranks)}
             self._stale |= told - set(copies)
         number = next(self._numbers)
-        message = Parcel({**parcel.header, "at": self.recorder.step, "number": number}, parcel.arrays)
         for rank in sorted(set(ranks) - {LEADER}):
-            self.mail.send(rank, message, str(parcel.header["do"]))
+            mine = parcel if isinstance(parcel, Parcel) else parcel[rank]
+            message = Parcel({**mine.header, "at": self.recorder.step, "number": number}, mine.arrays)
+            self.mail.send(rank, message, str(mine.header["do"]))
         return number
 
     def _held(self, role: str, number: int) -> set[int]:
@@ -148,6 +154,15 @@ class Crew:
             for rank in self.others:
                 found += [Span(*values) for values in self.answer(rank, number, "its timeline").header["spans"]]
         return found
+
+    def row_traffic(self) -> dict[str, float]:
+        """Metrics: bytes of rows that this rank has sent and received since the last time; none where it is alone."""
+        if not self.others:
+            return {}
+        now = self.mail.sent_bytes, self.mail.received_bytes
+        sent, received = (after - before for after, before in zip(now, self._counted, strict=True))
+        self._counted = now
+        return {"perf/rows_sent_bytes": sent, "perf/rows_received_bytes": received}
 
     def save(self, folder: Path) -> tuple[dict[str, FileDigest], dict[str, Any]]:
         """Have each rank write its part of the optimizers' state to an empty folder (`checkpoint.store.WriteParts`).
@@ -237,10 +252,10 @@ class CrewCall:
         if isinstance(call, TrainCall):
             if call.step >= 0:
                 crew.trained(call.role)
-            self._number = crew.tell(self.ranks, call.parcel())
+            self._number = crew.tell(self.ranks, call.parcels(crew.parts))
         else:
             crew.freshen(call.role, "score")
-            self._number = crew.tell(self.ranks, call.parcel(), crew.copies(call.role, "score"))
+            self._number = crew.tell(self.ranks, call.parcels(crew.parts), crew.copies(call.role, "score"))
         if self.is_own:
             crew.parts.residence.want(call.need)
             self._work = call.run(crew.parts)

@@ -42,6 +42,7 @@ class Mail:
     ) -> None:
         self.rank = rank
         self.sent_bytes = 0
+        """Of arrays (rows, samples, results), as are `received_bytes`; not of headers."""
         self.received_bytes = 0
         self._group = group
         self._waiting_for = waiting_for
@@ -66,7 +67,7 @@ class Mail:
                 f"{what or 'a message'} to rank {to} has {len(body) / 2**30:.1f} GiB, but a message may have "
                 f"{_LARGEST_BYTES / 2**30:.0f}; lower `prompts_per_step` or `samples_per_prompt`"
             )
-        self.sent_bytes += len(body)
+        self.sent_bytes += parcel.num_array_bytes
         try:
             with self._waiting_for(f"rank {to} (takes {what or 'a message'})"):
                 for tensor in (torch.tensor([len(body)]), body):
@@ -157,7 +158,7 @@ class Mail:
                 dist.recv(body, peer, group=self._group, tag=_TAG)
                 parcel = Parcel.from_bytes(np.asarray(body))
                 with self._changed:
-                    self.received_bytes += len(body)
+                    self.received_bytes += parcel.num_array_bytes
                     self._inbox[peer].append(parcel)
                     self._ring()
         except Exception as error:  # the thread's boundary: whoever receives is told

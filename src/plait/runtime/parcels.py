@@ -34,6 +34,11 @@ class Parcel:
     header: Mapping[str, Any]
     arrays: tuple[NDArray[Any], ...] = ()
 
+    @property
+    def num_array_bytes(self) -> int:
+        """Of the arrays alone."""
+        return sum(array.nbytes for array in self.arrays)
+
     def to_bytes(self) -> bytearray:
         """The length of the head, the head as JSON, the arrays one after another."""
         table = [(array.dtype.str, array.shape) for array in self.arrays]

@@ -35,14 +35,23 @@ def split_over(
         arguments.
     """
     how = {"share_prompts": share_prompts, "whole_groups": whole_groups}
-    shares = [tuple(range(len(samples)))] if ways == 1 else _balanced(samples, ways, **how)
     found = []
-    for share in shares:
+    for share in shares_over(samples, ways, **how):
         members = [samples[i] for i in share]
         micros = split_micro_batches(members, budget_tokens, **how)
         if len(micros) < least and len(members) > len(micros):
             micros = _at_least(members, least, budget_tokens, **how)
         found.append(tuple(_renumbered(micro, share) for micro in micros))
+    return tuple(found)
+
+
+def shares_over(
+    samples: Sequence[SampleSize], ways: int, *, share_prompts: bool = True, whole_groups: bool = False
+) -> tuple[tuple[int, ...], ...]:
+    """The samples of each of `ways` ranks, which `split_over` cuts into micro-batches: every sample on one rank."""
+    if ways == 1:
+        return (tuple(range(len(samples))),)
+    found = _balanced(samples, ways, share_prompts=share_prompts, whole_groups=whole_groups)
     return (*found, *[()] * (ways - len(found)))
 
 

@@ -33,7 +33,8 @@ class Totals:
     num_nonfinite: int
     means: dict[str, float]
     seen: FloatArray | None
-    """[2, R] log-probs and entropies of every response token of the rows, where they were asked for."""
+    """[3, R] log-probs, sampling log-probs (NaN where there are none) and entropies of every response token of the
+    rows, where they were asked for."""
 
     @property
     def loss_is_finite(self) -> bool:
@@ -44,13 +45,13 @@ class Tally:
     """Gathers the numbers of a mini-batch on one rank.
 
     Args:
-        sees: keep log-probs and entropies, of a language model.
+        sees: keep log-probs, the sampling engine's too, and entropies, of a language model.
     """
 
     def __init__(self, batch: MiniBatch, *, sees: bool = False) -> None:
         self.batch = batch
         self._loss, self._tokens, self._num_nonfinite = 0.0, 0, 0
-        self._seen = np.zeros((2, batch.rows.num_tokens)) if sees else None
+        self._seen = np.zeros((3, batch.rows.num_tokens)) if sees else None
 
     def add(self, micro: MicroBatch, outputs: Outputs, share: Tensor) -> None:
         """One micro-batch: what the model said, and its share of the loss."""
@@ -59,7 +60,9 @@ class Tally:
         self._num_nonfinite += outputs.num_nonfinite
         if self._seen is not None and outputs.logprobs_R is not None and outputs.entropies_R is not None:
             both = torch.stack([outputs.logprobs_R.detach(), outputs.entropies_R.detach()])
-            self._seen[:, self.batch.rows.token_places(micro.samples)] = both.double().cpu().numpy()
+            places = self.batch.rows.token_places(micro.samples)
+            self._seen[::2, places] = both.double().cpu().numpy()
+            self._seen[1, places] = self.batch.rows.sampling_logprobs[places]
 
     def over(self, team: Team, device: torch.device) -> Totals:
         """Over all ranks; every one of them calls it."""

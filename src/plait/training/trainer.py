@@ -22,7 +22,7 @@ from plait.layout.holdings import Holdings
 from plait.models.language_model import LanguageModel
 from plait.models.scalar_model import ScalarModel
 from plait.models.team import Team
-from plait.policy.packing import MicroBatch, SampleSize, draw_mini_batches
+from plait.policy.packing import MicroBatch
 from plait.schedule.generators import one_f_one_b
 from plait.training.micro_batches import split_over
 from plait.training.mini_batch import LossCall, MiniBatch, Outputs, mask_of
@@ -32,6 +32,7 @@ from plait.training.results import COUNTS as COUNTS
 from plait.training.results import Done as Done
 from plait.training.results import MiniBatchResult, counted, train_metrics
 from plait.training.rollout_check import coverage, rollout_comparison
+from plait.training.row_shares import drawn_batches, sizes_of
 from plait.training.settings import OptimizerSettings
 from plait.training.tally import Tally, summed
 
@@ -52,7 +53,8 @@ class Trainer:
 
     On several ranks every one has a Trainer of the same role over its part of the model; all call the same methods with
     the same rows in the same order, step their generators to the end, and get the same results. A dp rank computes its
-    share of the samples of each mini-batch and holds its share of the optimizer's state (ZeRO-1).
+    share of the samples of each mini-batch and holds its share of the optimizer's state (ZeRO-1). Of samples outside
+    its share it reads lengths, ids, the mask, and whether the last trained token ends the response.
 
     Args:
         team: the ranks that hold the model together; None: this one alone.
@@ -196,19 +198,15 @@ class Trainer:
         call = call or f"{self.role}.train"
         asked = self._asked(columns, loss, mask, whole_groups, batch_values, temperature)
         rows = rows.ordered()
-        ids = [(sample.prompt.uid, sample.index) for sample in rows.samples]
         results: list[MiniBatchResult] = []
         steps = 0
-        for epoch in range(epochs):
-            draw = draw_mini_batches(
-                ids, mini_batches, seed=self._seed, step=step, epoch=epoch, whole_groups=whole_groups
-            )
-            for members in draw:
-                batch = MiniBatch(rows.select(members), asked)
-                name = f"{call}/b{len(results)}"
-                work = self._mini_batch(batch, name, first=steps == 0)
-                results.append((yield from counted(work, self.team)))
-                steps += results[-1].report is not None
+        drawn = drawn_batches(rows, mini_batches, epochs=epochs, seed=self._seed, step=step, whole_groups=whole_groups)
+        for members in drawn:
+            batch = MiniBatch(rows.select(members), asked)
+            name = f"{call}/b{len(results)}"
+            work = self._mini_batch(batch, name, first=steps == 0)
+            results.append((yield from counted(work, self.team)))
+            steps += results[-1].report is not None
         unshared = epochs * sum(len(s.prompt.token_ids) + len(s.token_ids) for s in rows.samples)
         covered = coverage(rows, mask_of(rows, mask, self.role), self._stop_token_ids)
         return train_metrics(results, self.role, {"tokens_unshared": unshared, **covered})
@@ -290,8 +288,8 @@ class Trainer:
             kind, calls = ("a language model", "logprobs") if is_language else ("a scalar model", "values and scores")
             raise RunError(f"{call}: role `{self.role}` is {kind}, which has {calls}")
         found = np.zeros(rows.shape_of(level))
-        order = sorted(range(len(rows)), key=lambda i: (rows.samples[i].prompt.uid, rows.samples[i].index))
-        ordered = rows.select(order)
+        order = rows.order
+        ordered = rows.ordered()
 
         def take(micro: MicroBatch, outputs: Outputs) -> None:
             output = pick(outputs)
@@ -343,7 +341,7 @@ class Trainer:
         totals = tally.over(self.team, self.model.device)
         rollout = {}
         if totals.seen is not None:
-            rollout = rollout_comparison(totals.seen[0], rows.sampling_logprobs, totals.seen[1], rows)
+            rollout = rollout_comparison(totals.seen[0], totals.seen[1], totals.seen[2], rows)
         report = self._optimizer.step(totals.loss_is_finite)
         yield Done(f"{name}/step", "STEP", 0)
         metrics = {f"{self.role}/loss": totals.loss, **totals.means, f"{self.role}/grad_norm": report.grad_norm}
@@ -352,7 +350,7 @@ class Trainer:
     def _split(self, rows: Rows, whole_groups: bool = False) -> tuple[MicroBatch, ...]:
         """The micro-batches of this rank."""
         return split_over(
-            [SampleSize(s.prompt.uid, len(s.prompt.token_ids), len(s.token_ids)) for s in rows.samples],
+            sizes_of(rows),
             self._micro_batch_tokens,
             ways=self.team.dp.size,
             least=self._micro_batches,

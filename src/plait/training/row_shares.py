@@ -1,0 +1,44 @@
+"""Which rows each data-parallel rank computes in a call: those that it must be sent. Imports no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from plait.data.rows import Rows
+from plait.policy.packing import SampleSize, draw_mini_batches
+from plait.training.micro_batches import shares_over
+
+
+def sizes_of(rows: Rows) -> list[SampleSize]:
+    """Of each sample, as packing sees it."""
+    return [SampleSize(s.prompt.uid, len(s.prompt.token_ids), len(s.token_ids)) for s in rows.samples]
+
+
+def drawn_batches(
+    rows: Rows, mini_batches: int, *, epochs: int, seed: int, step: int, whole_groups: bool
+) -> Iterator[tuple[int, ...]]:
+    """The mini-batches of all epochs in turn: positions in `rows`, which are ordered (`Rows.ordered`)."""
+    ids = [(sample.prompt.uid, sample.index) for sample in rows.samples]
+    for epoch in range(epochs):
+        yield from draw_mini_batches(ids, mini_batches, seed=seed, step=step, epoch=epoch, whole_groups=whole_groups)
+
+
+def shares_of(
+    rows: Rows, batches: Iterable[Sequence[int]], ways: int, *, whole_groups: bool = False
+) -> tuple[tuple[int, ...], ...]:
+    """The rows of each of `ways` ranks in any of these batches.
+
+    Args:
+        rows: ordered.
+        batches: positions of the rows of each, which are divided by themselves.
+
+    Returns:
+        Positions, ascending. A row of several batches (epochs) may be several ranks'.
+    """
+    sizes = sizes_of(rows)
+    found: list[set[int]] = [set() for _ in range(ways)]
+    for members in batches:
+        shares = shares_over([sizes[i] for i in members], ways, whole_groups=whole_groups)
+        for mine, share in zip(found, shares, strict=True):
+            mine.update(members[i] for i in share)
+    return tuple(tuple(sorted(mine)) for mine in found)
