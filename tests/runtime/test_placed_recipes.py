@@ -1,0 +1,78 @@
+"""What recipes ask for beside a flow, on several ranks: evaluation, adapters, given samples, instances of unequal size.
+float64, as in `test_placements`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from plait.observe.run_log import read_rows
+from plait.runtime.api import run
+from plait.runtime.recipe import Recipe
+from tests.runtime.placed_runs import DPO, GRPO, NO_ROLLOUT, PPO, Flow, where
+from tests.runtime.plans import assert_equal_runs
+
+STEPS = 4
+
+EVALUATED = {"evaluation.items": 3, "evaluation.every": 2}
+ON_PAIRS = {"options": {"mini_batches": 2}, "data.source": "PLACE/pairs.jsonl"} | NO_ROLLOUT
+ON_EXAMPLES = {"options": {"mini_batches": 2}, "data.source": "PLACE/examples.jsonl"} | NO_ROLLOUT
+
+CASES: dict[str, tuple[Flow, dict[str, str]]] = {
+    "evaluation-lora-dp2": (
+        ("grpo", GRPO[1] | EVALUATED | {"lora.rank": 2}),
+        {"actor.generate": "0,1 dp2", "actor.train": "1,0 dp2", "ref.logprobs": "0,1 dp2"},
+    ),
+    "evaluation-tp2": (
+        ("grpo", GRPO[1] | EVALUATED),
+        {"actor.generate": "0,1 tp2", "actor.train": "0,1 pp2", "ref.logprobs": "1"},
+    ),
+    "dpo-evaluation-tp2": (
+        ("dpo", DPO[1] | {"options": {"mini_batches": 2}} | EVALUATED),
+        {"actor.train": "1,0 tp2", "ref.logprobs": "0,1 dp2"},
+    ),
+    "reward-model-dp2": (("reward_model", ON_PAIRS | EVALUATED), {"reward.train": "0,1 dp2"}),
+    "reward-model-tp2-pp2": (("reward_model", ON_PAIRS), {"reward.train": "2,3,1,0 tp2 pp2"}),
+    "sft-pp2": (("sft", ON_EXAMPLES | EVALUATED), {"actor.train": "1,0 pp2"}),
+    "rloo-tp2": (
+        ("rloo", {"options": {"kl_coef": 0.05, "mini_batches": 2}}),
+        {"actor.generate": "1,0 tp2", "actor.train": "0,1 dp2", "ref.logprobs": "0,1 pp2"},
+    ),
+    "instances-of-1-and-2": (
+        GRPO,
+        {"actor.generate": "2 | 0,1 tp2", "actor.train": "0,1,2 dp3", "ref.logprobs": "2"},
+    ),
+    "instances-of-1-1-and-2": (
+        PPO,
+        {
+            "actor.generate": "0 | 2,1 pp2 | 3",
+            "actor.train": "0,1 tp2",
+            "ref.logprobs": "3",
+            "critic.train": "2,3 dp2",
+            "critic.values": "2,3 dp2",
+        },
+    ),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CASES)
+def test_a_recipe_on_several_ranks_is_that_of_one(name: str, place: Path, placed: Callable[..., Recipe]) -> None:
+    (flow, keys), plan = CASES[name]
+    one = placed(flow, f"one-{name}", steps=STEPS, **keys)
+    several = placed(flow, name, steps=STEPS, **keys, **where(place, name, plan))
+    run(one)
+    run(several)
+    assert_equal_runs(several.run_dir, one.run_dir)
+    evaluated = [
+        [
+            {key: value for key, value in row.items() if not key.startswith(("timing_", "perf/"))}
+            for row in read_rows(recipe.run_dir / "evaluations.jsonl")
+        ]
+        for recipe in (several, one)
+    ]
+    assert len(evaluated[1]) == (3 if "evaluation.items" in keys else 0), "before, between and after"
+    for mine, theirs in zip(*evaluated, strict=True):
+        assert mine == pytest.approx(theirs, rel=1e-9, abs=1e-9)
