@@ -1,5 +1,5 @@
-"""What recipes ask for beside a flow, on several ranks: evaluation, adapters, given samples, instances of unequal size.
-float64, as in `test_placements`."""
+"""What recipes ask for beside a flow, on several ranks: evaluation, adapters, given samples, instances of unequal size;
+and checkpoints of two models under changing plans. float64, as in `test_placements`."""
 
 from __future__ import annotations
 
@@ -76,3 +76,22 @@ def test_a_recipe_on_several_ranks_is_that_of_one(name: str, place: Path, placed
     assert len(evaluated[1]) == (3 if "evaluation.items" in keys else 0), "before, between and after"
     for mine, theirs in zip(*evaluated, strict=True):
         assert mine == pytest.approx(theirs, rel=1e-9, abs=1e-9)
+
+
+@pytest.mark.slow
+def test_a_checkpoint_of_ppo_is_resumed_under_other_plans(place: Path, placed: Callable[..., Recipe]) -> None:
+    """Two optimizers, and a critic whose head is new: two steps under tp 2, one under pp 2, one on one process."""
+    critic = ("critic.train", "critic.values")
+    plans = {
+        "tp2": dict.fromkeys(("actor.generate", "actor.train", *critic), "0,1 tp2") | {"ref.logprobs": "0"},
+        "pp2": dict.fromkeys(("actor.generate", "actor.train"), "0,1 pp2")
+        | dict.fromkeys(critic, "1,0 pp2")
+        | {"ref.logprobs": "1"},
+    }
+    keys = PPO[1] | {"checkpoint.every": 1}
+    undisturbed = placed("ppo", "undisturbed", steps=STEPS, **keys)
+    run(undisturbed)
+    for step, name in ((2, "tp2"), (3, "pp2"), (STEPS, None)):
+        plan = {} if name is None else where(place, f"ppo-{name}", plans[name])
+        run(placed("ppo", "changed", steps=step, **keys, **plan), resume=step > 2)
+    assert_equal_runs(place / "changed", undisturbed.run_dir)
