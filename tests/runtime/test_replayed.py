@@ -53,9 +53,12 @@ Engine.__init__.__kwdefaults__["choose"] = replayed
 def engines(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], None]:
     """Let engines draw by another function; theirs comes back, also after a flow that replaces it in this process."""
 
+    defaults = Engine.__init__.__kwdefaults__
+    assert defaults is not None
+
     def draw_by(choose: Any) -> None:
         monkeypatch.setattr(instances, "sample", choose)
-        monkeypatch.setitem(Engine.__init__.__kwdefaults__, "choose", choose)
+        monkeypatch.setitem(defaults, "choose", choose)
 
     draw_by(sampler.sample)
     return draw_by
