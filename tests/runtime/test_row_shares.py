@@ -17,7 +17,7 @@ from plait.layout.mesh import Layout
 from plait.observe.run_log import read_rows
 from plait.runtime.api import run
 from plait.runtime.commands import ScoreCall, TrainCall
-from plait.runtime.outlines import pack_share, unpack_share
+from plait.runtime.outlines import pack_shares, unpack_share
 from plait.runtime.parcels import Parcel
 from plait.runtime.recipe import Recipe
 from plait.training.row_shares import shares_of
@@ -50,7 +50,7 @@ def rows_of() -> Rows:
 
 def travelled(rows: Rows, share: tuple[int, ...]) -> Rows:
     columns = [WEIGHTS, SCORE, MASK]
-    body = Parcel({}, pack_share(rows, columns, share, MASK)).to_bytes()
+    body = Parcel({}, pack_shares(rows, columns, [share], MASK)[0]).to_bytes()
     return unpack_share(Parcel.from_bytes(np.frombuffer(body, np.uint8)).arrays, columns, MASK)
 
 

@@ -8,12 +8,11 @@ from enum import StrEnum
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from plait.data.rows import FloatArray, Rows
 from plait.dataflow import Column, Dataflow, Level, Node
 from plait.layout.mesh import Layout
-from plait.runtime.outlines import pack_share, unpack_share
+from plait.runtime.outlines import Arrays, pack_shares, unpack_share
 from plait.runtime.parcels import Parcel
 from plait.runtime.parts import Parts
 from plait.runtime.residence import Need
@@ -21,7 +20,6 @@ from plait.training.mini_batch import mask_of
 from plait.training.row_shares import drawn_batches, shares_of
 from plait.training.trainer import Done, Trainer
 
-Arrays = tuple[NDArray[Any], ...]
 LEADER = 0
 """The rank that gives the commands."""
 
@@ -88,7 +86,7 @@ class ScoreCall:
 
         def arrays_of(ways: int) -> list[Arrays]:
             shares = shares_of(rows.ordered(), [range(len(rows))], ways)
-            return [pack_share(rows, (), sorted(rows.order[i] for i in share)) for share in shares]
+            return pack_shares(rows, (), [sorted(rows.order[i] for i in share) for share in shares])
 
         return _by_rank(self.layout(parts), header, arrays_of)
 
@@ -168,7 +166,7 @@ class TrainCall:
 
         def arrays_of(ways: int) -> list[Arrays]:
             shares = shares_of(rows, self._batches(rows, parts), ways, whole_groups=self.node.options["whole_groups"])
-            return [(*values, *pack_share(rows, of_rows, share, mask)) for share in shares]
+            return [(*values, *arrays) for arrays in pack_shares(rows, of_rows, shares, mask)]
 
         return _by_rank(self.layout(parts), header, arrays_of)
 

@@ -19,36 +19,40 @@ from plait.data.rows import Rows
 from plait.dataflow import Column, Level
 from plait.runtime.parcels import pack_rows, unpack_rows
 
+Arrays = tuple[NDArray[Any], ...]
+
 ABSENT = -1
 """Stands for every token that a rank was not sent: no embedding has it. For numbers stands NaN."""
 
 _REASONS = tuple(FinishReason)
 
 
-def pack_share(
-    rows: Rows, columns: Sequence[Column], share: Sequence[int], mask: Column | None = None
-) -> tuple[NDArray[Any], ...]:
-    """Rows as arrays, with these of their columns.
+def pack_shares(
+    rows: Rows, columns: Sequence[Column], shares: Sequence[Sequence[int]], mask: Column | None = None
+) -> list[Arrays]:
+    """For each share the rows as arrays, with these of their columns.
 
     Args:
-        share: positions of the rows that go whole, ascending.
+        shares: positions of the rows that go whole, ascending.
         mask: one of `columns`, of 1.0 and 0.0: goes whole, a bit per token outside the share.
     """
-    present = set(share)
-    absent = [i for i in range(len(rows)) if i not in present]
     kept_R = None if mask is None else rows.columns[mask] != 0
-    outline = [_outlined(rows, i, kept_R) for i in absent]
-    bits = np.zeros(0, np.bool_) if kept_R is None else kept_R[rows.token_places(absent)]
-    return (
-        np.array(share, dtype=np.int64),
-        np.array(outline, dtype=np.int64).reshape(len(absent), 6),
-        np.packbits(bits),
-        *pack_rows(Rows(rows.samples, {column: rows.columns[column] for column in columns}).select(share), columns),
-    )
+    outline = np.zeros((0, 6), dtype=np.int64)
+    if any(len(share) < len(rows) for share in shares):
+        outline = np.array([_outlined(rows, i, kept_R) for i in range(len(rows))], dtype=np.int64)
+    of_call = Rows(rows.samples, {column: rows.columns[column] for column in columns})
+    found = []
+    for share in shares:
+        present = set(share)
+        absent = [i for i in range(len(rows)) if i not in present]
+        bits = np.zeros(0, np.bool_) if kept_R is None else kept_R[rows.token_places(absent)]
+        places = np.array(share, dtype=np.int64)
+        found.append((places, outline[absent], np.packbits(bits), *pack_rows(of_call.select(share), columns)))
+    return found
 
 
 def unpack_share(arrays: Sequence[NDArray[Any]], columns: Sequence[Column] = (), mask: Column | None = None) -> Rows:
-    """What `pack_share` packed: all rows in their order.
+    """What `pack_shares` packed for one: all rows in their order.
 
     Outside the share tokens are ABSENT, but for the last trained one of each response; columns are NaN, but for the
     mask.
