@@ -207,9 +207,11 @@ def test_float64_and_adapters_are_refused() -> None:
 @needs_vectors
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(
-    ("width", "outputs", "rows"), [(64, 32, 1), (66, 50, 15), (576, 96, 33), (34, 7, 3), (66, 128, 5)]
+    ("width", "outputs", "rows"), [(64, 32, 1), (66, 50, 15), (576, 96, 33), (34, 7, 3), (66, 128, 5), (96, 64, 16)]
 )
-def test_a_product_with_a_bias(dtype: torch.dtype, width: int, outputs: int, rows: int) -> None:
+@pytest.mark.parametrize("by_unit", [False, True], ids=["vectors", "matrix unit"])
+def test_a_product_with_a_bias(dtype: torch.dtype, width: int, outputs: int, rows: int, by_unit: bool) -> None:
+    """Where the CPU has no matrix unit, both are by vectors."""
     generator = torch.Generator().manual_seed(0)
     x, weight, bias = (
         torch.randn(shape, generator=generator) for shape in ((rows, width), (outputs, width), (outputs,))
@@ -221,7 +223,8 @@ def test_a_product_with_a_bias(dtype: torch.dtype, width: int, outputs: int, row
     _lay_out(parts, laid_out)
     out = torch.empty(rows, laid_out.shape[0] * layer_kernels.TILE_COLUMNS, dtype=dtype)
     as_array = kernels.array_of
-    layer_kernels.product(as_array(x), as_array(x), laid_out.data_ptr(), width, as_array(out), rows, 0, 1)
+    matrix = by_unit and kernels.by_matrix_unit(dtype)
+    layer_kernels.product(as_array(x), as_array(x), laid_out.data_ptr(), width, as_array(out), rows, 0, 1, matrix)
     exact = x.double() @ weight.double().t()
     exact[:, :half] += bias[:half]
     bound = 5e-5 if dtype == torch.float32 else 8e-3

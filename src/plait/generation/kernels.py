@@ -26,7 +26,17 @@ try:
     from numba import carray
 
     from plait.generation.vector_code import KEYS, WEIGHTED_ROWS, ask, scores, weighted
-    from plait.models.scalar_code import exp, larger, narrow, of_ordered, ordered, pointer, supported, widen
+    from plait.models.scalar_code import (
+        exp,
+        larger,
+        matrix_units,
+        narrow,
+        of_ordered,
+        ordered,
+        pointer,
+        supported,
+        widen,
+    )
 except ImportError:
     KEYS, WEIGHTED_ROWS = 16, 4
 
@@ -40,6 +50,11 @@ _ZERO, _ONE, _LOWEST = np.float32(0), np.float32(1), np.float32(-np.inf)
 def fast(dtype: torch.dtype) -> bool:
     """Whether this CPU has the vector instructions for a dtype."""
     return AVAILABLE and dtype in (torch.float32, torch.bfloat16) and supported()[dtype == torch.bfloat16]
+
+
+def by_matrix_unit(dtype: torch.dtype) -> bool:
+    """Whether this CPU has a unit for products of matrices of a dtype, which this process may use."""
+    return dtype == torch.bfloat16 and fast(dtype) and matrix_units()
 
 
 def array_of(tensor: Tensor) -> Array:

@@ -27,7 +27,16 @@ from plait.generation.kernels import Array, attend
 if AVAILABLE:
     from numba import carray
 
-    from plait.generation.vector_code import KEYS, TILE_COLUMNS, TILE_ROWS, tile, transposed
+    from plait.generation.vector_code import (
+        KEYS,
+        MATRIX_ROWS,
+        MATRIX_TERMS,
+        TILE_COLUMNS,
+        TILE_ROWS,
+        matrix_tile,
+        tile,
+        transposed,
+    )
     from plait.models.scalar_code import barrier, exp, narrow, pointer, widen
 else:
     KEYS, TILE_COLUMNS, TILE_ROWS = 16, 32, 14
@@ -55,6 +64,8 @@ class Sizes(NamedTuple):
     """1 where queries and keys are normalised before rope."""
     vectors: int
     """1 where `attend` may use vector instructions."""
+    matrix: int
+    """1 where products are left to the CPU's matrix unit."""
 
 
 class Step(NamedTuple):
@@ -106,19 +117,22 @@ class Room(NamedTuple):
 
 
 @njit(nogil=True, error_model="numpy")
-def product(like, x_CK, weight, num_terms, out_CN, num_rows, part, parts):
+def product(like, x_CK, weight, num_terms, out_CN, num_rows, part, parts, matrix=False):
     """out [rows, N] = x [rows, K] · weightᵀ + bias of a weight that `pack` has laid out; this thread's panels.
 
     Args:
         weight: address.
         num_terms: K.
         out_CN: as wide as the panels.
+        matrix: by the CPU's matrix unit, if it can take K.
     """
     if num_rows == 0:
         return
     terms = num_terms // 2 if like.itemsize == 2 else num_terms
     panel_bytes = 4 * TILE_COLUMNS * (1 + terms)
-    num_tiles = (num_rows + TILE_ROWS - 1) // TILE_ROWS
+    by_unit = matrix and like.itemsize == 2 and terms % MATRIX_TERMS == 0
+    most_rows = MATRIX_ROWS if by_unit else TILE_ROWS
+    num_tiles = (num_rows + most_rows - 1) // most_rows
     num_panels = out_CN.shape[1] // TILE_COLUMNS
     x_stride, out_stride = x_CK.shape[1] * like.itemsize, out_CN.shape[1] * like.itemsize
     for panel in range(num_panels * part // parts, num_panels * (part + 1) // parts):
@@ -128,7 +142,10 @@ def product(like, x_CK, weight, num_terms, out_CN, num_rows, part, parts):
         for number in range(num_tiles):
             stop = (number + 1) * num_rows // num_tiles
             x_at = x_CK.ctypes.data + start * x_stride
-            tile(like, stop - start, x_at, x_stride, weight_at, terms, out_at + start * out_stride, out_stride)
+            if by_unit:
+                matrix_tile(stop - start, x_at, x_stride, weight_at, terms, out_at + start * out_stride, out_stride)
+            else:
+                tile(like, stop - start, x_at, x_stride, weight_at, terms, out_at + start * out_stride, out_stride)
             start = stop
 
 
@@ -257,6 +274,7 @@ def decoder(x_TH, pools_L2, step, weights, sizes, room, out_RH, state, part, par
     num_rows, hidden = x_TH.shape
     num_layers = len(weights.scales_L)
     width = x_TH.itemsize
+    matrix = sizes.matrix == 1
     attention = (sizes.num_heads, sizes.num_key_heads, sizes.head_size, sizes.head_size)
     done = 0
     for start in range(0, num_rows, CHUNK_ROWS):
@@ -270,7 +288,7 @@ def decoder(x_TH, pools_L2, step, weights, sizes, room, out_RH, state, part, par
                 _normalise(x_TH[start + row], norms_N[:hidden], weights.eps, sizes.norm, room.normed_CH[row])
             if parts > 1:
                 barrier(state.ctypes.data, parts)
-            product(x_TH, room.normed_CH, weights.packed_L4[layer, 0], hidden, room.qkv_CN, count, part, parts)
+            product(x_TH, room.normed_CH, weights.packed_L4[layer, 0], hidden, room.qkv_CN, count, part, parts, matrix)
             if parts > 1:
                 barrier(state.ctypes.data, parts)
             rope, window = weights.settings_L2[layer, 0], weights.settings_L2[layer, 1]
@@ -331,6 +349,7 @@ def decoder(x_TH, pools_L2, step, weights, sizes, room, out_RH, state, part, par
                 count,
                 part,
                 parts,
+                matrix,
             )
             if parts > 1:
                 barrier(state.ctypes.data, parts)
@@ -340,7 +359,9 @@ def decoder(x_TH, pools_L2, step, weights, sizes, room, out_RH, state, part, par
                 _normalise(x_TH[start + row], weight_H, weights.eps, sizes.norm, room.normed_CH[row])
             if parts > 1:
                 barrier(state.ctypes.data, parts)
-            product(x_TH, room.normed_CH, weights.packed_L4[layer, 2], hidden, room.gate_up_CN, count, part, parts)
+            product(
+                x_TH, room.normed_CH, weights.packed_L4[layer, 2], hidden, room.gate_up_CN, count, part, parts, matrix
+            )
             if parts > 1:
                 barrier(state.ctypes.data, parts)
             for row in range(count * part // parts, count * (part + 1) // parts):
@@ -348,7 +369,15 @@ def decoder(x_TH, pools_L2, step, weights, sizes, room, out_RH, state, part, par
             if parts > 1:
                 barrier(state.ctypes.data, parts)
             product(
-                x_TH, room.gated_CI, weights.packed_L4[layer, 3], sizes.intermediate, room.delta_CN, count, part, parts
+                x_TH,
+                room.gated_CI,
+                weights.packed_L4[layer, 3],
+                sizes.intermediate,
+                room.delta_CN,
+                count,
+                part,
+                parts,
+                matrix,
             )
             if parts > 1:
                 barrier(state.ctypes.data, parts)
@@ -374,9 +403,9 @@ def _keep_read(x_TH, attended_CN, read_R, done, start, stop, part):
 
 
 @njit(nogil=True, error_model="numpy")
-def head(x_RH, weight, out_RN, part, parts):
+def head(x_RH, weight, out_RN, part, parts, matrix):
     """Logits: `product` of all rows with the packed weight of a linear head."""
-    product(x_RH, x_RH, weight, x_RH.shape[1], out_RN, len(x_RH), part, parts)
+    product(x_RH, x_RH, weight, x_RH.shape[1], out_RN, len(x_RH), part, parts, matrix)
 
 
 def panels(num_out: int) -> int:

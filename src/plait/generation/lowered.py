@@ -199,8 +199,8 @@ class Lowered:
         num_panels = self._head.shape[0]
         out_RN = hidden_RH.new_empty(len(hidden_RH), num_panels * TILE_COLUMNS)
         x, out, parts = array_of(hidden_RH.contiguous()), array_of(out_RN), torch.get_num_threads()
-        address = self._head.data_ptr()
-        self._on_threads(lambda part: layer_kernels.head(x, address, out, part, parts), parts)
+        address, matrix = self._head.data_ptr(), self._sizes.matrix == 1
+        self._on_threads(lambda part: layer_kernels.head(x, address, out, part, parts, matrix), parts)
         return out_RN[:, : self.model.head.weight.shape[0]]
 
     def _read_settings(self) -> None:
@@ -250,6 +250,7 @@ class Lowered:
             activation(layers[0].mlp),
             int(len(first.norms) == 4),
             int(head_size % 32 == 0),
+            int(kernels.by_matrix_unit(self.model.dtype)),
         )
         self._max_positions = int(config.max_position_embeddings)
 

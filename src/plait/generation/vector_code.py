@@ -20,7 +20,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from plait.models.scalar_code import BF16, F32, I16, I32, I64, integer, is_bfloat16, supported
+from plait.models.scalar_code import BF16, F32, I16, I32, I64, integer, is_bfloat16, matrix_units, supported
 
 TILE_ROWS = 14
 """Most rows of a tile: 28 accumulators, two vectors of weights and the broadcasts fill the 32 registers."""
@@ -39,6 +39,7 @@ KEYS = 16
 
 
 I8 = ir.IntType(8)
+V8H = ir.VectorType(I16, 8)
 V16F, V16I, V16H, V32H, V16B, V32B = (
     ir.VectorType(F32, 16),
     ir.VectorType(I32, 16),
@@ -58,12 +59,14 @@ def _emitted(emit: Callable[..., None]) -> Callable[..., Any]:
         if supported()[bfloat16]:
             emit(_Emit(builder, bfloat16), *args[1:])
         else:
-            builder.call(
-                cgutils.get_or_insert_function(builder.module, ir.FunctionType(ir.VoidType(), []), "llvm.trap"), []
-            )
+            _stop(builder)
         return context.get_dummy_value()
 
     return codegen
+
+
+def _stop(builder: Any) -> None:
+    builder.call(cgutils.get_or_insert_function(builder.module, ir.FunctionType(ir.VoidType(), []), "llvm.trap"), [])
 
 
 class _Emit:
@@ -204,6 +207,106 @@ def tile(typingctx, like, rows, x, x_stride, panel, terms, out, out_stride):
         emit.cases(num_rows, range(1, TILE_ROWS + 1), case)
 
     return types.void(like, *[types.int64] * 7), _emitted(body)
+
+
+MATRIX_ROWS = 32
+"""Rows of a `matrix_tile`: two of the unit's registers of 16 rows."""
+
+MATRIX_TERMS = 16
+"""Pairs of terms that the unit takes at a time."""
+
+
+@intrinsic
+def matrix_tile(typingctx, rows, x, x_stride, panel, terms, out, out_stride):
+    """`tile` in bfloat16 by the CPU's matrix unit: the panel is laid out as it reads it.
+
+    A row's sums do not depend on the other rows either, but are not those of `tile`.
+
+    Args:
+        rows: 1 … MATRIX_ROWS.
+        terms: a multiple of MATRIX_TERMS.
+    """
+
+    def codegen(context, builder, signature, args):
+        if not matrix_units():
+            _stop(builder)
+            return context.get_dummy_value()
+        emit = _Emit(builder, True)
+        num_rows, x_at, x_step, panel_at, num_terms, out_at, out_step = args
+        config_at, sums_at = (
+            builder.ptrtoint(cgutils.alloca_once(builder, ir.ArrayType(ir.VectorType(I32, 16), size)), I64)
+            for size in (1, 2 * MATRIX_ROWS)
+        )
+        _configure(emit, config_at, num_rows)
+
+        def case(halves: int) -> None:
+            sums = [(half, column) for half in range(halves) for column in range(2)]
+            for half, column in sums:
+                _unit(emit, "tilezero", 2 * half + column)
+
+            def block(index: Any, totals: list[Any]) -> list[Any]:
+                at = emit.at(panel_at, 128, builder.mul(index, integer(128)))
+                for line in range(0, 128 * MATRIX_TERMS, 64):
+                    emit.prefetch(emit.at(at, line + PREFETCH_BYTES))
+                for half in range(halves):
+                    row_at = emit.at(x_at, builder.mul(x_step, integer(16 * half)), builder.mul(index, integer(4)))
+                    _unit(emit, "tileloadd64", 4 + half, address=row_at, step=x_step)
+                for column in range(2):
+                    _unit(emit, "tileloadd64", 6 + column, address=emit.at(at, 64 * column), step=integer(128))
+                for half, column in sums:
+                    _unit(emit, "tdpbf16ps", 2 * half + column, 4 + half, 6 + column)
+                return totals
+
+            emit.loop(integer(0), num_terms, MATRIX_TERMS, [], block)
+            for half, column in sums:
+                at = emit.at(sums_at, 128 * 16 * half + 64 * column)
+                _unit(emit, "tilestored64", 2 * half + column, address=at, step=integer(128))
+
+        two = builder.zext(builder.icmp_signed(">", num_rows, integer(16)), I64)
+        emit.cases(two, (0, 1), lambda choice: case(1 + choice))
+        _unit(emit, "tilerelease")
+
+        def row(index: Any, totals: list[Any]) -> list[Any]:
+            for column in range(2):
+                total = emit.load(emit.at(sums_at, builder.mul(index, integer(128)), 64 * column), V16F)
+                bias = emit.load(emit.at(panel_at, 64 * column), V16F)
+                at = emit.at(out_at, builder.mul(out_step, index), 32 * column)
+                emit.store_rounded(builder.fadd(total, bias), at)
+            return totals
+
+        emit.loop(integer(0), num_rows, 1, [], row)
+        return context.get_dummy_value()
+
+    return types.void(*[types.int64] * 7), codegen
+
+
+def _configure(emit: _Emit, config_at: Any, num_rows: Any) -> None:
+    """Sums in registers 0 to 3, rows of x in 4 and 5, weights in 6 and 7; all rows of a register have 64 bytes."""
+    builder = emit.builder
+    emit.store(ir.Constant(ir.VectorType(I32, 16), [0] * 16), config_at)
+    emit.store(ir.Constant(I8, 1), config_at)
+    emit.store(ir.Constant(V8H, [64] * 8), emit.at(config_at, 16))
+    many = builder.icmp_signed(">", num_rows, integer(16))
+    first = builder.trunc(builder.select(many, integer(16), num_rows), I8)
+    second = builder.trunc(builder.select(many, builder.sub(num_rows, integer(16)), integer(1)), I8)
+    for register, count in enumerate((first, first, second, second, first, second, *[ir.Constant(I8, 16)] * 2)):
+        emit.store(count, emit.at(config_at, 48 + register))
+    _unit(emit, "ldtilecfg", address=config_at)
+
+
+def _unit(emit: _Emit, name: str, *registers: int, address: Any = None, step: Any = None) -> None:
+    """An instruction of the matrix unit."""
+    builder = emit.builder
+    arguments = [ir.Constant(I8, register) for register in registers]
+    kinds: list[Any] = [I8] * len(registers)
+    if address is not None:
+        arguments.append(builder.inttoptr(address, I8.as_pointer()))
+        kinds.append(I8.as_pointer())
+    if step is not None:
+        arguments.append(step)
+        kinds.append(I64)
+    kind = ir.FunctionType(ir.VoidType(), kinds)
+    builder.call(cgutils.get_or_insert_function(builder.module, kind, f"llvm.x86.{name}"), arguments)
 
 
 def _halves(width: int) -> tuple[list[int], list[int]]:

@@ -5,7 +5,9 @@ Loops over them are vectorised.
 
 from __future__ import annotations
 
+import ctypes
 import functools
+import sys
 from typing import Any
 
 from llvmlite import binding, ir
@@ -38,6 +40,22 @@ def supported() -> tuple[bool, bool]:
     features = binding.get_host_cpu_features()
     wide = bool(features.get("avx512f") and features.get("avx512vl") and features.get("avx512bw"))
     return wide, wide and bool(features.get("avx512bf16"))
+
+
+@functools.cache
+def matrix_units() -> bool:
+    """Whether this process may use the CPU's units for products of bfloat16 matrices (AMX).
+
+    Linux gives their registers to a process that asks for them.
+    """
+    features = binding.get_host_cpu_features()
+    if not (supported()[1] and features.get("amx-tile") and features.get("amx-bf16") and sys.platform == "linux"):
+        return False
+    return ctypes.CDLL(None).syscall(ARCH_PRCTL, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA) == 0
+
+
+ARCH_PRCTL, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA = 158, 0x1023, 18
+"""Of Linux on x86-64."""
 
 
 def is_bfloat16(like: Any) -> bool:
