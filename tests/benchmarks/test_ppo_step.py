@@ -122,6 +122,7 @@ def run(*options: str) -> tuple[dict[str, list[str]], subprocess.CompletedProces
     return {line[:26].strip(): line[26:].split() for line in finished.stdout.splitlines()}, finished
 
 
+@pytest.mark.slow
 def test_plait_side_does_the_work_it_is_given() -> None:
     rows, finished = run("--sides", "plait", "--prompts", "4", "--dtype", "bfloat16")
     assert rows["prompt tokens"] == ["64"]

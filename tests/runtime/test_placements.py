@@ -16,7 +16,6 @@ from tests.runtime.plans import assert_equal_runs
 QUICK = (
     "ppo-model-split-2",
     "grpo-nothing-stays-2",
-    "ppo-mixed-4",
     "safe-split-2",
     "own-mixed-2",
 )
