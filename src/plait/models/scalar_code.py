@@ -42,14 +42,16 @@ def supported() -> tuple[bool, bool]:
     return wide, wide and bool(features.get("avx512bf16"))
 
 
+def has_matrix_units() -> bool:
+    """Whether this CPU has units for products of bfloat16 matrices (AMX)."""
+    features = binding.get_host_cpu_features()
+    return bool(supported()[1] and features.get("amx-tile") and features.get("amx-bf16"))
+
+
 @functools.cache
 def matrix_units() -> bool:
-    """Whether this process may use the CPU's units for products of bfloat16 matrices (AMX).
-
-    Linux gives their registers to a process that asks for them.
-    """
-    features = binding.get_host_cpu_features()
-    if not (supported()[1] and features.get("amx-tile") and features.get("amx-bf16") and sys.platform == "linux"):
+    """Whether it has them and this process may use them: Linux gives their registers to a process that asks."""
+    if not has_matrix_units() or sys.platform != "linux":
         return False
     return ctypes.CDLL(None).syscall(ARCH_PRCTL, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA) == 0
 
