@@ -22,7 +22,7 @@ from plait.generation.request import Request
 from plait.generation.sampler import NUM_CANDIDATES
 from plait.generation.settings import Sampling, SamplingSettings
 from plait.models.language_model import LanguageModel
-from plait.policy.batching import StepKind
+from plait.policy.step import StepKind
 from tests.generation import oracle
 from tests.models.tiny import tiny, tiny_llama, tiny_model, tiny_tokenizer
 from tests.training.exact import ExactFloat64

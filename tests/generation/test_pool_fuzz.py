@@ -21,7 +21,7 @@ from plait.generation.pool import KVPool
 from plait.generation.ragged import NewTokens, RaggedContext, ragged
 from plait.generation.settings import SamplingSettings
 from plait.models.language_model import LanguageModel
-from plait.policy.batching import Key
+from plait.policy.step import Key
 from tests.generation.test_open_loop import request
 from tests.models.tiny import tiny_model
 from tests.training.exact import ExactFloat64

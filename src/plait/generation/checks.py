@@ -8,7 +8,8 @@ from typing import get_args
 from plait.errors import CallError, DataError
 from plait.generation.records import HeldKV
 from plait.generation.transfer import Place, SampleState
-from plait.policy.batching import Batcher, Key
+from plait.policy.batching import Batcher
+from plait.policy.step import Key
 
 
 def allow(holds: bool, otherwise: str) -> None:

@@ -34,8 +34,9 @@ from plait.generation.sampler import SamplingRows, sample
 from plait.generation.settings import SamplingSettings
 from plait.generation.transfer import Place, SampleState
 from plait.models.language_model import LanguageModel
-from plait.policy.batching import Batcher, Key, StepPlan
+from plait.policy.batching import Batcher
 from plait.policy.blocks import prefix_keys
+from plait.policy.step import Key, StepPlan
 
 
 class Engine:

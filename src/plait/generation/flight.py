@@ -11,7 +11,7 @@ from torch import Tensor
 
 from plait.generation.ragged import NewTokens
 from plait.generation.response import Asked, Response
-from plait.policy.batching import Chunk, Key, Start
+from plait.policy.step import Chunk, Key, Start
 
 
 class Flight:

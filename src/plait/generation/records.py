@@ -11,7 +11,7 @@ from typing import Literal, Protocol
 from torch import Tensor
 
 from plait.generation.sampler import SamplingRows
-from plait.policy.batching import StepKind
+from plait.policy.step import StepKind
 
 HeldKV = Literal["recompute", "keep"]
 """What an update of the weights does to keys and values of samples in flight."""

@@ -13,7 +13,7 @@ from plait.errors import RunError
 from plait.generation import noise
 from plait.generation.request import Request
 from plait.generation.stopping import completes_stop
-from plait.policy.batching import Key
+from plait.policy.step import Key
 
 
 @dataclass

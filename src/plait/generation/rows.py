@@ -13,7 +13,7 @@ from torch import Tensor
 from plait.generation.ragged import RaggedBatch
 from plait.generation.sampler import SamplingRows
 from plait.generation.settings import Sampling
-from plait.policy.batching import Key
+from plait.policy.step import Key
 
 
 class Rows:

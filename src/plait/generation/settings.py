@@ -8,8 +8,8 @@ from typing import Annotated
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from plait.errors import ConfigError
-from plait.policy.batching import Limits
 from plait.policy.blocks import BLOCK_TOKENS, num_blocks_for
+from plait.policy.step import Limits
 
 MIN_TEMPERATURE = 0.01
 

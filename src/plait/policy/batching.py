@@ -17,9 +17,7 @@ from dataclasses import dataclass, field
 from itertools import chain, islice
 
 from plait.policy.blocks import Blocks, num_blocks_for
-from plait.policy.step import Chunk, Key, Limits, Start, StepKind, StepPlan
-
-__all__ = ["Batcher", "Chunk", "Key", "Limits", "Start", "Started", "StepKind", "StepPlan"]
+from plait.policy.step import Chunk, Key, Limits, Start, StepPlan
 
 
 @dataclass(slots=True)
