@@ -26,7 +26,7 @@ from plait.observe.run_log import read_rows
 from plait.rewards.statistics import Estimate, paired_difference, wilson
 from plait.runtime.prepare import prepare
 from plait.runtime.process import set_up
-from plait.runtime.recipe_file import load_recipe
+from plait.runtime.recipes.recipe_file import load_recipe
 
 SAMPLES_PER_FORWARD = 32
 

@@ -31,8 +31,8 @@ from generation.workload import SHAPES, Case, Workload, draw_case
 from random_llama import word_tokenizer, write_llama
 from sides import SideError, positive
 
-from plait.runtime.estimate import model_shape
-from plait.runtime.limit import MachineRates
+from plait.runtime.forecast.estimate import model_shape
+from plait.runtime.forecast.limit import MachineRates
 
 ENGINES = ("plait", "transformers", "continuous", "vllm", "llama")
 """Transformers' `generate` and its continuous batching are two of them."""

@@ -12,8 +12,8 @@ from generation.serving import Outcome
 from generation.workload import Case, Workload
 from plait.models.shape import ModelShape
 from plait.policy.blocks import BLOCK_TOKENS
-from plait.runtime.generation_memory import generation_rows
-from plait.runtime.limit import IdealStep, MachineRates, ideal_steps, limit_seconds
+from plait.runtime.forecast.generation_memory import generation_rows
+from plait.runtime.forecast.limit import IdealStep, MachineRates, ideal_steps, limit_seconds
 from plait.training.memory import BYTES
 
 BARS = {

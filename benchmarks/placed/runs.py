@@ -128,9 +128,9 @@ def finish(process: subprocess.Popen[bytes], folder: Path, warm_up: int) -> Fini
 def main(file: Path) -> None:
     from plait.runtime.api import run
     from plait.runtime.prepare import prepare
-    from plait.runtime.recipe import Recipe
+    from plait.runtime.ranks.supervisor import supervise
+    from plait.runtime.recipes.recipe import Recipe
     from plait.runtime.session import claim
-    from plait.runtime.supervisor import supervise
 
     job = json.loads(file.read_text())
     recipe = Recipe.model_validate(job["recipe"])

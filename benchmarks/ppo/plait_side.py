@@ -15,7 +15,7 @@ from grpo.measure import Channel, Ready, Stopwatch, max_rss_bytes
 from plait.runtime.controller import run_step
 from plait.runtime.prepare import prepare
 from plait.runtime.process import set_up
-from plait.runtime.recipe import Recipe
+from plait.runtime.recipes.recipe import Recipe
 from plait.runtime.recorder import Mark
 from plait.runtime.session import Session, claim
 from ppo.measure import PHASES, PPOStep

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from plait.models.shape import ModelShape
-from plait.runtime.limit import MachineRates
+from plait.runtime.forecast.limit import MachineRates
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 SHAPE = ModelShape(

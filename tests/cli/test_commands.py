@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from plait.cli import main
 from plait.models.saving import save_pretrained
 from plait.models.scalar_model import load_scalar
-from plait.runtime.recipe import Recipe
+from plait.runtime.recipes.recipe import Recipe
 from tests.models.tiny import tiny_tokenizer
 
 

@@ -7,8 +7,8 @@ from typing import Any
 
 from plait.models.saving import save_pretrained
 from plait.models.scalar_model import load_scalar
-from plait.runtime.recipe import Recipe
-from plait.runtime.recipe_file import load_recipe
+from plait.runtime.recipes.recipe import Recipe
+from plait.runtime.recipes.recipe_file import load_recipe
 from tests.runtime.plans import write_plan
 
 STEPS = 10

@@ -19,8 +19,8 @@ from plait.models.backbone import copy_of
 from plait.models.partial import part_of
 from plait.models.team import make_teams
 from plait.policy.step import Key
-from plait.runtime.instances import engine_of
-from plait.runtime.sample_mover import SampleMover, SamplesMoved
+from plait.runtime.ranks.instances import engine_of
+from plait.runtime.ranks.sample_mover import SampleMover, SamplesMoved
 from tests.models.tiny import tiny_model
 
 FREE = Sampling(max_tokens=60, stop_token_ids=())

@@ -21,8 +21,8 @@ from plait.generation.engine import Engine
 from plait.observe.run_log import read_rows
 from plait.runtime import api
 from plait.runtime.api import run
-from plait.runtime.estimate import model_shape
-from plait.runtime.recipe import Recipe
+from plait.runtime.forecast.estimate import model_shape
+from plait.runtime.recipes.recipe import Recipe
 from plait.runtime.session import Session
 
 MakeRecipe = Callable[..., Recipe]

@@ -11,8 +11,8 @@ from plait.generation.noise import NoiseKey
 from plait.generation.request import Request
 from plait.generation.settings import Sampling
 from plait.layout.mesh import Layout
-from plait.runtime.crew_engine import CrewEngine
-from plait.runtime.parcels import Parcel, pack_samples
+from plait.runtime.ranks.crew_engine import CrewEngine
+from plait.runtime.ranks.parcels import Parcel, pack_samples
 
 
 def request(uid: int, prompt_tokens: int, *lengths: int) -> Request:

@@ -30,7 +30,7 @@ from plait.runtime.controller import finish_metrics
 from plait.runtime.doctor import RunDoctor, fingerprint, mask_edges
 from plait.runtime.prepare import prepare
 from plait.runtime.process import set_up
-from plait.runtime.recipe import Recipe
+from plait.runtime.recipes.recipe import Recipe
 from plait.runtime.session import Session, claim
 from tests.models.tiny import tiny_model, tiny_tokenizer
 from tests.runtime.test_flows import data as data

@@ -10,10 +10,10 @@ import pytest
 from plait.errors import ModelError
 from plait.models import logprobs
 from plait.models.shape import ModelShape
-from plait.runtime.algorithm import load_flow, trace_algorithm
-from plait.runtime.estimate import memory_table, model_shape
-from plait.runtime.recipe import Recipe
-from plait.runtime.role_models import role_models
+from plait.runtime.forecast.estimate import memory_table, model_shape
+from plait.runtime.recipes.algorithm import load_flow, trace_algorithm
+from plait.runtime.recipes.recipe import Recipe
+from plait.runtime.recipes.role_models import role_models
 from tests.models.tiny import MOE, tiny_config
 
 

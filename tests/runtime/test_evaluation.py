@@ -12,7 +12,7 @@ from plait.errors import FlowError
 from plait.observe.run_log import read_rows
 from plait.observe.trackers import Trackers
 from plait.runtime.api import export_checkpoint, run
-from plait.runtime.recipe import Recipe
+from plait.runtime.recipes.recipe import Recipe
 
 MakeRecipe = Callable[..., Recipe]
 

@@ -15,8 +15,8 @@ import pytest
 
 from plait.runtime.api import run
 from plait.runtime.prepare import recipe_text
-from plait.runtime.recipe import Recipe
-from plait.runtime.recipe_file import load_recipe
+from plait.runtime.recipes.recipe import Recipe
+from plait.runtime.recipes.recipe_file import load_recipe
 from tests.runtime.plans import assert_equal_runs, write_plan
 
 LIMIT_S = 240
@@ -42,7 +42,7 @@ FLOW = """
     from pathlib import Path
 
     from plait.algorithms.grpo import grpo as grpo
-    from plait.runtime.board import Board
+    from plait.runtime.ranks.board import Board
 
     # The file names a rank, an action, what it does when it begins that, and the checkpoint that must be there then.
     plant = Path(__file__).with_name("fault")

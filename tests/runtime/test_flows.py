@@ -20,9 +20,9 @@ from plait.models.saving import save_pretrained
 from plait.models.scalar_model import load_scalar
 from plait.observe.run_log import read_rows
 from plait.runtime.api import run
-from plait.runtime.estimate import memory_table
+from plait.runtime.forecast.estimate import memory_table
 from plait.runtime.prepare import prepare
-from plait.runtime.recipe import Recipe
+from plait.runtime.recipes.recipe import Recipe
 from plait.runtime.roles import build_models
 from tests.runtime.test_resume import in_child, result_of, wait_for
 

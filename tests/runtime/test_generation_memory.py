@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from plait.models.shape import ModelShape
-from plait.runtime.generation_memory import KERNEL_BYTES, LOADED_BYTES, generation_rows
+from plait.runtime.forecast.generation_memory import KERNEL_BYTES, LOADED_BYTES, generation_rows
 
 SMOLLM2 = ModelShape(
     layers=30,

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from plait.runtime.idle import Copies, Idle
-from plait.runtime.role_models import RoleModel
+from plait.runtime.ranks.idle import Copies, Idle
+from plait.runtime.recipes.role_models import RoleModel
 from plait.schedule.placements import WHOLE
 from plait.schedule.plan import After, Mode, Placement, Plan
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from plait.models.shape import ModelShape
-from plait.runtime.limit import IdealStep, MachineRates, ideal_steps, limit_seconds, measure_rates
+from plait.runtime.forecast.limit import IdealStep, MachineRates, ideal_steps, limit_seconds, measure_rates
 
 SHAPE = ModelShape(
     layers=2,

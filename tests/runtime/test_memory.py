@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from plait.runtime.api import run
-from plait.runtime.recipe import Recipe
+from plait.runtime.recipes.recipe import Recipe
 
 
 @pytest.mark.slow

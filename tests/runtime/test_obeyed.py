@@ -11,7 +11,7 @@ import pytest
 
 from plait.models.saving import save_pretrained
 from plait.runtime.api import run
-from plait.runtime.recipe import Recipe
+from plait.runtime.recipes.recipe import Recipe
 from plait.schedule.plan import Plan
 from plait.schedule.timeline import Span, Timeline, load_any
 from tests.models.tiny import tiny_model

@@ -9,7 +9,7 @@ import pytest
 from pydantic import BaseModel
 
 from plait.errors import FlowError
-from plait.runtime.algorithm import load_flow, options_class, trace_algorithm
+from plait.runtime.recipes.algorithm import load_flow, options_class, trace_algorithm
 
 if TYPE_CHECKING:
     from plait.algorithms.losses import LossBatch

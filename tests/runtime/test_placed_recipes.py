@@ -10,7 +10,7 @@ import pytest
 
 from plait.observe.run_log import read_rows
 from plait.runtime.api import run
-from plait.runtime.recipe import Recipe
+from plait.runtime.recipes.recipe import Recipe
 from tests.runtime.placed_runs import DPO, GRPO, NO_ROLLOUT, PPO, Flow, where
 from tests.runtime.plans import assert_equal_runs
 

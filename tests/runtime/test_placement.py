@@ -17,15 +17,15 @@ from plait.layout.shards import shard, zero_range
 from plait.models.language_model import load_model
 from plait.models.scalar_model import load_scalar
 from plait.models.shape import HEAD_CHUNK_ROWS
-from plait.runtime import placement
-from plait.runtime.algorithm import load_flow, trace_algorithm
 from plait.runtime.api import run
-from plait.runtime.device_memory import memory_by_device, parameter_rows
-from plait.runtime.estimate import PROCESS_BYTES, model_shape
-from plait.runtime.generation_memory import packed_bytes
-from plait.runtime.placement import parameters_of, resolve_plan
-from plait.runtime.recipe import Recipe
-from plait.runtime.role_models import MODEL_ROLES, REWARD_ROLES, RoleModel, role_models
+from plait.runtime.forecast import placement
+from plait.runtime.forecast.device_memory import memory_by_device, parameter_rows
+from plait.runtime.forecast.estimate import PROCESS_BYTES, model_shape
+from plait.runtime.forecast.generation_memory import packed_bytes
+from plait.runtime.forecast.placement import parameters_of, resolve_plan
+from plait.runtime.recipes.algorithm import load_flow, trace_algorithm
+from plait.runtime.recipes.recipe import Recipe
+from plait.runtime.recipes.role_models import MODEL_ROLES, REWARD_ROLES, RoleModel, role_models
 from plait.schedule.placements import placements_of
 from plait.schedule.plan import Placement, Plan
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from plait.runtime.api import run
-from plait.runtime.recipe import Recipe
+from plait.runtime.recipes.recipe import Recipe
 from tests.runtime.placed_runs import PLANS, where
 from tests.runtime.plans import assert_equal_runs
 

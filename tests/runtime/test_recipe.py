@@ -10,9 +10,9 @@ from pydantic import BaseModel
 from plait.algorithms.grpo import GRPOOptions
 from plait.algorithms.ppo import PPOOptions
 from plait.errors import ConfigError
-from plait.runtime.recipe import Recipe
-from plait.runtime.recipe_file import load_recipe, parse_overrides, validate_options
-from plait.runtime.stages import load_stages
+from plait.runtime.recipes.recipe import Recipe
+from plait.runtime.recipes.recipe_file import load_recipe, parse_overrides, validate_options
+from plait.runtime.recipes.stages import load_stages
 
 RECIPES = sorted((Path(__file__).parents[2] / "recipes").glob("*.yaml"))
 BASE = [("model", "m"), ("data.source", "d.jsonl")]

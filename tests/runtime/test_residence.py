@@ -13,14 +13,14 @@ import pytest
 import torch
 
 from plait.reallocation.offload import HostMemory
-from plait.runtime.alone import Alone
 from plait.runtime.api import run
 from plait.runtime.controller import run_step
 from plait.runtime.prepare import prepare
 from plait.runtime.process import set_up
-from plait.runtime.recipe import Recipe
+from plait.runtime.ranks.alone import Alone
+from plait.runtime.ranks.residence import Residence, Unit
+from plait.runtime.recipes.recipe import Recipe
 from plait.runtime.recorder import Mark, Recorder
-from plait.runtime.residence import Residence, Unit
 from plait.runtime.session import Session, claim
 from plait.schedule.timeline import load_any
 from tests.runtime.plans import assert_equal_runs, write_plan
@@ -33,7 +33,7 @@ import os
 import torch.distributed as dist
 
 from plait.dataflow import per_group
-from plait.runtime.residence import Residence
+from plait.runtime.ranks.residence import Residence
 
 
 def flow(prompts, actor, ref, reward):

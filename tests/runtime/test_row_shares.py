@@ -16,10 +16,10 @@ from plait.dataflow import Column, Level
 from plait.layout.mesh import Layout
 from plait.observe.run_log import read_rows
 from plait.runtime.api import run
-from plait.runtime.commands import ScoreCall, TrainCall
-from plait.runtime.outlines import pack_shares, unpack_share
-from plait.runtime.parcels import Parcel
-from plait.runtime.recipe import Recipe
+from plait.runtime.ranks.commands import ScoreCall, TrainCall
+from plait.runtime.ranks.outlines import pack_shares, unpack_share
+from plait.runtime.ranks.parcels import Parcel
+from plait.runtime.recipes.recipe import Recipe
 from plait.training.row_shares import shares_of
 from tests.runtime.plans import tokens_of, write_plan
 

@@ -21,7 +21,7 @@ from plait.generation.engine import Engine
 from plait.observe.run_log import read_rows
 from plait.observe.trace import read_trace
 from plait.runtime.api import export_checkpoint, run
-from plait.runtime.recipe import Recipe
+from plait.runtime.recipes.recipe import Recipe
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 MakeRecipe = Callable[..., Recipe]

@@ -9,7 +9,7 @@ import pytest
 
 from plait.launch.interface import Group
 from plait.launch.local import LocalProcesses
-from plait.runtime.sample_offers import Lack
+from plait.runtime.ranks.sample_offers import Lack
 from tests.models.team_workers import TeamWorker
 from tests.runtime.sample_moves import Found, Said, alone
 

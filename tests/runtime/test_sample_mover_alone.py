@@ -11,7 +11,7 @@ from plait.generation.settings import SamplingSettings
 from plait.layout.mesh import Layout
 from plait.models.team import Peers
 from plait.policy.step import Key
-from plait.runtime.sample_mover import SampleMover
+from plait.runtime.ranks.sample_mover import SampleMover
 from tests.generation.test_engine import by_uid
 from tests.generation.test_open_loop import model_of, request
 from tests.training.exact import ExactFloat64

@@ -25,9 +25,9 @@ from plait.generation.noise import NoiseKey
 from plait.generation.request import Request
 from plait.generation.settings import Sampling
 from plait.launch.local import LocalGroup
-from plait.runtime import mail, supervisor
 from plait.runtime.api import export_checkpoint, run
-from plait.runtime.parcels import (
+from plait.runtime.ranks import mail, supervisor
+from plait.runtime.ranks.parcels import (
     Parcel,
     pack_requests,
     pack_rows,
@@ -36,8 +36,8 @@ from plait.runtime.parcels import (
     unpack_rows,
     unpack_samples,
 )
-from plait.runtime.recipe import Recipe
-from plait.runtime.supervisor import crowding
+from plait.runtime.ranks.supervisor import crowding
+from plait.runtime.recipes.recipe import Recipe
 from plait.schedule.timeline import load_any
 from tests.runtime.plans import assert_equal_runs, write_plan
 
@@ -269,7 +269,7 @@ def test_requests_that_come_with_the_last_samples_of_others_are_answered(
     (tmp_path / "flow.py").write_text(
         "import time\n"
         "from plait.algorithms.remax import remax as remax\n"
-        "from plait.runtime.mail import Mail\n\n"
+        "from plait.runtime.ranks.mail import Mail\n\n"
         "poll = Mail.poll\n\n"
         "def late(self, *args, **kwargs):\n"
         "    time.sleep(0.2 if self.rank == 1 else 0.0)\n"
@@ -284,9 +284,9 @@ def test_requests_that_come_with_the_last_samples_of_others_are_answered(
 
 def test_calls_on_disjoint_ranks_wait_for_what_they_need_alone() -> None:
     """PPO: reference and critic score beside the reward; actor and critic train side by side."""
-    from plait.runtime.algorithm import load_flow, trace_algorithm
     from plait.runtime.order import needs_of
-    from plait.runtime.role_models import MODEL_ROLES, REWARD_ROLES
+    from plait.runtime.recipes.algorithm import load_flow, trace_algorithm
+    from plait.runtime.recipes.role_models import MODEL_ROLES, REWARD_ROLES
     from plait.runtime.roles import ModelRole, RewardRole
 
     flow = trace_algorithm(load_flow("ppo"), {"kl_coef": 0.05}, (*MODEL_ROLES, *REWARD_ROLES))

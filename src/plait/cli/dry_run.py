@@ -7,12 +7,12 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from plait.runtime.alone import needs_crew
-from plait.runtime.device_memory import DeviceMemory, memory_by_device
-from plait.runtime.estimate import Arithmetic, human_bytes, memory_table
-from plait.runtime.placement import parameters_of
+from plait.runtime.forecast.device_memory import DeviceMemory, memory_by_device
+from plait.runtime.forecast.estimate import Arithmetic, human_bytes, memory_table
+from plait.runtime.forecast.placement import parameters_of
 from plait.runtime.prepare import Prepared, prepare
-from plait.runtime.recipe import Recipe
+from plait.runtime.ranks.alone import needs_crew
+from plait.runtime.recipes.recipe import Recipe
 from plait.runtime.reward_pools import open_pools
 from plait.runtime.session import claim
 from plait.schedule.named_plans import NAMES

@@ -15,7 +15,7 @@ from plait.cli.help import Option
 from plait.errors import ConfigError
 
 if TYPE_CHECKING:
-    from plait.runtime.recipe import Recipe
+    from plait.runtime.recipes.recipe import Recipe
 
 FLAGS = {"--json": "print the figures as JSON"}
 
@@ -41,7 +41,7 @@ def evaluate(*tokens: Annotated[str, Parameter(allow_leading_hyphen=True)]) -> i
     """
     path, overrides, flags = train.read_recipe("eval", tokens, FLAGS)
 
-    from plait.runtime.recipe_file import load_recipe
+    from plait.runtime.recipes.recipe_file import load_recipe
 
     recipe = without_draws(load_recipe(path, overrides))
     if recipe.evaluation.items == 0:

@@ -38,7 +38,7 @@ def export(
     if out.exists() and not overwrite:
         raise ConfigError(f"--out: `{out}` exists; give another folder, or --overwrite")
 
-    from plait.runtime.recipe_file import load_recipe
+    from plait.runtime.recipes.recipe_file import load_recipe
 
     dtype = dtype or load_recipe(recipe_path).dtype.value
     if step is not None:

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from plait.rewards.statistics import Estimate
     from plait.runtime.controller import Outcome
     from plait.runtime.evaluation import Evaluation
-    from plait.runtime.recipe import Recipe
+    from plait.runtime.recipes.recipe import Recipe
 
 
 def print_outcome(recipe: Recipe, outcome: Outcome) -> None:

@@ -21,8 +21,8 @@ def train(*tokens: Annotated[str, Parameter(allow_leading_hyphen=True)]) -> int:
     """Train a model: generate, score, learn, again and again."""
     path, overrides, flags = read_recipe("train", tokens, FLAGS)
 
-    from plait.runtime.recipe_file import load_recipe
-    from plait.runtime.stages import stage_names
+    from plait.runtime.recipes.recipe_file import load_recipe
+    from plait.runtime.recipes.stages import stage_names
 
     if path is not None and stage_names(path):
         from plait.cli.train_stages import train_stages
@@ -49,8 +49,8 @@ def read_recipe(
     Raises:
         ConfigError: there is neither a recipe nor a key, or a token is not understood.
     """
-    from plait.runtime.recipe_file import parse_overrides
-    from plait.runtime.stages import stage_names
+    from plait.runtime.recipes.recipe_file import parse_overrides
+    from plait.runtime.recipes.stages import stage_names
 
     given = {token for token in tokens if token in flags}
     rest = [token for token in tokens if token not in flags]
@@ -62,8 +62,8 @@ def read_recipe(
 
 def options() -> Iterator[Option]:
     """Flags, the keys of a recipe, and those of the built-in algorithms."""
-    from plait.runtime.algorithm import BUILT_IN, load_flow, options_class
-    from plait.runtime.recipe_file import describe_keys
+    from plait.runtime.recipes.algorithm import BUILT_IN, load_flow, options_class
+    from plait.runtime.recipes.recipe_file import describe_keys
 
     for flag, text in FLAGS.items():
         yield Option(flag, "", text)

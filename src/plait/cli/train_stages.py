@@ -16,8 +16,8 @@ def train_stages(path: Path, overrides: Sequence[tuple[str, Any]], *, dry_run: b
         UserError: a stage cannot be run; its name is given.
     """
     from plait.cli.report import print_outcome
+    from plait.runtime.recipes.stages import final_folder, load_stages
     from plait.runtime.stage_runs import check_stages, run_stages
-    from plait.runtime.stages import final_folder, load_stages
 
     stages = load_stages(path, overrides)
     console = Console()

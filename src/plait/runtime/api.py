@@ -16,24 +16,24 @@ from plait.checkpoint.store import CheckpointStore
 from plait.errors import ConfigError, RunError
 from plait.models.saving import save_pretrained
 from plait.observe.progress import Progress
-from plait.runtime.algorithm import load_flow, trace_algorithm
-from plait.runtime.alone import Alone, needs_crew
 from plait.runtime.controller import Outcome
 from plait.runtime.controller import train as train_session
 from plait.runtime.evaluation import Evaluation
 from plait.runtime.executor import Executor
 from plait.runtime.measure import measure
-from plait.runtime.optimizer_state import read_masters
 from plait.runtime.prepare import as_begun, prepare
 from plait.runtime.process import set_up
-from plait.runtime.recipe import DType, Recipe
-from plait.runtime.recipe_file import load_recipe
+from plait.runtime.ranks.alone import Alone, needs_crew
+from plait.runtime.ranks.optimizer_state import read_masters
+from plait.runtime.recipes.algorithm import load_flow, trace_algorithm
+from plait.runtime.recipes.recipe import DType, Recipe
+from plait.runtime.recipes.recipe_file import load_recipe
+from plait.runtime.recipes.role_models import MODEL_ROLES, REWARD_ROLES, main_role, role_models
+from plait.runtime.recipes.stages import stage_names
 from plait.runtime.recorder import Recorder
 from plait.runtime.reward_pools import open_pools
-from plait.runtime.role_models import MODEL_ROLES, REWARD_ROLES, main_role, role_models
 from plait.runtime.roles import build_models, build_roles
 from plait.runtime.session import Session, claim
-from plait.runtime.stages import stage_names
 
 
 def train(
@@ -90,7 +90,7 @@ def run(recipe: Recipe, *, resume: bool = False, flow: Callable[..., Any] | None
             recipe = as_begun(directory.recipe_path, recipe)
         prepared = prepare(recipe, flow=flow)
         if prepared.plan.num_ranks > 1:
-            from plait.runtime.supervisor import supervise
+            from plait.runtime.ranks.supervisor import supervise
 
             return supervise(prepared, directory, resume=resume, flow=flow)
         leading = Alone(prepared) if needs_crew(prepared.plan) else None

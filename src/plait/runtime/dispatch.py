@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING
 from plait.dataflow import Node
 from plait.errors import RunError
 from plait.rewards.pool import RewardPool
-from plait.runtime.commands import LEADER
-from plait.runtime.parts import WAIT_S
+from plait.runtime.ranks.commands import LEADER
+from plait.runtime.ranks.parts import WAIT_S
 from plait.runtime.streams import Steps
 
 if TYPE_CHECKING:
-    from plait.runtime.crew import Crew
+    from plait.runtime.ranks.crew import Crew
 
 LOOK_S = 1.0
 """Between two looks at reward functions that say nothing."""

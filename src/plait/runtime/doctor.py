@@ -28,9 +28,9 @@ from plait.observe.doctor import Doctor, Finding
 from plait.observe.doctor_reading import Diagnosis, Reading, Severity
 from plait.observe.doctor_settings import DoctorSettings
 from plait.observe.run_log import RunLog, read_rows, truncate_to
-from plait.runtime.crew import Crew
 from plait.runtime.probe import Suspects, diagnose
-from plait.runtime.recipe import Recipe
+from plait.runtime.ranks.crew import Crew
+from plait.runtime.recipes.recipe import Recipe
 from plait.runtime.roles import ModelRole, RewardRole, RoleRuntime
 from plait.runtime.step import StepState
 

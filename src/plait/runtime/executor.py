@@ -13,10 +13,10 @@ from plait.data.rows import FloatArray, Rows, evaluate, spread_to
 from plait.dataflow import CallKind, Dataflow, Level, Node
 from plait.errors import RunError
 from plait.observe.progress import Progress
-from plait.runtime.commands import LEADER
 from plait.runtime.dispatch import Arrivals, Dispatcher, Ongoing
 from plait.runtime.order import needs_of, scores_alone
-from plait.runtime.recipe import Recipe
+from plait.runtime.ranks.commands import LEADER
+from plait.runtime.recipes.recipe import Recipe
 from plait.runtime.recorder import Recorder
 from plait.runtime.rewarding import Rewarding
 from plait.runtime.roles import ModelRole, RewardRole, RoleRuntime
@@ -26,7 +26,7 @@ from plait.runtime.streams import Part, Steps, begun, in_parts
 from plait.training.trainer import COUNTS, Trainer
 
 if TYPE_CHECKING:
-    from plait.runtime.crew import Crew, CrewTrainer
+    from plait.runtime.ranks.crew import Crew, CrewTrainer
 
 HERE = frozenset({LEADER})
 

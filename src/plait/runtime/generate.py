@@ -20,13 +20,13 @@ from plait.models.language_model import load_model
 from plait.models.shape import ModelShape
 from plait.observe.progress import Progress
 from plait.policy.blocks import BLOCK_TOKENS, num_blocks_for
-from plait.runtime.checks import check_models
-from plait.runtime.estimate import model_shape
+from plait.runtime.forecast.estimate import model_shape
+from plait.runtime.forecast.limit import measure_rates
 from plait.runtime.generation_report import GenerationReport, Meter, limit_of
-from plait.runtime.limit import measure_rates
 from plait.runtime.prepare import load_tokenizer
 from plait.runtime.process import give_back_freed
-from plait.runtime.role_models import RoleModel
+from plait.runtime.recipes.checks import check_models
+from plait.runtime.recipes.role_models import RoleModel
 from plait.runtime.stopping import stop_signals
 
 ANY_LENGTH = 1 << 62

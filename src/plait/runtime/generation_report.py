@@ -13,7 +13,7 @@ from plait.data.records import Sample
 from plait.generation.engine import Engine, StepRecord
 from plait.models.shape import ModelShape
 from plait.policy.step import StepKind
-from plait.runtime.limit import MachineRates, ideal_steps, limit_seconds
+from plait.runtime.forecast.limit import MachineRates, ideal_steps, limit_seconds
 
 _RECENT_STEPS = 32
 """Over which the rate that a person watches is taken."""
@@ -71,7 +71,7 @@ class GenerationReport:
     seconds: float
     meter: Meter
     limit_s: float | None
-    """What the machine needs at least for these samples (`runtime.limit`); None where not all were finished."""
+    """What the machine needs at least for these samples (`forecast.limit`); None where not all were finished."""
     not_lowered: str | None = None
     """See `Engine.not_lowered`."""
 

@@ -18,8 +18,11 @@ from plait.errors import ConfigError, ModelError
 from plait.models.hub import resolve
 from plait.policy.blocks import BLOCK_TOKENS
 from plait.rewards.functions import RewardFunction, functions_of, reward_functions
-from plait.runtime.algorithm import load_flow, trace_algorithm
-from plait.runtime.checks import (
+from plait.runtime.feed import Feed
+from plait.runtime.forecast.estimate import ModelShape, model_shape
+from plait.runtime.forecast.placement import resolve_plan
+from plait.runtime.recipes.algorithm import load_flow, trace_algorithm
+from plait.runtime.recipes.checks import (
     check_calls,
     check_device,
     check_models,
@@ -29,11 +32,8 @@ from plait.runtime.checks import (
     check_unused,
     prompt_limit,
 )
-from plait.runtime.estimate import ModelShape, model_shape
-from plait.runtime.feed import Feed
-from plait.runtime.placement import resolve_plan
-from plait.runtime.recipe import Recipe
-from plait.runtime.role_models import MODEL_ROLES, REWARD_ROLES, RoleModel, ToCome, role_models
+from plait.runtime.recipes.recipe import Recipe
+from plait.runtime.recipes.role_models import MODEL_ROLES, REWARD_ROLES, RoleModel, ToCome, role_models
 from plait.schedule.plan import Plan
 
 

@@ -17,7 +17,7 @@ from plait.training.results import Done
 
 if TYPE_CHECKING:
     from plait.generation.engine import Engine
-    from plait.runtime.crew_engine import CrewEngine
+    from plait.runtime.ranks.crew_engine import CrewEngine
 
 _PIPELINE = frozenset(kind.value for kind in Kind)
 

@@ -17,14 +17,14 @@ from plait.models.language_model import LanguageModel, load_model
 from plait.models.part_loading import PartLoader
 from plait.models.scalar_model import ScalarModel, load_scalar, scalar_of
 from plait.rewards.pool import RewardPool
-from plait.runtime.recipe import Recipe
-from plait.runtime.role_models import REWARD_ROLES, RoleModel, optimizer_of
+from plait.runtime.recipes.recipe import Recipe
+from plait.runtime.recipes.role_models import REWARD_ROLES, RoleModel, optimizer_of
 from plait.runtime.scorer import ModelScorer, translator_for
 from plait.training.trainer import Trainer
 
 if TYPE_CHECKING:
-    from plait.runtime.crew import CrewTrainer
-    from plait.runtime.crew_engine import CrewEngine
+    from plait.runtime.ranks.crew import CrewTrainer
+    from plait.runtime.ranks.crew_engine import CrewEngine
 
 NEW_HEAD_STD = 0.0
 """A new head scores everything 0: a critic then begins by expecting nothing, and the loss of a reward model at ln 2."""

@@ -18,8 +18,8 @@ from plait.generation.engine import Engine
 from plait.generation.noise import NoiseKey
 from plait.generation.request import Request
 from plait.observe.progress import Progress
-from plait.runtime.crew_engine import CrewEngine
-from plait.runtime.recipe import Recipe
+from plait.runtime.ranks.crew_engine import CrewEngine
+from plait.runtime.recipes.recipe import Recipe
 from plait.runtime.recorder import Recorder
 from plait.runtime.rewarding import Rewarding
 from plait.runtime.step import StepState

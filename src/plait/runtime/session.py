@@ -20,20 +20,20 @@ from plait.models.saving import save_pretrained
 from plait.models.scalar_model import ScalarModel
 from plait.observe.progress import ROLLOUTS, Progress, Watched, losses
 from plait.observe.trackers import check_trackers
-from plait.runtime.crew import Crew
-from plait.runtime.crew_roles import crew_roles
 from plait.runtime.directory import RunDirectory
 from plait.runtime.doctor import RunDoctor
 from plait.runtime.evaluation import Evaluation
 from plait.runtime.executor import Executor
 from plait.runtime.measure import measure
-from plait.runtime.optimizer_state import load_parts
 from plait.runtime.prepare import Prepared, changed_keys, recipe_text
-from plait.runtime.recipe import Recipe
+from plait.runtime.ranks.crew import Crew
+from plait.runtime.ranks.crew_roles import crew_roles
+from plait.runtime.ranks.optimizer_state import load_parts
+from plait.runtime.recipes.recipe import Recipe
+from plait.runtime.recipes.role_models import main_role
 from plait.runtime.recorder import Recorder
 from plait.runtime.records import Records, value_of
 from plait.runtime.reward_pools import open_pools
-from plait.runtime.role_models import main_role
 from plait.runtime.roles import ModelRole, RoleRuntime, build_roles
 from plait.runtime.step import StepState
 from plait.schedule.timeline import trace_events

@@ -14,10 +14,10 @@ from plait.runtime.api import export_checkpoint, run
 from plait.runtime.controller import Outcome
 from plait.runtime.directory import CHECKPOINTS, METRICS, RECIPE
 from plait.runtime.prepare import Prepared, prepare
-from plait.runtime.recipe import Recipe
+from plait.runtime.recipes.recipe import Recipe
+from plait.runtime.recipes.stages import Stages, final_folder, load_stages
 from plait.runtime.reward_pools import open_pools
 from plait.runtime.session import claim
-from plait.runtime.stages import Stages, final_folder, load_stages
 
 
 def check_stages(stages: Stages, *, resume: bool = False) -> Iterator[tuple[str, Prepared]]:

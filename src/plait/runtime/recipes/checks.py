@@ -10,8 +10,8 @@ from plait.models.hub import read_config
 from plait.models.shape import ModelShape
 from plait.policy.blocks import BLOCK_TOKENS
 from plait.rewards.settings import RewardSettings
-from plait.runtime.recipe import Recipe
-from plait.runtime.role_models import RoleModel, ToCome
+from plait.runtime.recipes.recipe import Recipe
+from plait.runtime.recipes.role_models import RoleModel, ToCome
 
 _CALLS = {
     "actor": {"generate", "logprobs", "train"},

@@ -11,7 +11,7 @@ from typing import Any
 from plait.dataflow import Dataflow, trace
 from plait.errors import ConfigError, FlowError
 from plait.rewards.loading import load_function
-from plait.runtime.recipe_file import nearest, validate_options
+from plait.runtime.recipes.recipe_file import nearest, validate_options
 
 BUILT_IN = {
     "grpo": "plait.algorithms.grpo:grpo",

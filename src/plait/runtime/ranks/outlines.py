@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from plait.data.records import FinishReason, Prompt, Sample
 from plait.data.rows import Rows
 from plait.dataflow import Column, Level
-from plait.runtime.parcels import pack_rows, unpack_rows
+from plait.runtime.ranks.parcels import pack_rows, unpack_rows
 
 Arrays = tuple[NDArray[Any], ...]
 

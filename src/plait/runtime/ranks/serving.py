@@ -12,12 +12,12 @@ import torch
 
 from plait.data.records import Sample
 from plait.generation.engine import Engine
-from plait.runtime.board import Board
-from plait.runtime.chores import load_part, move_part, save_part, spans_as_values
-from plait.runtime.commands import LEADER, Call, Do, ScoreCall, TrainCall
-from plait.runtime.mail import Mail
-from plait.runtime.parcels import Parcel, pack_samples, unpack_requests
-from plait.runtime.parts import WAIT_S, Parts
+from plait.runtime.ranks.board import Board
+from plait.runtime.ranks.chores import load_part, move_part, save_part, spans_as_values
+from plait.runtime.ranks.commands import LEADER, Call, Do, ScoreCall, TrainCall
+from plait.runtime.ranks.mail import Mail
+from plait.runtime.ranks.parcels import Parcel, pack_samples, unpack_requests
+from plait.runtime.ranks.parts import WAIT_S, Parts
 from plait.runtime.recorder import Recorder
 
 REPORT_S = 0.25

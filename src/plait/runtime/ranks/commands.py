@@ -12,10 +12,10 @@ import numpy as np
 from plait.data.rows import FloatArray, Rows
 from plait.dataflow import Column, Dataflow, Level, Node
 from plait.layout.mesh import Layout
-from plait.runtime.outlines import Arrays, pack_shares, unpack_share
-from plait.runtime.parcels import Parcel
-from plait.runtime.parts import Parts
-from plait.runtime.residence import Need
+from plait.runtime.ranks.outlines import Arrays, pack_shares, unpack_share
+from plait.runtime.ranks.parcels import Parcel
+from plait.runtime.ranks.parts import Parts
+from plait.runtime.ranks.residence import Need
 from plait.training.mini_batch import mask_of
 from plait.training.row_shares import drawn_batches, shares_of
 from plait.training.trainer import Done, Trainer

@@ -31,8 +31,8 @@ from plait.models.team import Peers
 from plait.policy.step import Key
 from plait.reallocation.memory import allocate
 from plait.reallocation.mover import Moved, MoveReport, moving
-from plait.runtime.parcels import Parcel
-from plait.runtime.sample_offers import Answer, Lack, Offer, gaps, shares_prompt
+from plait.runtime.ranks.parcels import Parcel
+from plait.runtime.ranks.sample_offers import Answer, Lack, Offer, gaps, shares_prompt
 
 _PROMPT = -1
 """In place of a sample's index: what all samples of a prompt share."""

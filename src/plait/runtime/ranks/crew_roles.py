@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from plait.rewards.pool import RewardPool
-from plait.runtime.crew import Crew
-from plait.runtime.parts import is_reward
 from plait.runtime.prepare import Prepared, load_tokenizer
+from plait.runtime.ranks.crew import Crew
+from plait.runtime.ranks.parts import is_reward
 from plait.runtime.roles import ModelRole, RewardRole, RoleRuntime
 from plait.runtime.scorer import ModelScorer, translator_for
 

@@ -9,11 +9,11 @@ from plait.data.records import Prompt, Sample
 from plait.generation.engine import Engine, StepRecord
 from plait.generation.request import Request
 from plait.layout.mesh import Layout
-from plait.runtime.commands import LEADER, Do
-from plait.runtime.parcels import Parcel, pack_requests, unpack_samples
+from plait.runtime.ranks.commands import LEADER, Do
+from plait.runtime.ranks.parcels import Parcel, pack_requests, unpack_samples
 
 if TYPE_CHECKING:
-    from plait.runtime.crew import Crew
+    from plait.runtime.ranks.crew import Crew
 
 POLL_S = 0.05
 """An engine's step waits so long for samples of other ranks, where its own has nothing to do."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from plait.runtime.role_models import RoleModel
+from plait.runtime.recipes.role_models import RoleModel
 from plait.schedule.placements import PartKey, parts_of, placements_of
 from plait.schedule.plan import After, Mode, Plan
 

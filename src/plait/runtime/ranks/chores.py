@@ -7,9 +7,9 @@ from dataclasses import astuple, replace
 from pathlib import Path
 from typing import Any
 
-from plait.runtime.parts import Parts
+from plait.runtime.ranks.parts import Parts
+from plait.runtime.ranks.residence import record_moves
 from plait.runtime.recorder import DISK, Recorder
-from plait.runtime.residence import record_moves
 from plait.schedule.timeline import Span
 
 

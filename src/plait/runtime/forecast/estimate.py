@@ -9,9 +9,9 @@ from plait.dataflow import CallKind, Dataflow
 from plait.models.hub import read_config
 from plait.models.shape import HEAD_CHUNK_ROWS, KEPT_SCORES, ModelShape
 from plait.policy.blocks import BLOCK_TOKENS
-from plait.runtime.generation_memory import kv_bytes_per_token, packed_bytes
-from plait.runtime.recipe import Recipe
-from plait.runtime.role_models import RoleModel
+from plait.runtime.forecast.generation_memory import kv_bytes_per_token, packed_bytes
+from plait.runtime.recipes.recipe import Recipe
+from plait.runtime.recipes.role_models import RoleModel
 from plait.training.memory import BYTES, parameter_bytes
 
 

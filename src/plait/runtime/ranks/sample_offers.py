@@ -1,6 +1,6 @@
 """What two instances tell each other about samples that move: an offer of the source, and what the target lacks of it.
 
-Both are parcels (`runtime.parcels`): keys and values travel apart from them, by a planned move.
+Both are parcels (`runtime.ranks.parcels`): keys and values travel apart from them, by a planned move.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from plait.generation.transfer import SampleState
 from plait.layout.batches import CacheShape, LayerCache
 from plait.policy.step import Key
 from plait.reallocation.memory import DTYPES
-from plait.runtime.parcels import Parcel, pack_requests, unpack_requests
+from plait.runtime.ranks.parcels import Parcel, pack_requests, unpack_requests
 
 
 @dataclass(frozen=True)

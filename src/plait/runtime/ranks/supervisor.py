@@ -19,14 +19,14 @@ from plait.errors import RunError, UserError
 from plait.launch.failures import Ended, Failure, WorkerError
 from plait.launch.local import LocalGroup, LocalProcesses
 from plait.observe.progress import Progress
-from plait.runtime.board import Board, read_board, read_progress
-from plait.runtime.commands import LEADER
 from plait.runtime.controller import Outcome
 from plait.runtime.directory import RunDirectory
 from plait.runtime.prepare import Prepared
-from plait.runtime.relay import Relay
+from plait.runtime.ranks.board import Board, read_board, read_progress
+from plait.runtime.ranks.commands import LEADER
+from plait.runtime.ranks.relay import Relay
+from plait.runtime.ranks.worker import BOARD, PROGRESS, Job, Worker
 from plait.runtime.session import watched
-from plait.runtime.worker import BOARD, PROGRESS, Job, Worker
 
 WORKERS = "workers"
 """Folder of a run directory: what each rank printed."""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from plait.dataflow import CallKind, Dataflow
-from plait.runtime.recipe import Recipe
+from plait.runtime.recipes.recipe import Recipe
 from plait.training.settings import OptimizerSettings
 
 MODEL_ROLES = ("actor", "ref", "critic", "cost_critic")

@@ -6,11 +6,11 @@ from __future__ import annotations
 from contextlib import nullcontext
 
 from plait.observe.progress import Progress
-from plait.runtime.board import Board
-from plait.runtime.crew import LEADER, Crew
-from plait.runtime.mail import Mail
-from plait.runtime.parts import Parts
 from plait.runtime.prepare import Prepared
+from plait.runtime.ranks.board import Board
+from plait.runtime.ranks.crew import LEADER, Crew
+from plait.runtime.ranks.mail import Mail
+from plait.runtime.ranks.parts import Parts
 from plait.runtime.recorder import Recorder
 from plait.runtime.session import watched
 from plait.schedule.plan import Plan

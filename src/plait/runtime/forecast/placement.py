@@ -13,10 +13,10 @@ from plait.layout.params import Parameters
 from plait.layout.shards import check, check_instances
 from plait.models.hub import read_config
 from plait.models.shape import ModelShape
-from plait.runtime.device_memory import parameter_rows
-from plait.runtime.recipe import Recipe
-from plait.runtime.recipe_file import nearest
-from plait.runtime.role_models import RoleModel
+from plait.runtime.forecast.device_memory import parameter_rows
+from plait.runtime.recipes.recipe import Recipe
+from plait.runtime.recipes.recipe_file import nearest
+from plait.runtime.recipes.role_models import RoleModel
 from plait.schedule.named_plans import NAMES, PlannedModel, named_plan
 from plait.schedule.placements import complete, placements_of
 from plait.schedule.plan import Plan

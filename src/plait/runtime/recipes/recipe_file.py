@@ -15,7 +15,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from plait.errors import ConfigError
-from plait.runtime.recipe import Recipe
+from plait.runtime.recipes.recipe import Recipe
 
 LIST_HINT = "; `plait train --help-all` lists every key"
 

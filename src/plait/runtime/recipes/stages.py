@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from plait.errors import ConfigError
-from plait.runtime.algorithm import load_flow, trace_algorithm
 from plait.runtime.directory import FINAL, MERGED
-from plait.runtime.recipe import Recipe
-from plait.runtime.recipe_file import merged, nearest, read_tree, recipe_of
-from plait.runtime.role_models import MODEL_ROLES, REWARD_ROLES, ToCome, main_role, role_models
+from plait.runtime.recipes.algorithm import load_flow, trace_algorithm
+from plait.runtime.recipes.recipe import Recipe
+from plait.runtime.recipes.recipe_file import merged, nearest, read_tree, recipe_of
+from plait.runtime.recipes.role_models import MODEL_ROLES, REWARD_ROLES, ToCome, main_role, role_models
 
 MODEL_KEYS = ("model", "reward.model", "cost.model", "critic.model", "cost_critic.model")
 

@@ -11,11 +11,11 @@ from plait.layout.mesh import Layout
 from plait.layout.params import FlatLayout, Heads, Parameters
 from plait.layout.shards import shard, stage_bounds, zero_range
 from plait.models.shape import HEAD_CHUNK_ROWS, ModelShape
-from plait.runtime.estimate import PROCESS_BYTES, LargestBatch, activation_bytes, adapter_parameters
-from plait.runtime.generation_memory import packed_bytes
-from plait.runtime.idle import Idle, Owner, Use
-from plait.runtime.recipe import Recipe
-from plait.runtime.role_models import RoleModel
+from plait.runtime.forecast.estimate import PROCESS_BYTES, LargestBatch, activation_bytes, adapter_parameters
+from plait.runtime.forecast.generation_memory import packed_bytes
+from plait.runtime.ranks.idle import Idle, Owner, Use
+from plait.runtime.recipes.recipe import Recipe
+from plait.runtime.recipes.role_models import RoleModel
 from plait.schedule.placements import WHOLE, PartKey, RolePlacement, part_key, placements_of
 from plait.schedule.plan import After, Mode, Plan
 from plait.training.memory import BYTES, parameter_bytes

@@ -17,15 +17,15 @@ from torch import Tensor
 from plait.checkpoint.store import FileDigest, digest_of
 from plait.data.rows import FloatArray, Rows
 from plait.dataflow import CallKind, Column, Dataflow
-from plait.runtime.board import Board
-from plait.runtime.chores import load_part, move_part, save_part
-from plait.runtime.commands import LEADER, Call, Do, ScoreCall, TrainCall
-from plait.runtime.crew_engine import CrewEngine
-from plait.runtime.mail import Mail
-from plait.runtime.parcels import Parcel
-from plait.runtime.parts import WAIT_S, Parts
+from plait.runtime.ranks.board import Board
+from plait.runtime.ranks.chores import load_part, move_part, save_part
+from plait.runtime.ranks.commands import LEADER, Call, Do, ScoreCall, TrainCall
+from plait.runtime.ranks.crew_engine import CrewEngine
+from plait.runtime.ranks.mail import Mail
+from plait.runtime.ranks.parcels import Parcel
+from plait.runtime.ranks.parts import WAIT_S, Parts
+from plait.runtime.ranks.residence import Need
 from plait.runtime.recorder import Elsewhere, Recorder
-from plait.runtime.residence import Need
 from plait.schedule.named_plans import MODE_OF
 from plait.schedule.plan import Mode
 from plait.schedule.timeline import Span

@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 
 from plait.errors import RunError, cause_of
-from plait.runtime.parcels import Parcel
+from plait.runtime.ranks.parcels import Parcel
 
 WaitingFor = Callable[[str], AbstractContextManager[None]]
 _TAG = 7

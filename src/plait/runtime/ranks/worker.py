@@ -12,21 +12,21 @@ import torch
 import torch.distributed as dist
 
 from plait.launch.interface import WorkerContext
-from plait.runtime.algorithm import load_flow, trace_algorithm
-from plait.runtime.board import Board
-from plait.runtime.commands import LEADER
 from plait.runtime.controller import Outcome, train
-from plait.runtime.crew import Crew
 from plait.runtime.directory import RunDirectory
-from plait.runtime.mail import Mail
-from plait.runtime.parts import WAIT_S, Parts
 from plait.runtime.prepare import prepare
 from plait.runtime.process import set_up
-from plait.runtime.recipe import Recipe
+from plait.runtime.ranks.board import Board
+from plait.runtime.ranks.commands import LEADER
+from plait.runtime.ranks.crew import Crew
+from plait.runtime.ranks.mail import Mail
+from plait.runtime.ranks.parts import WAIT_S, Parts
+from plait.runtime.ranks.relay import RelayedProgress
+from plait.runtime.ranks.serving import Server
+from plait.runtime.recipes.algorithm import load_flow, trace_algorithm
+from plait.runtime.recipes.recipe import Recipe
+from plait.runtime.recipes.role_models import MODEL_ROLES, REWARD_ROLES, role_models
 from plait.runtime.recorder import Recorder
-from plait.runtime.relay import RelayedProgress
-from plait.runtime.role_models import MODEL_ROLES, REWARD_ROLES, role_models
-from plait.runtime.serving import Server
 from plait.runtime.session import Session
 from plait.schedule.plan import Plan
 
