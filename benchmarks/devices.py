@@ -10,7 +10,7 @@ In turns, `--repeats` times, each a process of its own, the first step of each r
     pair    two of `half` at a time, each with a core: what sharing the machine costs without any communication
     dp2     two workers, the batch shared, optimizer state divided
     pp2     two workers, training and scoring in two stages of equal work (the last one has the head, hence fewer
-            layers: `placed/stages.py`), two instances that generate
+            layers: its share is measured, `placed/stages.py`), two instances that generate
 
 The ceiling is computed from phases of `whole` and `half` and the bytes that a rank received outside pipelines (in
 optimizer steps, and moves of weights; from the measured timeline) over the bandwidth of a link measured in between
@@ -34,8 +34,10 @@ from placed.ceiling import Phases, data_parallel, pipelined
 from placed.idle import link_bytes_per_s
 from placed.recipes import grpo
 from placed.runs import Finished, RunFailed, finish, start
-from placed.stages import Shares, shares_of, two_stages
+from placed.stages import Shares, shares_of
 from sides import positive, row
+
+from plait.layout.shards import balanced_stages
 
 WARM_UP = 1
 PLANS = ("dp2", "pp2")
@@ -139,7 +141,8 @@ def middle(found: Sequence[Phases]) -> Phases:
 
 
 def _pp2_plan(shares: Shares) -> dict[str, Any]:
-    train, score = ({"ranks": [0, 1], "pp": 2, "stages": two_stages(shares.layers, one)} for one in shares.head)
+    stages = (balanced_stages(shares.layers, 2, head) for head in shares.head)
+    train, score = ({"ranks": [0, 1], "pp": 2, "stages": list(layers)} for layers in stages)
     placements = [
         {"call": "actor.generate", "mode": "decode", "ranks": [0, 1], "dp": 2},
         {"call": "ref.logprobs", "mode": "score"} | score,

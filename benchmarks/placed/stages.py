@@ -1,4 +1,4 @@
-"""Two stages of equal work: how many layers the head, which the last stage has besides, is worth."""
+"""For stages of equal work: how many layers the head, which the last stage has besides, is worth on this machine."""
 
 from __future__ import annotations
 
@@ -22,12 +22,6 @@ class Shares:
     layers: int
     head: tuple[float, float]
     """In layers: the head's CPU time in training (forward and backward) and in scoring (forward)."""
-
-
-def two_stages(layers: int, head: float) -> list[int]:
-    """Layers of each stage; 30 layers and a head worth 8 of them make stages of 19 and 11."""
-    first = min(layers - 1, max(1, round((layers + head) / 2)))
-    return [first, layers - first]
 
 
 def shares_of(recipe: dict[str, Any]) -> Shares:

@@ -37,13 +37,6 @@ def test_the_ceiling_of_a_pipeline(ceiling: ModuleType) -> None:
     assert ceiling.pipelined(whole, half, 1, 4, 50, 100) == 4 + 2 + 5 + 1.5 + 1 + 0.5
 
 
-def test_stages_of_equal_work(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    stages = importlib.import_module("placed.stages")
-    assert stages.two_stages(30, 8.2) == [19, 11]  # 19 and 11 + 8.2
-    assert stages.two_stages(2, 5.0) == [1, 1]
-
-
 def test_a_span_belongs_to_the_phase_of_its_call(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(BENCHMARKS))
     runs = importlib.import_module("placed.runs")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from itertools import combinations, pairwise
 
 import pytest
 from hypothesis import given
@@ -13,7 +14,7 @@ from plait.layout.decoder import decoder_parameters
 from plait.layout.holdings import weights, zero_shards
 from plait.layout.mesh import Cluster, Layout, Mesh, Parallelism
 from plait.layout.params import Block, FlatLayout, Heads, Param, Parameters
-from plait.layout.shards import check, check_instances, shard, stage_bounds, stages_of, zero_range
+from plait.layout.shards import balanced_stages, check, check_instances, shard, stage_bounds, stages_of, zero_range
 
 SMALL = decoder_parameters(layers=3, hidden=4, intermediate=6, heads=4, kv_heads=2, head_dim=2, vocabulary=11)
 TIED = decoder_parameters(
@@ -174,3 +175,33 @@ def test_what_pipelines_and_heads_need_is_read_from_a_layout() -> None:
 def test_what_is_refused(make, message: str) -> None:
     with pytest.raises(LayoutError, match="^" + re.escape(message)):
         make()
+
+
+@pytest.mark.parametrize(
+    ("layers", "stages", "head", "expected"),
+    [
+        (30, 1, 8.0, (30,)),
+        (30, 2, 8.0, (19, 11)),  # SmolLM2-135M: 19 and 11 + 8
+        (30, 2, 8.2, (19, 11)),
+        (30, 3, 8.0, (12, 13, 5)),  # 13 + 13 + 4 has the same maximum; the larger last stage is taken
+        (30, 4, 8.0, (9, 9, 10, 2)),
+        (30, 2, 0.0, (15, 15)),
+        (7, 3, 0.0, (2, 2, 3)),
+        (7, 2, 0.001, (4, 3)),  # of a critic: the head is nothing, but not quite
+        (3, 2, 50.0, (2, 1)),  # no stage is without a layer
+        (2, 2, 5.0, (1, 1)),
+    ],
+)
+def test_stages_of_equal_work_by_hand(layers: int, stages: int, head: float, expected: tuple[int, ...]) -> None:
+    assert balanced_stages(layers, stages, head) == expected
+
+
+@given(st.data(), st.integers(1, 12), st.floats(0, 20))
+def test_no_other_division_has_a_smaller_largest_stage(data: st.DataObject, layers: int, head: float) -> None:
+    stages = data.draw(st.integers(1, layers))
+    largest = lambda sizes: max((*sizes[:-1], sizes[-1] + head))  # noqa: E731
+    found = balanced_stages(layers, stages, head)
+    cuts = ((0, *inner, layers) for inner in combinations(range(1, layers), stages - 1))
+    every = [tuple(b - a for a, b in pairwise(cut)) for cut in cuts]
+    assert found in every, "it is a division: as many stages, all layers, at least one in each"
+    assert largest(found) == min(map(largest, every))

@@ -9,6 +9,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from plait.errors import ModelError
+from plait.layout.shards import balanced_stages
 from plait.models.admission import check_config
 from plait.models.shape import ModelShape, config_fields, usable_positions
 from tests.models.test_admission import REFUSED
@@ -39,6 +40,25 @@ def test_parameters_by_hand() -> None:
     shape = ModelShape.from_config(mixture)
     assert shape.parameters == 3 * (block - 3 * 64 * 100 + 8 * 3 * 64 * 20 + 64 * 8) + 500 * 64 + 64
     assert shape.active_intermediate == 40
+
+
+def test_the_head_in_layers_by_hand() -> None:
+    attention, dense = 64 * 16 * (4 + 4 + 2 + 2), 3 * 64 * 100
+    shape = ModelShape.from_config(LLAMA)
+    assert shape.head_in_layers(500) == pytest.approx(500 * 64 / (attention + dense))
+    assert shape.head_in_layers(1) == pytest.approx(64 / (attention + dense)), "a critic"
+    mixture = {"num_experts": 8, "moe_intermediate_size": 20, "num_experts_per_tok": 2, "first_k_dense_replace": 1}
+    per_token = 3 * 64 * 2 * 20 + 64 * 8  # two experts of eight, and the router
+    found = ModelShape.from_config(LLAMA | mixture).head_in_layers(500)
+    assert found == pytest.approx(500 * 64 / (attention + (dense + 2 * per_token) / 3)), "one dense layer of three"
+
+
+def test_the_head_of_smollm2_135m_is_worth_eight_layers() -> None:
+    config = LLAMA | {"num_hidden_layers": 30, "hidden_size": 576, "intermediate_size": 1536}
+    heads = {"num_attention_heads": 9, "num_key_value_heads": 3, "vocab_size": 49152}
+    shape = ModelShape.from_config(config | heads)
+    assert shape.head_in_layers(shape.vocabulary) == 8.0
+    assert balanced_stages(shape.layers, 2, 8.0) == (19, 11)
 
 
 @pytest.mark.parametrize("family", sorted(FAMILIES.keys() - UNGATED - BIASED_EXPERTS))

@@ -11,7 +11,7 @@ import pytest
 
 from plait.cli.dry_run import dry_run
 from plait.errors import ConfigError, DataError, LayoutError
-from plait.layout.mesh import Layout
+from plait.layout.mesh import Layout, Mesh, Parallelism
 from plait.layout.params import Parameters
 from plait.layout.shards import shard, zero_range
 from plait.models.language_model import load_model
@@ -101,7 +101,7 @@ def test_models_that_leave_no_room_are_cut(make_recipe, monkeypatch: pytest.Monk
 def test_a_file_is_completed(make_recipe, write_plan) -> None:
     recipe = make_recipe(plan=write_plan({"call": "actor.train", "mode": "train", "ranks": [0, 1], "pp": 2}))
     plan = resolved(recipe)
-    assert placements_of(plan, "actor").generate == (Layout.on((0, 1), pp=2),)
+    assert placements_of(plan, "actor").generate == (Layout(Mesh((0, 1)), Parallelism(pp=2, stages=(1, 1))),)
     assert placements_of(plan, "ref").score == Layout.on((0, 1), dp=2)
 
 

@@ -183,3 +183,37 @@ TRAIN = Placement("actor.train", "train", (0, 1), dp=2)
 def test_what_a_plan_may_not_say(placements: list[Placement], message: str) -> None:
     with pytest.raises(ConfigError, match="here: .*" + message):
         complete(Plan("file", 2, tuple(placements)), ALONE, ONE, "here")
+
+
+def test_stages_get_equal_work_where_the_plan_does_not_state_them() -> None:
+    """The head is worth 8 layers of 30 (SmolLM2-135M), one of the critic nothing."""
+    speaks, judges = PlannedModel(False, 100, 30, 8.0), PlannedModel(True, 100, 30, 0.0)
+    given_plan = Plan(
+        "mine",
+        2,
+        (
+            Placement("actor.train", "train", (0, 1), pp=2),
+            Placement("actor.generate", "decode", (0, 1), dp=2),
+            Placement("ref.logprobs", "score", (0, 1), pp=2, stages=(14, 16)),
+            Placement("critic.train", "train", (1, 0), pp=2),
+        ),
+    )
+    plan = complete(given_plan, PPO, {"actor": speaks, "critic": judges, "ref": speaks}, "plan")
+    assert {p.call: p.stages for p in plan.placements} == {
+        "actor.generate": (),
+        "ref.logprobs": (14, 16),
+        "critic.values": (15, 15),
+        "actor.train": (19, 11),
+        "critic.train": (15, 15),
+    }
+    assert complete(plan, PPO, {"actor": speaks, "critic": judges, "ref": speaks}, "plan") == plan
+
+
+def test_equal_stages_are_one_part_however_they_were_said() -> None:
+    """(19, 11) by the rule and as stated: to drop the one is to drop the only weights."""
+    placements = (
+        Placement("actor.train", "train", (0, 1), pp=2, stages=(19, 11)),
+        Placement("actor.generate", "decode", (0, 1), pp=2, after="drop"),
+    )
+    with pytest.raises(ConfigError, match="`after` drop would lose the only weights"):
+        complete(Plan("mine", 2, placements), ALONE, {"actor": PlannedModel(False, 100, 30, 8.0)}, "plan")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
+from itertools import pairwise
 
 from plait.errors import LayoutError
 from plait.layout.mesh import Cluster, Layout, Parallelism
@@ -75,6 +76,28 @@ def stage_bounds(num_layers: int, parallelism: Parallelism) -> tuple[int, ...]:
             bounds.append(bounds[-1] + layers)
         return tuple(bounds)
     return tuple(stage * num_layers // parallelism.pp for stage in range(parallelism.pp + 1))
+
+
+def balanced_stages(num_layers: int, num_stages: int, head: float) -> tuple[int, ...]:
+    """Layers of each pipeline stage, so that the stage with the most work has as little of it as can be.
+
+    The last stage has the head besides. With k layers there, the others have at most
+    m(k) = ceil((num_layers - k) / (num_stages - 1)), and k makes max(m(k), k + head) least; where several do, it is the
+    largest of them. What does not divide among the others goes to the later ones: the earlier a stage, the more
+    micro-batches wait in it for their backward.
+
+    Args:
+        num_stages: at most `num_layers`.
+        head: what the head is worth, in layers, 0 or more.
+    """
+    assert 1 <= num_stages <= num_layers, f"expected 1 to {num_layers} stages, found {num_stages}"
+    if num_stages == 1:
+        return (num_layers,)
+    others = num_stages - 1
+    most = lambda last: max(-(-(num_layers - last) // others), last + head)  # noqa: E731
+    last = min(range(num_layers - others, 0, -1), key=most)
+    bounds = [stage * (num_layers - last) // others for stage in range(num_stages)]
+    return (*(stop - start for start, stop in pairwise(bounds)), last)
 
 
 def stages_of(param: Param, bounds: tuple[int, ...]) -> tuple[int, ...]:

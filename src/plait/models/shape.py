@@ -117,6 +117,23 @@ class ModelShape:
         dense = self.intermediate if self.expert_layers < self.layers else 0
         return max(dense, mixture if self.expert_layers else 0)
 
+    def head_in_layers(self, outputs: int) -> float:
+        """What the head takes of a token, in layers: its floating point operations over those of a layer.
+
+        A forward multiplies and adds once per weight that the token passes, a backward twice as often, so the ratio is
+        that of the weights, in training as in scoring: outputs * hidden over `attention_parameters` + 3 * hidden *
+        intermediate (gated MLPs), of a mixture the router and the experts that a token passes, averaged over layers.
+        What depends on lengths (attention scores) and what is small (norms, embeddings) is left out.
+
+        Args:
+            outputs: the vocabulary; 1 of a scalar model.
+        """
+        dense = (self.layers - self.expert_layers) * 3 * self.hidden * self.intermediate
+        inner = self.experts_per_token * self.expert_intermediate + self.shared_intermediate
+        mixture = self.expert_layers * self.hidden * (3 * inner + self.experts)
+        layers = self.layers * self.attention_parameters + dense + mixture
+        return outputs * self.hidden * self.layers / layers
+
 
 def usable_positions(config: Mapping[str, Any], name: str) -> int:
     """Longest prompt with response, in tokens.

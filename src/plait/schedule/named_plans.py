@@ -29,12 +29,16 @@ _PASSES = {CallKind.GENERATE: 3, CallKind.SCORE: 1, CallKind.TRAIN: 3}
 
 @dataclass(frozen=True)
 class PlannedModel:
-    """What the named plans know of the model of a role."""
+    """What plans know of the model of a role."""
 
     scalar: bool
     """It judges: critic, reward or cost model."""
     num_elements: int = 1
     """Its parameters, for the share of devices."""
+    layers: int = 0
+    """For the layers of pipeline stages that a plan does not state; 0: not known, they are as equal as they can be."""
+    head_in_layers: float = 0.0
+    """What its head is worth of them, as of `ModelShape.head_in_layers`."""
 
 
 def model_calls(flow: Dataflow, models: Mapping[str, PlannedModel]) -> tuple[Node, ...]:

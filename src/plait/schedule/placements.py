@@ -14,6 +14,7 @@ from typing import Any
 from plait.dataflow import CallKind, Dataflow, Node
 from plait.errors import ConfigError
 from plait.layout.mesh import Layout
+from plait.layout.shards import balanced_stages
 from plait.schedule.named_plans import MODE_OF, PlannedModel, model_calls
 from plait.schedule.plan import After, Mode, Placement, Plan
 
@@ -124,6 +125,7 @@ def complete(plan: Plan, flow: Dataflow, models: Mapping[str, PlannedModel], lab
     A call that the plan does not name runs as other calls of the same role do: one of the same mode, or else where the
     role trains, scores or generates, the first of these that is named. A role that is not named at all is on all ranks,
     data parallel. A name without its number (`actor.logprobs`) holds for all such calls that are not named themselves.
+    Pipeline stages whose layers the plan does not state get equal work (`layout.shards.balanced_stages`).
 
     Args:
         models: role → its model, for every role that is one.
@@ -145,7 +147,7 @@ def complete(plan: Plan, flow: Dataflow, models: Mapping[str, PlannedModel], lab
     for what in ("schedules", "policies"):
         if getattr(plan, what):
             raise ConfigError(f"{label}: `{what}` cannot be run yet; leave the key out")
-    placements = tuple(p for node in calls for p in _placed(node, plan, calls))
+    placements = tuple(_divided(p, models[str(node.role)]) for node in calls for p in _placed(node, plan, calls))
     _check_roles(placements, label)
     used = {rank for p in placements for rank in p.ranks}
     idle = [rank for rank in range(plan.num_ranks) if rank not in used]
@@ -197,6 +199,13 @@ def _placed(node: Node, plan: Plan, calls: Sequence[Node]) -> tuple[Placement, .
             plain = {"call": node.call, "mode": mode, "after": "keep", "micro_batch_tokens": None, "schedule": ""}
             return tuple(replace(p, **plain) for p in first)
     return (Placement(node.call, mode, tuple(range(plan.num_ranks)), dp=plan.num_ranks),)
+
+
+def _divided(p: Placement, model: PlannedModel) -> Placement:
+    """With the layers of each stage; as it is where the plan states them, or the model has too few (refused later)."""
+    if p.pp == 1 or p.stages or p.pp > model.layers:
+        return p
+    return replace(p, stages=balanced_stages(model.layers, p.pp, model.head_in_layers))
 
 
 def _check_roles(placements: Sequence[Placement], label: str) -> None:

@@ -35,7 +35,7 @@ class Placement:
     call:     as the flow names it (`actor.generate`)
     ranks:    in the order dp, pp, tp (tp varies fastest); dp counts the instances of generation and scoring
     after:    whether its parameters are kept, dropped or offloaded to host memory when the call is done
-    stages:   layers of each pipeline stage; empty: as equal as they can be
+    stages:   layers of each pipeline stage; empty: for equal work, as a run divides them
     micro_batch_tokens: of a forward in training and scoring; None: the recipe's
     schedule: of the pipeline, a rule of `schedule.generators` by name; empty: 1F1B
     """

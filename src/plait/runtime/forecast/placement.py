@@ -41,7 +41,7 @@ def resolve_plan(recipe: Recipe, flow: Dataflow, models: Sequence[RoleModel], sh
         DataError: the file cannot be read, or contradicts itself.
         LayoutError: a layout that the model or the devices do not allow; names the placement and the key.
     """
-    planned = {one.role: PlannedModel(one.scalar, shapes[one.name].parameters) for one in models}
+    planned = _planned(models, shapes)
     if recipe.plan in NAMES:
         label, devices = f"`plan` {recipe.plan}", _num_devices(recipe)
         plan = named_plan(recipe.plan, flow, planned, devices)
@@ -58,6 +58,16 @@ def resolve_plan(recipe: Recipe, flow: Dataflow, models: Sequence[RoleModel], sh
         plan = _with_room(recipe, flow, models, shapes, parameters, plan)
     check_layouts(plan, parameters, label)
     return plan
+
+
+def _planned(models: Sequence[RoleModel], shapes: Mapping[str, ModelShape]) -> dict[str, PlannedModel]:
+    """By the role."""
+    found = {}
+    for one in models:
+        shape = shapes[one.name]
+        head = shape.head_in_layers(1 if one.scalar else shape.vocabulary)
+        found[one.role] = PlannedModel(one.scalar, shape.parameters, shape.layers, head)
+    return found
 
 
 def check_layouts(plan: Plan, parameters: Mapping[str, Parameters], label: str) -> None:
@@ -176,7 +186,7 @@ def _with_room(
     plan: Plan,
 ) -> Plan:
     """The named plan with the least tp whose parameters leave room on every device; `plan` itself where none does."""
-    planned = {one.role: PlannedModel(one.scalar, shapes[one.name].parameters) for one in models}
+    planned = _planned(models, shapes)
     room = PARAMETERS_SHARE * _device_bytes(recipe, plan.num_ranks)
     candidate, tp = plan, 1
     while tp <= plan.num_ranks:
