@@ -79,6 +79,10 @@ def report_one(pairs: list[tuple[Finished, Finished]]) -> float:
     through = median(s for _, other in pairs for s in other.steps())
     print(row("GRPO step", ["in-process", "one worker"], "ratio"))
     print(row("wall seconds", [f"{alone:.3f}", f"{through:.3f}"], f"{through / alone:.3f}"))
+    for name in ("generate", "score", "train", "optimizer"):
+        phases = [[getattr(run.phases(), name) for run in runs] for runs in zip(*pairs, strict=True)]
+        one, other = (median(seconds) for seconds in phases)
+        print(row(f"  {name}", [f"{one:.3f}", f"{other:.3f}"], f"{other / one:.3f}"))
     per_pair = [median(other.steps()) / median(one.steps()) for one, other in pairs]
     print(row("ratio of each pair", [f"{ratio:.3f}" for ratio in per_pair]))
     idle = [
