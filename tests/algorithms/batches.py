@@ -22,6 +22,8 @@ class Outputs:
     logprobs: Array | None = None
     values: Array | None = None
     scores: Array | None = None
+    likeliest: Array | None = None
+    """Of a language model, 1.0 or 0.0; None: where the probability is above 1/2, where it can be nothing else."""
     mask: Array | None = None
     samples: Sequence[tuple[int, int]] | None = None
     """(prompt, index); None: each of its own prompt."""
@@ -81,6 +83,7 @@ def run_loss(
             means,
             values_R=given["values"],
             scores_N=given["scores"],
+            likeliest_R=_likeliest(outputs, tokens),
             mask_R=None if outputs.mask is None else torch.tensor(outputs.mask[tokens], dtype=torch.float64),
             samples=outputs.ids[part],
         )
@@ -102,3 +105,10 @@ def run_loss(
 
 def _leaf(values: Array | None, part: slice) -> torch.Tensor | None:
     return None if values is None else torch.tensor(values[part], dtype=torch.float64, requires_grad=True)
+
+
+def _likeliest(outputs: Outputs, tokens: slice) -> torch.Tensor | None:
+    if outputs.logprobs is None:
+        return None
+    found = outputs.logprobs > -np.log(2) if outputs.likeliest is None else outputs.likeliest
+    return torch.tensor(found[tokens] > 0)

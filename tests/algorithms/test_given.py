@@ -40,11 +40,12 @@ def ragged(values: np.ndarray, lengths: list[int]) -> list[np.ndarray]:
 
 def test_cross_entropy_by_hand():
     # Probabilities 1/2, 1/4 | 1/8: 1 + 2 + 3 times ln 2 over three tokens; the second token is somebody else's.
-    outputs = Outputs([2, 1], logprobs=-LN2 * np.array([1.0, 2, 3]), mask=np.array([1.0, 0, 1]))
+    likeliest, mask = np.array([1.0, 1, 0]), np.array([1.0, 0, 1])
+    outputs = Outputs([2, 1], logprobs=-LN2 * np.array([1.0, 2, 3]), likeliest=likeliest, mask=mask)
     found = run_loss(loss_of(sft, SFTOptions()), outputs)
     assert found.loss == pytest.approx(2 * LN2)
     assert found.gradients["logprobs"] == [-0.5, 0, -0.5]
-    assert found.metrics == pytest.approx({"actor/nll": 2 * LN2})
+    assert found.metrics == pytest.approx({"actor/nll": 2 * LN2, "actor/mean_token_accuracy": 1 / 2})
 
 
 @given(st.lists(st.integers(0, 4), min_size=1, max_size=5).filter(any), st.integers(0, 2**31))

@@ -196,3 +196,53 @@ def test_sft_equals_the_cross_entropy_of_transformers():
     assert metrics["actor/loss"] == pytest.approx(expected.item(), rel=1e-9)
     assert metrics["actor/nll"] == pytest.approx(expected.item(), rel=1e-9)
     assert_equal_gradients(trainer, module, 1e-9)
+
+
+def half_greedy(module: Any, prompt: tuple[int, ...], length: int, rng: np.random.Generator) -> tuple[int, ...]:
+    """A response of which about every other token is the likeliest."""
+    ids = list(prompt)
+    for _ in range(length):
+        with torch.no_grad():
+            likeliest = int(module(input_ids=torch.tensor([ids])).logits[0, -1].argmax())
+        ids.append(likeliest if rng.random() < 0.5 else int(rng.integers(3, 300)))
+    return tuple(ids[len(prompt) :])
+
+
+def test_token_accuracy_equals_trl(tmp_path):
+    """Over trained tokens, in several micro-batches."""
+    from datasets import Dataset
+    from trl import SFTConfig, SFTTrainer
+
+    rng, module = np.random.default_rng(3), tiny(FAMILY)
+    mask = Column("trained", Level.TOKEN, 0, 0)
+    samples, ids, labels, trained = [], [], [], []
+    for uid, length in enumerate((3, 9, 1, 12, 7)):
+        prompt = Prompt(uid, "", tuple(rng.integers(3, 300, rng.integers(2, 9)).tolist()))
+        response = half_greedy(module, prompt.token_ids, length, rng)
+        samples.append(Sample(prompt, 0, response, (), "", FinishReason.STOP, -1))
+        trained.append(rng.random(length) < 0.7)
+        ids.append(torch.tensor(prompt.token_ids + response))
+        kept = torch.tensor([False] * len(prompt.token_ids) + trained[-1].tolist())
+        labels.append(torch.where(kept, ids[-1], -100))
+    pad = torch.nn.utils.rnn.pad_sequence
+    batch = {
+        "input_ids": pad(ids, batch_first=True),
+        "attention_mask": pad([torch.ones_like(row) for row in ids], batch_first=True),
+        "labels": pad(labels, batch_first=True, padding_value=-100),
+    }
+    trl = SFTTrainer(
+        model=module,
+        args=SFTConfig(**settings(tmp_path)),
+        train_dataset=Dataset.from_dict({"text": ["a"] * 2}),
+        processing_class=tiny_tokenizer(),
+    )
+    trl.model.train()
+    rows = Rows(tuple(samples)).with_column(mask, np.concatenate(trained).astype(float))
+    trainer = make_trainer(tiny_model(FAMILY), temperature=1.0, micro_batch_tokens=16)
+    with ExactFloat64():
+        trl.compute_loss(trl.model, batch)
+        loss = loss_of(sft, SFTOptions())
+        _, metrics = run_all(trainer.train(rows, {}, loss, mini_batches=1, epochs=1, step=0, mask=mask))
+    [expected] = trl._metrics["train"]["mean_token_accuracy"]
+    assert 0.2 < expected < 0.8
+    assert metrics["actor/mean_token_accuracy"] == pytest.approx(expected, rel=1e-6)

@@ -17,6 +17,7 @@ from plait.models import part_loading
 from plait.models.attention import PackedContext
 from plait.models.backbone import BackboneModel, copy_of
 from plait.models.language_model import LanguageModel, load_model
+from plait.models.logprobs import chunked_logprobs
 from plait.models.lora import add_lora
 from plait.models.lora_settings import LoraSettings
 from plait.models.part_loading import PartLoader
@@ -135,6 +136,8 @@ def compare(
             logits_TV = logits_of(part, batch)
             assert (logits_TV is None) == (not team.is_last_stage)
             errors["logits"] = 0.0 if logits_TV is None else relative(logits_TV, logits_of(whole, batch))
+            if team.is_last_stage and dtype == "float64":
+                errors["likeliest"] = likeliest_error(part, whole, batch)
     expected = gradients_of(whole, batch)
     for checkpoint in (False, True):
         found = gradients_of(part, batch, checkpoint=checkpoint)
@@ -194,6 +197,17 @@ def from_file(
 
 def logits_of(model: Any, batch: PackedBatch) -> Tensor:
     return model.logits(model.hidden(batch.token_ids_T, batch.position_ids_T, PackedContext(batch)))
+
+
+def likeliest_error(part: LanguageModel, whole: LanguageModel, batch: PackedBatch) -> float:
+    """Rows for which a head that is cut by vocabulary does not know as the whole one's argmax whether the target is the
+    likeliest token; of every other row it is."""
+    hidden_TH = whole.hidden(batch.token_ids_T, batch.position_ids_T, PackedContext(batch))
+    most_T = whole.logits(hidden_TH).argmax(-1)
+    targets_T = torch.where(torch.arange(len(most_T)) % 2 == 0, most_T, batch.token_ids_T)
+    likeliest_T = torch.empty_like(targets_T, dtype=torch.bool)
+    chunked_logprobs(part.head, hidden_TH, targets_T, TEMPERATURE, 4, likeliest_R=likeliest_T)
+    return float((likeliest_T != (targets_T == most_T)).sum())
 
 
 def weight_error(part: Any, whole: Any) -> float:

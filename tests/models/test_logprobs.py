@@ -50,6 +50,31 @@ def test_by_hand() -> None:
     assert entropies.item() == pytest.approx(-sum(p * math.log(p) for p in (1 / 30, 4 / 30, 25 / 30)))
 
 
+@pytest.mark.parametrize("rows", [1, 5, 64])
+@pytest.mark.parametrize("temperature", [1.0, 0.3])
+@pytest.mark.parametrize("linear", [False, True])
+def test_the_likeliest_token_is_known(linear: bool, temperature: float, rows: int) -> None:
+    """Against the argmax of full logits; every third target is it."""
+    head, layer = a_head(linear=linear, bias=True)
+    hidden_RH, targets_R = inputs()
+    most_R = layer(hidden_RH).argmax(-1)
+    targets_R[::3] = most_R[::3]
+    likeliest_R = torch.empty(R, dtype=torch.bool)
+    logprobs, _ = chunked_logprobs(head, hidden_RH, targets_R, temperature, rows, likeliest_R=likeliest_R)
+    assert torch.equal(likeliest_R, targets_R == most_R)
+    assert 8 <= likeliest_R.sum() < R
+    expected, _ = full(layer, hidden_RH, targets_R, temperature)
+    torch.testing.assert_close(logprobs, expected, rtol=0, atol=1e-12)
+
+
+def test_of_equally_likely_tokens_each_is_the_likeliest() -> None:
+    head = Head(lambda hidden: hidden, (), linear=False)
+    logits = torch.tensor([[1.0, 2.0, 2.0]] * 4 + [[float("nan"), 0.0, 0.0]], dtype=torch.float64)
+    likeliest_R = torch.empty(5, dtype=torch.bool)
+    chunked_logprobs(head, logits, torch.tensor([0, 1, 2, 0, 1]), 0.7, 2, likeliest_R=likeliest_R)
+    assert likeliest_R.tolist() == [False, True, True, False, False], "nothing is known of a row with NaN"
+
+
 @pytest.mark.parametrize("rows", [1, 5, 23, 64])
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("linear", [False, True])

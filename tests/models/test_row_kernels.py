@@ -182,10 +182,15 @@ def test_logprobs_and_their_gradients(
     directions = [torch.randn(37, generator=torch.Generator().manual_seed(seed)) for seed in (3, 4)]
 
     def run() -> tuple[Tensor, ...]:
-        outputs = chunked_logprobs(head, hidden, targets, temperature, rows=16)
+        likeliest = torch.empty_like(targets, dtype=torch.bool)
+        outputs = chunked_logprobs(head, hidden, targets, temperature, rows=16, likeliest_R=likeliest)
+        assert likeliest[5:9].all(), "their targets are the likeliest tokens"
+        assert torch.equal(likeliest, logits.gather(1, targets[:, None])[:, 0] == logits.amax(-1))
         total = sum((out * by).sum() for out, by, on in zip(outputs, directions, which, strict=True) if on)
         return (*outputs, *torch.autograd.grad(total, (hidden, weight)))  # type: ignore[arg-type]
 
+    logits = head.family(hidden)
+    targets[5:9] = logits[5:9].argmax(-1)
     for ours, theirs in zip(run(), plainly(monkeypatch, run), strict=True):  # type: ignore[arg-type]
         wide = ours.dtype == torch.float32
         scale = 1.0 if wide else float(theirs.abs().max())
@@ -196,8 +201,8 @@ def test_logprobs_and_their_gradients(
 def test_logits_that_are_no_numbers_show(value: float) -> None:
     logits = numbers(2, 40)
     logits[0, 3] = value
-    outputs = torch.empty(3, 2)
-    row_kernels.logprobs(logits, 1.0, torch.tensor([1, 1]), *outputs.unbind())
+    outputs, likeliest = torch.empty(3, 2), torch.empty(2, dtype=torch.bool)
+    row_kernels.logprobs(logits, 1.0, torch.tensor([1, 1]), *outputs.unbind(), likeliest)
     assert not outputs[0, 0].isfinite()
     assert outputs[:, 1].isfinite().all()
 

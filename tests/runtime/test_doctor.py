@@ -191,7 +191,9 @@ def test_a_trainer_without_the_temperature_is_named(recipe_of: MakeRecipe, monke
 
     sound = language_model.chunked_logprobs
     monkeypatch.setattr(
-        language_model, "chunked_logprobs", lambda head, h, ids, temperature, rows: sound(head, h, ids, 1.0, rows)
+        language_model,
+        "chunked_logprobs",
+        lambda head, h, ids, temperature, rows, **more: sound(head, h, ids, 1.0, rows, **more),
     )
     findings = said(recipe_of(), steps=2)
     assert errors(findings) == {"temperature"}

@@ -36,6 +36,7 @@ CASES: dict[str, tuple[Flow, dict[str, str]]] = {
     "reward-model-dp2": (("reward_model", ON_PAIRS | EVALUATED), {"reward.train": "0,1 dp2"}),
     "reward-model-tp2-pp2": (("reward_model", ON_PAIRS), {"reward.train": "2,3,1,0 tp2 pp2"}),
     "sft-pp2": (("sft", ON_EXAMPLES | EVALUATED), {"actor.train": "1,0 pp2"}),
+    "sft-dp2-tp2": (("sft", ON_EXAMPLES), {"actor.train": "1,0,2,3 dp2 tp2"}),
     "rloo-tp2": (
         ("rloo", {"options": {"kl_coef": 0.05, "mini_batches": 2}}),
         {"actor.generate": "1,0 tp2", "actor.train": "0,1 dp2", "ref.logprobs": "0,1 pp2"},

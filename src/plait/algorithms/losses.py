@@ -64,6 +64,11 @@ class LossBatch(Protocol):
         ...
 
     @property
+    def likeliest(self) -> Tensor:
+        """[R], constant: 1.0 where no token is likelier than the one that stands there, else 0.0. For metrics."""
+        ...
+
+    @property
     def values(self) -> Tensor:
         """[R], differentiable: a scalar model's value of the state before each response token."""
         ...

@@ -24,11 +24,17 @@ def sft(examples: Given, actor: Role, options: SFTOptions) -> None:
     """The flow."""
     actor.train(
         examples,
-        loss=partial(cross_entropy, aggregation=options.aggregation),
+        loss=partial(supervised, aggregation=options.aggregation),
         mask=examples.trained,
         mini_batches=options.mini_batches,
         epochs=options.epochs,
     )
+
+
+def supervised(batch: LossBatch, *, aggregation: Aggregation = Aggregation.TOKEN_MEAN) -> Tensor:
+    """The cross entropy; logs besides how many of the trained tokens are the model's own choice."""
+    batch.log("actor/mean_token_accuracy", batch.likeliest)
+    return cross_entropy(batch, aggregation=aggregation)
 
 
 def cross_entropy(

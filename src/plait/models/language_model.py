@@ -78,7 +78,13 @@ class LanguageModel(BackboneModel):
             return self.module(input_ids=token_ids_1T, use_cache=False).logits[0]
 
     def logprobs(
-        self, batch: PackedBatch, temperature: float, *, checkpoint: bool = False, chunk_rows: int = HEAD_CHUNK_ROWS
+        self,
+        batch: PackedBatch,
+        temperature: float,
+        *,
+        checkpoint: bool = False,
+        chunk_rows: int = HEAD_CHUNK_ROWS,
+        likeliest_R: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Log-probs and entropies of the batch's response tokens under softmax(logits / temperature).
 
@@ -89,6 +95,7 @@ class LanguageModel(BackboneModel):
             temperature: of the sampling; positive.
             checkpoint: keep one activation per decoder layer and compute the layer again in the backward.
             chunk_rows: rows that pass the head at a time.
+            likeliest_R: bool, is filled on the last stage: whether no token is likelier than the target.
 
         Returns:
             (log-probs [R], entropies [R]) in float32, float64 for a float64 model; once differentiable.
@@ -96,16 +103,23 @@ class LanguageModel(BackboneModel):
         num_rows = len(batch.predict_R)
         return self._outputs(
             batch,
-            lambda hidden_TH: self.logprobs_of(hidden_TH, batch, temperature, chunk_rows),
+            lambda hidden_TH: self.logprobs_of(hidden_TH, batch, temperature, chunk_rows, likeliest_R=likeliest_R),
             (num_rows, num_rows),
             checkpoint=checkpoint,
         )
 
     def logprobs_of(
-        self, hidden_TH: Tensor, batch: PackedBatch, temperature: float, chunk_rows: int = HEAD_CHUNK_ROWS
+        self,
+        hidden_TH: Tensor,
+        batch: PackedBatch,
+        temperature: float,
+        chunk_rows: int = HEAD_CHUNK_ROWS,
+        *,
+        likeliest_R: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         """`logprobs` from the hidden states of the last stage (`stage`)."""
-        return chunked_logprobs(self.head, hidden_TH[batch.predict_R], batch.targets_R, temperature, chunk_rows)
+        hidden_RH, targets_R = hidden_TH[batch.predict_R], batch.targets_R
+        return chunked_logprobs(self.head, hidden_RH, targets_R, temperature, chunk_rows, likeliest_R=likeliest_R)
 
     def read_places(self, batch: PackedBatch) -> Tensor:
         """See `BackboneModel.read_places`."""

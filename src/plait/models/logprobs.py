@@ -26,7 +26,13 @@ from plait.models.shape import HEAD_CHUNK_ROWS
 
 
 def chunked_logprobs(
-    head: Head, hidden_RH: Tensor, targets_R: Tensor, temperature: float, rows: int = HEAD_CHUNK_ROWS
+    head: Head,
+    hidden_RH: Tensor,
+    targets_R: Tensor,
+    temperature: float,
+    rows: int = HEAD_CHUNK_ROWS,
+    *,
+    likeliest_R: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Log-probs of the targets and entropies under softmax(head(hidden) / temperature).
 
@@ -35,6 +41,8 @@ def chunked_logprobs(
         hidden_RH: compute dtype; may require grad.
         targets_R: int64 token ids.
         rows: of one chunk; changes the memory, and the values only up to the order of a matrix product.
+        likeliest_R: bool, is filled: whether no token is likelier than the target, by logits in the dtype in which the
+            head computes them. Of equally likely ones each is the likeliest.
 
     Returns:
         (log-probs [R], entropies [R]) in float32, float64 for a float64 model; once differentiable with respect to
@@ -42,20 +50,29 @@ def chunked_logprobs(
     """
     assert temperature > 0, f"temperature must be positive, got {temperature}"
     assert rows > 0, f"a chunk needs rows, got {rows}"
-    return _ChunkedLogprobs.apply(head, rows, temperature, targets_R, hidden_RH, *head.params)
+    if likeliest_R is None:
+        likeliest_R = torch.empty_like(targets_R, dtype=torch.bool)
+    return _ChunkedLogprobs.apply(head, rows, temperature, targets_R, likeliest_R, hidden_RH, *head.params)
 
 
 class _ChunkedLogprobs(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, head: Head, rows: int, temperature: float, targets_R: Tensor, hidden_RH: Tensor, *params: Tensor
+        ctx: Any,
+        head: Head,
+        rows: int,
+        temperature: float,
+        targets_R: Tensor,
+        likeliest_R: Tensor,
+        hidden_RH: Tensor,
+        *params: Tensor,
     ) -> tuple[Tensor, Tensor]:
         logprobs_R, entropies_R, lse_R = hidden_RH.new_empty((3, len(hidden_RH)), dtype=_wide(hidden_RH)).unbind()
         buffers = _Buffers(head)
         compiled = _is_compiled(head, hidden_RH)
         for at in _chunks(len(hidden_RH), rows):
             if compiled:
-                outputs = logprobs_R[at], entropies_R[at], lse_R[at]
+                outputs = logprobs_R[at], entropies_R[at], lse_R[at], likeliest_R[at]
                 row_kernels.logprobs(buffers.logits(hidden_RH[at]), temperature, targets_R[at], *outputs)
                 continue
             scaled_CV = buffers.scaled(buffers.logits(hidden_RH[at]), temperature)
@@ -69,6 +86,7 @@ class _ChunkedLogprobs(torch.autograd.Function):
             weighted_C = weights_CV.mul_(shifted_CV).sum(-1)
             if head.vocabulary is not None:
                 target_C, total_C, weighted_C = head.vocabulary.sums(target_C, total_C, weighted_C)
+            likeliest_R[at] = target_C == 0  # its logit is the largest; ranks that lack the target have added zeros
             log_total_C = total_C.log()
             logprobs_R[at] = target_C - log_total_C
             entropies_R[at] = log_total_C - weighted_C / total_C
@@ -82,9 +100,9 @@ class _ChunkedLogprobs(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad_logprobs_R: Tensor | None, grad_entropies_R: Tensor | None) -> tuple[Any, ...]:
         targets_R, hidden_RH, lse_R, entropies_R = ctx.saved_tensors
-        head, needed = ctx.head, ctx.needs_input_grad[4:]
+        head, needed = ctx.head, ctx.needs_input_grad[5:]
         if grad_logprobs_R is None and grad_entropies_R is None:
-            return (None,) * (4 + len(needed))
+            return (None,) * (5 + len(needed))
         buffers = _Buffers(head)
         chunk_grads = _linear_grads if head.linear else _family_grads
         grad_hidden_RH = torch.zeros_like(hidden_RH) if needed[0] else None
@@ -107,7 +125,7 @@ class _ChunkedLogprobs(torch.autograd.Function):
         if head.vocabulary is not None and grad_hidden_RH is not None:
             head.vocabulary.peers.all_reduce(grad_hidden_RH)
         params = (None if total is None else total.to(p.dtype) for total, p in zip(sums, head.params, strict=True))
-        return None, None, None, None, grad_hidden_RH, *params
+        return None, None, None, None, None, grad_hidden_RH, *params
 
 
 class _Buffers:

@@ -267,7 +267,7 @@ def probabilities_(scores_BMK: Tensor, bias_nC: Tensor) -> Tensor:
 
 
 @njit(nogil=True, error_model="numpy", fastmath={"contract", "reassoc", "nsz"})
-def _logprobs(logits_CV, temperature, targets_C, logprobs_C, entropies_C, lse_C, start, stop):
+def _logprobs(logits_CV, temperature, targets_C, logprobs_C, entropies_C, lse_C, likeliest_C, start, stop):
     for c in range(start, stop):
         logits_V = logits_CV[c]
         most = ordered(_LOWEST)
@@ -282,7 +282,9 @@ def _logprobs(logits_CV, temperature, targets_C, logprobs_C, entropies_C, lse_C,
             # A logit of −∞ has weight 0, and 0 · −∞ is no number.
             weighted += weight * max(shifted, np.float32(-1e4))
         log_total = np.log(total)
-        logprobs_C[c] = widen(logits_V[targets_C[c]]) / temperature - top - log_total
+        target = widen(logits_V[targets_C[c]])
+        likeliest_C[c] = target == of_ordered(most)
+        logprobs_C[c] = target / temperature - top - log_total
         entropies_C[c] = log_total - weighted / total
         lse_C[c] = log_total + top
 
@@ -311,10 +313,17 @@ def _logprobs_backward(
 
 
 def logprobs(
-    logits_CV: Tensor, temperature: float, targets_C: Tensor, logprobs_C: Tensor, entropies_C: Tensor, lse_C: Tensor
+    logits_CV: Tensor,
+    temperature: float,
+    targets_C: Tensor,
+    logprobs_C: Tensor,
+    entropies_C: Tensor,
+    lse_C: Tensor,
+    likeliest_C: Tensor,
 ) -> None:
-    """Of softmax(logits / temperature): log-probs of the targets, entropies, log-sum-exps, into float32 tensors."""
-    arrays = [array_of(t) for t in (targets_C, logprobs_C, entropies_C, lse_C)]
+    """Of softmax(logits / temperature): log-probs of the targets, entropies, log-sum-exps, into float32 tensors; and
+    into one of bool whether no token is likelier than the target."""
+    arrays = [array_of(t) for t in (targets_C, logprobs_C, entropies_C, lse_C, likeliest_C)]
     logits, by = array_of(logits_CV), np.float32(temperature)
     _share_out(lambda start, stop: _logprobs(logits, by, *arrays, start, stop), len(logits), logits.size)
 

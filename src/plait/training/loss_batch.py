@@ -88,6 +88,7 @@ class MicroBatchLoss:
         sampling_logprobs_R: NaN for completions that were given, not sampled.
         lengths: response tokens of each sample of the micro-batch, in the order of the rows; they add up to R.
         values_R, scores_N: of a scalar model, else None.
+        likeliest_R: of a language model, else None: bool.
         mask_R: 1.0 where a token is trained, 0.0 where it is not; None: all are.
         samples: (prompt uid, sample index) of each sample, which `pairs` needs.
         role: for messages.
@@ -104,6 +105,7 @@ class MicroBatchLoss:
         *,
         values_R: Tensor | None = None,
         scores_N: Tensor | None = None,
+        likeliest_R: Tensor | None = None,
         mask_R: Tensor | None = None,
         samples: Sequence[tuple[int, int]] | None = None,
         role: str = "actor",
@@ -114,6 +116,7 @@ class MicroBatchLoss:
         self._entropies_R = entropies_R
         self._values_R = values_R
         self._scores_N = scores_N
+        self._likeliest_R = likeliest_R
         self.sampling_logprobs = sampling_logprobs_R
         self.mask = torch.ones_like(like_R, requires_grad=False) if mask_R is None else mask_R
         self._kept_R = None if mask_R is None else mask_R > 0
@@ -136,6 +139,12 @@ class MicroBatchLoss:
     def entropies(self) -> Tensor:
         """[R], differentiable: of the same distributions, nats."""
         return self._present(self._entropies_R, "entropies")
+
+    @property
+    def likeliest(self) -> Tensor:
+        """[R], constant, of the dtype of the log-probs: 1.0 where no token is likelier than the one that stands there,
+        else 0.0."""
+        return self._present(self._likeliest_R, "likeliest").to(self.mask.dtype)
 
     @property
     def values(self) -> Tensor:

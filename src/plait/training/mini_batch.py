@@ -24,10 +24,12 @@ from plait.training.loss_batch import MicroBatchLoss, MiniBatchTotals, TokenMean
 
 @dataclass(frozen=True)
 class Outputs:
-    """What a model computed for one micro-batch: a language model the first two, a scalar model the last two."""
+    """What a model computed for one micro-batch: a language model the first three, a scalar model the last two."""
 
     logprobs_R: Tensor | None = None
     entropies_R: Tensor | None = None
+    likeliest_R: Tensor | None = None
+    """bool: whether no token is likelier than the one that stands there."""
     values_R: Tensor | None = None
     scores_N: Tensor | None = None
 
@@ -37,8 +39,8 @@ class Outputs:
     ) -> Outputs:
         """One forward. The temperature applies to log-probs alone."""
         if isinstance(model, LanguageModel):
-            logprobs_R, entropies_R = model.logprobs(batch, temperature, checkpoint=checkpoint)
-            return cls(logprobs_R=logprobs_R, entropies_R=entropies_R)
+            likeliest_R = torch.empty_like(batch.targets_R, dtype=torch.bool)
+            return cls(*model.logprobs(batch, temperature, checkpoint=checkpoint, likeliest_R=likeliest_R), likeliest_R)
         values_R, scores_N = model.values_and_scores(batch, checkpoint=checkpoint)
         return cls(values_R=values_R, scores_N=scores_N)
 
@@ -48,8 +50,8 @@ class Outputs:
     ) -> Outputs:
         """From what the last stage of a pipeline made of the batch."""
         if isinstance(model, LanguageModel):
-            logprobs_R, entropies_R = model.logprobs_of(hidden_TH, batch, temperature)
-            return cls(logprobs_R=logprobs_R, entropies_R=entropies_R)
+            likeliest_R = torch.empty_like(batch.targets_R, dtype=torch.bool)
+            return cls(*model.logprobs_of(hidden_TH, batch, temperature, likeliest_R=likeliest_R), likeliest_R)
         values_R, scores_N = model.values_and_scores_of(hidden_TH, batch)
         return cls(values_R=values_R, scores_N=scores_N)
 
@@ -133,6 +135,7 @@ class MiniBatch:
             self.means,
             values_R=outputs.values_R,
             scores_N=outputs.scores_N,
+            likeliest_R=outputs.likeliest_R,
             mask_R=None if self.mask_R is None else tensor(self.mask_R[places]),
             samples=[(rows.samples[i].prompt.uid, rows.samples[i].index) for i in members],
             role=self.call.role,
