@@ -78,6 +78,7 @@ def test_exit_code_2_and_one_line(argv: list[str], message: str) -> None:
         (["train", "r.yaml", "--resum"], "unknown option `--resum`; did you mean `--resume`?"),
         (["eval", "r.yaml", "--jsn"], "unknown option `--jsn`; did you mean `--json`?"),
         (["train", "nowhere.yaml"], "recipe `nowhere.yaml` does not exist"),
+        (["train", "/dev/null"], "recipe `/dev/null` is a device, not a file; give the path of a YAML file"),
         (["train", "r.yaml", "--overwrite", "--steps", "1"], "`--overwrite` needs a value (true or false)"),
     ],
 )

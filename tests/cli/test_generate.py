@@ -162,6 +162,15 @@ def test_wrong_prompts_are_told_in_the_words_of_the_command_before_torch_is_impo
     assert error.count("\n") == 1
 
 
+@pytest.mark.parametrize("option", ["--prompts", "--lengths"])
+def test_a_device_is_no_file(given: list[str], capsys: pytest.CaptureFixture[str], option: str) -> None:
+    given[given.index(option) + 1] = "/dev/null"
+    assert main(given) == 2
+    error = capsys.readouterr().err
+    assert option in error
+    assert "`/dev/null` is a device, not a file; give a JSONL" in error
+
+
 def test_reading_prompts_needs_no_torch() -> None:
     code = "import sys; import plait.cli.generate, plait.cli.kept, plait.data.sources, plait.generation.settings; "
     subprocess.run([sys.executable, "-c", code + "assert 'torch' not in sys.modules"], check=True)

@@ -93,6 +93,13 @@ def test_missing_file_names_the_nearest_and_a_folder_is_no_file(tmp_path):
         read_jsonl(tmp_path)
     with pytest.raises(DataError, match="does not exist"):
         read_jsonl(tmp_path / "no" / "such.jsonl")
+    with pytest.raises(DataError, match=r"`/dev/null` is a device, not a file; give a JSONL"):
+        read_jsonl(Path("/dev/null"))
+    os.mkfifo(tmp_path / "pipe.jsonl")
+    with pytest.raises(DataError, match=r"pipe\.jsonl` is a pipe, not a file; give a JSONL"):
+        read_jsonl(tmp_path / "pipe.jsonl")
+    with pytest.raises(DataError, match=r"below\.jsonl` cannot be read \(Not a directory\)"):
+        read_jsonl(tmp_path / "prompts.jsonl" / "below.jsonl")
 
 
 def test_a_file_that_is_not_utf8(tmp_path):

