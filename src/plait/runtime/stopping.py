@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import signal
+import threading
 from collections.abc import Callable, Iterator
 from types import FrameType
 
@@ -44,17 +45,28 @@ class Stop:
             self._say(f"{self.doing}; once more to leave at once")
 
 
+Handler = Callable[[int, FrameType | None], None]
+"""Is given the signal, and the frame that it came in."""
+
+
 @contextlib.contextmanager
 def stop_signals(progress: Progress) -> Iterator[Stop]:
-    """Catch SIGINT and SIGTERM while inside (in a main thread), and give the old handlers back."""
+    """SIGINT and SIGTERM ask to stop while inside (in a main thread)."""
     stop = Stop(progress.message)
-    try:
-        old = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
-    except ValueError:  # not the main thread: whoever runs us decides when to stop
+    with signals_to(stop):
         yield stop
+
+
+@contextlib.contextmanager
+def signals_to(handler: Handler) -> Iterator[None]:
+    """Hand SIGINT and SIGTERM to `handler` while inside, and give the old handlers back. In a thread that is not the
+    main one nothing changes: whoever runs us there decides when to stop."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
         return
+    old = {number: signal.signal(number, handler) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        yield stop
+        yield
     finally:
-        for number, handler in old.items():
-            signal.signal(number, handler)
+        for number, before in old.items():
+            signal.signal(number, before)

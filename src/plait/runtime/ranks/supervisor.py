@@ -27,6 +27,7 @@ from plait.runtime.ranks.commands import LEADER
 from plait.runtime.ranks.relay import Relay
 from plait.runtime.ranks.worker import BOARD, PROGRESS, Job, Worker
 from plait.runtime.session import watched
+from plait.runtime.stopping import signals_to
 
 WORKERS = "workers"
 """Folder of a run directory: what each rank printed."""
@@ -165,17 +166,10 @@ class _Signals:
 @contextlib.contextmanager
 def _signals(group: LocalGroup) -> Iterator[_Signals]:
     signals = _Signals(group)
-    try:
-        old = {number: signal.signal(number, signals) for number in (signal.SIGINT, signal.SIGTERM)}
-    except ValueError:  # not the main thread: whoever runs us decides when to stop
+    with contextlib.ExitStack() as stack:
+        stack.callback(signals.end)
+        stack.enter_context(signals_to(signals))
         yield signals
-        return
-    try:
-        yield signals
-    finally:
-        signals.end()
-        for number, handler in old.items():
-            signal.signal(number, handler)
 
 
 def _by_name(flow: Callable[..., Any] | None) -> Callable[..., Any] | None:
