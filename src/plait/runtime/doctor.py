@@ -90,7 +90,7 @@ class RunDoctor:
         self._models = _models(roles)
         self._ends = self._end_ids()
         for name, weights in self._weights().items():
-            self._doctor.remember(last_step, f"weights/{name}", fingerprint(weights))
+            self._doctor.remember(last_step, self._first(name), fingerprint(weights))
         self._before = self._fingerprints()
         self._write()
 
@@ -218,15 +218,25 @@ class RunDoctor:
         now = self._fingerprints()
         before, self._before = self._before, now
         first = self._doctor.baseline
-        known = [name for name in now if f"weights/{name}" in first]
-        changed = [name for name in known if self._is_frozen(name) and now[name] != first[f"weights/{name}"]]
+        known = [name for name in now if self._first(name) in first]
+        changed = [name for name in known if self._is_frozen(name) and now[name] != first[self._first(name)]]
         facts = {"ref_changed" if name == "ref" else f"changed/{name}": 1.0 for name in changed}
         if "actor" in self._trained and "actor" in known and "actor" in before:
             facts["weights_moved"] = float(now["actor"] != before["actor"])
             adapted = self._models["actor"].trained_weights is not self._models["actor"].weights
-            if "ref" in now and not adapted and now["ref"] == now["actor"] != first["weights/actor"]:
+            if "ref" in now and not adapted and now["ref"] == now["actor"] != first[self._first("actor")]:
                 facts["ref_is_policy"] = 1.0
         return facts
+
+    def _first(self, name: str) -> str:
+        """Name of the fingerprint that a role began with. Under another plan a rank has another part of the model: that
+        is compared with its own beginning."""
+        part = self._models[name].part
+        if part is None or part.is_whole:
+            return f"weights/{name}"
+        sizes, team = part.team.layout.parallelism, part.team
+        place = f"tp {team.tp.index} of {sizes.tp}, pp {team.pp.index} of {sizes.pp}"
+        return f"weights/{name} ({place}, stages {sizes.stages})"
 
     def _is_frozen(self, name: str) -> bool:
         return name not in self._trained
