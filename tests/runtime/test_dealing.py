@@ -15,10 +15,10 @@ from plait.runtime.ranks.crew_engine import CrewEngine
 from plait.runtime.ranks.parcels import Parcel, pack_samples
 
 
-def request(uid: int, prompt_tokens: int, *lengths: int) -> Request:
+def request(uid: int, prompt_tokens: int, *lengths: int, rollout: int = 0) -> Request:
     """Whose responses have been recorded, with these lengths."""
     prompt = Prompt(uid, "", (1,) * prompt_tokens)
-    return Request(prompt, len(lengths), Sampling(max_tokens=20), NoiseKey(0), lengths)
+    return Request(prompt, len(lengths), Sampling(max_tokens=20), NoiseKey(0, rollout), lengths)
 
 
 class Ranks:
@@ -29,6 +29,11 @@ class Ranks:
         self.coming: list[tuple[int, Parcel]] = []
         self.parts = SimpleNamespace(places={"actor": SimpleNamespace(generate=instances)}, roles={})
         self.mail, self.board = self, SimpleNamespace(doing=lambda what: nullcontext())
+
+        self.has_fresh_weights = True
+
+    def is_fresh(self, role: str, mode: str) -> bool:
+        return self.has_fresh_weights
 
     def copies(self, role: str, mode: str) -> frozenset[tuple[str, int]]:
         return frozenset()
@@ -78,9 +83,9 @@ def test_responses_without_recorded_lengths_count_as_their_limit() -> None:
     assert dealt(engine_of(ranks), ranks, *asked) == [((1,), [9]), ((2,), [1, 2, 3])]
 
 
-def test_what_an_instance_was_given_counts_until_all_are_idle() -> None:
-    """19 and 5 at first; 10 and 3 go to rank 2 (18), so does 4 (22), and 2 to rank 1. When both have delivered all,
-    rank 1 is first again."""
+def test_what_an_instance_was_given_counts_until_another_rollout() -> None:
+    """19 and 5 at first; 10 and 3 go to rank 2 (18), so does the next (22, after 2 to rank 1, 21). Who is idle changes
+    nothing, since that is the clock's to say. With another rollout, rank 1 is first again."""
     ranks = Ranks(Layout.on((1,)), Layout.on((2,)))
     engine = engine_of(ranks)
     first, second = request(1, 9, 10), request(2, 2, 3)
@@ -89,25 +94,32 @@ def test_what_an_instance_was_given_counts_until_all_are_idle() -> None:
     assert dealt(engine, ranks, third, fourth) == [((2,), [3, 4])]
     ranks.finish(2, second, third, fourth)
     fifth, sixth = request(5, 2, 2), request(6, 1, 1)
-    assert dealt(engine, ranks, fifth, sixth) == [((1,), [6]), ((2,), [5])], (
-        "rank 2 is idle, but what it has done counts"
-    )
+    assert dealt(engine, ranks, fifth, sixth) == [((1,), [6]), ((2,), [5])], "rank 2 is idle"
     ranks.finish(1, first, sixth)
     ranks.finish(2, fifth)
     engine.step()
     assert not engine.has_work
-    assert dealt(engine, ranks, request(7, 1, 1)) == [((1,), [7])]
+    assert dealt(engine, ranks, request(7, 1, 1), request(8, 1, 1)) == [((1,), [7]), ((2,), [8])], "23 and 24"
+    assert dealt(engine, ranks, request(9, 1, 1)) == [((1,), [9])], "25 after 23 and 24"
+    assert dealt(engine, ranks, request(10, 1, 1, rollout=1)) == [((1,), [10])]
 
 
-def test_instances_of_several_ranks_take_nothing_while_they_work() -> None:
-    """All ranks of an instance must begin with a request at the same step."""
+def test_instances_of_several_ranks_take_requests_while_they_work() -> None:
+    """All their ranks are told; which step begins with a request, they agree on by themselves."""
     ranks = Ranks(Layout.on((1, 2), tp=2), Layout.on((3, 4), tp=2))
     engine = engine_of(ranks)
-    first, second = request(1, 1, 5), request(2, 1, 4)
-    assert dealt(engine, ranks, first, second) == [((1, 2), [1]), ((3, 4), [2])]
-    ranks.finish(3, second)
-    assert dealt(engine, ranks, request(3, 1, 1)) == [], "ranks 1 and 2 are at work"
+    assert dealt(engine, ranks, request(1, 1, 5), request(2, 1, 4)) == [((1, 2), [1]), ((3, 4), [2])]
+    assert dealt(engine, ranks, request(3, 1, 1)) == [((3, 4), [3])]
+
+
+def test_weights_are_moved_only_to_instances_that_have_nothing_in_flight() -> None:
+    ranks = Ranks(Layout.on((1,)), Layout.on((2,)))
+    engine = engine_of(ranks)
+    first = request(1, 1, 5)
+    assert dealt(engine, ranks, first) == [((1,), [1])]
+    ranks.has_fresh_weights = False
+    assert dealt(engine, ranks, request(2, 1, 1)) == [], "rank 1 is at work"
     ranks.finish(1, first)
     engine.step()
     engine.step()
-    assert ranks.told[2:] == [((1, 2), [3])]
+    assert ranks.told[1:] == [((2,), [2])]

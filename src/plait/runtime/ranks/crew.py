@@ -18,13 +18,13 @@ from plait.checkpoint.store import FileDigest, digest_of
 from plait.data.rows import FloatArray, Rows
 from plait.dataflow import CallKind, Column, Dataflow
 from plait.runtime.ranks.board import Board
-from plait.runtime.ranks.chores import load_part, move_part, save_part
+from plait.runtime.ranks.chores import loading_part, moving_part, saving_part
 from plait.runtime.ranks.commands import LEADER, Call, Do, ScoreCall, TrainCall
 from plait.runtime.ranks.crew_engine import CrewEngine
 from plait.runtime.ranks.mail import Mail
 from plait.runtime.ranks.parcels import Parcel
 from plait.runtime.ranks.parts import WAIT_S, Parts
-from plait.runtime.ranks.residence import Need
+from plait.runtime.ranks.residence import Need, to_the_end
 from plait.runtime.recorder import Elsewhere, Recorder
 from plait.schedule.named_plans import MODE_OF
 from plait.schedule.plan import Mode
@@ -61,6 +61,8 @@ class Crew:
         self._counted = (0, 0)
         self.together: dict[int, str] = {}
         """What this rank and others are in the middle of, and the others cannot end alone; by number."""
+        self.elsewhere: dict[int, tuple[int, ...]] = {}
+        """Calls that score on other ranks alone: number → those ranks."""
         parts.residence.recorder = recorder
 
     def tell(
@@ -111,12 +113,7 @@ class Crew:
     def freshen(self, role: str, mode: Mode | None = None) -> None:
         """Bring a role's weights to where they are needed for a mode, if they are not there as they are; None: to all
         copies that stay on their devices."""
-        found = self.parts.copies[role]
-        numbers = [
-            number
-            for number, copies in enumerate(found)
-            if (role, number) in self._stale and (copies.after == "keep" if mode is None else mode in copies.modes)
-        ]
+        found, numbers = self.parts.copies[role], self._behind(role, mode)
         if not numbers:
             return
         movers = {rank for number in numbers for rank in found[number].ranks}
@@ -125,7 +122,19 @@ class Crew:
         self._stale -= moved
         if LEADER in movers:
             with self.joining(f"{role}.weights (move)"):
-                move_part(self.parts, role, numbers, self.recorder)
+                to_the_end(moving_part(self.parts, role, numbers, self.recorder))
+
+    def is_fresh(self, role: str, mode: Mode) -> bool:
+        """Whether a role's weights are, as they are, where they are needed for a mode."""
+        return not self._behind(role, mode)
+
+    def _behind(self, role: str, mode: Mode | None) -> list[int]:
+        """Numbers of the copies that `freshen` has to bring."""
+        return [
+            number
+            for number, copies in enumerate(self.parts.copies[role])
+            if (role, number) in self._stale and (copies.after == "keep" if mode is None else mode in copies.modes)
+        ]
 
     def now(self, role: str, weights: Tensor) -> Tensor | None:
         """The values of weights that the leader has of a role, wherever they are; None: not as they are by now."""
@@ -175,7 +184,7 @@ class Crew:
         """
         number = self.tell((LEADER, *self.others), Parcel({"do": Do.SAVE, "folder": str(folder)}))
         with self.board.doing("save"):
-            counts = save_part(self.parts, folder, self.recorder)
+            counts = to_the_end(saving_part(self.parts, folder, self.recorder))
             for rank in self.others:
                 counts |= self.answer(rank, number, "its part of the checkpoint").header["counts"]
         return {path.name: digest_of(path) for path in sorted(folder.iterdir())}, {"counts": counts}
@@ -185,7 +194,7 @@ class Crew:
         header = {"do": Do.LOAD, "folder": str(folder), "counts": counts, "threads": threads}
         self.tell((LEADER, *self.others), Parcel(header))
         with self.joining("load"):
-            load_part(self.parts, folder, counts, self.recorder)
+            to_the_end(loading_part(self.parts, folder, counts, self.recorder))
         for role, place in self.parts.places.items():
             if place.train is not None:
                 self.trained(role)
@@ -216,6 +225,9 @@ class Crew:
             return f"other ranks wait for this one in {', '.join(f'`{what}`' for what in self.together.values())}"
         for engine in self._engines.values():
             engine.give_up()
+        for number, ranks in self.elsewhere.items():
+            self.tell(ranks, Parcel({"do": Do.FORGET, "role": None, "call": number}), None)
+        self.elsewhere.clear()
         return ""
 
     def engine(self, role: str) -> CrewEngine:
@@ -226,7 +238,8 @@ class Crew:
         return CrewTrainer(self, role, flow, max_positions)
 
     def close(self) -> None:
-        """Let the other ranks go."""
+        """Let the other ranks go, whatever they are doing for nobody."""
+        self.give_up()
         self.tell(self.others, Parcel({"do": Do.END}))
 
 
@@ -256,6 +269,8 @@ class CrewCall:
         else:
             crew.freshen(call.role, "score")
             self._number = crew.tell(self.ranks, call.parcels(crew.parts), crew.copies(call.role, "score"))
+            if not self.is_own:
+                crew.elsewhere[self._number] = self.ranks
         if self.is_own:
             crew.parts.residence.want(call.need)
             self._work = call.run(crew.parts)
@@ -286,6 +301,7 @@ class CrewCall:
         answer = self._crew.answer(self.ranks[0], self._number, self._call.call)
         if "count" in answer.header:
             return Elsewhere(answer.header["count"])
+        self._crew.elsewhere.pop(self._number, None)
         raise StopIteration(self._call.result_of(answer))
 
 

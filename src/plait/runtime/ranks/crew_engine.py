@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 from plait.data.records import Prompt, Sample
 from plait.generation.engine import Engine, StepRecord
+from plait.generation.noise import NoiseKey
 from plait.generation.request import Request
+from plait.generation.settings import Sampling
 from plait.layout.mesh import Layout
 from plait.runtime.ranks.commands import LEADER, Do
+from plait.runtime.ranks.member import Member
 from plait.runtime.ranks.parcels import Parcel, pack_requests, unpack_samples
 
 if TYPE_CHECKING:
@@ -23,7 +27,8 @@ class CrewEngine:
     """`generation.engine.Engine` for the leader, over the instances of a role.
 
     Requests are dealt out when the next step begins: the longest expected first, each to the instance with the least
-    expected tokens. So who generates what depends on the requests alone.
+    expected tokens of its rollout. So who generates what depends on the requests alone. Instances at work take them
+    with one of their next steps.
     """
 
     def __init__(self, crew: Crew, role: str) -> None:
@@ -33,9 +38,10 @@ class CrewEngine:
         part = crew.parts.roles.get(role)
         self._own: Engine | None = part.engine if part is not None else None
         self._own_place = next((i for i, one in enumerate(self.instances) if LEADER in one.mesh.ranks), None)
-        self._open = all(len(one.mesh) == 1 for one in self.instances)
-        """Whether instances take requests while they work; ranks that generate together must begin with them at the
-        same step."""
+        self._member: Member | None = None
+        """Of the leader in its own instance."""
+        if part is not None and part.engine is not None and part.instance is not None:
+            self._member = Member(part.engine, part.instance)
         self._pending: list[Request] = []
         self._prompts: dict[int, Prompt] = {}
         self._left = [0] * len(self.instances)
@@ -43,7 +49,10 @@ class CrewEngine:
         self._asked: set[int] = set()
         """Numbers of the commands that asked for them."""
         self._loads = [0] * len(self.instances)
-        """Expected tokens of what it was given since it was idle last."""
+        """Expected tokens of what each instance was given of the rollout, done or not: who was idle when is the clock's
+        to say."""
+        self._rollout: tuple[NoiseKey, Sampling] | None = None
+        """What the requests that are dealt have in common."""
         self.policy_version = 0
         self.last_step: StepRecord | None = None
         """None after a step in which only other ranks worked."""
@@ -70,14 +79,20 @@ class CrewEngine:
     @property
     def ready(self) -> bool:
         """Whether `step` would do something at once."""
-        if self._may_deal or (self._own is not None and self._own.has_work):
+        if self._may_deal or self._works:
             return True
         waited = [source for source, place in self._sources.items() if self._left[place]]
         return any(self._crew.mail.has(source, number) for source in waited for number in self._asked)
 
     @property
+    def _works(self) -> bool:
+        """Whether the leader's own instance has something in flight, or is about to."""
+        return self._own_place is not None and self._left[self._own_place] > 0
+
+    @property
     def _may_deal(self) -> bool:
-        return bool(self._pending) and (self._open or not any(self._left))
+        """Weights are moved only to instances that have nothing in flight."""
+        return bool(self._pending) and (not any(self._left) or self._crew.is_fresh(self._role, "decode"))
 
     @property
     def _sources(self) -> dict[int, int]:
@@ -98,16 +113,14 @@ class CrewEngine:
         if self._may_deal:
             self._deal()
         finished: list[Sample] = []
-        own = self._own if self._own is not None and self._own.has_work else None
         self.last_step = None
-        if own is not None:
+        if works := self._works:
             assert self._own_place is not None, "an engine of no instance"
-            finished += self._own_step(own)
+            finished += self._own_step()
             self._crew.board.tick()
-            self.last_step = own.last_step
             self._left[self._own_place] -= len(finished)
         sources = self._sources
-        wait_s = POLL_S if own is None else 0.0
+        wait_s = 0.0 if works else POLL_S
         while any(self._left[i] for i in sources.values()) and (
             found := self._crew.mail.poll(list(sources), wait_s, f"{self._role}.generate", answers=self._asked)
         ):
@@ -121,29 +134,27 @@ class CrewEngine:
             self._asked.clear()
         return finished
 
-    def _own_step(self, own: Engine) -> list[Sample]:
-        """Of the leader's instance: in lockstep with the other ranks of it."""
-        assert self._own_place is not None, "an engine of no instance"
-        if len(self.instances[self._own_place].mesh) == 1:
-            return own.step()
-        with self._crew.joining(f"{self._role}.generate"):
-            return own.step()
+    def _own_step(self) -> list[Sample]:
+        """Of the leader's instance, in lockstep with the other ranks of it, if there are any."""
+        member = self._member
+        assert member is not None, "the leader's instance has no engine"
+        joining = self._crew.joining(f"{self._role}.generate") if member.is_joint else nullcontext()
+        with joining:
+            found = member.step(_nothing_to_wait_for)
+        self.last_step = member.last_step
+        return [sample for samples in found.values() for sample in samples]
 
     def give_up(self) -> None:
-        """Nobody waits for the samples any longer. Where ranks generate together, which no one of them can leave, they
-        are finished first; else they are forgotten."""
+        """Nobody waits for the samples any longer: they are forgotten."""
         if not self.has_work:
             return
         self._pending.clear()
-        for place, instance in enumerate(self.instances):
-            if self._left[place] and len(instance.mesh) == 1:
-                self._crew.tell(instance.mesh.ranks, Parcel({"do": Do.FORGET, "role": self._role}), None)
-        if self._own is not None and self._own_place is not None:
-            if len(self.instances[self._own_place].mesh) == 1:
-                for uid in self._prompts:
-                    self._own.abort(uid)
-            while self._own.has_work:
-                self._own_step(self._own)
+        ranks = [rank for i, one in enumerate(self.instances) if self._left[i] for rank in one.mesh.ranks]
+        number = self._crew.tell(ranks, Parcel({"do": Do.FORGET, "role": self._role, "call": None}), None)
+        if self._works:
+            assert self._member is not None, "the leader's instance has no engine"
+            self._member.hear(number, None)
+            self._own_step()
         self._left = [0] * len(self.instances)
         self._prompts.clear()
         self._asked.clear()
@@ -161,8 +172,8 @@ class CrewEngine:
     def _deal(self) -> None:
         crew, needed = self._crew, self._crew.copies(self._role, "decode")
         crew.freshen(self._role, "decode")
-        if not any(self._left):
-            self._loads = [0] * len(self.instances)
+        if self._rollout != (rollout := (self._pending[0].noise, self._pending[0].sampling)):
+            self._rollout, self._loads = rollout, [0] * len(self.instances)
         order = sorted(range(len(self._pending)), key=lambda i: (-_expected_tokens(self._pending[i]), i))
         shares: dict[int, list[int]] = defaultdict(list)
         for i in order:
@@ -173,14 +184,18 @@ class CrewEngine:
             requests = [self._pending[i] for i in sorted(members)]
             self._left[place] += sum(request.num_samples for request in requests)
             parcel = Parcel({"do": Do.GENERATE, "role": self._role, "requests": pack_requests(requests)})
-            self._asked.add(crew.tell(self.instances[place].mesh.ranks, parcel, needed))
+            number = crew.tell(self.instances[place].mesh.ranks, parcel, needed)
+            self._asked.add(number)
             if place == self._own_place:
-                assert self._own is not None, "the leader's instance has no engine"
+                assert self._member is not None, "the leader's instance has no engine"
                 crew.parts.residence.want((self._role, "decode"))
-                for request in requests:
-                    self._own.add(request)
+                self._member.hear(number, requests)
             self._prompts |= {request.prompt.uid: request.prompt for request in requests}
         self._pending.clear()
+
+
+def _nothing_to_wait_for() -> None:
+    raise AssertionError("the leader is told nothing that it has not said itself")
 
 
 def _expected_tokens(request: Request) -> int:

@@ -7,7 +7,7 @@ leave.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -105,13 +105,13 @@ class Residence:
             for _ in steps:
                 pass
         else:
-            record_moves(steps, self.recorder, unit.role, kind=kind)
+            to_the_end(recording_moves(steps, self.recorder, unit.role, kind=kind))
 
 
-def record_moves(
+def recording_moves(
     steps: Iterator[Moved], recorder: Recorder, role: str = "", lane: str = "link", kind: str | None = None
-) -> Any:
-    """Run a move to its end, each action a span; returns its report.
+) -> Generator[None, None, Any]:
+    """A move, an action per `next()`, each of them a span; its result is the move's report.
 
     Args:
         kind: of all of its actions; None: their own.
@@ -124,3 +124,13 @@ def record_moves(
                 mark.keep = False
                 return end.value
             mark.action, mark.kind, mark.bytes = done.action, kind or done.kind.name, done.num_bytes
+        yield
+
+
+def to_the_end(actions: Generator[None, None, Any]) -> Any:
+    """Do all actions; the result."""
+    while True:
+        try:
+            next(actions)
+        except StopIteration as end:
+            return end.value

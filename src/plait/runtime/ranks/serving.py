@@ -1,27 +1,44 @@
-"""A rank that is not the leader: takes the leader's commands one after another and does its part of each.
+"""A rank that is not the leader: a loop over works, each of which it does an action at a time.
 
-While its engine has work it goes on stepping it, and takes further requests in between.
+Before every action it takes what the leader has sent meanwhile: further works, requests for an instance that generates
+already, or word that nobody waits for something any longer. Which work goes on, `policy.turns` says.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
-from plait.data.records import Sample
-from plait.generation.engine import Engine
+from plait.generation.request import Request
+from plait.policy.turns import Work, next_work
 from plait.runtime.ranks.board import Board
-from plait.runtime.ranks.chores import load_part, move_part, save_part, spans_as_values
+from plait.runtime.ranks.chores import loading_part, moving_part, saving_part, spans_as_values
 from plait.runtime.ranks.commands import LEADER, Call, Do, ScoreCall, TrainCall
 from plait.runtime.ranks.mail import Mail
+from plait.runtime.ranks.member import Member
 from plait.runtime.ranks.parcels import Parcel, pack_samples, unpack_requests
 from plait.runtime.ranks.parts import WAIT_S, Parts
 from plait.runtime.recorder import Recorder
 
 REPORT_S = 0.25
 """Between two reports of a call in which the leader has no part."""
+
+
+@dataclass(eq=False)
+class _Ongoing:
+    """A work that has been announced and has not ended."""
+
+    work: Work
+    name: str
+    """For the board."""
+    step: int | None
+    """Of the run, which its records belong to."""
+    actions: Iterator[None] = field(repr=False)
+    """One per `next()`."""
 
 
 class Server:
@@ -33,137 +50,187 @@ class Server:
         self._board = board
         self._recorder = Recorder.on_shared_clock(parts.rank)
         parts.residence.recorder = self._recorder
-        self._next: Parcel | None = None
-        self._asked: dict[int, Parcel] = {}
-        """Prompt whose samples are being generated → the command that asked for them."""
+        self._works: dict[int, _Ongoing] = {}
+        """By the number of the command."""
+        self._turn = 0
+        self._members: dict[str, Member] = {}
+        """By the role that generates."""
+        self._generating: set[str] = set()
+        """Roles whose instance has a work."""
+        self._end: int | None = None
+        """The number of the command to leave."""
 
     def serve(self) -> None:
         """Raises what an action raises; the run is over then."""
         while True:
-            command, self._next = self._next, None
-            if command is None:
-                _, command = self._mail.receive([LEADER], "the next command", WAIT_S)
-            self._recorder.step = command.header["at"]
-            match Do(command.header["do"]):
-                case Do.END:
-                    return
-                case Do.SCORE:
-                    self._call(ScoreCall.of(command), command)
-                case Do.TRAIN:
-                    self._call(TrainCall.of(command, self._parts.flow), command)
-                case Do.GENERATE:
-                    self._generate(command)
-                case other:
-                    self._little(other, command)
+            self._read()
+            number = next_work([one.work for one in self._works.values()])
+            if number == self._end:
+                return
+            self._go_on(self._works[number])
 
-    def _little(self, do: Do, command: Parcel) -> None:
+    def _read(self) -> None:
+        """Take what has come; without a work, wait for one."""
+        while (found := self._mail.poll([LEADER])) is not None:
+            self._take(found[1])
+        while not self._works:
+            self._read_one()
+
+    def _read_one(self) -> None:
+        self._take(self._mail.receive([LEADER], "the next command", WAIT_S)[1])
+
+    def _go_on(self, one: _Ongoing) -> None:
+        self._turn += 1
+        one.work = replace(one.work, turn=self._turn)
+        self._recorder.step = one.step
+        with self._board.doing(one.name):
+            try:
+                next(one.actions)
+            except StopIteration:
+                self._works.pop(one.work.number, None)
+
+    # -- commands
+
+    def _take(self, command: Parcel) -> None:
+        header = command.header
+        match Do(header["do"]):
+            case Do.SCORE:
+                self._take_call(ScoreCall.of(command), command)
+            case Do.TRAIN:
+                self._take_call(TrainCall.of(command, self._parts.flow), command)
+            case Do.GENERATE:
+                self._ask(header["role"], command, unpack_requests(header["requests"]))
+            case Do.FORGET:
+                self._forget(header["number"], header["role"], header["call"])
+            case Do.END:
+                self._leave(command)
+            case do:
+                name = f"{header['role']}.weights ({do})" if "role" in header else str(do)
+                self._begin(header, name, self._chore(do, command), is_alone=True)
+
+    def _begin(
+        self,
+        header: Mapping[str, Any],
+        name: str,
+        actions: Iterator[None],
+        *,
+        is_joint: bool = False,
+        is_alone: bool = False,
+    ) -> None:
+        number, step = header["number"], header["at"]
+        # What the plan lets leave the device makes room for what others need: no two of them at once.
+        is_alone |= bool(self._parts.residence.units)
+        self._works[number] = _Ongoing(Work(number, is_joint, is_alone), name, step, actions)
+
+    def _take_call(self, call: Call, command: Parcel) -> None:
+        ranks = call.layout(self._parts).mesh.ranks
+        changes_weights = isinstance(call, TrainCall)
+        actions = self._calling(call, ranks, command)
+        self._begin(command.header, call.call, actions, is_joint=len(ranks) > 1, is_alone=changes_weights)
+
+    def _ask(self, role: str, command: Parcel, requests: Sequence[Request]) -> None:
+        """An instance at work begins a later step with them; one that is not has a work more."""
+        member = self._member(role)
+        member.hear(command.header["number"], requests)
+        if role not in self._generating:
+            self._generate(role, command.header)
+
+    def _generate(self, role: str, header: Mapping[str, Any]) -> None:
+        member = self._member(role)
+        self._generating.add(role)
+        actions = self._generated(role, member, header["at"])
+        self._begin(header, f"{role}.generate", actions, is_joint=member.is_joint)
+
+    def _forget(self, number: int, role: str | None, call: int | None) -> None:
+        """Requests for a role, or a call that this rank has to itself: others are in the middle of theirs together."""
+        if role is not None and role in self._members:
+            self._members[role].hear(number, None)
+        if call in self._works and not self._works[call].work.is_joint:
+            del self._works[call]
+
+    def _leave(self, command: Parcel) -> None:
+        """What this rank does by itself ends here and now, an instance of several with its next step."""
+        self._end = command.header["number"]
+        for member in self._members.values():
+            member.hear(command.header["number"], None)
+        for number in [number for number, one in self._works.items() if not one.work.is_joint]:
+            del self._works[number]
+        self._begin(command.header, str(Do.END), iter(()), is_alone=True)
+
+    def _member(self, role: str) -> Member:
+        if role not in self._members:
+            part = self._parts.roles[role]
+            assert part.engine is not None, f"role {role} has no engine on rank {self._parts.rank}"
+            assert part.instance is not None, f"the engine of {role} belongs to no instance"
+            self._members[role] = Member(part.engine, part.instance)
+        return self._members[role]
+
+    def _answer(self, number: int, answer: Parcel, what: str) -> None:
+        self._mail.send(LEADER, Parcel({**answer.header, "answers": number}, answer.arrays), what)
+
+    # -- works
+
+    def _calling(self, call: Call, ranks: Sequence[int], command: Parcel) -> Iterator[None]:
+        """A call that scores or trains; the first rank of a layout that the leader is not in reports to it."""
+        reports = LEADER not in ranks and ranks[0] == self._parts.rank
+        number = command.header["number"]
+        self._parts.residence.want(call.need)
+        work = call.run(self._parts)
+        count, reported_s = 0, self._recorder.now_s
+        while True:
+            with self._recorder.span(call.call, "CALL", call.role) as mark:
+                try:
+                    done = next(work)
+                except StopIteration as end:
+                    mark.keep = False
+                    result = end.value
+                    break
+                mark.is_of(done)
+            count += 1
+            if reports and self._recorder.now_s - reported_s > REPORT_S:
+                self._answer(number, Parcel({"count": count}), "a report")
+                count, reported_s = 0, self._recorder.now_s
+            yield
+        if reports:
+            self._answer(number, call.answer(result), "a result")
+
+    def _generated(self, role: str, member: Member, step: int | None) -> Iterator[None]:
+        """The steps of an instance, until it has nothing in flight; requests that it has not begun with then are a work
+        of their own, so that all its ranks agree on what else comes before them."""
+        delivers = member.decides and self._parts.rank != LEADER
+        self._parts.residence.want((role, "decode"))
+        while True:
+            with self._recorder.generating(f"{role}.generate", role, member):
+                finished = member.step(self._read_one)
+            if delivers:
+                for number, samples in finished.items():
+                    self._answer(number, pack_samples(samples), "samples")
+            if member.is_empty:
+                break
+            yield
+        self._generating.remove(role)
+        if (number := member.next_number) is not None:
+            self._generate(role, {"number": number, "at": step})
+
+    def _chore(self, do: Do, command: Parcel) -> Iterator[None]:
         """A command without a call of the flow behind it."""
         header, parts, recorder = command.header, self._parts, self._recorder
         match do:
             case Do.MOVE:
-                with self._board.doing(f"{header['role']}.weights (move)"):
-                    move_part(parts, header["role"], header["numbers"], recorder)
+                yield from moving_part(parts, header["role"], header["numbers"], recorder)
             case Do.VERSION:
-                self._engine(header["role"]).update_weights(header["version"])
-            case Do.FORGET:
-                pass  # all requests have been served meanwhile
+                self._member(header["role"]).update_weights(header["version"])
             case Do.GATHER:
-                with self._board.doing(f"{header['role']}.weights (gather)"):
-                    parts.gather(header["role"])
+                parts.gather(header["role"])
             case Do.SAVE:
-                with self._board.doing("save"):
-                    counts = save_part(parts, Path(header["folder"]), recorder)
-                    self._answer(command, Parcel({"counts": counts}), "what was saved")
+                counts = yield from saving_part(parts, Path(header["folder"]), recorder)
+                self._answer(header["number"], Parcel({"counts": counts}), "what was saved")
             case Do.LOAD:
                 torch.set_num_threads(header["threads"])
-                with self._board.doing("load"):
-                    load_part(parts, Path(header["folder"]), header["counts"], recorder)
+                yield from loading_part(parts, Path(header["folder"]), header["counts"], recorder)
             case Do.SPANS:
                 parts.residence.want()
                 spans = spans_as_values(recorder.take().spans, header["zero"])
-                self._answer(command, Parcel({"spans": spans}), "a timeline")
+                self._answer(header["number"], Parcel({"spans": spans}), "a timeline")
             case _:
                 raise AssertionError(f"a command `{do}` that nobody serves")
-
-    def _answer(self, command: Parcel, answer: Parcel, what: str) -> None:
-        header = {**answer.header, "answers": command.header["number"]}
-        self._mail.send(LEADER, Parcel(header, answer.arrays), what)
-
-    def _call(self, call: Call, command: Parcel) -> None:
-        """Run a call to its end; the first rank of a layout that the leader is not in reports to it."""
-        ranks = call.layout(self._parts).mesh.ranks
-        reports = LEADER not in ranks and ranks[0] == self._parts.rank
-        self._parts.residence.want(call.need)
-        work = call.run(self._parts)
-        count, reported_s = 0, self._recorder.now_s
-        with self._board.doing(call.call):
-            while True:
-                with self._recorder.span(call.call, "CALL", call.role) as mark:
-                    try:
-                        done = next(work)
-                    except StopIteration as end:
-                        mark.keep = False
-                        result = end.value
-                        break
-                    mark.is_of(done)
-                self._board.tick()
-                count += 1
-                if reports and self._recorder.now_s - reported_s > REPORT_S:
-                    self._answer(command, Parcel({"count": count}), "a report")
-                    count, reported_s = 0, self._recorder.now_s
-            if reports:
-                self._answer(command, call.answer(result), "a result")
-
-    def _generate(self, command: Parcel) -> None:
-        role = command.header["role"]
-        engine, name = self._engine(role), f"{role}.generate"
-        team = self._parts.roles[role].instance
-        delivers = team is not None and team.is_leader and LEADER not in team.all.ranks
-        self._parts.residence.want((role, "decode"))
-        self._asked.clear()
-        self._take(command, engine)
-        with self._board.doing(name):
-            while engine.has_work:
-                with self._recorder.generating(name, role, engine):
-                    finished = engine.step()
-                self._board.tick()
-                if delivers:
-                    self._deliver(finished)
-                if self._next is None and (found := self._mail.poll([LEADER])) is not None:
-                    self._meanwhile(found[1], engine, role)
-                if self._next is not None and self._next.header["do"] == Do.END:
-                    return
-
-    def _deliver(self, samples: Sequence[Sample]) -> None:
-        """To the commands that asked for them: requests may have come while the last samples of others were sent."""
-        asked = {sample.uid: self._asked[sample.prompt.uid] for sample in samples}
-        for command in {one.header["number"]: one for one in asked.values()}.values():
-            mine = [sample for sample in samples if asked[sample.uid] is command]
-            self._answer(command, pack_samples(mine), "samples")
-
-    def _meanwhile(self, command: Parcel, engine: Engine, role: str) -> None:
-        """Requests for the engine at work are taken, or forgotten, at once; another command waits for its end."""
-        header = command.header
-        mine = header.get("role") == role and self._alone(role)
-        if mine and header["do"] == Do.GENERATE:
-            self._take(command, engine)
-        elif mine and header["do"] == Do.FORGET:
-            for uid in self._asked:
-                engine.abort(uid)
-        else:
-            self._next = command
-
-    def _take(self, command: Parcel, engine: Engine) -> None:
-        for request in unpack_requests(command.header["requests"]):
-            engine.add(request)
-            self._asked[request.prompt.uid] = command
-
-    def _alone(self, role: str) -> bool:
-        """Ranks that generate together must begin with a request at the same step."""
-        team = self._parts.roles[role].instance
-        return team is not None and team.all.size == 1
-
-    def _engine(self, role: str) -> Engine:
-        engine = self._parts.roles[role].engine
-        assert engine is not None, f"role {role} has no engine on rank {self._parts.rank}"
-        return engine
