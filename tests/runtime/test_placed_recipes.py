@@ -11,12 +11,14 @@ import pytest
 from plait.observe.run_log import read_rows
 from plait.runtime.api import run
 from plait.runtime.recipes.recipe import Recipe
-from tests.runtime.placed_runs import DPO, GRPO, NO_ROLLOUT, PPO, Flow, where
+from tests.runtime.placed_runs import DPO, GRPO, NO_ROLLOUT, PPO, PPO_MODEL, Flow, where
 from tests.runtime.plans import assert_equal_runs
 
 STEPS = 4
 
 EVALUATED = {"evaluation.items": 3, "evaluation.every": 2}
+DRAWN = {"evaluation.temperature": 0.7, "evaluation.functions": ["PLACE/rewards.py:sevens", "PLACE/rewards.py:cost"]}
+REMAX = ("remax", {"options": {"kl_coef": 0.05}, "samples_per_prompt": 1, "prompts_per_step": 6} | EVALUATED)
 ON_PAIRS = {"options": {"mini_batches": 2}, "data.source": "PLACE/pairs.jsonl"} | NO_ROLLOUT
 ON_EXAMPLES = {"options": {"mini_batches": 2}, "data.source": "PLACE/examples.jsonl"} | NO_ROLLOUT
 
@@ -40,6 +42,36 @@ CASES: dict[str, tuple[Flow, dict[str, str]]] = {
     "rloo-tp2": (
         ("rloo", {"options": {"kl_coef": 0.05, "mini_batches": 2}}),
         {"actor.generate": "1,0 tp2", "actor.train": "0,1 dp2", "ref.logprobs": "0,1 pp2"},
+    ),
+    "remax-tp2": (  # a second, greedy rollout of one sample a prompt
+        REMAX,
+        {"actor.generate": "0,1 tp2", "actor.train": "1,0 pp2", "ref.logprobs": "0,1 dp2"},
+    ),
+    "remax-instances-of-1-and-2": (
+        REMAX,
+        {"actor.generate": "1,2 pp2 | 0", "actor.train": "0,1,2 dp3", "ref.logprobs": "2"},
+    ),
+    "judged-tp2": (  # a frozen reward model in parts, held-out items drawn at a temperature, functions that only judge
+        ("ppo", PPO_MODEL[1] | EVALUATED | DRAWN),
+        {
+            "actor.generate": "0,1 tp2",
+            "actor.train": "0,1 dp2",
+            "ref.logprobs": "0",
+            "critic.train": "0,1 pp2",
+            "critic.values": "0,1 pp2",
+            "reward.score": "1,0 tp2",
+        },
+    ),
+    "judged-elsewhere": (
+        ("ppo", PPO_MODEL[1] | EVALUATED | DRAWN),
+        {
+            "actor.generate": "1,2 dp2",
+            "actor.train": "1,2 tp2",
+            "ref.logprobs": "1",
+            "critic.train": "0",
+            "critic.values": "0",
+            "reward.score": "2",
+        },
     ),
     "instances-of-1-and-2": (
         GRPO,

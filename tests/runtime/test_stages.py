@@ -15,6 +15,7 @@ from plait.cli import main
 from plait.errors import ConfigError
 from plait.observe.run_log import read_rows
 from plait.runtime.recipes.stages import load_stages
+from tests.runtime.plans import assert_equal_runs, write_plan
 
 WORDS = ["seven", "plus", "four", "is", "eleven", "and", "two", "makes", "nine"]
 
@@ -206,3 +207,16 @@ def test_a_later_stage_is_checked_before_the_first_runs(
     assert main(["train", str(recipe), "--policy.data.source", "nowhere.jsonl"]) == 2
     assert "stage `policy`: `data.source`: `nowhere.jsonl` does not exist" in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.slow
+def test_three_stages_on_two_devices_are_those_on_one(recipe: Path, tmp_path: Path) -> None:
+    """float64; each stage begins with what the one before wrote under its own plan."""
+    critic = dict.fromkeys(("critic.train", "critic.values"), "1,0 pp2")
+    plan = {"actor.generate": "0,1 tp2", "actor.train": "0,1 pp2", "reward.score": "1", "ref.logprobs": "0", **critic}
+    several = ["--devices", "2", "--policy.plan", str(write_plan(tmp_path, "policy", plan))]
+    for folder, more in (("one", []), ("two", several)):
+        assert main(["train", str(recipe), "--dtype", "float64", "--run_dir", str(tmp_path / folder), *more]) == 0
+    for stage in ("sft", "reward_model", "policy"):
+        assert_equal_runs(tmp_path / "two" / stage, tmp_path / "one" / stage)
+        assert json.loads((tmp_path / "two" / stage / "plan.json").read_text())["num_ranks"] == 2
