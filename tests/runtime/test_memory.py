@@ -19,5 +19,6 @@ def test_resident_memory_is_flat_over_200_steps(make_recipe: Callable[..., Recip
     rows = [json.loads(line) for line in (recipe.run_dir / "metrics.jsonl").read_text().splitlines()]
     resident = np.array([row["perf/resident_bytes"] for row in rows if "perf/resident_bytes" in row])
     assert len(resident) == 200
-    growth = np.median(resident[-20:]) - np.median(resident[40:60])
-    assert growth < 4 << 20, f"{growth / 2**20:.1f} MiB in 150 steps"
+    # The allocator's pools settle in the first evaluations and checkpoints; runs of 400 steps are flat from step 60 on.
+    growth = np.median(resident[-20:]) - np.median(resident[100:120])
+    assert growth < 1 << 20, f"{growth / 2**20:.1f} MiB in 80 steps"
