@@ -4,15 +4,20 @@ and checkpoints of two models under changing plans. float64, as in `test_placeme
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
+from plait.models.saving import save_pretrained
 from plait.observe.run_log import read_rows
 from plait.runtime.api import run
 from plait.runtime.recipes.recipe import Recipe
+from plait.schedule.plan import Plan
+from tests.models.tiny import tiny_model, tiny_tokenizer
 from tests.runtime.placed_runs import DPO, GRPO, NO_ROLLOUT, PPO, PPO_MODEL, Flow, where
-from tests.runtime.plans import assert_equal_runs
+from tests.runtime.plans import assert_equal_runs, write_plan
 
 STEPS = 4
 
@@ -128,3 +133,24 @@ def test_a_checkpoint_of_ppo_is_resumed_under_other_plans(place: Path, placed: C
         plan = {} if name is None else where(place, f"ppo-{name}", plans[name])
         run(placed("ppo", "changed", steps=step, **keys, **plan), resume=step > 2)
     assert_equal_runs(place / "changed", undisturbed.run_dir)
+
+
+@pytest.mark.slow
+def test_stages_of_equal_work_are_resumed_under_other_stages(place: Path, placed: Callable[..., Recipe]) -> None:
+    """Four layers: three and one by the rule, as the head is worth 1.3 of them; then one and three; then one process."""
+    model = tiny_model("llama", dtype=torch.float32, num_hidden_layers=4)
+    model.tokenizer = tiny_tokenizer()
+    save_pretrained(model, place / "four")
+    keys = GRPO[1] | {"model": str(place / "four"), "checkpoint.every": 1}
+    undisturbed = placed("grpo", "four-undisturbed", steps=3, **keys)
+    run(undisturbed)
+    calls = dict.fromkeys(("actor.generate", "actor.train", "ref.logprobs"), "0,1 pp2")
+    path = write_plan(place, "four", calls)
+    ruled = placed("grpo", "four-layers", steps=1, plan=str(path), **keys)
+    run(ruled)
+    assert {p.stages for p in Plan.load(ruled.run_dir / "plan.json").placements} == {(3, 1)}
+    stated = Plan.load(path)
+    replace(stated, placements=tuple(replace(p, stages=(1, 3)) for p in stated.placements)).save(path)
+    run(placed("grpo", "four-layers", steps=2, plan=str(path), **keys), resume=True)
+    run(placed("grpo", "four-layers", steps=3, **keys), resume=True)
+    assert_equal_runs(ruled.run_dir, undisturbed.run_dir)
