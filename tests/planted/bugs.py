@@ -22,8 +22,8 @@ SAMPLING = (
     Bug(
         "un-scaled temperature",
         "plait.models.language_model:LanguageModel.logprobs_of",
-        "batch.targets_R, temperature, chunk_rows",
-        "batch.targets_R, 1.0, chunk_rows",
+        "targets_R, temperature, chunk_rows",
+        "targets_R, 1.0, chunk_rows",
         ("training/test_trainer.py::test_scoring_equals_the_eager_model",),
         doctor="temperature",
     ),
