@@ -83,7 +83,7 @@ def test_bytes_per_device(train: Parallelism, generate_tp: int, regroup: bool, s
 def test_parameter_memory_is_that_of_the_generation_shard(tp: int, generate_tp: int) -> None:
     """Zero redundancy: with the training blocks as views the two layouts take M / t_g together."""
     _, source, goal = resharding(Parallelism(tp=tp), generate_tp, regroup=True)
-    before, after = nested(source, goal, "weights")
+    before, after = nested([source, goal])
     for rank in range(tp):
         assert before.buffers[rank] == after.buffers[rank]
         assert after.num_bytes(rank) == SMALL.num_elements * 2 // generate_tp

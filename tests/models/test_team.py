@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -77,7 +78,7 @@ def collectives(worker: Any, dtype: str) -> dict[str, Any]:
     assert part.data_ptr() == flat[bounds[rank] :].data_ptr() or not len(part)
     gathered = torch.full((70,), -1.0, dtype=kind)
     gathered[bounds[rank] : bounds[rank + 1]] = rank
-    dp.all_gather_flat(gathered, bounds)
+    dp.all_gather_into([gathered[start:stop] for start, stop in pairwise(bounds)])
     lengths = [2, 0, 1, 3]
     ragged = dp.all_gather(torch.full((lengths[rank], 2), rank, dtype=kind), lengths)
     right, left = (rank + 1) % 4, (rank - 1) % 4
@@ -108,7 +109,8 @@ def descending(worker: Any) -> list[Any]:
     if team is None:
         return []
     dp, own = team.dp, torch.tensor([10.0 * team.dp.index])
-    parts = torch.arange(3.0) + team.dp.index
+    parts, every = torch.arange(3.0) + team.dp.index, torch.full((3,), float(team.dp.index))
+    dp.all_gather_into([*every.split(1)])
     if dp.index == 0:
         dp.send(own + 7, 2, 5)
     passed = dp.recv(torch.empty(1), 0, 5).tolist() if dp.index == 2 else []
@@ -117,7 +119,7 @@ def descending(worker: Any) -> list[Any]:
         dp.broadcast(own.clone(), 1).tolist(),
         [part.item() for part in dp.all_gather(own)],
         dp.reduce_scatter(parts, (0, 1, 2, 3)).tolist(),
-        dp.all_gather_flat(torch.full((3,), float(dp.index)), (0, 1, 2, 3)).tolist(),
+        every.tolist(),
         passed,
     ]
 

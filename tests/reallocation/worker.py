@@ -141,7 +141,7 @@ class Worker:
 
     def masters_to_weights(self, before: Layout, after: Layout, dtype: str) -> Outcome:
         """ZeRO-1 masters to training and generation weights, these two nested in one memory."""
-        training, generation = nested(weights(SMALL, before, dtype), weights(SMALL, after, dtype), "weights")
+        training, generation = nested([weights(SMALL, before, dtype, "one"), weights(SMALL, after, dtype, "other")])
         return self.move(zero_shards(SMALL, before, "float32"), merged([training, generation]), Cluster(1, self.size))
 
     def masters_to_masters(self, before: Layout, after: Layout) -> Outcome:

@@ -10,6 +10,7 @@ from typing import Any
 from plait.runtime.forecast.device_memory import DeviceMemory, memory_by_device
 from plait.runtime.forecast.estimate import Arithmetic, human_bytes, memory_table
 from plait.runtime.forecast.placement import parameters_of
+from plait.runtime.forecast.rank_order import BetterOrder, better_orders
 from plait.runtime.prepare import Prepared, prepare
 from plait.runtime.ranks.alone import needs_crew
 from plait.runtime.recipes.recipe import Recipe
@@ -48,6 +49,8 @@ def print_plan(prepared: Prepared) -> None:
     console.print(_batch_table(prepared))
     console.print()
     console.print(_placement_table(prepared.plan, _named_by(prepared.recipe)))
+    for better in better_orders(prepared.recipe, prepared.models, prepared.plan):
+        console.print(_order_text(better), markup=False, highlight=False)
     console.print()
     console.print(_memory_table(prepared))
 
@@ -77,6 +80,14 @@ def _placement_table(plan: Plan, named: frozenset[str] | None):
             p.after,
         )
     return table
+
+
+def _order_text(better: BetterOrder) -> str:
+    stated, found = map(human_bytes, (better.stated_bytes, better.received_bytes))
+    return (
+        f"hint: with `ranks` {list(better.ranks)} for {better.call} in the plan file, all devices together would "
+        f"receive {found} of new weights after each training, not {stated}"
+    )
 
 
 def ranks_text(ranks: Sequence[int]) -> str:

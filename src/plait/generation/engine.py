@@ -157,9 +157,9 @@ class Engine:
         self._forward.work_added()
         if self.has_work:
             return
-        if self._weights_version != self.model.trained_weights._version:
+        if self._weights_version != self.model.weights_version:
             self._forget()
-        self._weights_version = self.model.trained_weights._version
+        self._weights_version = self.model.weights_version
 
     @torch.no_grad()
     def step(self) -> list[Sample]:
@@ -174,7 +174,7 @@ class Engine:
         """
         allow(self.has_work, "step: no sample is in flight; ask `has_work` first")
         allow(not self.is_paused, "step: the engine is paused; call `resume` first")
-        version = self.model.trained_weights._version
+        version = self.model.weights_version
         same = version == self._weights_version
         allow(same, "step: the weights changed while samples were in flight; call `update_weights`")
         starts = self._batcher.start_ready()
@@ -347,7 +347,7 @@ class Engine:
         else:
             self._forget()
         self.policy_version = version
-        self._weights_version = self.model.trained_weights._version
+        self._weights_version = self.model.weights_version
 
     def export_sample(
         self,

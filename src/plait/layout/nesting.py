@@ -1,4 +1,4 @@
-"""Two layouts in one memory: where a block of one lies inside a block of the other, it is a view of it.
+"""Several parts of a model in one memory: a block that lies inside a block of another part is a view of it.
 
 A rank that trains with a block and generates with a larger one that contains it keeps the larger one only. Blocks cut
 along their first dim nest as contiguous ranges, all others as strided views; neither is ever copied between the two.
@@ -7,62 +7,140 @@ Source: the 3D-HybridEngine of HybridFlow (arXiv 2409.19256, section 5), without
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
 from plait.layout.holdings import Holding, Holdings, dense_strides
-from plait.layout.params import aligned
+from plait.layout.params import Param, aligned
+
+LEAST_SHARE = 0.1
+"""Of a part that has to lie in the memory of others: below, it stays one buffer. Norms alone are not worth it."""
+
+Held = tuple[Holding, ...]
 
 
-def nested(first: Holdings, second: Holdings, buffer: str) -> tuple[Holdings, Holdings]:
-    """The same holdings, on each rank in one buffer of this name.
+@dataclass(frozen=True)
+class Nest:
+    """Where one part of a model lies on a rank.
 
-    Blocks that hold others come first, those of `second` before those of `first`, each contiguous. Where all blocks of
-    `first` lie inside blocks of `second`, the buffer is as long as that of `second` alone.
-
-    Returns:
-        (first, second) with their new places.
+    held:    its blocks, in the order of its flat layout
+    lengths: buffer → elements, of all buffers that some of it lies in
+    own:     elements of its own buffer: what does not lie in those of others
     """
-    assert first.params == second.params, "holdings of different parameters do not nest"
-    assert first.dtype == second.dtype, f"{first.dtype} and {second.dtype} do not nest"
-    ones: dict[int, tuple[Holding, ...]] = {}
-    others: dict[int, tuple[Holding, ...]] = {}
-    lengths: dict[int, dict[str, int]] = {}
-    for rank in sorted({*first.ranks, *second.ranks}):
-        mine, yours = first.ranks.get(rank, ()), second.ranks.get(rank, ())
-        room = _Room(buffer)
-        hosts = {held: host for held in yours if (host := _host(held, mine)) and host.box != held.box}
-        guests = {held: host for held in mine if (host := _host(held, yours))}
-        for held in yours:
-            if held not in hosts:
-                room.settle(held)
-        for held in mine:
-            if held not in guests:
-                room.settle(held)
-        ones[rank] = tuple(room.view(held, guests.get(held, held)) for held in mine)
-        others[rank] = tuple(room.view(held, hosts.get(held, held)) for held in yours)
-        lengths[rank] = {buffer: room.end}
-    return (
-        Holdings(first.params, first.dtype, ones, {rank: lengths[rank] for rank in first.ranks}),
-        Holdings(second.params, second.dtype, others, {rank: lengths[rank] for rank in second.ranks}),
+
+    held: Held
+    lengths: Mapping[str, int]
+    own: int
+
+
+def nest(parts: Mapping[str, Held], params: Sequence[Param], whole: Collection[str] = ()) -> dict[str, Nest]:
+    """Where the parts of a model that a rank has lie together.
+
+    Of blocks that hold each other the largest is stored. A part that hosts others, and has no guest of its own, is one
+    buffer by its own layout, as it would be alone. Blocks that overlap and do not hold each other are both stored.
+
+    Args:
+        parts: name of its own buffer → the blocks of a flat layout, dense, in order.
+        params: what `Holding.param` counts.
+        whole: parts that are to be one buffer, whatever others hold.
+    """
+    alone = set(whole)
+    while True:
+        hosts = _hosts(parts, params, alone)
+        few = {name for name in parts.keys() - alone if 0 < _guest_share(name, parts[name], hosts) < LEAST_SHARE}
+        if not few:
+            break
+        alone |= few
+    stored = {name: _stored(name, held, hosts) for name, held in parts.items()}
+    return {name: _nest(name, held, stored, hosts) for name, held in parts.items()}
+
+
+def nested(parts: Sequence[Holdings]) -> tuple[Holdings, ...]:
+    """The same holdings, nested on each rank where several have some; see `nest`.
+
+    Args:
+        parts: weights of layouts of one model in one dtype, each in a buffer of its own name.
+    """
+    first = parts[0]
+    assert all(part.params == first.params for part in parts), "holdings of different parameters do not nest"
+    assert all(part.dtype == first.dtype for part in parts), "holdings of different dtypes do not nest"
+    found: list[dict[int, Nest]] = [{} for _ in parts]
+    for rank in sorted({rank for part in parts for rank in part.ranks}):
+        mine = {name: (at, part.ranks[rank]) for at, part in enumerate(parts) for name in part.buffers.get(rank, ())}
+        assert len(mine) == sum(rank in part.ranks for part in parts), f"rank {rank}: parts need a buffer each"
+        nests = nest({name: held for name, (_, held) in mine.items()}, first.params)
+        for name, (at, _) in mine.items():
+            found[at][rank] = nests[name]
+    return tuple(
+        Holdings(
+            first.params,
+            first.dtype,
+            {rank: one.held for rank, one in ranks.items()},
+            {rank: one.lengths for rank, one in ranks.items()},
+        )
+        for ranks in found
     )
 
 
-class _Room:
-    """One buffer that fills with blocks."""
-
-    def __init__(self, buffer: str) -> None:
-        self.buffer = buffer
-        self.end = 0
-        self.places: dict[Holding, Holding] = {}
-
-    def settle(self, held: Holding) -> None:
-        strides = dense_strides(held.box)
-        self.places[held] = held._replace(buffer=self.buffer, offset=self.end, strides=strides)
-        self.end += aligned(held.box.num_elements)
-
-    def view(self, held: Holding, host: Holding) -> Holding:
-        """`held` as a part of `host`, which has settled."""
-        place = self.places[host]
-        return held._replace(buffer=self.buffer, offset=place.first(held.box), strides=place.strides)
+_Place = tuple[str, int]
+"""A part, and a block's number in it."""
 
 
-def _host(held: Holding, others: tuple[Holding, ...]) -> Holding | None:
-    return next((other for other in others if other.param == held.param and other.box.holds(held.box)), None)
+def _hosts(parts: Mapping[str, Held], params: Sequence[Param], alone: Collection[str]) -> dict[_Place, _Place]:
+    """Block → the stored block that it is a view of."""
+    sizes = {name: sum(one.box.num_elements for one in held) for name, held in parts.items()}
+    by_param: dict[int, list[tuple[_Place, Holding]]] = {}
+    for name, held in parts.items():
+        for number, one in enumerate(held):
+            by_param.setdefault(one.param, []).append(((name, number), one))
+    hosts: dict[_Place, _Place] = {}
+    for number, blocks in by_param.items():
+        # The largest first; of equal ones those that cannot be guests, then those of the largest part.
+        blocks.sort(key=lambda block: (-block[1].box.num_elements, block[0][0] not in alone, -sizes[block[0][0]]))
+        stored: list[tuple[_Place, Holding]] = []
+        for place, one in blocks:
+            fitting = (at for at, other in stored if place[0] not in alone and _is_view(params[number], one, other))
+            if (host := next(fitting, None)) is not None:
+                hosts[place] = host
+            else:
+                stored.append((place, one))
+    return hosts
+
+
+def _is_view(param: Param, held: Holding, host: Holding) -> bool:
+    """Whether the block is a strided tensor of the parameter's dims inside the other. A range of each of several
+    sections is none, and kernels of stacked matrices (experts) want them dense."""
+    if not host.box.holds(held.box):
+        return False
+    is_dense = held.box.shape[0] == 1 or held.box.shape == host.box.shape
+    return is_dense or (param.sections == 1 and len(param.shape) <= 2)
+
+
+def _guest_share(name: str, held: Held, hosts: Mapping[_Place, _Place]) -> float:
+    guests = sum(one.box.num_elements for number, one in enumerate(held) if (name, number) in hosts)
+    return guests / max(1, sum(one.box.num_elements for one in held))
+
+
+def _stored(name: str, held: Held, hosts: Mapping[_Place, _Place]) -> tuple[dict[int, Holding], int]:
+    """A part's own buffer: its blocks that are no guests by number, one after another, and its length."""
+    places: dict[int, Holding] = {}
+    end = 0
+    for number, one in enumerate(held):
+        if (name, number) not in hosts:
+            places[number] = one._replace(buffer=name, offset=end, strides=dense_strides(one.box))
+            end += aligned(one.box.num_elements)
+    return places, end
+
+
+def _nest(
+    name: str, held: Held, stored: Mapping[str, tuple[dict[int, Holding], int]], hosts: Mapping[_Place, _Place]
+) -> Nest:
+    found = []
+    for number, one in enumerate(held):
+        owner, index = hosts.get((name, number), (name, number))
+        place = stored[owner][0][index]
+        found.append(one._replace(buffer=owner, offset=place.first(one.box), strides=place.strides))
+    own = stored[name][1]
+    # An own buffer of nothing is none; a part without any block keeps one, so that it lies somewhere.
+    used = {one.buffer for one in found} or {name}
+    return Nest(tuple(found), {buffer: stored[buffer][1] for buffer in stored if buffer in used}, own)

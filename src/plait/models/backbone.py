@@ -22,6 +22,7 @@ from torch.utils.checkpoint import checkpoint as recompute
 from plait.data.packed import PackedBatch
 from plait.layout.params import FlatLayout, Parameters
 from plait.models.attention import AttentionContext, PackedContext
+from plait.models.flat_weights import FlatWeights
 from plait.models.float64 import kept_float64
 from plait.models.part import Part, parameters_of
 from plait.models.stage import stage_view
@@ -153,6 +154,8 @@ class BackboneModel:
     backbone: Backbone
     own: OwnPart | None
     part: Part | None
+    nested: FlatWeights | None = None
+    """Its weights where they lie in the memory of other parts; `weights` has no elements then."""
 
     @property
     def config(self) -> Any:
@@ -173,8 +176,19 @@ class BackboneModel:
 
     @property
     def trained_weights(self) -> Tensor:
-        """The flat buffer of `trained_layout`, compute dtype."""
+        """The flat buffer of `trained_layout`, compute dtype, of a model that is not `nested`."""
+        assert self.nested is None, "the weights lie in the memory of another part: take `flat`"
         return self.weights if self.own is None else self.own.weights
+
+    @property
+    def flat(self) -> FlatWeights:
+        """The elements of `trained_layout`, wherever they lie."""
+        return FlatWeights(self.trained_layout, self.trained_weights) if self.nested is None else self.nested
+
+    @property
+    def weights_version(self) -> int:
+        """Another after every write to the trained weights."""
+        return self.trained_weights._version if self.nested is None else self.nested.version
 
     def trained_parameter(self, name: str) -> nn.Parameter:
         """The parameter of this name in `trained_layout`."""

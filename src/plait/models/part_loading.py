@@ -19,9 +19,11 @@ from typing import Any
 import torch
 from torch import nn
 
+from plait.layout.params import Parameters
 from plait.layout.shards import check
 from plait.models import scalar_model
 from plait.models.checkpoint_files import CheckpointFiles
+from plait.models.flat_weights import FlatWeights
 from plait.models.language_model import load_model, read_config, read_folder, without_weights
 from plait.models.partial import Values, cut_block, cut_from, cut_layers, part_of, take_weights
 from plait.models.scalar_model import HEAD, ScalarHead, ScalarModule, load_scalar
@@ -47,12 +49,21 @@ class PartLoader:
         self._proven: dict[tuple[str, bool, Any], Proven] = {}
         self._wholes: dict[tuple[str, bool], nn.Module] = {}
 
-    def part(self, name: str, team: Team, *, scalar: bool = False) -> Any:
-        """This rank's part of a model, in a flat buffer of its own. tp or pp of the team is more than 1.
+    def parameters(self, name: str, *, scalar: bool = False) -> Parameters:
+        """Of a whole model, as its parts have them; arguments as of `part`.
+
+        Raises:
+            ModelError: the checkpoint cannot be found or read, or the family is refused.
+        """
+        return self._without_weights(name, scalar).parameters
+
+    def part(self, name: str, team: Team, *, scalar: bool = False, memory: FlatWeights | None = None) -> Any:
+        """This rank's part of a model. tp or pp of the team is more than 1.
 
         Args:
             name: an alias, a local folder or a hub id.
             scalar: with a scalar head, see `scalar_model.load_scalar`.
+            memory: where its weights are to lie; None: in a flat buffer of its own.
 
         Returns:
             What `partial.part_of` makes of the whole model: a LanguageModel or a ScalarModel.
@@ -61,8 +72,6 @@ class PartLoader:
             LayoutError: the model does not allow the layout.
             ModelError: the checkpoint cannot be found or read, or the family is refused or cannot be cut like this.
         """
-        if name not in self._read:
-            self._read[name] = read_config(name)
         model = self._without_weights(name, scalar)
         check(model.parameters, team.layout)
         key = (name, scalar, team.layout)
@@ -70,13 +79,15 @@ class PartLoader:
             self._proven[key] = self._prove(name, model, team, scalar)
         values = self._values(name, model, scalar)
         cut_layers(model, team, returns_tuple=self._proven[key].returns_tuple)
-        take_weights(model, team, values, self._device)
+        take_weights(model, team, values, self._device, memory)
         model.part = replace(model.part, cache=self._proven[key].cache)
         return model
 
     def _without_weights(self, name: str, scalar: bool) -> Any:
         from transformers import AutoModel, AutoModelForCausalLM, GenerationConfig
 
+        if name not in self._read:
+            self._read[name] = read_config(name)
         folder, config, tokenizer = self._read[name]
         auto_class = AutoModel if scalar else AutoModelForCausalLM
         with torch.random.fork_rng(devices=[]), parameters_on_meta():

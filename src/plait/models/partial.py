@@ -19,6 +19,7 @@ from plait.errors import ModelError
 from plait.layout.params import Block
 from plait.layout.shards import check, shard
 from plait.models.backbone import Backbone
+from plait.models.flat_weights import FlatWeights
 from plait.models.head import NO_HEAD, Head, find_head
 from plait.models.language_model import LanguageModel
 from plait.models.part import Part, refusal_of_views
@@ -90,32 +91,44 @@ def cut_layers(model: LanguageModel | ScalarModel, team: Team, *, returns_tuple:
     model.backbone = Backbone(decoder)
 
 
-def take_weights(model: LanguageModel | ScalarModel, team: Team, values: Values, device: torch.device | str) -> None:
+def take_weights(
+    model: LanguageModel | ScalarModel,
+    team: Team,
+    values: Values,
+    device: torch.device | str,
+    memory: FlatWeights | None = None,
+) -> None:
     """Give a model, whose layers are those of its stage, this rank's blocks of the parameters and make it a part.
 
     Args:
         values: asked for each block once, in the order of the rank's flat buffer.
-        device: of the new buffer, and of the module's buffers.
+        device: of the weights, and of the module's buffers.
+        memory: where the weights are to lie; None: in a new buffer.
     """
-    parameters = model.parameters
+    parameters, dtype = model.parameters, model.dtype
     layout = shard(parameters, team.layout.parallelism, team.tp.index, team.pp.index)
-    flat = torch.zeros(layout.num_elements, dtype=model.dtype, device=device)
-    for block, start, stop in layout.entries:
-        flat[start:stop].view(block.shape).copy_(values(block))
-    ranges = {block.param.name: (block, start, stop) for block, start, stop in layout.entries}
+    if memory is None:
+        memory = FlatWeights(layout, torch.zeros(layout.num_elements, dtype=dtype, device=device))
+    assert memory.layout == layout, "memory for another part"
+    views = {block.param.name: view for block, view in zip(layout.blocks, memory.views, strict=True)}
+    for block in layout.blocks:
+        views[block.param.name].copy_(values(block))
     own: dict[str, nn.Parameter] = {}
     for name, param in list(model.module.named_parameters(remove_duplicate=False)):
         stored = parameters.aliases.get(name, name)
-        if stored not in own and stored in ranges:
-            block, start, stop = ranges.pop(stored)
-            own[stored] = nn.Parameter(flat[start:stop].view(block.shape), requires_grad=param.requires_grad)
+        if stored not in own and stored in views:
+            own[stored] = nn.Parameter(views.pop(stored), requires_grad=param.requires_grad)
         elif stored not in own:  # another stage's
-            own[stored] = nn.Parameter(flat.new_empty(0), requires_grad=False)
+            own[stored] = nn.Parameter(torch.empty(0, dtype=dtype, device=device), requires_grad=False)
         owner, _, leaf = name.rpartition(".")
         model.module.get_submodule(owner).register_parameter(leaf, own[stored])
-    assert not ranges, f"{next(iter(ranges))} is this rank's, and its module is gone"
+    assert not views, f"{next(iter(views))} is this rank's, and its module is gone"
     model.module.to(device)
-    model.weights, model.layout = flat, layout
+    model.layout = layout
+    if memory.whole is None:
+        model.weights, model.nested = torch.empty(0, dtype=dtype, device=device), memory
+    else:
+        model.weights = memory.whole
     model.part = Part(team, parameters, _install_tp(model, team))
     _choose_experts(model)
     if isinstance(model, LanguageModel):

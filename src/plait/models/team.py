@@ -37,7 +37,7 @@ FIRST_INNER_TAG = 1 << 30
 """Tags from here on are the collectives' own; messages of callers have lower ones."""
 
 PIECE_ELEMENTS = 1 << 22
-"""Of one message of `reduce_scatter`: what is received into memory of its own."""
+"""Of one message that is received into memory of its own (`reduce_scatter`, weights that are views)."""
 
 Op = Literal["sum", "max", "min"]
 _OPS = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}
@@ -188,13 +188,10 @@ class Peers:
         for part in parts[self.index + 1 :]:
             own += part
 
-    def all_gather_flat(self, flat: Tensor, bounds: Sequence[int]) -> Tensor:
-        """Fill a flat buffer of which each rank has its own part: `bounds[i]` to `bounds[i + 1]` of rank i. In place;
-        returns it."""
+    def all_gather_into(self, parts: Sequence[Tensor]) -> None:
+        """Fill part i by that of the rank with index i, for every i but the own; each is contiguous."""
         if self.size > 1:
-            parts = [flat[start:stop] for start, stop in pairwise(bounds)]
             self._exchange([parts[self.index]] * self.size, parts, "all_gather")
-        return flat
 
     def barrier(self) -> None:
         """Until all ranks are here."""

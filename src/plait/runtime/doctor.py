@@ -23,6 +23,7 @@ from plait.data.rows import FloatArray, Rows
 from plait.dataflow import CallKind, Dataflow, Grain, Node
 from plait.errors import RunError
 from plait.models.backbone import BackboneModel
+from plait.models.flat_weights import FlatWeights
 from plait.models.language_model import LanguageModel
 from plait.observe.doctor import Doctor, Finding
 from plait.observe.doctor_reading import Diagnosis, Reading, Severity
@@ -223,7 +224,7 @@ class RunDoctor:
         facts = {"ref_changed" if name == "ref" else f"changed/{name}": 1.0 for name in changed}
         if "actor" in self._trained and "actor" in known and "actor" in before:
             facts["weights_moved"] = float(now["actor"] != before["actor"])
-            adapted = self._models["actor"].trained_weights is not self._models["actor"].weights
+            adapted = self._models["actor"].own is not None
             if "ref" in now and not adapted and now["ref"] == now["actor"] != first[self._first("actor")]:
                 facts["ref_is_policy"] = 1.0
         return facts
@@ -241,12 +242,15 @@ class RunDoctor:
     def _is_frozen(self, name: str) -> bool:
         return name not in self._trained
 
-    def _weights(self) -> dict[str, Tensor]:
+    def _weights(self) -> dict[str, Tensor | FlatWeights]:
         """Role → what training changes of it, or all that it has where it is not trained; those that are here."""
-        found = {n: model.weights if self._is_frozen(n) else model.trained_weights for n, model in self._models.items()}
-        if self._crew is None:
-            return found
-        return {name: now for name, weights in found.items() if (now := self._crew.now(name, weights)) is not None}
+        found: dict[str, Tensor | FlatWeights] = {}
+        for name, model in self._models.items():
+            weights = model.weights if self._is_frozen(name) or model.nested else model.trained_weights
+            now = weights if self._crew is None else self._crew.now(name, weights)
+            if now is not None:
+                found[name] = model.nested or now
+        return found
 
     def _fingerprints(self) -> dict[str, str]:
         return {name: fingerprint(weights) for name, weights in self._weights().items()}
@@ -301,10 +305,12 @@ def mask_edges(rows: Rows, mask_R: FloatArray, ends: frozenset[int]) -> dict[str
     return {"mask_early": early / total, "mask_late": late / total} if total else {}
 
 
-def fingerprint(weights: Tensor) -> str:
+def fingerprint(weights: Tensor | FlatWeights) -> str:
     """A hash of an even sample of a flat buffer: equal for equal weights, another after any update of them all."""
-    stride = max(1, len(weights) // SAMPLED_WEIGHTS) | 1
-    sampled = weights.detach()[::stride].contiguous().view(torch.uint8).cpu().numpy()
+    nested = isinstance(weights, FlatWeights)
+    stride = max(1, (weights.num_elements if nested else len(weights)) // SAMPLED_WEIGHTS) | 1
+    sampled = weights.sampled(stride) if nested else weights.detach()[::stride]
+    sampled = sampled.contiguous().view(torch.uint8).cpu().numpy()
     return hashlib.blake2b(sampled.tobytes(), digest_size=8).hexdigest()
 
 

@@ -60,12 +60,17 @@ class MasterOptimizer:
         self._share = Share.of(
             model.trained_layout, model.counted_ranges(), self._team.layout.parallelism, self._team.coordinates
         )
-        weights = model.trained_weights
-        own = weights[self._share.start : self._share.stop]
+        weights, start, stop = model.flat, self._share.start, self._share.stop
         dtype = torch.promote_types(weights.dtype, torch.float32)
-        # Where the dtypes agree the working weights are the masters: a view instead of a copy.
-        self.masters = own.detach() if weights.dtype == dtype else own.to(dtype)
-        self.gradients = torch.zeros_like(weights, dtype=dtype)
+        self._has_masters = weights.dtype != dtype
+        """Whether the masters are a copy: where the dtypes agree the working weights are the masters, one buffer."""
+        if self._has_masters:
+            masters = torch.empty(stop - start, dtype=dtype, device=weights.device)
+            self.masters = weights.read(start, stop, masters)
+        else:
+            assert weights.whole is not None, "weights that are masters lie in one buffer"
+            self.masters = weights.whole[start:stop].detach()
+        self.gradients = torch.zeros(weights.num_elements, dtype=dtype, device=weights.device)
         """Of all working weights of this rank. `step` sums those of its share over the ranks, and clips them."""
         self.exp_avg = torch.zeros_like(self.masters)
         self.exp_avg_sq = torch.zeros_like(self.masters)
@@ -181,15 +186,13 @@ class MasterOptimizer:
         return float(square.sqrt())
 
     def _publish(self) -> None:
-        """Cast the masters into the working weights, chunk by chunk: no second copy of the weights ever exists."""
-        weights, team, share = self._model.trained_weights, self._team, self._share
-        own = weights[share.start : share.stop]
-        if own.data_ptr() != self.masters.data_ptr():
-            for target, source in zip(own.split(COPY_CHUNK), self.masters.split(COPY_CHUNK), strict=True):
-                target.copy_(source)
-        team.dp.all_gather_flat(weights, share.bounds)
+        """Cast the masters into the working weights, piece by piece: no second copy of the weights ever exists."""
+        weights, team, share = self._model.flat, self._team, self._share
+        if self._has_masters:
+            weights.write(share.start, share.stop, self.masters)
+        weights.all_gather(team.dp, share.bounds)
         for low, high in share.tied:
-            team.ends.broadcast(weights[low:high], 0)
+            weights.broadcast(team.ends, low, high, 0)
 
     def state(self) -> dict[str, Tensor]:
         """Everything that the next step depends on, of this rank's share. The flat tensors are the live buffers, not

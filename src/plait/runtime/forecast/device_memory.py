@@ -8,12 +8,13 @@ from dataclasses import dataclass, replace
 
 from plait.dataflow import CallKind, Dataflow
 from plait.layout.mesh import Layout
-from plait.layout.params import FlatLayout, Heads, Parameters
+from plait.layout.params import Heads, Parameters
 from plait.layout.shards import shard, stage_bounds, zero_range
 from plait.models.shape import HEAD_CHUNK_ROWS, ModelShape
 from plait.runtime.forecast.estimate import PROCESS_BYTES, LargestBatch, activation_bytes, adapter_parameters
 from plait.runtime.forecast.generation_memory import packed_bytes
 from plait.runtime.ranks.idle import Idle, Owner, Use
+from plait.runtime.ranks.nests import Nests, flat_of
 from plait.runtime.recipes.recipe import Recipe
 from plait.runtime.recipes.role_models import RoleModel
 from plait.schedule.placements import WHOLE, PartKey, RolePlacement, part_key, placements_of
@@ -95,7 +96,7 @@ def _of_device(rank: int, facts: Facts) -> DeviceMemory:
     recipe, models = facts.recipe, facts.models
     held = _parameters(rank, recipe, models, facts.shapes, facts.parameters, facts.plan)
     working = {use: rows for one in models for use, rows in _working(rank, facts, one).items()}
-    rows: Rows = [(PROCESS, PROCESS_BYTES), *((one.what, one.num_bytes) for one in held)]
+    rows: Rows = [(PROCESS, PROCESS_BYTES), *_rows(held)]
     largest: dict[str, int] = {}
     packed: dict[str, int] = {}
     for (role, mode), of_use in working.items():
@@ -209,8 +210,17 @@ def parameter_rows(
     plan: Plan,
 ) -> Rows:
     """Weights and optimizer state of one device. A layout that gives the device the same part as another is a view of
-    it; frozen roles that begin as the same share theirs, and with adapters all roles do."""
-    return [(one.what, one.num_bytes) for one in _parameters(rank, recipe, models, shapes, parameters, plan)]
+    it, and what it gives of another's blocks lies in the memory of those; frozen roles that begin as the same share
+    theirs, and with adapters all roles do."""
+    return _rows(_parameters(rank, recipe, models, shapes, parameters, plan))
+
+
+def _rows(held: Sequence[_Held]) -> Rows:
+    """Several parts of a role's weights as one row."""
+    together: dict[str, int] = {}
+    for one in held:
+        together[one.what] = together.get(one.what, 0) + one.num_bytes
+    return list(together.items())
 
 
 def _parameters(
@@ -223,14 +233,16 @@ def _parameters(
 ) -> list[_Held]:
     adapted, width = recipe.lora.rank > 0, BYTES[recipe.dtype]
     idle = Idle(models, plan, adapted=adapted)
+    nests = Nests(models, plan, idle, recipe.dtype, parameters.__getitem__)
     weights: dict[tuple[Owner, PartKey], tuple[list[str], int]] = {}
     states: list[_Held] = []
     for one in models:
         place = placements_of(plan, one.role)
         for layout in place.layouts:
             if rank in layout.mesh.ranks:
-                block = flat_of(parameters[one.role], layout, rank).num_elements
-                part = (idle.owner(one.role), part_key(layout, rank))
+                nest = nests.of(one.role, rank).get(key := part_key(layout, rank))
+                block = flat_of(parameters[one.role], layout, rank).num_elements if nest is None else nest.own
+                part = (idle.owner(one.role), key)
                 names, _ = weights.setdefault(part, ([], block))
                 if one.role not in names:
                     names.append(one.role)
@@ -256,12 +268,6 @@ def _parameters(
         after = idle.of_weights(names[0], rank, key)
         found.append(_Held(what, count * width, after, used, owner, key))
     return [replace(one, what=f"{one.what}, away when idle") if one.after != "keep" else one for one in found + states]
-
-
-def flat_of(parameters: Parameters, layout: Layout, rank: int) -> FlatLayout:
-    """The blocks that a rank of a layout holds."""
-    at = layout.coordinates(rank)
-    return shard(parameters, layout.parallelism, at.tp, at.pp)
 
 
 def _optimizer_bytes(rank: int, recipe: Recipe, parameters: Parameters, layout: Layout) -> int:

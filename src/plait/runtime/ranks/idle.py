@@ -48,7 +48,7 @@ class Idle:
     def __init__(self, models: Sequence[RoleModel], plan: Plan, *, adapted: bool) -> None:
         self._models = {one.role: one for one in models}
         self._places = {one.role: placements_of(plan, one.role) for one in models}
-        self._adapted = adapted
+        self.adapted = adapted
         self._uses: dict[tuple[Owner, int, PartKey], list[Use]] = {}
         for one in models:
             for (rank, key), modes in self._places[one.role].uses.items():
@@ -61,7 +61,7 @@ class Idle:
         """Trained roles have weights of their own, frozen ones that begin as the same share theirs; with adapters all
         roles do."""
         one = self._models[role]
-        if self._adapted:
+        if self.adapted:
             return ("base", one.name, one.has_head)
         return (role,) if one.trained else ("frozen", one.name, one.scalar)
 
@@ -89,7 +89,7 @@ class Idle:
         for part, modes in place.uses.items():
             if part in home:
                 continue
-            after = (self.of_adapter if self._adapted else self.of_weights)(role, *part)
+            after = (self.of_adapter if self.adapted else self.of_weights)(role, *part)
             if trained or after == "drop":
                 groups.setdefault((after, frozenset() if after == "keep" else modes), set()).add(part)
         found = [

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+import torch
 from torch import Tensor
 
 from plait.dataflow import Dataflow
@@ -21,14 +22,16 @@ from plait.layout.mesh import Cluster, Layout
 from plait.layout.move import plan_move
 from plait.layout.move_plan import MovePlan
 from plait.layout.params import Parameters
+from plait.models.flat_weights import FlatWeights
 from plait.models.language_model import LanguageModel
-from plait.models.part_loading import PartLoader
 from plait.models.scalar_model import ScalarModel
 from plait.models.team import Team, WaitingFor, make_teams
+from plait.models.working_weights import dtype_of
 from plait.reallocation.mover import Moved, execute, moving
 from plait.reallocation.offload import HostMemory
 from plait.runtime.ranks.idle import Copies, Idle, Owner
 from plait.runtime.ranks.instances import engine_of
+from plait.runtime.ranks.nests import Nests, flat_of
 from plait.runtime.ranks.optimizer_state import loading_state, saving_state
 from plait.runtime.ranks.residence import Need, Residence, Unit
 from plait.runtime.recipes.recipe import Recipe
@@ -113,13 +116,18 @@ class Parts:
         self._waiting_for = waiting_for
         self.places = {one.role: placements_of(plan, one.role) for one in models}
         self.idle = Idle(models, plan, adapted=recipe.lora.rank > 0)
+        self.nests = Nests(models, plan, self.idle, recipe.dtype.value, self._parameters)
         self.copies: dict[str, tuple[Copies, ...]] = {one.role: self.idle.copies(one.role) for one in models}
         """Of every role, what is moved together; a copy's number is its place there."""
         self.teams = make_teams(layouts_of(plan), rank, timeout_s=WAIT_S, waiting_for=waiting_for)
         here = [one for one in models if rank in self.places[one.role].ranks]
-        loader = part_loader(recipe)
+        self._loader = part_loader(recipe)
+        self._known: dict[tuple[str, bool], Parameters] = {}
+        """Parameters of models with parts, by their names and whether they are scalar models."""
         shared = self._whole_models(here)
-        self.roles = {one.role: self._role(one, shared, loader) for one in here}
+        self._memory: dict[Owner, dict[str, Tensor]] = {}
+        """Buffers in which parts of models lie together, by name."""
+        self.roles = {one.role: self._role(one, shared) for one in here}
         self._units: dict[int, Unit] = {}
         """By the buffer (its id) that leaves and comes back."""
         self.residence = self._residence()
@@ -136,7 +144,15 @@ class Parts:
         """Roles of one owner have one model. With adapters each role has a view of its own."""
         return (one.role,) if self.recipe.lora.rank > 0 else self.idle.owner(one.role)
 
-    def _role(self, one: RoleModel, shared: dict[tuple[Owner, PartKey], Any], loader: PartLoader) -> RolePart:
+    def _parameters(self, role: str) -> Parameters:
+        """Of the whole model of a role that has parts."""
+        one = next(one for one in self._models if one.role == role)
+        key = (one.name, one.scalar)
+        if key not in self._known:
+            self._known[key] = self._loader.parameters(one.name, scalar=one.scalar)
+        return self._known[key]
+
+    def _role(self, one: RoleModel, shared: dict[tuple[Owner, PartKey], Any]) -> RolePart:
         """
         Args:
             shared: parts that are there already; new ones are added.
@@ -147,7 +163,8 @@ class Parts:
             if (team := self.teams[layout]) is not None:
                 key = part_key(layout, rank)
                 if (owner, key) not in shared:
-                    shared[owner, key] = loader.part(one.name, team, scalar=one.scalar)
+                    memory = self._memory_of(one, layout, shared.get((owner, WHOLE)))
+                    shared[owner, key] = self._loader.part(one.name, team, scalar=one.scalar, memory=memory)
                 parts[key] = shared[owner, key]
         parameters = next(iter(parts.values())).trained_parameters
         part = RolePart(one, place, parts, parameters)
@@ -168,6 +185,27 @@ class Parts:
         if self.copies[one.role]:
             part.moves, part.buffers = self._moves(part)
         return part
+
+    def _memory_of(self, one: RoleModel, layout: Layout, whole: Any) -> FlatWeights | None:
+        """Where this rank's part of a role's model lies, if not alone. Buffers are made with the first of their parts,
+        whichever that is: ranks that read a part together do so in one order.
+
+        Args:
+            whole: the whole model of the role, if this rank has that; the parts lie in its weights then.
+        """
+        nests, key = self.nests.of(one.role, self.rank), part_key(layout, self.rank)
+        if key not in nests:
+            return None
+        buffers = self._memory.setdefault(self._owner(one), {})
+        for other, nest in nests.items():
+            if nest.own and (name := self.nests.name(one.role, other)) not in buffers:
+                dtype, device = dtype_of(self.recipe.dtype), self.recipe.device
+                own = whole.weights if other == WHOLE else torch.zeros(nest.own, dtype=dtype, device=device)
+                buffers[name] = own
+        blocks, mine = flat_of(self._parameters(one.role), layout, self.rank), nests[key]
+        if mine.own and len(mine.lengths) == 1:
+            return FlatWeights(blocks, buffers[self.nests.name(one.role, key)])
+        return FlatWeights.nested(blocks, mine.held, buffers)
 
     @property
     def _trains_or_scores(self) -> bool:
@@ -190,9 +228,8 @@ class Parts:
 
     def _moves(self, part: RolePart) -> tuple[tuple[MovePlan, ...], dict[str, Tensor]]:
         """From the home to the copies, and the buffers of this rank."""
-        place, dtype = part.place, self.recipe.dtype.value
-        names: dict[PartKey, str] = {}
-        source = _held(part.parameters, place.home, dtype, names, place.home.mesh.ranks)
+        place, role, parameters = part.place, part.one.role, part.parameters
+        source = self.nests.holdings(role, place.home, place.home.mesh.ranks, parameters)
         plans = []
         for copies in self.copies[part.one.role]:
             targets: list[Holdings] = []
@@ -201,10 +238,14 @@ class Parts:
                 new = [rank for rank in layout.mesh.ranks if (rank, part_key(layout, rank)) in left]
                 left -= parts_of(layout)
                 if new:
-                    targets.append(_held(part.parameters, layout, dtype, names, new))
+                    targets.append(self.nests.holdings(role, layout, new, parameters))
             plans.append(plan_move(source, merged(targets), self.cluster))
-        buffers = {names[key]: model.trained_weights for key, model in part.parts.items() if key in names}
-        return tuple(plans), buffers
+        alone = {
+            self.nests.name(role, key): model.trained_weights
+            for key, model in part.parts.items()
+            if model.nested is None
+        }
+        return tuple(plans), {**self._memory.get(self._owner(part.one), {}), **alone}
 
     def moving(self, role: str, number: int) -> Iterator[Moved]:
         """Bring the weights of a role from its home to some of its copies, an action per `next()`."""
@@ -229,7 +270,7 @@ class Parts:
             any(self.rank in part.moves[number].rows for number in numbers) and self.rank in part.place.home.mesh.ranks
         )
         mine = [key for number in numbers for rank, key in self.copies[role][number].parts if rank == self.rank]
-        filled = [self._units.get(id(part.parts[key].trained_weights)) for key in mine]
+        filled = [self._units.get(id(part.parts[key].flat.whole)) for key in mine]
         needs: list[Need] = [(role, "home")] if sends else []
         self.residence.want(*needs, filled=[unit for unit in filled if unit is not None])
 
@@ -240,7 +281,8 @@ class Parts:
         role, buffers = part.one.role, trainer.buffers()
         if not buffers or self.idle.of_state(role, self.rank) == "keep":
             return None
-        working = trainer.model.trained_weights.untyped_storage().data_ptr()
+        whole = trainer.model.flat.whole
+        working = None if whole is None else whole.untyped_storage().data_ptr()
         own = {  # where the dtypes agree, the working weights are the masters
             name: buffer
             for name, buffer in buffers.items()
@@ -304,11 +346,11 @@ class Parts:
         else:
             assert model is not None, f"rank {self.rank} has no part in gathering {role}"
             parameters = model.trained_parameters
-        names: dict[PartKey, str] = {}
-        source = _held(parameters, place, dtype, names, place.mesh.ranks)
+        source = weights(parameters, place, dtype, "part")
         plan = plan_move(source, weights(parameters, Layout.on((0,)), dtype, "whole"), self.cluster)
-        own = {} if part is None else part.parts
-        buffers = {name: own[key].trained_weights.cpu() for key, name in names.items() if key in own}
+        buffers = {}
+        if part is not None and self.rank in place.mesh.ranks:
+            buffers["part"] = part.parts[part_key(place, self.rank)].flat.flat("cpu")
         if model is not None:
             buffers["whole"] = model.trained_weights
         if self.rank in plan.rows:
@@ -335,18 +377,6 @@ class Parts:
         trainer = self.roles[role].trainer
         assert trainer is not None, f"role {role} is not trained on rank {self.rank}"
         return trainer
-
-
-def _held(
-    parameters: Parameters, layout: Layout, dtype: str, names: dict[PartKey, str], ranks: Sequence[int]
-) -> Holdings:
-    """Of these ranks of a layout; a buffer for every key, named in order of first use."""
-    found = []
-    for rank in ranks:
-        name = names.setdefault(part_key(layout, rank), f"weights{len(names)}")
-        whole = weights(parameters, layout, dtype, name)
-        found.append(Holdings(whole.params, dtype, {rank: whole.ranks[rank]}, {rank: whole.buffers[rank]}))
-    return merged(found)
 
 
 def movers_of(place: RolePlacement) -> tuple[int, ...]:
