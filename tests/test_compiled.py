@@ -81,7 +81,22 @@ def test_without_a_folder_to_keep_it_in(tmp_path: Path, monkeypatch: pytest.Monk
 @pytest.mark.parametrize(
     ("module", "made_of"),
     [
-        (layer_kernels, {"generation/kernels", "generation/vector_code", "models/scalar_code", "compiled"}),
+        (
+            layer_kernels,
+            {
+                "generation/kernels",
+                "generation/score_kernels",
+                "generation/matrix_attention",
+                "generation/product_kernels",
+                "generation/vector_code",
+                "generation/product_code",
+                "generation/attention_code",
+                "generation/matrix_code",
+                "generation/matrix_attention_code",
+                "models/scalar_code",
+                "compiled",
+            },
+        ),
         (draw_kernel, {"generation/noise", "models/scalar_code", "compiled"}),
     ],
     ids=["layer_kernels", "draw_kernel"],

@@ -39,7 +39,7 @@ def test_greedy_equals_transformers(family: str, dtype: torch.dtype) -> None:
         samples = {sample.prompt.uid: sample for sample in engine.step()}
         is_lowered = family in LOWERED and kernels.fast(dtype)
         assert isinstance(engine._forward._lowered, Lowered if is_lowered else Refusal)
-        assert engine.has_packed_weights
+        assert engine.has_packed_weights is not wide  # nothing is packed in float64
         samples |= {sample.prompt.uid: sample for sample in drain(engine)}
         outs = [
             module.generate(

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -13,8 +16,18 @@ from plait.generation.paged import paged_attention_plain
 pytestmark = pytest.mark.skipif(not kernels.AVAILABLE, reason="numba is not installed")
 
 DTYPES = [torch.float32, torch.bfloat16]
+BY_UNIT = pytest.mark.parametrize("by_unit", [False, True], ids=["vectors", "matrix unit"])
+"""Where the CPU has no matrix unit, both are by vectors."""
 SIZES = [(9, 3, 64, 64), (4, 2, 8, 8), (8, 1, 128, 128), (4, 4, 32, 96), (6, 2, 20, 12), (2, 2, 96, 64)]
 """Hq, Hkv, D, E: sizes that the vector instructions take, and others."""
+
+
+@contextlib.contextmanager
+def attention(by_unit: bool) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        if not by_unit:
+            patch.setattr(kernels, "by_matrix_unit", lambda dtype: False)
+        yield
 
 
 def random_tree(count: int, generator: torch.Generator) -> torch.Tensor:
@@ -46,11 +59,12 @@ def work(
     return query, key_pool, value_pool, tables, starts, torch.tensor(held).int()
 
 
+@BY_UNIT
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @settings(max_examples=60, deadline=None)
 @given(
     sizes=st.sampled_from(SIZES),
-    samples=st.lists(st.tuples(st.integers(0, 70), st.integers(1, 9)), min_size=1, max_size=4),
+    samples=st.lists(st.tuples(st.integers(0, 70), st.integers(1, 9) | st.integers(10, 40)), min_size=1, max_size=4),
     window=st.sampled_from([None, None, 1, 3, 17, 50]),
     trees=st.booleans(),
     softcap=st.sampled_from([None, None, 2.0, 20.0]),
@@ -59,6 +73,7 @@ def work(
 )
 def test_paged_attention_is_the_plain_one(
     dtype: torch.dtype,
+    by_unit: bool,
     sizes: tuple[int, ...],
     samples: list[tuple[int, int]],
     window: int | None,
@@ -77,18 +92,32 @@ def test_paged_attention_is_the_plain_one(
     options = {"ancestors": ancestors, "scale": sizes[2] ** -0.5, "window": window, "softcap": softcap, "sinks": sinks}
     wide = [tensor.double() if tensor.is_floating_point() else tensor for tensor in tensors]
     exact = paged_attention_plain(*wide, **options)
-    found = kernels.paged_attention(*tensors, **options)
+    with attention(by_unit):
+        found = kernels.paged_attention(*tensors, **options)
     assert found.dtype == dtype
     bound = 5e-6 if dtype == torch.float32 else 2e-2
     torch.testing.assert_close(found.double(), exact, rtol=bound, atol=bound)
 
 
+@BY_UNIT
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("sizes", SIZES, ids=str)
 def test_a_row_is_the_same_to_the_bit_alone_in_a_batch_and_in_a_chunk(
-    dtype: torch.dtype, sizes: tuple[int, ...]
+    dtype: torch.dtype, sizes: tuple[int, ...], by_unit: bool
 ) -> None:
-    query, key_pool, value_pool, tables, starts, held = work(dtype, sizes, [20, 3, 40], [4, 1, 2], 0)
+    query, key_pool, value_pool, tables, starts, held = work(dtype, sizes, [20, 3, 40], [4, 1, 22], 0)
+    with attention(by_unit):
+        check_rows(query, key_pool, value_pool, tables, starts, held)
+
+
+def check_rows(
+    query: torch.Tensor,
+    key_pool: torch.Tensor,
+    value_pool: torch.Tensor,
+    tables: torch.Tensor,
+    starts: torch.Tensor,
+    held: torch.Tensor,
+) -> None:
     for window in (None, 5):
         options = {"scale": 0.3, "window": window}
         whole = kernels.paged_attention(query, key_pool, value_pool, tables, starts, held, **options)

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from plait.data.packed import pack as packed_row
-from plait.generation import kernels, layer_kernels
+from plait.generation import kernels, layer_kernels, product_kernels
 from plait.generation.kernels import KEYS
 from plait.generation.lowered import Lowered, Refusal, _lay_out, _panels_of, lower
 from plait.generation.pool import KVPool
@@ -205,9 +205,42 @@ def test_float64_and_adapters_are_refused() -> None:
 
 
 @needs_vectors
+def test_by_vectors_in_bfloat16_where_there_is_a_matrix_unit() -> None:
+    """As on a CPU without one: near the other logits, and the same to the bit in chunks and whole."""
+    lowered = lower(model_of("llama", torch.bfloat16))
+    assert isinstance(lowered, Lowered)
+    token_ids = tokens(40)
+
+    def logits(chunks: list[int]) -> torch.Tensor:
+        pool, at, found = pool_of(3), 0, []
+        for count in chunks:
+            batch = ragged([NewTokens(token_ids[at : at + count], at, [2, 0, 1])], KEYS)
+            found.append(lowered.logits(lowered.hidden(batch, pool)))
+            at += count
+        return torch.cat(found)
+
+    expected = logits([40])
+    lowered._sizes = lowered._sizes._replace(matrix=0)
+    lowered._room = None
+    whole = logits([40])
+    assert torch.equal(logits([1, 20, 3, 16]), whole)
+    torch.testing.assert_close(whole, expected, rtol=0, atol=0.06 * float(expected.abs().max()))
+
+
+@needs_vectors
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(
-    ("width", "outputs", "rows"), [(64, 32, 1), (66, 50, 15), (576, 96, 33), (34, 7, 3), (66, 128, 5), (96, 64, 16)]
+    ("width", "outputs", "rows"),
+    [
+        (64, 32, 1),
+        (66, 50, 15),
+        (576, 96, 33),
+        (34, 7, 3),
+        (66, 128, 5),
+        (96, 64, 16),
+        (1056, 50, 100),
+        (704, 40, 270),
+    ],
 )
 @pytest.mark.parametrize("by_unit", [False, True], ids=["vectors", "matrix unit"])
 def test_a_product_with_a_bias(dtype: torch.dtype, width: int, outputs: int, rows: int, by_unit: bool) -> None:
@@ -221,11 +254,19 @@ def test_a_product_with_a_bias(dtype: torch.dtype, width: int, outputs: int, row
     parts = [(weight[:half], bias[:half]), (weight[half:], None)]
     laid_out = torch.zeros(_panels_of(parts), dtype=torch.uint32)
     _lay_out(parts, laid_out)
-    out = torch.empty(rows, laid_out.shape[0] * layer_kernels.TILE_COLUMNS, dtype=dtype)
+    out = torch.empty(rows, laid_out.shape[0] * product_kernels.TILE_COLUMNS, dtype=dtype)
     as_array = kernels.array_of
     matrix = by_unit and kernels.by_matrix_unit(dtype)
-    layer_kernels.product(as_array(x), as_array(x), laid_out.data_ptr(), width, as_array(out), rows, 0, 1, matrix)
+    product_kernels.product(
+        as_array(x), as_array(x), laid_out.data_ptr(), (width, outputs), as_array(out), rows, 0, 1, matrix
+    )
     exact = x.double() @ weight.double().t()
     exact[:, :half] += bias[:half]
     bound = 5e-5 if dtype == torch.float32 else 8e-3
     torch.testing.assert_close(out[:, :outputs].double(), exact, rtol=bound, atol=bound)
+    for row in {0, rows // 2, rows - 1}:  # alone
+        x_1K, out_1N = x[row : row + 1].contiguous(), torch.empty_like(out[:1])
+        product_kernels.product(
+            as_array(x), as_array(x_1K), laid_out.data_ptr(), (width, outputs), as_array(out_1N), 1, 0, 1, matrix
+        )
+        assert torch.equal(out_1N[0, :outputs], out[row, :outputs])

@@ -54,7 +54,11 @@ class Forward:
     @property
     def has_packed_weights(self) -> bool:
         """Whether a copy of the weights is held in another order."""
-        return self._packed.is_packed or (isinstance(self._lowered, Lowered) and self._lowered.is_packed)
+        return self._packed.has_copies or self._is_lowered
+
+    @property
+    def _is_lowered(self) -> bool:
+        return isinstance(self._lowered, Lowered) and self._lowered.is_packed
 
     @property
     def not_lowered(self) -> str | None:
@@ -87,7 +91,8 @@ class Forward:
         return self._logits(with_chunks(batch, more, read))
 
     def _logits(self, batch: RaggedBatch) -> Tensor | None:
-        if isinstance(self._lowered, Lowered) and self._lowered.is_packed:
+        if self._is_lowered:
+            assert isinstance(self._lowered, Lowered), "it is packed"
             hidden_RH = self._lowered.hidden(batch, self._pool)
             return self._lowered.logits(hidden_RH) if len(hidden_RH) else None
         context = RaggedContext(self._pool, batch)
@@ -115,7 +120,7 @@ class Forward:
 
     def work_added(self) -> None:
         """There is more to compute than was known: weights that were not worth packing may be now."""
-        self._decided = self.has_packed_weights
+        self._decided = self._packed.is_packed or self._is_lowered
 
     def drop(self, *, keep_memory: bool = False) -> None:
         """Give the packed copy back; before the weights change. Its memory may stay for the next one."""

@@ -25,26 +25,18 @@ from plait.compiled import AVAILABLE, njit
 try:
     from numba import carray
 
-    from plait.generation.vector_code import KEYS, WEIGHTED_ROWS, ask, scores, weighted
-    from plait.models.scalar_code import (
-        exp,
-        larger,
-        matrix_units,
-        narrow,
-        of_ordered,
-        ordered,
-        pointer,
-        supported,
-        widen,
-    )
+    from plait.generation.attention_code import KEYS, WEIGHTED_ROWS, ask, scores, weighted
+    from plait.generation.matrix_attention import ATTENDED_ROWS, attend_by_unit
+    from plait.generation.score_kernels import LOWEST, seen_blocks, to_shares
+    from plait.models.scalar_code import matrix_units, narrow, pointer, supported, widen
 except ImportError:
-    KEYS, WEIGHTED_ROWS = 16, 4
+    KEYS, WEIGHTED_ROWS, ATTENDED_ROWS = 16, 4, 16
 
 
 Array = Any
 """A numpy array: a view of a tensor."""
 
-_ZERO, _ONE, _LOWEST = np.float32(0), np.float32(1), np.float32(-np.inf)
+_ZERO = np.float32(0)
 
 
 def fast(dtype: torch.dtype) -> bool:
@@ -60,31 +52,6 @@ def by_matrix_unit(dtype: torch.dtype) -> bool:
 def array_of(tensor: Tensor) -> Array:
     """A view: float32 as it is, bfloat16 as uint16."""
     return tensor.view(torch.uint16).numpy() if tensor.dtype == torch.bfloat16 else tensor.numpy()
-
-
-@njit(nogil=True, error_model="numpy", fastmath={"contract", "reassoc", "nsz"}, forceinline=True)
-def _softmax(scores_K, probs_K, sink):
-    most = ordered(sink)
-    for k in range(len(scores_K)):
-        most = larger(most, ordered(scores_K[k]))
-    top = of_ordered(most)
-    total = exp(sink - top)
-    for k in range(len(scores_K)):
-        weight = exp(scores_K[k] - top)
-        scores_K[k] = weight
-        total += weight
-    inverse = _ONE / total
-    for k in range(len(scores_K)):
-        probs_K[k] = narrow(probs_K, scores_K[k] * inverse)
-
-
-@njit(nogil=True, error_model="numpy", fastmath={"contract", "reassoc", "nsz"}, forceinline=True)
-def _cap(scores_K, softcap):
-    """Scores become softcap · tanh(score / softcap)."""
-    slope = np.float32(-2) / softcap
-    for k in range(len(scores_K)):
-        small = exp(np.abs(scores_K[k]) * slope)
-        scores_K[k] = np.copysign(softcap * ((_ONE - small) / (_ONE + small)), scores_K[k])
 
 
 @njit(nogil=True, error_model="numpy", fastmath={"contract", "reassoc", "nsz"}, forceinline=True)
@@ -108,7 +75,7 @@ def _add_weighted_of_any_size(probs_K, values_KE, total_E):
 def attend(
     like, query, query_stride, out, out_stride, key_pool, value_pool, sizes, vectors,
     tables_SM, starts_S1, held_S, seen_TK, depths_T, row_start, row_stop, scale, window, softcap, sinks_H,
-    room_GK, probs_GK,
+    room_GK, probs_GK, turned_X,
 ):  # fmt: skip
     """Attention of the rows row_start … row_stop − 1 over the blocks of their samples.
 
@@ -123,7 +90,15 @@ def attend(
         softcap: float32, 0 for none.
         sinks_H: float32, of length 0 for none.
         room_GK, probs_GK: working space in float32 and in the dtype, for all keys of a sample, rounded up to blocks.
+        turned_X: of length 0: by vectors. Else by the matrix unit, and G of the rooms is ATTENDED_ROWS times as large.
+            All three are made by `rooms`.
     """
+    if len(turned_X):
+        attend_by_unit(
+            like, query, query_stride, out, out_stride, key_pool, value_pool, sizes, tables_SM, starts_S1, held_S,
+            seen_TK, depths_T, row_start, row_stop, scale, window, softcap, sinks_H, room_GK, probs_GK, turned_X,
+        )  # fmt: skip
+        return
     num_heads, num_key_heads, key_size, value_size = sizes
     num_shared = num_heads // num_key_heads
     width = like.itemsize
@@ -139,9 +114,7 @@ def attend(
                 new = row - starts_S1[sample]
                 held = np.int64(held_S[sample])
                 depth = depths_T[row] if len(seen_TK) else new
-                first = max(0, held + depth - window + 1) if window > 0 else 0
-                stop = held + new + 1
-                first_block, stop_block = first // KEYS, (stop + KEYS - 1) // KEYS
+                first_block, stop_block = seen_blocks(held, new, depth, window)
                 offset, count = first_block * KEYS, (stop_block - first_block) * KEYS
                 query_at = query + (row - row_start) * query_stride + head * num_shared * key_size * width
                 out_at = out + (row - row_start) * out_stride + head * num_shared * value_size * width
@@ -170,17 +143,19 @@ def attend(
                                 scale,
                                 room_K[place : place + KEYS],
                             )
-                    if softcap > _ZERO:
-                        _cap(room_K, softcap)
-                    room_K[: first - offset] = _LOWEST
-                    room_K[stop - offset :] = _LOWEST
-                    if len(seen_TK):
-                        for other in range(new):
-                            near = window == 0 or depth - depths_T[starts_S1[sample] + other] < window
-                            if not (near and seen_TK[row, other]) and held + other >= offset:
-                                room_K[held + other - offset] = _LOWEST
-                    sink = sinks_H[head * num_shared + shared] if len(sinks_H) else _LOWEST
-                    _softmax(room_K, probs_GK[shared, :count], sink)
+                    sink = sinks_H[head * num_shared + shared] if len(sinks_H) else LOWEST
+                    to_shares(
+                        room_K,
+                        probs_GK[shared, :count],
+                        row,
+                        np.int64(starts_S1[sample]),
+                        held,
+                        seen_TK,
+                        depths_T,
+                        window,
+                        softcap,
+                        sink,
+                    )
                 if vectors:
                     for shared in range(0, num_shared, WEIGHTED_ROWS):
                         for column in range(0, value_size, columns):
@@ -239,9 +214,10 @@ def paged_attention(
     num_rows, num_heads, key_size = query.shape
     num_key_heads, value_size = value_pool.shape[1], value_pool.shape[3]
     out = query.new_empty(num_rows, num_heads, value_size)
-    width = tables_SM.shape[1] * KEYS
-    room_GK = np.empty((num_heads // num_key_heads, width), np.float32)
-    like = array_of(query)
+    sizes = (num_heads, num_key_heads, key_size, value_size)
+    like, vectors = array_of(query), fast(query.dtype) and key_size % 32 == 0 and value_size % 32 == 0
+    by_unit = vectors and by_matrix_unit(query.dtype)
+    room_1GK, probs_1GK, turned_1X = rooms(sizes, tables_SM.shape[1] * KEYS, by_unit, like)
     seen_TK, depths_T = seen_rows(starts_S1, ancestors)
     attend(
         like,
@@ -251,8 +227,8 @@ def paged_attention(
         out.stride(0) * out.element_size(),
         key_pool.data_ptr(),
         value_pool.data_ptr(),
-        (num_heads, num_key_heads, key_size, value_size),
-        fast(query.dtype) and key_size % 32 == 0 and value_size % 32 == 0,
+        sizes,
+        vectors,
         tables_SM.contiguous().numpy(),
         starts_S1.numpy(),
         held_S.numpy(),
@@ -264,10 +240,28 @@ def paged_attention(
         window or 0,
         np.float32(softcap or 0),
         _NO_SINKS if sinks is None else sinks.detach().float().contiguous().numpy(),
-        room_GK,
-        np.empty((num_heads // num_key_heads, width), like.dtype),
+        room_1GK[0],
+        probs_1GK[0],
+        turned_1X[0],
     )
     return out
+
+
+def rooms(
+    sizes: tuple[int, int, int, int], num_keys: int, by_unit: bool, like: Array, parts: int = 1
+) -> tuple[Array, Array, Array]:
+    """Working space of `attend` for each of so many threads: for scores, for shares, for what is turned.
+
+    Args:
+        sizes: Hq, Hkv, D, E.
+        num_keys: of the longest context, rounded up to blocks.
+        by_unit: attention is by the CPU's matrix unit.
+        like: has the dtype.
+    """
+    num_heads, num_key_heads, key_size, value_size = sizes
+    shape = (parts, num_heads // num_key_heads * (ATTENDED_ROWS if by_unit else 1), num_keys)
+    turned = (parts, num_keys * max(key_size, value_size) + 32 if by_unit else 0)
+    return np.empty(shape, np.float32), np.empty(shape, like.dtype), np.empty(turned, like.dtype)
 
 
 _NO_SINKS = np.zeros(0, np.float32)

@@ -3,16 +3,6 @@
 Rounds where the Transformers layer rounds, so that both agree up to the order of sums. Every row is computed from that
 row alone, to the bit, whatever the batch holds; so a prompt may be taken whole, in chunks or token by token.
 
-Products read weights that `pack` laid out in panels; in µs on one core of an AMD EPYC (AVX-512, bfloat16), each call
-another weight, against oneDNN's packed products of torch 2.13:
-
-    [8, 576] by [576, 3072]: 78, oneDNN 161    [32, 576] by [576, 3072]: 240, oneDNN 348
-    [8, 1536] by [1536, 576]: 42, oneDNN 82    [32, 1536] by [1536, 576]: 126, oneDNN 176
-
-and on one core of an Intel Xeon with a matrix unit, by it and by vectors:
-
-    [8, 576] by [576, 3072]: 205, 316    [32, 576] by [576, 3072]: 264, 1031    [256, 576] by [576, 3072]: 1207, 7722
-
 Several threads share the work: each calls `decoder` with its number, and they meet at barriers.
 
 Shapes: T rows (new tokens), C rows of a chunk, S samples, L layers, R rows that are read, Hq query heads, Hkv key
@@ -26,24 +16,13 @@ from typing import NamedTuple
 import numpy as np
 
 from plait.compiled import AVAILABLE, njit
-from plait.generation.kernels import Array, attend
+from plait.generation.kernels import KEYS, Array, attend
+from plait.generation.product_kernels import product
 
 if AVAILABLE:
     from numba import carray
 
-    from plait.generation.vector_code import (
-        KEYS,
-        MATRIX_ROWS,
-        MATRIX_TERMS,
-        TILE_COLUMNS,
-        TILE_ROWS,
-        matrix_tile,
-        tile,
-        transposed,
-    )
     from plait.models.scalar_code import barrier, exp, narrow, pointer, widen
-else:
-    KEYS, TILE_COLUMNS, TILE_ROWS = 16, 32, 14
 
 CHUNK_ROWS = 256
 """Rows that pass all layers together: enough to read the weights seldom, few enough for a second-level cache."""
@@ -106,7 +85,7 @@ class Weights(NamedTuple):
 
 
 class Room(NamedTuple):
-    """Working space of one chunk; rows are as wide as the panels of the product that fills them."""
+    """Working space of one chunk; rows are as wide as the panels of the product that fills them, or wider."""
 
     normed_CH: Array
     qkv_CN: Array
@@ -116,72 +95,9 @@ class Room(NamedTuple):
     gate_up_CN: Array
     gated_CI: Array
     scores_QGK: Array
-    """float32, for each thread."""
     probs_QGK: Array
-
-
-@njit(nogil=True, error_model="numpy")
-def product(like, x_CK, weight, num_terms, out_CN, num_rows, part, parts, matrix=False):
-    """out [rows, N] = x [rows, K] · weightᵀ + bias of a weight that `pack` has laid out; this thread's panels.
-
-    Args:
-        weight: address.
-        num_terms: K.
-        out_CN: as wide as the panels.
-        matrix: by the CPU's matrix unit, if it can take K.
-    """
-    if num_rows == 0:
-        return
-    terms = num_terms // 2 if like.itemsize == 2 else num_terms
-    panel_bytes = 4 * TILE_COLUMNS * (1 + terms)
-    by_unit = matrix and like.itemsize == 2 and terms % MATRIX_TERMS == 0
-    most_rows = MATRIX_ROWS if by_unit else TILE_ROWS
-    num_tiles = (num_rows + most_rows - 1) // most_rows
-    num_panels = out_CN.shape[1] // TILE_COLUMNS
-    x_stride, out_stride = x_CK.shape[1] * like.itemsize, out_CN.shape[1] * like.itemsize
-    for panel in range(num_panels * part // parts, num_panels * (part + 1) // parts):
-        start = 0
-        weight_at = weight + panel * panel_bytes
-        out_at = out_CN.ctypes.data + panel * TILE_COLUMNS * like.itemsize
-        for number in range(num_tiles):
-            stop = (number + 1) * num_rows // num_tiles
-            x_at = x_CK.ctypes.data + start * x_stride
-            if by_unit:
-                matrix_tile(stop - start, x_at, x_stride, weight_at, terms, out_at + start * out_stride, out_stride)
-            else:
-                tile(like, stop - start, x_at, x_stride, weight_at, terms, out_at + start * out_stride, out_stride)
-            start = stop
-
-
-@njit(nogil=True, error_model="numpy")
-def pack(weight_OT, bias_O, first, out):
-    """Lay the rows of a weight out as `tile` reads them: panels of TILE_COLUMNS outputs, in each its bias, then its
-    terms one by one.
-
-    Args:
-        weight_OT: uint32 [O, T], of bfloat16 in pairs.
-        bias_O: float32, or of length 0.
-        first: output that row 0 is.
-        out: uint32 [panels, 1 + T, TILE_COLUMNS].
-    """
-    num_out, num_terms = weight_OT.shape
-    for row in range(len(bias_O)):
-        column = first + row
-        out[column // TILE_COLUMNS, 0, column % TILE_COLUMNS] = bias_O.view(np.uint32)[row]
-    at, row_bytes, panel_row_bytes = weight_OT.ctypes.data, 4 * num_terms, 4 * TILE_COLUMNS
-    for start in range(0, num_out, TILE_COLUMNS):
-        done = 0
-        if first % TILE_COLUMNS == 0 and start + TILE_COLUMNS <= num_out:
-            done = num_terms // 16 * 16
-            panel_at = out[(first + start) // TILE_COLUMNS, 1].ctypes.data
-            for term in range(0, done, 16):
-                for half in range(0, TILE_COLUMNS, 16):
-                    from_at = at + (start + half) * row_bytes + 4 * term
-                    transposed(from_at, row_bytes, panel_at + term * panel_row_bytes + 4 * half, panel_row_bytes)
-        for row in range(start, min(start + TILE_COLUMNS, num_out)):
-            column = first + row
-            for term in range(done, num_terms):
-                out[column // TILE_COLUMNS, 1 + term, column % TILE_COLUMNS] = weight_OT[row, term]
+    turned_QX: Array
+    """These as `kernels.rooms` makes them."""
 
 
 @njit(nogil=True, error_model="numpy", fastmath={"contract", "reassoc", "nsz"}, forceinline=True)
@@ -280,6 +196,11 @@ def decoder(x_TH, pools_L2, step, weights, sizes, room, out_RH, state, part, par
     width = x_TH.itemsize
     matrix = sizes.matrix == 1
     attention = (sizes.num_heads, sizes.num_key_heads, sizes.head_size, sizes.head_size)
+    attended, all_heads = (
+        sizes.num_heads * sizes.head_size,
+        (sizes.num_heads + 2 * sizes.num_key_heads) * sizes.head_size,
+    )
+    widths = ((hidden, all_heads), (attended, hidden), (hidden, 2 * sizes.intermediate), (sizes.intermediate, hidden))
     done = 0
     for start in range(0, num_rows, CHUNK_ROWS):
         stop = min(start + CHUNK_ROWS, num_rows)
@@ -292,7 +213,9 @@ def decoder(x_TH, pools_L2, step, weights, sizes, room, out_RH, state, part, par
                 _normalise(x_TH[start + row], norms_N[:hidden], weights.eps, sizes.norm, room.normed_CH[row])
             if parts > 1:
                 barrier(state.ctypes.data, parts)
-            product(x_TH, room.normed_CH, weights.packed_L4[layer, 0], hidden, room.qkv_CN, count, part, parts, matrix)
+            product(
+                x_TH, room.normed_CH, weights.packed_L4[layer, 0], widths[0], room.qkv_CN, count, part, parts, matrix
+            )
             if parts > 1:
                 barrier(state.ctypes.data, parts)
             rope, window = weights.settings_L2[layer, 0], weights.settings_L2[layer, 1]
@@ -337,6 +260,7 @@ def decoder(x_TH, pools_L2, step, weights, sizes, room, out_RH, state, part, par
                 weights.scales_L[:0],
                 room.scores_QGK[part],
                 room.probs_QGK[part],
+                room.turned_QX[part],
             )
             if parts > 1:
                 barrier(state.ctypes.data, parts)
@@ -348,7 +272,7 @@ def decoder(x_TH, pools_L2, step, weights, sizes, room, out_RH, state, part, par
                 x_TH,
                 room.attended_CN,
                 weights.packed_L4[layer, 1],
-                sizes.num_heads * sizes.head_size,
+                widths[1],
                 room.delta_CN,
                 count,
                 part,
@@ -364,19 +288,27 @@ def decoder(x_TH, pools_L2, step, weights, sizes, room, out_RH, state, part, par
             if parts > 1:
                 barrier(state.ctypes.data, parts)
             product(
-                x_TH, room.normed_CH, weights.packed_L4[layer, 2], hidden, room.gate_up_CN, count, part, parts, matrix
+                x_TH,
+                room.normed_CH,
+                weights.packed_L4[layer, 2],
+                widths[2],
+                room.gate_up_CN,
+                count,
+                part,
+                parts,
+                matrix,
             )
             if parts > 1:
                 barrier(state.ctypes.data, parts)
             for row in range(count * part // parts, count * (part + 1) // parts):
-                _gated(room.gate_up_CN[row], sizes.activation, room.gated_CI[row])
+                _gated(room.gate_up_CN[row], sizes.activation, room.gated_CI[row, : sizes.intermediate])
             if parts > 1:
                 barrier(state.ctypes.data, parts)
             product(
                 x_TH,
                 room.gated_CI,
                 weights.packed_L4[layer, 3],
-                sizes.intermediate,
+                widths[3],
                 room.delta_CN,
                 count,
                 part,
@@ -404,14 +336,3 @@ def _keep_read(x_TH, attended_CN, read_R, done, start, stop, part):
             attended_CN[count] = attended_CN[row - start]
         count += 1
     return count
-
-
-@njit(nogil=True, error_model="numpy")
-def head(x_RH, weight, out_RN, part, parts, matrix):
-    """Logits: `product` of all rows with the packed weight of a linear head."""
-    product(x_RH, x_RH, weight, x_RH.shape[1], out_RN, len(x_RH), part, parts, matrix)
-
-
-def panels(num_out: int) -> int:
-    """Panels of a weight with so many outputs."""
-    return -(-num_out // TILE_COLUMNS)

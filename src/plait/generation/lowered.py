@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from plait.generation import kernels, layer_kernels
+from plait.generation import kernels, layer_kernels, product_kernels
 from plait.generation.dense_layers import (
     ROPE_TYPES,
     Refused,
@@ -37,8 +37,9 @@ from plait.generation.dense_layers import (
     require,
 )
 from plait.generation.kernels import KEYS, array_of
-from plait.generation.layer_kernels import CHUNK_ROWS, OFFSET, TILE_COLUMNS, Sizes
+from plait.generation.layer_kernels import CHUNK_ROWS, OFFSET, Sizes
 from plait.generation.pool import KVPool
+from plait.generation.product_kernels import TILE_COLUMNS
 from plait.generation.proof import prove
 from plait.generation.ragged import RaggedBatch
 from plait.models.language_model import LanguageModel
@@ -196,12 +197,12 @@ class Lowered:
         self.pack()
         if self._head is None:
             return self.model.logits(hidden_RH)
-        num_panels = self._head.shape[0]
-        out_RN = hidden_RH.new_empty(len(hidden_RH), num_panels * TILE_COLUMNS)
+        num_tokens = self.model.head.weight.shape[0]
+        out_RN = hidden_RH.new_empty(len(hidden_RH), padded(num_tokens, hidden_RH.dtype))
         x, out, parts = array_of(hidden_RH.contiguous()), array_of(out_RN), torch.get_num_threads()
         address, matrix = self._head.data_ptr(), self._sizes.matrix == 1
-        self._on_threads(lambda part: layer_kernels.head(x, address, out, part, parts, matrix), parts)
-        return out_RN[:, : self.model.head.weight.shape[0]]
+        self._on_threads(lambda part: product_kernels.head(x, address, num_tokens, out, part, parts, matrix), parts)
+        return out_RN[:, :num_tokens]
 
     def _read_settings(self) -> None:
         """Find out what the module does around its weights by watching it compute."""
@@ -286,24 +287,16 @@ class Lowered:
         hidden = self._module.embed_tokens.weight.shape[1]
         attended = sizes.num_heads * sizes.head_size
         all_heads = (sizes.num_heads + 2 * sizes.num_key_heads) * sizes.head_size
-        dtype = np.uint16 if self.model.dtype == torch.bfloat16 else np.float32
+        dtype = torch.uint16 if self.model.dtype == torch.bfloat16 else torch.float32
 
-        def rows(width: int, panels: bool = True) -> Any:
-            width = layer_kernels.panels(width) * TILE_COLUMNS if panels else width
-            return _aligned((num_rows, width), torch.uint16 if dtype is np.uint16 else torch.float32).numpy()
+        def rows(width: int) -> Any:
+            return _aligned((num_rows, padded(width, dtype)), dtype).numpy()
 
-        of_scores = (parts, sizes.num_heads // sizes.num_key_heads, num_keys)
-        self._room = layer_kernels.Room(
-            rows(hidden, panels=False),
-            rows(all_heads),
-            rows(attended, panels=False),
-            rows(attended, panels=False),
-            rows(hidden),
-            rows(2 * sizes.intermediate),
-            rows(sizes.intermediate, panels=False),
-            np.empty(of_scores, np.float32),
-            np.empty(of_scores, dtype),
-        )
+        heads = (sizes.num_heads, sizes.num_key_heads, sizes.head_size, sizes.head_size)
+        widths = (hidden, all_heads, attended, attended, hidden, 2 * sizes.intermediate, sizes.intermediate)
+        like = np.empty(0, np.uint16 if self.model.dtype == torch.bfloat16 else np.float32)
+        by_unit = sizes.matrix == 1 and sizes.vectors == 1
+        self._room = layer_kernels.Room(*map(rows, widths), *kernels.rooms(heads, num_keys, by_unit, like, parts))
         return self._room
 
     def _pool_addresses(self, pool: KVPool) -> Any:
@@ -354,7 +347,7 @@ def _panels_of(parts: list[tuple[Tensor, Tensor | None]]) -> tuple[int, int, int
     """The shape of these weights, one under the other, laid out as uint32."""
     weight_OI = parts[0][0]
     num_terms = weight_OI.shape[1] * weight_OI.element_size() // 4
-    return layer_kernels.panels(sum(len(weight) for weight, _ in parts)), 1 + num_terms, TILE_COLUMNS
+    return product_kernels.panels(sum(len(weight) for weight, _ in parts)), 1 + num_terms, TILE_COLUMNS
 
 
 def _lay_out(parts: list[tuple[Tensor, Tensor | None]], out: Tensor) -> None:
@@ -362,8 +355,16 @@ def _lay_out(parts: list[tuple[Tensor, Tensor | None]], out: Tensor) -> None:
     for weight_OI, bias_O in parts:
         bias = np.empty(0, np.float32) if bias_O is None else bias_O.detach().float().numpy()
         terms = weight_OI.detach().contiguous().view(torch.uint32).numpy()
-        layer_kernels.pack(terms, bias, first, out.numpy())
+        product_kernels.pack(terms, bias, first, out.numpy())
         first += len(weight_OI)
+
+
+def padded(width: int, dtype: torch.dtype) -> int:
+    """Columns of rows with room for panels of so many outputs: an odd number of cache lines, so that a column of 16
+    rows does not fall into a few sets of the cache."""
+    per_line = ALIGNMENT // torch.empty(0, dtype=dtype).element_size()
+    lines = -(-product_kernels.panels(width) * TILE_COLUMNS // per_line)
+    return (lines | 1) * per_line
 
 
 def _aligned(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
