@@ -63,6 +63,7 @@ PP = {"actor.generate": "0,1 dp2", "actor.train": "0,1 pp2 schedule=gpipe", "act
 REPLICAS = {"actor.generate": "0,1,2,3 dp4", "actor.train": "0,1,2,3 dp2 tp2", "actor.logprobs": "0,2,1,3 dp2 tp2"}
 REGROUPED = {"actor.generate": "0,2,1,3 dp2 tp2", "actor.train": "0,1,2,3 tp4", "actor.logprobs": "0,1,2,3 tp4"}
 PLAIN = {"actor.generate": "0,1,2,3 dp2 tp2", "actor.train": "0,1,2,3 dp2 pp2", "actor.logprobs": "0,1,2,3 tp4"}
+HOSTED = {"actor.generate": "0,1 tp2", "actor.train": "0,1 dp2", "actor.logprobs": "1,0 pp2"}
 
 
 @pytest.fixture
@@ -81,14 +82,23 @@ def recipe_of(make_recipe: MakeRecipe, tmp_path: Path) -> Callable[..., Recipe]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "plan", [TP, PP, REPLICAS, REGROUPED, PLAIN], ids=["tp2", "stages", "replicas", "regrouped", "halves of stages"]
+    ("plan", "dtype"),
+    [
+        pytest.param(TP, "bfloat16", id="tp2"),
+        pytest.param(PP, "bfloat16", id="stages"),
+        pytest.param(REPLICAS, "bfloat16", id="replicas"),
+        pytest.param(REGROUPED, "bfloat16", id="regrouped"),
+        pytest.param(PLAIN, "bfloat16", id="halves of stages"),
+        pytest.param(HOSTED, "bfloat16", id="training hosts"),
+        pytest.param(HOSTED, "float64", id="masters host"),
+    ],
 )
 def test_results_are_those_of_parts_that_lie_apart(
-    recipe_of: MakeRecipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, plan: dict[str, str]
+    recipe_of: MakeRecipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, plan: dict[str, str], dtype: str
 ) -> None:
     """Bit for bit: tokens, metrics, weights, masters. What passes is the same, and what is planned; nothing is copied.
     On every rank the weights take the bytes of which a dry run speaks."""
-    nested, apart = recipe_of("nested", plan), recipe_of("apart", plan)
+    nested, apart = recipe_of("nested", plan, dtype=dtype), recipe_of("apart", plan, dtype=dtype)
     monkeypatch.setenv("HELD", str(tmp_path / "in-one"))
     run(nested)
     expected = weight_rows(nested)
@@ -137,7 +147,7 @@ def weight_rows(recipe: Recipe) -> list[int]:
     shapes, parameters = {one.name: model_shape(one.name) for one in models}, parameters_of(models)
     plan = resolve_plan(recipe, flow, models, shapes)
     rows = [parameter_rows(rank, recipe, models, shapes, parameters, plan) for rank in range(plan.num_ranks)]
-    return [dict(one)["actor: weights (bfloat16)"] for one in rows]
+    return [dict(one)[f"actor: weights ({recipe.dtype})"] for one in rows]
 
 
 def states(run_dir: Path) -> dict[str, bytes]:
