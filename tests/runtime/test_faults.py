@@ -127,12 +127,12 @@ def undisturbed(place: Path, tiny_folder: Path) -> Path:
     return recipe.run_dir
 
 
-def plait_train(recipe: Recipe, *flags: str) -> subprocess.CompletedProcess[str]:
+def plait_train(recipe: Recipe) -> subprocess.CompletedProcess[str]:
     """`plait train` in a process of its own, with an environment that marks all its children."""
     path = recipe.run_dir.with_suffix(".yaml")
     path.write_text(recipe_text(recipe))
     environment = os.environ | {"PLAIT_MARK": str(recipe.run_dir)}
-    command = [sys.executable, "-m", "plait", "train", str(path), *flags]
+    command = [sys.executable, "-m", "plait", "train", str(path)]
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=LIMIT_S)
 
 
@@ -206,8 +206,7 @@ def test_an_error_of_the_input_is_said_as_by_one_process(
     assert "error: planted: look at the key" in broken.stderr
     assert "Traceback" not in broken.stderr
     assert left_of(recipe) == []
-    resumed = plait_train(recipe, "--resume")
-    assert resumed.returncode == 0, resumed.stderr
+    assert run(recipe, resume=True).finished
     assert_equal_runs(recipe.run_dir, undisturbed)
 
 
@@ -234,6 +233,5 @@ def broken_off(recipe: Recipe, fault: str, action: str, rank: int, undisturbed: 
     assert ports, "those of the store, or of the connections to peers"
     rows = [row.split() for row in Path("/proc/net/tcp").read_text().splitlines()[1:]]
     assert not [row for row in rows if row[1] in ports and row[3] == LISTENS]
-    resumed = plait_train(recipe, "--resume")
-    assert resumed.returncode == 0, resumed.stderr
+    assert run(recipe, resume=True).finished
     assert_equal_runs(recipe.run_dir, undisturbed)

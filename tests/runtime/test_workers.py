@@ -8,6 +8,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -39,10 +40,11 @@ from plait.runtime.ranks.parcels import (
 from plait.runtime.ranks.supervisor import crowding
 from plait.runtime.recipes.recipe import Recipe
 from plait.schedule.timeline import load_any
+from tests.runtime.placed_runs import where
 from tests.runtime.plans import assert_equal_runs, write_plan
 
 MakeRecipe = Callable[..., Recipe]
-STEPS = 4
+STEPS = 5
 
 
 def samples_of() -> tuple[Sample, ...]:
@@ -102,27 +104,24 @@ def recipe_of(make_recipe: MakeRecipe, tmp_path: Path) -> Callable[..., Recipe]:
     return make
 
 
-def test_a_checkpoint_of_one_plan_is_resumed_under_others(recipe_of: Callable[..., Recipe], tmp_path: Path) -> None:
-    """Two steps under tp 2 (a tied embedding), one under pp 2, one on one process; and from one process to dp 2."""
-    undisturbed = recipe_of("whole", None, steps=STEPS)
+@dataclass(frozen=True)
+class Journey:
+    """One run under several plans in turn, each resumed from the other's checkpoint; read by several tests."""
+
+    undisturbed: Path
+    """The folder of the same run on one process."""
+    changed: Path
+    sent: int
+    received: int
+    """Bytes between the process that watches and the ranks, in the two steps under tp 2."""
+
+
+@pytest.fixture(scope="module")
+def journey(placed: Callable[..., Recipe], place: Path) -> Journey:
+    """Two steps under tp 2 (a tied embedding), one under pp 2, one on one process, one under dp 2."""
+    keys = {"options": {"kl_coef": 0.05}, "sampling.max_response_tokens": 24, "checkpoint.every": 2}
+    undisturbed = placed("grpo", "undisturbed", steps=STEPS, **keys)
     run(undisturbed)
-    for step, plan in ((2, "tp2"), (3, "pp2"), (STEPS, None)):
-        run(recipe_of("changed", plan, steps=step), resume=step > 2)
-    assert_equal_runs(tmp_path / "changed", undisturbed.run_dir)
-    for step, plan in ((2, None), (STEPS, "dp2")):
-        run(recipe_of("back", plan, steps=step), resume=step > 2)
-    assert_equal_runs(tmp_path / "back", undisturbed.run_dir)
-    assert export_checkpoint(tmp_path / "back", tmp_path / "exported", dtype="float64") == STEPS
-    from safetensors.torch import load_file
-
-    ours, theirs = (load_file(f / "model.safetensors") for f in (tmp_path / "exported", tmp_path / "whole/final"))
-    assert all(torch.allclose(ours[name], theirs[name], rtol=0, atol=1e-9) for name in theirs)
-
-
-def test_rows_do_not_pass_the_process_that_watches(
-    recipe_of: Callable[..., Recipe], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A step more, of many tokens, brings not a byte of them to it; and every rank's actions stand in the trace."""
     closed: list[tuple[int, int]] = []
     close = LocalGroup.close
 
@@ -130,22 +129,37 @@ def test_rows_do_not_pass_the_process_that_watches(
         closed.append((group.bytes_sent, group.bytes_received))
         close(group, grace_s)
 
-    monkeypatch.setattr(LocalGroup, "close", counted)
-    recipe = recipe_of("watched", "tp2", steps=STEPS)
-    run(recipe)
-    sent, received = closed[0]
-    samples = sum(path.stat().st_size for path in (recipe.run_dir / "samples").iterdir())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(LocalGroup, "close", counted)
+        for step, plan in ((2, "tp2"), (3, "pp2"), (4, None), (STEPS, "dp2")):
+            here = {} if plan is None else where(place, plan, PLANS[plan])
+            run(placed("grpo", "changed", steps=step, **keys, **here), resume=step > 2)
+    assert len(closed) == 3, "three of the plans have several processes"
+    return Journey(undisturbed.run_dir, place / "changed", *closed[0])
+
+
+def test_a_checkpoint_of_one_plan_is_resumed_under_others(journey: Journey, tmp_path: Path) -> None:
+    assert_equal_runs(journey.changed, journey.undisturbed)
+    assert export_checkpoint(journey.changed, tmp_path / "exported", dtype="float64") == STEPS
+    folders = (tmp_path / "exported", journey.undisturbed / "final")
+    ours, theirs = (_weights(folder / "model.safetensors") for folder in folders)
+    assert all(torch.allclose(ours[name], theirs[name], rtol=0, atol=1e-9) for name in theirs)
+
+
+def test_rows_do_not_pass_the_process_that_watches(journey: Journey) -> None:
+    """Two steps of many tokens bring not a byte of them to it; and every rank's actions stand in the trace."""
+    samples = sum((journey.changed / "samples" / f"step-{step:06}.jsonl").stat().st_size for step in (1, 2))
     assert samples > 20_000
-    assert sent < 10_000, "the recipe and the plan"
+    assert journey.sent < 10_000, "the recipe and the plan"
     beats = 100 * 120
-    assert received < 4_000 + beats, "the outcome, and heartbeats"
-    timeline = load_any(recipe.run_dir / "trace.json")
-    for step in range(1, STEPS + 1):
-        trained = [{s.action for s in timeline.spans if s.rank == rank and s.step == step} for rank in (0, 1)]
+    assert journey.received < 4_000 + beats, "the outcome, and heartbeats"
+    spans = [s for s in load_any(journey.changed / "trace.json").spans if s.step in (1, 2)]
+    for step in (1, 2):
+        trained = [{s.action for s in spans if s.rank == rank and s.step == step} for rank in (0, 1)]
         for names in trained:
             assert {"actor.generate/prefill", "actor.train/b0/mb0", "actor.train/b0/step"} <= names
         assert "ref.logprobs/mb0" in trained[0] - trained[1]
-    assert not [s for s in timeline.spans if "actor.weights" in s.action], "one part serves all calls: nothing moves"
+    assert not [s for s in spans if "actor.weights" in s.action], "one part serves all calls: nothing moves"
 
 
 def test_moves_are_in_the_timeline_with_their_bytes(recipe_of: Callable[..., Recipe], tmp_path: Path) -> None:
@@ -160,22 +174,20 @@ def test_moves_are_in_the_timeline_with_their_bytes(recipe_of: Callable[..., Rec
         assert sum(s.bytes for s in moved) == 8 * elements
 
 
-def test_every_action_has_its_bytes(recipe_of: Callable[..., Recipe]) -> None:
+def test_every_action_has_its_bytes(recipe_of: Callable[..., Recipe], journey: Journey) -> None:
     """25,760 parameters, of them a tied embedding of 320 x 32, in float64."""
     elements, embedding, hidden = 25_760, 320 * 32, 32
     PLANS["cut"] = {"actor.generate": "0,1 tp2", "actor.train": "0,1 pp2", "ref.logprobs": "1"}
-    spans = {}
-    for plan in ("dp2", "cut"):
-        recipe = recipe_of(f"bytes-{plan}", plan, steps=1)
-        run(recipe)
-        spans[plan] = load_any(recipe.run_dir / "trace.json").spans
-    # Of gradients a rank gets its share from the other, of the new weights all that is not its share.
-    steps = {s.rank: s.bytes for s in spans["dp2"] if s.kind == "STEP"}
-    assert steps == {0: 8 * elements, 1: 8 * elements}
+    recipe = recipe_of("bytes-cut", "cut", steps=1)
+    run(recipe)
+    spans = load_any(recipe.run_dir / "trace.json").spans
+    # dp 2: of gradients a rank gets its share from the other, of the new weights all that is not its share.
+    last = [s for s in load_any(journey.changed / "trace.json").spans if s.step == STEPS]
+    assert {s.rank: s.bytes for s in last if s.kind == "STEP"} == {0: 8 * elements, 1: 8 * elements}
     # The stages sum the embedding's gradients, and the last one gets its new weights from the first.
-    steps = {s.rank: s.bytes for s in spans["cut"] if s.kind == "STEP"}
+    steps = {s.rank: s.bytes for s in spans if s.kind == "STEP"}
     assert steps == {0: 8 * embedding, 1: 2 * 8 * embedding}
-    trained = [s for s in spans["cut"] if s.action.startswith("actor.train/")]
+    trained = [s for s in spans if s.action.startswith("actor.train/")]
     tokens = {(s.rank, s.action[-1]): s.tokens for s in trained if s.kind in ("F", "B")}
     passed = [s for s in trained if s.kind.startswith(("SEND", "RECV"))]
     assert {(s.kind, s.lane) for s in passed} == {
@@ -185,10 +197,10 @@ def test_every_action_has_its_bytes(recipe_of: Callable[..., Recipe]) -> None:
     for span in passed:
         assert span.bytes == 8 * hidden * tokens[span.rank, span.action[-1]]
     # Two ranks sum the embedding's and each layer's two outputs, and gather their halves of the logits.
-    for span in spans["cut"]:
+    for span in spans:
         if span.kind == "DECODE":
             assert span.bytes == 8 * span.tokens * ((1 + 2 * 2) * hidden + 320 // 2)
-    assert {s.rank for s in spans["cut"] if s.kind == "DECODE"} == {0, 1}
+    assert {s.rank for s in spans if s.kind == "DECODE"} == {0, 1}
 
 
 def test_a_parcel_that_is_too_large_is_refused_by_who_sends_it(monkeypatch: pytest.MonkeyPatch) -> None:
