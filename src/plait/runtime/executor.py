@@ -26,7 +26,8 @@ from plait.runtime.streams import Part, Steps, begun, in_parts
 from plait.training.trainer import COUNTS, Trainer
 
 if TYPE_CHECKING:
-    from plait.runtime.ranks.crew import Crew, CrewTrainer
+    from plait.runtime.ranks.crew import Crew
+    from plait.runtime.ranks.crew_calls import CrewTrainer
 
 HERE = frozenset({LEADER})
 
@@ -114,9 +115,7 @@ class Executor:
 
     def _begun(self, node: Node, state: StepState, draw: Draw, trained: _InOrder) -> Ongoing:
         trainer = self._trainer(node)
-        if trainer is not None and not isinstance(trainer, Trainer):
-            trainer.freshen(node.kind)  # while the ranks that it takes are free
-        ongoing = Ongoing(node, self._little(node, state), self._mesh(node))
+        ongoing = Ongoing(node, self._little(node, state), self._mesh(node, begins=True))
         role = self.roles.get(str(node.role))
         if node.kind is CallKind.GENERATE:
             engine = self._model(node).engine
@@ -132,7 +131,16 @@ class Executor:
             ongoing.steps = self._rewarding.steps(node, state, self._parts(node, state), free)
         elif node.kind is CallKind.SCORE:
             ongoing.steps = self._scored(node, state)
+        if trainer is not None and not isinstance(trainer, Trainer):
+            ongoing.steps = self._moved_first(ongoing, trainer.freshening(node.kind), ongoing.steps)
         return ongoing
+
+    def _moved_first(self, ongoing: Ongoing, moves: Iterator[None], steps: Steps) -> Steps:
+        """The ranks that bring weights are free again when these are there."""
+        for _ in moves:
+            yield True
+        ongoing.mesh = self._mesh(ongoing.node)
+        yield from steps
 
     def _mesh(self, node: Node, *, begins: bool = False) -> frozenset[int]:
         """The ranks that a call keeps busy; to begin, with those that bring it weights."""

@@ -20,7 +20,7 @@ from plait.runtime.streams import Part, Steps, in_parts
 from plait.training.trainer import Trainer
 
 if TYPE_CHECKING:
-    from plait.runtime.ranks.crew import CrewTrainer
+    from plait.runtime.ranks.crew_calls import CrewTrainer
 
 
 class Rewarding:

@@ -23,7 +23,7 @@ from plait.runtime.scorer import ModelScorer, translator_for
 from plait.training.trainer import Trainer
 
 if TYPE_CHECKING:
-    from plait.runtime.ranks.crew import CrewTrainer
+    from plait.runtime.ranks.crew_calls import CrewTrainer
     from plait.runtime.ranks.crew_engine import CrewEngine
 
 NEW_HEAD_STD = 0.0

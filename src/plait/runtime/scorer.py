@@ -16,7 +16,7 @@ from plait.runtime.recorder import Elsewhere
 from plait.training.trainer import Done, Trainer
 
 if TYPE_CHECKING:
-    from plait.runtime.ranks.crew import CrewTrainer
+    from plait.runtime.ranks.crew_calls import CrewTrainer
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from plait.data.records import Prompt, Sample
 from plait.data.rows import Rows
 from plait.dataflow import Node
 from plait.observe.progress import Progress
-from plait.runtime.ranks.crew import CrewCall
+from plait.runtime.ranks.crew_calls import CrewCall
 from plait.runtime.recorder import Recorder
 
 Steps = Generator[bool, None, Any]
