@@ -137,7 +137,7 @@ def test_a_checkpoint_of_ppo_is_resumed_under_other_plans(place: Path, placed: C
 
 @pytest.mark.slow
 def test_stages_of_equal_work_are_resumed_under_other_stages(place: Path, placed: Callable[..., Recipe]) -> None:
-    """Four layers: three and one by the rule, as the head is worth 1.3 of them; then one and three; then one process."""
+    """Four layers: three and one by the rule (the head is worth 1.3 of them), then one and three, then one process."""
     model = tiny_model("llama", dtype=torch.float32, num_hidden_layers=4)
     model.tokenizer = tiny_tokenizer()
     save_pretrained(model, place / "four")
