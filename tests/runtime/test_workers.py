@@ -284,7 +284,7 @@ def test_requests_that_come_with_the_last_samples_of_others_are_answered(
         "from plait.runtime.ranks.mail import Mail\n\n"
         "poll = Mail.poll\n\n"
         "def late(self, *args, **kwargs):\n"
-        "    time.sleep(0.2 if self.rank == 1 else 0.0)\n"
+        "    time.sleep(0.08 if self.rank == 1 else 0.0)\n"
         "    return poll(self, *args, **kwargs)\n\n"
         "Mail.poll = late\n"
     )
