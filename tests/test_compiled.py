@@ -86,6 +86,7 @@ def test_without_a_folder_to_keep_it_in(tmp_path: Path, monkeypatch: pytest.Monk
             {
                 "generation/kernels",
                 "generation/score_kernels",
+                "generation/row_code",
                 "generation/matrix_attention",
                 "generation/product_kernels",
                 "generation/vector_code",

@@ -36,7 +36,7 @@ except ImportError:
 Array = Any
 """A numpy array: a view of a tensor."""
 
-_ZERO = np.float32(0)
+_ZERO, _ONE = np.float32(0), np.float32(1)
 
 
 def fast(dtype: torch.dtype) -> bool:
@@ -145,17 +145,9 @@ def attend(
                             )
                     sink = sinks_H[head * num_shared + shared] if len(sinks_H) else LOWEST
                     to_shares(
-                        room_K,
-                        probs_GK[shared, :count],
-                        row,
-                        np.int64(starts_S1[sample]),
-                        held,
-                        seen_TK,
-                        depths_T,
-                        window,
-                        softcap,
-                        sink,
-                    )
+                        like, vectors, room_K, probs_GK[shared, :count], _ONE, row, np.int64(starts_S1[sample]), held,
+                        seen_TK, depths_T, window, softcap, sink,
+                    )  # fmt: skip
                 if vectors:
                     for shared in range(0, num_shared, WEIGHTED_ROWS):
                         for column in range(0, value_size, columns):

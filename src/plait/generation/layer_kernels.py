@@ -22,6 +22,7 @@ from plait.generation.product_kernels import product
 if AVAILABLE:
     from numba import carray
 
+    from plait.generation.row_code import rotated
     from plait.models.scalar_code import barrier, exp, narrow, pointer, widen
 
 CHUNK_ROWS = 256
@@ -169,7 +170,9 @@ def _place(qkv_N, norms_2D, eps, sizes, rope, cos_D, sin_D, query_N, key_pool, v
             out_D = carray(pointer(key_pool + row * qkv_N.itemsize), (size,), qkv_N.dtype)
         if sizes.head_norms:
             _normalise(x_D, norms_2D[:size] if head < num_heads else norms_2D[size:], eps, sizes.norm, x_D)
-        if rope:
+        if rope and sizes.vectors == 1:
+            rotated(qkv_N, x_D.ctypes.data, cos_D.ctypes.data, sin_D.ctypes.data, len(cos_D), out_D.ctypes.data)
+        elif rope:
             _rotate(x_D, cos_D, sin_D, out_D)
         else:
             out_D[:] = x_D

@@ -110,11 +110,9 @@ def attend_by_unit(
                 for number in range(calls * rows):
                     shared, new_row = (number, row) if by_heads else (number // rows, row + number % rows)
                     scores_K = room_XK[number, : num_blocks * KEYS]
-                    for k in range(len(scores_K)):
-                        scores_K[k] *= scale
                     sink = sinks_H[head * num_shared + shared] if len(sinks_H) else LOWEST
                     to_shares(
-                        scores_K, probs_XK[number, : num_blocks * KEYS], new_row, of_sample, held,
+                        like, True, scores_K, probs_XK[number, : num_blocks * KEYS], scale, new_row, of_sample, held,
                         seen_TK, depths_T, window, softcap, sink,
                     )  # fmt: skip
                 for column in range(0, value_size, columns):

@@ -11,6 +11,7 @@ from plait.compiled import AVAILABLE, njit
 
 if AVAILABLE:
     from plait.generation.attention_code import KEYS
+    from plait.generation.row_code import softmax_of_row
     from plait.models.scalar_code import exp, larger, narrow, of_ordered, ordered
 else:
     KEYS = 16
@@ -58,11 +59,13 @@ def seen_blocks(held, new, depth, window):
 
 
 @njit(nogil=True, error_model="numpy", forceinline=True)
-def to_shares(scores_K, probs_K, row, first_row, held, seen_TK, depths_T, window, softcap, sink):
+def to_shares(like, vectors, scores_K, probs_K, scale, row, first_row, held, seen_TK, depths_T, window, softcap, sink):
     """Turn the scores of a row into its shares of the values.
 
     Args:
+        vectors: whether the CPU has them for the dtype of `like`.
         scores_K: float32, of all keys in the blocks of `seen_blocks`.
+        scale: float32 by which they are multiplied first.
         row, first_row: numbers of the row and of the first row of its sample.
         seen_TK, depths_T: see `kernels.attend`.
         sink: float32, −inf for none.
@@ -72,6 +75,9 @@ def to_shares(scores_K, probs_K, row, first_row, held, seen_TK, depths_T, window
     first = max(0, held + depth - window + 1) if window > 0 else 0
     offset = first // KEYS * KEYS
     if softcap > _ZERO:
+        for k in range(len(scores_K)):
+            scores_K[k] *= scale
+        scale = _ONE
         cap(scores_K, softcap)
     scores_K[: first - offset] = LOWEST
     scores_K[held + new + 1 - offset :] = LOWEST
@@ -80,4 +86,7 @@ def to_shares(scores_K, probs_K, row, first_row, held, seen_TK, depths_T, window
             near = window == 0 or depth - depths_T[first_row + other] < window
             if not (near and seen_TK[row, other]) and held + other >= offset:
                 scores_K[held + other - offset] = LOWEST
-    softmax(scores_K, probs_K, sink)
+    if vectors:
+        softmax_of_row(like, scores_K.ctypes.data, len(scores_K), scale, sink, probs_K.ctypes.data)
+    else:
+        softmax(scores_K, probs_K, sink)

@@ -141,36 +141,44 @@ _EXP_TERMS = (1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2
 
 @intrinsic
 def exp(typingctx, value):
-    """e to a float32, to about one unit in the last place; 0 where the result would be denormal, NaN for NaN.
+    """e to a float32, to about one unit in the last place; 0 where the result would be denormal, NaN for NaN."""
+
+    def codegen(context, builder, signature, args):
+        return exponential(builder, args[0])
+
+    return types.float32(types.float32), codegen
+
+
+def exponential(builder: Any, x: Any) -> Any:
+    """`exp` of a float32 or of each of a vector of 16.
 
     With n = round(x / log 2): e^x = 2^n · e^(x − n log 2). Adding 1.5 · 2^23 rounds, and leaves n in the lowest bits.
     """
+    wide = x.type != F32
+    bits = ir.VectorType(I32, 16) if wide else I32
 
-    def codegen(context, builder, signature, args):
-        (x,) = args
+    def number(value: float) -> Any:
+        return ir.Constant(x.type, [value] * 16 if wide else value)
 
-        def fma(left: Any, right: Any, total: Any) -> Any:
-            kind = ir.FunctionType(F32, [F32, F32, F32])
-            return builder.call(
-                cgutils.get_or_insert_function(builder.module, kind, "llvm.fma.f32"), [left, right, total]
-            )
+    def whole(value: int) -> Any:
+        return ir.Constant(bits, [value] * 16 if wide else value)
 
-        def number(value: float) -> Any:
-            return ir.Constant(F32, value)
+    def fma(left: Any, right: Any, total: Any) -> Any:
+        kind = ir.FunctionType(x.type, [x.type] * 3)
+        name = "llvm.fma.v16f32" if wide else "llvm.fma.f32"
+        return builder.call(cgutils.get_or_insert_function(builder.module, kind, name), [left, right, total])
 
-        shifted = fma(x, number(1.44269504088896341), number(12582912.0))
-        n = builder.fsub(shifted, number(12582912.0))
-        rest = fma(n, number(2.12194440e-4), fma(n, number(-0.693359375), x))
-        poly = number(_EXP_TERMS[0])
-        for term in _EXP_TERMS[1:]:
-            poly = fma(poly, rest, number(term))
-        poly = builder.fadd(fma(poly, builder.fmul(rest, rest), rest), number(1.0))
-        power = builder.shl(builder.add(builder.bitcast(shifted, I32), ir.Constant(I32, 127)), ir.Constant(I32, 23))
-        out = builder.fmul(poly, builder.bitcast(power, F32))
-        out = builder.select(builder.fcmp_ordered("<", x, number(-87.0)), number(0.0), out)
-        return builder.select(builder.fcmp_ordered(">", x, number(88.0)), number(float("inf")), out)
-
-    return types.float32(types.float32), codegen
+    shifted = fma(x, number(1.44269504088896341), number(12582912.0))
+    n = builder.fsub(shifted, number(12582912.0))
+    rest = fma(n, number(2.12194440e-4), fma(n, number(-0.693359375), x))
+    poly = number(_EXP_TERMS[0])
+    for term in _EXP_TERMS[1:]:
+        poly = fma(poly, rest, number(term))
+    poly = builder.fadd(fma(poly, builder.fmul(rest, rest), rest), number(1.0))
+    power = builder.shl(builder.add(builder.bitcast(shifted, bits), whole(127)), whole(23))
+    out = builder.fmul(poly, builder.bitcast(power, x.type))
+    out = builder.select(builder.fcmp_ordered("<", x, number(-87.0)), number(0.0), out)
+    return builder.select(builder.fcmp_ordered(">", x, number(88.0)), number(float("inf")), out)
 
 
 @intrinsic
