@@ -87,17 +87,18 @@ def product(like, x_CK, weight, widths, out_CN, num_rows, part, parts, matrix=Fa
 def _by_unit(x, x_stride, weight, num_blocks, out, out_stride, num_rows, first_panel, stop_panel):
     """`product` in bfloat16 of up to GROUP_ROWS rows by the matrix unit.
 
-    Where there is more than one tile of rows, the last one begins so early that it is full: rows that two tiles have
-    get the same bits from both. While a part of a panel meets the tiles, each asks for its share of the next part.
+    Tiles have as many rows each, as few as will do; the last one begins so early that it has them: rows that two tiles
+    have get the same bits from both. While a part of a panel meets the tiles, each asks for its share of the next part.
     """
     sums = sums_on_stack()
     num_tiles = (num_rows + MATRIX_ROWS - 1) // MATRIX_ROWS
-    halves = 1 if num_rows <= 16 else 2
+    rows = (num_rows + num_tiles - 1) // num_tiles
+    halves = 1 if rows <= 16 else 2
     streams = num_tiles <= STREAMED_TILES
     num_parts = 1 if streams else (num_blocks + PART_BLOCKS - 1) // PART_BLOCKS
     lines = 32 if streams else (32 // num_tiles + 3) // 4 * 4
     block_bytes, column_bytes = 4 * TILE_COLUMNS * MATRIX_TERMS, 2 * TILE_COLUMNS
-    use_unit(min(num_rows, MATRIX_ROWS))
+    use_unit(rows)
     for panel in range(first_panel, stop_panel):
         bias_at = weight + panel * (4 * TILE_COLUMNS + num_blocks * block_bytes)
         for part in range(num_parts):
@@ -105,7 +106,7 @@ def _by_unit(x, x_stride, weight, num_blocks, out, out_stride, num_rows, first_p
             weights_at = bias_at + 4 * TILE_COLUMNS + start * block_bytes
             ahead_at = weights_at + (PREFETCH_BYTES if streams else (stop - start) * block_bytes)
             for number in range(num_tiles):
-                row = max(0, min(number * MATRIX_ROWS, num_rows - MATRIX_ROWS))
+                row = min(number * rows, num_rows - rows)
                 x_at = x + row * x_stride + start * 4 * MATRIX_TERMS
                 sums_at = sums + number * SUM_BYTES
                 matrix_tile(
@@ -115,7 +116,7 @@ def _by_unit(x, x_stride, weight, num_blocks, out, out_stride, num_rows, first_p
                     ahead_at += (stop - start) * 64 * lines
                 if part == num_parts - 1:
                     out_at = out + row * out_stride + panel * column_bytes
-                    rounded_rows(min(num_rows, MATRIX_ROWS), sums_at, bias_at, out_at, out_stride)
+                    rounded_rows(rows, sums_at, bias_at, out_at, out_stride)
     leave_unit()
 
 
