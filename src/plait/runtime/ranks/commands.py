@@ -32,7 +32,7 @@ class Do(StrEnum):
     GENERATE = "generate"
     """Requests for the instance of the rank."""
     FORGET = "forget"
-    """Requests given before: nobody waits for their samples any longer."""
+    """Requests of a role given before, or a call: nobody waits for what comes of them any longer."""
     MOVE = "move"
     """Weights of a role, from its home to where else they are used."""
     VERSION = "version"
