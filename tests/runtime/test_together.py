@@ -18,7 +18,9 @@ from tests.runtime.plans import assert_equal_runs, write_plan
 
 MakeRecipe = Callable[..., Recipe]
 
+# The process of the tests loads these flows, too, and is to stay as it is.
 LATE = """
+    import sys
     from pathlib import Path
 
     from plait.algorithms.grpo import grpo as grpo
@@ -28,6 +30,7 @@ LATE = """
 
     # The second prompt is asked for in the leader's fourth step. A rank that decides for an instance of others looks
     # for it behind the third step of that, if it has not come. Each rank writes what its engine is given, and when.
+    is_rank = "pytest" not in sys.modules
     held, leads, late = [], [0], []
     add_to_crew, step_of_crew = CrewEngine.add, CrewEngine.step
     has_work, ready = CrewEngine.has_work, CrewEngine.ready
@@ -70,10 +73,11 @@ LATE = """
         return step_of_member(self, read)
 
 
-    CrewEngine.add, CrewEngine.step = hold, stepping
-    CrewEngine.has_work = property(lambda self: bool(held) or has_work.fget(self))
-    CrewEngine.ready = property(lambda self: bool(held) or ready.fget(self))
-    Engine.add, Engine.step, Member.step = given, counted, patient
+    if is_rank:
+        CrewEngine.add, CrewEngine.step = hold, stepping
+        CrewEngine.has_work = property(lambda self: bool(held) or has_work.fget(self))
+        CrewEngine.ready = property(lambda self: bool(held) or ready.fget(self))
+        Engine.add, Engine.step, Member.step = given, counted, patient
 """
 
 WHERE = {
@@ -111,6 +115,7 @@ def test_a_request_that_comes_while_ranks_generate_together_joins_them(
 
 
 FAILING = """
+    import sys
     import time
     from pathlib import Path
 
@@ -122,7 +127,7 @@ FAILING = """
     # When the reward has failed no rank begins a step before the leader has given up; how many they do then is counted.
     failed, given_up = (Path(__file__).with_name(name) for name in ("failed", "given_up"))
     step, step_of_crew, give_up, step_of_member = Engine.step, CrewEngine.step, CrewEngine.give_up, Member.step
-    told = []
+    told, is_rank = [], "pytest" not in sys.modules
 
 
     def waiting(self):
@@ -155,7 +160,8 @@ FAILING = """
         return step_of_member(self, read)
 
 
-    Engine.step, CrewEngine.step, CrewEngine.give_up, Member.step = counted, waiting, giving_up, patient
+    if is_rank:
+        Engine.step, CrewEngine.step, CrewEngine.give_up, Member.step = counted, waiting, giving_up, patient
 """
 
 
@@ -207,7 +213,7 @@ def test_an_evaluation_that_is_left_lets_ranks_go_that_generate_together(
 ) -> None:
     """The leader is asked to stop in the third step of the evaluation before the first step of the run."""
     (tmp_path / "flow.py").write_text(
-        "import os, signal\n"
+        "import os, signal, sys\n"
         "from plait.algorithms.grpo import grpo as grpo\n"
         "from plait.runtime.ranks.crew_engine import CrewEngine\n\n"
         "step, steps = CrewEngine.step, []\n\n"
@@ -216,7 +222,8 @@ def test_an_evaluation_that_is_left_lets_ranks_go_that_generate_together(
         "    if len(steps) == 3:\n"
         "        os.kill(os.getpid(), signal.SIGTERM)\n"
         "    return step(self)\n\n"
-        "CrewEngine.step = stepping\n"
+        "if 'pytest' not in sys.modules:\n"
+        "    CrewEngine.step = stepping\n"
     )
     where = {"algorithm": f"{tmp_path}/flow.py:grpo", "plan": str(write_plan(tmp_path, plan, WHERE[plan]))}
     recipe = make_recipe(**{"evaluation.items": 3, "sampling.max_response_tokens": 200, "steps": 1}, **where)
