@@ -183,6 +183,7 @@ class TabularRun:
             means,
             values_R=values_R,
             scores_N=scores_N,
+            likeliest_R=None if scalar else self._likeliest(table, rows),
             mask_R=mask_R,
             samples=[(s.prompt.uid, s.index) for s in rows.samples],
         )
@@ -199,10 +200,11 @@ class TabularRun:
         return torch.tensor(values if column.level is Level.TOKEN else np.repeat(values, lengths))
 
     def _logprobs(self, table: torch.Tensor, rows: Rows) -> torch.Tensor:
-        states = [state_of(s) for s in rows.samples for _ in s.token_ids]
-        places = [t for s in rows.samples for t in range(len(s.token_ids))]
-        tokens = [token for s in rows.samples for token in s.token_ids]
-        return table.log_softmax(-1)[states, places, tokens]
+        return table.log_softmax(-1)[_said(rows)]
+
+    def _likeliest(self, table: torch.Tensor, rows: Rows) -> torch.Tensor:
+        said = _said(rows)
+        return table[said] == table.amax(-1)[said[:2]]
 
     def _values_and_scores(self, table: torch.Tensor, rows: Rows) -> tuple[torch.Tensor, torch.Tensor]:
         before = [(state_of(s), self.prefix(s.token_ids[:t])) for s in rows.samples for t in range(len(s.token_ids))]
@@ -221,3 +223,10 @@ class TabularRun:
 
 def state_of(sample: Sample) -> int:
     return sample.prompt.token_ids[0]
+
+
+def _said(rows: Rows) -> tuple[list[int], list[int], list[int]]:
+    """State, place and token of each response token."""
+    states = [state_of(s) for s in rows.samples for _ in s.token_ids]
+    places = [t for s in rows.samples for t in range(len(s.token_ids))]
+    return states, places, [token for s in rows.samples for token in s.token_ids]

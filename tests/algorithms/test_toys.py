@@ -197,6 +197,8 @@ def test_sft_learns_the_frequencies_of_trained_tokens() -> None:
     assert found[0, 1] == pytest.approx([0, 0.5, 0.5], abs=0.02)
     entropies = 4 * 1.5 * np.log(2) + 2 * np.log(2)  # of six trained tokens
     assert run.history[-1]["actor/nll"] == pytest.approx(entropies / 6, abs=0.02)
+    # Token 1 is the likeliest of the first tokens; of the second ones 1 and 2 are nearly as likely as each other.
+    assert 3 / 6 <= run.history[-1]["actor/mean_token_accuracy"] <= 4 / 6
 
 
 def test_a_reward_model_learns_the_odds() -> None:

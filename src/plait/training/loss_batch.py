@@ -80,8 +80,8 @@ class TokenMeans:
 class MicroBatchLoss:
     """The `LossBatch` that `Trainer.train` hands to a loss.
 
-    A language model has `logprobs` and `entropies`, a scalar model `values` and `scores`; reading what the role's model
-    does not have raises a RunError.
+    A language model has `logprobs`, `entropies` and `likeliest`, a scalar model `values` and `scores`; reading what the
+    role's model does not have raises a RunError.
 
     Args:
         logprobs_R, entropies_R: of a language model, else None.
@@ -273,7 +273,7 @@ class MicroBatchLoss:
             kind, has = (
                 ("a scalar model", "`values` and `scores`")
                 if self._logprobs_R is None
-                else ("a language model", "`logprobs` and `entropies`")
+                else ("a language model", "`logprobs`, `entropies` and `likeliest`")
             )
             raise RunError(f"batch.{name}: role `{self._role}` is {kind}, whose batches have {has}")
         return output
