@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from plait.runtime.api import run
-from plait.runtime.forecast.device_memory import parameter_rows
+from plait.runtime.forecast.device_memory import Placed, parameter_rows
 from plait.runtime.forecast.estimate import model_shape
 from plait.runtime.forecast.placement import parameters_of, resolve_plan
 from plait.runtime.recipes.algorithm import load_flow, trace_algorithm
@@ -146,7 +146,7 @@ def weight_rows(recipe: Recipe) -> list[int]:
     models = role_models(flow, recipe)
     shapes, parameters = {one.name: model_shape(one.name) for one in models}, parameters_of(models)
     plan = resolve_plan(recipe, flow, models, shapes)
-    rows = [parameter_rows(rank, recipe, models, shapes, parameters, plan) for rank in range(plan.num_ranks)]
+    rows = [parameter_rows(rank, Placed(recipe, models, shapes, parameters, plan)) for rank in range(plan.num_ranks)]
     return [dict(one)[f"actor: weights ({recipe.dtype})"] for one in rows]
 
 

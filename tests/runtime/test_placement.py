@@ -19,7 +19,7 @@ from plait.models.scalar_model import load_scalar
 from plait.models.shape import HEAD_CHUNK_ROWS
 from plait.runtime.api import run
 from plait.runtime.forecast import placement
-from plait.runtime.forecast.device_memory import memory_by_device, parameter_rows
+from plait.runtime.forecast.device_memory import Facts, Placed, memory_by_device, parameter_rows
 from plait.runtime.forecast.estimate import PROCESS_BYTES, model_shape
 from plait.runtime.forecast.generation_memory import packed_bytes
 from plait.runtime.forecast.placement import parameters_of, resolve_plan
@@ -90,7 +90,10 @@ def test_models_that_leave_no_room_are_cut(make_recipe, monkeypatch: pytest.Monk
     parameters = parameters_of(models)
     whole = resolve_plan(recipe, flow, models, shapes)
     assert {p.tp for p in whole.placements} == {1}
-    held = [sum(count for _, count in parameter_rows(r, recipe, models, shapes, parameters, whole)) for r in range(4)]
+    held = [
+        sum(count for _, count in parameter_rows(r, Placed(recipe, models, shapes, parameters, whole)))
+        for r in range(4)
+    ]
     monkeypatch.setattr(placement, "_device_bytes", lambda recipe, devices: (min(held) - 1) / 0.6)
     cut = resolve_plan(recipe, flow, models, shapes)
     assert {(p.dp, p.tp) for p in cut.placements} == {(2, 2)}
@@ -168,7 +171,7 @@ def test_the_memory_of_each_device(make_recipe, write_plan) -> None:
     recipe = make_recipe(plan=path)
     flow, models, shapes = facts_of(recipe)
     parameters, plan = parameters_of(models), resolve_plan(recipe, flow, models, shapes)
-    columns = memory_by_device(recipe, flow, models, shapes, parameters, plan, 20)
+    columns = memory_by_device(Facts(recipe, models, shapes, parameters, plan, flow, 20))
     table = {rank: dict(one.rows) for one in columns for rank in one.ranks}
     assert all(one.during == [] and one.peak_bytes == sum(dict(one.rows).values()) for one in columns)
     train = Layout.on((0, 1), pp=2)
@@ -201,7 +204,7 @@ def test_memory_that_leaves_is_counted_while_it_is_there(make_recipe, write_plan
     recipe = make_recipe(plan=path, dtype="bfloat16")
     flow, models, shapes = facts_of(recipe)
     parameters, plan = parameters_of(models), resolve_plan(recipe, flow, models, shapes)
-    (alone,) = memory_by_device(recipe, flow, models, shapes, parameters, plan, 20)
+    (alone,) = memory_by_device(Facts(recipe, models, shapes, parameters, plan, flow, 20))
     shape, count = shapes[recipe.model], shard(parameters["actor"], Layout.on((0,)).parallelism, 0, 0).num_elements
     rows, during = dict(alone.rows), dict(alone.during)
     assert rows["actor: weights (bfloat16)"] == 2 * count, "generation keeps them"
@@ -224,7 +227,7 @@ def test_memory_that_leaves_is_counted_while_it_is_there(make_recipe, write_plan
     )
     recipe = make_recipe(plan=path)
     plan = resolve_plan(recipe, flow, models, shapes)
-    found = memory_by_device(recipe, flow, models, shapes, parameters, plan, 20)
+    found = memory_by_device(Facts(recipe, models, shapes, parameters, plan, flow, 20))
     for one in found:
         half = shard(parameters["actor"], Layout.on((0, 1), tp=2).parallelism, one.ranks[0], 0).num_elements
         rows, during = dict(one.rows), dict(one.during)
@@ -246,17 +249,17 @@ def test_optimizer_state_is_divided_and_frozen_roles_share(make_recipe) -> None:
     whole = shard(parameters["actor"], Layout.on((0, 1), dp=2).parallelism, 0, 0).num_elements
     for rank in (0, 1):
         start, stop = zero_range(whole, rank, 2)
-        assert dict(parameter_rows(rank, recipe, models, shapes, parameters, plan)) == {
+        assert dict(parameter_rows(rank, Placed(recipe, models, shapes, parameters, plan))) == {
             "actor: weights (bfloat16)": 2 * whole,
             "ref: weights (bfloat16)": 2 * whole,
             "actor: masters, moments and gradients": (stop - start) * (4 + 8) + 4 * whole,
         }
     twice = (*models, RoleModel("other", models[1].name, False, False, "model"))
     more = Plan("more", 2, (*plan.placements, Placement("other.logprobs", "score", (0, 1), dp=2)))
-    rows = dict(parameter_rows(0, recipe, twice, shapes, parameters_of(twice), more))
+    rows = dict(parameter_rows(0, Placed(recipe, twice, shapes, parameters_of(twice), more)))
     assert rows["ref, other: weights (bfloat16)"] == 2 * whole
     adapted = make_recipe(plan="colocated", devices=2, **{"lora.rank": 2})
-    rows = dict(parameter_rows(0, adapted, models, shapes, parameters, plan))
+    rows = dict(parameter_rows(0, Placed(adapted, models, shapes, parameters, plan)))
     assert rows["actor, ref: weights (float32)"] == 4 * whole
 
 

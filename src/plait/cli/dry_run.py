@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from plait.runtime.forecast.device_memory import DeviceMemory, memory_by_device
+from plait.runtime.forecast.device_memory import DeviceMemory, Facts, memory_by_device
 from plait.runtime.forecast.estimate import Arithmetic, human_bytes, memory_table
 from plait.runtime.forecast.placement import parameters_of
 from plait.runtime.forecast.rank_order import BetterOrder, better_orders
@@ -101,12 +101,13 @@ def _memory_table(prepared: Prepared):
     """One column for each device, or for several that hold as much of everything."""
     from rich.table import Table
 
-    about = (prepared.recipe, prepared.flow, prepared.models, prepared.shapes)
+    recipe, flow, models, shapes = prepared.recipe, prepared.flow, prepared.models, prepared.shapes
     if prepared.plan.num_ranks == 1 and not needs_crew(prepared.plan):
-        columns = [DeviceMemory([0], memory_table(*about, prepared.longest_tokens), [])]
+        columns = [DeviceMemory([0], memory_table(recipe, flow, models, shapes, prepared.longest_tokens), [])]
     else:
-        parameters = parameters_of(prepared.models)
-        columns = memory_by_device(*about, parameters, prepared.plan, prepared.longest_tokens)
+        parameters = parameters_of(models)
+        facts = Facts(recipe, models, shapes, parameters, prepared.plan, flow, prepared.longest_tokens)
+        columns = memory_by_device(facts)
     names = [f"device {ranks_text(one.ranks)}" for one in columns] if prepared.plan.num_ranks > 1 else [""]
     table = Table("memory (estimate)", *names, **_PLAIN)
     _add_rows(table, "", [dict(one.rows) for one in columns])

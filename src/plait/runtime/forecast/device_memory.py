@@ -44,36 +44,35 @@ class DeviceMemory:
 
 
 @dataclass(frozen=True)
-class Facts:
-    """What the memory of a device depends on.
+class Placed:
+    """What the memory of a device's parameters depends on.
 
     shapes:         by the model's name
     parameters:     by the role
-    longest_tokens: of the prompts; where nothing is generated, of the given samples
     """
 
     recipe: Recipe
-    flow: Dataflow
     models: Sequence[RoleModel]
     shapes: Mapping[str, ModelShape]
     parameters: Mapping[str, Parameters]
     plan: Plan
+
+
+@dataclass(frozen=True)
+class Facts(Placed):
+    """What all of its memory depends on.
+
+    longest_tokens: of the prompts; where nothing is generated, of the given samples
+    """
+
+    flow: Dataflow
     longest_tokens: int
 
 
-def memory_by_device(
-    recipe: Recipe,
-    flow: Dataflow,
-    models: Sequence[RoleModel],
-    shapes: Mapping[str, ModelShape],
-    parameters: Mapping[str, Parameters],
-    plan: Plan,
-    longest_tokens: int,
-) -> list[DeviceMemory]:
-    """Of all devices; those that hold as much of everything (to the MiB) together. Arguments as of `Facts`."""
-    facts = Facts(recipe, flow, models, shapes, parameters, plan, longest_tokens)
+def memory_by_device(facts: Facts) -> list[DeviceMemory]:
+    """Of all devices; those that hold as much of everything (to the MiB) together."""
     found: list[DeviceMemory] = []
-    for rank in range(plan.num_ranks):
+    for rank in range(facts.plan.num_ranks):
         one = _of_device(rank, facts)
         alike = next((o for o in found if all(_rounded(a) == _rounded(b) for a, b in _pairs(o, one))), None)
         if alike is None:
@@ -94,7 +93,7 @@ def _rounded(rows: Rows) -> Rows:
 
 def _of_device(rank: int, facts: Facts) -> DeviceMemory:
     recipe, models = facts.recipe, facts.models
-    held = _parameters(rank, recipe, models, facts.shapes, facts.parameters, facts.plan)
+    held = _parameters(rank, facts)
     working = {use: rows for one in models for use, rows in _working(rank, facts, one).items()}
     rows: Rows = [(PROCESS, PROCESS_BYTES), *_rows(held)]
     largest: dict[str, int] = {}
@@ -201,18 +200,11 @@ class _Held:
     is_state: bool = False
 
 
-def parameter_rows(
-    rank: int,
-    recipe: Recipe,
-    models: Sequence[RoleModel],
-    shapes: Mapping[str, ModelShape],
-    parameters: Mapping[str, Parameters],
-    plan: Plan,
-) -> Rows:
+def parameter_rows(rank: int, placed: Placed) -> Rows:
     """Weights and optimizer state of one device. A layout that gives the device the same part as another is a view of
     it, and what it gives of another's blocks lies in the memory of those; frozen roles that begin as the same share
     theirs, and with adapters all roles do."""
-    return _rows(_parameters(rank, recipe, models, shapes, parameters, plan))
+    return _rows(_parameters(rank, placed))
 
 
 def _rows(held: Sequence[_Held]) -> Rows:
@@ -223,14 +215,8 @@ def _rows(held: Sequence[_Held]) -> Rows:
     return list(together.items())
 
 
-def _parameters(
-    rank: int,
-    recipe: Recipe,
-    models: Sequence[RoleModel],
-    shapes: Mapping[str, ModelShape],
-    parameters: Mapping[str, Parameters],
-    plan: Plan,
-) -> list[_Held]:
+def _parameters(rank: int, placed: Placed) -> list[_Held]:
+    recipe, models, parameters, plan = placed.recipe, placed.models, placed.parameters, placed.plan
     adapted, width = recipe.lora.rank > 0, BYTES[recipe.dtype]
     idle = Idle(models, plan, adapted=adapted)
     nests = Nests(models, plan, idle, recipe.dtype, parameters.__getitem__)
@@ -249,7 +235,7 @@ def _parameters(
         if place.train is not None and rank in place.train.mesh.ranks:
             uses: frozenset[Use] = frozenset({(one.role, "train")})
             if adapted:
-                count = adapter_parameters(shapes[one.name], recipe.lora.rank)
+                count = adapter_parameters(placed.shapes[one.name], recipe.lora.rank)
                 total = count * parameter_bytes(recipe.dtype, trained=True).total
                 states.append(
                     _Held(

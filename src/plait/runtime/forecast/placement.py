@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from plait.dataflow import Dataflow
@@ -13,7 +14,7 @@ from plait.layout.params import Parameters
 from plait.layout.shards import check, check_instances
 from plait.models.hub import read_config
 from plait.models.shape import ModelShape
-from plait.runtime.forecast.device_memory import parameter_rows
+from plait.runtime.forecast.device_memory import Placed, parameter_rows
 from plait.runtime.recipes.recipe import Recipe
 from plait.runtime.recipes.recipe_file import nearest
 from plait.runtime.recipes.role_models import RoleModel
@@ -55,7 +56,7 @@ def resolve_plan(recipe: Recipe, flow: Dataflow, models: Sequence[RoleModel], sh
         return plan
     parameters = parameters_of(models)
     if recipe.plan in NAMES and recipe.lora.rank == 0:
-        plan = _with_room(recipe, flow, models, shapes, parameters, plan)
+        plan = _with_room(flow, planned, Placed(recipe, models, shapes, parameters, plan))
     check_layouts(plan, parameters, label)
     return plan
 
@@ -177,26 +178,19 @@ def _check_exact(recipe: Recipe, plan: Plan, models: Sequence[RoleModel]) -> Non
             )
 
 
-def _with_room(
-    recipe: Recipe,
-    flow: Dataflow,
-    models: Sequence[RoleModel],
-    shapes: Mapping[str, ModelShape],
-    parameters: Mapping[str, Parameters],
-    plan: Plan,
-) -> Plan:
+def _with_room(flow: Dataflow, planned: Mapping[str, PlannedModel], placed: Placed) -> Plan:
     """The named plan with the least tp whose parameters leave room on every device; `plan` itself where none does."""
-    planned = _planned(models, shapes)
+    recipe, plan = placed.recipe, placed.plan
     room = PARAMETERS_SHARE * _device_bytes(recipe, plan.num_ranks)
     candidate, tp = plan, 1
     while tp <= plan.num_ranks:
-        held = [parameter_rows(rank, recipe, models, shapes, parameters, candidate) for rank in range(plan.num_ranks)]
+        held = [parameter_rows(rank, replace(placed, plan=candidate)) for rank in range(plan.num_ranks)]
         if all(sum(count for _, count in rows) <= room for rows in held):
             return candidate
         tp *= 2
         candidate = named_plan(recipe.plan, flow, planned, plan.num_ranks, tp=tp)
         try:
-            check_layouts(candidate, parameters, "")
+            check_layouts(candidate, placed.parameters, "")
         except LayoutError:
             break
     return plan
