@@ -84,17 +84,23 @@ def sample(
         tokens over the whole vocabulary, unfiltered; temperature 1 for greedy rows. NaN where a row's logits hold NaN
         or +infinity.
     """
-    filtered = rows.top_k_B is not None or rows.top_p_B is not None
-    if kernels.AVAILABLE and not filtered and logits_BV.device.type == "cpu" and logits_BV.dtype in _COMPILED:
-        temperature_B = None if rows.temperature_B1 is None else rows.temperature_B1[:, 0]
-        return draw_kernel.draw(logits_BV, draw_keys_B, temperature_B, rows.greedy_B, num_candidates)
+    if kernels.AVAILABLE and logits_BV.device.type == "cpu" and logits_BV.dtype in _COMPILED:
+        return draw_kernel.draw(
+            logits_BV,
+            draw_keys_B,
+            num_candidates,
+            temperature_B=None if rows.temperature_B1 is None else rows.temperature_B1[:, 0],
+            greedy_B=rows.greedy_B,
+            top_k_B=rows.top_k_B,
+            top_p_B=rows.top_p_B,
+        )
     return sample_plain(logits_BV, draw_keys_B, rows, num_candidates=num_candidates)
 
 
 def sample_plain(
     logits_BV: Tensor, draw_keys_B: Tensor, rows: SamplingRows, *, num_candidates: int = NUM_CANDIDATES
 ) -> tuple[Tensor, Tensor]:
-    """`sample` by torch's operators, for filters, other dtypes and other devices; the oracle of `draw_kernel`."""
+    """`sample` by torch's operators, for other dtypes and other devices; the oracle of `draw_kernel`."""
     logits_BV = logits_BV if logits_BV.dtype == torch.float64 else logits_BV.float()
     if rows.temperature_B1 is not None:
         logits_BV = logits_BV / rows.temperature_B1.to(logits_BV.dtype)
