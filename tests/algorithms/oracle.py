@@ -73,6 +73,7 @@ def policy_loss(
     limit: int,
     ratio: str = "token",
     dual: float | None = None,
+    weigh_kl: bool = False,
 ) -> tuple[float, Ragged]:
     """The loss of a whole mini-batch and its derivative by every log-prob. `advantage` has one number per token."""
     loss, gradient = 0.0, []
@@ -95,8 +96,12 @@ def policy_loss(
             if ref is not None:
                 penalty, penalty_slope = kl(logprobs[i][t] - ref[i][t], estimator)
                 times = length if ratio == "sequence-product" else 1  # summed over the response, then at each token
-                loss += weight * kl_coef * penalty * times
-                slopes[t] += weight * kl_coef * penalty_slope * times
+                rho = math.exp(log_ratio) if weigh_kl else 1.0
+                loss += weight * kl_coef * penalty * times * rho
+                slopes[t] += weight * kl_coef * penalty_slope * times * rho
+                if weigh_kl:  # d(ρ kl) = ρ dkl + kl dρ, and dρ = ρ · what each token contributes to log ρ
+                    for u in range(length):
+                        slopes[u] += weight * kl_coef * penalty * times * rho * share[u]
         gradient.append(slopes)
     return loss, gradient
 
@@ -132,6 +137,13 @@ def overlong(length: int, limit: int, buffer: int, penalty: float) -> float:
     if length <= limit - buffer:
         return 0.0
     return penalty * ((limit - buffer) - length) / buffer
+
+
+def entropy_bonus(entropies: Ragged, coef: float, aggregation: str, limit: int) -> tuple[float, Ragged]:
+    """What the bonus adds to the loss of a mini-batch, and the derivative by every entropy."""
+    each = weights([len(tokens) for tokens in entropies], aggregation, limit)
+    loss = -coef * sum(weight * sum(tokens) for weight, tokens in zip(each, entropies, strict=True))
+    return loss, [[-coef * weight] * len(tokens) for weight, tokens in zip(each, entropies, strict=True)]
 
 
 def grpo(

@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from plait.algorithms.grpo import GRPOOptions, grpo
 from plait.algorithms.kl import KLPlace
@@ -22,9 +23,11 @@ from plait.algorithms.losses import (
     log_ratio,
     policy_loss,
 )
+from plait.algorithms.ppo import PPOOptions, ppo
 from plait.algorithms.reinforce_pp import ReinforcePPOptions, reinforce_pp
 from plait.algorithms.remax import ReMaxOptions, remax
 from plait.algorithms.rloo import RLOOOptions, rloo
+from plait.algorithms.safe_rlhf import SafeRLHFOptions, safe_rlhf
 from plait.errors import RunError
 from plait.training.loss_batch import MicroBatchLoss, MiniBatchTotals, TokenMeans, loss_share
 from tests.algorithms import oracle
@@ -63,6 +66,40 @@ def test_kl_estimates_average_to_the_kl():
         assert float((p * values).sum()) == pytest.approx(exact)
 
 
+def test_a_weighed_kl_by_hand():
+    """On-policy ρ is 1, but differentiated: the slope of ρ k is k + k'. Of k3 that is d, the gradient of the KL; of k1
+    it is d + 1, and the 1 averages to 0."""
+    log_ratio = tensor([LN2, -LN2, 0.0])
+    ref = torch.zeros(3, dtype=torch.float64)
+    for how, slopes in (("k3", [LN2, -LN2, 0.0]), ("k1", [LN2 + 1, -LN2 + 1, 1.0])):
+        log_ratio.grad = None
+        batch = MicroBatchLoss(log_ratio, ref, ref, [3], MiniBatchTotals(3, 1, 3), TokenMeans(3))
+        bounds = {"clip_low": 0.2, "clip_high": 0.2, "aggregation": Aggregation.TOKEN_MEAN}
+        policy_loss(batch, ref, None, ref, 3.0, **bounds, kl_estimator=KLEstimator(how), weigh_kl=True).backward()
+        assert log_ratio.grad.tolist() == pytest.approx(slopes)
+
+
+@pytest.mark.parametrize(
+    ("how", "weigh_kl", "exact"), [("k1", True, True), ("k3", True, True), ("k2", False, False), ("k3", False, False)]
+)
+def test_a_weighed_kl_has_the_gradient_of_the_kl_after_an_update(how, weigh_kl, exact):
+    """Every outcome as often as the old policy draws it, and advantages of 0, which leave the KL alone: the mean
+    gradient by the logits is p (log p/q − KL), that of KL(π ‖ π_ref), wherever the policy has gone since."""
+    logits = torch.tensor([0.2, -0.5, 0.9], dtype=torch.float64, requires_grad=True)
+    policy, ref = logits.log_softmax(0), torch.tensor([0.2, 0.2, 0.6], dtype=torch.float64).log()
+    drawn = torch.tensor([0] * 5 + [1] * 3 + [2] * 2)
+    old = torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64).log()[drawn]
+    batch = MicroBatchLoss(policy[drawn], old, old, [1] * 10, MiniBatchTotals(10, 10, 1), TokenMeans(10))
+    bounds = {"clip_low": 0.2, "clip_high": 0.2, "aggregation": Aggregation.TOKEN_MEAN}
+    kl = {"kl_estimator": KLEstimator(how), "weigh_kl": weigh_kl}
+    policy_loss(batch, torch.zeros_like(old), old, ref[drawn], 1.0, **bounds, **kl).backward()
+    p = policy.detach().exp()
+    log_ratio = (policy - ref).detach()
+    expected = p * (log_ratio - (p * log_ratio).sum())
+    difference = (logits.grad - expected).abs().max().item()
+    assert difference < 1e-15 if exact else difference > 0.02
+
+
 def test_a_huge_log_ratio_stays_finite():
     far = torch.tensor([1000.0, -1000.0], requires_grad=True)
     for how in KLEstimator:
@@ -86,10 +123,15 @@ def test_clipping_by_hand():
 
 
 def loss_batch(
-    lengths: list[int], totals: MiniBatchTotals, logprobs: list[float], means: TokenMeans | None = None
+    lengths: list[int],
+    totals: MiniBatchTotals,
+    logprobs: list[float],
+    means: TokenMeans | None = None,
+    entropies: list[float] | None = None,
 ) -> MicroBatchLoss:
     values = tensor(logprobs)
-    return MicroBatchLoss(values, values.detach(), values.detach(), lengths, totals, means or TokenMeans(totals.tokens))
+    spread = values.detach() if entropies is None else tensor(entropies)
+    return MicroBatchLoss(values, spread, values.detach(), lengths, totals, means or TokenMeans(totals.tokens))
 
 
 @pytest.mark.parametrize(
@@ -137,9 +179,13 @@ def ragged(flat: np.ndarray, lengths: list[int]) -> oracle.Ragged:
     st.sampled_from([0.0, 0.04]),
     st.sampled_from([None, 1.3]),
     st.booleans(),
+    st.booleans(),
+    st.sampled_from([0.0, 0.01]),
     st.integers(0, 2**31),
 )
-def test_the_policy_loss_equals_the_oracle(lengths, aggregation, estimator, ratio, kl_coef, dual, on_policy, seed):
+def test_the_policy_loss_equals_the_oracle(
+    lengths, aggregation, estimator, ratio, kl_coef, dual, on_policy, weigh_kl, entropy_coef, seed
+):
     """Loss and its gradient, with an advantage per token, over any split of the samples into micro-batches."""
     rng = np.random.default_rng(seed)
     total = sum(lengths)
@@ -147,6 +193,7 @@ def test_the_policy_loss_equals_the_oracle(lengths, aggregation, estimator, rati
     old = logprobs if on_policy else logprobs + 0.4 * rng.normal(size=total)
     ref = logprobs + 0.4 * rng.normal(size=total) if kl_coef else None
     advantages = rng.normal(size=total)
+    entropies = rng.uniform(0, 5, size=total)
     expected, slopes = oracle.policy_loss(
         ragged(logprobs, lengths),
         ragged(old, lengths),
@@ -160,13 +207,15 @@ def test_the_policy_loss_equals_the_oracle(lengths, aggregation, estimator, rati
         limit=7,
         ratio=ratio.value,
         dual=dual,
+        weigh_kl=weigh_kl,
     )
+    bonus, bonus_slopes = oracle.entropy_bonus(ragged(entropies, lengths), entropy_coef, aggregation.value, limit=7)
     totals = MiniBatchTotals(total, sum(length > 0 for length in lengths), 7)
     cut = int(rng.integers(0, len(lengths) + 1))
-    loss, gradient = 0.0, []
+    loss, gradient, by_entropy = 0.0, [], []
     for part in (slice(0, cut), slice(cut, None)):
         tokens = slice(sum(lengths[: part.start]), sum(lengths[: part.stop]))
-        batch = loss_batch(lengths[part], totals, logprobs[tokens].tolist())
+        batch = loss_batch(lengths[part], totals, logprobs[tokens].tolist(), entropies=entropies[tokens].tolist())
         share = policy_loss(
             batch,
             torch.tensor(advantages[tokens]),
@@ -179,12 +228,17 @@ def test_the_policy_loss_equals_the_oracle(lengths, aggregation, estimator, rati
             ratio=ratio,
             kl_coef=kl_coef,
             kl_estimator=estimator,
+            weigh_kl=weigh_kl,
+            entropy_coef=entropy_coef,
         )
         share.backward()
         loss += float(share.detach())
         gradient += batch.logprobs.grad.tolist()
-    assert loss == pytest.approx(expected, rel=1e-12, abs=1e-12)
+        by_entropy += [0.0] * len(advantages[tokens]) if entropy_coef == 0 else batch.entropies.grad.tolist()
+        assert (batch.entropies.grad is None) == (entropy_coef == 0), "a weight of 0 asks for no gradient"
+    assert loss == pytest.approx(expected + bonus, rel=1e-12, abs=1e-12)
     assert gradient == pytest.approx([slope for sample in slopes for slope in sample], rel=1e-11, abs=1e-13)
+    assert by_entropy == pytest.approx([slope for sample in bonus_slopes for slope in sample], rel=1e-12)
 
 
 @given(
@@ -212,35 +266,37 @@ def test_masked_tokens_are_as_if_they_were_not_there(lengths, aggregation, ratio
     assert found.metrics == pytest.approx(expected.metrics)
 
 
+IN_LOSS = {"kl_coef": 0.1, "kl_in": "loss", "kl_estimator": "k3", "clip_high": 0.28}
+
+
+@pytest.mark.parametrize("more", [{}, {"entropy_coef": 0.3}, {"weigh_kl_by_ratio": True}], ids=str)
 @pytest.mark.parametrize(
-    ("flow", "options", "ratio", "aggregation"),
+    ("flow", "make", "keys", "ratio", "aggregation"),
     [
-        (grpo, GRPOOptions(kl_coef=0.1, clip_high=0.28), "token", "seq-mean-token-mean"),
+        (grpo, GRPOOptions, IN_LOSS, "token", "seq-mean-token-mean"),
         (
             grpo,
-            GRPOOptions(kl_coef=0.1, clip_high=0.28, ratio="sequence-mean", aggregation="token-mean"),
+            GRPOOptions,
+            IN_LOSS | {"ratio": "sequence-mean", "aggregation": "token-mean"},
             "sequence-mean",
             "token-mean",
         ),
-        (
-            rloo,
-            RLOOOptions(kl_coef=0.1, kl_in="loss", kl_estimator="k3", clip_high=0.28),
-            "sequence-product",
-            "seq-mean-token-mean",
-        ),
-        (
-            reinforce_pp,
-            ReinforcePPOptions(kl_coef=0.1, kl_in="loss", kl_estimator="k3", clip_high=0.28),
-            "token",
-            "token-mean",
-        ),
-        (remax, ReMaxOptions(clip_high=0.28), "token", "seq-mean-token-sum-norm"),
+        (rloo, RLOOOptions, IN_LOSS, "sequence-product", "seq-mean-token-mean"),
+        (reinforce_pp, ReinforcePPOptions, IN_LOSS, "token", "token-mean"),
+        (ppo, PPOOptions, IN_LOSS, "token", "token-mean"),
+        (safe_rlhf, SafeRLHFOptions, IN_LOSS, "token", "token-mean"),
+        (remax, ReMaxOptions, {"clip_high": 0.28}, "token", "seq-mean-token-sum-norm"),
     ],
 )
-def test_each_algorithm_hands_its_options_to_the_loss(flow, options, ratio, aggregation):
+def test_each_algorithm_hands_its_options_to_the_loss(flow, make, keys, more, ratio, aggregation):
+    if flow is remax and "weigh_kl_by_ratio" in more:
+        with pytest.raises(ValidationError, match="weigh_kl_by_ratio"):  # its KL is in the reward
+            make(**keys, **more)
+        return
     rng = np.random.default_rng(0)
     lengths, flat = [3, 2], -3 + rng.normal(size=5)
     old, ref, advantages = flat + 0.4 * rng.normal(size=5), flat + 0.4 * rng.normal(size=5), rng.normal(size=5)
+    entropies = rng.uniform(0, 5, size=5)
     expected, _ = oracle.policy_loss(
         ragged(flat, lengths),
         ragged(old, lengths),
@@ -248,15 +304,17 @@ def test_each_algorithm_hands_its_options_to_the_loss(flow, options, ratio, aggr
         ragged(advantages, lengths),
         low=0.2,
         high=0.28,
-        kl_coef=0.0 if isinstance(options, ReMaxOptions) else 0.1,
+        kl_coef=keys.get("kl_coef", 0.0),
         estimator="k3",
         aggregation=aggregation,
         limit=7,
         ratio=ratio,
+        weigh_kl="weigh_kl_by_ratio" in more,
     )
+    expected += oracle.entropy_bonus(ragged(entropies, lengths), more.get("entropy_coef", 0.0), aggregation, 7)[0]
     means = TokenMeans(5)
-    batch = loss_batch(lengths, MiniBatchTotals(5, 2, 7), flat.tolist(), means)
-    found = loss_of(flow, options)(
+    batch = loss_batch(lengths, MiniBatchTotals(5, 2, 7), flat.tolist(), means, entropies.tolist())
+    found = loss_of(flow, make(**keys, **more))(
         batch, torch.tensor(advantages), old_logprobs=torch.tensor(old), ref_logprobs=torch.tensor(ref)
     )
     assert found.item() == pytest.approx(expected, rel=1e-12)

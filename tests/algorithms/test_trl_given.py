@@ -120,6 +120,38 @@ def test_dpo_equals_trl(trl_dpo, loss_type, smoothing, beta):
     assert 0 < metrics["rewards/accuracies"] < 1
 
 
+def test_smoothed_labels_are_not_trls(trl_dpo):
+    """TRL's sigmoid loss leaves `label_smoothing` out; ours is conservative DPO. With h = log-ratio of the chosen less
+    that of the rejected one, and ε = 0.2: ours is 0.8 · −log σ(β h) + 0.2 · −log σ(−β h), TRL's is −log σ(β h)."""
+    from trl.trainer.dpo_trainer import DataCollatorForPreference
+
+    rows, examples = pairs()
+    trl_dpo.loss_types, trl_dpo.beta, trl_dpo.label_smoothing = ["sigmoid"], 0.1, 0.2
+    trainer, reference = (trainer_of(tiny_model(FAMILY, seed=seed)) for seed in (0, REF_SEED))
+    with ExactFloat64():
+        theirs = trl_dpo._compute_loss(trl_dpo.model, DataCollatorForPreference(pad_token_id=0)(examples), False).item()
+        rows = rows.with_column(REF, run_all(reference.logprobs(rows))[1])
+        policy = run_all(trainer.logprobs(rows))[1]
+        found = {
+            smoothing: run_all(
+                trainer.evaluate(
+                    rows,
+                    {"ref_logprobs": REF},
+                    loss_of(dpo, DPOOptions(label_smoothing=smoothing)),
+                    whole_groups=True,
+                )
+            )[1]["actor/loss"]
+            for smoothing in (0.0, 0.2)
+        }
+    sums = [part.sum() for part in np.split(policy - rows.columns[REF], rows.offsets[1:-1])]
+    logits = 0.1 * (np.array(sums[::2]) - np.array(sums[1::2]))
+    right, wrong = np.log1p(np.exp(-logits)), np.log1p(np.exp(logits))
+    assert theirs == pytest.approx(right.mean(), rel=1e-5)
+    assert found[0.0] == pytest.approx(theirs, rel=1e-5)
+    assert found[0.2] == pytest.approx((0.8 * right + 0.2 * wrong).mean(), rel=1e-9)
+    assert abs(found[0.2] - theirs) > 0.005
+
+
 @pytest.mark.parametrize(
     ("centre", "margin", "dtype"),
     [(0.0, 0.0, torch.float64), (0.01, 0.5, torch.float64), (0.01, 0.5, torch.float32)],

@@ -54,6 +54,8 @@ def pushed(batch, advantages, ref_logprobs):
 """
 
 GRPO = ("grpo", {"options": {"kl_coef": 0.05, "mini_batches": 2}})
+BONUS = ("grpo", {"options": {**GRPO[1]["options"], "weigh_kl_by_ratio": True, "entropy_coef": 0.05}})
+"""A loss of which every part has a gradient: surrogate, KL with its weight, entropy."""
 PPO = ("ppo", {"options": {"kl_coef": 0.05, "mini_batches": 2}})
 SAFE = ("safe_rlhf", {"options": {"ptx_coef": 0.5, "kl_coef": 0.02, "cost_window": 8}})
 OWN = ("own", {"options": {}})
@@ -221,6 +223,9 @@ PLANS: dict[str, tuple[Flow, str | dict[str, str]]] = {
     ),
 }
 PLANS |= {
+    "bonus-mixed-2": (BONUS, {"actor.generate": "0,1 dp2", "actor.train": "0,1 tp2", "ref.logprobs": "0,1 pp2"}),
+    "bonus-dp2pp2": (BONUS, {"actor.generate": "0", "actor.train": "0,1,2,3 dp2 pp2", "ref.logprobs": "1"}),
+    "bonus-tp2pp2": (BONUS, {"actor.generate": "0", "actor.train": "0,1,2,3 tp2 pp2", "ref.logprobs": "1"}),
     "dpo-tp2": (DPO, {"actor.train": "0,1 tp2", "ref.logprobs": "0"}),
     "ppo-model-split-2": (PPO_MODEL, "split 2"),
     "ppo-model-standalone-4": (PPO_MODEL, "standalone 4"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ QUICK = (
     "grpo-nothing-stays-2",
     "safe-split-2",
     "own-mixed-2",
+    "bonus-mixed-2",
 )
 
 
@@ -26,7 +28,7 @@ def reference(placed: Callable[..., Recipe], place: Path) -> Callable[[str, dict
     """The run of a flow on one process, run once."""
 
     def get(flow: str, keys: dict[str, Any]) -> Path:
-        name = f"one-{flow}-model" if "reward.model" in keys else f"one-{flow}"
+        name = f"one-{flow}-{zlib.crc32(repr(sorted(keys.items())).encode()):08x}"
         if not (place / name).exists():
             run(placed(flow, name, **keys))
         return place / name

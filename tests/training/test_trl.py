@@ -38,7 +38,7 @@ def make_trl(tmp_path_factory):
     folder = str(tmp_path_factory.mktemp("model"))
     tiny(FAMILY).save_pretrained(folder)  # with beta > 0 TRL loads a reference by the model's name
 
-    def make(dtype: torch.dtype, **config):
+    def make(dtype: torch.dtype, *, weigh_kl: bool = False, **config):
         model = tiny(FAMILY, dtype=dtype)
         model.config._name_or_path = folder
         args = GRPOConfig(
@@ -50,7 +50,7 @@ def make_trl(tmp_path_factory):
             use_cpu=True,
             bf16=False,
             report_to="none",
-            use_bias_correction_kl=False,  # its default weighs the KL by the ratio, which is another loss
+            use_bias_correction_kl=weigh_kl,  # True by default there
             **config,
         )
         trainer = GRPOTrainer(
@@ -102,23 +102,40 @@ def batch() -> Rows:
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
 @pytest.mark.parametrize(
-    ("loss_type", "beta", "epsilon_high", "old"),
+    ("loss_type", "beta", "epsilon_high", "old", "weigh_kl", "entropy_coef"),
     [
-        ("grpo", 0.0, 0.2, True),
-        ("grpo", 0.04, 0.28, True),
-        ("grpo", 0.04, 0.2, False),
-        ("dapo", 0.0, 0.28, True),
-        ("dapo", 0.04, 0.28, False),
-        ("dr_grpo", 0.0, 0.2, False),
-        ("dr_grpo", 0.04, 0.28, True),
+        ("grpo", 0.0, 0.2, True, False, 0.0),
+        ("grpo", 0.04, 0.28, True, False, 0.0),
+        ("grpo", 0.04, 0.2, False, False, 0.0),
+        ("grpo", 0.5, 0.28, True, True, 0.0),
+        ("grpo", 0.5, 0.28, False, True, 0.0),
+        ("dapo", 0.0, 0.28, True, False, 0.0),
+        ("dapo", 0.04, 0.28, False, False, 0.0),
+        ("dapo", 0.5, 0.28, True, True, 0.05),  # its bonus is a mean over tokens, whatever the loss
+        ("dr_grpo", 0.0, 0.2, False, False, 0.0),
+        ("dr_grpo", 0.04, 0.28, True, False, 0.0),
     ],
 )
-def test_loss_and_gradients_equal_trl(make_trl, dtype, loss_type, beta, epsilon_high, old):
+def test_loss_and_gradients_equal_trl(make_trl, dtype, loss_type, beta, epsilon_high, old, weigh_kl, entropy_coef):
     rows = batch()
-    trl = make_trl(dtype, loss_type=loss_type, beta=beta, epsilon=0.2, epsilon_high=epsilon_high)
+    trl = make_trl(
+        dtype,
+        weigh_kl=weigh_kl,
+        loss_type=loss_type,
+        beta=beta,
+        epsilon=0.2,
+        epsilon_high=epsilon_high,
+        entropy_coef=entropy_coef,
+    )
     trainer = make_trainer(tiny_model(FAMILY, dtype=dtype), temperature=TEMPERATURE, micro_batch_tokens=50)
     options = GRPOOptions(
-        kl_coef=beta, clip_low=0.2, clip_high=epsilon_high, aggregation=LOSS_TYPES[loss_type], kl_estimator="k3"
+        kl_coef=beta,
+        clip_low=0.2,
+        clip_high=epsilon_high,
+        aggregation=LOSS_TYPES[loss_type],
+        kl_estimator="k3",
+        weigh_kl_by_ratio=weigh_kl,
+        entropy_coef=entropy_coef,
     )
     columns = {"advantages": ADVANTAGES}
     columns |= {"old_logprobs": OLD} if old else {}
@@ -142,5 +159,5 @@ def test_loss_and_gradients_equal_trl(make_trl, dtype, loss_type, beta, epsilon_
         assert difference.abs().max() <= tolerance, block.param.name
     logged = trl._metrics["train"]
     assert metrics["actor/entropy"] == pytest.approx(logged["entropy"][0], rel=1e-5)
-    if beta:
+    if beta and not weigh_kl:  # ours is the KL itself
         assert metrics["kl"] == pytest.approx(logged["kl"][0], rel=1e-5)

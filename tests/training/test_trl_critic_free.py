@@ -122,15 +122,23 @@ def test_rloo_loss_and_gradients_equal_trl(make_rloo, dtype, epsilon_high):
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
-@pytest.mark.parametrize("beta", [0.0, 0.04])
-def test_gspo_loss_and_gradients_equal_trl(make_trl, dtype, beta):  # noqa: F811
+@pytest.mark.parametrize(("beta", "weigh_kl"), [(0.0, False), (0.04, False), (0.5, True)])
+def test_gspo_loss_and_gradients_equal_trl(make_trl, dtype, beta, weigh_kl):  # noqa: F811
     rows = batch()
     epsilon = 0.05  # the mean of a response's log-ratios is small: this clips some of them
     trl = make_trl(
-        dtype, loss_type="grpo", importance_sampling_level="sequence", beta=beta, epsilon=epsilon, epsilon_high=epsilon
+        dtype,
+        weigh_kl=weigh_kl,
+        loss_type="grpo",
+        importance_sampling_level="sequence",
+        beta=beta,
+        epsilon=epsilon,
+        epsilon_high=epsilon,
     )
     trainer = make_trainer(tiny_model(FAMILY, dtype=dtype), temperature=TEMPERATURE, micro_batch_tokens=50)
-    options = GRPOOptions(ratio="sequence-mean", kl_coef=beta, clip_low=epsilon, clip_high=epsilon)
+    options = GRPOOptions(
+        ratio="sequence-mean", kl_coef=beta, clip_low=epsilon, clip_high=epsilon, weigh_kl_by_ratio=weigh_kl
+    )
     columns = {"advantages": ADVANTAGES, "old_logprobs": OLD} | ({"ref_logprobs": REF} if beta else {})
     loss = loss_of(grpo, options)
     with ExactFloat64():

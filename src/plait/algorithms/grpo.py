@@ -13,14 +13,14 @@ from pydantic import Field
 from plait.algorithms.advantages import FloatArray, centred, standardised
 from plait.algorithms.kl import KLPlace
 from plait.algorithms.losses import Aggregation, KLEstimator, Ratio
-from plait.algorithms.options import PolicyOptions
+from plait.algorithms.options import KLInLossOptions
 from plait.algorithms.policy import policy_logprobs, train_policy
 from plait.dataflow import Prompts, Resample, Role, per_group, per_sample
 
 
-class GRPOOptions(PolicyOptions):
+class GRPOOptions(KLInLossOptions):
     kl_estimator: KLEstimator = Field(
-        KLEstimator.K3, description="k1 (in the loss its gradient averages to 0), k2 or k3"
+        KLEstimator.K3, description="k1 (in the loss its gradient averages to 0 unless weighed), k2 or k3"
     )
     kl_in: KLPlace = Field(KLPlace.LOSS, description="loss, or reward (subtracted from each sample's score)")
     clip_high: float = Field(0.2, gt=0, description="upper clip of the probability ratio (DAPO: 0.28)")
@@ -60,7 +60,9 @@ def grpo(prompts: Prompts, actor: Role, reward: Role, options: GRPOOptions, ref:
     rewards = logprobs.off_score(rewards, "rewards")
     advantages = per_group(group_advantages, rewards, name="advantages", scale=options.scale_rewards)
     keep = samples.finished if options.mask_truncated else None
-    train_policy(actor, samples, advantages, logprobs, ratio=options.ratio, keep=keep)
+    train_policy(
+        actor, samples, advantages, logprobs, ratio=options.ratio, keep=keep, weigh_kl=options.weigh_kl_by_ratio
+    )
 
 
 def group_advantages(rewards: FloatArray, scale: bool = True, epsilon: float = 1e-4) -> FloatArray:

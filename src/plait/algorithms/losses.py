@@ -173,8 +173,11 @@ def policy_loss(
     dual_clip: float | None = None,
     ratio: Ratio = Ratio.TOKEN,
     kl_estimator: KLEstimator = KLEstimator.K3,
+    weigh_kl: bool = False,
+    entropy_coef: float = 0.0,
 ) -> Tensor:
-    """Aggregate of the clipped surrogate plus kl_coef · KL to the reference; logs what is watched of both.
+    """Aggregate of the clipped surrogate plus kl_coef · KL to the reference less entropy_coef · entropy; logs what is
+    watched of them.
 
     On the first use of a batch (no old log-probs) ρ is 1 and the gradient is that of −A log π: plain REINFORCE.
 
@@ -184,9 +187,14 @@ def policy_loss(
         ref_logprobs: [R], of the reference; the metric `kl` needs them even where `kl_coef` is 0.
         kl_coef: weight of the KL in the loss; a scalar tensor where it changes from step to step.
         dual_clip: see `clipped_surrogate`.
+        weigh_kl: multiply the KL by ρ, which is differentiated too: E_old[ρ kl] = E_π[kl] for samples of the old
+            policy, whose gradient is that of KL(π ‖ π_ref) with k1 and k3 (DeepSeek-V3.2, arXiv 2512.02556).
+        entropy_coef: weight of the entropy [R] of the distributions that tokens are drawn from; 0 costs nothing.
     """
     old_R = batch.logprobs.detach() if old_logprobs is None else old_logprobs
-    loss_R, _, clipped_R = clipped_surrogate(log_ratio(batch, old_R, ratio), advantages, clip_low, clip_high, dual_clip)
+    loss_R, ratio_R, clipped_R = clipped_surrogate(
+        log_ratio(batch, old_R, ratio), advantages, clip_low, clip_high, dual_clip
+    )
     batch.log("actor/pg_loss", loss_R)
     batch.log("actor/pg_clipfrac", clipped_R)
     batch.log("actor/ppo_kl", kl_estimate(old_R, batch.logprobs.detach(), KLEstimator.K3))
@@ -194,7 +202,10 @@ def policy_loss(
         batch.log("kl", kl_estimate(batch.logprobs.detach(), ref_logprobs, KLEstimator.K3))
         if kl_coef > 0:
             kl_R = kl_estimate(batch.logprobs, ref_logprobs, kl_estimator)
-            loss_R = loss_R + kl_coef * (batch.sequence_sum(kl_R) if ratio is Ratio.SEQUENCE_PRODUCT else kl_R)
+            kl_R = batch.sequence_sum(kl_R) if ratio is Ratio.SEQUENCE_PRODUCT else kl_R
+            loss_R = loss_R + kl_coef * (kl_R * ratio_R if weigh_kl else kl_R)
+    if entropy_coef > 0:
+        loss_R = loss_R - entropy_coef * batch.entropies
     return batch.aggregate(loss_R, aggregation)
 
 

@@ -50,18 +50,43 @@ class PolicyOptions(UpdateOptions):
     aggregation: Aggregation = Field(
         Aggregation.TOKEN_MEAN, description="token-mean, seq-mean-token-mean or seq-mean-token-sum-norm"
     )
+    entropy_coef: float = Field(
+        0.0, ge=0, description="weight of the entropy bonus: the loss less this times the entropy; 0: none"
+    )
 
 
-class KLPlaceOptions(PolicyOptions):
-    """Of algorithms whose KL may be in the reward or in the loss."""
+class KLInLossOptions(PolicyOptions):
+    """Of algorithms whose KL may be in the reward or in the loss, k1 there included."""
 
     kl_in: KLPlace = Field(KLPlace.REWARD, description="reward (taken off it), or loss (then with k2 or k3)")
+    weigh_kl_by_ratio: bool = Field(
+        False, description="multiply the KL in the loss (k1 or k3) by the probability ratio: the KL's unbiased gradient"
+    )
+
+    @model_validator(mode="after")
+    def _check_weighing(self) -> Self:
+        if self.weigh_kl_by_ratio and self.kl_in is not KLPlace.LOSS:
+            raise ValueError(
+                "weigh_kl_by_ratio is about the KL in the loss, but kl_in is reward; set `options.kl_in` to loss or "
+                "`options.weigh_kl_by_ratio` to false"
+            )
+        if self.weigh_kl_by_ratio and self.kl_estimator is KLEstimator.K2:
+            raise ValueError(
+                "weigh_kl_by_ratio with kl_estimator: k2 has not the gradient of a KL: k2 has it unweighed; set "
+                "`options.kl_estimator` to k1 or k3, or `options.weigh_kl_by_ratio` to false"
+            )
+        return self
+
+
+class KLPlaceOptions(KLInLossOptions):
+    """The same, where a KL without effect is refused."""
 
     @model_validator(mode="after")
     def _check_kl(self) -> Self:
-        if self.kl_in is KLPlace.LOSS and self.kl_estimator is KLEstimator.K1:
+        if self.kl_in is KLPlace.LOSS and self.kl_estimator is KLEstimator.K1 and not self.weigh_kl_by_ratio:
             raise ValueError(
                 "kl_in: loss with kl_estimator: k1 has no effect, as the gradient of k1 averages to 0; "
-                "set `options.kl_estimator` to k2 (the gradient of the KL) or k3, or `options.kl_in` to reward"
+                "set `options.kl_estimator` to k2 (the gradient of the KL) or k3, `options.weigh_kl_by_ratio` to true, "
+                "or `options.kl_in` to reward"
             )
         return self

@@ -126,12 +126,14 @@ def train_policy(
     ratio: Ratio = Ratio.TOKEN,
     keep: ColumnHandle | None = None,
     after: int = 0,
+    weigh_kl: bool = False,
 ) -> None:
     """Train the actor by `policy_loss`, on advantages per sample or per token.
 
     Args:
         keep: SAMPLE column; samples where it is 0 take no part.
         after: steps at the beginning of a run in which nothing is trained.
+        weigh_kl: see `policy_loss`.
     """
     options, in_loss = logprobs.options, logprobs.kl_in is KLPlace.LOSS
     actor.train(
@@ -145,6 +147,8 @@ def train_policy(
             ratio=ratio,
             kl_coef=options.kl_coef if in_loss else 0.0,
             kl_estimator=options.kl_estimator,
+            weigh_kl=weigh_kl,
+            entropy_coef=options.entropy_coef,
         ),
         mini_batches=options.mini_batches,
         epochs=options.epochs,

@@ -75,7 +75,14 @@ def ppo(
     if options.whiten_advantages:
         advantages = per_batch(whitened, advantages, name="advantages", level=Level.TOKEN)
     per_batch(token_mean, advantages, name=f"{critic.name}/advantages/mean", level=Level.BATCH)
-    train_policy(actor, samples, advantages, logprobs, after=options.critic_warmup_steps)
+    train_policy(
+        actor,
+        samples,
+        advantages,
+        logprobs,
+        after=options.critic_warmup_steps,
+        weigh_kl=options.weigh_kl_by_ratio,
+    )
 
 
 def shaped_scores(scores: ColumnHandle, samples: Generated, options: PPOOptions) -> ColumnHandle:

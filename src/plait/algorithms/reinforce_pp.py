@@ -37,7 +37,7 @@ def reinforce_pp(
     else:
         returns = per_sample(at_each_token, scores, samples.logprobs, name="returns", level=Level.TOKEN)
     advantages = per_batch(whitened, returns, name="advantages", level=Level.TOKEN)
-    train_policy(actor, samples, advantages, logprobs)
+    train_policy(actor, samples, advantages, logprobs, weigh_kl=options.weigh_kl_by_ratio)
 
 
 def at_each_token(score: float, logprobs: FloatArray) -> FloatArray:

@@ -34,7 +34,7 @@ def rloo(prompts: Prompts, actor: Role, reward: Role, options: RLOOOptions, ref:
     advantages = per_group(leave_one_out_advantages, rewards, name="advantages")
     if options.normalize_advantages:
         advantages = per_batch(standardised, advantages, name="normalized_advantages", epsilon=1e-4)
-    train_policy(actor, samples, advantages, logprobs, ratio=options.ratio)
+    train_policy(actor, samples, advantages, logprobs, ratio=options.ratio, weigh_kl=options.weigh_kl_by_ratio)
 
 
 def leave_one_out_advantages(rewards: FloatArray) -> FloatArray:

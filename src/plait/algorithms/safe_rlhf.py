@@ -79,7 +79,14 @@ def safe_rlhf(
     if options.whiten_advantages:
         advantages = per_batch(whitened, advantages, name="advantages", level=Level.TOKEN)
     per_batch(token_mean, advantages, name=f"{critic.name}/advantages/mean", level=Level.BATCH)
-    train_policy(actor, samples, advantages, logprobs, after=options.critic_warmup_steps)
+    train_policy(
+        actor,
+        samples,
+        advantages,
+        logprobs,
+        after=options.critic_warmup_steps,
+        weigh_kl=options.weigh_kl_by_ratio,
+    )
     if options.ptx_coef > 0:
         actor.train(
             examples,

@@ -1,0 +1,71 @@
+"""Where the defaults of TRL 1.16 differ from ours: the table of docs/algorithms.md, read off both. Slow to import."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from plait.algorithms.dpo import DPOOptions
+from plait.algorithms.grpo import GRPOOptions
+from plait.algorithms.rloo import RLOOOptions
+from plait.training.settings import OptimizerSettings
+
+trl = pytest.importorskip("trl")
+
+AGGREGATIONS = {"dapo": "token-mean", "grpo": "seq-mean-token-mean"}
+PAGE = (Path(__file__).parents[2] / "docs" / "algorithms.md").read_text()
+
+
+def default(config: type[Any], name: str) -> Any:
+    [field] = [field for field in dataclasses.fields(config) if field.name == name]
+    return field.default
+
+
+def row(begin: str) -> list[str]:
+    """Cells of the table of defaults: what, ours, theirs, their name."""
+    table = PAGE[PAGE.index("| | plait's default |") : PAGE.index("Toys have a known optimum")]
+    [line] = [line for line in table.splitlines() if line.startswith(f"| {begin} |")]
+    return [cell.strip().strip("`") for cell in line.strip("|").split("|")]
+
+
+def test_the_aggregation_of_grpo():
+    _, ours, theirs, name = row("`grpo`: `aggregation`")
+    assert ours.split("`")[0] == GRPOOptions().aggregation
+    assert name == f"loss_type: {default(trl.GRPOConfig, 'loss_type')}"
+    assert theirs == AGGREGATIONS[default(trl.GRPOConfig, "loss_type")]
+
+
+@pytest.mark.parametrize(
+    ("begin", "ours", "config"),
+    [
+        ("`grpo`: `weigh_kl_by_ratio`", GRPOOptions().weigh_kl_by_ratio, "GRPOConfig"),
+        ("`rloo`: `kl_coef`", RLOOOptions().kl_coef, "RLOOConfig"),
+        ("`reward_model`: `optimizer.learning_rate`", OptimizerSettings().learning_rate, "RewardConfig"),
+        ("`sft`: `optimizer.learning_rate`", OptimizerSettings().learning_rate, "SFTConfig"),
+        ("`optimizer.schedule`", OptimizerSettings().schedule.value, "GRPOConfig"),
+    ],
+)
+def test_a_default_is_what_the_page_says(begin, ours, config):
+    _, stated, theirs, name = row(begin)
+    value = default(getattr(trl, config), name)
+    assert value != ours
+    assert [as_value(stated), as_value(theirs)] == [ours, value]
+
+
+def as_value(cell: str) -> Any:
+    first = cell.split(" (")[0]
+    try:
+        return {"true": True, "false": False}.get(first) if first in ("true", "false") else float(first)
+    except ValueError:
+        return first
+
+
+def test_what_else_the_page_says_of_trl():
+    assert default(trl.GRPOConfig, "disable_dropout") is default(trl.RLOOConfig, "disable_dropout") is False
+    assert default(trl.DPOConfig, "label_smoothing") == DPOOptions().label_smoothing == 0
+    assert default(trl.GRPOConfig, "beta") == GRPOOptions().kl_coef == 0
+    assert default(trl.GRPOConfig, "epsilon") == GRPOOptions().clip_low == GRPOOptions().clip_high
+    assert default(trl.GRPOConfig, "learning_rate") == OptimizerSettings().learning_rate
