@@ -104,6 +104,11 @@ class Closing(Echo):
             out.write(f"closed {self.context.rank}\n")
 
 
+class Storing(Echo):
+    def ask(self, name, *arguments):
+        return getattr(self.context.store(), name)(*arguments)
+
+
 class Unbuildable:
     def __init__(self, context):
         raise ValueError(f"rank {context.rank} cannot be built")

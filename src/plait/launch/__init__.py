@@ -7,6 +7,7 @@
 * `interface`: what a launcher, a group, a handle and a worker are; a worker's context (rank, rendezvous).
 * `in_process`: one rank in this very process: no server, no spawn.
 * `local`: one process per rank on this machine; `process` is one of them, `worker` its other side, `wire` between them.
+* `keys`: the rendezvous of `torch.distributed`, which the controller keeps; `store` is how a worker asks for it.
 * `failures`: the one error that a rank's death, freeze, exception or lateness becomes.
 
 **Enters**: a class that the worker process can import, small arguments. **Leaves**: small results and `WorkerError`.
@@ -25,7 +26,8 @@ whoever waits for another rank, once.
 **Nothing is left**: processes have a group of their own which the kernel kills when the controller's end of a pipe
 closes, however the controller ended. They talk over a socket pair that was never bound to a name or port; every
 message carries a tag made with the group's key, and nothing untagged is unpickled. The rendezvous of
-`torch.distributed` listens on loopback, on a port that the system chose and rank 0 owns.
+`torch.distributed` goes over these connections too, so a group of the launcher listens nowhere. What its workers open
+by `torch.distributed` is their own: gloo's pairs listen on loopback, and do not authenticate who connects.
 
 Imports `errors`, `lifeline` and the standard library; torch only inside workers that ask for the store.
 """

@@ -7,7 +7,6 @@ import math
 import os
 import pickle
 import secrets
-import socket
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -84,20 +83,15 @@ class LocalProcesses:
             self._output_dir.mkdir(parents=True, exist_ok=True)
         processes: list[WorkerProcess] = []
         try:
-            with socket.socket() as listening:
-                listening.bind(("127.0.0.1", 0))
-                listening.listen(num_ranks)
-                port = listening.getsockname()[1]
-                for rank in range(num_ranks):
-                    output = self._output_dir / f"rank{rank}.log" if self._output_dir is not None else None
-                    store_fd = listening.fileno() if rank == 0 else -1
-                    processes.append(WorkerProcess(key, self._environment, output, store_fd))
+            for rank in range(num_ranks):
+                output = self._output_dir / f"rank{rank}.log" if self._output_dir is not None else None
+                processes.append(WorkerProcess(key, self._environment, output))
         except BaseException:
             for process in processes:
                 process.kill()
             raise
         beat_s = min(_LONGEST_BEAT_S, self._freeze_after_s / _BEATS_PER_FREEZE)
-        starts = [Start(pickled, main_file, main_module, rank, num_ranks, port, beat_s) for rank in range(num_ranks)]
+        starts = [Start(pickled, main_file, main_module, rank, num_ranks, beat_s) for rank in range(num_ranks)]
         limit_s = self._stalled_after_s
         stillness = Stillness(num_ranks, self._progress, limit_s) if limit_s > 0 else None
         group = LocalGroup(processes, key, self._freeze_after_s, self._doing, stillness)

@@ -13,9 +13,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from plait.launch.failures import Ended, Failure, PeerState
+from plait.launch.keys import Keys
 from plait.launch.process import WorkerProcess
 from plait.launch.stall import Stillness, stalled_of
-from plait.launch.wire import Beat, Channel, Forged, Look, Raised, Reply, Seen
+from plait.launch.wire import Ask, Beat, Channel, Forged, Look, Raised, Reply, Seen, Told
 
 _TICK_S = 0.1
 """Between two looks at clocks and processes; what comes by a connection is seen at once."""
@@ -106,6 +107,7 @@ class Monitor:
         self._deliver = deliver
         self._doing = doing
         self._stillness = stillness
+        self._keys = Keys()
         self._asked_s: float | None = None
         """When ranks were asked for whom they wait, because some stand still."""
         self._did: Sequence[str] = ()
@@ -237,6 +239,9 @@ class Monitor:
                         self.changed.notify_all()
                 case Reply():
                     self._replied(rank, message)
+                case Ask():
+                    for asker, number, answer in self._keys.ask(rank.rank, message.number, message.question):
+                        self._ranks[asker].channel.put(Told(number, answer))
                 case _:
                     raise AssertionError(f"the controller was sent {message}")
         if forged:

@@ -32,10 +32,9 @@ class WorkerProcess:
         key: the group's, handed over on stdin: neither arguments nor environment show it.
         environment: variables over those of this process.
         output_file: to which its stdout and stderr are appended; None keeps them for `output_tail` only.
-        store_fd: a listening socket for it to inherit; -1 for none.
     """
 
-    def __init__(self, key: bytes, environment: Mapping[str, str], output_file: Path | None, store_fd: int) -> None:
+    def __init__(self, key: bytes, environment: Mapping[str, str], output_file: Path | None) -> None:
         self.output_file = output_file
         self.link, theirs = socket.socketpair()
         life_read, self._lifeline = os.pipe()
@@ -46,11 +45,11 @@ class WorkerProcess:
         fds = [theirs.fileno(), life_read, self._crash_file.fileno()]
         paths = json.dumps([path for path in sys.path if isinstance(path, str)])
         self._process = subprocess.Popen(
-            [sys.executable, "-c", _BOOT, paths, *map(str, fds), str(store_fd)],
+            [sys.executable, "-c", _BOOT, paths, *map(str, fds)],
             stdin=subprocess.PIPE,
             stdout=self._output,
             stderr=self._output,
-            pass_fds=[*fds, store_fd] if store_fd >= 0 else fds,
+            pass_fds=fds,
             env=os.environ | dict(environment),
             start_new_session=True,
         )

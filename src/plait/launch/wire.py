@@ -13,6 +13,8 @@ import struct
 from collections import deque
 from dataclasses import dataclass
 
+from plait.launch.keys import Answer, Question
+
 KEY_BYTES = 32
 MAX_MESSAGE_BYTES = 256 * 2**20
 _HEAD = struct.Struct("<Q32s")
@@ -35,8 +37,6 @@ class Start:
     """Its module name, if it was started by that (`python -m`)."""
     rank: int
     num_ranks: int
-    port: int
-    """Of the store, on loopback."""
     beat_s: float
 
 
@@ -58,6 +58,14 @@ class Look:
 @dataclass(frozen=True)
 class Stop:
     """End after the action that runs."""
+
+
+@dataclass(frozen=True)
+class Told:
+    """The answer to an Ask."""
+
+    number: int
+    answer: Answer
 
 
 # -- from the worker
@@ -94,7 +102,15 @@ class Seen:
     stack: str
 
 
-Message = Start | Call | Look | Stop | Beat | Reply | Seen
+@dataclass(frozen=True)
+class Ask:
+    """Of the keys of the group's rendezvous; answered by Told."""
+
+    number: int
+    question: Question
+
+
+Message = Start | Call | Look | Stop | Told | Beat | Reply | Seen | Ask
 
 
 class Forged(Exception):

@@ -21,14 +21,15 @@ import time
 import traceback
 import types
 from collections.abc import Callable
-from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from plait.launch.interface import WorkerContext
+from plait.launch.keys import Answer, GiveUp, Question
 from plait.launch.wire import (
     KEY_BYTES,
     MAX_MESSAGE_BYTES,
+    Ask,
     Beat,
     Call,
     Channel,
@@ -39,26 +40,24 @@ from plait.launch.wire import (
     Seen,
     Start,
     Stop,
+    Told,
 )
 from plait.lifeline import die_with
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store  # what torch.distributed.Store is
 
-STORE_TIMEOUT_S = 300.0
-"""Of one wait in the store; a rank that is missing is found by the controller long before."""
 SCRIPT_MODULE = "__plait_main__"
 """Name under which a worker imports the controller's script: its `if __name__ == "__main__":` part does not run."""
 _MAX_TRACEBACK = 20_000
 _OWN_FILES = (__file__, "<string>")
 
 
-def main(link_fd: int, lifeline_fd: int, crash_fd: int, store_fd: int) -> None:
-    """Serve until told to stop. The key comes on stdin; `store_fd` is rank 0's listening socket, else -1."""
+def main(link_fd: int, lifeline_fd: int, crash_fd: int) -> None:
+    """Serve until told to stop. The key comes on stdin."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the controller's to handle
-    for fd in (link_fd, lifeline_fd, crash_fd, store_fd):
-        if fd >= 0:
-            os.set_inheritable(fd, False)
+    for fd in (link_fd, lifeline_fd, crash_fd):
+        os.set_inheritable(fd, False)
     die_with(lifeline_fd)
     faulthandler.enable(crash_fd, all_threads=False)
     faulthandler.register(signal.SIGUSR1, crash_fd, all_threads=False)
@@ -69,7 +68,7 @@ def main(link_fd: int, lifeline_fd: int, crash_fd: int, store_fd: int) -> None:
     if len(key) < KEY_BYTES:
         os._exit(1)  # the controller ended while it started this process
     service = _Service(Channel(socket.socket(fileno=link_fd), key, controller=False))
-    _run(service, store_fd)
+    _run(service)
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
     os._exit(0)  # threads that an action left behind must not keep the process
@@ -86,12 +85,27 @@ class _Service:
         self._sending = threading.Lock()
         self._main_thread = threading.get_ident()
         self._beat_s = 1.0
+        self._asked: dict[int, queue.SimpleQueue[Answer]] = {}
+        self._numbers = itertools.count()
         threading.Thread(target=self._serve_until_end, name="plait-service", daemon=True).start()
 
     def send(self, message: Message) -> None:
         with self._sending:
             self._channel.put(message)
             self._channel.flush(wait=True)
+
+    def ask(self, question: Question, seconds: float) -> Answer:
+        """What the controller answers; any thread may ask. Raises TimeoutError after so many seconds."""
+        number, answer = next(self._numbers), queue.SimpleQueue[Answer]()
+        self._asked[number] = answer
+        self.send(Ask(number, question))
+        try:
+            return answer.get(timeout=seconds)
+        except queue.Empty:
+            self.send(Ask(number, GiveUp(number)))
+            raise TimeoutError from None
+        finally:
+            del self._asked[number]
 
     def _serve_until_end(self) -> None:
         try:
@@ -129,6 +143,9 @@ class _Service:
                 self.inbox.put(message)
             case Call():
                 self.inbox.put(message)
+            case Told():
+                if (asked := self._asked.get(message.number)) is not None:  # else it was given up
+                    asked.put(message.answer)
             case _:
                 raise AssertionError(f"a worker was sent {message}")
 
@@ -138,14 +155,14 @@ class _Service:
         return "".join(traceback.format_list(list(frames)))[-_MAX_TRACEBACK:]
 
 
-def _run(service: _Service, store_fd: int) -> None:
+def _run(service: _Service) -> None:
     worker: Any = None
     main = _ControllersMain()
     while not service.stopping:
         match service.inbox.get():
             case Start() as start:
                 main.start = start
-                worker = _timed(service, 0, partial(_construct, service, start, main, store_fd), send_result=False)
+                worker = _timed(service, 0, partial(_construct, service, start, main), send_result=False)
             case Call() as call:
                 _timed(service, call.number, partial(_call, worker, call, main))
     if worker is not None and hasattr(worker, "close"):
@@ -155,22 +172,13 @@ def _run(service: _Service, store_fd: int) -> None:
             traceback.print_exc()
 
 
-def _construct(service: _Service, start: Start, main: _ControllersMain, store_fd: int) -> Any:
+def _construct(service: _Service, start: Start, main: _ControllersMain) -> Any:
     (worker, *args), kwargs = main.unpickled(start.arguments)
 
     def open_store() -> Store:
-        import torch.distributed as dist
+        from plait.launch.store import ControllersStore
 
-        return dist.TCPStore(  # pyright: ignore[reportPrivateImportUsage]
-            "127.0.0.1",
-            start.port,
-            start.num_ranks,
-            is_master=start.rank == 0,
-            timeout=timedelta(seconds=STORE_TIMEOUT_S),
-            wait_for_workers=False,
-            # The controller has bound it: no port is raced for, and it listens on loopback only.
-            master_listen_fd=store_fd if start.rank == 0 else None,
-        )
+        return ControllersStore(service.ask)
 
     service.context = WorkerContext(start.rank, start.num_ranks, open_store)
     return worker(service.context, *args, **kwargs)
