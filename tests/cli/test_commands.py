@@ -14,6 +14,7 @@ from plait.cli import main
 from plait.models.saving import save_pretrained
 from plait.models.scalar_model import load_scalar
 from plait.runtime.recipes.recipe import Recipe
+from tests.cli.printed import is_one_error
 from tests.models.tiny import tiny_tokenizer
 
 
@@ -90,7 +91,7 @@ def test_checked_before_the_model_is_loaded(
     code, error = ask(*options)
     assert code == 2
     assert message in error
-    assert error.count("\n") == 1
+    assert is_one_error(error)
     assert not (tmp_path / "out.jsonl").exists()
 
 
@@ -112,7 +113,7 @@ def test_prompts_are_checked_before_the_model_is_loaded(
     assert code == 2
     assert message in error
     assert "data." not in error, "a key of a recipe, of which there is none"
-    assert error.count("\n") == 1
+    assert is_one_error(error)
 
 
 def test_a_reward_model_does_not_speak(ask, tiny_folder: Path, tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from plait.errors import RunError
 from plait.generation.engine import Engine, StepRecord
 from plait.policy.step import StepKind
 from plait.runtime.generation_report import GenerationReport, Meter
+from tests.cli.printed import is_one_error
 
 
 @pytest.fixture
@@ -134,7 +135,7 @@ def test_an_option_out_of_range_is_named(
     error = capsys.readouterr().err
     assert message in error
     assert "Sampling(" not in error
-    assert error.count("\n") == 1
+    assert is_one_error(error)
 
 
 WRONG_PROMPTS = {
@@ -159,7 +160,7 @@ def test_wrong_prompts_are_told_in_the_words_of_the_command_before_torch_is_impo
     error = capsys.readouterr().err
     assert message in error
     assert "`data." not in error
-    assert error.count("\n") == 1
+    assert is_one_error(error)
 
 
 @pytest.mark.parametrize("option", ["--prompts", "--lengths"])
@@ -184,7 +185,7 @@ def test_a_prompt_that_is_too_long_is_one_line(
     )
     assert main(given) == 2
     error = capfd.readouterr().err
-    assert error.count("\n") == 1
+    assert is_one_error(error)
     assert "that `--lengths` asks for exceeds the 256 positions of the model; shorten the one or the other" in error
 
 

@@ -155,3 +155,25 @@ def test_the_package_needs_neither_torch_nor_rich_until_used():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert (done.stdout.strip(), done.stderr) == ("[]", "")
+
+
+@pytest.mark.parametrize("columns", [40, 60, 80])
+def test_the_display_fits_its_terminal(columns: int, monkeypatch: pytest.MonkeyPatch):
+    """What is watched first stays whole; bars and the last columns go."""
+    monkeypatch.setenv("COLUMNS", str(columns))
+    clock, stream = Clock(), io.StringIO()
+    with Progress(1000, stream=stream, live=True, clock=clock) as progress:
+        progress.start(steps_done=98)
+        clock.now_s += 4000
+        progress.step_done(99, METRICS)
+        clock.now_s += 2
+        progress.phase("generate", 128, "samples")
+        progress.advance(64)
+    lines = plain_text(stream.getvalue()).replace("\r", "\n").splitlines()
+    assert max(len(line.rstrip()) for line in lines) <= columns
+    shown = "\n".join(lines)
+    for text in ("99/1000 steps", "reward", "0.500", "0.0013"):
+        assert text in shown, text
+    assert ("━" in shown) == (columns > 40)
+    assert "0/128 samples" in shown
+    assert "…" not in shown

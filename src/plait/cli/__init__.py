@@ -10,6 +10,7 @@ import select
 import sys
 
 from plait.errors import PlaitError, UserError
+from plait.observe.screen import one_line, say
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -24,7 +25,7 @@ def main(argv: list[str] | None = None) -> int:
     except UserError as error:
         return _fail(error, 2)
     except PlaitError as error:
-        print(f"error: {error}", file=sys.stderr)
+        say(f"error: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         return 130
@@ -63,5 +64,5 @@ def _nobody_reads() -> bool:
 
 
 def _fail(error: Exception, code: int) -> int:
-    print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
+    say(f"error: {one_line(str(error))}", file=sys.stderr)
     return code

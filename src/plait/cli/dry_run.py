@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -40,19 +41,28 @@ def dry_run(recipe: Recipe, *, resume: bool = False) -> int:
 def print_plan(prepared: Prepared) -> None:
     """The graph, the batch in prompts, samples, tokens and optimizer steps, where calls run, and an estimate of the
     memory of each device."""
-    from rich.console import Console
+    from rich.text import Text
 
-    console = Console()
-    console.print(f"[bold]flow[/] {prepared.flow.name}")
-    console.print(str(prepared.flow), markup=False, highlight=False)
+    from plait.observe.console import SafeConsole
+
+    console = SafeConsole()
+    console.print(Text.assemble(("flow", "bold"), f" {prepared.flow.name}"))
+    for line in str(prepared.flow).splitlines():
+        console.print(_hanging(line, console.width))
     console.print()
     console.print(_batch_table(prepared))
+    console.print(_data_text(prepared))
     console.print()
     console.print(_placement_table(prepared.plan, _named_by(prepared.recipe)))
     for better in better_orders(prepared.recipe, prepared.models, prepared.plan):
-        console.print(_order_text(better), markup=False, highlight=False)
+        console.print(_order_text(better))
     console.print()
     console.print(_memory_table(prepared))
+
+
+def _hanging(line: str, columns: int) -> str:
+    """A node of the graph; what does not fit on its line stands below it, indented."""
+    return textwrap.fill(line, max(columns, 24), subsequent_indent=" " * 6, break_on_hyphens=False)
 
 
 def _named_by(recipe: Recipe) -> frozenset[str] | None:
@@ -128,13 +138,11 @@ def _add_rows(table: Any, label: str, cells: Sequence[Mapping[str, int]]) -> Non
 def _batch_table(prepared: Prepared):
     from rich.table import Table
 
-    recipe, train_set = prepared.recipe, prepared.train_set
+    recipe = prepared.recipe
     batch = Arithmetic.of(recipe, prepared.flow, prepared.longest_tokens)
     table = Table("batch", "per step", f"run of {batch.steps} steps", **_PLAIN)
-    data = train_set or next(iter(prepared.given.values()))
-    what = "prompts" if train_set is not None else next(iter(prepared.given))
     rows = (
-        (what, batch.prompts_per_step),
+        (_rows_of(prepared), batch.prompts_per_step),
         ("samples", batch.samples_per_step),
         ("tokens, at most", batch.max_tokens_per_step),
     )
@@ -143,11 +151,20 @@ def _batch_table(prepared: Prepared):
     for role in prepared.flow.roles:
         if steps := prepared.flow.optimizer_steps(role, batch.steps):
             table.add_row(f"optimizer steps of {role}", f"{steps / batch.steps:,.4g}", f"{steps:,}")
-    epochs = batch.prompts_per_step * batch.steps / len(data)
-    dropped = f", {data.num_dropped} left out" if data.num_dropped else ""
-    table.caption = (
-        f"{len(data):,} training {what}{dropped} ({epochs:.2f} epochs), longest {data.longest_tokens} tokens; "
-        f"{prepared.num_held_out} held out"
-    )
-    table.caption_justify = "left"
     return table
+
+
+def _rows_of(prepared: Prepared) -> str:
+    """What a row of the data is: `prompts`, `examples` or `pairs`."""
+    return "prompts" if prepared.train_set is not None else next(iter(prepared.given))
+
+
+def _data_text(prepared: Prepared) -> str:
+    recipe = prepared.recipe
+    data = prepared.train_set or next(iter(prepared.given.values()))
+    epochs = recipe.prompts_per_step * recipe.steps / len(data)
+    dropped = f", {data.num_dropped} left out" if data.num_dropped else ""
+    return (
+        f"{len(data):,} training {_rows_of(prepared)}{dropped} ({epochs:.2f} epochs), longest {data.longest_tokens} "
+        f"tokens; {prepared.num_held_out} held out"
+    )

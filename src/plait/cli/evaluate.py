@@ -12,7 +12,9 @@ from cyclopts import Parameter
 
 from plait.cli import train
 from plait.cli.help import Option
+from plait.cli.opening import opening, title_of
 from plait.errors import ConfigError
+from plait.observe.screen import say
 
 if TYPE_CHECKING:
     from plait.runtime.recipes.recipe import Recipe
@@ -46,29 +48,39 @@ def evaluate(*tokens: Annotated[str, Parameter(allow_leading_hyphen=True)]) -> i
     recipe = without_draws(load_recipe(path, overrides))
     if recipe.evaluation.items == 0:
         raise ConfigError("`evaluation.items` is 0: set how many held-out items to answer (--evaluation.items 100)")
-    from plait.runtime.api import evaluate_model
+    with opening(title_of("eval", path), _facts(recipe)):
+        from plait.runtime.api import evaluate_model
 
-    result = evaluate_model(recipe)
+        result = evaluate_model(recipe)
     metrics = {name: value if math.isfinite(value) else None for name, value in result.metrics().items()}
     if "--json" in flags:
-        print(json.dumps({"items": result.num_items, **metrics}, allow_nan=False))
+        say(json.dumps({"items": result.num_items, **metrics}, allow_nan=False))
         return 0
     if not result.samples:
-        print(f"{result.num_items} held-out items, model {recipe.model}")
+        say(f"{result.num_items} held-out items, model {recipe.model}")
         for name, value in metrics.items():
-            print(f"{name.removeprefix('eval/'):30}  {_figure(value)}")
+            say(f"{name.removeprefix('eval/'):30}  {_figure(value)}")
         return 0
     how = "greedy" if recipe.evaluation.temperature == 0 else f"temperature {recipe.evaluation.temperature:g}"
-    print(f"{result.num_items} held-out items, {how}, model {recipe.model}")
+    say(f"{result.num_items} held-out items, {how}, model {recipe.model}")
     if result.task is not None:
-        print(f"exact accuracy                  {result.task.exact or '-'}")
-        print(f"well-formed answers             {result.task.well_formed or '-'}")
-        print(f"accuracy among the well-formed  {result.task.exact_among_well_formed or '-'}")
+        say(f"exact accuracy                  {result.task.exact or '-'}")
+        say(f"well-formed answers             {result.task.well_formed or '-'}")
+        say(f"accuracy among the well-formed  {result.task.exact_among_well_formed or '-'}")
     for name in (*(["reward"] if result.rewards else []), *result.judged):
-        print(f"{f'mean {name}':30}  {_figure(metrics[f'eval/{name}'])}")
+        say(f"{f'mean {name}':30}  {_figure(metrics[f'eval/{name}'])}")
     if metrics.get("eval/dropped"):
-        print(f"items without a score           {metrics['eval/dropped']:.0f}, left out")
+        say(f"items without a score           {metrics['eval/dropped']:.0f}, left out")
     return 0
+
+
+def _facts(recipe: Recipe) -> dict[str, str]:
+    return {
+        "model": recipe.model,
+        "data": recipe.data.evaluation_source or recipe.data.source,
+        "items": str(recipe.evaluation.items),
+        "device": f"{recipe.device}, {recipe.dtype.value}",
+    }
 
 
 def _figure(value: float | None) -> str:

@@ -7,6 +7,7 @@ from typing import Literal
 
 from plait.cli.app import Whole
 from plait.errors import ConfigError
+from plait.observe.screen import say
 
 
 def export(
@@ -46,7 +47,7 @@ def export(
     from plait.runtime.api import export_checkpoint
 
     written = export_checkpoint(run_dir, out, step=step, dtype=dtype, overwrite=overwrite)
-    print(f"step {written} of {run_dir} written to {out} in {dtype}")
+    say(f"step {written} of {run_dir} written to {out} in {dtype}")
     return 0
 
 

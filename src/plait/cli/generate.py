@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from cyclopts import Parameter
 
 from plait.cli.app import Whole
+from plait.cli.opening import opening, title_of
 from plait.errors import ConfigError, DataError, RunError, UserError
+from plait.observe.screen import say
 from plait.policy.blocks import BLOCK_TOKENS
 
 if TYPE_CHECKING:
@@ -83,29 +85,42 @@ def _generate(options: Options) -> int:
     sampling, source, lengths = _sampling(options), *_files(options)
     check_out(options.out)
     kept = Kept(options.out)
-    from plait.runtime.generate import generate as run
-    from plait.runtime.process import set_up
+    with opening(title_of("generate", None), _facts(options, source)):
+        from plait.runtime.generate import generate as run
+        from plait.runtime.process import set_up
 
-    if options.device == "cuda":
-        check_cuda()
-    set_up(options.threads)
-    try:
-        report = run(_job(options, sampling, source, lengths), kept.add)
-    except RunError as error:
-        raise RunError(f"{error}; {_what_is_kept(kept.count, kept.path)}") from error
+        if options.device == "cuda":
+            check_cuda()
+        set_up(options.threads)
+        try:
+            report = run(_job(options, sampling, source, lengths), kept.add)
+        except RunError as error:
+            raise RunError(f"{error}; {_what_is_kept(kept.count, kept.path)}") from error
     if report.samples or report.is_whole:
         write_rows(options.out, report.rows())
     kept.drop()
     figures = report.figures()
-    print(json.dumps(figures) if options.as_json else summary(figures))
+    say(json.dumps(figures) if options.as_json else summary(figures))
     if report.is_whole:
         if not options.as_json:
-            print(f"written to {options.out}")
+            say(f"written to {options.out}")
         return 0
     finished = f"{len(report.samples)} of {report.num_asked} responses were finished"
     where = f"they are in {options.out}" if report.samples else "nothing is written"
-    print(f"interrupted: {finished}; {where}", file=sys.stderr)
+    say(f"interrupted: {finished}; {where}", file=sys.stderr)
     return 130
+
+
+def _facts(options: Options, source: Source) -> dict[str, str]:
+    how = "greedy" if options.temperature == 0 else f"temperature {options.temperature:g}"
+    samples = f", {options.n} samples each" if options.n > 1 else ""
+    return {
+        "model": options.model,
+        "prompts": f"{len(source):,} of {source.name}{samples}",
+        "sampling": f"{how}, at most {options.max_tokens} tokens",
+        "device": f"{options.device}, {options.dtype}",
+        "out": str(options.out),
+    }
 
 
 def _what_is_kept(count: int, path: Path) -> str:

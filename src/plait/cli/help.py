@@ -110,13 +110,14 @@ def asked_for(argv: list[str]) -> tuple[str, bool] | None:
 
 def print_help(command: str, *, everything: bool) -> None:
     """Usage, one sentence, and a table that fits 80 columns."""
-    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
+    from plait.observe.console import SafeConsole
+
     every = options_of(command)
     listed = every if everything else usual(command)
-    console = Console(highlight=False)
+    console = SafeConsole()
     console.print(Text.assemble(("plait " + command, "bold"), " ", usage_of(command).split(f"{command} ", 1)[-1]))
     console.print(Text(f"\n{summary_of(command)}\n"))
     table = Table(box=None, pad_edge=False, show_header=False)

@@ -1,35 +1,38 @@
-"""What a run prints when it ends: the table before and after, and some answers."""
+"""What a run prints when it ends: the table before and after, and some answers. Narrow terminals get lists."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
-    from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
+from plait.observe.console import SafeConsole
+
+if TYPE_CHECKING:
     from plait.rewards.statistics import Estimate
     from plait.runtime.controller import Outcome
     from plait.runtime.evaluation import Evaluation
     from plait.runtime.recipes.recipe import Recipe
 
+_ANSWERS_COLUMNS = 72
+"""Below, a table of answers would be columns of single words."""
+
 
 def print_outcome(recipe: Recipe, outcome: Outcome) -> None:
     """The result of a finished run, or how to go on with a stopped one."""
-    from rich.console import Console
-
-    console = Console()
+    console = SafeConsole()
     if not outcome.finished:
-        console.print(
-            f"\nstopped {_place(recipe, outcome)}; every step done is saved. Continue with the same command and "
-            f"[bold]--resume[/] (run_dir {recipe.run_dir})"
-        )
+        where = f"\nstopped {_place(recipe, outcome)}; every step done is saved. Continue with the same command and "
+        console.print(Text.assemble(where, ("--resume", "bold"), f" (run_dir {recipe.run_dir})"))
         return
     if outcome.after is not None:
         _print_comparison(console, recipe, outcome.before, outcome.after)
     if outcome.doctor:
-        console.print(f"\n{outcome.doctor}", markup=False, highlight=False, soft_wrap=True)
-    console.print(f"\nmodel: {recipe.run_dir}/final   metrics: {recipe.run_dir}/metrics.jsonl")
+        console.print(f"\n{outcome.doctor}", soft_wrap=True)
+    console.print(f"\nmodel: {recipe.run_dir}/final", soft_wrap=True)
+    console.print(f"metrics: {recipe.run_dir}/metrics.jsonl", soft_wrap=True)
 
 
 def _place(recipe: Recipe, outcome: Outcome) -> str:
@@ -40,42 +43,58 @@ def _place(recipe: Recipe, outcome: Outcome) -> str:
     return f"after step {outcome.step} of {recipe.steps}"
 
 
-def _print_comparison(console: Console, recipe: Recipe, before: Evaluation | None, after: Evaluation) -> None:
-    from rich.table import Table
-
+def _print_comparison(console: SafeConsole, recipe: Recipe, before: Evaluation | None, after: Evaluation) -> None:
     how = "greedy" if recipe.evaluation.temperature == 0 else f"temperature {recipe.evaluation.temperature:g}"
     title = f"{after.num_items} held-out items" + (f", {how}" if after.samples else "")
+    print_before_after(console, title, list(_rows(before, after)))
+    if before is None or not after.samples:
+        return
+    for what, gain, form in _gains(before, after):
+        verdict = "excludes zero" if gain.excludes(0) else "includes zero"
+        console.print(
+            Text.assemble(f"gain in {what}, same items: ", (form(gain), "bold"), f" (95 % interval {verdict})")
+        )
+    if recipe.evaluation.show:
+        _print_answers(console, recipe.evaluation.show, before, after)
+
+
+def print_before_after(console: SafeConsole, title: str, rows: Sequence[tuple[str, str, str]]) -> None:
+    """(what, before, after) as a table, or where the console is too narrow for it, as a list."""
     table = Table(title, "before", "after", box=None, pad_edge=False, header_style="bold")
+    for row in rows:
+        table.add_row(*row)
+    console.print()
+    if console.measure(table, options=console.options.update(max_width=1 << 10)).maximum <= console.width:
+        console.print(table)
+        return
+    console.print(Text(title, style="bold"))
+    for what, old, new in rows:
+        console.print(what)
+        console.print(f"  before  {old}")
+        console.print(f"  after   {new}")
+
+
+def _rows(before: Evaluation | None, after: Evaluation) -> Iterator[tuple[str, str, str]]:
     if not after.samples:
         for name in after.metrics():
-            table.add_row(name.removeprefix("eval/"), *(_number(one, name) for one in (before, after)))
-        console.print("\n", table)
+            yield _numbers(name.removeprefix("eval/"), name, before, after)
         return
-    columns = (before.task if before else None, after.task)
+    tasks = (before.task if before else None, after.task)
     if after.task is not None:
-        table.add_row("exact accuracy [95 % interval]", *(_share(task and task.exact) for task in columns))
-        table.add_row("well-formed answers", *(_share(task and task.well_formed) for task in columns))
-        table.add_row(
-            "accuracy among the well-formed", *(_share(task and task.exact_among_well_formed) for task in columns)
-        )
+        yield "exact accuracy [95 % interval]", *_both(task and _share(task.exact) for task in tasks)
+        yield "well-formed answers", *_both(task and _share(task.well_formed) for task in tasks)
+        yield "accuracy among the well-formed", *_both(task and _share(task.exact_among_well_formed) for task in tasks)
     elif after.rewards:
-        table.add_row("mean reward", *(_number(one, "eval/reward") for one in (before, after)))
+        yield _numbers("mean reward", "eval/reward", before, after)
     for name in after.judged:
-        table.add_row(
-            "mean cost" if name == "cost" else f"judge: mean {name}",
-            *(_number(one, f"eval/{name}") for one in (before, after)),
-        )
+        yield _numbers("mean cost" if name == "cost" else f"judge: mean {name}", f"eval/{name}", before, after)
     if any(one is not None and one.metrics().get("eval/dropped") for one in (before, after)):
-        table.add_row(
-            "items without a score, left out", *(_number(one, "eval/dropped", ".0f") for one in (before, after))
-        )
-    console.print("\n", table)
-    if before is not None:
-        for what, gain, form in _gains(before, after):
-            verdict = "excludes zero" if gain.excludes(0) else "includes zero"
-            console.print(f"gain in {what}, same items: [bold]{form(gain)}[/] (95 % interval {verdict})")
-        if recipe.evaluation.show:
-            _print_answers(console, recipe.evaluation.show, before, after)
+        yield _numbers("items without a score, left out", "eval/dropped", before, after, ".0f")
+
+
+def _both(texts: Iterator[str | None]) -> tuple[str, str]:
+    old, new = (text or "-" for text in texts)
+    return old, new
 
 
 def _gains(before: Evaluation, after: Evaluation) -> Iterator[tuple[str, Estimate, Callable[[Estimate], str]]]:
@@ -96,32 +115,47 @@ def _plainly(estimate: Estimate) -> str:
     return f"{estimate.value:.3f} [{estimate.low:.3f}, {estimate.high:.3f}]"
 
 
-def _print_answers(console: Console, number: int, before: Evaluation, after: Evaluation) -> None:
-    from rich.table import Table
-    from rich.text import Text
-
-    title = "the first answers that changed"
+def _print_answers(console: SafeConsole, number: int, before: Evaluation, after: Evaluation) -> None:
     has_answers = any(sample.prompt.columns.get("answer") is not None for sample in after.samples)
-    heads = ("question", *(("answer",) if has_answers else ()), "before", "after")
-    table = Table(*heads, title=title, title_justify="left", header_style="dim")
     changed = [pair for pair in zip(before.samples, after.samples, strict=True) if pair[0].text != pair[1].text]
     if not changed:
         console.print("\nno answer changed")
         return
+    rows = []
     for old, new in changed[:number]:
         columns = new.prompt.columns
         right = (columns.get("answer"),) if has_answers else ()
-        texts = (columns.get("prompt"), *right, old.text, new.text)
-        table.add_row(*(Text(_text(text)) for text in texts))
-    console.print("\n", table)
+        rows.append([_text(text) for text in (columns.get("prompt"), *right, old.text, new.text)])
+    heads = ("question", *(("answer",) if has_answers else ()), "before", "after")
+    print_answers(console, heads, rows)
+
+
+def print_answers(console: SafeConsole, heads: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Questions with their answers as a table, or in a narrow console as a list."""
+    title = "the first answers that changed"
+    console.print()
+    if console.width >= _ANSWERS_COLUMNS:
+        table = Table(*heads, title=title, title_justify="left", header_style="dim")
+        for row in rows:
+            table.add_row(*map(Text, row))
+        console.print(table)
+        return
+    console.print(Text(title, style="italic"))
+    for row in rows:
+        console.print()
+        for head, text in zip(heads, row, strict=True):
+            console.print(Text.assemble((f"{head}: ", "dim"), text))
 
 
 def _share(estimate: Estimate | None) -> str:
     return "-" if estimate is None else str(estimate)
 
 
-def _number(evaluation: Evaluation | None, name: str, form: str = ".3f") -> str:
-    return "-" if evaluation is None else format(evaluation.metrics()[name], form)
+def _numbers(
+    what: str, name: str, before: Evaluation | None, after: Evaluation, form: str = ".3f"
+) -> tuple[str, str, str]:
+    old, new = ("-" if one is None else format(one.metrics()[name], form) for one in (before, after))
+    return what, old, new
 
 
 def _text(value: Any) -> str:

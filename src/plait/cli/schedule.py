@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from cyclopts import Parameter
 
 from plait.errors import ConfigError
+from plait.observe.screen import say
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -89,9 +90,9 @@ def schedule(
     _write(found, predicted, files)
     baselines = baselines_of(workload)
     if as_json:
-        print(json.dumps(_record(found, score_of_it, baselines)))
+        say(json.dumps(_record(found, score_of_it, baselines)))
     else:
-        print(report(workload, found, score_of_it, baselines, predicted), end="")
+        say(report(workload, found, score_of_it, baselines, predicted), end="")
     return 0
 
 
@@ -215,12 +216,13 @@ def _solve(workload: Workload, engine: str, seconds: float, seed: int) -> Found:
 @contextmanager
 def _progress(seconds: float) -> Iterator[Callable[[Progress], None]]:
     """A progress bar on stderr, where that is a terminal."""
-    from rich.console import Console
     from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
     from rich.progress import Progress as Bar
 
+    from plait.observe.console import SafeConsole
+
     columns = (TextColumn("searching"), BarColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
-    console = Console(stderr=True)
+    console = SafeConsole(stderr=True)
     with Bar(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task("preparing (the first time compiles the search)", total=seconds)
 

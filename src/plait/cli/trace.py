@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import App, Parameter
 
+from plait.observe.screen import say
+
 if TYPE_CHECKING:
     from plait.schedule.compare import Comparison
     from plait.schedule.timeline import Timeline
@@ -37,18 +39,18 @@ def show(
 
     timeline = _load(file, step)
     if as_json:
-        print(json.dumps(_summary(timeline)))
+        say(json.dumps(_summary(timeline)))
         return 0
     summary = _summary(timeline)
-    print(f"{summary['source']} timeline: {summary['num_actions']} actions, {summary['makespan_s']:g} s\n")
-    print(f"{'lane':<20}{'busy':>8}{'actions':>9}")
+    say(f"{summary['source']} timeline: {summary['num_actions']} actions, {summary['makespan_s']:g} s\n")
+    say(f"{'lane':<20}{'busy':>8}{'actions':>9}")
     for lane in summary["lanes"]:
-        print(f"rank {lane['rank']} {lane['lane']:<13}{lane['busy']:>8.1%}{lane['actions']:>9}")
-    print(f"\n{'kind':<12}{'actions':>8}{'seconds':>12}{'bytes':>14}{'tokens':>12}")
+        say(f"rank {lane['rank']} {lane['lane']:<13}{lane['busy']:>8.1%}{lane['actions']:>9}")
+    say(f"\n{'kind':<12}{'actions':>8}{'seconds':>12}{'bytes':>14}{'tokens':>12}")
     for kind in summary["kinds"]:
         row = (kind["kind"], kind["actions"], kind["seconds"], kind["bytes"], kind["tokens"])
-        print("{:<12}{:>8}{:>12.6g}{:>14}{:>12}".format(*row))
-    print("\n" + ascii_gantt(timeline.shifted(-min((s.start_s for s in timeline.spans), default=0.0))), end="")
+        say("{:<12}{:>8}{:>12.6g}{:>14}{:>12}".format(*row))
+    say("\n" + ascii_gantt(timeline.shifted(-min((s.start_s for s in timeline.spans), default=0.0))), end="")
     return 0
 
 
@@ -81,9 +83,9 @@ def diff(
 
     comparison = compare(_load(a, step), _load(b, step))
     if as_json:
-        print(json.dumps({**asdict(comparison), "same_rows": comparison.same_rows}))
+        say(json.dumps({**asdict(comparison), "same_rows": comparison.same_rows}))
     else:
-        print(_described(comparison), end="")
+        say(_described(comparison), end="")
     return 0 if comparison.same_rows else 1
 
 

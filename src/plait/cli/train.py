@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
 from plait.cli.help import Option, usage_of
+from plait.cli.opening import opening, recipe_facts, title_of
 from plait.errors import ConfigError
+from plait.observe.screen import say
+
+if TYPE_CHECKING:
+    from plait.runtime.recipes.recipe import Recipe
 
 FLAGS = {
     "--dry-run": "resolve everything, print the batch, the placement and a memory estimate; load no weights",
@@ -30,15 +36,36 @@ def train(*tokens: Annotated[str, Parameter(allow_leading_hyphen=True)]) -> int:
         return train_stages(path, overrides, dry_run="--dry-run" in flags, resume="--resume" in flags)
     loaded = load_recipe(path, overrides)
     if "--dry-run" in flags:
+        say("checking everything but the weights …", file=sys.stderr)
         from plait.cli.dry_run import dry_run
 
         return dry_run(loaded, resume="--resume" in flags)
-    from plait.cli.report import print_outcome
-    from plait.runtime.api import run
+    return _run(loaded, title_of("train", path), resume="--resume" in flags)
 
-    outcome = run(loaded, resume="--resume" in flags)
-    print_outcome(loaded, outcome)
+
+def _run(recipe: Recipe, title: str, *, resume: bool) -> int:
+    check_place(recipe, resume=resume)
+    with opening(title, recipe_facts(recipe, resume=resume)):
+        from plait.cli.report import print_outcome
+        from plait.runtime.api import run
+
+        outcome = run(recipe, resume=resume)
+    print_outcome(recipe, outcome)
     return 0 if outcome.finished else 130
+
+
+def check_place(recipe: Recipe, *, resume: bool) -> None:
+    """See now, and not when torch is there, that the folder of the run can be taken.
+
+    Raises:
+        ConfigError: it cannot; says what can be done.
+    """
+    from plait.runtime.directory import RunDirectory
+
+    if resume:
+        RunDirectory.resume(recipe.run_dir).close()
+    else:
+        RunDirectory.claim(recipe.run_dir, overwrite=recipe.overwrite).close()
 
 
 def read_recipe(

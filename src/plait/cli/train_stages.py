@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
+from plait.cli.opening import opening, stages_facts, title_of
+
+if TYPE_CHECKING:
+    from plait.runtime.recipes.stages import Stages
 
 
 def train_stages(path: Path, overrides: Sequence[tuple[str, Any]], *, dry_run: bool, resume: bool) -> int:
@@ -15,20 +18,34 @@ def train_stages(path: Path, overrides: Sequence[tuple[str, Any]], *, dry_run: b
     Raises:
         UserError: a stage cannot be run; its name is given.
     """
-    from plait.cli.report import print_outcome
-    from plait.runtime.recipes.stages import final_folder, load_stages
-    from plait.runtime.stage_runs import check_stages, run_stages
+    from plait.runtime.recipes.stages import load_stages
 
     stages = load_stages(path, overrides)
-    console = Console()
-    for name, prepared in check_stages(stages, resume=resume):
-        if dry_run:
-            from plait.cli.dry_run import print_plan
+    flags = [flag for flag, given in (("--dry-run", dry_run), ("--resume", resume)) if given]
+    with opening(title_of("train", path, *flags), stages_facts(stages)):
+        return _print_plans(stages, resume=resume) if dry_run else _run(stages, resume=resume)
 
-            console.rule(name)
-            print_plan(prepared)
-    if dry_run:
-        return 0
+
+def _print_plans(stages: Stages, *, resume: bool) -> int:
+    from plait.cli.dry_run import print_plan
+    from plait.observe.console import SafeConsole
+    from plait.runtime.stage_runs import check_stages
+
+    for name, prepared in check_stages(stages, resume=resume):
+        SafeConsole().rule(name)
+        print_plan(prepared)
+    return 0
+
+
+def _run(stages: Stages, *, resume: bool) -> int:
+    from plait.cli.report import print_outcome
+    from plait.observe.console import SafeConsole
+    from plait.runtime.recipes.stages import final_folder
+    from plait.runtime.stage_runs import check_stages, run_stages
+
+    for _ in check_stages(stages, resume=resume):
+        pass
+    console = SafeConsole()
     for name, recipe, outcome in run_stages(stages, resume=resume):
         console.rule(name)
         if outcome is None:

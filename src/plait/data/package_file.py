@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from plait.errors import UserError
+from plait.observe.screen import say
 
 _DOWNLOAD_DEADLINE_S = 1200.0
 _LOCK_DEADLINE_S = 1800.0
@@ -179,9 +180,10 @@ class ProgressLine:
     def show(self, text: str) -> None:
         stage = text.split("%")[0].rstrip(" 0123456789")
         if self._live:
-            print(f"\r\x1b[2K{self._title}: {text}", end="", file=sys.stderr, flush=True)
+            sys.stderr.write("\r\x1b[2K")  # to the beginning of the line, which is cleared
+            say(f"{self._title}: {text}", end="", file=sys.stderr)
         elif stage != self._stage:
-            print(f"{self._title}: {stage}", file=sys.stderr, flush=True)
+            say(f"{self._title}: {stage}", file=sys.stderr)
         self._stage = stage
 
     def __enter__(self) -> ProgressLine:
@@ -189,4 +191,4 @@ class ProgressLine:
 
     def __exit__(self, *_: object) -> None:
         if self._live:
-            print(file=sys.stderr, flush=True)
+            say(file=sys.stderr)

@@ -39,6 +39,7 @@ from plait.models.working_weights import (
     move_into_flat,
     skeleton,
 )
+from plait.observe.loading import loading
 
 
 @dataclass(eq=False)
@@ -189,6 +190,7 @@ def read_folder(name: str, dtype: torch.dtype, auto_class: Any) -> tuple[Any, An
     Raises:
         ModelError: see `load_model`.
     """
+    loading(f"model {name}")
     folder, _, tokenizer = read_config(name)
     with _reading(name):
         module, report = auto_class.from_pretrained(folder, dtype=dtype, use_safetensors=True, output_loading_info=True)

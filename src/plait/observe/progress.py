@@ -13,9 +13,11 @@ import os
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TextIO
+
+from plait.observe.screen import say
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -24,6 +26,7 @@ _SHOWN_STEPS = 8
 _AVERAGED_STEPS = 10
 _DRAWS_PER_S = 4
 _SHOWN_S = 0.05
+_BAR_COLUMNS, _LEAST_BAR_COLUMNS = 32, 8
 
 
 STAGE_SECONDS = "timing_s/"
@@ -92,11 +95,13 @@ class Progress:
         self._steps_done = steps_done
         self._started_s = self._step_started_s = self._clock()
         if self._is_live:
-            from rich.console import Console
             from rich.live import Live
 
-            console = Console(file=self._stream, force_terminal=True)
-            self._live = Live(self._picture(), console=console, auto_refresh=False, transient=False)
+            from plait.observe.console import SafeConsole
+
+            console = SafeConsole(file=self._stream, force_terminal=True)
+            self._live = Live(console=console, auto_refresh=False, transient=False)
+            self._live.update(self._picture())
             self._live.start(refresh=True)
 
     def phase(self, name: str, total: int = 0, unit: str = "") -> None:
@@ -134,7 +139,7 @@ class Progress:
     def message(self, text: str) -> None:
         """Show a line that stays, above the live display."""
         if self._live is not None:
-            self._live.console.print(text, markup=False, highlight=False)
+            self._live.console.print(text)
         else:
             self._print(text)
 
@@ -163,7 +168,7 @@ class Progress:
         return max(0.0, steps_left * mean - min(running, mean)) if steps_left > 0 else 0.0
 
     def _print(self, text: str) -> None:
-        print(text, file=self._stream, flush=True)
+        say(text, file=self._stream)
 
     def _draw(self, soon: bool = False) -> None:
         """Redraw if it is time to; `soon`: something changed that may stand for long, so use what the second allows."""
@@ -195,47 +200,72 @@ class Progress:
 
     def _picture(self) -> RenderableType:
         from rich.console import Group
+        from rich.text import Text
+
+        columns = self._live.console.width
+        parts: list[RenderableType] = [*self._bars(columns)]
+        if self._phase and self._note:
+            parts.append(Text(self._note, style="dim"))
+        if self._rows:
+            parts.append(self._numbers(columns))
+        if self._stages:
+            parts.append(Text(f"seconds per stage: {self._stages}", style="dim"))
+        return Group(*parts)
+
+    def _bars(self, columns: int) -> Iterator[RenderableType]:
+        """The bar of the run and that of the phase. In a narrow terminal the bars go, the numbers stay."""
         from rich.progress_bar import ProgressBar
         from rich.table import Table
         from rich.text import Text
 
-        total_text = f"{self._steps_done}/{self._total_steps} steps"
-        elapsed = clock_text(self._clock() - self._started_s)
-        bars = Table.grid(padding=(0, 2))
-        bars.add_column(min_width=10)
-        bars.add_column(width=32)
-        bars.add_column(min_width=22)
+        rows: list[tuple[Text, ProgressBar, Text]] = []
         if self._total_steps:
-            bars.add_row(
-                Text("run", style="bold"),
-                ProgressBar(total=self._total_steps, completed=self._steps_done, width=32),
-                Text(f"{total_text}  {elapsed}, left {self._left_text()}"),
-            )
+            elapsed = clock_text(self._clock() - self._started_s)
+            told = f"{self._steps_done}/{self._total_steps} steps  {elapsed}, left {self._left_text()}"
+            bar = ProgressBar(total=self._total_steps, completed=self._steps_done)
+            rows.append((Text("run", style="bold"), bar, Text(told)))
         if self._phase:
             known = self._phase_total > 0
             counts = f"{self._phase_done}/{self._phase_total}" if known else f"{self._phase_done}"
-            bar = ProgressBar(
-                total=self._phase_total if known else None,
-                completed=self._phase_done,
-                width=32,
-                pulse=not known,
-                animation_time=self._clock(),
-            )
+            total = self._phase_total if known else None
+            bar = ProgressBar(total, self._phase_done, pulse=not known, animation_time=self._clock())
             running = clock_text(self._clock() - self._step_started_s)
-            bars.add_row(Text(self._phase, style="cyan"), bar, Text(f"{counts} {self._phase_unit}  {running}"))
-        parts: list[RenderableType] = [bars]
-        if self._phase and self._note:
-            parts.append(Text(self._note, style="dim"))
-        if self._rows:
-            table = Table(box=None, padding=(0, 2), header_style="dim")
-            for title in ("step", *(one.title for one in self._watched), "seconds"):
-                table.add_column(title, justify="right")
-            for index, row in enumerate(self._rows):
-                table.add_row(*row, style="bold" if index == len(self._rows) - 1 else "")
-            parts.append(table)
-        if self._stages:
-            parts.append(Text(f"seconds per stage: {self._stages}", style="dim"))
-        return Group(*parts)
+            rows.append((Text(self._phase, style="cyan"), bar, Text(f"{counts} {self._phase_unit}  {running}")))
+        named = max((10, *(len(name) for name, _, _ in rows)))
+        told = max((22, *(len(text) for _, _, text in rows)))
+        room = min(_BAR_COLUMNS, columns - named - told - 6)
+        if room < _LEAST_BAR_COLUMNS:
+            for name, _, text in rows:
+                yield Text.assemble(name, "  ", text)
+            return
+        bars = Table.grid(padding=(0, 2))
+        bars.add_column(min_width=10)
+        bars.add_column(width=room)
+        bars.add_column(min_width=22)
+        for name, bar, text in rows:
+            bar.width = room
+            bars.add_row(name, bar, text)
+        yield bars
+
+    def _numbers(self, columns: int) -> RenderableType:
+        """The last steps. In a narrow terminal the last columns go, those that are watched first stay."""
+        from rich.table import Table
+
+        titles = ("step", *(one.title for one in self._watched), "seconds")
+        widths = [max(map(len, cells)) for cells in zip(titles, *self._rows, strict=True)]
+        padding = 2 if sum(widths) + 4 * len(widths) <= columns else 1
+        shown, used = 0, 0
+        for width in widths:
+            used += width + 2 * padding
+            if used > columns and shown > 1:
+                break
+            shown += 1
+        table = Table(box=None, padding=(0, padding), header_style="dim")
+        for title in titles[:shown]:
+            table.add_column(title, justify="right", no_wrap=True)
+        for index, row in enumerate(self._rows):
+            table.add_row(*row[:shown], style="bold" if index == len(self._rows) - 1 else "")
+        return table
 
 
 def clock_text(seconds: float) -> str:

@@ -16,6 +16,7 @@ from plait.data.sources import open_splits
 from plait.dataflow import CallKind, Dataflow
 from plait.errors import ConfigError, ModelError
 from plait.models.hub import resolve
+from plait.observe.loading import loading
 from plait.policy.blocks import BLOCK_TOKENS
 from plait.rewards.functions import RewardFunction, functions_of, reward_functions
 from plait.runtime.feed import Feed
@@ -213,6 +214,7 @@ def _functions(role: str, flow: Dataflow, recipe: Recipe) -> tuple[RewardFunctio
 
 def _prompts(recipe: Recipe, tokenizer: Any, limit: int) -> tuple[PromptSet, tuple[Prompt, ...], tuple[str, ...]]:
     """(training prompts, held-out ones, columns of the data)."""
+    loading(f"data {recipe.data.source}")
     splits = open_splits(recipe.data, recipe.evaluation.items)
     train_set = prompt_set(splits.train, tokenizer, recipe.data, limit)
     held_out: tuple[Prompt, ...] = ()
@@ -226,6 +228,7 @@ def _given(
 ) -> tuple[ExampleSet, tuple[Given, ...]]:
     """(training examples or pairs, held-out ones)."""
     settings = _settings_of(name, generates, recipe)
+    loading(f"data {settings.source}")
     splits = open_splits(settings, 0 if generates else recipe.evaluation.items, RowKind(name))
     held_out: tuple[Given, ...] = ()
     if splits.evaluation is not None:
@@ -253,6 +256,7 @@ def load_tokenizer(model: str, key: str = "model") -> Any:
     """
     from transformers import AutoTokenizer
 
+    loading(f"tokenizer of {model}")
     folder = resolve(model)
     try:
         return AutoTokenizer.from_pretrained(folder)

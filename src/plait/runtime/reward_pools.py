@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from pathlib import Path
 
+from plait.observe.loading import loading
 from plait.rewards.pool import RewardPool
 from plait.runtime.prepare import Prepared
 
@@ -26,6 +27,7 @@ def open_pools(prepared: Prepared, stack: contextlib.ExitStack, output: Path | N
     for name, functions in {**prepared.functions, "judges": prepared.judges}.items():
         if not functions:
             continue
+        loading(f"functions of {name}")
         settings = recipe.cost if name == "cost" else recipe.reward
         pools[name] = pool = stack.enter_context(
             RewardPool(

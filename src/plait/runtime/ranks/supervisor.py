@@ -18,6 +18,7 @@ from plait.checkpoint.store import CheckpointStore
 from plait.errors import RunError, UserError
 from plait.launch.failures import Ended, Failure, WorkerError
 from plait.launch.local import LocalGroup, LocalProcesses
+from plait.observe.loading import loading
 from plait.observe.progress import Progress
 from plait.runtime.controller import Outcome
 from plait.runtime.directory import RunDirectory
@@ -66,6 +67,7 @@ def supervise(
         progress=lambda: read_progress(folder / BOARD),
         stalled_after_s=recipe.stalled_after_s,
     )
+    loading(f"{num_ranks} processes, each with its part of {recipe.model}")
     job = Job(recipe, prepared.plan, _by_name(flow), directory.path, folder, resume, threads)
     try:
         with Progress(recipe.steps, watched=watched(prepared)) as progress, Relay(folder / PROGRESS, progress):

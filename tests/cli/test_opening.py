@@ -1,0 +1,117 @@
+"""The header comes before torch, tells what will run, and fits the terminal; then what is loaded is named."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from plait.cli import main
+from plait.cli.opening import header, opening, recipe_facts
+from plait.observe.loading import loading
+from plait.runtime.recipes.recipe import Recipe
+
+FACTS = {"model": "smollm2-135m-instruct", "run_dir": "runs/of/a/folder/with/a/name/that/is/long"}
+
+
+def test_header_lines() -> None:
+    assert header("plait train r.yaml", FACTS, 80) == [
+        "plait train r.yaml",
+        "  model    smollm2-135m-instruct",
+        "  run_dir  runs/of/a/folder/with/a/name/that/is/long",
+    ]
+
+
+@pytest.mark.parametrize("columns", [40, 60])
+def test_header_fits_a_narrow_terminal(columns: int) -> None:
+    facts = FACTS | {"data": "reasoning_gym:basic_arithmetic with words to break at", "empty": ""}
+    lines = header("plait train a/very/long/folder/name/recipe.yaml --resume", facts, columns)
+    assert max(map(len, lines)) <= columns
+    assert "".join("".join(lines).split()).count("smollm2-135m-instruct") == 1
+
+
+def test_loading_is_shown_while_it_is_listened_to(capsys: pytest.CaptureFixture[str]) -> None:
+    loading("nobody listens")
+    with opening("plait train", {"a": "b"}):
+        loading("model \x1b[31mred")
+    loading("nobody listens any more")
+    assert capsys.readouterr().err.splitlines() == [
+        "plait train",
+        "  a  b",
+        "loading torch and transformers",
+        "loading model ␛[31mred",
+    ]
+
+
+def test_what_a_recipe_says(make_recipe: Callable[..., Recipe], tmp_path: Path) -> None:
+    facts = recipe_facts(make_recipe())
+    assert list(facts) == ["model", "algorithm", "data", "steps", "device", "run_dir"]
+    assert facts["steps"] == "2 of 3 prompts x 4 samples"
+    assert facts["device"] == "cpu, float32"
+    assert recipe_facts(make_recipe(), resume=True)["run_dir"].endswith(" (to be continued)")
+    given = make_recipe(algorithm="sft", devices=2, plan="split")
+    assert recipe_facts(given)["steps"] == "2 of 3 examples"
+    assert recipe_facts(given)["device"] == "cpu, 2 processes, float32, plan split"
+
+
+BEFORE_TORCH = """
+import sys
+
+class Heavy:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in ("torch", "transformers", "numba"):
+            sys.stderr.write(f"importing {name}\\n")
+            raise SystemExit(3)
+
+sys.meta_path.insert(0, Heavy())
+from plait.cli import main
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def started(*argv: str) -> list[str]:
+    done = subprocess.run([sys.executable, "-c", BEFORE_TORCH, *argv], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 3, done.stderr
+    assert done.stdout == ""
+    return done.stderr.splitlines()
+
+
+def test_the_header_stands_before_torch_is_imported(make_recipe: Callable[..., Recipe], tmp_path: Path) -> None:
+    path = tmp_path / "recipe.json"
+    path.write_text(json.dumps(make_recipe(**{"evaluation.items": 2}).model_dump(mode="json")))
+    (tmp_path / "p.jsonl").write_text('{"prompt": "a"}\n')
+    generate = ("generate", "--model", "m", "--prompts", str(tmp_path / "p.jsonl"), "--out", str(tmp_path / "o.jsonl"))
+    for title, *argv in (
+        (f"plait train {path}", "train", str(path)),
+        (f"plait eval {path}", "eval", str(path)),
+        ("plait generate", *generate),
+    ):
+        first, *facts, last, heavy = started(*argv)
+        assert first == title
+        assert any(line.split()[:1] == ["model"] for line in facts)
+        assert last == "loading torch and transformers"
+        assert heavy.startswith("importing ")
+
+
+def test_a_run_folder_that_is_taken_is_told_before_torch_is_imported(
+    make_recipe: Callable[..., Recipe], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch
+) -> None:
+    recipe = make_recipe()
+    path = tmp_path / "recipe.json"
+    path.write_text(json.dumps(recipe.model_dump(mode="json")))
+    monkeypatch.setitem(sys.modules, "plait.runtime.api", None)  # an import fails
+    assert main(["train", str(path), "--resume"]) == 2
+    assert "holds no run to resume; leave --resume out to begin one" in capsys.readouterr().err
+    run_dir = Path(recipe.run_dir)
+    run_dir.mkdir(parents=True)
+    (run_dir / "recipe.yaml").write_text("")
+    (run_dir / "run.lock").write_text("")
+    assert main(["train", str(path)]) == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert "continue it with --resume, replace it with --overwrite true, or give another `run_dir`" in said
+    assert (run_dir / "recipe.yaml").exists()

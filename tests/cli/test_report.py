@@ -1,0 +1,54 @@
+"""The closing tables at any width."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+
+from plait.cli.report import print_answers, print_before_after
+from plait.observe.console import SafeConsole
+
+ROWS = [
+    ("exact accuracy [95 % interval]", "40.0% [33.5%, 46.9%]", "70.0% [63.3%, 75.9%]"),
+    ("well-formed answers", "-", "100.0% [98.1%, 100.0%]"),
+]
+
+
+def printed(columns: int, show, *values) -> str:
+    stream = io.StringIO()
+    show(SafeConsole(file=stream, width=columns), *values)
+    return stream.getvalue()
+
+
+def test_a_wide_console_gets_a_table() -> None:
+    assert printed(80, print_before_after, "200 held-out items, greedy", ROWS).splitlines() == [
+        "",
+        "200 held-out items, greedy      before                after                 ",
+        "exact accuracy [95 % interval]  40.0% [33.5%, 46.9%]  70.0% [63.3%, 75.9%]  ",
+        "well-formed answers             -                     100.0% [98.1%, 100.0%]",
+    ]
+
+
+@pytest.mark.parametrize("columns", [40, 60])
+def test_a_narrow_console_gets_a_list(columns: int) -> None:
+    assert printed(columns, print_before_after, "200 held-out items, greedy", ROWS).splitlines() == [
+        "",
+        "200 held-out items, greedy",
+        "exact accuracy [95 % interval]",
+        "  before  40.0% [33.5%, 46.9%]",
+        "  after   70.0% [63.3%, 75.9%]",
+        "well-formed answers",
+        "  before  -",
+        "  after   100.0% [98.1%, 100.0%]",
+    ]
+
+
+@pytest.mark.parametrize("columns", [40, 60, 80])
+def test_answers_are_whole_at_any_width(columns: int) -> None:
+    rows = [("What is 17 + 25?", "42", "I think that it is \x1b[2J41, [bold]certainly[/].", "42")]
+    text = printed(columns, print_answers, ("question", "answer", "before", "after"), rows)
+    assert max(map(len, text.splitlines())) <= columns
+    assert "\x1b" not in text
+    for word in ("17", "certainly[/].", "␛[2J41,"):
+        assert word in text, word

@@ -1,0 +1,91 @@
+"""Escape sequences of data are shown, never obeyed, whatever prints them."""
+
+from __future__ import annotations
+
+import ast
+import io
+from pathlib import Path
+
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from plait.observe.console import SafeConsole
+from plait.observe.progress import Progress
+from plait.observe.screen import one_line, say, visible
+
+EVIL = "a\x1b[31mred\x1b]0;title\x07\r\x9b2Jb\x7f"
+SHOWN = "a␛[31mred␛]0;title␇␍\ufffd2Jb␡"
+SOURCES = Path(__file__).parents[2] / "src/plait"
+
+
+def test_control_characters_become_signs_of_the_same_number() -> None:
+    assert visible(EVIL) == SHOWN
+    assert visible(visible(EVIL)) == SHOWN
+    assert visible("é\t\n“ü” 你好 🙂") == "é\t\n“ü” 你好 🙂"
+    assert visible("half \udc80 name") == "half \ufffd name"
+    assert one_line("a \n\t b\x1b") == "a b␛"
+
+
+def test_say() -> None:
+    stream = io.StringIO()
+    say(EVIL, file=stream)
+    assert stream.getvalue() == SHOWN + "\n"
+
+
+def test_tables_rules_and_lines_show_them() -> None:
+    """And a cell that they are in stays as wide as it looks."""
+    stream = io.StringIO()
+    console = SafeConsole(file=stream, width=60)
+    table = Table(EVIL, "x", box=None, title=EVIL)
+    table.add_row(EVIL, "1")
+    table.add_row(Text(EVIL), "2")
+    console.print(table)
+    console.print(EVIL, Text(EVIL))
+    console.rule(EVIL)
+    printed = stream.getvalue()
+    assert not set("\x1b\x07\r\x9b\x7f") & set(printed)
+    assert printed.count("␛[31mred") >= 6
+    one, two = printed.splitlines()[2:4]
+    assert (one.rstrip()[-1], two.rstrip()[-1]) == ("1", "2")
+    assert len(one.rstrip()) == len(two.rstrip())
+
+
+def test_brackets_are_no_markup() -> None:
+    stream = io.StringIO()
+    SafeConsole(file=stream).print("[bold]runs/a[/] :smile:")
+    assert stream.getvalue() == "[bold]runs/a[/] :smile:\n"
+
+
+def test_a_live_display_keeps_its_own_sequences_and_shows_those_of_others() -> None:
+    stream = io.StringIO()
+    with Live(EVIL, console=SafeConsole(file=stream, force_terminal=True, width=60), auto_refresh=False) as live:
+        live.refresh()
+    assert "\x1b[?25h" in stream.getvalue(), "the cursor is given back"
+    assert "\x1b[31m" not in stream.getvalue()
+    assert "␛[31mred" in stream.getvalue()
+
+
+def test_progress_shows_them() -> None:
+    for live in (False, True):
+        stream = io.StringIO()
+        with Progress(2, stream=stream, live=live) as progress:
+            progress.start()
+            progress.phase("generate", 2, "samples")
+            progress.advance(note=EVIL)
+            progress.message(EVIL)
+        assert "\x1b[31m" not in stream.getvalue()
+        assert "␛[31mred" in stream.getvalue()
+
+
+def test_nothing_prints_past_the_screen() -> None:
+    """`plait.compiled` lies below it, and prints a text of its own."""
+    apart = {"observe/screen.py", "observe/console.py", "compiled.py"}
+    found = [
+        f"{path.relative_to(SOURCES)}:{node.lineno}"
+        for path in SOURCES.rglob("*.py")
+        if path.relative_to(SOURCES).as_posix() not in apart
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ("print", "Console")
+    ]
+    assert not found
