@@ -1,18 +1,20 @@
 """Tiny random models of many families, and a tiny tokenizer, shared by all tests.
 
-`tiny(family)` gives the bare Transformers module; `tiny_model(family, dtype)` wraps it in a LanguageModel.
+`tiny(family)` gives the bare Transformers module, which needs no plait; `tiny_model(family, dtype)` wraps it in a
+LanguageModel.
 """
 
 from __future__ import annotations
 
 import copy
 import functools
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
 
-from plait.models.language_model import LanguageModel, from_module
+if TYPE_CHECKING:
+    from plait.models.language_model import LanguageModel
 
 END_OF_TURN = "<|im_end|>"
 CORPUS = (
@@ -157,6 +159,8 @@ def tiny_model(
     family: str = "llama", *, dtype: torch.dtype = torch.float64, device: str = "cpu", **options: Any
 ) -> LanguageModel:
     """`tiny` (with its options) as an admitted LanguageModel with the tiny tokenizer."""
+    from plait.models.language_model import from_module
+
     name = str(dtype).removeprefix("torch.")
     return from_module(tiny(family, dtype=dtype, **options), tiny_tokenizer(), dtype=name, device=device)
 

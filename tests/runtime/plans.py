@@ -1,38 +1,15 @@
-"""Plan files in one line for each call: `{"actor.train": "0,1 tp2"}`; and what two runs must have in common."""
+"""What two runs must have in common."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors.torch import load_file
 
 from plait.observe.run_log import read_rows
-from plait.schedule.plan import Placement, Plan
-
-_MODES = {"generate": "decode", "train": "train"}
-
-
-def write_plan(folder: Path, name: str, places: dict[str, str]) -> Path:
-    """`places`: call → its ranks, and dp, tp and pp where they are not 1; `schedule=gpipe` and the like behind them.
-    Instances of different size stand beside each other: "0,1 tp2 | 2"."""
-    placements = [_placement(call, text) for call, texts in places.items() for text in texts.split("|")]
-    path = folder / f"{name}.json"
-    Plan(name, 1 + max(rank for p in placements for rank in p.ranks), tuple(placements)).save(path)
-    return path
-
-
-def _placement(call: str, text: str) -> Placement:
-    ranks, *sizes = text.split()
-    numbers = {word[:2]: int(word[2:]) for word in sizes if word[:2] in ("dp", "tp", "pp")}
-    options: dict[str, Any] = dict(word.split("=") for word in sizes if "=" in word)
-    if "micro_batch_tokens" in options:
-        options["micro_batch_tokens"] = int(options["micro_batch_tokens"])
-    mode: Any = _MODES.get(call.rpartition(".")[2], "score")
-    members = tuple(int(rank) for rank in ranks.split(","))
-    return Placement(call, mode, members, **numbers, **options)
+from tests.runtime.plan_files import write_plan as write_plan
 
 
 def metrics_of(run_dir: Path) -> list[dict[str, float]]:
