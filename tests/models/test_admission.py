@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from plait.errors import ModelError
-from plait.models import admission
+from plait.models import admission, cpu_linear
 from plait.models.language_model import from_module
 from tests.models.tiny import FAMILIES, MOE, tiny, tiny_model
 
@@ -71,6 +71,65 @@ def test_a_wrong_attention_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(admission.PackedContext, "attend", shifted)
     with pytest.raises(ModelError, match=r"differ from the eager forward by \d\.\d+ of their size, allowed 0\.001"):
         admission.self_check(model, "it")
+
+
+IN_PLACE: dict[str, dict[str, Any]] = {
+    "gemma3n_text": {
+        "num_hidden_layers": 4,
+        "num_kv_shared_layers": 0,
+        "hidden_size_per_layer_input": 32,
+        "vocab_size_per_layer_input": 320,
+        "laurel_rank": 8,
+        "layer_types": ["sliding_attention", "full_attention"] * 2,
+        "activation_sparsity_pattern": [0.0] * 4,
+    },
+    "roc_bert": {"is_decoder": True, "pronunciation_vocab_size": 20, "shape_vocab_size": 20},
+    "olmo": {"clip_qkv": 0.5},
+}
+"""Families that change what a linear layer gave back."""
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("family", IN_PLACE)
+def test_families_that_change_tensors_in_place_train(family: str, dtype: str) -> None:
+    model = from_module(tiny(family, dtype=getattr(torch, dtype), weight_scale=0.05, **IN_PLACE[family]), None, dtype)
+    batch, _ = admission.check_batch(model.module, model.device)
+    with cpu_linear.everywhere():
+        logprobs_R, _ = model.logprobs(batch, 1.0)
+    logprobs_R.sum().backward()
+    assert sum(param.grad is not None for param in model.module.parameters()) > 10
+
+
+def test_a_training_forward_that_fails_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cpu_linear, "unviewed", torch.Tensor.view)  # no family could change it in place
+    module = tiny("olmo", dtype=torch.float32, weight_scale=0.05, clip_qkv=0.5)
+    with pytest.raises(ModelError, match="self-check: its training forward or backward raised RuntimeError: Output 0"):
+        from_module(module, None, "float32")
+
+
+def test_a_wrong_gradient_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keys without a gradient: the forward is right."""
+    attend = admission.PackedContext.attend
+
+    def detached(self, layer, query, key, value, **options):
+        return attend(self, layer, query, key.detach(), value, **options)
+
+    model = tiny_model("llama", dtype=torch.float32)
+    before = [param.requires_grad for param in model.module.parameters()]
+    monkeypatch.setattr(admission.PackedContext, "attend", detached)
+    with pytest.raises(ModelError, match=r"gradient of .* differs from the eager one by .*, allowed 0\.01"):
+        admission.self_check(model, "it")
+    assert [param.requires_grad for param in model.module.parameters()] == before
+    assert all(param.grad is None for param in model.module.parameters())
+
+
+def test_gradients_are_compared_of_a_bounded_number_of_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = tiny("llama", dtype=torch.float32)
+    assert set(admission._compared(module)) == {name for name, _ in module.named_parameters()}
+    monkeypatch.setattr(admission, "COMPARED_ELEMENTS", 33 * 5)
+    compared = admission._compared(module)
+    assert all(name.endswith("norm.weight") for name in compared)
+    assert len(compared) == 5  # of 32 elements each; the two matrices of 16 x 32 for keys do not fit
 
 
 def test_a_window_that_is_not_the_stated_one_is_noticed() -> None:

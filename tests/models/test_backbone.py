@@ -6,9 +6,11 @@ import pytest
 import torch
 
 from plait.data.packed import PackedBatch, pack
+from plait.errors import ModelError
 from plait.models import backbone
 from plait.models.language_model import LanguageModel
 from plait.models.scalar_model import scalar_of
+from plait.training.trainer import Trainer
 from tests.models.tiny import tiny_model
 
 FAMILIES = ("llama", "qwen3", "gemma2", "gemma3_text", "mixtral", "qwen3_moe")
@@ -81,3 +83,23 @@ def test_an_mlp_that_mixes_rows_is_left_alone() -> None:
 
 def test_float64_computes_every_row() -> None:
     assert tiny_model("llama").backbone._last_mlp is None
+
+
+def test_a_family_that_does_not_mark_its_layers_is_checkpointed_all_the_same() -> None:
+    model = tiny_model("ctrl", n_embd=32, dff=48, n_layer=2, n_head=4, n_positions=256)
+    grads = []
+    for checkpoint in (False, True):
+        sum(model.logprobs(a_batch(), 1.0, checkpoint=checkpoint)).sum().backward()
+        grads.append({name: param.grad.clone() for name, param in model.module.named_parameters()})
+        model.module.zero_grad()
+    assert [type(layer).__name__ for layer in model.backbone.recomputed_layers()] == ["EncoderLayer"] * 2
+    for name, grad in grads[0].items():
+        torch.testing.assert_close(grads[1][name], grad)
+
+
+def test_layers_that_cannot_be_found_are_refused_before_the_first_step() -> None:
+    model = tiny_model("ctrl", n_embd=32, dff=48, n_layer=2, n_head=4, n_positions=256)
+    model.module.base_model.others = torch.nn.ModuleList([torch.nn.Identity(), torch.nn.Identity()])
+    expected = "^checkpoint_activations: CTRLModel neither marks .* one list of 2 modules, but 2; set .* to false"
+    with pytest.raises(ModelError, match=expected):
+        Trainer(model, micro_batch_tokens=64, temperature=1.0, checkpoint_activations=True)

@@ -216,3 +216,16 @@ def test_short_responses_are_not_worth_a_packed_copy() -> None:
     engine.step()
     assert engine.has_work
     assert not engine.has_packed_weights
+
+
+@pytest.mark.parametrize("shape", [(N, FROM), (1, N, FROM), (4, N // 4, FROM)])
+@pytest.mark.usefixtures("always")
+def test_the_result_may_be_changed_in_place(shape: tuple[int, ...]) -> None:
+    x, weight_OI, bias_O = operands(torch.float32)
+    x, weight_OI = x.view(shape).requires_grad_(), weight_OI.requires_grad_()
+    ones = torch.ones(*shape[:-1], TO)
+    kept = linear(x, weight_OI, bias_O)
+    expected = torch.autograd.grad(kept, [x, weight_OI], ones * (kept < 0.5))
+    changed = linear(x, weight_OI, bias_O).clamp_(max=0.5)
+    assert not kept._is_view()
+    assert all(map(torch.equal, torch.autograd.grad(changed, [x, weight_OI], ones), expected))

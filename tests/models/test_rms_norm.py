@@ -98,3 +98,17 @@ def test_every_norm_of_a_model_is_taken_over_and_a_copy_has_its_own() -> None:
     assert all(vars(norm)["forward"].norm is norm for norm in norms)
     twin = copy.deepcopy(model.module).model.norm
     assert vars(twin)["forward"].norm is twin
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_its_result_may_be_changed_in_place(compiled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not compiled:
+        monkeypatch.setattr(row_kernels, "AVAILABLE", False)
+    norm = a_norm()
+    rms_norm.install(norm)
+    x = activations(1, 600, H)
+    out = norm(x)
+    assert "_RMSNorm" in type(out.grad_fn).__name__
+    (expected,) = torch.autograd.grad(out, x, torch.full_like(out, 2))
+    (found,) = torch.autograd.grad(norm(x).mul_(2), x, torch.ones_like(out))
+    assert torch.equal(found, expected)

@@ -100,6 +100,17 @@ def refused(*_: Tensor) -> tuple[Tensor, Tensor]:
     raise AssertionError("the family's own is called")
 
 
+def test_rotated_queries_may_be_changed_in_place() -> None:
+    cos, sin = numbers(1, 301, 16, seed=1), numbers(1, 301, 16, seed=2)
+    query = numbers(1, 301, 2, 16).transpose(1, 2).requires_grad_()
+    ones = torch.ones(1, 2, 301, 16).bfloat16()
+    grads = []
+    for change in (lambda x: x * 2, lambda x: x.mul_(2)):
+        rotated, _ = rope._rotated(refused, query, query.detach(), cos, sin)
+        grads += torch.autograd.grad(change(rotated), query, ones)
+    assert torch.equal(*grads)
+
+
 def test_rotations_of_another_form_are_the_familys_own() -> None:
     query, cos = numbers(1, 9, 2, 8).transpose(1, 2), numbers(1, 9, 8)
     cases = (

@@ -8,11 +8,13 @@ Checks (a) and (b) need the configuration only, so that a dry run already makes 
 (c) self-check: at load, a few tokens packed with shared prompts through our attention against the family's own eager
     forward of every sample by itself, with the same weights; and every decoder layer calls our attention exactly
     once, with the window that the configuration states (the few tokens themselves would not reach far enough back).
+    Then the gradients of some of the weights, through both forwards as training runs them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 import torch
@@ -20,8 +22,10 @@ from torch import Tensor
 
 from plait.data.packed import PackedBatch, pack
 from plait.errors import ModelError
+from plait.models import cpu_linear
 from plait.models.attention import ATTENTION, PackedContext
 from plait.models.shape import config_fields
+from plait.models.working_weights import wildcard
 
 ATTENTION_LAYERS = {"full_attention", "sliding_attention"}
 
@@ -31,6 +35,14 @@ forwards take their softmax in float32, also in a float64 model. A wrong attenti
 
 CHECK_QUANTILE = {torch.bfloat16: 0.75, torch.float16: 0.75}
 """In narrow dtypes a rounding may send a token to another expert; a quarter of the tokens may differ more."""
+
+
+GRADIENT_TOLERANCE = {torch.float64: 1e-4, torch.float32: 1e-2, torch.bfloat16: 0.75, torch.float16: 0.75}
+"""The same of the gradients of all layers' weights of one name together, relative to their norm. A gradient that is
+missing or of another function is wrong by 1 or more; roundings and other experts make up to half of it in bfloat16."""
+
+COMPARED_ELEMENTS = 1 << 22
+"""Of the weights whose gradients are compared, the smallest first. The backward passes through all layers for them."""
 
 
 class CheckedModel(Protocol):
@@ -114,18 +126,13 @@ def self_check(model: CheckedModel, name: str) -> float:
         The measured relative error.
 
     Raises:
-        ModelError: the forward fails, skips a layer or a window, or differs from the eager one.
+        ModelError: the forward or the backward fails, skips a layer or a window, or differs from the eager one.
     """
     batch, samples = check_batch(model.module, model.weights.device)
     recorder = _Recorder(batch)
-    try:
+    with _guarded(model, name, "forward"):
         packed_TV = model.logits(model.hidden(batch.token_ids_T, batch.position_ids_T, recorder))
         eager_TV = _eager_logits(model, samples)
-    except (TypeError, ValueError, RuntimeError, AttributeError, IndexError, KeyError, NotImplementedError) as error:
-        if isinstance(error, ModelError):
-            raise
-        cause = f"its forward raised {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
-        raise _refusal(model.module.config, name, "self-check", cause) from error
     _check_calls(model.module, name, recorder)
     places = [
         place
@@ -139,7 +146,66 @@ def self_check(model: CheckedModel, name: str) -> float:
     if not error <= allowed:
         cause = f"the packed logits differ from the eager forward by {error:.2g} of their size, allowed {allowed:g}"
         raise _refusal(model.module.config, name, "self-check", cause)
+    _check_gradients(model, name, batch, samples, places)
     return error
+
+
+@contextmanager
+def _guarded(model: CheckedModel, name: str, what: str) -> Iterator[None]:
+    try:
+        yield
+    except (TypeError, ValueError, RuntimeError, AttributeError, IndexError, KeyError, NotImplementedError) as error:
+        if isinstance(error, ModelError):
+            raise
+        cause = f"its {what} raised {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+        raise _refusal(model.module.config, name, "self-check", cause) from error
+
+
+def _check_gradients(
+    model: CheckedModel, name: str, batch: PackedBatch, samples: list[list[int]], places: list[int]
+) -> None:
+    """Compare the gradients of one random combination of the logits, packed and eager."""
+    compared = _compared(model.module)
+    required = [(param, param.requires_grad) for param in model.module.parameters()]
+    try:
+        for param in compared.values():
+            param.requires_grad_(True)
+        with _guarded(model, name, "training forward or backward"), torch.enable_grad(), cpu_linear.everywhere():
+            packed_TV = model.logits(model.hidden(batch.token_ids_T, batch.position_ids_T, PackedContext(batch)))
+            packed = _gradients(packed_TV[places], compared)
+            eager = _gradients(_eager_logits(model, samples), compared)
+    finally:
+        for param, before in required:
+            param.requires_grad_(before)
+    allowed = GRADIENT_TOLERANCE[model.weights.dtype]
+    largest = max(float(grad.norm()) for grad in eager.values())
+    for key, expected in eager.items():
+        size = float(expected.norm())
+        if size > 1e-3 * largest and not (error := float((packed[key] - expected).norm()) / size) <= allowed:
+            cause = f"the gradient of {key} differs from the eager one by {error:.2g} of its size, allowed {allowed:g}"
+            raise _refusal(model.module.config, name, "self-check", cause)
+
+
+def _compared(module: Any) -> dict[str, torch.nn.Parameter]:
+    found, room = {}, COMPARED_ELEMENTS
+    for name, param in sorted(module.named_parameters(), key=lambda item: item[1].numel()):
+        if found and param.numel() > room:
+            break
+        found[name] = param
+        room -= param.numel()
+    return found
+
+
+def _gradients(logits_NV: Tensor, compared: Mapping[str, torch.nn.Parameter]) -> dict[str, Tensor]:
+    """By name, without numbers of layers; float64."""
+    generator = torch.Generator().manual_seed(0)
+    direction_NV = torch.randn(logits_NV.shape, generator=generator, dtype=torch.float64).to(logits_NV)
+    grads = torch.autograd.grad(logits_NV, list(compared.values()), direction_NV, allow_unused=True)
+    pieces: dict[str, list[Tensor]] = {}
+    for (name, param), grad in zip(compared.items(), grads, strict=True):
+        piece = torch.zeros_like(param) if grad is None else grad
+        pieces.setdefault(wildcard(name), []).append(piece.detach().reshape(-1).double())
+    return {key: torch.cat(each) for key, each in pieces.items()}
 
 
 class _Recorder(PackedContext):

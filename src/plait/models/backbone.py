@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint as recompute
 
 from plait.data.packed import PackedBatch
+from plait.errors import ModelError
 from plait.layout.params import FlatLayout, Parameters
 from plait.models.attention import AttentionContext, PackedContext
 from plait.models.flat_weights import FlatWeights
@@ -126,9 +127,17 @@ class Backbone:
             else:
                 mlp.forward = own
 
+    def recomputed_layers(self) -> list[nn.Module]:
+        """The decoder layers that activation checkpointing computes again.
+
+        Raises:
+            ModelError: the family does not say which modules they are.
+        """
+        return _decoder_layers(self.module)
+
     @contextlib.contextmanager
     def _checkpointed(self, adapter: str | None) -> Iterator[None]:
-        layers = _decoder_layers(self.module)
+        layers = self.recomputed_layers()
         for layer in layers:
             forward = partial(self._with_adapter, adapter, layer.forward)
             layer.forward = partial(recompute, forward, use_reentrant=False, preserve_rng_state=False)
@@ -338,12 +347,21 @@ def copy_of(model: AnyModel) -> AnyModel:
     return twin
 
 
-def _decoder_layers(module: nn.Module) -> list[nn.Module]:
+def _decoder_layers(module: Any) -> list[nn.Module]:
     from transformers.modeling_layers import GradientCheckpointingLayer
 
-    layers: list[nn.Module] = [layer for layer in module.modules() if isinstance(layer, GradientCheckpointingLayer)]
-    assert layers, f"{type(module).__name__} marks no decoder layers"
-    return layers
+    marked: list[nn.Module] = [layer for layer in module.modules() if isinstance(layer, GradientCheckpointingLayer)]
+    if marked:
+        return marked
+    num_layers = module.config.get_text_config().num_hidden_layers
+    lists = [each for each in module.modules() if isinstance(each, nn.ModuleList) and len(each) == num_layers]
+    if len(lists) != 1:
+        raise ModelError(
+            f"checkpoint_activations: {type(module).__name__} neither marks its decoder layers nor has one list of "
+            f"{num_layers} modules, but {len(lists)}; set checkpoint_activations to false or the role's model to "
+            "another family."
+        )
+    return list(lists[0])
 
 
 def _on_rows(forward: Callable[[Tensor], Tensor], rows: Tensor, x: Tensor) -> Tensor:

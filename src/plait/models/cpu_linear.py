@@ -18,7 +18,7 @@ Shapes: N rows, I input and O output features.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -72,11 +72,32 @@ def pays(num_rows: int, weight_OI: Tensor) -> bool:
     )
 
 
+@contextlib.contextmanager
+def everywhere() -> Iterator[None]:
+    """Within it float32 products of any size are oneDNN's: what happens to many rows can be seen on a few."""
+    global LEAST_PRODUCTS
+    before, LEAST_PRODUCTS = LEAST_PRODUCTS, 0
+    try:
+        yield
+    finally:
+        LEAST_PRODUCTS = before
+
+
+def unviewed(out: Tensor, shape: Sequence[int]) -> Tensor:
+    """A tensor that nobody else has, in another shape, not as a view. A family may change in place what an autograd
+    Function gives back, which torch refuses for views."""
+    return torch.ops.aten._unsafe_view(out, shape)  # type: ignore[no-any-return]
+
+
 def linear(x: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Tensor:
     """F.linear, once differentiable where oneDNN computes it.
 
     Args:
-        x: [..., I].
+        x: [..., I], any dtype and device; only float32 on a CPU may take another way than F.linear.
+        weight_OI, bias_O: of the same dtype.
+
+    Returns:
+        [..., O], which may be changed in place, as that of F.linear.
     """
     if weight_OI.dtype != torch.float32 or x.dtype != torch.float32:
         return F.linear(x, weight_OI, bias_O)
@@ -109,7 +130,7 @@ class _Linear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight_OI: Tensor, bias_O: Tensor | None) -> Tensor:
         ctx.save_for_backward(x, weight_OI)
-        return _product(x, weight_OI, bias_O)
+        return unviewed(_product(x.reshape(-1, x.shape[-1]), weight_OI, bias_O), (*x.shape[:-1], len(weight_OI)))
 
     @staticmethod
     @torch.autograd.function.once_differentiable

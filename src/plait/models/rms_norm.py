@@ -23,6 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from plait.models import row_kernels
+from plait.models.cpu_linear import unviewed
 
 PIECE_ELEMENTS = 1 << 17
 """Of one tensor of a piece: with its float32 temporaries it stays in a second-level cache."""
@@ -61,8 +62,8 @@ class _Forward:
 
 
 def _normalised(x: Tensor, weight_H: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """weight · (x / √(mean(x²) + eps)), the quotient rounded to the dtype of x before it meets the weight; and the
-    inverse of that root [T], float32."""
+    """[T, H] weight · (x / √(mean(x²) + eps)), the quotient rounded to the dtype of x before it meets the weight; and
+    the inverse of that root [T], float32."""
     x_TH = x.reshape(-1, x.shape[-1])
     out_TH, inverse_T = torch.empty_like(x_TH), x_TH.new_empty(len(x_TH), dtype=torch.float32)
     rows = _piece_rows(x_TH)
@@ -73,7 +74,7 @@ def _normalised(x: Tensor, weight_H: Tensor, eps: float) -> tuple[Tensor, Tensor
         inverse_N1 = square_NH.mean(-1, keepdim=True).add_(eps).rsqrt_()
         inverse_T[at] = inverse_N1[:, 0]
         out_TH[at].copy_(wide_NH.mul_(inverse_N1)).mul_(weight_H)
-    return out_TH.view(x.shape), inverse_T
+    return out_TH, inverse_T
 
 
 class _RMSNorm(torch.autograd.Function):
@@ -81,11 +82,10 @@ class _RMSNorm(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, weight_H: Tensor, eps: float) -> Tensor:
         if row_kernels.takes(x, weight_H):
             out_TH, inverse_T = row_kernels.normalised(x.view(-1, x.shape[-1]), weight_H, eps)
-            out = out_TH.view(x.shape)
         else:
-            out, inverse_T = _normalised(x, weight_H, eps)
+            out_TH, inverse_T = _normalised(x, weight_H, eps)
         ctx.save_for_backward(x, weight_H, inverse_T)
-        return out
+        return unviewed(out_TH, x.shape)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
@@ -131,7 +131,7 @@ def _is_proven(kind: type[nn.Module], eps_name: str) -> bool:
     setattr(norm, eps_name, 1e-3)
     x = (torch.randn(1, 40, 24, generator=generator) * torch.logspace(-3, 3, 40)[:, None]).bfloat16()
     try:
-        return torch.equal(kind.forward(norm, x.clone()), _normalised(x, norm.weight, 1e-3)[0])
+        return torch.equal(kind.forward(norm, x.clone())[0], _normalised(x, norm.weight, 1e-3)[0])
     except (AttributeError, TypeError, ValueError, RuntimeError, IndexError, KeyError):
         return False  # it reads more than a weight and an epsilon
 

@@ -51,7 +51,7 @@ def _rotated(own: Rotation, query: Tensor, key: Tensor, cos: Tensor, sin: Tensor
     size = query.shape[-1]
     if like and all(_is_row(x) for x in (query, key)) and cos.shape == (1, query.shape[2], size) and size % 2 == 0:
         cos_TD, sin_TD = cos[0].contiguous(), sin[0].contiguous()
-        return _Rotation.apply(query, cos_TD, sin_TD), _Rotation.apply(key, cos_TD, sin_TD)
+        return _Rotation.apply(query, cos_TD, sin_TD)[None], _Rotation.apply(key, cos_TD, sin_TD)[None]
     return own(query, key, cos, sin, *rest, **options)
 
 
@@ -64,12 +64,12 @@ class _Rotation(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x_1HTD: Tensor, cos_TD: Tensor, sin_TD: Tensor) -> Tensor:
         ctx.save_for_backward(cos_TD, sin_TD)
-        return row_kernels.rotated(x_1HTD.transpose(1, 2)[0], cos_TD, sin_TD)[None]
+        return row_kernels.rotated(x_1HTD.transpose(1, 2)[0], cos_TD, sin_TD)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, grad_1HTD: Tensor) -> tuple[Tensor | None, ...]:
-        grad_THD = row_kernels.rotated_backward(grad_1HTD[0].contiguous(), *ctx.saved_tensors)
+    def backward(ctx: Any, grad_HTD: Tensor) -> tuple[Tensor | None, ...]:
+        grad_THD = row_kernels.rotated_backward(grad_HTD.contiguous(), *ctx.saved_tensors)
         return grad_THD[None].transpose(1, 2), None, None
 
 

@@ -101,6 +101,8 @@ class Trainer:
         self._optimizer = (
             None if optimizer is None else MasterOptimizer(model, optimizer, total_optimizer_steps, self.team)
         )
+        if checkpoint_activations:
+            model.backbone.recomputed_layers()  # a family that has none is refused here, not at the first step
         self._passes = Passes(model, self.team, role=role, checkpoint=checkpoint_activations, rule=pipeline)
         self._micro_batch_tokens = micro_batch_tokens
         num_stages = self.team.pp.size
