@@ -19,6 +19,9 @@ import re
 class PlaitError(Exception):
     """Root of the tree. The message says what was expected, what was found, and which key to change."""
 
+    frames: str = ""
+    """The lines of the user's own code that led to it, as a traceback shows them; empty where none did."""
+
 
 class UserError(PlaitError, ValueError):
     """The user's input cannot be used; nothing has been started."""

@@ -35,6 +35,11 @@ def slow_length(completions, **columns):
     return length(completions)
 
 
+def naps(completions, **columns):
+    time.sleep(0.2)
+    return length(completions)
+
+
 def only_even(completions, **columns):
     return [float(len(text)) if len(text) % 2 == 0 else None for text in completions]
 
@@ -75,6 +80,67 @@ def faulty(completions, **columns):
             case _:
                 scores.append(float(len(text)))
     return scores
+
+
+def forks(completions, **columns):
+    """On "fork" the child comes back too, and would answer; it takes its time."""
+    if "fork" in completions and os.fork() == 0:
+        return [-1.0] * len(completions)
+    time.sleep(0.05)
+    return length(completions)
+
+
+def forks_unseen(completions, **columns):
+    """The same past Python's hooks: the child has all that the worker has."""
+    if "fork" in completions and ctypes.CDLL(None).fork() == 0:
+        return [-1.0] * len(completions)
+    time.sleep(0.05)
+    return length(completions)
+
+
+def forks_and_ends(completions, **columns):
+    """A child that ends as it should, by either way, and one of multiprocessing."""
+    import multiprocessing
+
+    for end in (os._exit, sys.exit):
+        if os.fork() == 0:
+            end(0)
+        os.wait()
+    with multiprocessing.get_context("fork").Pool(1) as pool:
+        return pool.map(float, map(len, completions))
+
+
+def babbles(completions, **columns):
+    """Writes to every descriptor that it finds."""
+    for fd in range(3, 64):
+        try:
+            os.write(fd, b"\x00\x00\x00\x02{}")
+        except OSError:
+            continue
+    time.sleep(0.2)
+    return length(completions)
+
+
+def hoards(completions, **columns):
+    """Asks for the gigabytes that its completions say."""
+    return [float(len(bytearray(int(text) * 10**9))) for text in completions]
+
+
+def hoards_in_c(completions, **columns):
+    """The same past Python: pages that are written, and no MemoryError but a null pointer."""
+    library = ctypes.CDLL(None)
+    library.malloc.restype = ctypes.c_void_p
+    for text in completions:
+        size = int(text) * 10**9
+        ctypes.memset(library.malloc(ctypes.c_size_t(size)), 1, size)
+    return length(completions)
+
+
+def oom_scores(completions, log_extra, **columns):
+    child = subprocess.run(["cat", "/proc/self/oom_score_adj"], capture_output=True, text=True, check=True)
+    with open("/proc/self/oom_score_adj") as own:
+        log_extra("adj", [[int(own.read()), int(child.stdout)]] * len(completions))
+    return length(completions)
 
 
 def one_for_all(completions, **columns):

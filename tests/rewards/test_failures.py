@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import signal
+from pathlib import Path
 
 import pytest
 
@@ -125,3 +126,63 @@ def test_columns_that_cannot_be_sent_are_named():
         pytest.raises(RunError, match="columns of prompt 0 cannot be sent"),
     ):
         pool.score(group(0, "a", thing=lambda: None))
+
+
+# -- forks
+
+
+@pytest.mark.parametrize("function", [samples.forks, samples.forks_unseen])
+def test_what_a_forked_child_brings_back_is_nobodys_reward(function):
+    """Every sample keeps its own reward, in calls after the fork too."""
+    groups = [group(uid, "fork" if uid % 3 == 0 else "x" * uid) for uid in range(1, 13)]
+    results = score(function, *groups, on_error="drop")
+    assert [result.rewards for result in results] == [(float(len(one[0].text)),) for one in groups]
+    said = [message for result in results for message in result.recovered]
+    assert len(said) == 1, "once"
+    assert f"reward `{function.__name__}` forked its worker process" in said[0]
+
+
+def test_a_forked_child_that_comes_back_stops_the_run():
+    groups = [group(uid, "fork") for uid in range(40)]
+    with pytest.raises(RunError, match=r"reward `forks` forked its worker process, and the child came back"):
+        score(samples.forks, *groups)
+
+
+def test_forked_children_that_end_are_no_ones_business():
+    (one,) = score(samples.forks_and_ends, group(0, "a", "bb"))
+    assert (one.rewards, one.recovered) == ((1.0, 2.0), ())
+
+
+def test_what_is_no_answer_is_an_error_of_the_function():
+    (one,) = score(samples.babbles, group(0, "a"), on_error="drop")
+    (failure,) = one.failures
+    assert (failure.function, failure.kind) == ("babbles", FailureKind.DIED)
+    assert "something else than an answer on the connection" in failure.message
+
+
+# -- memory
+
+
+def test_a_function_that_asks_for_more_memory_than_its_limit_fails_alone():
+    (bad, good) = score(samples.hoards, group(0, "0", "3"), group(1, "0"), on_error="drop", memory_gb=1.0)
+    (failure,) = bad.failures
+    assert (failure.uid, failure.kind) == ("0.1", FailureKind.RAISED)
+    assert "MemoryError: the limit is 1 GB (`reward.memory_gb`)" in failure.message
+    assert "in hoards" in failure.traceback
+    assert (bad.rewards[0], good.rewards) == (0.0, (0.0,))
+    with pytest.raises(RunError, match=r"sample 0\.0: raised MemoryError: the limit is 1 GB"):
+        score(samples.hoards, group(0, "3"), memory_gb=1.0)
+
+
+def test_a_library_that_fills_the_memory_takes_its_worker_alone():
+    (one,) = score(samples.hoards_in_c, group(0, "0", "3", "0"), on_error="drop", memory_gb=1.0)
+    (failure,) = one.failures
+    assert (failure.uid, failure.kind) == ("0.1", FailureKind.DIED)
+    assert "SIGSEGV" in failure.message
+    assert (one.rewards[0], one.rewards[2]) == (1.0, 1.0)
+
+
+def test_workers_and_what_they_start_end_before_the_trainer():
+    (one,) = score(samples.oom_scores, group(0, "a"))
+    assert one.extras["adj"] == ([1000, 1000],)
+    assert int(Path("/proc/self/oom_score_adj").read_text()) < 1000

@@ -8,6 +8,7 @@ import random
 import pytest
 
 from plait.errors import ConfigError, RunError
+from plait.rewards import pool as pool_of
 from plait.rewards.functions import reward_functions
 from plait.rewards.pool import RewardPool
 from tests.rewards import samples
@@ -64,6 +65,40 @@ def test_what_functions_log():
     assert one.metrics == {"longest": (2.0,)}
 
 
+@pytest.mark.parametrize(
+    ("logged", "said"),
+    [
+        ("'m', 'abc'", "log_metric('m', …): expected a finite number, found str 'abc'"),
+        ("'m', None", "expected a finite number, found NoneType None"),
+        ("'m', [1, 2]", "expected a finite number, found list [1, 2]"),
+        ("'m', 1j", "expected a finite number, found complex 1j"),
+        ("'m', float('nan')", "expected a finite number, found float nan"),
+        ("3, 1.0", "log_metric: expected a text as the name, found int 3"),
+        ("'', 1.0", "expected a name of printable characters, found ''"),
+        ("'a\\nb', 1.0", "expected a name of printable characters"),
+        ("'n' * 5000, 1.0", "expected a name of at most 128 characters, found 5000"),
+        ("'step', 1.0", "the name `step` is a column of every log; take another, such as `my/step`"),
+        ("'timing_s/step', 1.0", "the name `timing_s/step` is one of plait's own"),
+    ],
+)
+def test_what_is_no_metric_is_refused_by_name(tmp_path, logged, said):
+    source = f"def f(completions, log_metric, **_):\n    log_metric({logged})\n    return [1.0] * len(completions)\n"
+    (tmp_path / "mine.py").write_text(source)
+    with pytest.raises(RunError) as caught:
+        score(f"{tmp_path}/mine.py:f", group(0, "a"))
+    assert said in str(caught.value)
+    assert "in f\n    log_metric(" in str(caught.value), "the line"
+
+
+def test_what_a_call_took_is_its_own_time():
+    (one, two) = score([samples.length, samples.naps], group(0, "a"), group(1, "b"))
+    for result in (one, two):
+        assert [call.function for call in result.worked] == ["length", "naps"]
+        fast, slow = (call.end_s - call.start_s for call in result.worked)
+        assert 0 <= fast < slow, "it does not wait for the other, nor for a worker to start"
+        assert slow >= 0.2
+
+
 @pytest.mark.parametrize("workers", [1, 3])
 def test_results_do_not_depend_on_order_or_number_of_workers(workers):
     groups = [group(uid, "x" * (uid % 6 + 1), "y") for uid in range(8)]
@@ -102,8 +137,16 @@ def test_poll_does_not_wait_and_delivers_each_group_once():
     [
         ("def reward(**_): return []", "rewards.py:rewrad", "did you mean `reward`"),
         ("reward = 3", "rewards.py:reward", "not callable"),
-        ("import no_such_module", "rewards.py:reward", "No module named 'no_such_module'"),
-        ("def reward(:", "rewards.py:reward", "SyntaxError"),
+        ("import no_such_module", "rewards.py:reward", "rewards.py:1: ModuleNotFoundError: No module named"),
+        ("x = 1\ndef reward(:", "rewards.py:reward", "rewards.py:2: SyntaxError: invalid syntax"),
+        ("import sys\nsys.exit(3)", "rewards.py:reward", "rewards.py:2: SystemExit: 3"),
+        ("raise KeyboardInterrupt", "rewards.py:reward", "rewards.py:1: KeyboardInterrupt"),
+        ("def f(): f()\nf()", "rewards.py:reward", "rewards.py:1: RecursionError: maximum recursion depth"),
+        (
+            "import os\nos.fork()\ndef reward(**_): ...",
+            "rewards.py:reward",
+            "the child came back as if it were the worker",
+        ),
     ],
 )
 def test_what_cannot_be_loaded_is_said_before_any_work(tmp_path, source, path, said):
@@ -111,13 +154,25 @@ def test_what_cannot_be_loaded_is_said_before_any_work(tmp_path, source, path, s
     with RewardPool(reward_functions([f"{tmp_path}/{path}"])) as pool, pytest.raises(ConfigError) as caught:
         pool.start()
     assert said in str(caught.value)
+    assert "src/plait" not in f"{caught.value}{caught.value.frames}", "the user's own frames alone"
+
+
+def test_a_file_that_hangs_while_it_is_imported(tmp_path, monkeypatch):
+    monkeypatch.setattr(pool_of, "IMPORT_LIMIT_S", 2.0)
+    (tmp_path / "rewards.py").write_text("import time\ntime.sleep(1000)")
+    with (
+        RewardPool(reward_functions([f"{tmp_path}/rewards.py:f"])) as pool,
+        pytest.raises(ConfigError, match="importing the rewards `f` took more than 2 s") as caught,
+    ):
+        pool.start()
+    assert "rewards.py" in caught.value.frames
 
 
 def test_a_file_that_kills_its_worker_while_it_is_imported(tmp_path):
     (tmp_path / "rewards.py").write_text("import os; os._exit(5)")
     with (
         RewardPool(reward_functions([f"{tmp_path}/rewards.py:f"])) as pool,
-        pytest.raises(RunError, match=r"exit code 5.* while its file was imported"),
+        pytest.raises(ConfigError, match=r"`f` ended its worker process \(exit code 5\) while its file was imported"),
     ):
         pool.start()
 

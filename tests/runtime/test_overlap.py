@@ -107,7 +107,7 @@ def test_a_reward_model_scores_on_another_rank_while_the_leader_generates(
     run(two)
     assert_equal_runs(two.run_dir, one.run_dir)
     spans = load_any(two.run_dir / "trace.json").spans
-    scored = [s for s in spans if s.action.startswith("reward.score/")]
+    scored = [s for s in spans if s.action.startswith("reward.score/") and s.lane == "compute"]
     generated = [s for s in spans if s.action.startswith("actor.generate/")]
     assert {s.rank for s in scored} == {1}
     assert {s.action for s in scored} == {f"reward.score/p{part}/mb0" for part in range(3)}

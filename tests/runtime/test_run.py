@@ -22,6 +22,7 @@ from plait.observe.run_log import read_rows
 from plait.observe.trace import read_trace
 from plait.runtime.api import export_checkpoint, run
 from plait.runtime.recipes.recipe import Recipe
+from plait.schedule.timeline import load_any
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 MakeRecipe = Callable[..., Recipe]
@@ -70,6 +71,10 @@ def test_a_run_explains_itself(make_recipe: MakeRecipe) -> None:
     assert expected <= rows[0].keys()
     assert rows[0]["kl"] == pytest.approx(0, abs=1e-9), "the policy is the reference at the first step"
     assert rows[0]["training/rollout_probs_diff_max"] < 1e-5, "engine and trainer agree"
+    worked = [s for s in load_any(recipe.run_dir / "trace.json").spans if s.lane == "reward worker 0" and s.step == 1]
+    assert [s.action for s in worked] == ["reward.score/count_sevens"] * 3, "a call for each group"
+    took = sum(s.duration_s for s in worked)
+    assert rows[0]["timing_s/reward.score"] == pytest.approx(took, abs=1e-4), "what the function took, no wait"
 
     samples = samples_of(recipe, 2)
     assert len(samples) == 12

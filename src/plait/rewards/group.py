@@ -11,7 +11,7 @@ from typing import Any
 
 from plait.data.records import Sample
 from plait.rewards.functions import RewardFunction
-from plait.rewards.scores import NONE, Failure, FailureKind, GroupScores, weighted_reward
+from plait.rewards.scores import NONE, Failure, FailureKind, GroupScores, Worked, weighted_reward
 
 
 @dataclass(eq=False)
@@ -46,6 +46,8 @@ class Group:
         self.ticket = ticket
         self.samples = tuple(samples)
         self.failures: list[Failure] = []
+        self.worked: list[Worked] = []
+        """What its calls took; whoever makes them adds to it."""
         self._functions = tuple(functions)
         self._pending = len(functions)
         self._scores: list[list[float | None]] = [[None] * len(samples) for _ in functions]
@@ -114,6 +116,7 @@ class Group:
             recovered=tuple(message for _, message in sorted(self._recovered)),
             extras={self._extra_name(*key): tuple(values) for key, values in sorted(self._extras.items())},
             metrics={name: tuple(sorted(values)) for name, values in sorted(self._metrics.items())},
+            worked=tuple(self.worked),
         )
 
     def _extra_name(self, function: int, column: str) -> str:

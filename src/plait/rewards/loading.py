@@ -11,6 +11,7 @@ from types import ModuleType
 from typing import Any
 
 from plait.errors import ConfigError
+from plait.user_code import IMPORT_LIMIT_S, UserCode
 
 
 def split_path(path: str, *, key: str = "reward.functions") -> tuple[str, str]:
@@ -38,10 +39,16 @@ def load_function(path: str, *, key: str = "reward.functions") -> Any:
     """Import the module or file and return the callable of that name.
 
     Raises:
-        ConfigError: not found (the nearest name is given) or not callable.
-        Exception: whatever the import itself raises.
+        ConfigError: not found (the nearest name is given) or not callable; or the import itself failed, whatever it
+            raised, or took more than `IMPORT_LIMIT_S`.
     """
     module_name, name = split_path(path, key=key)
+    users = module_name.split(".")[0] != "plait"
+    with UserCode(f"`{key}`: `{path}` cannot be loaded", ConfigError, users=users, limit_s=IMPORT_LIMIT_S):
+        return _found(module_name, name, path, key)
+
+
+def _found(module_name: str, name: str, path: str, key: str) -> Any:
     if module_name.endswith(".py"):
         module = load_file(Path(module_name))
     else:

@@ -2,17 +2,20 @@
 
 A call is one function over one group. A call that fails as a whole (it raises, passes its time limit, kills its
 worker, returns a wrong count) is made again for each sample alone, which finds the culprit; a score that is no number
-names its sample at once. The pool has no thread: it moves on inside `poll` and `wait`.
+names its sample at once. An answer counts if it is of the call that its worker was given, and of that process: what a
+forked child brings back is an error that names the function. The pool has no thread: it moves on inside `poll` and
+`wait`.
 """
 
 from __future__ import annotations
 
 import os
 import pickle
+import sys
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing import connection
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -20,29 +23,40 @@ from types import TracebackType
 from typing import Self
 
 from plait.data.records import Sample
-from plait.errors import ConfigError, RunError
+from plait.errors import ConfigError, PlaitError, RunError
 from plait.rewards.calls import call_arguments, missing_arguments
 from plait.rewards.functions import RewardFunction, main_file
 from plait.rewards.group import Call, Group
 from plait.rewards.process import WorkerProcess
-from plait.rewards.scores import FailureKind, GroupScores
+from plait.rewards.scores import FailureKind, GroupScores, Worked
 from plait.rewards.settings import OnError
 from plait.rewards.signature import Signature, signature_from
-from plait.rewards.worker import IN_WORKER
+from plait.rewards.worker import AT_IMPORT, IN_WORKER
+from plait.user_code import IMPORT_LIMIT_S
 
-START_LIMIT_S = 120.0
-"""For a worker to import its functions."""
 _TICK_S = 0.2
 """Longest sleep before workers are looked after again."""
 _LOST_SENDS = 3
+_DROP = "(`reward.on_error: drop` leaves such samples out and goes on)"
+_FORKED = (
+    "forked its worker process, and the child came back as if it were the worker; it was ended, and its answer is not "
+    "taken: end such a child with `os._exit`, or start a program with `subprocess`"
+)
+_STRANGE = "wrote something else than an answer on the connection of its worker process"
 
 
 @dataclass
 class _Worker:
     process: WorkerProcess
+    place: int
+    """Which of the pool's workers it is."""
     deadline: float
     ready: bool = False
     call: Call | None = None
+    number: int = AT_IMPORT
+    """Of the call that it was given last; its answer has it too."""
+    began_s: float = 0.0
+    """When it was given that call, on the clock that all processes of a machine share."""
 
 
 class RewardPool:
@@ -55,6 +69,10 @@ class RewardPool:
         on_error: STOP raises RunError out of `poll` or `wait`; DROP leaves the sample without a reward (NaN), counted.
         seed: of random numbers that functions draw from `random` and `numpy.random`.
         output: file to which the functions' own prints are appended; by default they go to stderr.
+        memory_gb: most data of a worker, on Linux (`worker.bound_memory`); None: no limit.
+
+    Raises:
+        ConfigError: `memory_gb` is given, and this is no Linux.
     """
 
     def __init__(
@@ -66,6 +84,7 @@ class RewardPool:
         on_error: OnError | str = OnError.STOP,
         seed: int = 0,
         output: Path | None = None,
+        memory_gb: float | None = None,
     ) -> None:
         assert functions, "a pool needs a function"
         assert timeout_s > 0, f"timeout_s must be positive, got {timeout_s}"
@@ -75,11 +94,14 @@ class RewardPool:
                 "a reward worker has imported a file that starts a run when it is imported; "
                 "put that part under `if __name__ == '__main__':`"
             )
+        if memory_gb is not None and sys.platform != "linux":
+            raise ConfigError("`reward.memory_gb` works on Linux only; remove it")
         self.functions = tuple(functions)
         self.timeout_s = timeout_s
         self.on_error = OnError(on_error)
         self._seed = seed
         self._output = output
+        self._memory_bytes = None if memory_gb is None else round(memory_gb * 1e9)
         self._start_message = pickle.dumps(
             {"functions": [(function.name, function.target) for function in functions], "main_file": main_file()}
         )
@@ -87,13 +109,17 @@ class RewardPool:
         self._groups: dict[int, Group] = {}
         self._finished: list[GroupScores] = []
         self._num_submitted = 0
+        self._num_sent = 0
+        self._come_back: set[int] = set()
+        """Functions of which a forked child came back, to be told with the next scores."""
+        self._told: set[int] = set()
         self.looked: Callable[[], None] = lambda: None
         """Called whenever the workers have been looked after: while it waits, several times a second."""
         self._signatures: list[Signature] | None = None
         self._workers: list[_Worker] = []
         try:
-            for _ in range(workers):
-                self._workers.append(self._spawn())
+            for place in range(workers):
+                self._workers.append(self._spawn(place))
         except BaseException:
             self.close()
             raise
@@ -104,7 +130,7 @@ class RewardPool:
         """Wait until the functions are loaded, and check that the data have every column that they need.
 
         Raises:
-            ConfigError: a function cannot be loaded, or needs a column that is not among `columns`.
+            ConfigError: a function cannot be loaded, or not in time, or needs a column that is not among `columns`.
         """
         while self._signatures is None:
             self._pump(_TICK_S)
@@ -150,7 +176,8 @@ class RewardPool:
         """Scores of the groups that have become done, without waiting.
 
         Raises:
-            RunError: a function failed on a sample and the policy is STOP. ConfigError: a function cannot be loaded.
+            RunError: a function failed on a sample, or a child that it forked came back from it, and the policy is
+                STOP. ConfigError: a function cannot be loaded.
         """
         assert self._workers, "the pool is closed"
         self._pump(0.0)
@@ -202,15 +229,17 @@ class RewardPool:
     def _longest_s(self) -> float:
         calls = sum(1 + len(group.samples) for group in self._groups.values()) * len(self.functions)
         respawns = calls  # each call may kill its worker
-        return START_LIMIT_S * (1 + respawns) + self.timeout_s * calls
+        return IMPORT_LIMIT_S * (1 + respawns) + self.timeout_s * calls
 
-    def _spawn(self) -> _Worker:
-        return _Worker(WorkerProcess(self._start_message, self._output), time.monotonic() + START_LIMIT_S)
+    def _spawn(self, place: int) -> _Worker:
+        process = WorkerProcess(self._start_message, self._output, self._memory_bytes)
+        return _Worker(process, place, time.monotonic() + IMPORT_LIMIT_S)
 
     def _pump(self, timeout_s: float) -> None:
         """Take what workers have sent, end those that are dead or too slow, give work to those that are free."""
         self._dispatch()
         self.looked()
+        self._look_for_strays()
         busy = [worker for worker in self._workers if worker.call is not None or not worker.ready]
         if not busy:
             return
@@ -235,8 +264,10 @@ class RewardPool:
 
     def _send(self, worker: _Worker, call: Call) -> None:
         function = self.functions[call.function]
+        self._num_sent += 1
         samples = [call.group.samples[place] for place in call.places]
         request = {
+            "call": self._num_sent,
             "function": call.function,
             "noise": f"{self._seed}/{function.name}/{','.join(sample.uid for sample in samples)}",
             "arguments": call_arguments(samples),
@@ -248,7 +279,8 @@ class RewardPool:
             raise RunError(
                 f"the columns of prompt {samples[0].prompt.uid} cannot be sent to reward `{function.name}`: {error}"
             ) from None
-        worker.call, worker.deadline = call, time.monotonic() + self.timeout_s
+        worker.call, worker.number = call, self._num_sent
+        worker.began_s, worker.deadline = time.perf_counter(), time.monotonic() + self.timeout_s
         try:
             worker.process.connection.send_bytes(data)
         except ConnectionError:
@@ -264,17 +296,24 @@ class RewardPool:
             else:
                 self._lost(worker, worker.call)
             return
-        except (EOFError, ConnectionError):
+        except ValueError:
+            self._answered_by_a_stranger(worker)
+            return
+        except (EOFError, OSError):
             self._died(worker)
             return
+        self._look_for_strays()
+        if (reply.get("pid"), reply.get("call")) != (worker.process.pid, worker.number):
+            self._answered_by_a_stranger(worker)
+            return
         if "unloadable" in reply:
-            trace = f"\n{reply['traceback']}" if reply["traceback"] else ""
-            raise ConfigError(f"reward `{reply['unloadable']}` cannot be loaded: {reply['error']}{trace}")
+            raise self._unloadable(f"reward `{reply['unloadable']}`: {reply['error']}", reply["frames"])
         if "ready" in reply:
             worker.ready, self._signatures = True, [signature_from(entry) for entry in reply["ready"]]
             return
         call, worker.call = worker.call, None
         assert call is not None, "a worker answered a call that it was not given"
+        self._worked(worker, call, reply["began_s"], reply["seconds"])
         if reply["seconds"] > self.timeout_s:
             # It came back before it was looked at; counted alike, or scores would depend on when that is.
             self._failed(call, FailureKind.TIMEOUT, f"took {reply['seconds']:.1f} s, the limit is {self._limit}", "")
@@ -285,6 +324,41 @@ class RewardPool:
             call.group.scored(call, reply)
             self._after(call.group)
 
+    def _worked(self, worker: _Worker, call: Call, began_s: float, seconds: float) -> None:
+        name = self.functions[call.function].name
+        call.group.worked.append(Worked(name, worker.place, began_s, began_s + seconds))
+
+    def _unloadable(self, message: str, frames: str = "") -> PlaitError:
+        """The user's to mend before a run starts; in one that has started a file has changed, or what it needs."""
+        error = ConfigError(message) if self._signatures is None else RunError(message)
+        error.frames = frames
+        return error
+
+    def _look_for_strays(self) -> None:
+        """Children that functions forked and that came back from them: they were ended, and gave no score."""
+        for worker in self._workers:
+            for place in worker.process.strays():
+                if place == AT_IMPORT:
+                    raise self._unloadable(f"a file of the rewards {self._names} {_FORKED}")
+                if place >= len(self.functions):
+                    continue  # something else wrote to the pipe
+                if self.on_error is OnError.STOP:
+                    raise RunError(f"reward `{self.functions[place].name}` {_FORKED}\n{_DROP}")
+                self._come_back.add(place)
+
+    def _answered_by_a_stranger(self, worker: _Worker) -> None:
+        """Something wrote to the worker's connection that is not the worker's answer to its call."""
+        if not worker.ready:
+            raise self._unloadable(f"a file of the rewards {self._names} {_STRANGE}")
+        call = worker.call
+        self._replace(worker)
+        assert call is not None, "only workers with a call are listened to"
+        self._failed(call, FailureKind.DIED, _STRANGE, "")
+
+    @property
+    def _names(self) -> str:
+        return ", ".join(f"`{function.name}`" for function in self.functions)
+
     @property
     def _limit(self) -> str:
         return f"{self.timeout_s:g} s (`reward.timeout_s`)"
@@ -292,20 +366,21 @@ class RewardPool:
     def _expired(self, worker: _Worker) -> None:
         stack = worker.process.where()
         if not worker.ready:
-            names = ", ".join(f"`{function.name}`" for function in self.functions)
-            raise RunError(f"importing the rewards {names} took more than {START_LIMIT_S:.0f} s; it was at:\n{stack}")
+            raise self._unloadable(f"importing the rewards {self._names} took more than {IMPORT_LIMIT_S:.0f} s", stack)
         call = worker.call
-        self._replace(worker)
         assert call is not None, "a ready worker without a call has no deadline"
+        self._worked(worker, call, worker.began_s, time.perf_counter() - worker.began_s)
+        self._replace(worker)
         self._failed(call, FailureKind.TIMEOUT, f"passed the time limit of {self._limit} and was killed at:", stack)
 
     def _died(self, worker: _Worker) -> None:
         cause, stack = worker.process.cause_of_death()
         if not worker.ready:
-            raise RunError(f"a reward {cause} while its file was imported\n{stack}".rstrip())
+            raise self._unloadable(f"one of the rewards {self._names} {cause} while its file was imported", stack)
         call = worker.call
-        self._replace(worker)
         assert call is not None, "only workers with a call are looked after"
+        self._worked(worker, call, worker.began_s, time.perf_counter() - worker.began_s)
+        self._replace(worker)
         self._failed(call, FailureKind.DIED, cause, stack)
 
     def _lost(self, worker: _Worker, call: Call) -> None:
@@ -318,9 +393,9 @@ class RewardPool:
         self._replace(worker)
 
     def _replace(self, worker: _Worker) -> None:
+        self._look_for_strays()  # what it left behind ends with it
         worker.process.kill()
-        fresh = self._spawn()
-        worker.process, worker.deadline, worker.ready, worker.call = fresh.process, fresh.deadline, False, None
+        self._workers[worker.place] = self._spawn(worker.place)
 
     def _failed(self, call: Call, kind: FailureKind, message: str, trace: str) -> None:
         self._calls.extendleft(reversed(call.group.failed(call, kind, message, trace)))
@@ -328,7 +403,11 @@ class RewardPool:
 
     def _after(self, group: Group) -> None:
         if group.failures and self.on_error is OnError.STOP:
-            raise RunError(f"{group.failures[0]}\n(`reward.on_error: drop` leaves such samples out and goes on)")
+            raise RunError(f"{group.failures[0]}\n{_DROP}")
         if group.done:
             del self._groups[group.ticket]
-            self._finished.append(group.result())
+            strays = sorted(self._come_back - self._told)
+            self._told |= self._come_back
+            remarks = tuple(f"reward `{self.functions[place].name}` {_FORKED}" for place in strays)
+            result = group.result()
+            self._finished.append(replace(result, recovered=(*result.recovered, *remarks)))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -26,19 +27,28 @@ _TRACE_WAIT_S = 0.5
 
 class WorkerProcess:
     """A running worker. Not the standard `multiprocessing.Process`, whose spawn would run the user's script again and
-    import all that it imports. It has a session of its own: Ctrl-C in the terminal does not reach it."""
+    import all that it imports. It has a session of its own: Ctrl-C in the terminal does not reach it.
 
-    def __init__(self, start_message: bytes, output: Path | None) -> None:
+    Args:
+        output: file to which its prints are appended; None: stderr.
+        memory_bytes: most data that it may have, see `worker.bound_memory`; None: no limit.
+    """
+
+    def __init__(self, start_message: bytes, output: Path | None, memory_bytes: int | None = None) -> None:
         ours, theirs = socket.socketpair()
         life_read, self._lifeline = os.pipe()
+        self._strays, strays = os.pipe()
+        os.set_blocking(self._strays, False)
+        self._last_strays: list[int] = []
+        """Those that were there when it was killed."""
         self._crash_file = tempfile.TemporaryFile()  # noqa: SIM115  closed in kill()
-        fds = (theirs.fileno(), life_read, self._crash_file.fileno())
+        fds = (theirs.fileno(), life_read, self._crash_file.fileno(), strays)
         # One thread each and a fixed hash seed: workers share cores with training, and give the same scores again.
         environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0", IN_WORKER: "1"}
         paths = json.dumps([path for path in sys.path if isinstance(path, str)])
         with open(output, "ab") if output else contextlib.nullcontext(2) as sink:
             self._process = subprocess.Popen(
-                [sys.executable, "-c", _BOOT, paths, *map(str, fds)],
+                [sys.executable, "-c", _BOOT, paths, *map(str, (*fds, memory_bytes or 0))],
                 stdin=subprocess.DEVNULL,
                 stdout=sink,
                 stderr=sink,
@@ -48,6 +58,7 @@ class WorkerProcess:
             )
         theirs.close()
         os.close(life_read)
+        os.close(strays)
         self.connection = Connection(ours.detach())
         with contextlib.suppress(ConnectionError):  # a worker dead so soon is found by `exited`
             self.connection.send_bytes(start_message)
@@ -61,8 +72,21 @@ class WorkerProcess:
         return self._process.poll() is not None
 
     def receive(self) -> dict[str, Any]:
-        """The next reply. Raises EOFError or ConnectionError if the worker is dead."""
-        return json.loads(self.connection.recv_bytes())
+        """The next reply. Raises EOFError or OSError if the worker is dead, ValueError if it is no reply."""
+        reply = json.loads(self.connection.recv_bytes())
+        if not isinstance(reply, dict):
+            raise ValueError(f"expected a reply, found {reply!r:.60}")
+        return reply
+
+    def strays(self) -> list[int]:
+        """For each forked child that has come back to the worker's own code since the last look the place of the
+        function that forked it; −1: a file did, while it was imported."""
+        found, self._last_strays = self._last_strays, []
+        if self._lifeline >= 0:
+            with contextlib.suppress(BlockingIOError):
+                lines = os.read(self._strays, 4096).decode(errors="replace").split()
+                found += [int(line) for line in lines if re.fullmatch(r"-1|\d{1,6}", line)]
+        return found
 
     def where(self) -> str:
         """Kill a worker that took too long, and return the stack at which it was, as far as it can be had."""
@@ -98,7 +122,9 @@ class WorkerProcess:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)
         self._process.wait(timeout=10.0)
+        self._last_strays = self.strays()
         self.connection.close()
         os.close(self._lifeline)
+        os.close(self._strays)
         self._lifeline = -1
         self._crash_file.close()

@@ -45,6 +45,19 @@ class Failure:
 
 
 @dataclass(frozen=True)
+class Worked:
+    """A call of a function, as its worker did it."""
+
+    function: str
+    worker: int
+    """Place of the worker in its pool."""
+    start_s: float
+    """On the clock that all processes of a machine share, `time.perf_counter`; so is `end_s`."""
+    end_s: float
+    """When it came back, or was found to have failed."""
+
+
+@dataclass(frozen=True)
 class GroupScores:
     """The scores of one submitted group, all in the order of its samples."""
 
@@ -62,6 +75,8 @@ class GroupScores:
     """Columns that functions logged (`log_extra`), such as the verdicts of a task; None where nothing was logged."""
     metrics: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     """Values that functions logged (`log_metric`)."""
+    worked: tuple[Worked, ...] = field(default=(), compare=False)
+    """What the calls took, retries of samples alone included."""
 
     @property
     def num_dropped(self) -> int:

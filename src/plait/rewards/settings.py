@@ -32,6 +32,12 @@ class RewardSettings(BaseModel):
     model_weight: float = Field(1.0, description="weight of the model's score beside functions")
     timeout_s: float = Field(30.0, gt=0, description="wall-clock limit of one call of a function, for one group")
     workers: int = Field(1, ge=1, description="worker processes that run the functions")
+    memory_gb: float | None = Field(
+        None,
+        ge=0.1,
+        description="most data of one worker process, GB, on Linux: a function that asks for more gets a MemoryError; "
+        "none: as much as there is, and where memory is out the kernel ends workers first",
+    )
     on_error: OnError = Field(
         OnError.STOP, description="stop, or drop the samples on which a function fails; never scored as zero"
     )

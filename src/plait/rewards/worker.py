@@ -1,11 +1,13 @@
 """A reward worker: a process of its own whose main thread calls reward functions, one call at a time.
 
-It reads pickled requests from its parent and answers in JSON. It dies with its parent, at once and whatever its
-functions are doing. Imports the standard library and its siblings of the same kind only, so that it starts in a blink.
+It reads pickled requests from its parent and answers in JSON; an answer says which call it is of, and which process
+gave it. It dies with its parent, at once and whatever its functions are doing, and before its parent where memory runs
+out. Imports the standard library and its siblings of the same kind only, so that it starts in a blink.
 """
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import hashlib
 import importlib.abc
@@ -15,10 +17,10 @@ import math
 import os
 import pickle
 import random
+import resource
 import signal
 import sys
 import time
-import traceback
 from collections.abc import Callable
 from dataclasses import asdict
 from importlib.machinery import ModuleSpec
@@ -29,40 +31,92 @@ from typing import Any
 
 from plait.errors import ConfigError
 from plait.lifeline import die_with
-from plait.rewards import signature
+from plait.metric_names import problem_of
 from plait.rewards.loading import load_file, load_function
 from plait.rewards.signature import Miscounted, RewardCall, listed
+from plait.user_code import UserCode, own_frames, said_by
 
 _SEEDED = ("numpy", "torch")
 """Libraries with random state of their own, besides the standard library."""
-
-_OWN_FILES = (__file__, signature.__file__)
-
-MAX_TRACEBACK = 6000
-"""Characters of a traceback that are reported, its end."""
 
 IN_WORKER = "PLAIT_REWARD_WORKER"
 """Environment variable set in workers: a script that a worker loads must not start a run of its own."""
 
 
-def main(connection_fd: int, lifeline_fd: int, crash_fd: int) -> None:
-    """Serve until the parent closes the connection."""
+AT_IMPORT = -1
+"""In place of a function's number, and of a call's: while the functions' files are imported."""
+
+
+def main(connection_fd: int, lifeline_fd: int, crash_fd: int, strays_fd: int, memory_bytes: int) -> None:
+    """Serve until the parent closes the connection.
+
+    Args:
+        strays_fd: takes one line for each forked child that came back, see `Line`.
+        memory_bytes: see `bound_memory`; 0: no bound.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     die_with(lifeline_fd)
+    bound_memory(memory_bytes)
     faulthandler.enable(crash_fd, all_threads=False)
     faulthandler.register(signal.SIGUSR1, crash_fd, all_threads=False)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(line_buffering=True)  # what a function printed before it was killed is not lost
-    connection = Connection(connection_fd)
+    line = Line(connection_fd, strays_fd)
     try:
         seeds = _Seeds()
-        functions = _load(connection)
+        functions = _load(line)
         while functions is not None:
-            _answer(connection, functions, seeds)
+            _answer(line, functions, seeds)
     except (EOFError, ConnectionError):
         pass
     os._exit(0)  # threads that a function left behind must not keep the process
+
+
+def bound_memory(limit_bytes: int) -> None:
+    """Have this process, and what it starts, end before others where memory runs out, and bound the data of each.
+
+    What is bound is the data of a process (`RLIMIT_DATA`: private memory that it may write), not its address space, of
+    which libraries reserve many times what they use. Beyond it an allocation fails: Python raises MemoryError.
+    """
+    with contextlib.suppress(OSError):  # there is none where this is no Linux
+        Path("/proc/self/oom_score_adj").write_text("1000")
+    if limit_bytes:
+        resource.setrlimit(resource.RLIMIT_DATA, (limit_bytes, limit_bytes))
+
+
+class Line:
+    """The connection to the parent, of this process alone.
+
+    A function may fork, or run code that does, and the child may come back from it as its parent does. Such a child has
+    no connection (it is closed in it), so that it can neither answer nor take calls away; when it comes back it says so
+    on a pipe and ends.
+    """
+
+    def __init__(self, connection_fd: int, strays_fd: int) -> None:
+        self._connection = Connection(connection_fd)
+        self._strays_fd = strays_fd
+        self._pid = os.getpid()
+        self.call = self.function = AT_IMPORT
+        """What is under way: the number of the call, the place of its function."""
+        os.register_at_fork(after_in_child=self._connection.close)
+
+    def receive(self) -> bytes:
+        self.end_if_forked()
+        return self._connection.recv_bytes()
+
+    def send(self, message: dict[str, Any]) -> None:
+        self.end_if_forked()
+        message |= {"call": self.call, "pid": self._pid}
+        self._connection.send_bytes(json.dumps(message, default=str).encode())
+
+    def end_if_forked(self, error: BaseException | None = None) -> None:
+        """End this process if it is not the worker; not a word of one that means to end (`sys.exit`)."""
+        if os.getpid() == self._pid:
+            return
+        if not isinstance(error, SystemExit):
+            os.write(self._strays_fd, f"{self.function}\n".encode())
+        os._exit(0)
 
 
 class _Unpickler(pickle.Unpickler):
@@ -81,49 +135,91 @@ class _Unpickler(pickle.Unpickler):
         return found
 
 
-def _load(connection: Connection) -> list[RewardCall] | None:
+def _load(line: Line) -> list[RewardCall] | None:
     """Load the functions that the first message names; None, after a report, if one cannot be loaded."""
-    start = pickle.loads(connection.recv_bytes())
+    start = pickle.loads(line.receive())
     functions: list[RewardCall] = []
     for name, target in start["functions"]:
         try:
-            loaded = load_function(target) if isinstance(target, str) else _Unpickler(target, start["main_file"]).load()
-            functions.append(RewardCall(name, loaded))
+            with UserCode("it cannot be loaded", ConfigError):
+                if isinstance(target, str):
+                    loaded = load_function(target)
+                else:
+                    loaded = _Unpickler(target, start["main_file"]).load()
+                functions.append(RewardCall(name, loaded))
         except ConfigError as error:
-            _send(connection, {"unloadable": name, "error": str(error), "traceback": ""})
+            line.end_if_forked(error.__cause__)
+            line.send({"unloadable": name, "error": str(error), "frames": error.frames})
             return None
-        except BaseException as error:  # whatever the user's file raises while it is imported
-            _send(connection, {"unloadable": name, "error": _short(error), "traceback": _traceback(error)})
-            return None
-    _send(connection, {"ready": [asdict(function.signature) for function in functions]})
+    line.send({"ready": [asdict(function.signature) for function in functions]})
     return functions
 
 
-def _answer(connection: Connection, functions: list[RewardCall], seeds: _Seeds) -> None:
+def _answer(line: Line, functions: list[RewardCall], seeds: _Seeds) -> None:
     """Take one request and answer it. The reply holds scores (finite or None) and faults by place, or an error."""
-    data = connection.recv_bytes()
+    data = line.receive()
     started = time.perf_counter()
-    extras: dict[str, list[Any]] = {}
-    metrics: dict[str, list[float]] = {}
-    logs: dict[str, Callable[..., None]] = {
-        "log_extra": lambda column, values: extras.__setitem__(str(column), [listed(one) for one in values]),
-        "log_metric": lambda name, value: metrics.setdefault(str(name), []).append(float(value)),
-    }
-    reply: dict[str, Any]
+    logs = Logged()
     try:
         request = pickle.loads(data)
-        function = functions[request["function"]]
+        line.call, line.function = request["call"], request["function"]
+        function = functions[line.function]
         seeds.seed(request["noise"])
-        reply = check_scores(function(request["arguments"], request["texts"], logs), len(request["texts"]))
-        for column, values in extras.items():
-            if len(values) != len(request["texts"]):
-                raise Miscounted(f"log_extra({column!r}) gave {len(values)} values for {len(request['texts'])} samples")
+        count = len(request["texts"])
+        reply = check_scores(function(request["arguments"], request["texts"], logs.functions), count)
+        logs.check(count)
+        reply |= {"extras": logs.extras, "metrics": logs.metrics}
+        json.dumps(reply, default=str)
     except Miscounted as error:
         reply = {"error": str(error), "miscounted": True}
     except BaseException as error:  # the boundary: whatever a user's function raises is reported, SystemExit too
-        reply = {"error": f"raised {_short(error)}", "traceback": _traceback(error)}
-    reply |= {"extras": extras, "metrics": metrics, "seconds": time.perf_counter() - started}
-    _send(connection, reply)
+        line.end_if_forked(error)
+        reply = {"error": f"raised {said_by(error)}{_bound(error)}", "traceback": own_frames(error)}
+    line.send(reply | {"began_s": started, "seconds": time.perf_counter() - started})
+
+
+def _bound(error: BaseException) -> str:
+    """The limit of memory, where that may be the cause."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_DATA)
+    if not isinstance(error, MemoryError) or limit == resource.RLIM_INFINITY:
+        return ""
+    return f": the limit is {limit / 1e9:g} GB (`reward.memory_gb`)"
+
+
+class Logged:
+    """What a function logs in one call."""
+
+    def __init__(self) -> None:
+        self.extras: dict[str, list[Any]] = {}
+        self.metrics: dict[str, list[float]] = {}
+
+    @property
+    def functions(self) -> dict[str, Callable[..., None]]:
+        """`log_extra` and `log_metric`, as functions ask for them."""
+        return {"log_extra": self._extra, "log_metric": self._metric}
+
+    def check(self, num_samples: int) -> None:
+        """Raises Miscounted where a column has another number of values than there are samples."""
+        for column, values in self.extras.items():
+            if len(values) != num_samples:
+                raise Miscounted(f"log_extra({column!r}) gave {len(values)} values for {num_samples} samples")
+
+    def _extra(self, column: str, values: Any) -> None:
+        """Raises TypeError: there are no values, one per sample."""
+        if isinstance(values, str | bytes) or not hasattr(values, "__iter__"):
+            raise TypeError(
+                f"log_extra({column!r}, …): expected a list with one value per sample, found {_kind(values)}"
+            )
+        self.extras[str(column)] = [listed(one) for one in values]
+
+    def _metric(self, name: str, value: Any) -> None:
+        """Raises ValueError: the name is none of a metric, or the value is no finite number."""
+        if (problem := problem_of(name)) is not None:
+            raise ValueError(f"log_metric: {problem}")
+        number = _number(listed(value))
+        if number is None or not math.isfinite(number):
+            raise ValueError(f"log_metric({name!r}, …): expected a finite number, found {_kind(value)}")
+        self.metrics.setdefault(name, []).append(number)
 
 
 def check_scores(result: Any, num_samples: int) -> dict[str, Any]:
@@ -142,11 +238,8 @@ def check_scores(result: Any, num_samples: int) -> dict[str, Any]:
         scores.append(None)
         if value is None:
             continue
-        try:
-            if isinstance(value, str | bytes):
-                raise TypeError
-            number = float(value)
-        except (TypeError, ValueError, OverflowError):
+        number = _number(value)
+        if number is None:
             faults[place] = f"returned {_kind(value)} where a number or None is expected"
             continue
         if math.isfinite(number):
@@ -154,6 +247,16 @@ def check_scores(result: Any, num_samples: int) -> dict[str, Any]:
         else:
             faults[place] = f"returned {number}, which is no score; return None where the function does not apply"
     return {"scores": scores, "faults": faults}
+
+
+def _number(value: Any) -> float | None:
+    """A value as a number; None: it is none."""
+    if isinstance(value, str | bytes):
+        return None
+    try:
+        return float(value)
+    except (TypeError, ValueError, OverflowError, RuntimeError):  # a tensor of several numbers: RuntimeError
+        return None
 
 
 def _kind(value: Any) -> str:
@@ -204,18 +307,3 @@ class _Seeds(importlib.abc.MetaPathFinder):
 
         spec.loader.exec_module = execute_and_seed
         return spec
-
-
-def _send(connection: Connection, message: dict[str, Any]) -> None:
-    connection.send_bytes(json.dumps(message, default=str).encode())
-
-
-def _short(error: BaseException) -> str:
-    return "".join(traceback.format_exception_only(error)).strip()[-1000:]
-
-
-def _traceback(error: BaseException) -> str:
-    trace = error.__traceback__
-    while trace is not None and trace.tb_frame.f_code.co_filename in _OWN_FILES:  # the user's frames alone
-        trace = trace.tb_next
-    return "".join(traceback.format_exception(type(error), error, trace))[-MAX_TRACEBACK:]

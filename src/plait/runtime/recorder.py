@@ -123,9 +123,10 @@ class Recorder:
             progress.advance(1 if mark.keep else done.count)
             yield True
 
-    def add(self, action: str, kind: str, role: str, lane: str, start_s: float) -> None:
-        """Record an action that began at `start_s` and ends now."""
-        self._spans.append(Span(action, kind, self.rank, start_s, self.now_s, lane=lane, role=role, step=self.step))
+    def add(self, action: str, kind: str, role: str, lane: str, start_s: float, end_s: float) -> None:
+        """Record an action of another process; its times are those of the clock that all of a machine share."""
+        start_s, end_s = start_s - self._zero, end_s - self._zero
+        self._spans.append(Span(action, kind, self.rank, start_s, end_s, lane=lane, role=role, step=self.step))
 
     @contextmanager
     def generating(self, call: str, role: str, engine: Engine | CrewEngine | Member) -> Iterator[None]:

@@ -37,6 +37,7 @@ def open_pools(prepared: Prepared, stack: contextlib.ExitStack, output: Path | N
                 on_error=settings.on_error,
                 seed=recipe.seed,
                 output=output,
+                memory_gb=settings.memory_gb,
             )
         )
         pool.start(columns=prepared.columns or None)

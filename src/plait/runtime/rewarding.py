@@ -117,12 +117,11 @@ class Rewarding:
                 ticket = role.pool.submit([rows.samples[i] for i in members])
                 state.tickets[str(node.role), ticket] = node.id
         self._progress.phase(node.call, len(samples), "samples")
-        begun_s, sent = self._recorder.now_s, sum(target == node.id for target in state.tickets.values())
+        sent = sum(target == node.id for target in state.tickets.values())
         self._collect(node, role.pool.poll(), state)
         while len(state.scores.get(node.id, ())) < sent:
             yield False
             self._collect(node, role.pool.poll(), state)
-        self._recorder.add(node.call, "SCORE", node.role or "", "host", begun_s)
         # By ticket: the order in which groups finish must not reach a sum.
         groups = state.scores[node.id] = sorted(state.scores[node.id], key=lambda group: group.ticket)
         for group in groups:
@@ -162,9 +161,12 @@ class Rewarding:
         return [(node, role) for node in nodes if isinstance(role := self._roles[str(node.role)], RewardRole)]
 
     def _collect(self, node: Node, groups: Sequence[GroupScores], state: StepState) -> bool:
-        """Keep the scores of groups that a role's functions are done with under the call that sent them; say what went
-        wrong. Whether there are any."""
+        """Keep the scores of groups that a role's functions are done with under the call that sent them; record what
+        they took, and say what went wrong. Whether there are any."""
         for group in groups:
+            for one in group.worked:
+                lane = f"{node.role} worker {one.worker}"
+                self._recorder.add(f"{node.call}/{one.function}", "SCORE", str(node.role), lane, one.start_s, one.end_s)
             state.scores.setdefault(state.tickets[str(node.role), group.ticket], []).append(group)
             for trouble in (*group.failures, *group.recovered):
                 self._progress.message(str(trouble))

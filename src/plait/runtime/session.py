@@ -54,6 +54,8 @@ RESUMABLE_KEYS = frozenset(
         "stalled_after_s",
         "reward.timeout_s",
         "cost.timeout_s",
+        "reward.memory_gb",
+        "cost.memory_gb",
         "doctor.enabled",
         "doctor.stop_on",
         "doctor.repeat_every",
