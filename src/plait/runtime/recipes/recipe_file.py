@@ -16,6 +16,7 @@ from pydantic import BaseModel, ValidationError
 
 from plait.data.files import why_no_file
 from plait.errors import ConfigError
+from plait.runtime.recipes.other_names import answer
 from plait.runtime.recipes.recipe import Recipe
 
 LIST_HINT = "; `plait train --help-all` lists every key"
@@ -238,7 +239,7 @@ def _checked(tree: Mapping[str, Any], model: type[BaseModel], prefix: str) -> di
     for name, value in tree.items():
         info = model.model_fields.get(name)
         if info is None:
-            raise _unknown(f"{prefix}{name}")
+            raise _unknown(f"{prefix}{name}", value)
         section = _section(info.annotation)
         if section is not None and not (value is None and NoneType in _alternatives(info.annotation)):
             if not isinstance(value, Mapping):
@@ -250,8 +251,9 @@ def _checked(tree: Mapping[str, Any], model: type[BaseModel], prefix: str) -> di
     return checked
 
 
-def _unknown(key: str) -> ConfigError:
-    return ConfigError(f"unknown key `{key}`{nearest(key, [name for name, _, _ in describe_keys()]) or LIST_HINT}")
+def _unknown(key: str, value: Any = None) -> ConfigError:
+    near = answer(key, value) or nearest(key, [name for name, _, _ in describe_keys()]) or LIST_HINT
+    return ConfigError(f"unknown key `{key}`{near}")
 
 
 def nearest(name: str, names: Sequence[str]) -> str:
@@ -296,7 +298,8 @@ def validate_options(cls: type[Any], options: Mapping[str, Any]) -> Any:
     names = list(getattr(cls, "model_fields", None) or getattr(cls, "__dataclass_fields__", {}))
     for name in options:
         if names and name not in names:
-            raise ConfigError(f"unknown key `options.{name}`{nearest(name, names)}")
+            near = answer(f"options.{name}") or nearest(name, names)
+            raise ConfigError(f"unknown key `options.{name}`{near}")
     try:
         return TypeAdapter(cls).validate_python(dict(options))
     except ValidationError as error:

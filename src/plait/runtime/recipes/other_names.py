@@ -1,0 +1,94 @@
+"""The names that other systems have for what a recipe says: an unknown key that is one of theirs is answered with ours.
+
+The names are data, in `other_names.yaml` beside this file; `docs/coming-from-*.md` are made of the same. Torch-free.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+FILE = Path(__file__).with_name("other_names.yaml")
+_ANYWHERE = frozenset({"path", "name", "enable", "type", "mode", "n", "dtype", "strategy", "len", "device", "logger"})
+"""Last parts of dotted names that alone say too little."""
+
+
+@dataclass(frozen=True)
+class OtherName:
+    """Names of one meaning in another system."""
+
+    names: tuple[str, ...]
+    keys: tuple[str, ...]
+    """Ours; none where there is no equivalent."""
+    say: str
+    """The conversion, or why there is none and what to do instead; empty where the name alone differs."""
+
+
+@dataclass(frozen=True)
+class System:
+    """Another system, and what it calls things."""
+
+    id: str
+    title: str
+    names_of: str
+    """Which names they are, for the docs."""
+    groups: Mapping[str, tuple[OtherName, ...]]
+
+    def entries(self) -> Iterator[OtherName]:
+        for group in self.groups.values():
+            yield from group
+
+
+@cache
+def systems() -> tuple[System, ...]:
+    """All that the file holds, in its order."""
+    tree: dict[str, Any] = yaml.safe_load(FILE.read_text(encoding="utf-8"))
+    return tuple(
+        System(name, one["title"], one["names_of"], {title: _entries(group) for title, group in one["groups"].items()})
+        for name, one in tree.items()
+    )
+
+
+def _entries(group: list[dict[str, Any]]) -> tuple[OtherName, ...]:
+    return tuple(OtherName(tuple(e["names"]), tuple(e.get("keys", ())), e.get("say", "")) for e in group)
+
+
+def answer(key: str, value: Any = None) -> str:
+    """What to say of an unknown key that is another system's, to be put behind `unknown key …`; empty where it is none.
+
+    Args:
+        key: dotted; of a recipe's `options` with that before it.
+        value: what stands there; of a section of keys the first that is known is answered.
+    """
+    found = next(filter(None, map(_find, _leaves(key.removeprefix("options."), value))), None)
+    if found is None:
+        return ""
+    system, name, entry = found
+    place = "" if name == key else f" `{name}`"
+    page = f" (docs/coming-from-{system.id}.md)"
+    if not entry.keys:
+        return f", {system.title}'s{place}, has no equivalent here: {entry.say}{page}"
+    ours = " and ".join(f"`{one}`" for one in entry.keys)
+    return f": {system.title}'s{place} is {ours} here{f' ({entry.say})' if entry.say else ''}{page}"
+
+
+def _leaves(key: str, value: Any) -> Iterator[str]:
+    if isinstance(value, Mapping):
+        for name, one in value.items():
+            yield from _leaves(f"{key}.{name}", one)
+    else:
+        yield key
+
+
+def _find(key: str) -> tuple[System, str, OtherName] | None:
+    """The entry of the name itself, else of a dotted one that ends with it."""
+    every = [(system, name, entry) for system in systems() for entry in system.entries() for name in entry.names]
+    exact = next((one for one in every if one[1] == key), None)
+    if exact is not None or key in _ANYWHERE:
+        return exact
+    return next((one for one in every if one[1].endswith(f".{key}")), None)

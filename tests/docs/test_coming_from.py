@@ -1,0 +1,131 @@
+"""The pages for those who come from TRL, verl or OpenRLHF are made of one table, and what it names exists.
+
+After a change of the table: `python -m tests.docs.test_coming_from`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from plait.algorithms.options import PolicyOptions
+from plait.cli.help import options_of
+from plait.errors import ConfigError
+from plait.runtime.recipes.algorithm import BUILT_IN, load_flow, options_class
+from plait.runtime.recipes.other_names import System, answer, systems
+from plait.runtime.recipes.recipe_file import load_recipe, parse_overrides, validate_options
+
+DOCS = Path(__file__).parents[2] / "docs"
+KEYS = {option.name.removeprefix("--") for option in options_of("train")}
+OPTIONS = {name for algorithm in BUILT_IN for name in options_class(load_flow(algorithm)).model_fields}  # type: ignore[union-attr]
+SCRIPTS = {"reward_funcs", "reward_model_name_or_path"}
+"""Of TRL's scripts and trainers, which no public dataclass holds."""
+
+
+def page(system: System) -> str:
+    lines = [
+        f"# Coming from {system.title}",
+        "",
+        f"Each name of {system.names_of}, and what says the same in a [recipe](recipes.md). `plait train` answers a",
+        "name of theirs with ours. Data formats ([data.md](data.md)) and reward functions ([rewards.md](rewards.md))",
+        "are taken as they stand; options of algorithms are compared in [algorithms.md](algorithms.md#options).",
+    ]
+    for title, entries in system.groups.items():
+        lines += ["", f"## {title}", "", f"| {system.title} | here | |", "|---|---|---|"]
+        for entry in entries:
+            theirs, ours = (", ".join(f"`{name}`" for name in names) for names in (entry.names, entry.keys))
+            lines.append(f"| {theirs} | {ours or 'none'} | {entry.say} |")
+    return "\n".join(lines) + "\n"
+
+
+def path_of(system: System) -> Path:
+    return DOCS / f"coming-from-{system.id}.md"
+
+
+@pytest.mark.parametrize("system", systems(), ids=lambda system: system.id)
+def test_the_page_is_made_of_the_table(system: System) -> None:
+    assert path_of(system).read_text() == page(system)
+
+
+@pytest.mark.parametrize("system", systems(), ids=lambda system: system.id)
+def test_every_key_of_ours_exists(system: System) -> None:
+    for entry in system.entries():
+        for key in entry.keys:
+            known = key.removeprefix("options.") in OPTIONS if key.startswith("options.") else key in KEYS
+            assert known, f"{entry.names} is said to be `{key}`"
+        assert entry.keys or entry.say, f"{entry.names} has neither a key nor a reason"
+    names = [name for entry in system.entries() for name in entry.names]
+    assert len(set(names)) == len(names)
+
+
+def test_no_name_of_theirs_is_a_key_of_ours() -> None:
+    """But where it means the same."""
+    same = {"dtype", "seed"}
+    theirs = {name: entry for system in systems() for entry in system.entries() for name in entry.names}
+    for name in theirs.keys() & KEYS:
+        assert name in same, name
+        assert name in theirs[name].keys
+
+
+def test_every_name_of_trl_is_in_the_table_and_exists() -> None:
+    import trl
+
+    classes = (
+        trl.SFTConfig,
+        trl.RewardConfig,
+        trl.DPOConfig,
+        trl.GRPOConfig,
+        trl.RLOOConfig,
+        trl.ModelConfig,
+        trl.ScriptArguments,
+    )
+    fields = {field.name for cls in classes for field in dataclasses.fields(cls)}
+    (mine,) = (system for system in systems() if system.id == "trl")
+    names = {name for entry in mine.entries() for name in entry.names}
+    assert trl.__version__.startswith("1.16.")
+    assert names - SCRIPTS == fields
+
+
+@pytest.mark.parametrize(
+    ("key", "said"),
+    [
+        ("num_generations", ": TRL's is `samples_per_prompt` here (docs/coming-from-trl.md)"),
+        ("use_vllm", ", TRL's, has no equivalent here: samples are drawn by plait's own engine"),
+        ("options.epsilon", ": TRL's `epsilon` is `options.clip_low` here (without `epsilon_high` set"),
+        ("actor_rollout_ref.rollout.n", ": verl's is `samples_per_prompt` here"),
+        ("rollout.n", ": verl's `actor_rollout_ref.rollout.n` is `samples_per_prompt` here"),
+        ("lr", ": verl's `actor_rollout_ref.actor.optim.lr` is `optimizer.learning_rate` here"),
+        ("critic.optim.lr", ": verl's is `critic.optimizer.learning_rate` here"),
+        ("n_samples_per_prompt", ": OpenRLHF's is `samples_per_prompt` here (docs/coming-from-openrlhf.md)"),
+    ],
+)
+def test_answers(key: str, said: str) -> None:
+    assert answer(key).startswith(said)
+
+
+@pytest.mark.parametrize("key", ["stepps", "n", "path", "model.name", "rollout", "x"])
+def test_what_is_nobodys_gets_no_answer(key: str) -> None:
+    assert answer(key) == ""
+
+
+def test_a_command_line_a_recipe_and_options_are_answered(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"^unknown key `num_generations`: TRL's is `samples_per_prompt` here \(docs"):
+        parse_overrides(["--num_generations", "8"])
+    recipe = tmp_path / "verl.yaml"
+    recipe.write_text("model: m\nactor_rollout_ref:\n  rollout:\n    n: 8\n")
+    with pytest.raises(ConfigError, match=r"^unknown key `actor_rollout_ref`: verl's `actor_rollout_ref\.rollout\.n`"):
+        load_recipe(recipe)
+    recipe.write_text("model: m\ndata:\n  source: s\n  train_files: f\n")
+    with pytest.raises(ConfigError, match=r"^unknown key `data.train_files`: verl's is `data.source` here"):
+        load_recipe(recipe)
+    with pytest.raises(
+        ConfigError, match=r"^unknown key `options.epsilon_high`: TRL's `epsilon_high` is `options.clip"
+    ):
+        validate_options(PolicyOptions, {"epsilon_high": 0.28})
+
+
+if __name__ == "__main__":
+    for one in systems():
+        path_of(one).write_text(page(one))
