@@ -10,6 +10,18 @@ from typing import Any
 from plait.errors import DataError
 
 
+def parse_json(text: str | bytes) -> Any:
+    """`json.loads`, for what others wrote.
+
+    Raises:
+        ValueError: it is no JSON, is no UTF-8, or is nested too deep to be read.
+    """
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("it is nested too deep") from None
+
+
 @dataclass(frozen=True, slots=True)
 class FileForm:
     """How files of one kind begin.
@@ -32,8 +44,8 @@ class FileForm:
             DataError: it is no JSON, is of another kind or of another version.
         """
         try:
-            record = json.loads(text)
-        except json.JSONDecodeError as error:
+            record = parse_json(text)
+        except ValueError as error:
             expected = f"{name}: expected a {self.what} in JSON"
             raise DataError(f"{expected}, found text that does not parse: {error}") from error
         if not isinstance(record, dict) or record.get("format") != self.format:

@@ -11,7 +11,8 @@ import pytest
 from plait.errors import FlowError
 from plait.observe.run_log import read_rows
 from plait.observe.trackers import Trackers
-from plait.runtime.api import export_checkpoint, run
+from plait.runtime.api import run
+from plait.runtime.export import export_checkpoint
 from plait.runtime.recipes.recipe import Recipe
 
 MakeRecipe = Callable[..., Recipe]

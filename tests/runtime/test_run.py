@@ -20,7 +20,8 @@ from plait.errors import ConfigError, DataError, FlowError, RunError
 from plait.generation.engine import Engine
 from plait.observe.run_log import read_rows
 from plait.observe.trace import read_trace
-from plait.runtime.api import export_checkpoint, run
+from plait.runtime.api import run
+from plait.runtime.export import export_checkpoint
 from plait.runtime.recipes.recipe import Recipe
 from plait.schedule.timeline import load_any
 
@@ -130,7 +131,7 @@ def test_the_final_folder_loads_in_transformers(make_recipe: MakeRecipe, tmp_pat
     before = AutoModelForCausalLM.from_pretrained(recipe.model)
     assert not torch.equal(final.lm_head.weight, before.lm_head.weight), "training moved the weights"
 
-    assert export_checkpoint(recipe.run_dir, tmp_path / "out", dtype="float32") == 2
+    assert export_checkpoint(recipe.run_dir, tmp_path / "out", dtype="float32").step == 2
     exported = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
     for (name, left), right in zip(final.named_parameters(), exported.parameters(), strict=True):
         assert torch.equal(left, right), name

@@ -26,7 +26,8 @@ from plait.generation.noise import NoiseKey
 from plait.generation.request import Request
 from plait.generation.settings import Sampling
 from plait.launch.local import LocalGroup
-from plait.runtime.api import export_checkpoint, run
+from plait.runtime.api import run
+from plait.runtime.export import export_checkpoint
 from plait.runtime.ranks import mail, supervisor
 from plait.runtime.ranks.parcels import (
     Parcel,
@@ -140,7 +141,7 @@ def journey(placed: Callable[..., Recipe], place: Path) -> Journey:
 
 def test_a_checkpoint_of_one_plan_is_resumed_under_others(journey: Journey, tmp_path: Path) -> None:
     assert_equal_runs(journey.changed, journey.undisturbed)
-    assert export_checkpoint(journey.changed, tmp_path / "exported", dtype="float64") == STEPS
+    assert export_checkpoint(journey.changed, tmp_path / "exported", dtype="float64").step == STEPS
     folders = (tmp_path / "exported", journey.undisturbed / "final")
     ours, theirs = (_weights(folder / "model.safetensors") for folder in folders)
     assert all(torch.allclose(ours[name], theirs[name], rtol=0, atol=1e-9) for name in theirs)
@@ -270,7 +271,7 @@ def test_an_error_while_others_generate_is_said_and_the_last_step_saved(
     assert "rank" not in str(caught.value)
     assert f"the checkpoint of step 1 is good ({recipe.run_dir}/checkpoints/step-1)" in str(caught.value)
     assert [path.name for path in (recipe.run_dir / "checkpoints").iterdir()] == ["step-1"]
-    assert export_checkpoint(recipe.run_dir, tmp_path / "exported", dtype="float64") == 1
+    assert export_checkpoint(recipe.run_dir, tmp_path / "exported", dtype="float64").step == 1
 
 
 def test_requests_that_come_with_the_last_samples_of_others_are_answered(

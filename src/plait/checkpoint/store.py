@@ -24,18 +24,20 @@ import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
 from plait.errors import RunError
+from plait.file_form import parse_json
 from plait.models.tensor_file import FileDigest, TensorEntry, file_bytes, write_tensor_file
 
 _TENSORS, _STATE, _MANIFEST = "tensors.safetensors", "state.json", "manifest.json"
 _FORMAT = 1
-_STEP_NAME = re.compile(r"step-(\d+)(\.replaced)?")
+_STEP_NAME = re.compile(r"step-(0|[1-9]\d*)(\.replaced)?", re.ASCII)
 _READ_BYTES = 16 << 20
 _DTYPE_NAMES: Mapping[torch.dtype, str] = {
     torch.float64: "F64",
@@ -50,6 +52,7 @@ _DTYPE_NAMES: Mapping[torch.dtype, str] = {
     torch.bool: "BOOL",
 }
 
+Kind = TypeVar("Kind")
 WriteParts = Callable[[Path], tuple[dict[str, FileDigest], dict[str, Any]]]
 
 
@@ -66,11 +69,28 @@ class Checkpoint:
 
     def tensors(self, device: str = "cpu") -> dict[str, Tensor]:
         """Read the tensors. On the CPU they map the file privately: copy what is to outlive the checkpoint."""
-        return load_file(self.folder / _TENSORS, device=device)
+        try:
+            return load_file(self.folder / _TENSORS, device=device)
+        except SafetensorError as error:
+            raise RunError(f"{self.folder / _TENSORS} cannot be read: {error}") from error
 
     @property
     def tensors_path(self) -> Path:
         return self.folder / _TENSORS
+
+    def stated(self, key: str, kind: type[Kind]) -> Kind:
+        """What the state has under `key`.
+
+        Raises:
+            RunError: nothing, or something of another kind, though all bytes are as they were written.
+        """
+        value = self.state.get(key)
+        if not isinstance(value, kind):
+            raise RunError(
+                f"{self.folder / _STATE}: expected a {kind.__name__} under `{key}`, found {value!r:.60}; "
+                "it was written by another version of plait, or changed since"
+            )
+        return value
 
 
 class CheckpointStore:
@@ -138,7 +158,7 @@ class CheckpointStore:
         return final
 
     def latest(self) -> Checkpoint | None:
-        """Return the newest whole checkpoint; None when none was ever finished. Damaged ones are passed over.
+        """Return the newest whole checkpoint; None when there is none. Damaged ones are passed over (`steps` has them).
 
         Raises:
             RunError: there are checkpoints and all are damaged, so that going on would begin from nothing.
@@ -198,14 +218,15 @@ class CheckpointStore:
                 stated = FileDigest(**manifest["files"][name])
                 if Path(name).name != name or _digest(folder / name, stated.size_bytes) != stated:
                     return None
-            return Checkpoint(step, folder, json.loads((folder / _STATE).read_bytes()))
+            state = parse_json((folder / _STATE).read_bytes())
         except (OSError, ValueError, KeyError, TypeError):
             return None
+        return Checkpoint(step, folder, state) if isinstance(state, dict) else None
 
     def _manifest(self, step: int) -> dict[str, Any]:
         """The manifest of `step`; empty when it cannot be read."""
         try:
-            manifest = json.loads((self._where(step) / _MANIFEST).read_bytes())
+            manifest = parse_json((self._where(step) / _MANIFEST).read_bytes())
         except (OSError, ValueError):
             return {}
         return manifest if isinstance(manifest, dict) else {}

@@ -19,7 +19,7 @@ from plait.observe.screen import say
 if TYPE_CHECKING:
     from plait.runtime.recipes.recipe import Recipe
 
-FLAGS = {"--json": "print the figures as JSON"}
+FLAGS = {"--json": "print the figures as JSON", **train.TRUST}
 
 _EVALUATION = ("--evaluation.items", "--evaluation.temperature", "--evaluation.functions")
 _KEYS = ("--model", *_EVALUATION, "--seed", "--dtype", "--device", "--threads")
@@ -43,9 +43,9 @@ def evaluate(*tokens: Annotated[str, Parameter(allow_leading_hyphen=True)]) -> i
     """
     path, overrides, flags = train.read_recipe("eval", tokens, FLAGS)
 
-    from plait.runtime.recipes.recipe_file import load_recipe
+    from plait.runtime.recipes.trust import user_recipe
 
-    recipe = without_draws(load_recipe(path, overrides))
+    recipe = without_draws(user_recipe(path, overrides, trust_run_code="--trust-run-code" in flags))
     if recipe.evaluation.items == 0:
         raise ConfigError("`evaluation.items` is 0: set how many held-out items to answer (--evaluation.items 100)")
     with opening(title_of("eval", path), _facts(recipe)):

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Literal
 
 from plait.cli.app import Whole
-from plait.errors import ConfigError
 from plait.observe.screen import say
 
 
@@ -15,6 +14,7 @@ def export(
     *,
     out: Path,
     step: Whole | None = None,
+    role: Literal["actor", "critic", "cost_critic", "reward", "cost"] | None = None,
     dtype: Literal["float32", "bfloat16", "float64"] | None = None,
     overwrite: bool = False,
 ) -> int:
@@ -28,34 +28,16 @@ def export(
         Folder to write.
     step
         Which checkpoint; by default the newest.
+    role
+        Which of the models that the run trained: actor, critic, cost_critic, reward or cost; by default what the run
+        is for.
     dtype
         float32, bfloat16 or float64, of the stored weights; by default that of the run.
     overwrite
-        Replace a folder that exists.
+        Replace a folder that an earlier export wrote.
     """
-    recipe_path = run_dir / "recipe.yaml"
-    if not recipe_path.is_file():
-        raise ConfigError(f"RUN_DIR: `{run_dir}` holds no run of plait (no recipe.yaml); give the folder of a run")
-    if out.exists() and not overwrite:
-        raise ConfigError(f"--out: `{out}` exists; give another folder, or --overwrite")
+    from plait.runtime.export import export_checkpoint
 
-    from plait.runtime.recipes.recipe_file import load_recipe
-
-    dtype = dtype or load_recipe(recipe_path).dtype.value
-    if step is not None:
-        check_step(run_dir, step)
-    from plait.runtime.api import export_checkpoint
-
-    written = export_checkpoint(run_dir, out, step=step, dtype=dtype, overwrite=overwrite)
-    say(f"step {written} of {run_dir} written to {out} in {dtype}")
+    written = export_checkpoint(run_dir, out, step=step, role=role, dtype=dtype, overwrite=overwrite)
+    say(f"{written.role} of step {written.step} of {run_dir} written to {out} in {written.dtype}")
     return 0
-
-
-def check_step(run_dir: Path, step: int) -> None:
-    """Raises ConfigError where a run has no checkpoint of `step`; it names those there are."""
-    from plait.checkpoint.store import CheckpointStore
-
-    there = CheckpointStore(run_dir / "checkpoints", keep_last=1).steps()
-    if step not in there:
-        listed = ", ".join(map(str, there)) or "none"
-        raise ConfigError(f"--step: `{run_dir}` has no checkpoint of step {step}; there are: {listed}")

@@ -14,6 +14,7 @@ from plait.cli.app import Whole
 from plait.cli.opening import opening, title_of
 from plait.errors import ConfigError, DataError, RunError, UserError
 from plait.observe.screen import say
+from plait.output import check_file
 from plait.policy.blocks import BLOCK_TOKENS
 
 if TYPE_CHECKING:
@@ -35,6 +36,8 @@ class Options:
     """JSONL with a column `prompt`: text or messages."""
     out: Path
     """JSONL to write: prompt, response, token ids, log-probs."""
+    overwrite: bool = False
+    """Replace a file that exists."""
     n: Whole = 1
     """Responses per prompt."""
     temperature: float = 1.0
@@ -83,7 +86,7 @@ def _generate(options: Options) -> int:
 
     check_numbers(options)
     sampling, source, lengths = _sampling(options), *_files(options)
-    check_out(options.out)
+    check_out(options)
     kept = Kept(options.out)
     with opening(title_of("generate", None), _facts(options, source)):
         from plait.runtime.generate import generate as run
@@ -94,11 +97,13 @@ def _generate(options: Options) -> int:
         set_up(options.threads)
         try:
             report = run(_job(options, sampling, source, lengths), kept.add)
+            stays = not report.is_whole and options.out.exists()  # what is finished takes no whole file's place
+            if report.is_whole or (report.samples and not stays):
+                write_rows(options.out, report.rows())
         except RunError as error:
             raise RunError(f"{error}; {_what_is_kept(kept.count, kept.path)}") from error
-    if report.samples or report.is_whole:
-        write_rows(options.out, report.rows())
-    kept.drop()
+    if not stays:
+        kept.drop()
     figures = report.figures()
     say(json.dumps(figures) if options.as_json else summary(figures))
     if report.is_whole:
@@ -106,7 +111,7 @@ def _generate(options: Options) -> int:
             say(f"written to {options.out}")
         return 0
     finished = f"{len(report.samples)} of {report.num_asked} responses were finished"
-    where = f"they are in {options.out}" if report.samples else "nothing is written"
+    where = f"they are in {kept.path if stays else options.out}" if report.samples else "nothing is written"
     say(f"interrupted: {finished}; {where}", file=sys.stderr)
     return 130
 
@@ -213,15 +218,16 @@ def check_numbers(options: Options) -> None:
             raise ConfigError(f"{option}: expected at least {least}, found {value}")
 
 
-def check_out(out: Path) -> None:
+def check_out(options: Options) -> None:
     """Make the folder of `out` and see that it can be written, so that no response is lost for want of a place.
 
     Raises:
         ConfigError: the file exists, or its folder cannot be made or written.
     """
-    if out.exists():
-        raise ConfigError(f"--out: `{out}` exists; give another file")
-    part = out.with_name(out.name + ".tmp")
+    out = options.out
+    read = [path for path in (options.prompts, options.lengths) if path is not None]
+    check_file(out, "--out", overwrite=options.overwrite, inputs=read)
+    part = out.with_name(f".{out.name}.tmp")
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         part.touch()

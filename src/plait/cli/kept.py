@@ -39,6 +39,8 @@ class Kept:
             with open(self.path, "ab") as file:
                 file.write(encode_row(row_of(sample)))
         except OSError as error:
+            if self.count == 0:
+                self.drop()
             raise RunError(f"`{self.path}` cannot be written: {error.strerror or error}") from error
         self.count += 1
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
+from plait.cli.app import Whole
 from plait.errors import ConfigError
 from plait.observe.screen import say
 
@@ -34,10 +35,11 @@ def schedule(
     models: str = "actor,critic",
     engine: Literal["search", "exact", "greedy", "1f1b", "gpipe"] = "search",
     seconds: float = 10.0,
-    seed: int = 0,
+    seed: Whole = 0,
     out: Path | None = None,
     timeline: Path | None = None,
     picture: Path | None = None,
+    overwrite: bool = False,
     as_json: Annotated[bool, Parameter(name="--json", negative="")] = False,
 ) -> int:
     """Schedule the pipelines of one or two models, the second in the opposite direction.
@@ -72,13 +74,15 @@ def schedule(
         File for the predicted timeline.
     picture
         File for a picture, SVG.
+    overwrite
+        Replace files that exist.
     as_json
         Print the result as JSON.
     """
     workload = read_workload(stages, microbatches, forward, backward, memory, cap, models)
     if seconds < 0:
         raise ConfigError(f"--seconds: expected zero or more, found {seconds:g}")
-    files = _files(out=out, timeline=timeline, picture=picture)
+    files = _files(overwrite, out=out, timeline=timeline, picture=picture)
     from plait.schedule.evaluate import score
     from plait.schedule.validate import validate
     from plait.simulator.static import simulate
@@ -233,23 +237,29 @@ def _progress(seconds: float) -> Iterator[Callable[[Progress], None]]:
         yield show
 
 
-def _files(**paths: Path | None) -> dict[str, Path]:
-    """The files that are asked for, by option. Raises `ConfigError` where the folder of one does not exist."""
+def _files(overwrite: bool, **paths: Path | None) -> dict[str, Path]:
+    """The files that are asked for, by option. Raises ConfigError where one may not be written, or two are the same."""
+    from plait.output import check_file
+
     files = {option: path for option, path in paths.items() if path is not None}
     for option, path in files.items():
         if not path.parent.is_dir():
             raise ConfigError(f"--{option}: expected a file in an existing folder, found {path}")
+        check_file(path, f"--{option}", overwrite=overwrite)
+    if len({path.resolve() for path in files.values()}) < len(files):
+        raise ConfigError(f"expected a file each for {', '.join(f'--{option}' for option in files)}, found one twice")
     return files
 
 
 def _write(found: Found, predicted: Timeline, files: dict[str, Path]) -> None:
+    from plait.output import write_file
     from plait.schedule.gantt import svg_gantt
 
     title = f"{found.schedule.name}: makespan {found.score.makespan:g}, lower bound {found.lower_bound:g}"
     writers = {
         "out": found.schedule.save,
         "timeline": predicted.save,
-        "picture": lambda path: path.write_text(svg_gantt(predicted, title), encoding="utf-8"),
+        "picture": lambda path: write_file(path, svg_gantt(predicted, title)),
     }
     for option, path in files.items():
         try:

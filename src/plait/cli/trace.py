@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import App, Parameter
 
+from plait.cli.app import Whole
 from plait.observe.screen import say
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ trace = App(name="trace", help="Look at a timeline: what ran when, on which rank
 def show(
     file: Path,
     *,
-    step: int | None = None,
+    step: Whole | None = None,
     as_json: Annotated[bool, Parameter(name="--json", negative="")] = False,
 ) -> int:
     """Print how busy every lane was, where the time went, and a chart.
@@ -59,7 +60,7 @@ def diff(
     a: Path,
     b: Path,
     *,
-    step: int | None = None,
+    step: Whole | None = None,
     as_json: Annotated[bool, Parameter(name="--json", negative="")] = False,
 ) -> int:
     """Compare two timelines, predicted and measured say: the same actions, in the same order, in how much time.
@@ -90,7 +91,7 @@ def diff(
 
 
 @trace.command
-def chrome(file: Path, out: Path) -> int:
+def chrome(file: Path, out: Path, *, overwrite: bool = False) -> int:
     """Write a timeline as a Chrome trace, for ui.perfetto.dev.
 
     Parameters
@@ -99,15 +100,19 @@ def chrome(file: Path, out: Path) -> int:
         A timeline.
     out
         The trace to write.
+    overwrite
+        Replace a file that exists.
     """
     from plait.errors import ConfigError
+    from plait.output import check_file
     from plait.schedule.timeline import write_chrome_trace
 
+    check_file(out, "OUT", overwrite=overwrite, inputs=(file,))
     timeline = _load(file, None)
     try:
         write_chrome_trace(out, timeline)
     except OSError as error:
-        raise ConfigError(f"out: cannot write {out}: {error.strerror}") from error
+        raise ConfigError(f"OUT: cannot write {out}: {error.strerror}") from error
     return 0
 
 

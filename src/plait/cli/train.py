@@ -17,9 +17,11 @@ from plait.observe.screen import say
 if TYPE_CHECKING:
     from plait.runtime.recipes.recipe import Recipe
 
+TRUST = {"--trust-run-code": "run the flow and rewards that a recipe in a run's own folder names"}
 FLAGS = {
     "--dry-run": "resolve everything, print the batch, the placement and a memory estimate; load no weights",
     "--resume": "continue the run in run_dir from its last checkpoint",
+    **TRUST,
 }
 
 
@@ -27,14 +29,15 @@ def train(*tokens: Annotated[str, Parameter(allow_leading_hyphen=True)]) -> int:
     """Train a model: generate, score, learn, again and again."""
     path, overrides, flags = read_recipe("train", tokens, FLAGS)
 
-    from plait.runtime.recipes.recipe_file import load_recipe
     from plait.runtime.recipes.stages import stage_names
+    from plait.runtime.recipes.trust import user_recipe
 
+    trust = "--trust-run-code" in flags
     if path is not None and stage_names(path):
         from plait.cli.train_stages import train_stages
 
-        return train_stages(path, overrides, dry_run="--dry-run" in flags, resume="--resume" in flags)
-    loaded = load_recipe(path, overrides)
+        return train_stages(path, overrides, dry_run="--dry-run" in flags, resume="--resume" in flags, trust=trust)
+    loaded = user_recipe(path, overrides, trust_run_code=trust)
     if "--dry-run" in flags:
         say("checking everything but the weights …", file=sys.stderr)
         from plait.cli.dry_run import dry_run

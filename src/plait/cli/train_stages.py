@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from plait.runtime.recipes.stages import Stages
 
 
-def train_stages(path: Path, overrides: Sequence[tuple[str, Any]], *, dry_run: bool, resume: bool) -> int:
+def train_stages(path: Path, overrides: Sequence[tuple[str, Any]], *, dry_run: bool, resume: bool, trust: bool) -> int:
     """Run every stage, or print what each will do. All of them are checked before the first begins.
 
     Raises:
@@ -20,7 +20,7 @@ def train_stages(path: Path, overrides: Sequence[tuple[str, Any]], *, dry_run: b
     """
     from plait.runtime.recipes.stages import load_stages
 
-    stages = load_stages(path, overrides)
+    stages = load_stages(path, overrides, trust_run_code=trust)
     flags = [flag for flag, given in (("--dry-run", dry_run), ("--resume", resume)) if given]
     with opening(title_of("train", path, *flags), stages_facts(stages)):
         return _print_plans(stages, resume=resume) if dry_run else _run(stages, resume=resume)

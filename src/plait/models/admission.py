@@ -24,6 +24,7 @@ from plait.data.packed import PackedBatch, pack
 from plait.errors import ModelError
 from plait.models import cpu_linear
 from plait.models.attention import ATTENTION, PackedContext
+from plait.models.pretrained import code_refusal, needs_code
 from plait.models.shape import config_fields
 from plait.models.working_weights import wildcard
 
@@ -71,6 +72,8 @@ def check_config(config: Mapping[str, Any], name: str) -> dict[str, Any]:
     from transformers import CONFIG_MAPPING
 
     family = config.get("model_type")
+    if family not in CONFIG_MAPPING and needs_code(config):
+        raise code_refusal(name, "model")
     if family not in CONFIG_MAPPING:
         raise ModelError(
             f"model: {name!r} is of the family {family!r}, which this version of Transformers does not know; "

@@ -19,6 +19,7 @@ from typing import Any
 
 from plait.data.package_file import PackageFile, ProgressLine, cache_folder, prepared
 from plait.errors import ModelError
+from plait.file_form import parse_json
 from plait.models.tensor_file import is_whole
 
 _HUB_PATTERNS = (
@@ -117,7 +118,7 @@ def read_config(name: str) -> dict[str, Any]:
     else:
         raise ModelError(_unknown(name))
     try:
-        config = json.loads(path.read_text(encoding="utf-8"))
+        config = parse_json(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise ModelError(f"model: {name!r} should hold a readable config.json, but {path}: {error}") from error
     if not isinstance(config, dict):
@@ -189,7 +190,7 @@ def _check_folder(folder: Path, name: str) -> None:
     index = folder / "model.safetensors.index.json"
     if index.is_file():
         try:
-            files = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+            files = sorted(set(parse_json(index.read_text(encoding="utf-8"))["weight_map"].values()))
         except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
             raise ModelError(f"model: {index} is not a readable index of safetensors files: {error!r}") from error
     else:
@@ -205,8 +206,8 @@ def _check_folder(folder: Path, name: str) -> None:
     torn = [file for file in files if not is_whole(folder / file)]
     if torn:
         raise ModelError(
-            f"model: {name!r} is damaged: {', '.join(torn[:3])} is shorter or longer than its header says; "
-            "fetch or copy it again."
+            f"model: {name!r} is damaged: {', '.join(torn[:3])} has no header that can be read, or is shorter or "
+            "longer than that says; fetch or copy it again."
         )
 
 

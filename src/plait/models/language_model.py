@@ -28,6 +28,7 @@ from plait.models.float64 import kept_float64
 from plait.models.head import NO_HEAD, Head, find_head
 from plait.models.logprobs import chunked_logprobs
 from plait.models.part import Part
+from plait.models.pretrained import config_of, module_of, tokenizer_of
 from plait.models.saving import Export, cpu_state, without_progress_bars
 from plait.models.saving import save_pretrained as save_pretrained
 from plait.models.shape import HEAD_CHUNK_ROWS, config_fields, usable_positions
@@ -175,14 +176,15 @@ def load_model(name: str, *, dtype: str = "bfloat16", device: torch.device | str
     Raises:
         ModelError: not found, no safetensors, tensors missing, or refused by an admission check.
     """
-    from transformers import AutoModelForCausalLM
-
-    module, tokenizer, _ = read_folder(name, dtype_of(dtype), AutoModelForCausalLM)
+    module, tokenizer, _ = read_folder(name, dtype_of(dtype))
     return from_module(module, tokenizer, dtype, device, name=name)
 
 
-def read_folder(name: str, dtype: torch.dtype, auto_class: Any) -> tuple[Any, Any, Path]:
-    """Resolve a checkpoint whose family is admitted and read it with one of Transformers' auto classes.
+def read_folder(name: str, dtype: torch.dtype, *, decoder_only: bool = False) -> tuple[Any, Any, Path]:
+    """Resolve a checkpoint whose family is admitted and read it.
+
+    Args:
+        decoder_only: without the head of a causal language model.
 
     Returns:
         The module, its tokenizer, the folder.
@@ -193,7 +195,7 @@ def read_folder(name: str, dtype: torch.dtype, auto_class: Any) -> tuple[Any, An
     loading(f"model {name}")
     folder, _, tokenizer = read_config(name)
     with _reading(name):
-        module, report = auto_class.from_pretrained(folder, dtype=dtype, use_safetensors=True, output_loading_info=True)
+        module, report = module_of(folder, name, dtype, decoder_only=decoder_only)
     if faults := sorted(map(str, (*report["missing_keys"], *report["mismatched_keys"]))):
         raise ModelError(
             f"model: {name!r} lacks {len(faults)} tensors of a {type(module).__name__} or has them in another shape "
@@ -208,26 +210,33 @@ def read_config(name: str) -> tuple[Path, Any, Any]:
     Raises:
         ModelError: it cannot be found or read, or the family is refused.
     """
-    from transformers import AutoConfig, AutoTokenizer
-
     from plait.models.hub import resolve
 
     folder = resolve(name)
     with _reading(name):
-        config = AutoConfig.from_pretrained(folder)
+        config = config_of(folder, name)
         check_family(causal_class(config, name), config, name)
-        return folder, config, AutoTokenizer.from_pretrained(folder)
+        return folder, config, tokenizer_of(folder, name)
 
 
 @contextlib.contextmanager
 def _reading(name: str) -> Iterator[None]:
     """What Transformers raises becomes a ModelError; no random state is moved, no bar is shown."""
     from huggingface_hub.errors import StrictDataclassError
+    from safetensors import SafetensorError
 
     with torch.random.fork_rng(devices=[]), without_progress_bars():
         try:
             yield
-        except (OSError, KeyError, ImportError, ValueError, RuntimeError, StrictDataclassError) as error:
+        except (
+            OSError,
+            KeyError,
+            ImportError,
+            ValueError,
+            RuntimeError,
+            SafetensorError,
+            StrictDataclassError,
+        ) as error:
             if isinstance(error, ModelError):
                 raise
             raise ModelError(f"model: {name!r} cannot be read as a causal language model: {error}") from error

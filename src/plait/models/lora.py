@@ -29,10 +29,11 @@ from plait.models.draws import generator
 from plait.models.language_model import LanguageModel
 from plait.models.lora_settings import LoraSettings
 from plait.models.part import require_whole
-from plait.models.saving import merged_weight, write_whole
+from plait.models.saving import check_finite, merged_weight
 from plait.models.scalar_model import HEAD, ScalarModel, ScalarModule
 from plait.models.scalar_model import scalar_view as scalar_view
 from plait.models.working_weights import OwnPart, adapted_layers, layer_of
+from plait.output import write_folder
 
 Model = TypeVar("Model", LanguageModel, ScalarModel)
 
@@ -117,6 +118,7 @@ def save_adapter(model: LanguageModel | ScalarModel, folder: str | Path) -> None
     `peft.PeftModel.from_pretrained(base, folder)` gives the same model elsewhere. The tokenizer goes with it.
 
     Raises:
+        ModelError: a weight is not finite; nothing is written.
         OSError: the disk is full or the place cannot be written; an older folder stays.
     """
     from safetensors.torch import save_file
@@ -132,6 +134,7 @@ def save_adapter(model: LanguageModel | ScalarModel, folder: str | Path) -> None
         inference_mode=True,
     )
     tensors = {f"{_PREFIX}{name}": param.detach().cpu().clone() for name, param in own.parameters.items()}
+    check_finite(tensors)
 
     def write(work: Path) -> None:
         config.save_pretrained(work)
@@ -139,7 +142,7 @@ def save_adapter(model: LanguageModel | ScalarModel, folder: str | Path) -> None
         if model.tokenizer is not None:
             model.tokenizer.save_pretrained(work)
 
-    write_whole(folder, write)
+    write_folder(folder, write)
 
 
 def load_adapter(model: Model, folder: str | Path, *, name: str) -> Model:

@@ -26,6 +26,7 @@ from plait.models.checkpoint_files import CheckpointFiles
 from plait.models.flat_weights import FlatWeights
 from plait.models.language_model import load_model, read_config, read_folder, without_weights
 from plait.models.partial import Values, cut_block, cut_from, cut_layers, part_of, take_weights
+from plait.models.pretrained import new_module
 from plait.models.scalar_model import HEAD, ScalarHead, ScalarModule, load_scalar
 from plait.models.scaled_down import Proven, kinds_of, parameters_on_meta, scaled_down
 from plait.models.team import Team
@@ -84,14 +85,13 @@ class PartLoader:
         return model
 
     def _without_weights(self, name: str, scalar: bool) -> Any:
-        from transformers import AutoModel, AutoModelForCausalLM, GenerationConfig
+        from transformers import GenerationConfig
 
         if name not in self._read:
             self._read[name] = read_config(name)
         folder, config, tokenizer = self._read[name]
-        auto_class = AutoModel if scalar else AutoModelForCausalLM
         with torch.random.fork_rng(devices=[]), parameters_on_meta():
-            module = auto_class.from_config(copy.deepcopy(config), dtype=self._dtype)
+            module = new_module(copy.deepcopy(config), self._dtype, decoder_only=scalar)
         if scalar:
             return scalar_model.over_decoder(module, tokenizer, folder, self._head(name), self._dtype, "meta")
         if (folder / "generation_config.json").exists():
@@ -124,11 +124,9 @@ class PartLoader:
 
     def _whole(self, name: str, model: Any, scalar: bool) -> Values:
         """From the module that Transformers reads, in host memory."""
-        from transformers import AutoModel, AutoModelForCausalLM
-
         if (name, scalar) not in self._wholes:
             with scalar_model.without_reports():
-                module, _, _ = read_folder(name, self._dtype, AutoModel if scalar else AutoModelForCausalLM)
+                module, _, _ = read_folder(name, self._dtype, decoder_only=scalar)
             self._wholes[name, scalar] = (
                 ScalarModule(module, nn.Parameter(self._head(name).weight_1H)) if scalar else module
             )

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
-import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -14,7 +12,10 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from plait.errors import ModelError
+from plait.models.finite import broken, describe
 from plait.models.working_weights import adapted_layers, dtype_of, plain_state
+from plait.output import write_folder
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,9 @@ class Exported(Protocol):
     def export(self, dtype: torch.dtype) -> Export: ...
 
 
-def save_pretrained(model: Exported, folder: str | Path, dtype: str | None = None) -> None:
+def save_pretrained(
+    model: Exported, folder: str | Path, dtype: str | None = None, *, marker: Mapping[str, Any] | None = None
+) -> None:
     """Write a Hugging Face folder: what AutoModelForCausalLM loads of a language model, what
     AutoModelForSequenceClassification loads of a scalar model. Adapters are merged into the weights.
 
@@ -49,41 +52,22 @@ def save_pretrained(model: Exported, folder: str | Path, dtype: str | None = Non
 
     Args:
         dtype: of the stored weights, a key of DTYPES; None: the compute dtype.
+        marker: see `output.write_folder`.
 
     Raises:
+        ModelError: a weight is not finite; nothing is written.
         OSError: the disk is full or the place cannot be written; the old folder stays.
     """
     export = model.export(model.dtype if dtype is None else dtype_of(dtype))
-    write_whole(folder, lambda work: _write(export, work))
+    check_finite(export.state)
+    write_folder(folder, lambda work: _write(export, work), marker=marker)
 
 
-def write_whole(folder: str | Path, write: Callable[[Path], None]) -> None:
-    """Let `write` fill a new folder, force it to disk, and put it in the place of `folder`.
-
-    Raises:
-        OSError: as `write` does; the old folder stays.
-    """
-    folder = Path(folder)
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    work = folder.with_name(f".{folder.name}.tmp")
-    old = folder.with_name(f".{folder.name}.old")
-    for leftover in (work, old):
-        if leftover.exists():
-            shutil.rmtree(leftover)
-    try:
-        write(work)
-        for path in work.iterdir():
-            _sync(path)
-        _sync(work)
-    except BaseException:  # a full disk comes out of safetensors as an error of its own
-        shutil.rmtree(work, ignore_errors=True)
-        raise
-    if folder.exists():
-        folder.rename(old)
-    work.rename(folder)
-    _sync(folder.parent)
-    if old.exists():
-        shutil.rmtree(old)
+def check_finite(state: Mapping[str, Tensor]) -> None:
+    """Raises ModelError where weights that are to be written are NaN or infinite; names the first."""
+    once = {id(tensor): (name, tensor) for name, tensor in reversed(state.items())}  # tied names share one
+    if found := broken(reversed(once.values())):
+        raise ModelError(f"the weights cannot be used: {describe(found)}")
 
 
 def cpu_state(module: nn.Module, dtype: torch.dtype, adapter: str | None) -> dict[str, Tensor]:
@@ -135,11 +119,3 @@ def without_progress_bars() -> Iterator[None]:
     finally:
         if shown:
             logging.enable_progress_bar()
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -244,10 +244,8 @@ def load_scalar(
     Raises:
         ModelError: not found, no safetensors, tensors missing, several labels, or refused by an admission check.
     """
-    from transformers import AutoModel
-
     with without_reports():  # the head that is not the decoder's is expected
-        decoder, tokenizer, folder = read_folder(name, dtype_of(dtype), AutoModel)
+        decoder, tokenizer, folder = read_folder(name, dtype_of(dtype), decoder_only=True)
     head = head_of(folder, name, decoder.config, seed=seed, std=head_std)
     return admitted(over_decoder(decoder, tokenizer, folder, head, dtype_of(dtype), device), name)
 

@@ -20,6 +20,7 @@ from plait.layout.batches import CacheShape
 from plait.layout.mesh import Parallelism
 from plait.models import scalar_model
 from plait.models.language_model import from_module
+from plait.models.pretrained import new_module
 from plait.models.scalar_model import ScalarHead, ScalarModel
 from plait.models.stage import PassingLayer, decoder_list
 
@@ -85,12 +86,10 @@ def scaled_down(model: Any, name: str, sizes: Parallelism, device: torch.device 
 
 
 def _random(model: Any, config: Any, name: str, device: torch.device | str) -> Any:
-    from transformers import AutoModel, AutoModelForCausalLM
-
     is_scalar = isinstance(model, ScalarModel)
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(0)
-        module = (AutoModel if is_scalar else AutoModelForCausalLM).from_config(config, dtype=model.dtype)
+        module = new_module(config, model.dtype, decoder_only=is_scalar)
         for param in module.parameters():
             param.add_(torch.randn_like(param), alpha=VECTOR_NOISE if param.ndim == 1 else MATRIX_NOISE)
     if not is_scalar:

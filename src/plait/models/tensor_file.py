@@ -18,6 +18,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from plait.file_form import parse_json
+
 ITEM_BYTES: Mapping[str, int] = {
     "F64": 8,
     "I64": 8,
@@ -94,18 +96,18 @@ def write_tensor_file(
 
 
 def is_whole(path: str | Path) -> bool:
-    """Whether `path` is as long as its own header says; reads only the header."""
+    """Whether `path` has a header and is as long as that says; reads only the header."""
     try:
         with open(path, "rb") as file:
             size_bytes = os.fstat(file.fileno()).st_size
             (header_bytes,) = struct.unpack("<Q", file.read(8))
             if header_bytes > size_bytes - 8:
                 return False
-            header = json.loads(file.read(header_bytes))
-    except (OSError, ValueError, struct.error):
+            header = parse_json(file.read(header_bytes))
+        ends = [entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"]
+        return size_bytes == 8 + header_bytes + max(ends, default=0)
+    except (OSError, ValueError, struct.error, AttributeError, LookupError, TypeError):
         return False
-    ends = [entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"]
-    return size_bytes == 8 + header_bytes + max(ends, default=0)
 
 
 def _in_file_order(entries: Sequence[TensorEntry]) -> list[TensorEntry]:

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from plait.errors import RunError
+from plait.output import write_file
 
 _SCAN_BYTES = 1 << 16
 
@@ -132,15 +133,10 @@ def write_rows(path: str | Path, rows: Iterable[Mapping[str, Any]]) -> None:
         RunError: the file system refuses it.
     """
     path = Path(path)
-    part = path.with_name(path.name + ".tmp")
     try:
         path.parent.mkdir(exist_ok=True)
-        with open(part, "wb") as file:
-            file.writelines(encode_row(row) for row in rows)
-        os.replace(part, path)
+        write_file(path, map(encode_row, rows), durable=False)
     except OSError as error:
-        with contextlib.suppress(OSError):
-            part.unlink()
         raise RunError(_refusal(path, error)) from error
 
 

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from plait.errors import RunError
+from plait.output import write_file
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,11 +67,10 @@ class TraceWriter:
 
     def __init__(self, path: str | Path, *, resume: bool = False):
         self.path = Path(path)
-        self._lanes: dict[tuple[int, str], int] = {}
-        self._ranks: set[int] = set()
+        self._rows = _Rows()
         keep = resume and self.path.exists() and self.path.stat().st_size > 0
         if keep:
-            self._learn_rows(read_trace(self.path))
+            self._rows.learn(read_trace(self.path))
         try:
             flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | (0 if keep else os.O_TRUNC)
             self._fd = os.open(self.path, flags, 0o644)
@@ -82,10 +82,7 @@ class TraceWriter:
 
     def append(self, events: Iterable[TraceEvent | TraceCounter]) -> None:
         """Hand the events to the operating system, all of them or, if it refuses, none."""
-        rows: list[dict[str, Any]] = []
-        for event in events:
-            rows.extend(self._rows(event))
-        self._write("".join(json.dumps(row, separators=(",", ":")) + ",\n" for row in rows).encode())
+        self._write("".join(f"{_encoded(row)},\n" for event in events for row in self._rows.of(event)).encode())
 
     @property
     def offset(self) -> int:
@@ -120,7 +117,15 @@ class TraceWriter:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _rows(self, event: TraceEvent | TraceCounter) -> list[dict[str, Any]]:
+
+class _Rows:
+    """Events as rows of the file; a rank and a lane get their names with their first event."""
+
+    def __init__(self) -> None:
+        self._lanes: dict[tuple[int, str], int] = {}
+        self._ranks: set[int] = set()
+
+    def of(self, event: TraceEvent | TraceCounter) -> list[dict[str, Any]]:
         rows: list[dict[str, Any]] = []
         if event.rank not in self._ranks:
             self._ranks.add(event.rank)
@@ -157,7 +162,7 @@ class TraceWriter:
         rows.append(row)
         return rows
 
-    def _learn_rows(self, events: list[dict[str, Any]]) -> None:
+    def learn(self, events: list[dict[str, Any]]) -> None:
         for event in events:
             if event.get("name") == "thread_name":
                 self._lanes[event["pid"], event["args"]["name"]] = event["tid"]
@@ -166,11 +171,13 @@ class TraceWriter:
 
 
 def write_trace(path: str | Path, events: Iterable[TraceEvent | TraceCounter]) -> None:
-    """Write a whole trace to `path`, closed, as strict JSON."""
-    with TraceWriter(path) as writer:
-        writer.append(events)
-    text = Path(path).read_text(encoding="utf-8").rstrip().removesuffix(",")
-    Path(path).write_text(text + "\n]\n", encoding="utf-8")
+    """Write a whole trace to `path`, closed, as strict JSON: it appears complete, or not at all.
+
+    Raises:
+        OSError: the file system refuses it.
+    """
+    rows = _Rows()
+    write_file(path, "[\n" + ",\n".join(_encoded(row) for event in events for row in rows.of(event)) + "\n]\n")
 
 
 def read_trace(path: str | Path) -> list[dict[str, Any]]:
@@ -196,3 +203,7 @@ def read_trace(path: str | Path) -> list[dict[str, Any]]:
 
 def _named(kind: str, rank: int, tid: int, name: str) -> dict[str, Any]:
     return {"name": kind, "ph": "M", "pid": rank, "tid": tid, "args": {"name": name}}
+
+
+def _encoded(row: dict[str, Any]) -> str:
+    return json.dumps(row, separators=(",", ":"))

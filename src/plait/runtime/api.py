@@ -9,12 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
-from safetensors import SafetensorError
-
-from plait.checkpoint.store import CheckpointStore
-from plait.errors import ConfigError, RunError
-from plait.models.saving import save_pretrained
+from plait.errors import ConfigError
 from plait.observe.progress import Progress
 from plait.runtime.controller import Outcome
 from plait.runtime.controller import train as train_session
@@ -24,15 +19,13 @@ from plait.runtime.measure import measure
 from plait.runtime.prepare import as_begun, prepare
 from plait.runtime.process import set_up
 from plait.runtime.ranks.alone import Alone, needs_crew
-from plait.runtime.ranks.optimizer_state import read_masters
-from plait.runtime.recipes.algorithm import load_flow, trace_algorithm
-from plait.runtime.recipes.recipe import DType, Recipe
-from plait.runtime.recipes.recipe_file import load_recipe
-from plait.runtime.recipes.role_models import MODEL_ROLES, REWARD_ROLES, main_role, role_models
+from plait.runtime.recipes.recipe import Recipe
+from plait.runtime.recipes.role_models import REWARD_ROLES
 from plait.runtime.recipes.stages import stage_names
+from plait.runtime.recipes.trust import user_recipe
 from plait.runtime.recorder import Recorder
 from plait.runtime.reward_pools import open_pools
-from plait.runtime.roles import build_models, build_roles
+from plait.runtime.roles import build_roles
 from plait.runtime.session import Session, claim
 
 
@@ -42,6 +35,7 @@ def train(
     algorithm: str | Callable[..., Any] | None = None,
     reward: str | Callable[..., Any] | None = None,
     resume: bool = False,
+    trust_run_code: bool = False,
     **keys: Any,
 ) -> Outcome:
     """Train as `plait train RECIPE --key value` does.
@@ -52,6 +46,7 @@ def train(
         algorithm: a built-in name, `FILE.py:FUNCTION`, or a flow.
         reward: `FILE.py:FUNCTION`, `package.module:function`, or a function defined at the top level of a file.
         resume: continue the run in `run_dir`.
+        trust_run_code: run the flow and rewards that a recipe file in a run's own folder names.
         keys: recipe keys; a section is a dict (`sampling={"temperature": 0.9}`) and is laid over the recipe's.
 
     Returns:
@@ -73,9 +68,9 @@ def train(
     elif recipe is not None and stage_names(Path(recipe)):
         from plait.runtime.stage_runs import train_stages
 
-        return train_stages(Path(recipe), overrides, resume=resume)
+        return train_stages(Path(recipe), overrides, resume=resume, trust_run_code=trust_run_code)
     else:
-        loaded = load_recipe(None if recipe is None else Path(recipe), overrides)
+        loaded = user_recipe(None if recipe is None else Path(recipe), overrides, trust_run_code=trust_run_code)
     return run(loaded, resume=resume, flow=algorithm if callable(algorithm) else None)
 
 
@@ -139,39 +134,3 @@ def evaluate_model(recipe: Recipe) -> Evaluation:
         roles = build_roles(models, prepared.flow, recipe, pools, evaluates=answers)
         progress.start()
         return measure(prepared, roles, judges, Executor(prepared.flow, roles, recipe, Recorder(), progress))
-
-
-def export_checkpoint(
-    run_dir: Path, out: Path, *, step: int | None = None, dtype: str = "bfloat16", overwrite: bool = False
-) -> int:
-    """Write what a run trained, as its checkpoint has it, as a Hugging Face folder (an adapter merged into its base);
-    returns its step.
-
-    Raises:
-        ConfigError: there is no such run or checkpoint, or `out` exists.
-        RunError: the disk is full.
-    """
-    recipe_path = run_dir / "recipe.yaml"
-    if not recipe_path.is_file():
-        raise ConfigError(f"RUN_DIR: `{run_dir}` holds no run of plait (no recipe.yaml)")
-    if out.exists() and not overwrite:
-        raise ConfigError(f"--out: `{out}` exists; give another folder, or --overwrite")
-    recipe = load_recipe(recipe_path)
-    store = CheckpointStore(run_dir / "checkpoints", keep_last=recipe.checkpoint.keep_last)
-    checkpoint = store.latest() if step is None else store.at(step)
-    if checkpoint is None:
-        raise ConfigError(f"RUN_DIR: `{run_dir}` has no whole checkpoint")
-    recipe = recipe.model_copy(update={"dtype": DType(dtype), "device": "cpu"})
-    flow = trace_algorithm(load_flow(recipe.algorithm), recipe.options, (*MODEL_ROLES, *REWARD_ROLES))
-    main = main_role(role_models(flow, recipe))
-    model = build_models([main], recipe)[main.role]
-    if "counts" in checkpoint.state:
-        read_masters(model, main.role, checkpoint.folder)
-    else:
-        with torch.no_grad():
-            model.trained_weights.copy_(checkpoint.tensors()[f"{main.role}/masters"])
-    try:
-        save_pretrained(model, out)
-    except (OSError, SafetensorError) as error:
-        raise RunError(f"--out: the weights of step {checkpoint.step} cannot be written to `{out}`: {error}") from error
-    return int(checkpoint.state["done"]["step"])

@@ -27,6 +27,7 @@ from typing import Any
 
 from plait.errors import ConfigError
 from plait.observe.run_log import RunLog, read_rows, truncate_to, write_rows
+from plait.output import write_file
 from plait.runtime.run_lock import LOCK, Lent, Lock
 
 RECIPE, METRICS, TRACE = "recipe.yaml", "metrics.jsonl", "trace.json"
@@ -40,7 +41,7 @@ _LOGS = (METRICS, TRACE)
 _LOGGED = (METRICS, EVALUATIONS, DOCTOR, TRACE, SAMPLES, "tensorboard", "wandb")
 _CLEARED = (RECIPE, PLAN, CHECKPOINTS, *_LOGGED, BEST, FINAL, MERGED)
 """What `overwrite` removes, in this order: without a recipe nothing can be resumed by mistake half-way."""
-_STEP_FILE = re.compile(r"(?:step|eval)-(\d+)\b.*")
+_STEP_FILE = re.compile(r"\.?(?:step|eval)-(\d+)\b.*")
 
 
 class RunDirectory:
@@ -206,9 +207,7 @@ class RunDirectory:
         self._replace(PLAN, plan)
 
     def _replace(self, name: str, text: str) -> None:
-        part = self.path / f"{name}.tmp"
-        part.write_text(text, encoding="utf-8")
-        os.replace(part, self.path / name)
+        write_file(self.path / name, text)
 
     def open_metrics(self, *, resume: bool = False) -> RunLog:
         """Open the metrics log; the caller closes it."""

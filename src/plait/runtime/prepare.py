@@ -16,6 +16,7 @@ from plait.data.sources import open_splits
 from plait.dataflow import CallKind, Dataflow
 from plait.errors import ConfigError, ModelError
 from plait.models.hub import resolve
+from plait.models.pretrained import tokenizer_of
 from plait.observe.loading import loading
 from plait.policy.blocks import BLOCK_TOKENS
 from plait.rewards.functions import RewardFunction, functions_of, reward_functions
@@ -254,12 +255,12 @@ def load_tokenizer(model: str, key: str = "model") -> Any:
     Raises:
         ModelError: the model cannot be found, or its folder has no tokenizer.
     """
-    from transformers import AutoTokenizer
-
     loading(f"tokenizer of {model}")
     folder = resolve(model)
     try:
-        return AutoTokenizer.from_pretrained(folder)
+        return tokenizer_of(folder, model)
+    except ModelError:
+        raise
     except (OSError, ValueError, KeyError) as error:
         raise ModelError(f"key `{key}`: `{model}` has no tokenizer that can be read: {error}") from error
 

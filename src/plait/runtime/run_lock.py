@@ -14,8 +14,7 @@ import weakref
 from pathlib import Path
 
 from plait.errors import ConfigError
-
-LOCK = "run.lock"
+from plait.output import RUN_LOCK as LOCK
 
 
 class Lock:

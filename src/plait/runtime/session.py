@@ -14,10 +14,11 @@ from safetensors import SafetensorError
 
 from plait.checkpoint.store import Checkpoint, CheckpointStore
 from plait.dataflow import CallKind
-from plait.errors import ConfigError, RunError
+from plait.errors import ConfigError, ModelError, RunError
 from plait.models.language_model import LanguageModel
 from plait.models.saving import save_pretrained
 from plait.models.scalar_model import ScalarModel
+from plait.models.tensor_file import FileDigest
 from plait.observe.progress import ROLLOUTS, Progress, Watched, losses
 from plait.observe.trackers import check_trackers
 from plait.runtime.directory import RunDirectory
@@ -28,7 +29,7 @@ from plait.runtime.measure import measure
 from plait.runtime.prepare import Prepared, changed_keys, recipe_text
 from plait.runtime.ranks.crew import Crew
 from plait.runtime.ranks.crew_roles import crew_roles
-from plait.runtime.ranks.optimizer_state import load_parts
+from plait.runtime.ranks.optimizer_state import broken_state, load_parts, refuse_broken
 from plait.runtime.recipes.recipe import Recipe
 from plait.runtime.recipes.role_models import main_role
 from plait.runtime.recorder import Recorder
@@ -37,6 +38,7 @@ from plait.runtime.reward_pools import open_pools
 from plait.runtime.roles import ModelRole, RoleRuntime, build_roles
 from plait.runtime.step import StepState
 from plait.schedule.timeline import trace_events
+from plait.training.trainer import Trainer
 
 RESUMABLE_KEYS = frozenset(
     {
@@ -266,14 +268,28 @@ class Session:
             offsets = self.records.sync()
             if self.doctor is not None:
                 self.doctor.sync()
-            state = {"done": vars(self.done), "offsets": offsets}
-            self.store.save(self.done.step, tensors, state, None if self.crew is None else self.crew.save)
+            state = {"done": vars(self.done), "offsets": offsets, "trained": self._trained}
+            write_parts = self._save_no_parts if self.crew is None else self.crew.save
+            self.store.save(self.done.step, tensors, state, write_parts)
         except OSError as error:
             raise RunError(f"the logs in {self.directory.path} cannot be written: {error.strerror or error}") from error
         except RunError:
             self._save_failed = True
             raise
         self.saved = self.done.step
+
+    @property
+    def _trained(self) -> list[str]:
+        """Roles whose weights a checkpoint has, the main one first."""
+        trained = [one.role for one in self.prepared.models if one.trained]
+        main = main_role(self.prepared.models).role
+        return [main, *(role for role in trained if role != main)]
+
+    def _save_no_parts(self, _: Path) -> tuple[dict[str, FileDigest], dict[str, Any]]:
+        """One process writes no parts, but what it saves is checked as theirs is. Raises RunError."""
+        trainers = [role.trainer for role in self.roles.values() if isinstance(role, ModelRole)]
+        refuse_broken([one for trainer in trainers if isinstance(trainer, Trainer) for one in broken_state(trainer, 0)])
+        return {}, {}
 
     def rescue(self) -> str:
         """After an error: save the last step if it is whole and has no checkpoint. What is good then, in words; nothing
@@ -305,7 +321,7 @@ class Session:
                 save_adapter(self._whole_model(), folder)
             else:
                 save_pretrained(self._whole_model(), folder)
-        except (OSError, SafetensorError) as error:
+        except (OSError, SafetensorError, ModelError) as error:
             raise RunError(f"{what} cannot be written to {folder}: {error}") from error
 
     def _whole_model(self) -> LanguageModel | ScalarModel:

@@ -10,9 +10,10 @@ from typing import Any
 from plait.checkpoint.store import CheckpointStore
 from plait.errors import ConfigError, UserError
 from plait.observe.run_log import read_rows
-from plait.runtime.api import export_checkpoint, run
+from plait.runtime.api import run
 from plait.runtime.controller import Outcome
 from plait.runtime.directory import CHECKPOINTS, METRICS, RECIPE
+from plait.runtime.export import export_whole
 from plait.runtime.prepare import Prepared, prepare
 from plait.runtime.recipes.recipe import Recipe
 from plait.runtime.recipes.stages import Stages, final_folder, load_stages
@@ -54,19 +55,21 @@ def run_stages(stages: Stages, *, resume: bool = False) -> Iterator[tuple[str, R
             continue
         outcome = run(recipe, resume=resume and _has_begun(recipe))
         if outcome.finished and recipe.lora.rank > 0:  # later stages begin with whole weights
-            export_checkpoint(recipe.run_dir, final_folder(recipe), dtype=recipe.dtype, overwrite=True)
+            export_whole(recipe.run_dir, final_folder(recipe))
         yield name, recipe, outcome
         if not outcome.finished:
             return
 
 
-def train_stages(path: Path, overrides: Sequence[tuple[str, Any]], *, resume: bool) -> Outcome:
+def train_stages(
+    path: Path, overrides: Sequence[tuple[str, Any]], *, resume: bool, trust_run_code: bool = False
+) -> Outcome:
     """Check all stages of a recipe file, run them, and return the outcome of the last one that ran.
 
     Raises:
         UserError: a stage cannot be run; nothing was started.
     """
-    stages = load_stages(path, overrides)
+    stages = load_stages(path, overrides, trust_run_code=trust_run_code)
     for _ in check_stages(stages, resume=resume):
         pass
     ran = [outcome for _, _, outcome in run_stages(stages, resume=resume) if outcome is not None]

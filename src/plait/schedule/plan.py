@@ -16,6 +16,7 @@ from typing import Any, Literal
 from plait.errors import DataError
 from plait.file_form import FileForm
 from plait.layout.mesh import Layout, Mesh, Parallelism
+from plait.output import write_file
 from plait.schedule.schedule import Schedule
 from plait.schedule.timeline import Timeline
 
@@ -173,7 +174,7 @@ class Plan:
             raise DataError(f"{name}: a part of the plan is missing or does not fit: {error}") from error
 
     def save(self, path: str | Path) -> None:
-        Path(path).write_text(self.to_json(), encoding="utf-8")
+        write_file(path, self.to_json())
 
     @classmethod
     def load(cls, path: str | Path) -> Plan:

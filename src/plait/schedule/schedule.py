@@ -14,6 +14,7 @@ from pathlib import Path
 
 from plait.errors import DataError
 from plait.file_form import FileForm
+from plait.output import write_file
 from plait.schedule.action import Action, Kind, action_id, names_waits, parse_action
 
 FORM = FileForm("schedule")
@@ -69,7 +70,7 @@ class Schedule:
             raise DataError(f"{name}: {error}") from error
 
     def save(self, path: str | Path) -> None:
-        Path(path).write_text(self.to_json(), encoding="utf-8")
+        write_file(path, self.to_json())
 
     @classmethod
     def load(cls, path: str | Path) -> Schedule:

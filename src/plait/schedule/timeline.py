@@ -15,6 +15,7 @@ from typing import Any, Literal
 from plait.errors import DataError
 from plait.file_form import FileForm
 from plait.observe.trace import TraceCounter, TraceEvent, read_trace, write_trace
+from plait.output import write_file
 
 FORM = FileForm("timeline")
 
@@ -137,7 +138,7 @@ class Timeline:
             raise DataError(f"{name}: a row of the timeline does not fit its fields: {error}") from error
 
     def save(self, path: str | Path) -> None:
-        Path(path).write_text(self.to_json(), encoding="utf-8")
+        write_file(path, self.to_json())
 
     @classmethod
     def load(cls, path: str | Path) -> Timeline:

@@ -104,8 +104,9 @@ def parameters_of(models: Sequence[RoleModel]) -> dict[str, Parameters]:
 def _model_parameters(name: str, scalar: bool) -> Parameters:
     """As a loaded model would have them; a scalar one has a head of one output."""
     import torch
-    from transformers import CONFIG_MAPPING, AutoModel, AutoModelForCausalLM
+    from transformers import CONFIG_MAPPING
 
+    from plait.models.pretrained import new_module
     from plait.models.scalar_model import ScalarModule
     from plait.models.working_weights import layout_of
 
@@ -113,11 +114,11 @@ def _model_parameters(name: str, scalar: bool) -> Parameters:
     config = CONFIG_MAPPING[read["model_type"]].from_dict(dict(read))
     with torch.random.fork_rng(devices=[]), torch.device("meta"):
         if scalar:
-            decoder = AutoModel.from_config(config)
+            decoder = new_module(config, decoder_only=True)
             head_1H = torch.nn.Parameter(torch.empty(1, config.get_text_config().hidden_size))
             module = ScalarModule(decoder, head_1H)
         else:
-            module = AutoModelForCausalLM.from_config(config)
+            module = new_module(config, decoder_only=False)
     text = config.get_text_config()
     return Parameters.of(layout_of(module), text.num_attention_heads, getattr(text, "num_key_value_heads", None))
 

@@ -10,6 +10,7 @@ from dataclasses import astuple, replace
 from pathlib import Path
 from typing import Any
 
+from plait.models.finite import Broken
 from plait.runtime.ranks.parts import Parts
 from plait.runtime.ranks.residence import recording_moves
 from plait.runtime.recorder import DISK, Recorder
@@ -26,12 +27,16 @@ def moving_part(parts: Parts, role: str, numbers: Sequence[int], recorder: Recor
         yield from recording_moves(parts.moving(role, number), recorder, role)
 
 
-def saving_part(parts: Parts, folder: Path, recorder: Recorder) -> Generator[None, None, Counts]:
-    """Write what this rank holds of the optimizers' state. Returns the counts of what it trains."""
+def saving_part(parts: Parts, folder: Path, recorder: Recorder) -> Generator[None, None, tuple[Counts, list[Broken]]]:
+    """Write what this rank holds of the optimizers' state. Returns the counts of what it trains, and what of it is not
+    finite: such a role is not written, and the checkpoint cannot be used."""
     counts: Counts = {}
+    found: list[Broken] = []
     for role in parts.trained:
-        counts[role] = yield from recording_moves(parts.saving(role, folder), recorder, lane=DISK)
-    return counts
+        found += parts.broken(role)
+        if not found:
+            counts[role] = yield from recording_moves(parts.saving(role, folder), recorder, lane=DISK)
+    return counts, found
 
 
 def loading_part(

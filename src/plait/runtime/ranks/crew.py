@@ -16,12 +16,14 @@ from torch import Tensor
 
 from plait.checkpoint.store import FileDigest, digest_of
 from plait.dataflow import Dataflow
+from plait.models.finite import Broken
 from plait.runtime.ranks.board import Board
 from plait.runtime.ranks.chores import loading_part, moving_part, saving_part
 from plait.runtime.ranks.commands import LEADER, Call, Do
 from plait.runtime.ranks.crew_calls import CrewCall, CrewTrainer
 from plait.runtime.ranks.crew_engine import CrewEngine
 from plait.runtime.ranks.mail import Mail
+from plait.runtime.ranks.optimizer_state import refuse_broken
 from plait.runtime.ranks.parcels import Parcel
 from plait.runtime.ranks.parts import WAIT_S, Parts
 from plait.runtime.ranks.residence import Need, to_the_end
@@ -198,13 +200,16 @@ class Crew:
             Name of a file → its digest; the counts of all roles, under `counts`.
 
         Raises:
-            RunError: a file could not be written.
+            RunError: a file could not be written, or what a rank has is not finite.
         """
         number = self.tell((LEADER, *self.others), Parcel({"do": Do.SAVE, "folder": str(folder)}))
         with self.board.doing("save"):
-            counts = to_the_end(saving_part(self.parts, folder, self.recorder))
+            counts, found = to_the_end(saving_part(self.parts, folder, self.recorder))
             for rank in self.others:
-                counts |= self.answer(rank, number, "its part of the checkpoint").header["counts"]
+                header = self.answer(rank, number, "its part of the checkpoint").header
+                counts |= header["counts"]
+                found += [Broken(*values) for values in header["broken"]]
+        refuse_broken(found)
         return {path.name: digest_of(path) for path in sorted(folder.iterdir())}, {"counts": counts}
 
     def load(self, folder: Path, counts: Mapping[str, Mapping[str, int]] | None, threads: int) -> None:

@@ -13,11 +13,13 @@ from typing import Any
 import torch
 
 from plait.checkpoint.store import Checkpoint
-from plait.layout.holdings import Holdings, flat_holdings, weights
+from plait.errors import RunError
+from plait.layout.holdings import Holding, Holdings, flat_holdings, weights
 from plait.layout.mesh import Cluster, Layout, Parallelism
 from plait.layout.move import plan_move
 from plait.layout.params import Parameters
 from plait.layout.shards import shard
+from plait.models.finite import Broken, broken, describe, is_finite
 from plait.reallocation.mover import Moved, moving
 from plait.reallocation.saving import loading, saving
 from plait.reallocation.stores import StoreFile
@@ -33,6 +35,30 @@ def saving_state(trainer: Trainer, cluster: Cluster, rank: int, folder: Path) ->
     for name, held in trainer.holdings().items():
         yield from saving(held, cluster, rank, {name: state[name]}, folder, f"{trainer.role}.{name}")
     return {name: int(state[name]) for name in COUNTS}
+
+
+def broken_state(trainer: Trainer, rank: int) -> list[Broken]:
+    """Which parameters' masters or moments are not finite, of what this rank has of a trained role."""
+    found: list[Broken] = []
+    buffers = trainer.buffers()
+    for name, held in trainer.holdings().items():
+        if not is_finite(buffers[name]):
+            pieces = (
+                (f"{trainer.role}.{name} of {held.params[one.param].name}", _viewed(buffers[name], one))
+                for one in held.ranks.get(rank, ())
+            )
+            found += broken(pieces)
+    return found
+
+
+def refuse_broken(found: list[Broken]) -> None:
+    """Raises RunError where anything is: no run could go on from it."""
+    if found:
+        raise RunError(f"{describe(found)}, so it is not saved (a lower `optimizer.learning_rate` may help)")
+
+
+def _viewed(buffer: torch.Tensor, held: Holding) -> torch.Tensor:
+    return buffer.as_strided(held.box.shape, held.strides, buffer.storage_offset() + held.offset)
 
 
 def loading_state(

@@ -22,6 +22,7 @@ from plait.layout.mesh import Cluster, Layout
 from plait.layout.move import plan_move
 from plait.layout.move_plan import MovePlan
 from plait.layout.params import Parameters
+from plait.models.finite import Broken
 from plait.models.flat_weights import FlatWeights
 from plait.models.language_model import LanguageModel
 from plait.models.scalar_model import ScalarModel
@@ -32,7 +33,7 @@ from plait.reallocation.offload import HostMemory
 from plait.runtime.ranks.idle import Copies, Idle, Owner
 from plait.runtime.ranks.instances import engine_of
 from plait.runtime.ranks.nests import Nests, flat_of
-from plait.runtime.ranks.optimizer_state import loading_state, saving_state
+from plait.runtime.ranks.optimizer_state import broken_state, loading_state, saving_state
 from plait.runtime.ranks.residence import Need, Residence, Unit
 from plait.runtime.recipes.recipe import Recipe
 from plait.runtime.recipes.role_models import REWARD_ROLES, RoleModel
@@ -361,6 +362,11 @@ class Parts:
     def trained(self) -> tuple[str, ...]:
         """Roles of which this rank trains a part, in an order that all ranks share."""
         return tuple(role for role, part in self.roles.items() if part.one.trained and part.trainer is not None)
+
+    def broken(self, role: str) -> list[Broken]:
+        """What this rank has of a trained role's optimizer that is not finite."""
+        self.residence.want((role, "train"))
+        return broken_state(self._trainer_of(role), self.rank)
 
     def saving(self, role: str, folder: Path) -> Generator[Moved, None, dict[str, int]]:
         """Write what this rank holds of a trained role's optimizer. Returns its counts."""

@@ -223,8 +223,8 @@ class Server:
             case Do.GATHER:
                 parts.gather(header["role"])
             case Do.SAVE:
-                counts = yield from saving_part(parts, Path(header["folder"]), recorder)
-                self._answer(header["number"], Parcel({"counts": counts}), "what was saved")
+                counts, found = yield from saving_part(parts, Path(header["folder"]), recorder)
+                self._answer(header["number"], Parcel({"counts": counts, "broken": found}), "what was saved")
             case Do.LOAD:
                 torch.set_num_threads(header["threads"])
                 yield from loading_part(parts, Path(header["folder"]), header["counts"], recorder)

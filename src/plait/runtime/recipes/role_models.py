@@ -51,9 +51,14 @@ def role_models(flow: Dataflow, recipe: Recipe) -> tuple[RoleModel, ...]:
             settings = recipe.reward if role == "reward" else recipe.cost
             if settings.model is None:
                 continue
-        name, key = _begins_as(role, recipe)
-        found.append(RoleModel(role, name, role in SCALAR_ROLES, trained, key))
+        found.append(role_model(role, recipe, trained=trained))
     return tuple(found)
+
+
+def role_model(role: str, recipe: Recipe, *, trained: bool) -> RoleModel:
+    """Which model a role begins as, whatever the flow."""
+    name, key = _begins_as(role, recipe)
+    return RoleModel(role, name, role in SCALAR_ROLES, trained, key)
 
 
 def main_role(models: Sequence[RoleModel]) -> RoleModel:

@@ -17,6 +17,7 @@ from plait.runtime.recipes.algorithm import load_flow, trace_algorithm
 from plait.runtime.recipes.recipe import Recipe
 from plait.runtime.recipes.recipe_file import merged, nearest, read_tree, recipe_of
 from plait.runtime.recipes.role_models import MODEL_ROLES, REWARD_ROLES, ToCome, main_role, role_models
+from plait.runtime.recipes.trust import check_origin
 
 MODEL_KEYS = ("model", "reward.model", "cost.model", "critic.model", "cost_critic.model")
 
@@ -71,11 +72,12 @@ def stage_names(path: Path | None) -> tuple[str, ...]:
     return tuple(map(str, stages)) if isinstance(stages, dict) else ()
 
 
-def load_stages(path: Path, overrides: Sequence[tuple[str, Any]] = ()) -> Stages:
+def load_stages(path: Path, overrides: Sequence[tuple[str, Any]] = (), *, trust_run_code: bool = False) -> Stages:
     """Read a recipe of several stages. An override `NAME.key` is for one stage, any other for all.
 
     Raises:
-        ConfigError: a stage is malformed (its name is given), refers to none before it, or names a folder of its own.
+        ConfigError: a stage is malformed (its name is given), refers to none before it, or names a folder of its own;
+            or the file lies in a run's folder and names code (`trust.check_origin`).
     """
     tree = read_tree(path)
     trees = tree.pop("stages", None)
@@ -94,6 +96,8 @@ def load_stages(path: Path, overrides: Sequence[tuple[str, Any]] = ()) -> Stages
             recipe = recipe_of(merged(_over(common, own), [*mine, ("run_dir", str(run_dir / str(name)))]))
         except ConfigError as error:
             raise ConfigError(f"stage `{name}`: {error}") from None
+        if not trust_run_code:
+            check_origin(path, recipe, [*overrides, *mine])
         _check_references(str(name), recipe, list(recipes))
         recipes[str(name)] = recipe
     return Stages(recipes)

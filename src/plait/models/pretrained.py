@@ -1,0 +1,101 @@
+"""Reading checkpoint folders with Transformers: the one place that calls its auto classes.
+
+A checkpoint is data, never a program. Code that one brings along (`auto_map`) is not run, nor is anybody asked whether
+it should be: where Transformers has a class of its own for the family, that is taken, else the checkpoint is refused.
+Kernels that a configuration names on the hub are not fetched either.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from plait.errors import ModelError
+
+_DATA_ONLY = {"trust_remote_code": False}
+
+
+def tokenizer_of(folder: Path, name: str) -> Any:
+    """The tokenizer in a checkpoint's folder.
+
+    Args:
+        name: of the model, for messages; so below.
+
+    Raises:
+        ModelError: it needs code of its own. OSError, ValueError, KeyError and others of Transformers: it cannot be
+            read.
+    """
+    from transformers import AutoTokenizer
+
+    with _code_refused(folder, name, "tokenizer"):
+        return AutoTokenizer.from_pretrained(folder, **_DATA_ONLY)
+
+
+def config_of(folder: Path, name: str) -> Any:
+    """The configuration in a checkpoint's folder. Raises as `tokenizer_of`."""
+    from transformers import AutoConfig
+
+    with _code_refused(folder, name, "configuration"):
+        return without_kernels(AutoConfig.from_pretrained(folder, **_DATA_ONLY))
+
+
+def module_of(folder: Path, name: str, dtype: Any, *, decoder_only: bool) -> tuple[Any, dict[str, Any]]:
+    """The weights in a checkpoint's folder, as a module, and Transformers' report about them.
+
+    Args:
+        decoder_only: without the head of a causal language model.
+
+    Raises:
+        ModelError: it needs code of its own. OSError and others of Transformers: it cannot be read.
+    """
+    config = config_of(folder, name)
+    with _code_refused(folder, name, "model"):
+        return _auto_class(decoder_only).from_pretrained(
+            folder, config=config, dtype=dtype, use_safetensors=True, output_loading_info=True, **_DATA_ONLY
+        )
+
+
+def new_module(config: Any, dtype: Any = None, *, decoder_only: bool) -> Any:
+    """A module of a configuration, its weights freshly drawn."""
+    given = {} if dtype is None else {"dtype": dtype}
+    return _auto_class(decoder_only).from_config(without_kernels(config), **given, **_DATA_ONLY)
+
+
+def without_kernels(config: Any) -> Any:
+    """The configuration, without the names of kernels that would be fetched and run when its module is made."""
+    for part in (config, *(getattr(config, name, None) for name in config.sub_configs)):
+        stated = getattr(part, "_attn_implementation", None)
+        if stated is not None and ("/" in str(stated) or "flash" in str(stated)):
+            part._attn_implementation = None  # ours is set later
+    return config
+
+
+def needs_code(read: Mapping[str, Any]) -> bool:
+    """Whether a `config.json` or `tokenizer_config.json` names code that comes with the checkpoint."""
+    return bool(read.get("auto_map"))
+
+
+def code_refusal(name: str, what: str) -> ModelError:
+    return ModelError(
+        f"model: {name!r} brings code of its own along for its {what} (`auto_map`), which plait does not run: a "
+        "checkpoint is data. Set `model` to one whose family and tokenizer Transformers knows"
+    )
+
+
+def _auto_class(decoder_only: bool) -> Any:
+    from transformers import AutoModel, AutoModelForCausalLM
+
+    return AutoModel if decoder_only else AutoModelForCausalLM
+
+
+@contextlib.contextmanager
+def _code_refused(folder: Path, name: str, what: str) -> Iterator[None]:
+    """Transformers' advice, to trust the code, becomes our reason."""
+    try:
+        yield
+    except ValueError as error:
+        if "trust_remote_code" not in str(error):
+            raise
+        raise code_refusal(name, what) from error

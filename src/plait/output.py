@@ -1,0 +1,198 @@
+"""What a command is asked to write: which place it may take, and how it appears there, whole or not at all.
+
+A file or folder is written under another name beside its place, forced to disk, and renamed: whatever fails on the
+way, what was there stays, and nothing else is left. Nothing is replaced unless the user says so (`--overwrite`), and
+a folder only where an earlier export wrote all that is in it, which the marker that every export leaves there tells.
+
+The folder of a run is recognised by its lock file, `RUN_LOCK`, which stays there as long as the folder does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from plait.errors import ConfigError, DataError
+from plait.file_form import FileForm
+
+RUN_LOCK = "run.lock"
+MARKER = "plait_export.json"
+FORM = FileForm("export")
+
+
+def run_holding(path: Path) -> Path | None:
+    """The folder of a run that `path` is, or lies in; None where it lies in none."""
+    path = _real(path)
+    return next((folder for folder in (path, *path.parents) if (folder / RUN_LOCK).is_file()), None)
+
+
+def check_file(path: Path, option: str, *, overwrite: bool, inputs: Iterable[Path] = ()) -> None:
+    """See that a file may be written at `path`: it is not there, or is a file that `overwrite` lets go.
+
+    Args:
+        option: that the path was given by, for messages.
+        inputs: files that the command reads, which are never replaced.
+
+    Raises:
+        ConfigError: it exists; it is no plain file, is read by the command, or is one of a run's.
+    """
+    if not os.path.lexists(path):
+        return
+    if not path.is_file() and path.exists():
+        raise ConfigError(f"{option}: `{path}` is {_kind(path)}, expected a file; give another name")
+    if any(other.exists() and path.exists() and path.samefile(other) for other in inputs):
+        raise ConfigError(f"{option}: `{path}` is what the command reads; give another file")
+    if not overwrite:
+        raise ConfigError(f"{option}: `{path}` exists; give another file, or --overwrite")
+    if (run := run_holding(path)) is not None:
+        raise ConfigError(f"{option}: `{path}` belongs to the run in `{run}` and is not replaced; give another file")
+
+
+def check_folder(path: Path, option: str, *, overwrite: bool, inputs: Iterable[Path] = ()) -> None:
+    """See that a folder may be written at `path`: it is not there, is empty, or holds what an export wrote and nothing
+    else, which `overwrite` lets go.
+
+    Args:
+        option: that the path was given by, for messages.
+        inputs: folders that the command reads; nothing is written into them or in their place.
+
+    Raises:
+        ConfigError: the folder exists, or would lie in a run or an input, or holds what no export wrote.
+    """
+    run = run_holding(path) or next(
+        (one for one in map(_real, inputs) if one in (_real(path), *_real(path).parents)), None
+    )
+    if run is not None:
+        raise ConfigError(
+            f"{option}: `{path}` is or lies in the run `{run}`, which is never replaced; give another folder"
+        )
+    if not os.path.lexists(path):
+        return
+    if not path.is_dir():
+        raise ConfigError(f"{option}: `{path}` is {_kind(path)}, expected a folder; give another name")
+    names = {entry.name for entry in path.iterdir()}
+    if not names:
+        return
+    if not overwrite:
+        raise ConfigError(f"{option}: `{path}` exists; give another folder, or --overwrite")
+    foreign = sorted(names - _exported(path))
+    if foreign:
+        raise ConfigError(
+            f"{option}: `{path}` holds {', '.join(foreign[:3])}{' and more' * (len(foreign) > 3)}, which no "
+            "`plait export` wrote; --overwrite replaces exported folders only: give another one, or remove it yourself"
+        )
+
+
+def write_file(path: str | Path, content: str | Iterable[bytes], *, durable: bool = True) -> None:
+    """Put a file at `path`, whole or not at all; the folder is there already. A link stays one.
+
+    Args:
+        durable: force it to disk, so that it survives the machine's fall too.
+
+    Raises:
+        OSError: the disk is full or the place cannot be written; what was there stays.
+    """
+    path = _real(Path(path))
+    part = path.with_name(f".{path.name}.tmp")
+    try:
+        with open(part, "wb") as file:
+            file.writelines([content.encode()] if isinstance(content, str) else content)
+            file.flush()
+            if durable:
+                os.fsync(file.fileno())
+        os.replace(part, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            part.unlink(missing_ok=True)
+        raise
+    if durable:
+        sync(path.parent)
+
+
+def write_folder(folder: str | Path, write: Callable[[Path], None], *, marker: Mapping[str, Any] | None = None) -> None:
+    """Let `write` fill a new folder, and put it in the place of `folder`.
+
+    Args:
+        marker: what the folder is, stored with the list of its files, so that a later export may replace it; None:
+            none is left.
+
+    Raises:
+        OSError: the disk is full or the place cannot be written; what was there stays, and nothing is left beside it.
+    """
+    folder = _real(Path(folder))
+    made = [parent for parent in folder.parents if not parent.exists()]
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    work, old = (folder.with_name(f".{folder.name}.{end}") for end in ("tmp", "old"))
+    _recover(folder, old)
+    shutil.rmtree(work, ignore_errors=True)
+    try:
+        work.mkdir()
+        write(work)
+        if marker is not None:
+            names = sorted(entry.name for entry in work.iterdir())
+            record = {"format": FORM.format, "version": FORM.version, **marker, "files": [*names, MARKER]}
+            (work / MARKER).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+        for entry in work.iterdir():
+            sync(entry)
+        sync(work)
+        _swap(work, folder, old)
+    except BaseException:  # a full disk comes out of safetensors as an error of its own
+        shutil.rmtree(work, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            for parent in made:
+                parent.rmdir()
+        raise
+    sync(folder.parent)
+
+
+def sync(path: Path) -> None:
+    """Force a file, or the names in a folder, to disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _swap(work: Path, folder: Path, old: Path) -> None:
+    """Two renames; a process that is killed between them leaves `old`, which `_recover` puts back."""
+    if not folder.exists():
+        work.rename(folder)
+        return
+    folder.rename(old)
+    try:
+        work.rename(folder)
+    except BaseException:
+        old.rename(folder)
+        raise
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def _recover(folder: Path, old: Path) -> None:
+    if old.exists() and not folder.exists():
+        old.rename(folder)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def _exported(folder: Path) -> set[str]:
+    """Names in a folder that its marker says an export wrote; none where it has none that can be read."""
+    path = folder / MARKER
+    try:
+        record = FORM.parse(FORM.text_of(path), str(path))
+    except DataError:
+        return set()
+    names = record.get("files")
+    return {name for name in names if isinstance(name, str)} if isinstance(names, list) else set()
+
+
+def _real(path: Path) -> Path:
+    return path.expanduser().resolve()
+
+
+def _kind(path: Path) -> str:
+    return "a folder" if path.is_dir() else "a file" if path.is_file() else "no plain file or folder"
