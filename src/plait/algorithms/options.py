@@ -5,16 +5,15 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from plait.algorithms.kl import KLPlace
 from plait.algorithms.losses import Aggregation, KLEstimator
+from plait.settings import Settings
 
 
-class UpdateOptions(BaseModel):
+class UpdateOptions(Settings):
     """How a batch becomes optimizer steps."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     mini_batches: int = Field(1, ge=1, description="mini-batches per step, one optimizer step each")
     epochs: int = Field(1, ge=1, description="passes over the batch per step")

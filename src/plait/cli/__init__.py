@@ -44,6 +44,7 @@ def _dispatch(argv: list[str]) -> int:
     from plait.cli.help import asked_for, print_help
     from plait.errors import ConfigError
 
+    _check(argv)
     try:
         if (asked := asked_for(argv)) is not None:
             print_help(asked[0], everything=asked[1])
@@ -54,6 +55,15 @@ def _dispatch(argv: list[str]) -> int:
 
         raise ConfigError(explain(error)) from None
     return result if isinstance(result, int) else 0
+
+
+def _check(argv: list[str]) -> None:
+    """Raises ConfigError where an argument is no text that could be shown or looked up."""
+    from plait.errors import ConfigError
+
+    for word in argv:
+        if "\0" in word or any(0xD800 <= ord(c) < 0xE000 for c in word):
+            raise ConfigError(f"the argument {word[:80]!a} is not UTF-8, or holds a NUL character; give a text")
 
 
 def _nobody_reads() -> bool:

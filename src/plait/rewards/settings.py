@@ -5,9 +5,10 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from plait.rewards.answers import AnswerFormat
+from plait.settings import Settings
 
 
 class OnError(StrEnum):
@@ -17,9 +18,7 @@ class OnError(StrEnum):
     DROP = "drop"
 
 
-class RewardSettings(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
-
+class RewardSettings(Settings):
     functions: tuple[str, ...] = Field(
         (),
         description="each FILE.py:FUNCTION, package.module:function, or task (the task's scorer) or well_formed; "
@@ -31,7 +30,7 @@ class RewardSettings(BaseModel):
     )
     model_weight: float = Field(1.0, description="weight of the model's score beside functions")
     timeout_s: float = Field(30.0, gt=0, description="wall-clock limit of one call of a function, for one group")
-    workers: int = Field(1, ge=1, description="worker processes that run the functions")
+    workers: int = Field(1, ge=1, le=1024, description="worker processes that run the functions")
     memory_gb: float | None = Field(
         None,
         ge=0.1,

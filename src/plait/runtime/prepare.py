@@ -35,6 +35,7 @@ from plait.runtime.recipes.checks import (
     prompt_limit,
 )
 from plait.runtime.recipes.recipe import Recipe
+from plait.runtime.recipes.recipe_file import read_tree
 from plait.runtime.recipes.role_models import MODEL_ROLES, REWARD_ROLES, RoleModel, ToCome, role_models
 from plait.schedule.plan import Plan
 
@@ -274,15 +275,12 @@ def recipe_text(recipe: Recipe) -> str:
 
 def as_begun(old: Path, recipe: Recipe) -> Recipe:
     """The recipe of a run that is resumed: where it leaves the size of the KV pool open, what the stored one says."""
-    import yaml
-
-    stored = (yaml.safe_load(old.read_text()).get("sampling") or {}).get("kv_tokens")
+    stored = (read_tree(old).get("sampling") or {}).get("kv_tokens")
     return recipe if stored is None or recipe.sampling.kv_tokens is not None else _with_pool(recipe, stored)
 
 
 def changed_keys(old: Path, new: Recipe) -> list[str]:
     """Dotted keys in which a stored recipe differs from `new`; a KV pool that `new` leaves open does not."""
-    import yaml
 
     def flat(tree: Any, prefix: str = "") -> dict[str, Any]:
         if not isinstance(tree, dict):
@@ -290,5 +288,5 @@ def changed_keys(old: Path, new: Recipe) -> list[str]:
         return {key: value for name, child in tree.items() for key, value in flat(child, f"{prefix}{name}.").items()}
 
     new = as_begun(old, new)
-    before, after = flat(yaml.safe_load(old.read_text())), flat(new.model_dump(mode="json"))
+    before, after = flat(read_tree(old)), flat(new.model_dump(mode="json"))
     return sorted(key for key in before.keys() | after.keys() if before.get(key) != after.get(key))

@@ -6,7 +6,9 @@ import math
 from enum import StrEnum
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
+
+from plait.settings import Endless, Settings
 
 Decay = Annotated[float, Field(ge=0, lt=1)]
 
@@ -17,10 +19,8 @@ class Schedule(StrEnum):
     COSINE = "cosine"
 
 
-class OptimizerSettings(BaseModel):
+class OptimizerSettings(Settings):
     """AdamW (Loshchilov & Hutter 2019) on float32 masters. Every count is in optimizer steps, that is mini-batches."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     learning_rate: float = Field(1e-6, gt=0, description="peak learning rate")
     schedule: Schedule = Field(Schedule.CONSTANT, description="constant, linear or cosine decay to 0 after the warm-up")
@@ -28,7 +28,7 @@ class OptimizerSettings(BaseModel):
     betas: tuple[Decay, Decay] = Field((0.9, 0.999), description="decay of AdamW's two moments")
     epsilon: float = Field(1e-8, gt=0, description="AdamW's epsilon, added to the root of the second moment")
     weight_decay: float = Field(0.0, ge=0, description="decoupled weight decay of matrices; vectors have none")
-    max_grad_norm: float = Field(1.0, gt=0, description="clip the gradient's global norm to this (inf: never)")
+    max_grad_norm: Endless = Field(1.0, gt=0, description="clip the gradient's global norm to this (inf: never)")
     max_skipped_steps: int = Field(3, ge=1, description="stop after so many non-finite optimizer steps in a row")
 
     def learning_rate_at(self, step: int, total_steps: int) -> float:

@@ -10,14 +10,18 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from plait.data.settings import DataSettings
 from plait.generation.settings import SamplingSettings
 from plait.models.lora_settings import LoraSettings
 from plait.observe.doctor_settings import DoctorSettings
 from plait.rewards.settings import RewardSettings
+from plait.settings import Seed, Settings
 from plait.training.settings import OptimizerSettings
+
+MOST_RANKS = 4096
+"""Processes of a run: more than any machine has devices."""
 
 
 class DType(StrEnum):
@@ -26,10 +30,8 @@ class DType(StrEnum):
     BFLOAT16 = "bfloat16"
 
 
-class ValueSettings(BaseModel):
+class ValueSettings(Settings):
     """A critic. It has no adapter settings of its own: `lora` holds for every trained role."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
 
     model: str | None = Field(
         None, description="what it begins as; by default the model that scores the same, or else the run's `model`"
@@ -37,9 +39,7 @@ class ValueSettings(BaseModel):
     optimizer: OptimizerSettings = OptimizerSettings(learning_rate=1e-5)
 
 
-class EvaluationSettings(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
+class EvaluationSettings(Settings):
     every: int = Field(0, ge=0, description="evaluate every so many steps; 0: only before and after")
     items: int = Field(0, ge=0, description="held-out items per evaluation; 0: no evaluation")
     temperature: float = Field(0.0, ge=0, description="at which held-out prompts are answered; 0: greedily")
@@ -49,17 +49,13 @@ class EvaluationSettings(BaseModel):
     show: int = Field(6, ge=0, description="sample answers printed at the end")
 
 
-class CheckpointSettings(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
+class CheckpointSettings(Settings):
     every: int = Field(25, ge=0, description="save every so many steps; 0: only at the end or when stopped")
     keep_last: int = Field(2, ge=1, description="newest checkpoints kept")
 
 
-class Recipe(BaseModel):
+class Recipe(Settings):
     """A run. `options` holds the algorithm's own keys and is checked against its options class."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
 
     model: str = Field(description="smollm2-135m-instruct, a local folder, or a hub id")
     algorithm: str = Field("grpo", description="a built-in name, or FILE.py:FUNCTION")
@@ -83,29 +79,30 @@ class Recipe(BaseModel):
     doctor: DoctorSettings = DoctorSettings()
     run_dir: Path = Field(Path("runs/run"), description="folder that the run writes")
     overwrite: bool = Field(False, description="clear a run that is already in run_dir")
-    seed: int = Field(0, ge=0, description="of everything that is drawn")
+    seed: Seed = Field(0, description="of everything that is drawn")
     dtype: DType = Field(DType.BFLOAT16, description="of weights in compute; masters are float32 (float64 for float64)")
     device: Literal["cpu", "cuda"] = Field("cpu", description="cpu or cuda")
     plan: str = Field(
         "colocated", description="where calls run: colocated, split, standalone, or a plan file (docs/plans.md)"
     )
     devices: int = Field(
-        0, ge=0, description="processes of a named plan, one per device; 0: every CUDA device, or one on the CPU"
+        0,
+        ge=0,
+        le=MOST_RANKS,
+        description="processes of a named plan, one per device; 0: every CUDA device, or one on the CPU",
     )
     freeze_after_s: float = Field(
         30.0,
         ge=1,
-        allow_inf_nan=False,
         description="of several devices: a process that sends no heartbeat for so long counts as frozen",
     )
     stalled_after_s: float = Field(
         1800.0,
         ge=0,
-        allow_inf_nan=False,
         description="of several devices: a process that does nothing for so long, and waits for none that does, counts "
         "as stalled; 0: never",
     )
-    threads: int = Field(0, ge=0, description="CPU threads; 0: one per core")
+    threads: int = Field(0, ge=0, le=4096, description="CPU threads; 0: one per core")
     micro_batch_tokens: int = Field(4096, ge=1, description="tokens of a forward in scoring and training")
     checkpoint_activations: bool = Field(
         False, description="recompute activations in the backward: less memory, more time"

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import copy
 import difflib
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin
 
-import yaml
 from pydantic import BaseModel, ValidationError
 
 from plait.data.files import why_no_file
 from plait.errors import ConfigError
+from plait.json_text import MAX_DIGITS, Malformed
 from plait.runtime.recipes.other_names import answer
 from plait.runtime.recipes.recipe import Recipe
+from plait.yaml_text import parse
 
 LIST_HINT = "; `plait train --help-all` lists every key"
 
@@ -62,34 +62,18 @@ def read_tree(path: Path) -> dict[str, Any]:
     if not path.is_file():
         raise ConfigError(f"recipe `{path}` {why_no_file(path)}; give the path of a YAML file")
     try:
-        loaded = yaml.load(path.read_text(encoding="utf-8-sig"), _YAML)
+        loaded = parse(path.read_text(encoding="utf-8-sig"))
     except UnicodeDecodeError as error:
         raise ConfigError(
             f"recipe `{path}` is not UTF-8 ({error.reason} at byte {error.start}); save it as UTF-8"
         ) from None
     except OSError as error:
         raise ConfigError(f"recipe `{path}` cannot be read: {error.strerror or error}") from None
-    except yaml.YAMLError as error:
-        raise ConfigError(f"recipe `{path}` is not valid YAML: {_one_line(error)}") from None
+    except Malformed as error:
+        raise ConfigError(f"recipe `{path}` is not valid YAML: {error}") from None
     if not isinstance(loaded, dict):
         raise ConfigError(f"recipe `{path}` must be a mapping of keys, found {type(loaded).__name__}")
     return loaded
-
-
-class _YAML(yaml.SafeLoader):
-    """YAML 1.1, in which 1e-5 is a number, as in YAML 1.2, and not a text."""
-
-
-_YAML.add_implicit_resolver(
-    "tag:yaml.org,2002:float", re.compile(r"[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+"), list("-+0123456789")
-)
-
-
-def _one_line(error: yaml.YAMLError) -> str:
-    mark = getattr(error, "problem_mark", None)
-    if mark is None:
-        return " ".join(str(error).split())
-    return f"{error.problem} (line {mark.line + 1}, column {mark.column + 1})"  # type: ignore[attr-defined]
 
 
 def parse_overrides(
@@ -152,9 +136,9 @@ def _value(name: str, annotation: Any, text: str) -> Any:
             return text
         return None if text == "null" and NoneType in alternatives else [text] if a_list else text
     try:
-        return yaml.load(text, yaml.BaseLoader if text_only else _YAML)
-    except yaml.YAMLError as error:
-        raise ConfigError(f"`--{name}`: `{text}` is not valid YAML: {_one_line(error)}") from None
+        return parse(text, texts_only=text_only)
+    except Malformed as error:
+        raise ConfigError(f"`--{name}`: `{shortened(text)}` is not valid YAML: {error}") from None
 
 
 def _alternatives(annotation: Any) -> tuple[Any, ...]:
@@ -275,8 +259,22 @@ def _explain(error: ValidationError, *section: str) -> str:
         elif isinstance(cause := detail.get("ctx", {}).get("error"), ValueError) and isinstance(detail["input"], dict):
             lines.append(f"key `{key}`: {cause}")  # of several keys together, which it names
         else:
-            lines.append(f"key `{key}`: {detail['msg'][:1].lower()}{detail['msg'][1:]}, found {detail['input']!r}")
+            lines.append(f"key `{key}`: {detail['msg'][:1].lower()}{detail['msg'][1:]}, found {found(detail['input'])}")
     return "; ".join(lines)
+
+
+def found(value: Any) -> str:
+    """A value as a recipe would have it, in a line of a message."""
+    match value:
+        case None | bool():
+            return str(value).lower().replace("none", "null")
+        case int() if abs(value) >= 10**MAX_DIGITS:
+            return f"a number of more than {MAX_DIGITS} digits"
+    return shortened(repr(value))
+
+
+def shortened(text: str) -> str:
+    return text if len(text) <= 200 else f"{text[:200]}…"
 
 
 def _required_in(key: str) -> str:

@@ -1,0 +1,103 @@
+"""The one base of all classes of settings: frozen, closed, and strict about kinds of values.
+
+A number is a number: neither `true`, which Python counts as 1, nor a text of digits, nor, where a key does not say so,
+infinite or NaN. Whole numbers stay within MOST unless the key states a bound of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from enum import Enum
+from functools import lru_cache
+from pathlib import Path
+from types import UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+from annotated_types import Le
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
+from pydantic_core import PydanticCustomError
+
+from plait.json_text import is_unicode
+
+MOST = 2**31 - 1
+"""Of a count that states no bound of its own."""
+
+Seed = Annotated[int, Field(ge=0, le=2**63 - 1)]
+"""What a generator of random numbers takes."""
+
+Endless = Annotated[float, Field(allow_inf_nan=True)]
+"""A number that may be infinite. NaN passes no bound."""
+
+
+class Settings(BaseModel):
+    """Keys that a user sets. Unknown ones are refused."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=(), allow_inf_nan=False)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _is_of_its_kind(cls, value: Any, info: ValidationInfo) -> Any:
+        assert info.field_name is not None
+        field = cls.model_fields[info.field_name]
+        kinds = _kinds(field.annotation)
+        most = next((m.le for m in field.metadata if isinstance(m, Le) and isinstance(m.le, int)), MOST)
+        for leaf in _leaves(value):
+            _check(leaf, kinds, most)
+        return value
+
+
+@lru_cache(maxsize=1024)
+def _kinds(annotation: Any) -> frozenset[type]:
+    """Which of bool, int, float and str a key takes, in lists or alone; object where it takes anything."""
+    origin = get_origin(annotation)
+    if origin is Annotated:
+        return _kinds(get_args(annotation)[0])
+    if origin is Literal:
+        return frozenset(type(choice) for choice in get_args(annotation))
+    if origin in (Union, UnionType, tuple, list):
+        return frozenset(kind for part in get_args(annotation) if part is not ... for kind in _kinds(part))
+    if annotation in (bool, int, float):
+        return frozenset({annotation})
+    if isinstance(annotation, type) and issubclass(annotation, str | Path | Enum):
+        return frozenset({str})
+    return frozenset() if annotation is type(None) else frozenset({object})
+
+
+def _leaves(value: Any) -> Iterator[Any]:
+    if isinstance(value, list | tuple):
+        for part in value:
+            yield from _leaves(part)
+    else:
+        yield value
+
+
+def _check(value: Any, kinds: frozenset[type], most: int) -> None:
+    if object in kinds or value is None:
+        return
+    numbers = kinds & {int, float}
+    match value:
+        case bool():
+            fits = bool in kinds
+        case int() | float():
+            fits = bool(numbers)
+            if fits and float not in kinds and not -most - 1 <= value <= most:
+                raise _refusal(f"expected at most {most:,} in size")
+        case str():
+            fits = str in kinds or (bool in kinds and value.lower() in _SWITCHES)
+            if "\0" in value or not is_unicode(value):
+                raise _refusal("expected a text without NUL characters and lone surrogates")
+        case _:
+            return
+    if not fits:
+        expected = [word for kind, word in _WORDS.items() if kind in kinds and not (kind is int and float in kinds)]
+        raise _refusal(f"expected {' or '.join(expected)}")
+
+
+def _refusal(expected: str) -> PydanticCustomError:
+    return PydanticCustomError("kind", "{expected}", {"expected": expected})
+
+
+_SWITCHES = ("yes", "no", "on", "off", "true", "false")
+"""Texts that a key of true or false takes too."""
+
+_WORDS: dict[type, str] = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
