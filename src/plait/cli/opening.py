@@ -44,7 +44,8 @@ def header(title: str, facts: Mapping[str, str], columns: int) -> list[str]:
 
 def recipe_facts(recipe: Recipe, *, resume: bool = False) -> dict[str, str]:
     """What a run of one stage will do, in the words of its recipe."""
-    batch = f"{recipe.steps} of {recipe.prompts_per_step} {_ON_GIVEN_DATA.get(recipe.algorithm, 'prompts')}"
+    count = str(recipe.steps) if recipe.epochs is None else f"as many as {recipe.epochs:g} epochs take,"
+    batch = f"{count} of {recipe.prompts_per_step} {_ON_GIVEN_DATA.get(recipe.algorithm, 'prompts')}"
     if recipe.algorithm not in _ON_GIVEN_DATA:
         batch += f" x {recipe.samples_per_prompt} samples"
     how = {True: "to be continued", False: "to be replaced" if recipe.overwrite and recipe.run_dir.exists() else ""}
@@ -66,10 +67,14 @@ def device_text(recipe: Recipe) -> str:
     return ", ".join((recipe.device, *count, recipe.dtype.value, *placed))
 
 
+def _length(recipe: Recipe) -> str:
+    return f"{recipe.steps} steps" if recipe.epochs is None else f"{recipe.epochs:g} epochs"
+
+
 def stages_facts(stages: Stages) -> dict[str, str]:
     """One line for each stage of a recipe."""
     return {
-        name: f"{recipe.algorithm}, {recipe.steps} steps, from {recipe.model}, on {recipe.data.source}; "
+        name: f"{recipe.algorithm}, {_length(recipe)}, from {recipe.model}, on {recipe.data.source}; "
         f"run_dir {recipe.run_dir}"
         for name, recipe in stages.recipes.items()
     }

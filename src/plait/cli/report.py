@@ -24,7 +24,7 @@ def print_outcome(recipe: Recipe, outcome: Outcome) -> None:
     """The result of a finished run, or how to go on with a stopped one."""
     console = SafeConsole()
     if not outcome.finished:
-        where = f"\nstopped {_place(recipe, outcome)}; every step done is saved. Continue with the same command and "
+        where = f"\nstopped {_place(outcome)}; every step done is saved. Continue with the same command and "
         console.print(Text.assemble(where, ("--resume", "bold"), f" (run_dir {recipe.run_dir})"))
         return
     if outcome.after is not None:
@@ -35,12 +35,12 @@ def print_outcome(recipe: Recipe, outcome: Outcome) -> None:
     console.print(f"metrics: {recipe.run_dir}/metrics.jsonl", soft_wrap=True)
 
 
-def _place(recipe: Recipe, outcome: Outcome) -> str:
+def _place(outcome: Outcome) -> str:
     if outcome.step == 0:
         return "before the first step"
-    if outcome.step == recipe.steps:
+    if outcome.step == outcome.steps:
         return "before the last evaluation"
-    return f"after step {outcome.step} of {recipe.steps}"
+    return f"after step {outcome.step} of {outcome.steps}"
 
 
 def _print_comparison(console: SafeConsole, recipe: Recipe, before: Evaluation | None, after: Evaluation) -> None:

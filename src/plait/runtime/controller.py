@@ -29,6 +29,8 @@ class Outcome:
     after: Evaluation | None = None
     doctor: str = ""
     """What the numerics doctor sums up; empty where all was well."""
+    steps: int = 0
+    """Of the whole run."""
 
 
 def train(session: Session) -> Outcome:
@@ -52,15 +54,15 @@ def train(session: Session) -> Outcome:
                 session.save()
         summary = session.doctor.summary() if session.doctor is not None else ""
         if done.step < recipe.steps:
-            return Outcome(False, done.step, metrics, before, doctor=summary)
+            return Outcome(False, done.step, metrics, before, doctor=summary, steps=recipe.steps)
         after = session.records.evaluation(done.step)
         if after is None and session.prepared.num_held_out:
             after = evaluate(session, stop, "leaving the last evaluation, which --resume makes up for")
         if after is None and session.prepared.num_held_out:
-            return Outcome(False, done.step, metrics, before, doctor=summary)
+            return Outcome(False, done.step, metrics, before, doctor=summary, steps=recipe.steps)
         stop.doing = "writing the final weights"
         session.export_final()
-    return Outcome(True, done.step, metrics, before, after, summary)
+    return Outcome(True, done.step, metrics, before, after, summary, recipe.steps)
 
 
 def run_step(session: Session) -> dict[str, float]:

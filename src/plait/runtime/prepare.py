@@ -45,6 +45,7 @@ class Prepared:
     """A run that is ready to start."""
 
     recipe: Recipe
+    """Its length in `steps`, whichever way the user said it."""
     flow: Dataflow
     models: tuple[RoleModel, ...]
     """Which model each role begins as."""
@@ -128,7 +129,8 @@ def prepare(
     check_rewards(dataflow, recipe, has_task=recipe.data.task is not None)
     functions = {role: found for role in REWARD_ROLES if (found := _functions(role, dataflow, recipe))}
     judges = reward_functions(recipe.evaluation.functions) if recipe.evaluation.functions else ()
-    check_trained_steps(dataflow, recipe)
+    if recipe.epochs is None:
+        check_trained_steps(dataflow, recipe)
     models = role_models(dataflow, recipe)
     shapes = _shapes(models, recipe)
     if generates and recipe.sampling.kv_tokens is None:
@@ -148,6 +150,10 @@ def prepare(
         given[name], items = _given(name, generates, recipe, tokenizer, shapes[recipe.model].max_positions)
         if items and not generates:
             held_out_given[name] = items
+    if recipe.epochs is not None:
+        num_rows = len(next(iter(given.values())) if train_set is None else train_set)
+        recipe = recipe.model_copy(update={"steps": recipe.steps_of(num_rows), "epochs": None})
+        check_trained_steps(dataflow, recipe)
     return Prepared(
         recipe,
         dataflow,

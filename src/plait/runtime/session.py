@@ -43,6 +43,7 @@ from plait.training.trainer import Trainer
 RESUMABLE_KEYS = frozenset(
     {
         "steps",
+        "epochs",
         "evaluation.every",
         "evaluation.show",
         "checkpoint.every",

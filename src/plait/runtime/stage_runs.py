@@ -50,7 +50,7 @@ def run_stages(stages: Stages, *, resume: bool = False) -> Iterator[tuple[str, R
     """
     for name in stages.recipes:
         recipe = stages.resolved(name)
-        if resume and _is_done(recipe):
+        if resume and _is_done(recipe, _steps(stages, name)):
             yield name, recipe, None
             continue
         outcome = run(recipe, resume=resume and _has_begun(recipe))
@@ -87,17 +87,26 @@ def _check_sources(stages: Stages, name: str) -> None:
         path = recipe.run_dir / METRICS
         rows = read_rows(path) if path.is_file() else []
         done = rows[-1]["step"] if rows else 0
-        if done < recipe.steps:
+        steps = _steps(stages, source)
+        if done < steps:
             raise ConfigError(
                 f"it has begun with what `{source}` ended with after {done} steps, and `{source}` would now be trained "
-                f"to step {recipe.steps}; leave `steps` of `{source}` as they were, or begin again in another `run_dir`"
+                f"to step {steps}; leave `steps` of `{source}` as they were, or begin again in another `run_dir`"
             )
 
 
-def _is_done(recipe: Recipe) -> bool:
-    """Whether a run has as many steps as the recipe asks for, and its final weights are of the last one."""
-    saved = recipe.run_dir / CHECKPOINTS / f"step-{recipe.steps}"
+def _steps(stages: Stages, name: str) -> int:
+    """Of a stage. How many its `epochs` come to, only its data tell."""
+    recipe = stages.recipes[name]
+    if recipe.epochs is None:
+        return recipe.steps
+    return prepare(stages.foreseen(name), to_come=stages.to_come(name)).recipe.steps
+
+
+def _is_done(recipe: Recipe, steps: int) -> bool:
+    """Whether a run has as many steps as it is to have, and its final weights are of the last one."""
+    saved = recipe.run_dir / CHECKPOINTS / f"step-{steps}"
     newest = CheckpointStore(recipe.run_dir / CHECKPOINTS, keep_last=recipe.checkpoint.keep_last).steps()[-1:]
     final = final_folder(recipe)
     # An older run may have left final weights, which one that was made to go on has not replaced yet.
-    return newest == [recipe.steps] and final.is_dir() and final.stat().st_mtime_ns >= saved.stat().st_mtime_ns
+    return newest == [steps] and final.is_dir() and final.stat().st_mtime_ns >= saved.stat().st_mtime_ns

@@ -4,47 +4,118 @@ from __future__ import annotations
 
 import math
 from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from plait.settings import Endless, Settings
 
 Decay = Annotated[float, Field(ge=0, lt=1)]
 
+TIMESCALE = 10_000
+"""Optimizer steps in which `inverse_sqrt` falls to 1/√2 of the peak where there is no warm-up, as in Transformers."""
+
 
 class Schedule(StrEnum):
+    """What the learning rate is after the warm-up, as a share of its peak: names and values as in Transformers.
+
+    With W steps of warm-up, x = (step − W) / (total − W) and m = `min_lr_ratio`.
+    """
+
     CONSTANT = "constant"
+    """1; after the warm-up, if there is one."""
+    CONSTANT_WITH_WARMUP = "constant_with_warmup"
+    """The same, and a warm-up is demanded."""
     LINEAR = "linear"
+    """m + (1 − m) (1 − x)."""
     COSINE = "cosine"
+    """m + (1 − m) (1 + cos πx) / 2."""
+    COSINE_WITH_MIN_LR = "cosine_with_min_lr"
+    """The same, and an m above 0 is demanded."""
+    POLYNOMIAL = "polynomial"
+    """m + (1 − m) (1 − x)^`power`."""
+    INVERSE_SQRT = "inverse_sqrt"
+    """√(W / step); without a warm-up √(T / (step + T)) with T = `TIMESCALE`. It knows no end."""
+
+
+WITH_END = (Schedule.LINEAR, Schedule.COSINE, Schedule.COSINE_WITH_MIN_LR, Schedule.POLYNOMIAL)
 
 
 class OptimizerSettings(Settings):
     """AdamW (Loshchilov & Hutter 2019) on float32 masters. Every count is in optimizer steps, that is mini-batches."""
 
     learning_rate: float = Field(1e-6, gt=0, description="peak learning rate")
-    schedule: Schedule = Field(Schedule.CONSTANT, description="constant, linear or cosine decay to 0 after the warm-up")
+    schedule: Schedule = Field(
+        Schedule.CONSTANT,
+        description="after the warm-up: constant, linear, cosine, polynomial or inverse_sqrt (docs/recipes.md)",
+    )
     warmup_steps: int = Field(0, ge=0, description="optimizer steps of linear warm-up")
+    warmup_ratio: float = Field(
+        0.0, ge=0, lt=1, description="the warm-up as a share of all optimizer steps of the role, rounded up"
+    )
+    min_lr_ratio: float = Field(
+        0.0, ge=0, lt=1, description="where linear, cosine and polynomial end, as a share of the peak"
+    )
+    power: float = Field(1.0, gt=0, description="of the polynomial schedule; 1 is linear")
     betas: tuple[Decay, Decay] = Field((0.9, 0.999), description="decay of AdamW's two moments")
     epsilon: float = Field(1e-8, gt=0, description="AdamW's epsilon, added to the root of the second moment")
     weight_decay: float = Field(0.0, ge=0, description="decoupled weight decay of matrices; vectors have none")
     max_grad_norm: Endless = Field(1.0, gt=0, description="clip the gradient's global norm to this (inf: never)")
     max_skipped_steps: int = Field(3, ge=1, description="stop after so many non-finite optimizer steps in a row")
 
+    @model_validator(mode="after")
+    def _check_schedule(self) -> Self:
+        schedule = self.schedule
+        if self.warmup_steps and self.warmup_ratio:
+            raise ValueError(
+                f"warmup_steps ({self.warmup_steps}) and warmup_ratio ({self.warmup_ratio:g}) are both set; give one "
+                "of them"
+            )
+        if schedule is Schedule.CONSTANT_WITH_WARMUP and not (self.warmup_steps or self.warmup_ratio):
+            raise ValueError("schedule: constant_with_warmup needs a warm-up; set `warmup_steps` or `warmup_ratio`")
+        if schedule is Schedule.COSINE_WITH_MIN_LR and not self.min_lr_ratio:
+            raise ValueError("schedule: cosine_with_min_lr needs a minimum; set `min_lr_ratio`, or schedule: cosine")
+        if self.min_lr_ratio and schedule not in WITH_END:
+            raise ValueError(
+                f"min_lr_ratio has no effect with schedule: {schedule}; remove it, or set `schedule` to one of "
+                f"{', '.join(WITH_END)}"
+            )
+        if self.power != 1 and schedule is not Schedule.POLYNOMIAL:
+            raise ValueError(f"power has no effect with schedule: {schedule}; remove it, or set schedule: polynomial")
+        return self
+
+    def warmup(self, total_steps: int) -> int:
+        """Optimizer steps of warm-up in a run of `total_steps` of them."""
+        return self.warmup_steps or math.ceil(self.warmup_ratio * total_steps)
+
     def learning_rate_at(self, step: int, total_steps: int) -> float:
         """Learning rate of optimizer step `step`, counted from 0, of `total_steps`.
 
-        Warm-up: learning_rate · (step + 1) / warmup_steps, so the first step already moves and step warmup_steps − 1
-        has the peak. After it, with x = (step − warmup_steps) / (total_steps − warmup_steps): 1, 1 − x, or
-        (1 + cos πx) / 2 of the peak. The last step of a run is thus small but not 0; past the end the rate is 0.
+        Warm-up over W steps: learning_rate · (step + 1) / W, so the first step already moves and step W − 1 has the
+        peak. (In Transformers it is step / W: the first step does nothing.) After it as in `Schedule`. Of a schedule
+        that ends at 0 the last step of a run is thus small but not 0; past the end it is what the schedule ends at.
         """
-        if step < self.warmup_steps:
-            return self.learning_rate * (step + 1) / self.warmup_steps
-        x = min(1.0, (step - self.warmup_steps) / max(1, total_steps - self.warmup_steps))
+        warmup = self.warmup(total_steps)
+        if step < warmup:
+            return self.learning_rate * (step + 1) / warmup
+        x = min(1.0, (step - warmup) / max(1, total_steps - warmup))
         match self.schedule:
-            case Schedule.CONSTANT:
+            case Schedule.CONSTANT | Schedule.CONSTANT_WITH_WARMUP:
                 return self.learning_rate
             case Schedule.LINEAR:
-                return self.learning_rate * (1 - x)
-            case Schedule.COSINE:
-                return self.learning_rate * (1 + math.cos(math.pi * x)) / 2
+                return self._above_least(self.learning_rate * (1 - x))
+            case Schedule.COSINE | Schedule.COSINE_WITH_MIN_LR:
+                return self._above_least(self.learning_rate * (1 + math.cos(math.pi * x)) / 2)
+            case Schedule.POLYNOMIAL:
+                return self._above_least(self.learning_rate * (1 - x) ** self.power)
+            case Schedule.INVERSE_SQRT:
+                timescale = warmup or TIMESCALE
+                return self.learning_rate * math.sqrt(timescale / (step + timescale - warmup))
+
+    def _above_least(self, decayed: float) -> float:
+        """A rate that decays to 0, as one that decays to `min_lr_ratio` of the peak."""
+        return decayed if self.min_lr_ratio == 0 else self._least + (1 - self.min_lr_ratio) * decayed
+
+    @property
+    def _least(self) -> float:
+        return self.min_lr_ratio * self.learning_rate

@@ -7,10 +7,12 @@ Torch-free.
 from __future__ import annotations
 
 from enum import StrEnum
+from fractions import Fraction
+from math import ceil
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from plait.data.settings import DataSettings
 from plait.generation.settings import SamplingSettings
@@ -61,6 +63,9 @@ class Recipe(Settings):
     algorithm: str = Field("grpo", description="a built-in name, or FILE.py:FUNCTION")
     options: dict[str, Any] = Field(default_factory=dict, description="keys of the algorithm")
     steps: int = Field(100, ge=1, description="training steps: one batch made or read, scored and trained on each")
+    epochs: float | None = Field(
+        None, gt=0, allow_inf_nan=False, description="in place of `steps`: as many as take so many passes over the data"
+    )
     prompts_per_step: int = Field(16, ge=1, description="prompts (examples, or pairs) in the batch of a step")
     samples_per_prompt: int = Field(8, ge=1, description="responses drawn per prompt")
     data: DataSettings
@@ -108,3 +113,16 @@ class Recipe(Settings):
         False, description="recompute activations in the backward: less memory, more time"
     )
     trackers: tuple[Literal["tensorboard", "wandb"], ...] = Field((), description="also log to these")
+
+    @model_validator(mode="after")
+    def _check_length(self) -> Self:
+        if self.epochs is not None and "steps" in self.model_fields_set:
+            raise ValueError(f"`steps` ({self.steps}) and `epochs` ({self.epochs:g}) are both set; give one of them")
+        return self
+
+    def steps_of(self, num_rows: int) -> int:
+        """Training steps of a run over `num_rows` prompts, examples or pairs: `steps`, or the least that take `epochs`
+        passes. A batch may hold the end of one pass and the beginning of the next."""
+        if self.epochs is None:
+            return self.steps
+        return max(1, ceil(Fraction(str(self.epochs)) * num_rows / self.prompts_per_step))

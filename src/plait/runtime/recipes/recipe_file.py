@@ -38,11 +38,19 @@ def load_recipe(path: Path | None, overrides: Sequence[tuple[str, Any]] = ()) ->
 
 
 def merged(tree: Mapping[str, Any], overrides: Sequence[tuple[str, Any]]) -> dict[str, Any]:
-    """A copy of the tree with `(dotted key, value)` set; the later wins."""
-    changed = copy.deepcopy(dict(tree))
+    """A copy of the tree with `(dotted key, value)` set; the later wins, and either of `steps` and `epochs` over the
+    other."""
+    changed = without_other_length(copy.deepcopy(dict(tree)), dict(overrides))
     for key, value in overrides:
         _set(changed, key.split("."), value, key)
     return changed
+
+
+def without_other_length(tree: dict[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """The tree without the length of the run (`steps` or `epochs`) that `over`, which is laid over it, takes the place
+    of. What says both at once is left for `Recipe` to refuse."""
+    said = {name for name in ("steps", "epochs") if over.get(name) is not None}
+    return {name: value for name, value in tree.items() if not said or name not in ("steps", "epochs")}
 
 
 def recipe_of(tree: Mapping[str, Any]) -> Recipe:
@@ -257,7 +265,7 @@ def _explain(error: ValidationError, *section: str) -> str:
         if detail["type"] == "missing":
             lines.append(f"key `{key}` is missing; set it in the recipe or with --{_required_in(key)}")
         elif isinstance(cause := detail.get("ctx", {}).get("error"), ValueError) and isinstance(detail["input"], dict):
-            lines.append(f"key `{key}`: {cause}")  # of several keys together, which it names
+            lines.append(f"key `{key}`: {cause}" if key else str(cause))  # of several keys together, which it names
         else:
             lines.append(f"key `{key}`: {detail['msg'][:1].lower()}{detail['msg'][1:]}, found {found(detail['input'])}")
     return "; ".join(lines)

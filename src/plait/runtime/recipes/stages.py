@@ -15,7 +15,7 @@ from plait.errors import ConfigError
 from plait.runtime.directory import FINAL, MERGED
 from plait.runtime.recipes.algorithm import load_flow, trace_algorithm
 from plait.runtime.recipes.recipe import Recipe
-from plait.runtime.recipes.recipe_file import merged, nearest, read_tree, recipe_of
+from plait.runtime.recipes.recipe_file import merged, nearest, read_tree, recipe_of, without_other_length
 from plait.runtime.recipes.role_models import MODEL_ROLES, REWARD_ROLES, ToCome, main_role, role_models
 from plait.runtime.recipes.trust import check_origin
 
@@ -105,7 +105,7 @@ def load_stages(path: Path, overrides: Sequence[tuple[str, Any]] = (), *, trust_
 
 def _over(common: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
     """Sections are laid over each other; any other value of a stage takes the place of the common one."""
-    laid = dict(common)
+    laid = without_other_length(dict(common), own)
     for name, value in own.items():
         both = isinstance(value, dict) and isinstance(laid.get(name), dict)
         laid[name] = _over(laid[name], value) if both else value
