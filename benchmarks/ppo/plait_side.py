@@ -15,6 +15,7 @@ from grpo.measure import Channel, Ready, Stopwatch, max_rss_bytes
 from plait.runtime.controller import run_step
 from plait.runtime.prepare import prepare
 from plait.runtime.process import set_up
+from plait.runtime.ranks.alone import Alone
 from plait.runtime.recipes.recipe import Recipe
 from plait.runtime.recorder import Mark
 from plait.runtime.session import Session, claim
@@ -126,7 +127,8 @@ def main() -> None:
         work = recipe(workload, Path(stack.enter_context(tempfile.TemporaryDirectory())))
         set_up(work.threads)
         directory = stack.enter_context(claim(work, resume=False))
-        session = stack.enter_context(Session(prepare(work), directory, resume=False))
+        prepared = prepare(work)
+        session = stack.enter_context(Session(prepared, directory, resume=False, leading=Alone(prepared)))
         probe = Probe(session, Stopwatch(PHASES))
         channel.send(Ready(imported, max_rss_bytes()))
         for _ in range(workload.num_steps):

@@ -29,9 +29,9 @@ SAMPLING = (
     ),
     Bug(
         "stale sampler weights",
-        "plait.runtime.roles:build_roles",
-        "engine = Engine(model, ",
-        "engine = Engine(copy_of(model), ",
+        "plait.runtime.ranks.instances:engine_of",
+        "return Engine(model, settings, keep_memory",
+        "from plait.models.backbone import copy_of\n        return Engine(copy_of(model), settings, keep_memory",
         ("runtime/test_algorithms.py::test_two_arms[grpo]",),
         doctor="stale_sampler_weights",
     ),

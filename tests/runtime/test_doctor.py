@@ -30,6 +30,8 @@ from plait.runtime.controller import finish_metrics
 from plait.runtime.doctor import RunDoctor, fingerprint, mask_edges
 from plait.runtime.prepare import prepare
 from plait.runtime.process import set_up
+from plait.runtime.ranks import instances
+from plait.runtime.ranks.alone import Alone
 from plait.runtime.recipes.recipe import Recipe
 from plait.runtime.session import Session, claim
 from tests.models.tiny import tiny_model, tiny_tokenizer
@@ -86,13 +88,18 @@ class Run:
 @contextmanager
 def opened(recipe: Recipe, *, resume: bool = False, settings: DoctorSettings = QUIET) -> Iterator[Run]:
     set_up(1)
-    with claim(recipe, resume=resume) as directory, Session(prepare(recipe), directory, resume=resume) as session:
+    prepared = prepare(recipe)
+    with (
+        claim(recipe, resume=resume) as directory,
+        Session(prepared, directory, resume=resume, leading=Alone(prepared)) as session,
+    ):
         doctor = RunDoctor(
             session.prepared.flow,
             session.roles,
             recipe,
             settings,
             recipe.run_dir / "beside.jsonl",
+            crew=session.crew,
             resume=resume,
             last_step=session.done.step,
             tell=lambda line: None,
@@ -237,7 +244,7 @@ class LateEngine(StaleEngine):
 
 @pytest.mark.parametrize("engine", [StaleEngine, LateEngine])
 def test_an_engine_with_old_weights_is_named(recipe_of: MakeRecipe, monkeypatch: Patch, engine: type) -> None:
-    monkeypatch.setattr(roles, "Engine", engine)
+    monkeypatch.setattr(instances, "Engine", engine)
     findings = said(recipe_of(), steps=4)
     assert {finding.rule for finding in findings} == {"stale_sampler_weights"}
     assert findings[0].step == 2, "before the first update there is nothing to see"

@@ -303,7 +303,7 @@ def test_calls_on_disjoint_ranks_wait_for_what_they_need_alone() -> None:
     from plait.runtime.roles import ModelRole, RewardRole
 
     flow = trace_algorithm(load_flow("ppo"), {"kl_coef": 0.05}, (*MODEL_ROLES, *REWARD_ROLES))
-    model: Any = ModelRole(None, None, None)  # type: ignore[arg-type]
+    model: Any = ModelRole(None, None)  # type: ignore[arg-type]
     roles = {"actor": model, "ref": model, "critic": model, "reward": RewardRole(None)}
     named = {node.id: node.call for node in flow.nodes}
     needs = {named[node]: {named[one] for one in before} for node, before in needs_of(flow, roles).items()}

@@ -13,7 +13,6 @@ from plait.runtime.forecast.estimate import Arithmetic, human_bytes, memory_tabl
 from plait.runtime.forecast.placement import parameters_of
 from plait.runtime.forecast.rank_order import BetterOrder, better_orders
 from plait.runtime.prepare import Prepared, prepare
-from plait.runtime.ranks.alone import needs_crew
 from plait.runtime.recipes.recipe import Recipe
 from plait.runtime.reward_pools import open_pools
 from plait.runtime.session import claim
@@ -112,7 +111,7 @@ def _memory_table(prepared: Prepared):
     from rich.table import Table
 
     recipe, flow, models, shapes = prepared.recipe, prepared.flow, prepared.models, prepared.shapes
-    if prepared.plan.num_ranks == 1 and not needs_crew(prepared.plan):
+    if prepared.plan.num_ranks == 1 and _is_plain(prepared.plan):
         columns = [DeviceMemory([0], memory_table(recipe, flow, models, shapes, prepared.longest_tokens), [])]
     else:
         parameters = parameters_of(models)
@@ -128,6 +127,11 @@ def _memory_table(prepared: Prepared):
     peaks = (human_bytes(one.peak_bytes) for one in columns)
     table.add_row("at most" if leaves else "together, at most", *peaks, style="bold")
     return table
+
+
+def _is_plain(plan: Plan) -> bool:
+    """Whether everything stays where it is, in micro-batches of the recipe's size."""
+    return all(p.after == "keep" and p.micro_batch_tokens is None for p in plan.placements)
 
 
 def _add_rows(table: Any, label: str, cells: Sequence[Mapping[str, int]]) -> None:

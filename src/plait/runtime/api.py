@@ -18,14 +18,14 @@ from plait.runtime.executor import Executor
 from plait.runtime.measure import measure
 from plait.runtime.prepare import as_begun, prepare
 from plait.runtime.process import set_up
-from plait.runtime.ranks.alone import Alone, needs_crew
+from plait.runtime.ranks.alone import Alone
+from plait.runtime.ranks.crew_roles import crew_roles
 from plait.runtime.recipes.recipe import Recipe
 from plait.runtime.recipes.role_models import REWARD_ROLES
 from plait.runtime.recipes.stages import stage_names
 from plait.runtime.recipes.trust import user_recipe
 from plait.runtime.recorder import Recorder
 from plait.runtime.reward_pools import open_pools
-from plait.runtime.roles import build_roles
 from plait.runtime.session import Session, claim
 
 
@@ -88,8 +88,7 @@ def run(recipe: Recipe, *, resume: bool = False, flow: Callable[..., Any] | None
             from plait.runtime.ranks.supervisor import supervise
 
             return supervise(prepared, directory, resume=resume, flow=flow)
-        leading = Alone(prepared) if needs_crew(prepared.plan) else None
-        with Session(prepared, directory, resume=resume, leading=leading) as session:
+        with Session(prepared, directory, resume=resume, leading=Alone(prepared)) as session:
             return train_session(session)
 
 
@@ -121,16 +120,19 @@ def evaluate_model(recipe: Recipe) -> Evaluation:
         UserError: something in the recipe cannot be used.
     """
     set_up(recipe.threads)
-    prepared = prepare(recipe)
+    prepared = prepare(recipe.model_copy(update={"devices": 1, "plan": "colocated"}))
     answers = bool(prepared.held_out)
-    models = [
+    models = tuple(
         replace(one, trained=False)
         for one in prepared.models
         if not answers or one.role == "actor" or (one.role in REWARD_ROLES and not one.trained)
-    ]
+    )
+    prepared = replace(prepared, models=models)
     with Progress(0) as progress, ExitStack() as stack:
         pools = open_pools(prepared, stack)
         judges = pools.pop("judges", None)
-        roles = build_roles(models, prepared.flow, recipe, pools, evaluates=answers)
+        recorder = Recorder()
+        crew = Alone(prepared).crew(recorder)
+        roles = crew_roles(prepared, crew, pools)
         progress.start()
-        return measure(prepared, roles, judges, Executor(prepared.flow, roles, recipe, Recorder(), progress))
+        return measure(prepared, roles, judges, Executor(prepared.flow, roles, recipe, recorder, progress, crew))

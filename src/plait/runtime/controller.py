@@ -111,8 +111,7 @@ def finish_metrics(session: Session, state: StepState, seconds: float) -> dict[s
     metrics["timing_s/step"] = seconds
     metrics["perf/throughput"] = tokens_of(state) / seconds
     metrics["perf/resident_bytes"] = resident_bytes()
-    if session.crew is not None:
-        metrics |= session.crew.row_traffic()
+    metrics |= session.crew.row_traffic()
     metrics["training/policy_version"] = session.done.policy_version
     metrics["training/epoch"] = session.feed.epoch(session.done.step)
     return metrics

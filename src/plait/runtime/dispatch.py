@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from multiprocessing import connection
 from typing import TYPE_CHECKING
 
 from plait.dataflow import Node
@@ -44,10 +43,10 @@ class Arrivals:
     """What this process waits for where no call can go on: other ranks, and reward functions.
 
     Args:
-        crew: all ranks, where there are several.
+        crew: all ranks.
     """
 
-    def __init__(self, pools: Collection[RewardPool], crew: Crew | None) -> None:
+    def __init__(self, pools: Collection[RewardPool], crew: Crew) -> None:
         self._pools = tuple(pools)
         self._crew = crew
         self._last_s = time.monotonic()
@@ -69,10 +68,7 @@ class Arrivals:
         ranks = sorted({rank for one in ongoing for rank in one.others})
         whom = f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
         what = f"{whom} ({', '.join(one.node.call for one in ongoing if one.others)})" if ranks else "reward functions"
-        assert self._crew is not None or links, f"nobody would ever go on with {[one.node.call for one in ongoing]}"
-        if self._crew is None:
-            connection.wait(links, seconds)
-            return
+        assert ranks or links, f"nobody would ever go on with {[one.node.call for one in ongoing]}"
         with self._crew.board.doing(ongoing[0].node.call):
             self._crew.mail.wait(max(0.0, seconds), what, links)
         if not found and time.monotonic() - self._last_s >= WAIT_S:

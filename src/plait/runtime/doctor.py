@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +54,7 @@ class RunDoctor:
 
     Args:
         path: `doctor.jsonl`; cut back to `last_step` when a run is resumed, else begun anew.
-        crew: knows where weights are; None: on their device, all of them.
+        crew: knows where weights are.
         last_step: step after which the run goes on.
         tell: shows a line to the user (`Progress.message`).
 
@@ -71,7 +70,7 @@ class RunDoctor:
         settings: DoctorSettings,
         path: Path,
         *,
-        crew: Crew | None = None,
+        crew: Crew,
         resume: bool,
         last_step: int,
         tell: Callable[[str], None],
@@ -247,7 +246,7 @@ class RunDoctor:
         found: dict[str, Tensor | FlatWeights] = {}
         for name, model in self._models.items():
             weights = model.weights if self._is_frozen(name) or model.nested else model.trained_weights
-            now = weights if self._crew is None else self._crew.now(name, weights)
+            now = self._crew.now(name, weights)
             if now is not None:
                 found[name] = model.nested or now
         return found
@@ -286,7 +285,7 @@ class RunDoctor:
                 if name not in self._trained and isinstance(model, LanguageModel) and _whole(model)
             }
             suspects = Suspects(role, self._recipe.sampling.temperature, others, reading.has_come_apart)
-            with nullcontext(True) if self._crew is None else self._crew.holding() as are_here:
+            with self._crew.holding() as are_here:
                 return diagnose(suspects, state.tables[node.id]) if are_here else None
         return None
 

@@ -11,7 +11,6 @@ import numpy as np
 
 from plait.data.records import FinishReason, Prompt, Sample
 from plait.data.rows import FloatArray
-from plait.generation.engine import Engine
 from plait.generation.noise import NoiseKey
 from plait.generation.request import Request
 from plait.generation.settings import SamplingSettings
@@ -20,6 +19,7 @@ from plait.rewards import evaluation as verdicts
 from plait.rewards.answers import Verdict
 from plait.rewards.pool import RewardPool
 from plait.rewards.scores import GroupScores
+from plait.runtime.ranks.crew_engine import CrewEngine
 from plait.runtime.roles import RewardRole
 
 
@@ -125,7 +125,7 @@ class Evaluation:
 
 
 def evaluate(
-    engine: Engine,
+    engine: CrewEngine,
     reward: RewardRole | None,
     cost: RewardRole | None,
     judges: RewardPool | None,
@@ -172,7 +172,7 @@ def evaluate(
 
 
 def _answer(
-    engine: Engine, pools: Mapping[str, RewardPool], progress: Progress, stop: Callable[[], bool]
+    engine: CrewEngine, pools: Mapping[str, RewardPool], progress: Progress, stop: Callable[[], bool]
 ) -> tuple[dict[int, Sample], dict[str, dict[int, GroupScores]]]:
     """Run the engine until all is answered, and each answer scored by every pool: samples and scores by prompt uid."""
     samples: dict[int, Sample] = {}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +14,6 @@ from plait.errors import RunError
 from plait.observe.progress import Progress
 from plait.runtime.dispatch import Arrivals, Dispatcher, Ongoing
 from plait.runtime.order import needs_of, scores_alone
-from plait.runtime.ranks.commands import LEADER
 from plait.runtime.recipes.recipe import Recipe
 from plait.runtime.recorder import Recorder
 from plait.runtime.rewarding import Rewarding
@@ -23,20 +21,18 @@ from plait.runtime.roles import ModelRole, RewardRole, RoleRuntime
 from plait.runtime.rollout import Draw, Rollout
 from plait.runtime.step import StepState
 from plait.runtime.streams import Part, Steps, begun, in_parts
-from plait.training.trainer import COUNTS, Trainer
+from plait.training.trainer import COUNTS
 
 if TYPE_CHECKING:
     from plait.runtime.ranks.crew import Crew
     from plait.runtime.ranks.crew_calls import CrewTrainer
-
-HERE = frozenset({LEADER})
 
 
 class Executor:
     """Binds a dataflow to the engines of its roles and runs steps of it.
 
     Args:
-        crew: all ranks, where there are several.
+        crew: all ranks.
     """
 
     def __init__(
@@ -46,7 +42,7 @@ class Executor:
         recipe: Recipe,
         recorder: Recorder,
         progress: Progress,
-        crew: Crew | None = None,
+        crew: Crew,
     ) -> None:
         self.flow = flow
         self.roles = roles
@@ -61,7 +57,7 @@ class Executor:
         self._max_response_tokens = recipe.sampling.max_response_tokens
         pools = [role.pool for role in roles.values() if isinstance(role, RewardRole) and role.pool is not None]
         self._arrivals = Arrivals(pools, crew)
-        self._doing = nullcontext if crew is None else crew.board.doing
+        self._doing = crew.board.doing
 
     def run_step(self, state: StepState, draw: Draw) -> None:
         """Generate, score, compute and train.
@@ -131,7 +127,7 @@ class Executor:
             ongoing.steps = self._rewarding.steps(node, state, self._parts(node, state), free)
         elif node.kind is CallKind.SCORE:
             ongoing.steps = self._scored(node, state)
-        if trainer is not None and not isinstance(trainer, Trainer):
+        if trainer is not None:
             ongoing.steps = self._moved_first(ongoing, trainer.freshening(node.kind), ongoing.steps)
         return ongoing
 
@@ -147,15 +143,13 @@ class Executor:
         trainer = self._trainer(node)
         if trainer is None:
             return frozenset()
-        if isinstance(trainer, Trainer):
-            return HERE
         mesh = trainer.mesh(node.kind, begins=begins)
         resample = node.options.get("resample") if node.kind is CallKind.GENERATE else None
         if resample is not None and (judge := self._rewarding.scorer_of(resample.reward)) is not None:
-            mesh |= HERE if isinstance(judge, Trainer) else judge.mesh(CallKind.SCORE, begins=begins)
+            mesh |= judge.mesh(CallKind.SCORE, begins=begins)
         return mesh
 
-    def _trainer(self, node: Node) -> Trainer | CrewTrainer | None:
+    def _trainer(self, node: Node) -> CrewTrainer | None:
         """Of the model that a call asks; None: it asks none."""
         role = self.roles.get(str(node.role))
         if isinstance(role, ModelRole):
@@ -176,7 +170,7 @@ class Executor:
     def _parts(self, node: Node, state: StepState) -> list[Part]:
         """What is scored together: the rows of the call, or parts of them."""
         trainer = self._trainer(node)
-        if self._streams(node) and trainer is not None and not isinstance(trainer, Trainer):
+        if self._streams(node) and trainer is not None:
             return state.growing[node.rows].parts(self._max_response_tokens, trainer.tokens_of_a_part)
         return [lambda: state.born[node.rows]]
 

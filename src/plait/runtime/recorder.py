@@ -16,7 +16,6 @@ from plait.schedule.timeline import Span, Timeline
 from plait.training.results import Done
 
 if TYPE_CHECKING:
-    from plait.generation.engine import Engine
     from plait.runtime.ranks.crew_engine import CrewEngine
     from plait.runtime.ranks.member import Member
 
@@ -129,7 +128,7 @@ class Recorder:
         self._spans.append(Span(action, kind, self.rank, start_s, end_s, lane=lane, role=role, step=self.step))
 
     @contextmanager
-    def generating(self, call: str, role: str, engine: Engine | CrewEngine | Member) -> Iterator[None]:
+    def generating(self, call: str, role: str, engine: CrewEngine | Member) -> Iterator[None]:
         """Record a step of an engine that is taken inside; nothing where only other ranks worked."""
         before = engine.received_bytes
         with self.span(call, "GENERATE", role) as mark:

@@ -17,7 +17,6 @@ from plait.runtime.recorder import Recorder
 from plait.runtime.roles import RewardRole, RoleRuntime
 from plait.runtime.step import StepState
 from plait.runtime.streams import Part, Steps, in_parts
-from plait.training.trainer import Trainer
 
 if TYPE_CHECKING:
     from plait.runtime.ranks.crew_calls import CrewTrainer
@@ -48,7 +47,7 @@ class Rewarding:
                 found |= self._collect(node, role.pool.poll(), state)
         return found
 
-    def scorer_of(self, role: str) -> Trainer | CrewTrainer | None:
+    def scorer_of(self, role: str) -> CrewTrainer | None:
         """Of the model that scores for a role; None: functions do alone, or nobody does."""
         found = self._roles.get(role)
         return found.scorer.trainer if isinstance(found, RewardRole) and found.scorer is not None else None

@@ -1,4 +1,4 @@
-"""What fills the roles of a flow on one device: models with their engines, reward functions in worker processes.
+"""What fills the roles of a flow: models with their engines, reward functions in worker processes.
 
 A language model fills `actor` and `ref`; a scalar model `critic` and `cost_critic`, and `reward` or `cost` where the
 flow trains them; a reward that is not trained is made of functions, of a frozen scalar model, or of both.
@@ -6,20 +6,19 @@ flow trains them; a reward that is not trained is made of functions, of a frozen
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from plait.dataflow import CallKind, Dataflow
-from plait.generation.engine import Engine
 from plait.models.backbone import copy_of
 from plait.models.language_model import LanguageModel, load_model
 from plait.models.part_loading import PartLoader
 from plait.models.scalar_model import ScalarModel, load_scalar, scalar_of
 from plait.rewards.pool import RewardPool
 from plait.runtime.recipes.recipe import Recipe
-from plait.runtime.recipes.role_models import REWARD_ROLES, RoleModel, optimizer_of
-from plait.runtime.scorer import ModelScorer, translator_for
+from plait.runtime.recipes.role_models import RoleModel, optimizer_of
+from plait.runtime.scorer import ModelScorer
 from plait.training.trainer import Trainer
 
 if TYPE_CHECKING:
@@ -32,15 +31,11 @@ NEW_HEAD_STD = 0.0
 
 @dataclass
 class ModelRole:
-    """A model; `engine` is there for a role that generates, the trainer has an optimizer if it is trained.
-
-    Of a run on several ranks, trainer and engine are those of a crew, and the model is this rank's part, None where it
-    has none.
-    """
+    """A model, of which this rank has a part, or none (None); `engine` is there for a role that generates."""
 
     model: LanguageModel | ScalarModel | None
-    trainer: Trainer | CrewTrainer
-    engine: Engine | CrewEngine | None = None
+    trainer: CrewTrainer
+    engine: CrewEngine | None = None
 
 
 @dataclass
@@ -122,41 +117,6 @@ class _Shelf:
         if not one.trained:
             return without_lora(base)
         return add_lora(base, recipe.lora, name=one.role, seed=recipe.seed)
-
-
-def build_roles(
-    wanted: Sequence[RoleModel], flow: Dataflow, recipe: Recipe, pools: Mapping[str, RewardPool], *, evaluates: bool
-) -> dict[str, RoleRuntime]:
-    """Everything that the flow's roles need.
-
-    Args:
-        wanted: which model each role begins as.
-        pools: reward role → its functions, already started.
-        evaluates: the actor answers held-out prompts, so it has an engine even where the flow does not let it generate.
-    """
-    models = build_models(wanted, recipe)
-    actor = models.get("actor")
-    roles: dict[str, RoleRuntime] = {}
-    for one in wanted:
-        model = models[one.role]
-        trainer = make_trainer(one, model, flow, recipe)
-        asked = flow.call_kinds(one.role)
-        if one.role in REWARD_ROLES and "train" not in asked:
-            settings = recipe.reward if one.role == "reward" else recipe.cost
-            translator = None if actor is None else translator_for(actor.tokenizer, model.tokenizer)
-            roles[one.role] = RewardRole(
-                pools.get(one.role), ModelScorer(trainer, translator, settings.model_weight, one.key, settings.on_error)
-            )
-            continue
-        generates = "generate" in asked or (one.role == "actor" and evaluates)
-        engine = None
-        if generates:
-            assert isinstance(model, LanguageModel), f"role {one.role} generates with a scalar model"
-            engine = Engine(model, recipe.sampling, keep_memory=not any(other.trained for other in wanted))
-        roles[one.role] = ModelRole(model, trainer, engine)
-    for role, pool in pools.items():
-        roles.setdefault(role, RewardRole(pool))
-    return roles
 
 
 def make_trainer(

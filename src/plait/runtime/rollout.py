@@ -14,7 +14,6 @@ from plait.data.records import FinishReason, Prompt, Sample
 from plait.data.rows import FloatArray, Rows
 from plait.dataflow import CallKind, Dataflow, Node, Resample
 from plait.errors import RunError
-from plait.generation.engine import Engine
 from plait.generation.noise import NoiseKey
 from plait.generation.request import Request
 from plait.observe.progress import Progress
@@ -43,7 +42,7 @@ class Rollout:
         self._rollouts = [node.id for node in flow.of_kind(CallKind.GENERATE)]
         self._has_said_how = False
 
-    def steps(self, node: Node, engine: Engine | CrewEngine, state: StepState, draw: Draw) -> Steps:
+    def steps(self, node: Node, engine: CrewEngine, state: StepState, draw: Draw) -> Steps:
         """Fill the node's table with samples of the step's prompts, or of as many others as `resample` asks for; one
         step of the engine per `next()`."""
         resample: Resample | None = node.options["resample"]
@@ -57,7 +56,7 @@ class Rollout:
         state.generated[node.id] = _with_generated_columns(_rows_of(generated), node, limit)
 
     def _until_enough(
-        self, node: Node, engine: Engine | CrewEngine, state: StepState, draw: Draw, resample: Resample
+        self, node: Node, engine: CrewEngine, state: StepState, draw: Draw, resample: Resample
     ) -> Generator[bool, None, tuple[list[list[Sample]], list[list[Sample]]]]:
         """(groups that stay, all groups drawn)."""
         wanted = len(state.prompts)
@@ -89,7 +88,7 @@ class Rollout:
         return kept[:wanted], drawn
 
     def _round(
-        self, node: Node, engine: Engine | CrewEngine, state: StepState, prompts: Sequence[Prompt]
+        self, node: Node, engine: CrewEngine, state: StepState, prompts: Sequence[Prompt]
     ) -> Generator[bool, None, list[list[Sample]]]:
         """One group of samples per prompt, in order of the prompts."""
         self._say_how(node, engine)
@@ -104,7 +103,7 @@ class Rollout:
             state.growing[node.id] = growing
         while engine.has_work:
             finished: list[Sample] = []
-            if moved := not isinstance(engine, CrewEngine) or engine.ready:
+            if moved := engine.ready:
                 with self._recorder.generating(node.call, node.role or "", engine):
                     finished = engine.step()
             self._progress.advance(len(finished))
@@ -115,7 +114,7 @@ class Rollout:
             yield moved
         return list(growing.groups.values())
 
-    def _say_how(self, node: Node, engine: Engine | CrewEngine) -> None:
+    def _say_how(self, node: Node, engine: CrewEngine) -> None:
         """A person should know, once, that a run generates the slower way, and why."""
         if self._has_said_how:
             return

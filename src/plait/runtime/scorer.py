@@ -13,7 +13,7 @@ from plait.data.rows import FloatArray, Rows
 from plait.errors import ModelError, RunError
 from plait.rewards.settings import OnError
 from plait.runtime.recorder import Elsewhere
-from plait.training.trainer import Done, Trainer
+from plait.training.trainer import Done
 
 if TYPE_CHECKING:
     from plait.runtime.ranks.crew_calls import CrewTrainer
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 class ModelScorer:
     """The score is read at the last real token of a response, after a stop token where the response has one."""
 
-    trainer: Trainer | CrewTrainer
+    trainer: CrewTrainer
     translator: Translator | None
     """None where actor and reward model read the same token ids."""
     weight: float = 1.0

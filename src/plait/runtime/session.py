@@ -18,7 +18,6 @@ from plait.errors import ConfigError, ModelError, RunError
 from plait.models.language_model import LanguageModel
 from plait.models.saving import save_pretrained
 from plait.models.scalar_model import ScalarModel
-from plait.models.tensor_file import FileDigest
 from plait.observe.progress import ROLLOUTS, Progress, Watched, losses
 from plait.observe.trackers import check_trackers
 from plait.runtime.directory import RunDirectory
@@ -29,16 +28,14 @@ from plait.runtime.measure import measure
 from plait.runtime.prepare import Prepared, changed_keys, recipe_text
 from plait.runtime.ranks.crew import Crew
 from plait.runtime.ranks.crew_roles import crew_roles
-from plait.runtime.ranks.optimizer_state import broken_state, load_parts, refuse_broken
 from plait.runtime.recipes.recipe import Recipe
 from plait.runtime.recipes.role_models import main_role
 from plait.runtime.recorder import Recorder
 from plait.runtime.records import Records, value_of
 from plait.runtime.reward_pools import open_pools
-from plait.runtime.roles import ModelRole, RoleRuntime, build_roles
+from plait.runtime.roles import ModelRole, RoleRuntime
 from plait.runtime.step import StepState
 from plait.schedule.timeline import trace_events
-from plait.training.trainer import Trainer
 
 RESUMABLE_KEYS = frozenset(
     {
@@ -103,7 +100,7 @@ def claim(recipe: Recipe, *, resume: bool) -> RunDirectory:
 
 
 class Leading(Protocol):
-    """What leads several ranks: where its progress is shown, and the others."""
+    """What leads the ranks of a run, one or several: where its progress is shown, and all of them."""
 
     def progress(self) -> Progress: ...
 
@@ -117,13 +114,9 @@ class Session:
     to its last checkpoint.
     """
 
-    def __init__(
-        self, prepared: Prepared, directory: RunDirectory, *, resume: bool, leading: Leading | None = None
-    ) -> None:
+    def __init__(self, prepared: Prepared, directory: RunDirectory, *, resume: bool, leading: Leading) -> None:
         self.prepared = prepared
         self._leading = leading
-        self.crew: Crew | None = None
-        """All ranks, where there are several."""
         self.recipe = prepared.recipe
         self.directory = directory
         self.saved: int | None = None
@@ -151,24 +144,17 @@ class Session:
             self.saved = checkpoint.step
             torch.set_num_threads(self.done.threads)
         self.done.threads = torch.get_num_threads()
-        leading = self._leading
-        shown = Progress(recipe.steps, watched=watched(prepared)) if leading is None else leading.progress()
-        self.progress: Progress = stack.enter_context(shown)
+        self.progress: Progress = stack.enter_context(self._leading.progress())
         self.recorder = Recorder(offset_s=self.done.clock_s)
         self.pools = open_pools(prepared, stack, self.directory.reward_output_path)
         self.judges = self.pools.pop("judges", None)
-        self.roles: dict[str, RoleRuntime]
-        if leading is None:
-            self.roles = build_roles(
-                prepared.models, prepared.flow, recipe, self.pools, evaluates=bool(prepared.held_out)
-            )
-        else:
-            self.crew = leading.crew(self.recorder)
-            self.roles = crew_roles(prepared, self.crew, self.pools)
-            for pool in (*self.pools.values(), *filter(None, (self.judges,))):
-                pool.looked = self.crew.board.tick
+        self.crew = self._leading.crew(self.recorder)
+        self.roles: dict[str, RoleRuntime] = crew_roles(prepared, self.crew, self.pools)
+        for pool in (*self.pools.values(), *filter(None, (self.judges,))):
+            pool.looked = self.crew.board.tick
         if checkpoint is not None:
-            self._load(checkpoint)
+            self.crew.load(checkpoint.folder, checkpoint.state.get("counts"), self.done.threads)
+            self._publish_weights()
         self.executor = Executor(prepared.flow, self.roles, recipe, self.recorder, self.progress, self.crew)
         self.feed = prepared.feed(self.done.prompts_drawn)
         with contextlib.ExitStack() as undo:
@@ -183,13 +169,6 @@ class Session:
             )
             self.doctor = stack.enter_context(self._open_doctor()) if recipe.doctor.enabled else None
             undo.pop_all()
-
-    @property
-    def main_role(self) -> ModelRole:
-        """What the run is for."""
-        role = self.roles[main_role(self.prepared.models).role]
-        assert isinstance(role, ModelRole)
-        return role
 
     def begin_step(self) -> StepState:
         """The data and the carried values of the next step."""
@@ -208,8 +187,7 @@ class Session:
         self.done.prompts_drawn = self.feed.drawn
         self.done.carried |= {name: value.tolist() for name, value in state.next_carried.items()}
         self._publish_weights()
-        if self.crew is not None:
-            self.recorder.extend(self.crew.spans())
+        self.recorder.extend(self.crew.spans())
 
     @property
     def good(self) -> str:
@@ -257,21 +235,12 @@ class Session:
         if self.saved == self.done.step:
             return
         self.done.clock_s = self.recorder.now_s
-        tensors: dict[str, torch.Tensor] = {}
-        if self.crew is None:
-            tensors = {
-                f"{name}/{key}": tensor
-                for name, role in self.roles.items()
-                if isinstance(role, ModelRole)
-                for key, tensor in role.trainer.state().items()
-            }
         try:
             offsets = self.records.sync()
             if self.doctor is not None:
                 self.doctor.sync()
             state = {"done": vars(self.done), "offsets": offsets, "trained": self._trained}
-            write_parts = self._save_no_parts if self.crew is None else self.crew.save
-            self.store.save(self.done.step, tensors, state, write_parts)
+            self.store.save(self.done.step, {}, state, self.crew.save)
         except OSError as error:
             raise RunError(f"the logs in {self.directory.path} cannot be written: {error.strerror or error}") from error
         except RunError:
@@ -286,12 +255,6 @@ class Session:
         main = main_role(self.prepared.models).role
         return [main, *(role for role in trained if role != main)]
 
-    def _save_no_parts(self, _: Path) -> tuple[dict[str, FileDigest], dict[str, Any]]:
-        """One process writes no parts, but what it saves is checked as theirs is. Raises RunError."""
-        trainers = [role.trainer for role in self.roles.values() if isinstance(role, ModelRole)]
-        refuse_broken([one for trainer in trainers if isinstance(trainer, Trainer) for one in broken_state(trainer, 0)])
-        return {}, {}
-
     def rescue(self) -> str:
         """After an error: save the last step if it is whole and has no checkpoint. What is good then, in words; nothing
         when the error was that of saving, which says so itself."""
@@ -301,7 +264,7 @@ class Session:
         if whole and self.done.step > 0 and self.saved != self.done.step:
             not_saved = f"step {self.done.step} is not saved"
             try:
-                if self.crew is not None and (why := self.crew.give_up()):
+                if why := self.crew.give_up():
                     return f"{not_saved}, since {why}; {self.good}"
                 self.save()
             except RunError as error:
@@ -327,11 +290,7 @@ class Session:
 
     def _whole_model(self) -> LanguageModel | ScalarModel:
         """Of the main role, with its weights as they are."""
-        if self.crew is not None:
-            return self.crew.gather(main_role(self.prepared.models).role)
-        model = self.main_role.model
-        assert model is not None, "one process has every model"
-        return model
+        return self.crew.gather(main_role(self.prepared.models).role)
 
     def _open_doctor(self) -> RunDoctor:
         return RunDoctor(
@@ -369,21 +328,6 @@ class Session:
             self.directory.write_plan(self.prepared.plan.to_json())
         except OSError as error:
             raise RunError(f"{self.directory.plan_path} cannot be written: {error.strerror or error}") from error
-
-    def _load(self, checkpoint: Checkpoint) -> None:
-        counts = checkpoint.state.get("counts")
-        if self.crew is not None:
-            self.crew.load(checkpoint.folder, counts, self.done.threads)
-        elif counts is not None:
-            load_parts(self.roles, checkpoint.folder, counts)
-        else:
-            tensors = checkpoint.tensors()
-            for name, role in self.roles.items():
-                if isinstance(role, ModelRole):
-                    start = f"{name}/"
-                    own = {k.removeprefix(start): tensor for k, tensor in tensors.items() if k.startswith(start)}
-                    role.trainer.load_state(own)
-        self._publish_weights()
 
 
 def watched(prepared: Prepared) -> tuple[Watched, ...]:

@@ -7,7 +7,7 @@ computed together, and a rounding must not depend on the clock.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
 from plait.data.records import Prompt, Sample
@@ -68,17 +68,15 @@ class Growing:
         return [lambda uids=uids: self.rows_of(uids) for uids in parts]
 
 
-def begun(work: Iterator[Any]) -> tuple[Iterator[Any], Callable[[], bool]]:
+def begun(work: CrewCall) -> tuple[CrewCall, Callable[[], bool]]:
     """A trainer's call, announced to the ranks that it is for; and whether its next action need not be waited for."""
-    if isinstance(work, CrewCall):
-        work.begin()
-        return work, lambda: work.ready
-    return work, lambda: True
+    work.begin()
+    return work, lambda: work.ready
 
 
 def in_parts(
     parts: Sequence[Part],
-    call: Callable[[Rows, str], Iterator[Any]],
+    call: Callable[[Rows, str], CrewCall],
     node: Node,
     recorder: Recorder,
     progress: Progress,

@@ -1,5 +1,4 @@
-"""A crew of one: what a plan for one device asks beyond keeping everything where it is, as the ranks of a larger run do
-it."""
+"""A run on one device: a group of one rank, in this process, which nobody follows."""
 
 from __future__ import annotations
 
@@ -13,16 +12,10 @@ from plait.runtime.ranks.mail import Mail
 from plait.runtime.ranks.parts import Parts
 from plait.runtime.recorder import Recorder
 from plait.runtime.session import watched
-from plait.schedule.plan import Plan
-
-
-def needs_crew(plan: Plan) -> bool:
-    """Whether a plan for one device asks for what the engines of one process do not do by themselves."""
-    return any(p.after != "keep" or p.micro_batch_tokens is not None for p in plan.placements)
 
 
 class Alone:
-    """`session.Leading` of this process, which nobody follows."""
+    """`session.Leading` of this process."""
 
     def __init__(self, prepared: Prepared) -> None:
         self._prepared = prepared

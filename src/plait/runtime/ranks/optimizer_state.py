@@ -23,7 +23,6 @@ from plait.models.finite import Broken, broken, describe, is_finite
 from plait.reallocation.mover import Moved, moving
 from plait.reallocation.saving import loading, saving
 from plait.reallocation.stores import StoreFile
-from plait.runtime.roles import ModelRole, RoleRuntime
 from plait.training.trainer import Trainer
 
 COUNTS = ("attempted_steps", "applied_steps", "skipped_in_row")
@@ -94,17 +93,6 @@ def loading_state(
         tensors = Checkpoint(0, folder, {}).tensors()
         counts = {name: int(tensors[f"{trainer.role}/{name}"]) for name in COUNTS}
     trainer.load_state(state | {name: torch.tensor(counts[name], dtype=torch.int64) for name in COUNTS})
-
-
-def load_parts(roles: Mapping[str, RoleRuntime], folder: Path, counts: Mapping[str, Mapping[str, int]]) -> None:
-    """Continue on one process from what several ranks saved."""
-    for name, role in roles.items():
-        if isinstance(role, ModelRole) and isinstance(role.trainer, Trainer) and role.trainer.state():
-            work = loading_state(
-                role.trainer, role.model.trained_parameters, Cluster(1, 1), 0, folder, counts[name], deadline_s=30.0
-            )
-            for _ in work:
-                pass
 
 
 def read_masters(model: Any, role: str, folder: Path) -> None:

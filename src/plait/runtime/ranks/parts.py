@@ -180,8 +180,8 @@ class Parts:
             if (team := self.teams[instance]) is not None:
                 model = parts[part_key(instance, rank)]
                 assert isinstance(model, LanguageModel), f"role {one.role} generates with a scalar model"
-                alone = not self._trains_or_scores
-                part.engine = engine_of(model, self.recipe.sampling, team, keep_memory=alone)
+                only = not self._trains_or_scores
+                part.engine = engine_of(model, self.recipe.sampling, team, keep_memory=only)
                 part.instance = team
         if self.copies[one.role]:
             part.moves, part.buffers = self._moves(part)
@@ -211,7 +211,11 @@ class Parts:
     @property
     def _trains_or_scores(self) -> bool:
         """Whether this rank has something else to do than to generate."""
-        layouts = [layout for place in self.places.values() for layout in (place.train, place.score)]
+        places = [self.places[one.role] for one in self._models]
+        layouts = [
+            *(place.score for place in places),
+            *(place.train for one, place in zip(self._models, places, strict=True) if one.trained),
+        ]
         return any(layout is not None and self.rank in layout.mesh.ranks for layout in layouts)
 
     def _trainer(self, part: RolePart, layout: Layout, team: Team, *, trained: bool) -> Trainer:
