@@ -7,27 +7,27 @@ from dataclasses import replace
 
 import pytest
 
-from plait.policy.turns import Work, next_work
+from plait.policy.turns import Turn, next_turn
 
 
 def test_whoever_has_waited_the_longest_goes_on() -> None:
-    assert next_work([Work(7), Work(3)]) == 3, "neither has gone on: the first"
-    assert next_work([Work(3, turn=1), Work(7)]) == 7
-    assert next_work([Work(3, turn=1), Work(7, turn=2)]) == 3
+    assert next_turn([Turn(7), Turn(3)]) == 3, "neither has gone on: the first"
+    assert next_turn([Turn(3, last=1), Turn(7)]) == 7
+    assert next_turn([Turn(3, last=1), Turn(7, last=2)]) == 3
 
 
 def test_of_works_with_others_the_first_goes_on_beside_those_of_the_rank_alone() -> None:
-    works = [Work(1, is_joint=True, turn=5), Work(2, is_joint=True), Work(3, turn=4)]
-    assert next_work(works) == 3
-    assert next_work([*works[:2], Work(3, turn=6)]) == 1
-    assert next_work([works[1], Work(3, turn=6)]) == 2
+    works = [Turn(1, is_joint=True, last=5), Turn(2, is_joint=True), Turn(3, last=4)]
+    assert next_turn(works) == 3
+    assert next_turn([*works[:2], Turn(3, last=6)]) == 1
+    assert next_turn([works[1], Turn(3, last=6)]) == 2
 
 
 def test_what_must_be_alone_waits_for_all_before_it_and_holds_up_all_behind() -> None:
-    change = Work(2, is_alone=True)
-    assert next_work([Work(1, turn=9), change, Work(3)]) == 1
-    assert next_work([change, Work(3)]) == 2
-    assert next_work([replace(change, turn=9), Work(3)]) == 2
+    change = Turn(2, is_alone=True)
+    assert next_turn([Turn(1, last=9), change, Turn(3)]) == 1
+    assert next_turn([change, Turn(3)]) == 2
+    assert next_turn([replace(change, last=9), Turn(3)]) == 2
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -40,11 +40,11 @@ def test_no_rank_waits_for_ever(seed: int) -> None:
         works = []
         for number in range(draw.randint(1, 12)):
             ranks = draw.sample(range(num_ranks), draw.randint(1, num_ranks))
-            works.append((Work(number, len(ranks) > 1), ranks, draw.randint(1, 4)))
+            works.append((Turn(number, len(ranks) > 1), ranks, draw.randint(1, 4)))
         left = {work.number: count for work, _, count in works}
         members = {work.number: set(ranks) for work, ranks, _ in works}
         coming = {rank: [work for work, ranks, _ in works if rank in ranks] for rank in range(num_ranks)}
-        there: dict[int, dict[int, Work]] = {rank: {} for rank in range(num_ranks)}
+        there: dict[int, dict[int, Turn]] = {rank: {} for rank in range(num_ranks)}
         inside: dict[int, int] = {}
         """Rank that waits for others → in which work."""
         for turn in range(1, 10_000):
@@ -56,8 +56,8 @@ def test_no_rank_waits_for_ever(seed: int) -> None:
                 there[rank][work.number] = work
             if rank in inside or not there[rank]:
                 continue
-            number = next_work(list(there[rank].values()))
-            there[rank][number] = replace(there[rank][number], turn=turn)
+            number = next_turn(list(there[rank].values()))
+            there[rank][number] = replace(there[rank][number], last=turn)
             inside[rank] = number
             if all(inside.get(member) == number for member in members[number]):
                 left[number] -= 1

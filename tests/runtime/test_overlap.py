@@ -14,13 +14,13 @@ from typing import Any
 
 import pytest
 import torch
+from plait.runtime.dispatch import Dispatcher, Ongoing
 
 from plait.data.records import FinishReason, Prompt, Sample
 from plait.dataflow import CallKind, Grain, Node
 from plait.models.saving import save_pretrained
 from plait.models.scalar_model import scalar_of
 from plait.runtime.api import run
-from plait.runtime.dispatch import Dispatcher, Ongoing
 from plait.runtime.recipes.recipe import Recipe
 from plait.runtime.streams import Growing
 from plait.schedule.timeline import load_any

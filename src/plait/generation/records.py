@@ -12,6 +12,7 @@ from torch import Tensor
 
 from plait.generation.sampler import SamplingRows
 from plait.policy.step import StepKind
+from plait.schedule.work import Done
 
 HeldKV = Literal["recompute", "keep"]
 """What an update of the weights does to keys and values of samples in flight."""
@@ -44,6 +45,16 @@ class StepRecord:
     packing_s: float = 0.0
     """Seconds of it that went into packing the weights (and once into lowering the model): when work begins, whatever
     the step computes."""
+
+    def done(self, call: str, num_bytes: int, *, units: int) -> Done:
+        """The step as an action of a call.
+
+        Args:
+            num_bytes: that came from other ranks in it.
+            units: samples that were finished meanwhile, here or elsewhere.
+        """
+        name = self.kind.name
+        return Done(f"{call}/{name.lower()}", name, self.num_tokens, num_bytes, units=units)
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Work:
+class Turn:
     """What one rank knows of a work that it has been given and has not ended."""
 
     number: int
@@ -19,11 +19,11 @@ class Work:
     """Its actions wait for other ranks that have a part in it."""
     is_alone: bool = False
     """It changes weights, or needs memory that others hold: nothing else is under way on this rank meanwhile."""
-    turn: int = 0
+    last: int = 0
     """Of this rank, when it last went on; 0: never."""
 
 
-def next_work(works: Sequence[Work]) -> int:
+def next_turn(works: Sequence[Turn]) -> int:
     """The number of the work that goes on.
 
     * A work that must be alone begins when all before it have ended, and none behind it begins before it has.
@@ -34,7 +34,7 @@ def next_work(works: Sequence[Work]) -> int:
     Args:
         works: of one rank, at least one, each with a number of its own.
     """
-    may: list[Work] = []
+    may: list[Turn] = []
     is_joined = False
     for place, work in enumerate(sorted(works, key=lambda work: work.number)):
         if work.is_alone and place > 0:
@@ -44,4 +44,4 @@ def next_work(works: Sequence[Work]) -> int:
         is_joined |= work.is_joint
         if work.is_alone:
             break
-    return min(may, key=lambda work: (work.turn, work.number)).number
+    return min(may, key=lambda work: (work.last, work.number)).number

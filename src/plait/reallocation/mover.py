@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import groupby
@@ -28,23 +28,11 @@ from plait.layout.move_plan import MoveAction, MoveKind, MovePlan
 from plait.reallocation.communicator import Communicator, Message, WaitingFor
 from plait.reallocation.memory import DTYPES, Staging, gather, paired_runs, part, runs, scatter
 from plait.reallocation.stores import StoreFile, StoreReader, StoreWriter
+from plait.schedule.work import LINK, Done, Work, to_the_end
 
 DEADLINE_S = 30.0
 AHEAD = 4
 """Most messages of each direction that are on their way at once."""
-
-
-@dataclass(frozen=True, slots=True)
-class Moved:
-    """One action that has just run."""
-
-    action: str
-    """Unique within a move: its name and the place of the action in the rank's row, such as `actor.weights/3`."""
-    kind: MoveKind
-    peer: int
-    """The other rank or store; -1 for a local action."""
-    num_bytes: int
-    """In the dtype of the wire; 0 for a view. What is sent is on its way, all else is done."""
 
 
 @dataclass(frozen=True)
@@ -99,11 +87,7 @@ def execute(
         name=name,
         waiting_for=waiting_for,
     )
-    while True:
-        try:
-            next(steps)
-        except StopIteration as end:
-            return end.value
+    return to_the_end(steps)
 
 
 def moving(
@@ -116,8 +100,9 @@ def moving(
     deadline_s: float = DEADLINE_S,
     first_tag: int = 0,
     name: str = "move",
+    lane: str = LINK,
     waiting_for: WaitingFor = nullcontext,
-) -> Generator[Moved, None, MoveReport]:
+) -> Work[MoveReport]:
     """Do the part of a rank, an action per `next()`; all ranks of the plan do theirs at the same time.
 
     The buffers of the source must stay as they are until the end. A rank waits for its peers inside `next()`, so moves
@@ -133,6 +118,7 @@ def moving(
         first_tag: moves that run at once over one group need ranges of tags that do not meet; a move has as many tags
             as messages (`plan.num_messages`).
         name: of the move, for records and errors.
+        lane: for records.
         waiting_for: told what each wait is for, as long as it lasts.
 
     Raises:
@@ -155,7 +141,7 @@ def moving(
                 run.do(action)
                 seconds[number] += time.perf_counter() - start
                 num_bytes = 0 if action.kind is MoveKind.VIEW else action.num_elements * plan.item_bytes
-                yield Moved(f"{name}/{index}", action.kind, action.peer, num_bytes)
+                yield Done(f"{name}/{index}", action.kind.name, bytes=num_bytes, lane=lane, units=0)
                 start = time.perf_counter()
         run.finish()
         seconds[-1] += time.perf_counter() - start

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import ctypes
 import mmap
-from collections.abc import Generator, Mapping
+from collections.abc import Mapping
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -22,7 +23,8 @@ from plait.layout.move import BUCKET_BYTES, plan_move
 from plait.layout.move_plan import MovePlan
 from plait.layout.params import Param
 from plait.reallocation.memory import DTYPES
-from plait.reallocation.mover import Moved, MoveReport, moving
+from plait.reallocation.mover import MoveReport, moving
+from plait.schedule.work import Work
 
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
@@ -91,7 +93,7 @@ class HostMemory:
             return buffer
         return self._copies.get(key)
 
-    def offloading(self, *, bucket_bytes: int = BUCKET_BYTES) -> Generator[Moved, None, MoveReport]:
+    def offloading(self, *, bucket_bytes: int = BUCKET_BYTES) -> Work[MoveReport]:
         """Copy the buffers to host memory, at most a bucket per `next()`, and free each when it is there.
 
         What an earlier offload left there is not copied again. Until the onload nobody may touch the tensors.
@@ -107,7 +109,7 @@ class HostMemory:
             self._free({key: buffer})
         return _together(reports)
 
-    def onloading(self, *, bucket_bytes: int = BUCKET_BYTES) -> Generator[Moved, None, MoveReport]:
+    def onloading(self, *, bucket_bytes: int = BUCKET_BYTES) -> Work[MoveReport]:
         """Give the buffers memory again and copy them back, at most a bucket per `next()`."""
         assert not self.is_dropped, f"{self._name}: what was dropped has to be moved anew"
         reports = []
@@ -151,11 +153,16 @@ class HostMemory:
             buffers[key].zero_()
             self._away.remove(key)
 
-    def _copying(
-        self, what: str, source: Tensor, target: Tensor, bucket_bytes: int
-    ) -> Generator[Moved, None, MoveReport]:
+    def _copying(self, what: str, source: Tensor, target: Tensor, bucket_bytes: int) -> Work[MoveReport]:
         plan = _plan(source.numel(), _NAMES[source.dtype], bucket_bytes)
-        return (yield from moving(plan, 0, {"from": source, "to": target}, name=f"{self._name}.{what}"))
+        work = moving(plan, 0, {"from": source, "to": target}, name=f"{self._name}.{what}")
+        kind = what.split("/")[0].upper()
+        while True:
+            try:
+                done = next(work)
+            except StopIteration as end:
+                return end.value
+            yield done and replace(done, kind=kind)
 
 
 def _give_memory(buffer: Tensor) -> None:

@@ -11,7 +11,7 @@ rank has returned, and is best renamed then.
 from __future__ import annotations
 
 import os
-from collections.abc import Generator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch.distributed as dist
@@ -22,8 +22,9 @@ from plait.layout.holdings import Holdings
 from plait.layout.mesh import Cluster
 from plait.layout.move import BUCKET_BYTES, plan_move
 from plait.layout.stores import from_manifest, stored_once, to_manifest, writers
-from plait.reallocation.mover import DEADLINE_S, Moved, MoveReport, moving
+from plait.reallocation.mover import DEADLINE_S, MoveReport, moving
 from plait.reallocation.stores import store_files, sync_folder
+from plait.schedule.work import DISK, Work
 
 
 def saving(
@@ -35,7 +36,7 @@ def saving(
     name: str,
     *,
     bucket_bytes: int = BUCKET_BYTES,
-) -> Generator[Moved, None, MoveReport]:
+) -> Work[MoveReport]:
     """Save what all ranks hold, an action per `next()`; every rank of `held` does its part, in no order.
 
     Args:
@@ -51,7 +52,9 @@ def saving(
     if rank == min(held.ranks):
         _write_whole(_manifest(folder, name), to_manifest(files, cluster))
     return (
-        yield from moving(plan, rank, buffers, files=store_files(files, cluster, folder, name), name=f"{name}.save")
+        yield from moving(
+            plan, rank, buffers, files=store_files(files, cluster, folder, name), name=f"{name}.save", lane=DISK
+        )
     )
 
 
@@ -67,7 +70,7 @@ def loading(
     bucket_bytes: int = BUCKET_BYTES,
     deadline_s: float = DEADLINE_S,
     first_tag: int = 0,
-) -> Generator[Moved, None, MoveReport]:
+) -> Work[MoveReport]:
     """Load under any layout, an action per `next()`. Each node reads what it needs once; its ranks spread it.
 
     Args:
@@ -87,7 +90,15 @@ def loading(
     plan = plan_move(source, target, cluster, bucket_bytes=bucket_bytes)
     files = store_files(source, cluster, folder, name)
     steps = moving(
-        plan, rank, buffers, group, files=files, deadline_s=deadline_s, first_tag=first_tag, name=f"{name}.load"
+        plan,
+        rank,
+        buffers,
+        group,
+        files=files,
+        deadline_s=deadline_s,
+        first_tag=first_tag,
+        name=f"{name}.load",
+        lane=DISK,
     )
     return (yield from steps)
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from plait.data.records import FinishReason, Prompt, Sample
-from plait.data.rows import FloatArray
 from plait.generation.noise import NoiseKey
 from plait.generation.request import Request
 from plait.generation.settings import SamplingSettings
@@ -217,16 +216,8 @@ def _totals(samples: tuple[Sample, ...], role: RewardRole, scores: Sequence[Grou
     """The weighted scores of a role, those of its functions and of its model together."""
     totals = np.zeros(len(samples)) if scores is None else np.array([group.rewards[0] for group in scores])
     if role.scorer is not None:
-        totals = totals + role.scorer.weight * _result(role.scorer.scores(samples, call="evaluate"))
+        totals = totals + role.scorer.weight * role.scorer.trainer.finish(role.scorer.scores(samples, call="evaluate"))
     return tuple(totals.tolist())
-
-
-def _result(work: Generator[Any, None, FloatArray]) -> FloatArray:
-    while True:
-        try:
-            next(work)
-        except StopIteration as stop:
-            return stop.value
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -59,7 +59,10 @@ def diagnose(suspects: Suspects, rows: Rows) -> Diagnosis | None:
     if not len(few) or not isinstance(model, LanguageModel):
         return None
     plain = _Plain(model, few)
-    engine, trainer = few.sampling_logprobs, _drained(suspects.role, few)
+    engine, trainer = (
+        few.sampling_logprobs,
+        suspects.role.trainer.finish(suspects.role.trainer.logprobs(few, call="doctor")),
+    )
     tolerance = _AGREE[model.dtype]
     expected = plain.logprobs(suspects.temperature)
     if _distance(trainer, expected) > tolerance:
@@ -212,15 +215,6 @@ def _best_temperature(found: FloatArray, plain: _Plain, temperature: float) -> t
 def _distance(one: FloatArray, other: FloatArray) -> float:
     """Mean |Δ log p|, each at most 20 nats."""
     return float(np.minimum(np.abs(one - other), 20.0).mean())
-
-
-def _drained(role: ModelRole, rows: Rows) -> FloatArray:
-    work = role.trainer.logprobs(rows, call="doctor")
-    while True:
-        try:
-            next(work)
-        except StopIteration as stop:
-            return stop.value
 
 
 def _choose(rows: Rows) -> list[int]:

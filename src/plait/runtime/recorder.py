@@ -4,50 +4,12 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
 
-from plait.dataflow import Node
-from plait.observe.progress import Progress
-from plait.schedule.action import Kind
 from plait.schedule.timeline import Span, Timeline
-from plait.training.results import Done
-
-if TYPE_CHECKING:
-    from plait.runtime.ranks.crew_engine import CrewEngine
-    from plait.runtime.ranks.member import Member
-
-_PIPELINE = frozenset(kind.value for kind in Kind)
-
-DISK = "disk"
-"""Lane of what is written to checkpoints and read from them."""
-
-
-@dataclass
-class Mark:
-    """Filled in while a span is open, when only the work itself tells what it was."""
-
-    kind: str
-    action: str
-    tokens: int = 0
-    lane: str = "compute"
-    bytes: int = 0
-    keep: bool = True
-
-    def is_of(self, done: Done) -> None:
-        """What a training engine says that it was."""
-        self.action, self.kind, self.tokens, self.bytes = done.action, done.kind, done.tokens, done.bytes
-        if done.kind in _PIPELINE:
-            self.lane = Kind(done.kind).lane
-
-
-@dataclass(frozen=True)
-class Elsewhere:
-    """Actions of a call that ran on other ranks only, which record them themselves."""
-
-    count: int
+from plait.schedule.work import DISK, Done, Result, Work
 
 
 class Recorder:
@@ -78,67 +40,39 @@ class Recorder:
         """When this clock was 0, on the clock that all processes of a machine share."""
         return self._zero
 
-    @contextmanager
-    def span(self, action: str, kind: str, role: str = "", lane: str = "compute", tokens: int = 0) -> Iterator[Mark]:
-        """Record what happens inside as one action; the mark yielded may still change its name, kind and tokens."""
-        mark = Mark(kind, action, tokens, lane)
-        start = self.now_s
-        yield mark
-        if mark.keep:
-            span = Span(
-                mark.action,
-                mark.kind,
-                self.rank,
-                start,
-                self.now_s,
-                bytes=mark.bytes,
-                tokens=mark.tokens,
-                lane=mark.lane,
-                role=role,
-                step=self.step,
-            )
-            self._spans.append(span)
+    def advance(self, work: Work[object], role: str = "") -> Done | None:
+        """Do one action of a work, and record it. Raises StopIteration at its end, and what the work raises."""
+        start_s = self.now_s
+        done = next(work)
+        if done is not None and done.action:
+            self._ended(done, role, start_s)
+        return done
 
-    def actions(
-        self, work: Iterator[Any], node: Node, progress: Progress, ready: Callable[[], bool] = lambda: True
-    ) -> Generator[bool, None, Any]:
-        """Run a steppable call of a flow, one recorded action per `next()`; its result is that of the call.
-
-        Args:
-            ready: whether the next action need not be waited for; else False is yielded, and nothing done.
-        """
+    def drain(self, work: Work[Result], role: str = "") -> Result:
+        """Do and record all of a work that waits for nobody; its result."""
         while True:
-            while not ready():
-                yield False
-            with self.span(node.call, node.kind.upper(), node.role or "") as mark:
-                try:
-                    done = next(work)
-                except StopIteration as stop:
-                    mark.keep = False
-                    return stop.value
-                mark.keep = not isinstance(done, Elsewhere)
-                if mark.keep:
-                    mark.is_of(done)
-            progress.advance(1 if mark.keep else done.count)
-            yield True
+            try:
+                done = self.advance(work, role)
+            except StopIteration as end:
+                return end.value
+            assert done is not None, "a work that waits for others is waited with"
+
+    @contextmanager
+    def span(self, action: str, kind: str, role: str = "") -> Iterator[None]:
+        """Record what happens inside as one computation; nothing where it fails."""
+        start_s = self.now_s
+        yield
+        self._ended(Done(action, kind), role, start_s)
 
     def add(self, action: str, kind: str, role: str, lane: str, start_s: float, end_s: float) -> None:
         """Record an action of another process; its times are those of the clock that all of a machine share."""
         start_s, end_s = start_s - self._zero, end_s - self._zero
         self._spans.append(Span(action, kind, self.rank, start_s, end_s, lane=lane, role=role, step=self.step))
 
-    @contextmanager
-    def generating(self, call: str, role: str, engine: CrewEngine | Member) -> Iterator[None]:
-        """Record a step of an engine that is taken inside; nothing where only other ranks worked."""
-        before = engine.received_bytes
-        with self.span(call, "GENERATE", role) as mark:
-            yield
-            step = engine.last_step
-            mark.keep = step is not None
-            if step is not None:
-                mark.kind, mark.tokens = step.kind.name, step.num_tokens
-                mark.action = f"{call}/{step.kind.name.lower()}"
-                mark.bytes = engine.received_bytes - before
+    def _ended(self, done: Done, role: str, start_s: float) -> None:
+        """An action of this process that began at `start_s`, on this clock, and ends now."""
+        span = Span(done.action, done.kind, self.rank, start_s, self.now_s, done.bytes, done.tokens, done.lane)
+        self._spans.append(replace(span, role=role, step=self.step))
 
     def extend(self, spans: Iterable[Span]) -> None:
         """Add what other ranks recorded, on this clock."""

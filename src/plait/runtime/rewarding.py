@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -16,7 +16,8 @@ from plait.rewards.scores import GroupScores
 from plait.runtime.recorder import Recorder
 from plait.runtime.roles import RewardRole, RoleRuntime
 from plait.runtime.step import StepState
-from plait.runtime.streams import Part, Steps, in_parts
+from plait.runtime.streams import Part, in_parts
+from plait.schedule.work import Work
 
 if TYPE_CHECKING:
     from plait.runtime.ranks.crew_calls import CrewTrainer
@@ -54,7 +55,7 @@ class Rewarding:
 
     def rewards_of(
         self, rollout: Node, role: str, groups: Sequence[Sequence[Sample]], state: StepState
-    ) -> Generator[bool, None, list[FloatArray]]:
+    ) -> Work[list[FloatArray]]:
         """Rewards of groups that were just drawn, [samples] each, before the graph's SCORE node is reached.
 
         Raises:
@@ -69,20 +70,22 @@ class Rewarding:
         by_sample = self._with_model(totals, node, state)
         return [np.array([by_sample[sample.uid] for sample in group]) for group in groups]
 
-    def steps(self, node: Node, state: StepState, parts: Sequence[Part], free: Callable[[], None]) -> Steps:
+    def work(
+        self, node: Node, state: StepState, parts: Sequence[Part], model_is_done: Callable[[], None]
+    ) -> Work[None]:
         """Add the node's column; samples without a reward leave the table.
 
         Args:
             parts: of the rows that a model scores together.
-            free: called when the model has scored all.
+            model_is_done: called when the model has scored all.
 
         Raises:
             RunError: no sample has one, or a function failed and its policy is to stop.
         """
         yield from self._of_model(parts, node, state)
-        free()
+        model_is_done()
         while node.rows not in state.tables:  # its last samples have been scored before it has ended
-            yield False
+            yield None
         rows = state.tables[node.rows]
         totals = yield from self._of_functions(rows.samples, node, state)
         by_sample = self._with_model(totals, node, state)
@@ -102,9 +105,7 @@ class Rewarding:
         if len(kept) < len(rows):
             state.tables[node.rows] = rows.select(kept.tolist())
 
-    def _of_functions(
-        self, samples: Sequence[Sample], node: Node, state: StepState
-    ) -> Generator[bool, None, dict[str, float]]:
+    def _of_functions(self, samples: Sequence[Sample], node: Node, state: StepState) -> Work[dict[str, float]]:
         """Sample uid → weighted score of the functions, 0 where there are none; NaN where they gave none."""
         role = self._role(node)
         totals = dict.fromkeys((sample.uid for sample in samples), 0.0)
@@ -119,7 +120,7 @@ class Rewarding:
         sent = sum(target == node.id for target in state.tickets.values())
         self._collect(node, role.pool.poll(), state)
         while len(state.scores.get(node.id, ())) < sent:
-            yield False
+            yield None
             self._collect(node, role.pool.poll(), state)
         # By ticket: the order in which groups finish must not reach a sum.
         groups = state.scores[node.id] = sorted(state.scores[node.id], key=lambda group: group.ticket)
@@ -129,13 +130,14 @@ class Rewarding:
                     totals[sample.uid] += reward
         return totals
 
-    def _of_model(self, parts: Sequence[Part], node: Node, state: StepState) -> Steps:
+    def _of_model(self, parts: Sequence[Part], node: Node, state: StepState) -> Work[None]:
         """Score parts by the model, if there is one."""
         scorer = self._role(node).scorer
         if scorer is None:
             return
+        self._progress.phase(node.call, 0, "actions")
         call = lambda rows, name: scorer.trainer.scores(scorer.read(rows.samples), call=name)  # noqa: E731
-        found = yield from in_parts(parts, call, node, self._recorder, self._progress)
+        found = yield from in_parts(parts, call, node.call)
         scored = state.model_scores.setdefault(node.id, {})
         for rows, values in found:
             values = scorer.checked(rows.samples, values)

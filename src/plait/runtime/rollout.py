@@ -6,7 +6,7 @@ scores are per sample, so no barrier is owed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -19,10 +19,10 @@ from plait.generation.request import Request
 from plait.observe.progress import Progress
 from plait.runtime.ranks.crew_engine import CrewEngine
 from plait.runtime.recipes.recipe import Recipe
-from plait.runtime.recorder import Recorder
 from plait.runtime.rewarding import Rewarding
 from plait.runtime.step import StepState
-from plait.runtime.streams import Growing, Steps
+from plait.runtime.streams import Growing
+from plait.schedule.work import MOVED_ON, Work
 
 Draw = Callable[[int], Sequence[Prompt]]
 """The next so many prompts of the run."""
@@ -31,18 +31,15 @@ Draw = Callable[[int], Sequence[Prompt]]
 class Rollout:
     """Runs the GENERATE nodes of a flow."""
 
-    def __init__(
-        self, flow: Dataflow, rewarding: Rewarding, recipe: Recipe, recorder: Recorder, progress: Progress
-    ) -> None:
+    def __init__(self, flow: Dataflow, rewarding: Rewarding, recipe: Recipe, progress: Progress) -> None:
         self._flow = flow
         self._rewarding = rewarding
         self._recipe = recipe
-        self._recorder = recorder
         self._progress = progress
         self._rollouts = [node.id for node in flow.of_kind(CallKind.GENERATE)]
         self._has_said_how = False
 
-    def steps(self, node: Node, engine: CrewEngine, state: StepState, draw: Draw) -> Steps:
+    def work(self, node: Node, engine: CrewEngine, state: StepState, draw: Draw) -> Work[None]:
         """Fill the node's table with samples of the step's prompts, or of as many others as `resample` asks for; one
         step of the engine per `next()`."""
         resample: Resample | None = node.options["resample"]
@@ -57,7 +54,7 @@ class Rollout:
 
     def _until_enough(
         self, node: Node, engine: CrewEngine, state: StepState, draw: Draw, resample: Resample
-    ) -> Generator[bool, None, tuple[list[list[Sample]], list[list[Sample]]]]:
+    ) -> Work[tuple[list[list[Sample]], list[list[Sample]]]]:
         """(groups that stay, all groups drawn)."""
         wanted = len(state.prompts)
         prompts = state.prompts
@@ -89,7 +86,7 @@ class Rollout:
 
     def _round(
         self, node: Node, engine: CrewEngine, state: StepState, prompts: Sequence[Prompt]
-    ) -> Generator[bool, None, list[list[Sample]]]:
+    ) -> Work[list[list[Sample]]]:
         """One group of samples per prompt, in order of the prompts."""
         self._say_how(node, engine)
         count = node.options["samples_per_prompt"] or self._recipe.samples_per_prompt
@@ -102,16 +99,13 @@ class Rollout:
         if node.options["resample"] is None:
             state.growing[node.id] = growing
         while engine.has_work:
-            finished: list[Sample] = []
-            if moved := engine.ready:
-                with self._recorder.generating(node.call, node.role or "", engine):
-                    finished = engine.step()
-            self._progress.advance(len(finished))
-            moved |= self._rewarding.poll(node, state)
+            done, finished = engine.advance(node.call) if engine.ready else (None, [])
+            if self._rewarding.poll(node, state):
+                done = done or MOVED_ON
             for sample in finished:
                 if (group := growing.take(sample)) is not None:
                     self._rewarding.submit(node, group, state)
-            yield moved
+            yield done
         return list(growing.groups.values())
 
     def _say_how(self, node: Node, engine: CrewEngine) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -12,8 +12,7 @@ from plait.data.records import FinishReason, Sample
 from plait.data.rows import FloatArray, Rows
 from plait.errors import ModelError, RunError
 from plait.rewards.settings import OnError
-from plait.runtime.recorder import Elsewhere
-from plait.training.trainer import Done
+from plait.schedule.work import Work
 
 if TYPE_CHECKING:
     from plait.runtime.ranks.crew_calls import CrewTrainer
@@ -31,7 +30,7 @@ class ModelScorer:
     on_error: OnError = OnError.STOP
     """What follows on a score that is not finite."""
 
-    def scores(self, samples: Sequence[Sample], *, call: str) -> Generator[Done | Elsewhere, None, FloatArray]:
+    def scores(self, samples: Sequence[Sample], *, call: str) -> Work[FloatArray]:
         """[samples] float64, unweighted; NaN where the score is not finite and `on_error` drops such samples.
 
         Raises:

@@ -7,22 +7,17 @@ computed together, and a rounding must not depend on the clock.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Generator, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 from plait.data.records import Prompt, Sample
-from plait.data.rows import Rows
-from plait.dataflow import Node
-from plait.observe.progress import Progress
-from plait.runtime.ranks.crew_calls import CrewCall
-from plait.runtime.recorder import Recorder
-
-Steps = Generator[bool, None, Any]
-"""A call of a flow on its way. Each `next()` does what can be done without waiting for others, and says whether that
-was anything."""
+from plait.data.rows import FloatArray, Rows
+from plait.schedule.work import MOVED_ON, Work
 
 Part = Callable[[], Rows | None]
 """Rows that are scored by one call; None: they are not there yet."""
+
+Scored = tuple[Rows, FloatArray]
+"""Rows, and a number for each of them or of their tokens."""
 
 
 class Growing:
@@ -68,40 +63,27 @@ class Growing:
         return [lambda uids=uids: self.rows_of(uids) for uids in parts]
 
 
-def begun(work: CrewCall) -> tuple[CrewCall, Callable[[], bool]]:
-    """A trainer's call, announced to the ranks that it is for; and whether its next action need not be waited for."""
-    work.begin()
-    return work, lambda: work.ready
-
-
-def in_parts(
-    parts: Sequence[Part],
-    call: Callable[[Rows, str], CrewCall],
-    node: Node,
-    recorder: Recorder,
-    progress: Progress,
-) -> Generator[bool, None, list[tuple[Rows, Any]]]:
+def in_parts(parts: Sequence[Part], call: Callable[[Rows, str], Work[FloatArray]], name: str) -> Work[list[Scored]]:
     """Score parts, each as soon as it is there, in their order: (its rows, the result) of each.
 
     Args:
         call: of a part, from its rows and its name (`ref.logprobs/p1` of several). Several may be on their way.
     """
-    names = [node.call] if len(parts) == 1 else [f"{node.call}/p{number}" for number in range(len(parts))]
-    waiting, going, found = deque(zip(parts, names, strict=True)), deque[tuple[Rows, Steps]](), []
-    progress.phase(node.call, 0, "actions")
+    names = [name] if len(parts) == 1 else [f"{name}/p{number}" for number in range(len(parts))]
+    waiting, going = deque(zip(parts, names, strict=True)), deque[tuple[Rows, Work[FloatArray]]]()
+    found: list[Scored] = []
     while waiting or going:
-        moved = False
+        done = None
         while waiting and (rows := waiting[0][0]()) is not None:
-            work, ready = begun(call(rows, waiting.popleft()[1]))
-            going.append((rows, recorder.actions(work, node, progress, ready)))
-            moved = True
-        if going:
-            rows, actions = going[0]
+            going.append((rows, call(rows, waiting.popleft()[1])))
+            done = next(going[-1][1])
+        if done is None and going:
+            rows, work = going[0]
             try:
-                moved |= next(actions)
+                done = next(work)
             except StopIteration as end:
                 going.popleft()
                 found.append((rows, end.value))
-                moved = True
-        yield moved
+                done = MOVED_ON
+        yield done
     return found

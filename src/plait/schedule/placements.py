@@ -22,6 +22,11 @@ DEFAULT_SCHEDULE = "1F1B"
 SCHEDULES = (DEFAULT_SCHEDULE, "gpipe", "one at a time")
 """Pipeline schedules by rule (`schedule.generators`), which fit any number of micro-batches."""
 
+EVALUATED = "actor"
+"""The role that answers held-out prompts."""
+EVALUATE = f"{EVALUATED}.evaluate"
+"""Its place in a plan, where no call of the flow has it generate."""
+
 PartKey = tuple[Any, ...]
 """Which part of a model a rank has, and with whom it computes: on one rank, equal keys are one part."""
 
@@ -148,6 +153,8 @@ def complete(plan: Plan, flow: Dataflow, models: Mapping[str, PlannedModel], lab
         if getattr(plan, what):
             raise ConfigError(f"{label}: `{what}` cannot be run yet; leave the key out")
     placements = tuple(_divided(p, models[str(node.role)]) for node in calls for p in _placed(node, plan, calls))
+    if _is_evaluated_apart(flow, calls):
+        placements += plan.placements_of(EVALUATE, "decode") or _where_trained(placements)
     _check_roles(placements, label)
     used = {rank for p in placements for rank in p.ranks}
     idle = [rank for rank in range(plan.num_ranks) if rank not in used]
@@ -156,8 +163,22 @@ def complete(plan: Plan, flow: Dataflow, models: Mapping[str, PlannedModel], lab
     return replace(plan, placements=placements)
 
 
+def _is_evaluated_apart(flow: Dataflow, calls: Sequence[Node]) -> bool:
+    """Whether the actor answers held-out prompts, but generates for no call of the flow."""
+    kinds = {node.kind for node in calls if node.role == EVALUATED}
+    return bool(kinds) and CallKind.GENERATE not in kinds and bool(flow.of_kind(CallKind.GENERATE))
+
+
+def _where_trained(placements: Sequence[Placement]) -> tuple[Placement, ...]:
+    """Of EVALUATE, where nothing is said of it: on the layout whose weights are the actor's own."""
+    mine = [p for mode in ("train", "score") for p in placements if (p.call.split(".")[0], p.mode) == (EVALUATED, mode)]
+    return (replace(mine[0], call=EVALUATE, mode="decode", after="keep", micro_batch_tokens=None, schedule=""),)
+
+
 def _check_placement(p: Placement, flow: Dataflow, calls: Sequence[Node], label: str) -> None:
     names = [node.call for node in calls]
+    if p.call == EVALUATE and p.mode == "decode" and _is_evaluated_apart(flow, calls):
+        return
     node = next((node for node in calls if p.call in (node.call, node.call.split("#")[0])), None)
     if node is None:
         if any(p.call == other.call for other in flow.nodes):

@@ -5,7 +5,7 @@ Shapes: T tokens of a packed row, H hidden size.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -21,10 +21,10 @@ from plait.schedule.generators import one_f_one_b
 from plait.schedule.pipeline import Workload
 from plait.schedule.schedule import Schedule
 from plait.schedule.validate import validate
+from plait.schedule.work import Done, Work
 from plait.training.mini_batch import Outputs
 from plait.training.optimizer import MasterOptimizer
 from plait.training.pipeline import execute, forwards_only, workload_of
-from plait.training.results import Done
 
 Model = LanguageModel | ScalarModel
 Rule = Callable[[Workload], Schedule]
@@ -57,7 +57,7 @@ class Passes:
 
     def forward(
         self, rows: Rows, micros: Sequence[MicroBatch], temperature: float, take: Take, *, name: str
-    ) -> Generator[Done, None, None]:
+    ) -> Work[None]:
         """Compute without gradients."""
         if self._team.pp.size > 1:
             stage = _ScoringStage(self._model, self._team, rows, micros, temperature, take)
@@ -78,7 +78,7 @@ class Passes:
         take: TakeLoss,
         *,
         name: str,
-    ) -> Generator[Done, None, None]:
+    ) -> Work[None]:
         """Add the gradients of each micro-batch to those of the optimizer."""
         if self._team.pp.size > 1:
             stage = _TrainingStage(
@@ -97,7 +97,7 @@ class Passes:
 
     def _pipelined(
         self, stage: _ScoringStage | _TrainingStage, micros: Sequence[MicroBatch], rule: Rule, name: str
-    ) -> Generator[Done, None, None]:
+    ) -> Work[None]:
         if not micros:
             return
         copy = self._team.dp.index

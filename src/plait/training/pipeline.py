@@ -8,7 +8,7 @@ waited for until the backward of their micro-batch has come, or the end.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Protocol
 from zlib import crc32
@@ -21,7 +21,7 @@ from plait.policy.packing import MicroBatch
 from plait.schedule.action import Action, Kind
 from plait.schedule.pipeline import Pipeline, Workload
 from plait.schedule.schedule import Schedule, natural_waits, with_transfers
-from plait.training.results import Done
+from plait.schedule.work import Done, Work
 
 RECEIVES_AHEAD = 4
 """Receives that are posted before the action that needs them."""
@@ -87,7 +87,7 @@ def execute(
     *,
     name: str,
     in_order: bool = False,
-) -> Generator[Done, None, None]:
+) -> Work[None]:
     """Run the row of this rank, an action per `next()`.
 
     Args:
@@ -127,7 +127,7 @@ class _Row:
         self._sends: dict[str, Transfer] = {}
         self._has_backward = any(action.kind is Kind.BACKWARD for action in self._row)
 
-    def run(self) -> Generator[Done, None, None]:
+    def run(self) -> Work[None]:
         for action in self._row:
             self._post_ahead()
             match action.kind:
@@ -138,7 +138,7 @@ class _Row:
                     moved, tokens = self._send(action), 0
                 case _:
                     moved, tokens = self._receive(action), 0
-            yield Done(f"{self._name}/{action.id}", action.kind.value, tokens, moved)
+            yield Done(f"{self._name}/{action.id}", action.kind.value, tokens, moved, action.kind.lane)
         for transfer in self._sends.values():
             transfer.wait()
 

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import fmean
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
+
+from plait.schedule.work import Result, Work
 
 if TYPE_CHECKING:
     from plait.models.team import Team
-
-Result = TypeVar("Result")
 
 COUNTS = frozenset(
     {
@@ -28,23 +28,7 @@ COUNTS = frozenset(
 """Metrics of a `train` call that add up where a role is trained twice; they stand behind the last `/`."""
 
 
-@dataclass(frozen=True, slots=True)
-class Done:
-    """One action that has just run on this rank."""
-
-    action: str
-    """Unique on a rank within a training step, such as `actor.train/b0/mb3`, `actor.train/b0/step`, or, of a pipeline,
-    `actor.train/b0/1F3`: the last part is the id that the action has in its schedule."""
-    kind: str
-    """SCORE (a forward), TRAIN (forward and backward), STEP (an optimizer step) or, of a pipeline, `schedule.Kind`."""
-    tokens: int
-    """Tokens of the packed row that were computed; 0 for a STEP."""
-    bytes: int = 0
-    """Of a SEND those that it sent; of any other action those that this rank received: of messages, of gradients and
-    weights in a STEP, of activations under tensor parallelism (`models.team.Traffic`)."""
-
-
-def counted(work: Generator[Done, None, Result], team: Team) -> Generator[Done, None, Result]:
+def counted(work: Work[Result], team: Team) -> Work[Result]:
     """The same actions, with the bytes that came to this rank in them where they do not say so themselves."""
     while True:
         before = team.received_bytes
@@ -52,7 +36,7 @@ def counted(work: Generator[Done, None, Result], team: Team) -> Generator[Done, 
             done = next(work)
         except StopIteration as end:
             return end.value
-        yield done if done.bytes else replace(done, bytes=team.received_bytes - before)
+        yield done if done is None or done.bytes else replace(done, bytes=team.received_bytes - before)
 
 
 @dataclass(frozen=True)

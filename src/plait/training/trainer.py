@@ -8,7 +8,7 @@ Shapes: R response tokens, N samples, in row order.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Generator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from types import MappingProxyType
 
@@ -24,12 +24,12 @@ from plait.models.scalar_model import ScalarModel
 from plait.models.team import Team
 from plait.policy.packing import MicroBatch
 from plait.schedule.generators import one_f_one_b
+from plait.schedule.work import Done, Work
 from plait.training.micro_batches import split_over
 from plait.training.mini_batch import LossCall, MiniBatch, Outputs, mask_of
 from plait.training.optimizer import MasterOptimizer
 from plait.training.passes import Passes, Rule
 from plait.training.results import COUNTS as COUNTS
-from plait.training.results import Done as Done
 from plait.training.results import MiniBatchResult, counted, train_metrics
 from plait.training.rollout_check import coverage, rollout_comparison
 from plait.training.row_shares import drawn_batches, sizes_of
@@ -114,9 +114,7 @@ class Trainer:
         self._share_prompts = share_prompts
         self._stop_token_ids = frozenset(model.eos_token_ids if stop_token_ids is None else stop_token_ids)
 
-    def logprobs(
-        self, rows: Rows, *, temperature: float | None = None, call: str | None = None
-    ) -> Generator[Done, None, FloatArray]:
+    def logprobs(self, rows: Rows, *, temperature: float | None = None, call: str | None = None) -> Work[FloatArray]:
         """Score: log-probs of the response tokens under the current weights; one micro-batch per `next()`.
 
         The result does not depend on the order of `rows`: micro-batches are made in the order of `Rows.ordered`.
@@ -134,7 +132,7 @@ class Trainer:
         work = self._score(rows, "logprobs", call, lambda outputs: outputs.logprobs_R, Level.TOKEN, temperature)
         return (yield from work)
 
-    def values(self, rows: Rows, *, call: str | None = None) -> Generator[Done, None, FloatArray]:
+    def values(self, rows: Rows, *, call: str | None = None) -> Work[FloatArray]:
         """Score by a scalar model: the value of the state before each response token. As `logprobs` otherwise.
 
         Raises:
@@ -142,7 +140,7 @@ class Trainer:
         """
         return (yield from self._score(rows, "values", call, lambda outputs: outputs.values_R, Level.TOKEN))
 
-    def scores(self, rows: Rows, *, call: str | None = None) -> Generator[Done, None, FloatArray]:
+    def scores(self, rows: Rows, *, call: str | None = None) -> Work[FloatArray]:
         """Score by a scalar model: its head at the last token of each sample, [len(rows)]. As `logprobs` otherwise.
 
         Raises:
@@ -164,7 +162,7 @@ class Trainer:
         batch_values: Mapping[Column, FloatArray] = NO_VALUES,
         temperature: float | None = None,
         call: str | None = None,
-    ) -> Generator[Done, None, dict[str, float]]:
+    ) -> Work[dict[str, float]]:
         """Train: `epochs` passes over `mini_batches` mini-batches; one micro-batch or optimizer step per `next()`.
 
         The result does not depend on the order of `rows`. A mini-batch that the mask leaves no token of is no
@@ -224,7 +222,7 @@ class Trainer:
         batch_values: Mapping[Column, FloatArray] = NO_VALUES,
         temperature: float | None = None,
         call: str | None = None,
-    ) -> Generator[Done, None, dict[str, float]]:
+    ) -> Work[dict[str, float]]:
         """The loss over all rows as one mini-batch, without an update; one micro-batch per `next()`.
 
         Arguments as in `train`; a frozen role has it too.
@@ -283,7 +281,7 @@ class Trainer:
         pick: Callable[[Outputs], Tensor | None],
         level: Level,
         temperature: float | None = None,
-    ) -> Generator[Done, None, FloatArray]:
+    ) -> Work[FloatArray]:
         call = call or f"{self.role}.{what}"
         is_language = isinstance(self.model, LanguageModel)
         if is_language != (what == "logprobs"):
@@ -324,7 +322,7 @@ class Trainer:
             max_response_tokens=self._max_response_tokens,
         )
 
-    def _mini_batch(self, batch: MiniBatch, name: str, *, first: bool) -> Generator[Done, None, MiniBatchResult]:
+    def _mini_batch(self, batch: MiniBatch, name: str, *, first: bool) -> Work[MiniBatchResult]:
         assert self._optimizer is not None
         if batch.totals.tokens == 0:
             return MiniBatchResult({f"{self.role}/loss": 0.0}, None)

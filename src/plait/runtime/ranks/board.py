@@ -10,6 +10,8 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+from plait.schedule.work import Result, Work
+
 _BYTES = 128
 """Of one rank's line."""
 _COUNT_BYTES = 8
@@ -38,10 +40,20 @@ class Board:
         self.tick()
         try:
             yield
-        except StopIteration:  # the end of what was iterated over
+        except StopIteration:  # the end of a work
             self._write(before)
             raise
         self._write(before)
+
+    def through(self, action: str, work: Work[Result]) -> Work[Result]:
+        """The same work; the line says what it is while it goes on."""
+        while True:
+            with self.doing(action):
+                try:
+                    done = next(work)
+                except StopIteration as end:
+                    return end.value
+            yield done
 
     def tick(self) -> None:
         """Something was done: a rank that does not say so for too long, and waits for nobody who does, counts as

@@ -1,33 +1,29 @@
-"""What leader and other ranks do alike, beside the calls of the flow: moves, checkpoints, timelines.
-
-Moves and checkpoints are generators: an action per `next()`, recorded.
-"""
+"""What leader and other ranks do alike, beside the calls of the flow: moves, checkpoints, timelines."""
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import astuple, replace
 from pathlib import Path
 from typing import Any
 
 from plait.models.finite import Broken
 from plait.runtime.ranks.parts import Parts
-from plait.runtime.ranks.residence import recording_moves
-from plait.runtime.recorder import DISK, Recorder
 from plait.schedule.timeline import Span
+from plait.schedule.work import Work
 
 Counts = dict[str, dict[str, int]]
 """Role → counts of its optimizer."""
 
 
-def moving_part(parts: Parts, role: str, numbers: Sequence[int], recorder: Recorder) -> Generator[None, None, None]:
+def moving_part(parts: Parts, role: str, numbers: Sequence[int]) -> Work[None]:
     """Bring a role's weights from its home to some of its copies (`Parts.copies`)."""
     parts.make_room(role, numbers)
     for number in numbers:
-        yield from recording_moves(parts.moving(role, number), recorder, role)
+        yield from parts.moving(role, number)
 
 
-def saving_part(parts: Parts, folder: Path, recorder: Recorder) -> Generator[None, None, tuple[Counts, list[Broken]]]:
+def saving_part(parts: Parts, folder: Path) -> Work[tuple[Counts, list[Broken]]]:
     """Write what this rank holds of the optimizers' state. Returns the counts of what it trains, and what of it is not
     finite: such a role is not written, and the checkpoint cannot be used."""
     counts: Counts = {}
@@ -35,17 +31,14 @@ def saving_part(parts: Parts, folder: Path, recorder: Recorder) -> Generator[Non
     for role in parts.trained:
         found += parts.broken(role)
         if not found:
-            counts[role] = yield from recording_moves(parts.saving(role, folder), recorder, lane=DISK)
+            counts[role] = yield from parts.saving(role, folder)
     return counts, found
 
 
-def loading_part(
-    parts: Parts, folder: Path, counts: Mapping[str, Mapping[str, int]] | None, recorder: Recorder
-) -> Generator[None, None, None]:
+def loading_part(parts: Parts, folder: Path, counts: Mapping[str, Mapping[str, int]] | None) -> Work[None]:
     """Continue from a checkpoint of any plan; `counts` are of its state, None where one process saved it."""
     for role in parts.trained:
-        found = parts.loading(role, folder, None if counts is None else counts[role])
-        yield from recording_moves(found, recorder, lane=DISK)
+        yield from parts.loading(role, folder, None if counts is None else counts[role])
 
 
 def spans_as_values(spans: Sequence[Span], zero_s: float) -> list[Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
@@ -16,9 +16,10 @@ from plait.runtime.ranks.outlines import Arrays, pack_shares, unpack_share
 from plait.runtime.ranks.parcels import Parcel
 from plait.runtime.ranks.parts import Parts
 from plait.runtime.ranks.residence import Need
+from plait.schedule.work import Work
 from plait.training.mini_batch import mask_of
 from plait.training.row_shares import drawn_batches, shares_of
-from plait.training.trainer import Done, Trainer
+from plait.training.trainer import Trainer
 
 LEADER = 0
 """The rank that gives the commands."""
@@ -67,7 +68,7 @@ class ScoreCall:
         assert layout is not None, f"{self.call}: role `{self.role}` has no place to score"
         return layout
 
-    def run(self, parts: Parts) -> Generator[Done, None, FloatArray]:
+    def run(self, parts: Parts) -> Work[FloatArray]:
         part = parts.roles[self.role]
         trainer: Trainer = _there(part.scorer or part.trainer)
         match self.what:
@@ -110,8 +111,8 @@ class TrainCall:
 
     node: Node
     rows: Rows
-    step: int
-    """-1: evaluate."""
+    step: int | None
+    """None: evaluate."""
     temperature: float | None = None
     batch_values: Mapping[Column, FloatArray] = field(default_factory=dict)
 
@@ -126,14 +127,14 @@ class TrainCall:
     @property
     def need(self) -> Need:
         """What it computes with: to evaluate takes no optimizer."""
-        return self.role, "train" if self.step >= 0 else "home"
+        return self.role, "home" if self.step is None else "train"
 
     def layout(self, parts: Parts) -> Layout:
         layout = parts.places[self.role].train
         assert layout is not None, f"{self.call}: role `{self.role}` has no place to train"
         return layout
 
-    def run(self, parts: Parts) -> Generator[Done, None, dict[str, float]]:
+    def run(self, parts: Parts) -> Work[dict[str, float]]:
         trainer: Trainer = _there(parts.roles[self.role].trainer)
         node = self.node
         columns = {name: column for name, column in node.inputs.items() if name not in ("keep", "mask")}
@@ -145,7 +146,7 @@ class TrainCall:
             "call": node.call,
             "temperature": self.temperature,
         }
-        if self.step < 0:
+        if self.step is None:
             return (yield from trainer.evaluate(self.rows, columns, node.fn, **options))
         options |= {name: node.options[name] for name in ("mini_batches", "epochs")}
         return (yield from trainer.train(self.rows, columns, node.fn, step=self.step, **options))
@@ -172,7 +173,7 @@ class TrainCall:
 
     def _batches(self, rows: Rows, parts: Parts) -> Iterable[Sequence[int]]:
         """Positions of the ordered rows that are divided over the dp ranks together, as `Trainer` does it."""
-        if self.step < 0:
+        if self.step is None:
             return [range(len(rows))]
         of_node = {name: self.node.options[name] for name in ("epochs", "whole_groups")}
         return drawn_batches(rows, self.node.options["mini_batches"], seed=parts.recipe.seed, step=self.step, **of_node)

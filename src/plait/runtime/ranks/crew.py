@@ -8,30 +8,29 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
 from plait.checkpoint.store import FileDigest, digest_of
-from plait.dataflow import Dataflow
+from plait.errors import RunError
 from plait.models.finite import Broken
 from plait.runtime.ranks.board import Board
 from plait.runtime.ranks.chores import loading_part, moving_part, saving_part
-from plait.runtime.ranks.commands import LEADER, Call, Do
-from plait.runtime.ranks.crew_calls import CrewCall, CrewTrainer
+from plait.runtime.ranks.commands import LEADER, Call, Do, TrainCall
+from plait.runtime.ranks.crew_calls import CrewTrainer
 from plait.runtime.ranks.crew_engine import CrewEngine
 from plait.runtime.ranks.mail import Mail
 from plait.runtime.ranks.optimizer_state import refuse_broken
 from plait.runtime.ranks.parcels import Parcel
 from plait.runtime.ranks.parts import WAIT_S, Parts
-from plait.runtime.ranks.residence import Need, to_the_end
+from plait.runtime.ranks.residence import Need
 from plait.runtime.recorder import Recorder
 from plait.schedule.plan import Mode
 from plait.schedule.timeline import Span
-
-_ENDED = object()
+from plait.schedule.work import MOVED_ON, Done, Result, Work, to_the_end
 
 
 class Crew:
@@ -63,7 +62,7 @@ class Crew:
         self._counted = (0, 0)
         self.together: dict[int, str] = {}
         """What this rank and others are in the middle of, and the others cannot end alone; by number."""
-        self._moves: dict[int, Generator[None, None, None]] = {}
+        self._moves: dict[int, Work[None]] = {}
         """That have been announced and that this rank has not ended."""
         self.elsewhere: dict[int, tuple[int, ...]] = {}
         """Calls that score on other ranks alone: number → those ranks."""
@@ -102,9 +101,58 @@ class Crew:
         """The next answer of a rank to the command of this number."""
         return self.mail.receive([rank], what, WAIT_S, answers={number})[1]
 
-    def call(self, call: Call) -> CrewCall:
-        """A call that begins with the first `next()`."""
-        return CrewCall(self, call)
+    def calling(self, call: Call) -> Work[Any]:
+        """A call, which is announced with the first `next()`; its result is that of the trainer."""
+        ranks = call.layout(self.parts).mesh.ranks
+        with self.board.doing(call.call):
+            number = self._announce(call, ranks)
+        yield MOVED_ON
+        if LEADER in ranks:
+            result = yield from self.board.through(call.call, call.run(self.parts))
+            self.together.pop(number, None)
+            return result
+        while True:
+            if not self.mail.has(ranks[0], number):
+                yield None
+                continue
+            with self.board.doing(call.call):
+                answer = self.answer(ranks[0], number, call.call)
+            if "count" not in answer.header:
+                break
+            yield Done(units=answer.header["count"])
+        self.elsewhere.pop(number, None)
+        return call.result_of(answer)
+
+    def finish(self, work: Work[Result]) -> Result:
+        """Do all of a work, beside which nothing else is to be done; its result.
+
+        Raises:
+            RunError: nothing has come for WAIT_S.
+        """
+        while True:
+            try:
+                done = next(work)
+            except StopIteration as end:
+                return end.value
+            if done is None and not self.mail.wait(WAIT_S, "other ranks"):
+                raise RunError(f"rank {LEADER} expected a sign from other ranks within {WAIT_S:g} s")
+
+    def _announce(self, call: Call, ranks: Collection[int]) -> int:
+        """Returns the number of the command."""
+        if isinstance(call, TrainCall):
+            if call.step is not None:
+                self.trained(call.role)
+            number = self.tell(ranks, call.parcels(self.parts))
+        else:
+            self.freshen(call.role, "score")
+            number = self.tell(ranks, call.parcels(self.parts), self.copies(call.role, "score"))
+        if LEADER in ranks:
+            self.parts.residence.want(call.need)
+            if len(ranks) > 1:
+                self.together[number] = call.call
+        elif not isinstance(call, TrainCall):
+            self.elsewhere[number] = tuple(ranks)
+        return number
 
     def trained(self, role: str) -> None:
         """A call that trains the role has been announced."""
@@ -116,9 +164,9 @@ class Crew:
 
     def freshen(self, role: str, mode: Mode | None = None) -> None:
         """`freshening` in one go."""
-        to_the_end(self.freshening(role, mode))
+        self.recorder.drain(self.freshening(role, mode), role)
 
-    def freshening(self, role: str, mode: Mode | None = None) -> Generator[None, None, None]:
+    def freshening(self, role: str, mode: Mode | None = None) -> Work[None]:
         """Have a role's weights brought to where they are needed for a mode, if they are not there as they are; None:
         to all copies that stay on their devices. It is announced at once; the leader's part is an action per `next()`.
         """
@@ -132,15 +180,10 @@ class Crew:
         self._moves[place] = self._moving(place, role, numbers if LEADER in movers else [])
         return self._moves[place]
 
-    def _moving(self, place: int, role: str, numbers: Sequence[int]) -> Generator[None, None, None]:
+    def _moving(self, place: int, role: str, numbers: Sequence[int]) -> Work[None]:
         if numbers:
-            actions, name = moving_part(self.parts, role, numbers, self.recorder), f"{role}.weights (move)"
-            self.together[place] = name
-            while True:
-                with self.board.doing(name):
-                    if next(actions, _ENDED) is _ENDED:
-                        break
-                yield
+            self.together[place] = name = f"{role}.weights (move)"
+            yield from self.board.through(name, moving_part(self.parts, role, numbers))
             del self.together[place]
         del self._moves[place]
 
@@ -204,7 +247,7 @@ class Crew:
         """
         number = self.tell((LEADER, *self.others), Parcel({"do": Do.SAVE, "folder": str(folder)}))
         with self.board.doing("save"):
-            counts, found = to_the_end(saving_part(self.parts, folder, self.recorder))
+            counts, found = self.recorder.drain(saving_part(self.parts, folder))
             for rank in self.others:
                 header = self.answer(rank, number, "its part of the checkpoint").header
                 counts |= header["counts"]
@@ -217,7 +260,7 @@ class Crew:
         header = {"do": Do.LOAD, "folder": str(folder), "counts": counts, "threads": threads}
         self.tell((LEADER, *self.others), Parcel(header))
         with self.joining("load"):
-            to_the_end(loading_part(self.parts, folder, counts, self.recorder))
+            self.recorder.drain(loading_part(self.parts, folder, counts))
         for role, place in self.parts.places.items():
             if place.train is not None:
                 self.trained(role)
@@ -259,8 +302,8 @@ class Crew:
         """That of the role: one for all calls."""
         return self._engines.setdefault(role, CrewEngine(self, role))
 
-    def trainer(self, role: str, flow: Dataflow, max_positions: int) -> CrewTrainer:
-        return CrewTrainer(self, role, flow, max_positions)
+    def trainer(self, role: str, max_positions: int) -> CrewTrainer:
+        return CrewTrainer(self, role, max_positions)
 
     def close(self) -> None:
         """Let the other ranks go, whatever they are doing for nobody."""

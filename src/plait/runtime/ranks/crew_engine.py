@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections import defaultdict
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from plait.data.records import Prompt, Sample
-from plait.generation.engine import Engine, StepRecord
+from plait.generation.engine import Engine
 from plait.generation.noise import NoiseKey
 from plait.generation.request import Request
 from plait.generation.settings import Sampling
@@ -15,6 +16,7 @@ from plait.layout.mesh import Layout
 from plait.runtime.ranks.commands import LEADER, Do
 from plait.runtime.ranks.member import Member
 from plait.runtime.ranks.parcels import Parcel, pack_requests, unpack_samples
+from plait.schedule.work import MOVED_ON, Done
 
 if TYPE_CHECKING:
     from plait.runtime.ranks.crew import Crew
@@ -54,8 +56,6 @@ class CrewEngine:
         self._rollout: tuple[NoiseKey, Sampling] | None = None
         """What the requests that are dealt have in common."""
         self.policy_version = 0
-        self.last_step: StepRecord | None = None
-        """None after a step in which only other ranks worked."""
 
     @property
     def model(self) -> Any:
@@ -66,11 +66,6 @@ class CrewEngine:
     def not_lowered(self) -> str | None:
         """Of the leader's own part."""
         return None if self._own is None else self._own.not_lowered
-
-    @property
-    def received_bytes(self) -> int:
-        """Of the leader's own part."""
-        return 0 if self._own is None else self._own.received_bytes
 
     @property
     def has_work(self) -> bool:
@@ -105,15 +100,20 @@ class CrewEngine:
     def step(self) -> list[Sample]:
         """One step of the leader's own instance, and what others have finished meanwhile; where that is nothing, it
         waits for them, but not for long."""
+        return self.advance(f"{self._role}.generate")[1]
+
+    def advance(self, call: str) -> tuple[Done, list[Sample]]:
+        """As `step`: what the leader's own instance did, as an action of a call, and the samples that are finished."""
         assert self.has_work, "step without work"
         with self._crew.board.doing(f"{self._role}.generate"):
-            return self._step()
+            worked, finished = self._step()
+        done = MOVED_ON if not worked or self._member is None else self._member.last_done(call)
+        return replace(done, units=len(finished)), finished
 
-    def _step(self) -> list[Sample]:
+    def _step(self) -> tuple[bool, list[Sample]]:
         if self._may_deal:
             self._deal()
         finished: list[Sample] = []
-        self.last_step = None
         if works := self._works:
             assert self._own_place is not None, "an engine of no instance"
             finished += self._own_step()
@@ -132,7 +132,7 @@ class CrewEngine:
         if not self.has_work:
             self._prompts.clear()
             self._asked.clear()
-        return finished
+        return works, finished
 
     def _own_step(self) -> list[Sample]:
         """Of the leader's instance, in lockstep with the other ranks of it, if there are any."""
@@ -141,7 +141,6 @@ class CrewEngine:
         joining = self._crew.joining(f"{self._role}.generate") if member.is_joint else nullcontext()
         with joining:
             found = member.step(_nothing_to_wait_for)
-        self.last_step = member.last_step
         return [sample for samples in found.values() for sample in samples]
 
     def give_up(self) -> None:

@@ -18,7 +18,7 @@ def crew_roles(prepared: Prepared, crew: Crew, pools: Mapping[str, RewardPool]) 
     actor = next((one for one in prepared.models if one.role == "actor"), None)
     roles: dict[str, RoleRuntime] = {}
     for one in prepared.models:
-        trainer = crew.trainer(one.role, flow, prepared.shapes[one.name].max_positions)
+        trainer = crew.trainer(one.role, prepared.shapes[one.name].max_positions)
         if is_reward(one, flow):
             settings = recipe.reward if one.role == "reward" else recipe.cost
             tokenizer = load_tokenizer(one.name, one.key)

@@ -17,6 +17,7 @@ from plait.generation.engine import Engine, StepRecord
 from plait.generation.request import Request
 from plait.models.team import Team
 from plait.runtime.ranks.commands import LEADER
+from plait.schedule.work import MOVED_ON, Done
 
 
 class Member:
@@ -37,6 +38,8 @@ class Member:
         """The number of the last command heard."""
         self._asked: dict[int, int] = {}
         """Prompt whose samples are being generated → the command that asked for them."""
+        self.last_bytes = 0
+        """Activations that came from other ranks in the last step."""
         self.last_step: StepRecord | None = None
         """None after a step that computed nothing."""
 
@@ -45,10 +48,11 @@ class Member:
         """Whether other ranks generate with it."""
         return self._peers.size > 1
 
-    @property
-    def received_bytes(self) -> int:
-        """Activations that came from other ranks of the instance, so far."""
-        return self._engine.received_bytes
+    def last_done(self, call: str) -> Done:
+        """The last step as an action of a call, recorded where it computed something."""
+        if self.last_step is None:
+            return MOVED_ON
+        return self.last_step.done(call, self.last_bytes, units=self.last_step.num_finished)
 
     @property
     def is_empty(self) -> bool:
@@ -87,11 +91,13 @@ class Member:
         """
         self._take(self._agreed(read))
         self.last_step = None
+        before = self._engine.received_bytes
         finished: dict[int, list[Sample]] = defaultdict(list)
         if self._engine.has_work:
             for sample in self._engine.step():
                 finished[self._asked[sample.prompt.uid]].append(sample)
             self.last_step = self._engine.last_step
+            self.last_bytes = self._engine.received_bytes - before
         if self.is_empty:
             self._asked.clear()
         return finished

@@ -6,7 +6,7 @@ holds (`reallocation.saving`). Both are layouts, and both are read by runs of ei
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,15 +20,16 @@ from plait.layout.move import plan_move
 from plait.layout.params import Parameters
 from plait.layout.shards import shard
 from plait.models.finite import Broken, broken, describe, is_finite
-from plait.reallocation.mover import Moved, moving
+from plait.reallocation.mover import moving
 from plait.reallocation.saving import loading, saving
 from plait.reallocation.stores import StoreFile
+from plait.schedule.work import DISK, Work, to_the_end
 from plait.training.trainer import Trainer
 
 COUNTS = ("attempted_steps", "applied_steps", "skipped_in_row")
 
 
-def saving_state(trainer: Trainer, cluster: Cluster, rank: int, folder: Path) -> Generator[Moved, None, dict[str, int]]:
+def saving_state(trainer: Trainer, cluster: Cluster, rank: int, folder: Path) -> Work[dict[str, int]]:
     """Write what this rank holds; every rank of the trainer's layout does its part. Returns the counts."""
     state = trainer.state()
     for name, held in trainer.holdings().items():
@@ -68,7 +69,7 @@ def loading_state(
     folder: Path,
     counts: Mapping[str, int] | None,
     deadline_s: float,
-) -> Generator[Moved, None, None]:
+) -> Work[None]:
     """Continue from what any plan saved; every rank of the trainer's layout does its part. Working weights follow.
 
     Args:
@@ -88,7 +89,8 @@ def loading_state(
         stored = Checkpoint(0, folder, {}).tensors_path
         source, files = _one_file(held, parameters, cluster, stored, f"{trainer.role}/{name}")
         plan = plan_move(source, held, cluster)
-        yield from moving(plan, rank, buffers, files=files, deadline_s=deadline_s, name=f"{trainer.role}.{name}.load")
+        name = f"{trainer.role}.{name}.load"
+        yield from moving(plan, rank, buffers, files=files, deadline_s=deadline_s, name=name, lane=DISK)
     if counts is None:
         tensors = Checkpoint(0, folder, {}).tensors()
         counts = {name: int(tensors[f"{trainer.role}/{name}"]) for name in COUNTS}
@@ -100,8 +102,7 @@ def read_masters(model: Any, role: str, folder: Path) -> None:
     dtype = str(model.trained_weights.dtype).removeprefix("torch.")
     target = weights(model.trained_parameters, Layout.on((0,)), dtype, "weights")
     buffers = {"weights": model.trained_weights}
-    for _ in loading(target, Cluster(1, 1), 0, buffers, folder, f"{role}.masters"):
-        pass
+    to_the_end(loading(target, Cluster(1, 1), 0, buffers, folder, f"{role}.masters"))
 
 
 def _one_file(

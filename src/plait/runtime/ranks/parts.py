@@ -7,7 +7,7 @@ the same part of a model on one rank there is one part, and nothing is moved.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -28,7 +28,7 @@ from plait.models.language_model import LanguageModel
 from plait.models.scalar_model import ScalarModel
 from plait.models.team import Team, WaitingFor, make_teams
 from plait.models.working_weights import dtype_of
-from plait.reallocation.mover import Moved, execute, moving
+from plait.reallocation.mover import MoveReport, execute, moving
 from plait.reallocation.offload import HostMemory
 from plait.runtime.ranks.idle import Copies, Idle, Owner
 from plait.runtime.ranks.instances import engine_of
@@ -49,6 +49,7 @@ from plait.schedule.placements import (
     placements_of,
 )
 from plait.schedule.plan import After, Plan
+from plait.schedule.work import Work
 from plait.training.trainer import Trainer
 
 Model = LanguageModel | ScalarModel
@@ -252,12 +253,12 @@ class Parts:
         }
         return tuple(plans), {**self._memory.get(self._owner(part.one), {}), **alone}
 
-    def moving(self, role: str, number: int) -> Iterator[Moved]:
-        """Bring the weights of a role from its home to some of its copies, an action per `next()`."""
+    def moving(self, role: str, number: int) -> Work[MoveReport | None]:
+        """Bring the weights of a role from its home to some of its copies; None: this rank has no part in it."""
         part = self.roles.get(role)
         if part is None or self.rank not in part.moves[number].rows:
-            return iter(())
-        return moving(
+            return None
+        work = moving(
             part.moves[number],
             self.rank,
             part.buffers,
@@ -265,6 +266,7 @@ class Parts:
             name=f"{role}.weights",
             waiting_for=self._waiting_for,
         )
+        return (yield from work)
 
     def make_room(self, role: str, numbers: Sequence[int]) -> None:
         """Before `moving` to these copies: have what is moved on the device, and memory for what comes."""
@@ -372,12 +374,12 @@ class Parts:
         self.residence.want((role, "train"))
         return broken_state(self._trainer_of(role), self.rank)
 
-    def saving(self, role: str, folder: Path) -> Generator[Moved, None, dict[str, int]]:
+    def saving(self, role: str, folder: Path) -> Work[dict[str, int]]:
         """Write what this rank holds of a trained role's optimizer. Returns its counts."""
         self.residence.want((role, "train"))
         return saving_state(self._trainer_of(role), self.cluster, self.rank, folder)
 
-    def loading(self, role: str, folder: Path, counts: Mapping[str, int] | None) -> Generator[Moved, None, None]:
+    def loading(self, role: str, folder: Path, counts: Mapping[str, int] | None) -> Work[None]:
         """Continue from a checkpoint of any plan; see `optimizer_state.loading_state`."""
         self.residence.want((role, "train"))
         parameters = self.roles[role].parameters

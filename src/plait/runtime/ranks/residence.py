@@ -7,16 +7,16 @@ leave.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from torch import Tensor
 
-from plait.reallocation.mover import Moved
 from plait.reallocation.offload import HostMemory
 from plait.runtime.recorder import Recorder
 from plait.schedule.plan import After
+from plait.schedule.work import Work, to_the_end
 
 Need = tuple[str, Literal["train", "score", "decode", "home"]]
 """A role and a call of it; `home`: the role's own weights alone, without optimizer state."""
@@ -72,7 +72,7 @@ class Residence:
             unit.memory.allocate()
         for unit in wanted:
             if unit.memory.is_away:
-                self._record(unit.memory.onloading(), "ONLOAD", unit)
+                self._record(unit.memory.onloading(), unit)
 
     def now(self, buffer: Tensor) -> Tensor | None:
         """The values of a buffer of this rank, perhaps in host memory; None where they are nowhere."""
@@ -98,39 +98,10 @@ class Residence:
         if unit.after == "drop":
             unit.memory.drop()
         else:
-            self._record(unit.memory.offloading(), "OFFLOAD", unit)
+            self._record(unit.memory.offloading(), unit)
 
-    def _record(self, steps: Iterator[Moved], kind: str, unit: Unit) -> None:
+    def _record(self, work: Work[Any], unit: Unit) -> None:
         if self.recorder is None:
-            for _ in steps:
-                pass
+            to_the_end(work)
         else:
-            to_the_end(recording_moves(steps, self.recorder, unit.role, kind=kind))
-
-
-def recording_moves(
-    steps: Iterator[Moved], recorder: Recorder, role: str = "", lane: str = "link", kind: str | None = None
-) -> Generator[None, None, Any]:
-    """A move, an action per `next()`, each of them a span; its result is the move's report.
-
-    Args:
-        kind: of all of its actions; None: their own.
-    """
-    while True:
-        with recorder.span("", "MOVE", role, lane) as mark:
-            try:
-                done = next(steps)
-            except StopIteration as end:
-                mark.keep = False
-                return end.value
-            mark.action, mark.kind, mark.bytes = done.action, kind or done.kind.name, done.num_bytes
-        yield
-
-
-def to_the_end(actions: Generator[None, None, Any]) -> Any:
-    """Do all actions; the result."""
-    while True:
-        try:
-            next(actions)
-        except StopIteration as end:
-            return end.value
+            self.recorder.drain(work, unit.role)

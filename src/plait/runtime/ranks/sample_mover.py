@@ -13,7 +13,7 @@ has lost by then is asked for again.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -30,9 +30,10 @@ from plait.layout.move_plan import MovePlan
 from plait.models.team import Peers
 from plait.policy.step import Key
 from plait.reallocation.memory import allocate
-from plait.reallocation.mover import Moved, MoveReport, moving
+from plait.reallocation.mover import MoveReport, moving
 from plait.runtime.ranks.parcels import Parcel
 from plait.runtime.ranks.sample_offers import Answer, Lack, Offer, gaps, shares_prompt
+from plait.schedule.work import Work
 
 _PROMPT = -1
 """In place of a sample's index: what all samples of a prompt share."""
@@ -91,7 +92,7 @@ class SampleMover:
         self._arrived: dict[Key, list[SampleState]] = {}
         """In the target: what came of samples (of prompts, with `_PROMPT`) that are still in the source."""
 
-    def moving(self, keys: Sequence[Key] = (), *, final: bool = True) -> Generator[Moved, None, SamplesMoved]:
+    def moving(self, keys: Sequence[Key] = (), *, final: bool = True) -> Work[SamplesMoved]:
         """Do this rank's part of one stage, an action of the move per `next()`.
 
         Between two `next()` engines of one rank may step; ranks of larger instances step together, so not here.

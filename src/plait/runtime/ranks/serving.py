@@ -6,7 +6,7 @@ already, or word that nobody waits for something any longer. Which work goes on,
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from plait.generation.request import Request
-from plait.policy.turns import Work, next_work
+from plait.policy.turns import Turn, next_turn
 from plait.runtime.ranks.board import Board
 from plait.runtime.ranks.chores import loading_part, moving_part, saving_part, spans_as_values
 from plait.runtime.ranks.commands import LEADER, Call, Do, ScoreCall, TrainCall
@@ -23,6 +23,7 @@ from plait.runtime.ranks.member import Member
 from plait.runtime.ranks.parcels import Parcel, pack_samples, unpack_requests
 from plait.runtime.ranks.parts import WAIT_S, Parts
 from plait.runtime.recorder import Recorder
+from plait.schedule.work import MOVED_ON, Work
 
 REPORT_S = 0.25
 """Between two reports of a call in which the leader has no part."""
@@ -32,13 +33,14 @@ REPORT_S = 0.25
 class _Ongoing:
     """A work that has been announced and has not ended."""
 
-    work: Work
+    turn: Turn
     name: str
     """For the board."""
     step: int | None
     """Of the run, which its records belong to."""
-    actions: Iterator[None] = field(repr=False)
-    """One per `next()`."""
+    actions: Work[None] = field(repr=False)
+    role: str = ""
+    """For records."""
 
 
 class Server:
@@ -64,7 +66,7 @@ class Server:
         """Raises what an action raises; the run is over then."""
         while True:
             self._read()
-            number = next_work([one.work for one in self._works.values()])
+            number = next_turn([one.turn for one in self._works.values()])
             if number == self._end:
                 return
             self._go_on(self._works[number])
@@ -81,13 +83,13 @@ class Server:
 
     def _go_on(self, one: _Ongoing) -> None:
         self._turn += 1
-        one.work = replace(one.work, turn=self._turn)
+        one.turn = replace(one.turn, last=self._turn)
         self._recorder.step = one.step
         with self._board.doing(one.name):
             try:
-                next(one.actions)
+                self._recorder.advance(one.actions, one.role)
             except StopIteration:
-                self._works.pop(one.work.number, None)
+                self._works.pop(one.turn.number, None)
 
     # -- commands
 
@@ -106,27 +108,29 @@ class Server:
                 self._leave(command)
             case do:
                 name = f"{header['role']}.weights ({do})" if "role" in header else str(do)
-                self._begin(header, name, self._chore(do, command), is_alone=True)
+                self._begin(header, name, self._chore(do, command), role=header.get("role", ""), is_alone=True)
 
     def _begin(
         self,
         header: Mapping[str, Any],
         name: str,
-        actions: Iterator[None],
+        actions: Work[None],
         *,
+        role: str = "",
         is_joint: bool = False,
         is_alone: bool = False,
     ) -> None:
         number, step = header["number"], header["at"]
         # What the plan lets leave the device makes room for what others need: no two of them at once.
         is_alone |= bool(self._parts.residence.units)
-        self._works[number] = _Ongoing(Work(number, is_joint, is_alone), name, step, actions)
+        self._works[number] = _Ongoing(Turn(number, is_joint, is_alone), name, step, actions, role)
 
     def _take_call(self, call: Call, command: Parcel) -> None:
         ranks = call.layout(self._parts).mesh.ranks
         changes_weights = isinstance(call, TrainCall)
         actions = self._calling(call, ranks, command)
-        self._begin(command.header, call.call, actions, is_joint=len(ranks) > 1, is_alone=changes_weights)
+        is_joint = len(ranks) > 1
+        self._begin(command.header, call.call, actions, role=call.role, is_joint=is_joint, is_alone=changes_weights)
 
     def _ask(self, role: str, command: Parcel, requests: Sequence[Request]) -> None:
         """An instance at work begins a later step with them; one that is not has a work more."""
@@ -139,7 +143,7 @@ class Server:
         member = self._member(role)
         self._generating.add(role)
         actions = self._generated(role, member, header["at"])
-        self._begin(header, f"{role}.generate", actions, is_joint=member.is_joint)
+        self._begin(header, f"{role}.generate", actions, role=role, is_joint=member.is_joint)
 
     def _forget(self, number: int, role: str | None, call: int | None) -> None:
         """Requests for a role, or a call that this rank has to itself: others are in the middle of theirs together."""
@@ -153,9 +157,9 @@ class Server:
         self._end = command.header["number"]
         for member in self._members.values():
             member.hear(command.header["number"], None)
-        for number in [number for number, one in self._works.items() if not one.work.is_joint]:
+        for number in [number for number, one in self._works.items() if not one.turn.is_joint]:
             del self._works[number]
-        self._begin(command.header, str(Do.END), iter(()), is_alone=True)
+        self._begin(command.header, str(Do.END), _nothing(), is_alone=True)
 
     def _member(self, role: str) -> Member:
         if role not in self._members:
@@ -170,67 +174,70 @@ class Server:
 
     # -- works
 
-    def _calling(self, call: Call, ranks: Sequence[int], command: Parcel) -> Iterator[None]:
+    def _calling(self, call: Call, ranks: Sequence[int], command: Parcel) -> Work[None]:
         """A call that scores or trains; the first rank of a layout that the leader is not in reports to it."""
         reports = LEADER not in ranks and ranks[0] == self._parts.rank
         number = command.header["number"]
         self._parts.residence.want(call.need)
+        yield MOVED_ON
         work = call.run(self._parts)
         count, reported_s = 0, self._recorder.now_s
         while True:
-            with self._recorder.span(call.call, "CALL", call.role) as mark:
-                try:
-                    done = next(work)
-                except StopIteration as end:
-                    mark.keep = False
-                    result = end.value
-                    break
-                mark.is_of(done)
+            try:
+                done = next(work)
+            except StopIteration as end:
+                result = end.value
+                break
             count += 1
             if reports and self._recorder.now_s - reported_s > REPORT_S:
                 self._answer(number, Parcel({"count": count}), "a report")
                 count, reported_s = 0, self._recorder.now_s
-            yield
+            yield done
         if reports:
             self._answer(number, call.answer(result), "a result")
 
-    def _generated(self, role: str, member: Member, step: int | None) -> Iterator[None]:
+    def _generated(self, role: str, member: Member, step: int | None) -> Work[None]:
         """The steps of an instance, until it has nothing in flight; requests that it has not begun with then are a work
         of their own, so that all its ranks agree on what else comes before them."""
         delivers = member.decides and self._parts.rank != LEADER
         self._parts.residence.want((role, "decode"))
-        while True:
-            with self._recorder.generating(f"{role}.generate", role, member):
-                finished = member.step(self._read_one)
+        is_empty = False
+        while not is_empty:
+            finished = member.step(self._read_one)
             if delivers:
                 for number, samples in finished.items():
                     self._answer(number, pack_samples(samples), "samples")
-            if member.is_empty:
-                break
-            yield
+            is_empty = member.is_empty
+            yield member.last_done(f"{role}.generate")
         self._generating.remove(role)
         if (number := member.next_number) is not None:
             self._generate(role, {"number": number, "at": step})
 
-    def _chore(self, do: Do, command: Parcel) -> Iterator[None]:
+    def _chore(self, do: Do, command: Parcel) -> Work[None]:
         """A command without a call of the flow behind it."""
         header, parts, recorder = command.header, self._parts, self._recorder
         match do:
             case Do.MOVE:
-                yield from moving_part(parts, header["role"], header["numbers"], recorder)
+                yield from moving_part(parts, header["role"], header["numbers"])
             case Do.VERSION:
                 self._member(header["role"]).update_weights(header["version"])
             case Do.GATHER:
                 parts.gather(header["role"])
             case Do.SAVE:
-                counts, found = yield from saving_part(parts, Path(header["folder"]), recorder)
+                counts, found = yield from saving_part(parts, Path(header["folder"]))
                 self._answer(header["number"], Parcel({"counts": counts, "broken": found}), "what was saved")
             case Do.LOAD:
                 torch.set_num_threads(header["threads"])
-                yield from loading_part(parts, Path(header["folder"]), header["counts"], recorder)
+                yield from loading_part(parts, Path(header["folder"]), header["counts"])
             case Do.SPANS:
                 parts.residence.want()
                 spans = spans_as_values(recorder.take().spans, header["zero"])
                 self._answer(header["number"], Parcel({"spans": spans}), "a timeline")
             case _:
                 raise AssertionError(f"a command `{do}` that nobody serves")
+
+
+def _nothing() -> Work[None]:
+    """A work that has ended."""
+    return
+    yield

@@ -1,0 +1,204 @@
+"""What each call of a flow does, as a work: reads, computes, generates, scores, trains, an action at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from plait.data.rows import FloatArray, Rows, evaluate, spread_to
+from plait.dataflow import CallKind, Dataflow, Level, Node
+from plait.errors import RunError
+from plait.observe.progress import Progress
+from plait.runtime.order import scores_alone
+from plait.runtime.ranks.crew_calls import CrewTrainer
+from plait.runtime.recipes.recipe import Recipe
+from plait.runtime.recorder import Recorder
+from plait.runtime.rewarding import Rewarding
+from plait.runtime.roles import ModelRole, RewardRole, RoleRuntime
+from plait.runtime.rollout import Draw, Rollout
+from plait.runtime.step import StepState
+from plait.runtime.streams import Part, in_parts
+from plait.schedule.work import Work
+
+
+class Calls:
+    """The calls of a flow, bound to the engines of its roles."""
+
+    def __init__(
+        self, flow: Dataflow, roles: Mapping[str, RoleRuntime], recipe: Recipe, recorder: Recorder, progress: Progress
+    ) -> None:
+        self._flow = flow
+        self._roles = roles
+        self._recorder = recorder
+        self._progress = progress
+        self._of_next_step = {node.inputs["value"] for node in flow.of_kind(CallKind.BECOMES)}
+        self._rewarding = Rewarding(flow, roles, recorder, progress)
+        self._rollout = Rollout(flow, self._rewarding, recipe, progress)
+        self._max_response_tokens = recipe.sampling.max_response_tokens
+
+    def mesh(self, node: Node, *, begins: bool = False) -> frozenset[int]:
+        """The ranks that a call keeps busy; to begin, with those that bring it weights."""
+        trainer = self.trainer(node)
+        if trainer is None:
+            return frozenset()
+        mesh = trainer.mesh(node.kind, begins=begins)
+        resample = node.options.get("resample") if node.kind is CallKind.GENERATE else None
+        if resample is not None and (judge := self._rewarding.scorer_of(resample.reward)) is not None:
+            mesh |= judge.mesh(CallKind.SCORE, begins=begins)
+        return mesh
+
+    def trainer(self, node: Node) -> CrewTrainer | None:
+        """Of the model that a call asks; None: it asks none."""
+        role = self._roles.get(str(node.role))
+        if isinstance(role, ModelRole):
+            return role.trainer
+        return None if role is None else self._rewarding.scorer_of(str(node.role))
+
+    def streams(self, node: Node) -> bool:
+        """Whether a call scores parts of a rollout, as its samples are finished: on other ranks than those that
+        generate. That is the plan's to say, not the clock's, and it computes the same parts when it begins late."""
+        source, scores = self._flow.nodes[node.rows], node.kind is CallKind.SCORE
+        if not scores or source.kind is not CallKind.GENERATE or source.options["resample"] is not None:
+            return False
+        is_reward = isinstance(self._roles[str(node.role)], RewardRole)
+        return (is_reward or scores_alone(node, self._roles)) and not self.mesh(node) & self.mesh(source)
+
+    def work(self, node: Node, state: StepState, draw: Draw, model_is_done: Callable[[], None]) -> Work[Any]:
+        """What a call does, its weights being where it needs them. That of a TRAIN node returns metrics, or None where
+        there is nothing to do in this step.
+
+        Args:
+            model_is_done: called when a reward model has scored all, and its functions are waited for.
+        """
+        match node.kind:
+            case CallKind.GENERATE:
+                engine = self._model(node).engine
+                assert engine is not None, f"{node.call}: role `{node.role}` has no generation engine"
+                return self._rollout.work(node, engine, state, draw)
+            case CallKind.SCORE if isinstance(self._roles[str(node.role)], RewardRole):
+                return self._rewarding.work(node, state, self._parts(node, state), model_is_done)
+            case CallKind.SCORE:
+                return self._scored(node, state)
+            case CallKind.TRAIN:
+                return self._trained(node, state)
+            case _:
+                return self._at_once(node, state)
+
+    # -- score
+
+    def _parts(self, node: Node, state: StepState) -> list[Part]:
+        """What is scored together: the rows of the call, or parts of them."""
+        trainer = self.trainer(node)
+        if self.streams(node) and trainer is not None:
+            return state.growing[node.rows].parts(self._max_response_tokens, trainer.tokens_of_a_part)
+        return [lambda: state.born[node.rows]]
+
+    def _scored(self, node: Node, state: StepState) -> Work[None]:
+        self._progress.phase(node.call, 0, "actions")
+        found = yield from in_parts(self._parts(node, state), partial(self._score, node), node.call)
+        while node.rows not in state.tables:  # its last samples have been scored before it has ended
+            yield None
+        samples = tuple(sample for rows, _ in found for sample in rows.samples)
+        state.add_scored(node.outputs[0], Rows(samples), np.concatenate([values for _, values in found]))
+
+    def _score(self, node: Node, rows: Rows, name: str) -> Work[FloatArray]:
+        """A SCORE call of a model; its result is the column."""
+        trainer = self._model(node).trainer
+        match node.call.split("#")[0].rsplit(".", 1)[1]:
+            case "logprobs":
+                return trainer.logprobs(rows, call=name, temperature=self._temperature(node))
+            case "values":
+                return trainer.values(rows, call=name)
+            case _:
+                return trainer.scores(rows, call=name)
+
+    # -- train
+
+    def _trained(self, node: Node, state: StepState) -> Work[dict[str, float] | None]:
+        if state.step < node.options["after"]:
+            return None
+        self._progress.phase(node.call, 0, "actions")
+        of = {"temperature": self._temperature(node), "batch_values": state.batch}
+        rows = self._rows_of(node, state)
+        return (yield from self._model(node).trainer.train(node, rows, step=state.step, **of))
+
+    def evaluated(self, node: Node, state: StepState) -> Work[dict[str, float]]:
+        """What training on the samples would log, without training on them."""
+        self._progress.phase(node.call, 0, "actions")
+        of = {"temperature": self._temperature(node), "batch_values": state.batch}
+        return self._model(node).trainer.evaluate(node, self._rows_of(node, state), **of)
+
+    def _rows_of(self, node: Node, state: StepState) -> Rows:
+        """What a TRAIN call trains on, with the columns that its loss reads."""
+        rows = state.tables[node.rows]
+        for column in node.inputs.values():
+            if column.level is not Level.BATCH and column.rows != node.rows:
+                rows = rows.with_column(column, spread_to(column, state.tables[column.rows], rows, node.call))
+        if (keep := node.inputs.get("keep")) is not None:
+            kept = np.flatnonzero(rows.columns[keep])
+            state.metrics[f"{node.role}/samples_left_out"] = len(rows) - len(kept)
+            rows = rows.select(kept.tolist())
+        return rows
+
+    def _temperature(self, node: Node) -> float | None:
+        """Given samples were not drawn at the sampling temperature: their log-probs are those at 1."""
+        return 1.0 if self._flow.nodes[node.rows].kind is CallKind.READ else None
+
+    def _model(self, node: Node) -> ModelRole:
+        role = self._roles[str(node.role)]
+        assert isinstance(role, ModelRole), f"{node.call}: role `{node.role}` is no model"
+        return role
+
+    # -- read and compute
+
+    def _at_once(self, node: Node, state: StepState) -> Work[None]:
+        match node.kind:
+            case CallKind.READ:
+                self._read(node, state)
+            case CallKind.COMPUTE:
+                self._compute(node, state)
+            case CallKind.CARRIED:
+                start = np.asarray(node.options["start"], dtype=np.float64)
+                value = state.carried.get(node.call, start)
+                state.batch[node.outputs[0]] = value
+                _record(node.call, value, state)
+            case CallKind.BECOMES:
+                self._keep(node, state)
+        return
+        yield
+
+    def _read(self, node: Node, state: StepState) -> None:
+        given = sorted(state.given[node.call], key=lambda one: (one.sample.prompt.uid, one.sample.index))
+        rows = Rows(tuple(one.sample for one in given))
+        trained = np.array([flag for one in given for flag in one.trained], dtype=np.float64)
+        margins = [one.margin for one in given]
+        rows = rows.with_column(node.outputs[0], trained).with_column(node.outputs[1], margins)
+        state.begin_table(node.id, rows)
+
+    def _compute(self, node: Node, state: StepState) -> None:
+        output = node.outputs[0]
+        with self._recorder.span(node.call, "COMPUTE"):
+            values = evaluate(node, state.tables, state.batch)
+        if output.level is Level.BATCH:
+            state.batch[output] = values
+            if output not in self._of_next_step:
+                _record(node.call, values, state)
+        else:
+            state.add(output, values)
+
+    def _keep(self, node: Node, state: StepState) -> None:
+        name = self._flow.nodes[node.options["carried"]].call
+        value = state.batch[node.inputs["value"]]
+        now = state.batch[self._flow.nodes[node.options["carried"]].outputs[0]]
+        if value.shape != now.shape:
+            raise RunError(f"carried({name!r}) has shape {now.shape} and cannot become one of shape {value.shape}")
+        state.next_carried[name] = value
+
+
+def _record(name: str, value: FloatArray, state: StepState) -> None:
+    """A number for the whole batch is a metric of its name."""
+    if value.ndim == 0:
+        state.metrics[name] = float(value)

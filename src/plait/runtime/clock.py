@@ -1,0 +1,57 @@
+"""The clock of a run: one action of a call at a time, recorded and shown; and where none can go on, the wait for other
+ranks and for reward functions."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Sequence
+
+from plait.errors import RunError
+from plait.observe.progress import Progress
+from plait.rewards.pool import RewardPool
+from plait.runtime.ranks.commands import LEADER
+from plait.runtime.ranks.crew import Crew
+from plait.runtime.ranks.parts import WAIT_S
+from plait.runtime.recorder import Recorder
+from plait.schedule.dispatch import Task
+from plait.schedule.work import Done
+
+LOOK_S = 1.0
+"""Between two looks at reward functions that say nothing."""
+
+
+class RunClock:
+    """`schedule.dispatch.Clock` of the process that leads a run."""
+
+    def __init__(self, crew: Crew, pools: Collection[RewardPool], recorder: Recorder, progress: Progress) -> None:
+        self._crew = crew
+        self._pools = tuple(pools)
+        self._recorder = recorder
+        self._progress = progress
+        self._last_s = 0.0
+        """When a call has gone on."""
+
+    def advance(self, task: Task) -> Done | None:
+        """Raises what the call raises."""
+        with self._crew.board.doing(task.name):
+            done = self._recorder.advance(task.work, task.role)
+        if done is not None:
+            self._progress.advance(done.units)
+            self._last_s = time.monotonic()
+        return done
+
+    def wait(self, tasks: Sequence[Task]) -> None:
+        """Raises RunError: nothing has come for WAIT_S."""
+        found = [news for pool in self._pools if (news := pool.news())[0]]
+        links = [link for of_pool, _ in found for link in of_pool]
+        left = self._last_s + WAIT_S - time.monotonic()
+        seconds = min([LOOK_S, *(seconds for _, seconds in found)]) if found else left
+        others = [task for task in tasks if task.mesh - {LEADER}]
+        ranks = sorted({rank for task in others for rank in task.mesh - {LEADER}})
+        assert ranks or links, f"nobody would ever go on with {[task.name for task in tasks]}"
+        whom = f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
+        what = f"{whom} ({', '.join(task.name for task in others)})" if ranks else "reward functions"
+        with self._crew.board.doing(tasks[0].name):
+            self._crew.mail.wait(max(0.0, seconds), what, links)
+        if not found and time.monotonic() - self._last_s >= WAIT_S:
+            raise RunError(f"rank {LEADER} expected a sign from {what} within {WAIT_S:g} s")

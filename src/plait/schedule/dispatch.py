@@ -1,0 +1,122 @@
+"""Which work of a run goes on next: each begins as soon as what it needs is there and its ranks are free; all that are
+under way go on in turns, an action at a time; and only where none of them can, the clock is waited for.
+
+A run and its prediction are driven by this one loop: the one with the processes' clock, the other with a virtual one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from plait.schedule.work import Done, Work
+
+Key = tuple[int, int]
+"""(training step of the run, id of a node of its dataflow)."""
+
+
+@dataclass(eq=False)
+class Task:
+    """A call on its way, or several that one schedule computes together."""
+
+    keys: tuple[Key, ...]
+    name: str
+    """For records and errors."""
+    work: Work[Any] = field(repr=False)
+    mesh: frozenset[int]
+    """Ranks that it keeps busy; without them others may begin beside it. It gets smaller while the task runs, where
+    ranks have nothing left to do for it."""
+    role: str = ""
+    """For records."""
+
+    def release(self, ranks: Collection[int] | None = None) -> None:
+        """These ranks (all of them) have nothing left to do for it."""
+        self.mesh = frozenset() if ranks is None else self.mesh - frozenset(ranks)
+
+
+class Program(Protocol):
+    """What is to be run."""
+
+    def needs(self, key: Key) -> Collection[Key]:
+        """Those that must have ended before it may begin; fewer, perhaps, when others have got so far that it may run
+        beside them."""
+        ...
+
+    def partners(self, key: Key) -> tuple[Key, ...]:
+        """All that one schedule computes together with it, itself included."""
+        ...
+
+    def mesh(self, key: Key) -> frozenset[int]:
+        """The ranks that it needs to begin."""
+        ...
+
+    def begin(self, keys: tuple[Key, ...]) -> Task:
+        """Make the task of these partners; it says which ranks it keeps busy from then on."""
+        ...
+
+
+class Clock(Protocol):
+    """Where time passes."""
+
+    def advance(self, task: Task) -> Done | None:
+        """One action of a task, recorded; None where it cannot go on by now. Raises StopIteration at its end."""
+        ...
+
+    def wait(self, tasks: Sequence[Task]) -> None:
+        """Until something has come that may let one of these tasks go on."""
+        ...
+
+
+class Dispatcher:
+    """Runs the calls of one or several steps.
+
+    Args:
+        here: the rank that dispatches. What only others compute goes on first: that takes no time here, and may have
+            something to tell them.
+    """
+
+    def __init__(self, program: Program, clock: Clock, *, here: int = 0) -> None:
+        self._program = program
+        self._clock = clock
+        self._here = here
+        self._waiting: list[Key] = []
+        self._tasks: list[Task] = []
+
+    def add(self, keys: Iterable[Key]) -> None:
+        """Further calls, in the order in which they begin where they could begin at the same time."""
+        self._waiting += keys
+
+    def run(self) -> None:
+        """To the end of all calls. Raises what a call raises."""
+        while self._waiting or self._tasks:
+            self._begin_ready()
+            moved = False
+            for task in sorted(self._tasks, key=lambda task: self._here in task.mesh):
+                moved |= self._go_on(task)
+            if not moved:
+                self._clock.wait(self._tasks)
+
+    def _begin_ready(self) -> None:
+        left = {*self._waiting, *(key for task in self._tasks for key in task.keys)}
+        busy = {rank for task in self._tasks for rank in task.mesh}
+        for key in list(self._waiting):
+            if key not in self._waiting:  # it has begun with a partner
+                continue
+            keys = self._program.partners(key)
+            if any(not left.isdisjoint(set(self._program.needs(one)) - set(keys)) for one in keys):
+                continue
+            mesh = frozenset(rank for one in keys for rank in self._program.mesh(one))
+            if mesh & busy:
+                continue
+            task = self._program.begin(keys)
+            self._waiting = [one for one in self._waiting if one not in keys]
+            self._tasks.append(task)
+            busy |= mesh | task.mesh
+
+    def _go_on(self, task: Task) -> bool:
+        try:
+            return self._clock.advance(task) is not None
+        except StopIteration:
+            self._tasks.remove(task)
+            return True
