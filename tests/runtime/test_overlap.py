@@ -9,15 +9,12 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from plait.runtime.dispatch import Dispatcher, Ongoing
 
 from plait.data.records import FinishReason, Prompt, Sample
-from plait.dataflow import CallKind, Grain, Node
 from plait.models.saving import save_pretrained
 from plait.models.scalar_model import scalar_of
 from plait.runtime.api import run
@@ -158,49 +155,3 @@ def test_a_part_of_a_rollout_is_there_when_its_last_sample_is() -> None:
     rows = first()
     assert rows is not None
     assert [sample.uid for sample in rows.samples] == ["1.0", "1.1", "3.0", "3.1"]
-
-
-def test_calls_begin_when_their_ranks_are_free_and_nobody_waits_while_one_goes_on() -> None:
-    """0: on rank 0, three actions. 1: on rank 1, of which it needs two signs. 2: as 1, after it. 3: as 0, after it.
-    Signs come when the leader waits."""
-    log: list[str] = []
-    signs = iter(range(100))
-    seen = [0]
-
-    def steps(node: Node) -> Any:
-        log.append(f"begin {node.id}")
-        if node.id in (1, 2):
-            for wanted in (seen[0] + 1, seen[0] + 2):
-                while seen[0] < wanted:
-                    yield False
-                log.append(f"sign for {node.id}")
-                yield True
-        else:
-            for number in range(3):
-                log.append(f"action {number} of {node.id}")
-                yield True
-
-    def wait(ongoing: list[Ongoing]) -> None:
-        log.append("wait for " + ", ".join(str(one.node.id) for one in ongoing))
-        seen[0] = 1 + next(signs)
-
-    nodes = [Node(i, f"c{i}", CallKind.SCORE, Grain.SAMPLE, "r", i) for i in range(4)]
-    meshes = [frozenset({0}), frozenset({1}), frozenset({1}), frozenset({0})]
-    arrivals: Any = SimpleNamespace(wait=wait, moved=lambda: None)
-    Dispatcher(
-        nodes,
-        {0: frozenset(), 1: frozenset(), 2: frozenset({1}), 3: frozenset({0})},
-        early=lambda node: False,
-        mesh=lambda node: meshes[node.id],
-        begin=lambda node: Ongoing(node, steps(node), meshes[node.id]),
-        arrivals=arrivals,
-    ).run()
-    first_wait = log.index("wait for 1")
-    assert log[:first_wait] == [
-        "begin 1",
-        *("begin 0", "action 0 of 0", "action 1 of 0", "action 2 of 0"),
-        *("begin 3", "action 0 of 3", "action 1 of 3", "action 2 of 3"),
-    ], "nobody waits while the leader's rank has something to do"
-    rest = ["wait for 1", "sign for 1", "wait for 1", "sign for 1"]
-    rest += ["begin 2", "wait for 2", "sign for 2", "wait for 2", "sign for 2"]
-    assert log[first_wait:] == rest
