@@ -17,7 +17,6 @@ from plait.runtime.prepare import prepare
 from plait.runtime.process import set_up
 from plait.runtime.ranks.alone import Alone
 from plait.runtime.recipes.recipe import Recipe
-from plait.runtime.recorder import Mark
 from plait.runtime.session import Session, claim
 from ppo.measure import PHASES, PPOStep
 from ppo.workload import (
@@ -34,8 +33,12 @@ from ppo.workload import (
     digest,
 )
 
-PHASE_OF_KIND = {"GENERATE": "generation", "SCORE": "scoring", "COMPUTE": "scoring", "TRAIN": "training"}
-"""By the kind of a call; advantages count as scoring, as they do on TRL's side."""
+PHASE_OF_KIND = {
+    **dict.fromkeys(("PREFILL", "DECODE"), "generation"),
+    **dict.fromkeys(("SCORE", "COMPUTE"), "scoring"),
+    **dict.fromkeys(("TRAIN", "STEP"), "training"),
+}
+"""By the kind of an action; advantages count as scoring, as they do on TRL's side."""
 
 
 class Probe:
@@ -44,9 +47,10 @@ class Probe:
     def __init__(self, session: Session, watch: Stopwatch) -> None:
         self._session = session
         self._watch = watch
-        self._span = session.recorder.span
+        self._advance, self._span = session.recorder.advance, session.recorder.span
         self._record_step = session.record_step
         self.report = PPOStep({}, [], [], scored_tokens=0, trained_tokens=0)
+        session.recorder.advance = self._timed_advance  # type: ignore[method-assign]
         session.recorder.span = self._timed_span  # type: ignore[method-assign]
         session.record_step = self._read_step  # type: ignore[method-assign]
 
@@ -58,19 +62,25 @@ class Probe:
         self.report.max_rss_bytes = max_rss_bytes()
         return self.report
 
+    def _timed_advance(self, work: Any, role: str = "") -> Any:
+        done, phase = None, "other"
+        self._watch.enter(phase)
+        try:
+            done = self._advance(work, role)
+            phase = PHASE_OF_KIND.get(done.kind, "other") if done is not None else phase
+        finally:
+            self._watch.leave(phase)
+        if done is None:
+            return done
+        self.report.scored_tokens += done.tokens * (done.kind == "SCORE")
+        self.report.trained_tokens += done.tokens * (done.kind == "TRAIN")
+        self.report.optimizer_steps += done.kind == "STEP"
+        return done
+
     @contextmanager
-    def _timed_span(self, action: str, kind: str, *args: Any, **kwargs: Any) -> Iterator[Mark]:
-        with self._watch.phase(PHASE_OF_KIND.get(kind, "other")), self._span(action, kind, *args, **kwargs) as mark:
-            yield mark
-        if not mark.keep:
-            return
-        match kind, mark.kind:
-            case "SCORE", _:
-                self.report.scored_tokens += mark.tokens
-            case "TRAIN", "STEP":
-                self.report.optimizer_steps += 1
-            case "TRAIN", _:
-                self.report.trained_tokens += mark.tokens
+    def _timed_span(self, action: str, kind: str, role: str = "") -> Iterator[None]:
+        with self._watch.phase(PHASE_OF_KIND.get(kind, "other")), self._span(action, kind, role):
+            yield
 
     def _read_step(self, state: Any, metrics: Any) -> None:
         (rows,) = state.generated.values()

@@ -9,8 +9,8 @@ from collections.abc import Collection, Sequence
 from plait.errors import RunError
 from plait.observe.progress import Progress
 from plait.rewards.pool import RewardPool
+from plait.runtime.ranks.announcer import Announcer
 from plait.runtime.ranks.commands import LEADER
-from plait.runtime.ranks.crew import Crew
 from plait.runtime.ranks.parts import WAIT_S
 from plait.runtime.recorder import Recorder
 from plait.schedule.dispatch import Task
@@ -23,8 +23,10 @@ LOOK_S = 1.0
 class RunClock:
     """`schedule.dispatch.Clock` of the process that leads a run."""
 
-    def __init__(self, crew: Crew, pools: Collection[RewardPool], recorder: Recorder, progress: Progress) -> None:
-        self._crew = crew
+    def __init__(
+        self, announcer: Announcer, pools: Collection[RewardPool], recorder: Recorder, progress: Progress
+    ) -> None:
+        self._announcer = announcer
         self._pools = tuple(pools)
         self._recorder = recorder
         self._progress = progress
@@ -33,7 +35,7 @@ class RunClock:
 
     def advance(self, task: Task) -> Done | None:
         """Raises what the call raises."""
-        with self._crew.board.doing(task.name):
+        with self._announcer.board.doing(task.name):
             done = self._recorder.advance(task.work, task.role)
         if done is not None:
             self._progress.advance(done.units)
@@ -51,7 +53,7 @@ class RunClock:
         assert ranks or links, f"nobody would ever go on with {[task.name for task in tasks]}"
         whom = f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
         what = f"{whom} ({', '.join(task.name for task in others)})" if ranks else "reward functions"
-        with self._crew.board.doing(tasks[0].name):
-            self._crew.mail.wait(max(0.0, seconds), what, links)
+        with self._announcer.board.doing(tasks[0].name):
+            self._announcer.mail.wait(max(0.0, seconds), what, links)
         if not found and time.monotonic() - self._last_s >= WAIT_S:
             raise RunError(f"rank {LEADER} expected a sign from {what} within {WAIT_S:g} s")

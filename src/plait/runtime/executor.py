@@ -45,7 +45,7 @@ class Executor:
         self._needs = needs_of(flow, roles)
         self._calls = Calls(flow, roles, recipe, recorder, progress)
         pools = [role.pool for role in roles.values() if isinstance(role, RewardRole) and role.pool is not None]
-        self._clock = RunClock(crew, pools, recorder, progress)
+        self._clock = RunClock(crew.announcer, pools, recorder, progress)
         self._under_way: _Steps | None = None
 
     @property

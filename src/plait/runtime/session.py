@@ -151,7 +151,7 @@ class Session:
         self.crew = self._leading.crew(self.recorder)
         self.roles: dict[str, RoleRuntime] = crew_roles(prepared, self.crew, self.pools)
         for pool in (*self.pools.values(), *filter(None, (self.judges,))):
-            pool.looked = self.crew.board.tick
+            pool.looked = self.crew.announcer.board.tick
         if checkpoint is not None:
             self.crew.load(checkpoint.folder, checkpoint.state.get("counts"), self.done.threads)
             self._publish_weights()

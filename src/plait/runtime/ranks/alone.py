@@ -6,8 +6,10 @@ from contextlib import nullcontext
 
 from plait.observe.progress import Progress
 from plait.runtime.prepare import Prepared
+from plait.runtime.ranks.announcer import Announcer
 from plait.runtime.ranks.board import Board
-from plait.runtime.ranks.crew import LEADER, Crew
+from plait.runtime.ranks.commands import LEADER
+from plait.runtime.ranks.crew import Crew
 from plait.runtime.ranks.mail import Mail
 from plait.runtime.ranks.parts import Parts
 from plait.runtime.recorder import Recorder
@@ -26,4 +28,4 @@ class Alone:
     def crew(self, recorder: Recorder) -> Crew:
         of = self._prepared
         parts = Parts(of.recipe, of.flow, of.models, of.plan, LEADER, waiting_for=lambda what: nullcontext())
-        return Crew(parts, Mail(None, LEADER, ()), 1, recorder, Board(None, LEADER))
+        return Crew(Announcer(parts, Mail(None, LEADER, ()), recorder, Board(None, LEADER)), 1)

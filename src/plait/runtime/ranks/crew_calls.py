@@ -3,32 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 from plait.data.rows import FloatArray, Rows
 from plait.dataflow import CallKind, Column, Node
+from plait.runtime.ranks.announcer import Announcer
 from plait.runtime.ranks.commands import ScoreCall, TrainCall
 from plait.schedule.named_plans import MODE_OF
 from plait.schedule.work import Result, Work
 from plait.training.trainer import MICRO_BATCHES_OF_A_STAGE, NO_VALUES
 
-if TYPE_CHECKING:
-    from plait.runtime.ranks.crew import Crew
-
 
 class CrewTrainer:
     """`training.trainer.Trainer` for the leader, over the ranks of the role's layouts."""
 
-    def __init__(self, crew: Crew, role: str, max_positions: int) -> None:
-        self._crew = crew
+    def __init__(self, announcer: Announcer, role: str, max_positions: int) -> None:
+        self._announcer = announcer
         self.role = role
-        part = crew.parts.roles.get(role)
+        part = announcer.parts.roles.get(role)
         self.model = part.model if part is not None else AbsentModel(max_positions)
 
     def mesh(self, kind: CallKind, *, begins: bool) -> frozenset[int]:
         """The ranks that a call of this kind keeps busy; to begin, with those that bring it weights. Copies that are
         dropped may have to be brought again, when the call asks other models in between."""
-        place = self._crew.parts.places[self.role]
+        place = self._announcer.parts.places[self.role]
         match kind:
             case CallKind.TRAIN:
                 layouts = (place.train,)
@@ -37,27 +34,29 @@ class CrewTrainer:
             case _:
                 layouts = place.generate
         found = frozenset(rank for layout in layouts if layout is not None for rank in layout.mesh.ranks)
-        copies = [one for one in self._crew.parts.copies[self.role] if MODE_OF[kind] in one.modes]
+        copies = [one for one in self._announcer.parts.copies[self.role] if MODE_OF[kind] in one.modes]
         away = copies and (begins or any(one.after == "drop" for one in copies))
-        return found | frozenset(self._crew.parts.movers[self.role] if away else ())
+        return found | frozenset(self._announcer.parts.movers[self.role] if away else ())
 
     def freshening(self, kind: CallKind) -> Work[None]:
         """Have the role's weights brought to where a call of this kind computes; see `Crew.freshening`."""
-        return self._crew.freshening(self.role, MODE_OF[kind])
+        return self._announcer.freshening(self.role, MODE_OF[kind])
 
     @property
     def tokens_of_a_part(self) -> int:
         """That keep the ranks that score busy: a call of fewer wastes their time."""
-        place = self._crew.parts.places[self.role]
+        place = self._announcer.parts.places[self.role]
         layout = place.score or place.train
         assert layout is not None, f"role `{self.role}` has no place to score"
         sizes = layout.parallelism
         micro_batches = sizes.dp * (MICRO_BATCHES_OF_A_STAGE * sizes.pp if sizes.pp > 1 else 1)
-        return micro_batches * (place.micro_batch_tokens.get("score") or self._crew.parts.recipe.micro_batch_tokens)
+        return micro_batches * (
+            place.micro_batch_tokens.get("score") or self._announcer.parts.recipe.micro_batch_tokens
+        )
 
     def finish(self, work: Work[Result]) -> Result:
         """Do all of a work of calls, where other ranks must be waited for too; its result."""
-        return self._crew.finish(work)
+        return self._announcer.finish(work)
 
     def logprobs(self, rows: Rows, *, temperature: float | None = None, call: str | None = None) -> Work[FloatArray]:
         """[rows.num_tokens]; see `Trainer.logprobs`."""
@@ -81,7 +80,7 @@ class CrewTrainer:
         batch_values: Mapping[Column, FloatArray] = NO_VALUES,
     ) -> Work[dict[str, float]]:
         """Train on rows as a TRAIN node of the flow says; the metrics of `Trainer.train`."""
-        return self._crew.calling(TrainCall(node, rows, step, temperature, batch_values))
+        return self._announcer.calling(TrainCall(node, rows, step, temperature, batch_values))
 
     def evaluate(
         self,
@@ -92,10 +91,10 @@ class CrewTrainer:
         batch_values: Mapping[Column, FloatArray] = NO_VALUES,
     ) -> Work[dict[str, float]]:
         """The metrics of `Trainer.evaluate` over rows, by the loss of a TRAIN node."""
-        return self._crew.calling(TrainCall(node, rows, None, temperature, batch_values))
+        return self._announcer.calling(TrainCall(node, rows, None, temperature, batch_values))
 
     def _score(self, what: str, rows: Rows, call: str | None, temperature: float | None = None) -> Work[FloatArray]:
-        return self._crew.calling(ScoreCall(self.role, what, call or f"{self.role}.{what}", rows, temperature))
+        return self._announcer.calling(ScoreCall(self.role, what, call or f"{self.role}.{what}", rows, temperature))
 
 
 class AbsentModel:

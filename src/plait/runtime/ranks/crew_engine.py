@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from contextlib import nullcontext
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from plait.data.records import Prompt, Sample
 from plait.generation.engine import Engine
@@ -13,13 +13,11 @@ from plait.generation.noise import NoiseKey
 from plait.generation.request import Request
 from plait.generation.settings import Sampling
 from plait.layout.mesh import Layout
+from plait.runtime.ranks.announcer import Announcer
 from plait.runtime.ranks.commands import LEADER, Do
 from plait.runtime.ranks.member import Member
 from plait.runtime.ranks.parcels import Parcel, pack_requests, unpack_samples
 from plait.schedule.work import MOVED_ON, Done
-
-if TYPE_CHECKING:
-    from plait.runtime.ranks.crew import Crew
 
 POLL_S = 0.05
 """An engine's step waits so long for samples of other ranks, where its own has nothing to do."""
@@ -33,11 +31,11 @@ class CrewEngine:
     with one of their next steps.
     """
 
-    def __init__(self, crew: Crew, role: str) -> None:
-        self._crew = crew
+    def __init__(self, announcer: Announcer, role: str) -> None:
+        self._announcer = announcer
         self._role = role
-        self.instances: tuple[Layout, ...] = crew.parts.places[role].generate
-        part = crew.parts.roles.get(role)
+        self.instances: tuple[Layout, ...] = announcer.parts.places[role].generate
+        part = announcer.parts.roles.get(role)
         self._own: Engine | None = part.engine if part is not None else None
         self._own_place = next((i for i, one in enumerate(self.instances) if LEADER in one.mesh.ranks), None)
         self._member: Member | None = None
@@ -77,7 +75,7 @@ class CrewEngine:
         if self._may_deal or self._works:
             return True
         waited = [source for source, place in self._sources.items() if self._left[place]]
-        return any(self._crew.mail.has(source, number) for source in waited for number in self._asked)
+        return any(self._announcer.mail.has(source, number) for source in waited for number in self._asked)
 
     @property
     def _works(self) -> bool:
@@ -87,7 +85,7 @@ class CrewEngine:
     @property
     def _may_deal(self) -> bool:
         """Weights are moved only to instances that have nothing in flight."""
-        return bool(self._pending) and (not any(self._left) or self._crew.is_fresh(self._role, "decode"))
+        return bool(self._pending) and (not any(self._left) or self._announcer.is_fresh(self._role, "decode"))
 
     @property
     def _sources(self) -> dict[int, int]:
@@ -105,7 +103,7 @@ class CrewEngine:
     def advance(self, call: str) -> tuple[Done, list[Sample]]:
         """As `step`: what the leader's own instance did, as an action of a call, and the samples that are finished."""
         assert self.has_work, "step without work"
-        with self._crew.board.doing(f"{self._role}.generate"):
+        with self._announcer.board.doing(f"{self._role}.generate"):
             worked, finished = self._step()
         done = MOVED_ON if not worked or self._member is None else self._member.last_done(call)
         return replace(done, units=len(finished)), finished
@@ -117,12 +115,12 @@ class CrewEngine:
         if works := self._works:
             assert self._own_place is not None, "an engine of no instance"
             finished += self._own_step()
-            self._crew.board.tick()
+            self._announcer.board.tick()
             self._left[self._own_place] -= len(finished)
         sources = self._sources
         wait_s = 0.0 if works else POLL_S
         while any(self._left[i] for i in sources.values()) and (
-            found := self._crew.mail.poll(list(sources), wait_s, f"{self._role}.generate", answers=self._asked)
+            found := self._announcer.mail.poll(list(sources), wait_s, f"{self._role}.generate", answers=self._asked)
         ):
             source, answer = found
             samples = unpack_samples(answer, self._prompts)
@@ -138,7 +136,7 @@ class CrewEngine:
         """Of the leader's instance, in lockstep with the other ranks of it, if there are any."""
         member = self._member
         assert member is not None, "the leader's instance has no engine"
-        joining = self._crew.joining(f"{self._role}.generate") if member.is_joint else nullcontext()
+        joining = self._announcer.joining(f"{self._role}.generate") if member.is_joint else nullcontext()
         with joining:
             found = member.step(_nothing_to_wait_for)
         return [sample for samples in found.values() for sample in samples]
@@ -149,7 +147,7 @@ class CrewEngine:
             return
         self._pending.clear()
         ranks = [rank for i, one in enumerate(self.instances) if self._left[i] for rank in one.mesh.ranks]
-        number = self._crew.tell(ranks, Parcel({"do": Do.FORGET, "role": self._role, "call": None}), None)
+        number = self._announcer.tell(ranks, Parcel({"do": Do.FORGET, "role": self._role, "call": None}), None)
         if self._works:
             assert self._member is not None, "the leader's instance has no engine"
             self._member.hear(number, None)
@@ -161,16 +159,16 @@ class CrewEngine:
     def update_weights(self, version: int) -> None:
         """The role's weights have changed: bring them to the instances; later samples are stamped with `version`."""
         assert not self.has_work, "weights change only while no sample is in flight"
-        self._crew.freshen(self._role)
+        self._announcer.freshen(self._role)
         ranks = [rank for one in self.instances for rank in one.mesh.ranks]
-        self._crew.tell(ranks, Parcel({"do": Do.VERSION, "role": self._role, "version": version}), None)
+        self._announcer.tell(ranks, Parcel({"do": Do.VERSION, "role": self._role, "version": version}), None)
         if self._own is not None:
             self._own.update_weights(version)
         self.policy_version = version
 
     def _deal(self) -> None:
-        crew, needed = self._crew, self._crew.copies(self._role, "decode")
-        crew.freshen(self._role, "decode")
+        announcer, needed = self._announcer, self._announcer.copies(self._role, "decode")
+        announcer.freshen(self._role, "decode")
         if self._rollout != (rollout := (self._pending[0].noise, self._pending[0].sampling)):
             self._rollout, self._loads = rollout, [0] * len(self.instances)
         order = sorted(range(len(self._pending)), key=lambda i: (-_expected_tokens(self._pending[i]), i))
@@ -183,11 +181,11 @@ class CrewEngine:
             requests = [self._pending[i] for i in sorted(members)]
             self._left[place] += sum(request.num_samples for request in requests)
             parcel = Parcel({"do": Do.GENERATE, "role": self._role, "requests": pack_requests(requests)})
-            number = crew.tell(self.instances[place].mesh.ranks, parcel, needed)
+            number = announcer.tell(self.instances[place].mesh.ranks, parcel, needed)
             self._asked.add(number)
             if place == self._own_place:
                 assert self._member is not None, "the leader's instance has no engine"
-                crew.parts.residence.want((self._role, "decode"))
+                announcer.parts.residence.want((self._role, "decode"))
                 self._member.hear(number, requests)
             self._prompts |= {request.prompt.uid: request.prompt for request in requests}
         self._pending.clear()

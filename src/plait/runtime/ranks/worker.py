@@ -16,6 +16,7 @@ from plait.runtime.controller import Outcome, train
 from plait.runtime.directory import RunDirectory
 from plait.runtime.prepare import prepare
 from plait.runtime.process import set_up
+from plait.runtime.ranks.announcer import Announcer
 from plait.runtime.ranks.board import Board
 from plait.runtime.ranks.commands import LEADER
 from plait.runtime.ranks.crew import Crew
@@ -100,7 +101,8 @@ class Worker:
     def crew(self, recorder: Recorder) -> Crew:
         """Join the other ranks, as their leader."""
         with self._board.doing("load models"):
-            return Crew(self._parts(), self._mail, self._context.num_ranks, recorder, self._board)
+            announcer = Announcer(self._parts(), self._mail, recorder, self._board)
+            return Crew(announcer, self._context.num_ranks)
 
     def _parts(self) -> Parts:
         job = self._job
