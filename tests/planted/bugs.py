@@ -37,7 +37,7 @@ SAMPLING = (
     ),
     Bug(
         "stale reference",
-        "plait.runtime.roles:_Shelf._fresh",
+        "plait.runtime.ranks.loading:_Shelf._fresh",
         "return copy_of(self._language[one.name])",
         "return self._language[one.name]",
         ("runtime/test_doctor.py::test_a_reference_that_changes_later_is_named",),

@@ -30,7 +30,7 @@ from plait.runtime.controller import finish_metrics
 from plait.runtime.doctor import RunDoctor, fingerprint, mask_edges
 from plait.runtime.prepare import prepare
 from plait.runtime.process import set_up
-from plait.runtime.ranks import instances
+from plait.runtime.ranks import instances, loading
 from plait.runtime.ranks.alone import Alone
 from plait.runtime.recipes.recipe import Recipe
 from plait.runtime.session import Session, claim
@@ -282,7 +282,7 @@ def test_samples_of_an_older_version_are_named(recipe_of: MakeRecipe, monkeypatc
 
 
 def test_a_reference_that_is_the_policy_is_named(recipe_of: MakeRecipe, monkeypatch: Patch) -> None:
-    monkeypatch.setattr(roles, "copy_of", lambda model: model)
+    monkeypatch.setattr(loading, "copy_of", lambda model: model)
     assert errors(said(recipe_of(), steps=2)) == {"stale_reference"}
 
 
@@ -415,7 +415,7 @@ def test_a_resumed_run_goes_on_from_what_was_written(recipe_of: MakeRecipe, monk
 
 
 def test_a_run_may_be_stopped_by_a_finding(recipe_of: MakeRecipe, monkeypatch: Patch) -> None:
-    monkeypatch.setattr(roles, "copy_of", lambda model: model)
+    monkeypatch.setattr(loading, "copy_of", lambda model: model)
     with opened(recipe_of(), settings=DoctorSettings(truncated=1, stop_on="error")) as run:
         findings = run.steps(1)
         with pytest.raises(RunError, match=r"stale_reference.*`doctor.stop_on` is `error`"):

@@ -22,8 +22,8 @@ from plait.observe.run_log import read_rows
 from plait.runtime.api import run
 from plait.runtime.forecast.estimate import memory_table
 from plait.runtime.prepare import prepare
+from plait.runtime.ranks.loading import build_models
 from plait.runtime.recipes.recipe import Recipe
-from plait.runtime.roles import build_models
 from tests.runtime.test_resume import in_child, result_of, wait_for
 
 MakeRecipe = Callable[..., Recipe]

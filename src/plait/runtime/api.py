@@ -19,13 +19,13 @@ from plait.runtime.measure import measure
 from plait.runtime.prepare import as_begun, prepare
 from plait.runtime.process import set_up
 from plait.runtime.ranks.alone import Alone
-from plait.runtime.ranks.crew_roles import crew_roles
 from plait.runtime.recipes.recipe import Recipe
 from plait.runtime.recipes.role_models import REWARD_ROLES
 from plait.runtime.recipes.stages import stage_names
 from plait.runtime.recipes.trust import user_recipe
 from plait.runtime.recorder import Recorder
 from plait.runtime.reward_pools import open_pools
+from plait.runtime.roles import build_roles
 from plait.runtime.session import Session, claim
 
 
@@ -133,6 +133,6 @@ def evaluate_model(recipe: Recipe) -> Evaluation:
         judges = pools.pop("judges", None)
         recorder = Recorder()
         crew = Alone(prepared).crew(recorder)
-        roles = crew_roles(prepared, crew, pools)
+        roles = build_roles(prepared, crew, pools)
         progress.start()
         return measure(prepared, roles, judges, Executor(prepared.flow, roles, recipe, recorder, progress, crew))

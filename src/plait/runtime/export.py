@@ -16,11 +16,11 @@ from plait.errors import ConfigError, ModelError, RunError
 from plait.models.saving import save_pretrained
 from plait.output import check_folder
 from plait.runtime.directory import CHECKPOINTS, RECIPE
+from plait.runtime.ranks.loading import build_models
 from plait.runtime.ranks.optimizer_state import read_masters
 from plait.runtime.recipes.recipe import DType, Recipe
 from plait.runtime.recipes.recipe_file import load_recipe
 from plait.runtime.recipes.role_models import role_model
-from plait.runtime.roles import build_models
 
 
 @dataclass(frozen=True)

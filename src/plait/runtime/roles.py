@@ -1,39 +1,28 @@
 """What fills the roles of a flow: models with their engines, reward functions in worker processes.
 
-A language model fills `actor` and `ref`; a scalar model `critic` and `cost_critic`, and `reward` or `cost` where the
-flow trains them; a reward that is not trained is made of functions, of a frozen scalar model, or of both.
+A reward that is not trained is made of functions, of a frozen scalar model, or of both.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from plait.dataflow import CallKind, Dataflow
-from plait.models.backbone import copy_of
-from plait.models.language_model import LanguageModel, load_model
-from plait.models.part_loading import PartLoader
-from plait.models.scalar_model import ScalarModel, load_scalar, scalar_of
 from plait.rewards.pool import RewardPool
-from plait.runtime.recipes.recipe import Recipe
-from plait.runtime.recipes.role_models import RoleModel, optimizer_of
-from plait.runtime.scorer import ModelScorer
-from plait.training.trainer import Trainer
-
-if TYPE_CHECKING:
-    from plait.runtime.ranks.crew_calls import CrewTrainer
-    from plait.runtime.ranks.crew_engine import CrewEngine
-
-NEW_HEAD_STD = 0.0
-"""A new head scores everything 0: a critic then begins by expecting nothing, and the loss of a reward model at ln 2."""
+from plait.runtime.prepare import Prepared, load_tokenizer
+from plait.runtime.ranks.crew import Crew
+from plait.runtime.ranks.crew_calls import CrewTrainer
+from plait.runtime.ranks.crew_engine import CrewEngine
+from plait.runtime.ranks.parts import is_reward
+from plait.runtime.scorer import ModelScorer, translator_for
 
 
 @dataclass
 class ModelRole:
     """A model, of which this rank has a part, or none (None); `engine` is there for a role that generates."""
 
-    model: LanguageModel | ScalarModel | None
+    model: Any
     trainer: CrewTrainer
     engine: CrewEngine | None = None
 
@@ -49,106 +38,27 @@ class RewardRole:
 RoleRuntime = ModelRole | RewardRole
 
 
-def build_models(wanted: Iterable[RoleModel], recipe: Recipe) -> dict[str, LanguageModel | ScalarModel]:
-    """Read each checkpoint once and give each role its weights.
-
-    Roles that are not trained share one copy of what they begin as. With adapters (`lora`), roles that begin as the
-    same checkpoint share its weights, trained or not, and the reference is those weights without an adapter.
-
-    Raises:
-        ModelError: a model cannot be found, read, or is refused.
-    """
-    return _Shelf(recipe).build(wanted)
-
-
-def part_loader(recipe: Recipe) -> PartLoader:
-    """Reads parts of the models that `build_models` reads whole, without adapters."""
-    return PartLoader(dtype=recipe.dtype, device=recipe.device, seed=recipe.seed, head_std=NEW_HEAD_STD)
-
-
-class _Shelf:
-    """Models by where they come from, so that none is read or held twice without need."""
-
-    def __init__(self, recipe: Recipe) -> None:
-        self._recipe = recipe
-        self._language: dict[str, LanguageModel] = {}
-        self._frozen: dict[tuple[str, bool], LanguageModel | ScalarModel] = {}
-
-    def build(self, wanted: Iterable[RoleModel]) -> dict[str, LanguageModel | ScalarModel]:
-        adapted = self._recipe.lora.rank > 0
-        return {one.role: self._adapted(one) if adapted else self._whole(one) for one in wanted}
-
-    def _whole(self, one: RoleModel) -> LanguageModel | ScalarModel:
-        if one.trained:
-            return self._fresh(one)
-        place = (one.name, one.scalar)
-        if place not in self._frozen:
-            self._frozen[place] = self._fresh(one)
-        return self._frozen[place]
-
-    def _fresh(self, one: RoleModel) -> LanguageModel | ScalarModel:
-        """Weights of its own. The first language model of a checkpoint takes what was read, later ones a copy."""
-        recipe = self._recipe
-        if one.scalar:
-            read = self._language.get(one.name)
-            if read is not None and not one.has_head:
-                return scalar_of(read, seed=recipe.seed, head_std=NEW_HEAD_STD)
-            return self._load_scalar(one)
-        if one.name not in self._language:
-            self._language[one.name] = load_model(one.name, dtype=recipe.dtype, device=recipe.device)
-            return self._language[one.name]
-        return copy_of(self._language[one.name])
-
-    def _load_scalar(self, one: RoleModel) -> ScalarModel:
-        recipe = self._recipe
-        return load_scalar(one.name, dtype=recipe.dtype, device=recipe.device, seed=recipe.seed, head_std=NEW_HEAD_STD)
-
-    def _adapted(self, one: RoleModel) -> LanguageModel | ScalarModel:
-        from plait.models.lora import add_lora, scalar_view, without_lora
-
-        recipe = self._recipe
-        if one.has_head:
-            base: LanguageModel | ScalarModel = self._load_scalar(one)
-        else:
-            if one.name not in self._language:
-                self._language[one.name] = load_model(one.name, dtype=recipe.dtype, device=recipe.device)
-            base = self._language[one.name]
-            base = scalar_view(base, seed=recipe.seed, head_std=NEW_HEAD_STD) if one.scalar else base
-        if not one.trained:
-            return without_lora(base)
-        return add_lora(base, recipe.lora, name=one.role, seed=recipe.seed)
-
-
-def make_trainer(
-    one: RoleModel,
-    model: LanguageModel | ScalarModel,
-    flow: Dataflow,
-    recipe: Recipe,
-    *,
-    trained: bool | None = None,
-    micro_batch_tokens: int | None = None,
-    **several: Any,
-) -> Trainer:
-    """The trainer of a role.
+def build_roles(prepared: Prepared, crew: Crew, pools: Mapping[str, RewardPool]) -> dict[str, RoleRuntime]:
+    """Everything that the flow's roles need.
 
     Args:
-        trained: whether with an optimizer; None: as the role is.
-        micro_batch_tokens: None: the recipe's.
-        several: of a rank among several: `team` and `pipeline`.
+        pools: reward role → its functions, already started.
     """
-    trained = one.trained if trained is None else trained
-    # Flows that generate take all log-probs at the sampling temperature; those over given samples at 1.
-    generates = bool(flow.of_kind(CallKind.GENERATE))
-    return Trainer(
-        model,
-        optimizer_of(one.role, recipe) if trained else None,
-        role=one.role,
-        micro_batch_tokens=micro_batch_tokens or recipe.micro_batch_tokens,
-        temperature=recipe.sampling.temperature if generates else 1.0,
-        total_optimizer_steps=flow.optimizer_steps(one.role, recipe.steps) if trained else 0,
-        max_response_tokens=recipe.sampling.max_response_tokens,
-        stop_token_ids=recipe.sampling.stop_token_ids,
-        checkpoint_activations=recipe.checkpoint_activations,
-        seed=recipe.seed,
-        **several,
-    )
+    flow, recipe = prepared.flow, prepared.recipe
+    actor = next((one for one in prepared.models if one.role == "actor"), None)
+    roles: dict[str, RoleRuntime] = {}
+    for one in prepared.models:
+        trainer = crew.trainer(one.role, prepared.shapes[one.name].max_positions)
+        if is_reward(one, flow):
+            settings = recipe.reward if one.role == "reward" else recipe.cost
+            tokenizer = load_tokenizer(one.name, one.key)
+            translator = None if actor is None else translator_for(load_tokenizer(actor.name), tokenizer)
+            scorer = ModelScorer(trainer, translator, settings.model_weight, one.key, settings.on_error)
+            roles[one.role] = RewardRole(pools.get(one.role), scorer)
+            continue
+        part = crew.parts.roles.get(one.role)
+        engine = crew.engine(one.role) if crew.parts.places[one.role].generate else None
+        roles[one.role] = ModelRole(None if part is None else part.model, trainer, engine)
+    for role, pool in pools.items():
+        roles.setdefault(role, RewardRole(pool))
+    return roles

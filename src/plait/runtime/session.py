@@ -27,13 +27,12 @@ from plait.runtime.executor import Executor
 from plait.runtime.measure import measure
 from plait.runtime.prepare import Prepared, changed_keys, recipe_text
 from plait.runtime.ranks.crew import Crew
-from plait.runtime.ranks.crew_roles import crew_roles
 from plait.runtime.recipes.recipe import Recipe
 from plait.runtime.recipes.role_models import main_role
 from plait.runtime.recorder import Recorder
 from plait.runtime.records import Records, value_of
 from plait.runtime.reward_pools import open_pools
-from plait.runtime.roles import ModelRole, RoleRuntime
+from plait.runtime.roles import ModelRole, RoleRuntime, build_roles
 from plait.runtime.step import StepState
 from plait.schedule.timeline import trace_events
 
@@ -149,7 +148,7 @@ class Session:
         self.pools = open_pools(prepared, stack, self.directory.reward_output_path)
         self.judges = self.pools.pop("judges", None)
         self.crew = self._leading.crew(self.recorder)
-        self.roles: dict[str, RoleRuntime] = crew_roles(prepared, self.crew, self.pools)
+        self.roles: dict[str, RoleRuntime] = build_roles(prepared, self.crew, self.pools)
         for pool in (*self.pools.values(), *filter(None, (self.judges,))):
             pool.looked = self.crew.announcer.board.tick
         if checkpoint is not None:

@@ -32,12 +32,12 @@ from plait.reallocation.mover import MoveReport, execute, moving
 from plait.reallocation.offload import HostMemory
 from plait.runtime.ranks.idle import Copies, Idle, Owner
 from plait.runtime.ranks.instances import engine_of
+from plait.runtime.ranks.loading import build_models, make_trainer, part_loader
 from plait.runtime.ranks.nests import Nests, flat_of
 from plait.runtime.ranks.optimizer_state import broken_state, loading_state, saving_state
 from plait.runtime.ranks.residence import Need, Residence, Unit
 from plait.runtime.recipes.recipe import Recipe
 from plait.runtime.recipes.role_models import REWARD_ROLES, RoleModel
-from plait.runtime.roles import build_models, make_trainer, part_loader
 from plait.schedule.generators import gpipe, one_at_a_time, one_f_one_b
 from plait.schedule.placements import (
     WHOLE,
