@@ -25,7 +25,7 @@ from plait.observe.doctor import Finding
 from plait.observe.doctor_reading import Severity
 from plait.observe.doctor_settings import DoctorSettings
 from plait.observe.run_log import read_rows
-from plait.runtime import api, roles
+from plait.runtime import api
 from plait.runtime.controller import finish_metrics
 from plait.runtime.doctor import RunDoctor, fingerprint, mask_edges
 from plait.runtime.prepare import prepare

@@ -11,9 +11,11 @@ import torch
 
 from plait.data.records import FinishReason, Prompt, Sample
 from plait.generation.noise import NoiseKey
+from plait.generation.records import StepRecord
 from plait.generation.request import Request
 from plait.generation.settings import Sampling
 from plait.layout.mesh import Layout
+from plait.policy.step import StepKind
 from plait.runtime.ranks.board import Board
 from plait.runtime.ranks.commands import Do, ScoreCall
 from plait.runtime.ranks.member import Member
@@ -32,7 +34,7 @@ class Tokens:
         self.log = [] if log is None else log
         self.left: dict[int, Request] = {}
         self.said: dict[int, int] = {}
-        self.last_step, self.received_bytes = SimpleNamespace(kind=Do.GENERATE, num_tokens=1), 0
+        self.last_step, self.received_bytes = StepRecord(StepKind.DECODE, 1, 1, 1, 0, 0, 1, 0), 0
 
     @property
     def has_work(self) -> bool:
@@ -207,8 +209,8 @@ def test_a_rank_scores_and_generates_in_turns_and_takes_requests_meanwhile(monke
     rank.command(100, 4, Do.END)
     rank.serve()
     assert rank.log == [
-        *("step with [1]", "score 0", "step with [1]", "score 1"),
-        *("step with [1, 2]", "score 2", "step with [1]"),
+        *("step with [1]", "step with [1]", "score 0"),  # its first turn brings what the call needs to the device
+        *("step with [1, 2]", "score 1", "step with [1]", "score 2"),
     ]
     assert rank.answers == [3, 1, 2]
 

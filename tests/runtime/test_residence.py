@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ from plait.runtime.process import set_up
 from plait.runtime.ranks.alone import Alone
 from plait.runtime.ranks.residence import Residence, Unit
 from plait.runtime.recipes.recipe import Recipe
-from plait.runtime.recorder import Mark, Recorder
+from plait.runtime.recorder import Recorder
 from plait.runtime.session import Session, claim
 from plait.schedule.timeline import load_any
 from tests.runtime.plans import assert_equal_runs, write_plan
@@ -145,17 +144,16 @@ def test_between_its_calls_a_part_has_no_memory(recipe_of: MakeRecipe, monkeypat
             )
         ]
         assert residence.device_bytes == 0, "nothing is asked yet"
-        span = session.recorder.span
+        advance = session.recorder.advance
 
-        @contextmanager
-        def watched(action: str, *details: Any, **more: Any) -> Iterator[Mark]:
-            with span(action, *details, **more) as mark:
-                yield mark
-                if mark.keep and mark.kind not in ("OFFLOAD", "ONLOAD"):
-                    now = (actor.device_bytes, state.device_bytes, ref.device_bytes)
-                    seen[mark.action.split("/")[0]].add(now)
+        def watched(work: Any, role: str = "") -> Any:
+            done = advance(work, role)
+            if done is not None and done.action and done.kind not in ("OFFLOAD", "ONLOAD"):
+                now = (actor.device_bytes, state.device_bytes, ref.device_bytes)
+                seen[done.action.split("/")[0]].add(now)
+            return done
 
-        monkeypatch.setattr(session.recorder, "span", watched)
+        monkeypatch.setattr(session.recorder, "advance", watched)
         run_step(session)
         assert residence.device_bytes == 0
     weights = 8 * PARAMETERS

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from pydantic import ValidationError
 
 from plait.data.examples import ExampleSet, ExampleStream, Given, evaluation_samples, example_set
 from plait.data.formats import RowKind
@@ -286,7 +289,8 @@ def as_begun(old: Path, recipe: Recipe) -> Recipe:
 
 
 def changed_keys(old: Path, new: Recipe) -> list[str]:
-    """Dotted keys in which a stored recipe differs from `new`; a KV pool that `new` leaves open does not."""
+    """Dotted keys in which a stored recipe differs from `new`; a KV pool that `new` leaves open does not. Keys that came
+    after it was stored have their defaults there."""
 
     def flat(tree: Any, prefix: str = "") -> dict[str, Any]:
         if not isinstance(tree, dict):
@@ -294,5 +298,8 @@ def changed_keys(old: Path, new: Recipe) -> list[str]:
         return {key: value for name, child in tree.items() for key, value in flat(child, f"{prefix}{name}.").items()}
 
     new = as_begun(old, new)
-    before, after = flat(read_tree(old)), flat(new.model_dump(mode="json"))
+    stored = read_tree(old)
+    with contextlib.suppress(ValidationError):  # else it has keys that are no more
+        stored = Recipe.model_validate(stored).model_dump(mode="json")
+    before, after = flat(stored), flat(new.model_dump(mode="json"))
     return sorted(key for key in before.keys() | after.keys() if before.get(key) != after.get(key))

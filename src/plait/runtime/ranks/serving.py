@@ -149,7 +149,7 @@ class Server:
         """Requests for a role, or a call that this rank has to itself: others are in the middle of theirs together."""
         if role is not None and role in self._members:
             self._members[role].hear(number, None)
-        if call in self._works and not self._works[call].work.is_joint:
+        if call in self._works and not self._works[call].turn.is_joint:
             del self._works[call]
 
     def _leave(self, command: Parcel) -> None:
