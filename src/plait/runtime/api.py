@@ -121,7 +121,7 @@ def evaluate_model(recipe: Recipe) -> Evaluation:
         UserError: something in the recipe cannot be used.
     """
     set_up(recipe.threads)
-    prepared = prepare(recipe)
+    prepared = prepare(recipe, trains=False)
     answers = bool(prepared.held_out)
     models = [
         replace(one, trained=False)

@@ -15,6 +15,7 @@ from plait.data.settings import DataSettings
 from plait.data.sources import open_splits
 from plait.dataflow import CallKind, Dataflow
 from plait.errors import ConfigError, ModelError
+from plait.models.adapter_folder import adapter_of
 from plait.models.hub import resolve
 from plait.models.pretrained import tokenizer_of
 from plait.observe.loading import loading
@@ -25,6 +26,7 @@ from plait.runtime.forecast.estimate import ModelShape, model_shape
 from plait.runtime.forecast.placement import resolve_plan
 from plait.runtime.recipes.algorithm import load_flow, trace_algorithm
 from plait.runtime.recipes.checks import (
+    check_adapters,
     check_calls,
     check_device,
     check_models,
@@ -106,7 +108,11 @@ class Prepared:
 
 
 def prepare(
-    recipe: Recipe, *, flow: Callable[..., Any] | None = None, to_come: Mapping[str, ToCome] | None = None
+    recipe: Recipe,
+    *,
+    flow: Callable[..., Any] | None = None,
+    to_come: Mapping[str, ToCome] | None = None,
+    trains: bool = True,
 ) -> Prepared:
     """Resolve a recipe.
 
@@ -114,6 +120,7 @@ def prepare(
         flow: the function that `recipe.algorithm` names, where it is at hand.
         to_come: key of the recipe → the model that an earlier stage will put there; until then one of its shape stands
             there.
+        trains: False where the model is only measured: it may then be an adapter alone.
 
     Raises:
         UserError: a key, the flow, the data or the model cannot be used; the message names the key and the remedy.
@@ -132,6 +139,7 @@ def prepare(
     if recipe.epochs is None:
         check_trained_steps(dataflow, recipe)
     models = role_models(dataflow, recipe)
+    check_adapters(models, trains=trains)
     shapes = _shapes(models, recipe)
     if generates and recipe.sampling.kv_tokens is None:
         recipe = _with_pool(recipe, recipe.sampling.num_blocks(shapes[recipe.model].max_positions) * BLOCK_TOKENS)
@@ -263,7 +271,11 @@ def load_tokenizer(model: str, key: str = "model") -> Any:
         ModelError: the model cannot be found, or its folder has no tokenizer.
     """
     loading(f"tokenizer of {model}")
-    folder = resolve(model)
+    adapter = adapter_of(model)
+    if adapter is None:
+        folder = resolve(model)
+    else:
+        folder = adapter.folder if adapter.has_tokenizer else resolve(adapter.base)
     try:
         return tokenizer_of(folder, model)
     except ModelError:
