@@ -24,6 +24,7 @@ from plait.runtime.recorder import Recorder
 from plait.runtime.rewarding import Rewarding
 from plait.runtime.step import StepState
 from plait.runtime.streams import Growing, Steps
+from plait.user_code import UserCode, is_users, title_of
 
 Draw = Callable[[int], Sequence[Prompt]]
 """The next so many prompts of the run."""
@@ -126,7 +127,14 @@ class Rollout:
 
 def _stays(resample: Resample, rewards: FloatArray) -> bool:
     scored = rewards[np.isfinite(rewards)]
-    return len(scored) > 0 and bool(resample.keep(scored))
+    if len(scored) == 0:
+        return False
+    what = f"the function `{title_of(resample.keep)}` of Resample(keep=…)"
+    with UserCode(what, RunError, users=is_users(resample.keep)):
+        stays = resample.keep(scored)
+    if not isinstance(stays, bool | np.bool_):
+        raise RunError(f"{what}: expected True or False, found {type(stays).__name__} {stays!r:.80}")
+    return bool(stays)
 
 
 def _rows_of(groups: Sequence[Sequence[Sample]]) -> Rows:
