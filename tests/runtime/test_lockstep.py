@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from plait.data.records import FinishReason, Prompt, Sample
-from plait.generation.noise import NoiseKey
 from plait.generation.request import Request
 from plait.generation.settings import Sampling
+from plait.kernels.noise import NoiseKey
 from plait.layout.mesh import Layout
 from plait.runtime.ranks.board import Board
 from plait.runtime.ranks.commands import Do, ScoreCall

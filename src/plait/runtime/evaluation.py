@@ -12,9 +12,9 @@ import numpy as np
 from plait.data.records import FinishReason, Prompt, Sample
 from plait.data.rows import FloatArray
 from plait.generation.engine import Engine
-from plait.generation.noise import NoiseKey
 from plait.generation.request import Request
 from plait.generation.settings import SamplingSettings
+from plait.kernels.noise import NoiseKey
 from plait.observe.progress import Progress
 from plait.rewards import evaluation as verdicts
 from plait.rewards.answers import Verdict

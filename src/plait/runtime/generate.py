@@ -13,9 +13,9 @@ from plait.data.settings import DataSettings
 from plait.data.sources import Row, Source
 from plait.errors import ConfigError, DataError
 from plait.generation.engine import Engine
-from plait.generation.noise import NoiseKey
 from plait.generation.request import Request
 from plait.generation.settings import Sampling, SamplingSettings
+from plait.kernels.noise import NoiseKey
 from plait.models.loading import load_model
 from plait.models.shape import ModelShape
 from plait.observe.progress import Progress

@@ -15,8 +15,8 @@ from plait.data.rows import FloatArray, Rows
 from plait.dataflow import CallKind, Dataflow, Node, Resample
 from plait.errors import RunError
 from plait.generation.engine import Engine
-from plait.generation.noise import NoiseKey
 from plait.generation.request import Request
+from plait.kernels.noise import NoiseKey
 from plait.observe.progress import Progress
 from plait.runtime.ranks.crew_engine import CrewEngine
 from plait.runtime.recipes.recipe import Recipe

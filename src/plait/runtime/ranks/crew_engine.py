@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from plait.data.records import Prompt, Sample
 from plait.generation.engine import Engine, StepRecord
-from plait.generation.noise import NoiseKey
 from plait.generation.request import Request
 from plait.generation.settings import Sampling
+from plait.kernels.noise import NoiseKey
 from plait.layout.mesh import Layout
 from plait.runtime.ranks.commands import LEADER, Do
 from plait.runtime.ranks.member import Member
