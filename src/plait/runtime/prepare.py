@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from plait.data.examples import ExampleSet, ExampleStream, Given, evaluation_samples, example_set
 from plait.data.formats import RowKind
-from plait.data.prompts import PromptSet, PromptStream, evaluation_prompts, prompt_set
+from plait.data.mixture import Mixed
+from plait.data.prompts import EVALUATION_UID, PromptSet, PromptStream, evaluation_prompts, prompt_set
 from plait.data.records import Prompt
 from plait.data.settings import DataSettings
-from plait.data.sources import open_splits
+from plait.data.sources import open_sources
 from plait.dataflow import CallKind, Dataflow
 from plait.errors import ConfigError, ModelError
 from plait.models.adapter_folder import adapter_of
@@ -61,9 +62,9 @@ class Prepared:
     judges: tuple[RewardFunction, ...]
     columns: tuple[str, ...]
     """Of the data, which reward functions may ask for."""
-    train_set: PromptSet | None
+    train_set: Mixed[PromptSet] | None
     """None for a flow that does not generate."""
-    given: Mapping[str, ExampleSet]
+    given: Mapping[str, Mixed[ExampleSet]]
     """`examples` and `pairs`, where the flow reads them."""
     held_out: tuple[Prompt, ...]
     held_out_given: Mapping[str, tuple[Given, ...]]
@@ -92,19 +93,11 @@ class Prepared:
         recipe, count = self.recipe, self.recipe.prompts_per_step
         prompts = None
         if self.train_set is not None:
-            prompts = PromptStream(
-                self.train_set, seed=recipe.seed, prompts_per_step=count, shuffle=recipe.data.shuffle
-            )
+            prompts = PromptStream(self.train_set, seed=recipe.seed, prompts_per_step=count)
         streams = {
-            name: ExampleStream(
-                examples,
-                seed=recipe.seed,
-                per_step=count,
-                shuffle=_settings_of(name, prompts is not None, recipe).shuffle,
-            )
-            for name, examples in self.given.items()
+            name: ExampleStream(examples, seed=recipe.seed, per_step=count) for name, examples in self.given.items()
         }
-        return Feed(prompts, streams, count, drawn)
+        return Feed(prompts, streams, count, drawn, seed=recipe.seed)
 
 
 def prepare(
@@ -152,7 +145,7 @@ def prepare(
         raise ConfigError(f"the flow `{dataflow.name}` reads {' and '.join(given_names)}; one of them is its data")
     limit = prompt_limit(recipe, shapes[recipe.model]) if generates else shapes[recipe.model].max_positions
     train_set, held_out, columns = _prompts(recipe, tokenizer, limit) if generates else (None, (), ())
-    given: dict[str, ExampleSet] = {}
+    given: dict[str, Mixed[ExampleSet]] = {}
     held_out_given: dict[str, tuple[Given, ...]] = {}
     for name in given_names:
         given[name], items = _given(name, generates, recipe, tokenizer, shapes[recipe.model].max_positions)
@@ -228,28 +221,51 @@ def _functions(role: str, flow: Dataflow, recipe: Recipe) -> tuple[RewardFunctio
     return functions_of(settings, task=recipe.data.task)
 
 
-def _prompts(recipe: Recipe, tokenizer: Any, limit: int) -> tuple[PromptSet, tuple[Prompt, ...], tuple[str, ...]]:
+def _prompts(
+    recipe: Recipe, tokenizer: Any, limit: int
+) -> tuple[Mixed[PromptSet], tuple[Prompt, ...], tuple[str, ...]]:
     """(training prompts, held-out ones, columns of the data)."""
-    loading(f"data {recipe.data.source}")
-    splits = open_splits(recipe.data, recipe.evaluation.items)
-    train_set = prompt_set(splits.train, tokenizer, recipe.data, limit)
-    held_out: tuple[Prompt, ...] = ()
-    if splits.evaluation is not None:
-        held_out = tuple(evaluation_prompts(prompt_set(splits.evaluation, tokenizer, recipe.data, limit)))
-    return train_set, held_out, splits.train.columns
+    loading(f"data {recipe.data.title}")
+    sets: list[PromptSet] = []
+    held_out: list[Prompt] = []
+    columns: tuple[str, ...] = ()
+    opened = open_sources(recipe.data, recipe.evaluation.items)
+    for settings, splits in zip(recipe.data.sources, opened, strict=True):
+        sets.append(prompt_set(splits.train, tokenizer, settings, limit))
+        columns = splits.train.columns
+        if splits.evaluation is not None:
+            asked = prompt_set(splits.evaluation, tokenizer, settings, limit)
+            held_out += evaluation_prompts(asked, EVALUATION_UID + len(held_out))
+    return _mixed(recipe.data, sets), tuple(held_out), columns
 
 
 def _given(
     name: str, generates: bool, recipe: Recipe, tokenizer: Any, positions: int
-) -> tuple[ExampleSet, tuple[Given, ...]]:
+) -> tuple[Mixed[ExampleSet], tuple[Given, ...]]:
     """(training examples or pairs, held-out ones)."""
-    settings = _settings_of(name, generates, recipe)
-    loading(f"data {settings.source}")
-    splits = open_splits(settings, 0 if generates else recipe.evaluation.items, RowKind(name))
-    held_out: tuple[Given, ...] = ()
-    if splits.evaluation is not None:
-        held_out = tuple(evaluation_samples(example_set(splits.evaluation, tokenizer, settings, positions)))
-    return example_set(splits.train, tokenizer, settings, positions), held_out
+    data = _settings_of(name, generates, recipe)
+    loading(f"data {data.title}")
+    sets: list[ExampleSet] = []
+    held_out: list[Given] = []
+    num_items = 0
+    opened = open_sources(data, 0 if generates else recipe.evaluation.items, RowKind(name))
+    for settings, splits in zip(data.sources, opened, strict=True):
+        sets.append(example_set(splits.train, tokenizer, settings, positions))
+        if splits.evaluation is not None:
+            items = example_set(splits.evaluation, tokenizer, settings, positions)
+            held_out += evaluation_samples(items, EVALUATION_UID + num_items)
+            num_items += len(items)
+    return _mixed(data, sets), tuple(held_out)
+
+
+def _mixed(data: DataSettings, sets: Sequence[Any]) -> Mixed[Any]:
+    """Sets by source, each with its weight, or with as many shares as it has rows."""
+    return Mixed(
+        tuple(sets),
+        tuple(one.label for one in data.sources) if data.more else ("",),
+        tuple(float(one.weight or len(rows)) for one, rows in zip(data.sources, sets, strict=True)),
+        tuple(one.shuffle for one in data.sources),
+    )
 
 
 def _settings_of(name: str, generates: bool, recipe: Recipe) -> DataSettings:

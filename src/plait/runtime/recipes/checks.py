@@ -118,6 +118,7 @@ def check_unused(flow: Dataflow, recipe: Recipe) -> None:
         ("evaluation.functions", recipe.evaluation.functions and not generates, "generates nothing to judge"),
         ("samples_per_prompt", recipe.samples_per_prompt != default.samples_per_prompt and not generates, "draws none"),
         ("data.max_example_tokens", recipe.data.max_example_tokens is not None and not given, "reads prompts there"),
+        ("data.weight", recipe.data.weight is not None and not recipe.data.more, "has one source of data"),
     )
     for key, is_set, why in keys:
         if is_set:
