@@ -15,6 +15,7 @@ from plait.errors import ConfigError, DataError
 from plait.generation.engine import Engine
 from plait.generation.request import Request
 from plait.generation.settings import Sampling, SamplingSettings
+from plait.kept_memory import give_back_freed
 from plait.kernels.noise import NoiseKey
 from plait.models.loading import load_model
 from plait.models.shape import ModelShape
@@ -24,7 +25,6 @@ from plait.runtime.forecast.estimate import model_shape
 from plait.runtime.forecast.limit import measure_rates
 from plait.runtime.generation_report import OWN_COLUMNS, GenerationReport, Meter, limit_of
 from plait.runtime.prepare import load_tokenizer
-from plait.runtime.process import give_back_freed
 from plait.runtime.recipes.checks import check_models
 from plait.runtime.recipes.role_models import RoleModel
 from plait.runtime.stopping import stop_signals
