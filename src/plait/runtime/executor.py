@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from plait.data.rows import FloatArray, Rows, evaluate, spread_to
+from plait.data.rows import FloatArray, Rows, evaluate, trained_rows
 from plait.dataflow import CallKind, Dataflow, Level, Node
 from plait.errors import RunError
 from plait.observe.progress import Progress
@@ -263,16 +263,9 @@ class Executor:
 
     def _train(self, node: Node, state: StepState, *, evaluate: bool) -> Iterator[Any]:
         """The steps of a TRAIN call; its result is metrics."""
-        rows = state.tables[node.rows]
-        columns = dict(node.inputs)
-        for column in columns.values():
-            if column.level is not Level.BATCH and column.rows != node.rows:
-                rows = rows.with_column(column, spread_to(column, state.tables[column.rows], rows, node.call))
-        keep, mask = columns.pop("keep", None), columns.pop("mask", None)
-        if keep is not None:
-            kept = np.flatnonzero(rows.columns[keep])
-            state.metrics[f"{node.role}/samples_left_out"] = len(rows) - len(kept)
-            rows = rows.select(kept.tolist())
+        rows, columns, mask = trained_rows(node, state.tables)
+        if "keep" in node.inputs:
+            state.metrics[f"{node.role}/samples_left_out"] = len(state.tables[node.rows]) - len(rows)
         assert node.fn is not None
         options: dict[str, Any] = {
             "mask": mask,
