@@ -20,9 +20,9 @@ from plait.data.records import Prompt, Sample
 from plait.data.settings import DataSettings
 from plait.data.sources import open_splits
 from plait.generation.engine import Engine, drain
-from plait.generation.noise import NoiseKey
 from plait.generation.request import Request
 from plait.generation.settings import Sampling, SamplingSettings
+from plait.kernels.noise import NoiseKey
 from plait.models.language_model import LanguageModel, load_model
 from plait.rewards.answers import AnswerFormat, Verdict, extract_answer
 from plait.rewards.statistics import pass_at_k

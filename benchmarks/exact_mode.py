@@ -18,15 +18,15 @@ from collections.abc import Iterable
 import torch
 
 from plait.data.records import Prompt, Sample
-from plait.generation import noise
 from plait.generation.engine import Engine, drain
 from plait.generation.exact import ExactForward
-from plait.generation.noise import NoiseKey
 from plait.generation.pool import KVPool
 from plait.generation.ragged import NewTokens
 from plait.generation.request import Request
 from plait.generation.sampler import SamplingRows, sample
 from plait.generation.settings import Sampling, SamplingSettings
+from plait.kernels import noise
+from plait.kernels.noise import NoiseKey
 from plait.models.language_model import LanguageModel, load_model
 from plait.policy.blocks import BLOCK_TOKENS, num_blocks_for
 

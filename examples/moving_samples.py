@@ -6,9 +6,9 @@ import torch.distributed as dist
 
 from plait.data.records import Prompt
 from plait.generation.engine import Engine, drain
-from plait.generation.noise import NoiseKey
 from plait.generation.request import Request
 from plait.generation.settings import Sampling, SamplingSettings
+from plait.kernels.noise import NoiseKey
 from plait.launch.local import LocalProcesses
 from plait.layout.mesh import Layout
 from plait.models.language_model import load_model

@@ -6,9 +6,9 @@ import torch
 
 from plait.data.records import Prompt
 from plait.generation.engine import Engine, drain
-from plait.generation.noise import NoiseKey
 from plait.generation.request import Request
 from plait.generation.settings import Sampling, SamplingSettings
+from plait.kernels.noise import NoiseKey
 from plait.models.language_model import load_model
 
 model = load_model(sys.argv[1] if len(sys.argv) > 1 else "smollm2-135m-instruct", dtype="bfloat16")

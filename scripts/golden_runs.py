@@ -233,7 +233,8 @@ def _make(name: str, case: Case) -> None:
     if case.stages:
         import yaml
 
-        Path(f"{name}.yaml").write_text(yaml.safe_dump(_tree(case.keys | {"steps": STEPS, "run_dir": run_dir}, case)))
+        tree = _tree(case.keys | {"steps": STEPS, "run_dir": run_dir}, case)
+        Path(f"{name}.yaml").write_text(yaml.safe_dump(tree, sort_keys=False))
         _train(None, f"{name}.yaml")
         return
     keys = case.keys | {"run_dir": run_dir}

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from plait import compiled
-from plait.generation import draw_kernel, layer_kernels
+from plait.kernels import decoder, draw
 
 pytestmark = pytest.mark.skipif(not compiled.AVAILABLE, reason="numba is not installed")
 
@@ -82,25 +82,25 @@ def test_without_a_folder_to_keep_it_in(tmp_path: Path, monkeypatch: pytest.Monk
     ("module", "made_of"),
     [
         (
-            layer_kernels,
+            decoder,
             {
-                "generation/kernels",
-                "generation/score_kernels",
-                "generation/row_code",
-                "generation/matrix_attention",
-                "generation/product_kernels",
-                "generation/vector_code",
-                "generation/product_code",
-                "generation/attention_code",
-                "generation/matrix_code",
-                "generation/matrix_attention_code",
-                "models/scalar_code",
+                "kernels/paged_attention",
+                "kernels/scores",
+                "kernels/row_intrinsics",
+                "kernels/matrix_attention",
+                "kernels/products",
+                "kernels/vector_intrinsics",
+                "kernels/product_intrinsics",
+                "kernels/attention_intrinsics",
+                "kernels/matrix_intrinsics",
+                "kernels/matrix_attention_intrinsics",
+                "kernels/scalar_intrinsics",
                 "compiled",
             },
         ),
-        (draw_kernel, {"generation/noise", "models/scalar_code", "compiled"}),
+        (draw, {"kernels/noise", "kernels/scalar_intrinsics", "compiled"}),
     ],
-    ids=["layer_kernels", "draw_kernel"],
+    ids=["decoder", "draw"],
 )
 def test_what_the_stamp_covers(module, made_of: set[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """A kernel's stamp changes with each file whose code or constants are in it."""

@@ -11,11 +11,12 @@ from generation.serving import Outcome, Runner, Step, serve
 from generation.workload import Case, Workload
 from plait.data.records import Prompt, Sample
 from plait.generation.engine import Engine
-from plait.generation.noise import NoiseKey
 from plait.generation.request import Request
 from plait.generation.settings import SamplingSettings
+from plait.kept_memory import give_back_freed
+from plait.kernels.noise import NoiseKey
 from plait.models.language_model import load_model
-from plait.runtime.process import give_back_freed, set_up
+from plait.runtime.process import set_up
 
 
 def load(workload: Workload) -> tuple[Runner, str]:

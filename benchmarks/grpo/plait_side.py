@@ -14,9 +14,9 @@ from plait.data.records import Prompt
 from plait.data.rows import FloatArray, Rows, evaluate
 from plait.dataflow import CallKind, Node, trace
 from plait.generation.engine import Engine, drain
-from plait.generation.noise import NoiseKey
 from plait.generation.request import Request
 from plait.generation.settings import SamplingSettings
+from plait.kernels.noise import NoiseKey
 from plait.models.language_model import copy_of, load_model
 from plait.training.settings import OptimizerSettings
 from plait.training.trainer import Trainer

@@ -70,7 +70,7 @@ class UserCode:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._stack.close()
-        if error is None or isinstance(error, GeneratorExit):
+        if error is None:
             return
         if isinstance(error, PlaitError):
             error.frames = error.frames or own_frames(error)
@@ -103,7 +103,7 @@ def said_by(error: BaseException) -> str:
 
 def place_of(error: BaseException) -> str:
     """`FILE:LINE: ` in the user's code, where the error came from; empty where that is not known."""
-    if isinstance(error, SyntaxError) and error.filename:
+    if isinstance(error, SyntaxError) and error.filename and Path(error.filename).is_file():
         return f"{_shown(error.filename)}:{error.lineno}: "
     frames = _own(error)
     return f"{_shown(frames[-1].filename)}:{frames[-1].lineno}: " if frames else ""
@@ -138,12 +138,12 @@ def _inner(function: Callable[..., Any]) -> Any:
 def _own(error: BaseException) -> traceback.StackSummary:
     """Frames of files that are neither plait's nor a library's; where there are none, those that are not plait's."""
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not _is_plaits(frame.filename)]
-    own = [frame for frame in frames if not frame.filename.startswith(_LIBRARIES)]
+    own = [frame for frame in frames if not frame.filename.startswith((*_LIBRARIES, "<frozen "))]
     return traceback.StackSummary.from_list(own or frames)
 
 
 def _is_plaits(file: str) -> bool:
-    return file.startswith((_PLAIT + "/", "<frozen importlib")) or file == "<string>"
+    return file.startswith(_PLAIT + "/") or file == "<string>"
 
 
 def _shown(file: str) -> str:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from plait.cli import main
+from plait.cli.generate import Options, asked_of
 from plait.errors import RunError
 from plait.generation.engine import Engine, StepRecord
 from plait.policy.step import StepKind
@@ -209,13 +210,13 @@ def test_responses_that_were_finished_outlive_a_run_that_breaks_off(
         assert main(given) not in (0, 2)
     partial = tmp_path / "out.jsonl.partial"
     error = capsys.readouterr().err
-    assert f"the 2 responses that were finished before are in {partial}" in error
-    kept = [json.loads(line) for line in partial.read_text().splitlines()]
+    assert f"2 responses are in {partial}; the same command with --resume draws the others" in error
+    head, *kept = [json.loads(line) for line in partial.read_text().splitlines()]
+    assert (head["format"], head["asked"]["n"]) == ("plait-generation", 2)
     assert [len(row["token_ids"]) for row in kept] == [2, 3], "in the order in which they ended"
     assert main(given) == 2
-    assert "holds the responses of a run that was broken off; move it" in capsys.readouterr().err
-    partial.rename(tmp_path / "saved.jsonl")
-    assert main(given) == 0
+    assert "holds the responses of a run that was broken off; go on with --resume" in capsys.readouterr().err
+    assert main([*given, "--overwrite"]) == 0
     assert [len(row["token_ids"]) for row in rows(tmp_path)] == [3, 5, 2, 7]
     assert kept == [rows(tmp_path)[2], rows(tmp_path)[0]]
     assert not partial.exists()
@@ -241,9 +242,11 @@ def test_ctrl_c_keeps_the_responses_that_are_finished(
 ) -> None:
     interrupted_after(4, monkeypatch)
     assert main([*given, "--json"]) == 130
-    assert [(row["prompt"][8], len(row["token_ids"])) for row in rows(tmp_path)] == [("1", 3), ("2", 2)]
+    assert not (tmp_path / "out.jsonl").exists(), "it is whole or not there"
     said = capsys.readouterr()
-    assert f"interrupted: 2 of 4 responses were finished; they are in {tmp_path / 'out.jsonl'}" in said.err
+    assert (
+        f"interrupted: 2 of 4 responses are finished; 2 responses are in {tmp_path / 'out.jsonl.partial'}" in said.err
+    )
     figures = json.loads(said.out)
     assert (figures["samples"], figures["limit_share"]) == (2, None)
     assert figures["tokens"] > 5, "tokens of unfinished samples took time as well"
@@ -254,8 +257,80 @@ def test_ctrl_c_before_anything_is_finished(
 ) -> None:
     interrupted_after(1, monkeypatch, signals=2)  # the second leaves at once
     assert main(given) == 130
-    assert "0 of 4 responses were finished; nothing is written" in capsys.readouterr().err
+    assert "0 of 4 responses are finished; nothing is written" in capsys.readouterr().err
     assert not (tmp_path / "out.jsonl").exists()
+
+
+def test_an_interrupted_run_goes_on_where_it_was(
+    given: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One sample of each prompt is finished: the other one is drawn as it would have been, and nothing twice."""
+    assert main(given) == 0
+    out, partial = tmp_path / "out.jsonl", tmp_path / "out.jsonl.partial"
+    whole = rows(tmp_path)
+    out.unlink()
+    with monkeypatch.context() as patch:
+        interrupted_after(4, patch)
+        assert main(given) == 130
+    partial.write_bytes(partial.read_bytes() + b'{"row": 1, "sam')  # the machine fell in the middle of a write
+    capsys.readouterr()
+    for wrong, said in (
+        (["--seed", "1"], "was begun with another --seed; give the options as they were"),
+        (["--temperature", "0.5", "--top-k", "3"], "was begun with another --temperature, --top-k"),
+        (["--overwrite"], "--resume goes on with what is there, --overwrite drops it"),
+    ):
+        assert main([*given, "--resume", *wrong]) == 2
+        assert said in capsys.readouterr().err
+    assert main([*given, "--resume", "--max-running", "1", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["samples"] == 2
+    for one, other in zip(rows(tmp_path), whole, strict=True):
+        assert one.pop("logprobs") == pytest.approx(other.pop("logprobs"), abs=1e-4)
+        assert one == other
+    assert not partial.exists()
+    assert main([*given, "--resume"]) == 2
+    assert "exists; give another file, or --overwrite" in capsys.readouterr().err
+
+
+def test_what_is_finished_and_not_yet_written_is_written_by_resume(given: list[str], tmp_path: Path) -> None:
+    """The machine fell between the last response and the output."""
+    assert main(given) == 0
+    out, partial = tmp_path / "out.jsonl", tmp_path / "out.jsonl.partial"
+    options = Options(
+        model=given[2], prompts=tmp_path / "prompts.jsonl", out=out, n=2, lengths=tmp_path / "lengths.jsonl",
+        dtype="float32",
+    )  # fmt: skip
+    head = {"format": "plait-generation", "version": 1, "asked": asked_of(options)}
+    whole = out.read_bytes()
+    partial.write_bytes(json.dumps(head).encode() + b"\n" + whole)
+    out.unlink()
+    assert main([*given, "--resume"]) == 0
+    assert out.read_bytes() == whole
+
+
+def test_nothing_to_resume(given: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*given, "--resume"]) == 2
+    assert "there is no `" in capsys.readouterr().err
+    (tmp_path / "out.jsonl.partial").write_text('{"prompt": "a"}\n')
+    assert main([*given, "--resume"]) == 2
+    assert "is not what `plait generate` leaves" in capsys.readouterr().err
+
+
+def test_the_output_has_the_columns_of_the_data_and_the_number_of_the_row(
+    given: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text('{"prompt": "a", "answer": "5", "tags": ["x"]}\n\n{"prompt": "a", "answer": null}\n')
+    assert main(given) == 0
+    found = [(row["row"], row["sample"], row["prompt"], row["answer"], row.get("tags")) for row in rows(tmp_path)]
+    assert found == [
+        (0, 0, "a", "5", ["x"]),
+        (0, 1, "a", "5", ["x"]),
+        (1, 0, "a", None, None),
+        (1, 1, "a", None, None),
+    ]
+    prompts.write_text('{"prompt": "a", "row": 1}\n{"prompt": "a", "response": "b"}\n')
+    assert main([*given, "--overwrite"]) == 2
+    assert "has columns named `response`, `row`, as the output has its own" in capsys.readouterr().err
 
 
 class Idle:

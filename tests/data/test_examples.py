@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from plait.data.examples import ExampleSet, ExampleStream, Given, evaluation_samples, example_set
 from plait.data.formats import RowKind
+from plait.data.mixture import Mixed
 from plait.data.prompts import EVALUATION_UID
 from plait.data.records import FinishReason
 from plait.data.settings import DataSettings
@@ -502,7 +503,7 @@ def test_equal_pairs_are_dropped_and_counted(tmp_path):
 def test_a_stream_takes_every_row_once_per_epoch_as_prompts_do(tmp_path):
     rows = [{"prompt": f"{n}", "chosen": " a", "rejected": " b"} for n in range(5)]
     made = pairs(tmp_path, *rows)
-    stream = ExampleStream(made, seed=3, per_step=2)
+    stream = ExampleStream(Mixed((made,)), seed=3, per_step=2)
     taken = stream.samples(0, 10)
     assert [one.sample.uid for one in taken] == [f"{uid}.{index}" for uid in range(10) for index in (0, 1)]
     asked = [one.sample.prompt.text for one in taken[::2]]
@@ -510,7 +511,7 @@ def test_a_stream_takes_every_row_once_per_epoch_as_prompts_do(tmp_path):
     assert asked[:5] != asked[5:]
     assert stream.step(3) == stream.samples(6, 2) == taken[12:16]
     assert stream.epoch(5) == 2
-    in_order = ExampleStream(made, seed=3, per_step=2, shuffle=False).samples(5, 5)
+    in_order = ExampleStream(Mixed((made,), shuffles=(False,)), seed=3, per_step=2).samples(5, 5)
     assert [one.sample.prompt.text for one in in_order[::2]] == list("01234")
     held_out = evaluation_samples(made)
     assert [one.sample.prompt.uid for one in held_out[::2]] == list(range(EVALUATION_UID, EVALUATION_UID + 5))
@@ -523,8 +524,8 @@ def test_prompts_and_examples_of_one_seed_take_the_same_places(tmp_path):
     keys = DataSettings(source=name, chat_template=False)
     prompts = prompt_set(open_splits(keys).train, tiny_tokenizer(), keys, 100)
     examples = example_set(open_splits(keys, 0, RowKind.EXAMPLES).train, tiny_tokenizer(), keys, 100)
-    asked = PromptStream(prompts, seed=1, prompts_per_step=4).take(3, 11)
-    given = ExampleStream(examples, seed=1, per_step=4).samples(3, 11)
+    asked = PromptStream(Mixed((prompts,)), seed=1, prompts_per_step=4).take(3, 11)
+    given = ExampleStream(Mixed((examples,)), seed=1, per_step=4).samples(3, 11)
     assert [one.sample.prompt.text for one in given] == [prompt.text for prompt in asked]
 
 

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from plait.data.mixture import Mixed
 from plait.data.prompts import EVALUATION_UID, PromptEncoder, PromptSet, PromptStream, evaluation_prompts, prompt_set
 from plait.data.settings import DataSettings
 from plait.data.sources import Row, Source
@@ -185,10 +186,10 @@ def test_an_empty_prompt_is_named():
 # -- the stream
 
 
-def stream(rows: int, per_step: int, seed: int = 0, **more) -> PromptStream:
+def stream(rows: int, per_step: int, seed: int = 0, *, shuffle: bool = True) -> PromptStream:
     made = source(*(f"question {n}" for n in range(rows)))
     prompts = PromptSet(made, PromptEncoder(tiny_tokenizer(), keys(), conversational=False), tuple(range(rows)), 9, 0)
-    return PromptStream(prompts, seed=seed, prompts_per_step=per_step, **more)
+    return PromptStream(Mixed((prompts,), shuffles=(shuffle,)), seed=seed, prompts_per_step=per_step)
 
 
 def asked(prompts) -> list[str]:
@@ -235,7 +236,7 @@ GOLDEN = (5, 2, 0, 3, 1, 4)
 def test_epoch_and_evaluation_prompts():
     one = stream(8, 3)
     assert [one.epoch(step) for step in (0, 4, 8)] == [0, 1.5, 3]
-    held_out = evaluation_prompts(one.prompt_set)
+    held_out = evaluation_prompts(one.prompt_set.sets[0])
     assert asked(held_out) == [f"question {n}" for n in range(8)]
     assert [prompt.uid for prompt in held_out] == list(range(EVALUATION_UID, EVALUATION_UID + 8))
 

@@ -144,7 +144,7 @@ def wrong(value):
             lambda s, r: per_sample(wrong(np.zeros(2)), r, name="x"),
             r"per_sample\(liar\) -> x\[sample\], sample 7\.1: expected one number, found an array of shape \(2,\)",
         ),
-        (lambda s, r: per_sample(wrong(None), r, name="x"), r"sample 7\.1: expected finite numbers, found nan"),
+        (lambda s, r: per_sample(wrong(None), r, name="x"), r"sample 7\.1: expected one number, found None"),
         (lambda s, r: per_sample(wrong("one"), r, name="x"), r"sample 7\.1: expected one number, found 'one'"),
         (
             lambda s, r: per_sample(wrong(np.zeros(9)), r, name="x", level=Level.TOKEN),

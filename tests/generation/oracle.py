@@ -9,9 +9,9 @@ from typing import Any
 import torch
 
 from plait.data.records import FinishReason, Sample
-from plait.generation import noise
 from plait.generation.request import Request
 from plait.generation.settings import Sampling
+from plait.kernels import noise
 
 
 def log_softmax(logits: Sequence[float], temperature: float) -> list[float]:

@@ -18,7 +18,7 @@ import plait
 
 SCRIPT = """
 import hashlib, torch
-from plait.generation.draw_kernel import draw
+from plait.kernels.draw import draw
 from plait.generation.lowered import lower
 from plait.generation.pool import KVPool
 from plait.generation.ragged import NewTokens, ragged

@@ -17,10 +17,10 @@ from plait.errors import CallError, DataError, RunError
 from plait.generation import engine as engine_module
 from plait.generation.engine import Engine, drain
 from plait.generation.forward import Forward
-from plait.generation.noise import NoiseKey
 from plait.generation.request import Request
 from plait.generation.sampler import NUM_CANDIDATES
 from plait.generation.settings import Sampling, SamplingSettings
+from plait.kernels.noise import NoiseKey
 from plait.models.language_model import LanguageModel
 from plait.policy.step import StepKind
 from tests.generation import oracle

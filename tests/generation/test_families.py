@@ -8,12 +8,12 @@ import pytest
 import torch
 
 from plait.data.records import Prompt
-from plait.generation import kernels
 from plait.generation.engine import Engine, drain
 from plait.generation.lowered import Lowered, Refusal, lower
-from plait.generation.noise import NoiseKey
 from plait.generation.request import Request
 from plait.generation.settings import Sampling, SamplingSettings
+from plait.kernels import paged_attention
+from plait.kernels.noise import NoiseKey
 from tests.generation.test_lowered import FAMILIES as LOWERED
 from tests.models.tiny import FAMILIES, tiny, tiny_model
 from tests.training.exact import ExactFloat64
@@ -37,7 +37,7 @@ def test_greedy_equals_transformers(family: str, dtype: torch.dtype) -> None:
     wide = dtype == torch.float64
     with ExactFloat64() if wide else contextlib.nullcontext():
         samples = {sample.prompt.uid: sample for sample in engine.step()}
-        is_lowered = family in LOWERED and kernels.fast(dtype)
+        is_lowered = family in LOWERED and paged_attention.fast(dtype)
         assert isinstance(engine._forward._lowered, Lowered if is_lowered else Refusal)
         assert engine.has_packed_weights is not wide  # nothing is packed in float64
         samples |= {sample.prompt.uid: sample for sample in drain(engine)}
@@ -59,7 +59,7 @@ def test_greedy_equals_transformers(family: str, dtype: torch.dtype) -> None:
         assert samples[uid].logprobs == pytest.approx(logprobs.tolist(), abs=1e-9 if wide else 1e-5)
 
 
-@pytest.mark.skipif(not kernels.fast(torch.bfloat16), reason="no numba, or a CPU without AVX-512")
+@pytest.mark.skipif(not paged_attention.fast(torch.bfloat16), reason="no numba, or a CPU without AVX-512")
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_family_is_lowered_or_refused_with_a_reason(family: str) -> None:
     """Another error would stop a model that its module can compute."""

@@ -12,17 +12,19 @@ import pytest
 import torch
 
 from plait.data.records import Prompt, Sample
-from plait.generation import kernels
 from plait.generation.engine import Engine, drain
 from plait.generation.lowered import Lowered
-from plait.generation.noise import NoiseKey
 from plait.generation.request import Request
 from plait.generation.settings import Sampling, SamplingSettings
+from plait.kernels import paged_attention
+from plait.kernels.noise import NoiseKey
 from tests.generation.test_engine import TEXTS, by_uid, request_of
 from tests.models.tiny import tiny_model
 
 DTYPES = [torch.float32, torch.bfloat16]
-needs_vectors = pytest.mark.skipif(not all(map(kernels.fast, DTYPES)), reason="no numba, or a CPU without AVX-512")
+needs_vectors = pytest.mark.skipif(
+    not all(map(paged_attention.fast, DTYPES)), reason="no numba, or a CPU without AVX-512"
+)
 FREE = Sampling(max_tokens=30, stop_token_ids=())
 
 
@@ -97,7 +99,7 @@ def said(dtype: torch.dtype) -> list[list[int]]:
     return [list(samples[uid].token_ids) for uid in sorted(samples)]
 
 
-@pytest.mark.skipif(not kernels.AVAILABLE, reason="numba is not installed")
+@pytest.mark.skipif(not paged_attention.AVAILABLE, reason="numba is not installed")
 def test_without_numba_the_same_is_said() -> None:
     """In a process that has none: torch's own products compute, with the same noise."""
     command, root = [sys.executable, "-c", textwrap.dedent(WITHOUT_NUMBA)], Path(__file__).parents[2]

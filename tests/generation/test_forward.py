@@ -6,16 +6,16 @@ import pytest
 import torch
 
 from plait.data.records import Prompt
-from plait.generation import kernels
 from plait.generation.engine import Engine, drain
-from plait.generation.noise import NoiseKey
 from plait.generation.request import Request
 from plait.generation.settings import Sampling, SamplingSettings
+from plait.kernels import paged_attention
+from plait.kernels.noise import NoiseKey
 from plait.models.lora import add_lora
 from plait.models.lora_settings import LoraSettings
 from tests.models.tiny import tiny_model
 
-needs_vectors = pytest.mark.skipif(not kernels.fast(torch.float32), reason="no numba, or a CPU without AVX-512")
+needs_vectors = pytest.mark.skipif(not paged_attention.fast(torch.float32), reason="no numba, or a CPU without AVX-512")
 
 
 def request(uid: int, length: int) -> Request:

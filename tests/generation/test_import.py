@@ -10,9 +10,9 @@ import torch
 from plait.data.records import Prompt
 from plait.errors import CallError, DataError
 from plait.generation.engine import Engine, WeightUpdate, drain
-from plait.generation.noise import NoiseKey
 from plait.generation.request import Request
 from plait.generation.settings import Sampling, SamplingSettings
+from plait.kernels.noise import NoiseKey
 from plait.models.language_model import LanguageModel
 from tests.models.tiny import tiny_llama, tiny_model
 

@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from plait.data.packed import pack as packed_row
-from plait.generation import kernels, layer_kernels, product_kernels
-from plait.generation.kernels import KEYS
 from plait.generation.lowered import Lowered, Refusal, _lay_out, _panels_of, lower
 from plait.generation.pool import KVPool
 from plait.generation.ragged import NewTokens, RaggedBatch, RaggedContext, ragged
+from plait.kernels import decoder, paged_attention, products
+from plait.kernels.paged_attention import KEYS
 from plait.models.attention import PackedContext
 from plait.models.language_model import LanguageModel
 from plait.models.lora import add_lora
@@ -23,7 +23,9 @@ from plait.models.lora_settings import LoraSettings
 from tests.models.tiny import VOCAB_SIZE, tiny_model
 
 DTYPES = [torch.float32, torch.bfloat16]
-needs_vectors = pytest.mark.skipif(not all(map(kernels.fast, DTYPES)), reason="no numba, or a CPU without AVX-512")
+needs_vectors = pytest.mark.skipif(
+    not all(map(paged_attention.fast, DTYPES)), reason="no numba, or a CPU without AVX-512"
+)
 FAMILIES = ["llama", "qwen2", "qwen3", "mistral", "smollm3", "granite", "gemma", "phi3"]
 
 
@@ -138,7 +140,7 @@ def test_more_rows_than_a_chunk_and_few_that_are_read() -> None:
     model, lowered = tiny_model("llama", dtype=torch.float32, max_position_embeddings=1024), None
     lowered = lower(model)
     assert isinstance(lowered, Lowered)
-    token_ids = tokens(2 * layer_kernels.CHUNK_ROWS + 9)
+    token_ids = tokens(2 * decoder.CHUNK_ROWS + 9)
     table = list(range(40))
     expected = module_logits(model, token_ids)
     for read in ([0, 255, 256, 300, 519], [520]):
@@ -254,19 +256,17 @@ def test_a_product_with_a_bias(dtype: torch.dtype, width: int, outputs: int, row
     parts = [(weight[:half], bias[:half]), (weight[half:], None)]
     laid_out = torch.zeros(_panels_of(parts), dtype=torch.uint32)
     _lay_out(parts, laid_out)
-    out = torch.empty(rows, laid_out.shape[0] * product_kernels.TILE_COLUMNS, dtype=dtype)
-    as_array = kernels.array_of
-    matrix = by_unit and kernels.by_matrix_unit(dtype)
-    product_kernels.product(
-        as_array(x), as_array(x), laid_out.data_ptr(), (width, outputs), as_array(out), rows, 0, 1, matrix
-    )
+    out = torch.empty(rows, laid_out.shape[0] * products.TILE_COLUMNS, dtype=dtype)
+    as_array = paged_attention.array_of
+    matrix = by_unit and paged_attention.by_matrix_unit(dtype)
+    products.product(as_array(x), as_array(x), laid_out.data_ptr(), (width, outputs), as_array(out), rows, 0, 1, matrix)
     exact = x.double() @ weight.double().t()
     exact[:, :half] += bias[:half]
     bound = 5e-5 if dtype == torch.float32 else 8e-3
     torch.testing.assert_close(out[:, :outputs].double(), exact, rtol=bound, atol=bound)
     for row in {0, rows // 2, rows - 1}:  # alone
         x_1K, out_1N = x[row : row + 1].contiguous(), torch.empty_like(out[:1])
-        product_kernels.product(
+        products.product(
             as_array(x), as_array(x_1K), laid_out.data_ptr(), (width, outputs), as_array(out_1N), 1, 0, 1, matrix
         )
         assert torch.equal(out_1N[0, :outputs], out[row, :outputs])

@@ -15,11 +15,11 @@ import torch
 from plait.data.records import FinishReason, Prompt
 from plait.errors import CallError, DataError
 from plait.generation.engine import Engine, WeightUpdate, drain
-from plait.generation.noise import NoiseKey
 from plait.generation.request import Request
 from plait.generation.sampler import sample as draw
 from plait.generation.settings import Sampling, SamplingSettings
 from plait.generation.transfer import SampleState
+from plait.kernels.noise import NoiseKey
 from plait.layout import simulate
 from plait.layout.mesh import Cluster, Layout
 from plait.layout.move import plan_move

@@ -13,13 +13,14 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 
 from plait.data.records import FinishReason, Sample
-from plait.generation import forward, kernels
+from plait.generation import forward
 from plait.generation.engine import Engine, drain
-from plait.generation.kernels import KEYS
 from plait.generation.lowered import Lowered, lower
 from plait.generation.pool import KVPool
 from plait.generation.ragged import NewTokens, RaggedContext, ragged
 from plait.generation.settings import SamplingSettings
+from plait.kernels import paged_attention
+from plait.kernels.paged_attention import KEYS
 from plait.models.language_model import LanguageModel
 from plait.policy.step import Key
 from tests.generation.test_open_loop import request
@@ -27,7 +28,7 @@ from tests.models.tiny import tiny_model
 from tests.training.exact import ExactFloat64
 
 needs_vectors = pytest.mark.skipif(
-    not all(map(kernels.fast, (torch.float32, torch.bfloat16))), reason="no numba, or a CPU without AVX-512"
+    not all(map(paged_attention.fast, (torch.float32, torch.bfloat16))), reason="no numba, or a CPU without AVX-512"
 )
 MOST_TOKENS = 60
 """Of prompt and response."""

@@ -10,14 +10,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from plait.generation import kernels
 from plait.generation.dense_layers import Refused
 from plait.generation.lowered import Lowered, Refusal, lower
 from plait.generation.proof import prove
+from plait.kernels import paged_attention
 from tests.models.tiny import FAMILIES, tiny_model
 
 DTYPES = [torch.float32, torch.bfloat16]
-pytestmark = pytest.mark.skipif(not all(map(kernels.fast, DTYPES)), reason="no numba, or a CPU without AVX-512")
+pytestmark = pytest.mark.skipif(not all(map(paged_attention.fast, DTYPES)), reason="no numba, or a CPU without AVX-512")
 
 
 def times(factor: float) -> Callable[[Any, Any, Any], Any]:

@@ -108,10 +108,10 @@ def test_every_row_sees_what_it_may(seed, window, softcap, with_sinks, dtype, bl
 @pytest.mark.parametrize("num_samples", [3, 40])
 def test_one_row_each_without_the_kernel(dtype: torch.dtype, num_samples: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both ways of torch's own products, for few keys and for many, against the plain twin."""
-    from plait.generation import kernels
     from plait.generation.ragged import attention, paged_attention_plain
+    from plait.kernels import paged_attention
 
-    monkeypatch.setattr(kernels, "AVAILABLE", False)
+    monkeypatch.setattr(paged_attention, "AVAILABLE", False)
     generator = torch.Generator().manual_seed(0)
     key, value = (torch.randn(200, 3, 16, size, generator=generator).to(dtype) for size in (32, 32))
     query = torch.randn(num_samples, 9, 32, generator=generator).to(dtype)

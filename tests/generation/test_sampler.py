@@ -14,9 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from plait.errors import ConfigError
-from plait.generation import kernels, noise, sampler
+from plait.generation import sampler
 from plait.generation.sampler import SamplingRows, filter_threshold, sample, sample_plain
 from plait.generation.settings import Sampling, SamplingSettings
+from plait.kernels import noise, paged_attention
 from tests.generation import oracle
 
 CPU = torch.device("cpu")
@@ -246,7 +247,7 @@ def test_the_top_of_the_vocabulary_is_that_of_a_full_search(vocab_size: int) -> 
         assert all(len(set(ids)) == count for ids in ids_BW.tolist())
 
 
-@pytest.mark.skipif(not kernels.AVAILABLE, reason="numba is not installed")
+@pytest.mark.skipif(not paged_attention.AVAILABLE, reason="numba is not installed")
 @settings(max_examples=120, deadline=None)
 @given(
     asked=st.lists(samplings, min_size=1, max_size=6),
@@ -270,7 +271,7 @@ def test_the_compiled_draw_is_the_plain_one(
     torch.testing.assert_close(logprobs, plain_logprobs, rtol=1e-6, atol=4e-6)
 
 
-@pytest.mark.skipif(not kernels.AVAILABLE, reason="numba is not installed")
+@pytest.mark.skipif(not paged_attention.AVAILABLE, reason="numba is not installed")
 @pytest.mark.parametrize("spread", [0.5, 3.0])
 @pytest.mark.parametrize(
     "sampling",
@@ -291,7 +292,7 @@ def test_of_ten_thousand_compiled_draws_none_is_another(sampling: Sampling, spre
         assert torch.equal(sample(logits[part], keys[part], rows)[0], sample_plain(logits[part], keys[part], rows)[0])
 
 
-@pytest.mark.skipif(not kernels.AVAILABLE, reason="numba is not installed")
+@pytest.mark.skipif(not paged_attention.AVAILABLE, reason="numba is not installed")
 @pytest.mark.parametrize(("filters", "most"), [({"top_k": 50, "top_p": 0.9}, 1.5), ({"top_p": 0.9}, 12.0)], ids=str)
 def test_filters_cost_little(filters: dict[str, float], most: float) -> None:
     """CPU time of draws with filters, over that without: about 1.1, and 3 to 8 where top-p needs the whole row."""

@@ -18,10 +18,10 @@ from plait.data.packed import pack
 from plait.data.records import Prompt, Sample
 from plait.generation.engine import Engine, drain
 from plait.generation.lowered import Lowered
-from plait.generation.noise import NoiseKey
 from plait.generation.request import Request
 from plait.generation.sampler import sample as draw
 from plait.generation.settings import Sampling, SamplingSettings
+from plait.kernels.noise import NoiseKey
 from plait.models import hub
 from plait.models.language_model import LanguageModel, load_model
 from tests.models.test_smollm2 import if_cached

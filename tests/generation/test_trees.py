@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from plait.data.packed import pack
-from plait.generation import kernels
-from plait.generation.kernels import KEYS
 from plait.generation.lowered import Lowered, lower
 from plait.generation.pool import KVPool
 from plait.generation.ragged import NewTokens, RaggedBatch, RaggedContext, ragged
+from plait.kernels import paged_attention
+from plait.kernels.paged_attention import KEYS
 from plait.models.attention import PackedContext
 from plait.models.language_model import LanguageModel
 from tests.generation.test_ragged import random_tree
@@ -90,7 +90,7 @@ def test_by_the_module(family: str, dtype: torch.dtype) -> None:
         assert largest_error(model, by_the_module(model)) < (1e-12 if dtype == torch.float64 else 1e-5)
 
 
-@pytest.mark.skipif(not kernels.fast(torch.float32), reason="no numba, or a CPU without AVX-512")
+@pytest.mark.skipif(not paged_attention.fast(torch.float32), reason="no numba, or a CPU without AVX-512")
 @pytest.mark.parametrize("family", ["llama", "mistral", "smollm3"])
 def test_by_the_lowered_forward(family: str) -> None:
     model = tiny_model(family, dtype=torch.float32)

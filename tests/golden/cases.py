@@ -221,7 +221,7 @@ CASES |= {
     "plan.lora-dp2": Case(
         GRPO | _F32 | _LORA, {"actor.generate": "0,1 dp2", "actor.train": "1,0 dp2", "ref.logprobs": "0,1 dp2"}
     ),
-    "plan.dapo_draws-tp2": Case(FLOWS["dapo-draws"] | _F64, TOGETHER | {"ref.logprobs": "1"}),
+    "plan.dapo_draws-tp2": Case(FLOWS["dapo-draws"] | _F64, {"actor.generate": "0,1 tp2", "actor.train": "0,1 pp2"}),
     "plan.remax-tp2": Case(FLOWS["remax"] | _F64, TP2),
     "plan.ppo-split-2": Case(PPO | _F32, "split 2"),
     "plan.ppo-standalone-4": Case(PPO | _BF16, "standalone 4"),

@@ -15,9 +15,9 @@ from plait.generation import forward
 from plait.generation.engine import Engine, drain
 from plait.generation.forward import PACK_STEPS
 from plait.generation.lowered import Refusal
-from plait.generation.noise import NoiseKey
 from plait.generation.request import Request
 from plait.generation.settings import Sampling, SamplingSettings
+from plait.kernels.noise import NoiseKey
 from plait.models import cpu_linear
 from plait.models.cpu_linear import LEAST_PRODUCTS, PackedLinears, install, linear
 from plait.models.language_model import copy_of, from_module

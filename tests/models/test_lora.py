@@ -17,9 +17,9 @@ from plait.data.packed import pack
 from plait.data.records import Prompt
 from plait.errors import ModelError
 from plait.generation.engine import Engine, drain
-from plait.generation.noise import NoiseKey
 from plait.generation.request import Request
 from plait.generation.settings import Sampling, SamplingSettings
+from plait.kernels.noise import NoiseKey
 from plait.models.backbone import copy_of
 from plait.models.language_model import LanguageModel, load_model, save_pretrained
 from plait.models.lora import add_lora, load_adapter, merge_lora, save_adapter, scalar_view, without_lora

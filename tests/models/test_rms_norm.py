@@ -11,7 +11,8 @@ from transformers.models.gemma.modeling_gemma import GemmaRMSNorm
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 
-from plait.models import rms_norm, row_kernels
+from plait.kernels import fused_rows
+from plait.models import rms_norm
 from tests.models.tiny import tiny_model
 
 H = 40
@@ -41,7 +42,7 @@ def activations(*shape: int) -> torch.Tensor:
 def test_value_to_the_bit_and_gradient_to_bfloat16(
     kind: type[nn.Module], shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(row_kernels, "AVAILABLE", False)
+    monkeypatch.setattr(fused_rows, "AVAILABLE", False)
     monkeypatch.setattr(rms_norm, "PIECE_ELEMENTS", 7 * H)  # pieces of 7 rows, the last one ragged
     fused, plain = a_norm(kind), a_norm(kind)
     rms_norm.install(fused)
@@ -77,7 +78,7 @@ def test_a_norm_of_another_form_is_left_alone(kind: type[nn.Module]) -> None:
 
 
 def test_few_or_wide_rows_other_dtypes_and_no_gradients_are_the_classes_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(row_kernels, "AVAILABLE", False)
+    monkeypatch.setattr(fused_rows, "AVAILABLE", False)
     wide = LlamaRMSNorm(rms_norm.WIDEST + 8).bfloat16()
     rms_norm.install(wide)
     assert "_RMSNorm" not in type(wide(activations(1, 600, rms_norm.WIDEST + 8)).grad_fn).__name__
@@ -103,7 +104,7 @@ def test_every_norm_of_a_model_is_taken_over_and_a_copy_has_its_own() -> None:
 @pytest.mark.parametrize("compiled", [False, True])
 def test_its_result_may_be_changed_in_place(compiled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if not compiled:
-        monkeypatch.setattr(row_kernels, "AVAILABLE", False)
+        monkeypatch.setattr(fused_rows, "AVAILABLE", False)
     norm = a_norm()
     rms_norm.install(norm)
     x = activations(1, 600, H)

@@ -48,6 +48,7 @@ HEALTHY = {
     "doctor/uses_groups": 1.0,
     "doctor/zero_advantages": 0.25,
     "doctor/weights_moved": 1.0,
+    "doctor/loss_split/actor.train mine": 1e-6,
 }
 MISMATCH = {
     "training/rollout_probs_diff_mean": 0.04,
@@ -98,6 +99,13 @@ ONE_STEP: list[tuple[dict[str, float], str, Severity, str, str]] = [
     ({"doctor/groups_broken": 1.0}, "dead_groups", ERROR, "keyed by something else", "samples_per_prompt"),
     ({"reward/dropped": 2}, "reward_dropped", INFO, "2 samples (3%)", "reward.on_error"),
     ({"reward/dropped": 32}, "reward_dropped", WARNING, "32 samples (50%)", "reward.on_error"),
+    (
+        {"doctor/loss_split/actor.train mine": 1.0, "doctor/loss_split/critic.train other": 1e-6},
+        "loss_depends_on_split",
+        ERROR,
+        "the loss `mine` of actor.train does not add up: as two micro-batches its gradient is 100% off",
+        "algorithm",
+    ),
     ({"actor/pg_clipfrac": 0.5}, "clip_share", WARNING, "50% of the tokens", "optimizer.learning_rate"),
     ({"kl": 3.0}, "kl_too_large", WARNING, "3 nats", "options.kl_coef"),
     ({"actor/loss": math.nan}, "non_finite", WARNING, "`actor/loss`", "optimizer.learning_rate"),

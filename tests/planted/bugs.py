@@ -54,7 +54,7 @@ SAMPLING = (
     ),
     Bug(
         "every sample of a group drawn with the same noise",
-        "plait.generation.noise:NoiseKey.sample_key",
+        "plait.kernels.noise:NoiseKey.sample_key",
         "prompt_uid, index, self.attempt",
         "prompt_uid, 0, self.attempt",
         ("generation/test_noise.py::test_uniform_over_each_part_of_the_key",),
@@ -343,7 +343,7 @@ GENERATION = (
     ),
     Bug(
         "siblings of a tree that see each other",
-        "plait.generation.kernels:seen_rows",
+        "plait.kernels.paged_attention:seen_rows",
         "np.tri(count, dtype=np.uint8) if tree is None else tree.numpy().astype(np.uint8)",
         "np.tri(count, dtype=np.uint8)",
         ("generation/test_trees.py::test_by_the_module[llama-torch.float32]",),

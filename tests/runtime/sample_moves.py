@@ -10,10 +10,10 @@ import torch
 
 from plait.data.records import Prompt, Sample
 from plait.generation.engine import Engine, drain
-from plait.generation.noise import NoiseKey
 from plait.generation.records import HeldKV
 from plait.generation.request import Request
 from plait.generation.settings import Sampling, SamplingSettings
+from plait.kernels.noise import NoiseKey
 from plait.layout.mesh import Layout, Mesh, Parallelism
 from plait.models.backbone import copy_of
 from plait.models.partial import part_of

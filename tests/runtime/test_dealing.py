@@ -7,9 +7,9 @@ from types import SimpleNamespace
 from typing import Any
 
 from plait.data.records import FinishReason, Prompt, Sample
-from plait.generation.noise import NoiseKey
 from plait.generation.request import Request
 from plait.generation.settings import Sampling
+from plait.kernels.noise import NoiseKey
 from plait.layout.mesh import Layout
 from plait.runtime.ranks.crew_engine import CrewEngine
 from plait.runtime.ranks.parcels import Parcel, pack_samples

@@ -353,6 +353,23 @@ def test_a_mask_without_the_end_token_is_named(recipe_of: MakeRecipe, ending_fol
     assert errors(said(recipe, steps=1)) == {"missing_eos", "mask_shift"}
 
 
+def test_a_loss_that_does_not_add_up_is_named_once(recipe_of: MakeRecipe, ending_folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "flow.py").write_text(
+        "from plait.dataflow import per_group\n"
+        "def my_loss(batch, advantages):\n    return -(advantages * batch.logprobs).mean()\n"
+        "def centre(rewards):\n    return rewards - rewards.mean()\n"
+        "def flow(prompts, actor, reward):\n"
+        "    samples = actor.generate(prompts)\n"
+        "    advantages = per_group(centre, reward.score(samples), name='advantages')\n"
+        "    actor.train(samples, loss=my_loss, advantages=advantages)\n"
+    )
+    recipe = recipe_of(model=str(ending_folder), algorithm=f"{tmp_path}/flow.py:flow", options={})
+    found = [finding for finding in said(recipe, steps=2) if finding.rule == "loss_depends_on_split"]
+    assert [finding.step for finding in found] == [1]
+    assert "the loss `my_loss` of actor.train does not add up" in found[0].sentence
+    assert "`return batch.aggregate(values, 'token-mean')`" in found[0].sentence
+
+
 def test_an_engine_that_does_not_know_the_end_token_is_named(recipe_of: MakeRecipe, ending_folder: Path) -> None:
     recipe = recipe_of(model=str(ending_folder), **{"sampling.stop_token_ids": [5]})
     findings = said(recipe, steps=1)

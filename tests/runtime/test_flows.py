@@ -276,7 +276,7 @@ def test_what_a_flow_has_no_use_for_is_refused(
         ("dpo", "model", "reward_model", "key `model`: `.*` is a reward model"),
         ("ppo", "reward.model", "language_model", "key `reward.model`: `.*` is a language model .* without a head"),
         ("safe_rlhf", "cost.model", "language_model", "key `cost.model`: `.*` is a language model"),
-        ("ppo", "reward.model", "adapter", "key `reward.model`: model: .* holds a LoRA adapter alone.*`plait export"),
+        ("ppo", "reward.model", "adapter", "key `reward.model`: `.*` is a LoRA adapter alone.*`plait export"),
     ],
 )
 def test_a_model_that_does_not_fit_its_role_is_refused(
@@ -296,7 +296,7 @@ def test_a_model_that_does_not_fit_its_role_is_refused(
             save_pretrained(load_scalar(str(tiny_folder), dtype="float32"), folder)
         case "adapter":
             folder.mkdir()
-            (folder / "adapter_config.json").write_text("{}")
+            (folder / "adapter_config.json").write_text('{"base_model_name_or_path": "base"}')
         case _:
             folder = tiny_folder
     keys = {key: str(folder)} | ({key.replace("model", "functions"): []} if key != "model" else {})

@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from plait.data.records import FinishReason, Prompt, Sample
-from plait.generation.noise import NoiseKey
 from plait.generation.records import StepRecord
 from plait.generation.request import Request
 from plait.generation.settings import Sampling
+from plait.kernels.noise import NoiseKey
 from plait.layout.mesh import Layout
 from plait.policy.step import StepKind
 from plait.runtime.ranks.board import Board

@@ -22,9 +22,9 @@ from plait.data.records import FinishReason, Prompt, Sample
 from plait.data.rows import Rows
 from plait.dataflow import Column, Level
 from plait.errors import ConfigError, RunError
-from plait.generation.noise import NoiseKey
 from plait.generation.request import Request
 from plait.generation.settings import Sampling
+from plait.kernels.noise import NoiseKey
 from plait.launch.local import LocalGroup
 from plait.runtime.api import run
 from plait.runtime.export import export_checkpoint

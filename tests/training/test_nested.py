@@ -8,9 +8,9 @@ import torch
 from plait.algorithms.grpo import GRPOOptions, grpo
 from plait.data.records import Prompt
 from plait.generation.engine import Engine
-from plait.generation.noise import NoiseKey
 from plait.generation.request import Request
 from plait.generation.settings import Sampling, SamplingSettings
+from plait.kernels.noise import NoiseKey
 from plait.layout.mesh import Parallelism
 from plait.layout.shards import shard
 from plait.models.flat_weights import FlatWeights

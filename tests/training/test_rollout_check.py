@@ -12,9 +12,9 @@ from plait.data.records import FinishReason, Prompt, Sample
 from plait.data.rows import Rows
 from plait.dataflow import Column, Level
 from plait.generation.engine import Engine, drain
-from plait.generation.noise import NoiseKey
 from plait.generation.request import Request
 from plait.generation.settings import SamplingSettings
+from plait.kernels.noise import NoiseKey
 from plait.policy.packing import draw_mini_batches
 from plait.training.rollout_check import coverage, rollout_comparison, shift_match
 from tests.models.tiny import tiny_llama

@@ -9,6 +9,7 @@ import os
 import select
 import sys
 
+from plait.cli.leaving import leave_behind
 from plait.errors import PlaitError, UserError
 from plait.observe.screen import one_line, say
 
@@ -18,14 +19,22 @@ def main(argv: list[str] | None = None) -> int:
 
     What nobody foresaw keeps its traceback: it is our fault.
     """
+    code = _run(sys.argv[1:] if argv is None else argv)
+    if argv is None:  # this process is the command
+        leave_behind(code)
+    return code
+
+
+def _run(argv: list[str]) -> int:
     try:
-        code = _dispatch(sys.argv[1:] if argv is None else argv)
+        code = _dispatch(argv)
         sys.stdout.flush()
         return code
     except UserError as error:
         return _fail(error, 2)
     except PlaitError as error:
         say(f"error: {error}", file=sys.stderr)
+        _show_frames(error)
         return 1
     except KeyboardInterrupt:
         return 130
@@ -75,4 +84,11 @@ def _nobody_reads() -> bool:
 
 def _fail(error: Exception, code: int) -> int:
     say(f"error: {one_line(str(error))}", file=sys.stderr)
+    _show_frames(error)
     return code
+
+
+def _show_frames(error: Exception) -> None:
+    """The lines of the user's own code that led to it."""
+    if isinstance(error, PlaitError) and error.frames:
+        say(error.frames, file=sys.stderr)

@@ -71,13 +71,16 @@ def evaluate(*tokens: Annotated[str, Parameter(allow_leading_hyphen=True)]) -> i
         say(f"{f'mean {name}':30}  {_figure(metrics[f'eval/{name}'])}")
     if metrics.get("eval/dropped"):
         say(f"items without a score           {metrics['eval/dropped']:.0f}, left out")
+    for source, part in result.by_source().items():
+        value = part.task.exact if part.task is not None else _figure(metrics.get(f"eval/{source}/reward"))
+        say(f"{f'{source}, {part.num_items} items':30}  {value}")
     return 0
 
 
 def _facts(recipe: Recipe) -> dict[str, str]:
     return {
         "model": recipe.model,
-        "data": recipe.data.evaluation_source or recipe.data.source,
+        "data": recipe.data.evaluation_source or recipe.data.title,
         "items": str(recipe.evaluation.items),
         "device": f"{recipe.device}, {recipe.dtype.value}",
     }

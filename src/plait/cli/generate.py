@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import sys
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from plait.output import check_file
 from plait.policy.blocks import BLOCK_TOKENS
 
 if TYPE_CHECKING:
+    from plait.cli.kept import Kept
     from plait.data.sources import Source
     from plait.generation.settings import Sampling
     from plait.runtime.generate import Job
@@ -35,9 +37,11 @@ class Options:
     prompts: Path
     """JSONL with a column `prompt`: text or messages."""
     out: Path
-    """JSONL to write: prompt, response, token ids, log-probs."""
+    """JSONL to write: the data's columns, row number, response, token ids, log-probs."""
+    resume: bool = False
+    """Go on with a run that was broken off: draw what OUT.partial lacks."""
     overwrite: bool = False
-    """Replace a file that exists."""
+    """Replace a file that exists, and what a run that was broken off has left."""
     n: Whole = 1
     """Responses per prompt."""
     temperature: float = 1.0
@@ -85,9 +89,11 @@ def _generate(options: Options) -> int:
     from plait.observe.run_log import write_rows
 
     check_numbers(options)
+    if options.resume and options.overwrite:
+        raise ConfigError("--resume goes on with what is there, --overwrite drops it; give one of them")
     sampling, source, lengths = _sampling(options), *_files(options)
     check_out(options)
-    kept = Kept(options.out)
+    kept = Kept(options.out, asked_of(options), resume=options.resume, overwrite=options.overwrite)
     with opening(title_of("generate", None), _facts(options, source)):
         from plait.runtime.generate import generate as run
         from plait.runtime.process import set_up
@@ -96,24 +102,32 @@ def _generate(options: Options) -> int:
             check_cuda()
         set_up(options.threads)
         try:
-            report = run(_job(options, sampling, source, lengths), kept.add)
-            stays = not report.is_whole and options.out.exists()  # what is finished takes no whole file's place
-            if report.is_whole or (report.samples and not stays):
-                write_rows(options.out, report.rows())
+            report = run(_job(options, sampling, source, lengths), kept.add, kept.done)
+            if report.is_whole:
+                write_rows(options.out, kept.ordered())
+                kept.drop()
         except RunError as error:
-            raise RunError(f"{error}; {_what_is_kept(kept.count, kept.path)}") from error
-    if not stays:
-        kept.drop()
+            raise RunError(f"{error}; {_what_is_kept(kept)}") from error
     figures = report.figures()
     say(json.dumps(figures) if options.as_json else summary(figures))
     if report.is_whole:
         if not options.as_json:
             say(f"written to {options.out}")
         return 0
-    finished = f"{len(report.samples)} of {report.num_asked} responses were finished"
-    where = f"they are in {kept.path if stays else options.out}" if report.samples else "nothing is written"
-    say(f"interrupted: {finished}; {where}", file=sys.stderr)
+    num_asked = len(source) * options.n
+    say(f"interrupted: {len(kept.rows)} of {num_asked} responses are finished; {_what_is_kept(kept)}", file=sys.stderr)
     return 130
+
+
+def asked_of(options: Options) -> dict[str, Any]:
+    """What decides the responses, by option: a run that is resumed draws the rest as it would have drawn them.
+
+    How many run at a time, and on how many threads, decides nothing but the last bits of a log-prob.
+    """
+    names = ("model", "n", "temperature", "top_p", "top_k", "max_tokens", "stop", "stop_token_ids", "system_prompt")
+    asked = {name.replace("_", "-"): getattr(options, name) for name in (*names, "seed", "dtype")}
+    files = {name: path for name in ("prompts", "lengths") if (path := getattr(options, name)) is not None}
+    return asked | {name: hashlib.sha256(path.read_bytes()).hexdigest() for name, path in files.items()}
 
 
 def _facts(options: Options, source: Source) -> dict[str, str]:
@@ -124,12 +138,14 @@ def _facts(options: Options, source: Source) -> dict[str, str]:
         "prompts": f"{len(source):,} of {source.name}{samples}",
         "sampling": f"{how}, at most {options.max_tokens} tokens",
         "device": f"{options.device}, {options.dtype}",
-        "out": str(options.out),
+        "out": f"{options.out} (to be continued)" if options.resume else str(options.out),
     }
 
 
-def _what_is_kept(count: int, path: Path) -> str:
-    return f"the {count} responses that were finished before are in {path}" if count else "no response was finished"
+def _what_is_kept(kept: Kept) -> str:
+    if not kept.rows:
+        return "nothing is written"
+    return f"{len(kept.rows)} responses are in {kept.path}; the same command with --resume draws the others"
 
 
 def _files(options: Options) -> tuple[Source, list[list[int]] | None]:

@@ -53,7 +53,7 @@ def recipe_facts(recipe: Recipe, *, resume: bool = False) -> dict[str, str]:
     return {
         "model": recipe.model,
         "algorithm": recipe.algorithm,
-        "data": recipe.data.source,
+        "data": recipe.data.title,
         "steps": batch,
         "device": device_text(recipe),
         "run_dir": f"{recipe.run_dir}{remark}",
@@ -74,7 +74,7 @@ def _length(recipe: Recipe) -> str:
 def stages_facts(stages: Stages) -> dict[str, str]:
     """One line for each stage of a recipe."""
     return {
-        name: f"{recipe.algorithm}, {_length(recipe)}, from {recipe.model}, on {recipe.data.source}; "
+        name: f"{recipe.algorithm}, {_length(recipe)}, from {recipe.model}, on {recipe.data.title}; "
         f"run_dir {recipe.run_dir}"
         for name, recipe in stages.recipes.items()
     }

@@ -90,6 +90,10 @@ def _rows(before: Evaluation | None, after: Evaluation) -> Iterator[tuple[str, s
         yield _numbers("mean cost" if name == "cost" else f"judge: mean {name}", f"eval/{name}", before, after)
     if any(one is not None and one.metrics().get("eval/dropped") for one in (before, after)):
         yield _numbers("items without a score, left out", "eval/dropped", before, after, ".0f")
+    earlier = before.by_source() if before else {}
+    for source, part in after.by_source().items():
+        for what, *values in _rows(earlier.get(source), part):
+            yield f"{source}: {what}", *values
 
 
 def _both(texts: Iterator[str | None]) -> tuple[str, str]:

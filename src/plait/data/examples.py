@@ -13,7 +13,8 @@ from typing import NamedTuple
 
 from plait.data.chat import EndingTokenizer, Ids, Spoken, SpokenFinder, render, shared_prefix
 from plait.data.formats import Messages, Parts, Row, RowKind, parts_of
-from plait.data.prompts import EVALUATION_UID, InstanceOrder, PromptEncoder
+from plait.data.mixture import Mixed
+from plait.data.prompts import EVALUATION_UID, MixedOrder, PromptEncoder
 from plait.data.records import FinishReason, Prompt, Sample
 from plait.data.settings import DataSettings, OverlongPrompts
 from plait.data.sources import Source
@@ -190,7 +191,7 @@ class ExampleSet:
         """The samples of the `index`-th kept row, of one prompt with that uid; of a pair: chosen, rejected."""
         row = self.source[self.kept[index]]
         encoded = self.encoder.encode(row)
-        prompt = Prompt(uid, encoded.prompt_text, encoded.prompt_ids, row.columns)
+        prompt = Prompt(uid, encoded.prompt_text, encoded.prompt_ids, row.columns, self.source.label)
         finish = FinishReason.STOP if row.complete else FinishReason.LENGTH
         return [
             Given(Sample(prompt, number, ids, (), text, finish, GIVEN_VERSION), trained)
@@ -269,16 +270,16 @@ def _too_long(
 
 
 class ExampleStream:
-    """The given samples of every step: a pure function of (set, seed, instance), with nothing to save and restore.
+    """The given samples of every step: a pure function of (sets, seed, instance), with nothing to save and restore.
 
     Instances and epochs are those of `PromptStream`: instance i takes place i mod n of epoch i div n.
     """
 
-    def __init__(self, examples: ExampleSet, *, seed: int, per_step: int, shuffle: bool = True) -> None:
+    def __init__(self, examples: Mixed[ExampleSet], *, seed: int, per_step: int) -> None:
         assert per_step >= 1, f"per_step must be at least 1, got {per_step}"
         self.examples = examples
         self.per_step = per_step
-        self._order = InstanceOrder(len(examples), seed=seed, shuffle=shuffle)
+        self._order = MixedOrder(examples, seed=seed)
 
     def __len__(self) -> int:
         """Examples or pairs."""
@@ -286,7 +287,8 @@ class ExampleStream:
 
     def samples(self, start: int, count: int) -> list[Given]:
         """Instances `start` … `start + count − 1`: one sample each, of a pair two (chosen, rejected) in a row."""
-        return [one for uid in range(start, start + count) for one in self.examples.given(self._order.row(uid), uid)]
+        places = enumerate(self._order.rows(start, count), start)
+        return [one for uid, (source, row) in places for one in self.examples.sets[source].given(row, uid)]
 
     def step(self, step: int) -> list[Given]:
         """The batch of `step`."""
@@ -297,6 +299,6 @@ class ExampleStream:
         return step * self.per_step / len(self.examples)
 
 
-def evaluation_samples(examples: ExampleSet) -> list[Given]:
-    """Every held-out example or pair once, in the order of its source; uids from EVALUATION_UID on."""
-    return [one for index in range(len(examples)) for one in examples.given(index, EVALUATION_UID + index)]
+def evaluation_samples(examples: ExampleSet, first_uid: int = EVALUATION_UID) -> list[Given]:
+    """Every held-out example or pair once, in the order of its source; uids from `first_uid` on."""
+    return [one for index in range(len(examples)) for one in examples.given(index, first_uid + index)]

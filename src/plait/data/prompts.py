@@ -8,9 +8,11 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 from plait.data.chat import Ids, Tokenizer, render
 from plait.data.formats import Messages, Row
+from plait.data.mixture import Mixed, Turns
 from plait.data.records import Prompt
 from plait.data.settings import DataSettings, OverlongPrompts
 from plait.data.sources import Source
@@ -130,7 +132,7 @@ class PromptSet:
         """The `index`-th kept row as prompt instance `uid`."""
         row = self.source[self.kept[index]]
         text = self.encoder.render(row)
-        return Prompt(uid, text, self.encoder.token_ids(text), row.columns)
+        return Prompt(uid, text, self.encoder.token_ids(text), row.columns, self.source.label)
 
 
 def prompt_set(source: Source, tokenizer: Tokenizer, settings: DataSettings, max_prompt_tokens: int) -> PromptSet:
@@ -165,7 +167,7 @@ def prompt_set(source: Source, tokenizer: Tokenizer, settings: DataSettings, max
 class InstanceOrder:
     """Which row instance i of a run takes: place i mod n of epoch i div n, each epoch a permutation of its own."""
 
-    def __init__(self, length: int, *, seed: int, shuffle: bool) -> None:
+    def __init__(self, length: int, *, seed: int | str, shuffle: bool) -> None:
         self._length = length
         self._shuffle = shuffle
         self._order = lru_cache(maxsize=2)(lambda epoch: _permutation(seed, epoch, length))
@@ -175,19 +177,36 @@ class InstanceOrder:
         return self._order(epoch)[place] if self._shuffle else place
 
 
-class PromptStream:
-    """The prompts of every step: a pure function of (prompt set, seed, step), with nothing to save and restore.
+class MixedOrder:
+    """Which (source, row) instance i of a run takes: the n-th instance of a source takes what its `InstanceOrder` says
+    of n. Of one source alone, instance i is its i-th."""
 
-    Instance i of the run asks place i mod n of epoch i div n; each epoch is a permutation of its own of the n rows.
+    def __init__(self, mixed: Mixed[Any], *, seed: int) -> None:
+        self._turns = Turns(mixed.weights, seed)
+        self._orders = [
+            InstanceOrder(len(one), seed=f"{seed}/{place}" if place else seed, shuffle=shuffle)
+            for place, (one, shuffle) in enumerate(zip(mixed.sets, mixed.shuffles, strict=True))
+        ]
+
+    def rows(self, start: int, count: int) -> list[tuple[int, int]]:
+        """Of instances `start` … `start + count − 1`."""
+        return [(source, self._orders[source].row(n)) for source, n in self._turns.take(start, count)]
+
+
+class PromptStream:
+    """The prompts of every step: a pure function of (prompt sets, seed, step), with nothing to save and restore.
+
+    Instance i of the run asks place i mod n of epoch i div n; each epoch is a permutation of its own of the n rows. Of
+    several sources each has instances and epochs of its own, see `MixedOrder`.
     Steps take `prompts_per_step` instances each, counted from step 0, so a batch may straddle epochs. The uid of a
     prompt is its instance, so two instances of one row differ.
     """
 
-    def __init__(self, prompts: PromptSet, *, seed: int, prompts_per_step: int, shuffle: bool = True) -> None:
+    def __init__(self, prompts: Mixed[PromptSet], *, seed: int, prompts_per_step: int) -> None:
         assert prompts_per_step >= 1, f"prompts_per_step must be at least 1, got {prompts_per_step}"
         self.prompt_set = prompts
         self.prompts_per_step = prompts_per_step
-        self._order = InstanceOrder(len(prompts), seed=seed, shuffle=shuffle)
+        self._order = MixedOrder(prompts, seed=seed)
 
     def prompts(self, step: int) -> list[Prompt]:
         """The batch of `step`, in order of uid."""
@@ -195,19 +214,20 @@ class PromptStream:
 
     def take(self, start: int, count: int) -> list[Prompt]:
         """Instances `start` … `start + count − 1`, in order of uid."""
-        return [self.prompt_set.prompt(self._order.row(uid), uid) for uid in range(start, start + count)]
+        places = enumerate(self._order.rows(start, count), start)
+        return [self.prompt_set.sets[source].prompt(row, uid) for uid, (source, row) in places]
 
     def epoch(self, step: int) -> float:
         """Passes over the data made before `step`, a fraction included."""
         return step * self.prompts_per_step / len(self.prompt_set)
 
 
-def evaluation_prompts(prompts: PromptSet) -> list[Prompt]:
-    """Every held-out prompt once, in the order of its source; uids from EVALUATION_UID on."""
-    return [prompts.prompt(index, EVALUATION_UID + index) for index in range(len(prompts))]
+def evaluation_prompts(prompts: PromptSet, first_uid: int = EVALUATION_UID) -> list[Prompt]:
+    """Every held-out prompt once, in the order of its source; uids from `first_uid` on."""
+    return [prompts.prompt(index, first_uid + index) for index in range(len(prompts))]
 
 
-def _permutation(seed: int, epoch: int, length: int) -> tuple[int, ...]:
+def _permutation(seed: int | str, epoch: int, length: int) -> tuple[int, ...]:
     order = list(range(length))
     random.Random(f"plait.data/{seed}/{epoch}").shuffle(order)
     return tuple(order)

@@ -29,6 +29,8 @@ class Prompt:
     token_ids: tuple[int, ...]
     columns: Mapping[str, Any] = field(default_factory=dict)
     """The row of the data set, `prompt` as it stood there included; reaches the reward."""
+    source: str = ""
+    """Label of its source, where the data have several."""
 
 
 @dataclass(frozen=True)

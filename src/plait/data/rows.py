@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from decimal import Decimal
 from functools import cached_property, partial
+from numbers import Real
 from types import MappingProxyType
 from typing import Any
 
@@ -18,6 +20,7 @@ from numpy.typing import ArrayLike, NDArray
 from plait.data.records import Sample
 from plait.dataflow import CallKind, Column, Grain, Level, Node
 from plait.errors import RunError
+from plait.user_code import UserCode, is_users, title_of
 
 FloatArray = NDArray[np.float64]
 
@@ -115,19 +118,24 @@ def evaluate(
         The new column, [N] or [R] float64, for the rows `node.rows`; of level BATCH the value, of any shape.
 
     Raises:
-        RunError: the function returns another shape than its grain and level ask for, or a value that is not finite.
+        RunError: the function raises; or it returns another shape than its grain and level ask for, or a value that is
+            no finite number.
     """
     assert node.kind is CallKind.COMPUTE, f"{node.call} is not a COMPUTE node"
     assert node.fn is not None, f"{node.call} has no function"
-    output = node.outputs[0]
-    title = _title(node)
+    fn, output = node.fn, node.outputs[0]
+    title, users = _title(node), is_users(node.fn)
+
+    def called(where: str, *given: Any) -> Any:
+        with UserCode(where, RunError, users=users):
+            return fn(*given, **node.options)
 
     def arguments(read: Callable[[Column], Any]) -> list[Any]:
         return [_plain(batch[c]) if c.level is Level.BATCH else read(c) for c in node.inputs.values()]
 
     if output.level is Level.BATCH:
-        result = node.fn(*arguments(lambda column: _of_batch(column, tables[column.rows])), **node.options)
-        return _checked(result, np.shape(result), "one number or an array of numbers", title)
+        result = called(title, *arguments(lambda column: _of_batch(column, tables[column.rows])))
+        return _checked(result, None, "one number or an array of numbers", title)
     rows = tables[node.rows]
     values = np.empty(rows.shape_of(output.level))
 
@@ -137,16 +145,18 @@ def evaluate(
     match node.grain:
         case Grain.SAMPLE:
             for position, sample in enumerate(rows.samples):
-                found = node.fn(*arguments(partial(_of_sample, tables, node, position)), **node.options)
                 where = f"{title}, sample {sample.uid}"
+                found = called(where, *arguments(partial(_of_sample, tables, node, position)))
                 put(position, _checked(found, *_expected(rows, output, position), where))
         case Grain.GROUP:
             for uid, members in rows.groups.items():
-                result = node.fn(*arguments(partial(_of_group, tables, uid)), **node.options)
-                _spread(result, rows, output, members, f"{title}, prompt {uid}", put)
+                where = f"{title}, prompt {uid}"
+                result = called(where, *arguments(partial(_of_group, tables, uid)))
+                _spread(result, rows, output, members, where, put)
         case Grain.BATCH:
-            result = node.fn(*arguments(lambda column: _of_batch(column, tables[column.rows])), **node.options)
-            _spread(result, rows, output, range(len(rows)), f"{title}, the whole batch", put)
+            where = f"{title}, the whole batch"
+            result = called(where, *arguments(lambda column: _of_batch(column, tables[column.rows])))
+            _spread(result, rows, output, range(len(rows)), where, put)
     return values
 
 
@@ -157,6 +167,23 @@ def spread_to(column: Column, source: Rows, target: Rows, reader: str) -> FloatA
         RunError: a prompt has not exactly one sample in `source`.
     """
     return np.array([_only_value(column, source, sample.prompt.uid, reader) for sample in target.samples])
+
+
+def trained_rows(node: Node, tables: Mapping[int, Rows]) -> tuple[Rows, dict[str, Column], Column | None]:
+    """What a TRAIN node trains on: (its rows without those that `keep` leaves out, the columns of other rows spread to
+    them; argument of the loss → column; the mask, if it has one).
+
+    Raises:
+        RunError: as of `spread_to`.
+    """
+    rows, columns = tables[node.rows], dict(node.inputs)
+    for column in columns.values():
+        if column.level is not Level.BATCH and column.rows != node.rows:
+            rows = rows.with_column(column, spread_to(column, tables[column.rows], rows, node.call))
+    keep, mask = columns.pop("keep", None), columns.pop("mask", None)
+    if keep is not None:
+        rows = rows.select(np.flatnonzero(rows.columns[keep]).tolist())
+    return rows, columns, mask
 
 
 def _plain(value: FloatArray) -> Any:
@@ -229,18 +256,29 @@ def _spread(
         put(position, _checked(part, *_expected(rows, output, position), f"{where}, {rows.samples[position].uid}"))
 
 
-def _checked(result: Any, shape: tuple[int, ...], expected: str, where: str) -> FloatArray:
+def _checked(result: Any, shape: tuple[int, ...] | None, expected: str, where: str) -> FloatArray:
+    """What a function returned, as finite numbers of this shape; None: of any.
+
+    Raises:
+        RunError: it is something else: no numbers (None, texts, complex ones), another shape, NaN or infinities.
+    """
     try:
-        values = np.asarray(result, dtype=np.float64)
-    except (TypeError, ValueError) as error:
+        values = np.asarray(result)
+        if values.dtype.kind == "O" and all(isinstance(one, Real | Decimal) for one in values.flat):
+            values = values.astype(np.float64)  # fractions, decimals, numbers of other libraries
+    except (TypeError, ValueError, RuntimeError, OverflowError) as error:  # ragged; a tensor with a gradient
         raise RunError(f"{where}: expected {expected}, found {result!r:.80} ({error})") from None
-    if values.shape != shape:
+    if values.dtype.kind not in "biuf":
+        kind = "complex numbers" if values.dtype.kind == "c" else f"{result!r:.80}"
+        raise RunError(f"{where}: expected {expected}, found {kind}")
+    if shape is not None and values.shape != shape:
         raise RunError(f"{where}: expected {expected}, found an array of shape {values.shape}")
+    values = values.astype(np.float64)
     if not np.isfinite(values).all():
         raise RunError(f"{where}: expected finite numbers, found {values[~np.isfinite(values)].flat[0]}")
     return values
 
 
 def _title(node: Node) -> str:
-    inner = getattr(node.fn, "func", node.fn)
-    return f"per_{node.grain}({getattr(inner, '__name__', repr(inner))}) -> {node.outputs[0]}"
+    assert node.fn is not None, f"{node.call} has no function"
+    return f"per_{node.grain}({title_of(node.fn)}) -> {node.outputs[0]}"

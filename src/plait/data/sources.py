@@ -7,7 +7,7 @@ reaches the reward. The splits are a function of the data settings alone, never 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -35,6 +35,7 @@ __all__ = [
     "Source",
     "Splits",
     "nearest",
+    "open_sources",
     "open_splits",
     "read_jsonl",
     "read_rows",
@@ -50,6 +51,8 @@ class Source:
     kind: RowKind = RowKind.PROMPTS
     raw: bool = False
     """Text prompts are beginnings of texts to go on from, so `data.chat_template: auto` sends them raw."""
+    label: str = ""
+    """Of one among several sources, for metrics."""
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -74,6 +77,48 @@ class Splits:
     """None when no item was asked for."""
     num_removed: int
     """Rows of the training file that were left out because their question is held out."""
+
+
+def open_sources(
+    settings: DataSettings, evaluation_items: int = 0, kind: RowKind = RowKind.PROMPTS
+) -> tuple[Splits, ...]:
+    """`open_splits` of each source, `evaluation_items` held out from each.
+
+    Where there are several, no question that one holds out is trained on from another, and all rows have the columns of
+    all (None where their own source lacks one).
+
+    Raises:
+        DataError: as there; the source is named where there are several.
+    """
+    if not settings.more:
+        return (open_splits(settings, evaluation_items, kind),)
+    found = []
+    for one in settings.sources:
+        try:
+            found.append(open_splits(one, evaluation_items, kind))
+        except DataError as error:
+            raise DataError(f"source `{one.label}`: {error}") from None
+    held_out = {row.question for splits in found if splits.evaluation for row in splits.evaluation.rows}
+    names = tuple(dict.fromkeys(name for splits in found for name in splits.train.columns))
+    return tuple(
+        _beside_others(splits, one.label, held_out, names) for one, splits in zip(settings.sources, found, strict=True)
+    )
+
+
+def _beside_others(splits: Splits, label: str, held_out: Collection[str], names: Sequence[str]) -> Splits:
+    def widened(source: Source, rows: Iterable[Row]) -> Source:
+        wide = tuple(replace(row, columns={name: row.columns.get(name) for name in names}) for row in rows)
+        return replace(source, rows=wide, label=label)
+
+    kept = [row for row in splits.train.rows if row.question not in held_out]
+    if not kept:
+        raise DataError(f"source `{label}`: every row is held out, here or in another source; lower `evaluation.items`")
+    evaluation = splits.evaluation
+    return Splits(
+        widened(splits.train, kept),
+        None if evaluation is None else widened(evaluation, evaluation.rows),
+        splits.num_removed + len(splits.train) - len(kept),
+    )
 
 
 def open_splits(settings: DataSettings, evaluation_items: int = 0, kind: RowKind = RowKind.PROMPTS) -> Splits:

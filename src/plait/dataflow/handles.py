@@ -12,6 +12,7 @@ from typing import Any
 from plait.dataflow.graph import CallKind, Column, Grain, Level, Resample
 from plait.dataflow.tracer import Tracer
 from plait.errors import FlowError
+from plait.user_code import title_of
 
 
 @dataclass(frozen=True)
@@ -271,8 +272,13 @@ _CALLS = ("generate", "logprobs", "values", "score", "train")
 
 
 def _check_loss(loss: Callable[..., Any], given: dict[str, Column], call: str) -> None:
-    parameters = list(inspect.signature(loss).parameters.values())
-    title = getattr(loss, "__name__", None) or getattr(getattr(loss, "func", None), "__name__", "loss")
+    if not callable(loss):
+        raise FlowError(f"{call}: `loss` is a function `loss(batch, …)`, not {describe(loss)}")
+    try:
+        parameters = list(inspect.signature(loss).parameters.values())
+    except (TypeError, ValueError) as error:
+        raise FlowError(f"{call}: the parameters of the loss `{title_of(loss)}` cannot be read: {error}") from None
+    title = title_of(loss)
     if not parameters or parameters[0].name != "batch":
         raise FlowError(f"{call}: the first parameter of the loss `{title}` must be `batch`")
     variadic = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)

@@ -10,12 +10,15 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable, Collection, Sequence
+from functools import partial
 from typing import Any
 
 from plait.dataflow.graph import CallKind, Dataflow, Grain, Level
 from plait.dataflow.handles import Carried, ColumnHandle, Given, Prompts, Role, column_of, describe, nearest
 from plait.dataflow.tracer import Tracer, current, tracing
 from plait.errors import FlowError
+from plait.metric_names import problem_of
+from plait.user_code import TRACE_LIMIT_S, UserCode, is_users, title_of
 
 GIVEN = ("examples", "pairs")
 """Parameters of a flow that are samples of the data set."""
@@ -56,7 +59,9 @@ def carried(name: str, start: float | Sequence[float]) -> Carried:
     Raises:
         FlowError: not called inside a flow, the name is taken, or `start` is not finite numbers.
     """
-    tracer = current(f"carried({name!r})")
+    tracer = current(f"carried({name!r:.60})")
+    if (problem := problem_of(name)) is not None:
+        raise FlowError(f"carried: {problem}")
     if any(node.call == name for node in tracer.nodes):
         raise FlowError(f"carried({name!r}): another call of the flow has this name")
     values = [start] if isinstance(start, int | float) else list(start)
@@ -78,12 +83,18 @@ def trace(
 
     Raises:
         FlowError: a parameter is neither `prompts`, `examples`, `pairs`, `options` nor a filled role; a call is given
-            what it cannot take; the flow trains nothing.
+            what it cannot take; the flow trains nothing, makes more than `tracer.MAX_NODES` calls, or does not come
+            back; or it raises, whatever that is.
     """
     tracer = Tracer()
-    title = name or getattr(flow, "__name__", "flow")
+    title = name or title_of(flow)
+    running = partial(UserCode, f"the flow `{title}`", FlowError, users=is_users(flow))
+    with running():
+        parameters = inspect.signature(flow).parameters.values()
+    if inspect.iscoroutinefunction(flow) or inspect.isgeneratorfunction(flow):
+        raise FlowError(f"flow `{title}`: expected a plain function, found one with `async` or `yield`")
     arguments: dict[str, Any] = {}
-    for parameter in inspect.signature(flow).parameters.values():
+    for parameter in parameters:
         if parameter.name == "prompts":
             arguments["prompts"] = Prompts(tracer)
         elif parameter.name in GIVEN:
@@ -97,7 +108,7 @@ def trace(
                 f"flow `{title}` uses the role `{parameter.name}`, which nothing fills"
                 f"{nearest(parameter.name, roles)}; filled roles: {', '.join(sorted(roles)) or 'none'}"
             )
-    with tracing(tracer):
+    with tracing(tracer), running(limit_s=TRACE_LIMIT_S):
         flow(**arguments)
     if not any(node.kind is CallKind.TRAIN for node in tracer.nodes):
         raise FlowError(f"flow `{title}` trains nothing: it makes no `train` call")
@@ -112,7 +123,11 @@ def _compute(
     grain: Grain,
     constants: dict[str, Any],
 ) -> ColumnHandle:
-    call = f"per_{grain}({getattr(fn, '__name__', repr(fn))})"
+    call = f"per_{grain}({title_of(fn) if callable(fn) else describe(fn)})"
+    if not callable(fn):
+        raise FlowError(f"{call} takes a function first, not {describe(fn)}")
+    if (problem := problem_of(name, is_metric=level is Level.BATCH)) is not None:
+        raise FlowError(f"{call}: {problem}")
     if not columns:
         raise FlowError(f"{call} needs at least one column")
     if not isinstance(columns[0], ColumnHandle):
@@ -129,7 +144,7 @@ def _compute(
     inputs = {str(i): column_of(handle, rows, call) for i, handle in enumerate(columns)}
     try:
         inspect.signature(fn).bind(*inputs.values(), **constants)
-    except TypeError as error:
+    except (TypeError, ValueError) as error:
         raise FlowError(
             f"{call} cannot be called with {len(inputs)} columns and {sorted(constants)}: {error}"
         ) from None

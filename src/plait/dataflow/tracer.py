@@ -10,6 +10,9 @@ from typing import Any
 from plait.dataflow.graph import CallKind, Column, Grain, Level, Node
 from plait.errors import FlowError
 
+MAX_NODES = 1000
+"""Calls that a flow may make; the largest of ours makes some twenty."""
+
 _CURRENT: ContextVar[Tracer] = ContextVar("plait.dataflow.tracer")
 
 
@@ -32,6 +35,11 @@ class Tracer:
         fn: Callable[..., Any] | None = None,
         options: dict[str, Any] | None = None,
     ) -> Node:
+        if len(self.nodes) >= MAX_NODES:
+            raise FlowError(
+                f"the flow makes more than {MAX_NODES} calls (the last is {call}): does a loop of it end? A loop over "
+                "data belongs into a function given to per_sample, per_group or per_batch"
+            )
         used = {node.call for node in self.nodes}
         unique = next(name for name in (call, *(f"{call}#{i}" for i in range(2, len(used) + 3))) if name not in used)
         node_id = len(self.nodes)

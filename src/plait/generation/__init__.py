@@ -2,8 +2,8 @@
 
 `request` and `settings` say what is asked for, `engine` is the steppable loop, `response` a sample in the making.
 `pool` holds keys and values in blocks, `rows` and `ragged` make a step's batch of them, `forward` computes it: by the
-module with `paged` attention, by `lowered` and its kernels, or in `exact` mode. `sampler` and `noise` turn logits into
-tokens, `stopping` finds stop strings, `transfer` lets a sample go on elsewhere. Decisions about who runs when are in
-`policy.batching`. May import models, data and what lies below them; never training or runtime. `settings` imports no
-torch.
+module with `paged` attention, by `lowered` and compiled kernels, or in `exact` mode. `sampler` makes tokens of logits,
+`stopping` finds stop strings, `transfer` lets a sample go on elsewhere. Decisions about who runs when are in
+`policy.batching`. May import models, kernels, data and what lies below them; never training or runtime. `settings`
+imports no torch.
 """

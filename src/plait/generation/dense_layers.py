@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from plait.generation.layer_kernels import GELU_TANH, OFFSET, ROUNDED, SILU
+from plait.kernels.decoder import GELU_TANH, OFFSET, ROUNDED, SILU
 
 ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 """Those whose angles are a function of the position alone."""

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from plait.data.records import FinishReason, Sample
 from plait.errors import CallError, ConfigError
-from plait.generation import noise, transfer
+from plait.generation import transfer
 from plait.generation.checks import allow, check_kv, check_new, check_room, check_stages
 from plait.generation.flight import Flight
 from plait.generation.forward import ChunkTokens, Forward
@@ -33,6 +33,7 @@ from plait.generation.rows import Rows
 from plait.generation.sampler import SamplingRows, sample
 from plait.generation.settings import SamplingSettings
 from plait.generation.transfer import Place, SampleState
+from plait.kernels import noise
 from plait.models.language_model import LanguageModel
 from plait.policy.batching import Batcher
 from plait.policy.blocks import prefix_keys

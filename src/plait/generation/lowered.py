@@ -6,7 +6,7 @@ result against the module's own forward (`proof`). Whatever is not of that shape
 with a reason, and the module itself computes.
 
 Both agree up to the order of sums; a row's numbers do not depend on the batch, on chunking, or on prompt and response
-(`layer_kernels`).
+(`kernels.decoder`).
 
 Shapes: T rows (new tokens), R rows that are read, L layers, H hidden size, O outputs, V vocabulary.
 """
@@ -23,7 +23,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from plait.generation import kernels, layer_kernels, product_kernels
 from plait.generation.dense_layers import (
     ROPE_TYPES,
     Refused,
@@ -36,12 +35,13 @@ from plait.generation.dense_layers import (
     parts_of,
     require,
 )
-from plait.generation.kernels import KEYS, array_of
-from plait.generation.layer_kernels import CHUNK_ROWS, OFFSET, Sizes
 from plait.generation.pool import KVPool
-from plait.generation.product_kernels import TILE_COLUMNS
 from plait.generation.proof import prove
 from plait.generation.ragged import RaggedBatch
+from plait.kernels import decoder, paged_attention, products
+from plait.kernels.decoder import CHUNK_ROWS, OFFSET, Sizes
+from plait.kernels.paged_attention import KEYS, array_of
+from plait.kernels.products import TILE_COLUMNS
 from plait.models.language_model import LanguageModel
 
 ALIGNMENT = 64
@@ -77,16 +77,16 @@ class Lowered:
 
     def __init__(self, model: LanguageModel) -> None:
         require(model.device.type == "cpu", f"it lies on {model.device.type}")
-        require(kernels.fast(model.dtype), f"there are no vector instructions or no numba for {model.dtype}")
+        require(paged_attention.fast(model.dtype), f"there are no vector instructions or no numba for {model.dtype}")
         require(model.own is None, "it shares its weights with others under an adapter")
         require(model.part is None or model.part.is_whole, "this rank has a part of it")
         self.model = model
         self._module = model.module.base_model
         self._layers = [parts_of(layer) for layer in decoder_layers(self._module)]
-        self._weights: layer_kernels.Weights | None = None
+        self._weights: decoder.Weights | None = None
         self._head: Tensor | None = None
         self._packed: Tensor | None = None
-        self._room: layer_kernels.Room | None = None
+        self._room: decoder.Room | None = None
         self._threads: ThreadPoolExecutor | None = None
         self._state = np.zeros(2, np.int64)
         self._read_settings()
@@ -121,7 +121,7 @@ class Lowered:
             _lay_out(parts, out)
         self._head = laid_out.pop() if self.model.head.linear else None
         norms = [torch.cat([*map(self._norm_weight, layer.norms)]) for layer in self._layers]
-        self._weights = layer_kernels.Weights(
+        self._weights = decoder.Weights(
             np.array([out.data_ptr() for out in laid_out], np.int64).reshape(-1, 4),
             torch.stack(norms).numpy(),
             self._norm_weight(self._module.norm).numpy(),
@@ -171,8 +171,8 @@ class Lowered:
         weights = _narrowed(self._weights_for(int(batch.position_ids_T.max()) + 1), layers, window)
         parts = torch.get_num_threads()
         room = self._room_for(min(batch.num_tokens, CHUNK_ROWS), batch.tables_SM.shape[1] * KEYS, parts)
-        seen_TK, depths_T = kernels.seen_rows(batch.starts_S1, batch.ancestors)
-        step = layer_kernels.Step(
+        seen_TK, depths_T = paged_attention.seen_rows(batch.starts_S1, batch.ancestors)
+        step = decoder.Step(
             batch.position_ids_T.numpy(),
             batch.places_T.numpy(),
             batch.tables_SM.contiguous().numpy(),
@@ -186,7 +186,7 @@ class Lowered:
         x, out = array_of(x_TH), array_of(out_RH)
 
         def run(part: int) -> None:
-            layer_kernels.decoder(x, addresses, step, weights, self._sizes, room, out, self._state, part, parts)
+            decoder.decoder(x, addresses, step, weights, self._sizes, room, out, self._state, part, parts)
 
         self._on_threads(run, parts)
         return out_RH if places_R is None else out_RH[places_R]
@@ -201,7 +201,7 @@ class Lowered:
         out_RN = hidden_RH.new_empty(len(hidden_RH), padded(num_tokens, hidden_RH.dtype))
         x, out, parts = array_of(hidden_RH.contiguous()), array_of(out_RN), torch.get_num_threads()
         address, matrix = self._head.data_ptr(), self._sizes.matrix == 1
-        self._on_threads(lambda part: product_kernels.head(x, address, num_tokens, out, part, parts, matrix), parts)
+        self._on_threads(lambda part: products.head(x, address, num_tokens, out, part, parts, matrix), parts)
         return out_RN[:, :num_tokens]
 
     def _read_settings(self) -> None:
@@ -251,7 +251,7 @@ class Lowered:
             activation(layers[0].mlp),
             int(len(first.norms) == 4),
             int(head_size % 32 == 0),
-            int(kernels.by_matrix_unit(self.model.dtype)),
+            int(paged_attention.by_matrix_unit(self.model.dtype)),
         )
         self._max_positions = int(config.max_position_embeddings)
 
@@ -269,14 +269,14 @@ class Lowered:
         require(bool((cos[..., :half] == cos[..., half:]).all()), "rope turns other pairs")
         return tuple(angles[0, :, :half].float().contiguous().numpy() for angles in (cos, sin))  # type: ignore[return-value]
 
-    def _weights_for(self, num_positions: int) -> layer_kernels.Weights:
+    def _weights_for(self, num_positions: int) -> decoder.Weights:
         assert self._weights is not None, "weights are packed"
         if len(self._weights.cos_PD) < num_positions:
             cos, sin = self._angles(num_positions)
             self._weights = self._weights._replace(cos_PD=cos, sin_PD=sin)
         return self._weights
 
-    def _room_for(self, num_rows: int, num_keys: int, parts: int) -> layer_kernels.Room:
+    def _room_for(self, num_rows: int, num_keys: int, parts: int) -> decoder.Room:
         room, sizes = self._room, self._sizes
         if room is not None:
             enough = len(room.normed_CH) >= num_rows and room.scores_QGK.shape[2] >= num_keys
@@ -296,7 +296,7 @@ class Lowered:
         widths = (hidden, all_heads, attended, attended, hidden, 2 * sizes.intermediate, sizes.intermediate)
         like = np.empty(0, np.uint16 if self.model.dtype == torch.bfloat16 else np.float32)
         by_unit = sizes.matrix == 1 and sizes.vectors == 1
-        self._room = layer_kernels.Room(*map(rows, widths), *kernels.rooms(heads, num_keys, by_unit, like, parts))
+        self._room = decoder.Room(*map(rows, widths), *paged_attention.rooms(heads, num_keys, by_unit, like, parts))
         return self._room
 
     def _pool_addresses(self, pool: KVPool) -> Any:
@@ -318,7 +318,7 @@ class Lowered:
             other.result()
 
 
-def _narrowed(weights: layer_kernels.Weights, layers: slice, window: int | None) -> layer_kernels.Weights:
+def _narrowed(weights: decoder.Weights, layers: slice, window: int | None) -> decoder.Weights:
     """Those of some layers, with windows of at most `window`."""
     if layers == slice(None) and window is None:
         return weights
@@ -347,7 +347,7 @@ def _panels_of(parts: list[tuple[Tensor, Tensor | None]]) -> tuple[int, int, int
     """The shape of these weights, one under the other, laid out as uint32."""
     weight_OI = parts[0][0]
     num_terms = weight_OI.shape[1] * weight_OI.element_size() // 4
-    return product_kernels.panels(sum(len(weight) for weight, _ in parts)), 1 + num_terms, TILE_COLUMNS
+    return products.panels(sum(len(weight) for weight, _ in parts)), 1 + num_terms, TILE_COLUMNS
 
 
 def _lay_out(parts: list[tuple[Tensor, Tensor | None]], out: Tensor) -> None:
@@ -355,7 +355,7 @@ def _lay_out(parts: list[tuple[Tensor, Tensor | None]], out: Tensor) -> None:
     for weight_OI, bias_O in parts:
         bias = np.empty(0, np.float32) if bias_O is None else bias_O.detach().float().numpy()
         terms = weight_OI.detach().contiguous().view(torch.uint32).numpy()
-        product_kernels.pack(terms, bias, first, out.numpy())
+        products.pack(terms, bias, first, out.numpy())
         first += len(weight_OI)
 
 
@@ -363,7 +363,7 @@ def padded(width: int, dtype: torch.dtype) -> int:
     """Columns of rows with room for panels of so many outputs: an odd number of cache lines, so that a column of 16
     rows does not fall into a few sets of the cache."""
     per_line = ALIGNMENT // torch.empty(0, dtype=dtype).element_size()
-    lines = -(-product_kernels.panels(width) * TILE_COLUMNS // per_line)
+    lines = -(-products.panels(width) * TILE_COLUMNS // per_line)
     return (lines | 1) * per_line
 
 

@@ -1,7 +1,7 @@
 """Attention of new tokens over contexts in blocks: which way is taken, the plain way, and that of long chunks.
 
-`paged_attention_plain` says what is computed; the kernel (`generation.kernels`) equals it up to rounding. Without the
-kernel (float64, a GPU, no numba) keys are gathered and torch's own products compute.
+`paged_attention_plain` says what is computed; the kernel (`kernels.paged_attention`) equals it up to rounding. Without
+the kernel (float64, a GPU, no numba) keys are gathered and torch's own products compute.
 
 Shapes: T new tokens, S samples, R rows of a sample (the most of any in the call), M columns of the block tables, N
 blocks of P tokens, K = M · P places looked at, Hq query heads, Hkv key heads, G = Hq / Hkv query heads that share a key
@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from plait.generation import kernels
 from plait.generation.pool import context_of
+from plait.kernels import paged_attention
 
 PRODUCTS_FROM = 4096
 """Keys of the batch, S · Hkv · K, from which two batched products in bfloat16 beat the fused kernel on a CPU. In µs, D
@@ -48,9 +48,9 @@ def attention(
 ) -> Tensor:
     """`paged_attention_plain`, the fastest way that there is for these tensors."""
     options = {"scale": scale, "window": window, "softcap": softcap, "sinks": sinks}
-    compiled = kernels.AVAILABLE and query.dtype in (torch.float32, torch.bfloat16)
-    if compiled and query.device.type == "cpu" and key_pool.shape[2] == kernels.KEYS:
-        return kernels.paged_attention(
+    compiled = paged_attention.AVAILABLE and query.dtype in (torch.float32, torch.bfloat16)
+    if compiled and query.device.type == "cpu" and key_pool.shape[2] == paged_attention.KEYS:
+        return paged_attention.paged_attention(
             query,
             key_pool,
             value_pool,

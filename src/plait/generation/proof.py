@@ -27,9 +27,9 @@ from torch import Tensor
 from plait.data.packed import PackedBatch
 from plait.data.packed import pack as packed_row
 from plait.generation.dense_layers import decoder_layers, input_of, require
-from plait.generation.kernels import KEYS
 from plait.generation.pool import KVPool
 from plait.generation.ragged import NewTokens, RaggedBatch, ragged
+from plait.kernels.paged_attention import KEYS
 from plait.models.attention import PackedContext
 
 if TYPE_CHECKING:

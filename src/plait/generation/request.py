@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from plait.data.records import Prompt
 from plait.errors import DataError
-from plait.generation.noise import NoiseKey
 from plait.generation.settings import Sampling
+from plait.kernels.noise import NoiseKey
 
 
 @dataclass(frozen=True)

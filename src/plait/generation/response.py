@@ -10,9 +10,9 @@ from torch import Tensor
 
 from plait.data.records import FinishReason, Sample
 from plait.errors import RunError
-from plait.generation import noise
 from plait.generation.request import Request
 from plait.generation.stopping import completes_stop
+from plait.kernels import noise
 from plait.policy.step import Key
 
 

@@ -22,8 +22,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from plait.generation import draw_kernel, kernels, noise
 from plait.generation.request import Sampling
+from plait.kernels import draw, noise, paged_attention
 
 NUM_CANDIDATES = 64
 
@@ -84,8 +84,8 @@ def sample(
         tokens over the whole vocabulary, unfiltered; temperature 1 for greedy rows. NaN where a row's logits hold NaN
         or +infinity.
     """
-    if kernels.AVAILABLE and logits_BV.device.type == "cpu" and logits_BV.dtype in _COMPILED:
-        return draw_kernel.draw(
+    if paged_attention.AVAILABLE and logits_BV.device.type == "cpu" and logits_BV.dtype in _COMPILED:
+        return draw.draw(
             logits_BV,
             draw_keys_B,
             num_candidates,
@@ -100,7 +100,7 @@ def sample(
 def sample_plain(
     logits_BV: Tensor, draw_keys_B: Tensor, rows: SamplingRows, *, num_candidates: int = NUM_CANDIDATES
 ) -> tuple[Tensor, Tensor]:
-    """`sample` by torch's operators, for other dtypes and other devices; the oracle of `draw_kernel`."""
+    """`sample` by torch's operators, for other dtypes and other devices; the oracle of `kernels.draw`."""
     logits_BV = logits_BV if logits_BV.dtype == torch.float64 else logits_BV.float()
     if rows.temperature_B1 is not None:
         logits_BV = logits_BV / rows.temperature_B1.to(logits_BV.dtype)

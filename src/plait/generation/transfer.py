@@ -22,10 +22,10 @@ import torch
 from torch import Tensor
 
 from plait.errors import ModelError
-from plait.generation import noise
 from plait.generation.pool import KVPool
 from plait.generation.request import Request
 from plait.generation.response import Response
+from plait.kernels import noise
 from plait.layout.batches import CacheShape, LayerCache, cache, cache_parameters
 from plait.layout.holdings import Holdings
 from plait.layout.mesh import Layout

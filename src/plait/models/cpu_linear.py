@@ -25,6 +25,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from plait import kept_memory
+
 LEAST_PRODUCTS = 1 << 19
 """N · I · O below which a float32 product is left to F.linear: 8 rows of [256, 128] take 18 µs there, 24 µs here."""
 
@@ -58,6 +60,7 @@ def _weight_gradient(grad_NO: Tensor, x_NI: Tensor) -> Tensor:
     ].to_dense()
 
 
+kept_memory.bound()  # `_available` computes, perhaps for the first time in this process
 AVAILABLE = _available()
 """Whether this torch has the operators."""
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from plait.models import row_kernels
+from plait.kernels import fused_rows
 
 LAYERS = ("gate_proj", "up_proj", "down_proj")
 
@@ -21,7 +21,7 @@ def install(module: nn.Module) -> None:
     """Let the MLPs of a module that are shown to be of the common form compute their gate here."""
     for mlp in module.modules():
         named = all(hasattr(mlp, name) for name in LAYERS) and "forward" not in vars(mlp)
-        if named and row_kernels.AVAILABLE and _is_silu(getattr(mlp, "act_fn", None)) and _is_proven(type(mlp)):
+        if named and fused_rows.AVAILABLE and _is_silu(getattr(mlp, "act_fn", None)) and _is_proven(type(mlp)):
             mlp.forward = _Forward(mlp)
 
 
@@ -34,11 +34,11 @@ class _Forward:
     def __call__(self, x: Tensor) -> Tensor:
         mlp = self.mlp
         gate, up = mlp.gate_proj(x), mlp.up_proj(x)
-        if row_kernels.takes(gate, up):
+        if fused_rows.takes(gate, up):
             gate, up = gate.contiguous(), up.contiguous()
             if torch.is_grad_enabled():
                 return mlp.down_proj(_Gated.apply(gate, up))  # type: ignore[no-any-return]
-            return mlp.down_proj(row_kernels.gated_(gate, up))  # type: ignore[no-any-return]
+            return mlp.down_proj(fused_rows.gated_(gate, up))  # type: ignore[no-any-return]
         return mlp.down_proj(mlp.act_fn(gate) * up)  # type: ignore[no-any-return]
 
 
@@ -46,12 +46,12 @@ class _Gated(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, gate: Tensor, up: Tensor) -> Tensor:
         ctx.save_for_backward(gate, up)
-        return row_kernels.gated(gate, up)
+        return fused_rows.gated(gate, up)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
-        return row_kernels.gated_backward(*ctx.saved_tensors, grad.contiguous())
+        return fused_rows.gated_backward(*ctx.saved_tensors, grad.contiguous())
 
 
 def _is_silu(activation: Any) -> bool:

@@ -20,6 +20,7 @@ from typing import Any
 from plait.data.package_file import PackageFile, ProgressLine, cache_folder, prepared
 from plait.errors import ModelError
 from plait.file_form import parse_json
+from plait.models.adapter_folder import adapter_of, base_missing
 from plait.models.tensor_file import is_whole
 
 _HUB_PATTERNS = (
@@ -103,15 +104,20 @@ def resolve(name: str) -> Path:
 
 
 def read_config(name: str) -> dict[str, Any]:
-    """Return the model's config.json without its weights; of an alias it is known before any download.
+    """Return the model's config.json without its weights; of an alias it is known before any download, of an adapter
+    it is that of its base.
 
     Raises `ModelError` as `resolve` does; for a hub id only config.json is fetched.
     """
     if name in ALIASES:
         return json.loads(json.dumps(ALIASES[name].config))
+    if (adapter := adapter_of(name)) is not None:
+        try:
+            return read_config(adapter.base)
+        except ModelError as error:
+            raise base_missing(name, adapter, error) from error
     folder = Path(name).expanduser()
     if folder.exists():
-        _check_whole(folder, name)
         path = folder / "config.json"
     elif _is_hub_id(name):
         path = _snapshot(name, ("config.json",)) / "config.json"
@@ -175,8 +181,8 @@ def _convert(gguf: Path, folder: Path, model: WheelModel, progress: ProgressLine
 def _check_whole(folder: Path, name: str) -> None:
     if (folder / "adapter_config.json").is_file() and not (folder / "config.json").is_file():
         raise ModelError(
-            f"model: {name!r} holds a LoRA adapter alone, which needs its base; give a whole model: "
-            "`plait export RUN_DIR --out FOLDER` writes one of a run, and peft's `merge_and_unload` of any adapter."
+            f"model: {name!r} holds a LoRA adapter alone, which only `plait generate` and `plait eval` take; give a "
+            "whole model: `plait export RUN_DIR --out FOLDER` writes one of a run, peft's `merge_and_unload` of others."
         )
 
 

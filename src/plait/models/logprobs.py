@@ -20,7 +20,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from plait.models import cpu_linear, row_kernels
+from plait.kernels import fused_rows
+from plait.models import cpu_linear
 from plait.models.head import Head
 from plait.models.shape import HEAD_CHUNK_ROWS
 
@@ -73,7 +74,7 @@ class _ChunkedLogprobs(torch.autograd.Function):
         for at in _chunks(len(hidden_RH), rows):
             if compiled:
                 outputs = logprobs_R[at], entropies_R[at], lse_R[at], likeliest_R[at]
-                row_kernels.logprobs(buffers.logits(hidden_RH[at]), temperature, targets_R[at], *outputs)
+                fused_rows.logprobs(buffers.logits(hidden_RH[at]), temperature, targets_R[at], *outputs)
                 continue
             scaled_CV = buffers.scaled(buffers.logits(hidden_RH[at]), temperature)
             top_C = scaled_CV.amax(-1)
@@ -197,7 +198,7 @@ class _LogitsGrad:
 
     def compiled(self, logits_CV: Tensor) -> Tensor:
         """The same of logits that are not scaled yet, written over them; see `_is_compiled`."""
-        return row_kernels.logprobs_backward_(
+        return fused_rows.logprobs_backward_(
             logits_CV,
             self.temperature,
             self.targets_C,
@@ -209,8 +210,8 @@ class _LogitsGrad:
 
 
 def _is_compiled(head: Head, hidden_RH: Tensor) -> bool:
-    """Whether `row_kernels` compute with the logits: of a whole linear head without bias, in bfloat16 on a CPU."""
-    return head.linear and head.vocabulary is None and head.bias is None and row_kernels.takes(hidden_RH, head.weight)
+    """Whether `fused_rows` computes with the logits: of a whole linear head without bias, in bfloat16 on a CPU."""
+    return head.linear and head.vocabulary is None and head.bias is None and fused_rows.takes(hidden_RH, head.weight)
 
 
 def _at_targets(head: Head, shifted_CV: Tensor, targets_C: Tensor) -> Tensor:
@@ -260,8 +261,8 @@ def _accumulate(total: Tensor | None, grad: Tensor | None, *, last: bool) -> Ten
     """Sum over chunks, in float32 or wider as soon as there are several."""
     if grad is None:
         return total
-    if total is not None and row_kernels.takes(grad) and total.dtype == torch.float32:
-        row_kernels.add_widened(total, grad.contiguous())
+    if total is not None and fused_rows.takes(grad) and total.dtype == torch.float32:
+        fused_rows.add_widened(total, grad.contiguous())
         return total
     if total is not None:
         return total.add_(grad)

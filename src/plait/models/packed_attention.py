@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from plait.data.packed import Group, PackedBatch, Span
-from plait.models import row_kernels
+from plait.kernels import fused_rows
 from plait.models.pieces import Piece, cut
 from plait.models.shape import KEPT_SCORES
 
@@ -185,8 +185,8 @@ def _probs(
     Also those of the sinks [B, M] and the tanh of a softcap, both in float32 or wider.
     """
     scores, tanh = _scaled_bmm(rows, keys.transpose(1, 2), scale), None
-    if softcap is None and sinks is None and row_kernels.takes(scores, bias):
-        return row_kernels.probabilities_(scores, bias), None, None
+    if softcap is None and sinks is None and fused_rows.takes(scores, bias):
+        return fused_rows.probabilities_(scores, bias), None, None
     wide = torch.promote_types(scores.dtype, torch.float32)
     if softcap is not None:
         tanh = torch.tanh(scores.to(wide) / softcap)

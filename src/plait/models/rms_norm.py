@@ -6,7 +6,7 @@ bit for bit to the class's own `forward`, which is proven for each class before 
 that computes something else (gemma's 1 + weight) is left alone. The gradient differs in rounding alone: it is float32
 throughout, where the family's own rounds in between.
 
-In bfloat16 the compiled norm of `row_kernels` computes where it can: equal to the class's up to the order of one sum
+In bfloat16 the compiled norm of `fused_rows` computes where it can: equal to the class's up to the order of one sum
 (one number of a million differs), and with the same bits in every pass over a row. Elsewhere pieces take the family's
 place in training: 2.4 ms forward and backward of [4096, 256] in place of 4.7. In float32 the family's own is as fast.
 
@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from plait.models import row_kernels
+from plait.kernels import fused_rows
 from plait.models.cpu_linear import unviewed
 
 PIECE_ELEMENTS = 1 << 17
@@ -52,7 +52,7 @@ class _Forward:
 
     def __call__(self, x: Tensor) -> Tensor:
         weight_H = self.norm.weight
-        if row_kernels.takes(x, weight_H):
+        if fused_rows.takes(x, weight_H):
             return _RMSNorm.apply(x.contiguous(), weight_H, self.eps)  # type: ignore[no-any-return]
         pays = torch.is_grad_enabled() and x.dtype == weight_H.dtype == torch.bfloat16 and x.device.type == "cpu"
         pays = pays and x.shape[-1] <= WIDEST and x.numel() >= LEAST_ROWS * x.shape[-1]
@@ -80,8 +80,8 @@ def _normalised(x: Tensor, weight_H: Tensor, eps: float) -> tuple[Tensor, Tensor
 class _RMSNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight_H: Tensor, eps: float) -> Tensor:
-        if row_kernels.takes(x, weight_H):
-            out_TH, inverse_T = row_kernels.normalised(x.view(-1, x.shape[-1]), weight_H, eps)
+        if fused_rows.takes(x, weight_H):
+            out_TH, inverse_T = fused_rows.normalised(x.view(-1, x.shape[-1]), weight_H, eps)
         else:
             out_TH, inverse_T = _normalised(x, weight_H, eps)
         ctx.save_for_backward(x, weight_H, inverse_T)
@@ -93,8 +93,8 @@ class _RMSNorm(torch.autograd.Function):
         """With n = x · i, i = 1 / √(mean(x²) + eps):  ∂x = i · (g − n · mean(g · n)),  g = weight · ∂out."""
         x, weight_H, inverse_T = ctx.saved_tensors
         x_TH, grad_TH = x.reshape(-1, x.shape[-1]), grad.reshape(-1, x.shape[-1])
-        if row_kernels.takes(x, grad, weight_H):
-            grads = row_kernels.normalised_backward(x_TH, weight_H, inverse_T, grad_TH.contiguous())
+        if fused_rows.takes(x, grad, weight_H):
+            grads = fused_rows.normalised_backward(x_TH, weight_H, inverse_T, grad_TH.contiguous())
             return grads[0].view(x.shape), grads[1].to(weight_H.dtype), None
         grad_x_TH = torch.empty_like(x_TH)
         grad_weight_H = torch.zeros_like(weight_H, dtype=torch.float32)

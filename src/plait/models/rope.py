@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from plait.models import row_kernels
+from plait.kernels import fused_rows
 
 NAME = "apply_rotary_pos_emb"
 Rotation = Callable[..., tuple[Tensor, Tensor]]
@@ -29,7 +29,7 @@ def install(module: nn.Module) -> None:
         forward = type(layer).forward
         if "forward" in vars(layer) or not isinstance(forward, FunctionType) or NAME not in forward.__code__.co_names:
             continue
-        if row_kernels.AVAILABLE and (found := _with_kernel(forward)) is not None:
+        if fused_rows.AVAILABLE and (found := _with_kernel(forward)) is not None:
             layer.forward = MethodType(found, layer)
 
 
@@ -47,7 +47,7 @@ def _with_kernel(forward: FunctionType) -> FunctionType | None:
 
 def _rotated(own: Rotation, query: Tensor, key: Tensor, cos: Tensor, sin: Tensor, *rest: Any, **options: Any) -> Any:
     """query and key [1, Hq, T, D], cos and sin [1, T, D]; whatever is of another form goes to the family's own."""
-    like = row_kernels.takes(query, key, cos, sin) and not rest and not options
+    like = fused_rows.takes(query, key, cos, sin) and not rest and not options
     size = query.shape[-1]
     if like and all(_is_row(x) for x in (query, key)) and cos.shape == (1, query.shape[2], size) and size % 2 == 0:
         cos_TD, sin_TD = cos[0].contiguous(), sin[0].contiguous()
@@ -64,12 +64,12 @@ class _Rotation(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x_1HTD: Tensor, cos_TD: Tensor, sin_TD: Tensor) -> Tensor:
         ctx.save_for_backward(cos_TD, sin_TD)
-        return row_kernels.rotated(x_1HTD.transpose(1, 2)[0], cos_TD, sin_TD)
+        return fused_rows.rotated(x_1HTD.transpose(1, 2)[0], cos_TD, sin_TD)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad_HTD: Tensor) -> tuple[Tensor | None, ...]:
-        grad_THD = row_kernels.rotated_backward(grad_HTD.contiguous(), *ctx.saved_tensors)
+        grad_THD = fused_rows.rotated_backward(grad_HTD.contiguous(), *ctx.saved_tensors)
         return grad_THD[None].transpose(1, 2), None, None
 
 

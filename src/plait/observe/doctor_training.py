@@ -126,6 +126,23 @@ def reward_dropped(reading: Reading) -> Sign | None:
 # -- optimisation
 
 
+def loss_depends_on_split(reading: Reading) -> Sign | None:
+    prefix = "doctor/loss_split/"
+    gaps = {name.removeprefix(prefix): gap for name, gap in reading.values.items() if name.startswith(prefix)}
+    worst = max(gaps, key=gaps.__getitem__, default=None)
+    if worst is None or gaps[worst] <= 0.01:
+        return None
+    call, _, loss = worst.partition(" ")
+    return Sign(
+        Severity.ERROR,
+        gaps[worst],
+        f"the loss `{loss}` of {call} does not add up: as two micro-batches its gradient is {gaps[worst]:.0%} off that "
+        "of the same samples as one, so that `micro_batch_tokens` scales it; in place of `values.mean()` end it with "
+        "`return batch.aggregate(values, 'token-mean')` (of values per sample: `batch.mean_over_sequences(values)`)",
+        "algorithm",
+    )
+
+
 def clip_share(reading: Reading) -> Sign | None:
     share = reading.get("actor/pg_clipfrac")
     if share is None or share <= reading.settings.clipped:

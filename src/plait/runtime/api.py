@@ -120,7 +120,7 @@ def evaluate_model(recipe: Recipe) -> Evaluation:
         UserError: something in the recipe cannot be used.
     """
     set_up(recipe.threads)
-    prepared = prepare(recipe.model_copy(update={"devices": 1, "plan": "colocated"}))
+    prepared = prepare(recipe.model_copy(update={"devices": 1, "plan": "colocated"}), trains=False)
     answers = bool(prepared.held_out)
     models = tuple(
         replace(one, trained=False)

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from plait.data.rows import FloatArray, Rows, evaluate, spread_to
+from plait.data.rows import FloatArray, Rows, evaluate, trained_rows
 from plait.dataflow import CallKind, Dataflow, Level, Node
 from plait.errors import RunError
 from plait.observe.progress import Progress
@@ -133,14 +133,9 @@ class Calls:
 
     def _rows_of(self, node: Node, state: StepState) -> Rows:
         """What a TRAIN call trains on, with the columns that its loss reads."""
-        rows = state.tables[node.rows]
-        for column in node.inputs.values():
-            if column.level is not Level.BATCH and column.rows != node.rows:
-                rows = rows.with_column(column, spread_to(column, state.tables[column.rows], rows, node.call))
-        if (keep := node.inputs.get("keep")) is not None:
-            kept = np.flatnonzero(rows.columns[keep])
-            state.metrics[f"{node.role}/samples_left_out"] = len(rows) - len(kept)
-            rows = rows.select(kept.tolist())
+        rows, _, _ = trained_rows(node, state.tables)
+        if "keep" in node.inputs:
+            state.metrics[f"{node.role}/samples_left_out"] = len(state.tables[node.rows]) - len(rows)
         return rows
 
     def _temperature(self, node: Node) -> float | None:

@@ -28,6 +28,7 @@ from plait.observe.doctor import Doctor, Finding
 from plait.observe.doctor_reading import Diagnosis, Reading, Severity
 from plait.observe.doctor_settings import DoctorSettings
 from plait.observe.run_log import RunLog, read_rows, truncate_to
+from plait.runtime.loss_splits import split_gaps
 from plait.runtime.probe import Suspects, diagnose
 from plait.runtime.ranks.crew import Crew
 from plait.runtime.recipes.recipe import Recipe
@@ -159,6 +160,8 @@ class RunDoctor:
         if self._flow.calls("ref"):
             facts["has_reference"] = 1.0
         facts |= self._of_reference(state) | self._of_training(state) | self._of_weights()
+        gaps = split_gaps(self._flow, state, self._recipe.sampling.max_response_tokens)
+        facts |= {f"loss_split/{name}": gap for name, gap in gaps.items()}
         return {f"doctor/{name}": value for name, value in facts.items()}
 
     def _rollouts(self, state: StepState) -> list[tuple[Node, Rows]]:

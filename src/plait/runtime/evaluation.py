@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from plait.data.records import FinishReason, Prompt, Sample
-from plait.generation.noise import NoiseKey
 from plait.generation.request import Request
 from plait.generation.settings import SamplingSettings
+from plait.kernels.noise import NoiseKey
 from plait.observe.progress import Progress
 from plait.rewards import evaluation as verdicts
 from plait.rewards.answers import Verdict
@@ -52,23 +52,52 @@ class Evaluation:
     def metrics(self) -> dict[str, float]:
         """`eval/reward` and `eval/dropped` (items without one) where there is a reward; for a task `eval/accuracy`
         (exact), its 95 % Wilson interval, `eval/well_formed` and `eval/accuracy_well_formed`; NaN where no item is left
-        to tell."""
+        to tell. Where the data have several sources, the same of each as `eval/SOURCE/…`."""
         metrics = {f"eval/{name}": value for name, value in self.logged.items()}
         if not self.samples:
             return metrics
-        metrics |= {f"eval/{name}": _mean(scores) for name, scores in self.judged.items()}
-        metrics["eval/response_length"] = float(np.mean([len(sample.token_ids) for sample in self.samples]))
+        metrics |= {f"eval/{name}": value for name, value in self._measured().items()}
+        for source, part in self.by_source().items():
+            metrics |= {f"eval/{source}/{name}": value for name, value in part._measured().items()}
+        return metrics
+
+    def by_source(self) -> dict[str, Evaluation]:
+        """What was answered of each source, by its label; empty where the data have but one."""
+        places: dict[str, list[int]] = {}
+        for place, sample in enumerate(self.samples):
+            if sample.prompt.source:
+                places.setdefault(sample.prompt.source, []).append(place)
+        return {source: self._part(found) for source, found in places.items()} if len(places) > 1 else {}
+
+    def _part(self, places: Sequence[int]) -> Evaluation:
+        """These items alone, without means that were logged of all."""
+
+        def of(values: Sequence[Any]) -> tuple[Any, ...]:
+            return tuple(values[place] for place in places) if values else ()
+
+        task = None if self.task is None else verdicts.Evaluation(of(self.task.verdicts))
+        return Evaluation(
+            of(self.samples),
+            of(self.rewards),
+            task if task is not None and task.scored else None,
+            of(self.extras),
+            judged={name: of(scores) for name, scores in self.judged.items()},
+        )
+
+    def _measured(self) -> dict[str, float]:
+        metrics = {name: _mean(scores) for name, scores in self.judged.items()}
+        metrics["response_length"] = float(np.mean([len(sample.token_ids) for sample in self.samples]))
         if self.rewards:
-            metrics["eval/reward"] = _mean(self.rewards)
-            metrics["eval/dropped"] = sum(math.isnan(reward) for reward in self.rewards)
+            metrics["reward"] = _mean(self.rewards)
+            metrics["dropped"] = sum(math.isnan(reward) for reward in self.rewards)
         if self.task is not None:
             exact, formed, among = self.task.exact, self.task.well_formed, self.task.exact_among_well_formed
             metrics |= {
-                "eval/accuracy": exact.value if exact else math.nan,
-                "eval/accuracy_low": exact.low if exact else math.nan,
-                "eval/accuracy_high": exact.high if exact else math.nan,
-                "eval/well_formed": formed.value if formed else math.nan,
-                "eval/accuracy_well_formed": among.value if among else 0.0 if exact else math.nan,
+                "accuracy": exact.value if exact else math.nan,
+                "accuracy_low": exact.low if exact else math.nan,
+                "accuracy_high": exact.high if exact else math.nan,
+                "well_formed": formed.value if formed else math.nan,
+                "accuracy_well_formed": among.value if among else 0.0 if exact else math.nan,
             }
         return metrics
 

@@ -13,11 +13,18 @@ class Feed:
     """The data of a run. Everything is a function of the seed and of `drawn`, which a checkpoint keeps."""
 
     def __init__(
-        self, prompts: PromptStream | None, given: Mapping[str, ExampleStream], per_step: int, drawn: int = 0
+        self,
+        prompts: PromptStream | None,
+        given: Mapping[str, ExampleStream],
+        per_step: int,
+        drawn: int = 0,
+        *,
+        seed: int = 0,
     ) -> None:
         self._prompts = prompts
         self._given = given
         self._per_step = per_step
+        self._seed = seed
         self.drawn = drawn
         """Prompts drawn so far; more than steps · prompts_per_step where a step had to draw again."""
 
@@ -32,6 +39,13 @@ class Feed:
     def given(self, step: int) -> dict[str, Sequence[Given]]:
         """The examples and pairs of a step, by the name of the flow's parameter."""
         return {name: stream.samples(step * self._per_step, self._per_step) for name, stream in self._given.items()}
+
+    def passes(self, step: int) -> dict[str, float]:
+        """Passes over each source of the main data made in `step` steps, by its label; empty where there is one."""
+        if self._prompts is not None:
+            return self._prompts.prompt_set.passes(self._seed, self.drawn)
+        stream = next(iter(self._given.values()))
+        return stream.examples.passes(self._seed, step * self._per_step)
 
     def epoch(self, step: int) -> float:
         """Passes over the main data made in `step` steps, a fraction included."""

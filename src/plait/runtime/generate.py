@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
 from plait.data.prompts import PromptEncoder
@@ -13,18 +13,18 @@ from plait.data.settings import DataSettings
 from plait.data.sources import Row, Source
 from plait.errors import ConfigError, DataError
 from plait.generation.engine import Engine
-from plait.generation.noise import NoiseKey
 from plait.generation.request import Request
 from plait.generation.settings import Sampling, SamplingSettings
-from plait.models.language_model import load_model
+from plait.kept_memory import give_back_freed
+from plait.kernels.noise import NoiseKey
+from plait.models.loading import load_model
 from plait.models.shape import ModelShape
 from plait.observe.progress import Progress
 from plait.policy.blocks import BLOCK_TOKENS, num_blocks_for
 from plait.runtime.forecast.estimate import model_shape
 from plait.runtime.forecast.limit import measure_rates
-from plait.runtime.generation_report import GenerationReport, Meter, limit_of
+from plait.runtime.generation_report import OWN_COLUMNS, GenerationReport, Meter, limit_of
 from plait.runtime.prepare import load_tokenizer
-from plait.runtime.process import give_back_freed
 from plait.runtime.recipes.checks import check_models
 from plait.runtime.recipes.role_models import RoleModel
 from plait.runtime.stopping import stop_signals
@@ -51,13 +51,14 @@ class Job:
     device: str = "cpu"
 
 
-def generate(job: Job, keep: Callable[[Sample], None]) -> GenerationReport:
+def generate(job: Job, keep: Callable[[Sample], None], done: Collection[tuple[int, int]] = ()) -> GenerationReport:
     """Answer every prompt. Everything is checked before the model is loaded.
 
     A signal to stop ends it after the step under way: the samples that have ended are in the report.
 
     Args:
         keep: is given each sample as soon as it has ended.
+        done: (row, sample) that are not drawn again; the others are what they would be beside them.
 
     Raises:
         DataError: a prompt leaves no room for a response.
@@ -69,21 +70,37 @@ def generate(job: Job, keep: Callable[[Sample], None]) -> GenerationReport:
     not_lowered = engine.not_lowered
     give_back_freed()
     for request in requests:
-        engine.add(request)
+        _ask(engine, request, done)
     num_asked = engine.num_waiting
     started = time.perf_counter()
     samples, meter = _drain(engine, Meter(is_kv_limited=job.engine.kv_tokens is not None), keep)
     seconds = time.perf_counter() - started
     limit_s = None
-    if len(samples) == num_asked:
+    if samples and len(samples) == num_asked:
         rates = measure_rates(job.dtype, job.device)
         limit_s = limit_of(samples, shape, job.dtype, job.engine.max_running, rates)
     return GenerationReport(tuple(samples), num_asked, seconds, meter, limit_s, not_lowered)
 
 
+def _ask(engine: Engine, request: Request, done: Collection[tuple[int, int]]) -> None:
+    """Queue the samples of a prompt that are not done."""
+    uid = request.prompt.uid
+    finished = [index for index in range(request.num_samples) if (uid, index) in done]
+    if len(finished) == request.num_samples:
+        return
+    engine.add(request)
+    for index in finished:
+        engine.abort(uid, index)
+
+
 def _checked(job: Job) -> tuple[ModelShape, list[Request]]:
     """What the engine will be asked, of a job that can be done."""
     source = job.prompts
+    if taken := sorted(OWN_COLUMNS & {name for row in source.rows for name in row.columns}):
+        listed = ", ".join(f"`{name}`" for name in taken)
+        raise ConfigError(
+            f"--prompts: `{source.name}` has columns named {listed}, as the output has its own; rename or remove them"
+        )
     shape = model_shape(job.model)
     check_models((RoleModel("actor", job.model, scalar=False, trained=False, key="model"),), {})
     if beyond := [token for token in job.sampling.stop_token_ids or () if token >= shape.vocabulary]:

@@ -97,15 +97,16 @@ class GenerationReport:
             "not_lowered": self.not_lowered,
         }
 
-    def rows(self) -> list[dict[str, Any]]:
-        """One record per sample, for a JSONL file."""
-        return [row_of(sample) for sample in self.samples]
+
+OWN_COLUMNS = frozenset({"row", "sample", "response", "finish_reason", "token_ids", "logprobs"})
+"""Of a row; the others are those of the data."""
 
 
 def row_of(sample: Sample) -> dict[str, Any]:
-    """A record for a JSONL file."""
+    """A record for a JSONL file: the data's row, which of them it was (from 0), and the response."""
     return {
-        "prompt": sample.prompt.columns["prompt"],
+        **sample.prompt.columns,
+        "row": sample.prompt.uid,
         "sample": sample.index,
         "response": sample.text,
         "finish_reason": sample.finish_reason.value,

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
+from plait.data.examples import Given
 from plait.rewards.pool import RewardPool
 from plait.runtime.evaluation import Evaluation, evaluate
 from plait.runtime.executor import Executor
@@ -29,6 +30,9 @@ def measure(
     recipe = prepared.recipe
     if not prepared.held_out:
         logged = executor.evaluate_given(StepState(0, given=prepared.held_out_given))
+        for source, given in _by_source(prepared.held_out_given).items():
+            measured = executor.evaluate_given(StepState(0, given=given))
+            logged |= {f"{source}/{name}": value for name, value in measured.items()}
         return Evaluation((), (), None, logged=logged, num_given=prepared.num_held_out)
     actor, reward, cost = roles["actor"], roles.get("reward"), roles.get("cost")
     assert isinstance(actor, ModelRole), "there are held-out prompts, so there is an actor"
@@ -45,3 +49,13 @@ def measure(
         seed=recipe.seed,
         stop=stop,
     )
+
+
+def _by_source(held_out: Mapping[str, Sequence[Given]]) -> dict[str, dict[str, list[Given]]]:
+    """Label of each source → its held-out examples or pairs; empty where the data have but one source."""
+    found: dict[str, dict[str, list[Given]]] = {}
+    for name, given in held_out.items():
+        for one in given:
+            if label := one.sample.prompt.source:
+                found.setdefault(label, {}).setdefault(name, []).append(one)
+    return found

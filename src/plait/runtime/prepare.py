@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,12 +12,14 @@ from pydantic import ValidationError
 
 from plait.data.examples import ExampleSet, ExampleStream, Given, evaluation_samples, example_set
 from plait.data.formats import RowKind
-from plait.data.prompts import PromptSet, PromptStream, evaluation_prompts, prompt_set
+from plait.data.mixture import Mixed
+from plait.data.prompts import EVALUATION_UID, PromptSet, PromptStream, evaluation_prompts, prompt_set
 from plait.data.records import Prompt
 from plait.data.settings import DataSettings
-from plait.data.sources import open_splits
+from plait.data.sources import open_sources
 from plait.dataflow import CallKind, Dataflow
 from plait.errors import ConfigError, ModelError
+from plait.models.adapter_folder import adapter_of
 from plait.models.hub import resolve
 from plait.models.pretrained import tokenizer_of
 from plait.observe.loading import loading
@@ -28,6 +30,7 @@ from plait.runtime.forecast.estimate import ModelShape, model_shape
 from plait.runtime.forecast.placement import resolve_plan
 from plait.runtime.recipes.algorithm import load_flow, trace_algorithm
 from plait.runtime.recipes.checks import (
+    check_adapters,
     check_calls,
     check_device,
     check_models,
@@ -62,9 +65,9 @@ class Prepared:
     judges: tuple[RewardFunction, ...]
     columns: tuple[str, ...]
     """Of the data, which reward functions may ask for."""
-    train_set: PromptSet | None
+    train_set: Mixed[PromptSet] | None
     """None for a flow that does not generate."""
-    given: Mapping[str, ExampleSet]
+    given: Mapping[str, Mixed[ExampleSet]]
     """`examples` and `pairs`, where the flow reads them."""
     held_out: tuple[Prompt, ...]
     held_out_given: Mapping[str, tuple[Given, ...]]
@@ -93,23 +96,19 @@ class Prepared:
         recipe, count = self.recipe, self.recipe.prompts_per_step
         prompts = None
         if self.train_set is not None:
-            prompts = PromptStream(
-                self.train_set, seed=recipe.seed, prompts_per_step=count, shuffle=recipe.data.shuffle
-            )
+            prompts = PromptStream(self.train_set, seed=recipe.seed, prompts_per_step=count)
         streams = {
-            name: ExampleStream(
-                examples,
-                seed=recipe.seed,
-                per_step=count,
-                shuffle=_settings_of(name, prompts is not None, recipe).shuffle,
-            )
-            for name, examples in self.given.items()
+            name: ExampleStream(examples, seed=recipe.seed, per_step=count) for name, examples in self.given.items()
         }
-        return Feed(prompts, streams, count, drawn)
+        return Feed(prompts, streams, count, drawn, seed=recipe.seed)
 
 
 def prepare(
-    recipe: Recipe, *, flow: Callable[..., Any] | None = None, to_come: Mapping[str, ToCome] | None = None
+    recipe: Recipe,
+    *,
+    flow: Callable[..., Any] | None = None,
+    to_come: Mapping[str, ToCome] | None = None,
+    trains: bool = True,
 ) -> Prepared:
     """Resolve a recipe.
 
@@ -117,6 +116,7 @@ def prepare(
         flow: the function that `recipe.algorithm` names, where it is at hand.
         to_come: key of the recipe → the model that an earlier stage will put there; until then one of its shape stands
             there.
+        trains: False where the model is only measured: it may then be an adapter alone.
 
     Raises:
         UserError: a key, the flow, the data or the model cannot be used; the message names the key and the remedy.
@@ -135,6 +135,7 @@ def prepare(
     if recipe.epochs is None:
         check_trained_steps(dataflow, recipe)
     models = role_models(dataflow, recipe)
+    check_adapters(models, trains=trains)
     shapes = _shapes(models, recipe)
     if generates and recipe.sampling.kv_tokens is None:
         recipe = _with_pool(recipe, recipe.sampling.num_blocks(shapes[recipe.model].max_positions) * BLOCK_TOKENS)
@@ -147,7 +148,7 @@ def prepare(
         raise ConfigError(f"the flow `{dataflow.name}` reads {' and '.join(given_names)}; one of them is its data")
     limit = prompt_limit(recipe, shapes[recipe.model]) if generates else shapes[recipe.model].max_positions
     train_set, held_out, columns = _prompts(recipe, tokenizer, limit) if generates else (None, (), ())
-    given: dict[str, ExampleSet] = {}
+    given: dict[str, Mixed[ExampleSet]] = {}
     held_out_given: dict[str, tuple[Given, ...]] = {}
     for name in given_names:
         given[name], items = _given(name, generates, recipe, tokenizer, shapes[recipe.model].max_positions)
@@ -223,28 +224,51 @@ def _functions(role: str, flow: Dataflow, recipe: Recipe) -> tuple[RewardFunctio
     return functions_of(settings, task=recipe.data.task)
 
 
-def _prompts(recipe: Recipe, tokenizer: Any, limit: int) -> tuple[PromptSet, tuple[Prompt, ...], tuple[str, ...]]:
+def _prompts(
+    recipe: Recipe, tokenizer: Any, limit: int
+) -> tuple[Mixed[PromptSet], tuple[Prompt, ...], tuple[str, ...]]:
     """(training prompts, held-out ones, columns of the data)."""
-    loading(f"data {recipe.data.source}")
-    splits = open_splits(recipe.data, recipe.evaluation.items)
-    train_set = prompt_set(splits.train, tokenizer, recipe.data, limit)
-    held_out: tuple[Prompt, ...] = ()
-    if splits.evaluation is not None:
-        held_out = tuple(evaluation_prompts(prompt_set(splits.evaluation, tokenizer, recipe.data, limit)))
-    return train_set, held_out, splits.train.columns
+    loading(f"data {recipe.data.title}")
+    sets: list[PromptSet] = []
+    held_out: list[Prompt] = []
+    columns: tuple[str, ...] = ()
+    opened = open_sources(recipe.data, recipe.evaluation.items)
+    for settings, splits in zip(recipe.data.sources, opened, strict=True):
+        sets.append(prompt_set(splits.train, tokenizer, settings, limit))
+        columns = splits.train.columns
+        if splits.evaluation is not None:
+            asked = prompt_set(splits.evaluation, tokenizer, settings, limit)
+            held_out += evaluation_prompts(asked, EVALUATION_UID + len(held_out))
+    return _mixed(recipe.data, sets), tuple(held_out), columns
 
 
 def _given(
     name: str, generates: bool, recipe: Recipe, tokenizer: Any, positions: int
-) -> tuple[ExampleSet, tuple[Given, ...]]:
+) -> tuple[Mixed[ExampleSet], tuple[Given, ...]]:
     """(training examples or pairs, held-out ones)."""
-    settings = _settings_of(name, generates, recipe)
-    loading(f"data {settings.source}")
-    splits = open_splits(settings, 0 if generates else recipe.evaluation.items, RowKind(name))
-    held_out: tuple[Given, ...] = ()
-    if splits.evaluation is not None:
-        held_out = tuple(evaluation_samples(example_set(splits.evaluation, tokenizer, settings, positions)))
-    return example_set(splits.train, tokenizer, settings, positions), held_out
+    data = _settings_of(name, generates, recipe)
+    loading(f"data {data.title}")
+    sets: list[ExampleSet] = []
+    held_out: list[Given] = []
+    num_items = 0
+    opened = open_sources(data, 0 if generates else recipe.evaluation.items, RowKind(name))
+    for settings, splits in zip(data.sources, opened, strict=True):
+        sets.append(example_set(splits.train, tokenizer, settings, positions))
+        if splits.evaluation is not None:
+            items = example_set(splits.evaluation, tokenizer, settings, positions)
+            held_out += evaluation_samples(items, EVALUATION_UID + num_items)
+            num_items += len(items)
+    return _mixed(data, sets), tuple(held_out)
+
+
+def _mixed(data: DataSettings, sets: Sequence[Any]) -> Mixed[Any]:
+    """Sets by source, each with its weight, or with as many shares as it has rows."""
+    return Mixed(
+        tuple(sets),
+        tuple(one.label for one in data.sources) if data.more else ("",),
+        tuple(float(one.weight or len(rows)) for one, rows in zip(data.sources, sets, strict=True)),
+        tuple(one.shuffle for one in data.sources),
+    )
 
 
 def _settings_of(name: str, generates: bool, recipe: Recipe) -> DataSettings:
@@ -266,7 +290,11 @@ def load_tokenizer(model: str, key: str = "model") -> Any:
         ModelError: the model cannot be found, or its folder has no tokenizer.
     """
     loading(f"tokenizer of {model}")
-    folder = resolve(model)
+    adapter = adapter_of(model)
+    if adapter is None:
+        folder = resolve(model)
+    else:
+        folder = adapter.folder if adapter.has_tokenizer else resolve(adapter.base)
     try:
         return tokenizer_of(folder, model)
     except ModelError:
@@ -289,8 +317,8 @@ def as_begun(old: Path, recipe: Recipe) -> Recipe:
 
 
 def changed_keys(old: Path, new: Recipe) -> list[str]:
-    """Dotted keys in which a stored recipe differs from `new`; a KV pool that `new` leaves open does not. Keys that came
-    after it was stored have their defaults there."""
+    """Dotted keys in which a stored recipe differs from `new`; a KV pool that `new` leaves open does not. Keys that
+    came after it was stored have their defaults there."""
 
     def flat(tree: Any, prefix: str = "") -> dict[str, Any]:
         if not isinstance(tree, dict):

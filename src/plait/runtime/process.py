@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
 import os
 
 import torch
@@ -15,21 +13,11 @@ def set_up(threads: int) -> None:
     Args:
         threads: 0 takes what OMP_NUM_THREADS says, else one per core that this process may use.
     """
-    # The matrix library keeps its compiled kernels, one for each shape that it meets, 1,024 of them unless told. Ragged
-    # batches rarely repeat a shape: 36 steps of the demo grew by 1.3 GB so, and by 0.4 GB with 64, no slower.
-    os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "64")
     # Transformers reads a checkpoint with threads, whose allocators keep what they free where `give_back_freed` cannot
     # reach it: 80 MB of SmolLM2-135M in bfloat16.
     os.environ.setdefault("HF_DEACTIVATE_ASYNC_LOAD", "1")
     asked = threads or int(os.environ.get("OMP_NUM_THREADS", "0")) or len(os.sched_getaffinity(0))
     torch.set_num_threads(asked)
-
-
-def give_back_freed() -> None:
-    """Give memory that is free again back to the system, where the C library can: reading a checkpoint of
-    SmolLM2-135M in bfloat16 leaves 160 to 220 MB in the allocator."""
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).malloc_trim(0)
 
 
 def resident_bytes() -> int:

@@ -14,8 +14,8 @@ from plait.data.records import FinishReason, Prompt, Sample
 from plait.data.rows import FloatArray, Rows
 from plait.dataflow import CallKind, Dataflow, Node, Resample
 from plait.errors import RunError
-from plait.generation.noise import NoiseKey
 from plait.generation.request import Request
+from plait.kernels.noise import NoiseKey
 from plait.observe.progress import Progress
 from plait.runtime.ranks.crew_engine import CrewEngine
 from plait.runtime.recipes.recipe import Recipe
@@ -23,6 +23,7 @@ from plait.runtime.rewarding import Rewarding
 from plait.runtime.step import StepState
 from plait.runtime.streams import Growing
 from plait.schedule.work import MOVED_ON, Work
+from plait.user_code import UserCode, is_users, title_of
 
 Draw = Callable[[int], Sequence[Prompt]]
 """The next so many prompts of the run."""
@@ -119,7 +120,14 @@ class Rollout:
 
 def _stays(resample: Resample, rewards: FloatArray) -> bool:
     scored = rewards[np.isfinite(rewards)]
-    return len(scored) > 0 and bool(resample.keep(scored))
+    if len(scored) == 0:
+        return False
+    what = f"the function `{title_of(resample.keep)}` of Resample(keep=…)"
+    with UserCode(what, RunError, users=is_users(resample.keep)):
+        stays = resample.keep(scored)
+    if not isinstance(stays, bool | np.bool_):
+        raise RunError(f"{what}: expected True or False, found {type(stays).__name__} {stays!r:.80}")
+    return bool(stays)
 
 
 def _rows_of(groups: Sequence[Sequence[Sample]]) -> Rows:

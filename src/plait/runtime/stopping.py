@@ -22,8 +22,10 @@ def saying_what_is_good(session: Session) -> Iterator[None]:
         session.progress.message(f"left at once; {session.good}")
         raise
     except RunError as error:
-        raise RunError("; ".join(filter(None, (str(error), session.rescue())))) from error
-    except Exception:  # a loss of the user's that raises, torch out of memory, …: it goes on up as it is
+        told = RunError("; ".join(filter(None, (str(error), session.rescue()))))
+        told.frames = error.frames
+        raise told from error
+    except Exception:  # torch out of memory, a fault of ours: it goes on up as it is
         session.progress.message(session.rescue())
         raise
 

@@ -18,6 +18,8 @@ from torch import Tensor
 from plait.algorithms.losses import Aggregation
 from plait.data.rows import FloatArray, Rows
 from plait.errors import RunError
+from plait.metric_names import problem_of
+from plait.user_code import UserCode, is_users, title_of
 
 
 @dataclass(frozen=True)
@@ -230,8 +232,10 @@ class MicroBatchLoss:
             per: "token" (trained ones), "sequence" (those with a trained token) or "pair".
 
         Raises:
-            RunError: `values` has another shape, or `per` is something else.
+            RunError: `values` has another shape, `per` is something else, or `name` is none of a metric.
         """
+        if (problem := problem_of(name)) is not None:
+            raise RunError(f"batch.log: {problem}")
         call = f"log({name!r})"
         match per:
             case "token":
@@ -342,13 +346,17 @@ def loss_share(
     """Call the loss and check what it returns.
 
     Raises:
-        RunError: it is not a scalar tensor that (where a gradient is needed) depends on what the model computed.
+        RunError: it raises; or what it returns is not a scalar tensor of real numbers that (where a gradient is needed)
+            depends on what the model computed.
     """
-    share = loss(batch, **columns)
-    title = getattr(getattr(loss, "func", loss), "__name__", repr(loss))
-    if not isinstance(share, Tensor) or share.shape != ():
-        found = f"a tensor of shape {tuple(share.shape)}" if isinstance(share, Tensor) else repr(share)
-        raise RunError(f"the loss `{title}` must return a scalar tensor (see batch.aggregate), found {found}")
+    title = title_of(loss)
+    with UserCode(f"the loss `{title}`", RunError, users=is_users(loss)):
+        share = loss(batch, **columns)
+    expected = f"the loss `{title}` must return a scalar tensor of real numbers (see batch.aggregate)"
+    if not isinstance(share, Tensor):
+        raise RunError(f"{expected}, found {type(share).__name__} {share!r:.80}")
+    if share.shape != () or not share.dtype.is_floating_point:
+        raise RunError(f"{expected}, found one of shape {tuple(share.shape)} and dtype {share.dtype}")
     if needs_gradient and not share.requires_grad:
         raise RunError(
             f"the loss `{title}` has no gradient: it depends neither on batch.logprobs or batch.entropies (a language "

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from plait.errors import RunError
+from plait.kernels import fused_rows
 from plait.layout.holdings import Holdings, zero_shards
-from plait.models import row_kernels
 from plait.models.language_model import LanguageModel
 from plait.models.scalar_model import ScalarModel
 from plait.models.team import Team
@@ -246,8 +246,8 @@ def _add_widened(flat: Tensor, gradient: Tensor) -> None:
     if flat.dtype == gradient.dtype or flat.device.type != "cpu":
         flat.add_(gradient)
         return
-    if row_kernels.takes(gradient) and flat.dtype == torch.float32:
-        row_kernels.add_widened(flat, gradient.contiguous())
+    if fused_rows.takes(gradient) and flat.dtype == torch.float32:
+        fused_rows.add_widened(flat, gradient.contiguous())
         return
     # A CPU sum of two dtypes is not vectorised: widening pieces first takes a quarter of its time.
     pieces = zip(flat.view(-1).split(CACHE_CHUNK), gradient.reshape(-1).split(CACHE_CHUNK), strict=True)

@@ -9,9 +9,9 @@ from typing import Any
 
 from plait.data.records import Prompt, Sample
 from plait.generation.engine import Engine
-from plait.generation.noise import NoiseKey
 from plait.generation.request import Request
 from plait.generation.settings import Sampling
+from plait.kernels.noise import NoiseKey
 from plait.layout.mesh import Layout
 from plait.runtime.ranks.announcer import Announcer
 from plait.runtime.ranks.commands import LEADER, Do

@@ -11,7 +11,8 @@ from typing import Any
 
 from plait.dataflow import CallKind, Dataflow
 from plait.models.backbone import copy_of
-from plait.models.language_model import LanguageModel, load_model
+from plait.models.language_model import LanguageModel
+from plait.models.loading import load_model
 from plait.models.part_loading import PartLoader
 from plait.models.scalar_model import ScalarModel, load_scalar, scalar_of
 from plait.runtime.recipes.recipe import Recipe
@@ -77,7 +78,7 @@ class _Shelf:
         return load_scalar(one.name, dtype=recipe.dtype, device=recipe.device, seed=recipe.seed, head_std=NEW_HEAD_STD)
 
     def _adapted(self, one: RoleModel) -> LanguageModel | ScalarModel:
-        from plait.models.lora import add_lora, scalar_view, without_lora
+        from plait.models.lora import add_lora, scalar_view
 
         recipe = self._recipe
         if one.has_head:
@@ -88,7 +89,7 @@ class _Shelf:
             base = self._language[one.name]
             base = scalar_view(base, seed=recipe.seed, head_std=NEW_HEAD_STD) if one.scalar else base
         if not one.trained:
-            return without_lora(base)
+            return base
         return add_lora(base, recipe.lora, name=one.role, seed=recipe.seed)
 
 

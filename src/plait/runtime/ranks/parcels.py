@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 from plait.data.records import FinishReason, Prompt, Sample
 from plait.data.rows import Rows
 from plait.dataflow import Column
-from plait.generation.noise import NoiseKey
 from plait.generation.request import Request
 from plait.generation.settings import Sampling
+from plait.kernels.noise import NoiseKey
 
 _LENGTH = struct.Struct("<Q")
 _ALIGNMENT = 8

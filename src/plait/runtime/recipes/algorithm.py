@@ -12,6 +12,7 @@ from plait.dataflow import Dataflow, trace
 from plait.errors import ConfigError, FlowError
 from plait.rewards.loading import load_function
 from plait.runtime.recipes.recipe_file import nearest, validate_options
+from plait.user_code import UserCode, is_users, title_of
 
 BUILT_IN = {
     "grpo": "plait.algorithms.grpo:grpo",
@@ -53,7 +54,9 @@ def trace_algorithm(
     cls = options_class(flow)
     if cls is None and options:
         raise ConfigError(f"key `options`: the flow takes no `options`, found {sorted(options)}")
-    return trace(flow, roles=roles, options=None if cls is None else validate_options(cls, options), name=name)
+    with UserCode(f"key `options`: the class of the options of `{title_of(flow)}`", ConfigError, users=is_users(flow)):
+        given = None if cls is None else validate_options(cls, options)
+    return trace(flow, roles=roles, options=given, name=name)
 
 
 def options_class(flow: Callable[..., Any]) -> type[Any] | None:
@@ -64,10 +67,11 @@ def options_class(flow: Callable[..., Any]) -> type[Any] | None:
     Raises:
         FlowError: the parameter has no annotation, or one that is no class, or that cannot be resolved.
     """
-    parameter = inspect.signature(flow).parameters.get("options")
+    with UserCode(f"the flow `{title_of(flow)}`", FlowError, users=is_users(flow)):
+        parameter = inspect.signature(flow).parameters.get("options")
     if parameter is None:
         return None
-    name = getattr(flow, "__name__", type(flow).__name__)
+    name = title_of(flow)
     annotation = parameter.annotation
     if annotation is inspect.Parameter.empty:
         raise FlowError(f"flow `{name}`: annotate its parameter `options` with the class of its options")

@@ -6,12 +6,13 @@ from collections.abc import Mapping, Sequence
 
 from plait.dataflow import CallKind, Dataflow
 from plait.errors import ConfigError, FlowError
+from plait.models.adapter_folder import adapter_of
 from plait.models.hub import read_config
 from plait.models.shape import ModelShape
 from plait.policy.blocks import BLOCK_TOKENS
 from plait.rewards.settings import RewardSettings
 from plait.runtime.recipes.recipe import Recipe
-from plait.runtime.recipes.role_models import RoleModel, ToCome
+from plait.runtime.recipes.role_models import REWARD_ROLES, RoleModel, ToCome
 
 _CALLS = {
     "actor": {"generate", "logprobs", "train"},
@@ -117,6 +118,7 @@ def check_unused(flow: Dataflow, recipe: Recipe) -> None:
         ("evaluation.functions", recipe.evaluation.functions and not generates, "generates nothing to judge"),
         ("samples_per_prompt", recipe.samples_per_prompt != default.samples_per_prompt and not generates, "draws none"),
         ("data.max_example_tokens", recipe.data.max_example_tokens is not None and not given, "reads prompts there"),
+        ("data.weight", recipe.data.weight is not None and not recipe.data.more, "has one source of data"),
     )
     for key, is_set, why in keys:
         if is_set:
@@ -141,6 +143,19 @@ def check_trained_steps(flow: Dataflow, recipe: Recipe) -> None:
                 f"{node.call} takes {node.options['mini_batches']} mini-batches (`options.mini_batches`), but a step "
                 f"has {count} {'groups' if node.options['whole_groups'] else 'samples'}; give at most so many, or more "
                 "`prompts_per_step`"
+            )
+
+
+def check_adapters(models: Sequence[RoleModel], *, trains: bool) -> None:
+    """Raises ConfigError where a role begins as an adapter alone that is to be trained or to score. What is only
+    measured may."""
+    for one in models:
+        scores = one.role in REWARD_ROLES and not one.trained
+        if adapter_of(one.name) is not None and (trains or scores):
+            raise ConfigError(
+                f"key `{one.key}`: `{one.name}` is a LoRA adapter alone, from which the role `{one.role}` cannot begin "
+                "(`plait eval` and `plait generate` take one as it is); give a whole model: `plait export RUN_DIR "
+                "--out FOLDER` writes one of a run, peft's `merge_and_unload` of any adapter"
             )
 
 

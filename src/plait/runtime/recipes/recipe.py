@@ -43,7 +43,9 @@ class ValueSettings(Settings):
 
 class EvaluationSettings(Settings):
     every: int = Field(0, ge=0, description="evaluate every so many steps; 0: only before and after")
-    items: int = Field(0, ge=0, description="held-out items per evaluation; 0: no evaluation")
+    items: int = Field(
+        0, ge=0, description="held-out items per evaluation, of each source of the data; 0: no evaluation"
+    )
     temperature: float = Field(0.0, ge=0, description="at which held-out prompts are answered; 0: greedily")
     functions: tuple[str, ...] = Field(
         (), description="further reward functions that judge the answers and never train, each a metric eval/NAME"

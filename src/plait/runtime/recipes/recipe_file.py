@@ -40,10 +40,20 @@ def load_recipe(path: Path | None, overrides: Sequence[tuple[str, Any]] = ()) ->
 def merged(tree: Mapping[str, Any], overrides: Sequence[tuple[str, Any]]) -> dict[str, Any]:
     """A copy of the tree with `(dotted key, value)` set; the later wins, and either of `steps` and `epochs` over the
     other."""
-    changed = without_other_length(copy.deepcopy(dict(tree)), dict(overrides))
+    changed = with_sections(without_other_length(copy.deepcopy(dict(tree)), dict(overrides)))
     for key, value in overrides:
         _set(changed, key.split("."), value, key)
     return changed
+
+
+def with_sections(tree: Mapping[str, Any]) -> dict[str, Any]:
+    """The tree where a list of sources is the section of the first of them, with the others as its `more`."""
+
+    def section(value: Any) -> Any:
+        is_list = isinstance(value, list) and value and all(isinstance(one, Mapping) for one in value)
+        return {**value[0], "more": value[1:]} if is_list else value
+
+    return {name: section(value) if name in ("data", "pretraining") else value for name, value in tree.items()}
 
 
 def without_other_length(tree: dict[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
@@ -213,6 +223,11 @@ def _section(annotation: Any) -> type[BaseModel] | None:
     return sections[0] if sections else None
 
 
+def _element(annotation: Any) -> type[BaseModel] | None:
+    """The settings class of which a key takes a list."""
+    return _section(get_args(annotation)[0]) if get_origin(annotation) is tuple and get_args(annotation) else None
+
+
 def _set(tree: dict[str, Any], path: list[str], value: Any, key: str) -> None:
     for part in path[:-1]:
         child = tree.setdefault(part, {})
@@ -237,6 +252,11 @@ def _checked(tree: Mapping[str, Any], model: type[BaseModel], prefix: str) -> di
             if not isinstance(value, Mapping):
                 raise ConfigError(f"`{prefix}{name}` is a section of keys, found {value!r}")
             value = _checked(value, section, f"{prefix}{name}.")
+        elif (element := _element(info.annotation)) is not None and isinstance(value, list | tuple):
+            value = [
+                _checked(one, element, f"{prefix}{name}.{place}.") if isinstance(one, Mapping) else one
+                for place, one in enumerate(value)
+            ]
         elif _takes_list(info.annotation) and not isinstance(value, list | tuple | Mapping | None):
             value = value if value in _choices(info.annotation) else [value]
         checked[name] = value

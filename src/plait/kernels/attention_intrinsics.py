@@ -1,4 +1,4 @@
-"""Scores of a block of keys and sums of weighted values by vectors; see `vector_code`."""
+"""Scores of a block of keys and sums of weighted values by vectors; see `vector_intrinsics`."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Any
 from numba import types
 from numba.extending import intrinsic
 
-from plait.generation.vector_code import V32B, V32H, ZERO, Emit, emitted, lane_halves, lane_pairs
-from plait.models.scalar_code import I32, I64, integer
+from plait.kernels.scalar_intrinsics import I32, I64, integer
+from plait.kernels.vector_intrinsics import V32B, V32H, ZERO, Emit, emitted, lane_halves, lane_pairs
 
 WEIGHTED_ROWS = 4
 """Most rows of one `weighted` call."""

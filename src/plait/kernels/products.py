@@ -23,7 +23,7 @@ import numpy as np
 from plait.compiled import AVAILABLE, njit
 
 if AVAILABLE:
-    from plait.generation.matrix_code import (
+    from plait.kernels.matrix_intrinsics import (
         GROUP_ROWS,
         MATRIX_ROWS,
         MATRIX_TERMS,
@@ -34,7 +34,7 @@ if AVAILABLE:
         sums_on_stack,
         use_unit,
     )
-    from plait.generation.product_code import PREFETCH_BYTES, TILE_COLUMNS, TILE_ROWS, tile, transposed
+    from plait.kernels.product_intrinsics import PREFETCH_BYTES, TILE_COLUMNS, TILE_ROWS, tile, transposed
 else:
     TILE_COLUMNS, TILE_ROWS = 32, 14
 

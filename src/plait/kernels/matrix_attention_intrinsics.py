@@ -1,7 +1,7 @@
 """Scores and sums of weighted values by the CPU's matrix unit, for keys and values that were turned as it reads them.
 
 Rows are those of query heads: of one token the heads that share a key head, or of several tokens one head each. See
-`matrix_code`.
+`matrix_intrinsics`.
 
 Shapes: C rows, up to 16; D, E head sizes of keys and of values.
 """
@@ -15,10 +15,10 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from plait.generation.attention_code import KEYS, two_keys, unmixed
-from plait.generation.matrix_code import by_unit, configure, instruct
-from plait.generation.vector_code import V16F
-from plait.models.scalar_code import I32, I64, integer
+from plait.kernels.attention_intrinsics import KEYS, two_keys, unmixed
+from plait.kernels.matrix_intrinsics import by_unit, configure, instruct
+from plait.kernels.scalar_intrinsics import I32, I64, integer
+from plait.kernels.vector_intrinsics import V16F
 
 ATTENDED_ROWS = 16
 """Most rows of a call."""

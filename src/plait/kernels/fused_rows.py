@@ -13,7 +13,7 @@ In ms on one core of an AMD EPYC (AVX-512, bfloat16), torch in brackets:
     softmax of a million scores and a bias: 0.53 (0.75); its backward is left to torch, which takes 0.15
     log-probs of [256, 4096] logits with both passes and the products: 5.4 (9.9), of which products are 4.5
 
-Numbers of bfloat16 travel as uint16 and are widened in registers (`scalar_code`).
+Numbers of bfloat16 travel as uint16 and are widened in registers (`scalar_intrinsics`).
 
 Shapes: T rows, H hidden size, Hq heads, D head size, B batch of products, M rows of one, K keys, n rows of a bias over
 the last C keys, C rows of a chunk of logits, V vocabulary.
@@ -36,7 +36,7 @@ from plait.compiled import njit
 AVAILABLE = compiled.AVAILABLE
 """Whether there is numba, and a CPU with the instructions."""
 if AVAILABLE:
-    from plait.models.scalar_code import exp, larger, narrow, of_ordered, ordered, supported, widen
+    from plait.kernels.scalar_intrinsics import exp, larger, narrow, of_ordered, ordered, supported, widen
 
     AVAILABLE = supported()[1]
 

@@ -25,10 +25,10 @@ from plait.compiled import AVAILABLE, njit
 try:
     from numba import carray
 
-    from plait.generation.attention_code import KEYS, WEIGHTED_ROWS, ask, scores, weighted
-    from plait.generation.matrix_attention import ATTENDED_ROWS, attend_by_unit
-    from plait.generation.score_kernels import LOWEST, seen_blocks, to_shares
-    from plait.models.scalar_code import matrix_units, narrow, pointer, supported, widen
+    from plait.kernels.attention_intrinsics import KEYS, WEIGHTED_ROWS, ask, scores, weighted
+    from plait.kernels.matrix_attention import ATTENDED_ROWS, attend_by_unit
+    from plait.kernels.scalar_intrinsics import matrix_units, narrow, pointer, supported, widen
+    from plait.kernels.scores import LOWEST, seen_blocks, to_shares
 except ImportError:
     KEYS, WEIGHTED_ROWS, ATTENDED_ROWS = 16, 4, 16
 

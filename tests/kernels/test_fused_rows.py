@@ -14,13 +14,14 @@ from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm, app
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 
 from plait.data.packed import pack
-from plait.models import gated_mlp, packed_attention, rms_norm, rope, row_kernels
+from plait.kernels import fused_rows
+from plait.models import gated_mlp, packed_attention, rms_norm, rope
 from plait.models.head import Head
 from plait.models.logprobs import chunked_logprobs
 from plait.training.optimizer import _add_widened
 from tests.models.tiny import tiny_model
 
-pytestmark = pytest.mark.skipif(not row_kernels.AVAILABLE, reason="no numba, or no bfloat16 instructions")
+pytestmark = pytest.mark.skipif(not fused_rows.AVAILABLE, reason="no numba, or no bfloat16 instructions")
 
 ROUNDING = 2.0**-8
 """Of bfloat16, relative."""
@@ -33,7 +34,7 @@ def numbers(*shape: int, seed: int = 0, scale: float = 1.0) -> Tensor:
 def plainly(monkeypatch: pytest.MonkeyPatch, compute: Callable[[], Tensor]) -> Tensor:
     """Without the kernels."""
     with monkeypatch.context() as context:
-        context.setattr(row_kernels, "AVAILABLE", False)
+        context.setattr(fused_rows, "AVAILABLE", False)
         return compute()
 
 
@@ -52,7 +53,7 @@ def no_farther(ours: Tensor, theirs: Tensor, true: Tensor) -> None:
 @pytest.fixture(params=[1, 3])
 def threads(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
     monkeypatch.setattr(torch, "get_num_threads", lambda: request.param)
-    monkeypatch.setattr(row_kernels, "LEAST_ELEMENTS", 1)
+    monkeypatch.setattr(fused_rows, "LEAST_ELEMENTS", 1)
     return request.param
 
 
@@ -62,7 +63,7 @@ def test_gate_is_torchs_and_its_gradient_no_farther_from_the_truth(shape: tuple[
     ours, theirs = gated_mlp._Gated.apply(gate, up), F.silu(gate) * up
     nearly(ours, theirs)
     in_place = gate.detach().clone()
-    assert row_kernels.gated_(in_place, up) is in_place
+    assert fused_rows.gated_(in_place, up) is in_place
     assert torch.equal(in_place, ours)
     wide = [tensor.detach().double().requires_grad_() for tensor in (gate, up)]
     true = torch.autograd.grad(F.silu(wide[0]) * wide[1], wide, direction.detach().double())
@@ -75,8 +76,8 @@ def test_gate_is_torchs_and_its_gradient_no_farther_from_the_truth(shape: tuple[
 def test_gates_of_large_numbers_saturate() -> None:
     gate = torch.tensor([-1e30, -200.0, -90.0, 0.0, 90.0, 1e30]).bfloat16()
     one = torch.ones_like(gate)
-    torch.testing.assert_close(row_kernels.gated(gate, one), F.silu(gate), rtol=0, atol=1e-30)
-    of_gate, of_up = row_kernels.gated_backward(gate, one, one)
+    torch.testing.assert_close(fused_rows.gated(gate, one), F.silu(gate), rtol=0, atol=1e-30)
+    of_gate, of_up = fused_rows.gated_backward(gate, one, one)
     assert torch.equal(of_gate, torch.tensor([0, 0, 0, 0.5, 1, 1]).bfloat16())
     torch.testing.assert_close(of_up, F.silu(gate), rtol=0, atol=1e-30)
 
@@ -175,7 +176,7 @@ def test_probabilities_are_those_of_a_float32_softmax(num_rows: int, num_keys: i
     biased = scores.float().view(4, 2, num_rows, num_keys).clone()
     biased[..., num_keys - masked :] += bias.float()
     expected = biased.softmax(-1).view(scores.shape).bfloat16()
-    found = row_kernels.probabilities_(scores, bias)
+    found = fused_rows.probabilities_(scores, bias)
     assert found is scores
     nearly(found, expected)
     assert torch.equal(found == 0, expected == 0), "what is hidden gets nothing"
@@ -213,7 +214,7 @@ def test_logits_that_are_no_numbers_show(value: float) -> None:
     logits = numbers(2, 40)
     logits[0, 3] = value
     outputs, likeliest = torch.empty(3, 2), torch.empty(2, dtype=torch.bool)
-    row_kernels.logprobs(logits, 1.0, torch.tensor([1, 1]), *outputs.unbind(), likeliest)
+    fused_rows.logprobs(logits, 1.0, torch.tensor([1, 1]), *outputs.unbind(), likeliest)
     assert not outputs[0, 0].isfinite()
     assert outputs[:, 1].isfinite().all()
 
@@ -227,12 +228,12 @@ def test_sums_of_two_dtypes(threads: int) -> None:
 
 def test_a_row_is_computed_from_that_row_alone() -> None:
     x, weight = numbers(300, 48), numbers(48, seed=1)
-    whole, _ = row_kernels.normalised(x, weight, 1e-5)
+    whole, _ = fused_rows.normalised(x, weight, 1e-5)
     bias = torch.zeros(1, 48).bfloat16()
-    probs = row_kernels.probabilities_(x[None].clone(), bias)[0]
+    probs = fused_rows.probabilities_(x[None].clone(), bias)[0]
     for at in (slice(0, 1), slice(17, 60), slice(299, 300)):
-        assert torch.equal(row_kernels.normalised(x[at], weight, 1e-5)[0], whole[at])
-        assert torch.equal(row_kernels.probabilities_(x[None, at].clone(), bias)[0], probs[at])
+        assert torch.equal(fused_rows.normalised(x[at], weight, 1e-5)[0], whole[at])
+        assert torch.equal(fused_rows.probabilities_(x[None, at].clone(), bias)[0], probs[at])
 
 
 def test_layers_of_a_llama_are_taken_over_and_a_copy_has_its_own() -> None:
@@ -260,7 +261,7 @@ def test_an_mlp_of_another_form_is_left_alone() -> None:
 def test_other_dtypes_are_untouched(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     model = tiny_model("llama", dtype=dtype)
     batch = pack([(range(3, 20), [range(5, 30), range(9)])])
-    assert not row_kernels.takes(model.weights)
+    assert not fused_rows.takes(model.weights)
 
     def run() -> Tensor:
         return model.logprobs(batch, 0.9)[0].detach()

@@ -1,4 +1,4 @@
-"""Softmax of a row of scores and rope of a head by vectors; see `vector_code`.
+"""Softmax of a row of scores and rope of a head by vectors; see `vector_intrinsics`.
 
 The compiler's own loops take 64 numbers at a time and what is left over one by one: of 48 keys, or of the 32 pairs of a
 head, all of them.
@@ -13,8 +13,8 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from plait.generation.vector_code import V16B, V16F, V16H, V16I, ZERO, Emit, emitted
-from plait.models.scalar_code import F32, I32, exponential, integer
+from plait.kernels.scalar_intrinsics import F32, I32, exponential, integer
+from plait.kernels.vector_intrinsics import V16B, V16F, V16H, V16I, ZERO, Emit, emitted
 
 
 def _widened(emit: Emit, address: Any) -> Any:

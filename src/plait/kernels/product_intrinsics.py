@@ -1,4 +1,4 @@
-"""A tile of a product by vectors, and the transposing that lays weights out for it; see `vector_code`.
+"""A tile of a product by vectors, and the transposing that lays weights out for it; see `vector_intrinsics`.
 
 Shapes: K terms of a product.
 """
@@ -10,8 +10,8 @@ from typing import Any
 from numba import types
 from numba.extending import intrinsic
 
-from plait.generation.vector_code import V16F, V16I, Emit, emitted, lane_pairs
-from plait.models.scalar_code import integer
+from plait.kernels.scalar_intrinsics import integer
+from plait.kernels.vector_intrinsics import V16F, V16I, Emit, emitted, lane_pairs
 
 TILE_ROWS = 14
 """Most rows of a tile: 28 accumulators, two vectors of weights and the broadcasts fill the 32 registers."""

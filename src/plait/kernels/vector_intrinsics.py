@@ -1,9 +1,8 @@
 """Instructions for CPUs with AVX-512 and AMX, where numba's own vectoriser does not find them: how they are written.
 
-`product_code`, `matrix_code` and `attention_code` have functions made of them. Each is an *intrinsic*: called in a
-compiled function it stands for the instructions that it emits. Addresses are int64. `like` is an array whose dtype says
-which variant is meant: uint16 stands for bfloat16, whose products of pairs are summed in float32 by one instruction
-(vdpbf16ps), float32 for itself.
+The other `*_intrinsics` are functions made of them. Each is an *intrinsic*: called in a compiled function it stands for
+the instructions that it emits. Addresses are int64. `like` is an array whose dtype says which variant is meant: uint16
+stands for bfloat16, whose products of pairs are summed in float32 by one instruction (vdpbf16ps), float32 for itself.
 
 Every output is summed by one accumulator in the order of its terms, however many rows share the call: a row's result
 is a function of that row alone, to the bit.
@@ -19,7 +18,7 @@ from typing import Any
 from llvmlite import ir
 from numba.core import cgutils
 
-from plait.models.scalar_code import BF16, F32, I16, I32, I64, integer, is_bfloat16, supported
+from plait.kernels.scalar_intrinsics import BF16, F32, I16, I32, I64, integer, is_bfloat16, supported
 
 I8 = ir.IntType(8)
 V8H = ir.VectorType(I16, 8)

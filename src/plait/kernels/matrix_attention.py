@@ -3,7 +3,7 @@
 Rows of a sample that see the same blocks are computed together, up to 16, head by head; a row alone with all heads that
 share its keys. Keys and values are turned once for all of them. A row's numbers are those that it has alone.
 
-Shapes: see `generation.kernels`.
+Shapes: see `kernels.paged_attention`.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ import numpy as np
 from plait.compiled import AVAILABLE, njit
 
 if AVAILABLE:
-    from plait.generation.attention_code import KEYS, ask
-    from plait.generation.matrix_attention_code import (
+    from plait.kernels.attention_intrinsics import KEYS, ask
+    from plait.kernels.matrix_attention_intrinsics import (
         ATTENDED_ROWS,
         turned_values,
         unit_scores,
         unit_weighted,
         use_unit_for_attention,
     )
-    from plait.generation.matrix_code import leave_unit
-    from plait.generation.product_code import transposed
-    from plait.generation.score_kernels import LOWEST, seen_blocks, to_shares
+    from plait.kernels.matrix_intrinsics import leave_unit
+    from plait.kernels.product_intrinsics import transposed
+    from plait.kernels.scores import LOWEST, seen_blocks, to_shares
 else:
     ATTENDED_ROWS, KEYS = 16, 16
 

@@ -9,8 +9,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plait.generation import noise
-from plait.generation.noise import NoiseKey
+from plait.kernels import noise
+from plait.kernels.noise import NoiseKey
 
 int64 = st.integers(-(2**63), 2**63 - 1)
 

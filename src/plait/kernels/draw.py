@@ -22,11 +22,11 @@ import torch
 from torch import Tensor
 
 from plait.compiled import AVAILABLE, njit
-from plait.generation import noise
-from plait.generation.kernels import array_of
+from plait.kernels import noise
+from plait.kernels.paged_attention import array_of
 
 if AVAILABLE:
-    from plait.models.scalar_code import exp, larger, of_ordered, ordered, widen
+    from plait.kernels.scalar_intrinsics import exp, larger, of_ordered, ordered, widen
 
 BLOCK = 64
 """Tokens whose weights are summed before one of them is looked for."""

@@ -1,4 +1,4 @@
-"""Products by the CPU's matrix unit (AMX) in bfloat16; see `vector_code`.
+"""Products by the CPU's matrix unit (AMX) in bfloat16; see `vector_intrinsics`.
 
 The unit multiplies one tile of 16 rows of 32 numbers by one of 16 pairs of terms of 16 columns, and adds to a tile of
 16 × 16 float32. Which part of its tiles counts is set by `use_unit`, until `leave_unit`. A row's sums do not depend on
@@ -15,8 +15,8 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from plait.generation.vector_code import I8, V8H, V16F, V32B, Emit, stop
-from plait.models.scalar_code import I32, I64, has_matrix_units, integer
+from plait.kernels.scalar_intrinsics import I32, I64, has_matrix_units, integer
+from plait.kernels.vector_intrinsics import I8, V8H, V16F, V32B, Emit, stop
 
 MATRIX_ROWS = 32
 """Most rows of a `matrix_tile`: two of the unit's tiles."""

@@ -16,14 +16,14 @@ from typing import NamedTuple
 import numpy as np
 
 from plait.compiled import AVAILABLE, njit
-from plait.generation.kernels import KEYS, Array, attend
-from plait.generation.product_kernels import product
+from plait.kernels.paged_attention import KEYS, Array, attend
+from plait.kernels.products import product
 
 if AVAILABLE:
     from numba import carray
 
-    from plait.generation.row_code import rotated
-    from plait.models.scalar_code import barrier, exp, narrow, pointer, widen
+    from plait.kernels.row_intrinsics import rotated
+    from plait.kernels.scalar_intrinsics import barrier, exp, narrow, pointer, widen
 
 CHUNK_ROWS = 256
 """Rows that pass all layers together: enough to read the weights seldom, few enough for a second-level cache."""

@@ -10,9 +10,9 @@ import numpy as np
 from plait.compiled import AVAILABLE, njit
 
 if AVAILABLE:
-    from plait.generation.attention_code import KEYS
-    from plait.generation.row_code import softmax_of_row
-    from plait.models.scalar_code import exp, larger, narrow, of_ordered, ordered
+    from plait.kernels.attention_intrinsics import KEYS
+    from plait.kernels.row_intrinsics import softmax_of_row
+    from plait.kernels.scalar_intrinsics import exp, larger, narrow, of_ordered, ordered
 else:
     KEYS = 16
 

@@ -10,10 +10,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from plait.generation import kernels
 from plait.generation.paged import paged_attention_plain
+from plait.kernels import paged_attention
 
-pytestmark = pytest.mark.skipif(not kernels.AVAILABLE, reason="numba is not installed")
+pytestmark = pytest.mark.skipif(not paged_attention.AVAILABLE, reason="numba is not installed")
 
 DTYPES = [torch.float32, torch.bfloat16]
 BY_UNIT = pytest.mark.parametrize("by_unit", [False, True], ids=["vectors", "matrix unit"])
@@ -26,7 +26,7 @@ SIZES = [(9, 3, 64, 64), (4, 2, 8, 8), (8, 1, 128, 128), (4, 4, 32, 96), (6, 2, 
 def attention(by_unit: bool) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         if not by_unit:
-            patch.setattr(kernels, "by_matrix_unit", lambda dtype: False)
+            patch.setattr(paged_attention, "by_matrix_unit", lambda dtype: False)
         yield
 
 
@@ -43,18 +43,18 @@ def work(
     """query, key pool, value pool, tables, starts, held of samples whose blocks lie anywhere in the pool."""
     generator = torch.Generator().manual_seed(seed)
     num_heads, num_key_heads, key_size, value_size = sizes
-    width = max(-(-(have + new) // kernels.KEYS) for have, new in zip(held, counts, strict=True))
+    width = max(-(-(have + new) // paged_attention.KEYS) for have, new in zip(held, counts, strict=True))
     num_blocks = width * len(held) + 2
     tables = torch.randperm(num_blocks, generator=generator)[: width * len(held)].view(len(held), width).int()
     for row, (have, new) in enumerate(zip(held, counts, strict=True)):
-        tables[row, -(-(have + new) // kernels.KEYS) :] = -1
+        tables[row, -(-(have + new) // paged_attention.KEYS) :] = -1
 
     def random(*shape: int) -> torch.Tensor:
         return torch.randn(shape, generator=generator).to(dtype)
 
     starts = torch.tensor([0, *counts]).cumsum(0).int()
-    key_pool = random(num_blocks, num_key_heads, kernels.KEYS, key_size)
-    value_pool = random(num_blocks, num_key_heads, kernels.KEYS, value_size)
+    key_pool = random(num_blocks, num_key_heads, paged_attention.KEYS, key_size)
+    value_pool = random(num_blocks, num_key_heads, paged_attention.KEYS, value_size)
     query = random(sum(counts), num_heads, key_size)
     return query, key_pool, value_pool, tables, starts, torch.tensor(held).int()
 
@@ -93,7 +93,7 @@ def test_paged_attention_is_the_plain_one(
     wide = [tensor.double() if tensor.is_floating_point() else tensor for tensor in tensors]
     exact = paged_attention_plain(*wide, **options)
     with attention(by_unit):
-        found = kernels.paged_attention(*tensors, **options)
+        found = paged_attention.paged_attention(*tensors, **options)
     assert found.dtype == dtype
     bound = 5e-6 if dtype == torch.float32 else 2e-2
     torch.testing.assert_close(found.double(), exact, rtol=bound, atol=bound)
@@ -120,10 +120,10 @@ def check_rows(
 ) -> None:
     for window in (None, 5):
         options = {"scale": 0.3, "window": window}
-        whole = kernels.paged_attention(query, key_pool, value_pool, tables, starts, held, **options)
+        whole = paged_attention.paged_attention(query, key_pool, value_pool, tables, starts, held, **options)
         for sample in range(3):
             for row in range(int(starts[sample]), int(starts[sample + 1])):
-                alone = kernels.paged_attention(
+                alone = paged_attention.paged_attention(
                     query[row : row + 1],
                     key_pool,
                     value_pool,
@@ -137,11 +137,11 @@ def check_rows(
 
 def test_a_transposed_query_and_what_lies_behind_the_context() -> None:
     query, key_pool, value_pool, tables, starts, held = work(torch.bfloat16, (4, 2, 64, 64), [20], [3], 0)
-    expected = kernels.paged_attention(query, key_pool, value_pool, tables, starts, held, scale=0.1)
+    expected = paged_attention.paged_attention(query, key_pool, value_pool, tables, starts, held, scale=0.1)
     key_pool[tables[0, 1], :, 7:] = 1000.0  # place 23 and on
     value_pool[tables[0, 1], :, 7:] = 1000.0
     heads_first = query.transpose(0, 1).contiguous().transpose(0, 1)
-    found = kernels.paged_attention(heads_first, key_pool, value_pool, tables, starts, held, scale=0.1)
+    found = paged_attention.paged_attention(heads_first, key_pool, value_pool, tables, starts, held, scale=0.1)
     assert torch.equal(found, expected)
 
 
@@ -149,6 +149,6 @@ def test_a_broken_number_shows() -> None:
     for broken in (torch.nan, torch.inf):
         query, key_pool, value_pool, tables, starts, held = work(torch.bfloat16, (4, 2, 64, 64), [20], [1], 0)
         query[0, 1, 3] = broken
-        out = kernels.paged_attention(query, key_pool, value_pool, tables, starts, held, scale=0.1)
+        out = paged_attention.paged_attention(query, key_pool, value_pool, tables, starts, held, scale=0.1)
         assert not out[0, 1].isfinite().any()
         assert out[0, [0, 2, 3]].isfinite().all()

@@ -1,0 +1,31 @@
+"""How the process ends when its command has: threads that a user's code left behind do not keep it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import threading
+
+from plait.observe.screen import say
+
+GRACE_S = 5.0
+"""For threads to end by themselves, as those of pools and trackers do when Python leaves."""
+
+
+def leave_behind(code: int) -> None:
+    """Have this process end with `code` though threads go on: Python would wait for those that are no daemons."""
+    others = [one for one in threading.enumerate() if one is not threading.current_thread() and not one.daemon]
+    if not others:
+        return
+
+    def end() -> None:
+        names = ", ".join(one.name for one in others if one.is_alive())
+        with contextlib.suppress(OSError, ValueError):
+            say(f"left behind threads that do not end: {names}", file=sys.stderr)
+            sys.stdout.flush()
+        os._exit(code)
+
+    watch = threading.Timer(GRACE_S, end)
+    watch.daemon = True
+    watch.start()

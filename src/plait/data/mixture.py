@@ -1,0 +1,110 @@
+"""Several sources in one run: which of them each prompt (example, pair) comes from. Torch-free.
+
+Instance i of a run belongs to one source, and is its n-th: a function of the seed and i alone, so there is nothing to
+save and restore. Sources take turns as evenly as their weights allow; each goes through its own rows, epoch by epoch.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
+
+BLOCK = 1024
+"""Instances between two places whose counts are kept."""
+
+
+class RowSet(Protocol):
+    """What a source has to ask or to learn."""
+
+    @property
+    def longest_tokens(self) -> int: ...
+
+    @property
+    def num_dropped(self) -> int: ...
+
+    def __len__(self) -> int: ...
+
+
+Set = TypeVar("Set", bound=RowSet)
+
+
+@dataclass(frozen=True)
+class Mixed(Generic[Set]):
+    """The sets of all sources of a run; usually there is one."""
+
+    sets: tuple[Set, ...]
+    names: tuple[str, ...] = ("",)
+    """Of the sources, unique; of one alone empty."""
+    weights: tuple[float, ...] = (1.0,)
+    """Shares of what is drawn, in any unit."""
+    shuffles: tuple[bool, ...] = (True,)
+    """Whether each has a new order in every epoch."""
+
+    def __len__(self) -> int:
+        """Rows of all sources: so many instances are an epoch of the run."""
+        return sum(map(len, self.sets))
+
+    @property
+    def longest_tokens(self) -> int:
+        return max(one.longest_tokens for one in self.sets)
+
+    @property
+    def num_dropped(self) -> int:
+        return sum(one.num_dropped for one in self.sets)
+
+    def passes(self, seed: int, drawn: int) -> dict[str, float]:
+        """Name of each source → passes over its rows in the first `drawn` instances; empty where there is but one."""
+        if len(self.sets) == 1:
+            return {}
+        counts = Turns(self.weights, seed).counts(drawn)
+        return {name: n / len(one) for name, n, one in zip(self.names, counts, self.sets, strict=True)}
+
+
+class Turns:
+    """Whose turn it is at each instance.
+
+    The n-th of source s comes at time (n + u_s) / weight_s, with an offset u_s in [0, 1) drawn by the seed; the
+    instances are these in the order of time. So of the first i instances no source has further than the number of
+    sources from its share of i; and where the weights are the numbers of rows, an epoch of the run (as many instances
+    as there are rows) is one epoch of each source.
+    """
+
+    def __init__(self, weights: Sequence[float], seed: int) -> None:
+        assert weights, "there is at least one source"
+        assert all(weight > 0 for weight in weights), f"weights are above 0, got {weights}"
+        draws = random.Random(f"plait.data/mixture/{seed}")
+        self._weights = tuple(weights)
+        self._offsets = tuple(draws.random() for _ in weights)
+        self._kept: list[list[int]] = [[0] * len(self._weights)]
+        """Counts of each source before instance 0, BLOCK, 2 · BLOCK, …"""
+
+    def counts(self, instance: int) -> list[int]:
+        """How many of the instances before this one each source has."""
+        if len(self._weights) == 1:
+            return [instance]
+        block, rest = divmod(instance, BLOCK)
+        while len(self._kept) <= block:
+            self._kept.append(self._after(self._kept[-1], BLOCK))
+        return self._after(self._kept[block], rest)
+
+    def turn(self, counts: Sequence[int]) -> int:
+        """The source whose turn it is after so many of each; of a tie the first."""
+        times = [(n + u) / w for n, u, w in zip(counts, self._offsets, self._weights, strict=True)]
+        return times.index(min(times))
+
+    def take(self, start: int, count: int) -> list[tuple[int, int]]:
+        """For instances `start` … `start + count − 1` the source, and which of its instances it is."""
+        counts, found = list(self.counts(start)), []
+        for _ in range(count):
+            source = self.turn(counts)
+            found.append((source, counts[source]))
+            counts[source] += 1
+        return found
+
+    def _after(self, counts: Sequence[int], count: int) -> list[int]:
+        after = list(counts)
+        for _ in range(count):
+            after[self.turn(after)] += 1
+        return after

@@ -1,0 +1,54 @@
+"""Folders that hold a LoRA adapter alone, as peft, TRL and plait write them: what it was trained on. No torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from plait.errors import ModelError
+from plait.file_form import parse_json
+
+CONFIG = "adapter_config.json"
+
+
+@dataclass(frozen=True)
+class AdapterFolder:
+    """A local folder with an adapter and no whole model."""
+
+    folder: Path
+    base: str
+    """The model that it was trained on: `base_model_name_or_path` of its configuration."""
+
+    @property
+    def has_tokenizer(self) -> bool:
+        return (self.folder / "tokenizer_config.json").is_file()
+
+
+def adapter_of(name: str) -> AdapterFolder | None:
+    """The adapter that a model's name means; None where it means something else.
+
+    Raises:
+        ModelError: the folder does not say what the adapter was trained on.
+    """
+    folder = Path(name).expanduser()
+    if not (folder / CONFIG).is_file() or (folder / "config.json").is_file():
+        return None
+    try:
+        config = parse_json((folder / CONFIG).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ModelError(f"model: the adapter {name!r} has no readable {CONFIG}: {error}") from error
+    base = config.get("base_model_name_or_path") if isinstance(config, dict) else None
+    if not isinstance(base, str) or not base:
+        raise ModelError(
+            f"model: {folder / CONFIG} does not say which model the adapter was trained on; set "
+            "`base_model_name_or_path` there to a local folder or a hub id"
+        )
+    return AdapterFolder(folder, base)
+
+
+def base_missing(name: str, adapter: AdapterFolder, error: ModelError) -> ModelError:
+    """The error of a base that cannot be had, with who asks for it and where that is said."""
+    return ModelError(
+        f"model: the adapter {name!r} was trained on {adapter.base!r}, which cannot be had; correct "
+        f"`base_model_name_or_path` in {adapter.folder / CONFIG}. {error}"
+    )

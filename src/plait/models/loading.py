@@ -1,0 +1,33 @@
+"""Load a language model by any name that a user may give: a whole checkpoint, or an adapter with the model under it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+
+from plait.errors import ModelError
+from plait.models import language_model
+from plait.models.adapter_folder import adapter_of, base_missing
+from plait.models.language_model import LanguageModel
+from plait.models.pretrained import tokenizer_of
+
+
+def load_model(name: str, *, dtype: str = "bfloat16", device: torch.device | str = "cpu") -> LanguageModel:
+    """`language_model.load_model`, where the name may also be a folder with a LoRA adapter: its base is found by what
+    the adapter says, and computes with the un-merged adapter, as in training.
+
+    Raises:
+        ModelError: see there; the base cannot be had, or the adapter does not fit it.
+    """
+    adapter = adapter_of(name)
+    if adapter is None:
+        return language_model.load_model(name, dtype=dtype, device=device)
+    from plait.models.lora import load_adapter
+
+    try:
+        base = language_model.load_model(adapter.base, dtype=dtype, device=device)
+    except ModelError as error:
+        raise base_missing(name, adapter, error) from error
+    view = load_adapter(base, adapter.folder, name="adapter")
+    return replace(view, tokenizer=tokenizer_of(adapter.folder, name)) if adapter.has_tokenizer else view
