@@ -59,6 +59,11 @@ class RolePlacement:
         return home
 
     @property
+    def scoring(self) -> Layout:
+        """Where log-probs, values and scores are computed, though no call of the flow may ask for them."""
+        return self.score or self.home
+
+    @property
     def layouts(self) -> tuple[Layout, ...]:
         """Every different layout, `home` first, then as the calls of a step follow each other."""
         found = (self.home, *self.generate, *(layout for layout in (self.score, self.train) if layout is not None))

@@ -63,10 +63,7 @@ class ScoreCall:
         return self.role, "score"
 
     def layout(self, parts: Parts) -> Layout:
-        place = parts.places[self.role]
-        layout = place.score or place.train
-        assert layout is not None, f"{self.call}: role `{self.role}` has no place to score"
-        return layout
+        return parts.places[self.role].scoring
 
     def run(self, parts: Parts) -> Work[FloatArray]:
         part = parts.roles[self.role]

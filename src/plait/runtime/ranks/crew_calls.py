@@ -30,7 +30,7 @@ class CrewTrainer:
             case CallKind.TRAIN:
                 layouts = (place.train,)
             case CallKind.SCORE:
-                layouts = (place.score or place.train,)
+                layouts = (place.scoring,)
             case _:
                 layouts = place.generate
         found = frozenset(rank for layout in layouts if layout is not None for rank in layout.mesh.ranks)
@@ -46,9 +46,7 @@ class CrewTrainer:
     def tokens_of_a_part(self) -> int:
         """That keep the ranks that score busy: a call of fewer wastes their time."""
         place = self._announcer.parts.places[self.role]
-        layout = place.score or place.train
-        assert layout is not None, f"role `{self.role}` has no place to score"
-        sizes = layout.parallelism
+        sizes = place.scoring.parallelism
         micro_batches = sizes.dp * (MICRO_BATCHES_OF_A_STAGE * sizes.pp if sizes.pp > 1 else 1)
         return micro_batches * (
             place.micro_batch_tokens.get("score") or self._announcer.parts.recipe.micro_batch_tokens

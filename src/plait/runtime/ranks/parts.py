@@ -173,10 +173,10 @@ class Parts:
         if place.train is not None and (team := self.teams[place.train]) is not None:
             part.trainer = self._trainer(part, place.train, team, trained=True)
             part.state = self._state(part, part.trainer)
-        if place.score is not None and (team := self.teams[place.score]) is not None:
+        if (team := self.teams[place.scoring]) is not None:
             tokens = place.micro_batch_tokens
-            same = place.score == place.train and tokens.get("score") == tokens.get("train")
-            part.scorer = part.trainer if same else self._trainer(part, place.score, team, trained=False)
+            same = place.scoring == place.train and (place.score is None or tokens.get("score") == tokens.get("train"))
+            part.scorer = part.trainer if same else self._trainer(part, place.scoring, team, trained=False)
         for instance in place.generate:
             if (team := self.teams[instance]) is not None:
                 model = parts[part_key(instance, rank)]
@@ -305,7 +305,7 @@ class Parts:
             place = part.place
             asked: tuple[tuple[Literal["train", "score", "decode", "home"], Sequence[Layout | None]], ...] = (
                 ("train", (place.train,)),
-                ("score", (place.score or place.train,)),
+                ("score", (place.scoring,)),
                 ("decode", place.generate),
                 ("home", (place.home,)),
             )
