@@ -1,4 +1,5 @@
-"""What oneDNN keeps is bounded in every process that computes, whatever it imports first."""
+"""What matrix libraries keep is bounded in every process that computes, whatever it imports first; what a process
+holds does not grow with the number of shapes that it has met."""
 
 from __future__ import annotations
 
@@ -25,6 +26,65 @@ with torch.no_grad(), cpu_linear.everywhere():
     print("again", flush=True)
     cpu_linear.linear(torch.randn(2000, 64), weight_OI)
 """
+
+
+ALL_LENGTHS = """
+import torch
+from plait.models import cpu_linear
+from plait.runtime.process import resident_bytes
+
+torch.set_num_threads(1)
+weight_OI = torch.randn(128, 128, requires_grad=True)
+for rows in range(200, 420):
+    x = torch.randn(rows, 128, requires_grad=True)
+    cpu_linear.linear(x, weight_OI).sum().backward()
+    if rows in (300, 419):
+        print(resident_bytes() >> 20)
+"""
+
+STEPS_OF_ALL_LENGTHS = """
+import random
+import torch
+from plait.data.packed import pack
+from plait.runtime.process import resident_bytes
+from tests.models.tiny import tiny_model
+
+torch.set_num_threads(1)
+draw = random.Random(0)
+sizes = {"hidden_size": 128, "intermediate_size": 344, "num_hidden_layers": 1, "head_dim": 32}
+model = tiny_model("llama", dtype=torch.float32, weight_scale=0.02, max_position_embeddings=512, **sizes)
+
+def ids(least, most):
+    return [draw.randrange(3, 300) for _ in range(draw.randint(least, most))]
+
+for step in range(160):
+    batch = pack([(ids(20, 120), [ids(5, 100) for _ in range(4)]) for _ in range(draw.randint(1, 4))])
+    with torch.no_grad():
+        model.logprobs(batch, 1.0)
+    model.logprobs(batch, 1.0)[0].sum().backward()
+    model.module.zero_grad()
+    if step in (30, 159):
+        print(resident_bytes() >> 20)
+"""
+
+
+def grown_mib(script: str) -> int:
+    inherited = {name: value for name, value in os.environ.items() if not name.endswith("CACHE_CAPACITY")}
+    run = subprocess.run([sys.executable, "-c", script], env=inherited, capture_output=True, text=True, timeout=280)
+    assert run.returncode == 0, run.stderr
+    before, after = map(int, run.stdout.split())
+    return after - before
+
+
+def test_memory_does_not_grow_with_the_lengths_met() -> None:
+    """By 0 to 2 MiB; without the bounds by 119."""
+    assert grown_mib(ALL_LENGTHS) < 25
+
+
+@pytest.mark.slow
+def test_training_on_varying_lengths_stays_as_large_as_it_is() -> None:
+    """By 0 to 10 MiB from step 30 to 160; without the bounds by 350."""
+    assert grown_mib(STEPS_OF_ALL_LENGTHS) < 60
 
 
 def made_again(entrance: str, others: int, environment: dict[str, str]) -> bool:

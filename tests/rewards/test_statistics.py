@@ -10,7 +10,14 @@ from hypothesis import strategies as st
 from plait.rewards.answers import Verdict
 from plait.rewards.evaluation import Evaluation
 from plait.rewards.scores import weighted_reward
-from plait.rewards.statistics import paired_gain, pass_at_k, wilson
+from plait.rewards.statistics import (
+    item_means,
+    paired_difference,
+    paired_gain,
+    pass_at,
+    pass_at_k,
+    wilson,
+)
 
 
 def test_wilson_by_hand():
@@ -94,6 +101,42 @@ def test_pass_at_k_by_hand():
     assert pass_at_k(4, 2, 2) == pytest.approx(1 - 1 / 6)
     with pytest.raises(AssertionError, match="needs at least 9"):
         pass_at_k(8, 1, 9)
+
+
+def test_pass_at_k_over_items_by_hand():
+    """Three items of 4 answers with 1, 0 and 4 right: pass@2 is 1 − C(3,2)/C(4,2) = 1/2, 0 and 1."""
+    right = [True, False, False, False, *[False] * 4, *[True] * 4]
+    assert pass_at(right, 4, 2) == wilson(1.5, 3)
+    assert pass_at(right, 4, 2).value == pytest.approx(0.5)
+    assert pass_at(right, 4, 1).value == pytest.approx((1 / 4 + 0 + 1) / 3)
+    assert pass_at(right, 4, 4).value == pytest.approx(2 / 3)
+    # Of the second item one verdict is left, which pass@2 cannot tell from: 1/2 and 1 are left.
+    some = [*right[:4], None, None, None, False, *right[8:]]
+    assert pass_at(some, 4, 2) == wilson(1.5, 2)
+    assert pass_at(some, 4, 1).value == pytest.approx((1 / 4 + 0 + 1) / 3)
+    assert pass_at([None] * 4, 4, 1) is None
+
+
+def test_the_interval_of_pass_at_k_covers_the_truth():
+    """Items of unlike difficulty, 4 answers to each: pass@2 of the population lies within at least 19 times of 20."""
+    draw = random.Random(1)
+    chances = [0.02, 0.1, 0.5, 0.9]
+    truth = sum(1 - (1 - p) ** 2 for p in chances) / len(chances)
+    held = 0
+    for _ in range(1000):
+        items = [draw.choice(chances) for _ in range(40)]
+        found = pass_at([draw.random() < p for p in items for _ in range(4)], 4, 2)
+        held += found.low <= truth <= found.high
+    assert held >= 950
+
+
+def test_an_evaluation_of_several_answers():
+    exact, wrong = Verdict.EXACT, Verdict.WRONG
+    after = Evaluation((exact, exact, wrong, None, *[exact, wrong] * 5), per_item=2)
+    assert after.exact == wilson(7 / 13 * 7, 7), "7 of 13 verdicts, with the interval of 7 items"
+    before = Evaluation((wrong,) * 14, per_item=2)
+    assert after.gain_over(before) == paired_difference([0.0] * 7, [1.0, 0.0, *[0.5] * 5])
+    assert item_means([1.0, 2.0, math.nan, 4.0, math.nan, math.nan], 2)[:2] == [1.5, 4.0]
 
 
 def test_weighted_reward():

@@ -239,6 +239,9 @@ def test_the_twins_in_plain_python_search_alike():
         "found = np.asarray([hunt.makespan, hunt.peak])\n"
         "out += [e.evolve(t, t.cap, hunt.bound, hunt.lean, 60, s, hunt.pool, hunt.pool_score, found, best)]\n"
         "out += [best.tolist(), found.tolist(), hunt.pool.sum().item(), s.tolist()]\n"
+        "from plait.schedule.sweep import Sweep\n"
+        "sweep = Sweep(t, 1e9, 20, 2.0, s)\n"
+        "out += [sweep.leg(10**6), sweep.cut, sweep.order().tolist(), s.tolist()]\n"
         "print([tuple(map(float, o)) if isinstance(o, tuple) else o for o in out])\n"
     )
     outputs = []

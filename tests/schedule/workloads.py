@@ -13,9 +13,9 @@ from plait.schedule.pipeline import Workload, fused_workload
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 
 from schedule.published import PROBLEMS, Problem
-from schedule.random_workloads import random_workload
+from schedule.random_workloads import capped_workload, random_workload
 
-__all__ = ["PROBLEMS", "Problem", "random_workload", "workloads"]
+__all__ = ["PROBLEMS", "Problem", "capped_workload", "random_workload", "workloads"]
 
 
 @st.composite

@@ -21,7 +21,9 @@ if TYPE_CHECKING:
 
 FLAGS = {"--json": "print the figures as JSON", **train.TRUST}
 
-_EVALUATION = ("--evaluation.items", "--evaluation.temperature", "--evaluation.functions")
+_EVALUATION = tuple(
+    f"--evaluation.{name}" for name in ("items", "temperature", "samples_per_prompt", "pass_at", "functions")
+)
 _KEYS = ("--model", *_EVALUATION, "--seed", "--dtype", "--device", "--threads")
 _SAMPLING = (
     "max_response_tokens",
@@ -62,11 +64,14 @@ def evaluate(*tokens: Annotated[str, Parameter(allow_leading_hyphen=True)]) -> i
             say(f"{name.removeprefix('eval/'):30}  {_figure(value)}")
         return 0
     how = "greedy" if recipe.evaluation.temperature == 0 else f"temperature {recipe.evaluation.temperature:g}"
+    how += f", {result.per_item} answers to each" if result.per_item > 1 else ""
     say(f"{result.num_items} held-out items, {how}, model {recipe.model}")
     if result.task is not None:
         say(f"exact accuracy                  {result.task.exact or '-'}")
         say(f"well-formed answers             {result.task.well_formed or '-'}")
         say(f"accuracy among the well-formed  {result.task.exact_among_well_formed or '-'}")
+    for k in result.pass_at if result.rewards else ():
+        say(f"{f'pass@{k}':30}  {result.pass_at_k(k) or '-'}")
     for name in (*(["reward"] if result.rewards else []), *result.judged):
         say(f"{f'mean {name}':30}  {_figure(metrics[f'eval/{name}'])}")
     if metrics.get("eval/dropped"):

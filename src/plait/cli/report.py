@@ -45,6 +45,7 @@ def _place(outcome: Outcome) -> str:
 
 def _print_comparison(console: SafeConsole, recipe: Recipe, before: Evaluation | None, after: Evaluation) -> None:
     how = "greedy" if recipe.evaluation.temperature == 0 else f"temperature {recipe.evaluation.temperature:g}"
+    how += f", {after.per_item} answers to each" if after.per_item > 1 else ""
     title = f"{after.num_items} held-out items" + (f", {how}" if after.samples else "")
     print_before_after(console, title, list(_rows(before, after)))
     if before is None or not after.samples:
@@ -86,6 +87,8 @@ def _rows(before: Evaluation | None, after: Evaluation) -> Iterator[tuple[str, s
         yield "accuracy among the well-formed", *_both(task and _share(task.exact_among_well_formed) for task in tasks)
     elif after.rewards:
         yield _numbers("mean reward", "eval/reward", before, after)
+    for k in after.pass_at if after.rewards else ():
+        yield f"pass@{k} [95 % interval]", *_both(one and _share(one.pass_at_k(k)) for one in (before, after))
     for name in after.judged:
         yield _numbers("mean cost" if name == "cost" else f"judge: mean {name}", f"eval/{name}", before, after)
     if any(one is not None and one.metrics().get("eval/dropped") for one in (before, after)):
@@ -103,15 +106,13 @@ def _both(texts: Iterator[str | None]) -> tuple[str, str]:
 
 def _gains(before: Evaluation, after: Evaluation) -> Iterator[tuple[str, Estimate, Callable[[Estimate], str]]]:
     """(what, gain with its paired interval, how it is written)."""
-    from plait.rewards.statistics import paired_difference
-
     if after.task and before.task:
         if (gain := after.task.gain_over(before.task)) is not None:
             yield "exact accuracy", gain, str
-    elif (gain := paired_difference(before.rewards, after.rewards)) is not None:
+    elif (gain := after.reward_gain(before)) is not None:
         yield "reward", gain, _plainly
-    for name, scores in after.judged.items():
-        if name in before.judged and (gain := paired_difference(before.judged[name], scores)) is not None:
+    for name in after.judged:
+        if name in before.judged and (gain := after.judged_gain(before, name)) is not None:
             yield name, gain, _plainly
 
 

@@ -24,8 +24,11 @@ class Estimate:
         return f"{self.value:.1%} [{self.low:.1%}, {self.high:.1%}]"
 
 
-def wilson(successes: int, total: int, level: float = 0.95) -> Estimate:
+def wilson(successes: float, total: int, level: float = 0.95) -> Estimate:
     """Proportion with its score interval (Wilson 1927), sound near 0 and 1 and for small counts.
+
+    `successes` may be a sum of shares in [0, 1], one of each of `total` items. Their variance is at most that of as
+    many successes, so the interval is then never too narrow.
 
     Centre (p + z²/2n) / (1 + z²/n), half-width z √(p(1−p)/n + z²/4n²) / (1 + z²/n).
     """
@@ -90,6 +93,25 @@ def pass_at_k(num_samples: int, num_correct: int, k: int) -> float:
     assert 1 <= k <= num_samples, f"pass@{k} needs at least {k} samples, got {num_samples}"
     assert 0 <= num_correct <= num_samples, f"{num_correct} right of {num_samples}"
     return 1 - math.comb(num_samples - num_correct, k) / math.comb(num_samples, k)
+
+
+def pass_at(right: Sequence[bool | None], per_item: int, k: int) -> Estimate | None:
+    """Mean over items of `pass_at_k`, with its 95 % interval (`wilson` over items); None where no item can tell.
+
+    Args:
+        right: of each answer, `per_item` of each item in a row; None for an answer without a verdict. An item with
+            fewer than k verdicts is left out.
+    """
+    items = [[one for one in right[at : at + per_item] if one is not None] for at in range(0, len(right), per_item)]
+    chances = [pass_at_k(len(item), sum(item), k) for item in items if len(item) >= k]
+    return wilson(math.fsum(chances), len(chances)) if chances else None
+
+
+def item_means(values: Sequence[float], per_item: int) -> list[float]:
+    """Mean of each item's `per_item` values, NaN left out; NaN for an item of which nothing is left."""
+    items = [values[at : at + per_item] for at in range(0, len(values), per_item)]
+    left = [[value for value in item if not math.isnan(value)] for item in items]
+    return [math.fsum(item) / len(item) if item else math.nan for item in left]
 
 
 def _phi(both: int, lost: int, won: int, neither: int) -> float:

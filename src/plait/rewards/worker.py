@@ -156,26 +156,41 @@ def _load(line: Line) -> list[RewardCall] | None:
 
 
 def _answer(line: Line, functions: list[RewardCall], seeds: _Seeds) -> None:
-    """Take one request and answer it. The reply holds scores (finite or None) and faults by place, or an error."""
+    """Take one request and answer it."""
+
+    def begin(request: dict[str, Any]) -> RewardCall:
+        line.call, line.function = request["call"], request["function"]
+        seeds.seed(request["noise"])
+        return functions[line.function]
+
     data = line.receive()
     started = time.perf_counter()
+    reply, error = reply_to(data, begin)
+    line.end_if_forked(error)
+    line.send(reply | {"began_s": started, "seconds": time.perf_counter() - started})
+
+
+def reply_to(data: bytes, begin: Callable[[dict[str, Any]], RewardCall]) -> tuple[dict[str, Any], BaseException | None]:
+    """The reply to a pickled request, which JSON can hold: scores (finite or None) and faults by place, and what was
+    logged; or an error. And what the function raised, if it did.
+
+    Args:
+        begin: gets the request, and gives the function.
+    """
     logs = Logged()
     try:
         request = pickle.loads(data)
-        line.call, line.function = request["call"], request["function"]
-        function = functions[line.function]
-        seeds.seed(request["noise"])
+        function = begin(request)
         count = len(request["texts"])
         reply = check_scores(function(request["arguments"], request["texts"], logs.functions), count)
         logs.check(count)
         reply |= {"extras": logs.extras, "metrics": logs.metrics}
         json.dumps(reply, default=str)
     except Miscounted as error:
-        reply = {"error": str(error), "miscounted": True}
+        return {"error": str(error), "miscounted": True}, error
     except BaseException as error:  # the boundary: whatever a user's function raises is reported, SystemExit too
-        line.end_if_forked(error)
-        reply = {"error": f"raised {said_by(error)}{_bound(error)}", "traceback": own_frames(error)}
-    line.send(reply | {"began_s": started, "seconds": time.perf_counter() - started})
+        return {"error": f"raised {said_by(error)}{_bound(error)}", "traceback": own_frames(error)}, error
+    return reply, None
 
 
 def _bound(error: BaseException) -> str:

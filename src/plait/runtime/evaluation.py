@@ -15,9 +15,11 @@ from plait.generation.settings import SamplingSettings
 from plait.kernels.noise import NoiseKey
 from plait.observe.progress import Progress
 from plait.rewards import evaluation as verdicts
+from plait.rewards import statistics
 from plait.rewards.answers import Verdict
 from plait.rewards.pool import RewardPool
 from plait.rewards.scores import GroupScores
+from plait.rewards.statistics import Estimate, item_means, paired_difference
 from plait.runtime.ranks.crew_engine import CrewEngine
 from plait.runtime.roles import RewardRole
 
@@ -31,6 +33,7 @@ class Evaluation:
     """What a model answered, item by item, in the order of the held-out prompts."""
 
     samples: tuple[Sample, ...]
+    """`per_item` of each, in a row."""
     rewards: tuple[float, ...]
     """NaN where no function applies, or one failed; empty where nothing rewards."""
     task: verdicts.Evaluation | None
@@ -44,15 +47,39 @@ class Evaluation:
     by item; NaN where one gave none."""
     num_given: int = 0
     """Held-out examples or pairs, where these were measured."""
+    per_item: int = 1
+    """Answers to each item."""
+    pass_at: tuple[int, ...] = ()
+    """Numbers k for which pass@k is among the metrics."""
 
     @property
     def num_items(self) -> int:
-        return len(self.samples) or self.num_given
+        return len(self.samples) // self.per_item or self.num_given
+
+    def reward_gain(self, before: Evaluation) -> Estimate | None:
+        """Gain in reward over an earlier evaluation on the same items, with its paired 95 % interval."""
+        return paired_difference(item_means(before.rewards, before.per_item), item_means(self.rewards, self.per_item))
+
+    def judged_gain(self, before: Evaluation, name: str) -> Estimate | None:
+        """The same of what a judge says."""
+        scores = (item_means(one.judged[name], one.per_item) for one in (before, self))
+        return paired_difference(*scores)
+
+    def pass_at_k(self, k: int) -> Estimate | None:
+        """Chance that one of k answers is right, the mean over items: exact, for a task; else of a reward of 1 or more.
+        None where no item has k answers that can be told."""
+        return statistics.pass_at(self._right(), self.per_item, k)
+
+    def _right(self) -> list[bool | None]:
+        if self.task is not None:
+            return [None if verdict is None else verdict is Verdict.EXACT for verdict in self.task.verdicts]
+        return [None if math.isnan(reward) else reward >= 1 for reward in self.rewards]
 
     def metrics(self) -> dict[str, float]:
-        """`eval/reward` and `eval/dropped` (items without one) where there is a reward; for a task `eval/accuracy`
-        (exact), its 95 % Wilson interval, `eval/well_formed` and `eval/accuracy_well_formed`; NaN where no item is left
-        to tell. Where the data have several sources, the same of each as `eval/SOURCE/…`."""
+        """`eval/reward` and `eval/dropped` (answers without one) where there is a reward; for a task `eval/accuracy`
+        (exact), its 95 % Wilson interval, `eval/well_formed` and `eval/accuracy_well_formed`; `eval/pass@K` with its
+        own interval where asked for; NaN where no item is left to tell. Where the data have several sources, the same
+        of each as `eval/SOURCE/…`."""
         metrics = {f"eval/{name}": value for name, value in self.logged.items()}
         if not self.samples:
             return metrics
@@ -75,13 +102,15 @@ class Evaluation:
         def of(values: Sequence[Any]) -> tuple[Any, ...]:
             return tuple(values[place] for place in places) if values else ()
 
-        task = None if self.task is None else verdicts.Evaluation(of(self.task.verdicts))
+        task = None if self.task is None else verdicts.Evaluation(of(self.task.verdicts), self.per_item)
         return Evaluation(
             of(self.samples),
             of(self.rewards),
             task if task is not None and task.scored else None,
             of(self.extras),
             judged={name: of(scores) for name, scores in self.judged.items()},
+            per_item=self.per_item,
+            pass_at=self.pass_at,
         )
 
     def _measured(self) -> dict[str, float]:
@@ -90,6 +119,10 @@ class Evaluation:
         if self.rewards:
             metrics["reward"] = _mean(self.rewards)
             metrics["dropped"] = sum(math.isnan(reward) for reward in self.rewards)
+        for k in self.pass_at if self.rewards else ():
+            found = self.pass_at_k(k)
+            low, high = (found.low, found.high) if found else (math.nan, math.nan)
+            metrics |= {f"pass@{k}": found.value if found else math.nan, f"pass@{k}_low": low, f"pass@{k}_high": high}
         if self.task is not None:
             exact, formed, among = self.task.exact, self.task.well_formed, self.task.exact_among_well_formed
             metrics |= {
@@ -102,7 +135,7 @@ class Evaluation:
         return metrics
 
     def rows(self) -> list[dict[str, Any]]:
-        """One record per item, for a samples file; a task's `verdict` and `answer` are among what functions logged."""
+        """One record per answer, for a samples file; a task's `verdict` and `answer` are among what was logged."""
         extras = self.extras or ({},) * len(self.samples)
         rewards = self.rewards or (None,) * len(self.samples)
         return [
@@ -125,30 +158,38 @@ class Evaluation:
 
     @classmethod
     def from_rows(
-        cls, rows: Sequence[Mapping[str, Any]], prompts: Sequence[Prompt], logged: Mapping[str, float]
+        cls,
+        rows: Sequence[Mapping[str, Any]],
+        prompts: Sequence[Prompt],
+        logged: Mapping[str, float],
+        per_item: int = 1,
+        pass_at: tuple[int, ...] = (),
     ) -> Evaluation:
-        """What `rows()` wrote, read back; `prompts` are the items, `logged` as in the class."""
+        """What `rows()` wrote, read back; `prompts` are the items, the rest as in the class."""
+        answered = [(prompt, index) for prompt in prompts for index in range(per_item)]
         samples = tuple(
             Sample(
                 prompt,
-                0,
+                index,
                 tuple(row["token_ids"]),
                 tuple(row["sampling_logprobs"]),
                 row["response"],
                 FinishReason(row["finish_reason"]),
                 row["policy_version"],
             )
-            for row, prompt in zip(rows, prompts, strict=True)
+            for row, (prompt, index) in zip(rows, answered, strict=True)
         )
         return cls(
             samples,
             tuple(float(row["reward"]) for row in rows if row["reward"] is not None),
-            _task_of([row.get("verdict") for row in rows]),
+            _task_of([row.get("verdict") for row in rows], per_item),
             extras=tuple({"verdict": row["verdict"]} if "verdict" in row else {} for row in rows),
             logged=logged,
             judged={
                 name: tuple(float(row["judged"][name]) for row in rows) for name in (rows[0]["judged"] if rows else ())
             },
+            per_item=per_item,
+            pass_at=pass_at,
         )
 
 
@@ -163,14 +204,18 @@ def evaluate(
     *,
     temperature: float = 0.0,
     seed: int = 0,
+    per_item: int = 1,
+    pass_at: tuple[int, ...] = (),
     stop: Callable[[], bool] = lambda: False,
 ) -> Evaluation:
-    """Answer every prompt once and score the answers.
+    """Answer every prompt and score the answers.
 
     Args:
         reward, cost: the recipe's; None where the flow has none.
         judges: functions that judge only.
         temperature: 0 answers greedily. Above it the draws are those of `seed`, the same in every evaluation.
+        per_item: answers to each prompt.
+        pass_at: numbers k of pass@k that are asked for.
         stop: asked between items; when it says True the evaluation is left, and `engine` and the pools keep their
             work.
 
@@ -180,35 +225,42 @@ def evaluate(
     """
     sampling = settings.sampling(temperature=temperature)
     for prompt in prompts:
-        engine.add(Request(prompt, 1, sampling, NoiseKey(seed)))
-    progress.phase("evaluate", len(prompts), "items")
+        engine.add(Request(prompt, per_item, sampling, NoiseKey(seed)))
+    progress.phase("evaluate", len(prompts) * per_item, "items" if per_item == 1 else "answers")
     asked = {"reward": reward and reward.pool, "cost": cost and cost.pool, "judges": judges}
     samples, scored = _answer(engine, {name: pool for name, pool in asked.items() if pool is not None}, progress, stop)
-    answers = tuple(samples[prompt.uid] for prompt in prompts)
-    groups = {name: [by_prompt[prompt.uid] for prompt in prompts] for name, by_prompt in scored.items()}
+    answers = tuple(samples[prompt.uid, index] for prompt in prompts for index in range(per_item))
+    groups = {name: [found[_place(sample)] for sample in answers] for name, found in scored.items()}
     judged = _judged(answers, cost, groups)
     of_reward = groups.get("reward")
     extras = tuple({name: values[0] for name, values in group.extras.items()} for group in of_reward or ())
     return Evaluation(
         samples=answers,
         rewards=() if reward is None else _totals(answers, reward, of_reward),
-        task=_task_of([logged.get("verdict") for logged in extras]),
+        task=_task_of([logged.get("verdict") for logged in extras], per_item),
         extras=extras,
         logged={name: mean for found in groups.values() for name, mean in logged_means(found).items()},
         judged=judged,
+        per_item=per_item,
+        pass_at=pass_at,
     )
+
+
+def _place(sample: Sample) -> tuple[int, int]:
+    return sample.prompt.uid, sample.index
 
 
 def _answer(
     engine: CrewEngine, pools: Mapping[str, RewardPool], progress: Progress, stop: Callable[[], bool]
-) -> tuple[dict[int, Sample], dict[str, dict[int, GroupScores]]]:
-    """Run the engine until all is answered, and each answer scored by every pool: samples and scores by prompt uid."""
-    samples: dict[int, Sample] = {}
-    scored: dict[str, dict[int, GroupScores]] = {name: {} for name in pools}
+) -> tuple[dict[tuple[int, int], Sample], dict[str, dict[tuple[int, int], GroupScores]]]:
+    """Run the engine until all is answered, and each answer scored by every pool: samples and scores by their place
+    (prompt uid, index)."""
+    samples: dict[tuple[int, int], Sample] = {}
+    scored: dict[str, dict[tuple[int, int], GroupScores]] = {name: {} for name in pools}
 
     def collect(name: str, groups: Sequence[GroupScores]) -> None:
         for group in groups:
-            scored[name][group.samples[0].prompt.uid] = group
+            scored[name][_place(group.samples[0])] = group
             for trouble in (*group.failures, *group.recovered):
                 progress.message(f"evaluation: {trouble}")
 
@@ -217,7 +269,7 @@ def _answer(
             raise EvaluationStopped
         finished = engine.step()
         for sample in finished:
-            samples[sample.prompt.uid] = sample
+            samples[_place(sample)] = sample
             for pool in pools.values():
                 pool.submit([sample])
         for name, pool in pools.items():
@@ -253,11 +305,11 @@ def _mean(values: Sequence[float]) -> float:
     return float(np.nanmean(values)) if np.isfinite(values).any() else math.nan
 
 
-def _task_of(logged: Sequence[Any]) -> verdicts.Evaluation | None:
+def _task_of(logged: Sequence[Any], per_item: int) -> verdicts.Evaluation | None:
     """The verdicts of a task; None where there is none, or a user's function logs something of its own so."""
     if not any(logged) or any(value is not None and value not in list(Verdict) for value in logged):
         return None
-    return verdicts.Evaluation(tuple(None if value is None else Verdict(value) for value in logged))
+    return verdicts.Evaluation(tuple(None if value is None else Verdict(value) for value in logged), per_item)
 
 
 def with_extras(record: dict[str, Any], extras: Mapping[str, Any]) -> dict[str, Any]:

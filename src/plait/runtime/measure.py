@@ -47,6 +47,8 @@ def measure(
         executor.progress,
         temperature=recipe.evaluation.temperature,
         seed=recipe.seed,
+        per_item=recipe.evaluation.samples_per_prompt,
+        pass_at=recipe.evaluation.pass_at,
         stop=stop,
     )
 

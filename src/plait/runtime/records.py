@@ -90,12 +90,14 @@ class Records:
         if self._prepared.held_out_given:
             measured = {name.removeprefix("eval/"): value for name, value in _numbers(row).items()}
             return Evaluation((), (), None, logged=measured, num_given=self._prepared.num_held_out)
-        if len(items) != len(self._prepared.held_out):
+        settings, prompts = self._prepared.recipe.evaluation, self._prepared.held_out
+        answers = settings.samples_per_prompt, settings.pass_at
+        if len(items) != len(prompts) * settings.samples_per_prompt:
             return None
-        found = Evaluation.from_rows(items, self._prepared.held_out, {})
+        found = Evaluation.from_rows(items, prompts, {}, *answers)
         own = found.metrics()
         logged = {name.removeprefix("eval/"): value for name, value in _numbers(row).items() if name not in own}
-        return Evaluation.from_rows(items, self._prepared.held_out, logged)
+        return Evaluation.from_rows(items, prompts, logged, *answers)
 
     def best_value(self) -> float:
         """The best value of an evaluation after a step; −∞ if there is none."""

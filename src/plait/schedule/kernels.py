@@ -102,7 +102,7 @@ def dispatch(
     delay:   0: a rank never idles while it could start something. 1: it may idle for an action that can start before
              another could end; with the right biases this reaches every active schedule (Giffler and Thompson 1960)
     cap:     [N] a forward waits while the rank would hold more; it also waits where its activation would leave no way
-             to finish the micro-batches in flight (`_safe`), so that caps never block everything
+             to finish the micro-batches in flight (`safe`), so that caps never block everything
     Returns the makespan, or inf if in-flight limits block everything or the end comes after `limit`.
     order, end: [n] receive the result.
     """
@@ -112,7 +112,7 @@ def dispatch(
     rank_chains, first_of = t.rank_chains, t.rank_chain_start
     head, slot = chain_start[:-1].copy(), t.row_start[:-1].copy()
     free, held = np.zeros(cap.shape[0]), np.zeros(cap.shape[0])
-    full, capped = _full(cap)
+    full, capped = most_held(cap)
     spare, oldest = np.zeros(cap.shape[0]), np.zeros(t.pipe_start.shape[0] - 1, np.int64)
     end[:] = -1.0
     room = _room(t.chain_depth, group, weights)
@@ -171,7 +171,7 @@ def dispatch(
                     first = c
         chosen = head[first]
         stale[rank] = True
-        if capped and memory[chosen] > 0.0 and not _safe(t, head, held, full, chosen, spare, oldest):
+        if capped and memory[chosen] > 0.0 and not safe(t, head, held, full, chosen, spare, oldest):
             unsafe[first] = True
             any_unsafe = True
             continue
@@ -209,7 +209,7 @@ def _room(depth: Ints, group: Ints, weights: Floats) -> Floats:
 
 
 @njit()
-def _full(cap: Floats) -> tuple[Floats, bool]:
+def most_held(cap: Floats) -> tuple[Floats, bool]:
     """[N] the most memory that each rank may hold, with slack; whether any rank is limited."""
     full = np.full(cap.shape[0], np.inf)
     capped = False
@@ -221,7 +221,7 @@ def _full(cap: Floats) -> tuple[Floats, bool]:
 
 
 @njit()
-def _safe(t: Tables, head: Ints, held: Floats, full: Floats, action: int, spare: Floats, oldest: Ints) -> bool:
+def safe(t: Tables, head: Ints, held: Floats, full: Floats, action: int, spare: Floats, oldest: Ints) -> bool:
     """Whether all micro-batches in flight could still be finished, one after the other, if `action` took its memory.
 
     The banker's algorithm (Dijkstra 1965). It is exact here: a micro-batch gives nothing back before it has taken all
@@ -273,7 +273,7 @@ def decode(t: Tables, keys: Floats, cap: Floats, limit: float, order: Ints, end:
     """Build the schedule in which actions are placed one by one, the possible one of least key first.
 
     keys: [n]; with the start times of a schedule that fits the caps as keys the result is that schedule. A forward
-          that finds no memory, or whose memory the micro-batches in flight need (`_safe`), is put off: any keys give a
+          that finds no memory, or whose memory the micro-batches in flight need (`safe`), is put off: any keys give a
           schedule that fits.
     Returns the makespan, or inf if it is over `limit`. order, end: [n] receive the result.
     """
@@ -281,7 +281,7 @@ def decode(t: Tables, keys: Floats, cap: Floats, limit: float, order: Ints, end:
     chain_start, chain_of, rank_of = t.chain_start, t.chain, t.rank
     head, slot = chain_start[:-1].copy(), t.row_start[:-1].copy()
     free, held = np.zeros(cap.shape[0]), np.zeros(cap.shape[0])
-    full, capped = _full(cap)
+    full, capped = most_held(cap)
     spare, oldest = np.zeros(cap.shape[0]), np.zeros(t.pipe_start.shape[0] - 1, np.int64)
     end[:] = -1.0
     num_chains = chain_start.shape[0] - 1
@@ -303,7 +303,7 @@ def decode(t: Tables, keys: Floats, cap: Floats, limit: float, order: Ints, end:
         if memory[chosen] > 0.0:
             # Blocked until memory is given back: on this rank if it is full, anywhere if taking more is not safe.
             if held[rank] + memory[chosen] > full[rank] or (
-                capped and not _safe(t, head, held, full, chosen, spare, oldest)
+                capped and not safe(t, head, held, full, chosen, spare, oldest)
             ):
                 value[first] = np.inf
                 blocked[first] = True

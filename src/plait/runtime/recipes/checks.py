@@ -115,6 +115,8 @@ def check_unused(flow: Dataflow, recipe: Recipe) -> None:
     given = bool(flow.of_kind(CallKind.READ)) and not generates
     keys = (
         ("evaluation.temperature", recipe.evaluation.temperature != 0 and not generates, "generates nothing"),
+        ("evaluation.samples_per_prompt", recipe.evaluation.samples_per_prompt != 1 and not generates, "draws none"),
+        ("evaluation.pass_at", recipe.evaluation.pass_at and not generates, "generates nothing"),
         ("evaluation.functions", recipe.evaluation.functions and not generates, "generates nothing to judge"),
         ("samples_per_prompt", recipe.samples_per_prompt != default.samples_per_prompt and not generates, "draws none"),
         ("data.max_example_tokens", recipe.data.max_example_tokens is not None and not given, "reads prompts there"),

@@ -10,7 +10,7 @@ from enum import StrEnum
 from fractions import Fraction
 from math import ceil
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -47,10 +47,30 @@ class EvaluationSettings(Settings):
         0, ge=0, description="held-out items per evaluation, of each source of the data; 0: no evaluation"
     )
     temperature: float = Field(0.0, ge=0, description="at which held-out prompts are answered; 0: greedily")
+    samples_per_prompt: int = Field(
+        1, ge=1, description="answers drawn to each held-out prompt; above 1 at a temperature above 0"
+    )
+    pass_at: tuple[Annotated[int, Field(ge=1)], ...] = Field(
+        (), description="numbers k of pass@k, each at most evaluation.samples_per_prompt"
+    )
     functions: tuple[str, ...] = Field(
         (), description="further reward functions that judge the answers and never train, each a metric eval/NAME"
     )
     show: int = Field(6, ge=0, description="sample answers printed at the end")
+
+    @model_validator(mode="after")
+    def _check_samples(self) -> Self:
+        if self.samples_per_prompt > 1 and self.temperature == 0:
+            raise ValueError(
+                f"samples_per_prompt is {self.samples_per_prompt}, but at temperature 0 all answers to a prompt are "
+                "the same; set `evaluation.temperature` above 0"
+            )
+        if any(k > self.samples_per_prompt for k in self.pass_at):
+            raise ValueError(
+                f"pass_at has {max(self.pass_at)}, but each prompt is answered {self.samples_per_prompt} times; raise "
+                "`evaluation.samples_per_prompt`"
+            )
+        return self
 
 
 class CheckpointSettings(Settings):
