@@ -13,6 +13,7 @@ from plait.cli import main
 from plait.errors import ConfigError
 from plait.observe.run_log import read_rows
 from plait.runtime.api import run
+from plait.runtime.prepare import changed_keys
 from plait.runtime.recipes.recipe import Recipe
 from plait.runtime.recipes.recipe_file import load_recipe, parse_overrides
 from plait.runtime.recipes.stages import load_stages
@@ -100,3 +101,15 @@ def test_a_dry_run_says_what_epochs_come_to(
     shown = " ".join(capsys.readouterr().out.split())
     assert "run of 6 steps" in shown
     assert "12 training prompts (1.50 epochs)" in shown
+
+
+def test_a_key_that_is_new_since_a_run_was_begun_has_its_default(make_recipe: MakeRecipe, tmp_path: Path) -> None:
+    recipe = make_recipe(**{"data.more": [{"source": "other.jsonl"}]})
+    stored = recipe.model_dump(mode="json")
+    for section in (stored["optimizer"], stored["critic"]["optimizer"]):
+        del section["warmup_ratio"], section["min_lr_ratio"], section["power"]
+    del stored["epochs"], stored["evaluation"]["pass_at"], stored["data"]["more"][0]["shuffle"]
+    path = tmp_path / "stored.yaml"
+    path.write_text(yaml.safe_dump(stored))
+    assert changed_keys(path, recipe) == []
+    assert changed_keys(path, make_recipe(**{"optimizer.warmup_ratio": 0.1})) == ["data.more", "optimizer.warmup_ratio"]

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-from pydantic import ValidationError
 
 from plait.data.examples import ExampleSet, ExampleStream, Given, evaluation_samples, example_set
 from plait.data.formats import RowKind
@@ -41,7 +38,7 @@ from plait.runtime.recipes.checks import (
     prompt_limit,
 )
 from plait.runtime.recipes.recipe import Recipe
-from plait.runtime.recipes.recipe_file import read_tree
+from plait.runtime.recipes.recipe_file import load_recipe, read_tree
 from plait.runtime.recipes.role_models import MODEL_ROLES, REWARD_ROLES, RoleModel, ToCome, role_models
 from plait.schedule.plan import Plan
 
@@ -316,9 +313,17 @@ def as_begun(old: Path, recipe: Recipe) -> Recipe:
     return recipe if stored is None or recipe.sampling.kv_tokens is not None else _with_pool(recipe, stored)
 
 
+def _stored(path: Path) -> dict[str, Any]:
+    """What a run directory says of its recipe: all keys that there are now, unless it is no recipe any longer."""
+    try:
+        return load_recipe(path).model_dump(mode="json")
+    except ConfigError:
+        return read_tree(path)
+
+
 def changed_keys(old: Path, new: Recipe) -> list[str]:
-    """Dotted keys in which a stored recipe differs from `new`; a KV pool that `new` leaves open does not. Keys that
-    came after it was stored have their defaults there."""
+    """Dotted keys in which a stored recipe differs from `new`; a KV pool that `new` leaves open does not, nor does the
+    default of a key that there was not when it was stored."""
 
     def flat(tree: Any, prefix: str = "") -> dict[str, Any]:
         if not isinstance(tree, dict):
@@ -326,8 +331,5 @@ def changed_keys(old: Path, new: Recipe) -> list[str]:
         return {key: value for name, child in tree.items() for key, value in flat(child, f"{prefix}{name}.").items()}
 
     new = as_begun(old, new)
-    stored = read_tree(old)
-    with contextlib.suppress(ValidationError):  # else it has keys that are no more
-        stored = Recipe.model_validate(stored).model_dump(mode="json")
-    before, after = flat(stored), flat(new.model_dump(mode="json"))
+    before, after = flat(_stored(old)), flat(new.model_dump(mode="json"))
     return sorted(key for key in before.keys() | after.keys() if before.get(key) != after.get(key))
