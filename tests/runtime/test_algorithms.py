@@ -230,16 +230,16 @@ def test_a_killed_run_resumes_exactly(make_recipe: MakeRecipe, tmp_path: Path, n
     killed = make_recipe(run_dir=str(tmp_path / "killed"), **keys)
 
     def until_the_fourth_step() -> None:
-        from plait.runtime.executor import Executor
+        from plait.runtime.calls import Calls
 
-        train = Executor._train
+        train = Calls._trained
 
-        def dying(self: Executor, node: Any, state: Any, **options: Any) -> Any:
+        def dying(self: Calls, node: Any, state: Any) -> Any:
             if state.step == 3:
                 os.kill(os.getpid(), signal.SIGKILL)
-            return train(self, node, state, **options)
+            return train(self, node, state)
 
-        Executor._train = dying  # type: ignore[method-assign]
+        Calls._trained = dying  # type: ignore[method-assign]
         run(killed)
 
     assert wait_for(in_child(until_the_fourth_step), 120) == -signal.SIGKILL

@@ -148,16 +148,16 @@ def test_a_killed_run_resumes_exactly(make_recipe: MakeRecipe, data: dict[str, s
 
 def kill_in_step(recipe: Recipe, step: int) -> None:
     def until_then() -> None:
-        from plait.runtime.executor import Executor
+        from plait.runtime.calls import Calls
 
-        train = Executor._train
+        train = Calls._trained
 
-        def dying(self: Executor, node: Any, state: Any, **options: Any) -> Any:
+        def dying(self: Calls, node: Any, state: Any) -> Any:
             if state.step == step:
                 os.kill(os.getpid(), signal.SIGKILL)
-            return train(self, node, state, **options)
+            return train(self, node, state)
 
-        Executor._train = dying  # type: ignore[method-assign]
+        Calls._trained = dying  # type: ignore[method-assign]
         run(recipe)
 
     assert wait_for(in_child(until_then), 120) == -signal.SIGKILL

@@ -27,7 +27,7 @@ def poisoned_after(step: int, buffer: str, patch: pytest.MonkeyPatch) -> None:
     def poison(session: Session) -> Any:
         metrics = run_step(session)
         if session.done.step == step:
-            session.main_role.trainer.buffers()[buffer][3] = torch.inf  # type: ignore[union-attr]
+            session.crew.parts.roles["actor"].trainer.buffers()[buffer][3] = torch.inf  # type: ignore[union-attr]
         return metrics
 
     patch.setitem(api.train_session.__globals__, "run_step", poison)
@@ -58,7 +58,7 @@ def test_nor_exported_by_the_run(make_recipe: MakeRecipe, monkeypatch: pytest.Mo
 
     def poisoned(session: Session, *args: Any) -> None:
         if session.done.step > 0:
-            session.main_role.model.weights[3] = torch.nan  # type: ignore[union-attr]
+            session.crew.parts.roles["actor"].model.weights[3] = torch.nan  # type: ignore[union-attr]
         write(session, *args)
 
     monkeypatch.setattr(Session, method, poisoned)
