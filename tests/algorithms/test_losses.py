@@ -408,7 +408,7 @@ def test_a_loss_must_return_a_scalar_with_a_gradient():
     def constant(batch, value):
         return batch.logprobs.detach().sum() * value
 
-    with pytest.raises(RunError, match=r"loss `vector` must return a scalar tensor .* found a tensor of shape \(2,\)"):
+    with pytest.raises(RunError, match=r"loss `vector` must return a scalar tensor .* found one of shape \(2,\)"):
         loss_share(vector, batch, {})
     with pytest.raises(RunError, match="loss `constant` has no gradient"):
         loss_share(partial(constant, value=2.0), batch, {})
