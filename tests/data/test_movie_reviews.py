@@ -227,7 +227,7 @@ def test_a_beginning_is_sent_raw_unless_a_message_is_asked_for(reviews):
             "data.parameters.max_wrds`: .*did you mean `max_words`.*they take prompt_wo",
         ),
         (keys("pairs", max_words=3), "pairs", "data.parameters.max_words`: input should be greater than or .* found 3"),
-        (keys("pairs", max_words="9"), "pairs", "data.parameters.max_words`: input should be a valid integer"),
+        (keys("pairs", max_words="9"), "pairs", "data.parameters.max_words`: expected a whole number, found '9'"),
         (keys("examples", label="good"), "examples", "data.parameters.label`: input should be 'both', 'positive' or"),
         (keys("pairs", label="positive"), "pairs", "data.parameters.label`: a pair needs a positive and a negative"),
         (keys("prompts", prompt_words=500), "prompts", "no review is as long"),

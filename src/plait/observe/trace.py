@@ -24,7 +24,11 @@ from pathlib import Path
 from typing import Any
 
 from plait.errors import RunError
+from plait.json_text import Malformed, parse
 from plait.output import write_file
+
+MOST_TORN = 3
+"""Lines at the end of a trace that a crash may have left incomplete."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,16 +193,20 @@ def read_trace(path: str | Path) -> list[dict[str, Any]]:
     if not text.startswith("["):
         raise ValueError(f"{path}: expected a Chrome trace in the JSON array form, which begins with '['")
     if text.endswith("]"):
-        return json.loads(text)
+        return parse(text)
+    if text[1:].lstrip()[:1] not in ("", "{"):
+        raise ValueError(f"{path}: expected events in the array, found {text[1:40]!r}")
     complete = text[: text.rfind("}") + 1] if "}" in text else "["
-    while True:
+    why = ""
+    for _ in range(MOST_TORN):
         try:
-            return json.loads(complete + "]")
-        except json.JSONDecodeError:
+            return parse(complete + "]")
+        except Malformed as error:
             cut = complete.rfind(",\n")
             if cut < 0:
                 return []
-            complete = complete[:cut]
+            why, complete = str(error), complete[:cut]
+    raise ValueError(f"{path}: expected a Chrome trace: {why}")
 
 
 def _named(kind: str, rank: int, tid: int, name: str) -> dict[str, Any]:
