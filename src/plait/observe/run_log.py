@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from plait.errors import RunError
+from plait.json_text import parse
 from plait.output import write_file
 
 _SCAN_BYTES = 1 << 16
@@ -120,7 +121,7 @@ def read_rows(path: str | Path) -> list[dict[str, Any]]:
         ValueError: a whole line is no JSON object.
     """
     text = Path(path).read_bytes()
-    rows = [json.loads(line) for line in text[: text.rfind(b"\n") + 1].splitlines()]
+    rows = [parse(line) for line in text[: text.rfind(b"\n") + 1].splitlines()]
     if not all(isinstance(row, dict) for row in rows):
         raise ValueError(f"{path}: expected one JSON object per line")
     return rows
