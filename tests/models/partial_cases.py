@@ -169,7 +169,7 @@ def from_file(
     loader = PartLoader(dtype=dtype, device="cpu", seed=3, head_std=None)
     wholes: list[Any] = []
     read_folder, scaled_down = part_loading.read_folder, part_loading.scaled_down
-    part_loading.read_folder = lambda *args: wholes.append(args) or read_folder(*args)
+    part_loading.read_folder = lambda *args, **of: wholes.append(args) or read_folder(*args, **of)
     if not scales:
         part_loading.scaled_down = lambda *args: None
     try:
