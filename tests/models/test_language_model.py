@@ -11,10 +11,10 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from plait import output
 from plait.data.packed import pack
 from plait.errors import ModelError
 from plait.layout.params import ALIGNMENT_BYTES
-from plait.models import saving
 from plait.models.language_model import from_module, load_model, save_pretrained
 from tests.models.oracle import RAGGED, eager_logprobs, gradients
 from tests.models.tiny import FAMILIES, tiny, tiny_llama, tiny_model, tiny_tokenizer
@@ -153,7 +153,7 @@ def test_an_older_folder_is_replaced_and_a_failed_save_leaves_it(
 ) -> None:
     first, second = tiny_llama(torch.float32), tiny_llama(torch.float32, seed=3)
     save_pretrained(first, tmp_path / "it")
-    sync, calls = saving._sync, []
+    sync, calls = output.sync, []
 
     def full_disk(path: Path) -> None:
         calls.append(path)
@@ -161,7 +161,7 @@ def test_an_older_folder_is_replaced_and_a_failed_save_leaves_it(
             raise OSError(28, "No space left on device")
         sync(path)
 
-    monkeypatch.setattr(saving, "_sync", full_disk)
+    monkeypatch.setattr(output, "sync", full_disk)
     with pytest.raises(OSError, match="No space left"):
         save_pretrained(second, tmp_path / "it")
     assert os.listdir(tmp_path) == ["it"]

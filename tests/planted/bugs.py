@@ -57,7 +57,7 @@ SAMPLING = (
         "plait.kernels.noise:NoiseKey.sample_key",
         "prompt_uid, index, self.attempt",
         "prompt_uid, 0, self.attempt",
-        ("generation/test_noise.py::test_uniform_over_each_part_of_the_key",),
+        ("kernels/test_noise.py::test_uniform_over_each_part_of_the_key",),
         doctor="dead_groups",
     ),
     Bug(

@@ -142,11 +142,6 @@ def test_poll_does_not_wait_and_delivers_each_group_once():
         ("import sys\nsys.exit(3)", "rewards.py:reward", "rewards.py:2: SystemExit: 3"),
         ("raise KeyboardInterrupt", "rewards.py:reward", "rewards.py:1: KeyboardInterrupt"),
         ("def f(): f()\nf()", "rewards.py:reward", "rewards.py:1: RecursionError: maximum recursion depth"),
-        (
-            "import os\nos.fork()\ndef reward(**_): ...",
-            "rewards.py:reward",
-            "the child came back as if it were the worker",
-        ),
     ],
 )
 def test_what_cannot_be_loaded_is_said_before_any_work(tmp_path, source, path, said):
