@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch import nn
 
-from plait.layout.move_plan import MoveKind
 from plait.reallocation.offload import HostMemory
 from plait.runtime.process import resident_bytes
 
@@ -19,7 +18,7 @@ def role() -> tuple[dict[str, torch.Tensor], nn.Linear]:
 
 
 def run(steps) -> list[int]:
-    return [record.num_bytes for record in steps if record.kind is MoveKind.COPY]
+    return [record.bytes for record in steps if record.kind in ("OFFLOAD", "ONLOAD")]
 
 
 def test_there_and_back() -> None:

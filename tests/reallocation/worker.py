@@ -212,12 +212,12 @@ class Worker:
             runs.append((plan, steps, buffers, target, values))
         # The first action of each is a copy, which waits for nobody; messages are posted with it.
         for _, steps, *_ in runs if self.rank % 2 else runs[::-1]:
-            assert next(steps).kind is MoveKind.COPY
+            assert next(steps).kind == MoveKind.COPY.name
         for number in range(max(plan.num_rounds for plan, *_ in runs)):
             for plan, steps, *_ in runs:
                 for action in plan.rows[self.rank][1:]:
                     if action.round == number:
-                        assert next(steps).kind is action.kind
+                        assert next(steps).kind == action.kind.name
         assert all(next(steps, None) is None for _, steps, *_ in runs)
         return [self.count_wrong(buffers, target, values) for *_, buffers, target, values in runs]
 
@@ -245,7 +245,8 @@ class Worker:
         Communicator.post = counted
         try:
             for record in steps:
-                records.append((record.action, record.kind.value, record.peer, record.num_bytes))
+                did = plan.rows[self.rank][len(records)]
+                records.append((record.action, did.kind.value, did.peer, record.bytes))
                 counts.append(len(posted))
         finally:
             Communicator.post = post
