@@ -175,7 +175,7 @@ class Worker:
                 held_part(buffers, one).copy_(cut(values[one.param], one))
             if self.rank in held.ranks:
                 records = list(saving(held, cluster, self.rank, buffers, folder, name, bucket_bytes=4096))
-                found += [(record.peer, record.num_bytes) for record in records]
+                found += [record.bytes for record in records]
         dist.barrier()
         return found
 
@@ -263,7 +263,7 @@ class Worker:
         done = 0
         try:
             for record in moving(plan, self.rank, buffers, deadline_s=deadline_s, name="actor.weights"):
-                done += record.kind is MoveKind.RECV
+                done += record.kind == MoveKind.RECV.name
                 if self.rank == victim and done == after:
                     os.kill(os.getpid(), signal_number)
         except RuntimeError as error:
