@@ -62,6 +62,16 @@ def test_values_that_differ(before: Any, now: Any) -> None:
     assert len(errors) == 1
 
 
+def test_means_of_rewards_may_differ_in_the_last_place_and_in_no_other() -> None:
+    def record(name: str, value: float) -> dict[str, Any]:
+        return {"metrics": {name: [value]}, "evaluations": {}, "samples": {}, "weights": {}}
+
+    for name in ("rewards/sevens/mean", "greedy/rewards/model/mean", "costs/cost/mean"):
+        assert differences(record(name, 0.1), record(name, _next(0.1))) == ([], [])
+        assert len(differences(record(name, 0.1), record(name, 0.1 + 1e-12))[0]) == 1
+    assert len(differences(record("reward", 0.1), record("reward", _next(0.1)))[0]) == 1
+
+
 def test_whole_numbers_may_be_written_as_floats(run_dir: Path) -> None:
     recorded = record_of(run_dir)
     found = copy.deepcopy(recorded)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Collection, Sequence
 
 import numpy as np
 
 from plait.data.records import FinishReason
-from plait.data.rows import FloatArray
 from plait.dataflow import CallKind, Dataflow, Node
 from plait.rewards.scores import GroupScores
 from plait.runtime.evaluation import logged_means
@@ -43,10 +43,15 @@ def _reward_metrics(node: Node, flow: Dataflow, state: StepState) -> dict[str, f
         f"frac_{prefix}_zero_std": float(np.mean([np.ptp(group) == 0 for group in groups])),
     }
     for name, values in _by_function(state.scores.get(node.id, ())).items():
-        metrics[f"{prefix}s/{name}/mean"] = float(np.nanmean(values)) if np.isfinite(values).any() else 0.0
+        metrics[f"{prefix}s/{name}/mean"] = _mean([value for value in values if not math.isnan(value)])
     if node.id in state.model_scores:
-        metrics[f"{prefix}s/model/mean"] = float(np.mean(list(state.model_scores[node.id].values())))
+        metrics[f"{prefix}s/model/mean"] = _mean(state.model_scores[node.id].values())
     return metrics
+
+
+def _mean(values: Collection[float]) -> float:
+    """Exactly rounded, so the same in any order: groups come as their rewards are done. 0 of none."""
+    return math.fsum(values) / len(values) if values else 0.0
 
 
 def _length_metrics(flow: Dataflow, state: StepState) -> dict[str, float]:
@@ -80,6 +85,6 @@ def _logged(flow: Dataflow, state: StepState) -> dict[str, float]:
     return found
 
 
-def _by_function(groups: Sequence[GroupScores]) -> dict[str, FloatArray]:
+def _by_function(groups: Sequence[GroupScores]) -> dict[str, list[float]]:
     names = groups[0].scores if groups else {}
-    return {name: np.concatenate([np.asarray(group.scores[name]) for group in groups]) for name in names}
+    return {name: [score for group in groups for score in group.scores[name]] for name in names}
