@@ -28,7 +28,7 @@ MEMORY_SHARE, MEMORY_BYTES = 0.15, 100e6
 """The prediction of the peak may be off by the larger of the two."""
 FIT_BAR = 0.98
 LOWERED_ROWS = 256
-"""That the lowered forward computes at a time."""
+"""That the compiled forward computes at a time."""
 
 
 @dataclass

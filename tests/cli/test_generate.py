@@ -49,7 +49,7 @@ def test_json_figures(given: list[str], capsys: pytest.CaptureFixture[str]) -> N
         "step_ms",
         "kv_peak_bytes",
         "limit_share",
-        "not_lowered",
+        "not_compiled",
     }
     assert (figures["samples"], figures["tokens"]) == (4, 17)
     assert figures["tokens_per_s"] == pytest.approx(17 / figures["seconds"])
@@ -59,16 +59,16 @@ def test_json_figures(given: list[str], capsys: pytest.CaptureFixture[str]) -> N
     assert figures["kv_peak_bytes"] > 0
     assert figures["prefill_tokens_per_s"] > 0
     assert figures["decode_tokens_per_s"] > 0
-    assert figures["not_lowered"] is None or "no vector instructions" in figures["not_lowered"]
+    assert figures["not_compiled"] is None or "no vector instructions" in figures["not_compiled"]
 
 
-def test_a_model_that_is_not_lowered_is_named_with_the_reason(
+def test_a_model_that_is_not_compiled_is_named_with_the_reason(
     given: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["float64" if word == "float32" else word for word in given]) == 0
     said = capsys.readouterr().out
     reason = "there are no vector instructions or no numba for torch.float64"
-    assert f"computed by the model's own layers, not lowered: {reason}\n" in said
+    assert f"computed by the model's own layers, not by compiled ones: {reason}\n" in said
 
 
 def test_a_cache_for_one_sample_at_a_time_gives_the_same_responses(given: list[str], tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The lowered forward against the Transformers module, and which models it refuses."""
+"""The compiled forward against the Transformers module, and which models it refuses."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from plait.data.packed import pack as packed_row
-from plait.generation.lowered import Lowered, Refusal, _lay_out, _panels_of, lower
+from plait.generation.backend import Refusal
+from plait.generation.compiled_forward import CompiledForward, _lay_out, _panels_of
+from plait.generation.paged import attention_for
 from plait.generation.pool import KVPool
 from plait.generation.ragged import NewTokens, RaggedBatch, RaggedContext, ragged
 from plait.kernels import decoder, paged_attention, products
@@ -35,10 +37,10 @@ def model_of(family: str, dtype: torch.dtype) -> LanguageModel:
 
 
 @functools.cache
-def lowered_of(family: str, dtype: torch.dtype) -> Lowered:
-    lowered = lower(model_of(family, dtype))
-    assert isinstance(lowered, Lowered), lowered
-    return lowered
+def compiled_of(family: str, dtype: torch.dtype) -> CompiledForward:
+    compiled = CompiledForward.of(model_of(family, dtype))
+    assert isinstance(compiled, CompiledForward), compiled
+    return compiled
 
 
 def tokens(count: int, seed: int = 0) -> list[int]:
@@ -60,13 +62,13 @@ def pool_of(num_blocks: int) -> KVPool:
 @needs_vectors
 @pytest.mark.parametrize("family", FAMILIES)
 def test_chunks_and_decode_steps_give_the_logits_of_the_module(family: str) -> None:
-    model, lowered = model_of(family, torch.float32), lowered_of(family, torch.float32)
+    model, compiled = model_of(family, torch.float32), compiled_of(family, torch.float32)
     token_ids = tokens(70)
     expected = module_logits(model, token_ids)
     pool, table, found, at = pool_of(6), [4, 0, 5, 1, 2], [], 0
     for count in (40, 1, 3, 1, 20, 1, 1, 3):
         batch = ragged([NewTokens(token_ids[at : at + count], at, table)], KEYS)
-        found.append(lowered.logits(lowered.hidden(batch, pool)))
+        found.append(compiled.logits(compiled.hidden(batch, pool)))
         at += count
     torch.testing.assert_close(torch.cat(found), expected, rtol=1e-4, atol=1e-4 * float(expected.abs().max()))
 
@@ -75,7 +77,7 @@ def test_chunks_and_decode_steps_give_the_logits_of_the_module(family: str) -> N
 @pytest.mark.parametrize("family", FAMILIES)
 def test_bfloat16_is_as_near_to_float32_as_the_module_is(family: str) -> None:
     token_ids = tokens(40)
-    narrow, lowered = model_of(family, torch.bfloat16), lowered_of(family, torch.bfloat16)
+    narrow, compiled = model_of(family, torch.bfloat16), compiled_of(family, torch.bfloat16)
     wide = tiny_model(family, dtype=torch.bfloat16)
     wide.module.float()
     exact = wide.module(
@@ -83,7 +85,7 @@ def test_bfloat16_is_as_near_to_float32_as_the_module_is(family: str) -> None:
     )
     exact = exact.logits[0].detach()
     batch = ragged([NewTokens(token_ids, 0, [2, 0, 1])], KEYS)
-    found = lowered.logits(lowered.hidden(batch, pool_of(3))).float()
+    found = compiled.logits(compiled.hidden(batch, pool_of(3))).float()
     ours, theirs = (
         (found - exact).square().mean().sqrt(),
         (module_logits(narrow, token_ids) - exact).square().mean().sqrt(),
@@ -102,19 +104,19 @@ def test_bfloat16_is_as_near_to_float32_as_the_module_is(family: str) -> None:
 def test_logits_are_the_same_to_the_bit_in_every_batch_and_chunking(
     dtype: torch.dtype, lengths: list[int], family: str, seed: int
 ) -> None:
-    lowered = lowered_of(family, dtype)
+    compiled = compiled_of(family, dtype)
     texts = [tokens(length, seed + index) for index, length in enumerate(lengths)]
     tables = [list(range(4 * index, 4 * index + 4)) for index in range(len(texts))]
     rank = sorted(range(len(texts)), key=lambda index: NewTokens(texts[index], 0, tables[index]).rank)
     together = ragged([NewTokens(texts[index], 0, tables[index]) for index in rank], KEYS)
-    whole = lowered.logits(lowered.hidden(together, pool_of(4 * len(texts))))
+    whole = compiled.logits(compiled.hidden(together, pool_of(4 * len(texts))))
     starts = dict(zip(rank, np.cumsum([0, *(len(texts[index]) for index in rank)]).tolist(), strict=False))
     for index, text in enumerate(texts):
         pool, at = pool_of(4), 0
         while at < len(text):
             count = min(1 + (seed + at) % 7, len(text) - at)
             batch = ragged([NewTokens(text[at : at + count], at, [3, 1, 0, 2])], KEYS)
-            found = lowered.logits(lowered.hidden(batch, pool))
+            found = compiled.logits(compiled.hidden(batch, pool))
             assert torch.equal(found, whole[starts[index] + at : starts[index] + at + count])
             at += count
 
@@ -122,13 +124,13 @@ def test_logits_are_the_same_to_the_bit_in_every_batch_and_chunking(
 @needs_vectors
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_a_tree_of_new_tokens_and_rows_that_are_read(dtype: torch.dtype) -> None:
-    model, lowered = model_of("llama", dtype), lowered_of("llama", dtype)
+    model, compiled = model_of("llama", dtype), compiled_of("llama", dtype)
     prompt, branch = tokens(20), tokens(5, seed=1)
     tree = torch.tensor([[1, 0, 0, 0, 0], [1, 1, 0, 0, 0], [1, 0, 1, 0, 0], [1, 1, 0, 1, 0], [1, 0, 1, 0, 1]]).bool()
     pool = pool_of(4)
-    lowered.hidden(ragged([NewTokens(prompt, 0, [0, 1])], KEYS), pool)
+    compiled.hidden(ragged([NewTokens(prompt, 0, [0, 1])], KEYS), pool)
     batch = ragged([NewTokens(branch, 20, [0, 1], tree)], KEYS, read=[4, 0, 3])
-    found = lowered.logits(lowered.hidden(batch, pool)).float()
+    found = compiled.logits(compiled.hidden(batch, pool)).float()
     for row, path in enumerate(([0, 2, 4], [0], [0, 1, 3])):
         expected = module_logits(model, prompt + [branch[node] for node in path])[-1]
         bound = (1e-4 if dtype == torch.float32 else 0.06) * float(expected.abs().max())
@@ -137,26 +139,30 @@ def test_a_tree_of_new_tokens_and_rows_that_are_read(dtype: torch.dtype) -> None
 
 @needs_vectors
 def test_more_rows_than_a_chunk_and_few_that_are_read() -> None:
-    model, lowered = tiny_model("llama", dtype=torch.float32, max_position_embeddings=1024), None
-    lowered = lower(model)
-    assert isinstance(lowered, Lowered)
+    model, compiled = tiny_model("llama", dtype=torch.float32, max_position_embeddings=1024), None
+    compiled = CompiledForward.of(model)
+    assert isinstance(compiled, CompiledForward)
     token_ids = tokens(2 * decoder.CHUNK_ROWS + 9)
     table = list(range(40))
     expected = module_logits(model, token_ids)
     for read in ([0, 255, 256, 300, 519], [520]):
         batch = ragged([NewTokens(token_ids, 0, table)], KEYS, read=read)
-        found = lowered.logits(lowered.hidden(batch, pool_of(40)))
+        found = compiled.logits(compiled.hidden(batch, pool_of(40)))
         torch.testing.assert_close(found, expected[read], rtol=1e-4, atol=1e-4 * float(expected.abs().max()))
 
 
 @needs_vectors
 def test_its_keys_and_values_are_those_of_the_module() -> None:
-    model, lowered = model_of("qwen3", torch.float32), lowered_of("qwen3", torch.float32)
+    model, compiled = model_of("qwen3", torch.float32), compiled_of("qwen3", torch.float32)
     batch: RaggedBatch = ragged([NewTokens(tokens(20), 0, [1, 0])], KEYS)
     ours, theirs = pool_of(2), pool_of(2)
-    lowered.hidden(batch, ours)
+    compiled.hidden(batch, ours)
     with torch.no_grad():
-        model.hidden(batch.token_ids_T, batch.position_ids_T, RaggedContext(theirs, batch))
+        model.hidden(
+            batch.token_ids_T,
+            batch.position_ids_T,
+            RaggedContext(theirs, batch, attention_for(model.device, model.dtype, theirs.block_tokens)),
+        )
     for layer, expected in theirs.layers.items():
         torch.testing.assert_close(ours.layers[layer].key, expected.key, rtol=1e-4, atol=1e-4)
         torch.testing.assert_close(ours.layers[layer].value, expected.value, rtol=1e-4, atol=1e-4)
@@ -164,14 +170,14 @@ def test_its_keys_and_values_are_those_of_the_module() -> None:
 
 @needs_vectors
 def test_threads_share_the_work_and_change_no_bit() -> None:
-    lowered = lowered_of("llama", torch.bfloat16)
+    compiled = compiled_of("llama", torch.bfloat16)
     samples = [NewTokens(tokens(count, count), 0, [2 * count, 2 * count + 1]) for count in (1, 2, 5)]
     batch = ragged(samples, KEYS)
-    alone = lowered.logits(lowered.hidden(batch, pool_of(12)))
+    alone = compiled.logits(compiled.hidden(batch, pool_of(12)))
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     try:
-        shared = [lowered.logits(lowered.hidden(batch, pool_of(12))) for _ in range(3)]
+        shared = [compiled.logits(compiled.hidden(batch, pool_of(12))) for _ in range(3)]
     finally:
         torch.set_num_threads(before)
     assert all(torch.equal(logits, alone) for logits in shared)
@@ -181,49 +187,49 @@ def test_threads_share_the_work_and_change_no_bit() -> None:
 @pytest.mark.parametrize("keep_memory", [False, True])
 def test_packed_weights_are_a_copy_until_they_are_dropped(keep_memory: bool) -> None:
     model = tiny_model("llama", dtype=torch.float32)
-    lowered = lower(model)
-    assert isinstance(lowered, Lowered)
-    assert not lowered.is_packed
+    compiled = CompiledForward.of(model)
+    assert isinstance(compiled, CompiledForward)
+    assert not compiled.is_prepared
     batch = ragged([NewTokens(tokens(5), 0, [0])], KEYS)
-    before = lowered.logits(lowered.hidden(batch, pool_of(1)))
-    assert lowered.is_packed
-    assert lowered.num_bytes >= model.weights.nbytes * 0.9
+    before = compiled.logits(compiled.hidden(batch, pool_of(1)))
+    assert compiled.is_prepared
+    assert compiled.num_bytes >= model.weights.nbytes * 0.9
     with torch.no_grad():
         model.module.model.layers[0].mlp.up_proj.weight.mul_(0.5)
-    assert torch.equal(lowered.logits(lowered.hidden(batch, pool_of(1))), before)
-    lowered.drop(keep_memory=keep_memory)
-    assert not lowered.is_packed
-    assert (lowered.num_bytes >= model.weights.nbytes * 0.9) == keep_memory
-    after = lowered.logits(lowered.hidden(batch, pool_of(1)))
+    assert torch.equal(compiled.logits(compiled.hidden(batch, pool_of(1))), before)
+    compiled.drop(keep_memory=keep_memory)
+    assert not compiled.is_prepared
+    assert (compiled.num_bytes >= model.weights.nbytes * 0.9) == keep_memory
+    after = compiled.logits(compiled.hidden(batch, pool_of(1)))
     torch.testing.assert_close(after, module_logits(model, tokens(5)), rtol=1e-4, atol=1e-4)
     assert not torch.equal(after, before)
 
 
 @needs_vectors
 def test_float64_and_adapters_are_refused() -> None:
-    assert isinstance(lower(tiny_model("llama")), Refusal)
+    assert isinstance(CompiledForward.of(tiny_model("llama")), Refusal)
     actor = add_lora(tiny_model("llama", dtype=torch.float32), LoraSettings(rank=2), name="actor", seed=0)
-    assert isinstance(lower(actor), Refusal)
+    assert isinstance(CompiledForward.of(actor), Refusal)
 
 
 @needs_vectors
 def test_by_vectors_in_bfloat16_where_there_is_a_matrix_unit() -> None:
     """As on a CPU without one: near the other logits, and the same to the bit in chunks and whole."""
-    lowered = lower(model_of("llama", torch.bfloat16))
-    assert isinstance(lowered, Lowered)
+    compiled = CompiledForward.of(model_of("llama", torch.bfloat16))
+    assert isinstance(compiled, CompiledForward)
     token_ids = tokens(40)
 
     def logits(chunks: list[int]) -> torch.Tensor:
         pool, at, found = pool_of(3), 0, []
         for count in chunks:
             batch = ragged([NewTokens(token_ids[at : at + count], at, [2, 0, 1])], KEYS)
-            found.append(lowered.logits(lowered.hidden(batch, pool)))
+            found.append(compiled.logits(compiled.hidden(batch, pool)))
             at += count
         return torch.cat(found)
 
     expected = logits([40])
-    lowered._sizes = lowered._sizes._replace(matrix=0)
-    lowered._room = None
+    compiled._sizes = compiled._sizes._replace(matrix=0)
+    compiled._room = None
     whole = logits([40])
     assert torch.equal(logits([1, 20, 3, 16]), whole)
     torch.testing.assert_close(whole, expected, rtol=0, atol=0.06 * float(expected.abs().max()))

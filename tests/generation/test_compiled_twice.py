@@ -19,19 +19,20 @@ import plait
 SCRIPT = """
 import hashlib, torch
 from plait.kernels.draw import draw
-from plait.generation.lowered import lower
+from plait.generation.compiled_forward import CompiledForward
 from plait.generation.pool import KVPool
 from plait.generation.ragged import NewTokens, ragged
 from tests.models.tiny import tiny_model
 
 said = hashlib.sha256()
 for dtype in (torch.float32, torch.bfloat16):
-    lowered = lower(tiny_model("llama", dtype=dtype, hidden_size=192, num_attention_heads=3, num_key_value_heads=1))
+    model = tiny_model("llama", dtype=dtype, hidden_size=192, num_attention_heads=3, num_key_value_heads=1)
+    compiled = CompiledForward.of(model)
     pool = KVPool(16)
     pool.reserve(8, 8)
     ids = list(range(3, 103))
     for start, stop in ((0, 60), (60, 99), (99, 100)):
-        logits = lowered.logits(lowered.hidden(ragged([NewTokens(ids[start:stop], start, range(7))], 16), pool))
+        logits = compiled.logits(compiled.hidden(ragged([NewTokens(ids[start:stop], start, range(7))], 16), pool))
         said.update(logits.contiguous().view(torch.uint8).numpy().tobytes())
 logits = torch.randn(200, 320, generator=torch.Generator().manual_seed(0)) * 3
 some = dict(top_k_B=torch.tensor([320, 9, 30, 320] * 50), top_p_B=torch.tensor([1.0, 1.0, 0.9, 0.99] * 50).double())

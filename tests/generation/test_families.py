@@ -8,13 +8,14 @@ import pytest
 import torch
 
 from plait.data.records import Prompt
+from plait.generation.backend import Refusal
+from plait.generation.compiled_forward import CompiledForward
 from plait.generation.engine import Engine, drain
-from plait.generation.lowered import Lowered, Refusal, lower
 from plait.generation.request import Request
 from plait.generation.settings import Sampling, SamplingSettings
 from plait.kernels import paged_attention
 from plait.kernels.noise import NoiseKey
-from tests.generation.test_lowered import FAMILIES as LOWERED
+from tests.generation.test_compiled_forward import FAMILIES as LOWERED
 from tests.models.tiny import FAMILIES, tiny, tiny_model
 from tests.training.exact import ExactFloat64
 
@@ -25,7 +26,7 @@ NUM_TOKENS = {torch.float64: 24, torch.float32: 16}
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_greedy_equals_transformers(family: str, dtype: torch.dtype) -> None:
-    """In float64 through the plain twins, in float32 through what users run: the lowered forward where the family has
+    """In float64 through the plain twins, in float32 through what users run: the compiled forward where the family has
     one, else the module with packed products, the compiled attention and draw."""
     generator = torch.Generator().manual_seed(1)
     prompts = [torch.randint(3, 300, (length,), generator=generator).tolist() for length in (1, 4, 17)]
@@ -37,8 +38,8 @@ def test_greedy_equals_transformers(family: str, dtype: torch.dtype) -> None:
     wide = dtype == torch.float64
     with ExactFloat64() if wide else contextlib.nullcontext():
         samples = {sample.prompt.uid: sample for sample in engine.step()}
-        is_lowered = family in LOWERED and paged_attention.fast(dtype)
-        assert isinstance(engine._forward._lowered, Lowered if is_lowered else Refusal)
+        is_compiled = family in LOWERED and paged_attention.fast(dtype)
+        assert isinstance(engine._forward._fast, CompiledForward if is_compiled else Refusal)
         assert engine.has_packed_weights is not wide  # nothing is packed in float64
         samples |= {sample.prompt.uid: sample for sample in drain(engine)}
         outs = [
@@ -61,8 +62,8 @@ def test_greedy_equals_transformers(family: str, dtype: torch.dtype) -> None:
 
 @pytest.mark.skipif(not paged_attention.fast(torch.bfloat16), reason="no numba, or a CPU without AVX-512")
 @pytest.mark.parametrize("family", FAMILIES)
-def test_every_family_is_lowered_or_refused_with_a_reason(family: str) -> None:
+def test_every_family_is_compiled_or_refused_with_a_reason(family: str) -> None:
     """Another error would stop a model that its module can compute."""
-    answer = lower(tiny_model(family, dtype=torch.bfloat16))
-    assert isinstance(answer, Lowered) == (family in LOWERED)
-    assert isinstance(answer, Lowered) or len(answer.reason) > 10
+    answer = CompiledForward.of(tiny_model(family, dtype=torch.bfloat16))
+    assert isinstance(answer, CompiledForward) == (family in LOWERED)
+    assert isinstance(answer, CompiledForward) or len(answer.reason) > 10

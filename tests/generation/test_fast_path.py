@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from plait.data.records import Prompt, Sample
+from plait.generation.compiled_forward import CompiledForward
 from plait.generation.engine import Engine, drain
-from plait.generation.lowered import Lowered
 from plait.generation.request import Request
 from plait.generation.settings import Sampling, SamplingSettings
 from plait.kernels import paged_attention
@@ -31,7 +31,7 @@ FREE = Sampling(max_tokens=30, stop_token_ids=())
 @needs_vectors
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_a_preempted_sample_is_computed_again_to_the_same_bits(dtype: torch.dtype) -> None:
-    """The lowered forward gives a token the same bits in a chunk and alone, so the pool's size changes nothing."""
+    """The compiled forward gives a token the same bits in a chunk and alone, so the pool's size changes nothing."""
     model = tiny_model("llama", dtype=dtype)
     found: list[dict[str, Sample]] = []
     for kv_tokens, max_running in ((None, 8), (96, 8), (64, 3)):
@@ -43,7 +43,7 @@ def test_a_preempted_sample_is_computed_again_to_the_same_bits(dtype: torch.dtyp
             samples += engine.step()
             assert engine.last_step is not None
             num_preempted += engine.last_step.num_preempted
-            assert isinstance(engine._forward._lowered, Lowered)
+            assert isinstance(engine._forward._fast, CompiledForward)
             assert engine.has_packed_weights or not engine.has_work
         assert (num_preempted > 0) == (kv_tokens is not None)
         found.append(by_uid(samples))

@@ -9,9 +9,11 @@ import torch
 from torch import Tensor
 
 from plait.generation import paged
-from plait.generation.ragged import paged_attention_plain
+from plait.generation.paged import attention_for, paged_attention_plain
+from plait.kernels.paged_call import PagedCall
 
 BLOCK = 16
+attention = attention_for(torch.device("cpu"), torch.float64, BLOCK)
 
 
 def case(counts: list[int], held: list[int], dtype: torch.dtype) -> tuple[Tensor, ...]:
@@ -38,22 +40,21 @@ def test_samples_of_one_token_beside_longer_ones_and_a_tree(
     tree = torch.tensor([[1, 0, 0], [1, 1, 0], [1, 0, 1]]).bool()
     options: dict[str, Any] = {"scale": 0.3, "window": window, "softcap": softcap, "sinks": sinks}
     options["ancestors"] = (None, None, None, tree, None)
-    torch.testing.assert_close(
-        paged.attention(*given, **options), paged_attention_plain(*given, **options), atol=1e-12, rtol=0
-    )
+    call = PagedCall(*given, **options)
+    torch.testing.assert_close(attention(call), paged_attention_plain(call), atol=1e-12, rtol=0)
 
 
 def test_a_chunk_does_not_multiply_the_rows_of_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows that are computed, whether a sample has so many or not."""
     plain, computed = paged.paged_attention_plain, []
 
-    def counting(query: Tensor, keys: Tensor, values: Tensor, tables: Tensor, starts: Tensor, *rest: Any, **more: Any):
-        computed.append(len(tables) * int((starts[1:] - starts[:-1]).max()))
-        return plain(query, keys, values, tables, starts, *rest, **more)
+    def counting(call: PagedCall) -> Tensor:
+        computed.append(len(call.tables_SM) * int((call.starts_S1[1:] - call.starts_S1[:-1]).max()))
+        return plain(call)
 
     monkeypatch.setattr(paged, "paged_attention_plain", counting)
-    paged.attention(*case([1] * 64 + [16], [20] * 65, torch.float64), scale=0.3, softcap=2.0)
+    attention(PagedCall(*case([1] * 64 + [16], [20] * 65, torch.float64), scale=0.3, softcap=2.0))
     assert computed == [64, 16]
     computed.clear()
-    paged.attention(*case([1] * 64, [20] * 64, torch.float64), scale=0.3, softcap=2.0)
+    attention(PagedCall(*case([1] * 64, [20] * 64, torch.float64), scale=0.3, softcap=2.0))
     assert computed == [64]

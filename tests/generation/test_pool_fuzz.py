@@ -14,8 +14,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 from plait.data.records import FinishReason, Sample
 from plait.generation import forward
+from plait.generation.compiled_forward import CompiledForward
 from plait.generation.engine import Engine, drain
-from plait.generation.lowered import Lowered, lower
+from plait.generation.paged import attention_for
 from plait.generation.pool import KVPool
 from plait.generation.ragged import NewTokens, RaggedContext, ragged
 from plait.generation.settings import SamplingSettings
@@ -42,14 +43,14 @@ def model_of(dtype: torch.dtype) -> LanguageModel:
 
 
 @functools.cache
-def lowered_of(dtype: torch.dtype) -> Lowered:
-    found = lower(model_of(dtype))
-    assert isinstance(found, Lowered), found
+def compiled_of(dtype: torch.dtype) -> CompiledForward:
+    found = CompiledForward.of(model_of(dtype))
+    assert isinstance(found, CompiledForward), found
     return found
 
 
 @pytest.fixture(autouse=True)
-def _short_responses_are_lowered_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def _short_responses_are_compiled_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(forward, "PACK_STEPS", 1)
 
 
@@ -65,9 +66,13 @@ def prefilled(dtype: torch.dtype, tokens: list[int]) -> tuple[KVPool, list[int]]
     pool.reserve(len(table), len(table))
     if dtype == torch.float64:
         model = model_of(dtype)
-        model.hidden(batch.token_ids_T, batch.position_ids_T, RaggedContext(pool, batch))
+        model.hidden(
+            batch.token_ids_T,
+            batch.position_ids_T,
+            RaggedContext(pool, batch, attention_for(model.device, model.dtype, pool.block_tokens)),
+        )
     else:
-        lowered_of(dtype).hidden(batch, pool)
+        compiled_of(dtype).hidden(batch, pool)
     return pool, table
 
 
@@ -107,7 +112,7 @@ class Loop(RuleBasedStateMachine):
         with torch.no_grad():
             self.model.weights.copy_(self.weights)
         if self.dtype != torch.float64:
-            lowered_of(self.dtype).drop()
+            compiled_of(self.dtype).drop()
 
     # -- what may happen
 
@@ -179,7 +184,7 @@ class Loop(RuleBasedStateMachine):
         for engine in self.engines:
             engine.update_weights(self.version, kv)  # type: ignore[arg-type]
         if self.dtype != torch.float64:
-            lowered_of(self.dtype).drop()
+            compiled_of(self.dtype).drop()
 
     @precondition(lambda self: any(engine._started for engine in self.engines))
     @rule(data=st.data(), between=st.integers(-1, 3))
@@ -250,7 +255,7 @@ def test_in_float64_by_the_module() -> None:
 
 @needs_vectors
 @pytest.mark.parametrize("machine", [Float32Loop, BFloat16Loop])
-def test_to_the_bit_by_the_lowered_forward(machine: type[Loop]) -> None:
+def test_to_the_bit_by_the_compiled_forward(machine: type[Loop]) -> None:
     run(machine, 12)
 
 

@@ -1,4 +1,4 @@
-"""What the proof of a lowered forward refuses: small errors of every part, also where rounding is larger than they."""
+"""What the proof of a compiled forward refuses: small errors of every part, also where rounding is larger than they."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from plait.generation.backend import Refusal
+from plait.generation.compiled_forward import CompiledForward
 from plait.generation.dense_layers import Refused
-from plait.generation.lowered import Lowered, Refusal, lower
 from plait.generation.proof import prove
 from plait.kernels import paged_attention
 from tests.models.tiny import FAMILIES, tiny_model
@@ -35,9 +36,9 @@ def times(factor: float) -> Callable[[Any, Any, Any], Any]:
 def test_a_factor_on_what_one_layer_adds_is_refused(part: str, factor: float, dtype: torch.dtype) -> None:
     model = tiny_model("llama", dtype=dtype)
     getattr(model.module.model.layers[1], part).register_forward_hook(times(factor))
-    refusal = lower(model)
+    refusal = CompiledForward.of(model)
     assert isinstance(refusal, Refusal)
-    assert "its lowered layer 1 differs" in refusal.reason
+    assert "its compiled layer 1 differs" in refusal.reason
 
 
 def test_a_factor_in_bfloat16_is_found_though_rounding_is_larger() -> None:
@@ -45,83 +46,83 @@ def test_a_factor_in_bfloat16_is_found_though_rounding_is_larger() -> None:
     model = tiny_model("llama", dtype=torch.bfloat16, hidden_size=128, intermediate_size=256)
     with torch.no_grad():
         model.module.model.layers[1].mlp.down_proj.weight.mul_(0.02)
-    assert isinstance(lower(model), Lowered)
+    assert isinstance(CompiledForward.of(model), CompiledForward)
     model.module.model.layers[1].mlp.register_forward_hook(times(1.05))
-    refusal = lower(model)
+    refusal = CompiledForward.of(model)
     assert isinstance(refusal, Refusal)
     assert "differs from the module's by a factor of" in refusal.reason
 
 
-def other_scale(lowered: Lowered) -> None:
-    lowered._scales[0] *= 1.05
+def other_scale(compiled: CompiledForward) -> None:
+    compiled._scales[0] *= 1.05
 
 
-def no_window(lowered: Lowered) -> None:
-    lowered._windows[0] = 0
+def no_window(compiled: CompiledForward) -> None:
+    compiled._windows[0] = 0
 
 
-def wide_window(lowered: Lowered) -> None:
+def wide_window(compiled: CompiledForward) -> None:
     """Off by one, as a mask may be."""
-    decoded = lowered.decoded
-    lowered.decoded = lambda *args, window=None: decoded(*args, window=window and window + 1)  # type: ignore[method-assign]
+    decoded = compiled.decoded
+    compiled.decoded = lambda *args, window=None: decoded(*args, window=window and window + 1)  # type: ignore[method-assign]
 
 
-def far_angles(lowered: Lowered) -> None:
-    angles = lowered._angles
+def far_angles(compiled: CompiledForward) -> None:
+    angles = compiled._angles
 
     def wrong(num_positions: int) -> Any:
         cos, sin = angles(num_positions)
         cos[100:] = cos[99]
         return cos, sin
 
-    lowered._angles = wrong  # type: ignore[method-assign]
+    compiled._angles = wrong  # type: ignore[method-assign]
 
 
-def other_epsilon(lowered: Lowered) -> None:
-    lowered._eps = 0.05
+def other_epsilon(compiled: CompiledForward) -> None:
+    compiled._eps = 0.05
 
 
-def last_norm(lowered: Lowered) -> None:
-    pack = lowered.pack
+def last_norm(compiled: CompiledForward) -> None:
+    pack = compiled.prepare
 
     def wrong() -> None:
-        fresh = not lowered.is_packed
+        fresh = not compiled.is_prepared
         pack()
         if fresh:
-            assert lowered._weights is not None
-            weights = lowered._weights
-            lowered._weights = weights._replace(last_norm_H=weights.last_norm_H * np.float32(1.01))
+            assert compiled._weights is not None
+            weights = compiled._weights
+            compiled._weights = weights._replace(last_norm_H=weights.last_norm_H * np.float32(1.01))
 
-    lowered.pack = wrong  # type: ignore[method-assign]
+    compiled.prepare = wrong  # type: ignore[method-assign]
 
 
-def head(lowered: Lowered) -> None:
-    logits = lowered.logits
+def head(compiled: CompiledForward) -> None:
+    logits = compiled.logits
 
     def wrong(hidden_RH: Tensor) -> Tensor:
         return logits(hidden_RH) * 1.01
 
-    lowered.logits = wrong  # type: ignore[method-assign]
+    compiled.logits = wrong  # type: ignore[method-assign]
 
 
-def embeddings(lowered: Lowered) -> None:
-    lowered._embedding_scale = 1.01
+def embeddings(compiled: CompiledForward) -> None:
+    compiled._embedding_scale = 1.01
 
 
-def one_go(lowered: Lowered) -> None:
+def one_go(compiled: CompiledForward) -> None:
     """The layers are right, their order is not."""
-    addresses = lowered._pool_addresses
-    lowered._pool_addresses = lambda pool: addresses(pool)[[0, 0]]  # type: ignore[method-assign]
-    pack = lowered.pack
+    addresses = compiled._pool_addresses
+    compiled._pool_addresses = lambda pool: addresses(pool)[[0, 0]]  # type: ignore[method-assign]
+    pack = compiled.prepare
 
     def wrong() -> None:
-        fresh = not lowered.is_packed
+        fresh = not compiled.is_prepared
         pack()
         if fresh:
-            assert lowered._weights is not None
-            lowered._weights.packed_L4[1] = lowered._weights.packed_L4[0]
+            assert compiled._weights is not None
+            compiled._weights.packed_L4[1] = compiled._weights.packed_L4[0]
 
-    lowered.pack = wrong  # type: ignore[method-assign]
+    compiled.prepare = wrong  # type: ignore[method-assign]
 
 
 SABOTAGE = [other_scale, no_window, wide_window, far_angles, other_epsilon, last_norm, head, embeddings, one_go]
@@ -129,12 +130,12 @@ SABOTAGE = [other_scale, no_window, wide_window, far_angles, other_epsilon, last
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("sabotage", SABOTAGE, ids=lambda sabotage: sabotage.__name__)
-def test_an_error_in_any_part_is_refused(sabotage: Callable[[Lowered], None], dtype: torch.dtype) -> None:
+def test_an_error_in_any_part_is_refused(sabotage: Callable[[CompiledForward], None], dtype: torch.dtype) -> None:
     model = tiny_model("mistral", dtype=dtype)
-    prove(Lowered(model))
-    wrong = Lowered(model)
+    prove(CompiledForward(model))
+    wrong = CompiledForward(model)
     sabotage(wrong)
-    with pytest.raises(Refused, match="its l"):
+    with pytest.raises(Refused, match=r"its (compiled|layers) "):
         prove(wrong)
 
 
@@ -143,13 +144,13 @@ def test_an_error_in_any_part_is_refused(sabotage: Callable[[Lowered], None], dt
 def test_what_is_right_is_taken_whatever_the_weights(family: str, dtype: torch.dtype) -> None:
     for seed in range(3):
         for scale in (0.02, 0.4):
-            found = lower(tiny_model(family, dtype=dtype, seed=seed, weight_scale=scale))
-            assert isinstance(found, Lowered), (seed, scale, found)
+            found = CompiledForward.of(tiny_model(family, dtype=dtype, seed=seed, weight_scale=scale))
+            assert isinstance(found, CompiledForward), (seed, scale, found)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_every_family_is_lowered_or_refused_with_a_reason(family: str) -> None:
+def test_every_family_is_compiled_or_refused_with_a_reason(family: str) -> None:
     classic = {"llama", "qwen2", "qwen3", "mistral", "smollm3", "granite", "gemma", "phi3"}
-    found = lower(tiny_model(family, dtype=torch.bfloat16))
-    assert isinstance(found, Lowered) == (family in classic)
-    assert isinstance(found, Lowered) or len(found.reason) > 10
+    found = CompiledForward.of(tiny_model(family, dtype=torch.bfloat16))
+    assert isinstance(found, CompiledForward) == (family in classic)
+    assert isinstance(found, CompiledForward) or len(found.reason) > 10

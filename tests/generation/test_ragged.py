@@ -13,8 +13,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from plait.generation import pool as pool_module
+from plait.generation.paged import attention_for, paged_attention_plain
 from plait.generation.pool import KVPool
 from plait.generation.ragged import NewTokens, RaggedContext, ragged
+from plait.kernels import paged_attention
+from plait.kernels.paged_call import PagedCall
 from plait.runtime.process import resident_bytes
 
 HEADS, KEY_HEADS, D, E, P = 4, 2, 8, 6, 4
@@ -86,7 +89,8 @@ def test_every_row_sees_what_it_may(seed, window, softcap, with_sinks, dtype, bl
         normal(heads, batch.num_tokens, size) for heads, size in ((HEADS, D), (KEY_HEADS, D), (KEY_HEADS, E))
     )
     options = {"scale": 0.4, "window": window, "softcap": softcap, "sinks": sinks}
-    out = RaggedContext(pool, batch).attend(3, query, key, value, **options)
+    context = RaggedContext(pool, batch, attention_for(query.device, dtype, block_tokens))
+    out = context.attend(3, query, key, value, **options)
     assert out.shape == (batch.num_tokens, HEADS, E)
     tolerance = {torch.float64: 1e-12, torch.float32: 2e-5, torch.bfloat16: 4e-2}[dtype]
     row = 0
@@ -108,8 +112,6 @@ def test_every_row_sees_what_it_may(seed, window, softcap, with_sinks, dtype, bl
 @pytest.mark.parametrize("num_samples", [3, 40])
 def test_one_row_each_without_the_kernel(dtype: torch.dtype, num_samples: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both ways of torch's own products, for few keys and for many, against the plain twin."""
-    from plait.generation.ragged import attention, paged_attention_plain
-    from plait.kernels import paged_attention
 
     monkeypatch.setattr(paged_attention, "AVAILABLE", False)
     generator = torch.Generator().manual_seed(0)
@@ -119,8 +121,8 @@ def test_one_row_each_without_the_kernel(dtype: torch.dtype, num_samples: int, m
     held = torch.randint(0, 64, (num_samples,), generator=generator).int()
     starts = torch.arange(num_samples + 1).int()
     for window in (None, 20):
-        out = attention(query, key, value, tables, starts, held, scale=0.2, window=window)
-        plain = paged_attention_plain(query, key, value, tables, starts, held, scale=0.2, window=window)
+        call = PagedCall(query, key, value, tables, starts, held, scale=0.2, window=window)
+        out, plain = attention_for(query.device, dtype, 16)(call), paged_attention_plain(call)
         torch.testing.assert_close(out, plain, atol=3e-2 if dtype == torch.bfloat16 else 1e-5, rtol=1e-2)
 
 

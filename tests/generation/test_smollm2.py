@@ -16,8 +16,8 @@ from transformers import AutoModelForCausalLM, DynamicCache
 
 from plait.data.packed import pack
 from plait.data.records import Prompt, Sample
+from plait.generation.compiled_forward import CompiledForward
 from plait.generation.engine import Engine, drain
-from plait.generation.lowered import Lowered
 from plait.generation.request import Request
 from plait.generation.sampler import sample as draw
 from plait.generation.settings import Sampling, SamplingSettings
@@ -113,7 +113,7 @@ def drawn(model: LanguageModel, prompts: Sequence[tuple[int, ...]]) -> list[Samp
     for uid, ids in enumerate(prompts):
         engine.add(Request(Prompt(uid, "", ids), NUM_SAMPLES, Sampling(), NoiseKey(3), (NUM_TOKENS,) * NUM_SAMPLES))
     first = engine.step()
-    assert isinstance(engine._forward._lowered, Lowered)
+    assert isinstance(engine._forward._fast, CompiledForward)
     assert engine.has_packed_weights
     return sorted([*first, *drain(engine)], key=lambda sample: (sample.prompt.uid, sample.index))
 

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from plait.data.packed import pack
-from plait.generation.lowered import Lowered, lower
+from plait.generation.compiled_forward import CompiledForward
+from plait.generation.paged import attention_for
 from plait.generation.pool import KVPool
 from plait.generation.ragged import NewTokens, RaggedBatch, RaggedContext, ragged
 from plait.kernels import paged_attention
@@ -30,7 +31,13 @@ Compute = Callable[[RaggedBatch, KVPool], Tensor]
 
 def by_the_module(model: LanguageModel) -> Compute:
     def compute(batch: RaggedBatch, pool: KVPool) -> Tensor:
-        return model.logits(model.hidden(batch.token_ids_T, batch.position_ids_T, RaggedContext(pool, batch)))
+        return model.logits(
+            model.hidden(
+                batch.token_ids_T,
+                batch.position_ids_T,
+                RaggedContext(pool, batch, attention_for(model.device, model.dtype, pool.block_tokens)),
+            )
+        )
 
     return compute
 
@@ -92,8 +99,8 @@ def test_by_the_module(family: str, dtype: torch.dtype) -> None:
 
 @pytest.mark.skipif(not paged_attention.fast(torch.float32), reason="no numba, or a CPU without AVX-512")
 @pytest.mark.parametrize("family", ["llama", "mistral", "smollm3"])
-def test_by_the_lowered_forward(family: str) -> None:
+def test_by_the_compiled_forward(family: str) -> None:
     model = tiny_model(family, dtype=torch.float32)
-    lowered = lower(model)
-    assert isinstance(lowered, Lowered)
-    assert largest_error(model, lambda batch, pool: lowered.logits(lowered.hidden(batch, pool))) < 1e-5
+    compiled = CompiledForward.of(model)
+    assert isinstance(compiled, CompiledForward)
+    assert largest_error(model, lambda batch, pool: compiled.logits(compiled.hidden(batch, pool))) < 1e-5

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from plait.generation.paged import paged_attention_plain
 from plait.kernels import paged_attention
+from plait.kernels.paged_call import PagedCall
 
 pytestmark = pytest.mark.skipif(not paged_attention.AVAILABLE, reason="numba is not installed")
 
@@ -91,9 +92,9 @@ def test_paged_attention_is_the_plain_one(
     sinks = torch.randn(sizes[0], generator=generator).to(dtype) * 3 if has_sinks else None
     options = {"ancestors": ancestors, "scale": sizes[2] ** -0.5, "window": window, "softcap": softcap, "sinks": sinks}
     wide = [tensor.double() if tensor.is_floating_point() else tensor for tensor in tensors]
-    exact = paged_attention_plain(*wide, **options)
+    exact = paged_attention_plain(PagedCall(*wide, **options))
     with attention(by_unit):
-        found = paged_attention.paged_attention(*tensors, **options)
+        found = paged_attention.paged_attention(PagedCall(*tensors, **options))
     assert found.dtype == dtype
     bound = 5e-6 if dtype == torch.float32 else 2e-2
     torch.testing.assert_close(found.double(), exact, rtol=bound, atol=bound)
@@ -120,10 +121,10 @@ def check_rows(
 ) -> None:
     for window in (None, 5):
         options = {"scale": 0.3, "window": window}
-        whole = paged_attention.paged_attention(query, key_pool, value_pool, tables, starts, held, **options)
+        whole = paged_attention.paged_attention(PagedCall(query, key_pool, value_pool, tables, starts, held, **options))
         for sample in range(3):
             for row in range(int(starts[sample]), int(starts[sample + 1])):
-                alone = paged_attention.paged_attention(
+                one = PagedCall(
                     query[row : row + 1],
                     key_pool,
                     value_pool,
@@ -132,16 +133,19 @@ def check_rows(
                     held[sample : sample + 1] + (row - int(starts[sample])),
                     **options,
                 )
+                alone = paged_attention.paged_attention(one)
                 assert torch.equal(alone[0], whole[row])
 
 
 def test_a_transposed_query_and_what_lies_behind_the_context() -> None:
     query, key_pool, value_pool, tables, starts, held = work(torch.bfloat16, (4, 2, 64, 64), [20], [3], 0)
-    expected = paged_attention.paged_attention(query, key_pool, value_pool, tables, starts, held, scale=0.1)
+    expected = paged_attention.paged_attention(PagedCall(query, key_pool, value_pool, tables, starts, held, scale=0.1))
     key_pool[tables[0, 1], :, 7:] = 1000.0  # place 23 and on
     value_pool[tables[0, 1], :, 7:] = 1000.0
     heads_first = query.transpose(0, 1).contiguous().transpose(0, 1)
-    found = paged_attention.paged_attention(heads_first, key_pool, value_pool, tables, starts, held, scale=0.1)
+    found = paged_attention.paged_attention(
+        PagedCall(heads_first, key_pool, value_pool, tables, starts, held, scale=0.1)
+    )
     assert torch.equal(found, expected)
 
 
@@ -149,6 +153,6 @@ def test_a_broken_number_shows() -> None:
     for broken in (torch.nan, torch.inf):
         query, key_pool, value_pool, tables, starts, held = work(torch.bfloat16, (4, 2, 64, 64), [20], [1], 0)
         query[0, 1, 3] = broken
-        out = paged_attention.paged_attention(query, key_pool, value_pool, tables, starts, held, scale=0.1)
+        out = paged_attention.paged_attention(PagedCall(query, key_pool, value_pool, tables, starts, held, scale=0.1))
         assert not out[0, 1].isfinite().any()
         assert out[0, [0, 2, 3]].isfinite().all()

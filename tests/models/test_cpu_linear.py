@@ -11,10 +11,10 @@ from torch import nn
 from torch.nn import functional as F
 
 from plait.data.records import Prompt
-from plait.generation import forward
+from plait.generation.backend import Refusal
+from plait.generation.compiled_forward import CompiledForward
 from plait.generation.engine import Engine, drain
 from plait.generation.forward import PACK_STEPS
-from plait.generation.lowered import Refusal
 from plait.generation.request import Request
 from plait.generation.settings import Sampling, SamplingSettings
 from plait.kernels.noise import NoiseKey
@@ -204,7 +204,7 @@ def test_a_packed_rollout_says_what_an_unpacked_one_says(monkeypatch: pytest.Mon
         engine.add(Request(_prompt(1, range(5, 12)), 3, sampling, NoiseKey(3)))
         return [(sample.token_ids, sample.logprobs) for sample in sorted(drain(engine), key=lambda s: s.index)]
 
-    monkeypatch.setattr(forward, "lower", lambda model: Refusal("for the test"))
+    monkeypatch.setattr(CompiledForward, "of", lambda model, block_tokens: Refusal("for the test"))
     packed = say()
     monkeypatch.setattr(PackedLinears, "pack", lambda self: None)
     assert packed == say()

@@ -92,9 +92,9 @@ def test_a_run_explains_itself(make_recipe: MakeRecipe) -> None:
 
 def test_a_run_says_once_which_forward_generates(make_recipe: MakeRecipe, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(make_recipe(**{"sampling.exact": True})).finished
-    said = [line for line in capsys.readouterr().err.splitlines() if "not lowered" in line]
+    said = [line for line in capsys.readouterr().err.splitlines() if "not by compiled ones" in line]
     assert said == [
-        "actor.generate: computed by the model's own layers, not lowered: exact mode has a forward of its own"
+        "actor.generate: computed by the model's own layers, not by compiled ones: exact mode has a forward of its own"
     ]
 
 

@@ -293,7 +293,7 @@ def read_lengths(path: Path, n: int) -> list[list[int]]:
 
 
 def summary(figures: dict[str, Any]) -> str:
-    step, share, reason = figures["step_ms"], figures["limit_share"], figures["not_lowered"]
+    step, share, reason = figures["step_ms"], figures["limit_share"], figures["not_compiled"]
     limit = "" if share is None else f"; {share:.0%} of what this machine can at most"
     return (
         f"{figures['samples']} samples, {figures['tokens']:,} tokens in {figures['seconds']:.1f} s: "
@@ -301,5 +301,5 @@ def summary(figures: dict[str, Any]) -> str:
         f"decode {figures['decode_tokens_per_s']:,.0f}){limit}\n"
         f"decode step {step['p50']:.1f} ms median, {step['p90']:.1f} p90, {step['p99']:.1f} p99; "
         f"KV cache at most {figures['kv_peak_bytes'] / 2**20:.0f} MiB"
-        + ("" if reason is None else f"\ncomputed by the model's own layers, not lowered: {reason}")
+        + ("" if reason is None else f"\ncomputed by the model's own layers, not by compiled ones: {reason}")
     )

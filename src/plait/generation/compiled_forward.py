@@ -1,9 +1,9 @@
-"""The lowered forward of a dense model: the same layers as the Transformers module's, as one compiled function.
+"""The compiled forward of a dense model: the same layers as the Transformers module's, as one function for a CPU.
 
-`lower` reads the weights and settings off a module whose layers are of the classic shape (norm, attention with rope,
-norm, gated MLP; perhaps biases, head norms, windows, layers without rope, factors as granite has them), and proves the
-result against the module's own forward (`proof`). Whatever is not of that shape, or computes something else, is refused
-with a reason, and the module itself computes.
+`CompiledForward.of` reads the weights and settings off a module whose layers are of the classic shape (norm, attention
+with rope, norm, gated MLP; perhaps biases, head norms, windows, layers without rope, factors as granite has them), and
+proves the result against the module's own forward (`proof`). Whatever is not of that shape, or computes something else,
+is refused with a reason, and the module itself computes.
 
 Both agree up to the order of sums; a row's numbers do not depend on the batch, on chunking, or on prompt and response
 (`kernels.decoder`).
@@ -15,14 +15,14 @@ from __future__ import annotations
 
 import mmap
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from plait.generation.backend import Refusal, unserved
 from plait.generation.dense_layers import (
     ROPE_TYPES,
     Refused,
@@ -43,6 +43,7 @@ from plait.kernels.decoder import CHUNK_ROWS, OFFSET, Sizes
 from plait.kernels.paged_attention import KEYS, array_of
 from plait.kernels.products import TILE_COLUMNS
 from plait.models.language_model import LanguageModel
+from plait.policy.blocks import BLOCK_TOKENS
 
 ALIGNMENT = 64
 """Bytes: a vector, a line of the cache."""
@@ -51,32 +52,18 @@ HUGE_PAGE = 1 << 21
 """Bytes. With weights on huge pages [8, 1536] by [1536, 576] takes 39 µs in place of 45, 32 rows 117 (122)."""
 
 
-@dataclass(frozen=True)
-class Refusal:
-    """Why a model is not lowered."""
+class CompiledForward:
+    """A Backend, see there and the module's docstring; made by `of`.
 
-    reason: str
-
-
-def lower(model: LanguageModel) -> Lowered | Refusal:
-    """The lowered forward of a model, proven equal to its module's; or why there is none."""
-    try:
-        lowered = Lowered(model)
-        prove(lowered)
-    except Refused as refused:
-        return Refusal(str(refused))
-    lowered.drop()
-    return lowered
-
-
-class Lowered:
-    """See the module's docstring; made by `lower`.
-
-    Weights are read when they are packed: a copy as large as themselves. `drop` it before they change.
+    Prepared, it holds a copy of the weights as large as themselves. Several threads share a step.
     """
 
+    devices: ClassVar[frozenset[str]] = frozenset(("cpu",))
+    dtypes: ClassVar[frozenset[torch.dtype]] = frozenset((torch.float32, torch.bfloat16))
+
     def __init__(self, model: LanguageModel) -> None:
-        require(model.device.type == "cpu", f"it lies on {model.device.type}")
+        reason = unserved(type(self), model)
+        require(reason is None, reason or "")
         require(paged_attention.fast(model.dtype), f"there are no vector instructions or no numba for {model.dtype}")
         require(model.own is None, "it shares its weights with others under an adapter")
         require(model.part is None or model.part.is_whole, "this rank has a part of it")
@@ -91,9 +78,28 @@ class Lowered:
         self._state = np.zeros(2, np.int64)
         self._read_settings()
 
+    @classmethod
+    def of(cls, model: LanguageModel, block_tokens: int = BLOCK_TOKENS) -> Self | Refusal:
+        """See Backend.of."""
+        if block_tokens != KEYS:
+            return Refusal(f"its kernels take blocks of {KEYS} tokens, the pool has {block_tokens}")
+        try:
+            forward = cls(model)
+            prove(forward)
+        except Refused as refused:
+            return Refusal(str(refused))
+        forward.drop()
+        return forward
+
     @property
-    def is_packed(self) -> bool:
+    def is_prepared(self) -> bool:
+        """See Backend.is_prepared."""
         return self._weights is not None
+
+    @property
+    def has_copies(self) -> bool:
+        """See Backend.has_copies."""
+        return self.is_prepared
 
     @property
     def num_bytes(self) -> int:
@@ -101,9 +107,9 @@ class Lowered:
         packed = 0 if self._packed is None else self._packed.nbytes
         return packed + sum(array.nbytes for array in self._room or ())
 
-    def pack(self) -> None:
-        """Copy the weights as they are now."""
-        if self.is_packed:
+    def prepare(self) -> None:
+        """See Backend.prepare."""
+        if self.is_prepared:
             return
         wanted = [
             [(linear.weight, linear.bias) for linear in linears]
@@ -133,7 +139,7 @@ class Lowered:
         )
 
     def drop(self, *, keep_memory: bool = False) -> None:
-        """Give the copy back; nothing to do where there is none.
+        """See Backend.drop.
 
         Args:
             keep_memory: for the next copy. New memory has to be found and zeroed, and where a virtual machine hands
@@ -142,6 +148,11 @@ class Lowered:
         self._weights, self._head = None, None
         if not keep_memory:
             self._packed = None
+
+    def compute(self, batch: RaggedBatch, pool: KVPool) -> Tensor | None:
+        """See Backend.compute."""
+        hidden_RH = self.hidden(batch, pool)
+        return self.logits(hidden_RH) if len(hidden_RH) else None
 
     @torch.no_grad()
     def hidden(self, batch: RaggedBatch, pool: KVPool) -> Tensor:
@@ -165,7 +176,7 @@ class Lowered:
             window: narrows those of layers that have one.
         """
         assert pool.block_tokens == KEYS, f"blocks of {KEYS} tokens"
-        self.pack()
+        self.prepare()
         read_R, places_R = _ascending(batch)
         out_RH = x_TH.new_empty(len(read_R), x_TH.shape[1])
         weights = _narrowed(self._weights_for(int(batch.position_ids_T.max()) + 1), layers, window)
@@ -194,7 +205,7 @@ class Lowered:
     @torch.no_grad()
     def logits(self, hidden_RH: Tensor) -> Tensor:
         """Logits [R, V] in the compute dtype, the family's final softcap and scale included."""
-        self.pack()
+        self.prepare()
         if self._head is None:
             return self.model.logits(hidden_RH)
         num_tokens = self.model.head.weight.shape[0]
@@ -311,7 +322,7 @@ class Lowered:
             run(0)
             return
         if self._threads is None or self._threads._max_workers < parts - 1:
-            self._threads = ThreadPoolExecutor(parts - 1, thread_name_prefix="lowered")
+            self._threads = ThreadPoolExecutor(parts - 1, thread_name_prefix="compiled-forward")
         others = [self._threads.submit(run, part) for part in range(1, parts)]
         run(0)
         for other in others:

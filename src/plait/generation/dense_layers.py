@@ -1,4 +1,4 @@
-"""What a decoder of the classic shape keeps where, and how it computes: read off a Transformers module for `lowered`.
+"""What a decoder of the classic shape keeps where, and how it computes: read off a Transformers module.
 
 The weights are found by the names that all such families use; scales, windows, heads and factors by watching the module
 compute. Whatever is of another shape is refused by name.
@@ -20,7 +20,7 @@ ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 
 
 class Refused(Exception):
-    """The model is not lowered; says why. Caught by `lowered.lower`."""
+    """A model has no compiled forward; says why. Caught by `CompiledForward.of`."""
 
 
 @dataclass(frozen=True)

@@ -125,9 +125,9 @@ class Engine:
         return self._forward.has_packed_weights
 
     @property
-    def not_lowered(self) -> str | None:
-        """See `Forward.not_lowered`."""
-        return self._forward.not_lowered
+    def not_compiled(self) -> str | None:
+        """See `Forward.not_compiled`."""
+        return self._forward.not_compiled
 
     @property
     def kv_tokens(self) -> tuple[int, int]:

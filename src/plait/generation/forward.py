@@ -1,7 +1,7 @@
 """The engine's forward: new tokens of a step in, logits of those that are read out, the pool filled on the way.
 
-Three ways compute the same up to rounding: the lowered forward where a model has one and its copy of the weights will
-pay, the Transformers module else, and exact mode.
+Backends compute the same up to rounding: the first of `BACKENDS` that a model has, where its copy of the weights will
+pay, the Transformers module else. Exact mode has a forward of its own.
 
 Shapes: R rows whose logits are read, H hidden size, V vocabulary.
 """
@@ -13,13 +13,17 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from plait.generation.backend import Backend, Refusal
+from plait.generation.compiled_forward import CompiledForward
 from plait.generation.exact import ExactForward
-from plait.generation.lowered import Lowered, Refusal, lower
+from plait.generation.module_forward import ModuleForward
 from plait.generation.pool import KVPool
-from plait.generation.ragged import NewTokens, RaggedBatch, RaggedContext, ragged
+from plait.generation.ragged import NewTokens, RaggedBatch, ragged
 from plait.generation.rows import Rows, with_chunks
-from plait.models.cpu_linear import PackedLinears
 from plait.models.language_model import LanguageModel
+
+BACKENDS: tuple[type[Backend], ...] = (CompiledForward,)
+"""Faster than the module, the best first; those that serve other devices or dtypes are refused."""
 
 PACK_STEPS = 16
 """Tokens that a response may have, from which on the weights are packed when work begins: packing costs about what so
@@ -45,34 +49,42 @@ class Forward:
         self.model = model
         self._pool = pool
         self._exact = ExactForward(model, pool) if exact else None
-        self._packed = PackedLinears(model.module)
-        self._lowered: Lowered | Refusal | None = None
-        """None: not tried yet. Where it is refused the module computes, with packed products."""
+        self._module = ModuleForward.of(model, pool.block_tokens)
+        self._fast: Backend | Refusal | None = None
+        """None: not tried yet. Where it is refused, and until it is prepared, the module computes."""
         self._decided = False
-        """Whether the weights are to be packed."""
+        """Whether it is known that preparing pays, or does not."""
 
     @property
     def has_packed_weights(self) -> bool:
         """Whether a copy of the weights is held in another order."""
-        return self._packed.has_copies or self._is_lowered
+        return any(backend.has_copies for backend in self._backends)
 
     @property
-    def _is_lowered(self) -> bool:
-        return isinstance(self._lowered, Lowered) and self._lowered.is_packed
+    def _backends(self) -> tuple[Backend, ...]:
+        """Those that there are, the best first."""
+        if self._fast is None or isinstance(self._fast, Refusal):
+            return (self._module,)
+        return (self._fast, self._module)
 
     @property
-    def not_lowered(self) -> str | None:
-        """Why the Transformers module computes; None where a lowered forward does, once there are steps enough.
+    def not_compiled(self) -> str | None:
+        """Why the Transformers module computes; None where a faster backend does, once there are steps enough.
 
-        The first question makes and proves the lowered forward.
+        The first question makes and proves it.
         """
         if self._exact is not None:
             return "exact mode has a forward of its own"
         if self.model.part is not None:
             return "this rank has a part of the model"  # ranks of one layer have to meet in between
-        if self._lowered is None:
-            self._lowered = lower(self.model)
-        return self._lowered.reason if isinstance(self._lowered, Refusal) else None
+        found = self._tried()
+        return found.reason if isinstance(found, Refusal) else None
+
+    def _tried(self) -> Backend | Refusal:
+        """The backend beside the module, made and proven when it is first asked for."""
+        if self._fast is None:
+            self._fast = _first_of(BACKENDS, self.model, self._pool.block_tokens)
+        return self._fast
 
     def logits(
         self, rows: Rows, tokens_of_rows: Callable[[], Sequence[NewTokens]], chunks: Sequence[ChunkTokens]
@@ -91,15 +103,8 @@ class Forward:
         return self._logits(with_chunks(batch, more, read))
 
     def _logits(self, batch: RaggedBatch) -> Tensor | None:
-        if self._is_lowered:
-            assert isinstance(self._lowered, Lowered), "it is packed"
-            hidden_RH = self._lowered.hidden(batch, self._pool)
-            return self._lowered.logits(hidden_RH) if len(hidden_RH) else None
-        context = RaggedContext(self._pool, batch)
-        with self._packed.applied():
-            hidden_TH = self.model.hidden(batch.token_ids_T, batch.position_ids_T, context, read=batch.read_R)
-            hidden_RH = hidden_TH if batch.read_R is None else hidden_TH[batch.read_R]
-            return self.model.logits(hidden_RH) if len(hidden_RH) else None
+        prepared = (backend for backend in self._backends if backend.is_prepared)
+        return next(prepared, self._module).compute(batch, self._pool)
 
     def prepare(self, longest: Callable[[], int]) -> None:
         """Before a step: pack the weights, if it is not decided yet and there will be steps enough.
@@ -112,19 +117,25 @@ class Forward:
         self._decided = True
         if longest() < PACK_STEPS:
             return
-        if self.not_lowered is None:
-            assert isinstance(self._lowered, Lowered), "it was made"
-            self._lowered.pack()
-        else:
-            self._packed.pack()
+        found = self._tried()
+        (self._module if isinstance(found, Refusal) else found).prepare()
 
     def work_added(self) -> None:
         """There is more to compute than was known: weights that were not worth packing may be now."""
-        self._decided = self._packed.is_packed or self._is_lowered
+        self._decided = any(backend.is_prepared for backend in self._backends)
 
     def drop(self, *, keep_memory: bool = False) -> None:
         """Give the packed copy back; before the weights change. Its memory may stay for the next one."""
-        self._packed.drop()
-        if isinstance(self._lowered, Lowered):
-            self._lowered.drop(keep_memory=keep_memory)
+        for backend in self._backends:
+            backend.drop(keep_memory=keep_memory)
         self._decided = False
+
+
+def _first_of(kinds: Sequence[type[Backend]], model: LanguageModel, block_tokens: int) -> Backend | Refusal:
+    """The first that can be had; else why the last one cannot."""
+    found: Backend | Refusal = Refusal("there is no other way to compute")
+    for kind in kinds:
+        found = kind.of(model, block_tokens)
+        if not isinstance(found, Refusal):
+            break
+    return found

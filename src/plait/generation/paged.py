@@ -10,9 +10,9 @@ head, D and E head sizes of keys and of values, n tokens of a chunk.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import pairwise
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,6 +20,7 @@ from torch.nn import functional as F
 
 from plait.generation.pool import context_of
 from plait.kernels import paged_attention
+from plait.kernels.paged_call import PagedCall
 
 PRODUCTS_FROM = 4096
 """Keys of the batch, S · Hkv · K, from which two batched products in bfloat16 beat the fused kernel on a CPU. In µs, D
@@ -30,71 +31,28 @@ CHUNK_SCORES = 1 << 22
 """Scores of a chunk that are computed at once."""
 
 Ancestors = Sequence[Tensor | None] | None
+PagedAttention = Callable[[PagedCall], Tensor]
+"""[T, Hq, E] in the dtype of the query, up to rounding that of `paged_attention_plain`."""
 
 
-def attention(
-    query: Tensor,
-    key_pool: Tensor,
-    value_pool: Tensor,
-    tables_SM: Tensor,
-    starts_S1: Tensor,
-    held_S: Tensor,
-    *,
-    ancestors: Ancestors = None,
-    scale: float,
-    window: int | None = None,
-    softcap: float | None = None,
-    sinks: Tensor | None = None,
-) -> Tensor:
-    """`paged_attention_plain`, the fastest way that there is for these tensors."""
-    options = {"scale": scale, "window": window, "softcap": softcap, "sinks": sinks}
-    compiled = paged_attention.AVAILABLE and query.dtype in (torch.float32, torch.bfloat16)
-    if compiled and query.device.type == "cpu" and key_pool.shape[2] == paged_attention.KEYS:
-        return paged_attention.paged_attention(
-            query,
-            key_pool,
-            value_pool,
-            tables_SM,
-            starts_S1,
-            held_S,
-            ancestors=ancestors,
-            **options,
-        )
-    plain = softcap is not None or sinks is not None or query.dtype == torch.float64
-    if plain or len(query) != len(tables_SM):
-        return _split(query, key_pool, value_pool, tables_SM, starts_S1, held_S, ancestors=ancestors, **options)
-    return _one_row_each(query, key_pool, value_pool, tables_SM, held_S, scale=scale, window=window)
+def attention_for(device: torch.device, dtype: torch.dtype, block_tokens: int) -> PagedAttention:
+    """The fastest way that there is for calls on this device, in this dtype, over blocks of so many tokens."""
+    compiled = paged_attention.AVAILABLE and dtype in (torch.float32, torch.bfloat16)
+    if compiled and device.type == "cpu" and block_tokens == paged_attention.KEYS:
+        return paged_attention.paged_attention
+    return _split if dtype == torch.float64 else _gathered
 
 
-def paged_attention_plain(
-    query: Tensor,
-    key_pool: Tensor,
-    value_pool: Tensor,
-    tables_SM: Tensor,
-    starts_S1: Tensor,
-    held_S: Tensor,
-    *,
-    ancestors: Ancestors = None,
-    scale: float,
-    window: int | None = None,
-    softcap: float | None = None,
-    sinks: Tensor | None = None,
-) -> Tensor:
-    """Each new token over the held tokens of its sample and those new ones that it sees; the softmax in float32.
-
-    Args:
-        query: [T, Hq, D], rope applied.
-        key_pool, value_pool: [N, Hkv, P, D] and [N, Hkv, P, E], the new tokens' included.
-        tables_SM: int32, block ids, −1 behind them.
-        starts_S1: int32 [S + 1], first row of each sample.
-        held_S: int32, tokens that the pool held before.
-        ancestors: per sample a bool [k, k], row i sees new token j; None: a causal chain.
-        window: a token sees itself and the window − 1 positions before it; None: all before it.
-        softcap, sinks: see AttentionContext.attend.
+def paged_attention_plain(call: PagedCall) -> Tensor:
+    """What is computed: the softmax in float32, of float64 all in float64.
 
     Returns:
-        [T, Hq, E] in the dtype of the query; float64 is computed in float64.
+        [T, Hq, E] in the dtype of the query.
     """
+    query, key_pool, value_pool, tables_SM, starts_S1, held_S = (
+        call.query, call.key_pool, call.value_pool, call.tables_SM, call.starts_S1, call.held_S,
+    )  # fmt: skip
+    scale, window, softcap, sinks = call.scale, call.window, call.softcap, call.sinks
     wide = torch.promote_types(query.dtype, torch.float32)
     num_key_heads, block_tokens = key_pool.shape[1:3]
     starts = starts_S1.tolist()
@@ -110,7 +68,7 @@ def paged_attention_plain(
     scores_SHGRK = scores_SHGRK.unflatten(2, query_SHGRD.shape[2:4])
     if softcap is not None:
         scores_SHGRK = softcap * torch.tanh(scores_SHGRK / softcap)
-    seen_SRK = _seen(held_S, counts, max(counts), key.shape[2], ancestors, window)
+    seen_SRK = _seen(held_S, counts, max(counts), key.shape[2], call.ancestors, window)
     scores_SHGRK = scores_SHGRK.masked_fill(~seen_SRK[:, None, None], -torch.inf)
     if sinks is not None:
         column = sinks.to(wide).view(1, num_key_heads, -1, 1, 1).expand(*scores_SHGRK.shape[:4], 1)
@@ -123,27 +81,23 @@ def paged_attention_plain(
     return out_SRHE[there_SR].to(query.dtype)
 
 
-def _split(
-    query: Tensor,
-    key_pool: Tensor,
-    value_pool: Tensor,
-    tables_SM: Tensor,
-    starts_S1: Tensor,
-    held_S: Tensor,
-    *,
-    ancestors: Ancestors,
-    **options: Any,
-) -> Tensor:
+def _gathered(call: PagedCall) -> Tensor:
+    """By torch's products over gathered keys."""
+    if call.softcap is not None or call.sinks is not None or len(call.query) != len(call.tables_SM):
+        return _split(call)
+    return _one_row_each(call)
+
+
+def _split(call: PagedCall) -> Tensor:
     """`paged_attention_plain` of samples with one new token, then of the others: it computes as many rows of each as
     any of them has."""
+    query, starts_S1 = call.query, call.starts_S1
     counts = [stop - start for start, stop in pairwise(starts_S1.tolist())]
     singles = [sample for sample, count in enumerate(counts) if count == 1]
     others = [sample for sample, count in enumerate(counts) if count > 1]
     if not (singles and others):
-        return paged_attention_plain(
-            query, key_pool, value_pool, tables_SM, starts_S1, held_S, ancestors=ancestors, **options
-        )
-    out = query.new_empty(len(query), query.shape[1], value_pool.shape[3])
+        return paged_attention_plain(call)
+    out = query.new_empty(len(query), query.shape[1], call.value_pool.shape[3])
     for part in (singles, others):
         part_S = torch.tensor(part, device=query.device)
         rows_S = (starts_S1[1:] - starts_S1[:-1])[part_S]
@@ -151,11 +105,15 @@ def _split(
         first_S = starts_S1[part_S] - starts[:-1]
         rows_T = torch.arange(sum(counts[sample] for sample in part), device=query.device)
         rows_T = rows_T + first_S.repeat_interleave(rows_S)
-        trees = None if ancestors is None else [ancestors[sample] for sample in part]
-        tables, held = tables_SM[part_S], held_S[part_S]
-        out[rows_T] = paged_attention_plain(
-            query[rows_T], key_pool, value_pool, tables, starts, held, ancestors=trees, **options
+        of_part = replace(
+            call,
+            query=query[rows_T],
+            tables_SM=call.tables_SM[part_S],
+            starts_S1=starts,
+            held_S=call.held_S[part_S],
+            ancestors=None if call.ancestors is None else [call.ancestors[sample] for sample in part],
         )
+        out[rows_T] = paged_attention_plain(of_part)
     return out
 
 
@@ -191,20 +149,12 @@ def _seen(
     return seen_SRK
 
 
-def _one_row_each(
-    query: Tensor,
-    key_pool: Tensor,
-    value_pool: Tensor,
-    tables_SM: Tensor,
-    held_S: Tensor,
-    *,
-    scale: float,
-    window: int | None,
-) -> Tensor:
+def _one_row_each(call: PagedCall) -> Tensor:
     """`paged_attention_plain` of one row per sample, in the dtype of the query."""
+    query, key_pool, held_S, scale, window = call.query, call.key_pool, call.held_S, call.scale, call.window
     num_key_heads, block_tokens = key_pool.shape[1:3]
-    ids_SM = tables_SM[:, : int(held_S.max()) // block_tokens + 1].clamp(min=0).long()
-    key, value = context_of(key_pool, ids_SM), context_of(value_pool, ids_SM)
+    ids_SM = call.tables_SM[:, : int(held_S.max()) // block_tokens + 1].clamp(min=0).long()
+    key, value = context_of(key_pool, ids_SM), context_of(call.value_pool, ids_SM)
     positions_S1 = held_S[:, None].long()
     places_K = torch.arange(key.shape[2], device=key.device)
     hidden_SK = places_K > positions_S1

@@ -1,6 +1,6 @@
-"""That a lowered forward computes what its module computes: shown layer by layer, each from the module's own input.
+"""That a compiled forward computes what its module computes: shown layer by layer, each from the module's own input.
 
-The module computes a few random prompts once, and is watched. Then each lowered layer gets what the module's layer got,
+The module computes a few random prompts once, and is watched. Then each compiled layer gets what the module's got,
 so nothing that earlier layers rounded hides an error of this one. Two things are asked of each difference:
 
 1. It is of the size of rounding, in every row.
@@ -19,7 +19,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -31,9 +31,7 @@ from plait.generation.pool import KVPool
 from plait.generation.ragged import NewTokens, RaggedBatch, ragged
 from plait.kernels.paged_attention import KEYS
 from plait.models.attention import PackedContext
-
-if TYPE_CHECKING:
-    from plait.generation.lowered import Lowered
+from plait.models.language_model import LanguageModel
 
 ROUNDING = {torch.float32: 64.0, torch.bfloat16: 4.0}
 """Root-mean-square difference of a row at most, in units of the last place of what is compared. The order of a sum is
@@ -59,20 +57,48 @@ NUM_IN_ONE_GO = 2
 SMALLEST = 1e-30
 
 
-def prove(lowered: Lowered) -> None:
-    """Compare a lowered forward with its module on random tokens. Its weights stay packed.
+class Layered(Protocol):
+    """A forward that can be shown layer by layer."""
+
+    model: LanguageModel
+
+    def embedded(self, token_ids_T: Tensor) -> Tensor:
+        """What enters the first layer: [T, H]."""
+        ...
+
+    def decoded(
+        self, x_TH: Tensor, batch: RaggedBatch, pool: KVPool, layers: slice = ..., *, window: int | None = None
+    ) -> Tensor:
+        """Hidden states [R, H] after these layers and the final norm; x_TH holds what leaves the last of them then.
+
+        Args:
+            window: narrows those of layers that have one.
+        """
+        ...
+
+    def hidden(self, batch: RaggedBatch, pool: KVPool) -> Tensor:
+        """[R, H] after all layers and the final norm."""
+        ...
+
+    def logits(self, hidden_RH: Tensor) -> Tensor:
+        """[R, V]."""
+        ...
+
+
+def prove(forward: Layered) -> None:
+    """Compare a compiled forward with its module on random tokens. Its weights stay packed.
 
     Raises:
         Refused: they differ; says where and how much.
     """
-    model, module = lowered.model, lowered.model.module.base_model
+    model, module = forward.model, forward.model.module.base_model
     row, positions_T = _prompts(module.embed_tokens.weight.shape[0], model.max_positions)
     with torch.no_grad(), _watched(module) as seen:
         hidden_TH = model.hidden(row.token_ids_T, positions_T, _Narrow(row))
         logits_NV = model.logits(hidden_TH[-NUM_LOGITS:])
     steps, pool = _steps(row, positions_T), KVPool(KEYS)
     pool.reserve(5, 5)
-    embedded_TH = lowered.embedded(row.token_ids_T)
+    embedded_TH = forward.embedded(row.token_ids_T)
     _compare("embeddings", embedded_TH, seen[0].entered, [seen[0].entered])
     x_TH, normed_TH = embedded_TH, embedded_TH
     for number, layer in enumerate(seen):
@@ -80,24 +106,24 @@ def prove(lowered: Lowered) -> None:
         for rows_T, batch in steps:
             x_nH = x_TH[rows_T]
             one = slice(number, number + 1)
-            normed_TH[rows_T] = lowered.decoded(x_nH, batch, pool, one, window=WINDOW)
+            normed_TH[rows_T] = forward.decoded(x_nH, batch, pool, one, window=WINDOW)
             x_TH[rows_T] = x_nH
         _compare(f"layer {number}", x_TH, layer.left, [layer.attention, layer.mlp])
     with torch.no_grad():
         expected_TH = module.norm(x_TH)
     _compare("final norm", normed_TH, expected_TH, [expected_TH])
-    _compare("logits", lowered.logits(hidden_TH[-NUM_LOGITS:]), logits_NV, [logits_NV])
-    _prove_in_one_go(lowered, row.token_ids_T[:NUM_IN_ONE_GO], pool, len(seen))
+    _compare("logits", forward.logits(hidden_TH[-NUM_LOGITS:]), logits_NV, [logits_NV])
+    _prove_in_one_go(forward, row.token_ids_T[:NUM_IN_ONE_GO], pool, len(seen))
 
 
-def _prove_in_one_go(lowered: Lowered, token_ids_T: Tensor, pool: KVPool, num_layers: int) -> None:
+def _prove_in_one_go(forward: Layered, token_ids_T: Tensor, pool: KVPool, num_layers: int) -> None:
     """Raises Refused where all layers in one go give other bits than one after the other."""
     batch = ragged([NewTokens(token_ids_T.tolist(), 0, (0,))], KEYS)
-    x_TH = lowered.embedded(token_ids_T)
+    x_TH = forward.embedded(token_ids_T)
     normed_TH = x_TH
     for number in range(num_layers):
-        normed_TH = lowered.decoded(x_TH, batch, pool, slice(number, number + 1))
-    require(torch.equal(lowered.hidden(batch, pool), normed_TH), "its layers in one go are not those one after another")
+        normed_TH = forward.decoded(x_TH, batch, pool, slice(number, number + 1))
+    require(torch.equal(forward.hidden(batch, pool), normed_TH), "its layers in one go are not those one after another")
 
 
 def _compare(what: str, found: Tensor, expected: Tensor, parts: Sequence[Tensor]) -> None:
@@ -112,7 +138,9 @@ def _compare(what: str, found: Tensor, expected: Tensor, parts: Sequence[Tensor]
     scale = scale.sqrt().clamp(min=SMALLEST)
     error = (found.float() - expected.float()) / scale
     worst = float(error.square().mean(1).sqrt().max()) / torch.finfo(expected.dtype).eps
-    require(worst <= ROUNDING[expected.dtype], f"its lowered {what} differs from the module's by {worst:.2g} roundings")
+    require(
+        worst <= ROUNDING[expected.dtype], f"its compiled {what} differs from the module's by {worst:.2g} roundings"
+    )
     spread = float(error.square().mean().sqrt())
     for part in parts:
         direction = part.float() / scale
@@ -121,7 +149,7 @@ def _compare(what: str, found: Tensor, expected: Tensor, parts: Sequence[Tensor]
         chance = DEVIATIONS * spread / size**0.5
         require(
             abs(factor) <= FACTOR[expected.dtype] + chance,
-            f"its lowered {what} differs from the module's by a factor of {1 - factor:.4f} in what it adds",
+            f"its compiled {what} differs from the module's by a factor of {1 - factor:.4f} in what it adds",
         )
 
 

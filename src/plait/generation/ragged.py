@@ -21,9 +21,9 @@ from torch import Tensor
 
 from plait.data.packed import Group, PackedBatch, Span
 from plait.errors import CallError
-from plait.generation.paged import attention, chunk_attention
-from plait.generation.paged import paged_attention_plain as paged_attention_plain
+from plait.generation.paged import PagedAttention, chunk_attention
 from plait.generation.pool import KVPool, context_of, flat_places, scatter
+from plait.kernels.paged_call import PagedCall
 from plait.models.packed_attention import PackedPlan, packed_attention, plan
 
 SHORT_ROWS = 16
@@ -145,10 +145,12 @@ class RaggedContext:
 
     Args:
         pool: has all blocks of the tables.
+        attention: of the samples of few rows.
     """
 
-    def __init__(self, pool: KVPool, batch: RaggedBatch) -> None:
+    def __init__(self, pool: KVPool, batch: RaggedBatch, attention: PagedAttention) -> None:
         self.pool, self.batch = pool, batch
+        self._attention = attention
         self._rows: dict[int, Tensor] = {}
         self._plans: dict[int | None, PackedPlan] = {}
         num_short, starts = batch.num_short, [0]
@@ -188,17 +190,14 @@ class RaggedContext:
             self._rows[num_heads] = flat_places(self.batch.places_T, num_heads, self.pool.block_tokens)
         scatter(blocks, self._rows[num_heads], key, value)
         batch, num_short = self.batch, self.batch.num_short
-        tables, starts, held, ancestors = self._short
         options = {"scale": scale, "window": window, "softcap": softcap, "sinks": sinks}
         rows_TH = query.transpose(0, 1)
         if num_short == len(batch.num_new):
-            return attention(rows_TH, blocks.key, blocks.value, tables, starts, held, ancestors=ancestors, **options)
+            return self._attention(PagedCall(rows_TH, blocks.key, blocks.value, *self._short, **options))
         out = query.new_empty(query.shape[1], query.shape[0], value.shape[2])
         if num_short:
             rows = slice(0, self._starts[num_short])
-            out[rows] = attention(
-                rows_TH[rows], blocks.key, blocks.value, tables, starts, held, ancestors=ancestors, **options
-            )
+            out[rows] = self._attention(PagedCall(rows_TH[rows], blocks.key, blocks.value, *self._short, **options))
         if self._fresh > num_short:
             rows = slice(self._starts[num_short], self._starts[self._fresh])
             if window not in self._plans:

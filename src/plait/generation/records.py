@@ -43,8 +43,8 @@ class StepRecord:
     """Samples that got a token."""
     num_preempted: int
     packing_s: float = 0.0
-    """Seconds of it that went into packing the weights (and once into lowering the model): when work begins, whatever
-    the step computes."""
+    """Seconds of it that went into packing the weights (and once into proving a faster backend): when work begins,
+    whatever the step computes."""
 
     def done(self, call: str, num_bytes: int, *, units: int) -> Done:
         """The step as an action of a call.

@@ -1,4 +1,4 @@
-"""The decoder of a dense model on a CPU as one compiled function: the counterpart of `generation.lowered`.
+"""The decoder of a dense model on a CPU as one compiled function: the counterpart of `generation.compiled_forward`.
 
 Rounds where the Transformers layer rounds, so that both agree up to the order of sums. Every row is computed from that
 row alone, to the bit, whatever the batch holds; so a prompt may be taken whole, in chunks or token by token.

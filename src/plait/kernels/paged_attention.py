@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from plait.compiled import AVAILABLE, njit
+from plait.kernels.paged_call import PagedCall
 
 try:
     from numba import carray
@@ -184,33 +185,21 @@ def attend(
                             out_E[e] = narrow(like, total_E[e])
 
 
-def paged_attention(
-    query: Tensor,
-    key_pool: Tensor,
-    value_pool: Tensor,
-    tables_SM: Tensor,
-    starts_S1: Tensor,
-    held_S: Tensor,
-    *,
-    ancestors: Sequence[Tensor | None] | None = None,
-    scale: float,
-    window: int | None = None,
-    softcap: float | None = None,
-    sinks: Tensor | None = None,
-) -> Tensor:
-    """See `generation.paged.paged_attention_plain`; float32 or bfloat16 on a CPU, blocks of KEYS tokens."""
+def paged_attention(call: PagedCall) -> Tensor:
+    """[T, Hq, E]; float32 or bfloat16 on a CPU, blocks of KEYS tokens."""
+    key_pool, value_pool, sinks = call.key_pool, call.value_pool, call.sinks
     assert key_pool.shape[2] == KEYS, f"blocks of {KEYS} tokens, got {key_pool.shape[2]}"
     assert key_pool.is_contiguous(), "the blocks of a layer are contiguous"
     assert value_pool.is_contiguous(), "the blocks of a layer are contiguous"
-    query = query.contiguous()
+    query = call.query.contiguous()
     num_rows, num_heads, key_size = query.shape
     num_key_heads, value_size = value_pool.shape[1], value_pool.shape[3]
     out = query.new_empty(num_rows, num_heads, value_size)
     sizes = (num_heads, num_key_heads, key_size, value_size)
     like, vectors = array_of(query), fast(query.dtype) and key_size % 32 == 0 and value_size % 32 == 0
     by_unit = vectors and by_matrix_unit(query.dtype)
-    room_1GK, probs_1GK, turned_1X = rooms(sizes, tables_SM.shape[1] * KEYS, by_unit, like)
-    seen_TK, depths_T = seen_rows(starts_S1, ancestors)
+    room_1GK, probs_1GK, turned_1X = rooms(sizes, call.tables_SM.shape[1] * KEYS, by_unit, like)
+    seen_TK, depths_T = seen_rows(call.starts_S1, call.ancestors)
     attend(
         like,
         query.data_ptr(),
@@ -221,16 +210,16 @@ def paged_attention(
         value_pool.data_ptr(),
         sizes,
         vectors,
-        tables_SM.contiguous().numpy(),
-        starts_S1.numpy(),
-        held_S.numpy(),
+        call.tables_SM.contiguous().numpy(),
+        call.starts_S1.numpy(),
+        call.held_S.numpy(),
         seen_TK,
         depths_T,
         0,
         num_rows,
-        np.float32(scale),
-        window or 0,
-        np.float32(softcap or 0),
+        np.float32(call.scale),
+        call.window or 0,
+        np.float32(call.softcap or 0),
         _NO_SINKS if sinks is None else sinks.detach().float().contiguous().numpy(),
         room_1GK[0],
         probs_1GK[0],

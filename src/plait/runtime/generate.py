@@ -67,7 +67,7 @@ def generate(job: Job, keep: Callable[[Sample], None], done: Collection[tuple[in
     """
     shape, requests = _checked(job)
     engine = Engine(load_model(job.model, dtype=job.dtype, device=job.device), job.engine)
-    not_lowered = engine.not_lowered
+    not_compiled = engine.not_compiled
     give_back_freed()
     for request in requests:
         _ask(engine, request, done)
@@ -79,7 +79,7 @@ def generate(job: Job, keep: Callable[[Sample], None], done: Collection[tuple[in
     if samples and len(samples) == num_asked:
         rates = measure_rates(job.dtype, job.device)
         limit_s = limit_of(samples, shape, job.dtype, job.engine.max_running, rates)
-    return GenerationReport(tuple(samples), num_asked, seconds, meter, limit_s, not_lowered)
+    return GenerationReport(tuple(samples), num_asked, seconds, meter, limit_s, not_compiled)
 
 
 def _ask(engine: Engine, request: Request, done: Collection[tuple[int, int]]) -> None:

@@ -28,7 +28,7 @@ class Meter:
     prefill_seconds: float = 0.0
     """Of the steps that compute prompts, whatever else they compute; less `packing_seconds`."""
     packing_seconds: float = 0.0
-    """Packing the weights when work begins, and lowering the model the first time."""
+    """Packing the weights when work begins, and proving the compiled forward the first time."""
     decode_tokens: int = 0
     decode_step_s: list[float] = field(default_factory=list)
     kv_peak_bytes: int = 0
@@ -72,8 +72,8 @@ class GenerationReport:
     meter: Meter
     limit_s: float | None
     """What the machine needs at least for these samples (`forecast.limit`); None where not all were finished."""
-    not_lowered: str | None = None
-    """See `Engine.not_lowered`."""
+    not_compiled: str | None = None
+    """See `Engine.not_compiled`."""
 
     @property
     def is_whole(self) -> bool:
@@ -94,7 +94,7 @@ class GenerationReport:
             "step_ms": {f"p{q}": float(np.percentile(steps_ms, q)) for q in (50, 90, 99)},
             "kv_peak_bytes": meter.kv_peak_bytes,
             "limit_share": None if self.limit_s is None else self.limit_s / self.seconds,
-            "not_lowered": self.not_lowered,
+            "not_compiled": self.not_compiled,
         }
 
 

@@ -114,8 +114,8 @@ class Rollout:
         if self._has_said_how:
             return
         self._has_said_how = True
-        if (reason := engine.not_lowered) is not None:
-            self._progress.message(f"{node.call}: computed by the model's own layers, not lowered: {reason}")
+        if (reason := engine.not_compiled) is not None:
+            self._progress.message(f"{node.call}: computed by the model's own layers, not by compiled ones: {reason}")
 
 
 def _stays(resample: Resample, rewards: FloatArray) -> bool:

@@ -29,7 +29,7 @@ def generation_rows(
     width = BYTES[dtype]
     rows = [
         ("libraries that loading needs, tokenizer, configuration", LOADED_BYTES),
-        ("compiled kernels, and what lowering the model leaves", KERNEL_BYTES),
+        ("compiled kernels, and what proving the forward leaves", KERNEL_BYTES),
         (f"KV cache ({kv_tokens} tokens)", kv_tokens * kv_bytes_per_token(shape, dtype)),
     ]
     if packed:

@@ -61,9 +61,9 @@ class CrewEngine:
         return None if self._own is None else self._own.model
 
     @property
-    def not_lowered(self) -> str | None:
+    def not_compiled(self) -> str | None:
         """Of the leader's own part."""
-        return None if self._own is None else self._own.not_lowered
+        return None if self._own is None else self._own.not_compiled
 
     @property
     def has_work(self) -> bool:

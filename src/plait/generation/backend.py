@@ -1,0 +1,74 @@
+"""What computes a step: the interface, and what a backend declares.
+
+`Forward` takes the first backend of `forward.BACKENDS` that can be had for its model, and the Transformers module
+(which serves every model) until that one is prepared, or where there is none. All compute the same up to rounding.
+
+Shapes: R rows that are read, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Protocol, Self
+
+import torch
+from torch import Tensor
+
+from plait.generation.pool import KVPool
+from plait.generation.ragged import RaggedBatch
+from plait.models.language_model import LanguageModel
+from plait.policy.blocks import BLOCK_TOKENS
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """Why a backend cannot be had for a model."""
+
+    reason: str
+
+
+class Backend(Protocol):
+    """Forwards of one model, on the device where its weights lie."""
+
+    devices: ClassVar[frozenset[str]]
+    """Types of devices that it serves."""
+    dtypes: ClassVar[frozenset[torch.dtype]]
+    """Compute dtypes that it serves."""
+
+    @classmethod
+    def of(cls, model: LanguageModel, block_tokens: int = BLOCK_TOKENS) -> Self | Refusal:
+        """One for this model and pools of such blocks, proven to compute what the model's module computes. It holds no
+        copies yet."""
+        ...
+
+    @property
+    def is_prepared(self) -> bool:
+        """Whether `prepare` was called since the last `drop`."""
+        ...
+
+    @property
+    def has_copies(self) -> bool:
+        """Whether weights are held once more: `drop` them before they change."""
+        ...
+
+    def prepare(self) -> None:
+        """Make of the weights, as they are now, what fast steps read; nothing to do where it is there."""
+        ...
+
+    def compute(self, batch: RaggedBatch, pool: KVPool) -> Tensor | None:
+        """Logits [R, V] in the compute dtype of the rows that are read, None if R is 0. The pool holds keys and values
+        of all new tokens then."""
+        ...
+
+    def drop(self, *, keep_memory: bool = False) -> None:
+        """Give the copies back; nothing to do where there are none. Their memory may stay for the next ones."""
+        ...
+
+
+def unserved(kind: type[Backend], model: LanguageModel) -> str | None:
+    """Why a kind of backend does not serve a model's device and dtype; None where it does."""
+    if model.device.type not in kind.devices:
+        return f"it lies on {model.device.type}"
+    if model.dtype not in kind.dtypes:
+        return f"there are no vector instructions or no numba for {model.dtype}"
+    return None

@@ -1,0 +1,58 @@
+"""The Transformers module as a backend: it serves every model that is admitted, on every device, in every dtype."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Self
+
+import torch
+from torch import Tensor
+
+from plait.generation.paged import attention_for
+from plait.generation.pool import KVPool
+from plait.generation.ragged import RaggedBatch, RaggedContext
+from plait.models.cpu_linear import PackedLinears
+from plait.models.language_model import LanguageModel
+from plait.policy.blocks import BLOCK_TOKENS
+
+
+class ModuleForward:
+    """A Backend, see there. Prepared, its products on a CPU read weights that are packed once more."""
+
+    devices: ClassVar[frozenset[str]] = frozenset(("cpu", "cuda"))
+    dtypes: ClassVar[frozenset[torch.dtype]] = frozenset((torch.float64, torch.float32, torch.bfloat16))
+
+    def __init__(self, model: LanguageModel, block_tokens: int) -> None:
+        self.model = model
+        self._attention = attention_for(model.device, model.dtype, block_tokens)
+        self._packed = PackedLinears(model.module)
+
+    @classmethod
+    def of(cls, model: LanguageModel, block_tokens: int = BLOCK_TOKENS) -> Self:
+        """See Backend.of: never refused, as the module is what others are held against."""
+        return cls(model, block_tokens)
+
+    @property
+    def is_prepared(self) -> bool:
+        """See Backend.is_prepared."""
+        return self._packed.is_packed
+
+    @property
+    def has_copies(self) -> bool:
+        """See Backend.has_copies."""
+        return self._packed.has_copies
+
+    def prepare(self) -> None:
+        """See Backend.prepare."""
+        self._packed.pack()
+
+    def compute(self, batch: RaggedBatch, pool: KVPool) -> Tensor | None:
+        """See Backend.compute."""
+        context = RaggedContext(pool, batch, self._attention)
+        with self._packed.applied():
+            hidden_TH = self.model.hidden(batch.token_ids_T, batch.position_ids_T, context, read=batch.read_R)
+            hidden_RH = hidden_TH if batch.read_R is None else hidden_TH[batch.read_R]
+            return self.model.logits(hidden_RH) if len(hidden_RH) else None
+
+    def drop(self, *, keep_memory: bool = False) -> None:
+        """See Backend.drop."""
+        self._packed.drop()
