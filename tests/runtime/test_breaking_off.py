@@ -198,7 +198,9 @@ def test_a_finished_run_is_not_done_again(make_recipe: MakeRecipe, monkeypatch: 
         assert new is not None
         assert new.metrics() == old.metrics()
         assert new.samples == old.samples
-    assert tree(recipe.run_dir) == before
+    after = tree(recipe.run_dir)
+    assert before.pop("run.json") != after.pop("run.json"), "it tells of each stay"
+    assert after == before
 
 
 # -- failed
@@ -364,8 +366,11 @@ def test_two_signals(make_recipe: MakeRecipe, tmp_path: Path) -> None:
         while not (tmp_path / "busy").exists() and time.monotonic() < deadline:
             time.sleep(0.02)
         process.send_signal(signal.SIGINT)
-        said = next(line for line in process.stderr if line.startswith("finishing"))  # behind what runs and is loaded
-        assert said == "finishing step 2, then saving; once more to leave at once\n"
+        said = [process.stderr.readline()]
+        while said[-1] and not said[-1].startswith("finishing"):
+            said.append(process.stderr.readline())
+        assert said[-1] == "finishing step 2, then saving; once more to leave at once\n"
+        assert f"resuming after step 1 of 3, from {recipe.run_dir}/checkpoints/step-1\n" in said
         process.send_signal(signal.SIGINT)
         rest = process.communicate(timeout=60)[1]
     finally:

@@ -27,7 +27,9 @@ def poisoned_after(step: int, buffer: str, patch: pytest.MonkeyPatch) -> None:
     def poison(session: Session) -> Any:
         metrics = run_step(session)
         if session.done.step == step:
-            session.crew.parts.roles["actor"].trainer.buffers()[buffer][3] = torch.inf  # type: ignore[union-attr]
+            trainer = session.crew.parts.roles["actor"].trainer
+            assert trainer is not None
+            trainer.buffers()[buffer][3] = torch.inf
         return metrics
 
     patch.setitem(api.train_session.__globals__, "run_step", poison)
@@ -90,3 +92,26 @@ def test_an_export_of_a_checkpoint_that_does_not_say_what_was_trained() -> None:
         checkpoint = CheckpointStore(GOLDEN / name / "checkpoints", keep_last=1).at(2)
         assert "trained" not in checkpoint.state
         assert trained_roles(checkpoint) == roles
+
+
+def test_nor_saved_by_several_ranks(make_recipe: MakeRecipe, tmp_path: Path) -> None:
+    """The share of rank 1 alone is broken, after its second step."""
+    (tmp_path / "flow.py").write_text(
+        "import torch.distributed as dist\n"
+        "from plait.algorithms.grpo import grpo as grpo\n"
+        "from plait.training.optimizer import MasterOptimizer\n\n"
+        "step, calls = MasterOptimizer.step, []\n\n"
+        "def poisoned(self, *args, **kwargs):\n"
+        "    report = step(self, *args, **kwargs)\n"
+        "    calls.append(1)\n"
+        "    if len(calls) == 2 and dist.is_initialized() and dist.get_rank() == 1:\n"
+        "        self.masters[3] = float('inf')\n"
+        "    return report\n\n"
+        "MasterOptimizer.step = poisoned\n"
+    )
+    keys = {"checkpoint.every": 1, "options": {"kl_coef": 0.05, "mini_batches": 1}, "doctor.enabled": False}
+    recipe = make_recipe(algorithm=f"{tmp_path}/flow.py:grpo", steps=3, devices=2, **keys)
+    with pytest.raises(RunError, match=r"step 2: 1 tensor is not finite: actor\.masters of ") as caught:
+        run(recipe)
+    assert "the last good one is step 1" in str(caught.value)
+    assert checkpoints_of(recipe) == {"step-1"}

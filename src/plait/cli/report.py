@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator, Sequence
+from io import StringIO
 from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 from rich.text import Text
 
 from plait.observe.console import SafeConsole
+from plait.output import write_file
+from plait.runtime.directory import SUMMARY
 
 if TYPE_CHECKING:
     from plait.rewards.statistics import Estimate
@@ -16,13 +20,21 @@ if TYPE_CHECKING:
     from plait.runtime.evaluation import Evaluation
     from plait.runtime.recipes.recipe import Recipe
 
+_KEPT_COLUMNS = 120
 _ANSWERS_COLUMNS = 72
 """Below, a table of answers would be columns of single words."""
 
 
 def print_outcome(recipe: Recipe, outcome: Outcome) -> None:
-    """The result of a finished run, or how to go on with a stopped one."""
-    console = SafeConsole()
+    """The result of a finished run, or how to go on with a stopped one; `summary.txt` of its folder gets it too."""
+    _print_outcome(SafeConsole(), recipe, outcome)
+    kept = StringIO()
+    _print_outcome(SafeConsole(file=kept, width=_KEPT_COLUMNS, force_terminal=False), recipe, outcome)
+    with contextlib.suppress(OSError):  # it was said
+        write_file(recipe.run_dir / SUMMARY, kept.getvalue().lstrip("\n"))
+
+
+def _print_outcome(console: SafeConsole, recipe: Recipe, outcome: Outcome) -> None:
     if not outcome.finished:
         where = f"\nstopped {_place(outcome)}; every step done is saved. Continue with the same command and "
         console.print(Text.assemble(where, ("--resume", "bold"), f" (run_dir {recipe.run_dir})"))

@@ -43,16 +43,16 @@ def train(*tokens: Annotated[str, Parameter(allow_leading_hyphen=True)]) -> int:
         from plait.cli.dry_run import dry_run
 
         return dry_run(loaded, resume="--resume" in flags)
-    return _run(loaded, title_of("train", path), resume="--resume" in flags)
+    return _run(loaded, path, resume="--resume" in flags)
 
 
-def _run(recipe: Recipe, title: str, *, resume: bool) -> int:
+def _run(recipe: Recipe, path: Path | None, *, resume: bool) -> int:
     check_place(recipe, resume=resume)
-    with opening(title, recipe_facts(recipe, resume=resume)):
+    with opening(title_of("train", path), recipe_facts(recipe, resume=resume)):
         from plait.cli.report import print_outcome
         from plait.runtime.api import run
 
-        outcome = run(recipe, resume=resume)
+        outcome = run(recipe, resume=resume, recipe_file=path)
     print_outcome(recipe, outcome)
     return 0 if outcome.finished else 130
 

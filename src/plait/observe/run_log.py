@@ -18,7 +18,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from plait.errors import RunError
+from plait.errors import DataError, RunError
+from plait.file_form import parse_json
 from plait.output import write_file
 
 _SCAN_BYTES = 1 << 16
@@ -117,13 +118,66 @@ def read_rows(path: str | Path) -> list[dict[str, Any]]:
     """Return the whole rows of a log; a torn last line is left out.
 
     Raises:
-        ValueError: a whole line is no JSON object.
+        DataError: a whole line is no JSON object; names the line.
     """
     text = Path(path).read_bytes()
-    rows = [json.loads(line) for line in text[: text.rfind(b"\n") + 1].splitlines()]
-    if not all(isinstance(row, dict) for row in rows):
-        raise ValueError(f"{path}: expected one JSON object per line")
+    rows = []
+    for number, line in enumerate(text[: text.rfind(b"\n") + 1].split(b"\n")[:-1], start=1):
+        try:
+            row = parse_json(line)
+        except ValueError as error:
+            raise damaged(f"{path}:{number}", str(error)) from None
+        if not isinstance(row, dict):
+            raise damaged(f"{path}:{number}", f"expected a JSON object, found a {type(row).__name__}")
+        rows.append(row)
     return rows
+
+
+def read_steps(path: str | Path) -> list[dict[str, Any]]:
+    """`read_rows` of a log whose rows say of which step they are.
+
+    Raises:
+        DataError: a whole line is no JSON object with a whole number as `step`; names the line.
+    """
+    rows = read_rows(path)
+    for number, row in enumerate(rows, start=1):
+        if type(row.get("step")) is not int:
+            raise damaged(f"{path}:{number}", f"expected a whole number as `step`, found {row.get('step')!r:.40}")
+    return rows
+
+
+def numbers_of(row: Mapping[str, Any], path: str | Path) -> dict[str, float]:
+    """A row's numbers by name, all but `step`; NaN and infinities are words in a log.
+
+    Raises:
+        DataError: a value is no number.
+    """
+    words = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+    found: dict[str, float] = {}
+    for name, value in row.items():
+        number = words.get(value, value) if isinstance(value, str) else value
+        if not isinstance(number, int | float) or isinstance(number, bool):
+            raise damaged(path, f"expected a number as `{name}` of step {row.get('step')}, found {value!r:.40}")
+        found[name] = number
+    del found["step"]
+    return found
+
+
+def cut_after(path: str | Path, step: int) -> None:
+    """Cut a log before its first row of a later step; a torn last line goes too.
+
+    Raises:
+        DataError: it is damaged (`read_steps`). RunError: it cannot be cut.
+    """
+    rows = read_steps(path)
+    lines = Path(path).read_bytes().split(b"\n")
+    kept = next((place for place, row in enumerate(rows) if row["step"] > step), len(rows))
+    truncate_to(path, sum(len(line) + 1 for line in lines[:kept]))
+
+
+def damaged(path: str | Path, why: str) -> DataError:
+    """What is said of a file of a run's folder that is not as the run has written it."""
+    return DataError(f"{path} is damaged: {why}; put a copy back, or begin anew in another `run_dir`")
 
 
 def write_rows(path: str | Path, rows: Iterable[Mapping[str, Any]]) -> None:

@@ -23,7 +23,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from plait.errors import RunError
+from plait.errors import DataError, RunError
+from plait.file_form import parse_json
 from plait.output import write_file
 
 
@@ -70,7 +71,11 @@ class TraceWriter:
         self._rows = _Rows()
         keep = resume and self.path.exists() and self.path.stat().st_size > 0
         if keep:
-            self._rows.learn(read_trace(self.path))
+            try:
+                self._rows.learn(read_trace(self.path))
+            except (KeyError, TypeError) as error:
+                raise DataError(f"{self.path} is damaged: its names of ranks and lanes: {error!r}") from error
+
         try:
             flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | (0 if keep else os.O_TRUNC)
             self._fd = os.open(self.path, flags, 0o644)
@@ -183,22 +188,38 @@ def write_trace(path: str | Path, events: Iterable[TraceEvent | TraceCounter]) -
 def read_trace(path: str | Path) -> list[dict[str, Any]]:
     """The raw events of a trace file, closed or open; a last line that a crash left incomplete is dropped.
 
-    Raises `ValueError` when the file is no array of events.
+    Raises `DataError` when the file is no array of events.
     """
-    text = Path(path).read_text(encoding="utf-8").strip()
+    try:
+        text = Path(path).read_text(encoding="utf-8").strip()
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path}: expected a Chrome trace, found bytes that are no UTF-8: {error}") from None
     if not text.startswith("["):
-        raise ValueError(f"{path}: expected a Chrome trace in the JSON array form, which begins with '['")
+        raise DataError(f"{path}: expected a Chrome trace in the JSON array form, which begins with '['")
+    try:
+        events = _events(text)
+    except ValueError as error:
+        raise DataError(f"{path}: expected a Chrome trace, found text that does not parse: {error}") from None
+    if not all(isinstance(event, dict) for event in events):
+        raise DataError(f"{path}: expected a Chrome trace, an array of objects")
+    return events
+
+
+def _events(text: str) -> list[Any]:
+    """Those of the array, which may lack its end; ValueError where it does not parse."""
     if text.endswith("]"):
-        return json.loads(text)
-    complete = text[: text.rfind("}") + 1] if "}" in text else "["
-    while True:
-        try:
-            return json.loads(complete + "]")
-        except json.JSONDecodeError:
-            cut = complete.rfind(",\n")
-            if cut < 0:
-                return []
-            complete = complete[:cut]
+        with contextlib.suppress(ValueError):  # the bracket may be one inside a torn line
+            return parse_json(text)
+    if text[1:].lstrip()[:1] not in ("", "{"):
+        raise ValueError("its first value is no object")
+    if "}" not in text:
+        return []
+    complete = text[: text.rfind("}") + 1]
+    try:
+        return parse_json(complete + "]")
+    except ValueError:
+        cut = complete.rfind(",\n")
+        return parse_json(complete[:cut] + "]") if cut >= 0 else []
 
 
 def _named(kind: str, rank: int, tid: int, name: str) -> dict[str, Any]:

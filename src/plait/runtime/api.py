@@ -15,6 +15,7 @@ from plait.runtime.controller import Outcome
 from plait.runtime.controller import train as train_session
 from plait.runtime.evaluation import Evaluation
 from plait.runtime.executor import Executor
+from plait.runtime.history import Origin
 from plait.runtime.measure import measure
 from plait.runtime.prepare import as_begun, prepare
 from plait.runtime.process import set_up
@@ -71,14 +72,24 @@ def train(
         return train_stages(Path(recipe), overrides, resume=resume, trust_run_code=trust_run_code)
     else:
         loaded = user_recipe(None if recipe is None else Path(recipe), overrides, trust_run_code=trust_run_code)
-    return run(loaded, resume=resume, flow=algorithm if callable(algorithm) else None)
+    file = None if recipe is None or isinstance(recipe, Recipe) else Path(recipe)
+    return run(loaded, resume=resume, flow=algorithm if callable(algorithm) else None, recipe_file=file)
 
 
-def run(recipe: Recipe, *, resume: bool = False, flow: Callable[..., Any] | None = None) -> Outcome:
+def run(
+    recipe: Recipe,
+    *,
+    resume: bool = False,
+    flow: Callable[..., Any] | None = None,
+    recipe_file: Path | None = None,
+) -> Outcome:
     """Claim the folder, prepare, open, train, close.
 
-    `flow` is the function that `recipe.algorithm` names, where it is at hand.
+    Args:
+        flow: the function that `recipe.algorithm` names, where it is at hand.
+        recipe_file: that the recipe was read from, of which the folder gets a copy.
     """
+    origin = Origin.here(recipe_file)
     set_up(recipe.threads)
     with claim(recipe, resume=resume) as directory:
         if resume:
@@ -87,8 +98,8 @@ def run(recipe: Recipe, *, resume: bool = False, flow: Callable[..., Any] | None
         if prepared.plan.num_ranks > 1:
             from plait.runtime.ranks.supervisor import supervise
 
-            return supervise(prepared, directory, resume=resume, flow=flow)
-        with Session(prepared, directory, resume=resume, leading=Alone(prepared)) as session:
+            return supervise(prepared, directory, resume=resume, flow=flow, origin=origin)
+        with Session(prepared, directory, resume=resume, leading=Alone(prepared), origin=origin) as session:
             return train_session(session)
 
 

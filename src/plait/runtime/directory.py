@@ -12,6 +12,8 @@ RUN_DIR/
     checkpoints/               see `checkpoint.store`
     best/, final/              Hugging Face folders
     merged/                    of a stage with adapters: its whole final weights, which later stages begin with
+    run.json, code/            see `history`
+    summary.txt                what the command printed at the end
     run.lock                   locked by the process that works here (`run_lock`)
 """
 
@@ -26,8 +28,9 @@ from pathlib import Path
 from typing import Any
 
 from plait.errors import ConfigError
-from plait.observe.run_log import RunLog, read_rows, truncate_to, write_rows
+from plait.observe.run_log import RunLog, cut_after, truncate_to, write_rows
 from plait.output import write_file
+from plait.runtime.history import CODE, HISTORY
 from plait.runtime.run_lock import LOCK, Lent, Lock
 
 RECIPE, METRICS, TRACE = "recipe.yaml", "metrics.jsonl", "trace.json"
@@ -35,11 +38,12 @@ EVALUATIONS = "evaluations.jsonl"
 PLAN = "plan.json"
 DOCTOR = "doctor.jsonl"
 REWARD_OUTPUT = "rewards.log"
+SUMMARY = "summary.txt"
 SAMPLES, CHECKPOINTS, BEST, FINAL, MERGED = "samples", "checkpoints", "best", "final", "merged"
 _LOGS = (METRICS, TRACE)
 """Files that grow row by row; a checkpoint states how long each was."""
 _LOGGED = (METRICS, EVALUATIONS, DOCTOR, TRACE, SAMPLES, "tensorboard", "wandb")
-_CLEARED = (RECIPE, PLAN, CHECKPOINTS, *_LOGGED, BEST, FINAL, MERGED)
+_CLEARED = (RECIPE, PLAN, CHECKPOINTS, *_LOGGED, BEST, FINAL, MERGED, HISTORY, CODE, SUMMARY)
 """What `overwrite` removes, in this order: without a recipe nothing can be resumed by mistake half-way."""
 _STEP_FILE = re.compile(r"\.?(?:step|eval)-(\d+)\b.*")
 
@@ -253,7 +257,7 @@ class RunDirectory:
         for name in set(_LOGS) - set(offsets):
             (self.path / name).unlink(missing_ok=True)
         if self.evaluations_path.exists():
-            _cut_after(self.evaluations_path, step)
+            cut_after(self.evaluations_path, step)
         if (self.path / SAMPLES).is_dir():
             for path in (self.path / SAMPLES).iterdir():
                 match = _STEP_FILE.fullmatch(path.name)
@@ -301,14 +305,6 @@ class RunDirectory:
             file.truncate(0)
             file.seek(0)
             file.write(new)
-
-
-def _cut_after(path: Path, step: int) -> None:
-    """Cut a log of evaluations before its first row of a later step; a torn last line goes too."""
-    lines = path.read_bytes().splitlines(keepends=True)
-    rows = read_rows(path)
-    kept = next((place for place, row in enumerate(rows) if row["step"] > step), len(rows))
-    truncate_to(path, sum(map(len, lines[:kept])))
 
 
 def _names(path: Path) -> set[str]:

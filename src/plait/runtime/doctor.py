@@ -20,14 +20,14 @@ from torch import Tensor
 from plait.data.records import FinishReason, Sample
 from plait.data.rows import FloatArray, Rows
 from plait.dataflow import CallKind, Dataflow, Grain, Node
-from plait.errors import RunError
+from plait.errors import DataError, RunError
 from plait.models.backbone import BackboneModel
 from plait.models.flat_weights import FlatWeights
 from plait.models.language_model import LanguageModel
 from plait.observe.doctor import Doctor, Finding
 from plait.observe.doctor_reading import Diagnosis, Reading, Severity
 from plait.observe.doctor_settings import DoctorSettings
-from plait.observe.run_log import RunLog, read_rows, truncate_to
+from plait.observe.run_log import RunLog, cut_after, damaged, read_steps
 from plait.runtime.loss_splits import split_gaps
 from plait.runtime.probe import Suspects, diagnose
 from plait.runtime.ranks.crew import Crew
@@ -85,7 +85,7 @@ class RunDoctor:
         self._doctor = Doctor(settings, recipe.dtype.value)
         if resume and path.exists():
             cut_after(path, last_step)
-            self._doctor.restore(read_rows(path))
+            self._restore(path)
         self._log = RunLog(path, resume=resume)
         self._trained = {node.role for node in flow.of_kind(CallKind.TRAIN)}
         self._models = _models(roles)
@@ -94,6 +94,14 @@ class RunDoctor:
             self._doctor.remember(last_step, self._first(name), fingerprint(weights))
         self._before = self._fingerprints()
         self._write()
+
+    def _restore(self, path: Path) -> None:
+        try:
+            self._doctor.restore(read_steps(path))
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            if isinstance(error, DataError):
+                raise
+            raise damaged(path, repr(error)) from error
 
     def after_step(self, state: StepState, metrics: Mapping[str, float]) -> list[Finding]:
         """Examine the step that has just ended, weights published: what is new to say is told, written and returned.
@@ -314,18 +322,6 @@ def fingerprint(weights: Tensor | FlatWeights) -> str:
     sampled = weights.sampled(stride) if nested else weights.detach()[::stride]
     sampled = sampled.contiguous().view(torch.uint8).cpu().numpy()
     return hashlib.blake2b(sampled.tobytes(), digest_size=8).hexdigest()
-
-
-def cut_after(path: Path, step: int) -> None:
-    """Cut the file before its first row of a later step; a torn last line goes too.
-
-    Raises:
-        RunError: the file cannot be cut.
-    """
-    lines = path.read_bytes().splitlines(keepends=True)
-    rows = read_rows(path)
-    kept = next((place for place, row in enumerate(rows) if row["step"] > step), len(rows))
-    truncate_to(path, sum(map(len, lines[:kept])))
 
 
 def _whole(*models: Any) -> bool:

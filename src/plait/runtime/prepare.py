@@ -309,7 +309,8 @@ def recipe_text(recipe: Recipe) -> str:
 
 def as_begun(old: Path, recipe: Recipe) -> Recipe:
     """The recipe of a run that is resumed: where it leaves the size of the KV pool open, what the stored one says."""
-    stored = (read_tree(old).get("sampling") or {}).get("kv_tokens")
+    sampling = read_tree(old).get("sampling")
+    stored = sampling.get("kv_tokens") if isinstance(sampling, dict) else None
     return recipe if stored is None or recipe.sampling.kv_tokens is not None else _with_pool(recipe, stored)
 
 

@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from typing import Any, Self
 
 from plait.dataflow import Dataflow, Level
-from plait.observe.run_log import RunLog, read_rows, write_rows
+from plait.observe.run_log import RunLog, damaged, numbers_of, read_rows, read_steps, write_rows
 from plait.observe.trace import TraceEvent, TraceWriter
 from plait.observe.trackers import Trackers
 from plait.runtime.directory import RunDirectory
@@ -42,7 +42,7 @@ class Records:
             self._metrics = stack.enter_context(directory.open_metrics(resume=resume))
             self._evaluations = stack.enter_context(RunLog(directory.evaluations_path, resume=resume))
             self._trace = stack.enter_context(TraceWriter(directory.trace_path, resume=resume))
-            self._evaluated = {row["step"] for row in read_rows(directory.evaluations_path)}
+            self._evaluated = {row["step"] for row in read_steps(directory.evaluations_path)}
             self._stack = stack.pop_all()
 
     def __enter__(self) -> Self:
@@ -82,33 +82,38 @@ class Records:
 
     def evaluation(self, step: int) -> Evaluation | None:
         """The evaluation of the weights after `step`, as it was written; None if it or its items are gone."""
-        row = next((row for row in read_rows(self._directory.evaluations_path) if row["step"] == step), None)
+        log = self._directory.evaluations_path
+        row = next((row for row in read_steps(log) if row["step"] == step), None)
         path = self._directory.evaluation_samples_path(step)
         if row is None or not path.exists():
             return None
         items = read_rows(path)
         if self._prepared.held_out_given:
-            measured = {name.removeprefix("eval/"): value for name, value in _numbers(row).items()}
+            measured = {name.removeprefix("eval/"): value for name, value in numbers_of(row, log).items()}
             return Evaluation((), (), None, logged=measured, num_given=self._prepared.num_held_out)
         settings, prompts = self._prepared.recipe.evaluation, self._prepared.held_out
         answers = settings.samples_per_prompt, settings.pass_at
         if len(items) != len(prompts) * settings.samples_per_prompt:
             return None
-        found = Evaluation.from_rows(items, prompts, {}, *answers)
+        try:
+            found = Evaluation.from_rows(items, prompts, {}, *answers)
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise damaged(path, repr(error)) from error
         own = found.metrics()
-        logged = {name.removeprefix("eval/"): value for name, value in _numbers(row).items() if name not in own}
+        logged = {name.removeprefix("eval/"): value for name, value in numbers_of(row, log).items() if name not in own}
         return Evaluation.from_rows(items, prompts, logged, *answers)
 
     def best_value(self) -> float:
         """The best value of an evaluation after a step; −∞ if there is none."""
-        rows = [_numbers(row) for row in read_rows(self._directory.evaluations_path) if row["step"] > 0]
+        log = self._directory.evaluations_path
+        rows = [numbers_of(row, log) for row in read_steps(log) if row["step"] > 0]
         values = [value_of(row) for row in rows]
         return max((value for value in values if not math.isnan(value)), default=-math.inf)
 
     def last_metrics(self) -> dict[str, float]:
         """The row of the last step; empty if there is none."""
-        rows = read_rows(self._directory.metrics_path)
-        return _numbers(rows[-1]) if rows else {}
+        rows = read_steps(self._directory.metrics_path)
+        return numbers_of(rows[-1], self._directory.metrics_path) if rows else {}
 
     def sync(self) -> dict[str, int]:
         """Force the logs to disk; their lengths in bytes, for a checkpoint. Raises OSError."""
@@ -128,11 +133,6 @@ def value_of(metrics: Mapping[str, float]) -> float:
     if "eval/accuracy" in metrics or "eval/reward" in metrics:
         return metrics.get("eval/accuracy", metrics.get("eval/reward", math.nan))
     return -next((value for name, value in metrics.items() if name.endswith("/loss")), math.nan)
-
-
-def _numbers(row: Mapping[str, Any]) -> dict[str, float]:
-    """A row's metrics; NaN and infinities are words in a log."""
-    return {name: float(value) if isinstance(value, str) else value for name, value in row.items() if name != "step"}
 
 
 def sample_rows(flow: Dataflow, state: StepState) -> Iterator[dict[str, Any]]:

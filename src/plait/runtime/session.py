@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Protocol, Self
 
@@ -24,6 +24,7 @@ from plait.runtime.directory import RunDirectory
 from plait.runtime.doctor import RunDoctor
 from plait.runtime.evaluation import Evaluation
 from plait.runtime.executor import Executor
+from plait.runtime.history import History, Origin
 from plait.runtime.measure import measure
 from plait.runtime.prepare import Prepared, changed_keys, recipe_text
 from plait.runtime.ranks.crew import Crew
@@ -77,6 +78,17 @@ class Progressed:
     threads: int = 0
     """Compute threads; a resumed run takes as many, because another number may round otherwise."""
 
+    @classmethod
+    def at(cls, checkpoint: Checkpoint) -> Progressed:
+        """What a checkpoint says. Raises RunError where that is not all of it, or of another kind."""
+        stated = checkpoint.stated("done", dict)
+        known = "step" in stated and stated.keys() <= {one.name for one in fields(cls)}
+        numbers = {name: value for name, value in stated.items() if name != "carried"}
+        whole = known and isinstance(stated.get("carried", {}), dict)
+        if not whole or not all(type(value) in (int, float) for value in numbers.values()):
+            raise RunError(f"{checkpoint.folder}: expected how far the run was, found {stated!r:.100}")
+        return cls(**stated)
+
 
 def claim(recipe: Recipe, *, resume: bool) -> RunDirectory:
     """Take the run directory, and check what can be checked of the run before any work: nothing in it changes.
@@ -113,9 +125,18 @@ class Session:
     to its last checkpoint.
     """
 
-    def __init__(self, prepared: Prepared, directory: RunDirectory, *, resume: bool, leading: Leading) -> None:
+    def __init__(
+        self,
+        prepared: Prepared,
+        directory: RunDirectory,
+        *,
+        resume: bool,
+        leading: Leading,
+        origin: Origin | None = None,
+    ) -> None:
         self.prepared = prepared
         self._leading = leading
+        self._origin = origin or Origin.here()
         self.recipe = prepared.recipe
         self.directory = directory
         self.saved: int | None = None
@@ -130,20 +151,27 @@ class Session:
             self._stack = stack.pop_all()
         return self
 
-    def __exit__(self, *details: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, *_: object) -> None:
+        finished = self.done.step >= self.recipe.steps
+        ended = f"{kind.__name__}: {error}" if kind is not None else "finished" if finished else "stopped"
+        self.history.end(ended, self.done.step)
         self._stack.close()
 
     def _open(self, stack: contextlib.ExitStack) -> None:
         recipe, prepared = self.recipe, self.prepared
         self.store = CheckpointStore(self.directory.checkpoints_path, keep_last=recipe.checkpoint.keep_last)
+        self.history = History(self.directory.path, resume=self._resume)
         checkpoint = self.store.latest() if self._resume else None
-        self.done = Progressed(**checkpoint.state["done"]) if checkpoint else Progressed()
+        self._check_not_gone(checkpoint)
+        self.done = Progressed.at(checkpoint) if checkpoint else Progressed()
         self._check_steps()
         if checkpoint is not None:
             self.saved = checkpoint.step
             torch.set_num_threads(self.done.threads)
         self.done.threads = torch.get_num_threads()
         self.progress: Progress = stack.enter_context(self._leading.progress())
+        if self._resume:
+            self.progress.message(self._resumed_from(checkpoint))
         self.recorder = Recorder(offset_s=self.done.clock_s)
         self.pools = open_pools(prepared, stack, self.directory.reward_output_path)
         self.judges = self.pools.pop("judges", None)
@@ -163,6 +191,7 @@ class Session:
                 undo.callback(self.directory.unbegin)
                 self.directory.begin(recipe_text(recipe))
             self._write_plan()
+            self._write_history()
             self.records = stack.enter_context(
                 Records(prepared, self.directory, resume=self._resume, last_step=self.done.step)
             )
@@ -246,6 +275,7 @@ class Session:
             self._save_failed = True
             raise
         self.saved = self.done.step
+        self.history.saved(self.saved)
 
     @property
     def _trained(self) -> list[str]:
@@ -311,10 +341,40 @@ class Session:
                 f"give {self.done.step} or more, or begin a new run in another `run_dir`"
             )
 
+    def _check_not_gone(self, checkpoint: Checkpoint | None) -> None:
+        """Raises ConfigError where a run would begin again at step 1, though it has had checkpoints."""
+        if checkpoint is None and self.history.saved_step > 0:
+            raise ConfigError(
+                f"--resume: `{self.store.folder}` has no checkpoint, though one of step {self.history.saved_step} was "
+                f"written; nothing in `{self.directory.path}` has been touched. Put the folder back, or begin anew "
+                "(another `run_dir`, or --overwrite true)"
+            )
+
+    def _resumed_from(self, checkpoint: Checkpoint | None) -> str:
+        """A line for the user: which checkpoint the run goes on from, and which newer ones it cannot."""
+        if checkpoint is None:
+            return "no step is saved yet: the run begins again at step 1"
+        damaged = [step for step in self.store.steps() if step > checkpoint.step]
+        text = f"resuming after step {checkpoint.step} of {self.recipe.steps}, from {checkpoint.folder}"
+        if damaged:
+            which = f"checkpoint{'s' * (len(damaged) > 1)} of step {', '.join(map(str, damaged))}"
+            text += f"; the {which} cannot be used: damaged, and its steps are done again"
+        elif self.history.saved_step > checkpoint.step:
+            text += f"; the checkpoint of step {self.history.saved_step} is gone, and the steps up to it are done again"
+        return text
+
+    def _write_history(self) -> None:
+        """Begin this stay; say which of the user's files have changed since the one before."""
+        try:
+            for line in self.history.begin(self._origin, self.recipe, self.done.step):
+                self.progress.message(f"warning: {line}")
+        except OSError as error:
+            raise RunError(f"{self.directory.path} cannot be written: {error.strerror or error}") from error
+
     def _cut_back(self, checkpoint: Checkpoint | None) -> None:
         """Remove what the interrupted run wrote after its last checkpoint; store keys that have changed."""
         self.store.discard_after(self.done.step)
-        self.directory.rollback_to(checkpoint.state["offsets"] if checkpoint else {}, self.done.step)
+        self.directory.rollback_to(checkpoint.stated("offsets", dict) if checkpoint else {}, self.done.step)
         if changed_keys(self.directory.recipe_path, self.recipe):
             try:
                 self.directory.write_recipe(recipe_text(self.recipe))

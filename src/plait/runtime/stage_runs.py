@@ -9,7 +9,7 @@ from typing import Any
 
 from plait.checkpoint.store import CheckpointStore
 from plait.errors import ConfigError, UserError
-from plait.observe.run_log import read_rows
+from plait.observe.run_log import read_steps
 from plait.runtime.api import run
 from plait.runtime.controller import Outcome
 from plait.runtime.directory import CHECKPOINTS, METRICS, RECIPE
@@ -53,7 +53,7 @@ def run_stages(stages: Stages, *, resume: bool = False) -> Iterator[tuple[str, R
         if resume and _is_done(recipe, _steps(stages, name)):
             yield name, recipe, None
             continue
-        outcome = run(recipe, resume=resume and _has_begun(recipe))
+        outcome = run(recipe, resume=resume and _has_begun(recipe), recipe_file=stages.file)
         if outcome.finished and recipe.lora.rank > 0:  # later stages begin with whole weights
             export_whole(recipe.run_dir, final_folder(recipe))
         yield name, recipe, outcome
@@ -85,7 +85,7 @@ def _check_sources(stages: Stages, name: str) -> None:
     for source in stages.sources(name):
         recipe = stages.recipes[source]
         path = recipe.run_dir / METRICS
-        rows = read_rows(path) if path.is_file() else []
+        rows = read_steps(path) if path.is_file() else []
         done = rows[-1]["step"] if rows else 0
         steps = _steps(stages, source)
         if done < steps:

@@ -153,7 +153,7 @@ def load_any(path: str | Path) -> Timeline:
         return _from_trace(read_trace(path)) if is_trace else Timeline.load(path)
     except OSError as error:
         raise DataError(f"{path}: expected a timeline file that can be read: {error.strerror}") from error
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
         if isinstance(error, DataError):
             raise
         raise DataError(f"{path}: expected a timeline or a Chrome trace of a run: {error!r}") from error

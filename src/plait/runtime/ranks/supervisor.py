@@ -22,6 +22,7 @@ from plait.observe.loading import loading
 from plait.observe.progress import Progress
 from plait.runtime.controller import Outcome
 from plait.runtime.directory import RunDirectory
+from plait.runtime.history import Origin
 from plait.runtime.prepare import Prepared
 from plait.runtime.ranks.board import Board, read_board, read_progress
 from plait.runtime.ranks.commands import LEADER
@@ -38,12 +39,18 @@ LEAVE_S = 5.0
 
 
 def supervise(
-    prepared: Prepared, directory: RunDirectory, *, resume: bool, flow: Callable[..., Any] | None = None
+    prepared: Prepared,
+    directory: RunDirectory,
+    *,
+    resume: bool,
+    origin: Origin | None = None,
+    flow: Callable[..., Any] | None = None,
 ) -> Outcome:
     """Run a plan of several ranks to its end.
 
     Args:
         directory: claimed; the leader writes it.
+        origin: for the run's history.
         flow: the function that the recipe's `algorithm` names, where it is at hand.
 
     Raises:
@@ -68,7 +75,7 @@ def supervise(
         stalled_after_s=recipe.stalled_after_s,
     )
     loading(f"{num_ranks} processes, each with its part of {recipe.model}")
-    job = Job(recipe, prepared.plan, _by_name(flow), directory.path, folder, resume, threads)
+    job = Job(recipe, prepared.plan, _by_name(flow), directory.path, folder, resume, threads, origin or Origin.here())
     try:
         with Progress(recipe.steps, watched=watched(prepared)) as progress, Relay(folder / PROGRESS, progress):
             if recipe.device == "cpu" and (note := crowding(num_ranks, threads, cores)):

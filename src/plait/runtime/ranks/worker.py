@@ -14,6 +14,7 @@ import torch.distributed as dist
 from plait.launch.interface import WorkerContext
 from plait.runtime.controller import Outcome, train
 from plait.runtime.directory import RunDirectory
+from plait.runtime.history import Origin
 from plait.runtime.prepare import prepare
 from plait.runtime.process import set_up
 from plait.runtime.ranks.announcer import Announcer
@@ -48,6 +49,7 @@ class Job:
     resume: bool
     threads: int
     """Compute threads of each process."""
+    origin: Origin
 
 
 class Worker:
@@ -84,7 +86,7 @@ class Worker:
                 prepared = prepare(job.recipe, flow=job.flow)
             assert prepared.plan == job.plan, "the leader resolves another plan than the process that started it"
             directory = RunDirectory.lent(job.run_dir)
-            with Session(prepared, directory, resume=job.resume, leading=self) as session:
+            with Session(prepared, directory, resume=job.resume, leading=self, origin=job.origin) as session:
                 outcome = train(session)
                 assert session.crew is not None, "a session that leads has a crew"
                 session.crew.close()

@@ -27,6 +27,8 @@ class Stages:
     """The stages of a recipe in order; models of other stages still stand as `@NAME`."""
 
     recipes: Mapping[str, Recipe]
+    file: Path | None = None
+    """That they were read from."""
 
     def resolved(self, name: str) -> Recipe:
         """The recipe of a stage as it runs, after those before it: `@NAME` is the folder of NAME's final weights."""
@@ -100,7 +102,7 @@ def load_stages(path: Path, overrides: Sequence[tuple[str, Any]] = (), *, trust_
             check_origin(path, recipe, [*overrides, *mine])
         _check_references(str(name), recipe, list(recipes))
         recipes[str(name)] = recipe
-    return Stages(recipes)
+    return Stages(recipes, path)
 
 
 def _over(common: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,0 +1,183 @@
+"""How a run came to be: RUN_DIR/run.json has each stay at it (a start or a resume), RUN_DIR/code what it ran.
+
+A stay: when it began and ended, and how; the steps that it did; the command, the versions, the machine; and of each
+file of the user's that it ran (flow, rewards, judges, the recipe as it was given) the path, the SHA-256 and a copy.
+Files that these import are not among them. `saved_step` is the newest step that a checkpoint was ever written of.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import hashlib
+import importlib.machinery
+import json
+import os
+import platform
+import socket
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from plait.errors import DataError
+from plait.file_form import FileForm
+from plait.output import write_file
+from plait.runtime.recipes.recipe import Recipe
+from plait.runtime.recipes.trust import code_of
+
+HISTORY, CODE = "run.json", "code"
+FORM = FileForm("run")
+_PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "numpy", "numba", "peft")
+_COPIED_BYTES = 1 << 20
+"""A larger file is known by its hash alone."""
+
+
+@dataclass(frozen=True)
+class Origin:
+    """What began a stay, as the process that the user started knows it."""
+
+    command: tuple[str, ...]
+    folder: str
+    """In which the command was given; relative paths are from there."""
+    recipe_file: Path | None = None
+
+    @classmethod
+    def here(cls, recipe_file: Path | None = None) -> Origin:
+        return cls(tuple(sys.argv), os.getcwd(), recipe_file)
+
+
+class History:
+    """The file of a run's folder. With `resume` it is read; `begin` adds this stay.
+
+    Raises:
+        DataError: it is damaged.
+    """
+
+    def __init__(self, folder: Path, *, resume: bool) -> None:
+        self._folder = folder
+        self._path = folder / HISTORY
+        self.saved_step = 0
+        self._stays: list[dict[str, Any]] = []
+        if resume and self._path.exists():
+            self._read()
+
+    def begin(self, origin: Origin, recipe: Recipe, from_step: int) -> list[str]:
+        """Write that a stay begins. Returns what a person should know of code that is another than in the stay before.
+
+        Raises:
+            OSError: the folder cannot be written.
+        """
+        code = [self._kept(key, path) for key, path in code_files(recipe, origin).items()]
+        before = {(one["key"], one["path"]): one["sha256"] for one in (self._stays[-1]["code"] if self._stays else [])}
+        changed = [one for one in code if before.get((one["key"], one["path"]), one["sha256"]) != one["sha256"]]
+        stay = {
+            "started": _now(),
+            "ended": None,
+            "how": None,
+            "from_step": from_step,
+            "to_step": from_step,
+            "command": list(origin.command),
+            "folder": origin.folder,
+            "process": os.getpid(),
+            "machine": {"host": socket.gethostname(), "system": platform.platform(), "cores": os.cpu_count()},
+            "versions": versions(),
+            "code": code,
+        }
+        self._stays.append(stay)
+        self._write()
+        return [
+            f"`{one['key']}`: {one['path']} is another than when this run was last worked on, and so may be what its "
+            f"rows mean from here on; both are in {self._folder / CODE}"
+            for one in changed
+        ]
+
+    def saved(self, step: int) -> None:
+        """A checkpoint of a step is on disk."""
+        self.saved_step = step
+        self._update(to_step=step)
+
+    def end(self, how: str, step: int) -> None:
+        """This stay is over."""
+        if self._stays and self._stays[-1]["ended"] is None:
+            self._update(ended=_now(), how=how, to_step=step)
+
+    def _update(self, **changes: Any) -> None:
+        if self._stays:
+            self._stays[-1] |= changes
+            with contextlib.suppress(OSError):  # what a full disk means is said by what needs it
+                self._write()
+
+    def _write(self) -> None:
+        record = {"format": FORM.format, "version": FORM.version, "saved_step": self.saved_step, "stays": self._stays}
+        write_file(self._path, json.dumps(record, indent=1) + "\n")
+
+    def _read(self) -> None:
+        record = FORM.parse(FORM.text_of(self._path), str(self._path))
+        step, stays = record.get("saved_step"), record.get("stays")
+        whole = type(step) is int and isinstance(stays, list) and all(_is_stay(stay) for stay in stays)
+        if not whole:
+            raise DataError(f"{self._path}: expected the stays of a run; it is damaged, put a copy back or remove it")
+        self.saved_step, self._stays = record["saved_step"], record["stays"]
+
+    def _kept(self, key: str, path: Path) -> dict[str, Any]:
+        """What is noted of a file; its content is copied, under a name that other contents do not have."""
+        content = path.read_bytes()
+        sha256 = hashlib.sha256(content).hexdigest()
+        copy = f"{sha256[:8]}-{path.name}" if len(content) <= _COPIED_BYTES else None
+        if copy is not None and not (self._folder / CODE / copy).exists():
+            (self._folder / CODE).mkdir(exist_ok=True)
+            write_file(self._folder / CODE / copy, [content])
+        return {"key": key, "path": str(path), "sha256": sha256, "copy": copy and f"{CODE}/{copy}"}
+
+
+def code_files(recipe: Recipe, origin: Origin) -> dict[str, Path]:
+    """Key → file of the user's that it names, as far as it can be found without importing anything; of a key with
+    several functions, `key[0]` and so on; the recipe's own under `recipe`."""
+    found: dict[str, Path] = {}
+    for key, names in code_of(recipe).items():
+        for place, name in enumerate(names):
+            module = name.rpartition(":")[0] or name.rpartition(".")[0]
+            path = Path(module) if module.endswith(".py") else _module_file(module)
+            if path is not None and path.is_file():
+                found[key if len(names) == 1 else f"{key}[{place}]"] = path.resolve()
+    if origin.recipe_file is not None and origin.recipe_file.is_file():
+        found["recipe"] = origin.recipe_file.resolve()
+    return found
+
+
+def versions() -> Mapping[str, str]:
+    """Of Python, plait, and the packages that a result depends on, those that are there."""
+    from plait import __version__
+
+    found = {"python": platform.python_version(), "plait": __version__}
+    for package in _PACKAGES:
+        with contextlib.suppress(PackageNotFoundError):
+            found[package] = version(package)
+    return found
+
+
+def _module_file(name: str) -> Path | None:
+    """The file of a module, found on the path as an import would, none of its packages imported."""
+    folders: Any = None
+    spec = None
+    for part in name.split("."):
+        spec = importlib.machinery.PathFinder.find_spec(part, folders)
+        if spec is None:
+            return None
+        folders = spec.submodule_search_locations
+    return Path(spec.origin) if spec is not None and spec.origin else None
+
+
+def _is_stay(stay: Any) -> bool:
+    return (
+        isinstance(stay, dict)
+        and isinstance(stay.get("code"), list)
+        and all(isinstance(one, dict) and {"key", "path", "sha256"} <= one.keys() for one in stay["code"])
+    )
+
+
+def _now() -> str:
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
