@@ -112,7 +112,8 @@ def _memory_table(prepared: Prepared):
 
     recipe, flow, models, shapes = prepared.recipe, prepared.flow, prepared.models, prepared.shapes
     if prepared.plan.num_ranks == 1 and _is_plain(prepared.plan):
-        columns = [DeviceMemory([0], memory_table(recipe, flow, models, shapes, prepared.longest_tokens), [])]
+        alone = memory_table(recipe, flow, models, shapes, prepared.longest_tokens)
+        columns = [DeviceMemory([0], alone.expected, [], alone.slack)]
     else:
         parameters = parameters_of(models)
         facts = Facts(recipe, models, shapes, parameters, prepared.plan, flow, prepared.longest_tokens)
@@ -124,8 +125,11 @@ def _memory_table(prepared: Prepared):
     if leaves:
         table.add_section()
         _add_rows(table, "all of it during ", [dict(one.during) for one in columns])
-    peaks = (human_bytes(one.peak_bytes) for one in columns)
-    table.add_row("at most" if leaves else "together, at most", *peaks, style="bold")
+    expected = (human_bytes(one.expected_bytes) for one in columns)
+    table.add_row("the most of these" if leaves else "together", *expected, style="bold")
+    table.add_section()
+    _add_rows(table, "", [dict(one.slack) for one in columns])
+    table.add_row("at most", *(human_bytes(one.most_bytes) for one in columns), style="bold")
     return table
 
 

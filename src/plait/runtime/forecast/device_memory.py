@@ -11,8 +11,15 @@ from plait.layout.mesh import Layout
 from plait.layout.params import Heads, Parameters
 from plait.layout.shards import shard, stage_bounds, zero_range
 from plait.models.shape import HEAD_CHUNK_ROWS, ModelShape
-from plait.runtime.forecast.estimate import PROCESS_BYTES, LargestBatch, activation_bytes, adapter_parameters
+from plait.runtime.forecast.estimate import PROCESS, Rows, adapter_parameters
 from plait.runtime.forecast.generation_memory import packed_bytes
+from plait.runtime.forecast.working_memory import (
+    PROCESS_BYTES,
+    LargestBatch,
+    activation_bytes,
+    is_fused,
+    slack_rows,
+)
 from plait.runtime.ranks.idle import Idle, Owner, Use
 from plait.runtime.ranks.nests import Nests, flat_of
 from plait.runtime.recipes.recipe import Recipe
@@ -20,11 +27,6 @@ from plait.runtime.recipes.role_models import RoleModel
 from plait.schedule.placements import WHOLE, PartKey, RolePlacement, part_key, placements_of
 from plait.schedule.plan import After, Mode, Plan
 from plait.training.memory import BYTES, parameter_bytes
-
-Rows = list[tuple[str, int]]
-"""(what, bytes)."""
-
-PROCESS = "process: libraries and tokenizer"
 
 
 @dataclass
@@ -36,11 +38,18 @@ class DeviceMemory:
     """All of a step's parts, though some may never be there at once."""
     during: Rows
     """(a call, or what else is done, all that is held then); empty where nothing ever leaves the device."""
+    slack: Rows
+    """What may come on top."""
 
     @property
-    def peak_bytes(self) -> int:
-        """The most that is held at a time; where nothing leaves, all of it together."""
+    def expected_bytes(self) -> int:
+        """The most that is held at a time, as far as it is expected; where nothing leaves, all of it together."""
         return max((count for _, count in self.during), default=sum(count for _, count in self.rows))
+
+    @property
+    def most_bytes(self) -> int:
+        """An upper bound of what is held at a time."""
+        return self.expected_bytes + sum(count for _, count in self.slack)
 
 
 @dataclass(frozen=True)
@@ -85,6 +94,7 @@ def memory_by_device(facts: Facts) -> list[DeviceMemory]:
 def _pairs(one: DeviceMemory, other: DeviceMemory) -> Iterator[tuple[Rows, Rows]]:
     yield one.rows, other.rows
     yield one.during, other.during
+    yield one.slack, other.slack
 
 
 def _rounded(rows: Rows) -> Rows:
@@ -112,7 +122,27 @@ def _of_device(rank: int, facts: Facts) -> DeviceMemory:
     rows += [(f"{role}: {_PACKED}, beyond activations", n - others) for role, n in packed.items() if n > others]
     idle = Idle(models, facts.plan, adapted=recipe.lora.rank > 0)
     during = [] if idle.keeps_all else _during(rank, facts, idle, held, working)
-    return DeviceMemory([rank], rows, during)
+    slack = slack_rows(
+        recipe,
+        activations=largest.get(_ACTIVATIONS, 0),
+        plain=_plain_activations(rank, facts),
+        weights=max((one.num_bytes for one in held if not one.is_state), default=0),
+        working=sum(count for _, count in rows) - PROCESS_BYTES - sum(one.num_bytes for one in held),
+        moves=bool(during) or facts.plan.num_ranks > 1,
+    )
+    return DeviceMemory([rank], rows, during, slack)
+
+
+def _plain_activations(rank: int, facts: Facts) -> int:
+    """Of the largest call, of a family whose layers are not fused."""
+    found = [0]
+    for one in facts.models:
+        place = placements_of(facts.plan, one.role)
+        asked: tuple[tuple[Mode, Layout | None], ...] = (("train", place.train), ("score", place.score))
+        for mode, layout in asked:
+            if layout is not None and rank in layout.mesh.ranks:
+                found.append(_activations(rank, facts, one, mode, layout, fused=False))
+    return max(found)
 
 
 def _during(rank: int, facts: Facts, idle: Idle, held: Sequence[_Held], working: Mapping[Use, Rows]) -> Rows:
@@ -147,6 +177,7 @@ def _reading_bytes(held: Sequence[_Held]) -> int:
 
 
 _PACKED = "weights packed for decoding"
+_ACTIVATIONS = "activations"
 
 
 def _working(rank: int, facts: Facts, one: RoleModel) -> dict[Use, Rows]:
@@ -170,20 +201,26 @@ def _working(rank: int, facts: Facts, one: RoleModel) -> dict[Use, Rows]:
 def _forward_rows(rank: int, facts: Facts, one: RoleModel, mode: Mode, layout: Layout) -> Rows:
     """Of a call that trains or scores."""
     recipe, shape, width = facts.recipe, facts.shapes[one.name], BYTES[facts.recipe.dtype]
-    at, sizes = layout.coordinates(rank), layout.parallelism
+    rows = [(_ACTIVATIONS, _activations(rank, facts, one, mode, layout, fused=is_fused(recipe)))]
+    if not one.scalar and layout.coordinates(rank).pp == layout.parallelism.pp - 1:
+        rows.append(("logits of one chunk", HEAD_CHUNK_ROWS * shape.vocabulary * (width + 8)))
+        if mode == "train" and recipe.lora.rank == 0:
+            rows.append(("gradient of the head", shape.vocabulary * shape.hidden * (4 + 2 * width)))
+    return [(what, count) for what, count in rows if count]
+
+
+def _activations(rank: int, facts: Facts, one: RoleModel, mode: Mode, layout: Layout, *, fused: bool) -> int:
+    """What the largest micro-batch keeps of this rank's layers."""
+    recipe, shape, sizes = facts.recipe, facts.shapes[one.name], layout.parallelism
     tokens = placements_of(facts.plan, one.role).micro_batch_tokens.get(mode, recipe.micro_batch_tokens)
     share = {"prompts_per_step": -(-recipe.prompts_per_step // sizes.dp), "micro_batch_tokens": tokens}
     batch = LargestBatch.of(recipe.model_copy(update=share), facts.flow, facts.longest_tokens)
     # 1F1B: a stage has as many micro-batches in flight as there are stages from it to the end. Scoring keeps
     # nothing for a backward: one layer's activations at a time.
-    kept_layers = (sizes.pp - at.pp) * _stage_layers(layout, rank, shape) if mode == "train" else 1
-    kept = kept_layers / shape.layers / sizes.tp
-    rows = [("activations", int(kept * activation_bytes(recipe, shape, batch, width)))]
-    if not one.scalar and at.pp == sizes.pp - 1:
-        rows.append(("logits of one chunk", HEAD_CHUNK_ROWS * shape.vocabulary * (width + 8)))
-        if mode == "train" and recipe.lora.rank == 0:
-            rows.append(("gradient of the head", shape.vocabulary * shape.hidden * (4 + 2 * width)))
-    return [(what, count) for what, count in rows if count]
+    in_flight = sizes.pp - layout.coordinates(rank).pp
+    kept_layers = in_flight * _stage_layers(layout, rank, shape) if mode == "train" else 1
+    whole = activation_bytes(recipe, shape, batch, BYTES[recipe.dtype], fused=fused)
+    return int(kept_layers / shape.layers / sizes.tp * whole)
 
 
 @dataclass(frozen=True)

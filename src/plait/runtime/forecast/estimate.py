@@ -7,9 +7,16 @@ from dataclasses import dataclass
 
 from plait.dataflow import CallKind, Dataflow
 from plait.models.hub import read_config
-from plait.models.shape import HEAD_CHUNK_ROWS, KEPT_SCORES, ModelShape
+from plait.models.shape import HEAD_CHUNK_ROWS, ModelShape
 from plait.policy.blocks import BLOCK_TOKENS
 from plait.runtime.forecast.generation_memory import kv_bytes_per_token, packed_bytes
+from plait.runtime.forecast.working_memory import (
+    PROCESS_BYTES,
+    LargestBatch,
+    activation_bytes,
+    is_fused,
+    slack_rows,
+)
 from plait.runtime.recipes.recipe import Recipe
 from plait.runtime.recipes.role_models import RoleModel
 from plait.training.memory import BYTES, parameter_bytes
@@ -52,84 +59,83 @@ class Arithmetic:
         return cls(prompts, samples, tokens, recipe.steps)
 
 
+Rows = list[tuple[str, int]]
+"""(what, bytes)."""
+
+
+@dataclass(frozen=True)
+class MemoryTable:
+    """What a run on one device will hold. An estimate."""
+
+    expected: Rows
+    """Weights, optimizer state, KV cache, activations, logits, for samples as long as they may be."""
+    slack: Rows
+    """What may come on top: with it, an upper bound."""
+
+
 def memory_table(
     recipe: Recipe,
     flow: Dataflow,
     models: Sequence[RoleModel],
     shapes: Mapping[str, ModelShape],
     longest_tokens: int,
-) -> list[tuple[str, int]]:
-    """(what, bytes) of one device: weights, optimizer state, KV cache, activations, logits. An estimate.
+) -> MemoryTable:
+    """The memory of a run on one device.
 
     Args:
         models: which model each role begins as.
         longest_tokens: of the prompts; where nothing is generated, of the given samples.
     """
-    rows = [("process: libraries and tokenizer", PROCESS_BYTES)]
-    rows += _adapted_rows(recipe, models, shapes) if recipe.lora.rank > 0 else _whole_rows(recipe, models, shapes)
-    shape = shapes[recipe.model]
-    width = BYTES[recipe.dtype]
+    held = _adapted_rows(recipe, models, shapes) if recipe.lora.rank > 0 else _whole_rows(recipe, models, shapes)
+    shape, width = shapes[recipe.model], BYTES[recipe.dtype]
+    rows: Rows = []
     if flow.of_kind(CallKind.GENERATE):
         running = min(recipe.sampling.max_running, recipe.prompts_per_step * recipe.samples_per_prompt)
         context = longest_tokens + recipe.sampling.max_response_tokens
-        held = min(running * context, recipe.sampling.num_blocks(shape.max_positions) * BLOCK_TOKENS)
-        limit = f", {held} at most" if held < running * context else ""
-        kv_bytes = held * kv_bytes_per_token(shape, recipe.dtype)
+        kept = min(running * context, recipe.sampling.num_blocks(shape.max_positions) * BLOCK_TOKENS)
+        limit = f", {kept} at most" if kept < running * context else ""
+        kv_bytes = kept * kv_bytes_per_token(shape, recipe.dtype)
         rows.append((f"KV cache ({running} samples x {context} tokens{limit})", kv_bytes))
     batch = LargestBatch.of(recipe, flow, longest_tokens)
-    # Roles train one after the other, and what one has freed the next takes.
-    largest = max(activation_bytes(recipe, shapes[one.name], batch, width) for one in models)
-    rows.append((f"activations ({batch.tokens} tokens)", largest))
+    activations = _largest_activations(recipe, models, shapes, batch, fused=is_fused(recipe))
+    forward = [(f"activations ({batch.tokens} tokens)", activations)]
     if any(not one.scalar for one in models):
-        rows.append(("logits of one chunk", HEAD_CHUNK_ROWS * shape.vocabulary * (width + 8)))
+        forward.append(("logits of one chunk", HEAD_CHUNK_ROWS * shape.vocabulary * (width + 8)))
     if any(one.trained and not one.scalar for one in models) and recipe.lora.rank == 0:
-        rows.append(("gradient of the head", shape.vocabulary * shape.hidden * (4 + 2 * width)))
+        forward.append(("gradient of the head", shape.vocabulary * shape.hidden * (4 + 2 * width)))
+    rows += forward
     if flow.of_kind(CallKind.GENERATE) and recipe.device == "cpu" and recipe.dtype != "float64":
         # The copy is given back before anything is trained or scored, so what those take alone makes room for it.
-        others = largest + sum(size for what, size in rows if what.startswith(("logits", "gradient")))
-        packed = packed_bytes(shape, recipe.dtype)
+        packed, others = packed_bytes(shape, recipe.dtype), sum(size for _, size in forward)
         if packed > others:
             rows.append(("weights packed for decoding, beyond activations", packed - others))
-    return rows
+    slack = slack_rows(
+        recipe,
+        activations=activations,
+        plain=_largest_activations(recipe, models, shapes, batch, fused=False),
+        weights=max((shapes[one.name].parameters * width for one in models), default=0),
+        working=sum(size for _, size in rows),
+    )
+    return MemoryTable([(PROCESS, PROCESS_BYTES), *held, *rows], slack)
 
 
-PROCESS_BYTES = 700 << 20
-"""Resident before any weight: Python, torch, Transformers, the tokenizer, and what reading a checkpoint leaves."""
-ALLOCATOR_SHARE = 0.16
-"""Of the activations: temporaries, and gaps that the allocator keeps. Fitted to the demo with micro-batches of 1,024
-and of 4,096 tokens (peaks of 4,659 and 6,554 MiB)."""
+PROCESS = "process: libraries, tokenizer, kept kernels"
 
 
-@dataclass(frozen=True)
-class LargestBatch:
-    """The largest micro-batch of a step, in upper bounds."""
-
-    groups: int
-    samples_per_group: int
-    prompt_tokens: int
-    response_tokens: int
-
-    @classmethod
-    def of(cls, recipe: Recipe, flow: Dataflow, longest_tokens: int) -> LargestBatch:
-        rollouts = flow.of_kind(CallKind.GENERATE)
-        if rollouts:
-            samples = max(node.options["samples_per_prompt"] or recipe.samples_per_prompt for node in rollouts)
-            prompt, response = longest_tokens, recipe.sampling.max_response_tokens
-        else:
-            pairs = any(node.call == "pairs" for node in flow.of_kind(CallKind.READ))
-            samples, prompt, response = 2 if pairs else 1, 1, longest_tokens - 1
-        fitting = recipe.micro_batch_tokens // (prompt + samples * response)
-        return cls(max(1, min(recipe.prompts_per_step, fitting)), samples, prompt, response)
-
-    @property
-    def tokens(self) -> int:
-        return self.groups * (self.prompt_tokens + self.samples_per_group * self.response_tokens)
-
-    @property
-    def scores(self) -> int:
-        """Attention scores of one head."""
-        response = self.samples_per_group * self.response_tokens
-        return self.groups * (self.prompt_tokens**2 + response * (self.prompt_tokens + self.response_tokens))
+def _largest_activations(
+    recipe: Recipe,
+    models: Sequence[RoleModel],
+    shapes: Mapping[str, ModelShape],
+    batch: LargestBatch,
+    *,
+    fused: bool,
+) -> int:
+    """Roles compute one after the other, and what one has freed the next takes. A frozen one keeps one layer's."""
+    width, found = BYTES[recipe.dtype], [0]
+    for one in models:
+        of_all = activation_bytes(recipe, shapes[one.name], batch, width, fused=fused)
+        found.append(of_all if one.trained else of_all // shapes[one.name].layers)
+    return max(found)
 
 
 def _whole_rows(recipe: Recipe, models: Sequence[RoleModel], shapes: Mapping[str, ModelShape]) -> list[tuple[str, int]]:
@@ -173,18 +179,6 @@ def adapter_parameters(shape: ModelShape, rank: int) -> int:
     heads, kv = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
     attention = 2 * (shape.hidden + heads) + 2 * (shape.hidden + kv)
     return shape.layers * rank * (attention + 3 * (shape.hidden + shape.active_intermediate))
-
-
-def activation_bytes(recipe: Recipe, shape: ModelShape, batch: LargestBatch, width: int) -> int:
-    """What blocks keep for their backward: two norms (in and float32 copy), q, k, v, attention and its output, gate,
-    up, their product, the residual; and the attention weights, as long as they are few."""
-    kv = shape.kv_heads * shape.head_dim
-    kept = width * (4 * shape.hidden + 2 * shape.heads * shape.head_dim + 2 * kv + 4 * shape.active_intermediate)
-    kept += 4 * 2 * shape.hidden
-    blocks = 1 if recipe.checkpoint_activations else shape.layers
-    inputs = shape.layers * shape.hidden * width if recipe.checkpoint_activations else 0
-    scores = blocks * width * min(KEPT_SCORES, shape.heads * batch.scores)
-    return int((1 + ALLOCATOR_SHARE) * (batch.tokens * (kept * blocks + inputs) + scores))
 
 
 def human_bytes(count: int) -> str:
