@@ -161,6 +161,14 @@ class Layout:
 
     def instances(self) -> tuple[Layout, ...]:
         """The dp copies of the model, each a layout of its own (dp 1)."""
+        return self._instances
+
+    def instance_of(self, rank: int) -> Layout:
+        """The copy of the model that a rank of the mesh has a part in."""
+        return self._instances[self._coordinates[rank].dp]
+
+    @cached_property
+    def _instances(self) -> tuple[Layout, ...]:
         size = self.parallelism.tp * self.parallelism.pp
         one = Parallelism(1, self.parallelism.tp, self.parallelism.pp, self.parallelism.stages)
         ranks = self.mesh.ranks

@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 from plait.dataflow import CallKind, Dataflow, Node
@@ -63,13 +64,33 @@ class RolePlacement:
         """Where log-probs, values and scores are computed, though no call of the flow may ask for them."""
         return self.score or self.home
 
-    @property
+    @cached_property
     def layouts(self) -> tuple[Layout, ...]:
         """Every different layout, `home` first, then as the calls of a step follow each other."""
         found = (self.home, *self.generate, *(layout for layout in (self.score, self.train) if layout is not None))
         return tuple(dict.fromkeys(found))
 
-    @property
+    def layouts_on(self, rank: int) -> tuple[Layout, ...]:
+        """Those of `layouts` that have a place for a rank, in their order."""
+        return self._by_rank.get(rank, ())
+
+    def instance_on(self, rank: int) -> Layout | None:
+        """The instance that generates on a rank."""
+        return next((layout for layout in self.layouts_on(rank) if layout in self._instances), None)
+
+    @cached_property
+    def _instances(self) -> frozenset[Layout]:
+        return frozenset(self.generate)
+
+    @cached_property
+    def _by_rank(self) -> dict[int, tuple[Layout, ...]]:
+        found: dict[int, tuple[Layout, ...]] = {}
+        for layout in self.layouts:
+            for rank in layout.mesh.ranks:
+                found[rank] = (*found.get(rank, ()), layout)
+        return found
+
+    @cached_property
     def uses(self) -> Mapping[tuple[int, PartKey], frozenset[Mode]]:
         """(rank, part that it has) → the modes that compute with it, the home's parts first."""
         found: dict[tuple[int, PartKey], set[Mode]] = {}
@@ -95,7 +116,7 @@ def part_key(layout: Layout, rank: int) -> PartKey:
     sizes = layout.parallelism
     if sizes.tp == sizes.pp == 1:
         return WHOLE
-    instance = next(one for one in layout.instances() if rank in one.mesh.ranks)
+    instance = layout.instance_of(rank)
     return (instance.mesh.ranks, sizes.tp, sizes.pp, sizes.stages)
 
 

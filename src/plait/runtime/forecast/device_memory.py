@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from plait.dataflow import CallKind, Dataflow
 from plait.layout.mesh import Layout
@@ -66,6 +67,43 @@ class Placed:
     parameters: Mapping[str, Parameters]
     plan: Plan
 
+    @cached_property
+    def places(self) -> Mapping[str, RolePlacement]:
+        """By the role."""
+        return {one.role: placements_of(self.plan, one.role) for one in self.models}
+
+    @cached_property
+    def idle(self) -> Idle:
+        return Idle(self.models, self.plan, adapted=self.recipe.lora.rank > 0)
+
+    @cached_property
+    def nests(self) -> Nests:
+        return Nests(self.models, self.plan, self.idle, self.recipe.dtype, self.parameters.__getitem__)
+
+    @cached_property
+    def moved(self) -> Mapping[str, Mapping[int, frozenset[PartKey]]]:
+        """Role → rank that takes part in a move of its weights → the parts that it needs for that."""
+        found: dict[str, dict[int, frozenset[PartKey]]] = {}
+        for role, place in self.places.items():
+            needed: dict[int, set[PartKey]] = {}
+            for copies in self.idle.copies(role):
+                for rank in copies.ranks:
+                    needed.setdefault(rank, set())
+                for rank, key in copies.parts:
+                    needed[rank].add(key)
+            for rank in needed.keys() & set(place.home.mesh.ranks):
+                needed[rank].add(part_key(place.home, rank))
+            found[role] = {rank: frozenset(keys) for rank, keys in needed.items()}
+        return found
+
+    @cached_property
+    def alike(self) -> list[list[int]]:
+        """All ranks, ascending; together those that differ in nothing that decides how much they hold."""
+        found: dict[tuple[object, ...], list[int]] = {}
+        for rank in range(self.plan.num_ranks):
+            found.setdefault(_kind(rank, self), []).append(rank)
+        return list(found.values())
+
 
 @dataclass(frozen=True)
 class Facts(Placed):
@@ -81,14 +119,35 @@ class Facts(Placed):
 def memory_by_device(facts: Facts) -> list[DeviceMemory]:
     """Of all devices; those that hold as much of everything (to the MiB) together."""
     found: list[DeviceMemory] = []
-    for rank in range(facts.plan.num_ranks):
-        one = _of_device(rank, facts)
-        alike = next((o for o in found if all(_rounded(a) == _rounded(b) for a, b in _pairs(o, one))), None)
-        if alike is None:
+    for ranks in facts.alike:
+        one = replace(_of_device(ranks[0], facts), ranks=ranks)
+        other = next((o for o in found if all(_rounded(a) == _rounded(b) for a, b in _pairs(o, one))), None)
+        if other is None:
             found.append(one)
         else:
-            alike.ranks.append(rank)
+            other.ranks = sorted(other.ranks + ranks)
     return found
+
+
+def _kind(rank: int, placed: Placed) -> tuple[object, ...]:
+    """All that the memory of a device depends on: its coordinates in the layouts of each role, who computes there,
+    which of these parts are one, and what leaves. Devices of one kind hold as much."""
+    numbers: dict[PartKey, int] = {}
+    kinds: list[object] = []
+    for role, place in placed.places.items():
+        for layout in place.layouts_on(rank):
+            number = numbers.setdefault(part_key(layout, rank), len(numbers))
+            at, sizes = layout.coordinates(rank), layout.parallelism
+            uses = (layout == place.train, layout == place.score, layout == place.instance_on(rank))
+            kinds.append((role, uses, at.tp, at.pp, sizes, number))
+            if uses[0]:
+                once = shard(placed.parameters[role], sizes, at.tp, at.pp, once=True).num_elements
+                start, stop = zero_range(once, at.dp, sizes.dp)
+                kinds.append(stop - start)
+        kinds += [place.after.get((mode, rank)) for mode in ("train", "score", "decode")]
+        if (needed := placed.moved[role].get(rank)) is not None:
+            kinds.append(frozenset(numbers[key] for key in needed))
+    return tuple(kinds)
 
 
 def _pairs(one: DeviceMemory, other: DeviceMemory) -> Iterator[tuple[Rows, Rows]]:
@@ -102,9 +161,8 @@ def _rounded(rows: Rows) -> Rows:
 
 
 def _of_device(rank: int, facts: Facts) -> DeviceMemory:
-    recipe, models = facts.recipe, facts.models
     held = _parameters(rank, facts)
-    working = {use: rows for one in models for use, rows in _working(rank, facts, one).items()}
+    working = {use: rows for one in facts.models for use, rows in _working(rank, facts, one).items()}
     rows: Rows = [(PROCESS, PROCESS_BYTES), *_rows(held)]
     largest: dict[str, int] = {}
     packed: dict[str, int] = {}
@@ -120,10 +178,9 @@ def _of_device(rank: int, facts: Facts) -> DeviceMemory:
     # The copy is given back before anything is trained or scored, so what those take alone makes room for it.
     others = sum(largest.values())
     rows += [(f"{role}: {_PACKED}, beyond activations", n - others) for role, n in packed.items() if n > others]
-    idle = Idle(models, facts.plan, adapted=recipe.lora.rank > 0)
-    during = [] if idle.keeps_all else _during(rank, facts, idle, held, working)
+    during = [] if facts.idle.keeps_all else _during(rank, facts, held, working)
     slack = slack_rows(
-        recipe,
+        facts.recipe,
         activations=largest.get(_ACTIVATIONS, 0),
         plain=_plain_activations(rank, facts),
         weights=max((one.num_bytes for one in held if not one.is_state), default=0),
@@ -137,7 +194,7 @@ def _plain_activations(rank: int, facts: Facts) -> int:
     """Of the largest call, of a family whose layers are not fused."""
     found = [0]
     for one in facts.models:
-        place = placements_of(facts.plan, one.role)
+        place = facts.places[one.role]
         asked: tuple[tuple[Mode, Layout | None], ...] = (("train", place.train), ("score", place.score))
         for mode, layout in asked:
             if layout is not None and rank in layout.mesh.ranks:
@@ -145,7 +202,7 @@ def _plain_activations(rank: int, facts: Facts) -> int:
     return max(found)
 
 
-def _during(rank: int, facts: Facts, idle: Idle, held: Sequence[_Held], working: Mapping[Use, Rows]) -> Rows:
+def _during(rank: int, facts: Facts, held: Sequence[_Held], working: Mapping[Use, Rows]) -> Rows:
     """All that is held while models are read, during each call, and while weights are moved."""
     kept = PROCESS_BYTES + sum(one.num_bytes for one in held if one.after == "keep")
     leaving = [one for one in held if one.after != "keep"]
@@ -156,13 +213,9 @@ def _during(rank: int, facts: Facts, idle: Idle, held: Sequence[_Held], working:
             there = sum(one.num_bytes for one in leaving if use in one.uses)
             rows.append((p.call, kept + there + sum(count for _, count in working[use])))
     for one in facts.models:
-        place = placements_of(facts.plan, one.role)
-        moved = [copies for copies in idle.copies(one.role) if rank in copies.ranks]
-        if moved:
-            needed = {key for copies in moved for other, key in copies.parts if other == rank}
-            if rank in place.home.mesh.ranks:
-                needed.add(part_key(place.home, rank))
-            mine = [o for o in leaving if not o.is_state and o.owner == idle.owner(one.role) and o.key in needed]
+        if (needed := facts.moved[one.role].get(rank)) is not None:
+            owner = facts.idle.owner(one.role)
+            mine = [o for o in leaving if not o.is_state and o.owner == owner and o.key in needed]
             rows.append((f"{one.role}.weights (move)", kept + sum(one.num_bytes for one in mine)))
     return rows
 
@@ -183,11 +236,13 @@ _ACTIVATIONS = "activations"
 def _working(rank: int, facts: Facts, one: RoleModel) -> dict[Use, Rows]:
     """What each kind of call of a role takes on a device beside parameters and optimizer state."""
     recipe, flow = facts.recipe, facts.flow
-    place, shape, width = placements_of(facts.plan, one.role), facts.shapes[one.name], BYTES[recipe.dtype]
+    place, shape, width = facts.places[one.role], facts.shapes[one.name], BYTES[recipe.dtype]
     found: dict[Use, Rows] = {}
-    if cached := _cache_bytes(rank, recipe, flow, one.role, place, shape, width, facts.longest_tokens):
+    instance = place.instance_on(rank)
+    if instance is not None and (
+        cached := _cache_bytes(rank, recipe, flow, one.role, place, instance, shape, width, facts.longest_tokens)
+    ):
         found[one.role, "decode"] = [("KV cache", cached)]
-        instance = next(layout for layout in place.generate if rank in layout.mesh.ranks)
         packs = recipe.device == "cpu" and recipe.dtype != "float64" and not recipe.sampling.exact
         if packs and part_key(instance, rank) == WHOLE:
             found[one.role, "decode"].append((_PACKED, packed_bytes(shape, recipe.dtype)))
@@ -212,7 +267,7 @@ def _forward_rows(rank: int, facts: Facts, one: RoleModel, mode: Mode, layout: L
 def _activations(rank: int, facts: Facts, one: RoleModel, mode: Mode, layout: Layout, *, fused: bool) -> int:
     """What the largest micro-batch keeps of this rank's layers."""
     recipe, shape, sizes = facts.recipe, facts.shapes[one.name], layout.parallelism
-    tokens = placements_of(facts.plan, one.role).micro_batch_tokens.get(mode, recipe.micro_batch_tokens)
+    tokens = facts.places[one.role].micro_batch_tokens.get(mode, recipe.micro_batch_tokens)
     share = {"prompts_per_step": -(-recipe.prompts_per_step // sizes.dp), "micro_batch_tokens": tokens}
     batch = LargestBatch.of(recipe.model_copy(update=share), facts.flow, facts.longest_tokens)
     # 1F1B: a stage has as many micro-batches in flight as there are stages from it to the end. Scoring keeps
@@ -253,22 +308,19 @@ def _rows(held: Sequence[_Held]) -> Rows:
 
 
 def _parameters(rank: int, placed: Placed) -> list[_Held]:
-    recipe, models, parameters, plan = placed.recipe, placed.models, placed.parameters, placed.plan
+    recipe, parameters, idle = placed.recipe, placed.parameters, placed.idle
     adapted, width = recipe.lora.rank > 0, BYTES[recipe.dtype]
-    idle = Idle(models, plan, adapted=adapted)
-    nests = Nests(models, plan, idle, recipe.dtype, parameters.__getitem__)
     weights: dict[tuple[Owner, PartKey], tuple[list[str], int]] = {}
     states: list[_Held] = []
-    for one in models:
-        place = placements_of(plan, one.role)
-        for layout in place.layouts:
-            if rank in layout.mesh.ranks:
-                nest = nests.of(one.role, rank).get(key := part_key(layout, rank))
-                block = flat_of(parameters[one.role], layout, rank).num_elements if nest is None else nest.own
-                part = (idle.owner(one.role), key)
-                names, _ = weights.setdefault(part, ([], block))
-                if one.role not in names:
-                    names.append(one.role)
+    for one in placed.models:
+        place = placed.places[one.role]
+        for layout in place.layouts_on(rank):
+            nest = placed.nests.of(one.role, rank).get(key := part_key(layout, rank))
+            block = flat_of(parameters[one.role], layout, rank).num_elements if nest is None else nest.own
+            part = (idle.owner(one.role), key)
+            names, _ = weights.setdefault(part, ([], block))
+            if one.role not in names:
+                names.append(one.role)
         if place.train is not None and rank in place.train.mesh.ranks:
             uses: frozenset[Use] = frozenset({(one.role, "train")})
             if adapted:
@@ -308,14 +360,14 @@ def _cache_bytes(
     flow: Dataflow,
     role: str,
     place: RolePlacement,
+    instance: Layout,
     shape: ModelShape,
     width: int,
     longest_tokens: int,
 ) -> int:
     """Keys and values of the samples that an instance runs at a time: its layers, its heads."""
-    instance = next((one for one in place.generate if rank in one.mesh.ranks), None)
     calls = [node for node in flow.calls(role) if node.kind is CallKind.GENERATE]
-    if instance is None or not calls:
+    if not calls:
         return 0
     samples = recipe.prompts_per_step * max(n.options["samples_per_prompt"] or recipe.samples_per_prompt for n in calls)
     running = min(recipe.sampling.max_running, -(-samples // len(place.generate)))

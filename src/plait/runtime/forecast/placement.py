@@ -185,8 +185,8 @@ def _with_room(flow: Dataflow, planned: Mapping[str, PlannedModel], placed: Plac
     room = PARAMETERS_SHARE * _device_bytes(recipe, plan.num_ranks)
     candidate, tp = plan, 1
     while tp <= plan.num_ranks:
-        held = [parameter_rows(rank, replace(placed, plan=candidate)) for rank in range(plan.num_ranks)]
-        if all(sum(count for _, count in rows) <= room for rows in held):
+        tried = replace(placed, plan=candidate)
+        if all(sum(count for _, count in parameter_rows(ranks[0], tried)) <= room for ranks in tried.alike):
             return candidate
         tp *= 2
         candidate = named_plan(recipe.plan, flow, planned, plan.num_ranks, tp=tp)

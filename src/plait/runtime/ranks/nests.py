@@ -102,9 +102,8 @@ class Nests:
         """Parts of a role's model on a rank that always are on the device, each with a layout that gives it."""
         layouts: dict[PartKey, Layout] = {}
         for place in self._places_of(self._idle.owner(role)):
-            for layout in place.layouts:
-                if rank in layout.mesh.ranks:
-                    layouts.setdefault(part_key(layout, rank), layout)
+            for layout in place.layouts_on(rank):
+                layouts.setdefault(part_key(layout, rank), layout)
         return {key: layout for key, layout in layouts.items() if self._idle.of_weights(role, rank, key) == "keep"}
 
     def _whole(self, role: str, rank: int) -> set[PartKey]:
