@@ -2,24 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from plait.errors import DataError
-
-
-def parse_json(text: str | bytes) -> Any:
-    """`json.loads`, for what others wrote.
-
-    Raises:
-        ValueError: it is no JSON, is no UTF-8, or is nested too deep to be read.
-    """
-    try:
-        return json.loads(text)
-    except RecursionError:
-        raise ValueError("it is nested too deep") from None
+from plait.json_text import Malformed, parse
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,14 +32,14 @@ class FileForm:
             DataError: it is no JSON, is of another kind or of another version.
         """
         try:
-            record = parse_json(text)
-        except ValueError as error:
+            record = parse(text)
+        except Malformed as error:
             expected = f"{name}: expected a {self.what} in JSON"
             raise DataError(f"{expected}, found text that does not parse: {error}") from error
         if not isinstance(record, dict) or record.get("format") != self.format:
             raise DataError(f'{name}: expected a {self.what} file ("format": "{self.format}")')
         if record.get("version") != self.version:
-            raise DataError(f"{name}: expected {self.what} version {self.version}, found {record.get('version')!r}")
+            raise DataError(f"{name}: expected {self.what} version {self.version}, found {record.get('version')!r:.80}")
         return record
 
     def text_of(self, path: str | Path) -> str:

@@ -21,15 +21,18 @@ class Malformed(ValueError):
     """A text is no value of its form; the message says what is wrong and where, in one line."""
 
 
-def parse(text: str | bytes) -> Any:
+def parse(text: str | bytes, *, finite: bool = True) -> Any:
     """The value that a JSON text holds.
+
+    Args:
+        finite: refuse NaN and Infinity, which Python writes and JSON does not know.
 
     Raises:
         Malformed: see above.
     """
     try:
         text = text if isinstance(text, str) else text.decode("utf-8-sig")
-        value = _DECODER.decode(text)
+        value = (_DECODER if finite else _PYTHONS).decode(text)
     except UnicodeDecodeError as error:
         raise Malformed(f"not UTF-8 ({error.reason} at byte {error.start})") from None
     except json.JSONDecodeError as error:
@@ -64,20 +67,20 @@ def check_depth(value: Any) -> None:
     raise Malformed(_TOO_DEEP)
 
 
-def check_texts(value: Any) -> None:
+def check_texts(value: Any, whose: str = "a text") -> None:
     """Raises Malformed where a text of a value, or a key, holds half of a surrogate pair: it can be neither tokenised
     nor written. Of no great depth."""
     match value:
         case str() if not is_unicode(value):
             lone = next(ord(c) for c in value if 0xD800 <= ord(c) < 0xE000)
-            raise Malformed(f"a text holds a lone surrogate (\\u{lone:04x}), which is no character; mend the text")
+            raise Malformed(f"{whose} holds a lone surrogate (\\u{lone:04x}), which is no character; mend the text")
         case list():
             for part in value:
-                check_texts(part)
+                check_texts(part, whose)
         case dict():
             for key, part in value.items():
-                check_texts(key)
-                check_texts(part)
+                check_texts(key, "a key")
+                check_texts(part, f"`{key}`" if whose == "a text" else whose)
 
 
 def whole_number(digits: str) -> int:
@@ -123,3 +126,4 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 _DECODER = json.JSONDecoder(
     object_pairs_hook=_once, parse_float=_finite, parse_int=whole_number, parse_constant=_no_number
 )
+_PYTHONS = json.JSONDecoder(object_pairs_hook=_once, parse_int=whole_number)

@@ -8,12 +8,16 @@ from typing import Any
 
 import pytest
 
-from tests.fuzz import cases_keys, cases_recipes
+from tests.fuzz import cases_checkpoints, cases_data, cases_keys, cases_options, cases_plans, cases_recipes
 from tests.fuzz.frame import Case, Place, run_case
 
 TABLES: dict[str, Callable[[], Iterable[Case]]] = {
     "keys": cases_keys.cases,
     "recipes": cases_recipes.cases,
+    "data": cases_data.cases,
+    "checkpoints": cases_checkpoints.cases,
+    "plans": cases_plans.cases,
+    "options": cases_options.cases,
 }
 DEFAULT_CASES = 200
 """Of the default suite, together."""

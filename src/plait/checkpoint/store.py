@@ -32,7 +32,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from plait.errors import RunError
-from plait.file_form import parse_json
+from plait.json_text import parse
 from plait.models.tensor_file import FileDigest, TensorEntry, file_bytes, write_tensor_file
 
 _TENSORS, _STATE, _MANIFEST = "tensors.safetensors", "state.json", "manifest.json"
@@ -218,7 +218,7 @@ class CheckpointStore:
                 stated = FileDigest(**manifest["files"][name])
                 if Path(name).name != name or _digest(folder / name, stated.size_bytes) != stated:
                     return None
-            state = parse_json((folder / _STATE).read_bytes())
+            state = parse((folder / _STATE).read_bytes(), finite=False)
         except (OSError, ValueError, KeyError, TypeError):
             return None
         return Checkpoint(step, folder, state) if isinstance(state, dict) else None
@@ -226,7 +226,7 @@ class CheckpointStore:
     def _manifest(self, step: int) -> dict[str, Any]:
         """The manifest of `step`; empty when it cannot be read."""
         try:
-            manifest = parse_json((self._where(step) / _MANIFEST).read_bytes())
+            manifest = parse((self._where(step) / _MANIFEST).read_bytes())
         except (OSError, ValueError):
             return {}
         return manifest if isinstance(manifest, dict) else {}

@@ -5,6 +5,7 @@ Each command lives in a module of its own and is imported when it is called, so 
 
 from __future__ import annotations
 
+import errno
 import os
 import select
 import sys
@@ -12,6 +13,9 @@ import sys
 from plait.cli.leaving import leave_behind
 from plait.errors import PlaitError, UserError
 from plait.observe.screen import one_line, say
+
+MOST_SHOWN = 2000
+"""Characters of a message."""
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -43,7 +47,8 @@ def _run(argv: list[str]) -> int:
             # `head`, say, has what it wanted. What is still buffered must not be tried again at exit.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return 1
-        return _fail(error, 1)
+        # A path that no file system could hold is no failure of a run.
+        return _fail(error, 2 if error.errno in (errno.ENAMETOOLONG, errno.ELOOP) else 1)
 
 
 def _dispatch(argv: list[str]) -> int:
@@ -83,7 +88,7 @@ def _nobody_reads() -> bool:
 
 
 def _fail(error: Exception, code: int) -> int:
-    say(f"error: {one_line(str(error))}", file=sys.stderr)
+    say(f"error: {_shortened(one_line(str(error)))}", file=sys.stderr)
     _show_frames(error)
     return code
 
@@ -92,3 +97,10 @@ def _show_frames(error: Exception) -> None:
     """The lines of the user's own code that led to it."""
     if isinstance(error, PlaitError) and error.frames:
         say(error.frames, file=sys.stderr)
+
+
+def _shortened(message: str) -> str:
+    """Without the middle where it is too long to be read: it shows a value then."""
+    if len(message) <= MOST_SHOWN:
+        return message
+    return f"{message[: MOST_SHOWN // 2]} … {message[-MOST_SHOWN // 2 :]}"

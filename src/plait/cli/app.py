@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Sequence
 from typing import Annotated, Any
 
@@ -11,11 +13,24 @@ from plait import __version__
 
 
 def _whole(_: Any, tokens: Sequence[Token]) -> int:
-    return int(tokens[0].value)
+    text = tokens[0].value
+    if re.fullmatch(r"[+-]?[0-9]{1,19}", text) is None or abs(int(text)) >= 2**63:
+        raise ValueError
+    return int(text)
 
+
+def _number(_: Any, tokens: Sequence[Token]) -> float:
+    value = float(tokens[0].value)
+    if not math.isfinite(value):
+        raise ValueError
+    return value
+
+
+Number = Annotated[float, Parameter(converter=_number)]
+"""A finite number as an option's type."""
 
 Whole = Annotated[int, Parameter(converter=_whole)]
-"""A whole number as an option's type; cyclopts alone would round 1.5."""
+"""A whole number of 64 bits as an option's type; cyclopts alone would round 1.5."""
 
 app = App(
     name="plait",

@@ -11,12 +11,15 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
-from plait.cli.app import Whole
+from plait.cli.app import Number, Whole
 from plait.cli.opening import opening, title_of
 from plait.errors import ConfigError, DataError, RunError, UserError
+from plait.json_text import Malformed
+from plait.json_text import parse as parse_json
 from plait.observe.screen import say
 from plait.output import check_file
 from plait.policy.blocks import BLOCK_TOKENS
+from plait.settings import MOST
 
 if TYPE_CHECKING:
     from plait.cli.kept import Kept
@@ -44,9 +47,9 @@ class Options:
     """Replace a file that exists, and what a run that was broken off has left."""
     n: Whole = 1
     """Responses per prompt."""
-    temperature: float = 1.0
+    temperature: Number = 1.0
     """Divides the logits; 0 is greedy."""
-    top_p: float = 1.0
+    top_p: Number = 1.0
     """Sample from the most probable tokens of this mass."""
     top_k: Whole = 0
     """Sample from this many most probable tokens; 0 is all."""
@@ -221,17 +224,21 @@ def _in_own_words(message: str) -> str:
 
 
 def check_numbers(options: Options) -> None:
-    """Raises ConfigError, naming the option, for a number below what it may be."""
-    for option, value, least in (
-        ("--n", options.n, 1),
-        ("--max-running", options.max_running, 1),
-        ("--kv-tokens", options.kv_tokens, BLOCK_TOKENS),
-        ("--seed", options.seed, 0),
-        ("--threads", options.threads, 0),
-        ("--stop-token-ids", min(options.stop_token_ids or (0,)), 0),
+    """Raises ConfigError, naming the option, for a number below or above what it may be."""
+    for option, value, least, most in (
+        ("--n", options.n, 1, 1 << 20),
+        ("--max-running", options.max_running, 1, 1 << 20),
+        ("--max-tokens", options.max_tokens, 1, MOST),
+        ("--top-k", options.top_k, 0, MOST),
+        ("--kv-tokens", options.kv_tokens, BLOCK_TOKENS, MOST),
+        ("--seed", options.seed, 0, 2**63 - 1),
+        ("--threads", options.threads, 0, 4096),
+        ("--stop-token-ids", min(options.stop_token_ids or (0,)), 0, MOST),
     ):
         if value is not None and value < least:
             raise ConfigError(f"{option}: expected at least {least}, found {value}")
+        if value is not None and value > most:
+            raise ConfigError(f"{option}: expected at most {most:,}, found {value}")
 
 
 def check_out(options: Options) -> None:
@@ -279,10 +286,10 @@ def read_lengths(path: Path, n: int) -> list[list[int]]:
         if not line.strip():
             continue
         try:
-            values = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise DataError(f"--lengths: {path}:{number}: malformed JSON ({error.msg})") from None
-        if not isinstance(values, list) or not all(type(value) is int and value > 0 for value in values):
+            values = parse_json(line)
+        except Malformed as error:
+            raise DataError(f"--lengths: {path}:{number}: malformed JSON ({error})") from None
+        if not isinstance(values, list) or not all(type(value) is int and 0 < value <= MOST for value in values):
             raise DataError(f"--lengths: {path}:{number}: expected a list of positive whole numbers, found {line[:60]}")
         if len(values) != n:
             raise DataError(

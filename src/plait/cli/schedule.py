@@ -11,9 +11,15 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
-from plait.cli.app import Whole
+from plait.cli.app import Number, Whole
 from plait.errors import ConfigError
+from plait.json_text import whole_number
 from plait.observe.screen import say
+
+MOST_TIME = 1e12
+"""Of a forward, of a memory: sums of many stay exact to the microsecond."""
+MOST_SECONDS = 86_400
+"""Of a search."""
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -34,7 +40,7 @@ def schedule(
     cap: str | None = None,
     models: str = "actor,critic",
     engine: Literal["search", "exact", "greedy", "1f1b", "gpipe"] = "search",
-    seconds: float = 10.0,
+    seconds: Number = 10.0,
     seed: Whole = 0,
     out: Path | None = None,
     timeline: Path | None = None,
@@ -80,8 +86,8 @@ def schedule(
         Print the result as JSON.
     """
     workload = read_workload(stages, microbatches, forward, backward, memory, cap, models)
-    if seconds < 0:
-        raise ConfigError(f"--seconds: expected zero or more, found {seconds:g}")
+    if not 0 <= seconds <= MOST_SECONDS:
+        raise ConfigError(f"--seconds: expected a number from 0 to {MOST_SECONDS}, found {seconds:g}")
     files = _files(overwrite, out=out, timeline=timeline, picture=picture)
     from plait.schedule.evaluate import score
     from plait.schedule.validate import validate
@@ -284,18 +290,18 @@ def _record(found: Found, result: Score, baselines: dict[str, float]) -> dict[st
 
 def _whole(option: str, text: str) -> list[int]:
     try:
-        return [int(word) for word in text.split(",")]
+        return [whole_number(word) for word in text.split(",")]
     except ValueError:
-        raise ConfigError(f"--{option}: expected whole numbers such as 8,4, found {text!r}") from None
+        raise ConfigError(f"--{option}: expected whole numbers such as 8,4, found {text!r:.80}") from None
 
 
 def _number(option: str, word: str) -> float:
     try:
         value = float(word)
     except ValueError:
-        raise ConfigError(f"--{option}: expected a number, found {word!r}") from None
-    if not 0 <= value < inf:
-        raise ConfigError(f"--{option}: expected a number from 0, found {word!r}")
+        raise ConfigError(f"--{option}: expected a number, found {word!r:.80}") from None
+    if not 0 <= value <= MOST_TIME:
+        raise ConfigError(f"--{option}: expected a number from 0 to {MOST_TIME:g}, found {word!r:.80}")
     return value
 
 

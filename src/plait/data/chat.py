@@ -5,14 +5,33 @@ Torch-free: the tokenizer comes in as an object of Transformers' interface.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from jinja2 import TemplateError
 
 from plait.data.formats import Messages, Row
+from plait.data.time_limit import OverTime, time_limit
 from plait.errors import DataError
+from plait.json_text import Malformed, parse
+
+RENDER_LIMIT_S = 5
+"""Of one prompt. Templates take well below a millisecond."""
+MOST_RENDERED = 20_000_000
+"""Characters of a prompt: more than any model has positions for."""
+
+_OF_TEMPLATES = (
+    TemplateError,
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    LookupError,
+    MemoryError,
+    RecursionError,
+    TypeError,
+    ValueError,
+)
+"""What the code of a template may raise."""
 
 
 class Tokenizer(Protocol):
@@ -50,22 +69,47 @@ def render(
     Raises:
         DataError: the chat template raises on these messages.
     """
-    tools = row.columns.get("tools") or None
     extra = row.columns.get("chat_template_kwargs") or {}
-    try:
-        return tokenizer.apply_chat_template(
-            messages,
-            tools=json.loads(tools) if isinstance(tools, str) else tools,
-            tokenize=False,
-            add_generation_prompt=begin_answer,
-            continue_final_message=go_on,
-            **{name: value for name, value in extra.items() if value is not None},
-        )
-    except (TemplateError, TypeError, ValueError) as error:
+    if not isinstance(extra, Mapping):
         raise DataError(
-            f"{row.place}: the chat template of the model refuses the prompt: {error or type(error).__name__} "
-            f"(messages: {', '.join(message['role'] for message in messages)}); change {remedy}"
+            f"{row.place}: column `chat_template_kwargs` must be a mapping of names to values, found {extra!r:.80}"
+        )
+    try:
+        with time_limit(RENDER_LIMIT_S):
+            text = tokenizer.apply_chat_template(
+                messages,
+                tools=_tools(row),
+                tokenize=False,
+                add_generation_prompt=begin_answer,
+                continue_final_message=go_on,
+                **{name: value for name, value in extra.items() if value is not None},
+            )
+    except OverTime:
+        raise DataError(
+            f"{row.place}: the chat template of the model took more than {RENDER_LIMIT_S} s to write the prompt; give "
+            "another `model`, or mend its template"
+        ) from None
+    except _OF_TEMPLATES as error:
+        raise DataError(
+            f"{row.place}: the chat template of the model refuses the prompt: "
+            f"{str(error)[:500] or type(error).__name__} "
+            f"(messages: {', '.join(message['role'] for message in messages)[:200]}); change {remedy}"
         ) from error
+    if not isinstance(text, str) or len(text) > MOST_RENDERED:
+        raise DataError(
+            f"{row.place}: the chat template of the model writes {len(text):,} characters, more than "
+            f"{MOST_RENDERED:,}; give another `model`, or mend its template"
+        )
+    return text
+
+
+def _tools(row: Row) -> Any:
+    """Raises DataError where the column `tools` is a text that is no JSON."""
+    tools = row.columns.get("tools") or None
+    try:
+        return parse(tools) if isinstance(tools, str) else tools
+    except Malformed as error:
+        raise DataError(f"{row.place}: column `tools` must be a list in JSON: {error}") from None
 
 
 class Ids:

@@ -6,7 +6,6 @@ datasets (the extra `data`) are imported where they are needed.
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import stat
@@ -18,6 +17,8 @@ from typing import Any
 
 from plait.data.formats import nearest
 from plait.errors import DataError
+from plait.json_text import Malformed
+from plait.json_text import parse as parse_json
 
 HUB_PREFIX = "hf:"
 FILE_KINDS = "a JSONL or Parquet file, a folder that `datasets` saved, or hf:NAME"
@@ -78,28 +79,12 @@ def _json_records(path: Path, key: str) -> Iterator[Record]:
             continue
         place = f"{path}:{number}"
         try:
-            value = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise DataError(
-                f"{place}: malformed JSON ({error.msg} at column {error.colno}); `{key}` takes one object per line"
-            ) from None
+            value = parse_json(line)
+        except Malformed as error:
+            raise DataError(f"{place}: malformed JSON ({error}); `{key}` takes one object per line") from None
         if not isinstance(value, dict):
             raise DataError(f"{place}: expected a JSON object, found {type(value).__name__}")
-        if "\\ud" in line.lower():
-            _check_surrogates(value, place)
         yield value, place
-
-
-def _check_surrogates(value: dict[str, Any], place: str) -> None:
-    """JSON can write half of a surrogate pair, which is no text: it can be neither tokenised nor written again."""
-    for name, column in value.items():
-        try:
-            json.dumps({name: column}, ensure_ascii=False).encode()
-        except UnicodeEncodeError as error:
-            lone = ord(error.object[error.start])
-            raise DataError(
-                f"{place}: column `{name}` holds a lone surrogate (\\u{lone:04x}), which is no character; mend the text"
-            ) from None
 
 
 # --- tables ------------------------------------------------------------------------------------------------------
@@ -113,11 +98,14 @@ def _parquet_records(path: Path, key: str) -> Iterator[Record]:
         raise _missing(error, ("pyarrow",), f"`{key}`: `{path}` is a Parquet file") from None
     try:
         with pyarrow.parquet.ParquetFile(path) as file:
+            names = file.schema_arrow.names
+            if twice := sorted({name for name in names if names.count(name) > 1}):
+                raise DataError(f"`{key}`: `{path}` has several columns `{twice[0]}`; keep one of them")
             start = 0
             for batch in file.iter_batches():
                 yield from _records(batch.to_pylist(), str(path), start)
                 start += batch.num_rows
-    except (pyarrow.ArrowException, OSError) as error:
+    except (pyarrow.ArrowException, OSError, UnicodeDecodeError, OverflowError) as error:
         raise DataError(f"`{key}`: `{path}` is not a readable Parquet file: {_first_line(error)}") from None
 
 
@@ -129,7 +117,7 @@ def _saved_records(path: Path, split: str | None, key: str) -> Iterable[Record]:
     datasets = _import_datasets(f"`{key}`: `{path}` is a folder that `datasets` saved")
     try:
         loaded = datasets.load_from_disk(str(path))
-    except (OSError, ValueError, TypeError, LookupError) as error:
+    except (OSError, ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
         raise DataError(f"`{key}`: `{path}` cannot be read by `datasets`: {_first_line(error)}") from None
     if isinstance(loaded, datasets.Dataset):
         if split is not None:

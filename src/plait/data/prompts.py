@@ -64,8 +64,10 @@ class PromptEncoder:
         """The text that the model reads, up to where its response begins.
 
         Raises:
-            DataError: the chat template raises on these messages.
+            DataError: the prompt is empty, or the chat template raises on these messages.
         """
+        if _says_nothing(row.prompt):
+            raise DataError(f"{row.place}: the prompt is empty; remove the row from `data.source`")
         messages = self.messages(row.prompt, row.place)
         if messages is None:
             assert isinstance(row.prompt, str), "messages are never sent raw"
@@ -111,6 +113,12 @@ class PromptEncoder:
     def token_ids(self, text: str) -> tuple[int, ...]:
         """Ids of a rendered text. A chat template writes its own BOS; raw text gets one if the tokenizer adds one."""
         return self._ids(text, chat=self._chat)
+
+
+def _says_nothing(prompt: str | Messages) -> bool:
+    if isinstance(prompt, str):
+        return not prompt
+    return not any(message.get("content") or message.get("tool_calls") for message in prompt)
 
 
 @dataclass(frozen=True)

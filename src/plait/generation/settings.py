@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import Annotated
 
@@ -16,7 +17,7 @@ MIN_TEMPERATURE = 0.01
 
 
 def _check_temperature(value: float) -> float:
-    if value != 0 and not value >= MIN_TEMPERATURE:
+    if value != 0 and not MIN_TEMPERATURE <= value < math.inf:
         small = ": so small a one overflows; set it to 0" if value > 0 else ""
         raise ValueError(f"expected 0 (greedy) or at least {MIN_TEMPERATURE}, found {value}{small}")
     return value

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from plait.errors import ModelError
-from plait.file_form import parse_json
+from plait.json_text import parse
 
 CONFIG = "adapter_config.json"
 
@@ -34,7 +34,7 @@ def adapter_of(name: str) -> AdapterFolder | None:
     if not (folder / CONFIG).is_file() or (folder / "config.json").is_file():
         return None
     try:
-        config = parse_json((folder / CONFIG).read_text(encoding="utf-8"))
+        config = parse((folder / CONFIG).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise ModelError(f"model: the adapter {name!r} has no readable {CONFIG}: {error}") from error
     base = config.get("base_model_name_or_path") if isinstance(config, dict) else None

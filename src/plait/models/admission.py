@@ -46,6 +46,10 @@ COMPARED_ELEMENTS = 1 << 22
 """Of the weights whose gradients are compared, the smallest first. The backward passes through all layers for them."""
 
 
+_OF_CONFIGS = (ArithmeticError, AssertionError, AttributeError, LookupError, TypeError, ValueError)
+"""What a family's configuration raises on values that do not fit together."""
+
+
 class CheckedModel(Protocol):
     """What the self-check needs of a model. For one without a vocabulary the hidden states stand for the logits."""
 
@@ -81,12 +85,13 @@ def check_config(config: Mapping[str, Any], name: str) -> dict[str, Any]:
         )
     try:
         read = CONFIG_MAPPING[family].from_dict(dict(config))
-    except (StrictDataclassError, KeyError, ValueError, TypeError, AttributeError) as error:
+        fields = config_fields(read.get_text_config())
+    except (StrictDataclassError, *_OF_CONFIGS) as error:
         raise ModelError(
             f"model: the config.json of {name!r} cannot be read: {error}; set `model` to another."
         ) from error
     check_family(causal_class(read, name), read, name)
-    return config_fields(read.get_text_config())
+    return fields
 
 
 def causal_class(config: Any, name: str) -> type[Any]:

@@ -5,7 +5,6 @@ Files are mapped, one tensor at a time, so that only the pages of a block are re
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +15,7 @@ from torch import Tensor
 
 from plait.errors import ModelError
 from plait.layout.params import Block, Param, Parameters
+from plait.models.claims import read_object
 from plait.models.partial import cut_block
 
 
@@ -83,7 +83,7 @@ class CheckpointFiles:
 def _files_of(folder: Path) -> dict[str, Path]:
     index = folder / "model.safetensors.index.json"
     if index.exists():
-        return {name: folder / file for name, file in json.loads(index.read_text())["weight_map"].items()}
+        return {name: folder / file for name, file in read_object(index)["weight_map"].items()}
     with safe_open(folder / "model.safetensors", "pt") as opened:
         return dict.fromkeys(opened.keys(), folder / "model.safetensors")
 

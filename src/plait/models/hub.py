@@ -19,8 +19,8 @@ from typing import Any
 
 from plait.data.package_file import PackageFile, ProgressLine, cache_folder, prepared
 from plait.errors import ModelError
-from plait.file_form import parse_json
 from plait.models.adapter_folder import adapter_of, base_missing
+from plait.models.claims import check_config, check_files, read_object
 from plait.models.tensor_file import is_whole
 
 _HUB_PATTERNS = (
@@ -123,12 +123,8 @@ def read_config(name: str) -> dict[str, Any]:
         path = _snapshot(name, ("config.json",)) / "config.json"
     else:
         raise ModelError(_unknown(name))
-    try:
-        config = parse_json(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ModelError(f"model: {name!r} should hold a readable config.json, but {path}: {error}") from error
-    if not isinstance(config, dict):
-        raise ModelError(f"model: {path} should hold a JSON object, found {type(config).__name__}")
+    config = read_object(path)
+    check_config(config, name)
     return config
 
 
@@ -196,8 +192,12 @@ def _check_folder(folder: Path, name: str) -> None:
     index = folder / "model.safetensors.index.json"
     if index.is_file():
         try:
-            files = sorted(set(parse_json(index.read_text(encoding="utf-8"))["weight_map"].values()))
-        except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
+            files = sorted(set(read_object(index)["weight_map"].values()))
+            if not files or not all(isinstance(file, str) and Path(file).name == file for file in files):
+                raise ValueError("a name of a file in it is none, or leads out of the folder")
+        except (ValueError, KeyError, AttributeError, TypeError) as error:
+            if isinstance(error, ModelError):
+                raise
             raise ModelError(f"model: {index} is not a readable index of safetensors files: {error!r}") from error
     else:
         files = ["model.safetensors"]
@@ -215,6 +215,9 @@ def _check_folder(folder: Path, name: str) -> None:
             f"model: {name!r} is damaged: {', '.join(torn[:3])} has no header that can be read, or is shorter or "
             "longer than that says; fetch or copy it again."
         )
+    config = read_object(folder / "config.json")
+    check_config(config, name)
+    check_files(folder, files, config, name)
 
 
 def _is_hub_id(name: str) -> bool:

@@ -11,7 +11,6 @@ Parameters go by the names that peft gives them in a saved file, without its pre
 
 from __future__ import annotations
 
-import json
 import math
 import warnings
 from collections.abc import Mapping
@@ -25,6 +24,7 @@ from torch import Tensor, nn
 from plait.errors import ModelError
 from plait.layout.params import Param
 from plait.models.backbone import copy_of
+from plait.models.claims import read_object
 from plait.models.draws import generator
 from plait.models.language_model import LanguageModel
 from plait.models.lora_settings import LoraSettings
@@ -155,13 +155,14 @@ def load_adapter(model: Model, folder: str | Path, *, name: str) -> Model:
     Raises:
         ModelError: not there, not readable, of another model, or of a kind that is more than A and B.
     """
+    from safetensors import SafetensorError
     from safetensors.torch import load_file
 
     folder = Path(folder)
     try:
-        config = json.loads((folder / "adapter_config.json").read_text(encoding="utf-8"))
+        config = read_object(folder / "adapter_config.json")
         stored = load_file(folder / "adapter_model.safetensors")
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, SafetensorError) as error:
         raise ModelError(
             f"adapter: {str(folder)!r} should hold adapter_config.json and adapter_model.safetensors: {error}"
         ) from error

@@ -24,13 +24,23 @@ def tokenizer_of(folder: Path, name: str) -> Any:
         name: of the model, for messages; so below.
 
     Raises:
-        ModelError: it needs code of its own. OSError, ValueError, KeyError and others of Transformers: it cannot be
-            read.
+        ModelError: it needs code of its own, or is damaged. OSError, ValueError: it cannot be read.
     """
     from transformers import AutoTokenizer
 
     with _code_refused(folder, name, "tokenizer"):
-        return AutoTokenizer.from_pretrained(folder, **_DATA_ONLY)
+        try:
+            tokenizer = AutoTokenizer.from_pretrained(folder, **_DATA_ONLY)
+            tokenizer("a")
+            tokenizer.get_vocab()
+        except (OSError, ValueError):
+            raise
+        except Exception as error:  # of the library `tokenizers`, which raises no class of its own, and of Transformers
+            raise ModelError(
+                f"model: the tokenizer of {name!r} cannot be read: {type(error).__name__}: {str(error)[:300]}; fetch "
+                "or copy its files again, or set `model` to another"
+            ) from error
+        return tokenizer
 
 
 def config_of(folder: Path, name: str) -> Any:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import json
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -27,6 +26,7 @@ from plait.layout.params import FlatLayout, Param
 from plait.models.admission import self_check
 from plait.models.attention import AttentionContext
 from plait.models.backbone import Backbone, BackboneModel
+from plait.models.claims import read_object
 from plait.models.draws import generator
 from plait.models.float64 import kept_float64
 from plait.models.language_model import LanguageModel, eos_token_ids, max_positions, prepare, read_folder
@@ -352,7 +352,7 @@ def _stored_head(folder: Path, name: str, config: Any) -> Tensor | None:
 
     index = folder / "model.safetensors.index.json"
     if index.exists():
-        file_of = json.loads(index.read_text())["weight_map"]
+        file_of = read_object(index)["weight_map"]
     else:
         with safe_open(folder / "model.safetensors", "pt") as tensors:
             file_of = dict.fromkeys(tensors.keys(), "model.safetensors")

@@ -67,6 +67,17 @@ class ModelShape:
         """
         config = config.get("text_config") or config
         name = name or str(config.get("_name_or_path") or config.get("model_type") or "this model")
+        try:
+            return cls._read(config, name)
+        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+            if isinstance(error, ModelError):
+                raise
+            raise ModelError(
+                f"model: the configuration of {name!r} does not fit together: {error!r}; set `model` to another."
+            ) from error
+
+    @classmethod
+    def _read(cls, config: Mapping[str, Any], name: str) -> ModelShape:
         needed = ("num_hidden_layers", "hidden_size", "num_attention_heads", "vocab_size", "max_position_embeddings")
         if missing := [key for key in needed if not _number(config, key)]:
             raise _lacking(config, name, missing)

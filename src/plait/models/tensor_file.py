@@ -17,8 +17,9 @@ import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from plait.file_form import parse_json
+from plait import json_text
 
 ITEM_BYTES: Mapping[str, int] = {
     "F64": 8,
@@ -35,6 +36,8 @@ ITEM_BYTES: Mapping[str, int] = {
     "U8": 1,
     "BOOL": 1,
 }
+MOST_HEADER_BYTES = 100_000_000
+"""As in the `safetensors` package."""
 _CHUNK_BYTES = 16 << 20
 
 
@@ -98,16 +101,40 @@ def write_tensor_file(
 def is_whole(path: str | Path) -> bool:
     """Whether `path` has a header and is as long as that says; reads only the header."""
     try:
-        with open(path, "rb") as file:
-            size_bytes = os.fstat(file.fileno()).st_size
-            (header_bytes,) = struct.unpack("<Q", file.read(8))
-            if header_bytes > size_bytes - 8:
-                return False
-            header = parse_json(file.read(header_bytes))
-        ends = [entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"]
-        return size_bytes == 8 + header_bytes + max(ends, default=0)
-    except (OSError, ValueError, struct.error, AttributeError, LookupError, TypeError):
+        read_header(path)
+    except (OSError, ValueError):
         return False
+    return True
+
+
+def read_header(path: str | Path) -> dict[str, dict[str, Any]]:
+    """The entries of a file's tensors: name → dtype, shape, data_offsets.
+
+    Raises:
+        ValueError: it has no header, or is shorter or longer than that says.
+        OSError: it cannot be read.
+    """
+    with open(path, "rb") as file:
+        size_bytes = os.fstat(file.fileno()).st_size
+        length = file.read(8)
+        header_bytes = int.from_bytes(length, "little")
+        if len(length) < 8 or header_bytes > min(size_bytes - 8, MOST_HEADER_BYTES):
+            raise ValueError("it has no header")
+        header = json_text.parse(file.read(header_bytes))
+    if not isinstance(header, dict):
+        raise ValueError("its header is no object")
+    entries = {name: entry for name, entry in header.items() if name != "__metadata__"}
+    end = 0
+    for name, entry in entries.items():
+        match entry:
+            case {"dtype": str(), "shape": [*shape], "data_offsets": [int(start), int(stop)]}:
+                if 0 <= start <= stop and all(type(size) is int and size >= 0 for size in shape):
+                    end = max(end, stop)
+                    continue
+        raise ValueError(f"the entry of {name[:80]!r} in its header is damaged")
+    if size_bytes != 8 + header_bytes + end:
+        raise ValueError(f"it has {size_bytes} bytes, and {8 + header_bytes + end} by its header")
+    return entries
 
 
 def _in_file_order(entries: Sequence[TensorEntry]) -> list[TensorEntry]:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from plait.errors import DataError, RunError
-from plait.file_form import parse_json
+from plait.json_text import parse
 from plait.output import write_file
 
 _SCAN_BYTES = 1 << 16
@@ -124,7 +124,7 @@ def read_rows(path: str | Path) -> list[dict[str, Any]]:
     rows = []
     for number, line in enumerate(text[: text.rfind(b"\n") + 1].split(b"\n")[:-1], start=1):
         try:
-            row = parse_json(line)
+            row = parse(line)
         except ValueError as error:
             raise damaged(f"{path}:{number}", str(error)) from None
         if not isinstance(row, dict):

@@ -24,8 +24,11 @@ from pathlib import Path
 from typing import Any
 
 from plait.errors import DataError, RunError
-from plait.file_form import parse_json
+from plait.json_text import Malformed, parse
 from plait.output import write_file
+
+MOST_TORN = 3
+"""Lines at the end of a trace that a crash may have left incomplete."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,18 +211,21 @@ def read_trace(path: str | Path) -> list[dict[str, Any]]:
 def _events(text: str) -> list[Any]:
     """Those of the array, which may lack its end; ValueError where it does not parse."""
     if text.endswith("]"):
-        with contextlib.suppress(ValueError):  # the bracket may be one inside a torn line
-            return parse_json(text)
+        with contextlib.suppress(Malformed):  # the bracket may be one inside a torn line
+            return parse(text)
     if text[1:].lstrip()[:1] not in ("", "{"):
-        raise ValueError("its first value is no object")
-    if "}" not in text:
-        return []
-    complete = text[: text.rfind("}") + 1]
-    try:
-        return parse_json(complete + "]")
-    except ValueError:
-        cut = complete.rfind(",\n")
-        return parse_json(complete[:cut] + "]") if cut >= 0 else []
+        raise ValueError(f"its first value is no object: {text[1:40]!r}")
+    complete = text[: text.rfind("}") + 1] if "}" in text else "["
+    why = ""
+    for _ in range(MOST_TORN):
+        try:
+            return parse(complete + "]")
+        except Malformed as error:
+            cut = complete.rfind(",\n")
+            if cut < 0:
+                return []
+            why, complete = str(error), complete[:cut]
+    raise ValueError(why)
 
 
 def _named(kind: str, rank: int, tid: int, name: str) -> dict[str, Any]:

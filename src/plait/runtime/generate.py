@@ -24,7 +24,7 @@ from plait.policy.blocks import BLOCK_TOKENS, num_blocks_for
 from plait.runtime.forecast.estimate import model_shape
 from plait.runtime.forecast.limit import measure_rates
 from plait.runtime.generation_report import OWN_COLUMNS, GenerationReport, Meter, limit_of
-from plait.runtime.prepare import load_tokenizer
+from plait.runtime.prepare import check_ids, load_tokenizer
 from plait.runtime.recipes.checks import check_models
 from plait.runtime.recipes.role_models import RoleModel
 from plait.runtime.stopping import stop_signals
@@ -119,6 +119,9 @@ def _checked(job: Job) -> tuple[ModelShape, list[Request]]:
         )
         for uid, row in enumerate(source.rows)
     ]
+    places = (row.place for row in source.rows)
+    ids = zip(places, (request.prompt.token_ids for request in requests), strict=True)
+    check_ids(tokenizer, shape.vocabulary, ids, job.model)
     for request, row in zip(requests, source.rows, strict=True):
         _check_positions(request, row, shape.max_positions)
     _check_cache(requests, source.rows, job.engine, shape.max_positions)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -138,6 +138,7 @@ def prepare(
         recipe = _with_pool(recipe, recipe.sampling.num_blocks(shapes[recipe.model].max_positions) * BLOCK_TOKENS)
     check_models(models, to_come or {})
     plan = resolve_plan(recipe, dataflow, models, shapes)
+    _check_stop(recipe, shapes[recipe.model])
     tokenizer = load_tokenizer(recipe.model)
     _check_tokens(models, tokenizer, recipe)
     given_names = tuple(node.call for node in dataflow.of_kind(CallKind.READ))
@@ -151,6 +152,7 @@ def prepare(
         given[name], items = _given(name, generates, recipe, tokenizer, shapes[recipe.model].max_positions)
         if items and not generates:
             held_out_given[name] = items
+    check_ids(tokenizer, shapes[recipe.model].vocabulary, _ids_of(train_set, given), recipe.model)
     if recipe.epochs is not None:
         num_rows = len(next(iter(given.values())) if train_set is None else train_set)
         recipe = recipe.model_copy(update={"steps": recipe.steps_of(num_rows), "epochs": None})
@@ -172,6 +174,17 @@ def prepare(
     )
 
 
+def _ids_of(train_set: PromptSet | None, given: Mapping[str, ExampleSet]) -> Iterator[tuple[str, Sequence[int]]]:
+    """(place, token ids) of all that is read; nothing is encoded before it is asked for."""
+    for index in range(0 if train_set is None else len(train_set)):
+        assert train_set is not None
+        yield train_set.source[train_set.kept[index]].place, train_set.prompt(index, index).token_ids
+    for examples in given.values():
+        for index in range(len(examples)):
+            for sample, _ in examples.given(index, index):
+                yield examples.source[examples.kept[index]].place, (*sample.prompt.token_ids, *sample.token_ids)
+
+
 def _with_pool(recipe: Recipe, kv_tokens: int) -> Recipe:
     return recipe.model_copy(update={"sampling": recipe.sampling.model_copy(update={"kv_tokens": kv_tokens})})
 
@@ -190,6 +203,33 @@ def _shapes(models: tuple[RoleModel, ...], recipe: Recipe) -> dict[str, ModelSha
             except ModelError as error:
                 raise ModelError(str(error) if key == "model" else f"key `{key}`: {error}") from error
     return shapes
+
+
+def _check_stop(recipe: Recipe, shape: ModelShape) -> None:
+    """Raises ConfigError where a stop token is none of the model's."""
+    for token in recipe.sampling.stop_token_ids or ():
+        if token >= shape.vocabulary:
+            raise ConfigError(
+                f"`sampling.stop_token_ids` holds {token}, but `{recipe.model}` has the tokens 0 to "
+                f"{shape.vocabulary - 1}; give one of these"
+            )
+
+
+def check_ids(tokenizer: Any, vocabulary: int, ids: Iterable[tuple[str, Sequence[int]]], name: str) -> None:
+    """Raises ModelError where a tokenizer writes tokens that its model has no embedding for.
+
+    Args:
+        ids: (place, token ids) of the texts that are read.
+        name: of the model, for messages.
+    """
+    if max(tokenizer.get_vocab().values(), default=0) < vocabulary:
+        return  # whatever the text
+    for place, tokens in ids:
+        if max(tokens, default=0) >= vocabulary:
+            raise ModelError(
+                f"model: the tokenizer of {name!r} writes token {max(tokens)} for {place}, but the model has only "
+                f"{vocabulary}; give the model its own tokenizer, or set `model` to another."
+            )
 
 
 def _check_tokens(models: tuple[RoleModel, ...], tokenizer: Any, recipe: Recipe) -> None:
@@ -296,7 +336,7 @@ def load_tokenizer(model: str, key: str = "model") -> Any:
         return tokenizer_of(folder, model)
     except ModelError:
         raise
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError) as error:
         raise ModelError(f"key `{key}`: `{model}` has no tokenizer that can be read: {error}") from error
 
 

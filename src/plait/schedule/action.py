@@ -103,10 +103,14 @@ def action_id(
     return f"{prefix}{stage}{kind.value}{suffix}"
 
 
+MOST_SAMPLES = 1 << 20
+"""Of one action."""
+
 _KINDS = "|".join(sorted((kind.value for kind in Kind), key=len, reverse=True))
-_MODEL = r"(?:(?P<model>[A-Za-z_][\w-]*)?(?:/(?P<copy>\d+))?:)?"
-_ID = rf"{_MODEL}(?P<stage>\d+)(?P<kind>{_KINDS})(?P<index>\d+)?(?:\.(?P<round>\d+))?"
-_TEXT = re.compile(rf"(?P<id>{_ID})(?:\{{(?P<samples>[\d,-]+)\}})?(?P<waits><[^#\s]*)?(?:#(?P<bytes>\d+))?")
+_COUNT = r"[0-9]{1,18}"
+_MODEL = rf"(?:(?P<model>[A-Za-z_][\w-]*)?(?:/(?P<copy>{_COUNT}))?:)?"
+_ID = rf"{_MODEL}(?P<stage>{_COUNT})(?P<kind>{_KINDS})(?P<index>{_COUNT})?(?:\.(?P<round>{_COUNT}))?"
+_TEXT = re.compile(rf"(?P<id>{_ID})(?:\{{(?P<samples>[\d,-]+)\}})?(?P<waits><[^#\s]*)?(?:#(?P<bytes>{_COUNT}))?")
 
 
 def parse_action(text: str, rank: int = 0) -> Action:
@@ -116,7 +120,7 @@ def parse_action(text: str, rank: int = 0) -> Action:
     """
     match = _TEXT.fullmatch(text)
     if match is None:
-        raise DataError(f"expected an action such as actor:2F0, found {text!r}")
+        raise DataError(f"expected an action such as actor:2F0, found {text!r:.80}")
     number = lambda name: None if match[name] is None else int(match[name])  # noqa: E731
     waits = match["waits"] or "<"
     action = Action(
@@ -159,5 +163,8 @@ def parse_ids(text: str) -> tuple[int, ...]:
         first, dash, last = part.partition("-")
         if not first.isdigit() or (dash and not last.isdigit()):
             raise DataError(f"expected sample ids such as 0-3,8, found {text!r}")
+        numbers = (first, last or first)
+        if max(map(len, numbers)) > 18 or int(numbers[1]) - int(numbers[0]) >= MOST_SAMPLES - len(ids):
+            raise DataError(f"expected at most {MOST_SAMPLES:,} sample ids of at most 18 digits, found {text[:80]!r}")
         ids.extend(range(int(first), int(last or first) + 1))
     return tuple(ids)

@@ -18,6 +18,10 @@ from plait.schedule.schedule import Schedule
 
 Table = tuple[tuple[float, ...], ...]
 
+MOST_RANKS = 512
+MOST_ACTIONS = 20_000
+"""Of a fused schedule: simple ones of so many take seconds, and no search gains anything there."""
+
 
 @dataclass(frozen=True, slots=True)
 class Pipeline:
@@ -179,6 +183,12 @@ def fused_workload(
             if count < 1:
                 raise ConfigError(f"{option}: expected whole numbers from 1, found {count}")
     num_ranks = max(stages)
+    actions = sum(2 * num_ranks * count for count in microbatches)
+    if num_ranks > MOST_RANKS or actions > MOST_ACTIONS:
+        raise ConfigError(
+            f"stages: expected at most {MOST_RANKS} ranks and {MOST_ACTIONS:,} forwards and backwards together, found "
+            f"{shown(num_ranks)} ranks and {shown(actions)} of these; give fewer stages or micro-batches"
+        )
     pipelines = []
     for k in range(num_models):
         if num_ranks % stages[k]:
@@ -195,6 +205,11 @@ def fused_workload(
             pipelines.append(Pipeline(models[k], copy, ranks if k == 0 else ranks[::-1], *tables))
     caps = tuple(cap) if isinstance(cap, Sequence) else (float(cap),) * num_ranks
     return Workload(tuple(pipelines), num_ranks, caps)
+
+
+def shown(count: int) -> str:
+    """A count of any size, in few characters."""
+    return f"{count:,}" if count < 10**15 else "more than 10^15"
 
 
 def schedule_of(workload: Workload, rows: Sequence[Sequence[tuple[int, Kind, int, int]]], name: str) -> Schedule:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import json
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -21,6 +22,9 @@ from plait.schedule.schedule import Schedule
 from plait.schedule.timeline import Timeline
 
 FORM = FileForm("plan")
+
+MOST_RANKS = 4096
+"""Of a plan: more than any run has devices."""
 
 Mode = Literal["prefill", "decode", "score", "train"]
 After = Literal["keep", "drop", "offload"]
@@ -81,15 +85,15 @@ class Plan:
     predicted: Timeline | None = None
 
     def __post_init__(self) -> None:
-        if self.num_ranks < 1:
-            raise DataError(f"plan {self.name}: expected num_ranks of at least 1, found {self.num_ranks}")
+        if not 1 <= self.num_ranks <= MOST_RANKS:
+            raise DataError(f"plan {self.name}: expected num_ranks from 1 to {MOST_RANKS}, found {self.num_ranks}")
         several = [p for p in self.placements if p.mode in SEVERAL]
         for what, names in (
             ("placement", [f"{p.call} {p.mode}" for p in self.placements if p.mode not in SEVERAL]),
             ("schedule", [s.name for s in self.schedules]),
             ("policy", [p.name for p in self.policies]),
         ):
-            twice = next((name for name in names if names.count(name) > 1), None)
+            twice = next((name for name, count in Counter(names).items() if count > 1), None)
             if twice is not None:
                 raise DataError(f"plan {self.name}: expected one {what} {twice!r}, found several")
         for p in self.placements:
@@ -113,14 +117,14 @@ class Plan:
             raise DataError(f"{label}: expected mode prefill, decode, score or train, found {p.mode!r}")
         if p.after not in ("keep", "drop", "offload"):
             raise DataError(f"{label}: expected after keep, drop or offload, found {p.after!r}")
-        if p.micro_batch_tokens is not None and p.micro_batch_tokens < 1:
-            raise DataError(f"{label}: expected micro_batch_tokens of at least 1, found {p.micro_batch_tokens}")
+        if p.micro_batch_tokens is not None and not 1 <= p.micro_batch_tokens < 2**31:
+            raise DataError(f"{label}: expected micro_batch_tokens from 1 to 2^31 - 1, found {p.micro_batch_tokens}")
         if min(p.dp, p.tp, p.pp) < 1 or p.dp * p.tp * p.pp != len(p.ranks):
             raise DataError(f"{label}: expected dp x tp x pp = {p.dp} x {p.tp} x {p.pp} ranks, found {len(p.ranks)}")
         if len(set(p.ranks)) != len(p.ranks) or not all(0 <= rank < self.num_ranks for rank in p.ranks):
-            raise DataError(f"{label}: expected different ranks below {self.num_ranks}, found {p.ranks}")
+            raise DataError(f"{label}: expected different ranks below {self.num_ranks}, found {p.ranks!r:.80}")
         if p.stages and (len(p.stages) != p.pp or min(p.stages) < 1):
-            raise DataError(f"{label}: expected the layers of each of {p.pp} stages, found {list(p.stages)}")
+            raise DataError(f"{label}: expected the layers of each of {p.pp} stages, found {list(p.stages)!r:.80}")
 
     def placement(self, call: str, mode: Mode) -> Placement | None:
         """The (first) placement of a mode of a call, None where the plan does not say."""

@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterable, Iterator
 from dataclasses import astuple, dataclass, fields, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from plait.errors import DataError
 from plait.file_form import FileForm
@@ -20,6 +20,7 @@ from plait.output import write_file
 FORM = FileForm("timeline")
 
 Source = Literal["predicted", "measured"]
+_Row = TypeVar("_Row", "Span", "MemoryPoint")
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,15 +127,14 @@ class Timeline:
         """Read the file form. `name` is used in messages. Raises `DataError` when the text is no such timeline."""
         record = FORM.parse(text, name)
         try:
-            spans = tuple(Span(**dict(zip(record["span_fields"], row, strict=True))) for row in record["spans"])
-            memory = tuple(
-                MemoryPoint(**dict(zip(record["memory_fields"], row, strict=True))) for row in record["memory"]
-            )
+            spans = tuple(_row(Span, zip(record["span_fields"], row, strict=True)) for row in record["spans"])
+            points = record["memory"]
+            memory = tuple(_row(MemoryPoint, zip(record["memory_fields"], row, strict=True)) for row in points)
             source = record["source"]
             if source not in ("predicted", "measured"):
                 raise ValueError(f"source {source!r}")
             return cls(spans, memory, source)
-        except (KeyError, TypeError, ValueError) as error:
+        except (AttributeError, LookupError, TypeError, ValueError) as error:
             raise DataError(f"{name}: a row of the timeline does not fit its fields: {error}") from error
 
     def save(self, path: str | Path) -> None:
@@ -153,10 +153,31 @@ def load_any(path: str | Path) -> Timeline:
         return _from_trace(read_trace(path)) if is_trace else Timeline.load(path)
     except OSError as error:
         raise DataError(f"{path}: expected a timeline file that can be read: {error.strerror}") from error
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         if isinstance(error, DataError):
             raise
-        raise DataError(f"{path}: expected a timeline or a Chrome trace of a run: {error!r}") from error
+        raise DataError(f"{path}: expected a timeline or a Chrome trace of a run: {error!r:.200}") from error
+
+
+_TEXTS = ("action", "kind", "lane", "role")
+_WHOLE = ("rank", "step")
+_MOST_S = 1e12
+"""Of a time: tens of thousands of years."""
+
+
+def _row(cls: type[_Row], values: Iterable[tuple[str, Any]]) -> _Row:
+    """A span or a memory point of what a file says, each value of its kind. Raises ValueError."""
+    row = dict(values)
+    for name, value in row.items():
+        if name in _TEXTS:
+            fits = isinstance(value, str)
+        elif name in _WHOLE:
+            fits = (type(value) is int and 0 <= value < 2**31) or (name == "step" and value is None)
+        else:
+            fits = type(value) in (int, float) and abs(value) < (_MOST_S if name.endswith("_s") else 2.0**63)
+        if not fits:
+            raise ValueError(f"{name} {value!r:.80}")
+    return cls(**row)
 
 
 def _from_trace(events: list[dict[str, Any]]) -> Timeline:
@@ -168,17 +189,20 @@ def _from_trace(events: list[dict[str, Any]]) -> Timeline:
             args = event.get("args", {})
             start_s = event["ts"] / 1e6
             spans.append(
-                Span(
-                    event["name"],
-                    args.get("kind", event["cat"]),
-                    event["pid"],
-                    start_s,
-                    start_s + event["dur"] / 1e6,
-                    args.get("bytes", 0),
-                    args.get("tokens", 0),
-                    lanes[event["pid"], event["tid"]],
-                    args.get("role", ""),
-                    args.get("step"),
+                _row(
+                    Span,
+                    {
+                        "action": event["name"],
+                        "kind": args.get("kind", event["cat"]),
+                        "rank": event["pid"],
+                        "start_s": start_s,
+                        "end_s": start_s + event["dur"] / 1e6,
+                        "bytes": args.get("bytes", 0),
+                        "tokens": args.get("tokens", 0),
+                        "lane": lanes[event["pid"], event["tid"]],
+                        "role": args.get("role", ""),
+                        "step": args.get("step"),
+                    }.items(),
                 )
             )
     return Timeline(tuple(spans), source="measured")

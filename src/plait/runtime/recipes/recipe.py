@@ -19,11 +19,9 @@ from plait.generation.settings import SamplingSettings
 from plait.models.lora_settings import LoraSettings
 from plait.observe.doctor_settings import DoctorSettings
 from plait.rewards.settings import RewardSettings
+from plait.schedule.plan import MOST_RANKS
 from plait.settings import Seed, Settings
 from plait.training.settings import OptimizerSettings
-
-MOST_RANKS = 4096
-"""Processes of a run: more than any machine has devices."""
 
 
 class DType(StrEnum):
