@@ -191,7 +191,7 @@ def _exported(folder: Path) -> set[str]:
 
 
 def _real(path: Path) -> Path:
-    return path.expanduser().resolve()
+    return Path(os.path.expanduser(path)).resolve()
 
 
 def _kind(path: Path) -> str:

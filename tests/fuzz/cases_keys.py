@@ -41,8 +41,8 @@ MAY_BE_LARGE = frozenset({"seed", "data.seed", "pretraining.seed"})
 def fields(model: type[BaseModel] = Recipe, prefix: str = "") -> Iterator[tuple[str, Any]]:
     """(dotted key, type) of every key."""
     for name, info in model.model_fields.items():
-        members = _members(info.annotation)
-        section = next((one for one in members if isinstance(one, type) and issubclass(one, BaseModel)), None)
+        either = get_args(info.annotation) if get_origin(info.annotation) in (Union, UnionType) else (info.annotation,)
+        section = next((one for one in either if isinstance(one, type) and issubclass(one, BaseModel)), None)
         if section is not None:
             yield from fields(section, f"{prefix}{name}.")
         else:

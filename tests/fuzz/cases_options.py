@@ -105,7 +105,7 @@ def cases() -> Iterator[Case]:
     for option, values in {
         "device": ("tpu", "", "cuda:0"),
         "dtype": ("int8", "", "float16"),
-        "model": ("", "/nowhere", "a/b/c", "a" * 5000, "../..", "."),
+        "model": ("", "/nowhere", "~nobody/x", "a/b/c", "a" * 5000, "../..", "."),
         "prompts": ("/nowhere", "/", "/dev/null", "a" * 5000),
         "out": ("/", "/nowhere/\0", "/dev/null/x", "/proc/x"),
         "stop": ("",),

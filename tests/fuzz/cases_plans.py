@@ -257,9 +257,11 @@ def _accepted() -> Iterator[Case]:
         "a schedule",
         ACCEPTED,
         lambda place: ["schedule", "--stages", "2,2", "--microbatches", "4,4", "--engine", "greedy"],
+        compiles=True,
     )
     yield Case(
         "a schedule of 32 stages by rule",
         ACCEPTED,
         lambda place: ["schedule", "--stages", "32", "--microbatches", "64", "--engine", "1f1b"],
+        compiles=True,
     )

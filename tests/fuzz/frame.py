@@ -157,6 +157,8 @@ class Case:
     alone: bool = False
     """Run in a process of its own, with its memory bounded."""
     env: Mapping[str, str] = field(default_factory=dict)
+    compiles: bool = False
+    """It really computes: the first time on a machine its kernels are compiled, which takes many times the deadline."""
 
 
 @dataclass(frozen=True)
@@ -184,7 +186,7 @@ def judge(case: Case, answer: Answer) -> None:
 def run_case(case: Case, place: Place) -> None:
     """Write a case's files, run it, judge the answer."""
     argv = [str(word) for word in case.argv(place)]
-    judge(case, _alone(argv, case) if case.alone else _here(argv))
+    judge(case, _alone(argv, case) if case.alone else _here(argv, 20 if case.compiles else 1))
 
 
 class _TooLong(BaseException):
@@ -192,14 +194,14 @@ class _TooLong(BaseException):
 
 
 @contextlib.contextmanager
-def _deadline() -> Iterator[None]:
+def _deadline(times: int) -> Iterator[None]:
     def ring(*_: object) -> None:
         raise _TooLong(f"no answer within {DEADLINE_S:g} s of work, or {WAIT_S:g} s of waiting")
 
     timers = ((signal.SIGPROF, signal.ITIMER_PROF, DEADLINE_S), (signal.SIGALRM, signal.ITIMER_REAL, WAIT_S))
     before = [signal.signal(number, ring) for number, _, _ in timers]
     for _, timer, seconds in timers:
-        signal.setitimer(timer, seconds)
+        signal.setitimer(timer, times * seconds)
     try:
         yield
     finally:
@@ -208,10 +210,10 @@ def _deadline() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _here(argv: list[str]) -> Answer:
+def _here(argv: list[str], times: int) -> Answer:
     # A file has an encoding, as a terminal has: a text that it cannot write must not end in a traceback either.
     out, err = (io.TextIOWrapper(io.BytesIO(), encoding="utf-8", errors=how) for how in ("strict", "backslashreplace"))
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), _deadline():
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), _deadline(times):
         code = main(argv)
     texts = []
     for stream in (out, err):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import textwrap
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
@@ -68,7 +69,7 @@ def _named_by(recipe: Recipe) -> frozenset[str] | None:
     """Calls that the recipe's plan file places; None: the plan is none of a file."""
     if recipe.plan in NAMES:
         return None
-    return frozenset(p.call for p in Plan.load(Path(recipe.plan).expanduser()).placements)
+    return frozenset(p.call for p in Plan.load(Path(os.path.expanduser(recipe.plan))).placements)
 
 
 def _placement_table(plan: Plan, named: frozenset[str] | None):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,11 +31,11 @@ def adapter_of(name: str) -> AdapterFolder | None:
     Raises:
         ModelError: the folder does not say what the adapter was trained on.
     """
-    folder = Path(name).expanduser()
+    folder = Path(os.path.expanduser(name))
     if not (folder / CONFIG).is_file() or (folder / "config.json").is_file():
         return None
     try:
-        config = parse((folder / CONFIG).read_text(encoding="utf-8"))
+        config = parse((folder / CONFIG).read_bytes())
     except (OSError, ValueError) as error:
         raise ModelError(f"model: the adapter {name!r} has no readable {CONFIG}: {error}") from error
     base = config.get("base_model_name_or_path") if isinstance(config, dict) else None

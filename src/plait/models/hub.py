@@ -94,7 +94,7 @@ def resolve(name: str) -> Path:
     """
     if name in ALIASES:
         return _from_wheel(name, ALIASES[name])
-    folder = Path(name).expanduser()
+    folder = Path(os.path.expanduser(name))
     if folder.exists():
         _check_folder(folder, name)
         return folder
@@ -116,7 +116,7 @@ def read_config(name: str) -> dict[str, Any]:
             return read_config(adapter.base)
         except ModelError as error:
             raise base_missing(name, adapter, error) from error
-    folder = Path(name).expanduser()
+    folder = Path(os.path.expanduser(name))
     if folder.exists():
         path = folder / "config.json"
     elif _is_hub_id(name):

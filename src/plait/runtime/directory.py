@@ -69,7 +69,7 @@ class RunDirectory:
             ConfigError: the folder is not empty, is no run directory, holds a run and `overwrite` is off, is held by
                 another process, or cannot be written; names the key `run_dir`, --resume and --overwrite.
         """
-        path = Path(path).expanduser()
+        path = Path(os.path.expanduser(path))
         made = tuple(folder for folder in (path, *path.parents) if not folder.exists())
         try:
             path.mkdir(parents=True, exist_ok=True)
@@ -112,7 +112,7 @@ class RunDirectory:
         Raises:
             ConfigError: there is no run, or another process holds it.
         """
-        path = Path(path).expanduser()
+        path = Path(os.path.expanduser(path))
         if not (path / RECIPE).is_file() or not (path / LOCK).is_file():
             raise ConfigError(f"key `run_dir`: {path} holds no run to resume; leave --resume out to begin one")
         try:

@@ -174,15 +174,17 @@ def prepare(
     )
 
 
-def _ids_of(train_set: PromptSet | None, given: Mapping[str, ExampleSet]) -> Iterator[tuple[str, Sequence[int]]]:
+def _ids_of(
+    train_set: Mixed[PromptSet] | None, given: Mapping[str, Mixed[ExampleSet]]
+) -> Iterator[tuple[str, Sequence[int]]]:
     """(place, token ids) of all that is read; nothing is encoded before it is asked for."""
-    for index in range(0 if train_set is None else len(train_set)):
-        assert train_set is not None
-        yield train_set.source[train_set.kept[index]].place, train_set.prompt(index, index).token_ids
-    for examples in given.values():
-        for index in range(len(examples)):
+    for prompts in () if train_set is None else train_set.sets:
+        for index, row in enumerate(prompts.kept):
+            yield prompts.source[row].place, prompts.prompt(index, index).token_ids
+    for examples in (one for mixed in given.values() for one in mixed.sets):
+        for index, row in enumerate(examples.kept):
             for sample, _ in examples.given(index, index):
-                yield examples.source[examples.kept[index]].place, (*sample.prompt.token_ids, *sample.token_ids)
+                yield examples.source[row].place, (*sample.prompt.token_ids, *sample.token_ids)
 
 
 def _with_pool(recipe: Recipe, kv_tokens: int) -> Recipe:

@@ -124,7 +124,7 @@ def _model_parameters(name: str, scalar: bool) -> Parameters:
 
 
 def _from_file(recipe: Recipe) -> Plan:
-    path = Path(recipe.plan).expanduser()
+    path = Path(os.path.expanduser(recipe.plan))
     if not path.is_file():
         hint = "" if path.suffix or path.name != recipe.plan else nearest(recipe.plan, NAMES)
         raise ConfigError(f"`plan`: expected {', '.join(NAMES)} or a plan file, found `{recipe.plan}`{hint}")
