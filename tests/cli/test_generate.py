@@ -121,11 +121,11 @@ def test_the_cache_that_is_asked_for_serves_every_prompt(
     ("options", "message"),
     [
         (["--top-p", "1.5"], "--top-p: expected above 0 and at most 1, found 1.5"),
-        (["--top-p", "nan"], "--top-p: expected above 0 and at most 1, found nan"),
-        (["--top-k", "-1"], "--top-k: expected at least 0 (0 keeps all), found -1"),
+        (["--top-p", "nan"], "`--top-p`: expected a number, found `nan`"),
+        (["--top-k", "-1"], "--top-k: expected at least 0, found -1"),
         (["--max-tokens", "0"], "--max-tokens: expected at least 1, found 0"),
         (["--temperature", "-1"], "--temperature: expected 0 (greedy) or at least 0.01, found -1.0"),
-        (["--temperature", "nan"], "--temperature: expected 0 (greedy) or at least 0.01, found nan"),
+        (["--temperature", "nan"], "`--temperature`: expected a number, found `nan`"),
         (["--stop", ""], "--stop: expected non-empty stop strings"),
     ],
 )

