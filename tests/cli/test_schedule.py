@@ -66,7 +66,7 @@ def test_engines(capsys, engine):
         (["--stages", "4,2", "--microbatches", "4,2", "--forward", "1:2,1"], "--forward: expected one value or 4"),
         (["--stages", "4,2", "--microbatches", "4,2", "--memory", "-1"], "--memory: expected a number from 0"),
         (["--stages", "4,2", "--microbatches", "4,2", "--cap", "0.1"], "--cap: rank 0 may hold 0.1"),
-        (["--stages", "4,2", "--microbatches", "4,2", "--seconds", "-3"], "--seconds: expected a number from 0 to 86400, found -3"),
+        (["--stages", "4,2", "--microbatches", "4,2", "--seconds", "-3"], "--seconds: expected a number from 0"),
         (["--stages", "4,2", "--microbatches", "4,2", "--models", "a,a"], "--models: expected different plain names"),
         (["--stages", "4", "--microbatches", "8", "--engine", "gpipe", "--cap", "3"], "--cap: gpipe needs 8 on rank 0"),
         (

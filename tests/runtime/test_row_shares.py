@@ -20,6 +20,7 @@ from plait.runtime.ranks.commands import ScoreCall, TrainCall
 from plait.runtime.ranks.outlines import pack_shares, unpack_share
 from plait.runtime.ranks.parcels import Parcel
 from plait.runtime.recipes.recipe import Recipe
+from plait.schedule.placements import RolePlacement
 from plait.training.row_shares import shares_of
 from tests.runtime.plans import tokens_of, write_plan
 
@@ -96,7 +97,7 @@ def test_each_rank_gets_its_share_of_a_call() -> None:
     """dp 2 and tp 2 on ranks 0 to 3: 1 is of the leader's share, 2 and 3 of the other."""
     rows = rows_of()
     layout = Layout.on((0, 1, 2, 3), dp=2, tp=2)
-    place = SimpleNamespace(score=layout, train=layout)
+    place = RolePlacement("actor", train=layout, score=layout)
     parts: Any = SimpleNamespace(places={"actor": place}, recipe=SimpleNamespace(seed=0))
     score = ScoreCall("actor", "logprobs", "actor.logprobs", rows).parcels(parts)
     assert sorted(score) == [1, 2, 3]
