@@ -32,7 +32,7 @@ LATE = """
     # for it behind the third step of that, if it has not come. Each rank writes what its engine is given, and when.
     is_rank = "pytest" not in sys.modules
     held, leads, late = [], [0], []
-    add_to_crew, step_of_crew = CrewEngine.add, CrewEngine.step
+    add_to_crew, advance_of_crew = CrewEngine.add, CrewEngine.advance
     has_work, ready = CrewEngine.has_work, CrewEngine.ready
     add, step, step_of_member = Engine.add, Engine.step, Member.step
     steps = [0]
@@ -45,13 +45,13 @@ LATE = """
             add_to_crew(self, request)
 
 
-    def stepping(self):
+    def advancing(self, call):
         leads[0] += 1
         if leads[0] == 4:
             for request in held:
                 add_to_crew(self, request)
             held.clear()
-        return step_of_crew(self)
+        return advance_of_crew(self, call)
 
 
     def given(self, request):
@@ -74,7 +74,7 @@ LATE = """
 
 
     if is_rank:
-        CrewEngine.add, CrewEngine.step = hold, stepping
+        CrewEngine.add, CrewEngine.advance = hold, advancing
         CrewEngine.has_work = property(lambda self: bool(held) or has_work.fget(self))
         CrewEngine.ready = property(lambda self: bool(held) or ready.fget(self))
         Engine.add, Engine.step, Member.step = given, counted, patient
@@ -123,18 +123,19 @@ FAILING = """
     from plait.generation.engine import Engine
     from plait.runtime.ranks.crew_engine import CrewEngine
     from plait.runtime.ranks.member import Member
+    from plait.schedule.work import MOVED_ON
 
     # When the reward has failed no rank begins a step before the leader has given up; how many they do then is counted.
     failed, given_up = (Path(__file__).with_name(name) for name in ("failed", "given_up"))
-    step, step_of_crew, give_up, step_of_member = Engine.step, CrewEngine.step, CrewEngine.give_up, Member.step
+    step, advance, give_up, step_of_member = Engine.step, CrewEngine.advance, CrewEngine.give_up, Member.step
     told, is_rank = [], "pytest" not in sys.modules
 
 
-    def waiting(self):
+    def waiting(self, call):
         if failed.exists():
             time.sleep(0.01)
-            return []
-        return step_of_crew(self)
+            return MOVED_ON, []
+        return advance(self, call)
 
 
     def giving_up(self):
@@ -161,7 +162,7 @@ FAILING = """
 
 
     if is_rank:
-        Engine.step, CrewEngine.step, CrewEngine.give_up, Member.step = counted, waiting, giving_up, patient
+        Engine.step, CrewEngine.advance, CrewEngine.give_up, Member.step = counted, waiting, giving_up, patient
 """
 
 
@@ -216,14 +217,14 @@ def test_an_evaluation_that_is_left_lets_ranks_go_that_generate_together(
         "import os, signal, sys\n"
         "from plait.algorithms.grpo import grpo as grpo\n"
         "from plait.runtime.ranks.crew_engine import CrewEngine\n\n"
-        "step, steps = CrewEngine.step, []\n\n"
-        "def stepping(self):\n"
+        "advance, steps = CrewEngine.advance, []\n\n"
+        "def advancing(self, call):\n"
         "    steps.append(1)\n"
         "    if len(steps) == 3:\n"
         "        os.kill(os.getpid(), signal.SIGTERM)\n"
-        "    return step(self)\n\n"
+        "    return advance(self, call)\n\n"
         "if 'pytest' not in sys.modules:\n"
-        "    CrewEngine.step = stepping\n"
+        "    CrewEngine.advance = advancing\n"
     )
     where = {"algorithm": f"{tmp_path}/flow.py:grpo", "plan": str(write_plan(tmp_path, plan, WHERE[plan]))}
     recipe = make_recipe(**{"evaluation.items": 3, "sampling.max_response_tokens": 200, "steps": 1}, **where)
