@@ -35,10 +35,10 @@ lint: setup-test
 	$(BIN)/lint-imports
 
 test: setup-test lint
-	$(ONE) $(BIN)/pytest -n $(WORKERS) -m "not slow"
+	$(ONE) $(BIN)/pytest -n $(WORKERS) --dist loadfile -m "not slow"
 
 test-all: setup-test lint
-	$(ONE) HYPOTHESIS_PROFILE=random $(BIN)/pytest -n $(WORKERS)
+	$(ONE) HYPOTHESIS_PROFILE=random $(BIN)/pytest -n $(WORKERS) --dist loadfile
 
 clean:
 	rm -rf $(VENV) build dist

@@ -113,6 +113,7 @@ def solved(equation: Any, low: float, high: float) -> float:
     return low
 
 
+@pytest.mark.slow
 def test_the_weight_of_the_kl_settles_where_the_kl_is_at_its_target() -> None:
     """The best policy for a weight β has a known KL; the controller has to find the β of the KL that it is told."""
     expected = solved(lambda beta: 0.3 - kl_of(tilted(1 / beta)), 0.05, 5.0)
@@ -149,6 +150,7 @@ COSTS = np.array([[[1.0, 0.2, 0.0], [0.1, 0.6, 0.0]], [[0.0, 0.1, 1.0], [0.5, 0.
 LIMIT = 0.6
 
 
+@pytest.mark.slow
 def test_safe_rlhf_meets_its_limit_with_the_multiplier_that_it_takes() -> None:
     """For a multiplier λ the best policy is π ∝ π_ref exp((r − λ c) / (1 + λ) / (β / 2)); at λ* its mean cost is d."""
 

@@ -311,6 +311,7 @@ def run_tiny(tmp_path: Path, *options: str) -> dict:
     return record
 
 
+@pytest.mark.slow
 def test_tiny_run(tmp_path: Path) -> None:
     record = run_tiny(tmp_path, "--engines", "plait", "--dtypes", "float32", "--cases", "8,8x8")
     assert list(record["cases"]) == ["8@12", "8x8@12"]

@@ -15,9 +15,13 @@ from pathlib import Path
 
 import pytest
 
+from tests.cases import slow_but
+
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 FENCE = re.compile(r"^```console( slow)?\n(.*?)^```", re.MULTILINE | re.DOTALL)
+LONG = ("recipes", "schedules")
+"""Pages whose commands take longer than those of all others together."""
 LINK = re.compile(r"\]\((?!https?:|#)([^)#]+)")
 
 
@@ -37,7 +41,11 @@ def run_page(page: Path, slow: bool, folder: Path) -> None:
         assert done.returncode == 0, f"{page.name}: `{command}` ended with {done.returncode}\n{done.stderr[-2000:]}"
 
 
-@pytest.mark.parametrize("page", [p for p in PAGES if commands(p, False)], ids=lambda page: page.stem)
+@pytest.mark.parametrize(
+    "page",
+    slow_but([p for p in PAGES if p.stem not in LONG], [p for p in PAGES if commands(p, False)]),
+    ids=lambda page: page.stem,
+)
 def test_commands(page: Path, tmp_path: Path) -> None:
     run_page(page, False, tmp_path)
 

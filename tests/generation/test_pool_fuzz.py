@@ -249,6 +249,7 @@ def run(machine: type[Loop], num_examples: int, num_actions: int = 20) -> None:
     run_state_machine_as_test(machine, settings=how)
 
 
+@pytest.mark.slow
 def test_in_float64_by_the_module() -> None:
     run(Float64Loop, 5)
 

@@ -18,6 +18,7 @@ from plait.generation import sampler
 from plait.generation.sampler import SamplingRows, filter_threshold, sample, sample_plain
 from plait.generation.settings import Sampling, SamplingSettings
 from plait.kernels import noise, paged_attention
+from tests.cases import slow_but
 from tests.generation import oracle
 
 CPU = torch.device("cpu")
@@ -272,14 +273,14 @@ def test_the_compiled_draw_is_the_plain_one(
 
 
 @pytest.mark.skipif(not paged_attention.AVAILABLE, reason="numba is not installed")
-@pytest.mark.parametrize("spread", [0.5, 3.0])
+@pytest.mark.parametrize("spread", slow_but([3.0], [0.5, 3.0]))
 @pytest.mark.parametrize(
     "sampling",
     [
         Sampling(temperature=0.9),
         Sampling(temperature=0.9, top_k=50, top_p=0.9),
-        Sampling(top_k=400),
-        Sampling(top_p=0.95),
+        pytest.param(Sampling(top_k=400), marks=pytest.mark.slow),
+        pytest.param(Sampling(top_p=0.95), marks=pytest.mark.slow),
     ],
     ids=str,
 )

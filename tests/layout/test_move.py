@@ -17,6 +17,7 @@ from plait.layout.mesh import Cluster, Layout, Mesh, Parallelism
 from plait.layout.move import plan_move
 from plait.layout.move_plan import MoveKind, MovePlan
 from plait.layout.shards import check, check_instances
+from tests.cases import examples
 from tests.layout.cases import pairs
 from tests.layout.judge import judge, node_egress_bound, rank_egress_bound
 
@@ -25,7 +26,7 @@ SMALL = decoder_parameters(
 )
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(25, 100), deadline=None)
 @given(pairs(), st.sampled_from((16, 256, 1 << 20)), st.sampled_from((1, 4096)))
 def test_weights_between_any_two_layouts(case, bucket_bytes: int, chunk_bytes: int) -> None:
     parameters, cluster, before, after = case
@@ -44,7 +45,7 @@ def test_optimizer_state_to_weights(case, dtypes: tuple[str, str]) -> None:
     assert plan.item_bytes == min(ITEM_BYTES[dtype] for dtype in dtypes)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(15, 40), deadline=None)
 @given(pairs())
 def test_optimizer_state_to_optimizer_state(case) -> None:
     """What a resume under another plan does with moments."""

@@ -12,6 +12,7 @@ from plait.layout.nesting import nest, nested
 from plait.layout.params import Param, Parameters
 from plait.layout.regroup import regrouped
 from plait.layout.simulate import allocate, view
+from tests.cases import examples
 from tests.layout.cases import pairs
 from tests.layout.judge import judge, places
 
@@ -20,7 +21,7 @@ SMALL = decoder_parameters(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(20, 60), deadline=None)
 @given(pairs())
 def test_moves_inside_one_memory(case) -> None:
     parameters, cluster, before, after = case

@@ -38,6 +38,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return folder / "tiny", folder / "large"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sizes", [{"tp": 2}, pytest.param({"pp": 2}, marks=pytest.mark.slow)], ids=str)
 def test_a_rank_never_has_more_than_its_part_and_a_few_layers(
     folders: tuple[Path, Path], sizes: dict[str, int]

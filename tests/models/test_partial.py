@@ -82,21 +82,21 @@ def judge(answers: list[Any], family: str, dtype: str = "float64") -> None:
 LAYOUTS = [
     # Ranks that share a key-value head, and a vocabulary that does not divide. Ranks outside the layout have none.
     pytest.param("llama", sizes(tp=4), {"vocab_size": 321}, id="shared groups, tied"),
-    pytest.param("llama", sizes(tp=3), {"vocab_size": 322}, id="three ways"),
-    pytest.param("llama", sizes(pp=4), {"num_hidden_layers": 5}, id="stages, tied"),
+    pytest.param("llama", sizes(tp=3), {"vocab_size": 322}, id="three ways", marks=pytest.mark.slow),
+    pytest.param("llama", sizes(pp=4), {"num_hidden_layers": 5}, id="stages, tied", marks=pytest.mark.slow),
     pytest.param("qwen2", sizes(pp=3, stages=(1, 3, 1)), {"num_hidden_layers": 5}, id="uneven stages, untied"),
     pytest.param(
         "llama", sizes(tp=2, pp=2, stages=(1, 2)), {"num_hidden_layers": 3, "vocab_size": 323}, id="both, tied"
     ),
-    pytest.param("qwen2", sizes(tp=2, pp=2), {}, id="both, with biases"),
-    pytest.param("qwen3", sizes(tp=4), {}, id="head norms"),
+    pytest.param("qwen2", sizes(tp=2, pp=2), {}, id="both, with biases", marks=pytest.mark.slow),
+    pytest.param("qwen3", sizes(tp=4), {}, id="head norms", marks=pytest.mark.slow),
     pytest.param("gemma2", sizes(tp=2, pp=2), {"vocab_size": 321}, id="softcaps"),
-    pytest.param("olmo2", sizes(tp=4), {}, id="gathered, shared groups"),
-    pytest.param("phi3", sizes(tp=3), {}, id="fused and gathered"),
+    pytest.param("olmo2", sizes(tp=4), {}, id="gathered, shared groups", marks=pytest.mark.slow),
+    pytest.param("phi3", sizes(tp=3), {}, id="fused and gathered", marks=pytest.mark.slow),
     pytest.param("mixtral", sizes(tp=2, pp=2), {}, id="experts"),
-    pytest.param("deepseek_v2", sizes(tp=2), {}, id="latent attention"),
-    pytest.param("gpt_neox", sizes(tp=3), {}, id="fused heads"),
-    pytest.param("starcoder2", sizes(tp=2), {}, id="biases behind the sum"),
+    pytest.param("deepseek_v2", sizes(tp=2), {}, id="latent attention", marks=pytest.mark.slow),
+    pytest.param("gpt_neox", sizes(tp=3), {}, id="fused heads", marks=pytest.mark.slow),
+    pytest.param("starcoder2", sizes(tp=2), {}, id="biases behind the sum", marks=pytest.mark.slow),
 ]
 
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from plait.algorithms.losses import kl_estimate
+from tests.cases import slow_but
 from tests.planted.bugs import BUGS
 from tests.planted.switch import Bug, function_at, planted
 from tests.runtime.conftest import make_recipe as make_recipe
@@ -20,6 +21,7 @@ from tests.runtime.test_flows import data as data
 from tests.runtime.test_flows import recipe_of as flow_recipe
 
 TESTS = Path(__file__).parents[1]
+SHOWN = [bug for bug in BUGS if bug.doctor]
 
 
 class Outcomes:
@@ -44,7 +46,7 @@ def outcomes_of(checks: tuple[str, ...]) -> Outcomes:
     return outcomes
 
 
-@pytest.mark.parametrize("bug", BUGS, ids=str)
+@pytest.mark.parametrize("bug", slow_but(BUGS[::6], BUGS), ids=str)
 def test_the_suite_catches(bug: Bug) -> None:
     with planted(bug):
         outcomes = outcomes_of(bug.caught_by)
@@ -54,7 +56,7 @@ def test_the_suite_catches(bug: Bug) -> None:
         assert any(name in node for node in outcomes.failed), f"{check} does not notice: {bug.name}"
 
 
-@pytest.mark.parametrize("bug", [bug for bug in BUGS if bug.doctor], ids=str)
+@pytest.mark.parametrize("bug", slow_but(SHOWN[::4], SHOWN), ids=str)
 def test_the_doctor_names(bug: Bug, recipe_of: Any, ending_folder: Path, data: dict[str, str]) -> None:
     keys = {"model": str(ending_folder)}
     recipe = recipe_of(**keys) if bug.flow == "grpo" else flow_recipe(bug.flow, recipe_of, data, **keys)

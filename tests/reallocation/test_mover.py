@@ -33,6 +33,7 @@ def test_all_pairs_of_layouts_of_two(two: Group) -> None:
         assert (count, wrong) == (5**2, [])
 
 
+@pytest.mark.slow
 def test_all_pairs_of_layouts_of_four(four: Group) -> None:
     """On one device, on pairs and on all four: equal, overlapping and disjoint meshes."""
     assert len(layouts_of(Cluster(1, 4))) == 4 + 2 * 3 + 6
@@ -40,6 +41,7 @@ def test_all_pairs_of_layouts_of_four(four: Group) -> None:
         assert (count, wrong) == (16**2, [])
 
 
+@pytest.mark.slow
 def test_all_pairs_of_two_nodes(four: Group) -> None:
     """Bytes enter a node once and are passed on inside: other messages, the same result."""
     for count, wrong in all_ranks(four, "all_pairs", Cluster(2, 2)):

@@ -349,6 +349,7 @@ def test_a_signal_in_an_evaluation_leaves_it(
     assert steps_of(recipe, "evaluations") == [0, 1]
 
 
+@pytest.mark.slow
 def test_two_signals(make_recipe: MakeRecipe, tmp_path: Path) -> None:
     """The first is answered with what will be done, the second with what is good, and code 130."""
     write_reward(tmp_path, "(here / 'busy').touch(); import time; time.sleep(60 if (here / 'hang').exists() else 0)")

@@ -17,12 +17,13 @@ from plait.output import MARKER
 from plait.runtime.api import run
 from plait.runtime.export import export_checkpoint
 from plait.runtime.recipes.recipe import Recipe
+from tests.cases import slow_but
 
 MakeRecipe = Callable[..., Recipe]
 PPO = {"algorithm": "ppo", "steps": 1, "options": {"mini_batches": 1}}
 
 
-@pytest.fixture(params=["one process", "parts of two ranks"])
+@pytest.fixture(params=slow_but(["one process"], ["one process", "parts of two ranks"]))
 def trained(request: pytest.FixtureRequest, make_recipe: MakeRecipe, tmp_path: Path) -> Recipe:
     """A run that has trained an actor and a critic, with a reward from which a critic learns at once."""
     (tmp_path / "lengths.py").write_text(

@@ -17,6 +17,7 @@ from plait.runtime.api import run
 from plait.runtime.prepare import recipe_text
 from plait.runtime.recipes.recipe import Recipe
 from plait.runtime.recipes.recipe_file import load_recipe
+from tests.cases import slow_but
 from tests.runtime.plans import assert_equal_runs, write_plan
 
 LIMIT_S = 240
@@ -153,15 +154,12 @@ PLANS = {
     "plan": {"actor.generate": "0,1 dp2", "actor.train": "0,1 tp2", "ref.logprobs": "0,1 dp2"},
     "together": {"actor.generate": "0,1 tp2", "actor.train": "0,1 dp2", "ref.logprobs": "0,1 tp2"},
 }
-QUICK = (("stop", "move", 1), ("kill", "generate", 0))
+QUICK = (("kill", "train", 1),)
 
 
 @pytest.mark.parametrize(
     ("fault", "phase", "rank"),
-    [
-        case if case in QUICK else pytest.param(*case, marks=pytest.mark.slow)
-        for case in itertools.product(("kill", "stop", "raise"), PHASES, (0, 1))
-    ],
+    slow_but(QUICK, itertools.product(("kill", "stop", "raise"), PHASES, (0, 1))),
 )
 def test_a_fault_is_named_and_the_run_goes_on_from_its_checkpoint(
     fault: str, phase: str, rank: int, place: Path, tiny_folder: Path, undisturbed: Path

@@ -94,6 +94,7 @@ def test_an_export_of_a_checkpoint_that_does_not_say_what_was_trained() -> None:
         assert trained_roles(checkpoint) == roles
 
 
+@pytest.mark.slow
 def test_nor_saved_by_several_ranks(make_recipe: MakeRecipe, tmp_path: Path) -> None:
     """The share of rank 1 alone is broken, after its second step."""
     (tmp_path / "flow.py").write_text(

@@ -41,7 +41,7 @@ def spans_of(recipe: Recipe, call: str) -> list[Span]:
     return [s for s in load_any(Path(recipe.run_dir) / "trace.json").spans if s.action.startswith(call)]
 
 
-@pytest.mark.parametrize("size", [1, 2], ids=["one device", "two devices"])
+@pytest.mark.parametrize("size", [1, pytest.param(2, marks=pytest.mark.slow)], ids=["one device", "two devices"])
 def test_scoring_has_micro_batches_of_its_own(make_recipe: Callable[..., Recipe], tmp_path: Path, size: int) -> None:
     """All 12 samples fit one training micro-batch of a device; no two of them one of 8 tokens, prompts included."""
     (tmp_path / "flow.py").write_text(FLOW)
@@ -63,6 +63,7 @@ def test_scoring_has_micro_batches_of_its_own(make_recipe: Callable[..., Recipe]
     assert scored.total() == 12, scored
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stages", [(1, 2), pytest.param((2, 1), marks=pytest.mark.slow)], ids=str)
 def test_stages_have_the_layers_that_the_plan_gives_them(
     make_recipe: Callable[..., Recipe], tmp_path: Path, stages: Sequence[int]

@@ -90,6 +90,7 @@ def test_the_leader_scores_what_others_have_finished(make_recipe: MakeRecipe, tm
     assert min(s.start_s for s in scored) < max(s.end_s for s in generated)
 
 
+@pytest.mark.slow
 def test_a_reward_model_scores_on_another_rank_while_the_leader_generates(
     make_recipe: MakeRecipe, tmp_path: Path
 ) -> None:

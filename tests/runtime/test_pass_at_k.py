@@ -20,13 +20,15 @@ KEYS = {
     "evaluation.samples_per_prompt": 4,
     "evaluation.pass_at": [1, 2, 4],
 }
+EVEN = """
+def count_sevens(completions, **columns):
+    return [float(len(text) % 2 == 0) for text in completions]
+"""
 
 
 def test_pass_at_k_of_a_run(make_recipe: MakeRecipe, tmp_path: Path) -> None:
-    """Right is an answer with an even number of letters; what is read back, and two devices, say the same."""
-    (tmp_path / "reward.py").write_text(
-        "def count_sevens(completions, **columns):\n    return [float(len(text) % 2 == 0) for text in completions]\n"
-    )
+    """Right is an answer with an even number of letters; what is read back says the same."""
+    (tmp_path / "reward.py").write_text(EVEN)
     recipe = make_recipe(steps=1, dtype="float64", **KEYS)
     outcome = run(recipe)
     assert outcome.after is not None
@@ -47,10 +49,18 @@ def test_pass_at_k_of_a_run(make_recipe: MakeRecipe, tmp_path: Path) -> None:
     assert again.after is not None
     assert again.after.metrics() == metrics
     assert again.after.per_item == 4
+
+
+@pytest.mark.slow
+def test_pass_at_k_on_two_devices(make_recipe: MakeRecipe, tmp_path: Path) -> None:
+    (tmp_path / "reward.py").write_text(EVEN)
+    recipe = make_recipe(steps=1, dtype="float64", **KEYS)
+    outcome = run(recipe)
+    assert outcome.after is not None
     two = run(recipe.model_copy(update={"plan": "colocated", "devices": 2, "run_dir": tmp_path / "two"}))
     assert two.after is not None
     assert [sample.token_ids for sample in two.after.samples] == [s.token_ids for s in outcome.after.samples]
-    assert two.after.metrics() == metrics
+    assert two.after.metrics() == outcome.after.metrics()
 
 
 @pytest.mark.parametrize(

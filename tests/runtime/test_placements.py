@@ -11,16 +11,11 @@ import pytest
 
 from plait.runtime.api import run
 from plait.runtime.recipes.recipe import Recipe
+from tests.cases import slow_but
 from tests.runtime.placed_runs import PLANS, where
 from tests.runtime.plans import assert_equal_runs
 
-QUICK = (
-    "ppo-model-split-2",
-    "grpo-nothing-stays-2",
-    "safe-split-2",
-    "own-mixed-2",
-    "bonus-mixed-2",
-)
+QUICK = ("grpo-nothing-stays-2", "ppo-model-split-2")
 
 
 @pytest.fixture(scope="module")
@@ -36,9 +31,7 @@ def reference(placed: Callable[..., Recipe], place: Path) -> Callable[[str, dict
     return get
 
 
-@pytest.mark.parametrize(
-    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in PLANS]
-)
+@pytest.mark.parametrize("name", slow_but(QUICK, PLANS))
 def test_a_plan_changes_nothing(
     name: str,
     place: Path,

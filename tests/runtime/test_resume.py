@@ -167,7 +167,7 @@ def kill_inside(recipe: Recipe, cls: type, method: str, nth_call: int, after_cal
 
 
 def test_killed_runs_resume_exactly(make_recipe: MakeRecipe, tmp_path: Path) -> None:
-    kill_and_resume(make_recipe, tmp_path, points=20, seed=0)
+    kill_and_resume(make_recipe, tmp_path, points=6, seed=0)
 
 
 @pytest.mark.slow

@@ -132,6 +132,7 @@ PLANS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("plan", ["shared", pytest.param("elsewhere", marks=pytest.mark.slow)])
 def test_bytes_of_rows_through_the_leader(make_recipe: Callable[..., Recipe], tmp_path: Path, plan: str) -> None:
     """Two ranks: each column of each sample goes to the other one once at most, and only where it is computed with."""

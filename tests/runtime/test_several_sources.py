@@ -50,8 +50,7 @@ def two_sources(make_recipe: MakeRecipe, tmp_path: Path) -> MakeRecipe:
 
 def test_a_run_over_two_sources(two_sources: MakeRecipe, tmp_path: Path) -> None:
     """4 steps of 3 prompts: 8 sums and 4 words, of 10 and 6 that are not held out."""
-    straight, resumed = (two_sources(run_dir=str(tmp_path / name), steps=4) for name in ("straight", "resumed"))
-    assert run(straight).finished
+    assert run(two_sources(run_dir=str(tmp_path / "straight"), steps=4)).finished
     rows = read_rows(tmp_path / "straight" / "metrics.jsonl")
     assert [rows[-1][f"training/epoch{name}"] for name in ("", "/sums", "/words")] == pytest.approx(
         [12 / 16, 8 / 10, 4 / 6]
@@ -60,7 +59,13 @@ def test_a_run_over_two_sources(two_sources: MakeRecipe, tmp_path: Path) -> None
         assert row["eval/words/reward"] > 100 > row["eval/sums/reward"]
         assert row["eval/reward"] == pytest.approx((row["eval/words/reward"] + row["eval/sums/reward"]) / 2)
         assert row["eval/words/dropped"] == 0
-    # Two steps, then the others on two devices: the same prompts, tokens and weights.
+
+
+@pytest.mark.slow
+def test_a_run_over_two_sources_goes_on_on_two_devices(two_sources: MakeRecipe, tmp_path: Path) -> None:
+    """Two steps, then the others on two devices: the same prompts, tokens and weights."""
+    straight, resumed = (two_sources(run_dir=str(tmp_path / name), steps=4) for name in ("straight", "resumed"))
+    run(straight)
     run(resumed.model_copy(update={"steps": 2}))
     placed = resumed.model_copy(update={"plan": "colocated", "devices": 2})
     outcome = run(placed, resume=True)

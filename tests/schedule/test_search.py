@@ -214,6 +214,7 @@ def test_the_bound_is_at_least_the_published_one_and_at_most_any_schedule(worklo
     assert bound <= score_order(workload, t, order).makespan * (1 + 1e-9)
 
 
+@pytest.mark.slow
 def test_a_seed_and_a_number_of_moves_give_one_schedule():
     workload = random_workload(10)
     results = [search(workload, 300.0, seed=seed, max_moves=60_000).schedule for seed in (4, 4, 5)]

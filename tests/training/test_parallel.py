@@ -11,6 +11,7 @@ import pytest
 from plait.launch.interface import Group
 from plait.layout.mesh import Parallelism
 from plait.schedule.generators import gpipe, one_at_a_time
+from tests.cases import slow_but
 from tests.training.exact import ExactFloat64
 from tests.training.worker import build, reference, run, trainer_of
 
@@ -55,6 +56,7 @@ def assert_near(found: dict[str, float], expected: dict[str, float], near: float
             assert found[name] == pytest.approx(value, rel=near, abs=near), name
 
 
+@pytest.mark.slow
 def test_data_parallel_adapters(four, alone):
     """Of which the buffers are the adapter's alone."""
     check(four, alone, Parallelism(dp=2), "grpo", "adapter", "float64", 1e-9)
@@ -79,7 +81,7 @@ def straight() -> list[dict[str, float]]:
         return run("grpo", trainer_of("grpo", build("grpo", "tied", "float64")), range(4))[0]
 
 
-@pytest.mark.parametrize(("before", "after"), list(pairwise([*SAVED, SAVED[0]])), ids=str)
+@pytest.mark.parametrize(("before", "after"), slow_but([(SAVED[0], SAVED[1])], pairwise([*SAVED, SAVED[0]])), ids=str)
 def test_state_that_one_layout_saves_any_other_loads(four, straight, tmp_path, before, after):
     """Steps 0 and 1 under one layout and 2 and 3 under another: as if all were under the first."""
     asked = ("grpo", "tied", "float64", str(tmp_path))
@@ -90,7 +92,10 @@ def test_state_that_one_layout_saves_any_other_loads(four, straight, tmp_path, b
         assert_near(mine, theirs, 1e-9)
 
 
-@pytest.mark.parametrize(("dp", "case"), [(2, "grpo"), (2, "critic"), (4, "grpo"), (4, "pairs"), (4, "scores")])
+@pytest.mark.parametrize(
+    ("dp", "case"),
+    slow_but([(4, "grpo"), (4, "pairs")], [(2, "grpo"), (2, "critic"), (4, "grpo"), (4, "pairs"), (4, "scores")]),
+)
 def test_data_parallel(four, alone, dp, case):
     """Some ranks get nothing of some mini-batches: three pairs that stay whole are spread over four."""
     check(four, alone, Parallelism(dp=dp), case, "tied", "float64", 1e-9)
@@ -119,12 +124,12 @@ PARTS = [
 ]
 
 
-@pytest.mark.parametrize("sizes", PARTS, ids=str)
+@pytest.mark.parametrize("sizes", slow_but([PARTS[4], *PARTS[6:]], PARTS), ids=str)
 def test_parts_of_a_model(four, alone, sizes):
     check(four, alone, sizes, "grpo", "tied", "float64", 1e-9)
 
 
-@pytest.mark.parametrize("sizes", [Parallelism(tp=4), Parallelism(tp=2, pp=2)], ids=str)
+@pytest.mark.parametrize("sizes", slow_but([PARTS[-1]], [Parallelism(tp=4), PARTS[-1]]), ids=str)
 @pytest.mark.parametrize(("case", "model"), [("pairs", "biased"), ("critic", "tied")])
 def test_parts_of_other_models(four, alone, sizes, case, model):
     """An untied head, biases of keys that two ranks share; a scalar model."""
