@@ -23,10 +23,10 @@ from plait.data.packed import pack
 from plait.models.language_model import load_model
 from plait.models.scalar_model import ScalarModel, load_scalar
 from plait.observe.run_log import read_rows
+from plait.recipes.recipe_file import load_recipe
 from plait.rewards.statistics import Estimate, paired_difference, wilson
 from plait.runtime.prepare import prepare
 from plait.runtime.process import set_up
-from plait.runtime.recipes.recipe_file import load_recipe
 
 SAMPLES_PER_FORWARD = 32
 

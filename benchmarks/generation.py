@@ -31,8 +31,8 @@ from generation.workload import SHAPES, Case, Workload, draw_case
 from random_llama import word_tokenizer, write_llama
 from sides import SideError, positive
 
-from plait.runtime.forecast.estimate import model_shape
-from plait.runtime.forecast.limit import MachineRates
+from plait.cost.estimate import model_shape
+from plait.cost.limit import MachineRates
 
 ENGINES = ("plait", "transformers", "continuous", "vllm", "llama")
 """Transformers' `generate` and its continuous batching are two of them."""
@@ -133,7 +133,7 @@ def _workload(folder: Path, dtype: str, threads: int, options: argparse.Namespac
             write_tiny_model(model)
         title, caps = "tiny random Llama", [min(cap, 12) for cap in options.caps[:1]]
     else:
-        from plait.models import hub
+        from plait.models.files import hub
 
         model, prompt_tokens = hub.resolve(MODEL), 128
         vocabulary = model_shape(MODEL).vocabulary

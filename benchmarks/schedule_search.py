@@ -22,12 +22,12 @@ from collections.abc import Callable
 from schedule.published import PROBLEMS, Problem
 from schedule.random_workloads import capped_workload, random_workload
 
-from plait.schedule.evaluate import score_order
-from plait.schedule.exact import available, minimise_makespan, search_exact
-from plait.schedule.greedy import greedy
+from plait.planner.evaluate import score_order
+from plait.planner.exact import available, minimise_makespan, search_exact
+from plait.planner.greedy import greedy
+from plait.planner.search import Progress, search
+from plait.planner.tables import order_of, tables_of
 from plait.schedule.pipeline import Workload
-from plait.schedule.search import Progress, search
-from plait.schedule.tables import order_of, tables_of
 
 
 def main() -> None:

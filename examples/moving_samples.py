@@ -12,8 +12,8 @@ from plait.kernels.noise import NoiseKey
 from plait.launch.local import LocalProcesses
 from plait.layout.mesh import Layout
 from plait.models.language_model import load_model
-from plait.models.team import make_teams
-from plait.runtime.ranks.sample_mover import SampleMover
+from plait.models.parallel.team import make_teams
+from plait.workers.sample_mover import SampleMover
 
 HERE, THERE, BOTH = Layout.on((0,)), Layout.on((1,)), Layout.on((0, 1), dp=2)
 

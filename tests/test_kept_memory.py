@@ -10,14 +10,14 @@ import sys
 import pytest
 
 from plait.kept_memory import NUM_KERNELS
-from plait.models import cpu_linear
+from plait.models.compute import cpu_linear
 
 pytestmark = pytest.mark.skipif(not cpu_linear.AVAILABLE, reason="this torch lacks the operators")
 
 SCRIPT = """
 import {entrance}
 import torch
-from plait.models import cpu_linear
+from plait.models.compute import cpu_linear
 
 weight_OI = torch.randn(64, 64)
 with torch.no_grad(), cpu_linear.everywhere():
@@ -30,7 +30,7 @@ with torch.no_grad(), cpu_linear.everywhere():
 
 ALL_LENGTHS = """
 import torch
-from plait.models import cpu_linear
+from plait.models.compute import cpu_linear
 from plait.runtime.process import resident_bytes
 
 torch.set_num_threads(1)
@@ -105,7 +105,7 @@ def made_again(entrance: str, others: int, environment: dict[str, str]) -> bool:
     return misses > 0
 
 
-@pytest.mark.parametrize("entrance", ["plait.runtime.api", "plait.runtime.ranks.worker"])
+@pytest.mark.parametrize("entrance", ["plait.runtime.api", "plait.runtime.processes.worker"])
 def test_kernels_of_many_shapes_are_not_all_kept(entrance: str) -> None:
     assert made_again(entrance, NUM_KERNELS, {})
 

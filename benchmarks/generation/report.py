@@ -10,10 +10,10 @@ from generation.fit import StepTime, fit, mean_error, r_squared, typical
 from generation.processes import Timed
 from generation.serving import Outcome
 from generation.workload import Case, Workload
+from plait.cost.generation_memory import generation_rows
+from plait.cost.limit import IdealStep, MachineRates, ideal_steps, limit_seconds
 from plait.models.shape import ModelShape
 from plait.policy.blocks import BLOCK_TOKENS
-from plait.runtime.forecast.generation_memory import generation_rows
-from plait.runtime.forecast.limit import IdealStep, MachineRates, ideal_steps, limit_seconds
 from plait.training.memory import BYTES
 
 BARS = {

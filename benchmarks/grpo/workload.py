@@ -60,7 +60,7 @@ class Workload:
 
 def full(*, num_prompts: int, samples_per_prompt: int, threads: int, num_steps: int) -> Workload:
     """SmolLM2-135M-Instruct in bfloat16, 128-token prompts, response lengths of median 32, cut at 128."""
-    from plait.models import hub
+    from plait.models.files import hub
 
     folder = hub.resolve("smollm2-135m-instruct")
     lengths = _response_lengths(num_prompts, samples_per_prompt, median=32, cap=128)

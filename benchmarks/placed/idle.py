@@ -53,7 +53,7 @@ class Told:
     def __init__(self, context: WorkerContext) -> None:
         import torch.distributed as dist
 
-        from plait.runtime.ranks.mail import Mail
+        from plait.workers.transport import Mail
 
         self.rank, self.size = context.rank, context.num_ranks
         wait = timedelta(seconds=ROUND_DEADLINE_S)
@@ -65,7 +65,7 @@ class Told:
 
     def rounds(self, count: int) -> Cost | None:
         """`count` commands to every other rank, answered by each; the cost of one on rank 0, after one for warmth."""
-        from plait.runtime.ranks.parcels import Parcel
+        from plait.workers.messages import Parcel
 
         others = range(1, self.size)
         if self.rank > 0:

@@ -12,11 +12,11 @@ from typing import Any
 
 from grpo.measure import Channel, Ready, Stopwatch, max_rss_bytes
 
+from plait.recipes.recipe import Recipe
 from plait.runtime.controller import run_step
 from plait.runtime.prepare import prepare
 from plait.runtime.process import set_up
-from plait.runtime.ranks.alone import Alone
-from plait.runtime.recipes.recipe import Recipe
+from plait.runtime.processes.alone import Alone
 from plait.runtime.session import Session, claim
 from ppo.measure import PHASES, PPOStep
 from ppo.workload import (

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from plait.runtime.recipes.algorithm import BUILT_IN, load_flow, options_class
+from plait.recipes.algorithm import BUILT_IN, load_flow, options_class
 
 ROOT = Path(__file__).parents[2]
 NAMES = re.compile(r"`(test_\w+)`")

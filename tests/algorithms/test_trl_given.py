@@ -17,8 +17,8 @@ from plait.algorithms.sft import SFTOptions, sft
 from plait.data.records import FinishReason, Prompt, Sample
 from plait.data.rows import Rows
 from plait.dataflow import Column, Level
+from plait.models.files.saving import save_pretrained
 from plait.models.language_model import LanguageModel
-from plait.models.saving import save_pretrained
 from plait.models.scalar_model import ScalarModel, scalar_of
 from tests.algorithms.flows import loss_of
 from tests.models.tiny import tiny, tiny_model, tiny_tokenizer

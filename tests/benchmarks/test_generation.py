@@ -14,8 +14,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from plait.cost.limit import MachineRates
 from plait.models.shape import ModelShape
-from plait.runtime.forecast.limit import MachineRates
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 SHAPE = ModelShape(
@@ -286,7 +286,7 @@ def test_gguf_holds_the_weights(benchmark: SimpleNamespace, tmp_path: Path) -> N
     import gguf
     from safetensors.torch import load_file
 
-    from plait.models.gguf_checkpoint import _unpermute
+    from plait.models.files.gguf_checkpoint import _unpermute
 
     benchmark.script.write_tiny_model(tmp_path / "model")
     importlib.import_module("generation.gguf_file").write_gguf(tmp_path / "model", tmp_path / "m.gguf", "float32")

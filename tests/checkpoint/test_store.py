@@ -20,7 +20,7 @@ from torch import Tensor
 from plait.checkpoint import store as store_module
 from plait.checkpoint.store import CheckpointStore
 from plait.errors import RunError
-from plait.models import tensor_file
+from plait.models.files import tensor_file
 
 
 @pytest.fixture(autouse=True)

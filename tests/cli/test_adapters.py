@@ -11,11 +11,11 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from plait.cli import main
-from plait.models.hub import read_config
+from plait.models.files.hub import read_config
 from plait.models.loading import load_model
 from plait.models.lora import add_lora, save_adapter
 from plait.models.lora_settings import LoraSettings
-from plait.runtime.recipes.recipe import Recipe
+from plait.recipes.recipe import Recipe
 
 
 @pytest.fixture

@@ -11,9 +11,9 @@ import torch
 from safetensors.torch import load_file
 
 from plait.cli import main
-from plait.models.saving import save_pretrained
+from plait.models.files.saving import save_pretrained
 from plait.models.scalar_model import load_scalar
-from plait.runtime.recipes.recipe import Recipe
+from plait.recipes.recipe import Recipe
 from tests.cli.printed import is_one_error
 from tests.models.tiny import tiny_tokenizer
 

@@ -13,7 +13,7 @@ import pytest
 from plait.cli import main
 from plait.cli.opening import header, opening, recipe_facts
 from plait.observe.loading import loading
-from plait.runtime.recipes.recipe import Recipe
+from plait.recipes.recipe import Recipe
 
 FACTS = {"model": "smollm2-135m-instruct", "run_dir": "runs/of/a/folder/with/a/name/that/is/long"}
 

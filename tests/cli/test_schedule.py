@@ -11,7 +11,7 @@ import pytest
 
 from plait.cli import main
 from plait.observe.trace import read_trace
-from plait.schedule.exact import available
+from plait.planner.exact import available
 from plait.schedule.schedule import Schedule
 from plait.schedule.timeline import Timeline
 
@@ -85,7 +85,7 @@ def test_bad_input_is_one_message_that_names_the_option(capsys, change, message)
 INTERRUPTED = """
 import sys
 from plait.cli import main
-from plait.schedule import search
+from plait.planner import search
 
 turn = search._Hunt.turn
 

@@ -15,7 +15,7 @@ from plait.data.prompts import PromptEncoder, PromptSet, PromptStream
 from plait.data.settings import DataSettings
 from plait.data.sources import open_sources
 from plait.errors import ConfigError, DataError
-from plait.runtime.recipes.recipe_file import load_recipe
+from plait.recipes.recipe_file import load_recipe
 from tests.data.test_prompts import keys, source
 from tests.models.tiny import tiny_tokenizer
 

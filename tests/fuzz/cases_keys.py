@@ -8,8 +8,8 @@ from typing import Annotated, Any, Union, get_args, get_origin
 
 from pydantic import BaseModel
 
-from plait.runtime.recipes.algorithm import BUILT_IN, load_flow, options_class
-from plait.runtime.recipes.recipe import Recipe
+from plait.recipes.algorithm import BUILT_IN, load_flow, options_class
+from plait.recipes.recipe import Recipe
 from tests.fuzz.frame import ACCEPTED, Case, Expected, Place, Raw, refused
 
 NO_NUMBERS = {

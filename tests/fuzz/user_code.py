@@ -15,7 +15,7 @@ from plait.data.records import FinishReason, Prompt, Sample
 from plait.data.rows import Rows, evaluate
 from plait.dataflow import CallKind, Dataflow, Level
 from plait.errors import PlaitError
-from plait.runtime.recipes.algorithm import load_flow, trace_algorithm
+from plait.recipes.algorithm import load_flow, trace_algorithm
 from plait.training.loss_batch import MicroBatchLoss, MiniBatchTotals, TokenMeans, loss_share
 
 ROLES = ("actor", "ref", "reward", "critic")

@@ -18,7 +18,7 @@ from plait.generation.pool import KVPool
 from plait.generation.ragged import NewTokens, RaggedBatch, RaggedContext, ragged
 from plait.kernels import decoder, paged_attention, products
 from plait.kernels.paged_attention import KEYS
-from plait.models.attention import PackedContext
+from plait.models.compute.attention import PackedContext
 from plait.models.language_model import LanguageModel
 from plait.models.lora import add_lora
 from plait.models.lora_settings import LoraSettings

@@ -22,7 +22,7 @@ from plait.generation.request import Request
 from plait.generation.sampler import sample as draw
 from plait.generation.settings import Sampling, SamplingSettings
 from plait.kernels.noise import NoiseKey
-from plait.models import hub
+from plait.models.files import hub
 from plait.models.language_model import LanguageModel, load_model
 from tests.models.test_smollm2 import if_cached
 from tests.models.tiny_gguf import ALIAS

@@ -17,7 +17,7 @@ from plait.generation.pool import KVPool
 from plait.generation.ragged import NewTokens, RaggedBatch, RaggedContext, ragged
 from plait.kernels import paged_attention
 from plait.kernels.paged_attention import KEYS
-from plait.models.attention import PackedContext
+from plait.models.compute.attention import PackedContext
 from plait.models.language_model import LanguageModel
 from tests.generation.test_ragged import random_tree
 from tests.models.tiny import tiny_model

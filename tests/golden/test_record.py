@@ -13,7 +13,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from plait.runtime.recipes.algorithm import BUILT_IN
+from plait.recipes.algorithm import BUILT_IN
 from tests.golden.cases import CASES
 from tests.golden.record import differences, record_of
 

@@ -15,9 +15,9 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 
 from plait.data.packed import pack
 from plait.kernels import fused_rows
-from plait.models import gated_mlp, packed_attention, rms_norm, rope
+from plait.models.compute import gated_mlp, packed_attention, rms_norm, rope
+from plait.models.compute.logprobs import chunked_logprobs
 from plait.models.head import Head
-from plait.models.logprobs import chunked_logprobs
 from plait.training.optimizer import _add_widened
 from tests.models.tiny import tiny_model
 

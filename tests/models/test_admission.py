@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from plait.errors import ModelError
-from plait.models import admission, cpu_linear
+from plait.models import admission
+from plait.models.compute import cpu_linear
 from plait.models.language_model import from_module
 from tests.models.tiny import FAMILIES, MOE, tiny, tiny_model
 

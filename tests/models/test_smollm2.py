@@ -10,7 +10,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from plait.data import package_file
-from plait.models import hub
+from plait.models.files import hub
 from tests.models.tiny_gguf import ALIAS
 
 

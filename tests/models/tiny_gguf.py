@@ -8,7 +8,7 @@ import gguf
 import numpy as np
 from transformers import LlamaForCausalLM
 
-from plait.models import hub
+from plait.models.files import hub
 
 ALIAS = "smollm2-135m-instruct"
 TEMPLATE = "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"

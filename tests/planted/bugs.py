@@ -29,7 +29,7 @@ SAMPLING = (
     ),
     Bug(
         "stale sampler weights",
-        "plait.runtime.ranks.instances:engine_of",
+        "plait.workers.instances:engine_of",
         "return Engine(model, settings, keep_memory",
         "from plait.models.backbone import copy_of\n        return Engine(copy_of(model), settings, keep_memory",
         ("runtime/test_algorithms.py::test_two_arms[grpo]",),
@@ -37,7 +37,7 @@ SAMPLING = (
     ),
     Bug(
         "stale reference",
-        "plait.runtime.ranks.loading:_Shelf._fresh",
+        "plait.workers.loading:_Shelf._fresh",
         "return copy_of(self._language[one.name])",
         "return self._language[one.name]",
         ("runtime/test_doctor.py::test_a_reference_that_changes_later_is_named",),
@@ -93,10 +93,10 @@ SAMPLING = (
     ),
     Bug(
         "packing that leaks to siblings",
-        "plait.models.packed_attention:plan",
+        "plait.models.compute.packed_attention:plan",
         "seen = (behind >= 0) & ((segment_T[rows, None] == segment_T[None, at]) | prompt_T[None, at])",
         "seen = behind >= 0",
-        ("models/test_attention.py::test_every_cut_computes_the_dense_attention",),
+        ("models/compute/test_attention.py::test_every_cut_computes_the_dense_attention",),
     ),
 )
 

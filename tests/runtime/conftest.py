@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from plait.models.language_model import save_pretrained
-from plait.runtime.recipes.recipe import Recipe
-from plait.runtime.recipes.recipe_file import load_recipe
+from plait.recipes.recipe import Recipe
+from plait.recipes.recipe_file import load_recipe
 from tests.models.tiny import tiny_model, tiny_tokenizer
 from tests.runtime.placed_runs import fill, recipe_in
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from plait.models.saving import save_pretrained
+from plait.models.files.saving import save_pretrained
 from plait.models.scalar_model import load_scalar
-from plait.runtime.recipes.recipe import Recipe
-from plait.runtime.recipes.recipe_file import load_recipe
+from plait.recipes.recipe import Recipe
+from plait.recipes.recipe_file import load_recipe
 from tests.runtime.plans import write_plan
 
 STEPS = 10

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from plait.errors import ConfigError
+from plait.recipes.algorithm import BUILT_IN, load_flow
+from plait.recipes.recipe import Recipe
 from plait.runtime.api import run
-from plait.runtime.recipes.algorithm import BUILT_IN, load_flow
-from plait.runtime.recipes.recipe import Recipe
 from tests.runtime.test_resume import in_child, result_of, wait_for
 
 MakeRecipe = Callable[..., Recipe]

@@ -16,13 +16,13 @@ import pytest
 import yaml
 
 from plait.cli.dry_run import dry_run
+from plait.cost.estimate import model_shape
 from plait.errors import ConfigError, ModelError, PlaitError, RunError
 from plait.generation.engine import Engine
 from plait.observe.run_log import read_rows
+from plait.recipes.recipe import Recipe
 from plait.runtime import api
 from plait.runtime.api import run
-from plait.runtime.forecast.estimate import model_shape
-from plait.runtime.recipes.recipe import Recipe
 from plait.runtime.session import Session
 
 MakeRecipe = Callable[..., Recipe]

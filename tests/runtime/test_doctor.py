@@ -25,15 +25,15 @@ from plait.observe.doctor import Finding
 from plait.observe.doctor_reading import Severity
 from plait.observe.doctor_settings import DoctorSettings
 from plait.observe.run_log import read_rows
+from plait.recipes.recipe import Recipe
 from plait.runtime import api
 from plait.runtime.controller import finish_metrics
 from plait.runtime.doctor import RunDoctor, fingerprint, mask_edges
 from plait.runtime.prepare import prepare
 from plait.runtime.process import set_up
-from plait.runtime.ranks import instances, loading
-from plait.runtime.ranks.alone import Alone
-from plait.runtime.recipes.recipe import Recipe
+from plait.runtime.processes.alone import Alone
 from plait.runtime.session import Session, claim
+from plait.workers import instances, loading
 from tests.models.tiny import tiny_model, tiny_tokenizer
 from tests.runtime.test_flows import data as data
 from tests.runtime.test_flows import recipe_of as flow_recipe

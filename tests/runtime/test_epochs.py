@@ -12,11 +12,11 @@ import yaml
 from plait.cli import main
 from plait.errors import ConfigError
 from plait.observe.run_log import read_rows
+from plait.recipes.recipe import Recipe
+from plait.recipes.recipe_file import load_recipe, parse_overrides
+from plait.recipes.stages import load_stages
 from plait.runtime.api import run
 from plait.runtime.prepare import changed_keys
-from plait.runtime.recipes.recipe import Recipe
-from plait.runtime.recipes.recipe_file import load_recipe, parse_overrides
-from plait.runtime.recipes.stages import load_stages
 from tests.runtime.plans import assert_equal_runs
 
 MakeRecipe = Callable[..., Recipe]

@@ -11,9 +11,9 @@ import pytest
 from plait.errors import FlowError
 from plait.observe.run_log import read_rows
 from plait.observe.trackers import Trackers
+from plait.recipes.recipe import Recipe
 from plait.runtime.api import run
 from plait.runtime.export import export_checkpoint
-from plait.runtime.recipes.recipe import Recipe
 
 MakeRecipe = Callable[..., Recipe]
 

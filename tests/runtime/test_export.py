@@ -14,9 +14,9 @@ from transformers import AutoModelForSequenceClassification
 from plait.cli import main
 from plait.errors import ConfigError
 from plait.output import MARKER
+from plait.recipes.recipe import Recipe
 from plait.runtime.api import run
 from plait.runtime.export import export_checkpoint
-from plait.runtime.recipes.recipe import Recipe
 from tests.cases import slow_but
 
 MakeRecipe = Callable[..., Recipe]

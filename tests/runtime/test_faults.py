@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
+from plait.recipes.recipe import Recipe
+from plait.recipes.recipe_file import load_recipe
 from plait.runtime.api import run
 from plait.runtime.prepare import recipe_text
-from plait.runtime.recipes.recipe import Recipe
-from plait.runtime.recipes.recipe_file import load_recipe
 from tests.cases import slow_but
 from tests.runtime.plans import assert_equal_runs, write_plan
 
@@ -43,7 +43,7 @@ FLOW = """
     from pathlib import Path
 
     from plait.algorithms.grpo import grpo as grpo
-    from plait.runtime.ranks.board import Board
+    from plait.workers.status_file import Board
 
     # The file names a rank, an action, what it does when it begins that, and the checkpoint that must be there then.
     plant = Path(__file__).with_name("fault")
@@ -71,7 +71,7 @@ FLOW = """
             yield
 
     if lines and lines[1] == "sum":
-        from plait.models.team import Peers
+        from plait.models.parallel.team import Peers
 
         summed = Peers.all_reduce
 

@@ -15,15 +15,15 @@ import torch
 from peft import PeftModel
 from transformers import AutoModelForCausalLM
 
+from plait.cost.estimate import memory_table
 from plait.errors import RunError, UserError
-from plait.models.saving import save_pretrained
+from plait.models.files.saving import save_pretrained
 from plait.models.scalar_model import load_scalar
 from plait.observe.run_log import read_rows
+from plait.recipes.recipe import Recipe
 from plait.runtime.api import run
-from plait.runtime.forecast.estimate import memory_table
 from plait.runtime.prepare import prepare
-from plait.runtime.ranks.loading import build_models
-from plait.runtime.recipes.recipe import Recipe
+from plait.workers.loading import build_models
 from tests.runtime.test_resume import in_child, result_of, wait_for
 
 MakeRecipe = Callable[..., Recipe]

@@ -15,9 +15,9 @@ import pytest
 from plait.cli import main
 from plait.errors import ConfigError, DataError, PlaitError, RunError
 from plait.observe.run_log import read_rows
+from plait.recipes.recipe import Recipe
 from plait.runtime.api import run
 from plait.runtime.history import History, Origin, code_files
-from plait.runtime.recipes.recipe import Recipe
 from tests.runtime.test_breaking_off import MakeRecipe, steps_of, tree, write_reward
 
 

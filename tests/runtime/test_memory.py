@@ -8,8 +8,8 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
+from plait.recipes.recipe import Recipe
 from plait.runtime.api import run
-from plait.runtime.recipes.recipe import Recipe
 
 
 @pytest.mark.slow

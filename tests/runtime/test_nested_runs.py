@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
+from plait.cost.device_memory import Placed, parameter_rows
+from plait.cost.estimate import model_shape
+from plait.cost.placement import parameters_of, resolve_plan
+from plait.recipes.algorithm import load_flow, trace_algorithm
+from plait.recipes.recipe import Recipe
+from plait.recipes.role_models import MODEL_ROLES, REWARD_ROLES, role_models
 from plait.runtime.api import run
-from plait.runtime.forecast.device_memory import Placed, parameter_rows
-from plait.runtime.forecast.estimate import model_shape
-from plait.runtime.forecast.placement import parameters_of, resolve_plan
-from plait.runtime.recipes.algorithm import load_flow, trace_algorithm
-from plait.runtime.recipes.recipe import Recipe
-from plait.runtime.recipes.role_models import MODEL_ROLES, REWARD_ROLES, role_models
 from plait.schedule.timeline import load_any
 from tests.runtime.plans import assert_equal_runs, write_plan
 
@@ -23,8 +23,8 @@ FLOW = """
 import os
 
 from plait.dataflow import per_group
-from plait.runtime.ranks.nests import Nests
-from plait.runtime.ranks.parts import Parts
+from plait.cost.aliasing import Nests
+from plait.workers.rank_state import Parts
 
 nested, moving = Nests.of, Parts.moving
 Nests.of = lambda self, role, rank: {} if "APART" in os.environ else nested(self, role, rank)

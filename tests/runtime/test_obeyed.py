@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from plait.models.saving import save_pretrained
+from plait.models.files.saving import save_pretrained
+from plait.recipes.recipe import Recipe
 from plait.runtime.api import run
-from plait.runtime.recipes.recipe import Recipe
 from plait.schedule.plan import Plan
 from plait.schedule.timeline import Span, Timeline, load_any
 from tests.models.tiny import tiny_model

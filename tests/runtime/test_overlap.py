@@ -15,10 +15,10 @@ import pytest
 import torch
 
 from plait.data.records import FinishReason, Prompt, Sample
-from plait.models.saving import save_pretrained
+from plait.models.files.saving import save_pretrained
 from plait.models.scalar_model import scalar_of
+from plait.recipes.recipe import Recipe
 from plait.runtime.api import run
-from plait.runtime.recipes.recipe import Recipe
 from plait.runtime.streams import Growing
 from plait.schedule.timeline import load_any
 from tests.models.tiny import tiny_model, tiny_tokenizer
@@ -32,7 +32,7 @@ FLOW = """
 
     from plait.algorithms.grpo import grpo as grpo
     from plait.generation.engine import Engine
-    from plait.runtime.ranks.board import Board
+    from plait.workers.status_file import Board
 
     # A rank that generates goes on behind its first group only when another has begun to score: `SCORES`.
     begun = Path(__file__).with_name("begun")

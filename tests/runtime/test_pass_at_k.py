@@ -9,9 +9,9 @@ import pytest
 
 from plait.errors import ConfigError
 from plait.observe.run_log import read_rows
+from plait.recipes.recipe import Recipe
 from plait.rewards.statistics import pass_at_k
 from plait.runtime.api import run
-from plait.runtime.recipes.recipe import Recipe
 
 MakeRecipe = Callable[..., Recipe]
 KEYS = {

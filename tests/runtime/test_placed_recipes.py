@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from plait.models.saving import save_pretrained
+from plait.models.files.saving import save_pretrained
 from plait.observe.run_log import read_rows
+from plait.recipes.recipe import Recipe
 from plait.runtime.api import run
-from plait.runtime.recipes.recipe import Recipe
 from plait.schedule.plan import Plan
 from tests.models.tiny import tiny_model, tiny_tokenizer
 from tests.runtime.placed_runs import DPO, GRPO, NO_ROLLOUT, PPO, PPO_MODEL, Flow, where

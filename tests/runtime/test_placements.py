@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from plait.recipes.recipe import Recipe
 from plait.runtime.api import run
-from plait.runtime.recipes.recipe import Recipe
 from tests.cases import slow_but
 from tests.runtime.placed_runs import PLANS, where
 from tests.runtime.plans import assert_equal_runs

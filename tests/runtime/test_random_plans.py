@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from plait.recipes.recipe import Recipe
 from plait.runtime.api import run
-from plait.runtime.recipes.recipe import Recipe
 from tests.runtime.placed_runs import GRPO, OWN, PPO, SAFE, Flow, where
 from tests.runtime.plans import assert_equal_runs
 

@@ -15,9 +15,9 @@ from plait.generation import sampler
 from plait.generation.engine import Engine
 from plait.generation.sampler import SamplingRows
 from plait.observe.run_log import read_rows
+from plait.recipes.recipe import Recipe
 from plait.runtime.api import run
-from plait.runtime.ranks import instances
-from plait.runtime.recipes.recipe import Recipe
+from plait.workers import instances
 from tests.runtime.placed_runs import OWN_FLOW, PLANS, where
 from tests.runtime.plans import metrics_of, tokens_of
 
@@ -32,7 +32,7 @@ from pathlib import Path
 import torch
 
 from plait.generation.engine import Engine
-from plait.runtime.ranks import instances
+from plait.workers import instances
 
 # Key of a draw → the token that was drawn there.
 told = {int(key): token for key, token in json.loads(Path("TOLD").read_text()).items()}

@@ -16,8 +16,8 @@ import pytest
 
 from plait.checkpoint import store
 from plait.observe.run_log import read_rows
+from plait.recipes.recipe import Recipe
 from plait.runtime.api import run
-from plait.runtime.recipes.recipe import Recipe
 from plait.runtime.session import Session
 
 MakeRecipe = Callable[..., Recipe]

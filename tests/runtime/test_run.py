@@ -20,9 +20,9 @@ from plait.errors import ConfigError, DataError, FlowError, RunError
 from plait.generation.engine import Engine
 from plait.observe.run_log import read_rows
 from plait.observe.trace import read_trace
+from plait.recipes.recipe import Recipe
 from plait.runtime.api import run
 from plait.runtime.export import export_checkpoint
-from plait.runtime.recipes.recipe import Recipe
 from plait.schedule.timeline import load_any
 
 EXAMPLES = Path(__file__).parents[2] / "examples"

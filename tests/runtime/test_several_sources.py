@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from plait.observe.run_log import read_rows
+from plait.recipes.recipe import Recipe
 from plait.runtime.api import run
-from plait.runtime.recipes.recipe import Recipe
 from tests.runtime.plans import assert_equal_runs
 
 MakeRecipe = Callable[..., Recipe]

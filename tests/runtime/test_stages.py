@@ -14,7 +14,7 @@ import plait
 from plait.cli import main
 from plait.errors import ConfigError
 from plait.observe.run_log import read_rows
-from plait.runtime.recipes.stages import load_stages
+from plait.recipes.stages import load_stages
 from tests.runtime.plans import assert_equal_runs, write_plan
 
 WORDS = ["seven", "plus", "four", "is", "eleven", "and", "two", "makes", "nine"]

@@ -12,8 +12,8 @@ import pytest
 
 from plait.errors import RunError
 from plait.observe.run_log import read_rows
+from plait.recipes.recipe import Recipe
 from plait.runtime.api import run
-from plait.runtime.recipes.recipe import Recipe
 from tests.runtime.plans import assert_equal_runs, write_plan
 
 MakeRecipe = Callable[..., Recipe]
@@ -25,8 +25,8 @@ LATE = """
 
     from plait.algorithms.grpo import grpo as grpo
     from plait.generation.engine import Engine
-    from plait.runtime.ranks.crew_engine import CrewEngine
-    from plait.runtime.ranks.member import Member
+    from plait.workers.remote_engine import CrewEngine
+    from plait.workers.lockstep_engine import Member
 
     # The second prompt is asked for in the leader's fourth step. A rank that decides for an instance of others looks
     # for it behind the third step of that, if it has not come. Each rank writes what its engine is given, and when.
@@ -121,8 +121,8 @@ FAILING = """
 
     from plait.algorithms.grpo import grpo as grpo
     from plait.generation.engine import Engine
-    from plait.runtime.ranks.crew_engine import CrewEngine
-    from plait.runtime.ranks.member import Member
+    from plait.workers.remote_engine import CrewEngine
+    from plait.workers.lockstep_engine import Member
     from plait.schedule.work import MOVED_ON
 
     # When the reward has failed no rank begins a step before the leader has given up; how many they do then is counted.
@@ -216,7 +216,7 @@ def test_an_evaluation_that_is_left_lets_ranks_go_that_generate_together(
     (tmp_path / "flow.py").write_text(
         "import os, signal, sys\n"
         "from plait.algorithms.grpo import grpo as grpo\n"
-        "from plait.runtime.ranks.crew_engine import CrewEngine\n\n"
+        "from plait.workers.remote_engine import CrewEngine\n\n"
         "advance, steps = CrewEngine.advance, []\n\n"
         "def advancing(self, call):\n"
         "    steps.append(1)\n"

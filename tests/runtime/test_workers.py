@@ -26,10 +26,14 @@ from plait.generation.request import Request
 from plait.generation.settings import Sampling
 from plait.kernels.noise import NoiseKey
 from plait.launch.local import LocalGroup
+from plait.recipes.recipe import Recipe
 from plait.runtime.api import run
 from plait.runtime.export import export_checkpoint
-from plait.runtime.ranks import mail, supervisor
-from plait.runtime.ranks.parcels import (
+from plait.runtime.processes import supervisor
+from plait.runtime.processes.supervisor import crowding
+from plait.schedule.timeline import load_any
+from plait.workers import transport
+from plait.workers.messages import (
     Parcel,
     pack_requests,
     pack_rows,
@@ -38,9 +42,6 @@ from plait.runtime.ranks.parcels import (
     unpack_rows,
     unpack_samples,
 )
-from plait.runtime.ranks.supervisor import crowding
-from plait.runtime.recipes.recipe import Recipe
-from plait.schedule.timeline import load_any
 from tests.runtime.placed_runs import where
 from tests.runtime.plans import assert_equal_runs, write_plan
 
@@ -205,9 +206,9 @@ def test_every_action_has_its_bytes(recipe_of: Callable[..., Recipe], journey: J
 
 
 def test_a_parcel_that_is_too_large_is_refused_by_who_sends_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mail, "_LARGEST_BYTES", 100)
+    monkeypatch.setattr(transport, "_LARGEST_BYTES", 100)
     with pytest.raises(RunError, match=r"score to rank 1 has .* GiB, .*; lower `prompts_per_step`"):
-        mail.Mail(None, 0, ()).send(1, Parcel({}, (np.zeros(13),)), "score")
+        transport.Mail(None, 0, ()).send(1, Parcel({}, (np.zeros(13),)), "score")
 
 
 def test_more_threads_than_cores_are_said() -> None:
@@ -282,7 +283,7 @@ def test_requests_that_come_with_the_last_samples_of_others_are_answered(
     (tmp_path / "flow.py").write_text(
         "import time\n"
         "from plait.algorithms.remax import remax as remax\n"
-        "from plait.runtime.ranks.mail import Mail\n\n"
+        "from plait.workers.transport import Mail\n\n"
         "poll = Mail.poll\n\n"
         "def late(self, *args, **kwargs):\n"
         "    time.sleep(0.08 if self.rank == 1 else 0.0)\n"
@@ -297,9 +298,9 @@ def test_requests_that_come_with_the_last_samples_of_others_are_answered(
 
 def test_calls_on_disjoint_ranks_wait_for_what_they_need_alone() -> None:
     """PPO: reference and critic score beside the reward; actor and critic train side by side."""
+    from plait.recipes.algorithm import load_flow, trace_algorithm
+    from plait.recipes.role_models import MODEL_ROLES, REWARD_ROLES
     from plait.runtime.order import needs_of
-    from plait.runtime.recipes.algorithm import load_flow, trace_algorithm
-    from plait.runtime.recipes.role_models import MODEL_ROLES, REWARD_ROLES
     from plait.runtime.roles import ModelRole, RewardRole
 
     flow = trace_algorithm(load_flow("ppo"), {"kl_coef": 0.05}, (*MODEL_ROLES, *REWARD_ROLES))

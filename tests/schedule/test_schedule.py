@@ -5,11 +5,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from plait.errors import DataError
+from plait.planner.search import search
 from plait.schedule.action import Action, Kind
 from plait.schedule.generators import gpipe, in_flight, one_at_a_time, one_f_one_b, opposite
 from plait.schedule.pipeline import Workload, fused_workload
 from plait.schedule.schedule import Schedule, parse, with_transfers
-from plait.schedule.search import search
 from plait.schedule.validate import Transport, check_transfers, validate
 from tests.schedule.workloads import workloads
 
@@ -188,8 +188,8 @@ def test_random_orders_of_random_rows_never_pass_unless_they_run():
     """A shuffled row is either refused or really runs: validation agrees with the search's evaluation."""
     import numpy as np
 
-    from plait.schedule.kernels import evaluate
-    from plait.schedule.tables import order_of, tables_of
+    from plait.planner.kernels import evaluate
+    from plait.planner.tables import order_of, tables_of
 
     workload = fused_workload((3, 3), (2, 2), (1, 2))
     t, rng, runs = tables_of(workload), random.Random(0), 0

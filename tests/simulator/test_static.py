@@ -4,8 +4,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from plait.errors import DataError
+from plait.planner.evaluate import score
 from plait.schedule.action import Kind
-from plait.schedule.evaluate import score
 from plait.schedule.generators import gpipe, one_at_a_time, one_f_one_b
 from plait.schedule.pipeline import fused_workload
 from plait.schedule.schedule import Schedule, parse, with_transfers

@@ -15,8 +15,8 @@ from plait.layout.mesh import Parallelism
 from plait.layout.shards import shard
 from plait.models.flat_weights import FlatWeights
 from plait.models.language_model import LanguageModel
-from plait.models.partial import cut_from, take_weights
-from plait.models.team import Team
+from plait.models.parallel.partial import cut_from, take_weights
+from plait.models.parallel.team import Team
 from plait.training.trainer import Trainer
 from tests.algorithms.flows import loss_of
 from tests.models.tiny import tiny_model

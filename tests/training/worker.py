@@ -25,8 +25,8 @@ from plait.layout.mesh import Cluster, Layout, Mesh, Parallelism
 from plait.models.language_model import LanguageModel
 from plait.models.lora import add_lora
 from plait.models.lora_settings import LoraSettings
+from plait.models.parallel.team import Peers, Team, make_teams
 from plait.models.scalar_model import ScalarModel, scalar_of
-from plait.models.team import Peers, Team, make_teams
 from plait.reallocation.saving import loading, saving
 from plait.schedule.action import Kind
 from plait.schedule.schedule import Schedule
@@ -174,7 +174,7 @@ class Worker:
         whole = build(case, model, dtype)
         if team.tp.size * team.pp.size == 1:
             return whole
-        from plait.models.partial import part_of
+        from plait.models.parallel.partial import part_of
 
         return part_of(whole, team)
 

@@ -33,7 +33,7 @@ from torch import Tensor
 
 from plait.errors import RunError
 from plait.json_text import parse
-from plait.models.tensor_file import FileDigest, TensorEntry, file_bytes, write_tensor_file
+from plait.models.files.tensor_file import FileDigest, TensorEntry, file_bytes, write_tensor_file
 
 _TENSORS, _STATE, _MANIFEST = "tensors.safetensors", "state.json", "manifest.json"
 _FORMAT = 1

@@ -9,12 +9,12 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from plait.runtime.forecast.device_memory import DeviceMemory, Facts, memory_by_device
-from plait.runtime.forecast.estimate import Arithmetic, human_bytes, memory_table
-from plait.runtime.forecast.placement import parameters_of
-from plait.runtime.forecast.rank_order import BetterOrder, better_orders
+from plait.cost.device_memory import DeviceMemory, Facts, memory_by_device
+from plait.cost.estimate import Arithmetic, human_bytes, memory_table
+from plait.cost.placement import parameters_of
+from plait.cost.rank_order import BetterOrder, better_orders
+from plait.recipes.recipe import Recipe
 from plait.runtime.prepare import Prepared, prepare
-from plait.runtime.recipes.recipe import Recipe
 from plait.runtime.reward_pools import open_pools
 from plait.runtime.session import claim
 from plait.schedule.named_plans import NAMES

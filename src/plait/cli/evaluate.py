@@ -17,7 +17,7 @@ from plait.errors import ConfigError
 from plait.observe.screen import say
 
 if TYPE_CHECKING:
-    from plait.runtime.recipes.recipe import Recipe
+    from plait.recipes.recipe import Recipe
 
 FLAGS = {"--json": "print the figures as JSON", **train.TRUST}
 
@@ -45,7 +45,7 @@ def evaluate(*tokens: Annotated[str, Parameter(allow_leading_hyphen=True)]) -> i
     """
     path, overrides, flags = train.read_recipe("eval", tokens, FLAGS)
 
-    from plait.runtime.recipes.trust import user_recipe
+    from plait.recipes.trust import user_recipe
 
     recipe = without_draws(user_recipe(path, overrides, trust_run_code="--trust-run-code" in flags))
     if recipe.evaluation.items == 0:

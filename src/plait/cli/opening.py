@@ -14,8 +14,8 @@ from plait.observe.loading import loading, loading_shown
 from plait.observe.screen import say
 
 if TYPE_CHECKING:
-    from plait.runtime.recipes.recipe import Recipe
-    from plait.runtime.recipes.stages import Stages
+    from plait.recipes.recipe import Recipe
+    from plait.recipes.stages import Stages
 
 _ON_GIVEN_DATA = {"sft": "examples", "reward_model": "pairs", "dpo": "pairs"}
 _NO_TERMINAL_COLUMNS = 1 << 16

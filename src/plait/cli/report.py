@@ -15,10 +15,10 @@ from plait.output import write_file
 from plait.runtime.directory import SUMMARY
 
 if TYPE_CHECKING:
+    from plait.recipes.recipe import Recipe
     from plait.rewards.statistics import Estimate
     from plait.runtime.controller import Outcome
     from plait.runtime.evaluation import Evaluation
-    from plait.runtime.recipes.recipe import Recipe
 
 _KEPT_COLUMNS = 120
 _ANSWERS_COLUMNS = 72

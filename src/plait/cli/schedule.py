@@ -24,9 +24,9 @@ MOST_SECONDS = 86_400
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from plait.schedule.evaluate import Score
+    from plait.planner.evaluate import Score
+    from plait.planner.search import Found, Progress
     from plait.schedule.pipeline import Workload
-    from plait.schedule.search import Found, Progress
     from plait.schedule.timeline import Timeline
 
 
@@ -89,7 +89,7 @@ def schedule(
     if not 0 <= seconds <= MOST_SECONDS:
         raise ConfigError(f"--seconds: expected a number from 0 to {MOST_SECONDS}, found {seconds:g}")
     files = _files(overwrite, out=out, timeline=timeline, picture=picture)
-    from plait.schedule.evaluate import score
+    from plait.planner.evaluate import score
     from plait.schedule.validate import validate
     from plait.simulator.static import simulate
 
@@ -137,11 +137,11 @@ def read_workload(
 
 def baselines_of(workload: Workload) -> dict[str, float]:
     """Makespans to hold a fused schedule against, by name. One that a memory cap rules out is left out."""
-    from plait.schedule.bounds import data_parallel_ideal
-    from plait.schedule.evaluate import score, score_order, serial_makespan
+    from plait.planner.bounds import data_parallel_ideal
+    from plait.planner.evaluate import score, score_order, serial_makespan
+    from plait.planner.greedy import greedy
+    from plait.planner.tables import tables_of
     from plait.schedule.generators import one_f_one_b, opposite
-    from plait.schedule.greedy import greedy
-    from plait.schedule.tables import tables_of
 
     alone = {model: one_f_one_b(workload.only(model)) for model in workload.models()}
     baselines = {"1F1B-serial": serial_makespan(workload, alone)}
@@ -192,13 +192,13 @@ _OPTIONS = ("stages", "microbatches", "forward", "backward", "memory", "cap")
 
 
 def _solve(workload: Workload, engine: str, seconds: float, seed: int) -> Found:
-    from plait.schedule.bounds import lower_bound
-    from plait.schedule.evaluate import score, score_order
-    from plait.schedule.exact import search_exact
+    from plait.planner.bounds import lower_bound
+    from plait.planner.evaluate import score, score_order
+    from plait.planner.exact import search_exact
+    from plait.planner.greedy import greedy
+    from plait.planner.search import Found, search
+    from plait.planner.tables import schedule_from, tables_of
     from plait.schedule.generators import gpipe, one_f_one_b
-    from plait.schedule.greedy import greedy
-    from plait.schedule.search import Found, search
-    from plait.schedule.tables import schedule_from, tables_of
 
     if engine in ("search", "exact"):
         with _progress(seconds) as show:

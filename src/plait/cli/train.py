@@ -15,7 +15,7 @@ from plait.errors import ConfigError
 from plait.observe.screen import say
 
 if TYPE_CHECKING:
-    from plait.runtime.recipes.recipe import Recipe
+    from plait.recipes.recipe import Recipe
 
 TRUST = {"--trust-run-code": "run the flow and rewards that a recipe in a run's own folder names"}
 FLAGS = {
@@ -29,8 +29,8 @@ def train(*tokens: Annotated[str, Parameter(allow_leading_hyphen=True)]) -> int:
     """Train a model: generate, score, learn, again and again."""
     path, overrides, flags = read_recipe("train", tokens, FLAGS)
 
-    from plait.runtime.recipes.stages import stage_names
-    from plait.runtime.recipes.trust import user_recipe
+    from plait.recipes.stages import stage_names
+    from plait.recipes.trust import user_recipe
 
     trust = "--trust-run-code" in flags
     if path is not None and stage_names(path):
@@ -79,8 +79,8 @@ def read_recipe(
     Raises:
         ConfigError: there is neither a recipe nor a key, or a token is not understood.
     """
-    from plait.runtime.recipes.recipe_file import parse_overrides
-    from plait.runtime.recipes.stages import stage_names
+    from plait.recipes.recipe_file import parse_overrides
+    from plait.recipes.stages import stage_names
 
     given = {token for token in tokens if token in flags}
     rest = [token for token in tokens if token not in flags]
@@ -92,8 +92,8 @@ def read_recipe(
 
 def options() -> Iterator[Option]:
     """Flags, the keys of a recipe, and those of the built-in algorithms."""
-    from plait.runtime.recipes.algorithm import BUILT_IN, load_flow, options_class
-    from plait.runtime.recipes.recipe_file import describe_keys
+    from plait.recipes.algorithm import BUILT_IN, load_flow, options_class
+    from plait.recipes.recipe_file import describe_keys
 
     for flag, text in FLAGS.items():
         yield Option(flag, "", text)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from plait.cli.opening import opening, stages_facts, title_of
 
 if TYPE_CHECKING:
-    from plait.runtime.recipes.stages import Stages
+    from plait.recipes.stages import Stages
 
 
 def train_stages(path: Path, overrides: Sequence[tuple[str, Any]], *, dry_run: bool, resume: bool, trust: bool) -> int:
@@ -18,7 +18,7 @@ def train_stages(path: Path, overrides: Sequence[tuple[str, Any]], *, dry_run: b
     Raises:
         UserError: a stage cannot be run; its name is given.
     """
-    from plait.runtime.recipes.stages import load_stages
+    from plait.recipes.stages import load_stages
 
     stages = load_stages(path, overrides, trust_run_code=trust)
     flags = [flag for flag, given in (("--dry-run", dry_run), ("--resume", resume)) if given]
@@ -40,7 +40,7 @@ def _print_plans(stages: Stages, *, resume: bool) -> int:
 def _run(stages: Stages, *, resume: bool) -> int:
     from plait.cli.report import print_outcome
     from plait.observe.console import SafeConsole
-    from plait.runtime.recipes.stages import final_folder
+    from plait.recipes.stages import final_folder
     from plait.runtime.stage_runs import check_stages, run_stages
 
     for _ in check_stages(stages, resume=resume):

@@ -10,7 +10,7 @@ from torch import Tensor
 from plait.generation.paged import attention_for
 from plait.generation.pool import KVPool
 from plait.generation.ragged import RaggedBatch, RaggedContext
-from plait.models.cpu_linear import PackedLinears
+from plait.models.compute.cpu_linear import PackedLinears
 from plait.models.language_model import LanguageModel
 from plait.policy.blocks import BLOCK_TOKENS
 

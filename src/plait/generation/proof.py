@@ -30,7 +30,7 @@ from plait.generation.dense_layers import decoder_layers, input_of, require
 from plait.generation.pool import KVPool
 from plait.generation.ragged import NewTokens, RaggedBatch, ragged
 from plait.kernels.paged_attention import KEYS
-from plait.models.attention import PackedContext
+from plait.models.compute.attention import PackedContext
 from plait.models.language_model import LanguageModel
 
 ROUNDING = {torch.float32: 64.0, torch.bfloat16: 4.0}

@@ -24,7 +24,7 @@ from plait.errors import CallError
 from plait.generation.paged import PagedAttention, chunk_attention
 from plait.generation.pool import KVPool, context_of, flat_places, scatter
 from plait.kernels.paged_call import PagedCall
-from plait.models.packed_attention import PackedPlan, packed_attention, plan
+from plait.models.compute.packed_attention import PackedPlan, packed_attention, plan
 
 SHORT_ROWS = 16
 """New tokens of a sample up to which its rows go through the kernel; longer chunks pay for a gather of their keys."""

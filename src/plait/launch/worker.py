@@ -42,7 +42,7 @@ from plait.launch.wire import (
     Stop,
     Told,
 )
-from plait.lifeline import die_with
+from plait.orphan_guard import die_with
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store  # what torch.distributed.Store is

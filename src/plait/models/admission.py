@@ -22,9 +22,9 @@ from torch import Tensor
 
 from plait.data.packed import PackedBatch, pack
 from plait.errors import ModelError
-from plait.models import cpu_linear
-from plait.models.attention import ATTENTION, PackedContext
-from plait.models.pretrained import code_refusal, needs_code
+from plait.models.compute import cpu_linear
+from plait.models.compute.attention import ATTENTION, PackedContext
+from plait.models.files.pretrained import code_refusal, needs_code
 from plait.models.shape import config_fields
 from plait.models.working_weights import wildcard
 

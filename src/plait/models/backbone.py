@@ -22,13 +22,13 @@ from torch.utils.checkpoint import checkpoint as recompute
 from plait.data.packed import PackedBatch
 from plait.errors import ModelError
 from plait.layout.params import FlatLayout, Parameters
-from plait.models.attention import AttentionContext, PackedContext
+from plait.models.compute.attention import AttentionContext, PackedContext
+from plait.models.compute.float64 import kept_float64
 from plait.models.flat_weights import FlatWeights
-from plait.models.float64 import kept_float64
-from plait.models.part import Part, parameters_of
-from plait.models.stage import stage_view
-from plait.models.team import Team
-from plait.models.tensor_parallel import Partials
+from plait.models.parallel.part import Part, parameters_of
+from plait.models.parallel.stage import stage_view
+from plait.models.parallel.team import Team
+from plait.models.parallel.tensor_parallel import Partials
 from plait.models.working_weights import OwnPart
 
 STAGE_TAG = 1 << 29

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from plait.layout.holdings import Holding
 from plait.layout.params import FlatLayout
-from plait.models.team import PIECE_ELEMENTS, Peers
+from plait.models.parallel.team import PIECE_ELEMENTS, Peers
 
 
 class FlatWeights:

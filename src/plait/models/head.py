@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from plait.errors import ModelError
-from plait.models.vocabulary import Vocabulary
+from plait.models.parallel.vocabulary import Vocabulary
 
 
 @dataclass(frozen=True)

@@ -20,17 +20,17 @@ from torch import Tensor
 from plait.data.packed import PackedBatch
 from plait.errors import ModelError
 from plait.layout.params import FlatLayout
-from plait.models import attention, cpu_linear, gated_mlp, rms_norm, rope
 from plait.models.admission import causal_class, check_family, self_check
 from plait.models.backbone import Backbone, BackboneModel
 from plait.models.backbone import copy_of as copy_of
-from plait.models.float64 import kept_float64
+from plait.models.compute import attention, cpu_linear, gated_mlp, rms_norm, rope
+from plait.models.compute.float64 import kept_float64
+from plait.models.compute.logprobs import chunked_logprobs
+from plait.models.files.pretrained import config_of, module_of, tokenizer_of
+from plait.models.files.saving import Export, cpu_state, without_progress_bars
+from plait.models.files.saving import save_pretrained as save_pretrained
 from plait.models.head import NO_HEAD, Head, find_head
-from plait.models.logprobs import chunked_logprobs
-from plait.models.part import Part
-from plait.models.pretrained import config_of, module_of, tokenizer_of
-from plait.models.saving import Export, cpu_state, without_progress_bars
-from plait.models.saving import save_pretrained as save_pretrained
+from plait.models.parallel.part import Part
 from plait.models.shape import HEAD_CHUNK_ROWS, config_fields, usable_positions
 from plait.models.working_weights import (
     OwnPart,
@@ -210,7 +210,7 @@ def read_config(name: str) -> tuple[Path, Any, Any]:
     Raises:
         ModelError: it cannot be found or read, or the family is refused.
     """
-    from plait.models.hub import resolve
+    from plait.models.files.hub import resolve
 
     folder = resolve(name)
     with _reading(name):

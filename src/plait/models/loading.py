@@ -8,9 +8,9 @@ import torch
 
 from plait.errors import ModelError
 from plait.models import language_model
-from plait.models.adapter_folder import adapter_of, base_missing
+from plait.models.files.adapter_folder import adapter_of, base_missing
+from plait.models.files.pretrained import tokenizer_of
 from plait.models.language_model import LanguageModel
-from plait.models.pretrained import tokenizer_of
 
 
 def load_model(name: str, *, dtype: str = "bfloat16", device: torch.device | str = "cpu") -> LanguageModel:

@@ -24,12 +24,12 @@ from torch import Tensor, nn
 from plait.errors import ModelError
 from plait.layout.params import Param
 from plait.models.backbone import copy_of
-from plait.models.claims import read_object
 from plait.models.draws import generator
+from plait.models.files.claims import read_object
+from plait.models.files.saving import check_finite, merged_weight
 from plait.models.language_model import LanguageModel
 from plait.models.lora_settings import LoraSettings
-from plait.models.part import require_whole
-from plait.models.saving import check_finite, merged_weight
+from plait.models.parallel.part import require_whole
 from plait.models.scalar_model import HEAD, ScalarModel, ScalarModule
 from plait.models.scalar_model import scalar_view as scalar_view
 from plait.models.working_weights import OwnPart, adapted_layers, layer_of

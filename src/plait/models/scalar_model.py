@@ -24,14 +24,14 @@ from plait.data.packed import PackedBatch, Span
 from plait.errors import ModelError
 from plait.layout.params import FlatLayout, Param
 from plait.models.admission import self_check
-from plait.models.attention import AttentionContext
 from plait.models.backbone import Backbone, BackboneModel
-from plait.models.claims import read_object
+from plait.models.compute.attention import AttentionContext
+from plait.models.compute.float64 import kept_float64
 from plait.models.draws import generator
-from plait.models.float64 import kept_float64
+from plait.models.files.claims import read_object
+from plait.models.files.saving import Export, cpu_state
 from plait.models.language_model import LanguageModel, eos_token_ids, max_positions, prepare, read_folder
-from plait.models.part import Part, require_whole
-from plait.models.saving import Export, cpu_state
+from plait.models.parallel.part import Part, require_whole
 from plait.models.working_weights import OwnPart, copy_module, dtype_of, layout_of, move_into_flat
 
 HEAD = "score.weight"

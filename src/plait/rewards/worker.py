@@ -30,8 +30,8 @@ from types import ModuleType
 from typing import Any
 
 from plait.errors import ConfigError
-from plait.lifeline import die_with
 from plait.metric_names import problem_of
+from plait.orphan_guard import die_with
 from plait.rewards.loading import load_file, load_function
 from plait.rewards.signature import Miscounted, RewardCall, listed
 from plait.user_code import UserCode, own_frames, said_by

@@ -11,6 +11,10 @@ from typing import Any
 
 from plait.errors import ConfigError
 from plait.observe.progress import Progress
+from plait.recipes.recipe import Recipe
+from plait.recipes.role_models import REWARD_ROLES
+from plait.recipes.stages import stage_names
+from plait.recipes.trust import user_recipe
 from plait.runtime.controller import Outcome
 from plait.runtime.controller import train as train_session
 from plait.runtime.evaluation import Evaluation
@@ -19,15 +23,11 @@ from plait.runtime.history import Origin
 from plait.runtime.measure import measure
 from plait.runtime.prepare import as_begun, prepare
 from plait.runtime.process import set_up
-from plait.runtime.ranks.alone import Alone
-from plait.runtime.recipes.recipe import Recipe
-from plait.runtime.recipes.role_models import REWARD_ROLES
-from plait.runtime.recipes.stages import stage_names
-from plait.runtime.recipes.trust import user_recipe
-from plait.runtime.recorder import Recorder
+from plait.runtime.processes.alone import Alone
 from plait.runtime.reward_pools import open_pools
 from plait.runtime.roles import build_roles
 from plait.runtime.session import Session, claim
+from plait.workers.recorder import Recorder
 
 
 def train(
@@ -96,7 +96,7 @@ def run(
             recipe = as_begun(directory.recipe_path, recipe)
         prepared = prepare(recipe, flow=flow)
         if prepared.plan.num_ranks > 1:
-            from plait.runtime.ranks.supervisor import supervise
+            from plait.runtime.processes.supervisor import supervise
 
             return supervise(prepared, directory, resume=resume, flow=flow, origin=origin)
         with Session(prepared, directory, resume=resume, leading=Alone(prepared), origin=origin) as session:

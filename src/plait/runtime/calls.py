@@ -12,16 +12,16 @@ from plait.data.rows import FloatArray, Rows, evaluate, trained_rows
 from plait.dataflow import CallKind, Dataflow, Level, Node
 from plait.errors import RunError
 from plait.observe.progress import Progress
+from plait.recipes.recipe import Recipe
 from plait.runtime.order import scores_alone
-from plait.runtime.ranks.crew_calls import CrewTrainer
-from plait.runtime.recipes.recipe import Recipe
-from plait.runtime.recorder import Recorder
 from plait.runtime.rewarding import Rewarding
 from plait.runtime.roles import ModelRole, RewardRole, RoleRuntime
 from plait.runtime.rollout import Draw, Rollout
 from plait.runtime.step import StepState
 from plait.runtime.streams import Part, in_parts
 from plait.schedule.work import Work
+from plait.workers.recorder import Recorder
+from plait.workers.remote_trainer import CrewTrainer
 
 
 class Calls:

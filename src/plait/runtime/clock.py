@@ -9,12 +9,12 @@ from collections.abc import Collection, Sequence
 from plait.errors import RunError
 from plait.observe.progress import Progress
 from plait.rewards.pool import RewardPool
-from plait.runtime.ranks.announcer import Announcer
-from plait.runtime.ranks.commands import LEADER
-from plait.runtime.ranks.parts import WAIT_S
-from plait.runtime.recorder import Recorder
 from plait.schedule.dispatch import Task
 from plait.schedule.work import Done
+from plait.workers.announcer import Announcer
+from plait.workers.commands import LEADER
+from plait.workers.rank_state import WAIT_S
+from plait.workers.recorder import Recorder
 
 LOOK_S = 1.0
 """Between two looks at reward functions that say nothing."""

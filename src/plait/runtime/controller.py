@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from plait.errors import RunError
 from plait.runtime.evaluation import Evaluation, EvaluationStopped
 from plait.runtime.process import resident_bytes
-from plait.runtime.recorder import seconds_by_call
 from plait.runtime.session import Session
 from plait.runtime.step import StepState
 from plait.runtime.step_metrics import step_metrics, tokens_of
 from plait.runtime.stopping import Stop, saying_what_is_good, stop_signals
+from plait.workers.recorder import seconds_by_call
 
 
 @dataclass(frozen=True)

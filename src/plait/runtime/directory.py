@@ -30,6 +30,7 @@ from typing import Any
 from plait.errors import ConfigError
 from plait.observe.run_log import RunLog, cut_after, truncate_to, write_rows
 from plait.output import write_file
+from plait.recipes.stages import FINAL, MERGED
 from plait.runtime.history import CODE, HISTORY
 from plait.runtime.run_lock import LOCK, Lent, Lock
 
@@ -39,7 +40,7 @@ PLAN = "plan.json"
 DOCTOR = "doctor.jsonl"
 REWARD_OUTPUT = "rewards.log"
 SUMMARY = "summary.txt"
-SAMPLES, CHECKPOINTS, BEST, FINAL, MERGED = "samples", "checkpoints", "best", "final", "merged"
+SAMPLES, CHECKPOINTS, BEST = "samples", "checkpoints", "best"
 _LOGS = (METRICS, TRACE)
 """Files that grow row by row; a checkpoint states how long each was."""
 _LOGGED = (METRICS, EVALUATIONS, DOCTOR, TRACE, SAMPLES, "tensorboard", "wandb")

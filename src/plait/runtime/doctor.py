@@ -28,12 +28,12 @@ from plait.observe.doctor import Doctor, Finding
 from plait.observe.doctor_reading import Diagnosis, Reading, Severity
 from plait.observe.doctor_settings import DoctorSettings
 from plait.observe.run_log import RunLog, cut_after, damaged, read_steps
+from plait.recipes.recipe import Recipe
 from plait.runtime.loss_splits import split_gaps
 from plait.runtime.probe import Suspects, diagnose
-from plait.runtime.ranks.crew import Crew
-from plait.runtime.recipes.recipe import Recipe
 from plait.runtime.roles import ModelRole, RewardRole, RoleRuntime
 from plait.runtime.step import StepState
+from plait.workers.worker_group import Crew
 
 SAMPLED_WEIGHTS = 1 << 17
 """Weights of a model that its fingerprint looks at, evenly spread."""

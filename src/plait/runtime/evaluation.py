@@ -20,8 +20,8 @@ from plait.rewards.answers import Verdict
 from plait.rewards.pool import RewardPool
 from plait.rewards.scores import GroupScores
 from plait.rewards.statistics import Estimate, item_means, paired_difference
-from plait.runtime.ranks.crew_engine import CrewEngine
 from plait.runtime.roles import RewardRole
+from plait.workers.remote_engine import CrewEngine
 
 
 class EvaluationStopped(Exception):

@@ -9,18 +9,18 @@ from typing import Any
 from plait.data.rows import Rows
 from plait.dataflow import CallKind, Dataflow, Node
 from plait.observe.progress import Progress
+from plait.recipes.recipe import Recipe
 from plait.runtime.calls import Calls
 from plait.runtime.clock import RunClock
 from plait.runtime.order import needs_of
-from plait.runtime.ranks.crew import Crew
-from plait.runtime.recipes.recipe import Recipe
-from plait.runtime.recorder import Recorder
 from plait.runtime.roles import RewardRole, RoleRuntime
 from plait.runtime.rollout import Draw
 from plait.runtime.step import StepState
 from plait.schedule.dispatch import Dispatcher, Key, Task
 from plait.schedule.work import Work
 from plait.training.trainer import COUNTS
+from plait.workers.recorder import Recorder
+from plait.workers.worker_group import Crew
 
 
 class Executor:

@@ -13,14 +13,14 @@ from safetensors import SafetensorError
 from plait import __version__
 from plait.checkpoint.store import Checkpoint, CheckpointStore
 from plait.errors import ConfigError, ModelError, RunError
-from plait.models.saving import save_pretrained
+from plait.models.files.saving import save_pretrained
 from plait.output import check_folder
+from plait.recipes.recipe import DType, Recipe
+from plait.recipes.recipe_file import load_recipe
+from plait.recipes.role_models import role_model
 from plait.runtime.directory import CHECKPOINTS, RECIPE
-from plait.runtime.ranks.loading import build_models
-from plait.runtime.ranks.optimizer_state import read_masters
-from plait.runtime.recipes.recipe import DType, Recipe
-from plait.runtime.recipes.recipe_file import load_recipe
-from plait.runtime.recipes.role_models import role_model
+from plait.workers.loading import build_models
+from plait.workers.optimizer_state import read_masters
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,8 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
+from plait.cost.estimate import model_shape
+from plait.cost.limit import measure_rates
 from plait.data.prompts import PromptEncoder
 from plait.data.records import Prompt, Sample
 from plait.data.settings import DataSettings
@@ -21,12 +23,10 @@ from plait.models.loading import load_model
 from plait.models.shape import ModelShape
 from plait.observe.progress import Progress
 from plait.policy.blocks import BLOCK_TOKENS, num_blocks_for
-from plait.runtime.forecast.estimate import model_shape
-from plait.runtime.forecast.limit import measure_rates
+from plait.recipes.checks import check_models
+from plait.recipes.role_models import RoleModel
 from plait.runtime.generation_report import OWN_COLUMNS, GenerationReport, Meter, limit_of
 from plait.runtime.prepare import check_ids, load_tokenizer
-from plait.runtime.recipes.checks import check_models
-from plait.runtime.recipes.role_models import RoleModel
 from plait.runtime.stopping import stop_signals
 
 ANY_LENGTH = 1 << 62

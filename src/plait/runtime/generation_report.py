@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
+from plait.cost.limit import MachineRates, ideal_steps, limit_seconds
 from plait.data.records import Sample
 from plait.generation.engine import Engine, StepRecord
 from plait.models.shape import ModelShape
 from plait.policy.step import StepKind
-from plait.runtime.forecast.limit import MachineRates, ideal_steps, limit_seconds
 
 _RECENT_STEPS = 32
 """Over which the rate that a person watches is taken."""

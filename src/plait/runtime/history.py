@@ -25,8 +25,8 @@ from typing import Any
 from plait.errors import DataError
 from plait.file_form import FileForm
 from plait.output import write_file
-from plait.runtime.recipes.recipe import Recipe
-from plait.runtime.recipes.trust import code_of
+from plait.recipes.recipe import Recipe
+from plait.recipes.trust import code_of
 
 HISTORY, CODE = "run.json", "code"
 FORM = FileForm("run")

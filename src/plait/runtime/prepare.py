@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from plait.cost.estimate import ModelShape, model_shape
+from plait.cost.placement import resolve_plan
 from plait.data.examples import ExampleSet, ExampleStream, Given, evaluation_samples, example_set
 from plait.data.formats import RowKind
 from plait.data.mixture import Mixed
@@ -16,17 +18,13 @@ from plait.data.settings import DataSettings
 from plait.data.sources import open_sources
 from plait.dataflow import CallKind, Dataflow
 from plait.errors import ConfigError, ModelError
-from plait.models.adapter_folder import adapter_of
-from plait.models.hub import resolve
-from plait.models.pretrained import tokenizer_of
+from plait.models.files.adapter_folder import adapter_of
+from plait.models.files.hub import resolve
+from plait.models.files.pretrained import tokenizer_of
 from plait.observe.loading import loading
 from plait.policy.blocks import BLOCK_TOKENS
-from plait.rewards.functions import RewardFunction, functions_of, reward_functions
-from plait.runtime.feed import Feed
-from plait.runtime.forecast.estimate import ModelShape, model_shape
-from plait.runtime.forecast.placement import resolve_plan
-from plait.runtime.recipes.algorithm import load_flow, trace_algorithm
-from plait.runtime.recipes.checks import (
+from plait.recipes.algorithm import load_flow, trace_algorithm
+from plait.recipes.checks import (
     check_adapters,
     check_calls,
     check_device,
@@ -37,9 +35,11 @@ from plait.runtime.recipes.checks import (
     check_unused,
     prompt_limit,
 )
-from plait.runtime.recipes.recipe import Recipe
-from plait.runtime.recipes.recipe_file import load_recipe, read_tree
-from plait.runtime.recipes.role_models import MODEL_ROLES, REWARD_ROLES, RoleModel, ToCome, role_models
+from plait.recipes.recipe import Recipe
+from plait.recipes.recipe_file import load_recipe, read_tree
+from plait.recipes.role_models import MODEL_ROLES, REWARD_ROLES, RoleModel, ToCome, role_models
+from plait.rewards.functions import RewardFunction, functions_of, reward_functions
+from plait.runtime.feed import Feed
 from plait.schedule.plan import Plan
 
 

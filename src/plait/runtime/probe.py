@@ -19,7 +19,7 @@ import torch
 
 from plait.data.packed import pack
 from plait.data.rows import FloatArray, Rows
-from plait.models.attention import PackedContext
+from plait.models.compute.attention import PackedContext
 from plait.models.language_model import LanguageModel
 from plait.observe.doctor_reading import Diagnosis
 from plait.runtime.roles import ModelRole

@@ -13,14 +13,14 @@ from plait.dataflow import CallKind, Dataflow, Node
 from plait.errors import RunError
 from plait.observe.progress import Progress
 from plait.rewards.scores import GroupScores
-from plait.runtime.recorder import Recorder
 from plait.runtime.roles import RewardRole, RoleRuntime
 from plait.runtime.step import StepState
 from plait.runtime.streams import Part, in_parts
 from plait.schedule.work import Work
+from plait.workers.recorder import Recorder
 
 if TYPE_CHECKING:
-    from plait.runtime.ranks.crew_calls import CrewTrainer
+    from plait.workers.remote_trainer import CrewTrainer
 
 
 class Rewarding:

@@ -11,11 +11,11 @@ from typing import Any
 
 from plait.rewards.pool import RewardPool
 from plait.runtime.prepare import Prepared, load_tokenizer
-from plait.runtime.ranks.crew import Crew
-from plait.runtime.ranks.crew_calls import CrewTrainer
-from plait.runtime.ranks.crew_engine import CrewEngine
-from plait.runtime.ranks.parts import is_reward
 from plait.runtime.scorer import ModelScorer, translator_for
+from plait.workers.rank_state import is_reward
+from plait.workers.remote_engine import CrewEngine
+from plait.workers.remote_trainer import CrewTrainer
+from plait.workers.worker_group import Crew
 
 
 @dataclass

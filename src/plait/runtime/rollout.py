@@ -17,13 +17,13 @@ from plait.errors import RunError
 from plait.generation.request import Request
 from plait.kernels.noise import NoiseKey
 from plait.observe.progress import Progress
-from plait.runtime.ranks.crew_engine import CrewEngine
-from plait.runtime.recipes.recipe import Recipe
+from plait.recipes.recipe import Recipe
 from plait.runtime.rewarding import Rewarding
 from plait.runtime.step import StepState
 from plait.runtime.streams import Growing
 from plait.schedule.work import MOVED_ON, Work
 from plait.user_code import UserCode, is_users, title_of
+from plait.workers.remote_engine import CrewEngine
 
 Draw = Callable[[int], Sequence[Prompt]]
 """The next so many prompts of the run."""

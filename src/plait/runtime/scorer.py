@@ -15,7 +15,7 @@ from plait.rewards.settings import OnError
 from plait.schedule.work import Work
 
 if TYPE_CHECKING:
-    from plait.runtime.ranks.crew_calls import CrewTrainer
+    from plait.workers.remote_trainer import CrewTrainer
 
 
 @dataclass(frozen=True)

@@ -15,11 +15,13 @@ from safetensors import SafetensorError
 from plait.checkpoint.store import Checkpoint, CheckpointStore
 from plait.dataflow import CallKind
 from plait.errors import ConfigError, ModelError, RunError
+from plait.models.files.saving import save_pretrained
 from plait.models.language_model import LanguageModel
-from plait.models.saving import save_pretrained
 from plait.models.scalar_model import ScalarModel
 from plait.observe.progress import ROLLOUTS, Progress, Watched, losses
 from plait.observe.trackers import check_trackers
+from plait.recipes.recipe import Recipe
+from plait.recipes.role_models import main_role
 from plait.runtime.directory import RunDirectory
 from plait.runtime.doctor import RunDoctor
 from plait.runtime.evaluation import Evaluation
@@ -27,15 +29,13 @@ from plait.runtime.executor import Executor
 from plait.runtime.history import History, Origin
 from plait.runtime.measure import measure
 from plait.runtime.prepare import Prepared, changed_keys, recipe_text
-from plait.runtime.ranks.crew import Crew
-from plait.runtime.recipes.recipe import Recipe
-from plait.runtime.recipes.role_models import main_role
-from plait.runtime.recorder import Recorder
 from plait.runtime.records import Records, value_of
 from plait.runtime.reward_pools import open_pools
 from plait.runtime.roles import ModelRole, RoleRuntime, build_roles
 from plait.runtime.step import StepState
 from plait.schedule.timeline import trace_events
+from plait.workers.recorder import Recorder
+from plait.workers.worker_group import Crew
 
 RESUMABLE_KEYS = frozenset(
     {

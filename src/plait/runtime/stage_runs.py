@@ -10,13 +10,13 @@ from typing import Any
 from plait.checkpoint.store import CheckpointStore
 from plait.errors import ConfigError, UserError
 from plait.observe.run_log import read_steps
+from plait.recipes.recipe import Recipe
+from plait.recipes.stages import Stages, final_folder, load_stages
 from plait.runtime.api import run
 from plait.runtime.controller import Outcome
 from plait.runtime.directory import CHECKPOINTS, METRICS, RECIPE
 from plait.runtime.export import export_whole
 from plait.runtime.prepare import Prepared, prepare
-from plait.runtime.recipes.recipe import Recipe
-from plait.runtime.recipes.stages import Stages, final_folder, load_stages
 from plait.runtime.reward_pools import open_pools
 from plait.runtime.session import claim
 

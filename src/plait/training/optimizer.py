@@ -19,8 +19,8 @@ from plait.errors import RunError
 from plait.kernels import fused_rows
 from plait.layout.holdings import Holdings, zero_shards
 from plait.models.language_model import LanguageModel
+from plait.models.parallel.team import Team
 from plait.models.scalar_model import ScalarModel
-from plait.models.team import Team
 from plait.training.results import StepReport
 from plait.training.settings import OptimizerSettings
 from plait.training.shares import Share

@@ -14,8 +14,8 @@ from torch import Tensor
 from plait.data.packed import PackedBatch, pack
 from plait.data.rows import Rows
 from plait.models.language_model import LanguageModel
+from plait.models.parallel.team import Team
 from plait.models.scalar_model import ScalarModel
-from plait.models.team import Team
 from plait.policy.packing import MicroBatch
 from plait.schedule.generators import one_f_one_b
 from plait.schedule.pipeline import Workload

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from plait.schedule.work import Result, Work
 
 if TYPE_CHECKING:
-    from plait.models.team import Team
+    from plait.models.parallel.team import Team
 
 COUNTS = frozenset(
     {

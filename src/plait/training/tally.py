@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from plait.data.rows import FloatArray
-from plait.models.team import Peers, Team
+from plait.models.parallel.team import Peers, Team
 from plait.policy.packing import MicroBatch
 from plait.training.loss_batch import TokenMeans
 from plait.training.mini_batch import MiniBatch, Outputs

@@ -20,8 +20,8 @@ from plait.dataflow import Column, Level
 from plait.errors import RunError
 from plait.layout.holdings import Holdings
 from plait.models.language_model import LanguageModel
+from plait.models.parallel.team import Team
 from plait.models.scalar_model import ScalarModel
-from plait.models.team import Team
 from plait.policy.packing import MicroBatch
 from plait.schedule.generators import one_f_one_b
 from plait.schedule.work import Done, Work

@@ -1,0 +1,123 @@
+"""Which parts of a role's model lie in one memory on each rank: those that stay on the device, of which one contains
+blocks of another. A run lays its weights out by this, and so does the forecast of its memory. Torch-free.
+
+Not nested are models with adapters, which are whole everywhere; parts that leave the device, each at its own time; and
+the trained weights of a dtype that masters have, since there the weights are the masters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from plait.cost.offload_policy import Idle, Owner
+from plait.layout.holdings import Holding, Holdings, flat_holdings, merged, weights
+from plait.layout.mesh import Layout
+from plait.layout.nesting import Nest, nest
+from plait.layout.params import FlatLayout, Parameters
+from plait.layout.shards import shard
+from plait.recipes.role_models import RoleModel
+from plait.schedule.placements import WHOLE, PartKey, RolePlacement, part_key, placements_of
+from plait.schedule.plan import Plan
+from plait.training.memory import parameter_bytes
+
+
+class Nests:
+    """Where the parts of all models lie.
+
+    Args:
+        models: which model each role begins as.
+        plan: completed.
+        dtype: of the weights.
+        parameters: of a role's whole model; asked only of roles that could have parts to nest.
+    """
+
+    def __init__(
+        self,
+        models: Sequence[RoleModel],
+        plan: Plan,
+        idle: Idle,
+        dtype: str,
+        parameters: Callable[[str], Parameters],
+    ) -> None:
+        self._models = tuple(models)
+        self._places = {one.role: placements_of(plan, one.role) for one in models}
+        self._idle = idle
+        self._dtype = dtype
+        self._parameters = parameters
+        self._found: dict[tuple[Owner, int], dict[PartKey, Nest]] = {}
+        self._names: dict[Owner, dict[PartKey, str]] = {}
+
+    def name(self, role: str, key: PartKey) -> str:
+        """Of the own buffer of a part."""
+        owner = self._idle.owner(role)
+        if owner not in self._names:
+            keys = [
+                part_key(layout, rank)
+                for place in self._places_of(owner)
+                for layout in place.layouts
+                for rank in layout.mesh.ranks
+            ]
+            self._names[owner] = {key: f"weights{number}" for number, key in enumerate(dict.fromkeys(keys))}
+        return self._names[owner][key]
+
+    def of(self, role: str, rank: int) -> Mapping[PartKey, Nest]:
+        """Where the parts of a role's model on a rank lie; empty where each has a buffer of its own."""
+        at = (self._idle.owner(role), rank)
+        if at not in self._found:
+            self._found[at] = {} if self._idle.adapted else self._nested(role, rank)
+        return self._found[at]
+
+    def holdings(self, role: str, layout: Layout, ranks: Sequence[int], parameters: Parameters) -> Holdings:
+        """What these ranks of a layout hold of what is trained of a role.
+
+        Args:
+            parameters: of that.
+        """
+        found = []
+        for rank in ranks:
+            key = part_key(layout, rank)
+            if (nest := self.of(role, rank).get(key)) is not None:
+                found.append(Holdings(parameters.params, self._dtype, {rank: nest.held}, {rank: nest.lengths}))
+                continue
+            whole = weights(parameters, layout, self._dtype, self.name(role, key))
+            found.append(Holdings(whole.params, self._dtype, {rank: whole.ranks[rank]}, {rank: whole.buffers[rank]}))
+        return merged(found)
+
+    def _nested(self, role: str, rank: int) -> dict[PartKey, Nest]:
+        layouts = self._candidates(role, rank)
+        if len(layouts) < 2:
+            return {}
+        parameters = self._parameters(role)
+        index = {param.name: number for number, param in enumerate(parameters.params)}
+        names = {key: self.name(role, key) for key in layouts}
+        parts: dict[str, tuple[Holding, ...]] = {
+            name: flat_holdings(flat_of(parameters, layouts[key], rank), index, name) for key, name in names.items()
+        }
+        found = nest(parts, parameters.params, {names[key] for key in self._whole(role, rank) if key in names})
+        if all(set(one.lengths) == {name} for name, one in found.items()):
+            return {}
+        return {key: found[name] for key, name in names.items()}
+
+    def _candidates(self, role: str, rank: int) -> dict[PartKey, Layout]:
+        """Parts of a role's model on a rank that always are on the device, each with a layout that gives it."""
+        layouts: dict[PartKey, Layout] = {}
+        for place in self._places_of(self._idle.owner(role)):
+            for layout in place.layouts_on(rank):
+                layouts.setdefault(part_key(layout, rank), layout)
+        return {key: layout for key, layout in layouts.items() if self._idle.of_weights(role, rank, key) == "keep"}
+
+    def _whole(self, role: str, rank: int) -> set[PartKey]:
+        """Parts that stay one buffer: of whole models, and of weights that are their own masters."""
+        place = self._places[role]
+        trained = next(one for one in self._models if one.role == role).trained
+        train = place.train if trained and not parameter_bytes(self._dtype, trained=True).masters else None
+        return {WHOLE} if train is None or rank not in train.mesh.ranks else {WHOLE, part_key(train, rank)}
+
+    def _places_of(self, owner: Owner) -> list[RolePlacement]:
+        return [self._places[one.role] for one in self._models if self._idle.owner(one.role) == owner]
+
+
+def flat_of(parameters: Parameters, layout: Layout, rank: int) -> FlatLayout:
+    """The blocks that a rank of a layout holds."""
+    at = layout.coordinates(rank)
+    return shard(parameters, layout.parallelism, at.tp, at.pp)

@@ -1,0 +1,185 @@
+"""What a run will take, before anything is loaded: the batch arithmetic and the memory. Imports no torch by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from plait.cost.generation_memory import kv_bytes_per_token, packed_bytes
+from plait.cost.working_memory import (
+    PROCESS_BYTES,
+    LargestBatch,
+    activation_bytes,
+    is_fused,
+    slack_rows,
+)
+from plait.dataflow import CallKind, Dataflow
+from plait.models.files.hub import read_config
+from plait.models.shape import HEAD_CHUNK_ROWS, ModelShape
+from plait.policy.blocks import BLOCK_TOKENS
+from plait.recipes.recipe import Recipe
+from plait.recipes.role_models import RoleModel
+from plait.training.memory import BYTES, parameter_bytes
+
+
+def model_shape(name: str) -> ModelShape:
+    """The shape of a model that would be admitted, before its weights are fetched: the checks of its family are made.
+
+    Raises:
+        ModelError: the model is not found, is refused by a check (which is named), or its configuration is incomplete.
+    """
+    from plait.models.admission import check_config  # imports torch
+
+    return ModelShape.from_config(check_config(read_config(name), name), name)
+
+
+@dataclass(frozen=True)
+class Arithmetic:
+    """One step, and the run, in prompts, samples and tokens. Tokens are upper bounds."""
+
+    prompts_per_step: int
+    """Or examples, or pairs."""
+    samples_per_step: int
+    max_tokens_per_step: int
+    steps: int
+
+    @classmethod
+    def of(cls, recipe: Recipe, flow: Dataflow, max_prompt_tokens: int) -> Arithmetic:
+        prompts = recipe.prompts_per_step
+        samples = tokens = 0
+        for node in flow.nodes:
+            if node.kind is CallKind.GENERATE:
+                here = prompts * (node.options["samples_per_prompt"] or recipe.samples_per_prompt)
+                samples += here
+                tokens += prompts * max_prompt_tokens + here * recipe.sampling.max_response_tokens
+            elif node.kind is CallKind.READ:
+                here = prompts * (2 if node.call == "pairs" else 1)
+                samples += here
+                tokens += here * max_prompt_tokens
+        return cls(prompts, samples, tokens, recipe.steps)
+
+
+Rows = list[tuple[str, int]]
+"""(what, bytes)."""
+
+
+@dataclass(frozen=True)
+class MemoryTable:
+    """What a run on one device will hold. An estimate."""
+
+    expected: Rows
+    """Weights, optimizer state, KV cache, activations, logits, for samples as long as they may be."""
+    slack: Rows
+    """What may come on top: with it, an upper bound."""
+
+
+def memory_table(
+    recipe: Recipe,
+    flow: Dataflow,
+    models: Sequence[RoleModel],
+    shapes: Mapping[str, ModelShape],
+    longest_tokens: int,
+) -> MemoryTable:
+    """The memory of a run on one device.
+
+    Args:
+        models: which model each role begins as.
+        longest_tokens: of the prompts; where nothing is generated, of the given samples.
+    """
+    held = _adapted_rows(recipe, models, shapes) if recipe.lora.rank > 0 else _whole_rows(recipe, models, shapes)
+    shape, width = shapes[recipe.model], BYTES[recipe.dtype]
+    rows: Rows = []
+    if flow.of_kind(CallKind.GENERATE):
+        running = min(recipe.sampling.max_running, recipe.prompts_per_step * recipe.samples_per_prompt)
+        context = longest_tokens + recipe.sampling.max_response_tokens
+        kept = min(running * context, recipe.sampling.num_blocks(shape.max_positions) * BLOCK_TOKENS)
+        limit = f", {kept} at most" if kept < running * context else ""
+        kv_bytes = kept * kv_bytes_per_token(shape, recipe.dtype)
+        rows.append((f"KV cache ({running} samples x {context} tokens{limit})", kv_bytes))
+    batch = LargestBatch.of(recipe, flow, longest_tokens)
+    activations = _largest_activations(recipe, models, shapes, batch, fused=is_fused(recipe))
+    forward = [(f"activations ({batch.tokens} tokens)", activations)]
+    if any(not one.scalar for one in models):
+        forward.append(("logits of one chunk", HEAD_CHUNK_ROWS * shape.vocabulary * (width + 8)))
+    if any(one.trained and not one.scalar for one in models) and recipe.lora.rank == 0:
+        forward.append(("gradient of the head", shape.vocabulary * shape.hidden * (4 + 2 * width)))
+    rows += forward
+    if flow.of_kind(CallKind.GENERATE) and recipe.device == "cpu" and recipe.dtype != "float64":
+        # The copy is given back before anything is trained or scored, so what those take alone makes room for it.
+        packed, others = packed_bytes(shape, recipe.dtype), sum(size for _, size in forward)
+        if packed > others:
+            rows.append(("weights packed for decoding, beyond activations", packed - others))
+    slack = slack_rows(
+        recipe,
+        activations=activations,
+        plain=_largest_activations(recipe, models, shapes, batch, fused=False),
+        weights=max((shapes[one.name].parameters * width for one in models), default=0),
+        working=sum(size for _, size in rows),
+    )
+    return MemoryTable([(PROCESS, PROCESS_BYTES), *held, *rows], slack)
+
+
+PROCESS = "process: libraries, tokenizer, kept kernels"
+
+
+def _largest_activations(
+    recipe: Recipe,
+    models: Sequence[RoleModel],
+    shapes: Mapping[str, ModelShape],
+    batch: LargestBatch,
+    *,
+    fused: bool,
+) -> int:
+    """Roles compute one after the other, and what one has freed the next takes. A frozen one keeps one layer's."""
+    width, found = BYTES[recipe.dtype], [0]
+    for one in models:
+        of_all = activation_bytes(recipe, shapes[one.name], batch, width, fused=fused)
+        found.append(of_all if one.trained else of_all // shapes[one.name].layers)
+    return max(found)
+
+
+def _whole_rows(recipe: Recipe, models: Sequence[RoleModel], shapes: Mapping[str, ModelShape]) -> list[tuple[str, int]]:
+    """Each trained role has weights of its own; frozen ones that begin as the same share theirs."""
+    rows: list[tuple[str, int]] = []
+    frozen: dict[tuple[str, bool], list[str]] = {}
+    for one in models:
+        per, count = parameter_bytes(recipe.dtype, trained=one.trained), shapes[one.name].parameters
+        if one.trained:
+            rows.append((f"{one.role}: weights ({recipe.dtype})", count * per.weights))
+            rest = per.masters + per.moments + per.gradients
+            rows.append((f"{one.role}: masters, moments and gradients", count * rest))
+        else:
+            frozen.setdefault((one.name, one.scalar), []).append(one.role)
+    for (name, _), roles in frozen.items():
+        per = parameter_bytes(recipe.dtype, trained=False)
+        rows.append((f"{', '.join(roles)}: weights ({recipe.dtype})", shapes[name].parameters * per.weights))
+    return rows
+
+
+def _adapted_rows(
+    recipe: Recipe, models: Sequence[RoleModel], shapes: Mapping[str, ModelShape]
+) -> list[tuple[str, int]]:
+    """Roles that begin as the same checkpoint share its weights; trained ones have an adapter each."""
+    rows: list[tuple[str, int]] = []
+    shared: dict[tuple[str, bool], list[str]] = {}
+    for one in models:
+        shared.setdefault((one.name, one.has_head), []).append(one.role)
+    for (name, _), roles in shared.items():
+        rows.append((f"{', '.join(roles)}: weights ({recipe.dtype})", shapes[name].parameters * BYTES[recipe.dtype]))
+    for one in models:
+        if one.trained:
+            per = parameter_bytes(recipe.dtype, trained=True)
+            count = adapter_parameters(shapes[one.name], recipe.lora.rank)
+            rows.append((f"{one.role}: adapter, its masters, moments and gradients", count * per.total))
+    return rows
+
+
+def adapter_parameters(shape: ModelShape, rank: int) -> int:
+    """Of all seven linear layers of a block; fewer where `lora.target_modules` names some of them."""
+    heads, kv = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
+    attention = 2 * (shape.hidden + heads) + 2 * (shape.hidden + kv)
+    return shape.layers * rank * (attention + 3 * (shape.hidden + shape.active_intermediate))
+
+
+def human_bytes(count: int) -> str:
+    return f"{count / 2**30:.2f} GiB" if count >= 2**30 else f"{count / 2**20:.0f} MiB"

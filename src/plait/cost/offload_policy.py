@@ -1,0 +1,108 @@
+"""What becomes of weights and optimizer state while nobody uses them: `after` of the placements, for all that shares.
+
+Where several calls use one part of a model on a rank, the most careful word holds: keep before offload before drop.
+Torch-free.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from plait.recipes.role_models import RoleModel
+from plait.schedule.placements import PartKey, parts_of, placements_of
+from plait.schedule.plan import After, Mode, Plan
+
+CAREFUL: tuple[After, ...] = ("keep", "offload", "drop")
+"""The most careful first."""
+
+Use = tuple[str, Mode]
+"""A role and what it is asked for."""
+
+Owner = tuple[str | bool, ...]
+"""Whose weights: equal for roles that share them."""
+
+
+@dataclass(frozen=True)
+class Copies:
+    """Copies of a role's weights that are moved from its home together."""
+
+    modes: frozenset[Mode]
+    """That compute with them."""
+    after: After
+    parts: frozenset[tuple[int, PartKey]]
+    """(rank, part)."""
+    ranks: tuple[int, ...]
+    """That take part in the move, those of the home included; ascending."""
+
+
+class Idle:
+    """What becomes of what each rank holds.
+
+    Args:
+        models: which model each role begins as.
+        plan: completed.
+        adapted: whether roles have adapters, on weights that all of a checkpoint share.
+    """
+
+    def __init__(self, models: Sequence[RoleModel], plan: Plan, *, adapted: bool) -> None:
+        self._models = {one.role: one for one in models}
+        self._places = {one.role: placements_of(plan, one.role) for one in models}
+        self.adapted = adapted
+        self._uses: dict[tuple[Owner, int, PartKey], list[Use]] = {}
+        for one in models:
+            for (rank, key), modes in self._places[one.role].uses.items():
+                self._uses.setdefault((self.owner(one.role), rank, key), []).extend((one.role, m) for m in modes)
+        words = {after for place in self._places.values() for after in place.after.values()}
+        self.keeps_all = not words
+        """Whether nothing ever leaves its device."""
+
+    def owner(self, role: str) -> Owner:
+        """Trained roles have weights of their own, frozen ones that begin as the same share theirs; with adapters all
+        roles do."""
+        one = self._models[role]
+        if self.adapted:
+            return ("base", one.name, one.has_head)
+        return (role,) if one.trained else ("frozen", one.name, one.scalar)
+
+    def uses(self, role: str, rank: int, key: PartKey) -> Sequence[Use]:
+        """What computes with the weights that a role has there."""
+        return self._uses[self.owner(role), rank, key]
+
+    def of_weights(self, role: str, rank: int, key: PartKey) -> After:
+        return self._most_careful(self.uses(role, rank, key), rank)
+
+    def of_adapter(self, role: str, rank: int, key: PartKey) -> After:
+        """Of what is the role's alone where weights are shared."""
+        return self._most_careful([(role, mode) for mode in self._places[role].uses[rank, key]], rank)
+
+    def of_state(self, role: str, rank: int) -> After:
+        """Of the optimizer's state, which training alone reads."""
+        return self._places[role].after.get(("train", rank), "keep")
+
+    def copies(self, role: str) -> tuple[Copies, ...]:
+        """All that is moved from the role's home: what stays together, the rest by who needs it. A frozen role's are
+        read from its checkpoint, and moved only where they are dropped."""
+        place, trained = self._places[role], self._models[role].trained
+        home = parts_of(place.home)
+        groups: dict[tuple[After, frozenset[Mode]], set[tuple[int, PartKey]]] = {}
+        for part, modes in place.uses.items():
+            if part in home:
+                continue
+            after = (self.of_adapter if self.adapted else self.of_weights)(role, *part)
+            if trained or after == "drop":
+                groups.setdefault((after, frozenset() if after == "keep" else modes), set()).add(part)
+        found = [
+            Copies(
+                modes or frozenset(mode for part in parts for mode in place.uses[part]),
+                after,
+                frozenset(parts),
+                tuple(sorted({*place.home.mesh.ranks, *(rank for rank, _ in parts)})),
+            )
+            for (after, modes), parts in groups.items()
+        ]
+        return tuple(sorted(found, key=lambda one: (CAREFUL.index(one.after), sorted(one.modes))))
+
+    def _most_careful(self, uses: Sequence[Use], rank: int) -> After:
+        words: set[After] = {self._places[role].after.get((mode, rank), "keep") for role, mode in uses}
+        return next(word for word in CAREFUL if word in words)

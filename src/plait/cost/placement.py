@@ -1,0 +1,207 @@
+"""Which plan a run follows: `plan` and `devices` of the recipe, resolved and checked before anything is loaded."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from plait.cost.device_memory import Placed, parameter_rows
+from plait.dataflow import Dataflow
+from plait.errors import ConfigError, LayoutError
+from plait.layout.mesh import Cluster
+from plait.layout.params import Parameters
+from plait.layout.shards import check, check_instances
+from plait.models.files.hub import read_config
+from plait.models.shape import ModelShape
+from plait.recipes.recipe import Recipe
+from plait.recipes.recipe_file import nearest
+from plait.recipes.role_models import RoleModel
+from plait.schedule.named_plans import NAMES, PlannedModel, named_plan
+from plait.schedule.placements import complete, placements_of
+from plait.schedule.plan import Plan
+
+PARAMETERS_SHARE = 0.6
+"""Of a device's memory that weights and optimizer state may take before a named plan cuts the models; the rest is for
+keys and values, activations and logits."""
+
+
+def resolve_plan(recipe: Recipe, flow: Dataflow, models: Sequence[RoleModel], shapes: Mapping[str, ModelShape]) -> Plan:
+    """The plan of a run: every call of every model placed, on layouts that its model and the devices allow.
+
+    A named plan puts one copy of a model on each device; where weights and optimizer state of one would not leave room
+    for the rest, on 2, 4, … devices.
+
+    Args:
+        models: which model each role begins as.
+        shapes: by the model's name.
+
+    Raises:
+        ConfigError: `plan` or `devices` cannot be used, or a key of the plan file (which is named).
+        DataError: the file cannot be read, or contradicts itself.
+        LayoutError: a layout that the model or the devices do not allow; names the placement and the key.
+    """
+    planned = _planned(models, shapes)
+    if recipe.plan in NAMES:
+        label, devices = f"`plan` {recipe.plan}", _num_devices(recipe)
+        plan = named_plan(recipe.plan, flow, planned, devices)
+    else:
+        label, plan = f"plan `{recipe.plan}`", _from_file(recipe)
+    _check_devices(recipe, plan)
+    _check_adapters(recipe, plan, label)
+    plan = complete(plan, flow, planned, label)
+    _check_exact(recipe, plan, models)
+    if plan.num_ranks == 1:
+        return plan
+    parameters = parameters_of(models)
+    if recipe.plan in NAMES and recipe.lora.rank == 0:
+        plan = _with_room(flow, planned, Placed(recipe, models, shapes, parameters, plan))
+    check_layouts(plan, parameters, label)
+    return plan
+
+
+def _planned(models: Sequence[RoleModel], shapes: Mapping[str, ModelShape]) -> dict[str, PlannedModel]:
+    """By the role."""
+    found = {}
+    for one in models:
+        shape = shapes[one.name]
+        head = shape.head_in_layers(1 if one.scalar else shape.vocabulary)
+        found[one.role] = PlannedModel(one.scalar, shape.parameters, shape.layers, head)
+    return found
+
+
+def check_layouts(plan: Plan, parameters: Mapping[str, Parameters], label: str) -> None:
+    """Raises LayoutError, which begins with `label`, where a role's model (by the role) or the devices do not allow a
+    layout of a completed plan."""
+    cluster = Cluster(1, plan.num_ranks)
+    for role, own in parameters.items():
+        placement, mode = placements_of(plan, role), "train"
+        try:
+            if placement.train is not None:
+                check(own, placement.train, cluster)
+            mode = "score"
+            if placement.score is not None:
+                check(own, placement.score, cluster)
+            mode = "decode"
+            check_instances(own, placement.generate, cluster)
+        except LayoutError as error:
+            raise LayoutError(f"{label}: {role} {mode}: {error}") from error
+
+
+def parameters_of(models: Sequence[RoleModel]) -> dict[str, Parameters]:
+    """The parameters of each role's model, from the configurations alone; roles with equal models share one value.
+
+    Imports torch.
+    """
+    found: dict[tuple[str, bool], Parameters] = {}
+    for one in models:
+        if (one.name, one.scalar) not in found:
+            found[one.name, one.scalar] = _model_parameters(one.name, one.scalar)
+    return {one.role: found[one.name, one.scalar] for one in models}
+
+
+def _model_parameters(name: str, scalar: bool) -> Parameters:
+    """As a loaded model would have them; a scalar one has a head of one output."""
+    import torch
+    from transformers import CONFIG_MAPPING
+
+    from plait.models.files.pretrained import new_module
+    from plait.models.scalar_model import ScalarModule
+    from plait.models.working_weights import layout_of
+
+    read = read_config(name)
+    config = CONFIG_MAPPING[read["model_type"]].from_dict(dict(read))
+    with torch.random.fork_rng(devices=[]), torch.device("meta"):
+        if scalar:
+            decoder = new_module(config, decoder_only=True)
+            head_1H = torch.nn.Parameter(torch.empty(1, config.get_text_config().hidden_size))
+            module = ScalarModule(decoder, head_1H)
+        else:
+            module = new_module(config, decoder_only=False)
+    text = config.get_text_config()
+    return Parameters.of(layout_of(module), text.num_attention_heads, getattr(text, "num_key_value_heads", None))
+
+
+def _from_file(recipe: Recipe) -> Plan:
+    path = Path(os.path.expanduser(recipe.plan))
+    if not path.is_file():
+        hint = "" if path.suffix or path.name != recipe.plan else nearest(recipe.plan, NAMES)
+        raise ConfigError(f"`plan`: expected {', '.join(NAMES)} or a plan file, found `{recipe.plan}`{hint}")
+    plan = Plan.load(path)
+    if recipe.devices not in (0, plan.num_ranks):
+        raise ConfigError(
+            f"`devices` is {recipe.devices}, but `num_ranks` of the plan `{recipe.plan}` is {plan.num_ranks}; leave "
+            "`devices` out where the plan is a file"
+        )
+    return plan
+
+
+def _num_devices(recipe: Recipe) -> int:
+    if recipe.devices == 0 and recipe.device == "cuda":
+        import torch
+
+        return max(1, torch.cuda.device_count())
+    return max(1, recipe.devices)
+
+
+def _check_devices(recipe: Recipe, plan: Plan) -> None:
+    if recipe.device == "cuda" and plan.num_ranks > 1:
+        import torch
+
+        if (count := torch.cuda.device_count()) < plan.num_ranks:
+            raise ConfigError(
+                f"the plan `{plan.name}` needs {plan.num_ranks} devices, but torch finds {count} (key `devices`, or "
+                "`num_ranks` of a plan file)"
+            )
+
+
+def _check_adapters(recipe: Recipe, plan: Plan, label: str) -> None:
+    if recipe.lora.rank > 0 and (dropped := next((p for p in plan.placements if p.after == "drop"), None)):
+        raise ConfigError(
+            f"{label}: {dropped.call} {dropped.mode}: `after` drop cannot bring back the weights under the adapters "
+            f"(`lora.rank` {recipe.lora.rank}); take offload, or keep"
+        )
+    cut = next((p for p in plan.placements if p.tp > 1 or p.pp > 1), None)
+    if recipe.lora.rank > 0 and cut is not None:
+        raise ConfigError(
+            f"{label}: {cut.call} has tp {cut.tp} and pp {cut.pp}, but models with adapters (`lora.rank` "
+            f"{recipe.lora.rank}) are not cut; set tp and pp to 1, or `lora.rank` to 0"
+        )
+
+
+def _check_exact(recipe: Recipe, plan: Plan, models: Sequence[RoleModel]) -> None:
+    for one in models if recipe.sampling.exact else ():
+        if any(len(instance.mesh) > 1 for instance in placements_of(plan, one.role).generate):
+            raise ConfigError(
+                f"`sampling.exact` needs instances of one device, but those of the {one.role} have several in the plan "
+                f"`{plan.name}`; set tp and pp of its generation to 1, or leave `sampling.exact` out"
+            )
+
+
+def _with_room(flow: Dataflow, planned: Mapping[str, PlannedModel], placed: Placed) -> Plan:
+    """The named plan with the least tp whose parameters leave room on every device; `plan` itself where none does."""
+    recipe, plan = placed.recipe, placed.plan
+    room = PARAMETERS_SHARE * _device_bytes(recipe, plan.num_ranks)
+    candidate, tp = plan, 1
+    while tp <= plan.num_ranks:
+        tried = replace(placed, plan=candidate)
+        if all(sum(count for _, count in parameter_rows(ranks[0], tried)) <= room for ranks in tried.alike):
+            return candidate
+        tp *= 2
+        candidate = named_plan(recipe.plan, flow, planned, plan.num_ranks, tp=tp)
+        try:
+            check_layouts(candidate, placed.parameters, "")
+        except LayoutError:
+            break
+    return plan
+
+
+def _device_bytes(recipe: Recipe, devices: int) -> int:
+    """Memory of one device; of the CPU, an equal part of the machine's. Its size, not what is free: a plan does not
+    depend on what else runs."""
+    if recipe.device == "cuda":
+        import torch
+
+        return torch.cuda.get_device_properties(0).total_memory
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // devices

@@ -1,0 +1,116 @@
+"""What a micro-batch takes while it is scored or trained, and what may come on top of all that. Imports no torch.
+
+Each term is a number of its own. Those above `slack_rows` are what is expected: with SmolLM2-135M in bfloat16 on a CPU,
+micro-batches of 229 to 3,664 tokens keep 0 to 20 MiB + 2 % more than `activation_bytes` says.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from plait.dataflow import CallKind, Dataflow
+from plait.kept_memory import NUM_KERNELS, NUM_PREPARED
+from plait.layout.move import BUCKET_BYTES
+from plait.models.shape import KEPT_SCORES, ModelShape
+from plait.recipes.recipe import Recipe
+
+IMPORTS_BYTES = 525 << 20
+"""Resident before any weight: Python, torch, Transformers, the tokenizer. Measured with tiny models: 518 to 537 MiB."""
+KERNEL_BYTES, PREPARED_BYTES = 256 << 10, 1 << 20
+"""Of one kernel that oneDNN keeps, and of one product that torch keeps ready for it. Measured: 0.24 and 1 MB."""
+PROCESS_BYTES = IMPORTS_BYTES + NUM_KERNELS * KERNEL_BYTES + NUM_PREPARED * PREPARED_BYTES
+
+COMPILING_BYTES = 150 << 20
+"""While numba compiles, in the first process on a machine. Measured: 140 MiB."""
+GAPS_SHARE = 0.15
+"""Of the activations: gaps between tensors of many sizes, which the allocator keeps."""
+READING_SHARE = 1.75
+"""Of a model's weights: what reading them takes beside them. Measured with SmolLM2-135M: 447 MiB for 257."""
+
+
+@dataclass(frozen=True)
+class LargestBatch:
+    """The largest micro-batch of a step, in upper bounds."""
+
+    groups: int
+    samples_per_group: int
+    prompt_tokens: int
+    response_tokens: int
+
+    @classmethod
+    def of(cls, recipe: Recipe, flow: Dataflow, longest_tokens: int) -> LargestBatch:
+        rollouts = flow.of_kind(CallKind.GENERATE)
+        if rollouts:
+            samples = max(node.options["samples_per_prompt"] or recipe.samples_per_prompt for node in rollouts)
+            prompt, response = longest_tokens, recipe.sampling.max_response_tokens
+        else:
+            pairs = any(node.call == "pairs" for node in flow.of_kind(CallKind.READ))
+            samples, prompt, response = 2 if pairs else 1, 1, longest_tokens - 1
+        fitting = recipe.micro_batch_tokens // (prompt + samples * response)
+        return cls(max(1, min(recipe.prompts_per_step, fitting)), samples, prompt, response)
+
+    @property
+    def tokens(self) -> int:
+        return self.groups * (self.prompt_tokens + self.samples_per_group * self.response_tokens)
+
+    @property
+    def scores(self) -> int:
+        """Attention scores of one head."""
+        response = self.samples_per_group * self.response_tokens
+        return self.groups * (self.prompt_tokens**2 + response * (self.prompt_tokens + self.response_tokens))
+
+
+def activation_bytes(recipe: Recipe, shape: ModelShape, batch: LargestBatch, width: int, *, fused: bool) -> int:
+    """What blocks keep for their backward, and the attention weights, as long as they are few.
+
+    Args:
+        width: bytes of a number in the compute dtype.
+        fused: of `layer_elements`.
+    """
+    kept = layer_bytes(shape, width, fused=fused)
+    blocks = 1 if recipe.checkpoint_activations else shape.layers
+    inputs = shape.layers * shape.hidden * width if recipe.checkpoint_activations else 0
+    scores = blocks * width * min(KEPT_SCORES, shape.heads * batch.scores)
+    return batch.tokens * (kept * blocks + inputs) + scores
+
+
+def layer_bytes(shape: ModelShape, width: int, *, fused: bool) -> int:
+    """Of one token in one block, kept for the backward.
+
+    Fused: the block's input, the norm of it, queries, keys, values and attention, the projection of that, the residual
+    and its norm; gate, up and their product. Else the activated gate, too, and the norms' inputs in float32.
+    """
+    attention = 2 * shape.heads * shape.head_dim + 2 * shape.kv_heads * shape.head_dim
+    if fused:
+        return width * (5 * shape.hidden + attention + 3 * shape.active_intermediate)
+    return width * (4 * shape.hidden + attention + 4 * shape.active_intermediate) + 4 * 2 * shape.hidden
+
+
+def is_fused(recipe: Recipe) -> bool:
+    """Whether `kernels.fused_rows` computes norms, rotations and gates, where the family's are of the common form."""
+    return recipe.device == "cpu" and recipe.dtype == "bfloat16"
+
+
+def slack_rows(
+    recipe: Recipe, *, activations: int, plain: int, weights: int, working: int, moves: bool = False
+) -> list[tuple[str, int]]:
+    """(what, bytes) that may come on top of what is expected, in bytes; with it the expected becomes an upper bound.
+
+    Args:
+        activations: those expected of the largest micro-batch.
+        plain: of a family whose layers are not fused.
+        weights: of the largest model, in the compute dtype.
+        working: all that is held beside the process, weights and optimizer state once a step runs.
+        moves: whether weights are moved between layouts or leave the device.
+    """
+    rows = [("gaps that the allocator keeps", int(GAPS_SHARE * activations))]
+    if plain > activations:
+        rows.append(("activations, where the family's layers are not of the common form", plain - activations))
+    if recipe.device == "cpu":
+        rows.append(("compiling kernels, in the first run on a machine", COMPILING_BYTES))
+    if moves:
+        rows.append(("buckets of a move", 2 * BUCKET_BYTES))
+    reading = int(READING_SHARE * weights)
+    if reading > working:  # it is over when the first step begins
+        rows.append(("reading a model, beyond what a step takes", reading - working))
+    return rows

@@ -1,0 +1,1 @@
+"""Pieces of a forward and its backward over packed rows: attention, norms, rotations, products, log-probs."""

@@ -1,0 +1,1 @@
+"""Checkpoints on disk: found, fetched, checked, read and written."""

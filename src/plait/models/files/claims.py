@@ -1,0 +1,145 @@
+"""What the small files of a checkpoint claim, held against each other and against the tensors that are stored.
+
+A config.json that claims fewer layers than there are weights for would cut the model without a word, a token that ends
+responses and is none of the vocabulary would never come, and a size out of all reason would take the machine's memory
+before anything is loaded. Torch-free.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from plait.errors import ModelError
+from plait.json_text import Malformed, parse
+from plait.models.files.tensor_file import read_header
+
+SMALL_FILES = ("generation_config.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
+"""Which a checkpoint may have beside its config.json, each an object."""
+
+_MOST = {
+    ("num_hidden_layers", "n_layer", "num_layers"): 2048,
+    ("hidden_size", "n_embd", "d_model", "intermediate_size", "n_inner", "moe_intermediate_size"): 1 << 20,
+    ("num_attention_heads", "num_key_value_heads", "n_head", "num_heads", "head_dim"): 1 << 16,
+    ("vocab_size",): 1 << 26,
+    ("max_position_embeddings", "n_positions", "max_sequence_length"): 1 << 31,
+    ("num_experts", "num_local_experts", "n_routed_experts", "num_experts_per_tok"): 1 << 16,
+}
+_KINDS: dict[str, tuple[str, type]] = {
+    "model_type": ("the name of a family", str),
+    "architectures": ("a list of names of classes", list),
+    "text_config": ("a map of keys", dict),
+    "rope_scaling": ("a map of keys", dict),
+    "rope_parameters": ("a map of keys", dict),
+}
+_EMBEDDING = re.compile(r"(?:.*\.)?(?:embed_tokens|wte|embed_in|word_embeddings)\.weight")
+_LAYER = re.compile(r"((?:[a-z_]+\.)*?(?:layers|h|blocks))\.(\d+)\.")
+
+
+def check_config(config: Mapping[str, Any], name: str) -> None:
+    """Raises ModelError where what config.json states is not of its kind, or a size is beyond reason."""
+    for key, (expected, kind) in _KINDS.items():
+        value = config.get(key)
+        if value is not None and not (isinstance(value, kind) and (kind is not list or _all_texts(value))):
+            raise ModelError(
+                f"model: the config.json of {name!r} states `{key}` {value!r:.80}; expected {expected}; fetch or copy "
+                "it again, or set `model` to another."
+            )
+    for part in _parts(config):
+        for keys, most in _MOST.items():
+            for key in keys:
+                value = part.get(key)
+                if value is not None and (type(value) is not int or not 0 <= value <= most):
+                    raise ModelError(
+                        f"model: the config.json of {name!r} states `{key}` {value!r:.80}; expected a whole number up "
+                        f"to {most:,}; fetch or copy it again, or set `model` to another."
+                    )
+
+
+def check_files(folder: Path, files: Iterable[str], config: Mapping[str, Any], name: str) -> None:
+    """Hold what the folder's files say against each other.
+
+    Args:
+        files: those that hold tensors.
+        config: its config.json, which `check_config` has seen.
+        name: of the model, for messages.
+
+    Raises:
+        ModelError: a file is no object in JSON; an end token is none of the vocabulary; the tensors are of more layers,
+            or of another vocabulary or width, than config.json says.
+    """
+    small = {file: read_object(folder / file) for file in SMALL_FILES if (folder / file).is_file()}
+    text = _parts(config)[-1]
+    vocabulary = text.get("vocab_size")
+    for file, held in (("config.json", text), ("generation_config.json", small.get("generation_config.json", {}))):
+        _check_end(folder / file, held.get("eos_token_id"), vocabulary)
+    shapes = {key: entry["shape"] for file in files for key, entry in read_header(folder / file).items()}
+    _check_layers(text, shapes, name)
+    _check_embedding(text, shapes, name)
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """Raises ModelError where a file of a checkpoint is no object in JSON."""
+    try:
+        found = parse(path.read_bytes())
+    except OSError as error:
+        raise ModelError(f"model: {path.parent} should hold a readable {path.name}: {error.strerror}") from error
+    except Malformed as error:
+        raise ModelError(f"model: {path} should hold a JSON object: {error}; fetch or copy it again.") from error
+    if not isinstance(found, dict):
+        raise ModelError(f"model: {path} should hold a JSON object, found {type(found).__name__}.")
+    return found
+
+
+def _all_texts(values: list[Any]) -> bool:
+    return all(isinstance(value, str) for value in values)
+
+
+def _parts(config: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The configuration and, of a composite model, the text model's part of it."""
+    text = config.get("text_config")
+    return [config, text] if isinstance(text, Mapping) else [config]
+
+
+def _check_end(path: Path, ends: Any, vocabulary: Any) -> None:
+    for end in ends if isinstance(ends, list) else [ends]:
+        if end is None:
+            continue
+        if type(end) is not int or end < 0 or (type(vocabulary) is int and end >= vocabulary):
+            raise ModelError(
+                f"model: {path} states the end token (`eos_token_id`) {end!r:.80}; expected the id of a token, "
+                f"from 0 to below the {vocabulary} of the vocabulary; mend the file, or set `model` to another."
+            )
+
+
+def _check_layers(text: Mapping[str, Any], shapes: Mapping[str, Any], name: str) -> None:
+    stated = next((text[key] for key in ("num_hidden_layers", "n_layer", "num_layers") if text.get(key)), None)
+    found = [match for key in shapes if (match := _LAYER.match(key))]
+    # With several stacks of layers (an encoder of images) the names do not say which the configuration means.
+    if stated is None or len({match[1] for match in found}) != 1:
+        return
+    there = 1 + max(int(match[2]) for match in found)
+    further = text.get("num_nextn_predict_layers") or 0  # which only guess tokens ahead
+    if there > stated + (further if type(further) is int else 0):
+        raise ModelError(
+            f"model: the config.json of {name!r} states {stated} layers, but its weights are of {there}: the model "
+            "would be cut. Mend `num_hidden_layers`, or set `model` to another."
+        )
+
+
+def _check_embedding(text: Mapping[str, Any], shapes: Mapping[str, Any], name: str) -> None:
+    found = [shape for key, shape in shapes.items() if _EMBEDDING.fullmatch(key)]
+    width = text.get("hidden_size") or text.get("n_embd") or text.get("d_model")
+    stated = [text.get("vocab_size"), width]
+    if len(found) != 1 or len(found[0]) != 2 or None in stated:
+        return
+    if text.get("word_embed_proj_dim") or text.get("embedding_size"):
+        return  # families that embed in a width of its own
+    if found[0] != stated:
+        raise ModelError(
+            f"model: the config.json of {name!r} states a vocabulary of {stated[0]} and a width of {stated[1]}, but "
+            f"its weights embed {found[0][0]} tokens in a width of {found[0][1]}; mend the one or the other, or set "
+            "`model` to another."
+        )

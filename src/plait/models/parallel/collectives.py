@@ -1,0 +1,114 @@
+"""Collectives that autograd knows: what tensor parallelism puts before and after a layer that is cut.
+
+Megatron-LM's f and g (Shoeybi et al. 2019, arXiv 1909.08053, section 3), and two for layers whose neighbours are not
+cut. All ranks of the peers call them in the same order, forward and backward, with tensors of equal shape (but for the
+cut dim).
+
+                      forward                         backward
+    copied (f)        identity                        sum over the ranks
+    reduced (g)       sum over the ranks              identity
+    gathered          all columns from their ranks    the gradient of the own columns
+    split             the own columns                 all columns from their ranks
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from plait.models.parallel.team import Peers
+
+Ranges = tuple[tuple[int, int], ...]
+"""Columns [start, stop) of the last dim, of each rank by index."""
+
+
+def copied(x: Tensor, peers: Peers, *, counts: bool = True) -> Tensor:
+    """x, equal on all ranks, for a computation of which each rank does a part.
+
+    Args:
+        counts: False where another rank does this very part too, whose gradient is taken.
+    """
+    return _Copied.apply(x, peers, counts)  # type: ignore[no-any-return]
+
+
+def reduced(x: Tensor, peers: Peers) -> Tensor:
+    """The sum of the ranks' parts, equal on all of them."""
+    return _Reduced.apply(x, peers)  # type: ignore[no-any-return]
+
+
+def gathered(x: Tensor, peers: Peers, ranges: Sequence[tuple[int, int]]) -> Tensor:
+    """The whole of a tensor of which rank i has the columns ranges[i]. Ranges may be equal: such ranks have the same.
+
+    All ranks must use the result alike.
+    """
+    return _Gathered.apply(x, peers, tuple(ranges))  # type: ignore[no-any-return]
+
+
+def split(x: Tensor, peers: Peers, ranges: Sequence[tuple[int, int]]) -> Tensor:
+    """The columns ranges[i] of x, which is equal on all ranks; ranges are disjoint and cover x."""
+    return _Split.apply(x, peers, tuple(ranges))  # type: ignore[no-any-return]
+
+
+class _Copied(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, peers: Peers, counts: bool) -> Tensor:
+        ctx.peers, ctx.counts = peers, counts
+        return x.view_as(x)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        own = grad.clone(memory_format=torch.contiguous_format) if ctx.counts else _zeros_like(grad)
+        return ctx.peers.all_reduce(own), None, None
+
+
+class _Reduced(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, peers: Peers) -> Tensor:
+        return peers.all_reduce(x.clone(memory_format=torch.contiguous_format))
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return grad, None
+
+
+class _Gathered(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, peers: Peers, ranges: Ranges) -> Tensor:
+        ctx.own = ranges[peers.index]
+        return _gather(x, peers, ranges)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        return grad[..., slice(*ctx.own)].contiguous(), None, None
+
+
+class _Split(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, peers: Peers, ranges: Ranges) -> Tensor:
+        ctx.peers, ctx.ranges = peers, ranges
+        return x[..., slice(*ranges[peers.index])].contiguous()
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        return _gather(grad, ctx.peers, ctx.ranges), None, None
+
+
+def _gather(x: Tensor, peers: Peers, ranges: Ranges) -> Tensor:
+    widest = max(stop - start for start, stop in ranges)
+    padded = x.new_zeros((*x.shape[:-1], widest))
+    padded[..., : x.shape[-1]] = x
+    whole = x.new_empty((*x.shape[:-1], max(stop for _, stop in ranges)))
+    for (start, stop), found in zip(ranges, peers.all_gather(padded), strict=True):
+        whole[..., start:stop] = found[..., : stop - start]
+    return whole
+
+
+def _zeros_like(x: Tensor) -> Tensor:
+    return torch.zeros_like(x, memory_format=torch.contiguous_format)

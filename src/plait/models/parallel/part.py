@@ -1,0 +1,89 @@
+"""What a rank's part of a model knows of the whole, and what the parts of a gradient need to become one.
+
+Gradients are flat buffers by the layout of the rank's own weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from plait.errors import ConfigError
+from plait.layout.batches import CacheShape
+from plait.layout.params import FlatLayout, Param, Parameters
+from plait.models.parallel.team import Team
+from plait.models.parallel.tensor_parallel import Partials, sharers, sum_partials
+from plait.models.shape import config_fields
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """A model's place in its team."""
+
+    team: Team
+    parameters: Parameters
+    """Of the whole model."""
+    partials: tuple[Partials, ...] = ()
+    cache: CacheShape | None = None
+    """What the whole model keeps of a token, and how ranks divide it; None for a part that is the whole, or where that
+    cannot be said."""
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether this rank has all of the model (dp alone)."""
+        return self.team.tp.size == self.team.pp.size == 1
+
+    def sum_partial_gradients(self, layout: FlatLayout, gradients: Tensor) -> None:
+        """See `BackboneModel.sum_partial_gradients`."""
+        parts = {block.param.name: gradients[start:stop] for block, start, stop in layout.entries}
+        sum_partials(self.partials, parts, self.team.tp)
+        if self.team.ends.size > 1:
+            for block, start, stop in layout.entries:
+                if _has_two_holders(block.param):
+                    self.team.ends.all_reduce(gradients[start:stop])
+
+    def counted_ranges(self, layout: FlatLayout) -> Iterator[tuple[int, int]]:
+        """See `BackboneModel.counted_ranges`."""
+        team = self.team
+        for block, start, stop in layout.entries:
+            param = block.param
+            first = 0 if param.cut is None else sharers(param, team.tp.index, team.tp.size)[0]
+            twice = _has_two_holders(param) and team.pp.index > 0
+            if first == team.tp.index and not twice:
+                yield start, stop
+
+
+def _has_two_holders(param: Param) -> bool:
+    return param.layer is None and param.ends == "both"
+
+
+def parameters_of(layout: FlatLayout, config: Any) -> Parameters:
+    """The parameters of a whole model, with the heads that its configuration states where they fit its shapes.
+
+    Args:
+        config: of Transformers.
+    """
+    fields = config_fields(config.get_text_config())
+    return Parameters.of(layout, fields.get("num_attention_heads"), fields.get("num_key_value_heads"))
+
+
+def require_whole(part: Part | None) -> None:
+    """Refuse to make a view (an adapter, a head on shared weights) of a model that ranks hold in parts.
+
+    Raises:
+        ConfigError: they do.
+    """
+    if part is not None and not part.is_whole:
+        raise refusal_of_views(part.team)
+
+
+def refusal_of_views(team: Team) -> ConfigError:
+    """Of adapters, and of roles that share weights, on parts of a model."""
+    sizes = team.layout.parallelism
+    return ConfigError(
+        f"lora.rank: adapters, and roles that share weights, take whole models: expected tp 1 and pp 1, found tp "
+        f"{sizes.tp} and pp {sizes.pp}; set these to 1 (dp may be more), or lora.rank to 0 and a model for each role."
+    )

@@ -1,0 +1,137 @@
+"""Parts of a model that no device has whole: each rank reads its blocks of a checkpoint's tensors into its part.
+
+The family's module is made without weights, cut, and given the rank's blocks one after another from the mapped files:
+a rank never has more than its part and a tensor's slice. That the family can be cut is shown on a model of the same
+configuration with few layers and random weights (`models.scaled_down`).
+
+A checkpoint whose tensors are not those of the module (experts one by one, say, which Transformers stacks) is read
+whole into host memory and cut there; the device gets the part alone. A family that cannot be scaled down is proven on
+the whole model, on the device.
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from plait.layout.params import Parameters
+from plait.layout.shards import check
+from plait.models import scalar_model
+from plait.models.files.checkpoint_files import CheckpointFiles
+from plait.models.files.pretrained import new_module
+from plait.models.flat_weights import FlatWeights
+from plait.models.language_model import load_model, read_config, read_folder, without_weights
+from plait.models.parallel.partial import Values, cut_block, cut_from, cut_layers, part_of, take_weights
+from plait.models.parallel.scaled_down import Proven, kinds_of, parameters_on_meta, scaled_down
+from plait.models.parallel.team import Team
+from plait.models.scalar_model import HEAD, ScalarHead, ScalarModule, load_scalar
+from plait.models.working_weights import dtype_of
+
+
+class PartLoader:
+    """Reads parts of checkpoints. All ranks of a team ask it for the same parts in the same order.
+
+    Args:
+        dtype: compute dtype, a key of `working_weights.DTYPES`.
+        device: of the parts.
+        seed, head_std: of a fresh scalar head, see `scalar_model.scalar_of`.
+    """
+
+    def __init__(self, *, dtype: str, device: torch.device | str, seed: int, head_std: float | None) -> None:
+        self._dtype, self._device = dtype_of(dtype), device
+        self._loaded: dict[str, Any] = {"dtype": dtype, "device": device}
+        self._drawn: dict[str, Any] = {"seed": seed, "head_std": head_std}
+        self._read: dict[str, tuple[Path, Any, Any]] = {}
+        self._proven: dict[tuple[str, bool, Any], Proven] = {}
+        self._wholes: dict[tuple[str, bool], nn.Module] = {}
+
+    def parameters(self, name: str, *, scalar: bool = False) -> Parameters:
+        """Of a whole model, as its parts have them; arguments as of `part`.
+
+        Raises:
+            ModelError: the checkpoint cannot be found or read, or the family is refused.
+        """
+        return self._without_weights(name, scalar).parameters
+
+    def part(self, name: str, team: Team, *, scalar: bool = False, memory: FlatWeights | None = None) -> Any:
+        """This rank's part of a model. tp or pp of the team is more than 1.
+
+        Args:
+            name: an alias, a local folder or a hub id.
+            scalar: with a scalar head, see `scalar_model.load_scalar`.
+            memory: where its weights are to lie; None: in a flat buffer of its own.
+
+        Returns:
+            What `partial.part_of` makes of the whole model: a LanguageModel or a ScalarModel.
+
+        Raises:
+            LayoutError: the model does not allow the layout.
+            ModelError: the checkpoint cannot be found or read, or the family is refused or cannot be cut like this.
+        """
+        model = self._without_weights(name, scalar)
+        check(model.parameters, team.layout)
+        key = (name, scalar, team.layout)
+        if key not in self._proven:
+            self._proven[key] = self._prove(name, model, team, scalar)
+        values = self._values(name, model, scalar)
+        cut_layers(model, team, returns_tuple=self._proven[key].returns_tuple)
+        take_weights(model, team, values, self._device, memory)
+        model.part = replace(model.part, cache=self._proven[key].cache)
+        return model
+
+    def _without_weights(self, name: str, scalar: bool) -> Any:
+        from transformers import GenerationConfig
+
+        if name not in self._read:
+            self._read[name] = read_config(name)
+        folder, config, tokenizer = self._read[name]
+        with torch.random.fork_rng(devices=[]), parameters_on_meta():
+            module = new_module(copy.deepcopy(config), self._dtype, decoder_only=scalar)
+        if scalar:
+            return scalar_model.over_decoder(module, tokenizer, folder, self._head(name), self._dtype, "meta")
+        if (folder / "generation_config.json").exists():
+            module.generation_config = GenerationConfig.from_pretrained(folder)
+        return without_weights(module, tokenizer, self._dtype)
+
+    def _head(self, name: str) -> ScalarHead:
+        folder, config, _ = self._read[name]
+        return scalar_model.head_of(folder, name, config, seed=self._drawn["seed"], std=self._drawn["head_std"])
+
+    def _prove(self, name: str, model: Any, team: Team, scalar: bool) -> Proven:
+        """Cut a smaller model of the same configuration, or the whole one, and give it back."""
+        small, stages = scaled_down(model, name, team.layout.parallelism, self._device), ()
+        if small is None:
+            stages = team.layout.parallelism.stages
+            small = load_scalar(name, **self._loaded, **self._drawn) if scalar else load_model(name, **self._loaded)
+        sizes = replace(team.layout.parallelism, stages=stages)
+        kinds = kinds_of(small)
+        part = part_of(small, replace(team, layout=replace(team.layout, parallelism=sizes)))
+        return Proven.of(part, kinds, kinds_of(model))
+
+    def _values(self, name: str, model: Any, scalar: bool) -> Values:
+        """Where the blocks of a model come from; its buffers that are stored are read."""
+        files = CheckpointFiles.of(self._read[name][0], model.module, model.parameters, own=(HEAD,) if scalar else ())
+        read = self._whole(name, model, scalar) if files is None else files.block
+        if not scalar:
+            return read
+        head_1H = self._head(name).weight_1H
+        return lambda block: cut_block(head_1H, block) if block.param.name == HEAD else read(block)
+
+    def _whole(self, name: str, model: Any, scalar: bool) -> Values:
+        """From the module that Transformers reads, in host memory."""
+        if (name, scalar) not in self._wholes:
+            with scalar_model.without_reports():
+                module, _, _ = read_folder(name, self._dtype, decoder_only=scalar)
+            self._wholes[name, scalar] = (
+                ScalarModule(module, nn.Parameter(self._head(name).weight_1H)) if scalar else module
+            )
+        whole = self._wholes[name, scalar]
+        for key, buffer in whole.named_buffers():
+            owner, _, leaf = key.rpartition(".")
+            setattr(model.module.get_submodule(owner), leaf, buffer.clone())
+        return cut_from(whole)

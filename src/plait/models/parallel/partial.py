@@ -1,0 +1,181 @@
+"""A rank's part of a model: its stage, its heads and rows of every layer, its part of the vocabulary.
+
+The family's own module goes on computing: layers of other stages hand on (`models.stage`), layers that are cut get
+collectives (`models.tensor_parallel`), and weights are views of one flat buffer by `layout.shards.shard`. Made of a
+whole model (`part_of`), or of a module without weights and what the rank reads of a checkpoint (`models.part_loading`).
+That a family can be cut like this is shown each time, not assumed (`models.part_proof`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from plait.errors import ModelError
+from plait.layout.params import Block
+from plait.layout.shards import check, shard
+from plait.models.backbone import Backbone
+from plait.models.flat_weights import FlatWeights
+from plait.models.head import NO_HEAD, Head, find_head
+from plait.models.language_model import LanguageModel
+from plait.models.parallel.part import Part, refusal_of_views
+from plait.models.parallel.part_proof import Proof, own_layers
+from plait.models.parallel.stage import cut_stage, decoder_list
+from plait.models.parallel.team import Team
+from plait.models.parallel.tensor_parallel import Partials, install
+from plait.models.parallel.vocabulary import Vocabulary
+from plait.models.scalar_model import ScalarModel
+from plait.models.working_weights import adapted_layers
+
+Model = TypeVar("Model", LanguageModel, ScalarModel)
+
+GROUPED_BYTES = 16
+"""What torch's grouped matrix products want every stride to be a multiple of."""
+
+Values = Callable[[Block], Tensor]
+"""A rank's block of a parameter, in any dtype and on any device."""
+
+
+def part_of(model: Model, team: Team) -> Model:
+    """Turn a whole model into this rank's part of it, in place. All ranks of the team call it with the same model.
+
+    Args:
+        model: whole, without adapters where tp or pp is more than 1.
+        team: this rank's.
+
+    Returns:
+        The model itself: `layout` and `weights` are the part's, `parameters` stay those of the whole.
+
+    Raises:
+        LayoutError: the model does not allow the layout.
+        ConfigError: the model has adapters or a head of its own on shared weights, and tp or pp is more than 1.
+        ModelError: the family cannot be cut like this; the same on every rank.
+    """
+    assert model.part is None, "the model is a part already"
+    parameters = model.parameters
+    check(parameters, team.layout)
+    if team.tp.size == team.pp.size == 1:
+        model.part = Part(team, parameters)
+        return model
+    if model.own is not None or adapted_layers(model.module):
+        raise refusal_of_views(team)
+    proof = Proof(model, team)
+    proof.record_whole()
+    cut_layers(model, team, returns_tuple=proof.returns_tuple)
+    proof.record_stage()
+    take_weights(model, team, cut_from(model.module), model.device)
+    proof.check()
+    assert model.part is not None, "weights were taken"
+    model.part = replace(model.part, cache=proof.cache_shape())
+    return model
+
+
+def cut_layers(model: LanguageModel | ScalarModel, team: Team, *, returns_tuple: bool) -> None:
+    """Leave the layers of this rank's stage; the others hand on. returns_tuple: see `stage.PassingLayer`."""
+    if team.pp.size == 1:
+        return
+    prefix = f"{model.module.base_model_prefix}."
+    idle = []
+    for param in model.parameters.params:
+        if param.layer is None and param.name.startswith(prefix):
+            read = team.is_first_stage if param.ends in ("first", "both") else team.is_last_stage
+            if not read:
+                idle.append(param.name.removeprefix(prefix))
+    decoder = model.module.base_model
+    layers = decoder_list(decoder, model.parameters.num_layers)
+    cut_stage(decoder, layers, own_layers(model, team), returns_tuple=returns_tuple, outside=idle)
+    model.backbone = Backbone(decoder)
+
+
+def take_weights(
+    model: LanguageModel | ScalarModel,
+    team: Team,
+    values: Values,
+    device: torch.device | str,
+    memory: FlatWeights | None = None,
+) -> None:
+    """Give a model, whose layers are those of its stage, this rank's blocks of the parameters and make it a part.
+
+    Args:
+        values: asked for each block once, in the order of the rank's flat buffer.
+        device: of the weights, and of the module's buffers.
+        memory: where the weights are to lie; None: in a new buffer.
+    """
+    parameters, dtype = model.parameters, model.dtype
+    layout = shard(parameters, team.layout.parallelism, team.tp.index, team.pp.index)
+    if memory is None:
+        memory = FlatWeights(layout, torch.zeros(layout.num_elements, dtype=dtype, device=device))
+    assert memory.layout == layout, "memory for another part"
+    views = {block.param.name: view for block, view in zip(layout.blocks, memory.views, strict=True)}
+    for block in layout.blocks:
+        views[block.param.name].copy_(values(block))
+    own: dict[str, nn.Parameter] = {}
+    for name, param in list(model.module.named_parameters(remove_duplicate=False)):
+        stored = parameters.aliases.get(name, name)
+        if stored not in own and stored in views:
+            own[stored] = nn.Parameter(views.pop(stored), requires_grad=param.requires_grad)
+        elif stored not in own:  # another stage's
+            own[stored] = nn.Parameter(torch.empty(0, dtype=dtype, device=device), requires_grad=False)
+        owner, _, leaf = name.rpartition(".")
+        model.module.get_submodule(owner).register_parameter(leaf, own[stored])
+    assert not views, f"{next(iter(views))} is this rank's, and its module is gone"
+    model.module.to(device)
+    model.layout = layout
+    if memory.whole is None:
+        model.weights, model.nested = torch.empty(0, dtype=dtype, device=device), memory
+    else:
+        model.weights = memory.whole
+    model.part = Part(team, parameters, _install_tp(model, team))
+    _choose_experts(model)
+    if isinstance(model, LanguageModel):
+        model.head = _head(model, team)
+    model.backbone = Backbone(model.module.base_model)
+
+
+def cut_from(module: nn.Module) -> Values:
+    """Blocks of a whole module's parameters."""
+    params = {name: param.detach() for name, param in module.named_parameters()}
+    return lambda block: cut_block(params[block.param.name], block)
+
+
+def cut_block(whole: Tensor, block: Block) -> Tensor:
+    """A rank's block of a whole parameter."""
+    if block.param.cut is None:
+        return whole
+    part = whole.reshape(block.param.grid)[:, block.start : block.stop]
+    return part.reshape(block.shape)
+
+
+def _install_tp(model: LanguageModel | ScalarModel, team: Team) -> tuple[Partials, ...]:
+    if team.tp.size == 1:
+        return ()
+    plan = getattr(model.module, "tp_plan", None) or {}
+    held = {block.param.name for block in model.layout.blocks} | set(model.layout.aliases)
+    config = model.config.get_text_config()
+    return install(model.module, plan, model.parameters, held, team.tp, config)
+
+
+def _choose_experts(model: LanguageModel | ScalarModel) -> None:
+    """Grouped matrix products take rows of a multiple of 16 bytes alone; cut otherwise, experts go one by one."""
+    mixtures = [block.shape for block in model.layout.blocks if len(block.shape) == 3 and block.param.cut is not None]
+    if any(extent * model.weights.itemsize % GROUPED_BYTES for shape in mixtures for extent in shape[1:]):
+        model.module.base_model.set_experts_implementation("eager")
+
+
+def _head(model: LanguageModel, team: Team) -> Head:
+    if not team.is_last_stage:
+        return NO_HEAD
+    module: Any = model.module
+    weight = module.get_output_embeddings().weight
+    name = next(name for name, param in module.named_parameters() if param is weight)
+    param = next(param for param in model.parameters.params if param.name == name)
+    if team.tp.size == 1 or param.cut is None:
+        return find_head(module)
+    if param.cut != 0:
+        raise ModelError(f"tp: the plan of {type(module).__name__} cuts its head along dim {param.cut}; set tp to 1.")
+    starts = [param.tp_range(index, team.tp.size)[0] for index in range(team.tp.size)]
+    return find_head(module, Vocabulary(team.tp, (*starts, param.extent)))

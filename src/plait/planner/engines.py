@@ -1,0 +1,375 @@
+"""The engines of the schedule search, compiled like the `kernels` they call: each tries many schedules in one call.
+
+`anneal`, `wander` and `evolve` shorten a schedule; `squeeze` makes it hold less.
+"""
+
+# numpy's annotations do not say that an array indexed by numbers gives a number.
+# pyright: reportArgumentType=false, reportReturnType=false, reportAssignmentType=false
+
+from __future__ import annotations
+
+import numpy as np
+
+from plait.compiled import njit
+from plait.planner.kernels import TOLERANCE, decode, dispatch, evaluate, peaks, uniform
+from plait.planner.tables import Floats, Ints, Tables
+
+
+@njit()
+def anneal(
+    t: Tables, order: Ints, cap: Floats, bound: float, moves: int, hot: float, cold: float, state: Ints, best: Ints
+) -> tuple[float, int]:
+    """Shorten a schedule by simulated annealing on critical arcs; return (best makespan, moves made).
+
+    A critical arc is a pair of neighbours on a rank that lies on a longest path; swapping one never makes a cycle
+    (van Laarhoven et al. 1992). Other moves reorder at random. `order` is a start that fits the caps and is changed;
+    `best` receives the best order. Temperature falls from `hot` to `cold` (seconds). Stops at `bound`.
+    """
+    n = order.shape[0]
+    scratch = np.zeros(3 * cap.shape[0], np.int64)
+    end = np.zeros(n)
+    trial_end = np.zeros(n)
+    slot_of = np.zeros(n, np.int64)
+    for slot in range(n):
+        slot_of[order[slot]] = slot
+    shortest = current = evaluate(t, order, np.inf, end, scratch)
+    best[:] = order
+    goal = bound * (1 + TOLERANCE)
+    temperature = hot
+    cooling = (cold / hot) ** (1.0 / max(moves, 1))
+    for move in range(moves):
+        if shortest <= goal:
+            return shortest, move
+        temperature *= cooling
+        source, target = -1, -1
+        if uniform(state) < 0.85:
+            source = _critical_slot(t, order, slot_of, end, current, state)
+            if source >= 0:
+                target = source - 1
+                if uniform(state) < 0.2:
+                    target -= int(uniform(state) * 8)
+        if source < 0:
+            source = int(uniform(state) * n)
+            target = source + int(uniform(state) * 17) - 8
+        target = _reach(t, order, cap, source, target)
+        if target == source:
+            continue
+        _shift(order, slot_of, source, target)
+        limit = current - temperature * np.log(uniform(state))
+        makespan = evaluate(t, order, limit * (1 + TOLERANCE), trial_end, scratch)
+        if makespan == np.inf:
+            _shift(order, slot_of, target, source)
+            continue
+        end, trial_end = trial_end, end
+        current = makespan
+        if current < shortest * (1 - TOLERANCE):
+            shortest = current
+            best[:] = order
+    return shortest, moves
+
+
+@njit()
+def squeeze(
+    t: Tables,
+    order: Ints,
+    goal: float,
+    limit: float,
+    moves: int,
+    hot: float,
+    cold: float,
+    state: Ints,
+    best: Ints,
+) -> tuple[float, int]:
+    """Lower the peak memory without a later end: anneal the excess over `goal`, makespan at most `limit`.
+
+    The excess is the memory above `goal`, summed over all slots of all ranks; a forward is moved back or a backward
+    ahead. Returns (least excess, moves made); `best` receives its order. Stops at an excess of zero.
+    """
+    n = order.shape[0]
+    scratch = np.zeros(3 * (t.row_start.shape[0] - 1), np.int64)
+    end = np.zeros(n)
+    slot_of = np.zeros(n, np.int64)
+    free = np.full(t.row_start.shape[0] - 1, np.inf)
+    rows = np.zeros(t.row_start.shape[0] - 1)
+    current = 0.0
+    for slot in range(n):
+        slot_of[order[slot]] = slot
+    for rank in range(rows.shape[0]):
+        rows[rank] = _excess(t, order, rank, goal)
+        current += rows[rank]
+    least = current
+    best[:] = order
+    temperature = hot
+    cooling = (cold / hot) ** (1.0 / max(moves, 1))
+    for move in range(moves):
+        if least <= 0.0:
+            return least, move
+        temperature *= cooling
+        source = int(uniform(state) * n)
+        far = 1 + int(uniform(state) ** 2 * 12)
+        relieve = t.memory[order[source]] > 0.0
+        if uniform(state) < 0.35:
+            relieve = not relieve
+        target = _reach(t, order, free, source, source + far if relieve else source - far)
+        if target == source:
+            continue
+        rank = t.rank[order[source]]
+        _shift(order, slot_of, source, target)
+        excess = _excess(t, order, rank, goal)
+        after = current - rows[rank] + excess
+        if after > current - temperature * np.log(uniform(state)) or evaluate(t, order, limit, end, scratch) == np.inf:
+            _shift(order, slot_of, target, source)
+            continue
+        rows[rank] = excess
+        current = after
+        if current < least * (1 - TOLERANCE):
+            least = current if current > 1e-6 else 0.0
+            best[:] = order
+    return least, moves
+
+
+@njit()
+def wander(
+    t: Tables, keys: Floats, cap: Floats, bound: float, moves: int, hot: float, cold: float, state: Ints, best: Ints
+) -> tuple[float, int]:
+    """Shorten a schedule by annealing the keys from which `decode` builds it; return (makespan, moves made).
+
+    Every schedule built fits the caps, so this engine goes where exchanges of neighbours find no way. A move changes
+    the key of one action, or of all forwards, all backwards or all actions of one micro-batch. `keys` are start times
+    and are changed; `best` receives the best order.
+    """
+    n = keys.shape[0]
+    num_pipes = t.pipe_start.shape[0] - 1
+    order = np.zeros(n, np.int64)
+    end = np.zeros(n)
+    trial = keys.copy()
+    shortest = current = decode(t, keys, cap, np.inf, order, end)
+    best[:] = order
+    goal = bound * (1 + TOLERANCE)
+    temperature = hot
+    cooling = (cold / hot) ** (1.0 / max(moves, 1))
+    for move in range(moves):
+        if shortest <= goal:
+            return shortest, move
+        temperature *= cooling
+        trial[:] = keys
+        change = (2 * uniform(state) - 1) * current * uniform(state) ** 3
+        if uniform(state) < 0.5:
+            trial[int(uniform(state) * n)] += change
+        else:
+            first = t.pipe_start[int(uniform(state) * num_pipes)]
+            last = first + 2 * t.chain_depth[first]
+            i = int(uniform(state) * (t.chain_start[first + 1] - t.chain_start[first]))
+            way = int(uniform(state) * 3)
+            for c in range(first, last):
+                if way == 2 or (c - first) % 2 == way:
+                    trial[t.chain_start[c] + i] += change
+        limit = current - temperature * np.log(uniform(state))
+        makespan = decode(t, trial, cap, limit * (1 + TOLERANCE), order, end)
+        if makespan == np.inf:
+            continue
+        current = makespan
+        for action in range(n):
+            keys[action] = end[action] - t.seconds[action]
+        if current < shortest * (1 - TOLERANCE):
+            shortest = current
+            best[:] = order
+    return shortest, moves
+
+
+LEANNESS = (0.0, 0.02, 0.1, 0.3)
+"""What a unit of peak memory costs in each family of `evolve`, in units of the bound."""
+
+
+@njit()
+def evolve(
+    t: Tables,
+    cap: Floats,
+    bound: float,
+    memory_unit: float,
+    candidates: int,
+    state: Ints,
+    pool: Floats,
+    pool_score: Floats,
+    found: Floats,
+    best: Ints,
+) -> int:
+    """Evolve dispatch weights; return the number of candidates tried.
+
+    Every pool keeps the weights that score best by makespan / bound + λ · peak / memory_unit with a λ of its own, so
+    that short schedules and lean ones breed side by side. A fifth of the candidates is random, the others vary a
+    member of a pool. Continues from the pools it is given.
+
+    pool:       [L, E, 5 G + 2] weights of `dispatch` flattened, the cap as a multiple of memory_unit, the delay
+    pool_score: [L, E] inf where empty
+    found:      [2] makespan and peak of `best`; both and `best` change when a candidate is better in this order
+    Stops when the makespan is at `bound` and the peak at `memory_unit`.
+    """
+    n = t.rank.shape[0]
+    num_groups = (pool.shape[2] - 2) // 5
+    bias = np.zeros(n)
+    order = np.zeros(n, np.int64)
+    end = np.zeros(n)
+    peak = np.zeros(cap.shape[0])
+    room = np.zeros(cap.shape[0])
+    weights = np.zeros((num_groups, 5))
+    genes = np.zeros(pool.shape[2])
+    for tried in range(candidates):
+        if found[0] <= bound * (1 + TOLERANCE) and found[1] <= memory_unit * (1 + TOLERANCE):
+            return tried
+        family = int(uniform(state) * pool.shape[0])
+        _vary(t, pool, pool_score, family, bound, state, genes)
+        for g in range(num_groups):
+            for k in range(5):
+                weights[g, k] = genes[5 * g + k]
+        for rank in range(cap.shape[0]):
+            room[rank] = min(cap[rank], genes[5 * num_groups] * memory_unit)
+        makespan = dispatch(t, weights, bias, genes[5 * num_groups + 1], room, 1.2 * found[0], order, end)
+        if makespan == np.inf:
+            continue
+        worst = peaks(t, order, peak)
+        shorter = makespan < found[0] * (1 - TOLERANCE)
+        if shorter or (makespan <= found[0] * (1 + TOLERANCE) and worst < found[1] * (1 - TOLERANCE)):
+            found[0] = makespan
+            found[1] = worst
+            best[:] = order
+        for f in range(pool.shape[0]):
+            value = makespan / bound + LEANNESS[f] * worst / memory_unit
+            last = 0
+            for e in range(pool.shape[1]):
+                if pool_score[f, e] == value:
+                    last = -1
+                    break
+                if pool_score[f, e] > pool_score[f, last]:
+                    last = e
+            if last >= 0 and value < pool_score[f, last]:
+                pool_score[f, last] = value
+                pool[f, last] = genes
+    return candidates
+
+
+@njit()
+def _vary(t: Tables, pool: Floats, pool_score: Floats, family: int, bound: float, state: Ints, genes: Floats) -> None:
+    """Fill `genes` with random weights, or with a varied copy of a random member of the family."""
+    num_genes = genes.shape[0]
+    member = int(uniform(state) * pool.shape[1])
+    fresh = uniform(state) < 0.2 or pool_score[family, member] == np.inf
+    unit = t.seconds[0]
+    rate = 0.1 + 0.4 * uniform(state)
+    for k in range(num_genes):
+        if not fresh:
+            genes[k] = pool[family, member, k]
+            if uniform(state) > rate:
+                continue
+            if uniform(state) < 0.5:
+                spread = 0.3 * uniform(state) ** 2
+                genes[k] *= 1 + spread * (2 * uniform(state) - 1)
+                continue
+        u = uniform(state)
+        sort = k % 5
+        if k == num_genes - 1:
+            genes[k] = max(0.0, 2 * u - 1)
+        elif k == num_genes - 2:
+            genes[k] = 0.9 + 1.6 * u
+        elif sort == 0:
+            genes[k] = (2 * u - 1) * bound * (0.0, 0.05, 0.2, 0.6)[int(uniform(state) * 4)]
+        elif sort == 1:
+            genes[k] = unit * 12 * u
+        elif sort == 2:
+            genes[k] = 4 * u - 2
+        elif sort == 3:
+            genes[k] = 0.5 + 2.5 * u
+        else:
+            genes[k] = 4 * u
+
+
+@njit()
+def _excess(t: Tables, order: Ints, rank: int, goal: float) -> float:
+    held = 0.0
+    total = 0.0
+    for slot in range(t.row_start[rank], t.row_start[rank + 1]):
+        held += t.memory[order[slot]]
+        if held > goal:
+            total += held - goal
+    return total
+
+
+@njit()
+def _critical_slot(t: Tables, order: Ints, slot_of: Ints, end: Floats, makespan: float, state: Ints) -> int:
+    """A random slot whose action and the one before it on its rank are a critical arc; −1 if there is none."""
+    slack = TOLERANCE * makespan
+    action = -1
+    seen = 0
+    for rank in range(t.row_start.shape[0] - 1):
+        if t.row_start[rank + 1] > t.row_start[rank]:
+            last = order[t.row_start[rank + 1] - 1]
+            if end[last] >= makespan - slack:
+                seen += 1
+                if uniform(state) * seen < 1.0:
+                    action = last
+    chosen = -1
+    arcs = 0
+    while action >= 0:
+        start = end[action] - t.seconds[action]
+        slot = slot_of[action]
+        previous = order[slot - 1] if slot > t.row_start[t.rank[action]] else -1
+        before = t.before[action]
+        by_rank = previous >= 0 and end[previous] >= start - slack
+        by_chain = before >= 0 and end[before] >= start - slack
+        if by_rank and by_chain and previous != before and uniform(state) < 0.5:
+            by_rank = False
+        if by_rank:
+            if previous != before and t.chain[previous] != t.chain[action]:
+                arcs += 1
+                if uniform(state) * arcs < 1.0:
+                    chosen = slot
+            action = previous
+        else:
+            action = before if by_chain else -1
+    return chosen
+
+
+@njit()
+def _reach(t: Tables, order: Ints, cap: Floats, source: int, target: int) -> int:
+    """How far towards `target` the action at `source` may go without passing its chain or filling its rank's memory."""
+    action = order[source]
+    rank = t.rank[action]
+    first = t.row_start[rank]
+    target = min(max(target, first), t.row_start[rank + 1] - 1)
+    chain = t.chain[action]
+    step = 1 if target > source else -1
+    slot = source
+    most = cap[rank] + TOLERANCE * max(1.0, abs(cap[rank])) if cap[rank] < np.inf else np.inf
+    held = 0.0
+    if most < np.inf:
+        for k in range(first, source + (1 if step > 0 else 0)):
+            held += t.memory[order[k]]
+    while slot != target:
+        other = order[slot + step]
+        if t.chain[other] == chain or other == t.before[action] or other == t.after[action]:
+            break
+        if most < np.inf:
+            if step > 0:
+                if held - t.memory[action] + t.memory[other] > most:
+                    break
+                held += t.memory[other]
+            else:
+                held -= t.memory[other]
+                if held + t.memory[action] > most:
+                    break
+        slot += step
+    return slot
+
+
+@njit()
+def _shift(order: Ints, slot_of: Ints, source: int, target: int) -> None:
+    """Move the action at `source` to `target`; those between move up."""
+    action = order[source]
+    step = 1 if target > source else -1
+    slot = source
+    while slot != target:
+        order[slot] = order[slot + step]
+        slot_of[order[slot]] = slot
+        slot += step
+    order[target] = action
+    slot_of[action] = target

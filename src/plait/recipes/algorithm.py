@@ -1,0 +1,90 @@
+"""Find an algorithm by name or file, and trace it with its options. Torch-free."""
+
+from __future__ import annotations
+
+import inspect
+import typing
+from collections.abc import Callable, Collection, Mapping
+from types import SimpleNamespace
+from typing import Any
+
+from plait.dataflow import Dataflow, trace
+from plait.errors import ConfigError, FlowError
+from plait.recipes.recipe_file import nearest, validate_options
+from plait.rewards.loading import load_function
+from plait.user_code import UserCode, is_users, title_of
+
+BUILT_IN = {
+    "grpo": "plait.algorithms.grpo:grpo",
+    "rloo": "plait.algorithms.rloo:rloo",
+    "reinforce_pp": "plait.algorithms.reinforce_pp:reinforce_pp",
+    "remax": "plait.algorithms.remax:remax",
+    "ppo": "plait.algorithms.ppo:ppo",
+    "safe_rlhf": "plait.algorithms.safe_rlhf:safe_rlhf",
+    "sft": "plait.algorithms.sft:sft",
+    "reward_model": "plait.algorithms.reward_model:reward_model",
+    "dpo": "plait.algorithms.dpo:dpo",
+}
+
+
+def load_flow(name: str) -> Callable[..., Any]:
+    """A built-in flow by name, or the function of `FILE.py:FUNCTION` or `package.module:function`.
+
+    Raises:
+        ConfigError: no such algorithm, file or function.
+    """
+    if name in BUILT_IN:
+        return load_function(BUILT_IN[name], key="algorithm")
+    if name.isidentifier():
+        raise ConfigError(
+            f"key `algorithm`: no algorithm `{name}`{nearest(name, list(BUILT_IN))}; "
+            f"give one of {', '.join(BUILT_IN)}, or FILE.py:FUNCTION"
+        )
+    return load_function(name, key="algorithm")
+
+
+def trace_algorithm(
+    flow: Callable[..., Any], options: Mapping[str, Any], roles: Collection[str], name: str | None = None
+) -> Dataflow:
+    """Check `options` against the class that the flow's `options` parameter is annotated with, and trace the flow.
+
+    Raises:
+        ConfigError: an option is unknown or does not fit. FlowError: see `options_class`, `dataflow.trace`.
+    """
+    cls = options_class(flow)
+    if cls is None and options:
+        raise ConfigError(f"key `options`: the flow takes no `options`, found {sorted(options)}")
+    with UserCode(f"key `options`: the class of the options of `{title_of(flow)}`", ConfigError, users=is_users(flow)):
+        given = None if cls is None else validate_options(cls, options)
+    return trace(flow, roles=roles, options=given, name=name)
+
+
+def options_class(flow: Callable[..., Any]) -> type[Any] | None:
+    """The class that the flow's parameter `options` is annotated with; None for a flow without that parameter.
+
+    No other annotation is resolved: the rest may name what is imported for type checkers only.
+
+    Raises:
+        FlowError: the parameter has no annotation, or one that is no class, or that cannot be resolved.
+    """
+    with UserCode(f"the flow `{title_of(flow)}`", FlowError, users=is_users(flow)):
+        parameter = inspect.signature(flow).parameters.get("options")
+    if parameter is None:
+        return None
+    name = title_of(flow)
+    annotation = parameter.annotation
+    if annotation is inspect.Parameter.empty:
+        raise FlowError(f"flow `{name}`: annotate its parameter `options` with the class of its options")
+    alone = SimpleNamespace(__annotations__={"options": annotation})
+    try:
+        cls = typing.get_type_hints(alone, globalns=getattr(inspect.unwrap(flow), "__globals__", {}))["options"]
+    except (NameError, SyntaxError, AttributeError, TypeError) as error:
+        raise FlowError(
+            f"flow `{name}`: the annotation `{annotation}` of its parameter `options` cannot be resolved ({error}); "
+            "import or define that class at the top of the file, not under `if TYPE_CHECKING`"
+        ) from None
+    if not isinstance(cls, type):
+        raise FlowError(
+            f"flow `{name}`: its parameter `options` needs the annotation of one class, found `{annotation}`"
+        )
+    return cls

@@ -1,0 +1,221 @@
+"""What a recipe asks of its flow, sampling, lengths and device, checked before any work. Loads no weights."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from plait.dataflow import CallKind, Dataflow
+from plait.errors import ConfigError, FlowError
+from plait.models.files.adapter_folder import adapter_of
+from plait.models.files.hub import read_config
+from plait.models.shape import ModelShape
+from plait.policy.blocks import BLOCK_TOKENS
+from plait.recipes.recipe import Recipe
+from plait.recipes.role_models import REWARD_ROLES, RoleModel, ToCome
+from plait.rewards.settings import RewardSettings
+
+_CALLS = {
+    "actor": {"generate", "logprobs", "train"},
+    "ref": {"logprobs", "generate"},
+    "critic": {"values", "train"},
+    "cost_critic": {"values", "train"},
+    "reward": {"score", "train"},
+    "cost": {"score", "train"},
+}
+"""What each role can be asked."""
+
+
+def prompt_limit(recipe: Recipe, shape: ModelShape) -> int:
+    """Most tokens that a prompt may have: `data.max_prompt_tokens`, within what positions and KV pool leave.
+
+    Raises:
+        ConfigError: prompt and response together do not fit the model, or the pool of keys and values.
+    """
+    pool = recipe.sampling.num_blocks(shape.max_positions) * BLOCK_TOKENS
+    asked = recipe.data.max_prompt_tokens
+    if pool < shape.max_positions and pool - recipe.sampling.max_response_tokens < (asked or 1):
+        raise ConfigError(
+            f"`data.max_prompt_tokens` ({asked or 1}) + `sampling.max_response_tokens` "
+            f"({recipe.sampling.max_response_tokens}) exceed the {pool} tokens of the KV pool (`sampling.kv_tokens` in "
+            f"blocks of {BLOCK_TOKENS}); raise it, or lower one of them"
+        )
+    room = min(pool, shape.max_positions) - recipe.sampling.max_response_tokens
+    if room < 1 or (asked is not None and asked > room):
+        raise ConfigError(
+            f"`data.max_prompt_tokens` ({asked or 1}) + `sampling.max_response_tokens` "
+            f"({recipe.sampling.max_response_tokens}) exceed the {shape.max_positions} positions of `{recipe.model}`; "
+            "lower one of them"
+        )
+    return asked or room
+
+
+def check_sampling(recipe: Recipe) -> None:
+    """Training needs log-probs over the support that was sampled from, so truncated sampling is refused.
+
+    Raises:
+        ConfigError: temperature 0, top_p or top_k in a training recipe.
+    """
+    sampling = recipe.sampling
+    if sampling.temperature == 0:
+        raise ConfigError(
+            "`sampling.temperature` is 0: every sample of a group would be the same; give a value above 0"
+        )
+    for key, value, off in (("top_p", sampling.top_p, 1.0), ("top_k", sampling.top_k, 0)):
+        if value != off:
+            raise ConfigError(
+                f"`sampling.{key}` is {value}: training on a truncated distribution biases the probability ratio "
+                f"(log-probs are those of the whole vocabulary); set it to {off:g}, or use it in `plait generate` only"
+            )
+
+
+def check_device(recipe: Recipe) -> None:
+    """Raises ConfigError where `device` is not to be had."""
+    if recipe.sampling.exact and recipe.device != "cpu":
+        raise ConfigError(
+            f"`sampling.exact` promises equal bits on a CPU only, and `device` is {recipe.device}; set one of them back"
+        )
+    if recipe.device == "cuda":
+        import torch
+
+        if not torch.cuda.is_available():
+            raise ConfigError("`device` is cuda, but torch finds no CUDA device; set it to cpu")
+
+
+def check_calls(flow: Dataflow) -> None:
+    """Raises FlowError where a role is asked for what it cannot do, or nothing is trained."""
+    for node in flow.nodes:
+        if node.kind is CallKind.COMPUTE or node.role is None:
+            continue
+        call = node.call.split("#")[0].removeprefix(f"{node.role}.")
+        if call not in _CALLS[node.role]:
+            can = ", ".join(sorted(_CALLS[node.role]))
+            raise FlowError(f"flow `{flow.name}`: role `{node.role}` cannot `{call}`; it can {can}")
+        if call in ("score", "train") and {"score", "train"} <= flow.call_kinds(node.role):
+            raise FlowError(f"flow `{flow.name}`: role `{node.role}` scores and is trained; take two flows for that")
+
+
+def check_unused(flow: Dataflow, recipe: Recipe) -> None:
+    """Raises ConfigError where a section says something that this flow has no use for."""
+    generates = bool(flow.of_kind(CallKind.GENERATE))
+    sections = (
+        ("reward", "reward" in flow.roles),
+        ("cost", "cost" in flow.roles),
+        ("critic", "critic" in flow.roles),
+        ("cost_critic", "cost_critic" in flow.roles),
+        ("sampling", generates),
+        ("pretraining", generates and bool(flow.of_kind(CallKind.READ))),
+    )
+    default = Recipe(model=recipe.model, data=recipe.data)
+    for name, used in sections:
+        if not used and getattr(recipe, name) != getattr(default, name):
+            what = f"has no role `{name}`" if name in _CALLS else "generates nothing"
+            if name == "pretraining":
+                what = "reads no examples beside its prompts (safe_rlhf does with `options.ptx_coef` above 0)"
+            raise ConfigError(f"`{name}` is set, but the flow `{flow.name}` {what}; remove the section `{name}`")
+    given = bool(flow.of_kind(CallKind.READ)) and not generates
+    keys = (
+        ("evaluation.temperature", recipe.evaluation.temperature != 0 and not generates, "generates nothing"),
+        ("evaluation.samples_per_prompt", recipe.evaluation.samples_per_prompt != 1 and not generates, "draws none"),
+        ("evaluation.pass_at", recipe.evaluation.pass_at and not generates, "generates nothing"),
+        ("evaluation.functions", recipe.evaluation.functions and not generates, "generates nothing to judge"),
+        ("samples_per_prompt", recipe.samples_per_prompt != default.samples_per_prompt and not generates, "draws none"),
+        ("data.max_example_tokens", recipe.data.max_example_tokens is not None and not given, "reads prompts there"),
+        ("data.weight", recipe.data.weight is not None and not recipe.data.more, "has one source of data"),
+    )
+    for key, is_set, why in keys:
+        if is_set:
+            raise ConfigError(f"`{key}` is set, but the flow `{flow.name}` {why}; remove it")
+
+
+def check_trained_steps(flow: Dataflow, recipe: Recipe) -> None:
+    """Raises ConfigError where a role would never be trained, or a step has fewer samples than mini-batches."""
+    for node in flow.of_kind(CallKind.TRAIN):
+        role, made_by = str(node.role), flow.nodes[node.rows]
+        if flow.optimizer_steps(role, recipe.steps) == 0:
+            raise ConfigError(
+                f"`steps` is {recipe.steps}, but {node.call} does nothing in the first {node.options['after']} steps "
+                "(`options.critic_warmup_steps` in ppo and safe_rlhf); give more `steps`, or a shorter warm-up"
+            )
+        num_groups, per_group = recipe.prompts_per_step, 2 if made_by.call == "pairs" else 1
+        if made_by.kind is CallKind.GENERATE:
+            per_group = made_by.options["samples_per_prompt"] or recipe.samples_per_prompt
+        count = num_groups if node.options["whole_groups"] else num_groups * per_group
+        if node.options["mini_batches"] > count:
+            raise ConfigError(
+                f"{node.call} takes {node.options['mini_batches']} mini-batches (`options.mini_batches`), but a step "
+                f"has {count} {'groups' if node.options['whole_groups'] else 'samples'}; give at most so many, or more "
+                "`prompts_per_step`"
+            )
+
+
+def check_adapters(models: Sequence[RoleModel], *, trains: bool) -> None:
+    """Raises ConfigError where a role begins as an adapter alone that is to be trained or to score. What is only
+    measured may."""
+    for one in models:
+        scores = one.role in REWARD_ROLES and not one.trained
+        if adapter_of(one.name) is not None and (trains or scores):
+            raise ConfigError(
+                f"key `{one.key}`: `{one.name}` is a LoRA adapter alone, from which the role `{one.role}` cannot begin "
+                "(`plait eval` and `plait generate` take one as it is); give a whole model: `plait export RUN_DIR "
+                "--out FOLDER` writes one of a run, peft's `merge_and_unload` of any adapter"
+            )
+
+
+def check_models(models: Sequence[RoleModel], to_come: Mapping[str, ToCome]) -> None:
+    """Raises ConfigError where a role that speaks begins as a reward model, or one that scores as a language model.
+
+    Args:
+        to_come: key of the recipe → the model that will stand there.
+    """
+    for one in models:
+        coming = to_come.get(one.key)
+        name = one.name if coming is None else coming.name
+        config = {} if coming is not None else read_config(one.name)
+        classes = [str(found) for found in config.get("architectures") or ()]
+        scores = any("Classification" in found for found in classes) if coming is None else coming.scalar
+        if scores and not one.scalar:
+            raise ConfigError(
+                f"key `{one.key}`: `{name}` is a reward model{_listed(classes)}, but the role `{one.role}` begins as a "
+                "causal language model"
+            )
+        if one.scalar and not one.trained and not scores:
+            raise ConfigError(
+                f"key `{one.key}`: `{name}` is a language model{_listed(classes)} without a head for scores; give a "
+                "reward model (a `...ForSequenceClassification` with one label; `algorithm: reward_model` trains one)"
+            )
+
+
+def _listed(classes: list[str]) -> str:
+    return f" ({', '.join(classes)})" if classes else ""
+
+
+def check_rewards(flow: Dataflow, recipe: Recipe, *, has_task: bool) -> None:
+    """Raises ConfigError where a reward that the flow scores by is made of nothing."""
+    for role, settings in (("reward", recipe.reward), ("cost", recipe.cost)):
+        asked = flow.call_kinds(role)
+        if asked:
+            _check_used(role, settings, scores="score" in asked, flow=flow.name)
+        if "score" not in asked or settings.model is not None or settings.functions:
+            continue
+        if role == "cost" or not has_task:
+            raise ConfigError(
+                f"the flow `{flow.name}` scores by the role `{role}`, which nothing fills: set `{role}.functions` "
+                f"(FILE.py:FUNCTION or package.module:function) or `{role}.model` (a reward model)"
+            )
+
+
+def _check_used(role: str, settings: RewardSettings, *, scores: bool, flow: str) -> None:
+    """Raises ConfigError where a key of a reward says something that nothing reads."""
+    default = RewardSettings()
+    alone = settings.model is not None and not settings.functions
+    unread: dict[str, str] = {}
+    if not scores:
+        why = f"the flow `{flow}` trains the role `{role}` as a model"
+        unread = {key: why for key in RewardSettings.model_fields if key != "model"}
+    elif settings.model is None:
+        unread = {"model_weight": f"`{role}.model` is not"}
+    if alone:
+        unread |= {"weights": f"they are of `{role}.functions`, of which there are none (see `{role}.model_weight`)"}
+    for key, why in unread.items():
+        if getattr(settings, key) != getattr(default, key):
+            raise ConfigError(f"`{role}.{key}` is set, but {why}; remove it")

@@ -1,0 +1,91 @@
+"""Which model each role of a flow begins as. Torch-free."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from plait.dataflow import CallKind, Dataflow
+from plait.recipes.recipe import Recipe
+from plait.training.settings import OptimizerSettings
+
+MODEL_ROLES = ("actor", "ref", "critic", "cost_critic")
+REWARD_ROLES = ("reward", "cost")
+SCALAR_ROLES = frozenset({"critic", "cost_critic", "reward", "cost"})
+
+
+@dataclass(frozen=True)
+class RoleModel:
+    """Which model a role begins as, and whether it changes."""
+
+    role: str
+    name: str
+    """As in the recipe."""
+    scalar: bool
+    trained: bool
+    key: str
+    """Of the recipe, for messages."""
+
+    @property
+    def has_head(self) -> bool:
+        """Whether a scalar role brings its head along: one that begins as a reward model does, one that begins as the
+        run's own model gets a new one."""
+        return self.scalar and self.key != "model"
+
+
+@dataclass(frozen=True)
+class ToCome:
+    """A model that an earlier stage of the recipe is still to make."""
+
+    name: str
+    """As in the recipe: `@NAME`."""
+    scalar: bool
+
+
+def role_models(flow: Dataflow, recipe: Recipe) -> tuple[RoleModel, ...]:
+    """The models that a flow needs, in order of first use. Loads nothing."""
+    found = []
+    for role in flow.roles:
+        trained = any(node.kind is CallKind.TRAIN for node in flow.calls(role))
+        if role in REWARD_ROLES and not trained:
+            settings = recipe.reward if role == "reward" else recipe.cost
+            if settings.model is None:
+                continue
+        found.append(role_model(role, recipe, trained=trained))
+    return tuple(found)
+
+
+def role_model(role: str, recipe: Recipe, *, trained: bool) -> RoleModel:
+    """Which model a role begins as, whatever the flow."""
+    name, key = _begins_as(role, recipe)
+    return RoleModel(role, name, role in SCALAR_ROLES, trained, key)
+
+
+def main_role(models: Sequence[RoleModel]) -> RoleModel:
+    """What a run is for: the actor where it is trained, else the first role that is."""
+    trained = [one for one in models if one.trained]
+    return next((one for one in trained if one.role == "actor"), trained[0])
+
+
+def _begins_as(role: str, recipe: Recipe) -> tuple[str, str]:
+    """(model, key of the recipe that says so). A critic begins as the model that scores the same, if there is one."""
+    reward, cost = (recipe.reward.model, "reward.model"), (recipe.cost.model, "cost.model")
+    sources: dict[str, tuple[tuple[str | None, str], ...]] = {
+        "critic": ((recipe.critic.model, "critic.model"), reward),
+        "cost_critic": ((recipe.cost_critic.model, "cost_critic.model"), cost),
+        "reward": (reward,),
+        "cost": (cost,),
+    }
+    for name, key in sources.get(role, ()):
+        if name is not None:
+            return name, key
+    return recipe.model, "model"
+
+
+def optimizer_of(role: str, recipe: Recipe) -> OptimizerSettings:
+    match role:
+        case "critic":
+            return recipe.critic.optimizer
+        case "cost_critic":
+            return recipe.cost_critic.optimizer
+    return recipe.optimizer

@@ -1,0 +1,145 @@
+"""A recipe of several stages: each a run of its own in a folder of the recipe's `run_dir`, one after the other.
+
+Keys beside `stages` hold for every stage; a stage's own keys win. `@NAME` in place of a model is what stage NAME ends
+with. Torch-free.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from plait.errors import ConfigError
+from plait.recipes.algorithm import load_flow, trace_algorithm
+from plait.recipes.recipe import Recipe
+from plait.recipes.recipe_file import merged, nearest, read_tree, recipe_of, without_other_length
+from plait.recipes.role_models import MODEL_ROLES, REWARD_ROLES, ToCome, main_role, role_models
+from plait.recipes.trust import check_origin
+
+MODEL_KEYS = ("model", "reward.model", "cost.model", "critic.model", "cost_critic.model")
+
+FINAL, MERGED = "final", "merged"
+"""Folders of a run: the weights that it ended with, which of an adapter are the adapter alone; with the adapter in them."""
+
+
+@dataclass(frozen=True)
+class Stages:
+    """The stages of a recipe in order; models of other stages still stand as `@NAME`."""
+
+    recipes: Mapping[str, Recipe]
+    file: Path | None = None
+    """That they were read from."""
+
+    def resolved(self, name: str) -> Recipe:
+        """The recipe of a stage as it runs, after those before it: `@NAME` is the folder of NAME's final weights."""
+        return _replaced(self.recipes[name], {one: str(final_folder(recipe)) for one, recipe in self.recipes.items()})
+
+    def foreseen(self, name: str) -> Recipe:
+        """The recipe of a stage before any has run: `@NAME` is the model that NAME begins with, which has its shape."""
+        begins: dict[str, str] = {}
+        for one, recipe in self.recipes.items():
+            begins[one] = _replaced(recipe, begins).model
+        return _replaced(self.recipes[name], begins)
+
+    def to_come(self, name: str) -> dict[str, ToCome]:
+        """Key of a stage's recipe → the model that will stand there, for keys that hold `@NAME`."""
+        return {key: self._ends_with(value) for key, value in self._references(name).items()}
+
+    def sources(self, name: str) -> tuple[str, ...]:
+        """The stages whose final weights this one begins with, in their order."""
+        used = {value[1:] for value in self._references(name).values()}
+        return tuple(one for one in self.recipes if one in used)
+
+    def _references(self, name: str) -> dict[str, str]:
+        found = {key: _get(self.recipes[name], key) for key in MODEL_KEYS}
+        return {key: value for key, value in found.items() if value is not None and value.startswith("@")}
+
+    def _ends_with(self, reference: str) -> ToCome:
+        recipe = self.recipes[reference[1:]]
+        flow = trace_algorithm(load_flow(recipe.algorithm), recipe.options, (*MODEL_ROLES, *REWARD_ROLES))
+        models = role_models(flow, recipe)
+        return ToCome(reference, scalar=any(one.trained for one in models) and main_role(models).scalar)
+
+
+def final_folder(recipe: Recipe) -> Path:
+    """Where the whole final weights of a stage are: `final`, or `merged` where `final` holds an adapter alone."""
+    return recipe.run_dir / (MERGED if recipe.lora.rank > 0 else FINAL)
+
+
+def stage_names(path: Path | None) -> tuple[str, ...]:
+    """Names of the stages of a recipe file; none where it is a recipe of one run, or cannot be read."""
+    if path is None or not path.is_file():
+        return ()
+    stages = read_tree(path).get("stages")
+    return tuple(map(str, stages)) if isinstance(stages, dict) else ()
+
+
+def load_stages(path: Path, overrides: Sequence[tuple[str, Any]] = (), *, trust_run_code: bool = False) -> Stages:
+    """Read a recipe of several stages. An override `NAME.key` is for one stage, any other for all.
+
+    Raises:
+        ConfigError: a stage is malformed (its name is given), refers to none before it, or names a folder of its own;
+            or the file lies in a run's folder and names code (`trust.check_origin`).
+    """
+    tree = read_tree(path)
+    trees = tree.pop("stages", None)
+    if not isinstance(trees, dict) or not trees:
+        raise ConfigError(f"recipe `{path}`: `stages` is a mapping of names to recipes, found {trees!r:.80}")
+    common = merged(tree, [(key, value) for key, value in overrides if key.split(".")[0] not in trees])
+    run_dir = Path(common.pop("run_dir", Recipe.model_fields["run_dir"].default))
+    recipes: dict[str, Recipe] = {}
+    for name, own in trees.items():
+        if not str(name).isidentifier() or name in Recipe.model_fields:
+            raise ConfigError(f"stage `{name}` needs the name of a folder that is no key of a recipe")
+        if not isinstance(own, dict) or "run_dir" in own:
+            raise ConfigError(f"stage `{name}` is a mapping of keys without `run_dir` (that of the recipe holds all)")
+        mine = [(key.split(".", 1)[1], value) for key, value in overrides if key.split(".")[0] == name and "." in key]
+        try:
+            recipe = recipe_of(merged(_over(common, own), [*mine, ("run_dir", str(run_dir / str(name)))]))
+        except ConfigError as error:
+            raise ConfigError(f"stage `{name}`: {error}") from None
+        if not trust_run_code:
+            check_origin(path, recipe, [*overrides, *mine])
+        _check_references(str(name), recipe, list(recipes))
+        recipes[str(name)] = recipe
+    return Stages(recipes, path)
+
+
+def _over(common: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+    """Sections are laid over each other; any other value of a stage takes the place of the common one."""
+    laid = without_other_length(dict(common), own)
+    for name, value in own.items():
+        both = isinstance(value, dict) and isinstance(laid.get(name), dict)
+        laid[name] = _over(laid[name], value) if both else value
+    return laid
+
+
+def _check_references(name: str, recipe: Recipe, before: list[str]) -> None:
+    for key in MODEL_KEYS:
+        value = _get(recipe, key)
+        if value is not None and value.startswith("@") and value[1:] not in before:
+            raise ConfigError(
+                f"stage `{name}`: key `{key}` is `{value}`, but no stage before it has that name"
+                f"{nearest(value[1:], before)}; stages before it: {', '.join(before) or 'none'}"
+            )
+
+
+def _get(recipe: Recipe, key: str) -> str | None:
+    value: Any = recipe
+    for part in key.split("."):
+        value = getattr(value, part)
+    return value
+
+
+def _replaced(recipe: Recipe, folders: Mapping[str, str]) -> Recipe:
+    for key in MODEL_KEYS:
+        value = _get(recipe, key)
+        if value is not None and value.startswith("@"):
+            section, _, leaf = key.rpartition(".")
+            change = {leaf: folders[value[1:]]}
+            if section:
+                change = {section: getattr(recipe, section).model_copy(update=change)}
+            recipe = recipe.model_copy(update=change)
+    return recipe

@@ -1,0 +1,64 @@
+"""Whose word it is that code may run: a recipe that a user gives is a program, what lies in a run's folder is data.
+
+Flows and reward functions are files that a recipe names, and naming them runs them. A recipe that a run has stored (or
+that lies anywhere in a run's folder) may come from somebody else together with the run; what it names is run only if
+the user names it too, on the command line, or says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from plait.errors import ConfigError
+from plait.output import run_holding
+from plait.recipes.algorithm import BUILT_IN
+from plait.recipes.recipe import Recipe
+from plait.recipes.recipe_file import load_recipe
+
+FLAG = "--trust-run-code"
+
+
+def user_recipe(path: Path | None, overrides: Sequence[tuple[str, Any]], *, trust_run_code: bool = False) -> Recipe:
+    """`load_recipe`, of a recipe whose code is about to run.
+
+    Raises:
+        ConfigError: as there; or the file lies in the folder of a run, and names code that `overrides` do not name.
+    """
+    recipe = load_recipe(path, overrides)
+    if path is not None and not trust_run_code:
+        check_origin(path, recipe, overrides)
+    return recipe
+
+
+def check_origin(path: Path, recipe: Recipe, overrides: Sequence[tuple[str, Any]]) -> None:
+    """Raises ConfigError where a recipe file in a run's folder is all that says which code to run."""
+    run = run_holding(path)
+    if run is None:
+        return
+    given = {key for key, _ in overrides}
+    named = {key: names for key, names in code_of(recipe).items() if key not in given}
+    if named:
+        listed = "; ".join(f"`{key}`: {', '.join(names)}" for key, names in named.items())
+        raise ConfigError(
+            f"recipe `{path}` lies in the folder of a run, `{run}`, which is data, but names code to run ({listed}); "
+            f"give a recipe of your own or these keys on the command line, or read that code and add {FLAG}"
+        )
+
+
+def code_of(recipe: Recipe) -> dict[str, tuple[str, ...]]:
+    """Key of the recipe → the functions of the user's that it names; those of plait are left out."""
+    named = {
+        "algorithm": () if recipe.algorithm in BUILT_IN else (recipe.algorithm,),
+        "reward.functions": recipe.reward.functions,
+        "cost.functions": recipe.cost.functions,
+        "evaluation.functions": recipe.evaluation.functions,
+    }
+    own = {key: tuple(name for name in names if _is_of_the_user(name)) for key, names in named.items()}
+    return {key: names for key, names in own.items() if names}
+
+
+def _is_of_the_user(name: str) -> bool:
+    """`task` and `well_formed` are words for plait's own functions."""
+    return (":" in name or "." in name) and not name.startswith("plait.")

@@ -1,0 +1,31 @@
+"""A run on one device: a group of one rank, in this process, which nobody follows."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+
+from plait.observe.progress import Progress
+from plait.runtime.prepare import Prepared
+from plait.runtime.session import watched
+from plait.workers.announcer import Announcer
+from plait.workers.commands import LEADER
+from plait.workers.rank_state import Parts
+from plait.workers.recorder import Recorder
+from plait.workers.status_file import Board
+from plait.workers.transport import Mail
+from plait.workers.worker_group import Crew
+
+
+class Alone:
+    """`session.Leading` of this process."""
+
+    def __init__(self, prepared: Prepared) -> None:
+        self._prepared = prepared
+
+    def progress(self) -> Progress:
+        return Progress(self._prepared.recipe.steps, watched=watched(self._prepared))
+
+    def crew(self, recorder: Recorder) -> Crew:
+        of = self._prepared
+        parts = Parts(of.recipe, of.flow, of.models, of.plan, LEADER, waiting_for=lambda what: nullcontext())
+        return Crew(Announcer(parts, Mail(None, LEADER, ()), recorder, Board(None, LEADER)), 1)

@@ -1,0 +1,190 @@
+"""A run on several processes, as the process that the user started sees it: launches them, shows their progress, ends
+them, and turns whatever ends one into an error. No rows pass through here."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import shutil
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from types import FrameType
+from typing import Any
+
+from plait.checkpoint.store import CheckpointStore
+from plait.errors import RunError, UserError
+from plait.launch.failures import Ended, Failure, WorkerError
+from plait.launch.local import LocalGroup, LocalProcesses
+from plait.observe.loading import loading
+from plait.observe.progress import Progress
+from plait.runtime.controller import Outcome
+from plait.runtime.directory import RunDirectory
+from plait.runtime.history import Origin
+from plait.runtime.prepare import Prepared
+from plait.runtime.processes.progress_relay import Relay
+from plait.runtime.processes.worker import BOARD, PROGRESS, Job, Worker
+from plait.runtime.session import watched
+from plait.runtime.stopping import signals_to
+from plait.workers.commands import LEADER
+from plait.workers.status_file import Board, read_board, read_progress
+
+WORKERS = "workers"
+"""Folder of a run directory: what each rank printed."""
+RUN_S = 365 * 24 * 3600.0
+LEAVE_S = 5.0
+"""After a second signal, for the leader to leave."""
+
+
+def supervise(
+    prepared: Prepared,
+    directory: RunDirectory,
+    *,
+    resume: bool,
+    origin: Origin | None = None,
+    flow: Callable[..., Any] | None = None,
+) -> Outcome:
+    """Run a plan of several ranks to its end.
+
+    Args:
+        directory: claimed; the leader writes it.
+        origin: for the run's history.
+        flow: the function that the recipe's `algorithm` names, where it is at hand.
+
+    Raises:
+        UserError: something in the recipe cannot be used.
+        RunError: the run had to stop; says which rank, in what, who waited for whom, and where it can be taken up.
+        KeyboardInterrupt: a signal before the first step, or a second one.
+    """
+    recipe, num_ranks = prepared.recipe, prepared.plan.num_ranks
+    folder = directory.path / WORKERS
+    if not resume:
+        shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True, exist_ok=True)
+    Board.create(folder / BOARD, num_ranks)
+    cores = len(os.sched_getaffinity(0))
+    threads = recipe.threads or max(1, cores // num_ranks)
+    launcher = LocalProcesses(
+        threads=threads,
+        output_dir=folder,
+        freeze_after_s=recipe.freeze_after_s,
+        doing=lambda: read_board(folder / BOARD),
+        progress=lambda: read_progress(folder / BOARD),
+        stalled_after_s=recipe.stalled_after_s,
+    )
+    loading(f"{num_ranks} processes, each with its part of {recipe.model}")
+    job = Job(recipe, prepared.plan, _by_name(flow), directory.path, folder, resume, threads, origin or Origin.here())
+    try:
+        with Progress(recipe.steps, watched=watched(prepared)) as progress, Relay(folder / PROGRESS, progress):
+            if recipe.device == "cpu" and (note := crowding(num_ranks, threads, cores)):
+                progress.message(note)
+            return _run(launcher, num_ranks, job)
+    finally:
+        (folder / PROGRESS).unlink(missing_ok=True)
+        (folder / BOARD).unlink(missing_ok=True)
+        directory.note_begun()
+        if not directory.begun:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def crowding(num_ranks: int, threads: int, cores: int) -> str:
+    """What a person should know where the processes have more threads than there are cores; else nothing."""
+    if num_ranks * threads <= cores:
+        return ""
+    return (
+        f"{num_ranks} processes with {threads} thread{'s' * (threads > 1)} each share {cores} cores: they slow each "
+        "other down; fewer `devices` or `threads` may be faster"
+    )
+
+
+def _run(launcher: LocalProcesses, num_ranks: int, job: Job) -> Outcome:
+    signals: _Signals | None = None
+    try:
+        with launcher.start(Worker, num_ranks, arguments=(job,)) as group, _signals(group) as signals:
+            leader = group.submit(LEADER, "run")
+            if num_ranks > 1:
+                group.submit(range(1, num_ranks), "run")
+            outcome = leader.result(RUN_S)
+            assert outcome is not None, "the leader returns the outcome"
+            return outcome
+    except WorkerError as error:
+        if isinstance(error.__cause__, KeyboardInterrupt) or (signals is not None and signals.ended_it(error.failure)):
+            raise KeyboardInterrupt from None
+        raise _explained(error, job) from error
+
+
+def _explained(error: WorkerError, job: Job) -> Exception:
+    """What the user is told: an error of the input or of the run itself as one process would say it."""
+    cause, failure = error.__cause__, error.failure
+    if isinstance(cause, UserError) or (isinstance(cause, RunError) and failure.rank == LEADER):
+        return cause
+    if failure.ended in (Ended.RAISED, Ended.LATE):  # of the dead and the frozen it was read at once
+        actions = read_board(job.workers_dir / BOARD)
+        peers = tuple(replace(peer, action=_action(actions, peer.rank, peer.action)) for peer in failure.peers)
+        failure = replace(failure, action=_action(actions, failure.rank, failure.action), peers=peers)
+    return RunError(f"{failure}\n{_good(job)}")
+
+
+def _action(actions: list[str], rank: int, method: str) -> str:
+    """What a rank was doing, rather than the method that was called on it."""
+    return (actions[rank] if rank < len(actions) else "") or method
+
+
+def _good(job: Job) -> str:
+    store = CheckpointStore(job.run_dir / "checkpoints", keep_last=job.recipe.checkpoint.keep_last)
+    with contextlib.suppress(RunError):
+        if (checkpoint := store.latest()) is not None:
+            where = f"the checkpoint of step {checkpoint.step} is good ({checkpoint.folder})"
+            return f"{where}; go on from it with --resume"
+        return "no step is saved; --resume begins again at step 1"
+    return f"no checkpoint in {store.folder} is whole"
+
+
+class _Signals:
+    """Hands SIGINT and SIGTERM on to the leader, which ends its step and saves; at the second it leaves at once, and
+    if it does not, so does this process."""
+
+    def __init__(self, group: LocalGroup) -> None:
+        self._leader = group.pids[LEADER]
+        self._asked = 0
+        self._timer: threading.Timer | None = None
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        self._asked += 1
+        if self._asked > 2:
+            raise KeyboardInterrupt
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self._leader, signal.SIGTERM)
+        if self._asked == 2:
+            self._timer = threading.Timer(LEAVE_S, lambda: os.kill(os.getpid(), signal.SIGINT))
+            self._timer.daemon = True
+            self._timer.start()
+
+    def end(self) -> None:
+        """The run has ended: nobody is to be interrupted for it any more."""
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def ended_it(self, failure: Failure) -> bool:
+        """Whether the leader died of a signal that was handed on before it could take it."""
+        return self._asked > 0 and failure.ended is Ended.DIED and failure.rank == LEADER
+
+
+@contextlib.contextmanager
+def _signals(group: LocalGroup) -> Iterator[_Signals]:
+    signals = _Signals(group)
+    with contextlib.ExitStack() as stack:
+        stack.callback(signals.end)
+        stack.enter_context(signals_to(signals))
+        yield signals
+
+
+def _by_name(flow: Callable[..., Any] | None) -> Callable[..., Any] | None:
+    """The function if it can be sent by its name; else the recipe's `algorithm` says where it is."""
+    try:
+        pickle.dumps(flow)
+    except (pickle.PicklingError, AttributeError, TypeError):
+        return None
+    return flow

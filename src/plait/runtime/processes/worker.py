@@ -1,0 +1,114 @@
+"""One process of a run on several: rank 0 leads, the others serve it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from plait.launch.interface import WorkerContext
+from plait.recipes.algorithm import load_flow, trace_algorithm
+from plait.recipes.recipe import Recipe
+from plait.recipes.role_models import MODEL_ROLES, REWARD_ROLES, role_models
+from plait.runtime.controller import Outcome, train
+from plait.runtime.directory import RunDirectory
+from plait.runtime.history import Origin
+from plait.runtime.prepare import prepare
+from plait.runtime.process import set_up
+from plait.runtime.processes.progress_relay import RelayedProgress
+from plait.runtime.session import Session
+from plait.schedule.plan import Plan
+from plait.workers.announcer import Announcer
+from plait.workers.commands import LEADER
+from plait.workers.follower import Server
+from plait.workers.rank_state import WAIT_S, Parts
+from plait.workers.recorder import Recorder
+from plait.workers.status_file import Board
+from plait.workers.transport import Mail
+from plait.workers.worker_group import Crew
+
+BOARD, PROGRESS = "actions", "progress.jsonl"
+"""Files in the folder of the workers."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """What every rank is given: small, and the same for all."""
+
+    recipe: Recipe
+    plan: Plan
+    flow: Callable[..., Any] | None
+    """The function that `recipe.algorithm` names, where it can be sent by its name."""
+    run_dir: Path
+    workers_dir: Path
+    resume: bool
+    threads: int
+    """Compute threads of each process."""
+    origin: Origin
+
+
+class Worker:
+    """See `launch`. Joins the process group when it is made; `run` does all the rest."""
+
+    def __init__(self, context: WorkerContext, job: Job) -> None:
+        self.rank = context.rank
+        self._context = context
+        self._job = job
+        self._board = Board(job.workers_dir / BOARD, context.rank)
+        set_up(job.threads)
+        backend = "gloo"
+        if job.recipe.device == "cuda":
+            torch.cuda.set_device(context.rank)
+            backend = "cpu:gloo,cuda:nccl"
+        dist.init_process_group(
+            backend,
+            store=context.store(),
+            rank=context.rank,
+            world_size=context.num_ranks,
+            timeout=timedelta(seconds=WAIT_S),
+        )
+        group = dist.new_group(backend="gloo", timeout=timedelta(seconds=WAIT_S))
+        assert group is not None, "every rank is in the group of all"
+        peers = [rank for rank in range(context.num_ranks) if rank != LEADER] if self.rank == LEADER else [LEADER]
+        self._mail = Mail(group, self.rank, peers, waiting_for=context.waiting_for)
+
+    def run(self) -> Outcome | None:
+        """The whole run; its outcome on rank 0."""
+        job = self._job
+        self._board.tick()
+        if self.rank == LEADER:
+            with self._board.doing("prepare"):
+                prepared = prepare(job.recipe, flow=job.flow)
+            assert prepared.plan == job.plan, "the leader resolves another plan than the process that started it"
+            directory = RunDirectory.lent(job.run_dir)
+            with Session(prepared, directory, resume=job.resume, leading=self, origin=job.origin) as session:
+                outcome = train(session)
+                assert session.crew is not None, "a session that leads has a crew"
+                session.crew.close()
+            return outcome
+        with self._board.doing("load models"):
+            parts = self._parts()
+        Server(parts, self._mail, self._board).serve()
+        return None
+
+    def progress(self) -> RelayedProgress:
+        """Shown by the process that started the run."""
+        return RelayedProgress(self._job.workers_dir / PROGRESS)
+
+    def crew(self, recorder: Recorder) -> Crew:
+        """Join the other ranks, as their leader."""
+        with self._board.doing("load models"):
+            announcer = Announcer(self._parts(), self._mail, recorder, self._board)
+            return Crew(announcer, self._context.num_ranks)
+
+    def _parts(self) -> Parts:
+        job = self._job
+        algorithm = job.flow or load_flow(job.recipe.algorithm)
+        flow = trace_algorithm(algorithm, job.recipe.options, (*MODEL_ROLES, *REWARD_ROLES))
+        models = role_models(flow, job.recipe)
+        return Parts(job.recipe, flow, models, job.plan, self.rank, waiting_for=self._context.waiting_for)

@@ -1,0 +1,208 @@
+"""What the leader says to the ranks of a run: commands in one order that all ranks see, so that their collectives never
+cross; calls, and moves of weights to where calls need them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any
+
+from plait.errors import RunError
+from plait.schedule.plan import Mode
+from plait.schedule.work import MOVED_ON, Done, Result, Work, to_the_end
+from plait.workers.chores import moving_part
+from plait.workers.commands import LEADER, Call, Do, TrainCall
+from plait.workers.messages import Parcel
+from plait.workers.rank_state import WAIT_S, Parts
+from plait.workers.recorder import Recorder
+from plait.workers.status_file import Board
+from plait.workers.transport import Mail
+
+
+class Announcer:
+    """The leader's word to all ranks.
+
+    Args:
+        parts: the leader's own.
+        recorder: of the leader.
+    """
+
+    def __init__(self, parts: Parts, mail: Mail, recorder: Recorder, board: Board) -> None:
+        self.parts = parts
+        self.mail = mail
+        self.recorder = recorder
+        self.board = board
+        self._dropped = {
+            (role, number)
+            for role, found in parts.copies.items()
+            for number, copies in enumerate(found)
+            if copies.after == "drop"
+        }
+        """Copies (a role, a number in `Parts.copies`) that leave before a command that does not need them."""
+        self.stale = set(self._dropped)
+        """Copies without the role's weights as they are: it has been trained since they were moved, or they may have
+        been dropped."""
+        self._numbers = itertools.count()
+        self._together: dict[int, str] = {}
+        """What this rank and others are in the middle of, and the others cannot end alone; by number."""
+        self._moves: dict[int, Work[None]] = {}
+        """That have been announced and that this rank has not ended."""
+        self._elsewhere: dict[int, tuple[int, ...]] = {}
+        """Calls that score on other ranks alone: number → those ranks."""
+
+    def tell(
+        self,
+        ranks: Collection[int],
+        parcel: Parcel | Mapping[int, Parcel],
+        copies: Collection[tuple[str, int]] | None = frozenset(),
+    ) -> int:
+        """Announce a command to these ranks. The leader may be among them: it does its part itself.
+
+        Args:
+            parcel: the command; or that of each rank but the leader.
+            copies: that are needed for it; None: it leaves what is on the devices as it is.
+
+        Returns:
+            The number of the command, which every answer to it has.
+        """
+        if copies is not None:
+            told = {(role, n) for role, n in self._dropped if not self._held(role, n).isdisjoint(ranks)}
+            self.stale |= told - set(copies)
+        number = next(self._numbers)
+        for rank in sorted(set(ranks) - {LEADER}):
+            mine = parcel if isinstance(parcel, Parcel) else parcel[rank]
+            message = Parcel({**mine.header, "at": self.recorder.step, "number": number}, mine.arrays)
+            self.mail.send(rank, message, str(mine.header["do"]))
+        return number
+
+    def _held(self, role: str, number: int) -> set[int]:
+        """Ranks that have some of these copies."""
+        return {rank for rank, _ in self.parts.copies[role][number].parts}
+
+    def answer(self, rank: int, number: int, what: str) -> Parcel:
+        """The next answer of a rank to the command of this number."""
+        return self.mail.receive([rank], what, WAIT_S, answers={number})[1]
+
+    def calling(self, call: Call) -> Work[Any]:
+        """A call, which is announced with the first `next()`; its result is that of the trainer."""
+        ranks = call.layout(self.parts).mesh.ranks
+        with self.board.doing(call.call):
+            number = self._announce(call, ranks)
+        yield MOVED_ON
+        if LEADER in ranks:
+            result = yield from self.board.through(call.call, call.run(self.parts))
+            self._together.pop(number, None)
+            return result
+        while True:
+            if not self.mail.has(ranks[0], number):
+                yield None
+                continue
+            with self.board.doing(call.call):
+                answer = self.answer(ranks[0], number, call.call)
+            if "count" not in answer.header:
+                break
+            yield Done(units=answer.header["count"])
+        self._elsewhere.pop(number, None)
+        return call.result_of(answer)
+
+    def finish(self, work: Work[Result]) -> Result:
+        """Do all of a work, beside which nothing else is to be done; its result.
+
+        Raises:
+            RunError: nothing has come for WAIT_S.
+        """
+        while True:
+            try:
+                done = next(work)
+            except StopIteration as end:
+                return end.value
+            if done is None and not self.mail.wait(WAIT_S, "other ranks"):
+                raise RunError(f"rank {LEADER} expected a sign from other ranks within {WAIT_S:g} s")
+
+    def _announce(self, call: Call, ranks: Collection[int]) -> int:
+        """Returns the number of the command."""
+        if isinstance(call, TrainCall):
+            if call.step is not None:
+                self.trained(call.role)
+            number = self.tell(ranks, call.parcels(self.parts))
+        else:
+            self.freshen(call.role, "score")
+            number = self.tell(ranks, call.parcels(self.parts), self.copies(call.role, "score"))
+        if LEADER in ranks:
+            self.parts.residence.want(call.need)
+            if len(ranks) > 1:
+                self._together[number] = call.call
+        elif not isinstance(call, TrainCall):
+            self._elsewhere[number] = tuple(ranks)
+        return number
+
+    def trained(self, role: str) -> None:
+        """A call that trains the role has been announced."""
+        self.stale |= {(role, number) for number in range(len(self.parts.copies[role]))}
+
+    def copies(self, role: str, mode: Mode) -> frozenset[tuple[str, int]]:
+        """Those that are needed for a role's calls of a mode."""
+        return frozenset((role, n) for n, copies in enumerate(self.parts.copies[role]) if mode in copies.modes)
+
+    def freshen(self, role: str, mode: Mode | None = None) -> None:
+        """`freshening` in one go."""
+        self.recorder.drain(self.freshening(role, mode), role)
+
+    def freshening(self, role: str, mode: Mode | None = None) -> Work[None]:
+        """Have a role's weights brought to where they are needed for a mode, if they are not there as they are; None:
+        to all copies that stay on their devices. It is announced at once; the leader's part is an action per `next()`.
+        """
+        found, numbers = self.parts.copies[role], self._behind(role, mode)
+        movers = {rank for number in numbers for rank in found[number].ranks}
+        moved = {(role, number) for number in numbers}
+        if moved:
+            self.tell(movers, Parcel({"do": Do.MOVE, "role": role, "numbers": numbers}), moved)
+            self.stale -= moved
+        place = next(self._numbers)
+        self._moves[place] = self._moving(place, role, numbers if LEADER in movers else [])
+        return self._moves[place]
+
+    def _moving(self, place: int, role: str, numbers: Sequence[int]) -> Work[None]:
+        if numbers:
+            self._together[place] = name = f"{role}.weights (move)"
+            yield from self.board.through(name, moving_part(self.parts, role, numbers))
+            del self._together[place]
+        del self._moves[place]
+
+    def is_fresh(self, role: str, mode: Mode) -> bool:
+        """Whether a role's weights are, as they are, where they are needed for a mode."""
+        return not self._behind(role, mode)
+
+    def _behind(self, role: str, mode: Mode | None) -> list[int]:
+        """Numbers of the copies that `freshen` has to bring."""
+        return [
+            number
+            for number, copies in enumerate(self.parts.copies[role])
+            if (role, number) in self.stale and (copies.after == "keep" if mode is None else mode in copies.modes)
+        ]
+
+    @contextlib.contextmanager
+    def joining(self, action: str) -> Iterator[None]:
+        """Within it, do this rank's part of what several do together."""
+        number = next(self._numbers)
+        self._together[number] = action
+        with self.board.doing(action):
+            yield
+        del self._together[number]
+
+    def end_moves(self) -> str:
+        """After an error: moves that are under way end. What other ranks wait for then, in words that follow `since`;
+        else nothing."""
+        for moves in list(self._moves.values()):
+            to_the_end(moves)
+        if not self._together:
+            return ""
+        return f"other ranks wait for this one in {', '.join(f'`{what}`' for what in self._together.values())}"
+
+    def forget(self) -> None:
+        """After an error: nobody waits for the calls that score elsewhere."""
+        for number, ranks in self._elsewhere.items():
+            self.tell(ranks, Parcel({"do": Do.FORGET, "role": None, "call": number}), None)
+        self._elsewhere.clear()

@@ -1,0 +1,223 @@
+"""What the leader tells other ranks to do. Nodes and columns go by the number that each rank's own trace gave them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from typing import Any
+
+import numpy as np
+
+from plait.data.rows import FloatArray, Rows
+from plait.dataflow import Column, Dataflow, Level, Node
+from plait.layout.mesh import Layout
+from plait.schedule.work import Work
+from plait.training.mini_batch import mask_of
+from plait.training.row_shares import drawn_batches, shares_of
+from plait.training.trainer import Trainer
+from plait.workers.messages import Parcel
+from plait.workers.offload_manager import Need
+from plait.workers.rank_state import Parts
+from plait.workers.row_stubs import Arrays, pack_shares, unpack_share
+
+LEADER = 0
+"""The rank that gives the commands."""
+
+
+class Do(StrEnum):
+    """The `do` of a command's header."""
+
+    SCORE = "score"
+    TRAIN = "train"
+    GENERATE = "generate"
+    """Requests for the instance of the rank."""
+    FORGET = "forget"
+    """Requests of a role given before, or a call: nobody waits for what comes of them any longer."""
+    MOVE = "move"
+    """Weights of a role, from its home to where else they are used."""
+    VERSION = "version"
+    """The engine of a role has new weights."""
+    GATHER = "gather"
+    """The whole weights of a role, for the leader."""
+    SAVE = "save"
+    LOAD = "load"
+    SPANS = "spans"
+    """What was recorded since the last time."""
+    END = "end"
+
+
+@dataclass(frozen=True)
+class ScoreCall:
+    """`Trainer.logprobs`, `values` or `scores` over rows; the result is an array."""
+
+    role: str
+    what: str
+    call: str
+    rows: Rows
+    temperature: float | None = None
+
+    @property
+    def need(self) -> Need:
+        """What it computes with."""
+        return self.role, "score"
+
+    def layout(self, parts: Parts) -> Layout:
+        return parts.places[self.role].scoring
+
+    def run(self, parts: Parts) -> Work[FloatArray]:
+        part = parts.roles[self.role]
+        trainer: Trainer = _there(part.scorer or part.trainer)
+        match self.what:
+            case "logprobs":
+                return (yield from trainer.logprobs(self.rows, call=self.call, temperature=self.temperature))
+            case "values":
+                return (yield from trainer.values(self.rows, call=self.call))
+            case _:
+                return (yield from trainer.scores(self.rows, call=self.call))
+
+    def parcels(self, parts: Parts) -> dict[int, Parcel]:
+        """For each rank but the leader, with the rows of its share and without what nobody scores by."""
+        header = {"do": Do.SCORE, "role": self.role, "what": self.what, "call": self.call}
+        header |= {"temperature": self.temperature}
+        rows = Rows(tuple(replace(sample, logprobs=(), token_versions=None) for sample in self.rows.samples))
+
+        def arrays_of(ways: int) -> list[Arrays]:
+            shares = shares_of(rows.ordered(), [range(len(rows))], ways)
+            return pack_shares(rows, (), [sorted(rows.order[i] for i in share) for share in shares])
+
+        return _by_rank(self.layout(parts), header, arrays_of)
+
+    @classmethod
+    def of(cls, parcel: Parcel) -> ScoreCall:
+        h = parcel.header
+        return cls(h["role"], h["what"], h["call"], unpack_share(parcel.arrays), h["temperature"])
+
+    @staticmethod
+    def answer(result: FloatArray) -> Parcel:
+        return Parcel({"result": True}, (result,))
+
+    @staticmethod
+    def result_of(parcel: Parcel) -> FloatArray:
+        return parcel.arrays[0]
+
+
+@dataclass(frozen=True)
+class TrainCall:
+    """`Trainer.train` of a TRAIN node, or `evaluate`; the result is metrics."""
+
+    node: Node
+    rows: Rows
+    step: int | None
+    """None: evaluate."""
+    temperature: float | None = None
+    batch_values: Mapping[Column, FloatArray] = field(default_factory=dict)
+
+    @property
+    def role(self) -> str:
+        return str(self.node.role)
+
+    @property
+    def call(self) -> str:
+        return self.node.call
+
+    @property
+    def need(self) -> Need:
+        """What it computes with: to evaluate takes no optimizer."""
+        return self.role, "home" if self.step is None else "train"
+
+    def layout(self, parts: Parts) -> Layout:
+        layout = parts.places[self.role].train
+        assert layout is not None, f"{self.call}: role `{self.role}` has no place to train"
+        return layout
+
+    def run(self, parts: Parts) -> Work[dict[str, float]]:
+        trainer: Trainer = _there(parts.roles[self.role].trainer)
+        node = self.node
+        columns = {name: column for name, column in node.inputs.items() if name not in ("keep", "mask")}
+        assert node.fn is not None, f"{node.call} has no loss"
+        options: dict[str, Any] = {
+            "mask": node.inputs.get("mask"),
+            "whole_groups": node.options["whole_groups"],
+            "batch_values": self.batch_values,
+            "call": node.call,
+            "temperature": self.temperature,
+        }
+        if self.step is None:
+            return (yield from trainer.evaluate(self.rows, columns, node.fn, **options))
+        options |= {name: node.options[name] for name in ("mini_batches", "epochs")}
+        return (yield from trainer.train(self.rows, columns, node.fn, step=self.step, **options))
+
+    def parcels(self, parts: Parts) -> dict[int, Parcel]:
+        """For each rank but the leader, with the rows of its share.
+
+        Raises:
+            RunError: the mask holds something other than 0 and 1.
+        """
+        of_rows, of_batch = _columns(self.node)
+        values = tuple(np.asarray(self.batch_values[column], dtype=np.float64) for column in of_batch)
+        header = {"do": Do.TRAIN, "node": self.node.id, "step": self.step, "temperature": self.temperature}
+        header |= {"values": len(values)}
+        mask = self.node.inputs.get("mask")
+        mask_of(self.rows, mask, self.role)
+        rows = self.rows.ordered()
+
+        def arrays_of(ways: int) -> list[Arrays]:
+            shares = shares_of(rows, self._batches(rows, parts), ways, whole_groups=self.node.options["whole_groups"])
+            return [(*values, *arrays) for arrays in pack_shares(rows, of_rows, shares, mask)]
+
+        return _by_rank(self.layout(parts), header, arrays_of)
+
+    def _batches(self, rows: Rows, parts: Parts) -> Iterable[Sequence[int]]:
+        """Positions of the ordered rows that are divided over the dp ranks together, as `Trainer` does it."""
+        if self.step is None:
+            return [range(len(rows))]
+        of_node = {name: self.node.options[name] for name in ("epochs", "whole_groups")}
+        return drawn_batches(rows, self.node.options["mini_batches"], seed=parts.recipe.seed, step=self.step, **of_node)
+
+    @classmethod
+    def of(cls, parcel: Parcel, flow: Dataflow) -> TrainCall:
+        h = parcel.header
+        node = flow.nodes[h["node"]]
+        of_rows, of_batch = _columns(node)
+        values = dict(zip(of_batch, parcel.arrays[: h["values"]], strict=True))
+        rows = unpack_share(parcel.arrays[h["values"] :], of_rows, node.inputs.get("mask"))
+        return cls(node, rows, h["step"], h["temperature"], values)
+
+    @staticmethod
+    def answer(result: Mapping[str, float]) -> Parcel:
+        return Parcel({"result": dict(result)})
+
+    @staticmethod
+    def result_of(parcel: Parcel) -> dict[str, float]:
+        return dict(parcel.header["result"])
+
+
+Call = ScoreCall | TrainCall
+
+
+def _by_rank(
+    layout: Layout, header: Mapping[str, Any], arrays_of: Callable[[int], Sequence[Arrays]]
+) -> dict[int, Parcel]:
+    """A parcel for each rank of the layout but the leader: ranks of one dp index get the same.
+
+    Args:
+        arrays_of: number of dp ranks → the arrays of each; asked only where somebody gets them.
+    """
+    ranks = [rank for rank in layout.mesh.ranks if rank != LEADER]
+    shares = arrays_of(layout.parallelism.dp) if ranks else ()
+    return {rank: Parcel(header, shares[layout.coordinates(rank).dp]) for rank in ranks}
+
+
+def _columns(node: Node) -> tuple[list[Column], list[Column]]:
+    """What a TRAIN node reads of its rows, and of the batch."""
+    columns: Iterable[Column] = dict.fromkeys(column for name, column in node.inputs.items() if name != "keep")
+    by_level: Sequence[list[Column]] = ([], [])
+    for column in columns:
+        by_level[column.level is Level.BATCH].append(column)
+    return by_level[0], by_level[1]
+
+
+def _there(trainer: Trainer | None) -> Trainer:
+    assert trainer is not None, "a call of a role that this rank has no part in"
+    return trainer

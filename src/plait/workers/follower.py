@@ -1,0 +1,243 @@
+"""A rank that is not the leader: a loop over works, each of which it does an action at a time.
+
+Before every action it takes what the leader has sent meanwhile: further works, requests for an instance that generates
+already, or word that nobody waits for something any longer. Which work goes on, `policy.turns` says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from plait.generation.request import Request
+from plait.policy.turns import Turn, next_turn
+from plait.schedule.work import MOVED_ON, Work
+from plait.workers.chores import loading_part, moving_part, saving_part, spans_as_values
+from plait.workers.commands import LEADER, Call, Do, ScoreCall, TrainCall
+from plait.workers.lockstep_engine import Member
+from plait.workers.messages import Parcel, pack_samples, unpack_requests
+from plait.workers.rank_state import WAIT_S, Parts
+from plait.workers.recorder import Recorder
+from plait.workers.status_file import Board
+from plait.workers.transport import Mail
+
+REPORT_S = 0.25
+"""Between two reports of a call in which the leader has no part."""
+
+
+@dataclass(eq=False)
+class _Ongoing:
+    """A work that has been announced and has not ended."""
+
+    turn: Turn
+    name: str
+    """For the board."""
+    step: int | None
+    """Of the run, which its records belong to."""
+    actions: Work[None] = field(repr=False)
+    role: str = ""
+    """For records."""
+
+
+class Server:
+    """Serves until the leader ends it."""
+
+    def __init__(self, parts: Parts, mail: Mail, board: Board) -> None:
+        self._parts = parts
+        self._mail = mail
+        self._board = board
+        self._recorder = Recorder.on_shared_clock(parts.rank)
+        parts.residence.recorder = self._recorder
+        self._works: dict[int, _Ongoing] = {}
+        """By the number of the command."""
+        self._turn = 0
+        self._members: dict[str, Member] = {}
+        """By the role that generates."""
+        self._generating: set[str] = set()
+        """Roles whose instance has a work."""
+        self._end: int | None = None
+        """The number of the command to leave."""
+
+    def serve(self) -> None:
+        """Raises what an action raises; the run is over then."""
+        while True:
+            self._read()
+            number = next_turn([one.turn for one in self._works.values()])
+            if number == self._end:
+                return
+            self._go_on(self._works[number])
+
+    def _read(self) -> None:
+        """Take what has come; without a work, wait for one."""
+        while (found := self._mail.poll([LEADER])) is not None:
+            self._take(found[1])
+        while not self._works:
+            self._read_one()
+
+    def _read_one(self) -> None:
+        self._take(self._mail.receive([LEADER], "the next command", WAIT_S)[1])
+
+    def _go_on(self, one: _Ongoing) -> None:
+        self._turn += 1
+        one.turn = replace(one.turn, last=self._turn)
+        self._recorder.step = one.step
+        with self._board.doing(one.name):
+            try:
+                self._recorder.advance(one.actions, one.role)
+            except StopIteration:
+                self._works.pop(one.turn.number, None)
+
+    # -- commands
+
+    def _take(self, command: Parcel) -> None:
+        header = command.header
+        match Do(header["do"]):
+            case Do.SCORE:
+                self._take_call(ScoreCall.of(command), command)
+            case Do.TRAIN:
+                self._take_call(TrainCall.of(command, self._parts.flow), command)
+            case Do.GENERATE:
+                self._ask(header["role"], command, unpack_requests(header["requests"]))
+            case Do.FORGET:
+                self._forget(header["number"], header["role"], header["call"])
+            case Do.END:
+                self._leave(command)
+            case do:
+                name = f"{header['role']}.weights ({do})" if "role" in header else str(do)
+                self._begin(header, name, self._chore(do, command), role=header.get("role", ""), is_alone=True)
+
+    def _begin(
+        self,
+        header: Mapping[str, Any],
+        name: str,
+        actions: Work[None],
+        *,
+        role: str = "",
+        is_joint: bool = False,
+        is_alone: bool = False,
+    ) -> None:
+        number, step = header["number"], header["at"]
+        # What the plan lets leave the device makes room for what others need: no two of them at once.
+        is_alone |= bool(self._parts.residence.units)
+        self._works[number] = _Ongoing(Turn(number, is_joint, is_alone), name, step, actions, role)
+
+    def _take_call(self, call: Call, command: Parcel) -> None:
+        ranks = call.layout(self._parts).mesh.ranks
+        changes_weights = isinstance(call, TrainCall)
+        actions = self._calling(call, ranks, command)
+        is_joint = len(ranks) > 1
+        self._begin(command.header, call.call, actions, role=call.role, is_joint=is_joint, is_alone=changes_weights)
+
+    def _ask(self, role: str, command: Parcel, requests: Sequence[Request]) -> None:
+        """An instance at work begins a later step with them; one that is not has a work more."""
+        member = self._member(role)
+        member.hear(command.header["number"], requests)
+        if role not in self._generating:
+            self._generate(role, command.header)
+
+    def _generate(self, role: str, header: Mapping[str, Any]) -> None:
+        member = self._member(role)
+        self._generating.add(role)
+        actions = self._generated(role, member, header["at"])
+        self._begin(header, f"{role}.generate", actions, role=role, is_joint=member.is_joint)
+
+    def _forget(self, number: int, role: str | None, call: int | None) -> None:
+        """Requests for a role, or a call that this rank has to itself: others are in the middle of theirs together."""
+        if role is not None and role in self._members:
+            self._members[role].hear(number, None)
+        if call in self._works and not self._works[call].turn.is_joint:
+            del self._works[call]
+
+    def _leave(self, command: Parcel) -> None:
+        """What this rank does by itself ends here and now, an instance of several with its next step."""
+        self._end = command.header["number"]
+        for member in self._members.values():
+            member.hear(command.header["number"], None)
+        for number in [number for number, one in self._works.items() if not one.turn.is_joint]:
+            del self._works[number]
+        self._begin(command.header, str(Do.END), _nothing(), is_alone=True)
+
+    def _member(self, role: str) -> Member:
+        if role not in self._members:
+            part = self._parts.roles[role]
+            assert part.engine is not None, f"role {role} has no engine on rank {self._parts.rank}"
+            assert part.instance is not None, f"the engine of {role} belongs to no instance"
+            self._members[role] = Member(part.engine, part.instance)
+        return self._members[role]
+
+    def _answer(self, number: int, answer: Parcel, what: str) -> None:
+        self._mail.send(LEADER, Parcel({**answer.header, "answers": number}, answer.arrays), what)
+
+    # -- works
+
+    def _calling(self, call: Call, ranks: Sequence[int], command: Parcel) -> Work[None]:
+        """A call that scores or trains; the first rank of a layout that the leader is not in reports to it."""
+        reports = LEADER not in ranks and ranks[0] == self._parts.rank
+        number = command.header["number"]
+        self._parts.residence.want(call.need)
+        yield MOVED_ON
+        work = call.run(self._parts)
+        count, reported_s = 0, self._recorder.now_s
+        while True:
+            try:
+                done = next(work)
+            except StopIteration as end:
+                result = end.value
+                break
+            count += 1
+            if reports and self._recorder.now_s - reported_s > REPORT_S:
+                self._answer(number, Parcel({"count": count}), "a report")
+                count, reported_s = 0, self._recorder.now_s
+            yield done
+        if reports:
+            self._answer(number, call.answer(result), "a result")
+
+    def _generated(self, role: str, member: Member, step: int | None) -> Work[None]:
+        """The steps of an instance, until it has nothing in flight; requests that it has not begun with then are a work
+        of their own, so that all its ranks agree on what else comes before them."""
+        delivers = member.decides and self._parts.rank != LEADER
+        self._parts.residence.want((role, "decode"))
+        is_empty = False
+        while not is_empty:
+            finished = member.step(self._read_one)
+            if delivers:
+                for number, samples in finished.items():
+                    self._answer(number, pack_samples(samples), "samples")
+            is_empty = member.is_empty
+            yield member.last_done(f"{role}.generate")
+        self._generating.remove(role)
+        if (number := member.next_number) is not None:
+            self._generate(role, {"number": number, "at": step})
+
+    def _chore(self, do: Do, command: Parcel) -> Work[None]:
+        """A command without a call of the flow behind it."""
+        header, parts, recorder = command.header, self._parts, self._recorder
+        match do:
+            case Do.MOVE:
+                yield from moving_part(parts, header["role"], header["numbers"])
+            case Do.VERSION:
+                self._member(header["role"]).update_weights(header["version"])
+            case Do.GATHER:
+                parts.gather(header["role"])
+            case Do.SAVE:
+                counts, found = yield from saving_part(parts, Path(header["folder"]))
+                self._answer(header["number"], Parcel({"counts": counts, "broken": found}), "what was saved")
+            case Do.LOAD:
+                torch.set_num_threads(header["threads"])
+                yield from loading_part(parts, Path(header["folder"]), header["counts"])
+            case Do.SPANS:
+                parts.residence.want()
+                spans = spans_as_values(recorder.take().spans, header["zero"])
+                self._answer(header["number"], Parcel({"spans": spans}), "a timeline")
+            case _:
+                raise AssertionError(f"a command `{do}` that nobody serves")
+
+
+def _nothing() -> Work[None]:
+    """A work that has ended."""
+    return
+    yield

@@ -1,0 +1,128 @@
+"""The models of a run's roles, read from their checkpoints, and their trainers.
+
+A language model fills `actor` and `ref`; a scalar model `critic` and `cost_critic`, and `reward` or `cost` where the
+flow trains them or has a frozen model score.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from plait.dataflow import CallKind, Dataflow
+from plait.models.backbone import copy_of
+from plait.models.language_model import LanguageModel
+from plait.models.loading import load_model
+from plait.models.parallel.part_loading import PartLoader
+from plait.models.scalar_model import ScalarModel, load_scalar, scalar_of
+from plait.recipes.recipe import Recipe
+from plait.recipes.role_models import RoleModel, optimizer_of
+from plait.training.trainer import Trainer
+
+NEW_HEAD_STD = 0.0
+"""A new head scores everything 0: a critic then begins by expecting nothing, and the loss of a reward model at ln 2."""
+
+
+def build_models(wanted: Iterable[RoleModel], recipe: Recipe) -> dict[str, LanguageModel | ScalarModel]:
+    """Read each checkpoint once and give each role its weights.
+
+    Roles that are not trained share one copy of what they begin as. With adapters (`lora`), roles that begin as the
+    same checkpoint share its weights, trained or not, and the reference is those weights without an adapter.
+
+    Raises:
+        ModelError: a model cannot be found, read, or is refused.
+    """
+    return _Shelf(recipe).build(wanted)
+
+
+def part_loader(recipe: Recipe) -> PartLoader:
+    """Reads parts of the models that `build_models` reads whole, without adapters."""
+    return PartLoader(dtype=recipe.dtype, device=recipe.device, seed=recipe.seed, head_std=NEW_HEAD_STD)
+
+
+class _Shelf:
+    """Models by where they come from, so that none is read or held twice without need."""
+
+    def __init__(self, recipe: Recipe) -> None:
+        self._recipe = recipe
+        self._language: dict[str, LanguageModel] = {}
+        self._frozen: dict[tuple[str, bool], LanguageModel | ScalarModel] = {}
+
+    def build(self, wanted: Iterable[RoleModel]) -> dict[str, LanguageModel | ScalarModel]:
+        adapted = self._recipe.lora.rank > 0
+        return {one.role: self._adapted(one) if adapted else self._whole(one) for one in wanted}
+
+    def _whole(self, one: RoleModel) -> LanguageModel | ScalarModel:
+        if one.trained:
+            return self._fresh(one)
+        place = (one.name, one.scalar)
+        if place not in self._frozen:
+            self._frozen[place] = self._fresh(one)
+        return self._frozen[place]
+
+    def _fresh(self, one: RoleModel) -> LanguageModel | ScalarModel:
+        """Weights of its own. The first language model of a checkpoint takes what was read, later ones a copy."""
+        recipe = self._recipe
+        if one.scalar:
+            read = self._language.get(one.name)
+            if read is not None and not one.has_head:
+                return scalar_of(read, seed=recipe.seed, head_std=NEW_HEAD_STD)
+            return self._load_scalar(one)
+        if one.name not in self._language:
+            self._language[one.name] = load_model(one.name, dtype=recipe.dtype, device=recipe.device)
+            return self._language[one.name]
+        return copy_of(self._language[one.name])
+
+    def _load_scalar(self, one: RoleModel) -> ScalarModel:
+        recipe = self._recipe
+        return load_scalar(one.name, dtype=recipe.dtype, device=recipe.device, seed=recipe.seed, head_std=NEW_HEAD_STD)
+
+    def _adapted(self, one: RoleModel) -> LanguageModel | ScalarModel:
+        from plait.models.lora import add_lora, scalar_view
+
+        recipe = self._recipe
+        if one.has_head:
+            base: LanguageModel | ScalarModel = self._load_scalar(one)
+        else:
+            if one.name not in self._language:
+                self._language[one.name] = load_model(one.name, dtype=recipe.dtype, device=recipe.device)
+            base = self._language[one.name]
+            base = scalar_view(base, seed=recipe.seed, head_std=NEW_HEAD_STD) if one.scalar else base
+        if not one.trained:
+            return base
+        return add_lora(base, recipe.lora, name=one.role, seed=recipe.seed)
+
+
+def make_trainer(
+    one: RoleModel,
+    model: LanguageModel | ScalarModel,
+    flow: Dataflow,
+    recipe: Recipe,
+    *,
+    trained: bool | None = None,
+    micro_batch_tokens: int | None = None,
+    **several: Any,
+) -> Trainer:
+    """The trainer of a role.
+
+    Args:
+        trained: whether with an optimizer; None: as the role is.
+        micro_batch_tokens: None: the recipe's.
+        several: of a rank among several: `team` and `pipeline`.
+    """
+    trained = one.trained if trained is None else trained
+    # Flows that generate take all log-probs at the sampling temperature; those over given samples at 1.
+    generates = bool(flow.of_kind(CallKind.GENERATE))
+    return Trainer(
+        model,
+        optimizer_of(one.role, recipe) if trained else None,
+        role=one.role,
+        micro_batch_tokens=micro_batch_tokens or recipe.micro_batch_tokens,
+        temperature=recipe.sampling.temperature if generates else 1.0,
+        total_optimizer_steps=flow.optimizer_steps(one.role, recipe.steps) if trained else 0,
+        max_response_tokens=recipe.sampling.max_response_tokens,
+        stop_token_ids=recipe.sampling.stop_token_ids,
+        checkpoint_activations=recipe.checkpoint_activations,
+        seed=recipe.seed,
+        **several,
+    )

@@ -1,0 +1,126 @@
+"""This rank as a member of an instance that generates: takes requests while it works, in lockstep with the others.
+
+All ranks of an instance step the same engine, each on its part of the model, and so make the same decisions from the
+same requests. Each of them is sent every request, and sees it at a time of its own; with which ones a step begins, one
+rank says.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from collections.abc import Callable, Sequence
+
+import torch
+
+from plait.data.records import Sample
+from plait.generation.engine import Engine, StepRecord
+from plait.generation.request import Request
+from plait.models.parallel.team import Team
+from plait.schedule.work import MOVED_ON, Done
+from plait.workers.commands import LEADER
+
+
+class Member:
+    """The engine of this rank, and what the leader has asked of its instance.
+
+    Before a step the rank that decides (the leader's, where it is in the instance, else the first) tells the others
+    the number of the newest command that it has heard: 8 bytes. They take commands up to that one, and wait for those
+    that have not come yet. A rank that generates alone tells nobody.
+    """
+
+    def __init__(self, engine: Engine, team: Team) -> None:
+        self._engine = engine
+        self._peers = team.all
+        self._deciding = team.all.ranks.index(LEADER) if LEADER in team.all.ranks else 0
+        self._heard: deque[tuple[int, Sequence[Request] | None]] = deque()
+        """Commands that no step has begun with yet, in their order."""
+        self._newest = -1
+        """The number of the last command heard."""
+        self._asked: dict[int, int] = {}
+        """Prompt whose samples are being generated → the command that asked for them."""
+        self.last_bytes = 0
+        """Activations that came from other ranks in the last step."""
+        self.last_step: StepRecord | None = None
+        """None after a step that computed nothing."""
+
+    @property
+    def is_joint(self) -> bool:
+        """Whether other ranks generate with it."""
+        return self._peers.size > 1
+
+    def last_done(self, call: str) -> Done:
+        """The last step as an action of a call, recorded where it computed something."""
+        if self.last_step is None:
+            return MOVED_ON
+        return self.last_step.done(call, self.last_bytes, units=self.last_step.num_finished)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether the engine has nothing in flight: all ranks of an instance find that after the same step."""
+        return not self._engine.has_work
+
+    @property
+    def next_number(self) -> int | None:
+        """The first command that asks for samples and that no step has begun with; None: there is none."""
+        return next((number for number, requests in self._heard if requests is not None), None)
+
+    @property
+    def decides(self) -> bool:
+        """Whether this rank says what a step begins with; where the leader is elsewhere, it delivers the samples."""
+        return self._peers.index == self._deciding
+
+    def update_weights(self, version: int) -> None:
+        """The weights have changed while nothing is in flight."""
+        self._engine.update_weights(version)
+
+    def hear(self, number: int, requests: Sequence[Request] | None) -> None:
+        """A command of this number: requests, or None: nobody waits for the samples asked for before. A later step
+        begins with it."""
+        assert number > self._newest, f"command {number} came behind {self._newest}"
+        self._heard.append((number, requests))
+        self._newest = number
+
+    def step(self, read: Callable[[], None]) -> dict[int, list[Sample]]:
+        """Take what the instance begins this step with, and compute it, if there is something to compute.
+
+        Args:
+            read: waits for the next command, and has it heard if it is for this instance.
+
+        Returns:
+            Number of a command → samples that it asked for and that are finished now.
+        """
+        self._take(self._agreed(read))
+        self.last_step = None
+        before = self._engine.received_bytes
+        finished: dict[int, list[Sample]] = defaultdict(list)
+        if self._engine.has_work:
+            for sample in self._engine.step():
+                finished[self._asked[sample.prompt.uid]].append(sample)
+            self.last_step = self._engine.last_step
+            self.last_bytes = self._engine.received_bytes - before
+        if self.is_empty:
+            self._asked.clear()
+        return finished
+
+    def _agreed(self, read: Callable[[], None]) -> int:
+        """The newest command that the rank that decides has heard; this one has heard it, too."""
+        if not self.is_joint:
+            return self._newest
+        word = torch.tensor([self._newest])
+        self._peers.broadcast(word, self._deciding)
+        newest = int(word)
+        while self._newest < newest:
+            read()
+        return newest
+
+    def _take(self, newest: int) -> None:
+        while self._heard and self._heard[0][0] <= newest:
+            number, requests = self._heard.popleft()
+            if requests is None:
+                for uid in self._asked:
+                    self._engine.abort(uid)
+                self._asked.clear()
+                continue
+            for request in requests:
+                self._engine.add(request)
+                self._asked[request.prompt.uid] = number

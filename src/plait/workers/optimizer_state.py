@@ -1,0 +1,117 @@
+"""The optimizer's state of a role in a checkpoint: saved by parts under one plan, loaded under any other.
+
+A run on one process saves each buffer whole, in the checkpoint's one tensor file; of several ranks each writes what it
+holds (`reallocation.saving`). Both are layouts, and both are read by runs of either kind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from plait.checkpoint.store import Checkpoint
+from plait.errors import RunError
+from plait.layout.holdings import Holding, Holdings, flat_holdings, weights
+from plait.layout.mesh import Cluster, Layout, Parallelism
+from plait.layout.move import plan_move
+from plait.layout.params import Parameters
+from plait.layout.shards import shard
+from plait.models.files.finite import Broken, broken, describe, is_finite
+from plait.reallocation.mover import moving
+from plait.reallocation.saving import loading, saving
+from plait.reallocation.stores import StoreFile
+from plait.schedule.work import DISK, Work, to_the_end
+from plait.training.trainer import Trainer
+
+COUNTS = ("attempted_steps", "applied_steps", "skipped_in_row")
+
+
+def saving_state(trainer: Trainer, cluster: Cluster, rank: int, folder: Path) -> Work[dict[str, int]]:
+    """Write what this rank holds; every rank of the trainer's layout does its part. Returns the counts."""
+    state = trainer.state()
+    for name, held in trainer.holdings().items():
+        yield from saving(held, cluster, rank, {name: state[name]}, folder, f"{trainer.role}.{name}")
+    return {name: int(state[name]) for name in COUNTS}
+
+
+def broken_state(trainer: Trainer, rank: int) -> list[Broken]:
+    """Which parameters' masters or moments are not finite, of what this rank has of a trained role."""
+    found: list[Broken] = []
+    buffers = trainer.buffers()
+    for name, held in trainer.holdings().items():
+        if not is_finite(buffers[name]):
+            pieces = (
+                (f"{trainer.role}.{name} of {held.params[one.param].name}", _viewed(buffers[name], one))
+                for one in held.ranks.get(rank, ())
+            )
+            found += broken(pieces)
+    return found
+
+
+def refuse_broken(found: list[Broken]) -> None:
+    """Raises RunError where anything is: no run could go on from it."""
+    if found:
+        raise RunError(f"{describe(found)}, so it is not saved (a lower `optimizer.learning_rate` may help)")
+
+
+def _viewed(buffer: torch.Tensor, held: Holding) -> torch.Tensor:
+    return buffer.as_strided(held.box.shape, held.strides, buffer.storage_offset() + held.offset)
+
+
+def loading_state(
+    trainer: Trainer,
+    parameters: Parameters,
+    cluster: Cluster,
+    rank: int,
+    folder: Path,
+    counts: Mapping[str, int] | None,
+    deadline_s: float,
+) -> Work[None]:
+    """Continue from what any plan saved; every rank of the trainer's layout does its part. Working weights follow.
+
+    Args:
+        parameters: of what is trained of the whole model.
+        counts: of the checkpoint's state; None: it was saved by one process.
+
+    Raises:
+        DataError, LayoutError: a file is missing or damaged, or of another model.
+    """
+    state = dict(trainer.state())
+    for name, held in trainer.holdings().items():
+        buffers = {name: state[name]}
+        if counts is not None:
+            file = f"{trainer.role}.{name}"
+            yield from loading(held, cluster, rank, buffers, folder, file, deadline_s=deadline_s)
+            continue
+        stored = Checkpoint(0, folder, {}).tensors_path
+        source, files = _one_file(held, parameters, cluster, stored, f"{trainer.role}/{name}")
+        plan = plan_move(source, held, cluster)
+        name = f"{trainer.role}.{name}.load"
+        yield from moving(plan, rank, buffers, files=files, deadline_s=deadline_s, name=name, lane=DISK)
+    if counts is None:
+        tensors = Checkpoint(0, folder, {}).tensors()
+        counts = {name: int(tensors[f"{trainer.role}/{name}"]) for name in COUNTS}
+    trainer.load_state(state | {name: torch.tensor(counts[name], dtype=torch.int64) for name in COUNTS})
+
+
+def read_masters(model: Any, role: str, folder: Path) -> None:
+    """Bring the masters that several ranks saved into the working weights of a whole model on the CPU."""
+    dtype = str(model.trained_weights.dtype).removeprefix("torch.")
+    target = weights(model.trained_parameters, Layout.on((0,)), dtype, "weights")
+    buffers = {"weights": model.trained_weights}
+    to_the_end(loading(target, Cluster(1, 1), 0, buffers, folder, f"{role}.masters"))
+
+
+def _one_file(
+    held: Holdings, parameters: Parameters, cluster: Cluster, path: Path, buffer: str
+) -> tuple[Holdings, dict[int, StoreFile]]:
+    """A whole flat buffer in a file, as holdings of one store."""
+    flat = shard(parameters, Parallelism(), 0, 0)
+    index = {param.name: number for number, param in enumerate(held.params)}
+    store = cluster.store(0)
+    lengths = {buffer: flat.num_elements}
+    source = Holdings(held.params, held.dtype, {store: flat_holdings(flat, index, buffer)}, {store: lengths})
+    return source, {store: StoreFile(path, lengths)}

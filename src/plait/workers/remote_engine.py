@@ -1,0 +1,201 @@
+"""Generation as the leader has it: requests dealt to the instances of a role, samples gathered as they are finished."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from contextlib import nullcontext
+from dataclasses import replace
+from typing import Any
+
+from plait.data.records import Prompt, Sample
+from plait.generation.engine import Engine
+from plait.generation.request import Request
+from plait.generation.settings import Sampling
+from plait.kernels.noise import NoiseKey
+from plait.layout.mesh import Layout
+from plait.schedule.work import MOVED_ON, Done
+from plait.workers.announcer import Announcer
+from plait.workers.commands import LEADER, Do
+from plait.workers.lockstep_engine import Member
+from plait.workers.messages import Parcel, pack_requests, unpack_samples
+
+POLL_S = 0.05
+"""An engine's step waits so long for samples of other ranks, where its own has nothing to do."""
+
+
+class CrewEngine:
+    """`generation.engine.Engine` for the leader, over the instances of a role.
+
+    Requests are dealt out when the next step begins: the longest expected first, each to the instance with the least
+    expected tokens of its rollout. So who generates what depends on the requests alone. Instances at work take them
+    with one of their next steps.
+    """
+
+    def __init__(self, announcer: Announcer, role: str) -> None:
+        self._announcer = announcer
+        self._role = role
+        self.instances: tuple[Layout, ...] = announcer.parts.places[role].generate
+        part = announcer.parts.roles.get(role)
+        self._own: Engine | None = part.engine if part is not None else None
+        self._own_place = next((i for i, one in enumerate(self.instances) if LEADER in one.mesh.ranks), None)
+        self._member: Member | None = None
+        """Of the leader in its own instance."""
+        if part is not None and part.engine is not None and part.instance is not None:
+            self._member = Member(part.engine, part.instance)
+        self._pending: list[Request] = []
+        self._prompts: dict[int, Prompt] = {}
+        self._left = [0] * len(self.instances)
+        """Samples that each instance has not delivered."""
+        self._asked: set[int] = set()
+        """Numbers of the commands that asked for them."""
+        self._loads = [0] * len(self.instances)
+        """Expected tokens of what each instance was given of the rollout, done or not: who was idle when is the clock's
+        to say."""
+        self._rollout: tuple[NoiseKey, Sampling] | None = None
+        """What the requests that are dealt have in common."""
+        self.policy_version = 0
+
+    @property
+    def model(self) -> Any:
+        """The leader's part; None: it has none."""
+        return None if self._own is None else self._own.model
+
+    @property
+    def not_compiled(self) -> str | None:
+        """Of the leader's own part."""
+        return None if self._own is None else self._own.not_compiled
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._pending) or any(self._left)
+
+    @property
+    def ready(self) -> bool:
+        """Whether `step` would do something at once."""
+        if self._may_deal or self._works:
+            return True
+        waited = [source for source, place in self._sources.items() if self._left[place]]
+        return any(self._announcer.mail.has(source, number) for source in waited for number in self._asked)
+
+    @property
+    def _works(self) -> bool:
+        """Whether the leader's own instance has something in flight, or is about to."""
+        return self._own_place is not None and self._left[self._own_place] > 0
+
+    @property
+    def _may_deal(self) -> bool:
+        """Weights are moved only to instances that have nothing in flight."""
+        return bool(self._pending) and (not any(self._left) or self._announcer.is_fresh(self._role, "decode"))
+
+    @property
+    def _sources(self) -> dict[int, int]:
+        """Rank that delivers samples → its instance, of those that the leader has no part in."""
+        return {one.mesh.ranks[0]: i for i, one in enumerate(self.instances) if i != self._own_place}
+
+    def add(self, request: Request) -> None:
+        self._pending.append(request)
+
+    def step(self) -> list[Sample]:
+        """One step of the leader's own instance, and what others have finished meanwhile; where that is nothing, it
+        waits for them, but not for long."""
+        return self.advance(f"{self._role}.generate")[1]
+
+    def advance(self, call: str) -> tuple[Done, list[Sample]]:
+        """As `step`: what the leader's own instance did, as an action of a call, and the samples that are finished."""
+        assert self.has_work, "step without work"
+        with self._announcer.board.doing(f"{self._role}.generate"):
+            worked, finished = self._step()
+        done = MOVED_ON if not worked or self._member is None else self._member.last_done(call)
+        return replace(done, units=len(finished)), finished
+
+    def _step(self) -> tuple[bool, list[Sample]]:
+        if self._may_deal:
+            self._deal()
+        finished: list[Sample] = []
+        if works := self._works:
+            assert self._own_place is not None, "an engine of no instance"
+            finished += self._own_step()
+            self._announcer.board.tick()
+            self._left[self._own_place] -= len(finished)
+        sources = self._sources
+        wait_s = 0.0 if works else POLL_S
+        while any(self._left[i] for i in sources.values()) and (
+            found := self._announcer.mail.poll(list(sources), wait_s, f"{self._role}.generate", answers=self._asked)
+        ):
+            source, answer = found
+            samples = unpack_samples(answer, self._prompts)
+            self._left[sources[source]] -= len(samples)
+            finished += samples
+            wait_s = 0.0
+        if not self.has_work:
+            self._prompts.clear()
+            self._asked.clear()
+        return works, finished
+
+    def _own_step(self) -> list[Sample]:
+        """Of the leader's instance, in lockstep with the other ranks of it, if there are any."""
+        member = self._member
+        assert member is not None, "the leader's instance has no engine"
+        joining = self._announcer.joining(f"{self._role}.generate") if member.is_joint else nullcontext()
+        with joining:
+            found = member.step(_nothing_to_wait_for)
+        return [sample for samples in found.values() for sample in samples]
+
+    def give_up(self) -> None:
+        """Nobody waits for the samples any longer: they are forgotten."""
+        if not self.has_work:
+            return
+        self._pending.clear()
+        ranks = [rank for i, one in enumerate(self.instances) if self._left[i] for rank in one.mesh.ranks]
+        number = self._announcer.tell(ranks, Parcel({"do": Do.FORGET, "role": self._role, "call": None}), None)
+        if self._works:
+            assert self._member is not None, "the leader's instance has no engine"
+            self._member.hear(number, None)
+            self._own_step()
+        self._left = [0] * len(self.instances)
+        self._prompts.clear()
+        self._asked.clear()
+
+    def update_weights(self, version: int) -> None:
+        """The role's weights have changed: bring them to the instances; later samples are stamped with `version`."""
+        assert not self.has_work, "weights change only while no sample is in flight"
+        self._announcer.freshen(self._role)
+        ranks = [rank for one in self.instances for rank in one.mesh.ranks]
+        self._announcer.tell(ranks, Parcel({"do": Do.VERSION, "role": self._role, "version": version}), None)
+        if self._own is not None:
+            self._own.update_weights(version)
+        self.policy_version = version
+
+    def _deal(self) -> None:
+        announcer, needed = self._announcer, self._announcer.copies(self._role, "decode")
+        announcer.freshen(self._role, "decode")
+        if self._rollout != (rollout := (self._pending[0].noise, self._pending[0].sampling)):
+            self._rollout, self._loads = rollout, [0] * len(self.instances)
+        order = sorted(range(len(self._pending)), key=lambda i: (-_expected_tokens(self._pending[i]), i))
+        shares: dict[int, list[int]] = defaultdict(list)
+        for i in order:
+            place = min(range(len(self.instances)), key=lambda k: (self._loads[k], k))
+            self._loads[place] += _expected_tokens(self._pending[i])
+            shares[place].append(i)
+        for place, members in sorted(shares.items()):
+            requests = [self._pending[i] for i in sorted(members)]
+            self._left[place] += sum(request.num_samples for request in requests)
+            parcel = Parcel({"do": Do.GENERATE, "role": self._role, "requests": pack_requests(requests)})
+            number = announcer.tell(self.instances[place].mesh.ranks, parcel, needed)
+            self._asked.add(number)
+            if place == self._own_place:
+                assert self._member is not None, "the leader's instance has no engine"
+                announcer.parts.residence.want((self._role, "decode"))
+                self._member.hear(number, requests)
+            self._prompts |= {request.prompt.uid: request.prompt for request in requests}
+        self._pending.clear()
+
+
+def _nothing_to_wait_for() -> None:
+    raise AssertionError("the leader is told nothing that it has not said itself")
+
+
+def _expected_tokens(request: Request) -> int:
+    """Of prompt and responses; without recorded lengths, responses that reach their limit."""
+    lengths = request.lengths or (request.sampling.max_tokens,) * request.num_samples
+    return len(request.prompt.token_ids) + sum(lengths)

@@ -1,0 +1,102 @@
+"""The training engine of a role as the leader has it: calls go to the ranks of a layout."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from plait.data.rows import FloatArray, Rows
+from plait.dataflow import CallKind, Column, Node
+from plait.schedule.named_plans import MODE_OF
+from plait.schedule.work import Result, Work
+from plait.training.trainer import MICRO_BATCHES_OF_A_STAGE, NO_VALUES
+from plait.workers.announcer import Announcer
+from plait.workers.commands import ScoreCall, TrainCall
+
+
+class CrewTrainer:
+    """`training.trainer.Trainer` for the leader, over the ranks of the role's layouts."""
+
+    def __init__(self, announcer: Announcer, role: str, max_positions: int) -> None:
+        self._announcer = announcer
+        self.role = role
+        part = announcer.parts.roles.get(role)
+        self.model = part.model if part is not None else AbsentModel(max_positions)
+
+    def mesh(self, kind: CallKind, *, begins: bool) -> frozenset[int]:
+        """The ranks that a call of this kind keeps busy; to begin, with those that bring it weights. Copies that are
+        dropped may have to be brought again, when the call asks other models in between."""
+        place = self._announcer.parts.places[self.role]
+        match kind:
+            case CallKind.TRAIN:
+                layouts = (place.train,)
+            case CallKind.SCORE:
+                layouts = (place.scoring,)
+            case _:
+                layouts = place.generate
+        found = frozenset(rank for layout in layouts if layout is not None for rank in layout.mesh.ranks)
+        copies = [one for one in self._announcer.parts.copies[self.role] if MODE_OF[kind] in one.modes]
+        away = copies and (begins or any(one.after == "drop" for one in copies))
+        return found | frozenset(self._announcer.parts.movers[self.role] if away else ())
+
+    def freshening(self, kind: CallKind) -> Work[None]:
+        """Have the role's weights brought to where a call of this kind computes; see `Crew.freshening`."""
+        return self._announcer.freshening(self.role, MODE_OF[kind])
+
+    @property
+    def tokens_of_a_part(self) -> int:
+        """That keep the ranks that score busy: a call of fewer wastes their time."""
+        place = self._announcer.parts.places[self.role]
+        sizes = place.scoring.parallelism
+        micro_batches = sizes.dp * (MICRO_BATCHES_OF_A_STAGE * sizes.pp if sizes.pp > 1 else 1)
+        return micro_batches * (
+            place.micro_batch_tokens.get("score") or self._announcer.parts.recipe.micro_batch_tokens
+        )
+
+    def finish(self, work: Work[Result]) -> Result:
+        """Do all of a work of calls, where other ranks must be waited for too; its result."""
+        return self._announcer.finish(work)
+
+    def logprobs(self, rows: Rows, *, temperature: float | None = None, call: str | None = None) -> Work[FloatArray]:
+        """[rows.num_tokens]; see `Trainer.logprobs`."""
+        return self._score("logprobs", rows, call, temperature)
+
+    def values(self, rows: Rows, *, call: str | None = None) -> Work[FloatArray]:
+        """[rows.num_tokens]; see `Trainer.values`."""
+        return self._score("values", rows, call)
+
+    def scores(self, rows: Rows, *, call: str | None = None) -> Work[FloatArray]:
+        """[len(rows)]; see `Trainer.scores`."""
+        return self._score("scores", rows, call)
+
+    def train(
+        self,
+        node: Node,
+        rows: Rows,
+        *,
+        step: int,
+        temperature: float | None,
+        batch_values: Mapping[Column, FloatArray] = NO_VALUES,
+    ) -> Work[dict[str, float]]:
+        """Train on rows as a TRAIN node of the flow says; the metrics of `Trainer.train`."""
+        return self._announcer.calling(TrainCall(node, rows, step, temperature, batch_values))
+
+    def evaluate(
+        self,
+        node: Node,
+        rows: Rows,
+        *,
+        temperature: float | None,
+        batch_values: Mapping[Column, FloatArray] = NO_VALUES,
+    ) -> Work[dict[str, float]]:
+        """The metrics of `Trainer.evaluate` over rows, by the loss of a TRAIN node."""
+        return self._announcer.calling(TrainCall(node, rows, None, temperature, batch_values))
+
+    def _score(self, what: str, rows: Rows, call: str | None, temperature: float | None = None) -> Work[FloatArray]:
+        return self._announcer.calling(ScoreCall(self.role, what, call or f"{self.role}.{what}", rows, temperature))
+
+
+class AbsentModel:
+    """What is known of a model of which this rank has no part."""
+
+    def __init__(self, max_positions: int) -> None:
+        self.max_positions = max_positions

@@ -1,0 +1,122 @@
+"""Rows for one data-parallel rank: whole those of its share, and of all others the outline alone.
+
+A rank must know of every row how long it is and which of its tokens are trained: from that all ranks draw the same
+mini-batches, divide them alike, and have the same denominators. What it says and its columns it needs of its share.
+
+Shapes: N rows, A of them outside the share.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from plait.data.records import FinishReason, Prompt, Sample
+from plait.data.rows import Rows
+from plait.dataflow import Column, Level
+from plait.workers.messages import pack_rows, unpack_rows
+
+Arrays = tuple[NDArray[Any], ...]
+
+ABSENT = -1
+"""Stands for every token that a rank was not sent: no embedding has it. For numbers stands NaN."""
+
+_REASONS = tuple(FinishReason)
+
+
+def pack_shares(
+    rows: Rows, columns: Sequence[Column], shares: Sequence[Sequence[int]], mask: Column | None = None
+) -> list[Arrays]:
+    """For each share the rows as arrays, with these of their columns.
+
+    Args:
+        shares: positions of the rows that go whole, ascending.
+        mask: one of `columns`, of 1.0 and 0.0: goes whole, a bit per token outside the share.
+    """
+    kept_R = None if mask is None else rows.columns[mask] != 0
+    outline = np.zeros((0, 6), dtype=np.int64)
+    if any(len(share) < len(rows) for share in shares):
+        outline = np.array([_outlined(rows, i, kept_R) for i in range(len(rows))], dtype=np.int64)
+    of_call = Rows(rows.samples, {column: rows.columns[column] for column in columns})
+    found = []
+    for share in shares:
+        present = set(share)
+        absent = [i for i in range(len(rows)) if i not in present]
+        bits = np.zeros(0, np.bool_) if kept_R is None else kept_R[rows.token_places(absent)]
+        places = np.array(share, dtype=np.int64)
+        found.append((places, outline[absent], np.packbits(bits), *pack_rows(of_call.select(share), columns)))
+    return found
+
+
+def unpack_share(arrays: Sequence[NDArray[Any]], columns: Sequence[Column] = (), mask: Column | None = None) -> Rows:
+    """What `pack_shares` packed for one: all rows in their order.
+
+    Outside the share tokens are ABSENT, but for the last trained one of each response; columns are NaN, but for the
+    mask.
+    """
+    share, outline, bits, *rest = arrays
+    part = unpack_rows(rest, columns)
+    present = tuple(share.tolist())
+    inside = set(present)
+    absent = [i for i in range(len(share) + len(outline)) if i not in inside]
+    whole = dict(zip(present, part.samples, strict=True))
+    hollow = {i: _hollow(*record) for i, record in zip(absent, outline.tolist(), strict=True)}
+    rows = Rows(tuple(whole[i] if i in whole else hollow[i] for i in range(len(whole) + len(hollow))))
+    places = {Level.TOKEN: rows.token_places(present), Level.SAMPLE: share}
+    filled = {}
+    for column in columns:
+        filled[column] = np.full(rows.shape_of(column.level), np.nan)
+        filled[column][places[column.level]] = part.columns[column]
+    away = rows.token_places(absent)
+    kept = np.ones(len(away), np.bool_)
+    if mask is not None:
+        kept = np.unpackbits(bits, count=len(away)).astype(np.bool_)
+        filled[mask][away] = kept
+    return Rows(_with_last_tokens(rows, absent, kept, outline[:, 5]), filled)
+
+
+def _outlined(rows: Rows, position: int, kept_R: NDArray[np.bool_] | None) -> tuple[int, ...]:
+    sample = rows.samples[position]
+    tokens = sample.token_ids
+    trained = range(len(tokens))
+    if kept_R is not None:
+        trained = np.flatnonzero(kept_R[rows.offsets[position] : rows.offsets[position + 1]])
+    last = tokens[trained[-1]] if len(trained) else ABSENT
+    prompt = sample.prompt
+    return (
+        prompt.uid,
+        sample.index,
+        len(prompt.token_ids),
+        len(tokens),
+        _REASONS.index(sample.finish_reason),
+        last,
+    )
+
+
+def _hollow(uid: int, index: int, prompt_tokens: int, tokens: int, reason: int, _: int) -> Sample:
+    prompt = Prompt(uid, "", (ABSENT,) * prompt_tokens)
+    return Sample(prompt, index, (ABSENT,) * tokens, (), "", _REASONS[reason])
+
+
+def _with_last_tokens(
+    rows: Rows, absent: Sequence[int], kept: NDArray[np.bool_], lasts: NDArray[np.int64]
+) -> tuple[Sample, ...]:
+    """Samples with the last trained token of those outside the share in its place.
+
+    Args:
+        kept: of each of their tokens, whether it is trained.
+        lasts: [A] the tokens, ABSENT where none is trained.
+    """
+    samples, at = list(rows.samples), 0
+    for i, last in zip(absent, lasts.tolist(), strict=True):
+        sample = samples[i]
+        trained = np.flatnonzero(kept[at : at + len(sample.token_ids)])
+        at += len(sample.token_ids)
+        if len(trained):
+            tokens = list(sample.token_ids)
+            tokens[trained[-1]] = last
+            samples[i] = Sample(sample.prompt, sample.index, tuple(tokens), (), "", sample.finish_reason)
+    return tuple(samples)

@@ -1,0 +1,249 @@
+"""Samples that go on in another instance, from the ranks of the one to the ranks of the other.
+
+Every rank of both instances makes a `SampleMover` and runs `moving` at the same time, in two stages:
+
+    while the source goes on    mover.moving(keys, final=False)     mover.moving()
+    then the rest               mover.moving(keys)                  mover.moving()     they go on in the target
+
+In each the source offers samples, the target answers which tokens of them it lacks, and keys and values of just these
+travel by one planned move, re-split by heads and layers where the instances differ. A prompt travels once for all its
+samples, and not at all as far as the target's pool has its blocks. Nothing is reserved between the stages: what a pool
+has lost by then is asked for again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from plait.generation.engine import Engine
+from plait.generation.records import HeldKV
+from plait.generation.transfer import SampleState, holdings, parts
+from plait.layout.batches import CacheShape
+from plait.layout.holdings import Holdings
+from plait.layout.mesh import Cluster, Layout
+from plait.layout.move import BUCKET_BYTES, plan_move
+from plait.layout.move_plan import MovePlan
+from plait.models.parallel.team import Peers
+from plait.policy.step import Key
+from plait.reallocation.memory import allocate
+from plait.reallocation.mover import MoveReport, moving
+from plait.schedule.work import Work
+from plait.workers.messages import Parcel
+from plait.workers.sample_offers import Answer, Lack, Offer, gaps, shares_prompt
+
+_PROMPT = -1
+"""In place of a sample's index: what all samples of a prompt share."""
+_NUM_TAGS = 2
+"""Of offers and answers: of their lengths, and of themselves."""
+
+
+@dataclass(frozen=True)
+class SamplesMoved:
+    """One stage on one rank."""
+
+    keys: tuple[Key, ...]
+    """Samples that were offered."""
+    lacks: tuple[Lack, ...]
+    """What the target asked for."""
+    plan: MovePlan
+    report: MoveReport
+
+
+class SampleMover:
+    """The way from one instance to another, as one of their ranks sees it.
+
+    Args:
+        peers: all ranks of both, and maybe others; nobody else uses their group, or its tags from `first_tag` on,
+            while samples move.
+        source, target: instances (dp 1) of one model. They may have ranks in common.
+        leaving: the engine of this rank in the source; None: it has none there.
+        entering: in the target.
+        kv: in the target, of samples whose source has another policy version, as of `Engine.import_sample`.
+            "recompute": their keys and values are not asked for.
+        cluster: of all ranks; by default one node.
+        bucket_bytes: longest message; besides the buffers of what moves, a rank needs two such.
+    """
+
+    def __init__(
+        self,
+        peers: Peers,
+        source: Layout,
+        target: Layout,
+        *,
+        leaving: Engine | None = None,
+        entering: Engine | None = None,
+        kv: HeldKV = "recompute",
+        cluster: Cluster | None = None,
+        bucket_bytes: int = BUCKET_BYTES,
+        first_tag: int = 0,
+        name: str = "samples",
+    ) -> None:
+        self.rank = peers.ranks[peers.index]
+        for layout, engine in ((source, leaving), (target, entering)):
+            assert (engine is not None) == (self.rank in layout.mesh.ranks), f"rank {self.rank} in {layout}: {engine}"
+        self._peers, self._source, self._target = peers, source, target
+        self._leaving, self._entering, self._kv = leaving, entering, kv
+        self._cluster = cluster or Cluster(1, 1 + max(*source.mesh.ranks, *target.mesh.ranks))
+        self._bucket_bytes, self._first_tag, self._name = bucket_bytes, first_tag, name
+        self._arrived: dict[Key, list[SampleState]] = {}
+        """In the target: what came of samples (of prompts, with `_PROMPT`) that are still in the source."""
+
+    def moving(self, keys: Sequence[Key] = (), *, final: bool = True) -> Work[SamplesMoved]:
+        """Do this rank's part of one stage, an action of the move per `next()`.
+
+        Between two `next()` engines of one rank may step; ranks of larger instances step together, so not here.
+
+        Args:
+            keys: on ranks of the source: samples that have started there; those that have ended since are left out.
+                Others whose bulk was moved are given up: they stay.
+            final: on ranks of the source: they leave it now, and are in the target when its ranks have come to the end.
+
+        Raises:
+            RunError: a rank is gone, or nothing came from it until the deadline of `peers`.
+            ModelError: the model is in parts, and which heads a rank has cannot be said.
+        """
+        offer = self._offered(keys, final)
+        answer = self._answered(offer)
+        held = self._holdings(offer, answer)
+        plan = plan_move(*held, self._cluster, bucket_bytes=self._bucket_bytes)
+        buffers = self._leave(offer, answer, held[0])
+        if self._entering is not None:
+            buffers |= allocate(held[1], self.rank, self._entering.model.device)
+        report = yield from moving(
+            plan,
+            self.rank,
+            buffers,
+            self._peers.group,
+            deadline_s=self._peers.timeout_s,
+            first_tag=self._first_tag + _NUM_TAGS,
+            name=self._name,
+            waiting_for=self._peers.waiting_for,
+        )
+        if self._entering is not None:
+            self._take_in(offer, answer, held[1], buffers)
+        return SamplesMoved(tuple(state.key for state in offer.states), answer.lacks, plan, report)
+
+    # -- what is told
+
+    def _offered(self, keys: Sequence[Key], final: bool) -> Offer:
+        others = [rank for rank in self._target.mesh.ranks if rank not in self._source.mesh.ranks]
+        if self._leaving is None:
+            return Offer.from_parcel(self._receive(self._source, "an offer of samples"))
+        here = [key for key in keys if key in self._leaving.started]
+        offer = Offer(tuple(self._leaving.export_sample(*key, until=0, final=False) for key in here), final)
+        if self.rank == self._source.mesh.ranks[0]:
+            self._send(others, offer.to_parcel(), "an offer of samples")
+        return offer
+
+    def _answered(self, offer: Offer) -> Answer:
+        others = [rank for rank in self._source.mesh.ranks if rank not in self._target.mesh.ranks]
+        if self._entering is None:
+            return Answer.from_parcel(self._receive(self._target, "what is lacking of samples"))
+        part = self._entering.model.part
+        shape = None if part is None else part.cache
+        answer = Answer(tuple(self._lacking(offer, self._entering)), self._entering.policy_version, shape)
+        if self.rank == self._target.mesh.ranks[0]:
+            self._send(others, answer.to_parcel(), "what is lacking of samples")
+        return answer
+
+    def _send(self, ranks: Sequence[int], parcel: Parcel, what: str) -> None:
+        body = torch.frombuffer(parcel.to_bytes(), dtype=torch.uint8)
+        for rank in ranks:
+            for tag, tensor in enumerate((torch.tensor([len(body)]), body), self._first_tag):
+                self._peers.send(tensor, self._peers.ranks.index(rank), tag, f"{self._name}: {what}")
+
+    def _receive(self, instance: Layout, what: str) -> Parcel:
+        peer, what = self._peers.ranks.index(instance.mesh.ranks[0]), f"{self._name}: {what}"
+        size = self._peers.recv(torch.zeros(1, dtype=torch.int64), peer, self._first_tag, what)
+        body = torch.empty(int(size), dtype=torch.uint8)
+        return Parcel.from_bytes(self._peers.recv(body, peer, self._first_tag + 1, what).numpy())
+
+    # -- what is lacking
+
+    def _lacking(self, offer: Offer, engine: Engine) -> list[Lack]:
+        """Of prompts what neither the pool nor an earlier stage has; of samples what no earlier stage brought."""
+        self._drop_others(offer)
+        lacks = []
+        for uid, state in offer.sharing(engine.policy_version).items():
+            request = state.request
+            ranges = gaps(
+                engine.num_shared(request), len(request.prompt.token_ids), self._arrived.get((uid, _PROMPT), ())
+            )
+            lacks += [Lack(uid, _PROMPT, *each) for each in ranges]
+        for state in offer.states:
+            if state.policy_version != engine.policy_version and self._kv == "recompute":
+                continue
+            shares = shares_prompt(state, engine.policy_version)
+            first = len(state.request.prompt.token_ids) if shares else 0
+            lacks += [Lack(*state.key, *each) for each in gaps(first, state.held, self._arrived.get(state.key, ()))]
+        return lacks
+
+    def _drop_others(self, offer: Offer) -> None:
+        """Forget what came of samples that ended in the source, or was computed again there."""
+        epochs = {key: state.epoch for state in offer.states for key in (state.key, (state.key[0], _PROMPT))}
+        for key, states in tuple(self._arrived.items()):
+            if any(state.epoch != epochs.get(key) for state in states):
+                del self._arrived[key]
+
+    # -- keys and values
+
+    def _holdings(self, offer: Offer, answer: Answer) -> tuple[Holdings, Holdings]:
+        """Of the source, in its buffer `leaving`, and of the target, in `entering`."""
+        if not offer.states:
+            nothing = Holdings((), "uint8", {}, {})
+            return nothing, nothing
+        shape, dtype = self._shape(offer, answer), offer.states[0].dtype
+        lengths = [lack.length for lack in answer.lacks]
+        source = holdings(shape, lengths, self._source, dtype, "leaving")
+        return source, holdings(shape, lengths, self._target, dtype, "entering")
+
+    def _shape(self, offer: Offer, answer: Answer) -> CacheShape:
+        """As the instance has it that knows more: how ranks divide heads is seen where there are several."""
+        source = offer.states[0].shape
+        if answer.shape is None or self._source.parallelism.tp > 1:
+            return source
+        return answer.shape
+
+    def _leave(self, offer: Offer, answer: Answer, held: Holdings) -> dict[str, Tensor]:
+        """Copy what is lacking out of the pool; what leaves for good leaves now."""
+        engine = self._leaving
+        if engine is None:
+            return {}
+        buffers, sharing = allocate(held, self.rank, engine.model.device), offer.sharing(answer.policy_version)
+        for lack, flat in self._parts(offer, answer, held, buffers):
+            key = sharing[lack.uid].key if lack.index == _PROMPT else lack.key
+            engine.export_sample(*key, since=lack.start, until=lack.stop, final=False, out=flat)
+        if offer.final:
+            for state in offer.states:
+                engine.export_sample(*state.key, until=0)
+        return buffers
+
+    def _take_in(self, offer: Offer, answer: Answer, held: Holdings, buffers: Mapping[str, Tensor]) -> None:
+        """Keep what arrived; with the last of it the samples go on here."""
+        engine = self._entering
+        assert engine is not None, f"rank {self.rank} is not of the target"
+        states, sharing = {state.key: state for state in offer.states}, offer.sharing(answer.policy_version)
+        for lack, flat in self._parts(offer, answer, held, buffers):
+            state = sharing[lack.uid] if lack.index == _PROMPT else states[lack.key]
+            stage = replace(state, shape=self._shape(offer, answer), start=lack.start, stop=lack.stop, kv=flat)
+            self._arrived.setdefault(lack.key, []).append(stage)
+        if offer.final:
+            for state in offer.states:
+                prompt = self._arrived.get((state.key[0], _PROMPT), ())
+                shared = prompt if shares_prompt(state, answer.policy_version) else ()
+                engine.import_sample(*shared, *self._arrived.get(state.key, ()), state, kv="keep")  # it was sent
+            self._arrived.clear()
+
+    def _parts(
+        self, offer: Offer, answer: Answer, held: Holdings, buffers: Mapping[str, Tensor]
+    ) -> Iterator[tuple[Lack, Tensor]]:
+        """Each range of tokens that travels, with its part of this rank's buffer of `held`."""
+        if answer.lacks:
+            names = held.buffers.get(self.rank, {})
+            flat = next((buffers[name] for name in names), offer.states[0].kv)
+            found = parts(held, self._shape(offer, answer), len(answer.lacks), self.rank, flat)
+            yield from zip(answer.lacks, found, strict=True)

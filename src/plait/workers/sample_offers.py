@@ -1,0 +1,156 @@
+"""What two instances tell each other about samples that move: an offer of the source, and what the target lacks of it.
+
+Both are parcels (`runtime.ranks.parcels`): keys and values travel apart from them, by a planned move.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, astuple, dataclass, replace
+
+import numpy as np
+import torch
+
+from plait.generation.transfer import SampleState
+from plait.layout.batches import CacheShape, LayerCache
+from plait.policy.step import Key
+from plait.reallocation.memory import DTYPES
+from plait.workers.messages import Parcel, pack_requests, unpack_requests
+
+
+@dataclass(frozen=True)
+class Offer:
+    """Samples between two tokens, without keys and values, and whether the source lets them go with this move."""
+
+    states: tuple[SampleState, ...]
+    final: bool
+
+    def sharing(self, policy_version: int) -> dict[int, SampleState]:
+        """Prompt uid → a sample whose prompt's keys and values serve all that `shares_prompt` in a target of this
+        version."""
+        found: dict[int, SampleState] = {}
+        for state in self.states:
+            if shares_prompt(state, policy_version):
+                found.setdefault(state.key[0], state)
+        return found
+
+    def to_parcel(self) -> Parcel:
+        requests = {state.key[0]: state.request for state in self.states}
+        heads = [
+            (*state.key, len(state.token_ids), len(state.version_starts), state.held, state.epoch, state.is_current)
+            for state in self.states
+        ]
+        header = {
+            "final": self.final,
+            "policy_version": self.states[0].policy_version if self.states else 0,
+            "requests": pack_requests(list(requests.values())),
+            "shape": pack_shape(self.states[0].shape) if self.states else None,
+            "model": self.states[0].model if self.states else "",
+            "dtype": self.states[0].dtype if self.states else "",
+        }
+        arrays = (
+            np.array(heads, dtype=np.int64).reshape(len(heads), 7),
+            np.array([token for state in self.states for token in state.token_ids], dtype=np.int64),
+            np.array([logprob for state in self.states for logprob in state.logprobs], dtype=np.float64),
+            np.array([start for state in self.states for start in state.version_starts], dtype=np.int64).reshape(-1, 2),
+        )
+        return Parcel(header, arrays)
+
+    @classmethod
+    def from_parcel(cls, parcel: Parcel) -> Offer:
+        header, (heads, tokens, logprobs, versions) = parcel.header, parcel.arrays
+        if not len(heads):
+            return cls((), header["final"])
+        requests = {request.prompt.uid: request for request in unpack_requests(header["requests"])}
+        shape, nothing = unpack_shape(header["shape"]), torch.zeros(0, dtype=DTYPES[header["dtype"]])
+        states, said, began = [], 0, 0
+        for uid, index, num_tokens, num_versions, held, epoch, is_current in heads.tolist():
+            states.append(
+                SampleState(
+                    requests[uid],
+                    index,
+                    tuple(tokens[said : said + num_tokens].tolist()),
+                    tuple(logprobs[said : said + num_tokens].tolist()),
+                    tuple((first, version) for first, version in versions[began : began + num_versions].tolist()),
+                    held,
+                    epoch,
+                    header["policy_version"],
+                    bool(is_current),
+                    shape,
+                    header["model"],
+                    0,
+                    0,
+                    nothing,
+                )
+            )
+            said, began = said + num_tokens, began + num_versions
+        return cls(tuple(states), header["final"])
+
+
+def shares_prompt(state: SampleState, policy_version: int) -> bool:
+    """Whether in a target of this version a sample has its prompt's keys and values in common with the others of it."""
+    has_prompt = state.held >= len(state.request.prompt.token_ids)
+    return has_prompt and state.is_current and state.policy_version == policy_version
+
+
+@dataclass(frozen=True)
+class Lack:
+    """Tokens start … stop − 1 of a sample, or of a prompt (index −1), that a target has not."""
+
+    uid: int
+    index: int
+    start: int
+    stop: int
+
+    @property
+    def key(self) -> Key:
+        return self.uid, self.index
+
+    @property
+    def length(self) -> int:
+        return self.stop - self.start
+
+
+@dataclass(frozen=True)
+class Answer:
+    lacks: tuple[Lack, ...]
+    policy_version: int
+    shape: CacheShape | None
+    """Of the target, where its model is in parts."""
+
+    def to_parcel(self) -> Parcel:
+        shape = None if self.shape is None else pack_shape(self.shape)
+        header = {"policy_version": self.policy_version, "shape": shape}
+        return Parcel(
+            header, (np.array([astuple(lack) for lack in self.lacks], dtype=np.int64).reshape(len(self.lacks), 4),)
+        )
+
+    @classmethod
+    def from_parcel(cls, parcel: Parcel) -> Answer:
+        shape = parcel.header["shape"]
+        lacks = tuple(Lack(*row) for row in parcel.arrays[0].tolist())
+        return cls(lacks, parcel.header["policy_version"], None if shape is None else unpack_shape(shape))
+
+
+def pack_shape(shape: CacheShape) -> dict[str, object]:
+    """As a JSON value."""
+    return asdict(shape)
+
+
+def unpack_shape(value: dict[str, object]) -> CacheShape:
+    shape = CacheShape(**value)  # type: ignore[arg-type]
+    return replace(shape, layers=tuple(LayerCache(**layer) for layer in shape.layers))  # type: ignore[arg-type]
+
+
+def gaps(start: int, stop: int, arrived: Sequence[SampleState]) -> list[tuple[int, int]]:
+    """The ranges within start … stop − 1 that none of these brings."""
+    found, at = [], start
+    for state in sorted(arrived, key=lambda state: state.start):
+        if state.start >= stop:
+            break
+        if state.start > at:
+            found.append((at, state.start))
+        at = max(at, state.stop)
+    if at < stop:
+        found.append((at, stop))
+    return found

@@ -1,0 +1,48 @@
+"""What a dry run says before anything is loaded."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from plait.cost.estimate import memory_table, model_shape
+from plait.errors import ModelError
+from plait.models.compute import logprobs
+from plait.models.shape import ModelShape
+from plait.recipes.algorithm import load_flow, trace_algorithm
+from plait.recipes.recipe import Recipe
+from plait.recipes.role_models import role_models
+from tests.models.tiny import MOE, tiny_config
+
+
+def a_folder(path: Path, family: str, **overrides: object) -> str:
+    """A checkpoint of which only the configuration is there."""
+    path.mkdir()
+    (path / "config.json").write_text(json.dumps(tiny_config(family, **overrides).to_dict()))
+    return str(path)
+
+
+def test_a_family_that_would_be_refused_is_refused_before_any_weight_is_read(tmp_path: Path) -> None:
+    assert model_shape(a_folder(tmp_path / "llama", "llama")).layers == 2
+    with pytest.raises(ModelError, match=r"model: '.*it' \(family mamba\) is refused by the check of its backend flag"):
+        model_shape(a_folder(tmp_path / "it", "mamba"))
+    with pytest.raises(ModelError, match="check of its layer types: 1 of 2 layers are conv"):
+        model_shape(a_folder(tmp_path / "lfm2", "lfm2", layer_types=["conv", "full_attention"]))
+
+
+def test_the_memory_of_a_run() -> None:
+    recipe = Recipe.model_validate({"model": "it", "data": {"source": "x"}, "options": {"kl_coef": 0.1}})
+    flow = trace_algorithm(load_flow("grpo"), recipe.options, ("actor", "ref", "reward"))
+    shape = ModelShape.from_config(tiny_config("llama").to_dict())
+    models = role_models(flow, recipe)
+    table = dict(memory_table(recipe, flow, models, {"it": shape}, 10).expected)
+    assert table["actor: weights (bfloat16)"] == table["ref: weights (bfloat16)"] == 2 * shape.parameters
+    assert table["actor: masters, moments and gradients"] == 16 * shape.parameters
+    # the logits of a chunk, their exponentials and the gradient, the latter two in float32
+    assert table["logits of one chunk"] == logprobs.HEAD_CHUNK_ROWS * 320 * (2 + 4 + 4)
+    mixture = ModelShape.from_config(tiny_config("mixtral", **MOE).to_dict())
+    table = dict(memory_table(recipe, flow, models, {"it": mixture}, 10).expected)
+    assert table["ref: weights (bfloat16)"] == 2 * mixture.parameters
+    assert mixture.parameters > shape.parameters

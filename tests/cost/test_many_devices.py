@@ -1,0 +1,96 @@
+"""Plans of a thousand devices are made, checked and forecast at once: work goes by kinds of devices, not by pairs."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+
+import pytest
+
+from plait.cost import device_memory
+from plait.cost.device_memory import Facts, memory_by_device
+from plait.cost.placement import check_layouts
+from plait.cost.rank_order import better_orders
+from plait.layout.decoder import decoder_parameters
+from plait.models.shape import ModelShape
+from plait.recipes.algorithm import load_flow, trace_algorithm
+from plait.recipes.recipe import Recipe
+from plait.recipes.role_models import MODEL_ROLES, REWARD_ROLES, role_models
+from plait.schedule.named_plans import NAMES, PlannedModel, named_plan
+from plait.schedule.placements import complete
+from plait.schedule.plan import Placement, Plan
+
+SIZES = {"layers": 30, "hidden": 576, "intermediate": 1536, "heads": 9, "kv_heads": 3, "head_dim": 64}
+"""Of SmolLM2-135M."""
+SHAPE = ModelShape(
+    **SIZES, vocabulary=49152, tied=True, max_positions=8192, attention_parameters=576 * 64 * (2 * 9 + 2 * 3)
+)
+PARAMETERS = decoder_parameters(**SIZES, vocabulary=49152, tied=True)
+
+
+def facts_of(make_plan, algorithm="ppo", lora=0) -> Facts:
+    """Of a recipe whose every model is a SmolLM2-135M; `make_plan` takes the flow and what is planned with."""
+    recipe = Recipe.model_validate(
+        {"model": "smollm", "algorithm": algorithm, "data": {"source": "none.jsonl"}, "lora": {"rank": lora}}
+    )
+    flow = trace_algorithm(load_flow(algorithm), {"kl_coef": 0.1}, (*MODEL_ROLES, *REWARD_ROLES))
+    models = role_models(flow, recipe)
+    planned = {one.role: PlannedModel(one.scalar, SHAPE.parameters, SHAPE.layers, 1.0) for one in models}
+    plan = complete(make_plan(flow, planned), flow, planned, "plan")
+    return Facts(recipe, models, {"smollm": SHAPE}, dict.fromkeys(planned, PARAMETERS), plan, flow, 128)
+
+
+def named(name, devices, tp=1):
+    return lambda flow, planned: named_plan(name, flow, planned, devices, tp=tp)
+
+
+@pytest.mark.parametrize("tp", [1, 8])
+@pytest.mark.parametrize("name", NAMES)
+def test_a_thousand_devices_in_a_second(name, tp):
+    began = time.process_time()
+    facts = facts_of(named(name, 1000, tp))
+    check_layouts(facts.plan, facts.parameters, "plan")
+    columns = memory_by_device(facts)
+    assert better_orders(facts.recipe, facts.models, facts.plan) == []
+    assert time.process_time() - began < 1.0
+    assert sorted(rank for one in columns for rank in one.ranks) == list(range(1000))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_memory_is_counted_once_for_each_kind_of_device(name, monkeypatch):
+    """tp 2 has two kinds in each mesh, and ZeRO's ranges are of at most two lengths for each of these."""
+    counted = []
+    count = device_memory._of_device
+    monkeypatch.setattr(device_memory, "_of_device", lambda rank, facts: counted.append(rank) or count(rank, facts))
+    memory_by_device(facts_of(named(name, 1000, tp=2)))
+    meshes = {"colocated": 1, "split": 2, "standalone": 3}[name]
+    assert len(counted) <= 2 * 2 * meshes
+
+
+def pipelines(flow, planned):
+    """12 devices: the actor trains in 2 x 3 parts and generates in pairs; the critic shares its first six devices."""
+    decode = [Placement("actor.generate", "decode", (at, at + 1), tp=2, after="drop") for at in range(0, 12, 2)]
+    return Plan(
+        "file",
+        12,
+        (
+            Placement("actor.train", "train", tuple(range(6, 12)), tp=2, pp=3, after="offload"),
+            Placement("critic.train", "train", tuple(range(6)), dp=3, tp=2, after="offload"),
+            Placement("critic.values", "score", (0, 1, 2, 3), dp=2, tp=2),
+            Placement("ref.logprobs", "score", tuple(range(12)), dp=12),
+            *decode,
+        ),
+    )
+
+
+@pytest.mark.parametrize("make_plan", [*(named(name, 12, tp) for name in NAMES for tp in (1, 2)), pipelines])
+@pytest.mark.parametrize("algorithm", ["grpo", "ppo"])
+def test_devices_of_one_kind_hold_to_the_byte_what_each_holds_by_itself(make_plan, algorithm):
+    if make_plan is pipelines and algorithm == "grpo":
+        pytest.skip("has no critic")
+    facts = facts_of(make_plan, algorithm)
+    for ranks in facts.alike:
+        first = device_memory._of_device(ranks[0], facts)
+        for rank in ranks:
+            alone = device_memory._of_device(rank, replace(facts))
+            assert (alone.rows, alone.during) == (first.rows, first.during)

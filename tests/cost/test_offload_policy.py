@@ -1,0 +1,81 @@
+"""What becomes of weights and optimizer state between calls: where several share a part; what is moved together."""
+
+from __future__ import annotations
+
+from plait.cost.offload_policy import Copies, Idle
+from plait.recipes.role_models import RoleModel
+from plait.schedule.placements import WHOLE
+from plait.schedule.plan import After, Mode, Placement, Plan
+
+ACTOR = RoleModel("actor", "tiny", scalar=False, trained=True, key="model")
+REF = RoleModel("ref", "tiny", scalar=False, trained=False, key="model")
+OTHER = RoleModel("other", "tiny", scalar=False, trained=False, key="model")
+
+
+def idle(*placements: Placement, models: tuple[RoleModel, ...] = (ACTOR,), adapted: bool = False) -> Idle:
+    num_ranks = 1 + max(rank for p in placements for rank in p.ranks)
+    return Idle(models, Plan("file", num_ranks, placements), adapted=adapted)
+
+
+def train(after: After = "keep", ranks: tuple[int, ...] = (0,), **sizes: int) -> Placement:
+    return Placement("actor.train", "train", ranks, after=after, **sizes)
+
+
+def generate(after: After = "keep", ranks: tuple[int, ...] = (0,), **sizes: int) -> Placement:
+    return Placement("actor.generate", "decode", ranks, after=after, **sizes)
+
+
+def test_what_calls_share_stays_if_one_keeps_it() -> None:
+    """One device: training alone reads the optimizer's state; the weights serve generation too."""
+    both = idle(train("offload"), generate())
+    assert (both.of_weights("actor", 0, WHOLE), both.of_state("actor", 0)) == ("keep", "offload")
+    both = idle(train("offload"), generate("offload"))
+    assert (both.of_weights("actor", 0, WHOLE), both.of_state("actor", 0)) == ("offload", "offload")
+    both = idle(train(), generate("offload"))
+    assert (both.of_weights("actor", 0, WHOLE), both.of_state("actor", 0)) == ("keep", "keep")
+    assert not both.keeps_all
+    assert idle(train(), generate()).keeps_all
+    assert not both.copies("actor"), "one part serves both: nothing is moved"
+
+
+def test_offload_rather_than_drop() -> None:
+    """A copy of the whole model on rank 0 serves generation, which drops it, and scores, which offload it."""
+    score = Placement("actor.logprobs", "score", (0,), after="offload")
+    mixed = idle(train(ranks=(0, 1), tp=2), generate("drop", (0, 1), dp=2), score)
+    assert mixed.of_weights("actor", 0, WHOLE) == "offload"
+    assert mixed.of_weights("actor", 1, WHOLE) == "drop"
+    both: frozenset[Mode] = frozenset({"score", "decode"})
+    alone: frozenset[Mode] = frozenset({"decode"})
+    assert mixed.copies("actor") == (
+        Copies(both, "offload", frozenset({(0, WHOLE)}), (0, 1)),
+        Copies(alone, "drop", frozenset({(1, WHOLE)}), (0, 1)),
+    )
+
+
+def test_instances_may_differ() -> None:
+    """Two placements of one call, on ranks of their own; what stays is moved together, whoever needs it."""
+    places = [train(ranks=(0, 1), tp=2), generate("drop", (0,)), generate("keep", (1,))]
+    mixed = idle(*places, Placement("actor.logprobs", "score", (2,)))
+    assert [(c.after, sorted(c.modes), sorted(c.parts), c.ranks) for c in mixed.copies("actor")] == [
+        ("keep", ["decode", "score"], [(1, WHOLE), (2, WHOLE)], (0, 1, 2)),
+        ("drop", ["decode"], [(0, WHOLE)], (0, 1)),
+    ]
+
+
+def test_frozen_roles_share_and_are_moved_only_where_they_are_dropped() -> None:
+    ref = Placement("ref.logprobs", "score", (0, 1), tp=2, after="offload")
+    sampled = Placement("ref.generate", "decode", (0, 1), dp=2, after="drop")
+    other = Placement("other.logprobs", "score", (1,))
+    frozen = idle(ref, sampled, other, models=(REF, OTHER))
+    assert frozen.owner("ref") == frozen.owner("other")
+    assert frozen.of_weights("ref", 1, WHOLE) == "keep", "the other role's only weights"
+    assert [(c.after, sorted(c.parts)) for c in frozen.copies("ref")] == [("drop", [(0, WHOLE)])]
+    assert frozen.copies("other") == ()
+
+
+def test_with_adapters_all_share_the_base() -> None:
+    places = train("offload"), generate("offload"), Placement("ref.logprobs", "score", (0,))
+    adapted = idle(*places, models=(ACTOR, REF), adapted=True)
+    assert adapted.owner("actor") == adapted.owner("ref")
+    assert adapted.of_weights("actor", 0, WHOLE) == "keep", "the reference keeps what is under the adapter"
+    assert adapted.of_adapter("actor", 0, WHOLE) == "offload"

@@ -1,0 +1,317 @@
+"""A recipe's plan before anything is loaded: resolved, checked against models and devices, printed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from plait.cli.dry_run import dry_run
+from plait.cost import placement
+from plait.cost.device_memory import Facts, Placed, memory_by_device, parameter_rows
+from plait.cost.estimate import PROCESS, model_shape
+from plait.cost.generation_memory import packed_bytes
+from plait.cost.placement import parameters_of, resolve_plan
+from plait.cost.working_memory import PROCESS_BYTES
+from plait.errors import ConfigError, DataError, LayoutError
+from plait.layout.mesh import Layout, Mesh, Parallelism
+from plait.layout.params import Parameters
+from plait.layout.shards import shard, zero_range
+from plait.models.language_model import load_model
+from plait.models.scalar_model import load_scalar
+from plait.models.shape import HEAD_CHUNK_ROWS
+from plait.recipes.algorithm import load_flow, trace_algorithm
+from plait.recipes.recipe import Recipe
+from plait.recipes.role_models import MODEL_ROLES, REWARD_ROLES, RoleModel, role_models
+from plait.runtime.api import run
+from plait.schedule.placements import placements_of
+from plait.schedule.plan import Placement, Plan
+
+ROOT = Path(__file__).parents[2]
+PPO: dict[str, Any] = {"algorithm": "ppo", "options": {}}
+
+
+def facts_of(recipe: Recipe):
+    flow = trace_algorithm(load_flow(recipe.algorithm), recipe.options, (*MODEL_ROLES, *REWARD_ROLES))
+    models = role_models(flow, recipe)
+    return flow, models, {one.name: model_shape(one.name) for one in models}
+
+
+def resolved(recipe: Recipe) -> Plan:
+    return resolve_plan(recipe, *facts_of(recipe))
+
+
+@pytest.fixture
+def write_plan(tmp_path: Path) -> Callable[..., str]:
+    def write(*placements: dict[str, Any], num_ranks: int = 2, **keys: Any) -> str:
+        path = tmp_path / "mine.json"
+        record = {"format": "plait-plan", "version": 1, "name": "mine", "num_ranks": num_ranks} | keys
+        path.write_text(json.dumps(record | {"placements": list(placements)}))
+        return str(path)
+
+    return write
+
+
+def test_without_a_word_a_run_is_on_one_device(make_recipe) -> None:
+    plan = resolved(make_recipe())
+    assert (plan.name, plan.num_ranks) == ("colocated", 1)
+    assert [(p.call, p.mode, p.ranks) for p in plan.placements] == [
+        ("actor.generate", "decode", (0,)),
+        ("ref.logprobs", "score", (0,)),
+        ("actor.train", "train", (0,)),
+    ]
+
+
+def test_named_plans_for_the_devices_at_hand(make_recipe) -> None:
+    plan = resolved(make_recipe(**PPO, plan="split", devices=4))
+    assert placements_of(plan, "actor").ranks == placements_of(plan, "ref").ranks == (0, 1)
+    assert placements_of(plan, "critic").train == Layout.on((2, 3), dp=2)
+    with pytest.raises(ConfigError, match="standalone needs at least 3 devices for the flow `ppo`, found 1"):
+        resolved(make_recipe(**PPO, plan="standalone"))
+    with pytest.raises(ConfigError, match="found `spilt`; did you mean `split`"):
+        resolved(make_recipe(plan="spilt"))
+    with pytest.raises(ConfigError, match=r"or a plan file, found `none\.json`$"):
+        resolved(make_recipe(plan="none.json"))
+
+
+def test_a_plan_for_a_flow_of_ones_own(make_recipe) -> None:
+    flow = str(ROOT / "examples" / "my_flow.py") + ":best_of_group"
+    plan = resolved(make_recipe(algorithm=flow, options={}, plan="split", devices=2))
+    assert placements_of(plan, "actor").train is not None
+    assert {rank for p in plan.placements for rank in p.ranks} == {0, 1}
+
+
+def test_models_that_leave_no_room_are_cut(make_recipe, monkeypatch: pytest.MonkeyPatch) -> None:
+    """tp 2 on four devices: the least that leaves weights and optimizer state 60 % of a device."""
+    recipe = make_recipe(plan="colocated", devices=4)
+    flow, models, shapes = facts_of(recipe)
+    parameters = parameters_of(models)
+    whole = resolve_plan(recipe, flow, models, shapes)
+    assert {p.tp for p in whole.placements} == {1}
+    held = [
+        sum(count for _, count in parameter_rows(r, Placed(recipe, models, shapes, parameters, whole)))
+        for r in range(4)
+    ]
+    monkeypatch.setattr(placement, "_device_bytes", lambda recipe, devices: (min(held) - 1) / 0.6)
+    cut = resolve_plan(recipe, flow, models, shapes)
+    assert {(p.dp, p.tp) for p in cut.placements} == {(2, 2)}
+    monkeypatch.setattr(placement, "_device_bytes", lambda recipe, devices: 1)  # nothing helps
+    assert resolve_plan(recipe, flow, models, shapes) == whole
+
+
+def test_a_file_is_completed(make_recipe, write_plan) -> None:
+    recipe = make_recipe(plan=write_plan({"call": "actor.train", "mode": "train", "ranks": [0, 1], "pp": 2}))
+    plan = resolved(recipe)
+    assert placements_of(plan, "actor").generate == (Layout(Mesh((0, 1)), Parallelism(pp=2, stages=(1, 1))),)
+    assert placements_of(plan, "ref").score == Layout.on((0, 1), dp=2)
+
+
+@pytest.mark.parametrize(
+    ("error", "keys", "change", "message"),
+    [
+        (LayoutError, {}, {"tp": 8, "ranks": [*range(8)]}, "actor train: tp: expected at most 4, the query heads"),
+        (LayoutError, {}, {"pp": 4, "ranks": [*range(4)]}, "actor train: pp: expected at most 2, the layers"),
+        (LayoutError, {}, {"pp": 2, "stages": [2, 1]}, "stages: expected 2 layers in all, found 2 . 1 = 3"),
+        (ConfigError, {}, {"call": "actor.tain", "dp": 2}, r"placements\[0\].call: .* did you mean `actor.train`"),
+        (ConfigError, {"devices": 3}, {"dp": 2}, "`devices` is 3, but `num_ranks` of the plan"),
+        (ConfigError, {"lora.rank": 2}, {"tp": 2}, "actor.train has tp 2 and pp 1, but models with adapters"),
+        (DataError, {}, {"dp": 2, "rank": 3}, r"placements\[0\]: unknown key 'rank'; did you mean 'ranks'"),
+        (DataError, {}, {"dp": "2"}, r"placements\[0\]: expected a whole number for 'dp', found '2'"),
+        (DataError, {}, {"dp": 3}, "dp x tp x pp = 3 x 1 x 1 ranks, found 2"),
+    ],
+)
+def test_what_cannot_be_is_refused_before_anything_loads(make_recipe, write_plan, error, keys, change, message) -> None:
+    train = {"call": "actor.train", "mode": "train", "ranks": [0, 1]} | change
+    path = write_plan(train, num_ranks=len(train["ranks"]))
+    with pytest.raises(error, match=message):
+        resolved(make_recipe(plan=path, **keys))
+
+
+def test_parts_that_no_run_does_yet(make_recipe, write_plan) -> None:
+    with pytest.raises(ConfigError, match="`policies` cannot be run yet"):
+        resolved(make_recipe(plan=write_plan(policies=[{"name": "migration", "settings": {}}])))
+
+
+def test_the_only_weights_are_not_dropped(make_recipe, write_plan) -> None:
+    """Of one device, or where a copy would be the home's own part; nor is what lies under adapters."""
+    generate = {"call": "actor.generate", "mode": "decode", "ranks": [0], "after": "drop"}
+    with pytest.raises(ConfigError, match=r"actor.generate decode: `after` drop would lose the only weights.* offload"):
+        resolved(make_recipe(plan=write_plan(generate, num_ranks=1)))
+    train = {"call": "actor.train", "mode": "train", "ranks": [0, 1], "dp": 2}
+    with pytest.raises(ConfigError, match=r"actor.generate decode: `after` drop would lose the only weights"):
+        resolved(make_recipe(plan=write_plan(train, generate)))
+    elsewhere = [train | {"ranks": [1], "dp": 1}, generate]
+    assert resolved(make_recipe(plan=write_plan(*elsewhere))).placement("actor.generate", "decode").after == "drop"
+    with pytest.raises(ConfigError, match=r"drop cannot bring back the weights under the adapters .* take offload"):
+        resolved(make_recipe(plan=write_plan(*elsewhere), **{"lora.rank": 2}))
+    with pytest.raises(ConfigError, match=r"placements\[0\].after: prefill and decode have one copy; say offload of"):
+        resolved(make_recipe(plan=write_plan(generate | {"mode": "prefill", "after": "offload"}, num_ranks=1)))
+
+
+def test_parameters_are_known_before_they_are_read(tiny_folder: Path) -> None:
+    """From the configuration alone: those that the loaded models have."""
+    name = str(tiny_folder)
+    speaker, judge = RoleModel("actor", name, False, True, "model"), RoleModel("critic", name, True, True, "model")
+    found = parameters_of([speaker, judge])
+    for role, model in (("actor", load_model(name)), ("critic", load_scalar(name))):
+        config = model.module.config
+        assert found[role] == Parameters.of(model.layout, config.num_attention_heads, config.num_key_value_heads)
+
+
+def test_the_memory_of_each_device(make_recipe, write_plan) -> None:
+    """GRPO in float32: the actor trains in two stages on 0 and 1; all else is on 2."""
+    path = write_plan(
+        {"call": "actor.generate", "mode": "decode", "ranks": [2]},
+        {"call": "actor.train", "mode": "train", "ranks": [0, 1], "pp": 2},
+        {"call": "ref.logprobs", "mode": "score", "ranks": [2]},
+        num_ranks=3,
+    )
+    recipe = make_recipe(plan=path)
+    flow, models, shapes = facts_of(recipe)
+    parameters, plan = parameters_of(models), resolve_plan(recipe, flow, models, shapes)
+    columns = memory_by_device(Facts(recipe, models, shapes, parameters, plan, flow, 20))
+    table = {rank: dict(one.rows) for one in columns for rank in one.ranks}
+    assert all(one.during == [] and one.expected_bytes == sum(dict(one.rows).values()) for one in columns)
+    assert all(one.most_bytes == one.expected_bytes + sum(dict(one.slack).values()) for one in columns)
+    assert all(dict(one.slack)["buckets of a move"] == 2 * (64 << 20) for one in columns)
+    train = Layout.on((0, 1), pp=2)
+    for rank in (0, 1):
+        count = shard(parameters["actor"], train.parallelism, 0, rank).num_elements
+        assert table[rank][PROCESS] == PROCESS_BYTES
+        assert table[rank]["actor: weights (float32)"] == 4 * count
+        once = shard(parameters["actor"], train.parallelism, 0, rank, once=True).num_elements  # the embedding is tied
+        assert table[rank]["actor: masters, moments and gradients"] == 8 * once + 4 * count
+        assert "actor: KV cache" not in table[rank]
+    assert "logits of one chunk" not in table[0]
+    shape = shapes[recipe.model]
+    assert table[1]["logits of one chunk"] == HEAD_CHUNK_ROWS * shape.vocabulary * (4 + 8)
+    assert table[0]["activations"] == pytest.approx(2 * table[1]["activations"], abs=2)  # two micro-batches in flight
+    whole = shard(parameters["actor"], Layout.on((2,)).parallelism, 0, 0).num_elements
+    assert table[2]["actor: weights (float32)"] == table[2]["ref: weights (float32)"] == 4 * whole
+    per_token = 2 * shape.layers * shape.kv_heads * shape.head_dim * 4
+    assert table[2]["actor: KV cache"] == 12 * (20 + 6) * per_token
+
+
+def test_memory_that_leaves_is_counted_while_it_is_there(make_recipe, write_plan) -> None:
+    """bfloat16, one device: state and reference are away while the actor generates. Two: a copy to generate with."""
+    offload = {"ranks": [0], "after": "offload"}
+    path = write_plan(
+        {"call": "actor.train", "mode": "train", **offload},
+        {"call": "ref.logprobs", "mode": "score", **offload},
+        {"call": "actor.generate", "mode": "decode", "ranks": [0]},
+        num_ranks=1,
+    )
+    recipe = make_recipe(plan=path, dtype="bfloat16")
+    flow, models, shapes = facts_of(recipe)
+    parameters, plan = parameters_of(models), resolve_plan(recipe, flow, models, shapes)
+    (alone,) = memory_by_device(Facts(recipe, models, shapes, parameters, plan, flow, 20))
+    shape, count = shapes[recipe.model], shard(parameters["actor"], Layout.on((0,)).parallelism, 0, 0).num_elements
+    rows, during = dict(alone.rows), dict(alone.during)
+    assert rows["actor: weights (bfloat16)"] == 2 * count, "generation keeps them"
+    assert rows["ref: weights (bfloat16), away when idle"] == 2 * count
+    assert rows["actor: masters, moments and gradients, away when idle"] == 16 * count
+    cache, packed = rows["actor: KV cache"], packed_bytes(shape, "bfloat16")
+    others = sum(rows.get(what, 0) for what in ("activations", "logits of one chunk", "gradient of the head"))
+    beyond = rows.get("actor: weights packed for decoding, beyond activations", 0)
+    assert beyond == max(0, packed - others)
+    assert during["actor.generate"] == PROCESS_BYTES + 2 * count + cache + packed
+    assert during["actor.train"] == PROCESS_BYTES + 18 * count + others
+    assert during["ref.logprobs"] < PROCESS_BYTES + 4 * count + others
+    assert during["reading models"] == PROCESS_BYTES + 20 * count
+    assert alone.expected_bytes == max(during.values()) < sum(rows.values())
+
+    path = write_plan(
+        {"call": "actor.train", "mode": "train", "ranks": [0, 1], "tp": 2, "after": "offload"},
+        {"call": "actor.generate", "mode": "decode", "ranks": [0, 1], "dp": 2, "after": "drop"},
+        {"call": "ref.logprobs", "mode": "score", "ranks": [0, 1], "tp": 2, "after": "offload"},
+    )
+    recipe = make_recipe(plan=path)
+    plan = resolve_plan(recipe, flow, models, shapes)
+    found = memory_by_device(Facts(recipe, models, shapes, parameters, plan, flow, 20))
+    for one in found:
+        half = shard(parameters["actor"], Layout.on((0, 1), tp=2).parallelism, one.ranks[0], 0).num_elements
+        rows, during = dict(one.rows), dict(one.during)
+        packed = packed_bytes(shape, "float32")
+        assert during["actor.generate"] == PROCESS_BYTES + 4 * count + rows["actor: KV cache"] + packed
+        assert during["actor.weights (move)"] == PROCESS_BYTES + 4 * (half + count)
+        state = rows["actor: masters, moments and gradients, away when idle"]
+        others = sum(rows.get(what, 0) for what in ("activations", "logits of one chunk", "gradient of the head"))
+        assert during["actor.train"] == PROCESS_BYTES + 4 * half + state + others
+        assert during["reading models"] == PROCESS_BYTES + 4 * (count + 2 * half) + state, (
+            "parts, none read whole but one"
+        )
+
+
+def test_optimizer_state_is_divided_and_frozen_roles_share(make_recipe) -> None:
+    recipe = make_recipe(plan="colocated", devices=2, dtype="bfloat16")
+    _, models, shapes = facts_of(recipe)
+    parameters, plan = parameters_of(models), resolved(recipe)
+    whole = shard(parameters["actor"], Layout.on((0, 1), dp=2).parallelism, 0, 0).num_elements
+    for rank in (0, 1):
+        start, stop = zero_range(whole, rank, 2)
+        assert dict(parameter_rows(rank, Placed(recipe, models, shapes, parameters, plan))) == {
+            "actor: weights (bfloat16)": 2 * whole,
+            "ref: weights (bfloat16)": 2 * whole,
+            "actor: masters, moments and gradients": (stop - start) * (4 + 8) + 4 * whole,
+        }
+    twice = (*models, RoleModel("other", models[1].name, False, False, "model"))
+    more = Plan("more", 2, (*plan.placements, Placement("other.logprobs", "score", (0, 1), dp=2)))
+    rows = dict(parameter_rows(0, Placed(recipe, twice, shapes, parameters_of(twice), more)))
+    assert rows["ref, other: weights (bfloat16)"] == 2 * whole
+    adapted = make_recipe(plan="colocated", devices=2, **{"lora.rank": 2})
+    rows = dict(parameter_rows(0, Placed(adapted, models, shapes, parameters, plan)))
+    assert rows["actor, ref: weights (float32)"] == 4 * whole
+
+
+def test_a_dry_run_marks_calls_that_the_file_does_not_name(make_recipe, write_plan, capsys) -> None:
+    plan = write_plan({"call": "actor.train", "mode": "train", "ranks": [0, 1], "tp": 2})
+    assert dry_run(make_recipe(plan=plan)) == 0
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.split()[-1:] == ["keep"]]
+    assert {line.split()[0]: line.split()[1] == "*" for line in lines} == {
+        "actor.generate": True,
+        "ref.logprobs": True,
+        "actor.train": False,
+    }
+
+
+def test_a_dry_run_prints_where_calls_run(make_recipe, capsys: pytest.CaptureFixture[str]) -> None:
+    assert dry_run(make_recipe(plan="split", devices=4)) == 0
+    printed = capsys.readouterr().out
+    for row in (r"actor.generate  decode  2,3", "ref.logprobs    score   2,3", "actor.train     train   0,1"):
+        assert row in printed
+    assert "device 0,1  device 2,3" in printed
+    assert dry_run(make_recipe()) == 0
+    assert "device" not in capsys.readouterr().out
+
+
+def test_a_dry_run_prints_what_is_there_during_each_call(make_recipe, write_plan, capsys) -> None:
+    path = write_plan({"call": "actor.train", "mode": "train", "ranks": [0], "after": "offload"}, num_ranks=1)
+    assert dry_run(make_recipe(plan=path)) == 0
+    printed = capsys.readouterr().out
+    for row in (
+        "moments and gradients, away when idle",
+        "all of it during actor.generate",
+        "\nthe most of these",
+        "\nat most",
+    ):
+        assert row in printed
+
+
+def test_a_run_keeps_its_plan_and_may_go_on_with_another(make_recipe, write_plan) -> None:
+    recipe = make_recipe(steps=1)
+    run(recipe)
+    stored = recipe.run_dir / "plan.json"
+    assert Plan.load(stored) == resolved(recipe)
+    other = make_recipe(steps=2, plan=write_plan({"call": "actor.train", "mode": "train", "ranks": [0]}, num_ranks=1))
+    run(other, resume=True)
+    assert Plan.load(stored) == resolved(other)
+    assert Plan.load(stored).name == "mine"
+
+
+def test_the_plan_file_in_the_docs_is_the_example() -> None:
+    text = (ROOT / "examples" / "two_devices.json").read_text()
+    assert f"```json\n{text}```" in (ROOT / "docs" / "plans.md").read_text()
+    assert {p.mode for p in Plan.from_json(text).placements} == {"train", "decode", "score"}

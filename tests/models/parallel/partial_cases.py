@@ -1,0 +1,358 @@
+"""Runs in worker processes: a part of a model against the whole one, which each rank has beside it."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from plait.data.packed import PackedBatch, pack
+from plait.errors import UserError
+from plait.layout.mesh import Layout, Mesh, Parallelism
+from plait.layout.params import Block
+from plait.models.backbone import BackboneModel, copy_of
+from plait.models.compute.attention import PackedContext
+from plait.models.compute.logprobs import chunked_logprobs
+from plait.models.language_model import LanguageModel, load_model
+from plait.models.lora import add_lora
+from plait.models.lora_settings import LoraSettings
+from plait.models.parallel import part_loading
+from plait.models.parallel.part_loading import PartLoader
+from plait.models.parallel.partial import cut_block, part_of
+from plait.models.parallel.team import Peers, Team, make_teams
+from plait.models.scalar_model import load_scalar, scalar_of, scalar_view
+from tests.models.tiny import tiny_model
+
+TEMPERATURE = 0.7
+teams: dict[Any, Team | None] = {}
+
+
+def team_of(worker: Any, dp: int, tp: int, pp: int, stages: tuple[int, ...] = ()) -> Team | None:
+    """One per layout and worker process; every rank of the group asks for the same."""
+    layout = Layout(Mesh(tuple(range(dp * tp * pp))), Parallelism(dp, tp, pp, stages))
+    if layout not in teams:
+        teams.update(make_teams([layout], worker.rank, timeout_s=60.0, waiting_for=worker.context.waiting_for))
+    return teams[layout]
+
+
+def batch_of(model: Any) -> PackedBatch:
+    """Groups of several shapes, an empty response and a single sample among them; the ids end with the vocabulary."""
+    vocabulary = model.config.vocab_size
+    ids = iter((5 + 7919 * i) % vocabulary for i in range(200))
+    draw = lambda count: [next(ids) for _ in range(count)]  # noqa: E731
+    groups = [(draw(4), [draw(5), draw(0), draw(3)]), (draw(3), [draw(7)]), (draw(6), [draw(2), [vocabulary - 1, 0]])]
+    return pack(groups, model.device)
+
+
+def outputs_of(model: Any, hidden_TH: Tensor, batch: PackedBatch) -> tuple[Tensor, Tensor]:
+    if isinstance(model, LanguageModel):
+        return model.logprobs_of(hidden_TH, batch, TEMPERATURE, chunk_rows=4)
+    return model.values_and_scores_of(hidden_TH, batch)
+
+
+def all_outputs(model: Any, batch: PackedBatch) -> tuple[Tensor, Tensor]:
+    if isinstance(model, LanguageModel):
+        return model.logprobs(batch, TEMPERATURE, chunk_rows=4)
+    return model.values_and_scores(batch)
+
+
+def loss_of(outputs: tuple[Tensor, Tensor]) -> Tensor:
+    """Weighs every output differently."""
+    total = torch.zeros((), dtype=outputs[0].dtype)
+    for part, share in zip(outputs, (1.0, -0.3), strict=True):
+        total = total + share * (part * torch.linspace(0.5, 1.5, len(part), dtype=part.dtype)).sum()
+    return total
+
+
+def gradients_of(model: BackboneModel, batch: PackedBatch, *, checkpoint: bool = False) -> Tensor:
+    """The flat gradient of `loss_of`, through all stages."""
+    model.module.requires_grad_(False)
+    params = {block.param.name: model.trained_parameter(block.param.name) for block in model.layout.blocks}
+    for param in params.values():
+        param.requires_grad_(True)
+        param.grad = None
+    pp, inputs_TH = model.team.pp, None
+    hidden_size = model.config.hidden_size
+    if pp.index > 0:
+        inputs_TH = torch.empty(batch.num_tokens, hidden_size, dtype=model.dtype)
+        pp.recv(inputs_TH, pp.index - 1, 1, "0F0")
+        inputs_TH.requires_grad_(True)
+    out_TH = model.stage(batch, inputs_TH, checkpoint=checkpoint)
+    if model.team.is_last_stage:
+        loss_of(outputs_of(model, out_TH, batch)).backward()
+    else:
+        pp.send(out_TH.detach(), pp.index + 1, 1, "0F0")
+        out_TH.backward(pp.recv(torch.empty_like(out_TH), pp.index + 1, 2, "0B0"))
+    if inputs_TH is not None:
+        assert inputs_TH.grad is not None
+        pp.send(inputs_TH.grad, pp.index - 1, 2, "0B0")
+    flat = torch.zeros(model.layout.num_elements, dtype=model.dtype)
+    for block, start, stop in model.layout.entries:
+        grad = params[block.param.name].grad
+        if grad is not None:
+            flat[start:stop] = grad.reshape(-1)
+    model.sum_partial_gradients(flat)
+    model.module.requires_grad_(False)
+    return flat
+
+
+def compare(
+    worker: Any,
+    family: str,
+    sizes: dict[str, Any],
+    *,
+    scalar: bool = False,
+    dtype: str = "float64",
+    copied: bool = False,
+    **options: Any,
+) -> dict[str, float] | None:
+    """Largest errors of a part against the whole model, relative to the largest number of the whole tensor.
+
+    Args:
+        copied: the part is a copy of a part.
+        options: of `tiny`.
+
+    Returns:
+        By what was compared; None on ranks outside the layout.
+    """
+    team = team_of(worker, **sizes)
+    if team is None:
+        return None
+    whole: Any = tiny_model(family, dtype=getattr(torch, dtype), **options)
+    if scalar:
+        whole = scalar_of(whole, seed=3)
+    part = part_of(copy_of(whole), team)
+    if copied:
+        part = copy_of(part)
+    batch = batch_of(whole)
+    errors = {"weights": weight_error(part, whole)}
+    with torch.no_grad():
+        both = zip(all_outputs(part, batch), all_outputs(whole, batch), strict=True)
+        errors["outputs"] = max(relative(found, expected) for found, expected in both)
+        if isinstance(part, LanguageModel):
+            logits_TV = logits_of(part, batch)
+            assert (logits_TV is None) == (not team.is_last_stage)
+            errors["logits"] = 0.0 if logits_TV is None else relative(logits_TV, logits_of(whole, batch))
+            if team.is_last_stage and dtype == "float64":
+                errors["likeliest"] = likeliest_error(part, whole, batch)
+    expected = gradients_of(whole, batch)
+    for checkpoint in (False, True):
+        found = gradients_of(part, batch, checkpoint=checkpoint)
+        errors["recomputed gradients" if checkpoint else "gradients"] = gradient_error(part, found, whole, expected)
+    errors["norm"] = abs(norm_of(part, found) / float(expected.norm()) - 1)
+    return errors
+
+
+def from_file(
+    worker: Any,
+    folder: str,
+    sizes: dict[str, Any],
+    *,
+    scalar: bool = False,
+    dtype: str = "float32",
+    scales: bool = True,
+) -> dict[str, Any] | None:
+    """A part that is read from a checkpoint against the same part, cut from the whole model.
+
+    Args:
+        scales: whether the family's configuration says how to make it smaller, to prove that it can be cut.
+
+    Returns:
+        What is equal, to the bit; None on ranks outside the layout.
+    """
+    team = team_of(worker, **sizes)
+    if team is None:
+        return None
+    loader = PartLoader(dtype=dtype, device="cpu", seed=3, head_std=None)
+    wholes: list[Any] = []
+    read_folder, scaled_down = part_loading.read_folder, part_loading.scaled_down
+    part_loading.read_folder = lambda *args, **of: wholes.append(args) or read_folder(*args, **of)
+    if not scales:
+        part_loading.scaled_down = lambda *args: None
+    try:
+        read: Any = loader.part(folder, team, scalar=scalar)
+    finally:
+        part_loading.read_folder, part_loading.scaled_down = read_folder, scaled_down
+    whole: Any = load_scalar(folder, dtype=dtype, seed=3) if scalar else load_model(folder, dtype=dtype)
+    cut: Any = part_of(whole, team)
+    batch = batch_of(cut)
+    with torch.no_grad():
+        outputs = zip(all_outputs(read, batch), all_outputs(cut, batch), strict=True)
+    mine, others = dict(read.module.named_buffers()), dict(cut.module.named_buffers())
+    return {
+        "by parts": not wholes,
+        "layout": read.layout == cut.layout and read.parameters == cut.parameters,
+        "weights": torch.equal(read.weights, cut.weights),
+        "buffers": mine.keys() == others.keys() and all(torch.equal(mine[name], others[name]) for name in mine),
+        "outputs": all(torch.equal(one, other) for one, other in outputs),
+        "gradients": torch.equal(gradients_of(read, batch), gradients_of(cut, batch)),
+        "cache": read.part.cache == cut.part.cache,
+        "limits": (read.max_positions, read.eos_token_ids) == (cut.max_positions, cut.eos_token_ids),
+        "tokenizer": read.tokenizer.get_vocab() == cut.tokenizer.get_vocab(),
+    }
+
+
+def logits_of(model: Any, batch: PackedBatch) -> Tensor:
+    return model.logits(model.hidden(batch.token_ids_T, batch.position_ids_T, PackedContext(batch)))
+
+
+def likeliest_error(part: LanguageModel, whole: LanguageModel, batch: PackedBatch) -> float:
+    """Rows for which a head that is cut by vocabulary does not know as the whole one's argmax whether the target is the
+    likeliest token; of every other row it is."""
+    hidden_TH = whole.hidden(batch.token_ids_T, batch.position_ids_T, PackedContext(batch))
+    most_T = whole.logits(hidden_TH).argmax(-1)
+    targets_T = torch.where(torch.arange(len(most_T)) % 2 == 0, most_T, batch.token_ids_T)
+    likeliest_T = torch.empty_like(targets_T, dtype=torch.bool)
+    chunked_logprobs(part.head, hidden_TH, targets_T, TEMPERATURE, 4, likeliest_R=likeliest_T)
+    return float((likeliest_T != (targets_T == most_T)).sum())
+
+
+def weight_error(part: Any, whole: Any) -> float:
+    return max(
+        relative(view, cut_block(whole.module.get_parameter(block.param.name), block))
+        for block, view in views_of(part, part.weights)
+    )
+
+
+def gradient_error(part: Any, found: Tensor, whole: Any, expected: Tensor) -> float:
+    wholes = {block.param.name: view for block, view in views_of(whole, expected)}
+    return max(
+        relative(view, cut_block(wholes[block.param.name], block), scale=wholes[block.param.name])
+        for block, view in views_of(part, found)
+    )
+
+
+def views_of(model: Any, flat: Tensor) -> list[tuple[Block, Tensor]]:
+    return [(block, flat[start:stop].view(block.shape)) for block, start, stop in model.layout.entries]
+
+
+def norm_of(part: Any, flat: Tensor) -> float:
+    """Of the gradient of all ranks, each parameter once."""
+    squares = [flat[start:stop].double().square().sum() for start, stop in part.counted_ranges()]
+    total = torch.stack(squares).sum() if squares else torch.zeros((), dtype=torch.float64)
+    return float(part.team.pp.all_reduce(part.team.tp.all_reduce(total)).sqrt())
+
+
+def relative(found: Tensor, expected: Tensor, scale: Tensor | None = None) -> float:
+    assert found.shape == expected.shape, f"{found.shape} is not {expected.shape}"
+    size = (expected if scale is None else scale).detach().abs().max().double().clamp(min=1e-6)
+    return float((found.detach().double() - expected.detach().double()).abs().max() / size)
+
+
+def refusal(worker: Any, family: str, sizes: dict[str, Any], **options: Any) -> str | None:
+    """What `part_of` says."""
+    team = team_of(worker, **sizes)
+    if team is None:
+        return None
+    try:
+        part_of(tiny_model(family, **options), team)
+    except UserError as error:
+        return f"{type(error).__name__}: {error}"
+    return "nothing"
+
+
+def wrong_plan(worker: Any, changes: dict[str, str | None]) -> str | None:
+    """What `part_of` says to a qwen3 whose plan is changed; None takes a key away."""
+    team = team_of(worker, 1, 2, 1)
+    if team is None:
+        return None
+    model = tiny_model("qwen3")
+    plan = {**model.module.tp_plan, **changes}
+    type(model.module).tp_plan = property(lambda self: {key: style for key, style in plan.items() if style})
+    try:
+        part_of(model, team)
+    except UserError as error:
+        return f"{type(error).__name__}: {error}"
+    finally:
+        del type(model.module).tp_plan
+    return "nothing"
+
+
+def wrong_stage(worker: Any) -> str | None:
+    """What `part_of` says on every rank to a layer that computes something else when it is called again, on one."""
+    team = team_of(worker, 1, 1, 2)
+    if team is None:
+        return None
+    model = tiny_model("llama")
+    if worker.rank == 1:
+        calls: list[int] = []
+
+        def drifting(layer: Any, args: Any, out: Tensor) -> Tensor:
+            calls.append(1)
+            return out + torch.linspace(0, len(calls), out.shape[-1], dtype=out.dtype)
+
+        model.module.model.layers[1].register_forward_hook(drifting)
+    try:
+        part_of(model, team)
+    except UserError as error:
+        return f"{type(error).__name__}: {error}"
+    return "nothing"
+
+
+def communication(worker: Any) -> dict[str, int] | None:
+    """Collectives of a two-layer llama's forward and backward."""
+    team = team_of(worker, 1, 2, 1)
+    if team is None:
+        return None
+    part = part_of(tiny_model("llama"), team)
+    batch, calls = batch_of(part), []
+    original = Peers.all_reduce
+
+    def counting(peers: Peers, *args: Any, **kwargs: Any) -> Tensor:
+        calls.append(1)
+        return original(peers, *args, **kwargs)
+
+    Peers.all_reduce = counting  # type: ignore[method-assign]
+    try:
+        part.module.requires_grad_(True)
+        out_TH = part.stage(batch)
+        forward = len(calls)
+        out_TH.sum().backward()
+    finally:
+        Peers.all_reduce = original  # type: ignore[method-assign]
+    return {"forward": forward, "backward": len(calls) - forward}
+
+
+def given_back(worker: Any) -> tuple[int, int, int]:
+    """Elements that a part keeps alive, those of its layout, those of the whole model."""
+    team = team_of(worker, 1, 2, 2)
+    assert team is not None
+    model = tiny_model("llama")
+    num_whole, kept = model.layout.num_elements, weakref.ref(model.weights.untyped_storage())
+    part = part_of(model, team)
+    assert part is model
+    gc.collect()
+    storages = {p.untyped_storage().data_ptr(): p.untyped_storage().nbytes() for p in part.module.parameters()}
+    assert kept() is None, "the whole weights are alive"
+    return sum(storages.values()) // part.weights.itemsize, part.layout.num_elements, num_whole
+
+
+def with_adapters(worker: Any) -> dict[str, Any] | None:
+    """Adapters on a whole model of a dp team, and on parts."""
+    dp, tp = team_of(worker, 2, 1, 1), team_of(worker, 1, 2, 1)
+    if dp is None or tp is None:
+        return None
+    settings = LoraSettings(rank=2)
+    view = add_lora(part_of(tiny_model("llama"), dp), settings, name="actor", seed=0)
+    found: dict[str, Any] = {
+        "team": view.team is dp,
+        "trained": view.trained_parameters.num_elements,
+        "ranges": sum(stop - start for start, stop in view.counted_ranges()),
+        "refused": [],
+    }
+    view.sum_partial_gradients(torch.zeros(view.trained_layout.num_elements, dtype=torch.float64))
+    viewed = add_lora(tiny_model("llama"), settings, name="actor", seed=0)
+    part = part_of(tiny_model("llama"), tp)
+    for make in (
+        lambda: part_of(viewed, tp),
+        lambda: add_lora(part, settings, name="actor", seed=0),
+        lambda: scalar_view(part, seed=0),
+    ):
+        try:
+            make()
+        except UserError as error:
+            found["refused"].append(f"{type(error).__name__}: {error}")
+    return found

@@ -1,0 +1,28 @@
+"""Workers for the tests of teams and partial models: each runs in a process of its own."""
+
+from __future__ import annotations
+
+import importlib
+import warnings
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+
+class TeamWorker:
+    """Runs functions of test modules: `run("tests.models.parallel.test_team", "reduced", layouts, ...)` calls
+    `reduced(worker, ...)`."""
+
+    def __init__(self, context: Any) -> None:
+        warnings.filterwarnings("ignore", category=FutureWarning)
+        torch.set_num_threads(1)
+        self.context = context
+        self.rank = context.rank
+        dist.init_process_group("gloo", store=context.store(), rank=context.rank, world_size=context.num_ranks)
+
+    def run(self, module: str, function: str, *arguments: Any, **options: Any) -> Any:
+        return getattr(importlib.import_module(module), function)(self, *arguments, **options)
+
+    def close(self) -> None:
+        dist.destroy_process_group()

@@ -1,0 +1,265 @@
+"""Parts of models on real processes: forward, gradients and weights of every rank against the whole model's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from plait.launch.failures import WorkerError
+from plait.launch.local import LocalProcesses
+from plait.layout.mesh import Layout
+from plait.layout.params import Parameters
+from plait.models.files.saving import save_pretrained
+from plait.models.parallel.partial import part_of
+from plait.models.parallel.team import Team
+from tests.models.parallel.team_workers import TeamWorker
+from tests.models.tiny import FAMILIES, tiny_llama, tiny_model
+
+LIMIT_S = 120.0
+EXACT, NEAR = 1e-12, 1e-6
+CLOSE = {"float32": 2e-4, "bfloat16": 0.1}
+
+LONG: dict[str, Any] = {"num_hidden_layers": 5, "vocab_size": 521}
+KINDS = ["sliding_attention", "full_attention", "sliding_attention", "sliding_attention", "full_attention"]
+
+ROUNDING = frozenset(
+    {
+        *("qwen3", "mixtral", "qwen3_moe", "gemma", "gemma2", "gemma3_text", "gpt_oss", "olmo2", "olmo3"),
+        *("deepseek_v2", "deepseek_v3", "cohere", "cohere2", "smollm3"),
+    }
+)
+"""Families whose routers or norms compute in float32, so that a last bit may become one of float32."""
+
+
+CASES = "tests.models.parallel.partial_cases"
+
+
+class Workers:
+    """Four processes, started anew after a failure: their collectives may hang then."""
+
+    def __init__(self) -> None:
+        self._group: Any = None
+
+    def ask(self, function: str, *arguments: Any, ranks: int = 4, **options: Any) -> list[Any]:
+        """What a function of `partial_cases` gives on the first ranks; all ranks run it, for they make teams."""
+        if self._group is None:
+            self._group = LocalProcesses().start(TeamWorker, 4)
+        run = self._group.submit(range(4), "run", CASES, function, *arguments, **options)
+        try:
+            return run.result(LIMIT_S)[:ranks]
+        except WorkerError:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        if self._group is not None:
+            self._group.close()
+            self._group = None
+
+
+@pytest.fixture(scope="module")
+def four() -> Iterator[Workers]:
+    workers = Workers()
+    yield workers
+    workers.close()
+
+
+def sizes(tp: int = 1, pp: int = 1, stages: tuple[int, ...] = ()) -> dict[str, Any]:
+    return {"dp": 1, "tp": tp, "pp": pp, "stages": stages}
+
+
+def judge(answers: list[Any], family: str, dtype: str = "float64") -> None:
+    allowed = (NEAR if family in ROUNDING else EXACT) if dtype == "float64" else CLOSE[dtype]
+    found = [answer for answer in answers if answer is not None]
+    assert found
+    for errors in found:
+        assert errors.pop("weights") == 0
+        for what, error in errors.items():
+            assert error <= allowed, f"{what}: {error}"
+
+
+LAYOUTS = [
+    # Ranks that share a key-value head, and a vocabulary that does not divide. Ranks outside the layout have none.
+    pytest.param("llama", sizes(tp=4), {"vocab_size": 321}, id="shared groups, tied"),
+    pytest.param("llama", sizes(tp=3), {"vocab_size": 322}, id="three ways", marks=pytest.mark.slow),
+    pytest.param("llama", sizes(pp=4), {"num_hidden_layers": 5}, id="stages, tied", marks=pytest.mark.slow),
+    pytest.param("qwen2", sizes(pp=3, stages=(1, 3, 1)), {"num_hidden_layers": 5}, id="uneven stages, untied"),
+    pytest.param(
+        "llama", sizes(tp=2, pp=2, stages=(1, 2)), {"num_hidden_layers": 3, "vocab_size": 323}, id="both, tied"
+    ),
+    pytest.param("qwen2", sizes(tp=2, pp=2), {}, id="both, with biases", marks=pytest.mark.slow),
+    pytest.param("qwen3", sizes(tp=4), {}, id="head norms", marks=pytest.mark.slow),
+    pytest.param("gemma2", sizes(tp=2, pp=2), {"vocab_size": 321}, id="softcaps"),
+    pytest.param("olmo2", sizes(tp=4), {}, id="gathered, shared groups", marks=pytest.mark.slow),
+    pytest.param("phi3", sizes(tp=3), {}, id="fused and gathered", marks=pytest.mark.slow),
+    pytest.param("mixtral", sizes(tp=2, pp=2), {}, id="experts"),
+    pytest.param("deepseek_v2", sizes(tp=2), {}, id="latent attention", marks=pytest.mark.slow),
+    pytest.param("gpt_neox", sizes(tp=3), {}, id="fused heads", marks=pytest.mark.slow),
+    pytest.param("starcoder2", sizes(tp=2), {}, id="biases behind the sum", marks=pytest.mark.slow),
+]
+
+
+@pytest.mark.parametrize(("family", "shape", "options"), LAYOUTS)
+def test_a_part_computes_its_part(four: Workers, family: str, shape: dict[str, Any], options: dict[str, Any]) -> None:
+    judge(four.ask("compare", family, shape, **options), family)
+
+
+@pytest.mark.parametrize("shape", [sizes(tp=2, pp=2), sizes(tp=4)], ids=str)
+def test_scalar_models(four: Workers, shape: dict[str, Any]) -> None:
+    judge(four.ask("compare", "llama", shape, scalar=True), "llama")
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_narrower_dtypes(four: Workers, dtype: str) -> None:
+    judge(four.ask("compare", "llama", sizes(tp=2, pp=2), dtype=dtype), "llama", dtype)
+
+
+def test_experts_whose_parts_no_grouped_product_takes(four: Workers) -> None:
+    judge(four.ask("compare", "qwen3_moe", sizes(tp=4), dtype="float32"), "qwen3_moe", "float32")
+
+
+def test_a_copy_of_a_part(four: Workers) -> None:
+    judge(four.ask("compare", "gemma", sizes(tp=2, pp=2), copied=True), "gemma")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shape", [sizes(tp=2), sizes(tp=3), sizes(tp=4), sizes(pp=2), sizes(tp=2, pp=2)], ids=str)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_families(four: Workers, family: str, shape: dict[str, Any]) -> None:
+    if family == "gpt2" and shape["tp"] > 1:
+        return  # no plan: refused, see below
+    judge(four.ask("compare", family, shape), family)
+    judge(four.ask("compare", family, shape, dtype="float32"), family, "float32")
+    if family == "gpt_oss" and shape["tp"] > 1:
+        return  # its plan cuts the head alone, which a scalar model has not
+    judge(four.ask("compare", family, shape, scalar=True), family)
+
+
+# --- parts read from checkpoints -----------------------------------------------------------------------------------
+
+STACKED = frozenset({"mixtral", "qwen3_moe", "deepseek_v2", "deepseek_v3", "gpt_neox"})
+"""Families whose checkpoints Transformers converts while it reads them."""
+
+
+def judge_read(four: Workers, tmp_path: Path, family: str, shape: dict[str, Any], **case: Any) -> None:
+    options = case.pop("options", {})
+    save_pretrained(tiny_model(family, dtype=torch.float32, **options), tmp_path / family)
+    found = [one for one in four.ask("from_file", str(tmp_path / family), shape, **case) if one is not None]
+    assert found
+    for equal in found:
+        is_converted = family in STACKED and not (family == "gpt_neox" and case.get("scalar"))  # its head alone
+        assert equal.pop("by parts") == (not is_converted)
+        assert all(equal.values()), equal
+
+
+@pytest.mark.parametrize(
+    ("family", "shape", "case"),
+    [
+        pytest.param("llama", sizes(tp=2, pp=2, stages=(1, 4)), {"options": LONG}, id="tied"),
+        pytest.param("qwen2", sizes(pp=4), {"options": LONG, "dtype": "bfloat16"}, id="converted while read"),
+        pytest.param("llama", sizes(tp=4), {"scalar": True, "options": LONG}, id="scalar"),
+        pytest.param("gemma3_text", sizes(tp=2), {"options": LONG | {"layer_types": KINDS}}, id="two kinds of layers"),
+        pytest.param("qwen3_moe", sizes(tp=2), {}, id="experts that are stacked"),
+        pytest.param("llama", sizes(tp=2, pp=2), {"scales": False}, id="proven on the whole"),
+    ],
+)
+def test_a_part_from_its_slices_of_a_checkpoint(
+    four: Workers, tmp_path: Path, family: str, shape: dict[str, Any], case: dict[str, Any]
+) -> None:
+    judge_read(four, tmp_path, family, shape, **case)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shape", [sizes(tp=3), sizes(tp=2, pp=2)], ids=str)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_parts_of_families_from_checkpoints(four: Workers, tmp_path: Path, family: str, shape: dict[str, Any]) -> None:
+    if family == "gpt2":
+        return  # no plan for tensor parallelism
+    for dtype in ("float32", "float64"):
+        judge_read(four, tmp_path, family, shape, dtype=dtype)
+    if family != "gpt_oss":
+        judge_read(four, tmp_path, family, shape, scalar=True)
+
+
+# --- refusals ------------------------------------------------------------------------------------------------------
+
+
+def test_layouts_that_a_model_does_not_allow(four: Workers) -> None:
+    found = four.ask("refusal", "gpt2", sizes(tp=2), ranks=2)
+    assert found == ["LayoutError: tp: expected 1, because the model has no plan for tensor parallelism, found 2"] * 2
+    found = four.ask("refusal", "llama", sizes(pp=4))
+    assert found == ["LayoutError: pp: expected at most 2, the layers of the model, found 4"] * 4
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"model.layers.*.self_attn.q_norm": None}, "the gradient of model.layers.*.self_attn.q_norm.weight differs"),
+        ({"model.layers.*.self_attn.o_proj": None}, "the hidden states of the cut stage differ"),
+        ({"model.layers.*.mlp.down_proj": "colwise_gather_output"}, "the forward of the cut stage raised RuntimeError"),
+        (
+            {"model.layers.*.self_attn": "local_params"},
+            "the style 'local_params', which plait does not know; set tp to 1",
+        ),
+    ],
+)
+def test_a_plan_that_is_not_the_models(four: Workers, changes: dict[str, str | None], message: str) -> None:
+    for found in four.ask("wrong_plan", changes, ranks=2):
+        assert found.startswith("ModelError: ")
+        assert message in found
+        assert "tp" in found
+
+
+def test_a_fault_of_one_stage_is_told_to_all(four: Workers) -> None:
+    first, last = four.ask("wrong_stage", ranks=2)
+    both = "cannot be cut into tp 1 and pp 2: "
+    assert f"{both}another rank found that its part computes something else. Set pp to 1" in first
+    assert f"{both}the hidden states of the stage differ" in last
+
+
+def test_adapters_want_whole_models(four: Workers) -> None:
+    for found in four.ask("with_adapters", ranks=2):
+        assert found["team"]
+        assert found["ranges"] == found["trained"] > 0
+        assert len(found["refused"]) == 3
+        for text in found["refused"]:
+            assert text.startswith("ConfigError: lora.rank: ")
+            assert "found tp 2 and pp 1" in text
+
+
+# --- cost ----------------------------------------------------------------------------------------------------------
+
+
+def test_layers_that_read_the_same_share_a_sum(four: Workers) -> None:
+    # Forward: the embedding, and per layer attention and MLP. Backward: per layer those two.
+    assert four.ask("communication", ranks=2) == [{"forward": 5, "backward": 4}] * 2
+
+
+def test_the_whole_is_given_back(four: Workers) -> None:
+    for alive, held, whole in four.ask("given_back"):
+        assert alive == held < whole / 2
+
+
+# --- one rank --------------------------------------------------------------------------------------------------------
+
+
+def test_a_model_alone() -> None:
+    model = tiny_llama()
+    weights, layout = model.weights, model.layout
+    assert model.team.all.size == 1
+    assert isinstance(model.parameters, Parameters)
+    part = part_of(model, Team.alone())
+    assert part is model
+    assert part.weights is weights
+    assert part.layout is layout
+    assert part.team.layout == Layout.on((0,))
+    assert part.partial_gradients == frozenset()
+    ranges = part.counted_ranges()
+    assert sum(stop - start for start, stop in ranges) == part.parameters.num_elements
+    flat = torch.ones(layout.num_elements)
+    part.sum_partial_gradients(flat)
+    assert flat.eq(1).all()

@@ -1,0 +1,65 @@
+"""The class of a flow's options, found from the annotation of that parameter alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from pydantic import BaseModel
+
+from plait.errors import FlowError
+from plait.recipes.algorithm import load_flow, options_class, trace_algorithm
+
+if TYPE_CHECKING:
+    from plait.algorithms.losses import LossBatch
+    from plait.dataflow import Prompts, Role
+
+ROLES = ("actor", "ref", "reward")
+
+
+class Options(BaseModel):
+    offset: float = 0.0
+
+
+def loss(batch: LossBatch, advantages: object) -> None: ...
+
+
+def flow(prompts: Prompts, actor: Role, reward: Role, options: Options) -> None:
+    samples = actor.generate(prompts)
+    actor.train(samples, loss=loss, advantages=reward.score(samples))
+
+
+def test_names_for_type_checkers_need_not_resolve() -> None:
+    assert options_class(flow) is Options
+    assert trace_algorithm(flow, {"offset": 1.0}, ROLES).roles == ("actor", "reward")
+
+
+FILE = """
+from __future__ import annotations
+from typing import TYPE_CHECKING
+if TYPE_CHECKING:
+    from somewhere import Options, Prompts, Role
+
+def flow(prompts: Prompts, actor: Role, reward: Role, options: Options) -> None: ...
+def no_class(prompts, actor, options: Options | None): ...
+def bare(prompts, actor, options): ...
+def either(prompts, actor, options: int | str): ...
+def without(prompts: Prompts, actor: Role): ...
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("flow", r"flow `flow`: the annotation `Options` .*cannot be resolved \(name 'Options' is not defined\)"),
+        ("no_class", "flow `no_class`: the annotation .*not under `if TYPE_CHECKING`"),
+        ("bare", "flow `bare`: annotate its parameter `options`"),
+        ("either", "flow `either`: .*needs the annotation of one class, found `int . str`"),
+    ],
+)
+def test_options_that_have_no_class_are_named(tmp_path: Path, name: str, said: str) -> None:
+    (tmp_path / "flows.py").write_text(FILE)
+    with pytest.raises(FlowError, match=said):
+        options_class(load_flow(f"{tmp_path}/flows.py:{name}"))
+    assert options_class(load_flow(f"{tmp_path}/flows.py:without")) is None

@@ -1,0 +1,211 @@
+"""Recipes: what a user may write, and what a wrong key or value is answered with."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from pydantic import BaseModel
+
+from plait.algorithms.grpo import GRPOOptions
+from plait.algorithms.ppo import PPOOptions
+from plait.errors import ConfigError
+from plait.recipes.recipe import Recipe
+from plait.recipes.recipe_file import load_recipe, parse_overrides, validate_options
+from plait.recipes.stages import load_stages
+
+RECIPES = sorted((Path(__file__).parents[2] / "recipes").glob("*.yaml"))
+BASE = [("model", "m"), ("data.source", "d.jsonl")]
+
+
+def test_later_values_win(tmp_path: Path) -> None:
+    path = tmp_path / "r.yaml"
+    path.write_text("model: m\nsteps: 5\ndata: {source: d.jsonl}\noptimizer: {learning_rate: 1.0e-5}\n")
+    recipe = load_recipe(path, [("steps", 7), ("optimizer.warmup_steps", 2)])
+    assert (recipe.steps, recipe.optimizer.learning_rate, recipe.optimizer.warmup_steps) == (7, 1e-5, 2)
+
+
+def override(*tokens: str) -> Recipe:
+    return load_recipe(None, BASE + parse_overrides(tokens))
+
+
+def test_overrides() -> None:
+    tokens = ["--steps", "3", "--sampling.stop=[a, b]", "--data.system-prompt", "Be brief."]
+    assert parse_overrides(tokens) == [("steps", 3), ("sampling.stop", ["a", "b"]), ("data.system_prompt", "Be brief.")]
+
+
+@pytest.mark.parametrize(
+    "text", ["Q: {question}", "{question}", "- {question}?", "[{question}]", "# {question}", "'{question}'"]
+)
+def test_text_is_taken_as_it_stands(text: str) -> None:
+    assert override("--data.prompt_template", text).data.prompt_template == text
+    assert override("--data.system_prompt", text).data.system_prompt == text
+    assert override(f"--data.system_prompt={text}").data.system_prompt == text
+
+
+def test_paths_and_names_are_taken_as_they_stand() -> None:
+    recipe = override("--run_dir", "7", "--data.source", "1e3", "--model", "yes", "--dtype", "float32")
+    assert (recipe.run_dir, recipe.data.source, recipe.model, recipe.dtype) == (Path("7"), "1e3", "yes", "float32")
+
+
+def test_null_unsets(tmp_path: Path) -> None:
+    path = tmp_path / "r.yaml"
+    path.write_text("model: m\ndata: {source: d, system_prompt: brief, size: 3}\nsampling: {stop_token_ids: [1]}\n")
+    tokens = ["--data.system_prompt", "null", "--data.size", "null", "--sampling.stop_token_ids", "null"]
+    recipe = load_recipe(path, parse_overrides(tokens))
+    assert (recipe.data.system_prompt, recipe.data.size, recipe.sampling.stop_token_ids) == (None, None, None)
+    assert override("--model", "null").model == "null"
+
+
+@pytest.mark.parametrize(
+    ("tokens", "expected"),
+    [
+        (["--sampling.stop", "</answer>"], ("</answer>",)),
+        (["--sampling.stop", "7"], ("7",)),
+        (["--sampling.stop", "a, b: c"], ("a, b: c",)),
+        (["--sampling.stop", "[7, '[END]', yes]"], ("7", "[END]", "yes")),
+        (["--sampling.stop", "[]"], ()),
+    ],
+)
+def test_a_list_of_texts(tokens: list[str], expected: tuple[str, ...]) -> None:
+    assert override(*tokens).sampling.stop == expected
+
+
+def test_single_values_become_lists_of_one(tmp_path: Path) -> None:
+    recipe = override("--reward.functions", "my.py:f", "--reward.weights", "2", "--sampling.stop_token_ids", "5")
+    assert (recipe.reward.functions, recipe.reward.weights) == (("my.py:f",), (2.0,))
+    assert recipe.sampling.stop_token_ids == (5,)
+    path = tmp_path / "r.yaml"
+    path.write_text("model: m\ndata: {source: d}\nsampling: {stop: </answer>}\nreward: {functions: my.py:f}\n")
+    recipe = load_recipe(path)
+    assert (recipe.sampling.stop, recipe.reward.functions) == (("</answer>",), ("my.py:f",))
+
+
+@pytest.mark.parametrize("number", ["1e-5", "1E-5", "1.e-5", "+1e-5", "0.00001", "1.0e-5"])
+def test_numbers_with_an_exponent(tmp_path: Path, number: str) -> None:
+    """Where nobody parses them after YAML, too: task parameters."""
+    recipe = override("--optimizer.learning_rate", number, "--data.parameters.scale", number)
+    assert recipe.optimizer.learning_rate == 1e-5
+    assert recipe.data.parameters == {"scale": 1e-5}
+    path = tmp_path / "r.yaml"
+    path.write_text(f"model: m\ndata: {{source: d, parameters: {{scale: {number}}}}}\n")
+    assert load_recipe(path).data.parameters == {"scale": 1e-5}
+
+
+def test_stop_token_ids_reach_the_request() -> None:
+    assert override("--sampling.stop_token_ids", "[5, 2]").sampling.sampling(temperature=0.0).stop_token_ids == (5, 2)
+    assert override().sampling.sampling().stop_token_ids is None
+    with pytest.raises(ConfigError, match=r"sampling\.stop_token_ids\.0.*greater than or equal to 0"):
+        override("--sampling.stop_token_ids", "-1")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (
+            [("optimizer.learnig_rate", 1)],
+            "unknown key `optimizer.learnig_rate`; did you mean `optimizer.learning_rate`?",
+        ),
+        ([("learning_rate", 1)], "TRL's is `optimizer.learning_rate` here"),
+        ([("temperature", 1)], "TRL's is `sampling.temperature` here"),
+        ([("steps", "many")], "key `steps`: expected a whole number, found 'many'"),
+        ([("steps", 0)], "key `steps`: input should be greater than or equal to 1, found 0"),
+        ([("stalled_after_s", -1)], "key `stalled_after_s`: input should be greater than or equal to 0, found -1"),
+        ([("freeze_after_s", 0.5)], "key `freeze_after_s`: input should be greater than or equal to 1, found 0.5"),
+        ([("sampling", 3)], "`sampling` is a section of keys, found 3"),
+        ([("reward.functions", ["a", "b"]), ("reward.weights", [1])], "key `reward`: `weights` has 1 .* 2 functions$"),
+    ],
+)
+def test_wrong_keys_are_named(overrides: list[tuple[str, object]], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        load_recipe(None, BASE + overrides)
+
+
+def test_missing_key_and_missing_file() -> None:
+    with pytest.raises(ConfigError, match=r"key `model` is missing; set it in the recipe or with --model$"):
+        load_recipe(None, [("data.source", "d")])
+    with pytest.raises(ConfigError, match=r"key `data` is missing; set it in the recipe or with --data\.source$"):
+        load_recipe(None, [("model", "m")])
+    with pytest.raises(ConfigError, match=r"recipe `nowhere\.yaml` does not exist"):
+        load_recipe(Path("nowhere.yaml"))
+
+
+@pytest.mark.parametrize("text", ["model: [", "- a\n- b\n"])
+def test_malformed_file(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "r.yaml"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=r"r\.yaml"):
+        load_recipe(path)
+
+
+@pytest.mark.parametrize("content", [b"model: caf\xe9\n", b"\xff\xfem\x00"])
+def test_a_file_that_is_not_utf8(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "r.yaml"
+    path.write_bytes(content)
+    with pytest.raises(ConfigError, match=r"r\.yaml` is not UTF-8 .* at byte \d+\); save it as UTF-8"):
+        load_recipe(path)
+
+
+def test_messages_are_one_line(tmp_path: Path) -> None:
+    path = tmp_path / "r.yaml"
+    path.write_text("model: m\ndata: {source: [}\n")
+    with pytest.raises(ConfigError, match=r"r\.yaml` is not valid YAML: .*line 2, column \d+") as error:
+        load_recipe(path)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "message"),
+    [
+        (["steps", "3"], "expected `--key value`, found `steps`"),
+        (["--steps"], "`--steps` needs a value"),
+        (["--overwrite", "--steps", "1"], "`--overwrite` needs a value .true or false."),
+        (["--overwrite"], "`--overwrite` needs a value .true or false."),
+        (["--run_dir", "--steps", "1"], "`--run_dir` needs a value"),
+        (["--model", "--steps", "1"], "`--model` needs a value .*`--model=--steps`"),
+        (["--stepz", "--steps", "1"], "unknown key `stepz`; did you mean `steps`"),
+        (["--dry-rum"], "unknown option `--dry-rum`; did you mean `--dry-run`"),
+        (["--steps", "[1"], "`--steps`: `\\[1` is not valid YAML"),
+        (["--steps.more", "1"], "key `steps`: input should be a valid integer"),
+    ],
+)
+def test_malformed_options(tokens: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message) as error:
+        load_recipe(None, BASE + parse_overrides(tokens, flags=("--dry-run",)))
+    assert "\n" not in str(error.value)
+
+
+def test_algorithm_options_are_checked_against_their_class() -> None:
+    assert validate_options(GRPOOptions, {"clip_high": 0.28}).clip_high == 0.28
+    with pytest.raises(ConfigError, match=r"unknown key `options\.clip_hihg`; did you mean `clip_high`"):
+        validate_options(GRPOOptions, {"clip_hihg": 0.28})
+    with pytest.raises(ConfigError, match=r"key `options\.kl_estimator`"):
+        validate_options(GRPOOptions, {"kl_estimator": "k9"})
+
+    class Own(BaseModel):
+        depth: int
+
+    with pytest.raises(ConfigError, match=r"options\.depth` is missing"):
+        validate_options(Own, {})
+
+
+def test_options_that_exclude_each_other_are_named_alone() -> None:
+    with pytest.raises(ConfigError, match=r"^key `options`: kl_in: loss with .* or `options.kl_in` to reward$"):
+        validate_options(PPOOptions, {"kl_in": "loss", "kl_estimator": "k1"})
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
+def test_shipped_recipes_are_short_and_valid(path: Path) -> None:
+    import yaml
+
+    def leaves(tree: object) -> int:
+        return sum(map(leaves, tree.values())) if isinstance(tree, dict) else 1
+
+    tree = yaml.safe_load(path.read_text())
+    tree.get("data", {}).pop("parameters", None)  # the task's keys, not ours
+    stages = tree.pop("stages", {})
+    assert all(leaves(one) <= 20 for one in (tree, *stages.values()))
+    if stages:
+        assert list(load_stages(path).recipes) == list(stages)
+    else:
+        load_recipe(path)

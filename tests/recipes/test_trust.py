@@ -1,0 +1,88 @@
+"""Code runs where the user names it: what lies in a run's folder is data, and an export imports nothing."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import plait
+from plait.cli import main
+from plait.errors import ConfigError
+from plait.recipes.recipe_file import load_recipe
+from plait.recipes.trust import check_origin, code_of
+from tests.runtime.test_breaking_off import MakeRecipe
+
+FLOW = """
+from pathlib import Path
+Path(__file__).with_name("imported").touch()
+from plait.algorithms.grpo import grpo as flow
+"""
+
+
+@pytest.fixture
+def sent(make_recipe: MakeRecipe, tmp_path: Path) -> Path:
+    """A run with a flow of its own, of which the folder came from somebody else; the flow has not been imported yet."""
+    (tmp_path / "flow.py").write_text(FLOW)
+    recipe = make_recipe(algorithm=f"{tmp_path}/flow.py:flow", steps=1)
+    mine = tmp_path / "mine.json"
+    mine.write_text(json.dumps(recipe.model_dump(mode="json")))
+    assert main(["train", str(mine)]) == 0
+    shutil.rmtree(tmp_path / "__pycache__", ignore_errors=True)
+    (tmp_path / "flow.py").rename(tmp_path / "sent.py")  # else this process knows it already
+    stored = recipe.run_dir / "recipe.yaml"
+    stored.write_text(stored.read_text().replace("flow.py", "sent.py"))
+    mine.write_text(mine.read_text().replace("flow.py", "sent.py"))
+    (tmp_path / "imported").unlink()
+    return recipe.run_dir
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        lambda path: main(["train", path, "--resume", "--steps", "2"]),
+        lambda path: main(["train", path, "--dry-run", "--resume"]),
+        lambda path: main(["eval", path, "--evaluation.items", "2"]),
+    ],
+    ids=["resume", "dry run", "eval"],
+)
+def test_a_recipe_in_a_run_names_no_code(
+    sent: Path, command: Callable[[str], int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert command(str(sent / "recipe.yaml")) == 2
+    said = capsys.readouterr().err
+    for word in ("lies in the folder of a run", "`algorithm`: ", "`reward.functions`: ", "--trust-run-code"):
+        assert word in said
+    assert not (sent.parent / "imported").exists()
+
+
+def test_an_export_imports_nothing(sent: Path) -> None:
+    (sent.parent / "reward.py").write_text("raise SystemExit('the reward was imported')")
+    assert main(["export", str(sent), "--out", str(sent.parent / "out")]) == 0
+    (sent.parent / "sent.py").unlink()
+    assert main(["export", str(sent), "--out", str(sent.parent / "out"), "--overwrite"]) == 0
+    assert not (sent.parent / "imported").exists()
+
+
+def test_the_users_word_is_a_recipe_of_his_own_or_the_keys_or_a_flag(sent: Path) -> None:
+    stored, steps = str(sent / "recipe.yaml"), "2"
+    assert main(["train", str(sent.parent / "mine.json"), "--resume", "--steps", steps]) == 0
+    assert (sent.parent / "imported").exists()
+    recipe = load_recipe(sent / "recipe.yaml")
+    given = [("algorithm", recipe.algorithm), ("reward.functions", recipe.reward.functions)]
+    check_origin(Path(stored), recipe, given)
+    with pytest.raises(ConfigError, match=r"\(`reward.functions`: .*/reward.py:count_sevens\)"):
+        check_origin(Path(stored), recipe, given[:1])
+    with pytest.raises(ConfigError, match="--trust-run-code"):
+        plait.train(stored, resume=True, steps=3)
+    assert main(["train", stored, "--resume", "--steps", "3", "--trust-run-code"]) == 0
+    assert plait.train(stored, resume=True, trust_run_code=True, steps=4).step == 4
+
+
+def test_which_names_are_code(make_recipe: MakeRecipe) -> None:
+    own = ["a.py:f", "package.module.f"]
+    keys = {"reward.functions": ["task", "well_formed", *own], "evaluation.functions": ["plait.rewards.tasks:x"]}
+    assert code_of(make_recipe(**keys)) == {"reward.functions": tuple(own)}

@@ -1,0 +1,216 @@
+"""Runs in worker processes: samples that begin in one instance and go on in another."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from plait.data.records import Prompt, Sample
+from plait.generation.engine import Engine, drain
+from plait.generation.records import HeldKV
+from plait.generation.request import Request
+from plait.generation.settings import Sampling, SamplingSettings
+from plait.kernels.noise import NoiseKey
+from plait.layout.mesh import Layout, Mesh, Parallelism
+from plait.models.backbone import copy_of
+from plait.models.parallel.partial import part_of
+from plait.models.parallel.team import make_teams
+from plait.policy.step import Key
+from plait.workers.instances import engine_of
+from plait.workers.sample_mover import SampleMover, SamplesMoved
+from tests.models.tiny import tiny_model
+
+FREE = Sampling(max_tokens=60, stop_token_ids=())
+BUCKET_BYTES = 4096
+"""Short messages, so that one move has many."""
+Said = dict[Key, tuple[tuple[int, ...], tuple[float, ...]]]
+"""Tokens and log-probs."""
+_teams: dict[Layout, Any] = {}
+_models: dict[Any, Any] = {}
+
+
+def request(uid: int, num_tokens: int, lengths: Sequence[int]) -> Request:
+    token_ids = tuple((7 * at + 31 * uid) % 290 + 5 for at in range(num_tokens))
+    return Request(Prompt(uid, "", token_ids), len(lengths), FREE, NoiseKey(5), lengths=tuple(lengths))
+
+
+def said(samples: Sequence[Sample]) -> Said:
+    return {(one.prompt.uid, one.index): (one.token_ids, one.logprobs) for one in samples}
+
+
+@dataclass
+class Found:
+    """Of one rank."""
+
+    said: Said
+    """By samples that ended in its engines; of an instance, every rank says the same."""
+    moves: list[SamplesMoved] = field(default_factory=list)
+    num_held: list[int] = field(default_factory=list)
+    """Blocks that somebody holds in the target's pool: before samples come, after, and in the end."""
+    num_prefilled: int = 0
+    """Tokens that the target computed of what it was given in its first step."""
+    wrong: list[str] = field(default_factory=list)
+
+
+def team_of(worker: Any, layout: Layout) -> Any:
+    """One per layout and worker process; every rank of the group asks for the same."""
+    if layout not in _teams:
+        _teams.update(make_teams([layout], worker.rank, timeout_s=60.0, waiting_for=worker.context.waiting_for))
+    return _teams[layout]
+
+
+def layout_of(ranks: Sequence[int], tp: int = 1, pp: int = 1, stages: tuple[int, ...] = ()) -> Layout:
+    return Layout(Mesh(tuple(ranks)), Parallelism(1, tp, pp, stages))
+
+
+def make_engine(worker: Any, layout: Layout, family: str, dtype: str, settings: SamplingSettings) -> Engine | None:
+    """This rank's, in an instance; None if it is no member."""
+    team = team_of(worker, layout)
+    if team is None:
+        return None
+    if (layout, family, dtype) not in _models:
+        whole = tiny_model(family, dtype=getattr(torch, dtype))
+        _models[layout, family, dtype] = part_of(copy_of(whole), team)
+    return engine_of(_models[layout, family, dtype], settings, team)
+
+
+def mover_of(
+    worker: Any, source: Layout, target: Layout, leaving: Engine | None, entering: Engine | None, kv: HeldKV = "keep"
+) -> Any:
+    world = Layout.on(range(worker.context.num_ranks), dp=worker.context.num_ranks)
+    peers = team_of(worker, world).all
+    if worker.rank not in (*source.mesh.ranks, *target.mesh.ranks):
+        return None
+    return SampleMover(peers, source, target, leaving=leaving, entering=entering, kv=kv, bucket_bytes=BUCKET_BYTES)
+
+
+def moved(found: Found, mover: SampleMover, keys: Sequence[Key], final: bool, engine: Engine | None = None) -> None:
+    """One stage; between its first messages the engine makes two steps."""
+    steps, left = mover.moving(keys, final=final), 2
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            found.moves.append(end.value)
+            break
+        if engine is not None and left:
+            found.said |= said(engine.step())
+            left -= 1
+    move = found.moves[-1]
+    planned = {link: size for link, size in move.plan.link_bytes.items() if mover.rank in link}
+    if move.report.link_bytes != planned:
+        found.wrong.append(f"planned {planned}, counted {move.report.link_bytes}")
+    if move.report.staging_bytes > 2 * BUCKET_BYTES:
+        found.wrong.append(f"{move.report.staging_bytes} bytes besides the buffers")
+
+
+def ended(found: Found, *engines: Engine | None) -> Found:
+    """All work done; nothing may be left in a pool."""
+    for engine in engines:
+        if engine is None:
+            continue
+        found.said |= said(list(drain(engine)))
+        if engine.kv_bytes or engine._batcher.blocks.num_held:
+            found.wrong.append(f"{engine.kv_bytes} bytes, {engine._batcher.blocks.num_held} blocks are left")
+    return found
+
+
+def steps(found: Found, engine: Engine | None, count: int) -> None:
+    for _ in range(count):
+        if engine is not None:
+            found.said |= said(engine.step())
+
+
+ASKED = (request(0, 19, [9, 5, 8]), request(1, 7, [10]), request(2, 40, [7, 8]))
+KEYS = ((0, 0), (0, 1), (0, 2), (1, 0), (2, 0), (2, 1))
+STAY = request(9, 33, [12])
+"""Keeps the source busy."""
+OTHER = request(8, 11, [14])
+"""Keeps the target busy."""
+
+
+def alone(family: str, dtype: str, exact: bool) -> Said:
+    """What all of them say in one engine that nobody disturbs."""
+    engine = Engine(tiny_model(family, dtype=getattr(torch, dtype)), SamplingSettings(exact=exact))
+    for one in (*ASKED, STAY, OTHER):
+        engine.add(one)
+    return said(list(drain(engine)))
+
+
+def one_to_one(worker: Any, family: str, dtype: str, exact: bool) -> Found:
+    """From rank 0 to rank 1, with other samples at work on both. Sample 0.1 ends between the stages."""
+    found, settings = Found({}), SamplingSettings(exact=exact)
+    source, target = layout_of([0]), layout_of([1])
+    leaving, entering = (make_engine(worker, one, family, dtype, settings) for one in (source, target))
+    mover = mover_of(worker, source, target, leaving, entering)
+    if leaving is not None:
+        for one in (STAY, *ASKED):
+            leaving.add(one)
+            steps(found, leaving, 1)
+    if entering is not None:
+        entering.add(OTHER)
+        entering.step()
+        found.num_held.append(entering._batcher.blocks.num_held)
+    moved(found, mover, KEYS, False, leaving)
+    moved(found, mover, KEYS, True)
+    if entering is not None:
+        found.num_held.append(entering._batcher.blocks.num_held)
+        entering.step()
+        assert entering.last_step is not None
+        found.num_prefilled = entering.last_step.num_prefill_tokens
+    return ended(found, leaving, entering)
+
+
+def in_turn(worker: Any, case: str) -> Found:
+    """Samples of one prompt of 40 tokens, one behind the other, and what happens on the way."""
+    found, source, target = Found({}), layout_of([0]), layout_of([1])
+    leaving, entering = (make_engine(worker, one, "llama", "float32", SamplingSettings()) for one in (source, target))
+    kv = "recompute" if case == "other weights" else "keep"
+    mover = mover_of(worker, source, target, leaving, entering, kv)
+    if leaving is not None:
+        leaving.add(ASKED[2])
+        steps(found, leaving, 2)
+    if entering is not None and case.startswith("other weights"):
+        entering.update_weights(1)
+    moved(found, mover, [(2, 0)], True)
+    steps(found, entering, 1)
+    moved(found, mover, [(2, 1)], False)
+    steps(found, leaving, 1)
+    if entering is not None and case == "the other has ended":
+        entering.abort(2, 0)
+    if leaving is not None and case == "computed again":
+        leaving.pause(release=True)
+        leaving.resume()
+        steps(found, leaving, 1)
+    moved(found, mover, [] if case == "given up" else [(2, 1)], True)
+    if entering is not None:
+        found.num_held.append(entering._batcher.blocks.num_held)
+    return ended(found, leaving, entering)
+
+
+def between(worker: Any, before: Any, after: Any, family: str, dtype: str) -> Found | None:
+    """From one instance to another; ranks of larger ones step together."""
+    found, settings = Found({}), SamplingSettings(max_prefill_tokens=30)
+    source, target = layout_of(**before), layout_of(**after)
+    leaving, entering = (make_engine(worker, one, family, dtype, settings) for one in (source, target))
+    mover = mover_of(worker, source, target, leaving, entering)
+    if mover is None:
+        return None
+    if leaving is not None:
+        for one in (STAY, *ASKED):
+            leaving.add(one)
+        steps(found, leaving, 4)
+    if entering is not None:
+        entering.add(OTHER)
+    steps(found, entering, 2)
+    moved(found, mover, KEYS, False)
+    steps(found, leaving, 2)
+    steps(found, entering, 1)
+    moved(found, mover, [key for key in KEYS if key not in found.said], True)
+    steps(found, entering, 1)
+    if entering is not None and entering.last_step is not None:
+        found.num_prefilled = entering.last_step.num_prefill_tokens
+    return ended(found, leaving, entering)

@@ -1,0 +1,252 @@
+"""What the ranks of an instance agree on before a step; what a rank does with what it is sent between its actions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from plait.data.records import FinishReason, Prompt, Sample
+from plait.generation.records import StepRecord
+from plait.generation.request import Request
+from plait.generation.settings import Sampling
+from plait.kernels.noise import NoiseKey
+from plait.layout.mesh import Layout
+from plait.policy.step import StepKind
+from plait.workers.commands import Do, ScoreCall
+from plait.workers.follower import Server
+from plait.workers.lockstep_engine import Member
+from plait.workers.messages import Parcel, pack_requests
+from plait.workers.status_file import Board
+
+
+def request(uid: int, tokens: int) -> Request:
+    return Request(Prompt(uid, "", (1,)), 1, Sampling(max_tokens=tokens), NoiseKey(0))
+
+
+class Tokens:
+    """An engine that gives each sample a token per step, and says in which steps who was there."""
+
+    def __init__(self, log: list[str] | None = None) -> None:
+        self.log = [] if log is None else log
+        self.left: dict[int, Request] = {}
+        self.said: dict[int, int] = {}
+        self.last_step, self.received_bytes = StepRecord(StepKind.DECODE, 1, 1, 1, 0, 0, 1, 0), 0
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self.left)
+
+    def add(self, request: Request) -> None:
+        self.left[request.prompt.uid], self.said[request.prompt.uid] = request, 0
+
+    def update_weights(self, version: int) -> None:
+        assert not self.left
+        self.log.append(f"version {version}")
+
+    def abort(self, uid: int) -> None:
+        self.left.pop(uid, None)
+
+    def step(self) -> list[Sample]:
+        self.log.append(f"step with {sorted(self.left)}")
+        ended = []
+        for uid, asked in list(self.left.items()):
+            self.said[uid] += 1
+            if self.said[uid] == asked.sampling.max_tokens:
+                ended.append(Sample(self.left.pop(uid).prompt, 0, (), (), "", FinishReason.STOP))
+        return ended
+
+
+class Pair:
+    """Two ranks of an instance, stepped one after the other; `word` is what the first has sent."""
+
+    def __init__(self, *ranks: int) -> None:
+        self.engines = [Tokens(), Tokens()]
+        self.word = torch.zeros(1, dtype=torch.int64)
+        self.sent: list[int] = []
+        self.members = [
+            Member(engine, SimpleNamespace(all=self.peers(ranks, index)))  # type: ignore[arg-type]
+            for index, engine in enumerate(self.engines)
+        ]
+
+    def peers(self, ranks: tuple[int, ...], index: int) -> Any:
+        def broadcast(word: torch.Tensor, source: int) -> None:
+            if source == index:
+                self.word = word.clone()
+                self.sent.append(word.numel() * word.itemsize)
+            word[:] = self.word
+
+        return SimpleNamespace(ranks=ranks, index=index, size=2, broadcast=broadcast)
+
+    def step(self, *reads: Callable[[], None]) -> None:
+        for member, read in zip(self.members, reads or (never, never), strict=True):
+            member.step(read)
+        assert self.engines[0].log == self.engines[1].log
+
+
+def never() -> None:
+    raise AssertionError("there is nothing to wait for")
+
+
+def test_a_step_begins_with_what_the_deciding_rank_has_heard() -> None:
+    """The other one has heard of request 2 already, and takes it when the first has, in its third step."""
+    pair = Pair(1, 2)
+    for member in pair.members:
+        member.hear(4, [request(1, 5)])
+    pair.members[1].hear(6, [request(2, 1)])
+    pair.step()
+    pair.step()
+    pair.members[0].hear(6, [request(2, 1)])
+    pair.step()
+    assert pair.engines[1].log == ["step with [1]", "step with [1]", "step with [1, 2]"]
+    assert pair.sent == [8, 8, 8], "bytes to each other rank"
+
+
+def test_a_rank_that_lags_waits_for_what_a_step_begins_with() -> None:
+    pair = Pair(1, 2)
+    first, second = pair.members
+    first.hear(4, [request(1, 5)])
+    first.hear(6, [request(2, 1)])
+    coming = iter([(4, [request(1, 5)]), (6, [request(2, 1)]), (9, [request(3, 1)])])
+    pair.step(never, lambda: second.hear(*next(coming)))
+    assert pair.engines[1].log == ["step with [1, 2]"]
+    assert next(coming)[0] == 9, "it has read no further"
+
+
+def test_where_the_leader_is_in_an_instance_it_decides() -> None:
+    assert [member.decides for member in Pair(1, 2).members] == [True, False]
+    assert [member.decides for member in Pair(1, 0).members] == [False, True]
+
+
+def test_forgotten_requests_leave_at_the_same_step_and_what_came_behind_stays() -> None:
+    pair = Pair(1, 2)
+    for member in pair.members:
+        member.hear(4, [request(1, 50), request(2, 50)])
+    pair.step()
+    for member in pair.members:
+        member.hear(5, None)
+        member.hear(6, [request(3, 2)])
+    pair.step()
+    pair.step()
+    assert pair.engines[0].log == ["step with [1, 2]", "step with [3]", "step with [3]"]
+    assert all(member.is_empty for member in pair.members)
+
+
+def test_samples_go_to_the_commands_that_asked_for_them() -> None:
+    member = Member(Tokens(), SimpleNamespace(all=SimpleNamespace(ranks=(1,), index=0, size=1)))  # type: ignore[arg-type]
+    member.hear(4, [request(1, 1), request(2, 2)])
+    member.hear(6, [request(3, 1)])
+    found = member.step(never)
+    assert {number: [sample.prompt.uid for sample in samples] for number, samples in found.items()} == {4: [1], 6: [3]}
+    assert {number: [sample.prompt.uid for sample in samples] for number, samples in member.step(never).items()} == {
+        4: [2]
+    }
+
+
+class Call:
+    """A call of three actions, which this rank has to itself."""
+
+    role, need = "ref", ("ref", "score")
+
+    def __init__(self, name: str, log: list[str]) -> None:
+        self.call, self._log = name, log
+
+    def layout(self, parts: Any) -> Layout:
+        return Layout.on((1,))
+
+    def run(self, parts: Any) -> Iterator[Any]:
+        for number in range(3):
+            self._log.append(f"{self.call} {number}")
+            yield SimpleNamespace(action="", kind="", tokens=0, bytes=0)
+        return self.call
+
+    @staticmethod
+    def answer(result: str) -> Parcel:
+        return Parcel({"result": result})
+
+
+class Rank:
+    """A server, rank 1 of 2: it generates and scores alone. Each command comes when so many actions have been done."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *, leaves: bool = False) -> None:
+        self.log: list[str] = []
+        self.answers: list[int] = []
+        self.coming: list[tuple[int, Parcel]] = []
+        monkeypatch.setattr(ScoreCall, "of", lambda parcel: Call(parcel.header["call"], self.log))
+        residence = SimpleNamespace(units=(1,) if leaves else (), want=lambda *needs: None)
+        team = SimpleNamespace(all=SimpleNamespace(ranks=(1,), index=0, size=1))
+        roles = {"actor": SimpleNamespace(engine=Tokens(self.log), instance=team)}
+        self._parts: Any = SimpleNamespace(rank=1, residence=residence, roles=roles, flow=None)
+
+    def command(self, after: int, number: int, do: Do, **header: Any) -> None:
+        self.coming.append((after, Parcel({"do": do, "number": number, "at": 1, **header})))
+
+    def asks(self, after: int, number: int, *requests: Request) -> None:
+        self.command(after, number, Do.GENERATE, role="actor", requests=pack_requests(requests))
+
+    def poll(self, sources: list[int]) -> tuple[int, Parcel] | None:
+        return self.receive(sources) if self.coming and self.coming[0][0] <= len(self.log) else None
+
+    def receive(self, sources: list[int], *rest: Any) -> tuple[int, Parcel]:
+        return 0, self.coming.pop(0)[1]
+
+    def send(self, to: int, parcel: Parcel, what: str) -> None:
+        self.answers.append(parcel.header["answers"])
+
+    def serve(self) -> None:
+        mail: Any = self
+        Server(self._parts, mail, Board(None, 1)).serve()
+
+
+def test_a_rank_scores_and_generates_in_turns_and_takes_requests_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+    rank = Rank(monkeypatch)
+    rank.asks(0, 1, request(1, 4))
+    rank.command(0, 2, Do.SCORE, call="score")
+    rank.asks(3, 3, request(2, 1))
+    rank.command(100, 4, Do.END)
+    rank.serve()
+    assert rank.log == [
+        *("step with [1]", "step with [1]", "score 0"),  # its first turn brings what the call needs to the device
+        *("step with [1, 2]", "score 1", "step with [1]", "score 2"),
+    ]
+    assert rank.answers == [3, 1, 2]
+
+
+def test_what_a_rank_does_for_nobody_ends_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sample of 50 tokens is forgotten after two, a call of three actions after one; another ends with the run."""
+    rank = Rank(monkeypatch)
+    rank.asks(0, 1, request(1, 50))
+    rank.command(2, 2, Do.FORGET, role="actor", call=None)
+    rank.command(2, 3, Do.SCORE, call="one")
+    rank.command(3, 4, Do.FORGET, role=None, call=3)
+    rank.command(3, 5, Do.SCORE, call="two")
+    rank.command(5, 6, Do.END)
+    rank.serve()
+    assert rank.log == ["step with [1]", "step with [1]", "one 0", "two 0", "two 1"]
+    assert rank.answers == []
+
+
+def test_new_weights_wait_for_samples_in_flight_and_what_comes_behind_waits_for_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rank = Rank(monkeypatch)
+    rank.asks(0, 1, request(1, 2))
+    rank.command(0, 2, Do.VERSION, role="actor", version=5)
+    rank.command(0, 3, Do.SCORE, call="score")
+    rank.command(100, 4, Do.END)
+    rank.serve()
+    assert rank.log == ["step with [1]", "step with [1]", "version 5", "score 0", "score 1", "score 2"]
+
+
+def test_where_weights_leave_the_device_one_work_waits_for_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The plan has counted on the memory. Requests join what is at work all the same."""
+    rank = Rank(monkeypatch, leaves=True)
+    rank.asks(0, 1, request(1, 2))
+    rank.command(0, 2, Do.SCORE, call="score")
+    rank.asks(1, 3, request(2, 1))
+    rank.command(100, 4, Do.END)
+    rank.serve()
+    assert rank.log == ["step with [1]", "step with [1, 2]", "score 0", "score 1", "score 2"]

@@ -1,0 +1,125 @@
+"""Which instance gets which requests: the longest expected first, each to the instance with the least; by hand."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from types import SimpleNamespace
+from typing import Any
+
+from plait.data.records import FinishReason, Prompt, Sample
+from plait.generation.request import Request
+from plait.generation.settings import Sampling
+from plait.kernels.noise import NoiseKey
+from plait.layout.mesh import Layout
+from plait.workers.messages import Parcel, pack_samples
+from plait.workers.remote_engine import CrewEngine
+
+
+def request(uid: int, prompt_tokens: int, *lengths: int, rollout: int = 0) -> Request:
+    """Whose responses have been recorded, with these lengths."""
+    prompt = Prompt(uid, "", (1,) * prompt_tokens)
+    return Request(prompt, len(lengths), Sampling(max_tokens=20), NoiseKey(0, rollout), lengths)
+
+
+class Ranks:
+    """What a CrewEngine asks of a Crew and its mail: who was told what, and samples that come when the test says so."""
+
+    def __init__(self, *instances: Layout) -> None:
+        self.told: list[tuple[tuple[int, ...], list[int]]] = []
+        self.coming: list[tuple[int, Parcel]] = []
+        self.parts = SimpleNamespace(places={"actor": SimpleNamespace(generate=instances)}, roles={})
+        self.mail, self.board = self, SimpleNamespace(doing=lambda what: nullcontext())
+
+        self.has_fresh_weights = True
+
+    def is_fresh(self, role: str, mode: str) -> bool:
+        return self.has_fresh_weights
+
+    def copies(self, role: str, mode: str) -> frozenset[tuple[str, int]]:
+        return frozenset()
+
+    def freshen(self, role: str, mode: str) -> None:
+        """Weights are where they are."""
+
+    def tell(self, ranks: tuple[int, ...], parcel: Parcel, copies: Any) -> int:
+        self.told.append((ranks, [one["uid"] for one in parcel.header["requests"]]))
+        return len(self.told)
+
+    def poll(self, sources: list[int], wait_s: float, what: str, *, answers: Any) -> tuple[int, Parcel] | None:
+        return self.coming.pop(0) if self.coming else None
+
+    def finish(self, rank: int, *asked: Request) -> None:
+        """All samples of these requests are on their way from this rank."""
+        samples = [Sample(r.prompt, i, (), (), "", FinishReason.STOP) for r in asked for i in range(r.num_samples)]
+        self.coming.append((rank, pack_samples(samples)))
+
+
+def engine_of(ranks: Any) -> CrewEngine:
+    return CrewEngine(ranks, "actor")
+
+
+def dealt(engine: CrewEngine, ranks: Ranks, *requests: Request) -> list[tuple[tuple[int, ...], list[int]]]:
+    """Who is told what in the next step."""
+    before = len(ranks.told)
+    for one in requests:
+        engine.add(one)
+    engine.step()
+    return ranks.told[before:]
+
+
+def test_unequal_requests() -> None:
+    """Of 12, 3, 11 and 2 expected tokens: 12 to rank 1, 11 and 3 to rank 2, 2 to rank 1, so 14 each. In turn, by count,
+    it were 23 and 5."""
+    ranks = Ranks(Layout.on((1,)), Layout.on((2,)))
+    asked = [request(1, 2, 5, 5), request(2, 1, 2), request(3, 4, 7), request(4, 1, 1)]
+    assert dealt(engine_of(ranks), ranks, *asked) == [((1,), [1, 4]), ((2,), [2, 3])]
+
+
+def test_responses_without_recorded_lengths_count_as_their_limit() -> None:
+    """3 + 20 tokens against 10, 9 and 3, which together are fewer."""
+    ranks = Ranks(Layout.on((1,)), Layout.on((2,)))
+    endless = Request(Prompt(9, "", (1, 1, 1)), 1, Sampling(max_tokens=20), NoiseKey(0))
+    asked = [request(1, 4, 6), request(2, 3, 6), endless, request(3, 1, 2)]
+    assert dealt(engine_of(ranks), ranks, *asked) == [((1,), [9]), ((2,), [1, 2, 3])]
+
+
+def test_what_an_instance_was_given_counts_until_another_rollout() -> None:
+    """19 and 5 at first; 10 and 3 go to rank 2 (18), so does the next (22, after 2 to rank 1, 21). Who is idle changes
+    nothing, since that is the clock's to say. With another rollout, rank 1 is first again."""
+    ranks = Ranks(Layout.on((1,)), Layout.on((2,)))
+    engine = engine_of(ranks)
+    first, second = request(1, 9, 10), request(2, 2, 3)
+    assert dealt(engine, ranks, first, second) == [((1,), [1]), ((2,), [2])]
+    third, fourth = request(3, 5, 5), request(4, 1, 2)
+    assert dealt(engine, ranks, third, fourth) == [((2,), [3, 4])]
+    ranks.finish(2, second, third, fourth)
+    fifth, sixth = request(5, 2, 2), request(6, 1, 1)
+    assert dealt(engine, ranks, fifth, sixth) == [((1,), [6]), ((2,), [5])], "rank 2 is idle"
+    ranks.finish(1, first, sixth)
+    ranks.finish(2, fifth)
+    engine.step()
+    assert not engine.has_work
+    assert dealt(engine, ranks, request(7, 1, 1), request(8, 1, 1)) == [((1,), [7]), ((2,), [8])], "23 and 24"
+    assert dealt(engine, ranks, request(9, 1, 1)) == [((1,), [9])], "25 after 23 and 24"
+    assert dealt(engine, ranks, request(10, 1, 1, rollout=1)) == [((1,), [10])]
+
+
+def test_instances_of_several_ranks_take_requests_while_they_work() -> None:
+    """All their ranks are told; which step begins with a request, they agree on by themselves."""
+    ranks = Ranks(Layout.on((1, 2), tp=2), Layout.on((3, 4), tp=2))
+    engine = engine_of(ranks)
+    assert dealt(engine, ranks, request(1, 1, 5), request(2, 1, 4)) == [((1, 2), [1]), ((3, 4), [2])]
+    assert dealt(engine, ranks, request(3, 1, 1)) == [((3, 4), [3])]
+
+
+def test_weights_are_moved_only_to_instances_that_have_nothing_in_flight() -> None:
+    ranks = Ranks(Layout.on((1,)), Layout.on((2,)))
+    engine = engine_of(ranks)
+    first = request(1, 1, 5)
+    assert dealt(engine, ranks, first) == [((1,), [1])]
+    ranks.has_fresh_weights = False
+    assert dealt(engine, ranks, request(2, 1, 1)) == [], "rank 1 is at work"
+    ranks.finish(1, first)
+    engine.step()
+    engine.step()
+    assert ranks.told[1:] == [((2,), [2])]

@@ -1,0 +1,160 @@
+"""What rows pass through the leader: each rank is sent those of its dp share, once, and of others the outline."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from plait.data.records import FinishReason, Prompt, Sample
+from plait.data.rows import Rows
+from plait.dataflow import Column, Level
+from plait.layout.mesh import Layout
+from plait.observe.run_log import read_rows
+from plait.recipes.recipe import Recipe
+from plait.runtime.api import run
+from plait.schedule.placements import RolePlacement
+from plait.training.row_shares import shares_of
+from plait.workers.commands import ScoreCall, TrainCall
+from plait.workers.messages import Parcel
+from plait.workers.row_stubs import pack_shares, unpack_share
+from tests.runtime.plans import tokens_of, write_plan
+
+WEIGHTS, SCORE, MASK = (
+    Column(n, lv, 0, i)
+    for i, (n, lv) in enumerate([("weights", Level.TOKEN), ("score", Level.SAMPLE), ("mask", Level.TOKEN)])
+)
+OUTLINE = 6 * 8
+"""Bytes of a row outside the share: uid, index, two lengths, how it ended, its last trained token."""
+PROMPT_TOKENS = 24
+"""At most, of a prompt of these runs."""
+HEADS = 7 * 8
+"""Bytes of a row within it beside its tokens and columns."""
+
+
+def rows_of() -> Rows:
+    """Two prompts of 2 and 1 tokens; responses of 3 and 2, 4 and 0 tokens. Not in order."""
+    one, two = Prompt(4, "a", (11, 12)), Prompt(9, "b", (13,))
+    samples = (
+        Sample(two, 0, (1, 2, 3, 4), (-0.1, -0.2, -0.3, -0.4), "", FinishReason.STOP),
+        Sample(one, 1, (5, 6), (-0.5, -0.6), "", FinishReason.LENGTH),
+        Sample(two, 1, (), (), "", FinishReason.ABORTED),
+        Sample(one, 0, (7, 8, 9), (-0.7, -0.8, -0.9), "", FinishReason.STOP),
+    )
+    mask = np.array([1.0, 0, 1, 0, 1, 1, 1, 1, 0])
+    return Rows(samples, {WEIGHTS: np.arange(9.0), SCORE: np.array([0.5, 1.5, 2.5, 3.5]), MASK: mask})
+
+
+def travelled(rows: Rows, share: tuple[int, ...]) -> Rows:
+    columns = [WEIGHTS, SCORE, MASK]
+    body = Parcel({}, pack_shares(rows, columns, [share], MASK)[0]).to_bytes()
+    return unpack_share(Parcel.from_bytes(np.frombuffer(body, np.uint8)).arrays, columns, MASK)
+
+
+def test_of_other_shares_only_the_outline_travels() -> None:
+    rows = rows_of()
+    found = travelled(rows, (1, 3))
+    for i in (1, 3):
+        mine, theirs = found.samples[i], rows.samples[i]
+        assert (mine.prompt.token_ids, mine.token_ids) == (theirs.prompt.token_ids, theirs.token_ids)
+        assert (mine.logprobs, mine.uid) == (theirs.logprobs, theirs.uid)
+    assert found.samples[0].token_ids == (-1, -1, 3, -1), "its last trained token, which may end it"
+    assert found.samples[0].prompt.token_ids == (-1,)
+    assert (found.samples[2].token_ids, found.samples[2].finish_reason) == ((), FinishReason.ABORTED)
+    assert [s.uid for s in found.samples] == [s.uid for s in rows.samples]
+    assert np.isnan(found.columns[WEIGHTS][:4]).all()
+    assert found.columns[WEIGHTS][4:].tolist() == [4, 5, 6, 7, 8]
+    assert found.columns[SCORE].tolist()[1::2] == [1.5, 3.5]
+    assert np.isnan(found.columns[SCORE][::2]).all()
+    assert found.columns[MASK].tolist() == rows.columns[MASK].tolist(), "denominators are those of all rows"
+    assert np.isnan(found.sampling_logprobs[:4]).all()
+
+
+@pytest.mark.parametrize("share", [(), (0, 1, 2, 3)])
+def test_a_rank_of_no_rows_and_of_all(share: tuple[int, ...]) -> None:
+    rows = rows_of()
+    found = travelled(rows, share)
+    assert [len(s.token_ids) for s in found.samples] == [4, 2, 0, 3]
+    assert found.columns[MASK].tolist() == rows.columns[MASK].tolist()
+    assert np.isfinite(found.columns[WEIGHTS]).all() == bool(share)
+
+
+def test_shares_of_several_batches() -> None:
+    """Each mini-batch is divided for itself; an epoch more may give a row to another rank too."""
+    rows = rows_of().ordered()
+    assert shares_of(rows, [range(4)], 1) == ((0, 1, 2, 3),)
+    assert shares_of(rows, [range(4)], 2) == ((0, 1), (2, 3)), "a prompt stays on one rank: 7 and 5 tokens"
+    assert shares_of(rows, [(0,), (1,), (2,), (3,)], 2) == ((0, 1, 2, 3), ()), "each alone: the first takes it"
+    # A prompt of 2 with 3 and 2 tokens is cut into 5 and 4; one of 1 with 4 and 0 is not worth it; 5 and 5 are two.
+    assert shares_of(rows, [(0, 1), (2, 3), (0, 2)], 2) == ((0, 2, 3), (1, 2))
+
+
+def test_each_rank_gets_its_share_of_a_call() -> None:
+    """dp 2 and tp 2 on ranks 0 to 3: 1 is of the leader's share, 2 and 3 of the other."""
+    rows = rows_of()
+    layout = Layout.on((0, 1, 2, 3), dp=2, tp=2)
+    place = RolePlacement("actor", train=layout, score=layout)
+    parts: Any = SimpleNamespace(places={"actor": place}, recipe=SimpleNamespace(seed=0))
+    score = ScoreCall("actor", "logprobs", "actor.logprobs", rows).parcels(parts)
+    assert sorted(score) == [1, 2, 3]
+    whole = {
+        rank: [i for i, sample in enumerate(ScoreCall.of(parcel).rows.samples) if -1 not in sample.token_ids]
+        for rank, parcel in score.items()
+    }
+    assert whole == {1: [1, 2, 3], 2: [0, 2], 3: [0, 2]}, "row 2 has no tokens at all"
+    # Rank 2: 4 tokens of responses and 1 of their prompt, which has a uid and a length; places of 2 rows; 2 numbers of
+    # how many there are.
+    assert score[2].num_array_bytes == 8 * (4 + 1 + 2 + 2 + 2) + 2 * HEADS + 2 * OUTLINE
+    node: Any = SimpleNamespace(
+        id=3,
+        call="actor.train",
+        role="actor",
+        inputs={"advantages": WEIGHTS, "mask": MASK},
+        options={"whole_groups": False, "mini_batches": 1, "epochs": 1},
+    )
+    train = TrainCall(node, rows, 1).parcels(parts)
+    flow: Any = SimpleNamespace(nodes={3: node})
+    for rank, own in ((1, [0, 1]), (2, [2, 3]), (3, [2, 3])):
+        found, ordered = TrainCall.of(train[rank], flow).rows, rows.ordered()
+        there = np.isfinite(found.columns[WEIGHTS])
+        assert there.tolist() == np.isin(np.arange(9), ordered.token_places(own)).tolist()
+    # As above, with log-probs and two columns of 4 tokens; and the mask of 5 tokens elsewhere in one byte.
+    assert train[2].num_array_bytes == score[2].num_array_bytes + 8 * (4 + 4 + 4) + 1
+
+
+PLANS = {
+    "shared": {"actor.generate": "0,1 dp2", "actor.train": "0,1 dp2", "ref.logprobs": "0,1 dp2"},
+    "elsewhere": {"actor.generate": "0", "actor.train": "0", "ref.logprobs": "1"},
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("plan", ["shared", pytest.param("elsewhere", marks=pytest.mark.slow)])
+def test_bytes_of_rows_through_the_leader(make_recipe: Callable[..., Recipe], tmp_path: Path, plan: str) -> None:
+    """Two ranks: each column of each sample goes to the other one once at most, and only where it is computed with."""
+    recipe = make_recipe(
+        plan=str(write_plan(tmp_path, plan, PLANS[plan])),
+        **{"sampling.max_response_tokens": 40, "dtype": "float64"},
+    )
+    assert run(recipe).finished
+    said = tokens_of(recipe.run_dir)
+    metrics = read_rows(recipe.run_dir / "metrics.jsonl")
+    assert len(said) == len(metrics) == 2
+    for row, samples in zip(metrics, said.values(), strict=True):
+        tokens = sum(len(token_ids) for _, token_ids, _ in samples)
+        assert tokens > 300
+        sent, received = row["perf/rows_sent_bytes"], row["perf/rows_received_bytes"]
+        prompts = 8 * 3 * (2 + PROMPT_TOKENS)
+        heads = len(samples) * (HEADS + 8) + prompts + 16 * len(samples)
+        if plan == "elsewhere":
+            assert received == 8 * tokens, "the log-probs of the reference"
+            assert 8 * tokens < sent < 8 * tokens + heads
+        else:
+            share = 0.6 * tokens
+            assert 0 < received < 16 * share + heads, "what the other rank said, with its log-probs"
+            columns = 1 + 4  # ids to score; ids, log-probs of the sampler and of the reference, weights to train
+            assert 0 < sent < 8 * columns * share + 2 * heads

@@ -1,0 +1,71 @@
+"""Samples that move between two engines of one rank: whatever is asked, moved and lost, they say the same."""
+
+from __future__ import annotations
+
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+
+from plait.data.records import Sample
+from plait.generation.engine import Engine, drain
+from plait.generation.settings import SamplingSettings
+from plait.layout.mesh import Layout
+from plait.models.parallel.team import Peers
+from plait.policy.step import Key
+from plait.workers.sample_mover import SampleMover
+from tests.generation.test_engine import by_uid
+from tests.generation.test_open_loop import model_of, request
+from tests.training.exact import ExactFloat64
+
+HERE = Layout.on((0,))
+
+
+@settings(max_examples=5, deadline=None, phases=[Phase.generate])
+@given(
+    asked=st.lists(
+        st.tuples(st.integers(1, 40), st.lists(st.integers(2, 20), min_size=1, max_size=3), st.integers(0, 1)),
+        min_size=1,
+        max_size=3,
+    ),
+    pool=st.sampled_from([None, 64, 96]),
+    cache=st.sampled_from([0, 32, 200]),
+    stages=st.lists(
+        st.tuples(st.sets(st.tuples(st.integers(0, 2), st.integers(0, 2))), st.booleans(), st.integers(0, 4)),
+        min_size=1,
+        max_size=4,
+    ),
+    recompute=st.integers(0, 8),
+)
+def test_samples_that_move_say_the_same(asked, pool, cache, stages, recompute) -> None:
+    """Any samples, in any stages, into a pool that may be too small or have their beginnings, from a source that may
+    compute all again on the way: and nothing is left over in either pool."""
+    options = {"max_running": 4, "max_prefill_tokens": 25, "prefix_cache_tokens": cache}
+    source = Engine(model_of(), SamplingSettings(**options))
+    target = Engine(model_of(), SamplingSettings(**options, kv_tokens=pool))
+    mover = SampleMover(Peers.alone(), HERE, HERE, leaving=source, entering=target)
+    delivered: list[Sample] = []
+    with ExactFloat64():
+        for uid, (size, lengths, head) in enumerate(asked):
+            source.add(request(uid, size, lengths, head))
+            delivered += source.step()
+        target.add(request(9, 20, [30], 0))
+        for number, (keys, final, count) in enumerate(stages):
+            here: list[Key] = [key for key in sorted(keys) if key in source.started]
+            list(mover.moving(here, final=final))
+            assert final == all(key not in source.started for key in here) or not here
+            if number == recompute:
+                source.pause(release=True)
+                source.resume()
+            for engine in (source, target):
+                for _ in range(count):
+                    delivered += engine.step() if engine.has_work else []
+        for engine in (source, target):
+            delivered += drain(engine)
+            blocks = engine._batcher.blocks
+            assert blocks.num_held == 0
+            assert blocks.num_cached * 16 <= cache
+            assert (engine.kv_bytes == 0) == (blocks.num_cached == 0)
+        said = {key: one.token_ids for key, one in by_uid(delivered).items() if key != "9.0"}
+        alone = Engine(model_of(), SamplingSettings())
+        for uid, (size, lengths, head) in enumerate(asked):
+            alone.add(request(uid, size, lengths, head))
+        assert said == {key: one.token_ids for key, one in by_uid(drain(alone)).items()}
