@@ -53,7 +53,7 @@ class Told:
     def __init__(self, context: WorkerContext) -> None:
         import torch.distributed as dist
 
-        from plait.workers.transport import Mail
+        from plait.workers.transport import Transport
 
         self.rank, self.size = context.rank, context.num_ranks
         wait = timedelta(seconds=ROUND_DEADLINE_S)
@@ -61,26 +61,26 @@ class Told:
         group = dist.new_group(backend="gloo", timeout=wait)
         assert group is not None, "every rank is in the group of all"
         peers = list(range(1, self.size)) if self.rank == 0 else [0]
-        self._mail = Mail(group, self.rank, peers)
+        self._transport = Transport(group, self.rank, peers)
 
     def rounds(self, count: int) -> Cost | None:
         """`count` commands to every other rank, answered by each; the cost of one on rank 0, after one for warmth."""
-        from plait.workers.messages import Parcel
+        from plait.workers.messages import Message
 
         others = range(1, self.size)
         if self.rank > 0:
             for _ in range(count + 1):
-                self._mail.receive([0], "a command", ROUND_DEADLINE_S)
-                self._mail.send(0, Parcel({"done": True}))
+                self._transport.receive([0], "a command", ROUND_DEADLINE_S)
+                self._transport.send(0, Message({"done": True}))
             return None
         wall = cpu = 0.0
         for number in range(count + 1):
             if number == 1:
                 wall, cpu = time.perf_counter(), time.process_time()
             for rank in others:
-                self._mail.send(rank, Parcel({"do": "nothing"}))
+                self._transport.send(rank, Message({"do": "nothing"}))
             for rank in others:
-                self._mail.receive([rank], "an answer", ROUND_DEADLINE_S)
+                self._transport.receive([rank], "an answer", ROUND_DEADLINE_S)
         return Cost(self.size, (time.perf_counter() - wall) / count, (time.process_time() - cpu) / count)
 
 

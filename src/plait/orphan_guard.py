@@ -9,7 +9,7 @@ import sys
 import threading
 
 
-def die_with(lifeline_fd: int) -> None:
+def die_with(guard_fd: int) -> None:
     """Have this process group killed when the other end of a pipe closes, however its owner ended.
 
     On Linux the kernel sends the SIGKILL, so that a stopped process dies too, and one that is stuck in C code with the
@@ -17,17 +17,17 @@ def die_with(lifeline_fd: int) -> None:
     The thread serves other systems.
 
     Args:
-        lifeline_fd: the end that is read; nothing is ever written.
+        guard_fd: the end that is read; nothing is ever written.
     """
     if sys.platform == "linux":
         set_signal = 10  # F_SETSIG, which the fcntl module does not name
-        fcntl.fcntl(lifeline_fd, fcntl.F_SETOWN, -os.getpgrp())
-        fcntl.fcntl(lifeline_fd, set_signal, signal.SIGKILL)
-        flags = fcntl.fcntl(lifeline_fd, fcntl.F_GETFL)
-        fcntl.fcntl(lifeline_fd, fcntl.F_SETFL, flags | os.O_ASYNC)
+        fcntl.fcntl(guard_fd, fcntl.F_SETOWN, -os.getpgrp())
+        fcntl.fcntl(guard_fd, set_signal, signal.SIGKILL)
+        flags = fcntl.fcntl(guard_fd, fcntl.F_GETFL)
+        fcntl.fcntl(guard_fd, fcntl.F_SETFL, flags | os.O_ASYNC)
 
     def watch() -> None:
-        os.read(lifeline_fd, 1)
+        os.read(guard_fd, 1)
         os.killpg(os.getpgrp(), signal.SIGKILL)
 
-    threading.Thread(target=watch, name="plait-lifeline", daemon=True).start()
+    threading.Thread(target=watch, name="plait-orphan-guard", daemon=True).start()

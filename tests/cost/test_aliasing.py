@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from plait.cost.aliasing import Nests
-from plait.cost.offload_policy import Idle
+from plait.cost.aliasing import Aliasing
+from plait.cost.offload_policy import OffloadPolicy
 from plait.layout.decoder import decoder_parameters
 from plait.layout.mesh import Parallelism
 from plait.layout.shards import shard
@@ -36,8 +36,8 @@ class Case:
     def __init__(self, *placements: Placement, dtype: str = "bfloat16", adapted: bool = False, role: str = "actor"):
         plan = Plan("file", 1 + max(rank for p in placements for rank in p.ranks), placements)
         models = [one for one in (ACTOR, REF) if any(p.call.startswith(one.role) for p in placements)]
-        idle = Idle(models, plan, adapted=adapted)
-        self.nests = Nests(models, plan, idle, dtype, lambda role: LLAMA)
+        idle = OffloadPolicy(models, plan, adapted=adapted)
+        self.aliasing = Aliasing(models, plan, idle, dtype, lambda role: LLAMA)
         self.place = placements_of(plan, role)
         self.role = role
 
@@ -46,7 +46,7 @@ class Case:
         found = {}
         for layout in self.place.layouts:
             if rank in layout.mesh.ranks:
-                nest = self.nests.of(self.role, rank).get(part_key(layout, rank))
+                nest = self.aliasing.of(self.role, rank).get(part_key(layout, rank))
                 at, sizes = layout.coordinates(rank), layout.parallelism
                 found[str(layout)] = nest.own if nest else shard(LLAMA, sizes, at.tp, at.pp).num_elements
         return found
@@ -70,7 +70,7 @@ def test_what_is_not_inside_stays_apart() -> None:
     assert sum(case.own(1).values()) == size(4, 1) + size(2, 1)
     assert sum(case.own(2).values()) == size(4, 2) + size(2, 0)
     assert sum(case.own(3).values()) == size(2, 1)
-    assert not case.nests.of("actor", 1)
+    assert not case.aliasing.of("actor", 1)
 
 
 def test_stages_and_replicas_lie_in_whole_models() -> None:
@@ -96,12 +96,12 @@ def test_weights_that_are_masters_stay_one_buffer(dtype: str) -> None:
     ],
 )
 def test_what_leaves_the_device_stays_apart(places: tuple[Placement, ...]) -> None:
-    assert not any(Case(*places).nests.of("actor", rank) for rank in (0, 1))
+    assert not any(Case(*places).aliasing.of("actor", rank) for rank in (0, 1))
 
 
 def test_adapters_stay_apart() -> None:
     case = Case(train((0,)), generate((1,)), adapted=True)
-    assert not case.nests.of("actor", 0)
+    assert not case.aliasing.of("actor", 0)
 
 
 def test_frozen_parts_lie_together() -> None:
@@ -113,12 +113,12 @@ def test_frozen_parts_lie_together() -> None:
 
 def test_holdings_lie_where_the_parts_do() -> None:
     case = Case(train((0, 1, 2, 3), tp=4), generate((0, 2, 1, 3), dp=2, tp=2))
-    home = case.nests.holdings("actor", case.place.home, range(4), LLAMA)
+    home = case.aliasing.holdings("actor", case.place.home, range(4), LLAMA)
     for rank in range(4):
         (name,) = home.buffers[rank]
         instance = next(one for one in case.place.generate if rank in one.mesh.ranks)
-        assert name == case.nests.name("actor", part_key(instance, rank))
-        copy = case.nests.holdings("actor", instance, [rank], LLAMA)
+        assert name == case.aliasing.name("actor", part_key(instance, rank))
+        copy = case.aliasing.holdings("actor", instance, [rank], LLAMA)
         assert copy.buffers[rank] == home.buffers[rank] == {name: size(2, rank // 2)}
-    assert case.nests.name("actor", part_key(case.place.home, 0)) == "weights0"
-    assert WHOLE not in case.nests.of("actor", 0)
+    assert case.aliasing.name("actor", part_key(case.place.home, 0)) == "weights0"
+    assert WHOLE not in case.aliasing.of("actor", 0)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from plait.cost.offload_policy import Copies, Idle
+from plait.cost.offload_policy import Copies, OffloadPolicy
 from plait.recipes.role_models import RoleModel
 from plait.schedule.placements import WHOLE
 from plait.schedule.plan import After, Mode, Placement, Plan
@@ -12,9 +12,9 @@ REF = RoleModel("ref", "tiny", scalar=False, trained=False, key="model")
 OTHER = RoleModel("other", "tiny", scalar=False, trained=False, key="model")
 
 
-def idle(*placements: Placement, models: tuple[RoleModel, ...] = (ACTOR,), adapted: bool = False) -> Idle:
+def idle(*placements: Placement, models: tuple[RoleModel, ...] = (ACTOR,), adapted: bool = False) -> OffloadPolicy:
     num_ranks = 1 + max(rank for p in placements for rank in p.ranks)
-    return Idle(models, Plan("file", num_ranks, placements), adapted=adapted)
+    return OffloadPolicy(models, Plan("file", num_ranks, placements), adapted=adapted)
 
 
 def train(after: After = "keep", ranks: tuple[int, ...] = (0,), **sizes: int) -> Placement:

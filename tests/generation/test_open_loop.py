@@ -65,7 +65,7 @@ def test_a_conversation_goes_on_from_what_was_said(exact: bool) -> None:
     engine.add(request(0, 20, [30, 24]))
     first, _ = sorted(drain(engine), key=lambda sample: sample.index)
     assert engine.kv_tokens[0] == 0
-    assert engine._batcher.blocks.num_cached == 1 + 2 + 1, "the prompt's, and what each said"
+    assert engine._scheduler.blocks.num_cached == 1 + 2 + 1, "the prompt's, and what each said"
     turn = Prompt(1, "", (*first.prompt.token_ids, *first.token_ids, 17, 4, 99))
     asked = Request(turn, 2, FREE, NoiseKey(6), lengths=(9, 5))
     fresh = Engine(model_of(), SamplingSettings(exact=exact))
@@ -78,7 +78,7 @@ def test_a_conversation_goes_on_from_what_was_said(exact: bool) -> None:
     assert {uid: one.token_ids for uid, one in found.items()} == {uid: one.token_ids for uid, one in expected.items()}
     if exact:
         assert found == expected
-    assert engine._batcher.blocks.num_held == 0
+    assert engine._scheduler.blocks.num_held == 0
 
 
 def test_later_prompts_share_nothing_with_samples_of_older_weights() -> None:
@@ -94,7 +94,7 @@ def test_later_prompts_share_nothing_with_samples_of_older_weights() -> None:
     assert engine.last_step is not None
     assert engine.last_step.num_prefill_tokens == 40
     assert {sample.uid for sample in drain(engine)} == {"0.0", "1.0"}
-    assert engine._batcher.blocks.num_cached == 48 // 16, "of the second alone: prompt and response, 48 tokens held"
+    assert engine._scheduler.blocks.num_cached == 48 // 16, "of the second alone: prompt and response, 48 tokens held"
 
 
 def test_a_pool_too_small_for_one_is_refused_by_name() -> None:

@@ -106,8 +106,8 @@ class Loop(RuleBasedStateMachine):
             engine.resume()
             while engine.has_work:
                 self.step(self.engines.index(engine), 1)
-            assert engine._batcher.blocks.num_held == 0
-            assert (engine.kv_bytes == 0) == (engine._batcher.blocks.num_cached == 0)
+            assert engine._scheduler.blocks.num_held == 0
+            assert (engine.kv_bytes == 0) == (engine._scheduler.blocks.num_cached == 0)
         assert not self.due, "every sample is delivered"
         with torch.no_grad():
             self.model.weights.copy_(self.weights)
@@ -206,11 +206,11 @@ class Loop(RuleBasedStateMachine):
     # -- what holds
 
     def nobody_writes_what_another_holds(self, engine: Engine) -> None:
-        batcher = engine._batcher
-        sequences = [*batcher.running.values(), *batcher._preempted, *batcher._prompts.values()]
+        scheduler = engine._scheduler
+        sequences = [*scheduler.running.values(), *scheduler._preempted, *scheduler._prompts.values()]
         held = [block for sequence in sequences for block in sequence.table]
-        assert batcher.blocks.num_held == len(set(held)), "no block leaks"
-        for key, running in batcher.running.items():
+        assert scheduler.blocks.num_held == len(set(held)), "no block leaks"
+        for key, running in scheduler.running.items():
             if running.held > self.asked[key[0]][0] and running.held % KEYS:  # it has written more than its prompt
                 assert held.count(running.table[running.held // KEYS]) == 1, "a block that is written is held once"
 
@@ -227,7 +227,7 @@ class Loop(RuleBasedStateMachine):
 
     def present(self, engine: Engine) -> Iterator[tuple[Key, list[int], int]]:
         """Running samples all of whose keys and values are of the present weights: (key, block table, tokens)."""
-        for key, running in engine._batcher.running.items():
+        for key, running in engine._scheduler.running.items():
             if running.is_current and running.held:
                 yield key, running.table, running.held
 

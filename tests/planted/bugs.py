@@ -365,8 +365,8 @@ GENERATION = (
     Bug(
         "keys and values of old weights under new ones",
         f"{ENGINE}._recompute",
-        "self._batcher.recompute()",
-        "self._batcher.forget()",
+        "self._scheduler.recompute()",
+        "self._scheduler.forget()",
         ("generation/test_open_loop.py::test_weights_that_change_in_flight[recompute]",),
     ),
     Bug(

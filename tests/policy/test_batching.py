@@ -9,15 +9,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from plait.policy.batching import Batcher
+from plait.policy.batching import Scheduler
 from plait.policy.step import Chunk, Limits, Start, StepKind, StepPlan
 
 
-def batcher(
+def scheduler(
     max_running: int = 4, max_prefill_tokens: int = 10, num_blocks: int | None = None, cache_blocks: int = 0
-) -> Batcher:
+) -> Scheduler:
     """Blocks of four tokens."""
-    return Batcher(Limits(max_running, max_prefill_tokens, num_blocks, 4, cache_blocks))
+    return Scheduler(Limits(max_running, max_prefill_tokens, num_blocks, 4, cache_blocks))
 
 
 def chunks(plan: StepPlan) -> list[tuple]:
@@ -25,7 +25,7 @@ def chunks(plan: StepPlan) -> list[tuple]:
 
 
 def test_prompts_are_prefilled_together_within_the_budget_and_cut_at_its_end() -> None:
-    batch = batcher()
+    batch = scheduler()
     for uid, num_tokens in ((7, 4), (8, 5), (9, 6)):
         batch.add(uid, num_tokens, [0])
     plan = batch.plan()
@@ -42,7 +42,7 @@ def test_prompts_are_prefilled_together_within_the_budget_and_cut_at_its_end() -
 
 
 def test_a_group_larger_than_the_batch_starts_in_parts_and_keeps_its_turn() -> None:
-    batch = batcher(max_running=3)
+    batch = scheduler(max_running=3)
     batch.add(7, 3, range(4))
     batch.add(8, 3, [0])
     assert batch.plan().starts == (Start(7, (0, 1, 2)),)
@@ -55,7 +55,7 @@ def test_a_group_larger_than_the_batch_starts_in_parts_and_keeps_its_turn() -> N
 
 
 def test_places_are_kept_for_a_prompt_on_its_way() -> None:
-    batch = batcher(max_running=2, max_prefill_tokens=4)
+    batch = scheduler(max_running=2, max_prefill_tokens=4)
     batch.add(7, 6, [0, 1])
     batch.add(8, 1, [0])
     assert chunks(batch.plan()) == [(7, None, 0, 4, False)]
@@ -63,7 +63,7 @@ def test_places_are_kept_for_a_prompt_on_its_way() -> None:
 
 
 def test_samples_of_a_prompt_share_its_blocks_and_copy_the_last_one_on_write() -> None:
-    batch = batcher(num_blocks=9)
+    batch = scheduler(num_blocks=9)
     batch.add(7, 6, range(3))
     (chunk,) = batch.plan().chunks
     assert chunk == Chunk(7, None, 0, 6, (0, 1), True)
@@ -82,7 +82,7 @@ def test_samples_of_a_prompt_share_its_blocks_and_copy_the_last_one_on_write() -
 
 
 def test_the_youngest_gives_way_and_is_computed_again() -> None:
-    batch = batcher(num_blocks=5)
+    batch = scheduler(num_blocks=5)
     batch.add(7, 8, [0])
     batch.add(8, 2, [0])
     plan = batch.plan()
@@ -101,7 +101,7 @@ def test_the_youngest_gives_way_and_is_computed_again() -> None:
 
 
 def test_a_prompt_waits_until_all_that_run_have_a_block_to_spare() -> None:
-    batch = batcher(num_blocks=4)
+    batch = scheduler(num_blocks=4)
     batch.add(7, 4, [0])
     batch.plan()
     batch.add(8, 8, [0])
@@ -111,7 +111,7 @@ def test_a_prompt_waits_until_all_that_run_have_a_block_to_spare() -> None:
 
 
 def test_a_waiting_prompt_gives_way_before_any_that_runs() -> None:
-    batch = batcher(max_running=1, num_blocks=3)
+    batch = scheduler(max_running=1, num_blocks=3)
     batch.add(7, 6, [0, 1])
     batch.plan()
     plan = batch.plan()
@@ -126,7 +126,7 @@ def test_a_waiting_prompt_gives_way_before_any_that_runs() -> None:
 
 
 def test_equal_beginnings_are_computed_once() -> None:
-    batch = batcher(max_prefill_tokens=100, cache_blocks=8)
+    batch = scheduler(max_prefill_tokens=100, cache_blocks=8)
     batch.add(7, 9, [0], ["a", "b"])
     batch.add(8, 9, [0], ["a", "c"])
     batch.add(9, 8, [0], ["a", "b"])
@@ -139,7 +139,7 @@ def test_equal_beginnings_are_computed_once() -> None:
 
 
 def test_a_sample_joins_with_what_it_holds_or_is_computed_again() -> None:
-    batch = batcher(num_blocks=3)
+    batch = scheduler(num_blocks=3)
     assert batch.add_started((7, 2), 4, 9, 8) == 0
     assert batch.find((7, 2)).table == [0, 1]
     plan = batch.plan()
@@ -152,7 +152,7 @@ def test_a_sample_joins_with_what_it_holds_or_is_computed_again() -> None:
 
 def test_samples_that_come_share_the_blocks_of_their_prompt() -> None:
     """A prompt of 9 tokens has two full blocks; what follows is each sample's own."""
-    batch = batcher(max_running=9)
+    batch = scheduler(max_running=9)
     assert batch.num_shared(7, 9) == 0
     assert batch.add_started((7, 0), 9, 12, 11) == 0
     assert batch.num_shared(7, 9) == 8
@@ -169,7 +169,7 @@ def test_samples_that_come_share_the_blocks_of_their_prompt() -> None:
 
 def test_what_older_weights_computed_is_not_found() -> None:
     """Not of a prompt that was half computed when they changed, nor of what its samples said."""
-    batch = batcher(max_prefill_tokens=8, cache_blocks=9)
+    batch = scheduler(max_prefill_tokens=8, cache_blocks=9)
     batch.add(7, 12, [0], ["a", "b", "c"])
     batch.plan()
     batch.forget()
@@ -180,7 +180,7 @@ def test_what_older_weights_computed_is_not_found() -> None:
 
 def test_a_conversation_goes_on_from_what_was_said() -> None:
     """Prompt of 5 tokens, 6 said: the newest is not held, so two blocks of 10 tokens are full."""
-    batch = batcher(cache_blocks=9)
+    batch = scheduler(cache_blocks=9)
     batch.add(7, 5, [0], ["a"])
     for _ in range(6):
         batch.plan()
@@ -191,7 +191,7 @@ def test_a_conversation_goes_on_from_what_was_said() -> None:
 
 
 def test_all_is_computed_again() -> None:
-    batch = batcher(max_running=2)
+    batch = scheduler(max_running=2)
     batch.add(7, 5, range(3))
     batch.plan()
     batch.plan()
@@ -217,7 +217,7 @@ def test_every_sample_runs_to_its_end_in_any_pool(
     alone at least. No block is written by two, none is lost, and what is held was computed in its present blocks.
     """
     longest = max((size + max(lengths) for size, lengths in prompts), default=1)
-    batch = batcher(max_running, max_prefill_tokens, -(-longest // 4) + spare_blocks, cache_blocks)
+    batch = scheduler(max_running, max_prefill_tokens, -(-longest // 4) + spare_blocks, cache_blocks)
     for uid, (size, lengths) in enumerate(prompts):
         names = [("prompt", uid % 3, at) for at in range(size // 4)] if cache_blocks else None
         batch.add(uid, size, range(len(lengths)), names)
@@ -272,7 +272,7 @@ def test_imports_no_torch() -> None:
 
 
 def test_a_uid_waits_once() -> None:
-    batch = batcher()
+    batch = scheduler()
     batch.add(7, 3, [0])
     with pytest.raises(AssertionError, match="prompt 7 waits"):
         batch.add(7, 3, [0])

@@ -99,7 +99,7 @@ def opened(recipe: Recipe, *, resume: bool = False, settings: DoctorSettings = Q
             recipe,
             settings,
             recipe.run_dir / "beside.jsonl",
-            crew=session.crew,
+            workers=session.workers,
             resume=resume,
             last_step=session.done.step,
             tell=lambda line: None,

@@ -43,12 +43,12 @@ FLOW = """
     from pathlib import Path
 
     from plait.algorithms.grpo import grpo as grpo
-    from plait.workers.status_file import Board
+    from plait.workers.status_file import StatusFile
 
     # The file names a rank, an action, what it does when it begins that, and the checkpoint that must be there then.
     plant = Path(__file__).with_name("fault")
     lines = plant.read_text().splitlines() if plant.exists() else []
-    doing = Board.doing
+    doing = StatusFile.doing
 
     def fault():
         if Path(lines[3]).exists():
@@ -82,7 +82,7 @@ FLOW = """
 
         Peers.all_reduce = all_reduce
     elif lines:
-        Board.doing = watched
+        StatusFile.doing = watched
 """
 
 

@@ -23,16 +23,16 @@ FLOW = """
 import os
 
 from plait.dataflow import per_group
-from plait.cost.aliasing import Nests
-from plait.workers.rank_state import Parts
+from plait.cost.aliasing import Aliasing
+from plait.workers.rank_state import RankState
 
-nested, moving = Nests.of, Parts.moving
-Nests.of = lambda self, role, rank: {} if "APART" in os.environ else nested(self, role, rank)
+nested, moving = Aliasing.of, RankState.moving
+Aliasing.of = lambda self, role, rank: {} if "APART" in os.environ else nested(self, role, rank)
 
 
 def noted(self, role, number):
     if "HELD" in os.environ:
-        models = [model for one in self.roles.values() for model in one.parts.values()]
+        models = [model for one in self.roles.values() for model in one.rank_state.values()]
         storages = [p.untyped_storage() for model in models for p in model.module.parameters()]
         held = sum({one.data_ptr(): one.nbytes() for one in storages}.values())
         with open(f"{os.environ['HELD']}-{self.rank}", "w") as file:
@@ -40,7 +40,7 @@ def noted(self, role, number):
     return moving(self, role, number)
 
 
-Parts.moving = noted
+RankState.moving = noted
 
 
 def flow(prompts, actor, reward):

@@ -27,7 +27,7 @@ def poisoned_after(step: int, buffer: str, patch: pytest.MonkeyPatch) -> None:
     def poison(session: Session) -> Any:
         metrics = run_step(session)
         if session.done.step == step:
-            trainer = session.crew.parts.roles["actor"].trainer
+            trainer = session.workers.rank_state.roles["actor"].trainer
             assert trainer is not None
             trainer.buffers()[buffer][3] = torch.inf
         return metrics
@@ -60,7 +60,7 @@ def test_nor_exported_by_the_run(make_recipe: MakeRecipe, monkeypatch: pytest.Mo
 
     def poisoned(session: Session, *args: Any) -> None:
         if session.done.step > 0:
-            session.crew.parts.roles["actor"].model.weights[3] = torch.nan  # type: ignore[union-attr]
+            session.workers.rank_state.roles["actor"].model.weights[3] = torch.nan  # type: ignore[union-attr]
         write(session, *args)
 
     monkeypatch.setattr(Session, method, poisoned)

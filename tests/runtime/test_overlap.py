@@ -19,7 +19,7 @@ from plait.models.files.saving import save_pretrained
 from plait.models.scalar_model import scalar_of
 from plait.recipes.recipe import Recipe
 from plait.runtime.api import run
-from plait.runtime.streams import Growing
+from plait.runtime.streams import PartialRollout
 from plait.schedule.timeline import load_any
 from tests.models.tiny import tiny_model, tiny_tokenizer
 from tests.runtime.plans import assert_equal_runs, write_plan
@@ -32,11 +32,11 @@ FLOW = """
 
     from plait.algorithms.grpo import grpo as grpo
     from plait.generation.engine import Engine
-    from plait.workers.status_file import Board
+    from plait.workers.status_file import StatusFile
 
     # A rank that generates goes on behind its first group only when another has begun to score: `SCORES`.
     begun = Path(__file__).with_name("begun")
-    step, doing = Engine.step, Board.doing
+    step, doing = Engine.step, StatusFile.doing
 
 
     def patient(self):
@@ -56,7 +56,7 @@ FLOW = """
         return doing(self, action)
 
 
-    Engine.step, Board.doing = patient, watched
+    Engine.step, StatusFile.doing = patient, watched
 """
 
 
@@ -140,7 +140,7 @@ def test_functions_score_while_the_reference_does(
 
 def test_a_part_of_a_rollout_is_there_when_its_last_sample_is() -> None:
     prompts = [Prompt(uid, "", (1,) * 4) for uid in (3, 1, 2)]
-    growing = Growing(prompts, 2)
+    growing = PartialRollout(prompts, 2)
     first, second = growing.parts(max_response_tokens=5, tokens_of_a_part=30)  # 4 + 2 · 5 tokens are expected of each
     finish = lambda uid, index: growing.take(  # noqa: E731
         Sample(next(p for p in prompts if p.uid == uid), index, (7,), (-1.0,), "", FinishReason.STOP)

@@ -25,16 +25,16 @@ LATE = """
 
     from plait.algorithms.grpo import grpo as grpo
     from plait.generation.engine import Engine
-    from plait.workers.remote_engine import CrewEngine
-    from plait.workers.lockstep_engine import Member
+    from plait.workers.remote_engine import RemoteEngine
+    from plait.workers.lockstep_engine import LockstepEngine
 
     # The second prompt is asked for in the leader's fourth step. A rank that decides for an instance of others looks
     # for it behind the third step of that, if it has not come. Each rank writes what its engine is given, and when.
     is_rank = "pytest" not in sys.modules
     held, leads, late = [], [0], []
-    add_to_crew, advance_of_crew = CrewEngine.add, CrewEngine.advance
-    has_work, ready = CrewEngine.has_work, CrewEngine.ready
-    add, step, step_of_member = Engine.add, Engine.step, Member.step
+    add_to_all, advance_of_all = RemoteEngine.add, RemoteEngine.advance
+    has_work, ready = RemoteEngine.has_work, RemoteEngine.ready
+    add, step, lockstep_step = Engine.add, Engine.step, LockstepEngine.step
     steps = [0]
 
 
@@ -42,16 +42,16 @@ LATE = """
         if request.prompt.uid == 1:
             held.append(request)
         else:
-            add_to_crew(self, request)
+            add_to_all(self, request)
 
 
     def advancing(self, call):
         leads[0] += 1
         if leads[0] == 4:
             for request in held:
-                add_to_crew(self, request)
+                add_to_all(self, request)
             held.clear()
-        return advance_of_crew(self, call)
+        return advance_of_all(self, call)
 
 
     def given(self, request):
@@ -70,14 +70,14 @@ LATE = """
         decides_for_others = self.decides and self._peers.ranks[self._peers.index] != 0
         if decides_for_others and steps[0] == 3 and not late and self.next_number is None:
             read()
-        return step_of_member(self, read)
+        return lockstep_step(self, read)
 
 
     if is_rank:
-        CrewEngine.add, CrewEngine.advance = hold, advancing
-        CrewEngine.has_work = property(lambda self: bool(held) or has_work.fget(self))
-        CrewEngine.ready = property(lambda self: bool(held) or ready.fget(self))
-        Engine.add, Engine.step, Member.step = given, counted, patient
+        RemoteEngine.add, RemoteEngine.advance = hold, advancing
+        RemoteEngine.has_work = property(lambda self: bool(held) or has_work.fget(self))
+        RemoteEngine.ready = property(lambda self: bool(held) or ready.fget(self))
+        Engine.add, Engine.step, LockstepEngine.step = given, counted, patient
 """
 
 WHERE = {
@@ -121,13 +121,14 @@ FAILING = """
 
     from plait.algorithms.grpo import grpo as grpo
     from plait.generation.engine import Engine
-    from plait.workers.remote_engine import CrewEngine
-    from plait.workers.lockstep_engine import Member
+    from plait.workers.remote_engine import RemoteEngine
+    from plait.workers.lockstep_engine import LockstepEngine
     from plait.schedule.work import MOVED_ON
 
     # When the reward has failed no rank begins a step before the leader has given up; how many they do then is counted.
     failed, given_up = (Path(__file__).with_name(name) for name in ("failed", "given_up"))
-    step, advance, give_up, step_of_member = Engine.step, CrewEngine.advance, CrewEngine.give_up, Member.step
+    step, lockstep_step = Engine.step, LockstepEngine.step
+    advance, give_up = RemoteEngine.advance, RemoteEngine.give_up
     told, is_rank = [], "pytest" not in sys.modules
 
 
@@ -158,11 +159,12 @@ FAILING = """
         if decides_for_others and given_up.exists() and not told and not self._heard:
             told.append(True)
             read()
-        return step_of_member(self, read)
+        return lockstep_step(self, read)
 
 
     if is_rank:
-        Engine.step, CrewEngine.advance, CrewEngine.give_up, Member.step = counted, waiting, giving_up, patient
+        Engine.step, LockstepEngine.step = counted, patient
+        RemoteEngine.advance, RemoteEngine.give_up = waiting, giving_up
 """
 
 
@@ -216,15 +218,15 @@ def test_an_evaluation_that_is_left_lets_ranks_go_that_generate_together(
     (tmp_path / "flow.py").write_text(
         "import os, signal, sys\n"
         "from plait.algorithms.grpo import grpo as grpo\n"
-        "from plait.workers.remote_engine import CrewEngine\n\n"
-        "advance, steps = CrewEngine.advance, []\n\n"
+        "from plait.workers.remote_engine import RemoteEngine\n\n"
+        "advance, steps = RemoteEngine.advance, []\n\n"
         "def advancing(self, call):\n"
         "    steps.append(1)\n"
         "    if len(steps) == 3:\n"
         "        os.kill(os.getpid(), signal.SIGTERM)\n"
         "    return advance(self, call)\n\n"
         "if 'pytest' not in sys.modules:\n"
-        "    CrewEngine.advance = advancing\n"
+        "    RemoteEngine.advance = advancing\n"
     )
     where = {"algorithm": f"{tmp_path}/flow.py:grpo", "plan": str(write_plan(tmp_path, plan, WHERE[plan]))}
     recipe = make_recipe(**{"evaluation.items": 3, "sampling.max_response_tokens": 200, "steps": 1}, **where)

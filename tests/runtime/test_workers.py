@@ -1,4 +1,4 @@
-"""Runs on several processes: what passes where, timelines, checkpoints under other plans, refusals, parcels."""
+"""Runs on several processes: what passes where, timelines, checkpoints under other plans, refusals, messages."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from plait.runtime.processes.supervisor import crowding
 from plait.schedule.timeline import load_any
 from plait.workers import transport
 from plait.workers.messages import (
-    Parcel,
+    Message,
     pack_requests,
     pack_rows,
     pack_samples,
@@ -61,9 +61,9 @@ def samples_of() -> tuple[Sample, ...]:
 def test_rows_travel_bit_by_bit() -> None:
     token, sample = Column("logprobs", Level.TOKEN, 0, 0), Column("score", Level.SAMPLE, 1, 0)
     rows = Rows(samples_of(), {token: np.array([np.nan, -0.0, np.inf]), sample: np.array([1 / 3, 2.0, -1e-320])})
-    body = Parcel({"a": [1, None, float("nan")]}, pack_rows(rows, [token, sample])).to_bytes()
-    parcel = Parcel.from_bytes(np.frombuffer(body, dtype=np.uint8))
-    found = unpack_rows(parcel.arrays, [token, sample])
+    body = Message({"a": [1, None, float("nan")]}, pack_rows(rows, [token, sample])).to_bytes()
+    message = Message.from_bytes(np.frombuffer(body, dtype=np.uint8))
+    found = unpack_rows(message.arrays, [token, sample])
     assert [(s.uid, s.prompt.token_ids, s.token_ids, s.logprobs) for s in found.samples] == [
         (s.uid, s.prompt.token_ids, s.token_ids, s.logprobs) for s in rows.samples
     ]
@@ -79,7 +79,7 @@ def test_samples_come_back_with_the_prompts_that_were_asked() -> None:
     samples = samples_of()
     asked = {sample.prompt.uid: sample.prompt for sample in samples}
     body = pack_samples(samples).to_bytes()
-    assert unpack_samples(Parcel.from_bytes(np.frombuffer(body, dtype=np.uint8)), asked) == samples
+    assert unpack_samples(Message.from_bytes(np.frombuffer(body, dtype=np.uint8)), asked) == samples
 
 
 def test_requests_travel_whole() -> None:
@@ -208,7 +208,7 @@ def test_every_action_has_its_bytes(recipe_of: Callable[..., Recipe], journey: J
 def test_a_parcel_that_is_too_large_is_refused_by_who_sends_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transport, "_LARGEST_BYTES", 100)
     with pytest.raises(RunError, match=r"score to rank 1 has .* GiB, .*; lower `prompts_per_step`"):
-        transport.Mail(None, 0, ()).send(1, Parcel({}, (np.zeros(13),)), "score")
+        transport.Transport(None, 0, ()).send(1, Message({}, (np.zeros(13),)), "score")
 
 
 def test_more_threads_than_cores_are_said() -> None:
@@ -283,12 +283,12 @@ def test_requests_that_come_with_the_last_samples_of_others_are_answered(
     (tmp_path / "flow.py").write_text(
         "import time\n"
         "from plait.algorithms.remax import remax as remax\n"
-        "from plait.workers.transport import Mail\n\n"
-        "poll = Mail.poll\n\n"
+        "from plait.workers.transport import Transport\n\n"
+        "poll = Transport.poll\n\n"
         "def late(self, *args, **kwargs):\n"
         "    time.sleep(0.08 if self.rank == 1 else 0.0)\n"
         "    return poll(self, *args, **kwargs)\n\n"
-        "Mail.poll = late\n"
+        "Transport.poll = late\n"
     )
     one, two = recipe_of("one", None, steps=1, algorithm="remax"), recipe_of("two", "dp2", steps=1)
     run(one)

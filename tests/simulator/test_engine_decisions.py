@@ -27,15 +27,15 @@ Decided = list[StepPlan]
 
 @pytest.fixture
 def decided(monkeypatch: pytest.MonkeyPatch) -> Decided:
-    """Every plan that any batcher makes: who runs, starts, gives way, which blocks are copied and computed."""
+    """Every plan that any scheduler makes: who runs, starts, gives way, which blocks are copied and computed."""
     plans: Decided = []
-    plan = batching.Batcher.plan
+    plan = batching.Scheduler.plan
 
-    def recorded(batcher: batching.Batcher) -> StepPlan:
-        plans.append(plan(batcher))
+    def recorded(scheduler: batching.Scheduler) -> StepPlan:
+        plans.append(plan(scheduler))
         return plans[-1]
 
-    monkeypatch.setattr(batching.Batcher, "plan", recorded)
+    monkeypatch.setattr(batching.Scheduler, "plan", recorded)
     return plans
 
 
@@ -158,7 +158,7 @@ def played(model: LanguageModel, settings: SamplingSettings, everything: Sequenc
             state = replace(state, start=state.stop, kv=state.kv[:0])
         second.import_sample(state)
 
-    script = Script(engines, everything, lambda: list(first._batcher.running), move, [])
+    script = Script(engines, everything, lambda: list(first._scheduler.running), move, [])
     script.play()
     samples: list[Sample] = [sample for finished in script.finished for sample in finished]
     return {(sample.prompt.uid, sample.index): sample.token_ids for sample in samples}
@@ -189,7 +189,7 @@ def test_also_when_requests_come_and_go_and_samples_move(kv_tokens, prefix_cache
         (sample,) = first.export([key])
         second.import_(sample, transfer)
 
-    Script(engines, numbers, lambda: list(first.batcher.running), move, []).play()
+    Script(engines, numbers, lambda: list(first.scheduler.running), move, []).play()
     assert decided == plans
     assert any(plan.joined for plan in plans)
     assert any(plan.preempted for plan in plans) == (kv_tokens is not None)

@@ -17,10 +17,10 @@ from plait.kernels.noise import NoiseKey
 from plait.layout.mesh import Layout
 from plait.policy.step import StepKind
 from plait.workers.commands import Do, ScoreCall
-from plait.workers.follower import Server
-from plait.workers.lockstep_engine import Member
-from plait.workers.messages import Parcel, pack_requests
-from plait.workers.status_file import Board
+from plait.workers.follower import FollowerLoop
+from plait.workers.lockstep_engine import LockstepEngine
+from plait.workers.messages import Message, pack_requests
+from plait.workers.status_file import StatusFile
 
 
 def request(uid: int, tokens: int) -> Request:
@@ -68,7 +68,7 @@ class Pair:
         self.word = torch.zeros(1, dtype=torch.int64)
         self.sent: list[int] = []
         self.members = [
-            Member(engine, SimpleNamespace(all=self.peers(ranks, index)))  # type: ignore[arg-type]
+            LockstepEngine(engine, SimpleNamespace(all=self.peers(ranks, index)))  # type: ignore[arg-type]
             for index, engine in enumerate(self.engines)
         ]
 
@@ -82,8 +82,8 @@ class Pair:
         return SimpleNamespace(ranks=ranks, index=index, size=2, broadcast=broadcast)
 
     def step(self, *reads: Callable[[], None]) -> None:
-        for member, read in zip(self.members, reads or (never, never), strict=True):
-            member.step(read)
+        for lockstep, read in zip(self.members, reads or (never, never), strict=True):
+            lockstep.step(read)
         assert self.engines[0].log == self.engines[1].log
 
 
@@ -94,8 +94,8 @@ def never() -> None:
 def test_a_step_begins_with_what_the_deciding_rank_has_heard() -> None:
     """The other one has heard of request 2 already, and takes it when the first has, in its third step."""
     pair = Pair(1, 2)
-    for member in pair.members:
-        member.hear(4, [request(1, 5)])
+    for lockstep in pair.members:
+        lockstep.hear(4, [request(1, 5)])
     pair.members[1].hear(6, [request(2, 1)])
     pair.step()
     pair.step()
@@ -117,31 +117,31 @@ def test_a_rank_that_lags_waits_for_what_a_step_begins_with() -> None:
 
 
 def test_where_the_leader_is_in_an_instance_it_decides() -> None:
-    assert [member.decides for member in Pair(1, 2).members] == [True, False]
-    assert [member.decides for member in Pair(1, 0).members] == [False, True]
+    assert [lockstep.decides for lockstep in Pair(1, 2).members] == [True, False]
+    assert [lockstep.decides for lockstep in Pair(1, 0).members] == [False, True]
 
 
 def test_forgotten_requests_leave_at_the_same_step_and_what_came_behind_stays() -> None:
     pair = Pair(1, 2)
-    for member in pair.members:
-        member.hear(4, [request(1, 50), request(2, 50)])
+    for lockstep in pair.members:
+        lockstep.hear(4, [request(1, 50), request(2, 50)])
     pair.step()
-    for member in pair.members:
-        member.hear(5, None)
-        member.hear(6, [request(3, 2)])
+    for lockstep in pair.members:
+        lockstep.hear(5, None)
+        lockstep.hear(6, [request(3, 2)])
     pair.step()
     pair.step()
     assert pair.engines[0].log == ["step with [1, 2]", "step with [3]", "step with [3]"]
-    assert all(member.is_empty for member in pair.members)
+    assert all(lockstep.is_empty for lockstep in pair.members)
 
 
 def test_samples_go_to_the_commands_that_asked_for_them() -> None:
-    member = Member(Tokens(), SimpleNamespace(all=SimpleNamespace(ranks=(1,), index=0, size=1)))  # type: ignore[arg-type]
-    member.hear(4, [request(1, 1), request(2, 2)])
-    member.hear(6, [request(3, 1)])
-    found = member.step(never)
+    lockstep = LockstepEngine(Tokens(), SimpleNamespace(all=SimpleNamespace(ranks=(1,), index=0, size=1)))  # type: ignore[arg-type]
+    lockstep.hear(4, [request(1, 1), request(2, 2)])
+    lockstep.hear(6, [request(3, 1)])
+    found = lockstep.step(never)
     assert {number: [sample.prompt.uid for sample in samples] for number, samples in found.items()} == {4: [1], 6: [3]}
-    assert {number: [sample.prompt.uid for sample in samples] for number, samples in member.step(never).items()} == {
+    assert {number: [sample.prompt.uid for sample in samples] for number, samples in lockstep.step(never).items()} == {
         4: [2]
     }
 
@@ -164,8 +164,8 @@ class Call:
         return self.call
 
     @staticmethod
-    def answer(result: str) -> Parcel:
-        return Parcel({"result": result})
+    def answer(result: str) -> Message:
+        return Message({"result": result})
 
 
 class Rank:
@@ -174,31 +174,31 @@ class Rank:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *, leaves: bool = False) -> None:
         self.log: list[str] = []
         self.answers: list[int] = []
-        self.coming: list[tuple[int, Parcel]] = []
-        monkeypatch.setattr(ScoreCall, "of", lambda parcel: Call(parcel.header["call"], self.log))
-        residence = SimpleNamespace(units=(1,) if leaves else (), want=lambda *needs: None)
+        self.coming: list[tuple[int, Message]] = []
+        monkeypatch.setattr(ScoreCall, "of", lambda message: Call(message.header["call"], self.log))
+        offloads = SimpleNamespace(units=(1,) if leaves else (), want=lambda *needs: None)
         team = SimpleNamespace(all=SimpleNamespace(ranks=(1,), index=0, size=1))
         roles = {"actor": SimpleNamespace(engine=Tokens(self.log), instance=team)}
-        self._parts: Any = SimpleNamespace(rank=1, residence=residence, roles=roles, flow=None)
+        self._parts: Any = SimpleNamespace(rank=1, offloads=offloads, roles=roles, flow=None)
 
     def command(self, after: int, number: int, do: Do, **header: Any) -> None:
-        self.coming.append((after, Parcel({"do": do, "number": number, "at": 1, **header})))
+        self.coming.append((after, Message({"do": do, "number": number, "at": 1, **header})))
 
     def asks(self, after: int, number: int, *requests: Request) -> None:
         self.command(after, number, Do.GENERATE, role="actor", requests=pack_requests(requests))
 
-    def poll(self, sources: list[int]) -> tuple[int, Parcel] | None:
+    def poll(self, sources: list[int]) -> tuple[int, Message] | None:
         return self.receive(sources) if self.coming and self.coming[0][0] <= len(self.log) else None
 
-    def receive(self, sources: list[int], *rest: Any) -> tuple[int, Parcel]:
+    def receive(self, sources: list[int], *rest: Any) -> tuple[int, Message]:
         return 0, self.coming.pop(0)[1]
 
-    def send(self, to: int, parcel: Parcel, what: str) -> None:
-        self.answers.append(parcel.header["answers"])
+    def send(self, to: int, message: Message, what: str) -> None:
+        self.answers.append(message.header["answers"])
 
     def serve(self) -> None:
-        mail: Any = self
-        Server(self._parts, mail, Board(None, 1)).serve()
+        transport: Any = self
+        FollowerLoop(self._parts, transport, StatusFile(None, 1)).serve()
 
 
 def test_a_rank_scores_and_generates_in_turns_and_takes_requests_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,7 +20,7 @@ from plait.runtime.process import set_up
 from plait.runtime.processes.alone import Alone
 from plait.runtime.session import Session, claim
 from plait.schedule.timeline import load_any
-from plait.workers.offload_manager import Residence, Unit
+from plait.workers.offload_manager import OffloadManager, OffloadUnit
 from plait.workers.recorder import Recorder
 from tests.runtime.plans import assert_equal_runs, write_plan
 
@@ -32,7 +32,7 @@ import os
 import torch.distributed as dist
 
 from plait.dataflow import per_group
-from plait.workers.offload_manager import Residence
+from plait.workers.offload_manager import OffloadManager
 
 
 def flow(prompts, actor, ref, reward):
@@ -52,7 +52,7 @@ def above(scores):
 def pushed(batch, advantages, ref_logprobs):
     if "SEEN" in os.environ:
         for one in gc.get_objects():
-            if isinstance(one, Residence) and one.units:
+            if isinstance(one, OffloadManager) and one.units:
                 there = {f"{u.role} {name}" for u in one.units if not u.memory.is_away for name in u.memory.names}
                 away = {f"{u.role} {name}" for u in one.units if u.memory.device_bytes == 0 for name in u.memory.names}
                 with open(f"{os.environ['SEEN']}-{dist.get_rank()}", "a") as file:
@@ -74,14 +74,14 @@ STATE_LEAVES = {"actor.train": "0 after=offload", "ref.logprobs": "0 after=offlo
 PARAMETERS = 25_760
 
 
-def unit(role: str, size: int, after: Any = "offload") -> tuple[Unit, torch.Tensor]:
+def unit(role: str, size: int, after: Any = "offload") -> tuple[OffloadUnit, torch.Tensor]:
     weights = torch.arange(float(size))
-    return Unit(HostMemory({"weights": weights}, name=role), after, role), weights
+    return OffloadUnit(HostMemory({"weights": weights}, name=role), after, role), weights
 
 
 def test_room_is_made_before_what_is_needed_comes_back() -> None:
     (actor, _), (ref, ref_weights), (copy, copied) = unit("actor", 10), unit("ref", 20), unit("actor", 30, "drop")
-    home = Residence({("actor", "train"): [actor], ("ref", "score"): [ref], ("actor", "decode"): [copy]})
+    home = OffloadManager({("actor", "train"): [actor], ("ref", "score"): [ref], ("actor", "decode"): [copy]})
     home.recorder = Recorder()
     assert home.device_bytes == 240
     home.want(("actor", "train"))
@@ -133,17 +133,17 @@ def test_between_its_calls_a_part_has_no_memory(recipe_of: MakeRecipe, monkeypat
         claim(recipe, resume=False) as directory,
         Session(prepared := prepare(recipe), directory, resume=False, leading=Alone(prepared)) as session,
     ):
-        assert session.crew is not None
-        residence = session.crew.parts.residence
+        assert session.workers is not None
+        offloads = session.workers.rank_state.offloads
         actor, state, ref = [
-            next(u.memory for u in residence.units if is_it(u))
+            next(u.memory for u in offloads.units if is_it(u))
             for is_it in (
                 lambda u: u.role == "actor" and "weights" in u.memory.names,
                 lambda u: u.role == "actor" and "exp_avg" in u.memory.names,
                 lambda u: u.role == "ref",
             )
         ]
-        assert residence.device_bytes == 0, "nothing is asked yet"
+        assert offloads.device_bytes == 0, "nothing is asked yet"
         advance = session.recorder.advance
 
         def watched(work: Any, role: str = "") -> Any:
@@ -155,7 +155,7 @@ def test_between_its_calls_a_part_has_no_memory(recipe_of: MakeRecipe, monkeypat
 
         monkeypatch.setattr(session.recorder, "advance", watched)
         run_step(session)
-        assert residence.device_bytes == 0
+        assert offloads.device_bytes == 0
     weights = 8 * PARAMETERS
     assert seen["actor.generate"] == {(weights, 0, 0)}
     assert seen["ref.logprobs"] == {(0, 0, weights)}

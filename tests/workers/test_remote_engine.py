@@ -11,8 +11,8 @@ from plait.generation.request import Request
 from plait.generation.settings import Sampling
 from plait.kernels.noise import NoiseKey
 from plait.layout.mesh import Layout
-from plait.workers.messages import Parcel, pack_samples
-from plait.workers.remote_engine import CrewEngine
+from plait.workers.messages import Message, pack_samples
+from plait.workers.remote_engine import RemoteEngine
 
 
 def request(uid: int, prompt_tokens: int, *lengths: int, rollout: int = 0) -> Request:
@@ -22,13 +22,13 @@ def request(uid: int, prompt_tokens: int, *lengths: int, rollout: int = 0) -> Re
 
 
 class Ranks:
-    """What a CrewEngine asks of a Crew and its mail: who was told what, and samples that come when the test says so."""
+    """What a RemoteEngine asks of a group and its transport: who was told what; samples come when the test says so."""
 
     def __init__(self, *instances: Layout) -> None:
         self.told: list[tuple[tuple[int, ...], list[int]]] = []
-        self.coming: list[tuple[int, Parcel]] = []
+        self.coming: list[tuple[int, Message]] = []
         self.parts = SimpleNamespace(places={"actor": SimpleNamespace(generate=instances)}, roles={})
-        self.mail, self.board = self, SimpleNamespace(doing=lambda what: nullcontext())
+        self.transport, self.status = self, SimpleNamespace(doing=lambda what: nullcontext())
 
         self.has_fresh_weights = True
 
@@ -38,14 +38,14 @@ class Ranks:
     def copies(self, role: str, mode: str) -> frozenset[tuple[str, int]]:
         return frozenset()
 
-    def freshen(self, role: str, mode: str) -> None:
+    def sync_weights(self, role: str, mode: str) -> None:
         """Weights are where they are."""
 
-    def tell(self, ranks: tuple[int, ...], parcel: Parcel, copies: Any) -> int:
-        self.told.append((ranks, [one["uid"] for one in parcel.header["requests"]]))
+    def tell(self, ranks: tuple[int, ...], message: Message, copies: Any) -> int:
+        self.told.append((ranks, [one["uid"] for one in message.header["requests"]]))
         return len(self.told)
 
-    def poll(self, sources: list[int], wait_s: float, what: str, *, answers: Any) -> tuple[int, Parcel] | None:
+    def poll(self, sources: list[int], wait_s: float, what: str, *, answers: Any) -> tuple[int, Message] | None:
         return self.coming.pop(0) if self.coming else None
 
     def finish(self, rank: int, *asked: Request) -> None:
@@ -54,11 +54,11 @@ class Ranks:
         self.coming.append((rank, pack_samples(samples)))
 
 
-def engine_of(ranks: Any) -> CrewEngine:
-    return CrewEngine(ranks, "actor")
+def engine_of(ranks: Any) -> RemoteEngine:
+    return RemoteEngine(ranks, "actor")
 
 
-def dealt(engine: CrewEngine, ranks: Ranks, *requests: Request) -> list[tuple[tuple[int, ...], list[int]]]:
+def dealt(engine: RemoteEngine, ranks: Ranks, *requests: Request) -> list[tuple[tuple[int, ...], list[int]]]:
     """Who is told what in the next step."""
     before = len(ranks.told)
     for one in requests:

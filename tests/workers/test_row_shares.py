@@ -1,4 +1,4 @@
-"""What rows pass through the leader: each rank is sent those of its dp share, once, and of others the outline."""
+"""What rows pass through the leader: each rank is sent those of its dp share, once, and of others the stub."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from plait.runtime.api import run
 from plait.schedule.placements import RolePlacement
 from plait.training.row_shares import shares_of
 from plait.workers.commands import ScoreCall, TrainCall
-from plait.workers.messages import Parcel
+from plait.workers.messages import Message
 from plait.workers.row_stubs import pack_shares, unpack_share
 from tests.runtime.plans import tokens_of, write_plan
 
@@ -51,8 +51,8 @@ def rows_of() -> Rows:
 
 def travelled(rows: Rows, share: tuple[int, ...]) -> Rows:
     columns = [WEIGHTS, SCORE, MASK]
-    body = Parcel({}, pack_shares(rows, columns, [share], MASK)[0]).to_bytes()
-    return unpack_share(Parcel.from_bytes(np.frombuffer(body, np.uint8)).arrays, columns, MASK)
+    body = Message({}, pack_shares(rows, columns, [share], MASK)[0]).to_bytes()
+    return unpack_share(Message.from_bytes(np.frombuffer(body, np.uint8)).arrays, columns, MASK)
 
 
 def test_of_other_shares_only_the_outline_travels() -> None:
@@ -99,11 +99,11 @@ def test_each_rank_gets_its_share_of_a_call() -> None:
     layout = Layout.on((0, 1, 2, 3), dp=2, tp=2)
     place = RolePlacement("actor", train=layout, score=layout)
     parts: Any = SimpleNamespace(places={"actor": place}, recipe=SimpleNamespace(seed=0))
-    score = ScoreCall("actor", "logprobs", "actor.logprobs", rows).parcels(parts)
+    score = ScoreCall("actor", "logprobs", "actor.logprobs", rows).messages(parts)
     assert sorted(score) == [1, 2, 3]
     whole = {
-        rank: [i for i, sample in enumerate(ScoreCall.of(parcel).rows.samples) if -1 not in sample.token_ids]
-        for rank, parcel in score.items()
+        rank: [i for i, sample in enumerate(ScoreCall.of(message).rows.samples) if -1 not in sample.token_ids]
+        for rank, message in score.items()
     }
     assert whole == {1: [1, 2, 3], 2: [0, 2], 3: [0, 2]}, "row 2 has no tokens at all"
     # Rank 2: 4 tokens of responses and 1 of their prompt, which has a uid and a length; places of 2 rows; 2 numbers of
@@ -116,7 +116,7 @@ def test_each_rank_gets_its_share_of_a_call() -> None:
         inputs={"advantages": WEIGHTS, "mask": MASK},
         options={"whole_groups": False, "mini_batches": 1, "epochs": 1},
     )
-    train = TrainCall(node, rows, 1).parcels(parts)
+    train = TrainCall(node, rows, 1).messages(parts)
     flow: Any = SimpleNamespace(nodes={3: node})
     for rank, own in ((1, [0, 1]), (2, [2, 3]), (3, [2, 3])):
         found, ordered = TrainCall.of(train[rank], flow).rows, rows.ordered()

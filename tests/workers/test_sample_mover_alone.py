@@ -60,7 +60,7 @@ def test_samples_that_move_say_the_same(asked, pool, cache, stages, recompute) -
                     delivered += engine.step() if engine.has_work else []
         for engine in (source, target):
             delivered += drain(engine)
-            blocks = engine._batcher.blocks
+            blocks = engine._scheduler.blocks
             assert blocks.num_held == 0
             assert blocks.num_cached * 16 <= cache
             assert (engine.kv_bytes == 0) == (blocks.num_cached == 0)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from plait.cost.offload_policy import Idle, Owner
+from plait.cost.offload_policy import OffloadPolicy, Owner
 from plait.layout.holdings import Holding, Holdings, flat_holdings, merged, weights
 from plait.layout.mesh import Layout
 from plait.layout.nesting import Nest, nest
@@ -21,7 +21,7 @@ from plait.schedule.plan import Plan
 from plait.training.memory import parameter_bytes
 
 
-class Nests:
+class Aliasing:
     """Where the parts of all models lie.
 
     Args:
@@ -35,13 +35,13 @@ class Nests:
         self,
         models: Sequence[RoleModel],
         plan: Plan,
-        idle: Idle,
+        offload_policy: OffloadPolicy,
         dtype: str,
         parameters: Callable[[str], Parameters],
     ) -> None:
         self._models = tuple(models)
         self._places = {one.role: placements_of(plan, one.role) for one in models}
-        self._idle = idle
+        self._offload_policy = offload_policy
         self._dtype = dtype
         self._parameters = parameters
         self._found: dict[tuple[Owner, int], dict[PartKey, Nest]] = {}
@@ -49,7 +49,7 @@ class Nests:
 
     def name(self, role: str, key: PartKey) -> str:
         """Of the own buffer of a part."""
-        owner = self._idle.owner(role)
+        owner = self._offload_policy.owner(role)
         if owner not in self._names:
             keys = [
                 part_key(layout, rank)
@@ -62,9 +62,9 @@ class Nests:
 
     def of(self, role: str, rank: int) -> Mapping[PartKey, Nest]:
         """Where the parts of a role's model on a rank lie; empty where each has a buffer of its own."""
-        at = (self._idle.owner(role), rank)
+        at = (self._offload_policy.owner(role), rank)
         if at not in self._found:
-            self._found[at] = {} if self._idle.adapted else self._nested(role, rank)
+            self._found[at] = {} if self._offload_policy.adapted else self._nested(role, rank)
         return self._found[at]
 
     def holdings(self, role: str, layout: Layout, ranks: Sequence[int], parameters: Parameters) -> Holdings:
@@ -101,10 +101,12 @@ class Nests:
     def _candidates(self, role: str, rank: int) -> dict[PartKey, Layout]:
         """Parts of a role's model on a rank that always are on the device, each with a layout that gives it."""
         layouts: dict[PartKey, Layout] = {}
-        for place in self._places_of(self._idle.owner(role)):
+        for place in self._places_of(self._offload_policy.owner(role)):
             for layout in place.layouts_on(rank):
                 layouts.setdefault(part_key(layout, rank), layout)
-        return {key: layout for key, layout in layouts.items() if self._idle.of_weights(role, rank, key) == "keep"}
+        return {
+            key: layout for key, layout in layouts.items() if self._offload_policy.of_weights(role, rank, key) == "keep"
+        }
 
     def _whole(self, role: str, rank: int) -> set[PartKey]:
         """Parts that stay one buffer: of whole models, and of weights that are their own masters."""
@@ -114,7 +116,7 @@ class Nests:
         return {WHOLE} if train is None or rank not in train.mesh.ranks else {WHOLE, part_key(train, rank)}
 
     def _places_of(self, owner: Owner) -> list[RolePlacement]:
-        return [self._places[one.role] for one in self._models if self._idle.owner(one.role) == owner]
+        return [self._places[one.role] for one in self._models if self._offload_policy.owner(one.role) == owner]
 
 
 def flat_of(parameters: Parameters, layout: Layout, rank: int) -> FlatLayout:

@@ -7,10 +7,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from plait.cost.aliasing import Nests, flat_of
+from plait.cost.aliasing import Aliasing, flat_of
 from plait.cost.estimate import PROCESS, Rows, adapter_parameters
 from plait.cost.generation_memory import packed_bytes
-from plait.cost.offload_policy import Idle, Owner, Use
+from plait.cost.offload_policy import OffloadPolicy, Owner, Use
 from plait.cost.working_memory import (
     PROCESS_BYTES,
     LargestBatch,
@@ -73,12 +73,12 @@ class Placed:
         return {one.role: placements_of(self.plan, one.role) for one in self.models}
 
     @cached_property
-    def idle(self) -> Idle:
-        return Idle(self.models, self.plan, adapted=self.recipe.lora.rank > 0)
+    def offload_policy(self) -> OffloadPolicy:
+        return OffloadPolicy(self.models, self.plan, adapted=self.recipe.lora.rank > 0)
 
     @cached_property
-    def nests(self) -> Nests:
-        return Nests(self.models, self.plan, self.idle, self.recipe.dtype, self.parameters.__getitem__)
+    def aliasing(self) -> Aliasing:
+        return Aliasing(self.models, self.plan, self.offload_policy, self.recipe.dtype, self.parameters.__getitem__)
 
     @cached_property
     def moved(self) -> Mapping[str, Mapping[int, frozenset[PartKey]]]:
@@ -86,7 +86,7 @@ class Placed:
         found: dict[str, dict[int, frozenset[PartKey]]] = {}
         for role, place in self.places.items():
             needed: dict[int, set[PartKey]] = {}
-            for copies in self.idle.copies(role):
+            for copies in self.offload_policy.copies(role):
                 for rank in copies.ranks:
                     needed.setdefault(rank, set())
                 for rank, key in copies.parts:
@@ -178,7 +178,7 @@ def _of_device(rank: int, facts: Facts) -> DeviceMemory:
     # The copy is given back before anything is trained or scored, so what those take alone makes room for it.
     others = sum(largest.values())
     rows += [(f"{role}: {_PACKED}, beyond activations", n - others) for role, n in packed.items() if n > others]
-    during = [] if facts.idle.keeps_all else _during(rank, facts, held, working)
+    during = [] if facts.offload_policy.keeps_all else _during(rank, facts, held, working)
     slack = slack_rows(
         facts.recipe,
         activations=largest.get(_ACTIVATIONS, 0),
@@ -214,7 +214,7 @@ def _during(rank: int, facts: Facts, held: Sequence[_Held], working: Mapping[Use
             rows.append((p.call, kept + there + sum(count for _, count in working[use])))
     for one in facts.models:
         if (needed := facts.moved[one.role].get(rank)) is not None:
-            owner = facts.idle.owner(one.role)
+            owner = facts.offload_policy.owner(one.role)
             mine = [o for o in leaving if not o.is_state and o.owner == owner and o.key in needed]
             rows.append((f"{one.role}.weights (move)", kept + sum(one.num_bytes for one in mine)))
     return rows
@@ -308,16 +308,16 @@ def _rows(held: Sequence[_Held]) -> Rows:
 
 
 def _parameters(rank: int, placed: Placed) -> list[_Held]:
-    recipe, parameters, idle = placed.recipe, placed.parameters, placed.idle
+    recipe, parameters, offload_policy = placed.recipe, placed.parameters, placed.offload_policy
     adapted, width = recipe.lora.rank > 0, BYTES[recipe.dtype]
     weights: dict[tuple[Owner, PartKey], tuple[list[str], int]] = {}
     states: list[_Held] = []
     for one in placed.models:
         place = placed.places[one.role]
         for layout in place.layouts_on(rank):
-            nest = placed.nests.of(one.role, rank).get(key := part_key(layout, rank))
+            nest = placed.aliasing.of(one.role, rank).get(key := part_key(layout, rank))
             block = flat_of(parameters[one.role], layout, rank).num_elements if nest is None else nest.own
-            part = (idle.owner(one.role), key)
+            part = (offload_policy.owner(one.role), key)
             names, _ = weights.setdefault(part, ([], block))
             if one.role not in names:
                 names.append(one.role)
@@ -333,14 +333,14 @@ def _parameters(rank: int, placed: Placed) -> list[_Held]:
                 )
             else:
                 total = _optimizer_bytes(rank, recipe, parameters[one.role], place.train)
-                after = idle.of_state(one.role, rank)
+                after = offload_policy.of_state(one.role, rank)
                 what = f"{one.role}: masters, moments and gradients"
                 states.append(_Held(what, total, after, uses, is_state=True))
     found = []
     for (owner, key), (names, count) in weights.items():
         what = f"{', '.join(names)}: weights ({recipe.dtype})"
-        used = frozenset(idle.uses(names[0], rank, key))
-        after = idle.of_weights(names[0], rank, key)
+        used = frozenset(offload_policy.uses(names[0], rank, key))
+        after = offload_policy.of_weights(names[0], rank, key)
         found.append(_Held(what, count * width, after, used, owner, key))
     return [replace(one, what=f"{one.what}, away when idle") if one.after != "keep" else one for one in found + states]
 

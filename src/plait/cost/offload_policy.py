@@ -36,7 +36,7 @@ class Copies:
     """That take part in the move, those of the home included; ascending."""
 
 
-class Idle:
+class OffloadPolicy:
     """What becomes of what each rank holds.
 
     Args:

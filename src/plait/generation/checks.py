@@ -8,7 +8,7 @@ from typing import get_args
 from plait.errors import CallError, DataError
 from plait.generation.records import HeldKV
 from plait.generation.transfer import Place, SampleState
-from plait.policy.batching import Batcher
+from plait.policy.batching import Scheduler
 from plait.policy.step import Key
 
 
@@ -30,10 +30,10 @@ def check_new(uid: int, asked: Collection[int], started: Collection[Key]) -> Non
     allow(free, f"prompt {uid} is in flight already: wait for its samples, abort them, or give the prompt another uid")
 
 
-def check_room(batcher: Batcher, uid: int, num_tokens: int, most: int) -> None:
+def check_room(scheduler: Scheduler, uid: int, num_tokens: int, most: int) -> None:
     """Raises DataError where the pool is too small for a prompt with a response of so many tokens, alone."""
-    if not batcher.fits(num_tokens + most):
-        room = batcher.blocks.num_blocks * batcher.limits.block_tokens
+    if not scheduler.fits(num_tokens + most):
+        room = scheduler.blocks.num_blocks * scheduler.limits.block_tokens
         raise DataError(
             f"prompt {uid}: expected prompt and response to fit into the {room} tokens of the pool, found {num_tokens} "
             f"and up to {most}; raise `sampling.kv_tokens`"

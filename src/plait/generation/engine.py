@@ -19,7 +19,7 @@ from plait.data.records import FinishReason, Sample
 from plait.errors import CallError, ConfigError
 from plait.generation import transfer
 from plait.generation.checks import allow, check_kv, check_new, check_room, check_stages
-from plait.generation.flight import Flight
+from plait.generation.flight import InFlight
 from plait.generation.forward import ChunkTokens, Forward
 from plait.generation.pool import KVPool
 from plait.generation.ragged import NewTokens
@@ -28,14 +28,14 @@ from plait.generation.records import HeldKV as HeldKV
 from plait.generation.records import StepRecord as StepRecord
 from plait.generation.records import WeightUpdate as WeightUpdate
 from plait.generation.request import Request
-from plait.generation.response import Asked, Response
-from plait.generation.rows import Rows
+from plait.generation.response import PendingPrompt, Response
+from plait.generation.rows import DecodeBatch
 from plait.generation.sampler import SamplingRows, sample
 from plait.generation.settings import SamplingSettings
 from plait.generation.transfer import Place, SampleState
 from plait.kernels import noise
 from plait.models.language_model import LanguageModel
-from plait.policy.batching import Batcher
+from plait.policy.batching import Scheduler
 from plait.policy.blocks import prefix_keys
 from plait.policy.step import Key, StepPlan
 
@@ -79,12 +79,12 @@ class Engine:
         self._choose = choose
         self._keep_memory = keep_memory
         self._limits = settings.limits(model.max_positions)
-        self._batcher = Batcher(self._limits)
+        self._scheduler = Scheduler(self._limits)
         self._pool = KVPool(self._limits.block_tokens)
-        self._rows = Rows(settings.max_running, self._limits.block_tokens, model.device)
+        self._rows = DecodeBatch(settings.max_running, self._limits.block_tokens, model.device)
         self._forward = Forward(model, self._pool, exact=settings.exact)
         self._place = Place.of(model)
-        self._flight = Flight(model.eos_token_ids)
+        self._flight = InFlight(model.eos_token_ids)
         self._asked, self._started = self._flight.asked, self._flight.started
         self._weights_version = 0
         self._epoch = 0
@@ -92,12 +92,12 @@ class Engine:
 
     @property
     def has_work(self) -> bool:
-        return self._batcher.has_work
+        return self._scheduler.has_work
 
     @property
     def num_running(self) -> int:
         """Samples in the batch."""
-        return len(self._batcher.running)
+        return len(self._scheduler.running)
 
     @property
     def started(self) -> KeysView[Key]:
@@ -107,7 +107,7 @@ class Engine:
     @property
     def num_waiting(self) -> int:
         """Samples that have not started, or wait to be computed again."""
-        return self._batcher.num_waiting
+        return self._scheduler.num_waiting
 
     @property
     def kv_bytes(self) -> int:
@@ -132,7 +132,7 @@ class Engine:
     @property
     def kv_tokens(self) -> tuple[int, int]:
         """(tokens in blocks that somebody holds, tokens that the pool may hold)."""
-        blocks = self._batcher.blocks
+        blocks = self._scheduler.blocks
         return blocks.num_held * self._limits.block_tokens, blocks.num_blocks * self._limits.block_tokens
 
     def add(self, request: Request) -> None:
@@ -145,13 +145,13 @@ class Engine:
         limits = tuple(request.limit(index, self.model.max_positions) for index in range(request.num_samples))
         uid, num_tokens = request.prompt.uid, len(request.prompt.token_ids)
         check_new(uid, self._asked, self._started)
-        check_room(self._batcher, uid, num_tokens, max(limits))
+        check_room(self._scheduler, uid, num_tokens, max(limits))
         self._begin_work()
-        self._asked[uid] = Asked(request, limits, request.num_samples)
-        self._batcher.add(uid, num_tokens, range(request.num_samples), self._names(request))
+        self._asked[uid] = PendingPrompt(request, limits, request.num_samples)
+        self._scheduler.add(uid, num_tokens, range(request.num_samples), self._names(request))
 
     def _names(self, request: Request) -> tuple[bytes, ...] | None:
-        """See `Batcher.add`."""
+        """See `Scheduler.add`."""
         return prefix_keys(request.prompt.token_ids) if self._settings.prefix_cache_tokens else None
 
     def _begin_work(self) -> None:
@@ -178,10 +178,10 @@ class Engine:
         version = self.model.weights_version
         same = version == self._weights_version
         allow(same, "step: the weights changed while samples were in flight; call `update_weights`")
-        starts = self._batcher.start_ready()
+        starts = self._scheduler.start_ready()
         early = [(start.uid, index) for start in starts for index in start.indices]
         finished = self._draw(early, 0, torch.cat(self._flight.begin(starts, self.policy_version))) if starts else []
-        plan = self._batcher.plan()
+        plan = self._scheduler.plan()
         self._apply(plan)
         began = time.perf_counter()
         self._forward.prepare(self._flight.longest_left)
@@ -208,12 +208,12 @@ class Engine:
 
     def _apply(self, plan: StepPlan) -> None:
         """Blocks and rows as the plan has them before the forward; samples that start are known from here on."""
-        running = self._batcher.running
+        running = self._scheduler.running
         self._rows.remove(plan.preempted)
         self._enter(plan.joined)
         self._rows.set_tables({key: running[key].table for key in plan.grown})
         assert self._rows.keys == list(plan.rows), "rows and decisions are about the same samples"
-        self._pool.reserve(self._batcher.blocks.num_touched, self._batcher.blocks.num_blocks)
+        self._pool.reserve(self._scheduler.blocks.num_touched, self._scheduler.blocks.num_blocks)
         self._pool.copy(plan.copies)
 
     def _enter(self, keys: Sequence[Key]) -> None:
@@ -221,14 +221,14 @@ class Engine:
         if not keys:
             return
         samples = [self._started[key] for key in keys]
-        tables = [self._batcher.running[key].table for key in keys]
+        tables = [self._scheduler.running[key].table for key in keys]
         numbers = [(s.token_ids[-1], len(s.tokens) - 1, s.noise_key, len(s.token_ids)) for s in samples]
         self._rows.append(keys, [s.request.sampling for s in samples], tables, numbers)
 
     def _computed(self, plan: StepPlan) -> Tensor | None:
         """Logits [R, V]: of each row, then of the chunks that complete a sequence, in the order of the plan."""
         chunks = [ChunkTokens(self._flight.chunk(chunk), chunk.completes) for chunk in plan.chunks]
-        running = self._batcher.running
+        running = self._scheduler.running
 
         def newest() -> list[NewTokens]:
             return [self._flight.newest(key, running[key].table) for key in plan.rows]
@@ -287,7 +287,7 @@ class Engine:
             self._rows.remove(ended)
             cached = self._settings.prefix_cache_tokens > 0
             contexts = {key: prefix_keys(said.tokens[:-1]) for key, said in ended.items()} if cached else None
-            self._batcher.remove(ended, contexts)
+            self._scheduler.remove(ended, contexts)
         return finished
 
     # -- the open loop
@@ -298,14 +298,14 @@ class Engine:
         Returns:
             The samples taken out, with what they had said: none of them will be delivered by `step`.
         """
-        waiting = [key for key in self._batcher.waiting if key not in self._started]
+        waiting = [key for key in self._scheduler.waiting if key not in self._started]
         out = self._flight.take_out(prompt_uid, index, waiting, self.policy_version)
         self._take_out([said.key for said in out])
         return [said.sample(self.model.tokenizer, FinishReason.ABORTED) for said in out]
 
     def _take_out(self, keys: Sequence[Key]) -> None:
         self._rows.remove(keys)
-        self._batcher.remove(keys)
+        self._scheduler.remove(keys)
         if not self.has_work:
             self._rest()
 
@@ -341,7 +341,7 @@ class Engine:
             if kv == "recompute":
                 self._recompute()
             else:
-                self._batcher.forget()
+                self._scheduler.forget()
             for said in self._started.values():
                 said.new_version(version)
             self._forward.drop(keep_memory=self._keep_memory)
@@ -372,7 +372,7 @@ class Engine:
             CallError: the sample has not started, or has ended.
         """
         key = (prompt_uid, index)
-        held = self._batcher.find(key)
+        held = self._scheduler.find(key)
         if held is None:
             raise CallError(f"export_sample: sample {prompt_uid}.{index} has not started here, or has ended")
         state = transfer.export(
@@ -393,7 +393,7 @@ class Engine:
 
     def num_shared(self, request: Request) -> int:
         """Tokens of the prompt whose keys and values are here, for an imported sample of it to share."""
-        return self._batcher.num_shared(request.prompt.uid, len(request.prompt.token_ids), self._names(request))
+        return self._scheduler.num_shared(request.prompt.uid, len(request.prompt.token_ids), self._names(request))
 
     def import_sample(self, *stages: SampleState, kv: HeldKV = "recompute") -> None:
         """Go on with a sample of another engine; `stages` are those of its export, their metadata the last one's.
@@ -417,7 +417,7 @@ class Engine:
         allow(key[0] not in self._asked, f"import_sample: prompt {key[0]} is in flight already, and not all started")
         said = last.response(self.model.max_positions, self.model.eos_token_ids, self.policy_version)
         num_prompt, names = len(request.prompt.token_ids), self._names(request)
-        check_room(self._batcher, key[0], num_prompt, said.limit)
+        check_room(self._scheduler, key[0], num_prompt, said.limit)
         self._begin_work()
         same_weights = last.policy_version == self.policy_version
         if not same_weights:
@@ -426,10 +426,10 @@ class Engine:
         if same_weights or kv == "keep":
             held = transfer.contiguous(stages, self.num_shared(request) if is_current else 0)
         self._started[key] = said
-        here = self._batcher.add_started(key, num_prompt, len(said.tokens), held, names, is_current=is_current)
+        here = self._scheduler.add_started(key, num_prompt, len(said.tokens), held, names, is_current=is_current)
         if here is not None:
-            self._pool.reserve(self._batcher.blocks.num_touched, self._batcher.blocks.num_blocks)
-            found = self._batcher.find(key)
+            self._pool.reserve(self._scheduler.blocks.num_touched, self._scheduler.blocks.num_blocks)
+            found = self._scheduler.find(key)
             assert found is not None, "a sample that was added is there"
             transfer.write(stages, found.table, self._pool, self._place, here)
 
@@ -437,13 +437,13 @@ class Engine:
 
     def _recompute(self) -> None:
         self._epoch += 1
-        self._batcher.recompute()
+        self._scheduler.recompute()
         self._rows.clear()
         self._flight.forget_logits()
 
     def _rest(self) -> None:
         """No sample is in flight, so weights may change: give back what was made of them, but for cached prefixes."""
-        if self._batcher.blocks.num_cached:
+        if self._scheduler.blocks.num_cached:
             self._forward.drop(keep_memory=self._keep_memory)
         else:
             self._forget()
@@ -452,7 +452,7 @@ class Engine:
         """Give all memory back; what samples in flight held was given up before."""
         self._pool.clear()
         if not self.has_work:
-            self._batcher = Batcher(self._limits)
+            self._scheduler = Scheduler(self._limits)
         self._forward.drop(keep_memory=self._keep_memory)
 
 

@@ -10,11 +10,11 @@ from collections.abc import Iterable, Sequence
 from torch import Tensor
 
 from plait.generation.ragged import NewTokens
-from plait.generation.response import Asked, Response
+from plait.generation.response import PendingPrompt, Response
 from plait.policy.step import Chunk, Key, Start
 
 
-class Flight:
+class InFlight:
     """Requests and samples by their keys, in the order in which they came.
 
     Args:
@@ -23,7 +23,7 @@ class Flight:
 
     def __init__(self, eos_token_ids: tuple[int, ...]) -> None:
         self._eos_token_ids = eos_token_ids
-        self.asked: dict[int, Asked] = {}
+        self.asked: dict[int, PendingPrompt] = {}
         """By prompt uid, while samples of it have to start."""
         self.started: dict[Key, Response] = {}
 

@@ -19,7 +19,7 @@ from plait.generation.exact import ExactForward
 from plait.generation.module_forward import ModuleForward
 from plait.generation.pool import KVPool
 from plait.generation.ragged import NewTokens, RaggedBatch, ragged
-from plait.generation.rows import Rows, with_chunks
+from plait.generation.rows import DecodeBatch, with_chunks
 from plait.models.language_model import LanguageModel
 
 BACKENDS: tuple[type[Backend], ...] = (CompiledForward,)
@@ -87,7 +87,7 @@ class Forward:
         return self._fast
 
     def logits(
-        self, rows: Rows, tokens_of_rows: Callable[[], Sequence[NewTokens]], chunks: Sequence[ChunkTokens]
+        self, rows: DecodeBatch, tokens_of_rows: Callable[[], Sequence[NewTokens]], chunks: Sequence[ChunkTokens]
     ) -> Tensor | None:
         """Logits [R, V]: of each row, then of the chunks that complete a sequence, in their order; None if R is 0."""
         if self._exact is not None:

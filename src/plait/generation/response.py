@@ -17,7 +17,7 @@ from plait.policy.step import Key
 
 
 @dataclass
-class Asked:
+class PendingPrompt:
     """A request with samples that have not started."""
 
     request: Request
@@ -45,7 +45,9 @@ class Response:
     logprobs: list[float] = field(default_factory=list)
 
     @classmethod
-    def begun(cls, asked: Asked, index: int, eos_token_ids: tuple[int, ...], versions: tuple[int, int]) -> Response:
+    def begun(
+        cls, asked: PendingPrompt, index: int, eos_token_ids: tuple[int, ...], versions: tuple[int, int]
+    ) -> Response:
         """Before its first token.
 
         Args:

@@ -16,7 +16,7 @@ from plait.generation.settings import Sampling
 from plait.policy.step import Key
 
 
-class Rows:
+class DecodeBatch:
     """Row i of the batch belongs to sample `keys[i]`; each is about to compute its newest token.
 
     Args:

@@ -3,7 +3,7 @@
 The state is plain data, but for `kv`: one flat buffer with the keys and values of a range of tokens, as `holdings`
 describes it, so that the mover (`reallocation`) carries it between ranks like weights. A transfer has two stages: the
 bulk while the source goes on (`export_sample(..., final=False)`), then the rest with the tokens said meanwhile
-(`export_sample(..., since=first.stop)`). Between processes `runtime.ranks.sample_mover` does all of it.
+(`export_sample(..., since=first.stop)`). Between processes `workers.sample_mover` does all of it.
 
 A rank of an instance has some layers and some heads of each; `kv` is what this rank has.
 

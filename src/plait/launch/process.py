@@ -37,7 +37,7 @@ class WorkerProcess:
     def __init__(self, key: bytes, environment: Mapping[str, str], output_file: Path | None) -> None:
         self.output_file = output_file
         self.link, theirs = socket.socketpair()
-        life_read, self._lifeline = os.pipe()
+        life_read, self._guard = os.pipe()
         self._crash_file = tempfile.TemporaryFile()  # noqa: SIM115  closed in kill()
         self._dumped = 0  # bytes of the crash file that are no crash
         self._output = open(output_file, "ab+") if output_file else tempfile.TemporaryFile()  # noqa: SIM115
@@ -130,20 +130,20 @@ class WorkerProcess:
 
     def signal_group(self) -> None:
         """Kill the process and whatever it started, but in a session of its own; see `kill`."""
-        if self._lifeline >= 0:
+        if self._guard >= 0:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.pid, signal.SIGKILL)
 
     def kill(self) -> None:
         """`signal_group`, and wait until the process is gone. Harmless when done before."""
-        if self._lifeline < 0:
+        if self._guard < 0:
             return
         self.signal_group()
         with contextlib.suppress(subprocess.TimeoutExpired):  # in the kernel, on a dead disk: it ends when that does
             self._process.wait(timeout=_KILL_WAIT_S)
         self.link.close()
-        os.close(self._lifeline)
-        self._lifeline = -1
+        os.close(self._guard)
+        self._guard = -1
         self._crash_file.close()
         self._output.close()
 

@@ -53,12 +53,12 @@ _MAX_TRACEBACK = 20_000
 _OWN_FILES = (__file__, "<string>")
 
 
-def main(link_fd: int, lifeline_fd: int, crash_fd: int) -> None:
+def main(link_fd: int, guard_fd: int, crash_fd: int) -> None:
     """Serve until told to stop. The key comes on stdin."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the controller's to handle
-    for fd in (link_fd, lifeline_fd, crash_fd):
+    for fd in (link_fd, guard_fd, crash_fd):
         os.set_inheritable(fd, False)
-    die_with(lifeline_fd)
+    die_with(guard_fd)
     faulthandler.enable(crash_fd, all_threads=False)
     faulthandler.register(signal.SIGUSR1, crash_fd, all_threads=False)
     for stream in (sys.stdout, sys.stderr):

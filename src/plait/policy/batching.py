@@ -56,7 +56,7 @@ class _Prompt:
         return self.number, self.pending[0]
 
 
-class Batcher:
+class Scheduler:
     """The numbers that decisions are made of, and the decisions. `plan` assumes that what it says is done."""
 
     def __init__(self, limits: Limits) -> None:

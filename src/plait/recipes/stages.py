@@ -21,7 +21,8 @@ from plait.recipes.trust import check_origin
 MODEL_KEYS = ("model", "reward.model", "cost.model", "critic.model", "cost_critic.model")
 
 FINAL, MERGED = "final", "merged"
-"""Folders of a run: the weights that it ended with, which of an adapter are the adapter alone; with the adapter in them."""
+"""Folders of a run with the weights that it ended with: an adapter alone is in the first, whole weights then in the
+second."""
 
 
 @dataclass(frozen=True)

@@ -36,7 +36,7 @@ class WorkerProcess:
 
     def __init__(self, start_message: bytes, output: Path | None, memory_bytes: int | None = None) -> None:
         ours, theirs = socket.socketpair()
-        life_read, self._lifeline = os.pipe()
+        life_read, self._guard = os.pipe()
         self._strays, strays = os.pipe()
         os.set_blocking(self._strays, False)
         self._last_strays: list[int] = []
@@ -82,7 +82,7 @@ class WorkerProcess:
         """For each forked child that has come back to the worker's own code since the last look the place of the
         function that forked it; −1: a file did, while it was imported."""
         found, self._last_strays = self._last_strays, []
-        if self._lifeline >= 0:
+        if self._guard >= 0:
             with contextlib.suppress(BlockingIOError):
                 lines = os.read(self._strays, 4096).decode(errors="replace").split()
                 found += [int(line) for line in lines if re.fullmatch(r"-1|\d{1,6}", line)]
@@ -117,14 +117,14 @@ class WorkerProcess:
 
     def kill(self) -> None:
         """Kill the process and whatever it started, and wait until it is gone. Harmless when done before."""
-        if self._lifeline < 0:
+        if self._guard < 0:
             return
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)
         self._process.wait(timeout=10.0)
         self._last_strays = self.strays()
         self.connection.close()
-        os.close(self._lifeline)
+        os.close(self._guard)
         os.close(self._strays)
-        self._lifeline = -1
+        self._guard = -1
         self._crash_file.close()

@@ -47,7 +47,7 @@ AT_IMPORT = -1
 """In place of a function's number, and of a call's: while the functions' files are imported."""
 
 
-def main(connection_fd: int, lifeline_fd: int, crash_fd: int, strays_fd: int, memory_bytes: int) -> None:
+def main(connection_fd: int, guard_fd: int, crash_fd: int, strays_fd: int, memory_bytes: int) -> None:
     """Serve until the parent closes the connection.
 
     Args:
@@ -55,7 +55,7 @@ def main(connection_fd: int, lifeline_fd: int, crash_fd: int, strays_fd: int, me
         memory_bytes: see `bound_memory`; 0: no bound.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    die_with(lifeline_fd)
+    die_with(guard_fd)
     bound_memory(memory_bytes)
     faulthandler.enable(crash_fd, all_threads=False)
     faulthandler.register(signal.SIGUSR1, crash_fd, all_threads=False)

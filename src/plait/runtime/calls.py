@@ -14,14 +14,14 @@ from plait.errors import RunError
 from plait.observe.progress import Progress
 from plait.recipes.recipe import Recipe
 from plait.runtime.order import scores_alone
-from plait.runtime.rewarding import Rewarding
+from plait.runtime.rewarding import RewardCalls
 from plait.runtime.roles import ModelRole, RewardRole, RoleRuntime
 from plait.runtime.rollout import Draw, Rollout
 from plait.runtime.step import StepState
 from plait.runtime.streams import Part, in_parts
 from plait.schedule.work import Work
 from plait.workers.recorder import Recorder
-from plait.workers.remote_trainer import CrewTrainer
+from plait.workers.remote_trainer import RemoteTrainer
 
 
 class Calls:
@@ -35,7 +35,7 @@ class Calls:
         self._recorder = recorder
         self._progress = progress
         self._of_next_step = {node.inputs["value"] for node in flow.of_kind(CallKind.BECOMES)}
-        self._rewarding = Rewarding(flow, roles, recorder, progress)
+        self._rewarding = RewardCalls(flow, roles, recorder, progress)
         self._rollout = Rollout(flow, self._rewarding, recipe, progress)
         self._max_response_tokens = recipe.sampling.max_response_tokens
 
@@ -50,7 +50,7 @@ class Calls:
             mesh |= judge.mesh(CallKind.SCORE, begins=begins)
         return mesh
 
-    def trainer(self, node: Node) -> CrewTrainer | None:
+    def trainer(self, node: Node) -> RemoteTrainer | None:
         """Of the model that a call asks; None: it asks none."""
         role = self._roles.get(str(node.role))
         if isinstance(role, ModelRole):

@@ -35,7 +35,7 @@ class RunClock:
 
     def advance(self, task: Task) -> Done | None:
         """Raises what the call raises."""
-        with self._announcer.board.doing(task.name):
+        with self._announcer.status.doing(task.name):
             done = self._recorder.advance(task.work, task.role)
         if done is not None:
             self._progress.advance(done.units)
@@ -53,7 +53,7 @@ class RunClock:
         assert ranks or links, f"nobody would ever go on with {[task.name for task in tasks]}"
         whom = f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
         what = f"{whom} ({', '.join(task.name for task in others)})" if ranks else "reward functions"
-        with self._announcer.board.doing(tasks[0].name):
-            self._announcer.mail.wait(max(0.0, seconds), what, links)
+        with self._announcer.status.doing(tasks[0].name):
+            self._announcer.transport.wait(max(0.0, seconds), what, links)
         if not found and time.monotonic() - self._last_s >= WAIT_S:
             raise RunError(f"rank {LEADER} expected a sign from {what} within {WAIT_S:g} s")

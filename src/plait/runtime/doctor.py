@@ -33,7 +33,7 @@ from plait.runtime.loss_splits import split_gaps
 from plait.runtime.probe import Suspects, diagnose
 from plait.runtime.roles import ModelRole, RewardRole, RoleRuntime
 from plait.runtime.step import StepState
-from plait.workers.worker_group import Crew
+from plait.workers.worker_group import WorkerGroup
 
 SAMPLED_WEIGHTS = 1 << 17
 """Weights of a model that its fingerprint looks at, evenly spread."""
@@ -55,7 +55,7 @@ class RunDoctor:
 
     Args:
         path: `doctor.jsonl`; cut back to `last_step` when a run is resumed, else begun anew.
-        crew: knows where weights are.
+        workers: knows where weights are.
         last_step: step after which the run goes on.
         tell: shows a line to the user (`Progress.message`).
 
@@ -71,7 +71,7 @@ class RunDoctor:
         settings: DoctorSettings,
         path: Path,
         *,
-        crew: Crew,
+        workers: WorkerGroup,
         resume: bool,
         last_step: int,
         tell: Callable[[str], None],
@@ -81,7 +81,7 @@ class RunDoctor:
         self._recipe = recipe
         self._settings = settings
         self._tell = tell
-        self._crew = crew
+        self._workers = workers
         self._doctor = Doctor(settings, recipe.dtype.value)
         if resume and path.exists():
             cut_after(path, last_step)
@@ -257,7 +257,7 @@ class RunDoctor:
         found: dict[str, Tensor | FlatWeights] = {}
         for name, model in self._models.items():
             weights = model.weights if self._is_frozen(name) or model.nested else model.trained_weights
-            now = self._crew.now(name, weights)
+            now = self._workers.now(name, weights)
             if now is not None:
                 found[name] = model.nested or now
         return found
@@ -296,7 +296,7 @@ class RunDoctor:
                 if name not in self._trained and isinstance(model, LanguageModel) and _whole(model)
             }
             suspects = Suspects(role, self._recipe.sampling.temperature, others, reading.has_come_apart)
-            with self._crew.holding() as are_here:
+            with self._workers.holding() as are_here:
                 return diagnose(suspects, state.tables[node.id]) if are_here else None
         return None
 

@@ -21,7 +21,7 @@ from plait.rewards.pool import RewardPool
 from plait.rewards.scores import GroupScores
 from plait.rewards.statistics import Estimate, item_means, paired_difference
 from plait.runtime.roles import RewardRole
-from plait.workers.remote_engine import CrewEngine
+from plait.workers.remote_engine import RemoteEngine
 
 
 class EvaluationStopped(Exception):
@@ -194,7 +194,7 @@ class Evaluation:
 
 
 def evaluate(
-    engine: CrewEngine,
+    engine: RemoteEngine,
     reward: RewardRole | None,
     cost: RewardRole | None,
     judges: RewardPool | None,
@@ -251,7 +251,7 @@ def _place(sample: Sample) -> tuple[int, int]:
 
 
 def _answer(
-    engine: CrewEngine, pools: Mapping[str, RewardPool], progress: Progress, stop: Callable[[], bool]
+    engine: RemoteEngine, pools: Mapping[str, RewardPool], progress: Progress, stop: Callable[[], bool]
 ) -> tuple[dict[tuple[int, int], Sample], dict[str, dict[tuple[int, int], GroupScores]]]:
     """Run the engine until all is answered, and each answer scored by every pool: samples and scores by their place
     (prompt uid, index)."""

@@ -20,14 +20,14 @@ from plait.schedule.dispatch import Dispatcher, Key, Task
 from plait.schedule.work import Work
 from plait.training.trainer import COUNTS
 from plait.workers.recorder import Recorder
-from plait.workers.worker_group import Crew
+from plait.workers.worker_group import WorkerGroup
 
 
 class Executor:
     """Binds a dataflow to the engines of its roles and runs steps of it.
 
     Args:
-        crew: all ranks.
+        workers: all ranks.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class Executor:
         recipe: Recipe,
         recorder: Recorder,
         progress: Progress,
-        crew: Crew,
+        workers: WorkerGroup,
     ) -> None:
         self.flow = flow
         self.progress = progress
@@ -45,7 +45,7 @@ class Executor:
         self._needs = needs_of(flow, roles)
         self._calls = Calls(flow, roles, recipe, recorder, progress)
         pools = [role.pool for role in roles.values() if isinstance(role, RewardRole) and role.pool is not None]
-        self._clock = RunClock(crew.announcer, pools, recorder, progress)
+        self._clock = RunClock(workers.announcer, pools, recorder, progress)
         self._under_way: _Steps | None = None
 
     @property

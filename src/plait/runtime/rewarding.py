@@ -20,10 +20,10 @@ from plait.schedule.work import Work
 from plait.workers.recorder import Recorder
 
 if TYPE_CHECKING:
-    from plait.workers.remote_trainer import CrewTrainer
+    from plait.workers.remote_trainer import RemoteTrainer
 
 
-class Rewarding:
+class RewardCalls:
     """Runs the SCORE nodes whose role is a reward: `reward.score`, `cost.score`."""
 
     def __init__(
@@ -48,7 +48,7 @@ class Rewarding:
                 found |= self._collect(node, role.pool.poll(), state)
         return found
 
-    def scorer_of(self, role: str) -> CrewTrainer | None:
+    def scorer_of(self, role: str) -> RemoteTrainer | None:
         """Of the model that scores for a role; None: functions do alone, or nobody does."""
         found = self._roles.get(role)
         return found.scorer.trainer if isinstance(found, RewardRole) and found.scorer is not None else None

@@ -13,9 +13,9 @@ from plait.rewards.pool import RewardPool
 from plait.runtime.prepare import Prepared, load_tokenizer
 from plait.runtime.scorer import ModelScorer, translator_for
 from plait.workers.rank_state import is_reward
-from plait.workers.remote_engine import CrewEngine
-from plait.workers.remote_trainer import CrewTrainer
-from plait.workers.worker_group import Crew
+from plait.workers.remote_engine import RemoteEngine
+from plait.workers.remote_trainer import RemoteTrainer
+from plait.workers.worker_group import WorkerGroup
 
 
 @dataclass
@@ -23,8 +23,8 @@ class ModelRole:
     """A model, of which this rank has a part, or none (None); `engine` is there for a role that generates."""
 
     model: Any
-    trainer: CrewTrainer
-    engine: CrewEngine | None = None
+    trainer: RemoteTrainer
+    engine: RemoteEngine | None = None
 
 
 @dataclass
@@ -38,7 +38,7 @@ class RewardRole:
 RoleRuntime = ModelRole | RewardRole
 
 
-def build_roles(prepared: Prepared, crew: Crew, pools: Mapping[str, RewardPool]) -> dict[str, RoleRuntime]:
+def build_roles(prepared: Prepared, workers: WorkerGroup, pools: Mapping[str, RewardPool]) -> dict[str, RoleRuntime]:
     """Everything that the flow's roles need.
 
     Args:
@@ -48,7 +48,7 @@ def build_roles(prepared: Prepared, crew: Crew, pools: Mapping[str, RewardPool])
     actor = next((one for one in prepared.models if one.role == "actor"), None)
     roles: dict[str, RoleRuntime] = {}
     for one in prepared.models:
-        trainer = crew.trainer(one.role, prepared.shapes[one.name].max_positions)
+        trainer = workers.trainer(one.role, prepared.shapes[one.name].max_positions)
         if is_reward(one, flow):
             settings = recipe.reward if one.role == "reward" else recipe.cost
             tokenizer = load_tokenizer(one.name, one.key)
@@ -56,8 +56,8 @@ def build_roles(prepared: Prepared, crew: Crew, pools: Mapping[str, RewardPool])
             scorer = ModelScorer(trainer, translator, settings.model_weight, one.key, settings.on_error)
             roles[one.role] = RewardRole(pools.get(one.role), scorer)
             continue
-        part = crew.parts.roles.get(one.role)
-        engine = crew.engine(one.role) if crew.parts.places[one.role].generate else None
+        part = workers.rank_state.roles.get(one.role)
+        engine = workers.engine(one.role) if workers.rank_state.places[one.role].generate else None
         roles[one.role] = ModelRole(None if part is None else part.model, trainer, engine)
     for role, pool in pools.items():
         roles.setdefault(role, RewardRole(pool))

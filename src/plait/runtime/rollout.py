@@ -18,12 +18,12 @@ from plait.generation.request import Request
 from plait.kernels.noise import NoiseKey
 from plait.observe.progress import Progress
 from plait.recipes.recipe import Recipe
-from plait.runtime.rewarding import Rewarding
+from plait.runtime.rewarding import RewardCalls
 from plait.runtime.step import StepState
-from plait.runtime.streams import Growing
+from plait.runtime.streams import PartialRollout
 from plait.schedule.work import MOVED_ON, Work
 from plait.user_code import UserCode, is_users, title_of
-from plait.workers.remote_engine import CrewEngine
+from plait.workers.remote_engine import RemoteEngine
 
 Draw = Callable[[int], Sequence[Prompt]]
 """The next so many prompts of the run."""
@@ -32,7 +32,7 @@ Draw = Callable[[int], Sequence[Prompt]]
 class Rollout:
     """Runs the GENERATE nodes of a flow."""
 
-    def __init__(self, flow: Dataflow, rewarding: Rewarding, recipe: Recipe, progress: Progress) -> None:
+    def __init__(self, flow: Dataflow, rewarding: RewardCalls, recipe: Recipe, progress: Progress) -> None:
         self._flow = flow
         self._rewarding = rewarding
         self._recipe = recipe
@@ -40,7 +40,7 @@ class Rollout:
         self._rollouts = [node.id for node in flow.of_kind(CallKind.GENERATE)]
         self._has_said_how = False
 
-    def work(self, node: Node, engine: CrewEngine, state: StepState, draw: Draw) -> Work[None]:
+    def work(self, node: Node, engine: RemoteEngine, state: StepState, draw: Draw) -> Work[None]:
         """Fill the node's table with samples of the step's prompts, or of as many others as `resample` asks for; one
         step of the engine per `next()`."""
         resample: Resample | None = node.options["resample"]
@@ -54,7 +54,7 @@ class Rollout:
         state.generated[node.id] = _with_generated_columns(_rows_of(generated), node, limit)
 
     def _until_enough(
-        self, node: Node, engine: CrewEngine, state: StepState, draw: Draw, resample: Resample
+        self, node: Node, engine: RemoteEngine, state: StepState, draw: Draw, resample: Resample
     ) -> Work[tuple[list[list[Sample]], list[list[Sample]]]]:
         """(groups that stay, all groups drawn)."""
         wanted = len(state.prompts)
@@ -86,7 +86,7 @@ class Rollout:
         return kept[:wanted], drawn
 
     def _round(
-        self, node: Node, engine: CrewEngine, state: StepState, prompts: Sequence[Prompt]
+        self, node: Node, engine: RemoteEngine, state: StepState, prompts: Sequence[Prompt]
     ) -> Work[list[list[Sample]]]:
         """One group of samples per prompt, in order of the prompts."""
         self._say_how(node, engine)
@@ -96,7 +96,7 @@ class Rollout:
         for prompt in prompts:
             engine.add(Request(prompt, count, sampling, NoiseKey(self._recipe.seed, rollout)))
         self._progress.phase(node.call, count * len(prompts), "samples")
-        growing = Growing(prompts, count)
+        growing = PartialRollout(prompts, count)
         if node.options["resample"] is None:
             state.growing[node.id] = growing
         while engine.has_work:
@@ -109,7 +109,7 @@ class Rollout:
             yield done
         return list(growing.groups.values())
 
-    def _say_how(self, node: Node, engine: CrewEngine) -> None:
+    def _say_how(self, node: Node, engine: RemoteEngine) -> None:
         """A person should know, once, that a run generates the slower way, and why."""
         if self._has_said_how:
             return

@@ -15,14 +15,14 @@ from plait.rewards.settings import OnError
 from plait.schedule.work import Work
 
 if TYPE_CHECKING:
-    from plait.workers.remote_trainer import CrewTrainer
+    from plait.workers.remote_trainer import RemoteTrainer
 
 
 @dataclass(frozen=True)
 class ModelScorer:
     """The score is read at the last real token of a response, after a stop token where the response has one."""
 
-    trainer: CrewTrainer
+    trainer: RemoteTrainer
     translator: Translator | None
     """None where actor and reward model read the same token ids."""
     weight: float = 1.0

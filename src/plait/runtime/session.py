@@ -35,7 +35,7 @@ from plait.runtime.roles import ModelRole, RoleRuntime, build_roles
 from plait.runtime.step import StepState
 from plait.schedule.timeline import trace_events
 from plait.workers.recorder import Recorder
-from plait.workers.worker_group import Crew
+from plait.workers.worker_group import WorkerGroup
 
 RESUMABLE_KEYS = frozenset(
     {
@@ -115,7 +115,7 @@ class Leading(Protocol):
 
     def progress(self) -> Progress: ...
 
-    def crew(self, recorder: Recorder) -> Crew: ...
+    def workers(self, recorder: Recorder) -> WorkerGroup: ...
 
 
 class Session:
@@ -175,14 +175,14 @@ class Session:
         self.recorder = Recorder(offset_s=self.done.clock_s)
         self.pools = open_pools(prepared, stack, self.directory.reward_output_path)
         self.judges = self.pools.pop("judges", None)
-        self.crew = self._leading.crew(self.recorder)
-        self.roles: dict[str, RoleRuntime] = build_roles(prepared, self.crew, self.pools)
+        self.workers = self._leading.workers(self.recorder)
+        self.roles: dict[str, RoleRuntime] = build_roles(prepared, self.workers, self.pools)
         for pool in (*self.pools.values(), *filter(None, (self.judges,))):
-            pool.looked = self.crew.announcer.board.tick
+            pool.looked = self.workers.announcer.status.tick
         if checkpoint is not None:
-            self.crew.load(checkpoint.folder, checkpoint.state.get("counts"), self.done.threads)
+            self.workers.load(checkpoint.folder, checkpoint.state.get("counts"), self.done.threads)
             self._publish_weights()
-        self.executor = Executor(prepared.flow, self.roles, recipe, self.recorder, self.progress, self.crew)
+        self.executor = Executor(prepared.flow, self.roles, recipe, self.recorder, self.progress, self.workers)
         self.feed = prepared.feed(self.done.prompts_drawn)
         with contextlib.ExitStack() as undo:
             if self._resume:
@@ -215,7 +215,7 @@ class Session:
         self.done.prompts_drawn = self.feed.drawn
         self.done.carried |= {name: value.tolist() for name, value in state.next_carried.items()}
         self._publish_weights()
-        self.recorder.extend(self.crew.spans())
+        self.recorder.extend(self.workers.spans())
 
     @property
     def good(self) -> str:
@@ -268,7 +268,7 @@ class Session:
             if self.doctor is not None:
                 self.doctor.sync()
             state = {"done": vars(self.done), "offsets": offsets, "trained": self._trained}
-            self.store.save(self.done.step, {}, state, self.crew.save)
+            self.store.save(self.done.step, {}, state, self.workers.save)
         except OSError as error:
             raise RunError(f"the logs in {self.directory.path} cannot be written: {error.strerror or error}") from error
         except RunError:
@@ -293,7 +293,7 @@ class Session:
         if whole and self.done.step > 0 and self.saved != self.done.step:
             not_saved = f"step {self.done.step} is not saved"
             try:
-                if why := self.crew.give_up():
+                if why := self.workers.give_up():
                     return f"{not_saved}, since {why}; {self.good}"
                 self.save()
             except RunError as error:
@@ -319,7 +319,7 @@ class Session:
 
     def _whole_model(self) -> LanguageModel | ScalarModel:
         """Of the main role, with its weights as they are."""
-        return self.crew.gather(main_role(self.prepared.models).role)
+        return self.workers.gather(main_role(self.prepared.models).role)
 
     def _open_doctor(self) -> RunDoctor:
         return RunDoctor(
@@ -328,7 +328,7 @@ class Session:
             self.recipe,
             self.recipe.doctor,
             self.directory.doctor_path,
-            crew=self.crew,
+            workers=self.workers,
             resume=self._resume,
             last_step=self.done.step,
             tell=self.progress.message,

@@ -10,7 +10,7 @@ from plait.data.records import Prompt
 from plait.data.rows import FloatArray, Rows
 from plait.dataflow import Column
 from plait.rewards.scores import GroupScores
-from plait.runtime.streams import Growing
+from plait.runtime.streams import PartialRollout
 
 
 @dataclass
@@ -30,7 +30,7 @@ class StepState:
     """Id of each GENERATE or READ node → its rows."""
     born: dict[int, Rows] = field(default_factory=dict)
     """The same before any sample was left out for want of a reward: what models score, whichever ended first."""
-    growing: dict[int, Growing] = field(default_factory=dict)
+    growing: dict[int, PartialRollout] = field(default_factory=dict)
     """Id of each GENERATE node that has begun, and does not draw again → its samples as far as they are finished."""
     batch: dict[Column, FloatArray] = field(default_factory=dict)
     """Values for the whole batch."""

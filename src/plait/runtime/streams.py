@@ -20,7 +20,7 @@ Scored = tuple[Rows, FloatArray]
 """Rows, and a number for each of them or of their tokens."""
 
 
-class Growing:
+class PartialRollout:
     """The samples of a rollout, group by group, as far as they are finished.
 
     Args:

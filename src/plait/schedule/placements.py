@@ -1,7 +1,7 @@
 """Where the calls of a flow run: plans completed and checked against a flow, and what one role needs of them.
 
 Enters: a traced flow, which of its roles are models, and a plan. Leaves: a plan in which every call
-of every model has its place. What the models allow is checked by `runtime.forecast.placement`, which knows them.
+of every model has its place. What the models allow is checked by `cost.placement`, which knows them.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
 from plait.errors import ConfigError
-from plait.policy.batching import Batcher
+from plait.policy.batching import Scheduler
 from plait.policy.migration import Transfer
 from plait.policy.step import Key, Limits, Start, StepKind
 
@@ -64,37 +64,37 @@ class SimulatedEngine:
     """The decisions of an engine, in its order, from recorded lengths."""
 
     def __init__(self, limits: Limits):
-        self.batcher = Batcher(limits)
+        self.scheduler = Scheduler(limits)
         self._requests: dict[int, Request] = {}
         """Of which samples have not started."""
         self._started: dict[Key, Running] = {}
 
     @property
     def has_work(self) -> bool:
-        return self.batcher.has_work
+        return self.scheduler.has_work
 
     @property
     def running(self) -> list[Running]:
-        return [self._started[key] for key in self.batcher.running]
+        return [self._started[key] for key in self.scheduler.running]
 
     @property
     def num_waiting(self) -> int:
-        return self.batcher.num_waiting
+        return self.scheduler.num_waiting
 
     def add(self, request: Request) -> None:
         if any(length < 1 for length in request.lengths) or request.prompt_tokens < 1:
             raise ConfigError(f"request {request.uid}: expected a prompt and responses of at least one token")
         longest = request.prompt_tokens + max(request.lengths)
-        if not self.batcher.fits(longest):
+        if not self.scheduler.fits(longest):
             raise ConfigError(f"request {request.uid}: expected a pool of {longest} tokens at least")
         self._requests[request.uid] = request
-        self.batcher.add(request.uid, request.prompt_tokens, range(len(request.lengths)), request.prefix)
+        self.scheduler.add(request.uid, request.prompt_tokens, range(len(request.lengths)), request.prefix)
 
     def step(self) -> Step:
         """One step: a token more for what runs, prompts as places are free."""
-        starts = self.batcher.start_ready()
+        starts = self.scheduler.start_ready()
         finished = self._draw(self._begin(starts))
-        plan = self.batcher.plan()
+        plan = self.scheduler.plan()
         self._begin(plan.starts)
         finished += self._draw(plan.drawn)
         self._rest()
@@ -117,23 +117,23 @@ class SimulatedEngine:
                 finished.append(key)
                 contexts[key] = sample.request.contexts[sample.index] if sample.request.contexts else ()
                 del self._started[key]
-        self.batcher.remove(finished, contexts)
+        self.scheduler.remove(finished, contexts)
         return finished
 
     def _rest(self) -> None:
         """As the engine: without work and cached prefixes it begins anew."""
-        if not self.has_work and not self.batcher.blocks.num_cached:
-            self.batcher = Batcher(self.batcher.limits)
+        if not self.has_work and not self.scheduler.blocks.num_cached:
+            self.scheduler = Scheduler(self.scheduler.limits)
 
     def abort(self, uid: int, index: int | None = None) -> None:
         """Take a request's samples (or one of them) out, wherever they are."""
-        waiting = [key for key in self.batcher.waiting if key not in self._started]
+        waiting = [key for key in self.scheduler.waiting if key not in self._started]
         self._take_out([key for key in (*self._started, *waiting) if key[0] == uid and index in (None, key[1])])
 
     def _take_out(self, keys: Sequence[Key]) -> None:
         for key in keys:
             self._started.pop(key, None)
-        self.batcher.remove(keys)
+        self.scheduler.remove(keys)
         self._rest()
 
     def export(self, keys: Sequence[Key] | None = None) -> list[Running]:
@@ -148,7 +148,7 @@ class SimulatedEngine:
         """
         request = sample.request
         self._started[sample.key] = sample
-        held = self.batcher.num_shared(request.uid, request.prompt_tokens, request.prefix)
+        held = self.scheduler.num_shared(request.uid, request.prompt_tokens, request.prefix)
         if transfer is Transfer.KV:
             held = max(held, sample.tokens - 1)
-        self.batcher.add_started(sample.key, request.prompt_tokens, sample.tokens, held, request.prefix)
+        self.scheduler.add_started(sample.key, request.prompt_tokens, sample.tokens, held, request.prefix)

@@ -1,6 +1,6 @@
 """Runs generation, migration and scoring with a virtual clock, by the policies that the engines run.
 
-Every instance decides its next step by `policy.batching.Batcher`, once a step has ended. When few samples are left
+Every instance decides its next step by `policy.batching.Scheduler`, once a step has ended. When few samples are left
 `policy.migration.decide` says which instances are freed; their samples travel on the link lane and go on elsewhere,
 and the freed instances score what is finished. With a threshold of zero the same code is serial execution: scoring
 starts when the last sample has ended.

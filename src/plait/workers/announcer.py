@@ -14,11 +14,11 @@ from plait.schedule.plan import Mode
 from plait.schedule.work import MOVED_ON, Done, Result, Work, to_the_end
 from plait.workers.chores import moving_part
 from plait.workers.commands import LEADER, Call, Do, TrainCall
-from plait.workers.messages import Parcel
-from plait.workers.rank_state import WAIT_S, Parts
+from plait.workers.messages import Message
+from plait.workers.rank_state import WAIT_S, RankState
 from plait.workers.recorder import Recorder
-from plait.workers.status_file import Board
-from plait.workers.transport import Mail
+from plait.workers.status_file import StatusFile
+from plait.workers.transport import Transport
 
 
 class Announcer:
@@ -29,18 +29,18 @@ class Announcer:
         recorder: of the leader.
     """
 
-    def __init__(self, parts: Parts, mail: Mail, recorder: Recorder, board: Board) -> None:
-        self.parts = parts
-        self.mail = mail
+    def __init__(self, rank_state: RankState, transport: Transport, recorder: Recorder, status: StatusFile) -> None:
+        self.rank_state = rank_state
+        self.transport = transport
         self.recorder = recorder
-        self.board = board
+        self.status = status
         self._dropped = {
             (role, number)
-            for role, found in parts.copies.items()
+            for role, found in rank_state.copies.items()
             for number, copies in enumerate(found)
             if copies.after == "drop"
         }
-        """Copies (a role, a number in `Parts.copies`) that leave before a command that does not need them."""
+        """Copies (a role, a number in `RankState.copies`) that leave before a command that does not need them."""
         self.stale = set(self._dropped)
         """Copies without the role's weights as they are: it has been trained since they were moved, or they may have
         been dropped."""
@@ -55,13 +55,13 @@ class Announcer:
     def tell(
         self,
         ranks: Collection[int],
-        parcel: Parcel | Mapping[int, Parcel],
+        message: Message | Mapping[int, Message],
         copies: Collection[tuple[str, int]] | None = frozenset(),
     ) -> int:
         """Announce a command to these ranks. The leader may be among them: it does its part itself.
 
         Args:
-            parcel: the command; or that of each rank but the leader.
+            message: the command; or that of each rank but the leader.
             copies: that are needed for it; None: it leaves what is on the devices as it is.
 
         Returns:
@@ -72,34 +72,34 @@ class Announcer:
             self.stale |= told - set(copies)
         number = next(self._numbers)
         for rank in sorted(set(ranks) - {LEADER}):
-            mine = parcel if isinstance(parcel, Parcel) else parcel[rank]
-            message = Parcel({**mine.header, "at": self.recorder.step, "number": number}, mine.arrays)
-            self.mail.send(rank, message, str(mine.header["do"]))
+            mine = message if isinstance(message, Message) else message[rank]
+            message = Message({**mine.header, "at": self.recorder.step, "number": number}, mine.arrays)
+            self.transport.send(rank, message, str(mine.header["do"]))
         return number
 
     def _held(self, role: str, number: int) -> set[int]:
         """Ranks that have some of these copies."""
-        return {rank for rank, _ in self.parts.copies[role][number].parts}
+        return {rank for rank, _ in self.rank_state.copies[role][number].parts}
 
-    def answer(self, rank: int, number: int, what: str) -> Parcel:
+    def answer(self, rank: int, number: int, what: str) -> Message:
         """The next answer of a rank to the command of this number."""
-        return self.mail.receive([rank], what, WAIT_S, answers={number})[1]
+        return self.transport.receive([rank], what, WAIT_S, answers={number})[1]
 
     def calling(self, call: Call) -> Work[Any]:
         """A call, which is announced with the first `next()`; its result is that of the trainer."""
-        ranks = call.layout(self.parts).mesh.ranks
-        with self.board.doing(call.call):
+        ranks = call.layout(self.rank_state).mesh.ranks
+        with self.status.doing(call.call):
             number = self._announce(call, ranks)
         yield MOVED_ON
         if LEADER in ranks:
-            result = yield from self.board.through(call.call, call.run(self.parts))
+            result = yield from self.status.through(call.call, call.run(self.rank_state))
             self._together.pop(number, None)
             return result
         while True:
-            if not self.mail.has(ranks[0], number):
+            if not self.transport.has(ranks[0], number):
                 yield None
                 continue
-            with self.board.doing(call.call):
+            with self.status.doing(call.call):
                 answer = self.answer(ranks[0], number, call.call)
             if "count" not in answer.header:
                 break
@@ -118,7 +118,7 @@ class Announcer:
                 done = next(work)
             except StopIteration as end:
                 return end.value
-            if done is None and not self.mail.wait(WAIT_S, "other ranks"):
+            if done is None and not self.transport.wait(WAIT_S, "other ranks"):
                 raise RunError(f"rank {LEADER} expected a sign from other ranks within {WAIT_S:g} s")
 
     def _announce(self, call: Call, ranks: Collection[int]) -> int:
@@ -126,12 +126,12 @@ class Announcer:
         if isinstance(call, TrainCall):
             if call.step is not None:
                 self.trained(call.role)
-            number = self.tell(ranks, call.parcels(self.parts))
+            number = self.tell(ranks, call.messages(self.rank_state))
         else:
-            self.freshen(call.role, "score")
-            number = self.tell(ranks, call.parcels(self.parts), self.copies(call.role, "score"))
+            self.sync_weights(call.role, "score")
+            number = self.tell(ranks, call.messages(self.rank_state), self.copies(call.role, "score"))
         if LEADER in ranks:
-            self.parts.residence.want(call.need)
+            self.rank_state.offloads.want(call.need)
             if len(ranks) > 1:
                 self._together[number] = call.call
         elif not isinstance(call, TrainCall):
@@ -140,13 +140,13 @@ class Announcer:
 
     def trained(self, role: str) -> None:
         """A call that trains the role has been announced."""
-        self.stale |= {(role, number) for number in range(len(self.parts.copies[role]))}
+        self.stale |= {(role, number) for number in range(len(self.rank_state.copies[role]))}
 
     def copies(self, role: str, mode: Mode) -> frozenset[tuple[str, int]]:
         """Those that are needed for a role's calls of a mode."""
-        return frozenset((role, n) for n, copies in enumerate(self.parts.copies[role]) if mode in copies.modes)
+        return frozenset((role, n) for n, copies in enumerate(self.rank_state.copies[role]) if mode in copies.modes)
 
-    def freshen(self, role: str, mode: Mode | None = None) -> None:
+    def sync_weights(self, role: str, mode: Mode | None = None) -> None:
         """`freshening` in one go."""
         self.recorder.drain(self.freshening(role, mode), role)
 
@@ -154,11 +154,11 @@ class Announcer:
         """Have a role's weights brought to where they are needed for a mode, if they are not there as they are; None:
         to all copies that stay on their devices. It is announced at once; the leader's part is an action per `next()`.
         """
-        found, numbers = self.parts.copies[role], self._behind(role, mode)
+        found, numbers = self.rank_state.copies[role], self._behind(role, mode)
         movers = {rank for number in numbers for rank in found[number].ranks}
         moved = {(role, number) for number in numbers}
         if moved:
-            self.tell(movers, Parcel({"do": Do.MOVE, "role": role, "numbers": numbers}), moved)
+            self.tell(movers, Message({"do": Do.MOVE, "role": role, "numbers": numbers}), moved)
             self.stale -= moved
         place = next(self._numbers)
         self._moves[place] = self._moving(place, role, numbers if LEADER in movers else [])
@@ -167,7 +167,7 @@ class Announcer:
     def _moving(self, place: int, role: str, numbers: Sequence[int]) -> Work[None]:
         if numbers:
             self._together[place] = name = f"{role}.weights (move)"
-            yield from self.board.through(name, moving_part(self.parts, role, numbers))
+            yield from self.status.through(name, moving_part(self.rank_state, role, numbers))
             del self._together[place]
         del self._moves[place]
 
@@ -176,10 +176,10 @@ class Announcer:
         return not self._behind(role, mode)
 
     def _behind(self, role: str, mode: Mode | None) -> list[int]:
-        """Numbers of the copies that `freshen` has to bring."""
+        """Numbers of the copies that `sync_weights` has to bring."""
         return [
             number
-            for number, copies in enumerate(self.parts.copies[role])
+            for number, copies in enumerate(self.rank_state.copies[role])
             if (role, number) in self.stale and (copies.after == "keep" if mode is None else mode in copies.modes)
         ]
 
@@ -188,7 +188,7 @@ class Announcer:
         """Within it, do this rank's part of what several do together."""
         number = next(self._numbers)
         self._together[number] = action
-        with self.board.doing(action):
+        with self.status.doing(action):
             yield
         del self._together[number]
 
@@ -204,5 +204,5 @@ class Announcer:
     def forget(self) -> None:
         """After an error: nobody waits for the calls that score elsewhere."""
         for number, ranks in self._elsewhere.items():
-            self.tell(ranks, Parcel({"do": Do.FORGET, "role": None, "call": number}), None)
+            self.tell(ranks, Message({"do": Do.FORGET, "role": None, "call": number}), None)
         self._elsewhere.clear()

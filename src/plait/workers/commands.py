@@ -16,9 +16,9 @@ from plait.schedule.work import Work
 from plait.training.mini_batch import mask_of
 from plait.training.row_shares import drawn_batches, shares_of
 from plait.training.trainer import Trainer
-from plait.workers.messages import Parcel
+from plait.workers.messages import Message
 from plait.workers.offload_manager import Need
-from plait.workers.rank_state import Parts
+from plait.workers.rank_state import RankState
 from plait.workers.row_stubs import Arrays, pack_shares, unpack_share
 
 LEADER = 0
@@ -62,11 +62,11 @@ class ScoreCall:
         """What it computes with."""
         return self.role, "score"
 
-    def layout(self, parts: Parts) -> Layout:
-        return parts.places[self.role].scoring
+    def layout(self, rank_state: RankState) -> Layout:
+        return rank_state.places[self.role].scoring
 
-    def run(self, parts: Parts) -> Work[FloatArray]:
-        part = parts.roles[self.role]
+    def run(self, rank_state: RankState) -> Work[FloatArray]:
+        part = rank_state.roles[self.role]
         trainer: Trainer = _there(part.scorer or part.trainer)
         match self.what:
             case "logprobs":
@@ -76,7 +76,7 @@ class ScoreCall:
             case _:
                 return (yield from trainer.scores(self.rows, call=self.call))
 
-    def parcels(self, parts: Parts) -> dict[int, Parcel]:
+    def messages(self, rank_state: RankState) -> dict[int, Message]:
         """For each rank but the leader, with the rows of its share and without what nobody scores by."""
         header = {"do": Do.SCORE, "role": self.role, "what": self.what, "call": self.call}
         header |= {"temperature": self.temperature}
@@ -86,20 +86,20 @@ class ScoreCall:
             shares = shares_of(rows.ordered(), [range(len(rows))], ways)
             return pack_shares(rows, (), [sorted(rows.order[i] for i in share) for share in shares])
 
-        return _by_rank(self.layout(parts), header, arrays_of)
+        return _by_rank(self.layout(rank_state), header, arrays_of)
 
     @classmethod
-    def of(cls, parcel: Parcel) -> ScoreCall:
-        h = parcel.header
-        return cls(h["role"], h["what"], h["call"], unpack_share(parcel.arrays), h["temperature"])
+    def of(cls, message: Message) -> ScoreCall:
+        h = message.header
+        return cls(h["role"], h["what"], h["call"], unpack_share(message.arrays), h["temperature"])
 
     @staticmethod
-    def answer(result: FloatArray) -> Parcel:
-        return Parcel({"result": True}, (result,))
+    def answer(result: FloatArray) -> Message:
+        return Message({"result": True}, (result,))
 
     @staticmethod
-    def result_of(parcel: Parcel) -> FloatArray:
-        return parcel.arrays[0]
+    def result_of(message: Message) -> FloatArray:
+        return message.arrays[0]
 
 
 @dataclass(frozen=True)
@@ -126,13 +126,13 @@ class TrainCall:
         """What it computes with: to evaluate takes no optimizer."""
         return self.role, "home" if self.step is None else "train"
 
-    def layout(self, parts: Parts) -> Layout:
-        layout = parts.places[self.role].train
+    def layout(self, rank_state: RankState) -> Layout:
+        layout = rank_state.places[self.role].train
         assert layout is not None, f"{self.call}: role `{self.role}` has no place to train"
         return layout
 
-    def run(self, parts: Parts) -> Work[dict[str, float]]:
-        trainer: Trainer = _there(parts.roles[self.role].trainer)
+    def run(self, rank_state: RankState) -> Work[dict[str, float]]:
+        trainer: Trainer = _there(rank_state.roles[self.role].trainer)
         node = self.node
         columns = {name: column for name, column in node.inputs.items() if name not in ("keep", "mask")}
         assert node.fn is not None, f"{node.call} has no loss"
@@ -148,7 +148,7 @@ class TrainCall:
         options |= {name: node.options[name] for name in ("mini_batches", "epochs")}
         return (yield from trainer.train(self.rows, columns, node.fn, step=self.step, **options))
 
-    def parcels(self, parts: Parts) -> dict[int, Parcel]:
+    def messages(self, rank_state: RankState) -> dict[int, Message]:
         """For each rank but the leader, with the rows of its share.
 
         Raises:
@@ -163,34 +163,38 @@ class TrainCall:
         rows = self.rows.ordered()
 
         def arrays_of(ways: int) -> list[Arrays]:
-            shares = shares_of(rows, self._batches(rows, parts), ways, whole_groups=self.node.options["whole_groups"])
+            shares = shares_of(
+                rows, self._batches(rows, rank_state), ways, whole_groups=self.node.options["whole_groups"]
+            )
             return [(*values, *arrays) for arrays in pack_shares(rows, of_rows, shares, mask)]
 
-        return _by_rank(self.layout(parts), header, arrays_of)
+        return _by_rank(self.layout(rank_state), header, arrays_of)
 
-    def _batches(self, rows: Rows, parts: Parts) -> Iterable[Sequence[int]]:
+    def _batches(self, rows: Rows, rank_state: RankState) -> Iterable[Sequence[int]]:
         """Positions of the ordered rows that are divided over the dp ranks together, as `Trainer` does it."""
         if self.step is None:
             return [range(len(rows))]
         of_node = {name: self.node.options[name] for name in ("epochs", "whole_groups")}
-        return drawn_batches(rows, self.node.options["mini_batches"], seed=parts.recipe.seed, step=self.step, **of_node)
+        return drawn_batches(
+            rows, self.node.options["mini_batches"], seed=rank_state.recipe.seed, step=self.step, **of_node
+        )
 
     @classmethod
-    def of(cls, parcel: Parcel, flow: Dataflow) -> TrainCall:
-        h = parcel.header
+    def of(cls, message: Message, flow: Dataflow) -> TrainCall:
+        h = message.header
         node = flow.nodes[h["node"]]
         of_rows, of_batch = _columns(node)
-        values = dict(zip(of_batch, parcel.arrays[: h["values"]], strict=True))
-        rows = unpack_share(parcel.arrays[h["values"] :], of_rows, node.inputs.get("mask"))
+        values = dict(zip(of_batch, message.arrays[: h["values"]], strict=True))
+        rows = unpack_share(message.arrays[h["values"] :], of_rows, node.inputs.get("mask"))
         return cls(node, rows, h["step"], h["temperature"], values)
 
     @staticmethod
-    def answer(result: Mapping[str, float]) -> Parcel:
-        return Parcel({"result": dict(result)})
+    def answer(result: Mapping[str, float]) -> Message:
+        return Message({"result": dict(result)})
 
     @staticmethod
-    def result_of(parcel: Parcel) -> dict[str, float]:
-        return dict(parcel.header["result"])
+    def result_of(message: Message) -> dict[str, float]:
+        return dict(message.header["result"])
 
 
 Call = ScoreCall | TrainCall
@@ -198,15 +202,15 @@ Call = ScoreCall | TrainCall
 
 def _by_rank(
     layout: Layout, header: Mapping[str, Any], arrays_of: Callable[[int], Sequence[Arrays]]
-) -> dict[int, Parcel]:
-    """A parcel for each rank of the layout but the leader: ranks of one dp index get the same.
+) -> dict[int, Message]:
+    """A message for each rank of the layout but the leader: ranks of one dp index get the same.
 
     Args:
         arrays_of: number of dp ranks → the arrays of each; asked only where somebody gets them.
     """
     ranks = [rank for rank in layout.mesh.ranks if rank != LEADER]
     shares = arrays_of(layout.parallelism.dp) if ranks else ()
-    return {rank: Parcel(header, shares[layout.coordinates(rank).dp]) for rank in ranks}
+    return {rank: Message(header, shares[layout.coordinates(rank).dp]) for rank in ranks}
 
 
 def _columns(node: Node) -> tuple[list[Column], list[Column]]:

@@ -18,12 +18,12 @@ from plait.policy.turns import Turn, next_turn
 from plait.schedule.work import MOVED_ON, Work
 from plait.workers.chores import loading_part, moving_part, saving_part, spans_as_values
 from plait.workers.commands import LEADER, Call, Do, ScoreCall, TrainCall
-from plait.workers.lockstep_engine import Member
-from plait.workers.messages import Parcel, pack_samples, unpack_requests
-from plait.workers.rank_state import WAIT_S, Parts
+from plait.workers.lockstep_engine import LockstepEngine
+from plait.workers.messages import Message, pack_samples, unpack_requests
+from plait.workers.rank_state import WAIT_S, RankState
 from plait.workers.recorder import Recorder
-from plait.workers.status_file import Board
-from plait.workers.transport import Mail
+from plait.workers.status_file import StatusFile
+from plait.workers.transport import Transport
 
 REPORT_S = 0.25
 """Between two reports of a call in which the leader has no part."""
@@ -35,7 +35,7 @@ class _Ongoing:
 
     turn: Turn
     name: str
-    """For the board."""
+    """For the status."""
     step: int | None
     """Of the run, which its records belong to."""
     actions: Work[None] = field(repr=False)
@@ -43,19 +43,19 @@ class _Ongoing:
     """For records."""
 
 
-class Server:
+class FollowerLoop:
     """Serves until the leader ends it."""
 
-    def __init__(self, parts: Parts, mail: Mail, board: Board) -> None:
-        self._parts = parts
-        self._mail = mail
-        self._board = board
-        self._recorder = Recorder.on_shared_clock(parts.rank)
-        parts.residence.recorder = self._recorder
+    def __init__(self, rank_state: RankState, transport: Transport, status: StatusFile) -> None:
+        self._rank_state = rank_state
+        self._transport = transport
+        self._status = status
+        self._recorder = Recorder.on_shared_clock(rank_state.rank)
+        rank_state.offloads.recorder = self._recorder
         self._works: dict[int, _Ongoing] = {}
         """By the number of the command."""
         self._turn = 0
-        self._members: dict[str, Member] = {}
+        self._engines: dict[str, LockstepEngine] = {}
         """By the role that generates."""
         self._generating: set[str] = set()
         """Roles whose instance has a work."""
@@ -73,19 +73,19 @@ class Server:
 
     def _read(self) -> None:
         """Take what has come; without a work, wait for one."""
-        while (found := self._mail.poll([LEADER])) is not None:
+        while (found := self._transport.poll([LEADER])) is not None:
             self._take(found[1])
         while not self._works:
             self._read_one()
 
     def _read_one(self) -> None:
-        self._take(self._mail.receive([LEADER], "the next command", WAIT_S)[1])
+        self._take(self._transport.receive([LEADER], "the next command", WAIT_S)[1])
 
     def _go_on(self, one: _Ongoing) -> None:
         self._turn += 1
         one.turn = replace(one.turn, last=self._turn)
         self._recorder.step = one.step
-        with self._board.doing(one.name):
+        with self._status.doing(one.name):
             try:
                 self._recorder.advance(one.actions, one.role)
             except StopIteration:
@@ -93,13 +93,13 @@ class Server:
 
     # -- commands
 
-    def _take(self, command: Parcel) -> None:
+    def _take(self, command: Message) -> None:
         header = command.header
         match Do(header["do"]):
             case Do.SCORE:
                 self._take_call(ScoreCall.of(command), command)
             case Do.TRAIN:
-                self._take_call(TrainCall.of(command, self._parts.flow), command)
+                self._take_call(TrainCall.of(command, self._rank_state.flow), command)
             case Do.GENERATE:
                 self._ask(header["role"], command, unpack_requests(header["requests"]))
             case Do.FORGET:
@@ -122,65 +122,65 @@ class Server:
     ) -> None:
         number, step = header["number"], header["at"]
         # What the plan lets leave the device makes room for what others need: no two of them at once.
-        is_alone |= bool(self._parts.residence.units)
+        is_alone |= bool(self._rank_state.offloads.units)
         self._works[number] = _Ongoing(Turn(number, is_joint, is_alone), name, step, actions, role)
 
-    def _take_call(self, call: Call, command: Parcel) -> None:
-        ranks = call.layout(self._parts).mesh.ranks
+    def _take_call(self, call: Call, command: Message) -> None:
+        ranks = call.layout(self._rank_state).mesh.ranks
         changes_weights = isinstance(call, TrainCall)
         actions = self._calling(call, ranks, command)
         is_joint = len(ranks) > 1
         self._begin(command.header, call.call, actions, role=call.role, is_joint=is_joint, is_alone=changes_weights)
 
-    def _ask(self, role: str, command: Parcel, requests: Sequence[Request]) -> None:
+    def _ask(self, role: str, command: Message, requests: Sequence[Request]) -> None:
         """An instance at work begins a later step with them; one that is not has a work more."""
-        member = self._member(role)
-        member.hear(command.header["number"], requests)
+        lockstep = self._lockstep(role)
+        lockstep.hear(command.header["number"], requests)
         if role not in self._generating:
             self._generate(role, command.header)
 
     def _generate(self, role: str, header: Mapping[str, Any]) -> None:
-        member = self._member(role)
+        lockstep = self._lockstep(role)
         self._generating.add(role)
-        actions = self._generated(role, member, header["at"])
-        self._begin(header, f"{role}.generate", actions, role=role, is_joint=member.is_joint)
+        actions = self._generated(role, lockstep, header["at"])
+        self._begin(header, f"{role}.generate", actions, role=role, is_joint=lockstep.is_joint)
 
     def _forget(self, number: int, role: str | None, call: int | None) -> None:
         """Requests for a role, or a call that this rank has to itself: others are in the middle of theirs together."""
-        if role is not None and role in self._members:
-            self._members[role].hear(number, None)
+        if role is not None and role in self._engines:
+            self._engines[role].hear(number, None)
         if call in self._works and not self._works[call].turn.is_joint:
             del self._works[call]
 
-    def _leave(self, command: Parcel) -> None:
+    def _leave(self, command: Message) -> None:
         """What this rank does by itself ends here and now, an instance of several with its next step."""
         self._end = command.header["number"]
-        for member in self._members.values():
-            member.hear(command.header["number"], None)
+        for lockstep in self._engines.values():
+            lockstep.hear(command.header["number"], None)
         for number in [number for number, one in self._works.items() if not one.turn.is_joint]:
             del self._works[number]
         self._begin(command.header, str(Do.END), _nothing(), is_alone=True)
 
-    def _member(self, role: str) -> Member:
-        if role not in self._members:
-            part = self._parts.roles[role]
-            assert part.engine is not None, f"role {role} has no engine on rank {self._parts.rank}"
+    def _lockstep(self, role: str) -> LockstepEngine:
+        if role not in self._engines:
+            part = self._rank_state.roles[role]
+            assert part.engine is not None, f"role {role} has no engine on rank {self._rank_state.rank}"
             assert part.instance is not None, f"the engine of {role} belongs to no instance"
-            self._members[role] = Member(part.engine, part.instance)
-        return self._members[role]
+            self._engines[role] = LockstepEngine(part.engine, part.instance)
+        return self._engines[role]
 
-    def _answer(self, number: int, answer: Parcel, what: str) -> None:
-        self._mail.send(LEADER, Parcel({**answer.header, "answers": number}, answer.arrays), what)
+    def _answer(self, number: int, answer: Message, what: str) -> None:
+        self._transport.send(LEADER, Message({**answer.header, "answers": number}, answer.arrays), what)
 
     # -- works
 
-    def _calling(self, call: Call, ranks: Sequence[int], command: Parcel) -> Work[None]:
+    def _calling(self, call: Call, ranks: Sequence[int], command: Message) -> Work[None]:
         """A call that scores or trains; the first rank of a layout that the leader is not in reports to it."""
-        reports = LEADER not in ranks and ranks[0] == self._parts.rank
+        reports = LEADER not in ranks and ranks[0] == self._rank_state.rank
         number = command.header["number"]
-        self._parts.residence.want(call.need)
+        self._rank_state.offloads.want(call.need)
         yield MOVED_ON
-        work = call.run(self._parts)
+        work = call.run(self._rank_state)
         count, reported_s = 0, self._recorder.now_s
         while True:
             try:
@@ -190,49 +190,49 @@ class Server:
                 break
             count += 1
             if reports and self._recorder.now_s - reported_s > REPORT_S:
-                self._answer(number, Parcel({"count": count}), "a report")
+                self._answer(number, Message({"count": count}), "a report")
                 count, reported_s = 0, self._recorder.now_s
             yield done
         if reports:
             self._answer(number, call.answer(result), "a result")
 
-    def _generated(self, role: str, member: Member, step: int | None) -> Work[None]:
+    def _generated(self, role: str, lockstep: LockstepEngine, step: int | None) -> Work[None]:
         """The steps of an instance, until it has nothing in flight; requests that it has not begun with then are a work
         of their own, so that all its ranks agree on what else comes before them."""
-        delivers = member.decides and self._parts.rank != LEADER
-        self._parts.residence.want((role, "decode"))
+        delivers = lockstep.decides and self._rank_state.rank != LEADER
+        self._rank_state.offloads.want((role, "decode"))
         is_empty = False
         while not is_empty:
-            finished = member.step(self._read_one)
+            finished = lockstep.step(self._read_one)
             if delivers:
                 for number, samples in finished.items():
                     self._answer(number, pack_samples(samples), "samples")
-            is_empty = member.is_empty
-            yield member.last_done(f"{role}.generate")
+            is_empty = lockstep.is_empty
+            yield lockstep.last_done(f"{role}.generate")
         self._generating.remove(role)
-        if (number := member.next_number) is not None:
+        if (number := lockstep.next_number) is not None:
             self._generate(role, {"number": number, "at": step})
 
-    def _chore(self, do: Do, command: Parcel) -> Work[None]:
+    def _chore(self, do: Do, command: Message) -> Work[None]:
         """A command without a call of the flow behind it."""
-        header, parts, recorder = command.header, self._parts, self._recorder
+        header, rank_state, recorder = command.header, self._rank_state, self._recorder
         match do:
             case Do.MOVE:
-                yield from moving_part(parts, header["role"], header["numbers"])
+                yield from moving_part(rank_state, header["role"], header["numbers"])
             case Do.VERSION:
-                self._member(header["role"]).update_weights(header["version"])
+                self._lockstep(header["role"]).update_weights(header["version"])
             case Do.GATHER:
-                parts.gather(header["role"])
+                rank_state.gather(header["role"])
             case Do.SAVE:
-                counts, found = yield from saving_part(parts, Path(header["folder"]))
-                self._answer(header["number"], Parcel({"counts": counts, "broken": found}), "what was saved")
+                counts, found = yield from saving_part(rank_state, Path(header["folder"]))
+                self._answer(header["number"], Message({"counts": counts, "broken": found}), "what was saved")
             case Do.LOAD:
                 torch.set_num_threads(header["threads"])
-                yield from loading_part(parts, Path(header["folder"]), header["counts"])
+                yield from loading_part(rank_state, Path(header["folder"]), header["counts"])
             case Do.SPANS:
-                parts.residence.want()
+                rank_state.offloads.want()
                 spans = spans_as_values(recorder.take().spans, header["zero"])
-                self._answer(header["number"], Parcel({"spans": spans}), "a timeline")
+                self._answer(header["number"], Message({"spans": spans}), "a timeline")
             case _:
                 raise AssertionError(f"a command `{do}` that nobody serves")
 

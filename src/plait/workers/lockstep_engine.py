@@ -20,7 +20,7 @@ from plait.schedule.work import MOVED_ON, Done
 from plait.workers.commands import LEADER
 
 
-class Member:
+class LockstepEngine:
     """The engine of this rank, and what the leader has asked of its instance.
 
     Before a step the rank that decides (the leader's, where it is in the instance, else the first) tells the others

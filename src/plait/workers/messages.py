@@ -28,7 +28,7 @@ _REASONS = tuple(FinishReason)
 
 
 @dataclass(frozen=True)
-class Parcel:
+class Message:
     """header: JSON values (NaN and infinities too); arrays: of numbers, any shape."""
 
     header: Mapping[str, Any]
@@ -51,7 +51,7 @@ class Parcel:
         return out
 
     @classmethod
-    def from_bytes(cls, data: NDArray[np.uint8]) -> Parcel:
+    def from_bytes(cls, data: NDArray[np.uint8]) -> Message:
         """The arrays are views of `data`."""
         size = _LENGTH.unpack_from(data)[0]
         at = _LENGTH.size + size
@@ -139,14 +139,14 @@ def _unpack_samples(
     return tuple(samples)
 
 
-def pack_samples(samples: Sequence[Sample]) -> Parcel:
+def pack_samples(samples: Sequence[Sample]) -> Message:
     """What an engine finished, texts included."""
-    return Parcel({"texts": [sample.text for sample in samples]}, _pack_samples(samples))
+    return Message({"texts": [sample.text for sample in samples]}, _pack_samples(samples))
 
 
-def unpack_samples(parcel: Parcel, prompts: Mapping[int, Prompt]) -> tuple[Sample, ...]:
+def unpack_samples(message: Message, prompts: Mapping[int, Prompt]) -> tuple[Sample, ...]:
     """prompts: by uid, as they were asked: the samples have these very ones."""
-    return _unpack_samples(parcel.arrays, prompts, parcel.header["texts"])
+    return _unpack_samples(message.arrays, prompts, message.header["texts"])
 
 
 def pack_requests(requests: Sequence[Request]) -> list[dict[str, Any]]:

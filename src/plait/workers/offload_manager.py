@@ -23,7 +23,7 @@ Need = tuple[str, Literal["train", "score", "decode", "home"]]
 
 
 @dataclass(frozen=True, eq=False)
-class Unit:
+class OffloadUnit:
     """Buffers that come and go together."""
 
     memory: HostMemory
@@ -33,16 +33,18 @@ class Unit:
     """For records; of several that share it the first."""
 
 
-class Residence:
+class OffloadManager:
     """The buffers of one rank that do not stay on its device.
 
     Args:
         needs: what each call computes with.
     """
 
-    def __init__(self, needs: Mapping[Need, Sequence[Unit]] | None = None) -> None:
+    def __init__(self, needs: Mapping[Need, Sequence[OffloadUnit]] | None = None) -> None:
         self._needs = dict(needs or {})
-        self.units: tuple[Unit, ...] = tuple(dict.fromkeys(unit for units in self._needs.values() for unit in units))
+        self.units: tuple[OffloadUnit, ...] = tuple(
+            dict.fromkeys(unit for units in self._needs.values() for unit in units)
+        )
         self.recorder: Recorder | None = None
         """Of the rank; None: what moves is not recorded."""
         self._is_held = False
@@ -57,7 +59,7 @@ class Residence:
         """That their copies in host memory take up."""
         return sum(unit.memory.host_bytes for unit in self.units)
 
-    def want(self, *needs: Need, filled: Sequence[Unit] = ()) -> None:
+    def want(self, *needs: Need, filled: Sequence[OffloadUnit] = ()) -> None:
         """Make room first, then bring back what calls need. Nothing of it may have been dropped.
 
         Args:
@@ -94,13 +96,13 @@ class Residence:
         finally:
             self._is_held = False
 
-    def _leave(self, unit: Unit) -> None:
+    def _leave(self, unit: OffloadUnit) -> None:
         if unit.after == "drop":
             unit.memory.drop()
         else:
             self._record(unit.memory.offloading(), unit)
 
-    def _record(self, work: Work[Any], unit: Unit) -> None:
+    def _record(self, work: Work[Any], unit: OffloadUnit) -> None:
         if self.recorder is None:
             to_the_end(work)
         else:

@@ -15,8 +15,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from plait.cost.aliasing import Nests, flat_of
-from plait.cost.offload_policy import Copies, Idle, Owner
+from plait.cost.aliasing import Aliasing, flat_of
+from plait.cost.offload_policy import Copies, OffloadPolicy, Owner
 from plait.dataflow import Dataflow
 from plait.generation.engine import Engine
 from plait.layout.holdings import Holdings, merged, weights
@@ -49,7 +49,7 @@ from plait.schedule.work import Work
 from plait.training.trainer import Trainer
 from plait.workers.instances import engine_of
 from plait.workers.loading import build_models, make_trainer, part_loader
-from plait.workers.offload_manager import Need, Residence, Unit
+from plait.workers.offload_manager import Need, OffloadManager, OffloadUnit
 from plait.workers.optimizer_state import broken_state, loading_state, saving_state
 
 Model = LanguageModel | ScalarModel
@@ -63,7 +63,7 @@ freezes or stalls."""
 
 
 @dataclass
-class RolePart:
+class RoleState:
     """What this rank holds of one role; None: it has no part in that."""
 
     one: RoleModel
@@ -79,10 +79,10 @@ class RolePart:
     instance: Team | None = None
     """That the engine belongs to."""
     moves: tuple[MovePlan, ...] = ()
-    """From the home layout to each of `Parts.copies`."""
+    """From the home layout to each of `RankState.copies`."""
     buffers: Mapping[str, Tensor] = field(default_factory=dict)
     """Of the moves."""
-    state: Unit | None = None
+    state: OffloadUnit | None = None
     """The optimizer's, where it does not stay on the device."""
 
     @property
@@ -91,7 +91,7 @@ class RolePart:
         return next(iter(self.parts.values()))
 
 
-class Parts:
+class RankState:
     """All roles of this rank.
 
     Every rank makes one at the same time, with equal arguments but `rank`: process groups are made.
@@ -117,9 +117,9 @@ class Parts:
         self.cluster = Cluster(1, plan.num_ranks)
         self._waiting_for = waiting_for
         self.places = {one.role: placements_of(plan, one.role) for one in models}
-        self.idle = Idle(models, plan, adapted=recipe.lora.rank > 0)
-        self.nests = Nests(models, plan, self.idle, recipe.dtype.value, self._parameters)
-        self.copies: dict[str, tuple[Copies, ...]] = {one.role: self.idle.copies(one.role) for one in models}
+        self.offload_policy = OffloadPolicy(models, plan, adapted=recipe.lora.rank > 0)
+        self.aliasing = Aliasing(models, plan, self.offload_policy, recipe.dtype.value, self._parameters)
+        self.copies: dict[str, tuple[Copies, ...]] = {one.role: self.offload_policy.copies(one.role) for one in models}
         """Of every role, what is moved together; a copy's number is its place there."""
         self.teams = make_teams(layouts_of(plan), rank, timeout_s=WAIT_S, waiting_for=waiting_for)
         here = [one for one in models if rank in self.places[one.role].ranks]
@@ -130,10 +130,10 @@ class Parts:
         self._memory: dict[Owner, dict[str, Tensor]] = {}
         """Buffers in which parts of models lie together, by name."""
         self.roles = {one.role: self._role(one, shared) for one in here}
-        self._units: dict[int, Unit] = {}
+        self._units: dict[int, OffloadUnit] = {}
         """By the buffer (its id) that leaves and comes back."""
-        self.residence = self._residence()
-        self.residence.want()
+        self.offloads = self._offloads()
+        self.offloads.want()
         self.movers = {one.role: movers_of(self.places[one.role]) for one in models}
 
     def _whole_models(self, here: Sequence[RoleModel]) -> dict[tuple[Owner, PartKey], Any]:
@@ -144,7 +144,7 @@ class Parts:
 
     def _owner(self, one: RoleModel) -> Owner:
         """Roles of one owner have one model. With adapters each role has a view of its own."""
-        return (one.role,) if self.recipe.lora.rank > 0 else self.idle.owner(one.role)
+        return (one.role,) if self.recipe.lora.rank > 0 else self.offload_policy.owner(one.role)
 
     def _parameters(self, role: str) -> Parameters:
         """Of the whole model of a role that has parts."""
@@ -154,7 +154,7 @@ class Parts:
             self._known[key] = self._loader.parameters(one.name, scalar=one.scalar)
         return self._known[key]
 
-    def _role(self, one: RoleModel, shared: dict[tuple[Owner, PartKey], Any]) -> RolePart:
+    def _role(self, one: RoleModel, shared: dict[tuple[Owner, PartKey], Any]) -> RoleState:
         """
         Args:
             shared: parts that are there already; new ones are added.
@@ -169,7 +169,7 @@ class Parts:
                     shared[owner, key] = self._loader.part(one.name, team, scalar=one.scalar, memory=memory)
                 parts[key] = shared[owner, key]
         parameters = next(iter(parts.values())).trained_parameters
-        part = RolePart(one, place, parts, parameters)
+        part = RoleState(one, place, parts, parameters)
         if place.train is not None and (team := self.teams[place.train]) is not None:
             part.trainer = self._trainer(part, place.train, team, trained=True)
             part.state = self._state(part, part.trainer)
@@ -195,18 +195,18 @@ class Parts:
         Args:
             whole: the whole model of the role, if this rank has that; the parts lie in its weights then.
         """
-        nests, key = self.nests.of(one.role, self.rank), part_key(layout, self.rank)
-        if key not in nests:
+        aliasing, key = self.aliasing.of(one.role, self.rank), part_key(layout, self.rank)
+        if key not in aliasing:
             return None
         buffers = self._memory.setdefault(self._owner(one), {})
-        for other, nest in nests.items():
-            if nest.own and (name := self.nests.name(one.role, other)) not in buffers:
+        for other, nest in aliasing.items():
+            if nest.own and (name := self.aliasing.name(one.role, other)) not in buffers:
                 dtype, device = dtype_of(self.recipe.dtype), self.recipe.device
                 own = whole.weights if other == WHOLE else torch.zeros(nest.own, dtype=dtype, device=device)
                 buffers[name] = own
-        blocks, mine = flat_of(self._parameters(one.role), layout, self.rank), nests[key]
+        blocks, mine = flat_of(self._parameters(one.role), layout, self.rank), aliasing[key]
         if mine.own and len(mine.lengths) == 1:
-            return FlatWeights(blocks, buffers[self.nests.name(one.role, key)])
+            return FlatWeights(blocks, buffers[self.aliasing.name(one.role, key)])
         return FlatWeights.nested(blocks, mine.held, buffers)
 
     @property
@@ -219,7 +219,7 @@ class Parts:
         ]
         return any(layout is not None and self.rank in layout.mesh.ranks for layout in layouts)
 
-    def _trainer(self, part: RolePart, layout: Layout, team: Team, *, trained: bool) -> Trainer:
+    def _trainer(self, part: RoleState, layout: Layout, team: Team, *, trained: bool) -> Trainer:
         mode = "train" if trained else "score"
         return make_trainer(
             part.one,
@@ -232,10 +232,10 @@ class Parts:
             pipeline=_PIPELINES[part.place.schedule],
         )
 
-    def _moves(self, part: RolePart) -> tuple[tuple[MovePlan, ...], dict[str, Tensor]]:
+    def _moves(self, part: RoleState) -> tuple[tuple[MovePlan, ...], dict[str, Tensor]]:
         """From the home to the copies, and the buffers of this rank."""
         place, role, parameters = part.place, part.one.role, part.parameters
-        source = self.nests.holdings(role, place.home, place.home.mesh.ranks, parameters)
+        source = self.aliasing.holdings(role, place.home, place.home.mesh.ranks, parameters)
         plans = []
         for copies in self.copies[part.one.role]:
             targets: list[Holdings] = []
@@ -244,10 +244,10 @@ class Parts:
                 new = [rank for rank in layout.mesh.ranks if (rank, part_key(layout, rank)) in left]
                 left -= parts_of(layout)
                 if new:
-                    targets.append(self.nests.holdings(role, layout, new, parameters))
+                    targets.append(self.aliasing.holdings(role, layout, new, parameters))
             plans.append(plan_move(source, merged(targets), self.cluster))
         alone = {
-            self.nests.name(role, key): model.trained_weights
+            self.aliasing.name(role, key): model.trained_weights
             for key, model in part.parts.items()
             if model.nested is None
         }
@@ -279,14 +279,14 @@ class Parts:
         mine = [key for number in numbers for rank, key in self.copies[role][number].parts if rank == self.rank]
         filled = [self._units.get(id(part.parts[key].flat.whole)) for key in mine]
         needs: list[Need] = [(role, "home")] if sends else []
-        self.residence.want(*needs, filled=[unit for unit in filled if unit is not None])
+        self.offloads.want(*needs, filled=[unit for unit in filled if unit is not None])
 
     # -- what leaves the device
 
-    def _state(self, part: RolePart, trainer: Trainer) -> Unit | None:
+    def _state(self, part: RoleState, trainer: Trainer) -> OffloadUnit | None:
         """The optimizer's buffers, in host memory at once: those of the next role are about to be made."""
         role, buffers = part.one.role, trainer.buffers()
-        if not buffers or self.idle.of_state(role, self.rank) == "keep":
+        if not buffers or self.offload_policy.of_state(role, self.rank) == "keep":
             return None
         whole = trainer.model.flat.whole
         working = None if whole is None else whole.untyped_storage().data_ptr()
@@ -295,12 +295,12 @@ class Parts:
             for name, buffer in buffers.items()
             if buffer.numel() and buffer.untyped_storage().data_ptr() != working
         }
-        unit = Unit(HostMemory(own, scratch=trainer.scratch(), name=role), "offload", role)
-        Residence({(role, "train"): [unit]}).want()
+        unit = OffloadUnit(HostMemory(own, scratch=trainer.scratch(), name=role), "offload", role)
+        OffloadManager({(role, "train"): [unit]}).want()
         return unit
 
-    def _residence(self) -> Residence:
-        needs: dict[Need, list[Unit]] = {}
+    def _offloads(self) -> OffloadManager:
+        needs: dict[Need, list[OffloadUnit]] = {}
         for role, part in self.roles.items():
             place = part.place
             asked: tuple[tuple[Literal["train", "score", "decode", "home"], Sequence[Layout | None]], ...] = (
@@ -315,25 +315,29 @@ class Parts:
                         needs[role, what] = self._units_of(part, part_key(layout, self.rank))
             if part.state is not None:
                 needs[role, "train"].append(part.state)
-        return Residence(needs)
+        return OffloadManager(needs)
 
-    def _units_of(self, part: RolePart, key: PartKey) -> list[Unit]:
+    def _units_of(self, part: RoleState, key: PartKey) -> list[OffloadUnit]:
         """What does not stay on the device of a part of a model: its weights, and those that are the role's alone."""
         role, model = part.one.role, part.parts[key]
         changes = part.one.trained and model.own is None
         what = "weights" if (self.rank, key) in parts_of(part.place.home) else "copy"
-        found = [self._unit(model.weights, self.idle.of_weights(role, self.rank, key), role, what, keep=not changes)]
+        found = [
+            self._unit(
+                model.weights, self.offload_policy.of_weights(role, self.rank, key), role, what, keep=not changes
+            )
+        ]
         if model.own is not None:
-            after = self.idle.of_adapter(role, self.rank, key)
+            after = self.offload_policy.of_adapter(role, self.rank, key)
             found.append(self._unit(model.own.weights, after, role, "adapter", keep=not part.one.trained))
         return [unit for unit in found if unit is not None]
 
-    def _unit(self, buffer: Tensor, after: After, role: str, what: str, *, keep: bool) -> Unit | None:
+    def _unit(self, buffer: Tensor, after: After, role: str, what: str, *, keep: bool) -> OffloadUnit | None:
         """The one of a buffer, which roles may share; None where it stays."""
         if after == "keep":
             return None
         if id(buffer) not in self._units:
-            self._units[id(buffer)] = Unit(HostMemory({what: buffer}, keep=keep, name=role), after, role)
+            self._units[id(buffer)] = OffloadUnit(HostMemory({what: buffer}, keep=keep, name=role), after, role)
         return self._units[id(buffer)]
 
     def gather(self, role: str) -> Any:
@@ -341,7 +345,7 @@ class Parts:
         one in host memory, to which each rank of the home gives its part; None on other ranks than 0."""
         place, dtype = self.places[role].home, self.recipe.dtype.value
         if self.rank in place.mesh.ranks:
-            self.residence.want((role, "home"))
+            self.offloads.want((role, "home"))
         if 0 in place.mesh.ranks and part_key(place, 0) == WHOLE:
             return self.roles[role].parts[WHOLE] if self.rank == 0 else None
         part = self.roles.get(role)
@@ -371,17 +375,17 @@ class Parts:
 
     def broken(self, role: str) -> list[Broken]:
         """What this rank has of a trained role's optimizer that is not finite."""
-        self.residence.want((role, "train"))
+        self.offloads.want((role, "train"))
         return broken_state(self._trainer_of(role), self.rank)
 
     def saving(self, role: str, folder: Path) -> Work[dict[str, int]]:
         """Write what this rank holds of a trained role's optimizer. Returns its counts."""
-        self.residence.want((role, "train"))
+        self.offloads.want((role, "train"))
         return saving_state(self._trainer_of(role), self.cluster, self.rank, folder)
 
     def loading(self, role: str, folder: Path, counts: Mapping[str, int] | None) -> Work[None]:
         """Continue from a checkpoint of any plan; see `optimizer_state.loading_state`."""
-        self.residence.want((role, "train"))
+        self.offloads.want((role, "train"))
         parameters = self.roles[role].parameters
         return loading_state(self._trainer_of(role), parameters, self.cluster, self.rank, folder, counts, WAIT_S)
 

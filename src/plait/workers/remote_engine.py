@@ -16,14 +16,14 @@ from plait.layout.mesh import Layout
 from plait.schedule.work import MOVED_ON, Done
 from plait.workers.announcer import Announcer
 from plait.workers.commands import LEADER, Do
-from plait.workers.lockstep_engine import Member
-from plait.workers.messages import Parcel, pack_requests, unpack_samples
+from plait.workers.lockstep_engine import LockstepEngine
+from plait.workers.messages import Message, pack_requests, unpack_samples
 
 POLL_S = 0.05
 """An engine's step waits so long for samples of other ranks, where its own has nothing to do."""
 
 
-class CrewEngine:
+class RemoteEngine:
     """`generation.engine.Engine` for the leader, over the instances of a role.
 
     Requests are dealt out when the next step begins: the longest expected first, each to the instance with the least
@@ -34,14 +34,14 @@ class CrewEngine:
     def __init__(self, announcer: Announcer, role: str) -> None:
         self._announcer = announcer
         self._role = role
-        self.instances: tuple[Layout, ...] = announcer.parts.places[role].generate
-        part = announcer.parts.roles.get(role)
+        self.instances: tuple[Layout, ...] = announcer.rank_state.places[role].generate
+        part = announcer.rank_state.roles.get(role)
         self._own: Engine | None = part.engine if part is not None else None
         self._own_place = next((i for i, one in enumerate(self.instances) if LEADER in one.mesh.ranks), None)
-        self._member: Member | None = None
+        self._lockstep: LockstepEngine | None = None
         """Of the leader in its own instance."""
         if part is not None and part.engine is not None and part.instance is not None:
-            self._member = Member(part.engine, part.instance)
+            self._lockstep = LockstepEngine(part.engine, part.instance)
         self._pending: list[Request] = []
         self._prompts: dict[int, Prompt] = {}
         self._left = [0] * len(self.instances)
@@ -75,7 +75,7 @@ class CrewEngine:
         if self._may_deal or self._works:
             return True
         waited = [source for source, place in self._sources.items() if self._left[place]]
-        return any(self._announcer.mail.has(source, number) for source in waited for number in self._asked)
+        return any(self._announcer.transport.has(source, number) for source in waited for number in self._asked)
 
     @property
     def _works(self) -> bool:
@@ -103,9 +103,9 @@ class CrewEngine:
     def advance(self, call: str) -> tuple[Done, list[Sample]]:
         """As `step`: what the leader's own instance did, as an action of a call, and the samples that are finished."""
         assert self.has_work, "step without work"
-        with self._announcer.board.doing(f"{self._role}.generate"):
+        with self._announcer.status.doing(f"{self._role}.generate"):
             worked, finished = self._step()
-        done = MOVED_ON if not worked or self._member is None else self._member.last_done(call)
+        done = MOVED_ON if not worked or self._lockstep is None else self._lockstep.last_done(call)
         return replace(done, units=len(finished)), finished
 
     def _step(self) -> tuple[bool, list[Sample]]:
@@ -115,12 +115,14 @@ class CrewEngine:
         if works := self._works:
             assert self._own_place is not None, "an engine of no instance"
             finished += self._own_step()
-            self._announcer.board.tick()
+            self._announcer.status.tick()
             self._left[self._own_place] -= len(finished)
         sources = self._sources
         wait_s = 0.0 if works else POLL_S
         while any(self._left[i] for i in sources.values()) and (
-            found := self._announcer.mail.poll(list(sources), wait_s, f"{self._role}.generate", answers=self._asked)
+            found := self._announcer.transport.poll(
+                list(sources), wait_s, f"{self._role}.generate", answers=self._asked
+            )
         ):
             source, answer = found
             samples = unpack_samples(answer, self._prompts)
@@ -134,11 +136,11 @@ class CrewEngine:
 
     def _own_step(self) -> list[Sample]:
         """Of the leader's instance, in lockstep with the other ranks of it, if there are any."""
-        member = self._member
-        assert member is not None, "the leader's instance has no engine"
-        joining = self._announcer.joining(f"{self._role}.generate") if member.is_joint else nullcontext()
+        lockstep = self._lockstep
+        assert lockstep is not None, "the leader's instance has no engine"
+        joining = self._announcer.joining(f"{self._role}.generate") if lockstep.is_joint else nullcontext()
         with joining:
-            found = member.step(_nothing_to_wait_for)
+            found = lockstep.step(_nothing_to_wait_for)
         return [sample for samples in found.values() for sample in samples]
 
     def give_up(self) -> None:
@@ -147,10 +149,10 @@ class CrewEngine:
             return
         self._pending.clear()
         ranks = [rank for i, one in enumerate(self.instances) if self._left[i] for rank in one.mesh.ranks]
-        number = self._announcer.tell(ranks, Parcel({"do": Do.FORGET, "role": self._role, "call": None}), None)
+        number = self._announcer.tell(ranks, Message({"do": Do.FORGET, "role": self._role, "call": None}), None)
         if self._works:
-            assert self._member is not None, "the leader's instance has no engine"
-            self._member.hear(number, None)
+            assert self._lockstep is not None, "the leader's instance has no engine"
+            self._lockstep.hear(number, None)
             self._own_step()
         self._left = [0] * len(self.instances)
         self._prompts.clear()
@@ -159,16 +161,16 @@ class CrewEngine:
     def update_weights(self, version: int) -> None:
         """The role's weights have changed: bring them to the instances; later samples are stamped with `version`."""
         assert not self.has_work, "weights change only while no sample is in flight"
-        self._announcer.freshen(self._role)
+        self._announcer.sync_weights(self._role)
         ranks = [rank for one in self.instances for rank in one.mesh.ranks]
-        self._announcer.tell(ranks, Parcel({"do": Do.VERSION, "role": self._role, "version": version}), None)
+        self._announcer.tell(ranks, Message({"do": Do.VERSION, "role": self._role, "version": version}), None)
         if self._own is not None:
             self._own.update_weights(version)
         self.policy_version = version
 
     def _deal(self) -> None:
         announcer, needed = self._announcer, self._announcer.copies(self._role, "decode")
-        announcer.freshen(self._role, "decode")
+        announcer.sync_weights(self._role, "decode")
         if self._rollout != (rollout := (self._pending[0].noise, self._pending[0].sampling)):
             self._rollout, self._loads = rollout, [0] * len(self.instances)
         order = sorted(range(len(self._pending)), key=lambda i: (-_expected_tokens(self._pending[i]), i))
@@ -180,13 +182,13 @@ class CrewEngine:
         for place, members in sorted(shares.items()):
             requests = [self._pending[i] for i in sorted(members)]
             self._left[place] += sum(request.num_samples for request in requests)
-            parcel = Parcel({"do": Do.GENERATE, "role": self._role, "requests": pack_requests(requests)})
-            number = announcer.tell(self.instances[place].mesh.ranks, parcel, needed)
+            message = Message({"do": Do.GENERATE, "role": self._role, "requests": pack_requests(requests)})
+            number = announcer.tell(self.instances[place].mesh.ranks, message, needed)
             self._asked.add(number)
             if place == self._own_place:
-                assert self._member is not None, "the leader's instance has no engine"
-                announcer.parts.residence.want((self._role, "decode"))
-                self._member.hear(number, requests)
+                assert self._lockstep is not None, "the leader's instance has no engine"
+                announcer.rank_state.offloads.want((self._role, "decode"))
+                self._lockstep.hear(number, requests)
             self._prompts |= {request.prompt.uid: request.prompt for request in requests}
         self._pending.clear()
 

@@ -13,19 +13,19 @@ from plait.workers.announcer import Announcer
 from plait.workers.commands import ScoreCall, TrainCall
 
 
-class CrewTrainer:
+class RemoteTrainer:
     """`training.trainer.Trainer` for the leader, over the ranks of the role's layouts."""
 
     def __init__(self, announcer: Announcer, role: str, max_positions: int) -> None:
         self._announcer = announcer
         self.role = role
-        part = announcer.parts.roles.get(role)
+        part = announcer.rank_state.roles.get(role)
         self.model = part.model if part is not None else AbsentModel(max_positions)
 
     def mesh(self, kind: CallKind, *, begins: bool) -> frozenset[int]:
         """The ranks that a call of this kind keeps busy; to begin, with those that bring it weights. Copies that are
         dropped may have to be brought again, when the call asks other models in between."""
-        place = self._announcer.parts.places[self.role]
+        place = self._announcer.rank_state.places[self.role]
         match kind:
             case CallKind.TRAIN:
                 layouts = (place.train,)
@@ -34,22 +34,22 @@ class CrewTrainer:
             case _:
                 layouts = place.generate
         found = frozenset(rank for layout in layouts if layout is not None for rank in layout.mesh.ranks)
-        copies = [one for one in self._announcer.parts.copies[self.role] if MODE_OF[kind] in one.modes]
+        copies = [one for one in self._announcer.rank_state.copies[self.role] if MODE_OF[kind] in one.modes]
         away = copies and (begins or any(one.after == "drop" for one in copies))
-        return found | frozenset(self._announcer.parts.movers[self.role] if away else ())
+        return found | frozenset(self._announcer.rank_state.movers[self.role] if away else ())
 
     def freshening(self, kind: CallKind) -> Work[None]:
-        """Have the role's weights brought to where a call of this kind computes; see `Crew.freshening`."""
+        """Have the role's weights brought to where a call of this kind computes; see `WorkerGroup.freshening`."""
         return self._announcer.freshening(self.role, MODE_OF[kind])
 
     @property
     def tokens_of_a_part(self) -> int:
         """That keep the ranks that score busy: a call of fewer wastes their time."""
-        place = self._announcer.parts.places[self.role]
+        place = self._announcer.rank_state.places[self.role]
         sizes = place.scoring.parallelism
         micro_batches = sizes.dp * (MICRO_BATCHES_OF_A_STAGE * sizes.pp if sizes.pp > 1 else 1)
         return micro_batches * (
-            place.micro_batch_tokens.get("score") or self._announcer.parts.recipe.micro_batch_tokens
+            place.micro_batch_tokens.get("score") or self._announcer.rank_state.recipe.micro_batch_tokens
         )
 
     def finish(self, work: Work[Result]) -> Result:

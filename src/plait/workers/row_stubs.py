@@ -1,4 +1,4 @@
-"""Rows for one data-parallel rank: whole those of its share, and of all others the outline alone.
+"""Rows for one data-parallel rank: whole those of its share, and of all others the stub alone.
 
 A rank must know of every row how long it is and which of its tokens are trained: from that all ranks draw the same
 mini-batches, divide them alike, and have the same denominators. What it says and its columns it needs of its share.
@@ -37,9 +37,9 @@ def pack_shares(
         mask: one of `columns`, of 1.0 and 0.0: goes whole, a bit per token outside the share.
     """
     kept_R = None if mask is None else rows.columns[mask] != 0
-    outline = np.zeros((0, 6), dtype=np.int64)
+    stub = np.zeros((0, 6), dtype=np.int64)
     if any(len(share) < len(rows) for share in shares):
-        outline = np.array([_outlined(rows, i, kept_R) for i in range(len(rows))], dtype=np.int64)
+        stub = np.array([_outlined(rows, i, kept_R) for i in range(len(rows))], dtype=np.int64)
     of_call = Rows(rows.samples, {column: rows.columns[column] for column in columns})
     found = []
     for share in shares:
@@ -47,7 +47,7 @@ def pack_shares(
         absent = [i for i in range(len(rows)) if i not in present]
         bits = np.zeros(0, np.bool_) if kept_R is None else kept_R[rows.token_places(absent)]
         places = np.array(share, dtype=np.int64)
-        found.append((places, outline[absent], np.packbits(bits), *pack_rows(of_call.select(share), columns)))
+        found.append((places, stub[absent], np.packbits(bits), *pack_rows(of_call.select(share), columns)))
     return found
 
 
@@ -57,13 +57,13 @@ def unpack_share(arrays: Sequence[NDArray[Any]], columns: Sequence[Column] = (),
     Outside the share tokens are ABSENT, but for the last trained one of each response; columns are NaN, but for the
     mask.
     """
-    share, outline, bits, *rest = arrays
+    share, stub, bits, *rest = arrays
     part = unpack_rows(rest, columns)
     present = tuple(share.tolist())
     inside = set(present)
-    absent = [i for i in range(len(share) + len(outline)) if i not in inside]
+    absent = [i for i in range(len(share) + len(stub)) if i not in inside]
     whole = dict(zip(present, part.samples, strict=True))
-    hollow = {i: _hollow(*record) for i, record in zip(absent, outline.tolist(), strict=True)}
+    hollow = {i: _hollow(*record) for i, record in zip(absent, stub.tolist(), strict=True)}
     rows = Rows(tuple(whole[i] if i in whole else hollow[i] for i in range(len(whole) + len(hollow))))
     places = {Level.TOKEN: rows.token_places(present), Level.SAMPLE: share}
     filled = {}
@@ -75,7 +75,7 @@ def unpack_share(arrays: Sequence[NDArray[Any]], columns: Sequence[Column] = (),
     if mask is not None:
         kept = np.unpackbits(bits, count=len(away)).astype(np.bool_)
         filled[mask][away] = kept
-    return Rows(_with_last_tokens(rows, absent, kept, outline[:, 5]), filled)
+    return Rows(_with_last_tokens(rows, absent, kept, stub[:, 5]), filled)
 
 
 def _outlined(rows: Rows, position: int, kept_R: NDArray[np.bool_] | None) -> tuple[int, ...]:

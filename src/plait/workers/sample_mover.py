@@ -32,7 +32,7 @@ from plait.policy.step import Key
 from plait.reallocation.memory import allocate
 from plait.reallocation.mover import MoveReport, moving
 from plait.schedule.work import Work
-from plait.workers.messages import Parcel
+from plait.workers.messages import Message
 from plait.workers.sample_offers import Answer, Lack, Offer, gaps, shares_prompt
 
 _PROMPT = -1
@@ -150,17 +150,17 @@ class SampleMover:
             self._send(others, answer.to_parcel(), "what is lacking of samples")
         return answer
 
-    def _send(self, ranks: Sequence[int], parcel: Parcel, what: str) -> None:
-        body = torch.frombuffer(parcel.to_bytes(), dtype=torch.uint8)
+    def _send(self, ranks: Sequence[int], message: Message, what: str) -> None:
+        body = torch.frombuffer(message.to_bytes(), dtype=torch.uint8)
         for rank in ranks:
             for tag, tensor in enumerate((torch.tensor([len(body)]), body), self._first_tag):
                 self._peers.send(tensor, self._peers.ranks.index(rank), tag, f"{self._name}: {what}")
 
-    def _receive(self, instance: Layout, what: str) -> Parcel:
+    def _receive(self, instance: Layout, what: str) -> Message:
         peer, what = self._peers.ranks.index(instance.mesh.ranks[0]), f"{self._name}: {what}"
         size = self._peers.recv(torch.zeros(1, dtype=torch.int64), peer, self._first_tag, what)
         body = torch.empty(int(size), dtype=torch.uint8)
-        return Parcel.from_bytes(self._peers.recv(body, peer, self._first_tag + 1, what).numpy())
+        return Message.from_bytes(self._peers.recv(body, peer, self._first_tag + 1, what).numpy())
 
     # -- what is lacking
 

@@ -1,6 +1,6 @@
 """What two instances tell each other about samples that move: an offer of the source, and what the target lacks of it.
 
-Both are parcels (`runtime.ranks.parcels`): keys and values travel apart from them, by a planned move.
+Both are messages (`workers.messages`): keys and values travel apart from them, by a planned move.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from plait.generation.transfer import SampleState
 from plait.layout.batches import CacheShape, LayerCache
 from plait.policy.step import Key
 from plait.reallocation.memory import DTYPES
-from plait.workers.messages import Parcel, pack_requests, unpack_requests
+from plait.workers.messages import Message, pack_requests, unpack_requests
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Offer:
                 found.setdefault(state.key[0], state)
         return found
 
-    def to_parcel(self) -> Parcel:
+    def to_parcel(self) -> Message:
         requests = {state.key[0]: state.request for state in self.states}
         heads = [
             (*state.key, len(state.token_ids), len(state.version_starts), state.held, state.epoch, state.is_current)
@@ -54,11 +54,11 @@ class Offer:
             np.array([logprob for state in self.states for logprob in state.logprobs], dtype=np.float64),
             np.array([start for state in self.states for start in state.version_starts], dtype=np.int64).reshape(-1, 2),
         )
-        return Parcel(header, arrays)
+        return Message(header, arrays)
 
     @classmethod
-    def from_parcel(cls, parcel: Parcel) -> Offer:
-        header, (heads, tokens, logprobs, versions) = parcel.header, parcel.arrays
+    def from_parcel(cls, message: Message) -> Offer:
+        header, (heads, tokens, logprobs, versions) = message.header, message.arrays
         if not len(heads):
             return cls((), header["final"])
         requests = {request.prompt.uid: request for request in unpack_requests(header["requests"])}
@@ -118,18 +118,18 @@ class Answer:
     shape: CacheShape | None
     """Of the target, where its model is in parts."""
 
-    def to_parcel(self) -> Parcel:
+    def to_parcel(self) -> Message:
         shape = None if self.shape is None else pack_shape(self.shape)
         header = {"policy_version": self.policy_version, "shape": shape}
-        return Parcel(
+        return Message(
             header, (np.array([astuple(lack) for lack in self.lacks], dtype=np.int64).reshape(len(self.lacks), 4),)
         )
 
     @classmethod
-    def from_parcel(cls, parcel: Parcel) -> Answer:
-        shape = parcel.header["shape"]
-        lacks = tuple(Lack(*row) for row in parcel.arrays[0].tolist())
-        return cls(lacks, parcel.header["policy_version"], None if shape is None else unpack_shape(shape))
+    def from_parcel(cls, message: Message) -> Answer:
+        shape = message.header["shape"]
+        lacks = tuple(Lack(*row) for row in message.arrays[0].tolist())
+        return cls(lacks, message.header["policy_version"], None if shape is None else unpack_shape(shape))
 
 
 def pack_shape(shape: CacheShape) -> dict[str, object]:

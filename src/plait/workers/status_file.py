@@ -18,8 +18,8 @@ _COUNT_BYTES = 8
 _TEXT_BYTES = _BYTES - _COUNT_BYTES
 
 
-class Board:
-    """This rank's line; `Board(None, 0)` is written nowhere. One writer per rank."""
+class StatusFile:
+    """This rank's line; `StatusFile(None, 0)` is written nowhere. One writer per rank."""
 
     def __init__(self, path: Path | None, rank: int) -> None:
         self.rank = rank
@@ -68,7 +68,7 @@ class Board:
             os.pwrite(self._file, action.encode()[:_TEXT_BYTES].ljust(_TEXT_BYTES, b"\0"), self._start)
 
 
-def read_board(path: Path) -> list[str]:
+def read_status(path: Path) -> list[str]:
     """What each rank was doing; empty where it had nothing to do."""
     return [line[:_TEXT_BYTES].rstrip(b"\0").decode(errors="replace") for line in _lines(path)]
 

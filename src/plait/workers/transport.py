@@ -20,14 +20,14 @@ import torch
 import torch.distributed as dist
 
 from plait.errors import RunError, cause_of
-from plait.workers.messages import Parcel
+from plait.workers.messages import Message
 
 WaitingFor = Callable[[str], AbstractContextManager[None]]
 _TAG = 7
 _LARGEST_BYTES = 1 << 34
 
 
-class Mail:
+class Transport:
     """This rank's end of its connections.
 
     Args:
@@ -46,28 +46,28 @@ class Mail:
         self.received_bytes = 0
         self._group = group
         self._waiting_for = waiting_for
-        self._inbox: dict[int, deque[Parcel]] = {peer: deque() for peer in peers}
+        self._inbox: dict[int, deque[Message]] = {peer: deque() for peer in peers}
         self._broken: dict[int, str] = {}
         self._changed = threading.Condition()
         self._bell, self._bell_rope = socket.socketpair()
         for end in (self._bell, self._bell_rope):
             end.setblocking(False)
         for peer in peers:
-            threading.Thread(target=self._listen, args=(peer,), name=f"plait-mail-{peer}", daemon=True).start()
+            threading.Thread(target=self._listen, args=(peer,), name=f"plait-transport-{peer}", daemon=True).start()
 
-    def send(self, to: int, parcel: Parcel, what: str = "") -> None:
+    def send(self, to: int, message: Message, what: str = "") -> None:
         """Send to a rank; returns when its thread has it.
 
         Raises:
-            RunError: the rank is gone, or the parcel too large.
+            RunError: the rank is gone, or the message too large.
         """
-        body = torch.frombuffer(parcel.to_bytes(), dtype=torch.uint8)
+        body = torch.frombuffer(message.to_bytes(), dtype=torch.uint8)
         if len(body) >= _LARGEST_BYTES:
             raise RunError(
                 f"{what or 'a message'} to rank {to} has {len(body) / 2**30:.1f} GiB, but a message may have "
                 f"{_LARGEST_BYTES / 2**30:.0f}; lower `prompts_per_step` or `samples_per_prompt`"
             )
-        self.sent_bytes += parcel.num_array_bytes
+        self.sent_bytes += message.num_array_bytes
         try:
             with self._waiting_for(f"rank {to} (takes {what or 'a message'})"):
                 for tensor in (torch.tensor([len(body)]), body):
@@ -79,11 +79,11 @@ class Mail:
 
     def receive(
         self, sources: Sequence[int], what: str, deadline_s: float, *, answers: Collection[int] | None = None
-    ) -> tuple[int, Parcel]:
-        """The next parcel of any of these ranks; whose it is, and the parcel.
+    ) -> tuple[int, Message]:
+        """The next message of any of these ranks; whose it is, and the message.
 
         Args:
-            answers: numbers of commands: only a parcel that answers one of them, others are kept for theirs; None: any.
+            answers: numbers of commands: only a message that answers one of them, others are kept for theirs; None: any
 
         Raises:
             RunError: such a rank is gone, or nothing came until the deadline.
@@ -103,7 +103,7 @@ class Mail:
         what: str = "",
         *,
         answers: Collection[int] | None = None,
-    ) -> tuple[int, Parcel] | None:
+    ) -> tuple[int, Message] | None:
         """As `receive`, None where nothing comes within `wait_s`."""
         with self._changed:
             found = self._next(sources, what, answers)
@@ -116,10 +116,10 @@ class Mail:
     def has(self, source: int, number: int) -> bool:
         """Whether `receive` of an answer of this rank to a command would return, or raise, at once."""
         with self._changed:
-            return any(_answers(parcel, {number}) for parcel in self._inbox[source]) or source in self._broken
+            return any(_answers(message, {number}) for message in self._inbox[source]) or source in self._broken
 
     def wait(self, seconds: float, what: str, others: Sequence[Any] = ()) -> bool:
-        """Until a parcel comes, a connection breaks, one of `others` (with a `fileno`) can be read, or `seconds` have
+        """Until a message comes, a connection breaks, one of `others` (with a `fileno`) can be read, or `seconds` have
         passed. What came since the last such wait ends it at once. Returns whether it was ended by anything."""
         with self._waiting_for(what):
             found = connection.wait([self._bell, *others], seconds)
@@ -133,10 +133,10 @@ class Mail:
         with contextlib.suppress(BlockingIOError):  # it rings already
             self._bell_rope.send(b"r")
 
-    def _next(self, sources: Sequence[int], what: str, answers: Collection[int] | None) -> tuple[int, Parcel] | None:
+    def _next(self, sources: Sequence[int], what: str, answers: Collection[int] | None) -> tuple[int, Message] | None:
         for source in sources:
             inbox = self._inbox[source]
-            place = next((place for place, parcel in enumerate(inbox) if _answers(parcel, answers)), None)
+            place = next((place for place, message in enumerate(inbox) if _answers(message, answers)), None)
             if place is not None:
                 found = inbox[place]
                 del inbox[place]
@@ -153,13 +153,13 @@ class Mail:
             while True:
                 size = torch.zeros(1, dtype=torch.int64)
                 dist.recv(size, peer, group=self._group, tag=_TAG)
-                assert 0 < int(size) < _LARGEST_BYTES, f"a parcel of {int(size)} bytes"
+                assert 0 < int(size) < _LARGEST_BYTES, f"a message of {int(size)} bytes"
                 body = torch.empty(int(size), dtype=torch.uint8)
                 dist.recv(body, peer, group=self._group, tag=_TAG)
-                parcel = Parcel.from_bytes(np.asarray(body))
+                message = Message.from_bytes(np.asarray(body))
                 with self._changed:
-                    self.received_bytes += parcel.num_array_bytes
-                    self._inbox[peer].append(parcel)
+                    self.received_bytes += message.num_array_bytes
+                    self._inbox[peer].append(message)
                     self._ring()
         except Exception as error:  # the thread's boundary: whoever receives is told
             with self._changed:
@@ -167,5 +167,5 @@ class Mail:
                 self._ring()
 
 
-def _answers(parcel: Parcel, numbers: Collection[int] | None) -> bool:
-    return numbers is None or parcel.header.get("answers") in numbers
+def _answers(message: Message, numbers: Collection[int] | None) -> bool:
+    return numbers is None or message.header.get("answers") in numbers

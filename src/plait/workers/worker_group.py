@@ -15,14 +15,14 @@ from plait.schedule.timeline import Span
 from plait.workers.announcer import Announcer
 from plait.workers.chores import loading_part, saving_part
 from plait.workers.commands import LEADER, Do
-from plait.workers.messages import Parcel
+from plait.workers.messages import Message
 from plait.workers.offload_manager import Need
 from plait.workers.optimizer_state import refuse_broken
-from plait.workers.remote_engine import CrewEngine
-from plait.workers.remote_trainer import CrewTrainer
+from plait.workers.remote_engine import RemoteEngine
+from plait.workers.remote_trainer import RemoteTrainer
 
 
-class Crew:
+class WorkerGroup:
     """All ranks of a run.
 
     Args:
@@ -32,39 +32,41 @@ class Crew:
 
     def __init__(self, announcer: Announcer, num_ranks: int) -> None:
         self.announcer = announcer
-        self.parts = announcer.parts
+        self.rank_state = announcer.rank_state
         self._recorder = announcer.recorder
         self._others = tuple(range(1, num_ranks))
-        self._engines: dict[str, CrewEngine] = {}
+        self._engines: dict[str, RemoteEngine] = {}
         self._counted = (0, 0)
-        self.parts.residence.recorder = announcer.recorder
+        self.rank_state.offloads.recorder = announcer.recorder
 
     def now(self, role: str, weights: Tensor) -> Tensor | None:
         """The values of weights that the leader has of a role, wherever they are; None: not as they are by now."""
-        is_home = LEADER in self.parts.places[role].home.mesh.ranks
+        is_home = LEADER in self.rank_state.places[role].home.mesh.ranks
         if not is_home and any(
-            (role, number) in self.announcer.stale for number in range(len(self.parts.copies[role]))
+            (role, number) in self.announcer.stale for number in range(len(self.rank_state.copies[role]))
         ):
             return None
-        return self.parts.residence.now(weights)
+        return self.rank_state.offloads.now(weights)
 
     @contextlib.contextmanager
     def holding(self) -> Iterator[bool]:
         """Within it the leader's models can be computed with, one after another; whether all of them can."""
-        stale = {copies for role, n in self.announcer.stale if (copies := self.parts.copies[role][n]).after != "keep"}
+        stale = {
+            copies for role, n in self.announcer.stale if (copies := self.rank_state.copies[role][n]).after != "keep"
+        }
         if any(rank == LEADER for copies in stale for rank, _ in copies.parts):
             yield False
             return
-        needs: list[Need] = [(role, what) for role in self.parts.roles for what in ("home", "score", "decode")]
-        with self.parts.residence.holding(*needs) as there:
+        needs: list[Need] = [(role, what) for role in self.rank_state.roles for what in ("home", "score", "decode")]
+        with self.rank_state.offloads.holding(*needs) as there:
             yield there
 
     def spans(self) -> list[Span]:
         """What the other ranks recorded since the last time, on the leader's clock. What may leave the devices has."""
-        self.parts.residence.want()
-        number = self.announcer.tell((LEADER, *self._others), Parcel({"do": Do.SPANS, "zero": self._recorder.zero_s}))
+        self.rank_state.offloads.want()
+        number = self.announcer.tell((LEADER, *self._others), Message({"do": Do.SPANS, "zero": self._recorder.zero_s}))
         found: list[Span] = []
-        with self.announcer.board.doing("timeline"):
+        with self.announcer.status.doing("timeline"):
             for rank in self._others:
                 found += [
                     Span(*values) for values in self.announcer.answer(rank, number, "its timeline").header["spans"]
@@ -75,7 +77,7 @@ class Crew:
         """Metrics: bytes of rows that this rank has sent and received since the last time; none where it is alone."""
         if not self._others:
             return {}
-        now = self.announcer.mail.sent_bytes, self.announcer.mail.received_bytes
+        now = self.announcer.transport.sent_bytes, self.announcer.transport.received_bytes
         sent, received = (after - before for after, before in zip(now, self._counted, strict=True))
         self._counted = now
         return {"perf/rows_sent_bytes": sent, "perf/rows_received_bytes": received}
@@ -89,9 +91,9 @@ class Crew:
         Raises:
             RunError: a file could not be written, or what a rank has is not finite.
         """
-        number = self.announcer.tell((LEADER, *self._others), Parcel({"do": Do.SAVE, "folder": str(folder)}))
-        with self.announcer.board.doing("save"):
-            counts, found = self._recorder.drain(saving_part(self.parts, folder))
+        number = self.announcer.tell((LEADER, *self._others), Message({"do": Do.SAVE, "folder": str(folder)}))
+        with self.announcer.status.doing("save"):
+            counts, found = self._recorder.drain(saving_part(self.rank_state, folder))
             for rank in self._others:
                 header = self.announcer.answer(rank, number, "its part of the checkpoint").header
                 counts |= header["counts"]
@@ -102,19 +104,19 @@ class Crew:
     def load(self, folder: Path, counts: Mapping[str, Mapping[str, int]] | None, threads: int) -> None:
         """Have each rank read its part from a checkpoint of any plan, and bring all weights to where they are used."""
         header = {"do": Do.LOAD, "folder": str(folder), "counts": counts, "threads": threads}
-        self.announcer.tell((LEADER, *self._others), Parcel(header))
+        self.announcer.tell((LEADER, *self._others), Message(header))
         with self.announcer.joining("load"):
-            self._recorder.drain(loading_part(self.parts, folder, counts))
-        for role, place in self.parts.places.items():
+            self._recorder.drain(loading_part(self.rank_state, folder, counts))
+        for role, place in self.rank_state.places.items():
             if place.train is not None:
                 self.announcer.trained(role)
-                self.announcer.freshen(role)
+                self.announcer.sync_weights(role)
 
     def gather(self, role: str) -> Any:
         """The whole model of a role with the weights as they are: the leader's own if it has that, else a new one."""
-        self.announcer.tell(self.parts.places[role].home.mesh.ranks, Parcel({"do": Do.GATHER, "role": role}))
+        self.announcer.tell(self.rank_state.places[role].home.mesh.ranks, Message({"do": Do.GATHER, "role": role}))
         with self.announcer.joining(f"{role}.weights (gather)"):
-            return self.parts.gather(role)
+            return self.rank_state.gather(role)
 
     def give_up(self) -> str:
         """After an error: what is under way is forgotten, or ends by itself, so that commands are served again.
@@ -129,14 +131,14 @@ class Crew:
         self.announcer.forget()
         return ""
 
-    def engine(self, role: str) -> CrewEngine:
+    def engine(self, role: str) -> RemoteEngine:
         """That of the role: one for all calls."""
-        return self._engines.setdefault(role, CrewEngine(self.announcer, role))
+        return self._engines.setdefault(role, RemoteEngine(self.announcer, role))
 
-    def trainer(self, role: str, max_positions: int) -> CrewTrainer:
-        return CrewTrainer(self.announcer, role, max_positions)
+    def trainer(self, role: str, max_positions: int) -> RemoteTrainer:
+        return RemoteTrainer(self.announcer, role, max_positions)
 
     def close(self) -> None:
         """Let the other ranks go, whatever they are doing for nobody."""
         self.give_up()
-        self.announcer.tell(self._others, Parcel({"do": Do.END}))
+        self.announcer.tell(self._others, Message({"do": Do.END}))

@@ -9,11 +9,11 @@ from plait.runtime.prepare import Prepared
 from plait.runtime.session import watched
 from plait.workers.announcer import Announcer
 from plait.workers.commands import LEADER
-from plait.workers.rank_state import Parts
+from plait.workers.rank_state import RankState
 from plait.workers.recorder import Recorder
-from plait.workers.status_file import Board
-from plait.workers.transport import Mail
-from plait.workers.worker_group import Crew
+from plait.workers.status_file import StatusFile
+from plait.workers.transport import Transport
+from plait.workers.worker_group import WorkerGroup
 
 
 class Alone:
@@ -25,7 +25,7 @@ class Alone:
     def progress(self) -> Progress:
         return Progress(self._prepared.recipe.steps, watched=watched(self._prepared))
 
-    def crew(self, recorder: Recorder) -> Crew:
+    def workers(self, recorder: Recorder) -> WorkerGroup:
         of = self._prepared
-        parts = Parts(of.recipe, of.flow, of.models, of.plan, LEADER, waiting_for=lambda what: nullcontext())
-        return Crew(Announcer(parts, Mail(None, LEADER, ()), recorder, Board(None, LEADER)), 1)
+        rank_state = RankState(of.recipe, of.flow, of.models, of.plan, LEADER, waiting_for=lambda what: nullcontext())
+        return WorkerGroup(Announcer(rank_state, Transport(None, LEADER, ()), recorder, StatusFile(None, LEADER)), 1)

@@ -61,7 +61,7 @@ class RelayedProgress:
         self._file.flush()
 
 
-class Relay:
+class ProgressRelay:
     """Reads such a file from a thread, as it grows, and shows what it says. Use as a context manager."""
 
     def __init__(self, path: Path, progress: Progress) -> None:
@@ -71,7 +71,7 @@ class Relay:
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._follow, name="plait-relay", daemon=True)
 
-    def __enter__(self) -> Relay:
+    def __enter__(self) -> ProgressRelay:
         self._thread.start()
         return self
 

@@ -24,12 +24,12 @@ from plait.runtime.controller import Outcome
 from plait.runtime.directory import RunDirectory
 from plait.runtime.history import Origin
 from plait.runtime.prepare import Prepared
-from plait.runtime.processes.progress_relay import Relay
-from plait.runtime.processes.worker import BOARD, PROGRESS, Job, Worker
+from plait.runtime.processes.progress_relay import ProgressRelay
+from plait.runtime.processes.worker import PROGRESS, STATUS, Job, Worker
 from plait.runtime.session import watched
 from plait.runtime.stopping import signals_to
 from plait.workers.commands import LEADER
-from plait.workers.status_file import Board, read_board, read_progress
+from plait.workers.status_file import StatusFile, read_progress, read_status
 
 WORKERS = "workers"
 """Folder of a run directory: what each rank printed."""
@@ -63,27 +63,27 @@ def supervise(
     if not resume:
         shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True, exist_ok=True)
-    Board.create(folder / BOARD, num_ranks)
+    StatusFile.create(folder / STATUS, num_ranks)
     cores = len(os.sched_getaffinity(0))
     threads = recipe.threads or max(1, cores // num_ranks)
     launcher = LocalProcesses(
         threads=threads,
         output_dir=folder,
         freeze_after_s=recipe.freeze_after_s,
-        doing=lambda: read_board(folder / BOARD),
-        progress=lambda: read_progress(folder / BOARD),
+        doing=lambda: read_status(folder / STATUS),
+        progress=lambda: read_progress(folder / STATUS),
         stalled_after_s=recipe.stalled_after_s,
     )
     loading(f"{num_ranks} processes, each with its part of {recipe.model}")
     job = Job(recipe, prepared.plan, _by_name(flow), directory.path, folder, resume, threads, origin or Origin.here())
     try:
-        with Progress(recipe.steps, watched=watched(prepared)) as progress, Relay(folder / PROGRESS, progress):
+        with Progress(recipe.steps, watched=watched(prepared)) as progress, ProgressRelay(folder / PROGRESS, progress):
             if recipe.device == "cpu" and (note := crowding(num_ranks, threads, cores)):
                 progress.message(note)
             return _run(launcher, num_ranks, job)
     finally:
         (folder / PROGRESS).unlink(missing_ok=True)
-        (folder / BOARD).unlink(missing_ok=True)
+        (folder / STATUS).unlink(missing_ok=True)
         directory.note_begun()
         if not directory.begun:
             shutil.rmtree(folder, ignore_errors=True)
@@ -121,7 +121,7 @@ def _explained(error: WorkerError, job: Job) -> Exception:
     if isinstance(cause, UserError) or (isinstance(cause, RunError) and failure.rank == LEADER):
         return cause
     if failure.ended in (Ended.RAISED, Ended.LATE):  # of the dead and the frozen it was read at once
-        actions = read_board(job.workers_dir / BOARD)
+        actions = read_status(job.workers_dir / STATUS)
         peers = tuple(replace(peer, action=_action(actions, peer.rank, peer.action)) for peer in failure.peers)
         failure = replace(failure, action=_action(actions, failure.rank, failure.action), peers=peers)
     return RunError(f"{failure}\n{_good(job)}")

@@ -25,14 +25,14 @@ from plait.runtime.session import Session
 from plait.schedule.plan import Plan
 from plait.workers.announcer import Announcer
 from plait.workers.commands import LEADER
-from plait.workers.follower import Server
-from plait.workers.rank_state import WAIT_S, Parts
+from plait.workers.follower import FollowerLoop
+from plait.workers.rank_state import WAIT_S, RankState
 from plait.workers.recorder import Recorder
-from plait.workers.status_file import Board
-from plait.workers.transport import Mail
-from plait.workers.worker_group import Crew
+from plait.workers.status_file import StatusFile
+from plait.workers.transport import Transport
+from plait.workers.worker_group import WorkerGroup
 
-BOARD, PROGRESS = "actions", "progress.jsonl"
+STATUS, PROGRESS = "actions", "progress.jsonl"
 """Files in the folder of the workers."""
 
 
@@ -59,7 +59,7 @@ class Worker:
         self.rank = context.rank
         self._context = context
         self._job = job
-        self._board = Board(job.workers_dir / BOARD, context.rank)
+        self._status = StatusFile(job.workers_dir / STATUS, context.rank)
         set_up(job.threads)
         backend = "gloo"
         if job.recipe.device == "cuda":
@@ -75,40 +75,40 @@ class Worker:
         group = dist.new_group(backend="gloo", timeout=timedelta(seconds=WAIT_S))
         assert group is not None, "every rank is in the group of all"
         peers = [rank for rank in range(context.num_ranks) if rank != LEADER] if self.rank == LEADER else [LEADER]
-        self._mail = Mail(group, self.rank, peers, waiting_for=context.waiting_for)
+        self._transport = Transport(group, self.rank, peers, waiting_for=context.waiting_for)
 
     def run(self) -> Outcome | None:
         """The whole run; its outcome on rank 0."""
         job = self._job
-        self._board.tick()
+        self._status.tick()
         if self.rank == LEADER:
-            with self._board.doing("prepare"):
+            with self._status.doing("prepare"):
                 prepared = prepare(job.recipe, flow=job.flow)
             assert prepared.plan == job.plan, "the leader resolves another plan than the process that started it"
             directory = RunDirectory.lent(job.run_dir)
             with Session(prepared, directory, resume=job.resume, leading=self, origin=job.origin) as session:
                 outcome = train(session)
-                assert session.crew is not None, "a session that leads has a crew"
-                session.crew.close()
+                assert session.workers is not None, "a session that leads has its workers"
+                session.workers.close()
             return outcome
-        with self._board.doing("load models"):
-            parts = self._parts()
-        Server(parts, self._mail, self._board).serve()
+        with self._status.doing("load models"):
+            rank_state = self._parts()
+        FollowerLoop(rank_state, self._transport, self._status).serve()
         return None
 
     def progress(self) -> RelayedProgress:
         """Shown by the process that started the run."""
         return RelayedProgress(self._job.workers_dir / PROGRESS)
 
-    def crew(self, recorder: Recorder) -> Crew:
+    def workers(self, recorder: Recorder) -> WorkerGroup:
         """Join the other ranks, as their leader."""
-        with self._board.doing("load models"):
-            announcer = Announcer(self._parts(), self._mail, recorder, self._board)
-            return Crew(announcer, self._context.num_ranks)
+        with self._status.doing("load models"):
+            announcer = Announcer(self._parts(), self._transport, recorder, self._status)
+            return WorkerGroup(announcer, self._context.num_ranks)
 
-    def _parts(self) -> Parts:
+    def _parts(self) -> RankState:
         job = self._job
         algorithm = job.flow or load_flow(job.recipe.algorithm)
         flow = trace_algorithm(algorithm, job.recipe.options, (*MODEL_ROLES, *REWARD_ROLES))
         models = role_models(flow, job.recipe)
-        return Parts(job.recipe, flow, models, job.plan, self.rank, waiting_for=self._context.waiting_for)
+        return RankState(job.recipe, flow, models, job.plan, self.rank, waiting_for=self._context.waiting_for)
