@@ -26,6 +26,7 @@ from plait.schedule.pipeline import Pipeline, Workload, fused_workload
 from plait.schedule.schedule import Schedule
 from plait.schedule.validate import validate
 from plait.simulator.static import simulate
+from tests.cases import slow_but
 from tests.schedule.workloads import PROBLEMS, random_workload, workloads
 
 needs_solver = pytest.mark.skipif(not available(), reason="OR-Tools is not installed")
@@ -50,7 +51,7 @@ def test_published_table_greedy_bounds_and_baselines(problem):
     assert min(score(workload, s).makespan for s in opposite(workload)) == problem.opposite
 
 
-@pytest.mark.parametrize("number", [0, 2, 5, 9, 11])
+@pytest.mark.parametrize("number", slow_but([5, 9], [0, 2, 5, 9, 11]))
 def test_published_table_search_at_the_bound(number):
     """By moves, not by time; the benchmark and the slow test take all rows and the memory too."""
     problem = PROBLEMS[number]
@@ -221,6 +222,7 @@ def test_a_seed_and_a_number_of_moves_give_one_schedule():
     assert results[0] == results[1]
 
 
+@pytest.mark.slow
 def test_the_twins_in_plain_python_search_alike():
     """The whole search, interpreted, in a process of its own: the same schedule to the last action."""
     code = (

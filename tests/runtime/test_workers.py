@@ -140,6 +140,7 @@ def journey(placed: Callable[..., Recipe], place: Path) -> Journey:
     return Journey(undisturbed.run_dir, place / "changed", *closed[0])
 
 
+@pytest.mark.slow
 def test_a_checkpoint_of_one_plan_is_resumed_under_others(journey: Journey, tmp_path: Path) -> None:
     assert_equal_runs(journey.changed, journey.undisturbed)
     assert export_checkpoint(journey.changed, tmp_path / "exported", dtype="float64").step == STEPS
@@ -164,6 +165,7 @@ def test_rows_do_not_pass_the_process_that_watches(journey: Journey) -> None:
     assert not [s for s in spans if "actor.weights" in s.action], "one part serves all calls: nothing moves"
 
 
+@pytest.mark.slow
 def test_moves_are_in_the_timeline_with_their_bytes(recipe_of: Callable[..., Recipe], tmp_path: Path) -> None:
     PLANS["moved"] = {"actor.generate": "1", "actor.train": "0", "ref.logprobs": "0"}
     recipe = recipe_of("moved", "moved", steps=2)
@@ -275,6 +277,7 @@ def test_an_error_while_others_generate_is_said_and_the_last_step_saved(
     assert export_checkpoint(recipe.run_dir, tmp_path / "exported", dtype="float64").step == 1
 
 
+@pytest.mark.slow
 def test_requests_that_come_with_the_last_samples_of_others_are_answered(
     recipe_of: Callable[..., Recipe], tmp_path: Path
 ) -> None:
@@ -315,6 +318,7 @@ def test_calls_on_disjoint_ranks_wait_for_what_they_need_alone() -> None:
     assert "reward.score" in needs["actor.train"], "it leaves samples out"
 
 
+@pytest.mark.slow
 def test_samples_without_a_reward_leave_what_was_scored_beside(
     recipe_of: Callable[..., Recipe], tmp_path: Path
 ) -> None:

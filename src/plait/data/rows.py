@@ -24,6 +24,9 @@ from plait.user_code import UserCode, is_users, title_of
 
 FloatArray = NDArray[np.float64]
 
+NO_VALUES: Mapping[Column, FloatArray] = MappingProxyType({})
+"""Of columns for the batch."""
+
 
 @dataclass(frozen=True, eq=False)
 class Rows:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from plait.layout.holdings import Holding
-from plait.layout.params import FlatLayout
+from plait.layout.params import Block, FlatLayout
 from plait.models.parallel.team import PIECE_ELEMENTS, Peers
 
 
@@ -190,3 +190,11 @@ def _rows(view: Tensor) -> Tensor:
         return view.view(1, -1)
     assert view.ndim == 2, f"a block of {tuple(view.shape)} is no strided matrix: {view.stride()}"
     return view
+
+
+def cut_block(whole: Tensor, block: Block) -> Tensor:
+    """A rank's block of a whole parameter."""
+    if block.param.cut is None:
+        return whole
+    part = whole.reshape(block.param.grid)[:, block.start : block.stop]
+    return part.reshape(block.shape)

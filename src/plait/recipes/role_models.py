@@ -89,3 +89,8 @@ def optimizer_of(role: str, recipe: Recipe) -> OptimizerSettings:
         case "cost_critic":
             return recipe.cost_critic.optimizer
     return recipe.optimizer
+
+
+def is_reward(one: RoleModel, flow: Dataflow) -> bool:
+    """Whether a model's role is to score samples, without being trained."""
+    return one.role in REWARD_ROLES and "train" not in flow.call_kinds(one.role)

@@ -19,13 +19,13 @@ from plait.runtime.controller import Outcome
 from plait.runtime.controller import train as train_session
 from plait.runtime.evaluation import Evaluation
 from plait.runtime.executor import Executor
+from plait.runtime.filling import build_roles
 from plait.runtime.history import Origin
 from plait.runtime.measure import measure
 from plait.runtime.prepare import as_begun, prepare
 from plait.runtime.process import set_up
 from plait.runtime.processes.alone import Alone
 from plait.runtime.reward_pools import open_pools
-from plait.runtime.roles import build_roles
 from plait.runtime.session import Session, claim
 from plait.workers.recorder import Recorder
 
@@ -146,4 +146,5 @@ def evaluate_model(recipe: Recipe) -> Evaluation:
         workers = Alone(prepared).workers(recorder)
         roles = build_roles(prepared, workers, pools)
         progress.start()
-        return measure(prepared, roles, judges, Executor(prepared.flow, roles, recipe, recorder, progress, workers))
+        executor = Executor(prepared.flow, roles, recipe, recorder, progress, workers)
+        return measure(prepared, roles, judges, executor.evaluate_given, progress)

@@ -10,6 +10,7 @@ import numpy as np
 
 from plait.data.rows import FloatArray, Rows, evaluate, trained_rows
 from plait.dataflow import CallKind, Dataflow, Level, Node
+from plait.engines import TrainingEngine
 from plait.errors import RunError
 from plait.observe.progress import Progress
 from plait.recipes.recipe import Recipe
@@ -21,7 +22,6 @@ from plait.runtime.step import StepState
 from plait.runtime.streams import Part, in_parts
 from plait.schedule.work import Work
 from plait.workers.recorder import Recorder
-from plait.workers.remote_trainer import RemoteTrainer
 
 
 class Calls:
@@ -50,7 +50,7 @@ class Calls:
             mesh |= judge.mesh(CallKind.SCORE, begins=begins)
         return mesh
 
-    def trainer(self, node: Node) -> RemoteTrainer | None:
+    def trainer(self, node: Node) -> TrainingEngine | None:
         """Of the model that a call asks; None: it asks none."""
         role = self._roles.get(str(node.role))
         if isinstance(role, ModelRole):

@@ -41,7 +41,8 @@ def train(session: Session) -> Outcome:
         KeyboardInterrupt: a second signal.
     """
     recipe, done = session.recipe, session.done
-    with stop_signals(session.progress) as stop, saying_what_is_good(session):
+    rescued = saying_what_is_good(session.progress, lambda: session.good, session.rescue)
+    with stop_signals(session.progress) as stop, rescued:
         session.progress.start(done.step)
         metrics = session.records.last_metrics()
         before = session.records.evaluation(0)

@@ -20,6 +20,7 @@ from torch import Tensor
 from plait.data.records import FinishReason, Sample
 from plait.data.rows import FloatArray, Rows
 from plait.dataflow import CallKind, Dataflow, Grain, Node
+from plait.engines import Workers
 from plait.errors import DataError, RunError
 from plait.models.backbone import BackboneModel
 from plait.models.flat_weights import FlatWeights
@@ -33,7 +34,6 @@ from plait.runtime.loss_splits import split_gaps
 from plait.runtime.probe import Suspects, diagnose
 from plait.runtime.roles import ModelRole, RewardRole, RoleRuntime
 from plait.runtime.step import StepState
-from plait.workers.worker_group import WorkerGroup
 
 SAMPLED_WEIGHTS = 1 << 17
 """Weights of a model that its fingerprint looks at, evenly spread."""
@@ -71,7 +71,7 @@ class RunDoctor:
         settings: DoctorSettings,
         path: Path,
         *,
-        workers: WorkerGroup,
+        workers: Workers,
         resume: bool,
         last_step: int,
         tell: Callable[[str], None],

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from plait.data.records import FinishReason, Prompt, Sample
+from plait.engines import GenerationEngine
 from plait.generation.request import Request
 from plait.generation.settings import SamplingSettings
 from plait.kernels.noise import NoiseKey
@@ -21,7 +22,6 @@ from plait.rewards.pool import RewardPool
 from plait.rewards.scores import GroupScores
 from plait.rewards.statistics import Estimate, item_means, paired_difference
 from plait.runtime.roles import RewardRole
-from plait.workers.remote_engine import RemoteEngine
 
 
 class EvaluationStopped(Exception):
@@ -194,7 +194,7 @@ class Evaluation:
 
 
 def evaluate(
-    engine: RemoteEngine,
+    engine: GenerationEngine,
     reward: RewardRole | None,
     cost: RewardRole | None,
     judges: RewardPool | None,
@@ -251,7 +251,7 @@ def _place(sample: Sample) -> tuple[int, int]:
 
 
 def _answer(
-    engine: RemoteEngine, pools: Mapping[str, RewardPool], progress: Progress, stop: Callable[[], bool]
+    engine: GenerationEngine, pools: Mapping[str, RewardPool], progress: Progress, stop: Callable[[], bool]
 ) -> tuple[dict[tuple[int, int], Sample], dict[str, dict[tuple[int, int], GroupScores]]]:
     """Run the engine until all is answered, and each answer scored by every pool: samples and scores by their place
     (prompt uid, index)."""

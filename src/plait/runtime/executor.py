@@ -8,10 +8,10 @@ from typing import Any
 
 from plait.data.rows import Rows
 from plait.dataflow import CallKind, Dataflow, Node
+from plait.engines import Workers
 from plait.observe.progress import Progress
 from plait.recipes.recipe import Recipe
 from plait.runtime.calls import Calls
-from plait.runtime.clock import RunClock
 from plait.runtime.order import needs_of
 from plait.runtime.roles import RewardRole, RoleRuntime
 from plait.runtime.rollout import Draw
@@ -20,7 +20,6 @@ from plait.schedule.dispatch import Dispatcher, Key, Task
 from plait.schedule.work import Work
 from plait.training.trainer import COUNTS
 from plait.workers.recorder import Recorder
-from plait.workers.worker_group import WorkerGroup
 
 
 class Executor:
@@ -37,7 +36,7 @@ class Executor:
         recipe: Recipe,
         recorder: Recorder,
         progress: Progress,
-        workers: WorkerGroup,
+        workers: Workers,
     ) -> None:
         self.flow = flow
         self.progress = progress
@@ -45,7 +44,7 @@ class Executor:
         self._needs = needs_of(flow, roles)
         self._calls = Calls(flow, roles, recipe, recorder, progress)
         pools = [role.pool for role in roles.values() if isinstance(role, RewardRole) and role.pool is not None]
-        self._clock = RunClock(workers.announcer, pools, recorder, progress)
+        self._clock = workers.clock(pools, progress)
         self._under_way: _Steps | None = None
 
     @property

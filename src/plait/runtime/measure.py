@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from plait.data.examples import Given
+from plait.observe.progress import Progress
 from plait.rewards.pool import RewardPool
 from plait.runtime.evaluation import Evaluation, evaluate
-from plait.runtime.executor import Executor
 from plait.runtime.prepare import Prepared
 from plait.runtime.roles import ModelRole, RewardRole, RoleRuntime
 from plait.runtime.step import StepState
@@ -17,11 +17,15 @@ def measure(
     prepared: Prepared,
     roles: Mapping[str, RoleRuntime],
     judges: RewardPool | None,
-    executor: Executor,
+    losses_of: Callable[[StepState], Mapping[str, float]],
+    progress: Progress,
     *,
     stop: Callable[[], bool] = lambda: False,
 ) -> Evaluation:
     """An evaluation: answers to held-out prompts (`evaluation.evaluate`), or the losses of held-out examples or pairs.
+
+    Args:
+        losses_of: given examples or pairs → the metrics of the flow's losses over them.
 
     Raises:
         RunError: a reward function failed and its policy is to stop.
@@ -29,9 +33,9 @@ def measure(
     """
     recipe = prepared.recipe
     if not prepared.held_out:
-        logged = executor.evaluate_given(StepState(0, given=prepared.held_out_given))
+        logged = dict(losses_of(StepState(0, given=prepared.held_out_given)))
         for source, given in _by_source(prepared.held_out_given).items():
-            measured = executor.evaluate_given(StepState(0, given=given))
+            measured = losses_of(StepState(0, given=given))
             logged |= {f"{source}/{name}": value for name, value in measured.items()}
         return Evaluation((), (), None, logged=logged, num_given=prepared.num_held_out)
     actor, reward, cost = roles["actor"], roles.get("reward"), roles.get("cost")
@@ -44,7 +48,7 @@ def measure(
         judges,
         prepared.held_out,
         recipe.sampling,
-        executor.progress,
+        progress,
         temperature=recipe.evaluation.temperature,
         seed=recipe.seed,
         per_item=recipe.evaluation.samples_per_prompt,

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from plait.data.records import Sample
 from plait.data.rows import FloatArray, Rows
 from plait.dataflow import CallKind, Dataflow, Node
+from plait.engines import TrainingEngine
 from plait.errors import RunError
 from plait.observe.progress import Progress
 from plait.rewards.scores import GroupScores
@@ -18,9 +18,6 @@ from plait.runtime.step import StepState
 from plait.runtime.streams import Part, in_parts
 from plait.schedule.work import Work
 from plait.workers.recorder import Recorder
-
-if TYPE_CHECKING:
-    from plait.workers.remote_trainer import RemoteTrainer
 
 
 class RewardCalls:
@@ -48,7 +45,7 @@ class RewardCalls:
                 found |= self._collect(node, role.pool.poll(), state)
         return found
 
-    def scorer_of(self, role: str) -> RemoteTrainer | None:
+    def scorer_of(self, role: str) -> TrainingEngine | None:
         """Of the model that scores for a role; None: functions do alone, or nobody does."""
         found = self._roles.get(role)
         return found.scorer.trainer if isinstance(found, RewardRole) and found.scorer is not None else None

@@ -13,6 +13,7 @@ import numpy as np
 from plait.data.records import FinishReason, Prompt, Sample
 from plait.data.rows import FloatArray, Rows
 from plait.dataflow import CallKind, Dataflow, Node, Resample
+from plait.engines import GenerationEngine
 from plait.errors import RunError
 from plait.generation.request import Request
 from plait.kernels.noise import NoiseKey
@@ -23,7 +24,6 @@ from plait.runtime.step import StepState
 from plait.runtime.streams import PartialRollout
 from plait.schedule.work import MOVED_ON, Work
 from plait.user_code import UserCode, is_users, title_of
-from plait.workers.remote_engine import RemoteEngine
 
 Draw = Callable[[int], Sequence[Prompt]]
 """The next so many prompts of the run."""
@@ -40,7 +40,7 @@ class Rollout:
         self._rollouts = [node.id for node in flow.of_kind(CallKind.GENERATE)]
         self._has_said_how = False
 
-    def work(self, node: Node, engine: RemoteEngine, state: StepState, draw: Draw) -> Work[None]:
+    def work(self, node: Node, engine: GenerationEngine, state: StepState, draw: Draw) -> Work[None]:
         """Fill the node's table with samples of the step's prompts, or of as many others as `resample` asks for; one
         step of the engine per `next()`."""
         resample: Resample | None = node.options["resample"]
@@ -54,7 +54,7 @@ class Rollout:
         state.generated[node.id] = _with_generated_columns(_rows_of(generated), node, limit)
 
     def _until_enough(
-        self, node: Node, engine: RemoteEngine, state: StepState, draw: Draw, resample: Resample
+        self, node: Node, engine: GenerationEngine, state: StepState, draw: Draw, resample: Resample
     ) -> Work[tuple[list[list[Sample]], list[list[Sample]]]]:
         """(groups that stay, all groups drawn)."""
         wanted = len(state.prompts)
@@ -86,7 +86,7 @@ class Rollout:
         return kept[:wanted], drawn
 
     def _round(
-        self, node: Node, engine: RemoteEngine, state: StepState, prompts: Sequence[Prompt]
+        self, node: Node, engine: GenerationEngine, state: StepState, prompts: Sequence[Prompt]
     ) -> Work[list[list[Sample]]]:
         """One group of samples per prompt, in order of the prompts."""
         self._say_how(node, engine)
@@ -109,7 +109,7 @@ class Rollout:
             yield done
         return list(growing.groups.values())
 
-    def _say_how(self, node: Node, engine: RemoteEngine) -> None:
+    def _say_how(self, node: Node, engine: GenerationEngine) -> None:
         """A person should know, once, that a run generates the slower way, and why."""
         if self._has_said_how:
             return

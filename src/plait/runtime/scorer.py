@@ -4,25 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from plait.data.records import FinishReason, Sample
 from plait.data.rows import FloatArray, Rows
+from plait.engines import TrainingEngine
 from plait.errors import ModelError, RunError
 from plait.rewards.settings import OnError
 from plait.schedule.work import Work
-
-if TYPE_CHECKING:
-    from plait.workers.remote_trainer import RemoteTrainer
 
 
 @dataclass(frozen=True)
 class ModelScorer:
     """The score is read at the last real token of a response, after a stop token where the response has one."""
 
-    trainer: RemoteTrainer
+    trainer: TrainingEngine
     translator: Translator | None
     """None where actor and reward model read the same token ids."""
     weight: float = 1.0

@@ -14,6 +14,7 @@ from safetensors import SafetensorError
 
 from plait.checkpoint.store import Checkpoint, CheckpointStore
 from plait.dataflow import CallKind
+from plait.engines import Workers
 from plait.errors import ConfigError, ModelError, RunError
 from plait.models.files.saving import save_pretrained
 from plait.models.language_model import LanguageModel
@@ -26,16 +27,16 @@ from plait.runtime.directory import RunDirectory
 from plait.runtime.doctor import RunDoctor
 from plait.runtime.evaluation import Evaluation
 from plait.runtime.executor import Executor
+from plait.runtime.filling import build_roles
 from plait.runtime.history import History, Origin
 from plait.runtime.measure import measure
 from plait.runtime.prepare import Prepared, changed_keys, recipe_text
 from plait.runtime.records import Records, value_of
 from plait.runtime.reward_pools import open_pools
-from plait.runtime.roles import ModelRole, RoleRuntime, build_roles
+from plait.runtime.roles import ModelRole, RoleRuntime
 from plait.runtime.step import StepState
 from plait.schedule.timeline import trace_events
 from plait.workers.recorder import Recorder
-from plait.workers.worker_group import WorkerGroup
 
 RESUMABLE_KEYS = frozenset(
     {
@@ -115,7 +116,7 @@ class Leading(Protocol):
 
     def progress(self) -> Progress: ...
 
-    def workers(self, recorder: Recorder) -> WorkerGroup: ...
+    def workers(self, recorder: Recorder) -> Workers: ...
 
 
 class Session:
@@ -178,7 +179,7 @@ class Session:
         self.workers = self._leading.workers(self.recorder)
         self.roles: dict[str, RoleRuntime] = build_roles(prepared, self.workers, self.pools)
         for pool in (*self.pools.values(), *filter(None, (self.judges,))):
-            pool.looked = self.workers.announcer.status.tick
+            pool.looked = self.workers.tick
         if checkpoint is not None:
             self.workers.load(checkpoint.folder, checkpoint.state.get("counts"), self.done.threads)
             self._publish_weights()
@@ -236,7 +237,7 @@ class Session:
 
     def evaluate(self, stop: Callable[[], bool] = lambda: False) -> Evaluation:
         """Measure the held-out items with the weights as they are; see `measure`."""
-        return measure(self.prepared, self.roles, self.judges, self.executor, stop=stop)
+        return measure(self.prepared, self.roles, self.judges, self.executor.evaluate_given, self.progress, stop=stop)
 
     def record_evaluation(self, evaluation: Evaluation) -> None:
         """Write an evaluation of the weights as they are; the best one's are kept in `best/`, unless there is but one.

@@ -10,23 +10,27 @@ from types import FrameType
 
 from plait.errors import RunError
 from plait.observe.progress import Progress
-from plait.runtime.session import Session
 
 
 @contextlib.contextmanager
-def saying_what_is_good(session: Session) -> Iterator[None]:
-    """However a run breaks off: save the last whole step if that is still to do, and say where one can go on."""
+def saying_what_is_good(progress: Progress, good: Callable[[], str], rescue: Callable[[], str]) -> Iterator[None]:
+    """However a run breaks off: say where one can go on.
+
+    Args:
+        good: which steps are saved, in words.
+        rescue: as `good`, after the last whole step is saved if that is still to do.
+    """
     try:
         yield
     except KeyboardInterrupt:
-        session.progress.message(f"left at once; {session.good}")
+        progress.message(f"left at once; {good()}")
         raise
     except RunError as error:
-        told = RunError("; ".join(filter(None, (str(error), session.rescue()))))
+        told = RunError("; ".join(filter(None, (str(error), rescue()))))
         told.frames = error.frames
         raise told from error
     except Exception:  # torch out of memory, a fault of ours: it goes on up as it is
-        session.progress.message(session.rescue())
+        progress.message(rescue())
         raise
 
 

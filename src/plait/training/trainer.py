@@ -10,12 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from functools import partial
-from types import MappingProxyType
 
 import numpy as np
 from torch import Tensor
 
-from plait.data.rows import FloatArray, Rows
+from plait.data.rows import NO_VALUES, FloatArray, Rows
 from plait.dataflow import Column, Level
 from plait.errors import RunError
 from plait.layout.holdings import Holdings
@@ -38,8 +37,6 @@ from plait.training.tally import Tally, summed
 
 MICRO_BATCHES_OF_A_STAGE = 4
 """With so many at least, at most a fifth of a pipeline's time is spent filling and draining it."""
-
-NO_VALUES: Mapping[Column, FloatArray] = MappingProxyType({})
 
 
 class Trainer:

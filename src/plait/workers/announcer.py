@@ -13,9 +13,10 @@ from plait.errors import RunError
 from plait.schedule.plan import Mode
 from plait.schedule.work import MOVED_ON, Done, Result, Work, to_the_end
 from plait.workers.chores import moving_part
-from plait.workers.commands import LEADER, Call, Do, TrainCall
+from plait.workers.commands import Call, Do, TrainCall
 from plait.workers.messages import Message
-from plait.workers.rank_state import WAIT_S, RankState
+from plait.workers.rank_state import RankState
+from plait.workers.ranks import LEADER, WAIT_S
 from plait.workers.recorder import Recorder
 from plait.workers.status_file import StatusFile
 from plait.workers.transport import Transport

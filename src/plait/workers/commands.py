@@ -19,10 +19,8 @@ from plait.training.trainer import Trainer
 from plait.workers.messages import Message
 from plait.workers.offload_manager import Need
 from plait.workers.rank_state import RankState
+from plait.workers.ranks import LEADER
 from plait.workers.row_stubs import Arrays, pack_shares, unpack_share
-
-LEADER = 0
-"""The rank that gives the commands."""
 
 
 class Do(StrEnum):

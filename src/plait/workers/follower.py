@@ -17,10 +17,11 @@ from plait.generation.request import Request
 from plait.policy.turns import Turn, next_turn
 from plait.schedule.work import MOVED_ON, Work
 from plait.workers.chores import loading_part, moving_part, saving_part, spans_as_values
-from plait.workers.commands import LEADER, Call, Do, ScoreCall, TrainCall
+from plait.workers.commands import Call, Do, ScoreCall, TrainCall
 from plait.workers.lockstep_engine import LockstepEngine
 from plait.workers.messages import Message, pack_samples, unpack_requests
-from plait.workers.rank_state import WAIT_S, RankState
+from plait.workers.rank_state import RankState
+from plait.workers.ranks import LEADER, WAIT_S
 from plait.workers.recorder import Recorder
 from plait.workers.status_file import StatusFile
 from plait.workers.transport import Transport

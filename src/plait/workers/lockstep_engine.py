@@ -17,7 +17,7 @@ from plait.generation.engine import Engine, StepRecord
 from plait.generation.request import Request
 from plait.models.parallel.team import Team
 from plait.schedule.work import MOVED_ON, Done
-from plait.workers.commands import LEADER
+from plait.workers.ranks import LEADER
 
 
 class LockstepEngine:

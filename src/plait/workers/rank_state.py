@@ -33,7 +33,7 @@ from plait.models.working_weights import dtype_of
 from plait.reallocation.mover import MoveReport, execute, moving
 from plait.reallocation.offload import HostMemory
 from plait.recipes.recipe import Recipe
-from plait.recipes.role_models import REWARD_ROLES, RoleModel
+from plait.recipes.role_models import RoleModel
 from plait.schedule.generators import gpipe, one_at_a_time, one_f_one_b
 from plait.schedule.placements import (
     WHOLE,
@@ -51,15 +51,12 @@ from plait.workers.instances import engine_of
 from plait.workers.loading import build_models, make_trainer, part_loader
 from plait.workers.offload_manager import Need, OffloadManager, OffloadUnit
 from plait.workers.optimizer_state import broken_state, loading_state, saving_state
+from plait.workers.ranks import WAIT_S
 
 Model = LanguageModel | ScalarModel
 
 _PIPELINES = {"1F1B": one_f_one_b, "gpipe": gpipe, "one at a time": one_at_a_time}
 """`schedule.placements.SCHEDULES`."""
-
-WAIT_S = 7 * 24 * 3600.0
-"""Of each wait for peers: a rank may have nothing to do for as long as others work. The supervisor finds who dies,
-freezes or stalls."""
 
 
 @dataclass
@@ -398,8 +395,3 @@ class RankState:
 def movers_of(place: RolePlacement) -> tuple[int, ...]:
     """Ranks that take part in bringing a role's weights from its home to where else they are used."""
     return () if place.uses.keys() <= parts_of(place.home) else place.ranks
-
-
-def is_reward(one: RoleModel, flow: Dataflow) -> bool:
-    """Whether a model's role is to score samples, without being trained."""
-    return one.role in REWARD_ROLES and "train" not in flow.call_kinds(one.role)

@@ -15,9 +15,10 @@ from plait.kernels.noise import NoiseKey
 from plait.layout.mesh import Layout
 from plait.schedule.work import MOVED_ON, Done
 from plait.workers.announcer import Announcer
-from plait.workers.commands import LEADER, Do
+from plait.workers.commands import Do
 from plait.workers.lockstep_engine import LockstepEngine
 from plait.workers.messages import Message, pack_requests, unpack_samples
+from plait.workers.ranks import LEADER
 
 POLL_S = 0.05
 """An engine's step waits so long for samples of other ranks, where its own has nothing to do."""

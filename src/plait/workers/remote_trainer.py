@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from plait.data.rows import FloatArray, Rows
+from plait.data.rows import NO_VALUES, FloatArray, Rows
 from plait.dataflow import CallKind, Column, Node
 from plait.schedule.named_plans import MODE_OF
 from plait.schedule.work import Result, Work
-from plait.training.trainer import MICRO_BATCHES_OF_A_STAGE, NO_VALUES
+from plait.training.trainer import MICRO_BATCHES_OF_A_STAGE
 from plait.workers.announcer import Announcer
 from plait.workers.commands import ScoreCall, TrainCall
 

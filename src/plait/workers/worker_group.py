@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +11,17 @@ from torch import Tensor
 
 from plait.checkpoint.store import FileDigest, digest_of
 from plait.models.files.finite import Broken
+from plait.observe.progress import Progress
+from plait.rewards.pool import RewardPool
 from plait.schedule.timeline import Span
 from plait.workers.announcer import Announcer
 from plait.workers.chores import loading_part, saving_part
-from plait.workers.commands import LEADER, Do
+from plait.workers.clock import RunClock
+from plait.workers.commands import Do
 from plait.workers.messages import Message
 from plait.workers.offload_manager import Need
 from plait.workers.optimizer_state import refuse_broken
+from plait.workers.ranks import LEADER
 from plait.workers.remote_engine import RemoteEngine
 from plait.workers.remote_trainer import RemoteTrainer
 
@@ -131,12 +135,26 @@ class WorkerGroup:
         self.announcer.forget()
         return ""
 
-    def engine(self, role: str) -> RemoteEngine:
-        """That of the role: one for all calls."""
+    def engine(self, role: str) -> RemoteEngine | None:
+        """That of the role, one for all calls; None: it does not generate."""
+        if not self.rank_state.places[role].generate:
+            return None
         return self._engines.setdefault(role, RemoteEngine(self.announcer, role))
 
     def trainer(self, role: str, max_positions: int) -> RemoteTrainer:
         return RemoteTrainer(self.announcer, role, max_positions)
+
+    def model(self, role: str) -> Any:
+        """What the leader has of a role's model; None: nothing."""
+        mine = self.rank_state.roles.get(role)
+        return None if mine is None else mine.model
+
+    def clock(self, pools: Collection[RewardPool], progress: Progress) -> RunClock:
+        return RunClock(self.announcer.transport, self.announcer.status, pools, self._recorder, progress)
+
+    def tick(self) -> None:
+        """The leader goes on: it has not frozen."""
+        self.announcer.status.tick()
 
     def close(self) -> None:
         """Let the other ranks go, whatever they are doing for nobody."""

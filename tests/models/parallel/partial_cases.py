@@ -16,12 +16,13 @@ from plait.layout.params import Block
 from plait.models.backbone import BackboneModel, copy_of
 from plait.models.compute.attention import PackedContext
 from plait.models.compute.logprobs import chunked_logprobs
+from plait.models.flat_weights import cut_block
 from plait.models.language_model import LanguageModel, load_model
 from plait.models.lora import add_lora
 from plait.models.lora_settings import LoraSettings
 from plait.models.parallel import part_loading
 from plait.models.parallel.part_loading import PartLoader
-from plait.models.parallel.partial import cut_block, part_of
+from plait.models.parallel.partial import part_of
 from plait.models.parallel.team import Peers, Team, make_teams
 from plait.models.scalar_model import load_scalar, scalar_of, scalar_view
 from tests.models.tiny import tiny_model

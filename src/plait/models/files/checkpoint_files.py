@@ -16,7 +16,7 @@ from torch import Tensor
 from plait.errors import ModelError
 from plait.layout.params import Block, Param, Parameters
 from plait.models.files.claims import read_object
-from plait.models.parallel.partial import cut_block
+from plait.models.flat_weights import cut_block
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from plait.errors import ModelError
 from plait.layout.params import Block
 from plait.layout.shards import check, shard
 from plait.models.backbone import Backbone
-from plait.models.flat_weights import FlatWeights
+from plait.models.flat_weights import FlatWeights, cut_block
 from plait.models.head import NO_HEAD, Head, find_head
 from plait.models.language_model import LanguageModel
 from plait.models.parallel.part import Part, refusal_of_views
@@ -140,14 +140,6 @@ def cut_from(module: nn.Module) -> Values:
     """Blocks of a whole module's parameters."""
     params = {name: param.detach() for name, param in module.named_parameters()}
     return lambda block: cut_block(params[block.param.name], block)
-
-
-def cut_block(whole: Tensor, block: Block) -> Tensor:
-    """A rank's block of a whole parameter."""
-    if block.param.cut is None:
-        return whole
-    part = whole.reshape(block.param.grid)[:, block.start : block.stop]
-    return part.reshape(block.shape)
 
 
 def _install_tp(model: LanguageModel | ScalarModel, team: Team) -> tuple[Partials, ...]:

@@ -8,8 +8,8 @@ from plait.observe.progress import Progress
 from plait.runtime.prepare import Prepared
 from plait.runtime.session import watched
 from plait.workers.announcer import Announcer
-from plait.workers.commands import LEADER
 from plait.workers.rank_state import RankState
+from plait.workers.ranks import LEADER
 from plait.workers.recorder import Recorder
 from plait.workers.status_file import StatusFile
 from plait.workers.transport import Transport

@@ -28,7 +28,7 @@ from plait.runtime.processes.progress_relay import ProgressRelay
 from plait.runtime.processes.worker import PROGRESS, STATUS, Job, Worker
 from plait.runtime.session import watched
 from plait.runtime.stopping import signals_to
-from plait.workers.commands import LEADER
+from plait.workers.ranks import LEADER
 from plait.workers.status_file import StatusFile, read_progress, read_status
 
 WORKERS = "workers"

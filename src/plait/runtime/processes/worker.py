@@ -24,9 +24,9 @@ from plait.runtime.processes.progress_relay import RelayedProgress
 from plait.runtime.session import Session
 from plait.schedule.plan import Plan
 from plait.workers.announcer import Announcer
-from plait.workers.commands import LEADER
 from plait.workers.follower import FollowerLoop
-from plait.workers.rank_state import WAIT_S, RankState
+from plait.workers.rank_state import RankState
+from plait.workers.ranks import LEADER, WAIT_S
 from plait.workers.recorder import Recorder
 from plait.workers.status_file import StatusFile
 from plait.workers.transport import Transport

@@ -11,10 +11,10 @@ from plait.observe.progress import Progress
 from plait.rewards.pool import RewardPool
 from plait.schedule.dispatch import Task
 from plait.schedule.work import Done
-from plait.workers.announcer import Announcer
-from plait.workers.commands import LEADER
-from plait.workers.rank_state import WAIT_S
+from plait.workers.ranks import LEADER, WAIT_S
 from plait.workers.recorder import Recorder
+from plait.workers.status_file import StatusFile
+from plait.workers.transport import Transport
 
 LOOK_S = 1.0
 """Between two looks at reward functions that say nothing."""
@@ -24,9 +24,15 @@ class RunClock:
     """`schedule.dispatch.Clock` of the process that leads a run."""
 
     def __init__(
-        self, announcer: Announcer, pools: Collection[RewardPool], recorder: Recorder, progress: Progress
+        self,
+        transport: Transport,
+        status: StatusFile,
+        pools: Collection[RewardPool],
+        recorder: Recorder,
+        progress: Progress,
     ) -> None:
-        self._announcer = announcer
+        self._transport = transport
+        self._status = status
         self._pools = tuple(pools)
         self._recorder = recorder
         self._progress = progress
@@ -35,7 +41,7 @@ class RunClock:
 
     def advance(self, task: Task) -> Done | None:
         """Raises what the call raises."""
-        with self._announcer.status.doing(task.name):
+        with self._status.doing(task.name):
             done = self._recorder.advance(task.work, task.role)
         if done is not None:
             self._progress.advance(done.units)
@@ -53,7 +59,7 @@ class RunClock:
         assert ranks or links, f"nobody would ever go on with {[task.name for task in tasks]}"
         whom = f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
         what = f"{whom} ({', '.join(task.name for task in others)})" if ranks else "reward functions"
-        with self._announcer.status.doing(tasks[0].name):
-            self._announcer.transport.wait(max(0.0, seconds), what, links)
+        with self._status.doing(tasks[0].name):
+            self._transport.wait(max(0.0, seconds), what, links)
         if not found and time.monotonic() - self._last_s >= WAIT_S:
             raise RunError(f"rank {LEADER} expected a sign from {what} within {WAIT_S:g} s")

@@ -1,0 +1,185 @@
+"""What the main loop asks of what computes: an engine that generates, one that scores and trains, the group of both.
+
+`workers` fills them for any number of ranks. Another engine stands beside plait's own by keeping to these.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from plait.checkpoint.store import FileDigest
+from plait.data.records import Sample
+from plait.data.rows import NO_VALUES, FloatArray, Rows
+from plait.dataflow import CallKind, Column, Node
+from plait.generation.request import Request
+from plait.observe.progress import Progress
+from plait.rewards.pool import RewardPool
+from plait.schedule.dispatch import Clock
+from plait.schedule.timeline import Span
+from plait.schedule.work import Done, Result, Work
+
+
+class GenerationEngine(Protocol):
+    """Draws responses to prompts, a step at a time; samples come in the order in which they are finished."""
+
+    policy_version: int
+    """Stamped on the tokens that are drawn."""
+
+    @property
+    def model(self) -> Any:
+        """What this process has of the model; None: nothing."""
+        ...
+
+    @property
+    def not_compiled(self) -> str | None:
+        """Why the compiled forward is not used, in words; None: it is, or the engine has no such thing."""
+        ...
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a request has samples that have not been given out."""
+        ...
+
+    @property
+    def ready(self) -> bool:
+        """Whether a step would do something at once."""
+        ...
+
+    def add(self, request: Request) -> None:
+        """Ask for samples of a prompt; they join those in flight."""
+        ...
+
+    def step(self) -> list[Sample]:
+        """One step for all samples in flight; the samples that it finished."""
+        ...
+
+    def advance(self, call: str) -> tuple[Done, list[Sample]]:
+        """As `step`, with the record of it as an action of a call."""
+        ...
+
+    def update_weights(self, version: int) -> None:
+        """The role's weights have changed; nothing is in flight. Later samples are stamped with `version`."""
+        ...
+
+
+class TrainingEngine(Protocol):
+    """Scores rows and trains on them: log-probs, values and scores in float64, a work of micro-batches each."""
+
+    role: str
+    model: Any
+    """What this process has of the model, or knows of it: `max_positions`."""
+
+    @property
+    def tokens_of_a_part(self) -> int:
+        """That keep the devices that score busy: a call of fewer wastes their time."""
+        ...
+
+    def mesh(self, kind: CallKind, *, begins: bool) -> frozenset[int]:
+        """The ranks that a call of this kind keeps busy; to begin, with those that bring it weights."""
+        ...
+
+    def freshening(self, kind: CallKind) -> Work[None]:
+        """Bring the role's weights to where a call of this kind computes."""
+        ...
+
+    def finish(self, work: Work[Result]) -> Result:
+        """Do all of a work of calls; its result."""
+        ...
+
+    def logprobs(self, rows: Rows, *, temperature: float | None = None, call: str | None = None) -> Work[FloatArray]:
+        """[rows.num_tokens], nats."""
+        ...
+
+    def values(self, rows: Rows, *, call: str | None = None) -> Work[FloatArray]:
+        """[rows.num_tokens]."""
+        ...
+
+    def scores(self, rows: Rows, *, call: str | None = None) -> Work[FloatArray]:
+        """[len(rows)]."""
+        ...
+
+    def train(
+        self,
+        node: Node,
+        rows: Rows,
+        *,
+        step: int,
+        temperature: float | None,
+        batch_values: Mapping[Column, FloatArray] = NO_VALUES,
+    ) -> Work[dict[str, float]]:
+        """Train on rows as a TRAIN node of the flow says; metrics."""
+        ...
+
+    def evaluate(
+        self,
+        node: Node,
+        rows: Rows,
+        *,
+        temperature: float | None,
+        batch_values: Mapping[Column, FloatArray] = NO_VALUES,
+    ) -> Work[dict[str, float]]:
+        """The loss of a TRAIN node over rows, without training; metrics."""
+        ...
+
+
+class Workers(Protocol):
+    """All that computes for a run: one process or several, of which one leads."""
+
+    def engine(self, role: str) -> GenerationEngine | None:
+        """That of a role, one for all calls; None: the role does not generate."""
+        ...
+
+    def trainer(self, role: str, max_positions: int) -> TrainingEngine: ...
+
+    def model(self, role: str) -> Any:
+        """What the leader has of a role's model; None: nothing."""
+        ...
+
+    def clock(self, pools: Collection[RewardPool], progress: Progress) -> Clock:
+        """What goes on with calls, records them and waits for others."""
+        ...
+
+    def tick(self) -> None:
+        """The leader goes on: it has not frozen."""
+        ...
+
+    def now(self, role: str, weights: Tensor) -> Tensor | None:
+        """The values of weights that the leader has of a role, wherever they are; None: not as they are by now."""
+        ...
+
+    def holding(self) -> AbstractContextManager[bool]:
+        """Within it the leader's models can be computed with, one after another; whether all of them can."""
+        ...
+
+    def spans(self) -> list[Span]:
+        """What the others recorded since the last time, on the leader's clock."""
+        ...
+
+    def row_traffic(self) -> dict[str, float]:
+        """Metrics: bytes of rows that the leader has sent and received since the last time."""
+        ...
+
+    def save(self, folder: Path) -> tuple[dict[str, FileDigest], dict[str, Any]]:
+        """Write the optimizers' state to an empty folder (`checkpoint.store.WriteParts`). Raises RunError."""
+        ...
+
+    def load(self, folder: Path, counts: Mapping[str, Mapping[str, int]] | None, threads: int) -> None:
+        """Continue from a checkpoint of any plan."""
+        ...
+
+    def gather(self, role: str) -> Any:
+        """The whole model of a role with the weights as they are."""
+        ...
+
+    def give_up(self) -> str:
+        """After an error: forget what is under way. Why nothing can be asked any longer, in words; else nothing."""
+        ...
+
+    def close(self) -> None:
+        """Let the others go."""
+        ...

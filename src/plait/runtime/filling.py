@@ -1,0 +1,36 @@
+"""Fills the roles of a flow. A reward that is not trained is of functions, of a frozen scalar model, or of both."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from plait.engines import Workers
+from plait.recipes.role_models import is_reward
+from plait.rewards.pool import RewardPool
+from plait.runtime.prepare import Prepared, load_tokenizer
+from plait.runtime.roles import ModelRole, RewardRole, RoleRuntime
+from plait.runtime.scorer import ModelScorer, translator_for
+
+
+def build_roles(prepared: Prepared, workers: Workers, pools: Mapping[str, RewardPool]) -> dict[str, RoleRuntime]:
+    """Everything that the flow's roles need.
+
+    Args:
+        pools: reward role → its functions, already started.
+    """
+    flow, recipe = prepared.flow, prepared.recipe
+    actor = next((one for one in prepared.models if one.role == "actor"), None)
+    roles: dict[str, RoleRuntime] = {}
+    for one in prepared.models:
+        trainer = workers.trainer(one.role, prepared.shapes[one.name].max_positions)
+        if is_reward(one, flow):
+            settings = recipe.reward if one.role == "reward" else recipe.cost
+            tokenizer = load_tokenizer(one.name, one.key)
+            translator = None if actor is None else translator_for(load_tokenizer(actor.name), tokenizer)
+            scorer = ModelScorer(trainer, translator, settings.model_weight, one.key, settings.on_error)
+            roles[one.role] = RewardRole(pools.get(one.role), scorer)
+            continue
+        roles[one.role] = ModelRole(workers.model(one.role), trainer, workers.engine(one.role))
+    for role, pool in pools.items():
+        roles.setdefault(role, RewardRole(pool))
+    return roles
