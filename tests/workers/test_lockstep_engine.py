@@ -16,10 +16,10 @@ from plait.generation.settings import Sampling
 from plait.kernels.noise import NoiseKey
 from plait.layout.mesh import Layout
 from plait.policy.step import StepKind
-from plait.workers.commands import Do, ScoreCall
+from plait.workers.commands import ScoreCall
 from plait.workers.follower import FollowerLoop
 from plait.workers.lockstep_engine import LockstepEngine
-from plait.workers.messages import Message, pack_requests
+from plait.workers.messages import Do, Message, pack_requests
 from plait.workers.status_file import StatusFile
 
 

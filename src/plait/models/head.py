@@ -4,7 +4,7 @@ Final softcaps and logit scales stand in the family's own `forward`, so the head
 replaced by a module that hands on the given hidden states. (Replacing the decoder as a whole, rather than its layers,
 leaves nothing of it to be applied again, such as granite's embedding multiplier.)
 
-Shapes: N rows, H hidden size, V vocabulary.
+Shapes: N rows, C rows of one chunk, H hidden size, V vocabulary, W the part of it that this rank has.
 """
 
 from __future__ import annotations
@@ -12,13 +12,57 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from plait.errors import ModelError
-from plait.models.parallel.vocabulary import Vocabulary
+from plait.models.parallel.collectives import copied, gathered
+from plait.models.parallel.team import Peers
+
+
+@dataclass(frozen=True, eq=False)
+class Vocabulary:
+    """The token ids whose logits this rank computes, of a head that ranks share to have one softmax.
+
+    Args:
+        peers: the ranks of tensor parallelism.
+        bounds: first token id of each, and the size of the vocabulary.
+    """
+
+    peers: Peers
+    bounds: tuple[int, ...]
+
+    @property
+    def start(self) -> int:
+        return self.bounds[self.peers.index]
+
+    @property
+    def stop(self) -> int:
+        return self.bounds[self.peers.index + 1]
+
+    def most(self, top_C: Tensor) -> Tensor:
+        """The largest over all ranks; in place."""
+        return self.peers.all_reduce(top_C, "max")
+
+    def sums(self, *parts_C: Tensor) -> tuple[Tensor, ...]:
+        """The sum of each over all ranks."""
+        return self.peers.all_reduce(torch.stack(parts_C)).unbind()
+
+    def places(self, targets_C: Tensor) -> tuple[Tensor, Tensor]:
+        """Columns [C] of the targets among this rank's logits (any where it has not), and whether it has them [C]."""
+        has_C = (targets_C >= self.start) & (targets_C < self.stop)
+        return (targets_C - self.start).clamp(0, self.stop - self.start - 1), has_C
+
+    def shared(self, hidden_NH: Tensor) -> Tensor:
+        """The hidden states, equal on all ranks, for a head of which each rank has a part."""
+        return copied(hidden_NH, self.peers)
+
+    def gather(self, logits_NW: Tensor) -> Tensor:
+        """All logits [N, V], on every rank; differentiable."""
+        return gathered(logits_NW, self.peers, tuple(pairwise(self.bounds)))
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """The group of workers that runs the calls of a flow: what each holds, and what the leader tells the others.
 
-* `rank_state`: the models, engines and optimizer states of one rank; `loading` makes them, `offload_manager` moves them
-  off the device and back, `optimizer_state` writes and reads them.
+* `rank_state`: the models, engines and optimizer states of one rank; `role_builder` makes them, `offload_manager` moves
+  them off the device and back, `optimizer_state` writes and reads them.
 * `commands`, `messages`, `row_stubs`, `transport`: what is said, as values and as bytes.
 * `announcer`: the leader's word. `worker_group`, `remote_engine` and `remote_trainer` are the group as the leader sees
   it; `follower` is the loop of every other rank.

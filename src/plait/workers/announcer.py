@@ -7,19 +7,57 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from plait.errors import RunError
+from plait.layout.mesh import Layout
 from plait.schedule.plan import Mode
 from plait.schedule.work import MOVED_ON, Done, Result, Work, to_the_end
-from plait.workers.chores import moving_part
-from plait.workers.commands import Call, Do, TrainCall
-from plait.workers.messages import Message
+from plait.workers.messages import Do, Message
+from plait.workers.offload_manager import Need
 from plait.workers.rank_state import RankState
 from plait.workers.ranks import LEADER, WAIT_S
 from plait.workers.recorder import Recorder
 from plait.workers.status_file import StatusFile
 from plait.workers.transport import Transport
+
+
+class Call(Protocol):
+    """What a role is asked to compute, as a value that travels (`commands`)."""
+
+    role: str
+    call: str
+
+    @property
+    def copied(self) -> Mode | None:
+        """Whose copies of the weights it computes with; None: with the weights themselves."""
+        ...
+
+    @property
+    def changes(self) -> bool:
+        """Whether the role's weights are others afterwards."""
+        ...
+
+    @property
+    def need(self) -> Need:
+        """What must be on the device."""
+        ...
+
+    def layout(self, rank_state: RankState) -> Layout: ...
+
+    def run(self, rank_state: RankState) -> Work[Any]:
+        """This rank's part of it."""
+        ...
+
+    def messages(self, rank_state: RankState) -> dict[int, Message]:
+        """For each rank but the leader."""
+        ...
+
+    @staticmethod
+    def answer(result: Any) -> Message: ...
+
+    @staticmethod
+    def result_of(message: Message) -> Any: ...
 
 
 class Announcer:
@@ -124,18 +162,18 @@ class Announcer:
 
     def _announce(self, call: Call, ranks: Collection[int]) -> int:
         """Returns the number of the command."""
-        if isinstance(call, TrainCall):
-            if call.step is not None:
-                self.trained(call.role)
+        if call.changes:
+            self.trained(call.role)
+        if call.copied is None:
             number = self.tell(ranks, call.messages(self.rank_state))
         else:
-            self.sync_weights(call.role, "score")
-            number = self.tell(ranks, call.messages(self.rank_state), self.copies(call.role, "score"))
+            self.sync_weights(call.role, call.copied)
+            number = self.tell(ranks, call.messages(self.rank_state), self.copies(call.role, call.copied))
         if LEADER in ranks:
             self.rank_state.offloads.want(call.need)
             if len(ranks) > 1:
                 self._together[number] = call.call
-        elif not isinstance(call, TrainCall):
+        elif call.copied is not None:
             self._elsewhere[number] = tuple(ranks)
         return number
 
@@ -168,7 +206,7 @@ class Announcer:
     def _moving(self, place: int, role: str, numbers: Sequence[int]) -> Work[None]:
         if numbers:
             self._together[place] = name = f"{role}.weights (move)"
-            yield from self.status.through(name, moving_part(self.rank_state, role, numbers))
+            yield from self.status.through(name, self.rank_state.moving_all(role, numbers))
             del self._together[place]
         del self._moves[place]
 

@@ -4,45 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from enum import StrEnum
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
 from plait.data.rows import FloatArray, Rows
 from plait.dataflow import Column, Dataflow, Level, Node
 from plait.layout.mesh import Layout
+from plait.schedule.plan import Mode
 from plait.schedule.work import Work
 from plait.training.mini_batch import mask_of
 from plait.training.row_shares import drawn_batches, shares_of
 from plait.training.trainer import Trainer
-from plait.workers.messages import Message
+from plait.workers.messages import Do, Message
 from plait.workers.offload_manager import Need
 from plait.workers.rank_state import RankState
 from plait.workers.ranks import LEADER
 from plait.workers.row_stubs import Arrays, pack_shares, unpack_share
-
-
-class Do(StrEnum):
-    """The `do` of a command's header."""
-
-    SCORE = "score"
-    TRAIN = "train"
-    GENERATE = "generate"
-    """Requests for the instance of the rank."""
-    FORGET = "forget"
-    """Requests of a role given before, or a call: nobody waits for what comes of them any longer."""
-    MOVE = "move"
-    """Weights of a role, from its home to where else they are used."""
-    VERSION = "version"
-    """The engine of a role has new weights."""
-    GATHER = "gather"
-    """The whole weights of a role, for the leader."""
-    SAVE = "save"
-    LOAD = "load"
-    SPANS = "spans"
-    """What was recorded since the last time."""
-    END = "end"
 
 
 @dataclass(frozen=True)
@@ -54,6 +32,9 @@ class ScoreCall:
     call: str
     rows: Rows
     temperature: float | None = None
+
+    copied: ClassVar[Mode | None] = "score"
+    changes: ClassVar[bool] = False
 
     @property
     def need(self) -> Need:
@@ -118,6 +99,12 @@ class TrainCall:
     @property
     def call(self) -> str:
         return self.node.call
+
+    copied: ClassVar[Mode | None] = None
+
+    @property
+    def changes(self) -> bool:
+        return self.step is not None
 
     @property
     def need(self) -> Need:
@@ -193,9 +180,6 @@ class TrainCall:
     @staticmethod
     def result_of(message: Message) -> dict[str, float]:
         return dict(message.header["result"])
-
-
-Call = ScoreCall | TrainCall
 
 
 def _by_rank(

@@ -7,7 +7,7 @@ already, or word that nobody waits for something any longer. Which work goes on,
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import astuple, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +15,12 @@ import torch
 
 from plait.generation.request import Request
 from plait.policy.turns import Turn, next_turn
+from plait.schedule.timeline import Span
 from plait.schedule.work import MOVED_ON, Work
-from plait.workers.chores import loading_part, moving_part, saving_part, spans_as_values
-from plait.workers.commands import Call, Do, ScoreCall, TrainCall
+from plait.workers.announcer import Call
+from plait.workers.commands import ScoreCall, TrainCall
 from plait.workers.lockstep_engine import LockstepEngine
-from plait.workers.messages import Message, pack_samples, unpack_requests
+from plait.workers.messages import Do, Message, pack_samples, unpack_requests
 from plait.workers.rank_state import RankState
 from plait.workers.ranks import LEADER, WAIT_S
 from plait.workers.recorder import Recorder
@@ -219,20 +220,20 @@ class FollowerLoop:
         header, rank_state, recorder = command.header, self._rank_state, self._recorder
         match do:
             case Do.MOVE:
-                yield from moving_part(rank_state, header["role"], header["numbers"])
+                yield from rank_state.moving_all(header["role"], header["numbers"])
             case Do.VERSION:
                 self._lockstep(header["role"]).update_weights(header["version"])
             case Do.GATHER:
                 rank_state.gather(header["role"])
             case Do.SAVE:
-                counts, found = yield from saving_part(rank_state, Path(header["folder"]))
+                counts, found = yield from rank_state.saving_all(Path(header["folder"]))
                 self._answer(header["number"], Message({"counts": counts, "broken": found}), "what was saved")
             case Do.LOAD:
                 torch.set_num_threads(header["threads"])
-                yield from loading_part(rank_state, Path(header["folder"]), header["counts"])
+                yield from rank_state.loading_all(Path(header["folder"]), header["counts"])
             case Do.SPANS:
                 rank_state.offloads.want()
-                spans = spans_as_values(recorder.take().spans, header["zero"])
+                spans = _as_values(recorder.take().spans, header["zero"])
                 self._answer(header["number"], Message({"spans": spans}), "a timeline")
             case _:
                 raise AssertionError(f"a command `{do}` that nobody serves")
@@ -242,3 +243,8 @@ def _nothing() -> Work[None]:
     """A work that has ended."""
     return
     yield
+
+
+def _as_values(spans: Sequence[Span], zero_s: float) -> list[Any]:
+    """For a message; the times are shifted to a clock that began at `zero_s`."""
+    return [list(astuple(replace(span, start_s=span.start_s - zero_s, end_s=span.end_s - zero_s))) for span in spans]

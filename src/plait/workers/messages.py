@@ -10,6 +10,7 @@ import json
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,28 @@ from plait.kernels.noise import NoiseKey
 _LENGTH = struct.Struct("<Q")
 _ALIGNMENT = 8
 _REASONS = tuple(FinishReason)
+
+
+class Do(StrEnum):
+    """The `do` of a command's header."""
+
+    SCORE = "score"
+    TRAIN = "train"
+    GENERATE = "generate"
+    """Requests for the instance of the rank."""
+    FORGET = "forget"
+    """Requests of a role given before, or a call: nobody waits for what comes of them any longer."""
+    MOVE = "move"
+    """Weights of a role, from its home to where else they are used."""
+    VERSION = "version"
+    """The engine of a role has new weights."""
+    GATHER = "gather"
+    """The whole weights of a role, for the leader."""
+    SAVE = "save"
+    LOAD = "load"
+    SPANS = "spans"
+    """What was recorded since the last time."""
+    END = "end"
 
 
 @dataclass(frozen=True)

@@ -9,54 +9,42 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
-import torch
 from torch import Tensor
 
-from plait.cost.aliasing import Aliasing, flat_of
-from plait.cost.offload_policy import Copies, OffloadPolicy, Owner
+from plait.cost.offload_policy import Copies, OffloadPolicy
 from plait.dataflow import Dataflow
 from plait.generation.engine import Engine
-from plait.layout.holdings import Holdings, merged, weights
+from plait.layout.holdings import weights
 from plait.layout.mesh import Cluster, Layout
 from plait.layout.move import plan_move
 from plait.layout.move_plan import MovePlan
 from plait.layout.params import Parameters
 from plait.models.files.finite import Broken
-from plait.models.flat_weights import FlatWeights
 from plait.models.language_model import LanguageModel
-from plait.models.parallel.team import Team, WaitingFor, make_teams
+from plait.models.parallel.team import Team, WaitingFor
 from plait.models.scalar_model import ScalarModel
-from plait.models.working_weights import dtype_of
 from plait.reallocation.mover import MoveReport, execute, moving
 from plait.reallocation.offload import HostMemory
 from plait.recipes.recipe import Recipe
 from plait.recipes.role_models import RoleModel
-from plait.schedule.generators import gpipe, one_at_a_time, one_f_one_b
-from plait.schedule.placements import (
-    WHOLE,
-    PartKey,
-    RolePlacement,
-    layouts_of,
-    part_key,
-    parts_of,
-    placements_of,
-)
+from plait.schedule.placements import WHOLE, PartKey, RolePlacement, part_key, parts_of, placements_of
 from plait.schedule.plan import After, Plan
 from plait.schedule.work import Work
 from plait.training.trainer import Trainer
-from plait.workers.instances import engine_of
-from plait.workers.loading import build_models, make_trainer, part_loader
+from plait.workers.loading import build_models
 from plait.workers.offload_manager import Need, OffloadManager, OffloadUnit
 from plait.workers.optimizer_state import broken_state, loading_state, saving_state
 from plait.workers.ranks import WAIT_S
 
-Model = LanguageModel | ScalarModel
+Counts = dict[str, dict[str, int]]
+"""Role → counts of its optimizer."""
 
-_PIPELINES = {"1F1B": one_f_one_b, "gpipe": gpipe, "one at a time": one_at_a_time}
-"""`schedule.placements.SCHEDULES`."""
+
+Model = LanguageModel | ScalarModel
 
 
 @dataclass
@@ -76,7 +64,7 @@ class RoleState:
     instance: Team | None = None
     """That the engine belongs to."""
     moves: tuple[MovePlan, ...] = ()
-    """From the home layout to each of `RankState.copies`."""
+    """From the home layout to each of `Setting.copies`."""
     buffers: Mapping[str, Tensor] = field(default_factory=dict)
     """Of the moves."""
     state: OffloadUnit | None = None
@@ -88,167 +76,60 @@ class RoleState:
         return next(iter(self.parts.values()))
 
 
-class RankState:
-    """All roles of this rank.
+@dataclass(frozen=True)
+class Setting:
+    """What a rank is told of a run, and what follows from it.
 
-    Every rank makes one at the same time, with equal arguments but `rank`: process groups are made.
-
-    Raises:
-        ModelError: a model cannot be read, or is refused.
+    plan:        completed: every call has its place
+    waiting_for: says for whom a rank waits, while it does
     """
 
-    def __init__(
-        self,
-        recipe: Recipe,
-        flow: Dataflow,
-        models: Sequence[RoleModel],
-        plan: Plan,
-        rank: int,
-        *,
-        waiting_for: WaitingFor,
-    ) -> None:
-        self.rank = rank
-        self.recipe = recipe
-        self.flow = flow
-        self._models = tuple(models)
-        self.cluster = Cluster(1, plan.num_ranks)
-        self._waiting_for = waiting_for
-        self.places = {one.role: placements_of(plan, one.role) for one in models}
-        self.offload_policy = OffloadPolicy(models, plan, adapted=recipe.lora.rank > 0)
-        self.aliasing = Aliasing(models, plan, self.offload_policy, recipe.dtype.value, self._parameters)
-        self.copies: dict[str, tuple[Copies, ...]] = {one.role: self.offload_policy.copies(one.role) for one in models}
+    recipe: Recipe
+    flow: Dataflow
+    models: Sequence[RoleModel]
+    plan: Plan
+    rank: int
+    waiting_for: WaitingFor
+
+    @cached_property
+    def cluster(self) -> Cluster:
+        return Cluster(1, self.plan.num_ranks)
+
+    @cached_property
+    def places(self) -> dict[str, RolePlacement]:
+        return {one.role: placements_of(self.plan, one.role) for one in self.models}
+
+    @cached_property
+    def offload_policy(self) -> OffloadPolicy:
+        return OffloadPolicy(self.models, self.plan, adapted=self.recipe.lora.rank > 0)
+
+    @cached_property
+    def copies(self) -> dict[str, tuple[Copies, ...]]:
         """Of every role, what is moved together; a copy's number is its place there."""
-        self.teams = make_teams(layouts_of(plan), rank, timeout_s=WAIT_S, waiting_for=waiting_for)
-        here = [one for one in models if rank in self.places[one.role].ranks]
-        self._loader = part_loader(recipe)
-        self._known: dict[tuple[str, bool], Parameters] = {}
-        """Parameters of models with parts, by their names and whether they are scalar models."""
-        shared = self._whole_models(here)
-        self._memory: dict[Owner, dict[str, Tensor]] = {}
-        """Buffers in which parts of models lie together, by name."""
-        self.roles = {one.role: self._role(one, shared) for one in here}
+        return {one.role: self.offload_policy.copies(one.role) for one in self.models}
+
+
+class RankState:
+    """All roles of this rank."""
+
+    def __init__(self, setting: Setting, roles: dict[str, RoleState]) -> None:
+        self.rank, self.recipe, self.flow = setting.rank, setting.recipe, setting.flow
+        self.cluster, self.places, self.copies = setting.cluster, setting.places, setting.copies
+        self.roles = roles
+        self._models = tuple(setting.models)
+        self._waiting_for = setting.waiting_for
+        self._offload_policy = setting.offload_policy
         self._units: dict[int, OffloadUnit] = {}
         """By the buffer (its id) that leaves and comes back."""
         self.offloads = self._offloads()
         self.offloads.want()
-        self.movers = {one.role: movers_of(self.places[one.role]) for one in models}
+        self.movers = {one.role: movers_of(self.places[one.role]) for one in setting.models}
 
-    def _whole_models(self, here: Sequence[RoleModel]) -> dict[tuple[Owner, PartKey], Any]:
-        """Those that this rank computes with whole, of which roles may share some."""
-        whole = [one for one in here if (self.rank, WHOLE) in self.places[one.role].uses]
-        models = build_models(whole, self.recipe)
-        return {(self._owner(one), WHOLE): models[one.role] for one in whole}
-
-    def _owner(self, one: RoleModel) -> Owner:
-        """Roles of one owner have one model. With adapters each role has a view of its own."""
-        return (one.role,) if self.recipe.lora.rank > 0 else self.offload_policy.owner(one.role)
-
-    def _parameters(self, role: str) -> Parameters:
-        """Of the whole model of a role that has parts."""
-        one = next(one for one in self._models if one.role == role)
-        key = (one.name, one.scalar)
-        if key not in self._known:
-            self._known[key] = self._loader.parameters(one.name, scalar=one.scalar)
-        return self._known[key]
-
-    def _role(self, one: RoleModel, shared: dict[tuple[Owner, PartKey], Any]) -> RoleState:
-        """
-        Args:
-            shared: parts that are there already; new ones are added.
-        """
-        place, rank, owner = self.places[one.role], self.rank, self._owner(one)
-        parts: dict[PartKey, Any] = {}
-        for layout in place.layouts:
-            if (team := self.teams[layout]) is not None:
-                key = part_key(layout, rank)
-                if (owner, key) not in shared:
-                    memory = self._memory_of(one, layout, shared.get((owner, WHOLE)))
-                    shared[owner, key] = self._loader.part(one.name, team, scalar=one.scalar, memory=memory)
-                parts[key] = shared[owner, key]
-        parameters = next(iter(parts.values())).trained_parameters
-        part = RoleState(one, place, parts, parameters)
-        if place.train is not None and (team := self.teams[place.train]) is not None:
-            part.trainer = self._trainer(part, place.train, team, trained=True)
-            part.state = self._state(part, part.trainer)
-        if (team := self.teams[place.scoring]) is not None:
-            tokens = place.micro_batch_tokens
-            same = place.scoring == place.train and (place.score is None or tokens.get("score") == tokens.get("train"))
-            part.scorer = part.trainer if same else self._trainer(part, place.scoring, team, trained=False)
-        for instance in place.generate:
-            if (team := self.teams[instance]) is not None:
-                model = parts[part_key(instance, rank)]
-                assert isinstance(model, LanguageModel), f"role {one.role} generates with a scalar model"
-                only = not self._trains_or_scores
-                part.engine = engine_of(model, self.recipe.sampling, team, keep_memory=only)
-                part.instance = team
-        if self.copies[one.role]:
-            part.moves, part.buffers = self._moves(part)
-        return part
-
-    def _memory_of(self, one: RoleModel, layout: Layout, whole: Any) -> FlatWeights | None:
-        """Where this rank's part of a role's model lies, if not alone. Buffers are made with the first of their parts,
-        whichever that is: ranks that read a part together do so in one order.
-
-        Args:
-            whole: the whole model of the role, if this rank has that; the parts lie in its weights then.
-        """
-        aliasing, key = self.aliasing.of(one.role, self.rank), part_key(layout, self.rank)
-        if key not in aliasing:
-            return None
-        buffers = self._memory.setdefault(self._owner(one), {})
-        for other, nest in aliasing.items():
-            if nest.own and (name := self.aliasing.name(one.role, other)) not in buffers:
-                dtype, device = dtype_of(self.recipe.dtype), self.recipe.device
-                own = whole.weights if other == WHOLE else torch.zeros(nest.own, dtype=dtype, device=device)
-                buffers[name] = own
-        blocks, mine = flat_of(self._parameters(one.role), layout, self.rank), aliasing[key]
-        if mine.own and len(mine.lengths) == 1:
-            return FlatWeights(blocks, buffers[self.aliasing.name(one.role, key)])
-        return FlatWeights.nested(blocks, mine.held, buffers)
-
-    @property
-    def _trains_or_scores(self) -> bool:
-        """Whether this rank has something else to do than to generate."""
-        places = [self.places[one.role] for one in self._models]
-        layouts = [
-            *(place.score for place in places),
-            *(place.train for one, place in zip(self._models, places, strict=True) if one.trained),
-        ]
-        return any(layout is not None and self.rank in layout.mesh.ranks for layout in layouts)
-
-    def _trainer(self, part: RoleState, layout: Layout, team: Team, *, trained: bool) -> Trainer:
-        mode = "train" if trained else "score"
-        return make_trainer(
-            part.one,
-            part.parts[part_key(layout, self.rank)],
-            self.flow,
-            self.recipe,
-            team=team,
-            trained=trained and part.one.trained,
-            micro_batch_tokens=part.place.micro_batch_tokens.get(mode),
-            pipeline=_PIPELINES[part.place.schedule],
-        )
-
-    def _moves(self, part: RoleState) -> tuple[tuple[MovePlan, ...], dict[str, Tensor]]:
-        """From the home to the copies, and the buffers of this rank."""
-        place, role, parameters = part.place, part.one.role, part.parameters
-        source = self.aliasing.holdings(role, place.home, place.home.mesh.ranks, parameters)
-        plans = []
-        for copies in self.copies[part.one.role]:
-            targets: list[Holdings] = []
-            left = set(copies.parts)
-            for layout in place.layouts[1:]:
-                new = [rank for rank in layout.mesh.ranks if (rank, part_key(layout, rank)) in left]
-                left -= parts_of(layout)
-                if new:
-                    targets.append(self.aliasing.holdings(role, layout, new, parameters))
-            plans.append(plan_move(source, merged(targets), self.cluster))
-        alone = {
-            self.aliasing.name(role, key): model.trained_weights
-            for key, model in part.parts.items()
-            if model.nested is None
-        }
-        return tuple(plans), {**self._memory.get(self._owner(part.one), {}), **alone}
+    def moving_all(self, role: str, numbers: Sequence[int]) -> Work[None]:
+        """Bring a role's weights from its home to some of its copies."""
+        self.make_room(role, numbers)
+        for number in numbers:
+            yield from self.moving(role, number)
 
     def moving(self, role: str, number: int) -> Work[MoveReport | None]:
         """Bring the weights of a role from its home to some of its copies; None: this rank has no part in it."""
@@ -280,22 +161,6 @@ class RankState:
 
     # -- what leaves the device
 
-    def _state(self, part: RoleState, trainer: Trainer) -> OffloadUnit | None:
-        """The optimizer's buffers, in host memory at once: those of the next role are about to be made."""
-        role, buffers = part.one.role, trainer.buffers()
-        if not buffers or self.offload_policy.of_state(role, self.rank) == "keep":
-            return None
-        whole = trainer.model.flat.whole
-        working = None if whole is None else whole.untyped_storage().data_ptr()
-        own = {  # where the dtypes agree, the working weights are the masters
-            name: buffer
-            for name, buffer in buffers.items()
-            if buffer.numel() and buffer.untyped_storage().data_ptr() != working
-        }
-        unit = OffloadUnit(HostMemory(own, scratch=trainer.scratch(), name=role), "offload", role)
-        OffloadManager({(role, "train"): [unit]}).want()
-        return unit
-
     def _offloads(self) -> OffloadManager:
         needs: dict[Need, list[OffloadUnit]] = {}
         for role, part in self.roles.items():
@@ -321,11 +186,11 @@ class RankState:
         what = "weights" if (self.rank, key) in parts_of(part.place.home) else "copy"
         found = [
             self._unit(
-                model.weights, self.offload_policy.of_weights(role, self.rank, key), role, what, keep=not changes
+                model.weights, self._offload_policy.of_weights(role, self.rank, key), role, what, keep=not changes
             )
         ]
         if model.own is not None:
-            after = self.offload_policy.of_adapter(role, self.rank, key)
+            after = self._offload_policy.of_adapter(role, self.rank, key)
             found.append(self._unit(model.own.weights, after, role, "adapter", keep=not part.one.trained))
         return [unit for unit in found if unit is not None]
 
@@ -390,6 +255,22 @@ class RankState:
         trainer = self.roles[role].trainer
         assert trainer is not None, f"role {role} is not trained on rank {self.rank}"
         return trainer
+
+    def saving_all(self, folder: Path) -> Work[tuple[Counts, list[Broken]]]:
+        """Write what this rank holds of the optimizers' state. Returns the counts of what it trains, and what of it is
+        not finite: such a role is not written, and the checkpoint cannot be used."""
+        counts: Counts = {}
+        found: list[Broken] = []
+        for role in self.trained:
+            found += self.broken(role)
+            if not found:
+                counts[role] = yield from self.saving(role, folder)
+        return counts, found
+
+    def loading_all(self, folder: Path, counts: Mapping[str, Mapping[str, int]] | None) -> Work[None]:
+        """Continue from a checkpoint of any plan; `counts` are of its state, None where one process saved it."""
+        for role in self.trained:
+            yield from self.loading(role, folder, None if counts is None else counts[role])
 
 
 def movers_of(place: RolePlacement) -> tuple[int, ...]:

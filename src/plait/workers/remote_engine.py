@@ -15,9 +15,8 @@ from plait.kernels.noise import NoiseKey
 from plait.layout.mesh import Layout
 from plait.schedule.work import MOVED_ON, Done
 from plait.workers.announcer import Announcer
-from plait.workers.commands import Do
 from plait.workers.lockstep_engine import LockstepEngine
-from plait.workers.messages import Message, pack_requests, unpack_samples
+from plait.workers.messages import Do, Message, pack_requests, unpack_samples
 from plait.workers.ranks import LEADER
 
 POLL_S = 0.05

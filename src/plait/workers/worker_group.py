@@ -15,10 +15,8 @@ from plait.observe.progress import Progress
 from plait.rewards.pool import RewardPool
 from plait.schedule.timeline import Span
 from plait.workers.announcer import Announcer
-from plait.workers.chores import loading_part, saving_part
 from plait.workers.clock import RunClock
-from plait.workers.commands import Do
-from plait.workers.messages import Message
+from plait.workers.messages import Do, Message
 from plait.workers.offload_manager import Need
 from plait.workers.optimizer_state import refuse_broken
 from plait.workers.ranks import LEADER
@@ -97,7 +95,7 @@ class WorkerGroup:
         """
         number = self.announcer.tell((LEADER, *self._others), Message({"do": Do.SAVE, "folder": str(folder)}))
         with self.announcer.status.doing("save"):
-            counts, found = self._recorder.drain(saving_part(self.rank_state, folder))
+            counts, found = self._recorder.drain(self.rank_state.saving_all(folder))
             for rank in self._others:
                 header = self.announcer.answer(rank, number, "its part of the checkpoint").header
                 counts |= header["counts"]
@@ -110,7 +108,7 @@ class WorkerGroup:
         header = {"do": Do.LOAD, "folder": str(folder), "counts": counts, "threads": threads}
         self.announcer.tell((LEADER, *self._others), Message(header))
         with self.announcer.joining("load"):
-            self._recorder.drain(loading_part(self.rank_state, folder, counts))
+            self._recorder.drain(self.rank_state.loading_all(folder, counts))
         for role, place in self.rank_state.places.items():
             if place.train is not None:
                 self.announcer.trained(role)

@@ -8,9 +8,10 @@ from plait.observe.progress import Progress
 from plait.runtime.prepare import Prepared
 from plait.runtime.session import watched
 from plait.workers.announcer import Announcer
-from plait.workers.rank_state import RankState
+from plait.workers.rank_state import Setting
 from plait.workers.ranks import LEADER
 from plait.workers.recorder import Recorder
+from plait.workers.role_builder import make_rank_state
 from plait.workers.status_file import StatusFile
 from plait.workers.transport import Transport
 from plait.workers.worker_group import WorkerGroup
@@ -27,5 +28,6 @@ class Alone:
 
     def workers(self, recorder: Recorder) -> WorkerGroup:
         of = self._prepared
-        rank_state = RankState(of.recipe, of.flow, of.models, of.plan, LEADER, waiting_for=lambda what: nullcontext())
+        setting = Setting(of.recipe, of.flow, of.models, of.plan, LEADER, lambda what: nullcontext())
+        rank_state = make_rank_state(setting)
         return WorkerGroup(Announcer(rank_state, Transport(None, LEADER, ()), recorder, StatusFile(None, LEADER)), 1)

@@ -25,9 +25,10 @@ from plait.runtime.session import Session
 from plait.schedule.plan import Plan
 from plait.workers.announcer import Announcer
 from plait.workers.follower import FollowerLoop
-from plait.workers.rank_state import RankState
+from plait.workers.rank_state import RankState, Setting
 from plait.workers.ranks import LEADER, WAIT_S
 from plait.workers.recorder import Recorder
+from plait.workers.role_builder import make_rank_state
 from plait.workers.status_file import StatusFile
 from plait.workers.transport import Transport
 from plait.workers.worker_group import WorkerGroup
@@ -111,4 +112,4 @@ class Worker:
         algorithm = job.flow or load_flow(job.recipe.algorithm)
         flow = trace_algorithm(algorithm, job.recipe.options, (*MODEL_ROLES, *REWARD_ROLES))
         models = role_models(flow, job.recipe)
-        return RankState(job.recipe, flow, models, job.plan, self.rank, waiting_for=self._context.waiting_for)
+        return make_rank_state(Setting(job.recipe, flow, models, job.plan, self.rank, self._context.waiting_for))

@@ -1,0 +1,206 @@
+"""Makes what one rank holds of the roles of a flow: parts of their models, trainers and engines, and their moves."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from plait.cost.aliasing import Aliasing, flat_of
+from plait.cost.offload_policy import Owner
+from plait.layout.holdings import Holdings, merged
+from plait.layout.mesh import Layout
+from plait.layout.move import plan_move
+from plait.layout.move_plan import MovePlan
+from plait.layout.params import Parameters
+from plait.models.flat_weights import FlatWeights
+from plait.models.language_model import LanguageModel
+from plait.models.parallel.team import Team, make_teams
+from plait.models.working_weights import dtype_of
+from plait.reallocation.offload import HostMemory
+from plait.recipes.role_models import RoleModel
+from plait.schedule.generators import gpipe, one_at_a_time, one_f_one_b
+from plait.schedule.placements import WHOLE, PartKey, layouts_of, part_key, parts_of
+from plait.training.trainer import Trainer
+from plait.workers.instances import engine_of
+from plait.workers.loading import build_models, make_trainer, part_loader
+from plait.workers.offload_manager import OffloadManager, OffloadUnit
+from plait.workers.rank_state import RankState, RoleState, Setting
+from plait.workers.ranks import WAIT_S
+
+_PIPELINES = {"1F1B": one_f_one_b, "gpipe": gpipe, "one at a time": one_at_a_time}
+"""`schedule.placements.SCHEDULES`."""
+
+
+def make_rank_state(setting: Setting) -> RankState:
+    """All roles of this rank. Every rank makes its own at the same time.
+
+    Raises:
+        ModelError: a model cannot be read, or is refused.
+    """
+    return RankState(setting, RoleBuilder(setting).roles())
+
+
+class RoleBuilder:
+    """Every rank has one at the same time, with equal settings but for `rank`: process groups are made."""
+
+    def __init__(self, setting: Setting) -> None:
+        self.setting = setting
+        self.rank, self.recipe, self.places = setting.rank, setting.recipe, setting.places
+        self.offload_policy = setting.offload_policy
+        self.aliasing = Aliasing(
+            setting.models, setting.plan, setting.offload_policy, setting.recipe.dtype.value, self._parameters
+        )
+        self.teams = make_teams(
+            layouts_of(setting.plan), setting.rank, timeout_s=WAIT_S, waiting_for=setting.waiting_for
+        )
+        self._loader = part_loader(setting.recipe)
+        self._known: dict[tuple[str, bool], Parameters] = {}
+        """Parameters of models with parts, by their names and whether they are scalar models."""
+        self._memory: dict[Owner, dict[str, Tensor]] = {}
+        """Buffers in which parts of models lie together, by name."""
+
+    def roles(self) -> dict[str, RoleState]:
+        """Those that this rank has a part in.
+
+        Raises:
+            ModelError: a model cannot be read, or is refused.
+        """
+        here = [one for one in self.setting.models if self.rank in self.places[one.role].ranks]
+        shared = self._whole_models(here)
+        return {one.role: self._role(one, shared) for one in here}
+
+    def _whole_models(self, here: Sequence[RoleModel]) -> dict[tuple[Owner, PartKey], Any]:
+        """Those that this rank computes with whole, of which roles may share some."""
+        whole = [one for one in here if (self.rank, WHOLE) in self.places[one.role].uses]
+        models = build_models(whole, self.recipe)
+        return {(self._owner(one), WHOLE): models[one.role] for one in whole}
+
+    def _owner(self, one: RoleModel) -> Owner:
+        """Roles of one owner have one model. With adapters each role has a view of its own."""
+        return (one.role,) if self.recipe.lora.rank > 0 else self.offload_policy.owner(one.role)
+
+    def _parameters(self, role: str) -> Parameters:
+        """Of the whole model of a role that has parts."""
+        one = next(one for one in self.setting.models if one.role == role)
+        key = (one.name, one.scalar)
+        if key not in self._known:
+            self._known[key] = self._loader.parameters(one.name, scalar=one.scalar)
+        return self._known[key]
+
+    def _role(self, one: RoleModel, shared: dict[tuple[Owner, PartKey], Any]) -> RoleState:
+        """
+        Args:
+            shared: parts that are there already; new ones are added.
+        """
+        place, rank, owner = self.places[one.role], self.rank, self._owner(one)
+        parts: dict[PartKey, Any] = {}
+        for layout in place.layouts:
+            if (team := self.teams[layout]) is not None:
+                key = part_key(layout, rank)
+                if (owner, key) not in shared:
+                    memory = self._memory_of(one, layout, shared.get((owner, WHOLE)))
+                    shared[owner, key] = self._loader.part(one.name, team, scalar=one.scalar, memory=memory)
+                parts[key] = shared[owner, key]
+        parameters = next(iter(parts.values())).trained_parameters
+        part = RoleState(one, place, parts, parameters)
+        if place.train is not None and (team := self.teams[place.train]) is not None:
+            part.trainer = self._trainer(part, place.train, team, trained=True)
+            part.state = self._state(part, part.trainer)
+        if (team := self.teams[place.scoring]) is not None:
+            tokens = place.micro_batch_tokens
+            same = place.scoring == place.train and (place.score is None or tokens.get("score") == tokens.get("train"))
+            part.scorer = part.trainer if same else self._trainer(part, place.scoring, team, trained=False)
+        for instance in place.generate:
+            if (team := self.teams[instance]) is not None:
+                model = parts[part_key(instance, rank)]
+                assert isinstance(model, LanguageModel), f"role {one.role} generates with a scalar model"
+                only = not self._trains_or_scores
+                part.engine = engine_of(model, self.recipe.sampling, team, keep_memory=only)
+                part.instance = team
+        if self.setting.copies[one.role]:
+            part.moves, part.buffers = self._moves(part)
+        return part
+
+    def _memory_of(self, one: RoleModel, layout: Layout, whole: Any) -> FlatWeights | None:
+        """Where this rank's part of a role's model lies, if not alone. Buffers are made with the first of their parts,
+        whichever that is: ranks that read a part together do so in one order.
+
+        Args:
+            whole: the whole model of the role, if this rank has that; the parts lie in its weights then.
+        """
+        aliasing, key = self.aliasing.of(one.role, self.rank), part_key(layout, self.rank)
+        if key not in aliasing:
+            return None
+        buffers = self._memory.setdefault(self._owner(one), {})
+        for other, nest in aliasing.items():
+            if nest.own and (name := self.aliasing.name(one.role, other)) not in buffers:
+                dtype, device = dtype_of(self.recipe.dtype), self.recipe.device
+                own = whole.weights if other == WHOLE else torch.zeros(nest.own, dtype=dtype, device=device)
+                buffers[name] = own
+        blocks, mine = flat_of(self._parameters(one.role), layout, self.rank), aliasing[key]
+        if mine.own and len(mine.lengths) == 1:
+            return FlatWeights(blocks, buffers[self.aliasing.name(one.role, key)])
+        return FlatWeights.nested(blocks, mine.held, buffers)
+
+    @property
+    def _trains_or_scores(self) -> bool:
+        """Whether this rank has something else to do than to generate."""
+        places = [self.places[one.role] for one in self.setting.models]
+        layouts = [
+            *(place.score for place in places),
+            *(place.train for one, place in zip(self.setting.models, places, strict=True) if one.trained),
+        ]
+        return any(layout is not None and self.rank in layout.mesh.ranks for layout in layouts)
+
+    def _trainer(self, part: RoleState, layout: Layout, team: Team, *, trained: bool) -> Trainer:
+        mode = "train" if trained else "score"
+        return make_trainer(
+            part.one,
+            part.parts[part_key(layout, self.rank)],
+            self.setting.flow,
+            self.recipe,
+            team=team,
+            trained=trained and part.one.trained,
+            micro_batch_tokens=part.place.micro_batch_tokens.get(mode),
+            pipeline=_PIPELINES[part.place.schedule],
+        )
+
+    def _moves(self, part: RoleState) -> tuple[tuple[MovePlan, ...], dict[str, Tensor]]:
+        """From the home to the copies, and the buffers of this rank."""
+        place, role, parameters = part.place, part.one.role, part.parameters
+        source = self.aliasing.holdings(role, place.home, place.home.mesh.ranks, parameters)
+        plans = []
+        for copies in self.setting.copies[part.one.role]:
+            targets: list[Holdings] = []
+            left = set(copies.parts)
+            for layout in place.layouts[1:]:
+                new = [rank for rank in layout.mesh.ranks if (rank, part_key(layout, rank)) in left]
+                left -= parts_of(layout)
+                if new:
+                    targets.append(self.aliasing.holdings(role, layout, new, parameters))
+            plans.append(plan_move(source, merged(targets), self.setting.cluster))
+        alone = {
+            self.aliasing.name(role, key): model.trained_weights
+            for key, model in part.parts.items()
+            if model.nested is None
+        }
+        return tuple(plans), {**self._memory.get(self._owner(part.one), {}), **alone}
+
+    def _state(self, part: RoleState, trainer: Trainer) -> OffloadUnit | None:
+        """The optimizer's buffers, in host memory at once: those of the next role are about to be made."""
+        role, buffers = part.one.role, trainer.buffers()
+        if not buffers or self.offload_policy.of_state(role, self.rank) == "keep":
+            return None
+        whole = trainer.model.flat.whole
+        working = None if whole is None else whole.untyped_storage().data_ptr()
+        own = {  # where the dtypes agree, the working weights are the masters
+            name: buffer
+            for name, buffer in buffers.items()
+            if buffer.numel() and buffer.untyped_storage().data_ptr() != working
+        }
+        unit = OffloadUnit(HostMemory(own, scratch=trainer.scratch(), name=role), "offload", role)
+        OffloadManager({(role, "train"): [unit]}).want()
+        return unit
