@@ -149,6 +149,7 @@ def test_a_checkpoint_of_one_plan_is_resumed_under_others(journey: Journey, tmp_
     assert all(torch.allclose(ours[name], theirs[name], rtol=0, atol=1e-9) for name in theirs)
 
 
+@pytest.mark.slow
 def test_rows_do_not_pass_the_process_that_watches(journey: Journey) -> None:
     """Two steps of many tokens bring not a byte of them to it; and every rank's actions stand in the trace."""
     samples = sum((journey.changed / "samples" / f"step-{step:06}.jsonl").stat().st_size for step in (1, 2))
@@ -252,7 +253,8 @@ def test_an_error_of_the_users_own_is_said_as_by_one_process(recipe_of: Callable
     assert "--resume begins again at step 1" in str(caught.value)
 
 
-@pytest.mark.parametrize("plan", ["dp2", pytest.param("tp2", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("plan", ["dp2", "tp2"])
 def test_an_error_while_others_generate_is_said_and_the_last_step_saved(
     recipe_of: Callable[..., Recipe], tmp_path: Path, plan: str
 ) -> None:

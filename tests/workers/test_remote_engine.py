@@ -27,7 +27,7 @@ class Ranks:
     def __init__(self, *instances: Layout) -> None:
         self.told: list[tuple[tuple[int, ...], list[int]]] = []
         self.coming: list[tuple[int, Message]] = []
-        self.parts = SimpleNamespace(places={"actor": SimpleNamespace(generate=instances)}, roles={})
+        self.rank_state = SimpleNamespace(places={"actor": SimpleNamespace(generate=instances)}, roles={})
         self.transport, self.status = self, SimpleNamespace(doing=lambda what: nullcontext())
 
         self.has_fresh_weights = True
