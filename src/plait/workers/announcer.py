@@ -112,8 +112,8 @@ class Announcer:
         number = next(self._numbers)
         for rank in sorted(set(ranks) - {LEADER}):
             mine = message if isinstance(message, Message) else message[rank]
-            message = Message({**mine.header, "at": self.recorder.step, "number": number}, mine.arrays)
-            self.transport.send(rank, message, str(mine.header["do"]))
+            numbered = Message({**mine.header, "at": self.recorder.step, "number": number}, mine.arrays)
+            self.transport.send(rank, numbered, str(mine.header["do"]))
         return number
 
     def _held(self, role: str, number: int) -> set[int]:
