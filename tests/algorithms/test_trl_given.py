@@ -19,7 +19,8 @@ from plait.data.rows import Rows
 from plait.dataflow import Column, Level
 from plait.models.files.saving import save_pretrained
 from plait.models.language_model import LanguageModel
-from plait.models.scalar_model import ScalarModel, scalar_of
+from plait.models.scalar_loading import scalar_of
+from plait.models.scalar_model import ScalarModel
 from tests.algorithms.flows import loss_of
 from tests.models.tiny import tiny, tiny_model, tiny_tokenizer
 from tests.training.batches import make_trainer, run_all

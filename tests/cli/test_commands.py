@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 
 from plait.cli import main
 from plait.models.files.saving import save_pretrained
-from plait.models.scalar_model import load_scalar
+from plait.models.scalar_loading import load_scalar
 from plait.recipes.recipe import Recipe
 from tests.cli.printed import is_one_error
 from tests.models.tiny import tiny_tokenizer

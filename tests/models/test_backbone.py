@@ -9,7 +9,7 @@ from plait.data.packed import PackedBatch, pack
 from plait.errors import ModelError
 from plait.models import backbone
 from plait.models.language_model import LanguageModel
-from plait.models.scalar_model import scalar_of
+from plait.models.scalar_loading import scalar_of
 from plait.training.trainer import Trainer
 from tests.models.tiny import tiny_model
 

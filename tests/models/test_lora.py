@@ -24,7 +24,8 @@ from plait.models.backbone import copy_of
 from plait.models.language_model import LanguageModel, load_model, save_pretrained
 from plait.models.lora import add_lora, load_adapter, merge_lora, save_adapter, scalar_view, without_lora
 from plait.models.lora_settings import LoraSettings
-from plait.models.scalar_model import HEAD, ScalarModel, scalar_of
+from plait.models.scalar_loading import scalar_of
+from plait.models.scalar_model import HEAD, ScalarModel
 from plait.models.working_weights import layout_of
 from plait.training.optimizer import MasterOptimizer
 from plait.training.settings import OptimizerSettings

@@ -17,7 +17,8 @@ from plait.errors import ModelError
 from plait.models import admission
 from plait.models.backbone import copy_of
 from plait.models.language_model import LanguageModel, save_pretrained
-from plait.models.scalar_model import HEAD, ScalarModel, load_scalar, scalar_of, scalar_view
+from plait.models.scalar_loading import load_scalar, scalar_of, scalar_view
+from plait.models.scalar_model import HEAD, ScalarModel
 from tests.models.oracle import RAGGED, Groups, largest_error, wide_softmax
 from tests.models.tiny import FAMILIES, tiny, tiny_llama, tiny_model, tiny_tokenizer
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from plait.models.files.saving import save_pretrained
-from plait.models.scalar_model import load_scalar
+from plait.models.scalar_loading import load_scalar
 from plait.recipes.recipe import Recipe
 from plait.recipes.recipe_file import load_recipe
 from tests.runtime.plans import write_plan

@@ -20,13 +20,13 @@ RECIPE = "model: m\nsteps: 3\n"
 def test_paths_and_recipe(tmp_path: Path):
     run = tmp_path / "runs" / "a"
     with RunDirectory.create(run, RECIPE) as directory:
-        assert directory.recipe_path == run / "recipe.yaml"
-        assert directory.recipe_path.read_text() == RECIPE
-        assert directory.metrics_path == run / "metrics.jsonl"
-        assert directory.samples_path(1) == run / "samples" / "step-000001.jsonl"
-        assert directory.trace_path == run / "trace.json"
-        assert directory.checkpoints_path == run / "checkpoints"
-        assert (directory.best_path, directory.final_path) == (run / "best", run / "final")
+        assert directory.files.recipe == run / "recipe.yaml"
+        assert directory.files.recipe.read_text() == RECIPE
+        assert directory.files.metrics == run / "metrics.jsonl"
+        assert directory.files.samples(1) == run / "samples" / "step-000001.jsonl"
+        assert directory.files.trace == run / "trace.json"
+        assert directory.files.checkpoints == run / "checkpoints"
+        assert (directory.files.best, directory.files.final) == (run / "best", run / "final")
 
 
 def test_an_existing_run_is_refused_and_the_three_remedies_named(tmp_path: Path):
@@ -42,13 +42,13 @@ def test_overwrite_clears_what_a_run_wrote_and_nothing_else(tmp_path: Path):
     (keep / "weights").write_text("precious")
     run = tmp_path / "run"
     with RunDirectory.create(run, RECIPE) as directory:
-        directory.write_samples(1, [{"text": "x"}])
-        directory.open_metrics().close()
+        write_rows(directory.files.samples(1), [{"text": "x"}])
+        RunLog(directory.files.metrics).close()
         (run / "checkpoints" / "step-1").mkdir(parents=True)
         (run / "final").symlink_to(keep)
         (run / "notes.txt").write_text("mine")
     with RunDirectory.create(run, "model: other\n", overwrite=True) as directory:
-        assert directory.recipe_path.read_text() == "model: other\n"
+        assert directory.files.recipe.read_text() == "model: other\n"
     assert sorted(path.name for path in run.iterdir()) == ["notes.txt", "recipe.yaml", "run.lock"]
     assert (keep / "weights").read_text() == "precious", "a link is removed, not what it points to"
 
@@ -139,7 +139,7 @@ def test_closing_in_the_holder_frees_it_though_a_forked_worker_lives(tmp_path: P
 
 
 def run_step(directory: RunDirectory, step: int, life: str, trace: TraceWriter, log) -> None:
-    directory.write_samples(step, [{"step": step, "life": life}])
+    write_rows(directory.files.samples(step), [{"step": step, "life": life}])
     trace.append([TraceEvent(f"{life} {step}", float(step), step + 0.5)])
     log.append({"step": step, "life": life})
 
@@ -147,18 +147,21 @@ def run_step(directory: RunDirectory, step: int, life: str, trace: TraceWriter, 
 def test_after_a_rollback_each_step_stands_once_in_every_log(tmp_path: Path):
     with RunDirectory.create(tmp_path, RECIPE) as directory:
         assert directory.offsets() == {}
-        with directory.open_metrics() as log, TraceWriter(directory.trace_path) as trace:
+        with RunLog(directory.files.metrics) as log, TraceWriter(directory.files.trace) as trace:
             for step in (1, 2):
                 run_step(directory, step, "first", trace, log)
             offsets = directory.offsets()
             run_step(directory, 3, "first", trace, log)
-        with open(directory.metrics_path, "a") as file:
+        with open(directory.files.metrics, "a") as file:
             file.write('{"step": 4, "li')  # killed here
         (tmp_path / "samples" / "step-000004.jsonl.tmp").write_text("{")
 
     with RunDirectory.resume(tmp_path) as directory:
         directory.rollback_to(json.loads(json.dumps(offsets)), 2)
-        with directory.open_metrics(resume=True) as log, TraceWriter(directory.trace_path, resume=True) as trace:
+        with (
+            RunLog(directory.files.metrics, resume=True) as log,
+            TraceWriter(directory.files.trace, resume=True) as trace,
+        ):
             for step in (3, 4):
                 run_step(directory, step, "second", trace, log)
 
@@ -173,7 +176,7 @@ def test_after_a_rollback_each_step_stands_once_in_every_log(tmp_path: Path):
 
 def test_a_rollback_to_the_start_leaves_empty_logs(tmp_path: Path):
     with RunDirectory.create(tmp_path, RECIPE) as directory:
-        with directory.open_metrics() as log, TraceWriter(directory.trace_path) as trace:
+        with RunLog(directory.files.metrics) as log, TraceWriter(directory.files.trace) as trace:
             run_step(directory, 1, "first", trace, log)
         directory.rollback_to({}, 0)
         assert sorted(path.name for path in tmp_path.iterdir()) == ["recipe.yaml", "run.lock", "samples"]
@@ -182,7 +185,7 @@ def test_a_rollback_to_the_start_leaves_empty_logs(tmp_path: Path):
 
 def test_a_log_that_lost_rows_stops_the_resume(tmp_path: Path):
     with RunDirectory.create(tmp_path, RECIPE) as directory:
-        directory.open_metrics().close()
+        RunLog(directory.files.metrics).close()
         with pytest.raises(RunError, match=r"metrics\.jsonl should hold at least 5 bytes.*holds 0"):
             directory.rollback_to({"metrics.jsonl": 5}, 1)
 
@@ -190,27 +193,27 @@ def test_a_log_that_lost_rows_stops_the_resume(tmp_path: Path):
 def test_evaluations_are_cut_back_by_their_step(tmp_path: Path):
     """That of the step itself stays, though it may be younger than the checkpoint: it is of the same weights."""
     with RunDirectory.create(tmp_path, RECIPE) as directory:
-        with RunLog(directory.evaluations_path) as log:
+        with RunLog(directory.files.evaluations) as log:
             for step in (0, 2, 4):
                 log.append({"step": step, "eval/reward": 0.5})
-                write_rows(directory.evaluation_samples_path(step), [{"step": step}])
-        with open(directory.evaluations_path, "a") as file:
+                write_rows(directory.files.evaluation_samples(step), [{"step": step}])
+        with open(directory.files.evaluations, "a") as file:
             file.write('{"step": 6, "ev')
         directory.rollback_to({}, 2)
-        assert [row["step"] for row in read_rows(directory.evaluations_path)] == [0, 2]
-        assert directory.evaluations_path.read_bytes().endswith(b"}\n")
+        assert [row["step"] for row in read_rows(directory.files.evaluations)] == [0, 2]
+        assert directory.files.evaluations.read_bytes().endswith(b"}\n")
         assert sorted(path.name for path in (tmp_path / "samples").iterdir()) == [
             "eval-000000.jsonl",
             "eval-000002.jsonl",
         ]
         directory.rollback_to({}, 0)
-        assert [row["step"] for row in read_rows(directory.evaluations_path)] == [0]
+        assert [row["step"] for row in read_rows(directory.files.evaluations)] == [0]
 
 
 def test_a_claim_that_is_not_begun_leaves_no_trace(tmp_path: Path):
     run = tmp_path / "runs" / "a"
     with RunDirectory.claim(run) as directory:
-        directory.reward_output_path.write_text("import\n")
+        directory.files.reward_output.write_text("import\n")
         with pytest.raises(ConfigError, match="is in use by process"):
             RunDirectory.claim(run)
     assert list(tmp_path.iterdir()) == []
@@ -220,7 +223,7 @@ def test_a_claim_that_is_not_begun_leaves_no_trace(tmp_path: Path):
 
     RunDirectory.create(run, RECIPE).close()
     (run / "rewards.log").write_text("old\n")
-    with RunDirectory.claim(run, overwrite=True) as directory, open(directory.reward_output_path, "a") as output:
+    with RunDirectory.claim(run, overwrite=True) as directory, open(directory.files.reward_output, "a") as output:
         output.write("new\n")
     assert (run / "recipe.yaml").read_text() == RECIPE
     assert (run / "rewards.log").read_text() == "old\n"

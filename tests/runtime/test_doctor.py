@@ -27,12 +27,13 @@ from plait.observe.doctor_settings import DoctorSettings
 from plait.observe.run_log import read_rows
 from plait.recipes.recipe import Recipe
 from plait.runtime import api
+from plait.runtime.claim import claim
 from plait.runtime.controller import finish_metrics
 from plait.runtime.doctor import RunDoctor, fingerprint, mask_edges
 from plait.runtime.prepare import prepare
 from plait.runtime.process import set_up
 from plait.runtime.processes.alone import Alone
-from plait.runtime.session import Session, claim
+from plait.runtime.session import Session
 from plait.workers import instances, loading
 from tests.models.tiny import tiny_model, tiny_tokenizer
 from tests.runtime.test_flows import data as data

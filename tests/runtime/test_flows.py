@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM
 from plait.cost.estimate import memory_table
 from plait.errors import RunError, UserError
 from plait.models.files.saving import save_pretrained
-from plait.models.scalar_model import load_scalar
+from plait.models.scalar_loading import load_scalar
 from plait.observe.run_log import read_rows
 from plait.recipes.recipe import Recipe
 from plait.runtime.api import run

@@ -16,7 +16,7 @@ import torch
 
 from plait.data.records import FinishReason, Prompt, Sample
 from plait.models.files.saving import save_pretrained
-from plait.models.scalar_model import scalar_of
+from plait.models.scalar_loading import scalar_of
 from plait.recipes.recipe import Recipe
 from plait.runtime.api import run
 from plait.runtime.streams import PartialRollout

@@ -14,7 +14,7 @@ from plait.data.packed import pack
 from plait.data.records import FinishReason, Prompt, Sample
 from plait.errors import RunError, UserError
 from plait.models.files.saving import save_pretrained
-from plait.models.scalar_model import load_scalar
+from plait.models.scalar_loading import load_scalar
 from plait.observe.run_log import read_rows
 from plait.runtime.api import run
 from plait.runtime.prepare import prepare

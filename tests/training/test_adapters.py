@@ -11,8 +11,9 @@ from torch.func import functional_call
 
 from plait.data.rows import Rows
 from plait.models.language_model import LanguageModel
-from plait.models.lora import add_lora, scalar_view, without_lora
+from plait.models.lora import add_lora, without_lora
 from plait.models.lora_settings import LoraSettings
+from plait.models.scalar_loading import scalar_view
 from plait.models.scalar_model import ScalarModel
 from plait.training.memory import parameter_bytes
 from plait.training.trainer import Trainer

@@ -19,7 +19,7 @@ from torch.nn import functional as F
 from plait.data.rows import Rows
 from plait.dataflow import Column, Level
 from plait.errors import RunError
-from plait.models.scalar_model import scalar_of
+from plait.models.scalar_loading import scalar_of
 from plait.training.trainer import Trainer
 from tests.models.tiny import tiny, tiny_llama
 from tests.training.batches import ADVANTAGES, MAX_RESPONSE_TOKENS, REF, make_trainer, random_rows, run_all

@@ -14,11 +14,12 @@ import torch
 from plait.reallocation.offload import HostMemory
 from plait.recipes.recipe import Recipe
 from plait.runtime.api import run
+from plait.runtime.claim import claim
 from plait.runtime.controller import run_step
 from plait.runtime.prepare import prepare
 from plait.runtime.process import set_up
 from plait.runtime.processes.alone import Alone
-from plait.runtime.session import Session, claim
+from plait.runtime.session import Session
 from plait.schedule.timeline import load_any
 from plait.workers.offload_manager import OffloadManager, OffloadUnit
 from plait.workers.recorder import Recorder

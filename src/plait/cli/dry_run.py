@@ -14,9 +14,9 @@ from plait.cost.estimate import Arithmetic, human_bytes, memory_table
 from plait.cost.placement import parameters_of
 from plait.cost.rank_order import BetterOrder, better_orders
 from plait.recipes.recipe import Recipe
+from plait.runtime.claim import claim
 from plait.runtime.prepare import Prepared, prepare
 from plait.runtime.reward_pools import open_pools
-from plait.runtime.session import claim
 from plait.schedule.named_plans import NAMES
 from plait.schedule.plan import Plan
 

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from plait.observe.console import SafeConsole
 from plait.output import write_file
-from plait.runtime.directory import SUMMARY
+from plait.runtime.run_files import SUMMARY
 
 if TYPE_CHECKING:
     from plait.recipes.recipe import Recipe

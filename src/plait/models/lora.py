@@ -31,7 +31,6 @@ from plait.models.language_model import LanguageModel
 from plait.models.lora_settings import LoraSettings
 from plait.models.parallel.part import require_whole
 from plait.models.scalar_model import HEAD, ScalarModel, ScalarModule
-from plait.models.scalar_model import scalar_view as scalar_view
 from plait.models.working_weights import OwnPart, adapted_layers, layer_of
 from plait.output import write_folder
 

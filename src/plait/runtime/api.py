@@ -15,6 +15,7 @@ from plait.recipes.recipe import Recipe
 from plait.recipes.role_models import REWARD_ROLES
 from plait.recipes.stages import stage_names
 from plait.recipes.trust import user_recipe
+from plait.runtime.claim import claim
 from plait.runtime.controller import Outcome
 from plait.runtime.controller import train as train_session
 from plait.runtime.evaluation import Evaluation
@@ -26,7 +27,7 @@ from plait.runtime.prepare import as_begun, prepare
 from plait.runtime.process import set_up
 from plait.runtime.processes.alone import Alone
 from plait.runtime.reward_pools import open_pools
-from plait.runtime.session import Session, claim
+from plait.runtime.session import Session
 from plait.workers.recorder import Recorder
 
 
@@ -93,7 +94,7 @@ def run(
     set_up(recipe.threads)
     with claim(recipe, resume=resume) as directory:
         if resume:
-            recipe = as_begun(directory.recipe_path, recipe)
+            recipe = as_begun(directory.files.recipe, recipe)
         prepared = prepare(recipe, flow=flow)
         if prepared.plan.num_ranks > 1:
             from plait.runtime.processes.supervisor import supervise

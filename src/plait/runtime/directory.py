@@ -1,21 +1,4 @@
-"""The directory of a run: where each thing lies, who holds it, and how it is cut back for a resumed run.
-
-RUN_DIR/
-    recipe.yaml                resolved: every key with its value
-    metrics.jsonl              one row per training step
-    evaluations.jsonl          one row per evaluation; step 0 is the one before the first step
-    samples/step-000001.jsonl  text, tokens, log-probs, rewards, advantages of each sample of a step
-    samples/eval-000001.jsonl  the same of an evaluation's items
-    trace.json                 Chrome trace of every action
-    doctor.jsonl               what the numerics doctor knows and said
-    rewards.log                what reward functions print
-    checkpoints/               see `checkpoint.store`
-    best/, final/              Hugging Face folders
-    merged/                    of a stage with adapters: its whole final weights, which later stages begin with
-    run.json, code/            see `history`
-    summary.txt                what the command printed at the end
-    run.lock                   locked by the process that works here (`run_lock`)
-"""
+"""The directory of a run: who holds it, how it is begun, cleared, and cut back for a resumed run."""
 
 from __future__ import annotations
 
@@ -23,24 +6,29 @@ import contextlib
 import os
 import re
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from plait.errors import ConfigError
-from plait.observe.run_log import RunLog, cut_after, truncate_to, write_rows
+from plait.observe.run_log import cut_after, truncate_to
 from plait.output import write_file
 from plait.recipes.stages import FINAL, MERGED
 from plait.runtime.history import CODE, HISTORY
+from plait.runtime.run_files import (
+    BEST,
+    CHECKPOINTS,
+    DOCTOR,
+    EVALUATIONS,
+    METRICS,
+    PLAN,
+    RECIPE,
+    SAMPLES,
+    SUMMARY,
+    TRACE,
+    RunFiles,
+)
 from plait.runtime.run_lock import LOCK, Lent, Lock
 
-RECIPE, METRICS, TRACE = "recipe.yaml", "metrics.jsonl", "trace.json"
-EVALUATIONS = "evaluations.jsonl"
-PLAN = "plan.json"
-DOCTOR = "doctor.jsonl"
-REWARD_OUTPUT = "rewards.log"
-SUMMARY = "summary.txt"
-SAMPLES, CHECKPOINTS, BEST = "samples", "checkpoints", "best"
 _LOGS = (METRICS, TRACE)
 """Files that grow row by row; a checkpoint states how long each was."""
 _LOGGED = (METRICS, EVALUATIONS, DOCTOR, TRACE, SAMPLES, "tensorboard", "wandb")
@@ -54,11 +42,12 @@ class RunDirectory:
 
     def __init__(self, path: Path, lock: Lock | Lent, *, begun: bool, made: tuple[Path, ...] = ()) -> None:
         self.path = path
+        self.files = RunFiles(path)
         self._lock = lock
         self._begun = begun
         self._made = made
         """Folders that `claim` made, the innermost first."""
-        self._old_output_bytes = self.reward_output_path.stat().st_size if self.reward_output_path.exists() else None
+        self._old_output_bytes = self.files.reward_output.stat().st_size if self.files.reward_output.exists() else None
 
     @classmethod
     def claim(cls, path: str | Path, *, overwrite: bool = False) -> RunDirectory:
@@ -133,53 +122,7 @@ class RunDirectory:
 
     def note_begun(self) -> None:
         """Another process, to which it was lent, may have begun a run in it."""
-        self._begun = self._begun or self.recipe_path.is_file()
-
-    @property
-    def recipe_path(self) -> Path:
-        return self.path / RECIPE
-
-    @property
-    def plan_path(self) -> Path:
-        return self.path / PLAN
-
-    @property
-    def metrics_path(self) -> Path:
-        return self.path / METRICS
-
-    @property
-    def evaluations_path(self) -> Path:
-        return self.path / EVALUATIONS
-
-    @property
-    def trace_path(self) -> Path:
-        return self.path / TRACE
-
-    @property
-    def doctor_path(self) -> Path:
-        return self.path / DOCTOR
-
-    @property
-    def reward_output_path(self) -> Path:
-        return self.path / REWARD_OUTPUT
-
-    @property
-    def checkpoints_path(self) -> Path:
-        return self.path / CHECKPOINTS
-
-    @property
-    def best_path(self) -> Path:
-        return self.path / BEST
-
-    @property
-    def final_path(self) -> Path:
-        return self.path / FINAL
-
-    def samples_path(self, step: int) -> Path:
-        return self.path / SAMPLES / f"step-{step:06d}.jsonl"
-
-    def evaluation_samples_path(self, step: int) -> Path:
-        return self.path / SAMPLES / f"eval-{step:06d}.jsonl"
+        self._begun = self._begun or self.files.recipe.is_file()
 
     def begin(self, recipe: str) -> None:
         """Clear what an earlier run wrote and store `recipe` (YAML), from which on the run can be resumed.
@@ -193,7 +136,7 @@ class RunDirectory:
         try:
             self._clear()
             self._cut_output(self._old_output_bytes)
-            self.write_recipe(recipe)
+            write_file(self.files.recipe, recipe)
         except OSError as error:
             raise ConfigError(f"key `run_dir`: {self.path} cannot be written: {error}") from error
 
@@ -202,31 +145,6 @@ class RunDirectory:
         with contextlib.suppress(OSError):
             self._clear()
         self._begun, self._old_output_bytes = False, None
-
-    def write_recipe(self, recipe: str) -> None:
-        """Replace the stored recipe, whole or not at all. Raises OSError."""
-        self._replace(RECIPE, recipe)
-
-    def write_plan(self, plan: str) -> None:
-        """Replace the stored plan (its file form), whole or not at all. Raises OSError."""
-        self._replace(PLAN, plan)
-
-    def _replace(self, name: str, text: str) -> None:
-        write_file(self.path / name, text)
-
-    def open_metrics(self, *, resume: bool = False) -> RunLog:
-        """Open the metrics log; the caller closes it."""
-        return RunLog(self.metrics_path, resume=resume)
-
-    def write_samples(self, step: int, rows: Iterable[Mapping[str, Any]]) -> Path:
-        """Write the samples of a step, whole or not at all.
-
-        Raises:
-            RunError: the file system refuses it.
-        """
-        path = self.samples_path(step)
-        write_rows(path, rows)
-        return path
 
     def offsets(self) -> dict[str, int]:
         """Force the logs to disk and return their lengths in bytes, for a checkpoint. Writers have flushed before.
@@ -257,8 +175,8 @@ class RunDirectory:
             truncate_to(self.path / name, offset)
         for name in set(_LOGS) - set(offsets):
             (self.path / name).unlink(missing_ok=True)
-        if self.evaluations_path.exists():
-            cut_after(self.evaluations_path, step)
+        if self.files.evaluations.exists():
+            cut_after(self.files.evaluations, step)
         if (self.path / SAMPLES).is_dir():
             for path in (self.path / SAMPLES).iterdir():
                 match = _STEP_FILE.fullmatch(path.name)
@@ -272,9 +190,9 @@ class RunDirectory:
             return
         with contextlib.suppress(OSError):
             if self._old_output_bytes is None:
-                self.reward_output_path.unlink(missing_ok=True)
+                self.files.reward_output.unlink(missing_ok=True)
             else:
-                os.truncate(self.reward_output_path, self._old_output_bytes)
+                os.truncate(self.files.reward_output, self._old_output_bytes)
             if _names(self.path) <= {LOCK}:
                 (self.path / LOCK).unlink()
         self._lock.release()
@@ -300,7 +218,7 @@ class RunDirectory:
         """Cut the first bytes from the reward functions' output; those that write to it now have it open already."""
         if not old_bytes:
             return
-        with open(self.reward_output_path, "r+b") as file:
+        with open(self.files.reward_output, "r+b") as file:
             file.seek(old_bytes)
             new = file.read()
             file.truncate(0)

@@ -18,7 +18,7 @@ from plait.output import check_folder
 from plait.recipes.recipe import DType, Recipe
 from plait.recipes.recipe_file import load_recipe
 from plait.recipes.role_models import role_model
-from plait.runtime.directory import CHECKPOINTS, RECIPE
+from plait.runtime.run_files import CHECKPOINTS, RECIPE
 from plait.workers.loading import build_models
 from plait.workers.optimizer_state import read_masters
 

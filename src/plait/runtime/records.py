@@ -39,10 +39,10 @@ class Records:
                 Trackers(recipe.trackers, directory.path, config, last_step=last_step or -1)
             )
             self._tracked = last_step or -1
-            self._metrics = stack.enter_context(directory.open_metrics(resume=resume))
-            self._evaluations = stack.enter_context(RunLog(directory.evaluations_path, resume=resume))
-            self._trace = stack.enter_context(TraceWriter(directory.trace_path, resume=resume))
-            self._evaluated = {row["step"] for row in read_steps(directory.evaluations_path)}
+            self._metrics = stack.enter_context(RunLog(directory.files.metrics, resume=resume))
+            self._evaluations = stack.enter_context(RunLog(directory.files.evaluations, resume=resume))
+            self._trace = stack.enter_context(TraceWriter(directory.files.trace, resume=resume))
+            self._evaluated = {row["step"] for row in read_steps(directory.files.evaluations)}
             self._stack = stack.pop_all()
 
     def __enter__(self) -> Self:
@@ -58,7 +58,7 @@ class Records:
     ) -> None:
         """A step's samples, actions and row."""
         if state.generated:
-            self._directory.write_samples(step, sample_rows(self._prepared.flow, state))
+            write_rows(self._directory.files.samples(step), sample_rows(self._prepared.flow, state))
         self._trace.append(spans)
         self._metrics.append({"step": step, **metrics})
         self.last_step = step
@@ -78,13 +78,13 @@ class Records:
             self._late = {}
 
     def write_evaluation_samples(self, step: int, evaluation: Evaluation) -> None:
-        write_rows(self._directory.evaluation_samples_path(step), evaluation.rows())
+        write_rows(self._directory.files.evaluation_samples(step), evaluation.rows())
 
     def evaluation(self, step: int) -> Evaluation | None:
         """The evaluation of the weights after `step`, as it was written; None if it or its items are gone."""
-        log = self._directory.evaluations_path
+        log = self._directory.files.evaluations
         row = next((row for row in read_steps(log) if row["step"] == step), None)
-        path = self._directory.evaluation_samples_path(step)
+        path = self._directory.files.evaluation_samples(step)
         if row is None or not path.exists():
             return None
         items = read_rows(path)
@@ -105,15 +105,15 @@ class Records:
 
     def best_value(self) -> float:
         """The best value of an evaluation after a step; −∞ if there is none."""
-        log = self._directory.evaluations_path
+        log = self._directory.files.evaluations
         rows = [numbers_of(row, log) for row in read_steps(log) if row["step"] > 0]
         values = [value_of(row) for row in rows]
         return max((value for value in values if not math.isnan(value)), default=-math.inf)
 
     def last_metrics(self) -> dict[str, float]:
         """The row of the last step; empty if there is none."""
-        rows = read_steps(self._directory.metrics_path)
-        return numbers_of(rows[-1], self._directory.metrics_path) if rows else {}
+        rows = read_steps(self._directory.files.metrics)
+        return numbers_of(rows[-1], self._directory.files.metrics) if rows else {}
 
     def sync(self) -> dict[str, int]:
         """Force the logs to disk; their lengths in bytes, for a checkpoint. Raises OSError."""

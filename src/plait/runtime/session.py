@@ -4,24 +4,21 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, Protocol, Self
+from typing import Protocol, Self
 
 import numpy as np
 import torch
 from safetensors import SafetensorError
 
 from plait.checkpoint.store import Checkpoint, CheckpointStore
-from plait.dataflow import CallKind
 from plait.engines import Workers
 from plait.errors import ConfigError, ModelError, RunError
 from plait.models.files.saving import save_pretrained
 from plait.models.language_model import LanguageModel
 from plait.models.scalar_model import ScalarModel
-from plait.observe.progress import ROLLOUTS, Progress, Watched, losses
-from plait.observe.trackers import check_trackers
-from plait.recipes.recipe import Recipe
+from plait.observe.progress import Progress
+from plait.output import write_file
 from plait.recipes.role_models import main_role
 from plait.runtime.directory import RunDirectory
 from plait.runtime.doctor import RunDoctor
@@ -31,84 +28,13 @@ from plait.runtime.filling import build_roles
 from plait.runtime.history import History, Origin
 from plait.runtime.measure import measure
 from plait.runtime.prepare import Prepared, changed_keys, recipe_text
+from plait.runtime.progressed import Progressed, check_not_gone, resumed_from
 from plait.runtime.records import Records, value_of
 from plait.runtime.reward_pools import open_pools
 from plait.runtime.roles import ModelRole, RoleRuntime
 from plait.runtime.step import StepState
 from plait.schedule.timeline import trace_events
 from plait.workers.recorder import Recorder
-
-RESUMABLE_KEYS = frozenset(
-    {
-        "steps",
-        "epochs",
-        "evaluation.every",
-        "evaluation.show",
-        "checkpoint.every",
-        "checkpoint.keep_last",
-        "trackers",
-        "overwrite",
-        "run_dir",
-        "plan",
-        "devices",
-        "freeze_after_s",
-        "stalled_after_s",
-        "reward.timeout_s",
-        "cost.timeout_s",
-        "reward.memory_gb",
-        "cost.memory_gb",
-        "doctor.enabled",
-        "doctor.stop_on",
-        "doctor.repeat_every",
-    }
-)
-"""Keys that may differ when a run is resumed; every other one would change what its logs compare."""
-
-
-@dataclass
-class Progressed:
-    """What a run has done so far; all of it is in every checkpoint."""
-
-    step: int = 0
-    """Training steps done."""
-    policy_version: int = 0
-    prompts_drawn: int = 0
-    carried: dict[str, Any] = field(default_factory=dict)
-    """Values that the flow keeps from step to step, as lists of numbers."""
-    clock_s: float = 0.0
-    threads: int = 0
-    """Compute threads; a resumed run takes as many, because another number may round otherwise."""
-
-    @classmethod
-    def at(cls, checkpoint: Checkpoint) -> Progressed:
-        """What a checkpoint says. Raises RunError where that is not all of it, or of another kind."""
-        stated = checkpoint.stated("done", dict)
-        known = "step" in stated and stated.keys() <= {one.name for one in fields(cls)}
-        numbers = {name: value for name, value in stated.items() if name != "carried"}
-        whole = known and isinstance(stated.get("carried", {}), dict)
-        if not whole or not all(type(value) in (int, float) for value in numbers.values()):
-            raise RunError(f"{checkpoint.folder}: expected how far the run was, found {stated!r:.100}")
-        return cls(**stated)
-
-
-def claim(recipe: Recipe, *, resume: bool) -> RunDirectory:
-    """Take the run directory, and check what can be checked of the run before any work: nothing in it changes.
-
-    Raises:
-        ConfigError: the folder is taken, or holds a run that `recipe` does not continue; a tracker is not installed.
-    """
-    check_trackers(recipe.trackers)
-    if not resume:
-        return RunDirectory.claim(recipe.run_dir, overwrite=recipe.overwrite)
-    directory = RunDirectory.resume(recipe.run_dir)
-    changed = [key for key in changed_keys(directory.recipe_path, recipe) if key not in RESUMABLE_KEYS]
-    if changed:
-        directory.close()
-        raise ConfigError(
-            f"--resume: `{recipe.run_dir}` was begun with other values of {', '.join(f'`{k}`' for k in changed)}; "
-            f"give the recipe as it was (see {directory.recipe_path}), or begin a new run in another `run_dir`"
-        )
-    return directory
 
 
 class Leading(Protocol):
@@ -160,10 +86,10 @@ class Session:
 
     def _open(self, stack: contextlib.ExitStack) -> None:
         recipe, prepared = self.recipe, self.prepared
-        self.store = CheckpointStore(self.directory.checkpoints_path, keep_last=recipe.checkpoint.keep_last)
+        self.store = CheckpointStore(self.directory.files.checkpoints, keep_last=recipe.checkpoint.keep_last)
         self.history = History(self.directory.path, resume=self._resume)
         checkpoint = self.store.latest() if self._resume else None
-        self._check_not_gone(checkpoint)
+        check_not_gone(checkpoint, self.store, self.history.saved_step, self.directory.path)
         self.done = Progressed.at(checkpoint) if checkpoint else Progressed()
         self._check_steps()
         if checkpoint is not None:
@@ -172,9 +98,9 @@ class Session:
         self.done.threads = torch.get_num_threads()
         self.progress: Progress = stack.enter_context(self._leading.progress())
         if self._resume:
-            self.progress.message(self._resumed_from(checkpoint))
+            self.progress.message(resumed_from(checkpoint, self.store, self.history.saved_step, recipe.steps))
         self.recorder = Recorder(offset_s=self.done.clock_s)
-        self.pools = open_pools(prepared, stack, self.directory.reward_output_path)
+        self.pools = open_pools(prepared, stack, self.directory.files.reward_output)
         self.judges = self.pools.pop("judges", None)
         self.workers = self._leading.workers(self.recorder)
         self.roles: dict[str, RoleRuntime] = build_roles(prepared, self.workers, self.pools)
@@ -224,7 +150,7 @@ class Session:
         if self.saved is None:
             return "no step is saved; --resume begins again at step 1"
         return (
-            f"the checkpoint of step {self.saved} is good ({self.directory.checkpoints_path}/step-{self.saved}); "
+            f"the checkpoint of step {self.saved} is good ({self.directory.files.checkpoints}/step-{self.saved}); "
             "go on from it with --resume"
         )
 
@@ -248,7 +174,7 @@ class Session:
         step, value = self.done.step, value_of(evaluation.metrics())
         self.records.write_evaluation_samples(step, evaluation)
         if step > 0 and self.recipe.evaluation.every > 0 and value > self.records.best_value():
-            self._export("the best weights so far", self.directory.best_path)
+            self._export("the best weights so far", self.directory.files.best)
         self.records.write_evaluation(step, evaluation)
 
     def record_step(self, state: StepState, metrics: Mapping[str, float]) -> None:
@@ -305,7 +231,7 @@ class Session:
 
     def export_final(self) -> None:
         """Raises RunError when the disk is full."""
-        self._export("the final weights", self.directory.final_path)
+        self._export("the final weights", self.directory.files.final)
 
     def _export(self, what: str, folder: Path) -> None:
         try:
@@ -328,7 +254,7 @@ class Session:
             self.roles,
             self.recipe,
             self.recipe.doctor,
-            self.directory.doctor_path,
+            self.directory.files.doctor,
             workers=self.workers,
             resume=self._resume,
             last_step=self.done.step,
@@ -342,28 +268,6 @@ class Session:
                 f"give {self.done.step} or more, or begin a new run in another `run_dir`"
             )
 
-    def _check_not_gone(self, checkpoint: Checkpoint | None) -> None:
-        """Raises ConfigError where a run would begin again at step 1, though it has had checkpoints."""
-        if checkpoint is None and self.history.saved_step > 0:
-            raise ConfigError(
-                f"--resume: `{self.store.folder}` has no checkpoint, though one of step {self.history.saved_step} was "
-                f"written; nothing in `{self.directory.path}` has been touched. Put the folder back, or begin anew "
-                "(another `run_dir`, or --overwrite true)"
-            )
-
-    def _resumed_from(self, checkpoint: Checkpoint | None) -> str:
-        """A line for the user: which checkpoint the run goes on from, and which newer ones it cannot."""
-        if checkpoint is None:
-            return "no step is saved yet: the run begins again at step 1"
-        damaged = [step for step in self.store.steps() if step > checkpoint.step]
-        text = f"resuming after step {checkpoint.step} of {self.recipe.steps}, from {checkpoint.folder}"
-        if damaged:
-            which = f"checkpoint{'s' * (len(damaged) > 1)} of step {', '.join(map(str, damaged))}"
-            text += f"; the {which} cannot be used: damaged, and its steps are done again"
-        elif self.history.saved_step > checkpoint.step:
-            text += f"; the checkpoint of step {self.history.saved_step} is gone, and the steps up to it are done again"
-        return text
-
     def _write_history(self) -> None:
         """Begin this stay; say which of the user's files have changed since the one before."""
         try:
@@ -376,26 +280,15 @@ class Session:
         """Remove what the interrupted run wrote after its last checkpoint; store keys that have changed."""
         self.store.discard_after(self.done.step)
         self.directory.rollback_to(checkpoint.stated("offsets", dict) if checkpoint else {}, self.done.step)
-        if changed_keys(self.directory.recipe_path, self.recipe):
+        if changed_keys(self.directory.files.recipe, self.recipe):
             try:
-                self.directory.write_recipe(recipe_text(self.recipe))
+                write_file(self.directory.files.recipe, recipe_text(self.recipe))
             except OSError as error:
-                raise RunError(f"{self.directory.recipe_path} cannot be written: {error.strerror or error}") from error
+                raise RunError(f"{self.directory.files.recipe} cannot be written: {error.strerror or error}") from error
 
     def _write_plan(self) -> None:
         """The plan of this stay: a run that is resumed may have another than before."""
         try:
-            self.directory.write_plan(self.prepared.plan.to_json())
+            write_file(self.directory.files.plan, self.prepared.plan.to_json())
         except OSError as error:
-            raise RunError(f"{self.directory.plan_path} cannot be written: {error.strerror or error}") from error
-
-
-def watched(prepared: Prepared) -> tuple[Watched, ...]:
-    """The numbers of a step that a person watches."""
-    flow = prepared.flow
-    if flow.of_kind(CallKind.GENERATE):
-        return ROLLOUTS
-    role = main_role(prepared.models).role
-    pairs = any(node.call == "pairs" for node in flow.of_kind(CallKind.READ))
-    accuracy = ("reward/accuracy" if role == "reward" else "rewards/accuracies",) if pairs else ()
-    return losses(role, *accuracy)
+            raise RunError(f"{self.directory.files.plan} cannot be written: {error.strerror or error}") from error

@@ -13,12 +13,12 @@ from plait.observe.run_log import read_steps
 from plait.recipes.recipe import Recipe
 from plait.recipes.stages import Stages, final_folder, load_stages
 from plait.runtime.api import run
+from plait.runtime.claim import claim
 from plait.runtime.controller import Outcome
-from plait.runtime.directory import CHECKPOINTS, METRICS, RECIPE
 from plait.runtime.export import export_whole
 from plait.runtime.prepare import Prepared, prepare
 from plait.runtime.reward_pools import open_pools
-from plait.runtime.session import claim
+from plait.runtime.run_files import CHECKPOINTS, METRICS, RECIPE
 
 
 def check_stages(stages: Stages, *, resume: bool = False) -> Iterator[tuple[str, Prepared]]:

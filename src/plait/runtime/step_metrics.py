@@ -9,8 +9,11 @@ import numpy as np
 
 from plait.data.records import FinishReason
 from plait.dataflow import CallKind, Dataflow, Node
+from plait.observe.progress import ROLLOUTS, Watched, losses
+from plait.recipes.role_models import main_role
 from plait.rewards.scores import GroupScores
 from plait.runtime.evaluation import logged_means
+from plait.runtime.prepare import Prepared
 from plait.runtime.step import StepState
 
 
@@ -88,3 +91,14 @@ def _logged(flow: Dataflow, state: StepState) -> dict[str, float]:
 def _by_function(groups: Sequence[GroupScores]) -> dict[str, list[float]]:
     names = groups[0].scores if groups else {}
     return {name: [score for group in groups for score in group.scores[name]] for name in names}
+
+
+def watched(prepared: Prepared) -> tuple[Watched, ...]:
+    """The numbers of a step that a person watches."""
+    flow = prepared.flow
+    if flow.of_kind(CallKind.GENERATE):
+        return ROLLOUTS
+    role = main_role(prepared.models).role
+    pairs = any(node.call == "pairs" for node in flow.of_kind(CallKind.READ))
+    accuracy = ("reward/accuracy" if role == "reward" else "rewards/accuracies",) if pairs else ()
+    return losses(role, *accuracy)

@@ -14,7 +14,8 @@ from plait.models.backbone import copy_of
 from plait.models.language_model import LanguageModel
 from plait.models.loading import load_model
 from plait.models.parallel.part_loading import PartLoader
-from plait.models.scalar_model import ScalarModel, load_scalar, scalar_of
+from plait.models.scalar_loading import load_scalar, scalar_of
+from plait.models.scalar_model import ScalarModel
 from plait.recipes.recipe import Recipe
 from plait.recipes.role_models import RoleModel, optimizer_of
 from plait.training.trainer import Trainer
@@ -78,7 +79,8 @@ class _Shelf:
         return load_scalar(one.name, dtype=recipe.dtype, device=recipe.device, seed=recipe.seed, head_std=NEW_HEAD_STD)
 
     def _adapted(self, one: RoleModel) -> LanguageModel | ScalarModel:
-        from plait.models.lora import add_lora, scalar_view
+        from plait.models.lora import add_lora
+        from plait.models.scalar_loading import scalar_view
 
         recipe = self._recipe
         if one.has_head:

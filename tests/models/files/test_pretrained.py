@@ -15,7 +15,7 @@ from plait.cost.estimate import model_shape
 from plait.errors import ModelError
 from plait.models.files.pretrained import config_of, new_module
 from plait.models.language_model import load_model, save_pretrained
-from plait.models.scalar_model import load_scalar
+from plait.models.scalar_loading import load_scalar
 from plait.runtime.prepare import load_tokenizer
 from tests.models.tiny import tiny_model, tiny_tokenizer
 

@@ -21,7 +21,7 @@ from torch import nn
 
 from plait.layout.params import Parameters
 from plait.layout.shards import check
-from plait.models import scalar_model
+from plait.models import scalar_loading
 from plait.models.files.checkpoint_files import CheckpointFiles
 from plait.models.files.pretrained import new_module
 from plait.models.flat_weights import FlatWeights, cut_block
@@ -29,7 +29,8 @@ from plait.models.language_model import load_model, read_config, read_folder, wi
 from plait.models.parallel.partial import Values, cut_from, cut_layers, part_of, take_weights
 from plait.models.parallel.scaled_down import Proven, kinds_of, parameters_on_meta, scaled_down
 from plait.models.parallel.team import Team
-from plait.models.scalar_model import HEAD, ScalarHead, ScalarModule, load_scalar
+from plait.models.scalar_loading import ScalarHead, load_scalar
+from plait.models.scalar_model import HEAD, ScalarModule
 from plait.models.working_weights import dtype_of
 
 
@@ -39,7 +40,7 @@ class PartLoader:
     Args:
         dtype: compute dtype, a key of `working_weights.DTYPES`.
         device: of the parts.
-        seed, head_std: of a fresh scalar head, see `scalar_model.scalar_of`.
+        seed, head_std: of a fresh scalar head, see `scalar_loading.scalar_of`.
     """
 
     def __init__(self, *, dtype: str, device: torch.device | str, seed: int, head_std: float | None) -> None:
@@ -63,7 +64,7 @@ class PartLoader:
 
         Args:
             name: an alias, a local folder or a hub id.
-            scalar: with a scalar head, see `scalar_model.load_scalar`.
+            scalar: with a scalar head, see `scalar_loading.load_scalar`.
             memory: where its weights are to lie; None: in a flat buffer of its own.
 
         Returns:
@@ -93,14 +94,14 @@ class PartLoader:
         with torch.random.fork_rng(devices=[]), parameters_on_meta():
             module = new_module(copy.deepcopy(config), self._dtype, decoder_only=scalar)
         if scalar:
-            return scalar_model.over_decoder(module, tokenizer, folder, self._head(name), self._dtype, "meta")
+            return scalar_loading.over_decoder(module, tokenizer, folder, self._head(name), self._dtype, "meta")
         if (folder / "generation_config.json").exists():
             module.generation_config = GenerationConfig.from_pretrained(folder)
         return without_weights(module, tokenizer, self._dtype)
 
     def _head(self, name: str) -> ScalarHead:
         folder, config, _ = self._read[name]
-        return scalar_model.head_of(folder, name, config, seed=self._drawn["seed"], std=self._drawn["head_std"])
+        return scalar_loading.head_of(folder, name, config, seed=self._drawn["seed"], std=self._drawn["head_std"])
 
     def _prove(self, name: str, model: Any, team: Team, scalar: bool) -> Proven:
         """Cut a smaller model of the same configuration, or the whole one, and give it back."""
@@ -125,7 +126,7 @@ class PartLoader:
     def _whole(self, name: str, model: Any, scalar: bool) -> Values:
         """From the module that Transformers reads, in host memory."""
         if (name, scalar) not in self._wholes:
-            with scalar_model.without_reports():
+            with scalar_loading.without_reports():
                 module, _, _ = read_folder(name, self._dtype, decoder_only=scalar)
             self._wholes[name, scalar] = (
                 ScalarModule(module, nn.Parameter(self._head(name).weight_1H)) if scalar else module

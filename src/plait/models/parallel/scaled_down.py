@@ -18,11 +18,12 @@ from torch import nn
 from plait.errors import ModelError
 from plait.layout.batches import CacheShape
 from plait.layout.mesh import Parallelism
-from plait.models import scalar_model
+from plait.models import scalar_loading
 from plait.models.files.pretrained import new_module
 from plait.models.language_model import from_module
 from plait.models.parallel.stage import PassingLayer, decoder_list
-from plait.models.scalar_model import ScalarHead, ScalarModel
+from plait.models.scalar_loading import ScalarHead
+from plait.models.scalar_model import ScalarModel
 
 VOCABULARY = 509
 """Rows of the small embedding: no number of ranks divides it."""
@@ -96,8 +97,8 @@ def _random(model: Any, config: Any, name: str, device: torch.device | str) -> A
         dtype = str(model.dtype).removeprefix("torch.")
         return from_module(module, None, dtype, device, name=name)
     head = ScalarHead(torch.linspace(-1, 1, config.hidden_size)[None], is_stored=False)
-    small = scalar_model.over_decoder(module, None, None, head, model.dtype, device)
-    return scalar_model.admitted(small, name)
+    small = scalar_loading.over_decoder(module, None, None, head, model.dtype, device)
+    return scalar_loading.admitted(small, name)
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from contextlib import nullcontext
 
 from plait.observe.progress import Progress
 from plait.runtime.prepare import Prepared
-from plait.runtime.session import watched
+from plait.runtime.step_metrics import watched
 from plait.workers.announcer import Announcer
 from plait.workers.rank_state import Setting
 from plait.workers.ranks import LEADER

@@ -26,7 +26,7 @@ from plait.runtime.history import Origin
 from plait.runtime.prepare import Prepared
 from plait.runtime.processes.progress_relay import ProgressRelay
 from plait.runtime.processes.worker import PROGRESS, STATUS, Job, Worker
-from plait.runtime.session import watched
+from plait.runtime.step_metrics import watched
 from plait.runtime.stopping import signals_to
 from plait.workers.ranks import LEADER
 from plait.workers.status_file import StatusFile, read_progress, read_status

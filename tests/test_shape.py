@@ -1,0 +1,68 @@
+"""The shape of the house: modules import each other in one direction, and not through too many others."""
+
+from __future__ import annotations
+
+import ast
+from functools import cache
+from pathlib import Path
+
+import plait
+
+SOURCES = Path(plait.__file__).parents[1]
+MOST_DEEP = 20
+"""Modules of the longest chain of imports: what a reader must follow at worst."""
+
+
+def modules() -> dict[str, Path]:
+    """By name; the files of packages, which say what is in them, are left out."""
+    paths = sorted((SOURCES / "plait").rglob("*.py"))
+    named = {".".join(path.relative_to(SOURCES).with_suffix("").parts): path for path in paths}
+    return {name: path for name, path in named.items() if not name.endswith(".__init__")}
+
+
+def imports(path: Path, known: frozenset[str]) -> set[str]:
+    """Modules that one imports outside its functions, for type checkers too."""
+    found: set[str] = set()
+    waiting: list[ast.AST] = list(ast.parse(path.read_text()).body)
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found |= {f"{node.module}.{alias.name}" for alias in node.names} | {node.module}
+        elif isinstance(node, ast.If | ast.Try | ast.With):
+            waiting += ast.iter_child_nodes(node)
+    return found & known
+
+
+def graph() -> dict[str, set[str]]:
+    paths = modules()
+    known = frozenset(paths)
+    return {name: imports(path, known) - {name} for name, path in paths.items()}
+
+
+def test_no_module_imports_one_that_imports_it() -> None:
+    edges = graph()
+    done: set[str] = set()
+
+    def walk(name: str, above: tuple[str, ...]) -> None:
+        assert name not in above, " → ".join((*above[above.index(name) :], name))
+        if name not in done:
+            for other in sorted(edges[name]):
+                walk(other, (*above, name))
+            done.add(name)
+
+    for name in edges:
+        walk(name, ())
+
+
+def test_no_chain_of_imports_is_too_long() -> None:
+    edges = graph()
+
+    @cache
+    def longest(name: str) -> tuple[str, ...]:
+        below = max((longest(other) for other in sorted(edges[name])), key=len, default=())
+        return (name, *below)
+
+    chain = max((longest(name) for name in edges), key=len)
+    assert len(chain) <= MOST_DEEP, " → ".join(chain)
