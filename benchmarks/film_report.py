@@ -21,8 +21,8 @@ from rich.table import Table
 
 from plait.data.packed import pack
 from plait.models.language_model import load_model
-from plait.models.scalar_model import ScalarModel
 from plait.models.scalar_loading import load_scalar
+from plait.models.scalar_model import ScalarModel
 from plait.observe.run_log import read_rows
 from plait.recipes.recipe_file import load_recipe
 from plait.rewards.statistics import Estimate, paired_difference, wilson
