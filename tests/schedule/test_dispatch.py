@@ -90,6 +90,25 @@ def test_what_others_compute_goes_on_first() -> None:
     assert Calls({(0, 0): {0}, (0, 1): {1}}, actions=1).run()[2:] == ["0.1 0", "0.0 0"]
 
 
+def test_tasks_go_on_by_their_keys_whichever_began_first() -> None:
+    """1 begins behind 0, when 2 is under way; nobody is on the rank that dispatches."""
+    log = Calls({(0, 0): {1}, (0, 1): {1}, (0, 2): {2}}, actions=2).run()
+    assert log == [
+        *("begin 0.0", "begin 0.2", "0.0 0", "0.2 0", "0.0 1", "0.2 1"),
+        *("begin 0.1", "0.1 0", "0.1 1"),
+    ]
+    log = Calls({(0, 0): {1}, (0, 1): {1}, (0, 2): {2}}, actions=3, waits={(0, 2)}).run()
+    assert log.index("0.1 0") < log.index("0.2 1")
+
+
+def test_a_dispatcher_on_no_rank_takes_all_in_turn() -> None:
+    calls = Calls({(0, 0): {0}, (0, 1): {1}}, actions=1)
+    dispatcher = Dispatcher(calls, calls, here=None)
+    dispatcher.add(calls.meshes)
+    dispatcher.run()
+    assert calls.log[2:] == ["0.0 0", "0.1 0"]
+
+
 def test_a_call_of_the_next_step_begins_beside_one_of_this_step() -> None:
     """Generation (node 0) of step 1 needs that of step 0; training (node 1) on other ranks needs its own samples."""
     meshes = {(0, 0): {0}, (0, 1): {1}, (1, 0): {0}, (1, 1): {1}}

@@ -1,7 +1,8 @@
 """Which work of a run goes on next: each begins as soon as what it needs is there and its ranks are free; all that are
 under way go on in turns, an action at a time; and only where none of them can, the clock is waited for.
 
-A run and its prediction are driven by this one loop: the one with the processes' clock, the other with a virtual one.
+A run and its prediction are driven by this one loop: the one with the clock of processes (`workers.clock`), the other
+with simulated seconds (`simulator.clock`).
 """
 
 from __future__ import annotations
@@ -72,11 +73,11 @@ class Dispatcher:
     """Runs the calls of one or several steps.
 
     Args:
-        here: the rank that dispatches. What only others compute goes on first: that takes no time here, and may have
-            something to tell them.
+        here: the rank that dispatches, None if none of them does. What only others compute goes on first: that takes no
+            time here, and may have something to tell them. Else tasks go on by their keys, whichever began first.
     """
 
-    def __init__(self, program: Program, clock: Clock, *, here: int = 0) -> None:
+    def __init__(self, program: Program, clock: Clock, *, here: int | None = 0) -> None:
         self._program = program
         self._clock = clock
         self._here = here
@@ -92,7 +93,7 @@ class Dispatcher:
         while self._waiting or self._tasks:
             self._begin_ready()
             moved = False
-            for task in sorted(self._tasks, key=lambda task: self._here in task.mesh):
+            for task in sorted(self._tasks, key=lambda task: (self._here in task.mesh, task.keys)):
                 moved |= self._go_on(task)
             if not moved:
                 self._clock.wait(self._tasks)

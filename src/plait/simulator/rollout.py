@@ -1,6 +1,8 @@
-"""Runs generation, migration and scoring with a virtual clock, by the policies that the engines run.
+"""Runs generation, migration and scoring in simulated seconds, by the policies that the engines run and the dispatcher
+of a run.
 
-Every instance decides its next step by `policy.batching.Scheduler`, once a step has ended. When few samples are left
+Generation on an instance is a task, and so is scoring on it, which begins when the instance is let go. Every instance
+decides its next step by `policy.batching.Scheduler`, once a step has ended. When few samples are left
 `policy.migration.decide` says which instances are freed; their samples travel on the link lane and go on elsewhere,
 and the freed instances score what is finished. With a threshold of zero the same code is serial execution: scoring
 starts when the last sample has ended.
@@ -8,16 +10,19 @@ starts when the last sample has ended.
 
 from __future__ import annotations
 
-import heapq
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from plait.errors import ConfigError
 from plait.policy.migration import InstanceLoad, Migration, Move, Transfer, Unfinished, decide
 from plait.policy.step import Key, Limits, StepKind
 from plait.schedule.action import Kind, action_id
-from plait.schedule.timeline import Span, Timeline
-from plait.simulator.engine import Request, Running, SimulatedEngine, Step
+from plait.schedule.dispatch import Dispatcher, Task
+from plait.schedule.dispatch import Key as TaskKey
+from plait.schedule.timeline import Timeline
+from plait.schedule.work import MOVED_ON, Done, Work
+from plait.simulator.clock import SimulatedClock
+from plait.simulator.engine import Request, SimulatedEngine, Step
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,33 +84,49 @@ def simulate_rollout(
     """
     if fusion is not None and fusion.max_batch > limits.max_running:
         raise ConfigError(f"max_batch: expected at most max_running = {limits.max_running}, found {fusion.max_batch}")
-    rollout = _Rollout(requests, limits, step_s, scoring, fusion, model)
-    rollout.run()
+    clock = SimulatedClock()
+    rollout = _Rollout(requests, limits, step_s, scoring, fusion, model, clock)
+    dispatcher = Dispatcher(rollout, clock, here=None)
+    dispatcher.add(rollout.keys)
+    dispatcher.run()
+    assert rollout.left == 0, f"{rollout.left} samples were never finished"
     return Outcome(
-        Timeline(tuple(rollout.spans)).ordered(),
+        Timeline(tuple(clock.spans)).ordered(),
         rollout.generation_s,
         rollout.migration,
         tuple(tuple(instance.steps) for instance in rollout.instances),
     )
 
 
+_GENERATE, _SCORE = 0, 1
+"""What an instance does: its tasks have the numbers 2 i and 2 i + 1, so that instances take turns by their numbers."""
+
+
 @dataclass(slots=True)
 class _Instance:
-    """busy: an action is under way; current: the step under way, None while scoring or idle; leaving: where its
-    samples go, once that is decided
+    """current: the step under way; leaving: where its samples go, once that is decided; task: its generation, while it
+    goes on; freed: the device has nothing left to do for generation
     """
 
     number: int
     engine: SimulatedEngine
-    busy: bool = False
     current: Step | None = None
     leaving: dict[Key, Move] | None = None
+    task: Task | None = None
     freed: bool = False
     steps: list[Step] = field(default_factory=list)
     num_scores: int = 0
 
+    def free(self) -> None:
+        """Let the device go; what is still to be sent goes over the link beside what comes next on it."""
+        self.freed = True
+        if self.task is not None:
+            self.task.release()
+
 
 class _Rollout:
+    """`schedule.dispatch.Program`: generation and scoring of each instance, which is a rank."""
+
     def __init__(
         self,
         requests: Sequence[Sequence[Request]],
@@ -114,8 +135,9 @@ class _Rollout:
         scoring: Scoring | None,
         fusion: Fusion | None,
         model: str,
+        clock: SimulatedClock,
     ):
-        self.step_s, self.scoring, self.fusion, self.model = step_s, scoring, fusion, model
+        self.step_s, self.scoring, self.fusion, self.model, self.clock = step_s, scoring, fusion, model, clock
         self.instances = [_Instance(number, SimulatedEngine(limits)) for number in range(len(requests))]
         self.tokens: dict[Key, int] = {}
         for instance, queue in zip(self.instances, requests, strict=True):
@@ -127,66 +149,82 @@ class _Rollout:
                     self.tokens[request.uid, index] = request.prompt_tokens + length
         self.number = {key: k for k, key in enumerate(self.tokens)}
         self.left = len(self.tokens)
-        self.spans: list[Span] = []
-        self.events: list[tuple[float, int, Callable[[], None]]] = []
-        self.ticket = 0
-        self.now = self.generation_s = 0.0
-        self.link_free = [0.0] * len(self.instances)
+        self.generation_s = 0.0
         self.migration: Migration | None = None
         roles = scoring.roles if scoring is not None else ()
         self.unscored: dict[str, list[Key]] = {role: [] for role in roles}
 
-    def run(self) -> None:
-        for instance in self.instances:
-            self.go_on(instance)
-        while self.events:
-            self.now, _, happen = heapq.heappop(self.events)
-            happen()
-        assert self.left == 0, f"{self.left} samples were never finished"
+    @property
+    def keys(self) -> list[TaskKey]:
+        what = (_GENERATE,) if self.scoring is None else (_GENERATE, _SCORE)
+        return [(0, 2 * instance.number + one) for instance in self.instances for one in what]
 
-    def at(self, time_s: float, happen: Callable[[], None]) -> None:
-        self.ticket += 1
-        heapq.heappush(self.events, (time_s, self.ticket, happen))
+    def needs(self, key: TaskKey) -> Collection[TaskKey]:
+        number, what = divmod(key[1], 2)
+        return ((0, 2 * number),) if what == _SCORE and not self.instances[number].freed else ()
 
-    def go_on(self, instance: _Instance) -> None:
-        """Begin the instance's next step, or score, or do nothing."""
-        if instance.busy:
-            return
-        if instance.leaving is not None:
-            self.send(instance)
-        if instance.engine.has_work:
-            self.decode(instance)
-        elif self.scoring and (instance.freed or self.left == 0):
-            self.score(instance)
+    def partners(self, key: TaskKey) -> tuple[TaskKey, ...]:
+        return (key,)
 
-    def decode(self, instance: _Instance) -> None:
+    def mesh(self, key: TaskKey) -> frozenset[int]:
+        return frozenset({key[1] // 2})
+
+    def begin(self, keys: tuple[TaskKey, ...]) -> Task:
+        number, what = divmod(keys[0][1], 2)
+        instance = self.instances[number]
+        if what == _SCORE:
+            return Task(keys, f"score/{number}", self._score(instance), self.mesh(keys[0]))
+        instance.task = Task(keys, f"{self.model}/{number}", self._generate(instance), self.mesh(keys[0]), self.model)
+        return instance.task
+
+    def _generate(self, instance: _Instance) -> Work[None]:
+        while self.left:
+            if instance.leaving is not None:
+                instance.free()
+                self._send(instance, instance.leaving)
+                return
+            if instance.engine.has_work:
+                yield from self._step(instance)
+            else:  # samples of others may come
+                yield None
+
+    def _step(self, instance: _Instance) -> Work[None]:
         step = instance.engine.step()
-        seconds = self.step_s(step)
         kind = Kind.PREFILL if step.kind is StepKind.PREFILL else Kind.DECODE
         name = action_id(kind, self.model, instance.number, 0, len(instance.steps))
         instance.steps.append(step)
         instance.current = step
-        self.occupy(instance, name, kind, seconds, self.model, step.num_tokens, lambda: self.ended(instance, step))
+        done = Done(name, kind.value, step.num_tokens)
+        decided = yield from self.clock.take(
+            done, instance.number, self.model, self.step_s(step), lambda: self._ended(instance, step)
+        )
+        if not decided:  # who scores takes what has ended before this instance goes on
+            yield MOVED_ON
 
-    def ended(self, instance: _Instance, step: Step) -> None:
+    def _ended(self, instance: _Instance, step: Step) -> bool:
+        """Whether that changes what all of them do."""
         instance.current = None
         for key in step.finished:
             self.left -= 1
             for queue in self.unscored.values():
                 queue.append(key)
         if self.left == 0:
-            self.generation_s = self.now
-            self.wake()
-        elif step.finished and self.migration is None and self.fusion is not None:
-            self.consider(self.fusion)
+            self.generation_s = self.clock.now_s
+            for other in self.instances:
+                other.free()
+            return True
+        if step.finished and self.migration is None and self.fusion is not None:
+            self._consider(self.fusion)
+            return self.migration is not None
+        return False
 
-    def consider(self, fusion: Fusion) -> None:
+    def _consider(self, fusion: Fusion) -> None:
         if any(instance.engine.num_waiting for instance in self.instances):
             return
         loads = [
             InstanceLoad(
                 instance.number,
-                tuple(self.unfinished(key, tokens, fusion) for key, tokens in self.growing(instance)),
+                tuple(self._unfinished(key, tokens, fusion) for key, tokens in self._growing(instance)),
                 fusion.kv_bytes_free,
             )
             for instance in self.instances
@@ -196,14 +234,15 @@ class _Rollout:
             return
         for number in self.migration.free:
             self.instances[number].leaving = {}
+            if self.instances[number].current is None:
+                self.instances[number].free()
         samples = {number: key for key, number in self.number.items()}
         for move in self.migration.moves:
             leaving = self.instances[move.source].leaving
             assert leaving is not None, f"sample {move.sample} moves from an instance that is kept"
             leaving[samples[move.sample]] = move
-        self.wake()
 
-    def growing(self, instance: _Instance) -> Iterator[tuple[Key, int]]:
+    def _growing(self, instance: _Instance) -> Iterator[tuple[Key, int]]:
         """The samples of an instance that are not known to be finished, with their tokens: the ends of a step under
         way are not known yet.
         """
@@ -212,79 +251,48 @@ class _Rollout:
         for key in instance.current.finished if instance.current is not None else ():
             yield key, self.tokens[key]
 
-    def unfinished(self, key: Key, tokens: int, fusion: Fusion) -> Unfinished:
+    def _unfinished(self, key: Key, tokens: int, fusion: Fusion) -> Unfinished:
         return Unfinished(self.number[key], tokens, fusion.kv_bytes(tokens))
 
-    def send(self, instance: _Instance) -> None:
-        """At a step's end: the samples of a freed instance leave, one after the other over its link."""
-        moves, instance.leaving, instance.freed = instance.leaving, None, True
-        assert moves is not None, "only an instance that was told where to send to sends"
+    def _send(self, instance: _Instance, moves: dict[Key, Move]) -> None:
+        """The samples of a freed instance leave, one after the other over its link."""
         assert self.fusion is not None, "samples moved without settings for it"
+        end = 0.0
         for sample in instance.engine.export():
             move = moves[sample.key]
-            tokens = sample.tokens
-            unfinished = self.unfinished(sample.key, tokens, self.fusion)
-            seconds = self.fusion.move_s(unfinished, move.transfer)
-            start = max(self.now, self.link_free[instance.number])
-            self.link_free[instance.number] = start + seconds
+            unfinished = self._unfinished(sample.key, sample.tokens, self.fusion)
             name = action_id(Kind.MOVE, self.model, instance.number, 0, move.sample)
             moved = unfinished.kv_bytes if move.transfer is Transfer.KV else 0
-            self.spans.append(
-                Span(name, Kind.MOVE.value, instance.number, start, start + seconds, moved, 0, "send", self.model)
+            target = self.instances[move.target].engine
+            end = self.clock.begin(
+                Done(name, Kind.MOVE.value, bytes=moved, lane=Kind.MOVE.lane),
+                instance.number,
+                self.model,
+                self.fusion.move_s(unfinished, move.transfer),
+                lambda sample=sample, target=target, move=move: target.import_(sample, move.transfer),
+                after_s=end,
             )
-            target = self.instances[move.target]
-            self.at(start + seconds, lambda sample=sample, target=target, move=move: self.arrive(sample, target, move))
 
-    def arrive(self, sample: Running, target: _Instance, move: Move) -> None:
-        target.engine.import_(sample, move.transfer)
-        self.go_on(target)
-
-    def score(self, instance: _Instance) -> None:
+    def _score(self, instance: _Instance) -> Work[None]:
         assert self.scoring is not None, "scoring without settings"
-        role = next((role for role, queue in self.unscored.items() if queue), None)
-        if role is None:
-            return
-        queue = self.unscored[role]
+        while True:
+            role = next((role for role, queue in self.unscored.items() if queue), None)
+            if role is not None:
+                tokens = self._take(self.unscored[role], self.scoring.max_tokens)
+                name = action_id(Kind.SCORE, role, instance.number, 0, instance.num_scores)
+                instance.num_scores += 1
+                done, seconds = Done(name, Kind.SCORE.value, tokens), self.scoring.seconds(role, tokens)
+                yield from self.clock.take(done, instance.number, role, seconds, lambda: None)
+            elif self.left:  # more will be finished
+                yield None
+            else:
+                return
+
+    def _take(self, queue: list[Key], most: int) -> int:
+        """The next batch out of a queue: its tokens."""
         size, tokens = 0, 0
-        while size < len(queue) and (size == 0 or tokens + self.tokens[queue[size]] <= self.scoring.max_tokens):
+        while size < len(queue) and (size == 0 or tokens + self.tokens[queue[size]] <= most):
             tokens += self.tokens[queue[size]]
             size += 1
         del queue[:size]
-        name = action_id(Kind.SCORE, role, instance.number, 0, instance.num_scores)
-        instance.num_scores += 1
-        self.occupy(instance, name, Kind.SCORE, self.scoring.seconds(role, tokens), role, tokens, lambda: None)
-
-    def occupy(
-        self,
-        instance: _Instance,
-        name: str,
-        kind: Kind,
-        seconds: float,
-        role: str,
-        tokens: int,
-        then: Callable[[], None],
-    ) -> None:
-        """Keep the instance's compute lane busy; what comes `then` is done at the end, and the instance goes on."""
-        end = self.now + seconds
-        self.spans.append(
-            Span(name, kind.value, instance.number, self.now, end, tokens=tokens, lane="compute", role=role)
-        )
-        instance.busy = True
-
-        def finish() -> None:
-            instance.busy = False
-            then()
-            self.wake_scorers()
-            self.go_on(instance)
-
-        self.at(end, finish)
-
-    def wake(self) -> None:
-        for instance in self.instances:
-            self.go_on(instance)
-
-    def wake_scorers(self) -> None:
-        """Freed instances that ran out of finished samples look again."""
-        for instance in self.instances:
-            if instance.freed:
-                self.go_on(instance)
+        return tokens

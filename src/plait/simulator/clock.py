@@ -1,0 +1,68 @@
+"""Simulated seconds: the clock with which `schedule.dispatch` drives a prediction as it drives a run."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+from plait.schedule.dispatch import Task
+from plait.schedule.timeline import Span
+from plait.schedule.work import Done, Work
+
+Said = TypeVar("Said")
+
+
+class SimulatedClock:
+    """`schedule.dispatch.Clock` of a prediction. Works say how long their actions take (`take`, `begin`); time passes
+    only where none of them can go on, from the end of one action to the end of the next.
+
+    Ends at the same moment come in the order in which their actions began, each by itself: what can go on after the
+    first goes on before the second has come.
+    """
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+        self.spans: list[Span] = []
+        """Of every action that has begun."""
+        self._ends: list[tuple[float, int, Callable[[], object]]] = []
+        self._begun = 0
+
+    def advance(self, task: Task) -> Done | None:
+        """The record of an action comes when that begins: its end is known."""
+        return next(task.work)
+
+    def wait(self, tasks: Sequence[Task]) -> None:
+        """On to the next end of an action."""
+        assert self._ends, f"nobody would ever go on with {[task.name for task in tasks]}"
+        self.now_s, _, deliver = heapq.heappop(self._ends)
+        deliver()
+
+    def begin(
+        self, done: Done, rank: int, role: str, seconds: float, deliver: Callable[[], object], *, after_s: float = 0.0
+    ) -> float:
+        """An action that nobody waits with; once it has ended, what it `deliver`s is there for all works.
+
+        Args:
+            after_s: it begins then, or now if that is later.
+
+        Returns:
+            When it ends.
+        """
+        start = max(self.now_s, after_s)
+        end = start + seconds
+        self.spans.append(
+            Span(done.action, done.kind, rank, start, end, done.bytes, done.tokens, done.lane, role),
+        )
+        self._begun += 1
+        heapq.heappush(self._ends, (end, self._begun, deliver))
+        return end
+
+    def take(self, done: Done, rank: int, role: str, seconds: float, deliver: Callable[[], Said]) -> Work[Said]:
+        """An action to its end; what `deliver` says then."""
+        said: list[Said] = []
+        self.begin(done, rank, role, seconds, lambda: said.append(deliver()))
+        yield done
+        while not said:
+            yield None
+        return said[0]
