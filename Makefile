@@ -7,10 +7,15 @@ STEPS   ?=
 ONE     := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1
 WORKERS ?= 2
 
-.PHONY: help demo test test-all lint setup setup-test clean
+# Plain Python, numbers and files: no process is started and no real model read.
+QUICK   := $(addprefix tests/,algorithms cost data dataflow fuzz layout observe policy recipes schedule simulator test_shape.py)
+NOT_QUICK := $(addprefix --ignore=tests/,algorithms/test_toys.py data/test_examples.py data/test_sources.py)
+
+.PHONY: help demo quick test test-all lint setup setup-test clean
 
 help:
 	@echo "make demo [STEPS=2]   train SmolLM2-135M-Instruct with GRPO; before/after table (about 8 minutes)"
+	@echo "make quick            the tests that need neither processes nor a real model (under a minute)"
 	@echo "make test             lint, types, floors and the default tests (under 10 minutes on 2 cores)"
 	@echo "make test-all         the slow suites as well"
 
@@ -33,6 +38,9 @@ lint: setup-test
 	$(BIN)/ruff format --check src tests benchmarks examples
 	$(BIN)/pyright
 	$(BIN)/lint-imports
+
+quick: setup-test
+	$(ONE) $(BIN)/pytest -q -n $(WORKERS) --dist loadfile -m "not slow" $(QUICK) $(NOT_QUICK)
 
 test: setup-test lint
 	$(ONE) $(BIN)/pytest -n $(WORKERS) --dist loadfile -m "not slow"
