@@ -18,8 +18,10 @@ from plait.generation.request import Request
 from plait.generation.settings import SamplingSettings
 from plait.kernels.noise import NoiseKey
 from plait.models.language_model import copy_of, load_model
+from plait.training.mini_batch import LossCall
 from plait.training.settings import OptimizerSettings
 from plait.training.trainer import Trainer
+from plait.training.trainer_settings import ExecutionSettings, SampleSettings, UpdateSettings
 
 MICRO_BATCH_TOKENS = 4096
 
@@ -34,17 +36,17 @@ class Side:
         model = load_model(workload.model, dtype=workload.dtype, device="cpu")
         self.sampling = SamplingSettings(max_response_tokens=workload.max_response_tokens)
         self.engine = Engine(model, self.sampling, keep_memory=False)
+        execution = ExecutionSettings(MICRO_BATCH_TOKENS)
+        samples = SampleSettings(self.sampling.temperature, workload.max_response_tokens)
         self.actor = Trainer(
             model,
-            OptimizerSettings(learning_rate=LEARNING_RATE, max_grad_norm=MAX_GRAD_NORM),
-            micro_batch_tokens=MICRO_BATCH_TOKENS,
-            temperature=self.sampling.temperature,
-            total_optimizer_steps=workload.num_steps,
-            max_response_tokens=workload.max_response_tokens,
+            execution,
+            samples,
+            UpdateSettings(
+                OptimizerSettings(learning_rate=LEARNING_RATE, max_grad_norm=MAX_GRAD_NORM), workload.num_steps
+            ),
         )
-        self.ref = Trainer(
-            copy_of(model), role="ref", micro_batch_tokens=MICRO_BATCH_TOKENS, temperature=self.sampling.temperature
-        )
+        self.ref = Trainer(copy_of(model), execution, samples, role="ref")
         self.scored_tokens = self.trained_tokens = 0
 
     def step(self, step: int) -> StepReport:
@@ -101,9 +103,8 @@ class Side:
                 return end.value
 
     def _train(self, node: Node, rows: Rows, step: int) -> None:
-        assert node.fn is not None, "a TRAIN node has a loss"
-        options = {name: node.options[name] for name in ("mini_batches", "epochs", "whole_groups")}
-        actions = self.actor.train(rows, node.inputs, node.fn, **options, step=step)
+        passes = {name: node.options[name] for name in ("mini_batches", "epochs")}
+        actions = self.actor.train(rows, LossCall.of(node), **passes, step=step)
         while True:
             self.watch.enter("training")
             done = next(actions, None)

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from plait.training.loss_batch import MicroBatchLoss, MiniBatchTotals, TokenMeans
+from plait.training.loss_batch import MicroBatchLoss, MiniBatchTotals, Responses, TokenMeans
+from plait.training.outputs import Outputs as ModelOutputs
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
 
@@ -75,17 +76,20 @@ def run_loss(
             "scores": _leaf(outputs.scores, part),
         }
         batch = MicroBatchLoss(
-            given["logprobs"],
-            None,
-            torch.zeros(tokens.stop - tokens.start, dtype=torch.float64),
-            outputs.lengths[part],
+            ModelOutputs(
+                logprobs_R=given["logprobs"],
+                likeliest_R=_likeliest(outputs, tokens),
+                values_R=given["values"],
+                scores_N=given["scores"],
+            ),
+            Responses(
+                outputs.lengths[part],
+                torch.zeros(tokens.stop - tokens.start, dtype=torch.float64),
+                None if outputs.mask is None else torch.tensor(outputs.mask[tokens], dtype=torch.float64),
+                outputs.ids[part],
+            ),
             outputs.totals,
             means,
-            values_R=given["values"],
-            scores_N=given["scores"],
-            likeliest_R=_likeliest(outputs, tokens),
-            mask_R=None if outputs.mask is None else torch.tensor(outputs.mask[tokens], dtype=torch.float64),
-            samples=outputs.ids[part],
         )
         share = loss(
             batch,

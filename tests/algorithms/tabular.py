@@ -18,7 +18,8 @@ from plait.data.records import FinishReason, Prompt, Sample
 from plait.data.rows import Rows, evaluate, spread_to
 from plait.dataflow import CallKind, Column, Level, Node, trace
 from plait.policy.packing import draw_mini_batches
-from plait.training.loss_batch import MicroBatchLoss, MiniBatchTotals, TokenMeans
+from plait.training.loss_batch import MicroBatchLoss, MiniBatchTotals, Responses, TokenMeans
+from plait.training.outputs import Outputs
 from tests.algorithms.flows import ROLES
 
 Reward = Callable[[int, tuple[int, ...]], float]
@@ -175,17 +176,15 @@ class TabularRun:
         totals = MiniBatchTotals.of(rows, self.table.shape[1], mask)
         means = TokenMeans(totals.tokens)
         batch = MicroBatchLoss(
-            logprobs_R,
-            logprobs_R,
-            torch.zeros(rows.num_tokens, dtype=torch.float64),
-            lengths,
+            Outputs(logprobs_R, logprobs_R, None if scalar else self._likeliest(table, rows), values_R, scores_N),
+            Responses(
+                lengths,
+                torch.zeros(rows.num_tokens, dtype=torch.float64),
+                mask_R,
+                [(s.prompt.uid, s.index) for s in rows.samples],
+            ),
             totals,
             means,
-            values_R=values_R,
-            scores_N=scores_N,
-            likeliest_R=None if scalar else self._likeliest(table, rows),
-            mask_R=mask_R,
-            samples=[(s.prompt.uid, s.index) for s in rows.samples],
         )
         assert node.fn is not None
         (gradient,) = torch.autograd.grad(node.fn(batch, **columns), table)

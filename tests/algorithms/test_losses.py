@@ -29,7 +29,8 @@ from plait.algorithms.remax import ReMaxOptions, remax
 from plait.algorithms.rloo import RLOOOptions, rloo
 from plait.algorithms.safe_rlhf import SafeRLHFOptions, safe_rlhf
 from plait.errors import RunError
-from plait.training.loss_batch import MicroBatchLoss, MiniBatchTotals, TokenMeans, loss_share
+from plait.training.loss_batch import MicroBatchLoss, MiniBatchTotals, Responses, TokenMeans, loss_share
+from plait.training.outputs import Outputs as ModelOutputs
 from tests.algorithms import oracle
 from tests.algorithms.batches import Outputs, run_loss
 from tests.algorithms.flows import loss_of
@@ -73,7 +74,9 @@ def test_a_weighed_kl_by_hand():
     ref = torch.zeros(3, dtype=torch.float64)
     for how, slopes in (("k3", [LN2, -LN2, 0.0]), ("k1", [LN2 + 1, -LN2 + 1, 1.0])):
         log_ratio.grad = None
-        batch = MicroBatchLoss(log_ratio, ref, ref, [3], MiniBatchTotals(3, 1, 3), TokenMeans(3))
+        batch = MicroBatchLoss(
+            ModelOutputs(log_ratio, ref), Responses([3], ref), MiniBatchTotals(3, 1, 3), TokenMeans(3)
+        )
         bounds = {"clip_low": 0.2, "clip_high": 0.2, "aggregation": Aggregation.TOKEN_MEAN}
         policy_loss(batch, ref, None, ref, 3.0, **bounds, kl_estimator=KLEstimator(how), weigh_kl=True).backward()
         assert log_ratio.grad.tolist() == pytest.approx(slopes)
@@ -89,7 +92,8 @@ def test_a_weighed_kl_has_the_gradient_of_the_kl_after_an_update(how, weigh_kl, 
     policy, ref = logits.log_softmax(0), torch.tensor([0.2, 0.2, 0.6], dtype=torch.float64).log()
     drawn = torch.tensor([0] * 5 + [1] * 3 + [2] * 2)
     old = torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64).log()[drawn]
-    batch = MicroBatchLoss(policy[drawn], old, old, [1] * 10, MiniBatchTotals(10, 10, 1), TokenMeans(10))
+    responses = Responses([1] * 10, old)
+    batch = MicroBatchLoss(ModelOutputs(policy[drawn], old), responses, MiniBatchTotals(10, 10, 1), TokenMeans(10))
     bounds = {"clip_low": 0.2, "clip_high": 0.2, "aggregation": Aggregation.TOKEN_MEAN}
     kl = {"kl_estimator": KLEstimator(how), "weigh_kl": weigh_kl}
     policy_loss(batch, torch.zeros_like(old), old, ref[drawn], 1.0, **bounds, **kl).backward()
@@ -131,7 +135,8 @@ def loss_batch(
 ) -> MicroBatchLoss:
     values = tensor(logprobs)
     spread = values.detach() if entropies is None else tensor(entropies)
-    return MicroBatchLoss(values, spread, values.detach(), lengths, totals, means or TokenMeans(totals.tokens))
+    responses = Responses(lengths, values.detach())
+    return MicroBatchLoss(ModelOutputs(values, spread), responses, totals, means or TokenMeans(totals.tokens))
 
 
 @pytest.mark.parametrize(
@@ -341,7 +346,8 @@ def test_a_sequence_sum_does_not_depend_on_its_neighbours():
         lengths = [before, 500, 3]
         around = [rng.normal(size=n).astype(np.float32) for n in (before, 3)]
         logprobs = torch.tensor(np.concatenate([around[0], values, around[1]]), requires_grad=True)
-        batch = MicroBatchLoss(logprobs, logprobs, logprobs, lengths, MiniBatchTotals(9, 3, 9), TokenMeans(9))
+        outputs, responses = ModelOutputs(logprobs, logprobs), Responses(lengths, logprobs)
+        batch = MicroBatchLoss(outputs, responses, MiniBatchTotals(9, 3, 9), TokenMeans(9))
         sums = batch.sequence_sum(logprobs)
         scale = torch.zeros(len(logprobs))
         scale[before : before + 500] = torch.tensor(weights)

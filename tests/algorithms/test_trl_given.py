@@ -23,7 +23,7 @@ from plait.models.scalar_loading import scalar_of
 from plait.models.scalar_model import ScalarModel
 from tests.algorithms.flows import loss_of
 from tests.models.tiny import tiny, tiny_model, tiny_tokenizer
-from tests.training.batches import make_trainer, run_all
+from tests.training.batches import evaluate, make_trainer, run_all, train
 from tests.training.exact import ExactFloat64
 
 pytest.importorskip("trl")
@@ -64,7 +64,7 @@ def assert_equal_gradients(trainer: Any, module: torch.nn.Module, tolerance: flo
     assert largest > 0.02
     for block, start, stop in trainer.model.layout.entries:
         expected = theirs[block.param.name]
-        found = trainer._optimizer.gradients[start:stop].view(block.shape)
+        found = trainer.optimizer.gradients[start:stop].view(block.shape)
         expected = torch.zeros_like(found) if expected is None else expected
         assert (found - expected).abs().max() <= tolerance * largest, block.param.name
 
@@ -109,7 +109,7 @@ def test_dpo_equals_trl(trl_dpo, loss_type, smoothing, beta):
         expected.backward()
         rows = rows.with_column(REF, run_all(reference.logprobs(rows))[1])
         columns = {"ref_logprobs": REF}
-        _, metrics = run_all(trainer.train(rows, columns, loss, mini_batches=1, epochs=1, step=0, whole_groups=True))
+        _, metrics = run_all(train(trainer, rows, columns, loss, whole_groups=True))
     # TRL's head works in float32 even for a float64 model.
     assert metrics["actor/loss"] == pytest.approx(expected.item(), rel=1e-6)
     assert_equal_gradients(trainer, trl_dpo.model, 1e-5)
@@ -135,7 +135,8 @@ def test_smoothed_labels_are_not_trls(trl_dpo):
         policy = run_all(trainer.logprobs(rows))[1]
         found = {
             smoothing: run_all(
-                trainer.evaluate(
+                evaluate(
+                    trainer,
                     rows,
                     {"ref_logprobs": REF},
                     loss_of(dpo, DPOOptions(label_smoothing=smoothing)),
@@ -185,7 +186,7 @@ def test_the_reward_model_equals_trl(tmp_path, centre, margin, dtype):
     with ExactFloat64():
         expected = trl.compute_loss(trl.model, DataCollatorForPreference(pad_token_id=0)(whole))
         expected.backward()
-        _, metrics = run_all(trainer.train(rows, columns, loss, mini_batches=1, epochs=1, step=0, whole_groups=True))
+        _, metrics = run_all(train(trainer, rows, columns, loss, whole_groups=True))
     tolerance = 1e-7 if dtype is torch.float64 else 1e-5
     assert metrics["reward/loss"] == pytest.approx(expected.item(), rel=tolerance)
     assert_equal_gradients(trainer, trl.model, 10 * tolerance)
@@ -216,7 +217,8 @@ def test_sft_equals_the_cross_entropy_of_transformers():
         expected = module(input_ids=padded, attention_mask=attention, labels=targets).loss
         expected.backward()
         _, metrics = run_all(
-            trainer.train(
+            train(
+                trainer,
                 rows.with_column(mask, trained),
                 {},
                 loss_of(sft, SFTOptions()),
@@ -275,7 +277,7 @@ def test_token_accuracy_equals_trl(tmp_path):
     with ExactFloat64():
         trl.compute_loss(trl.model, batch)
         loss = loss_of(sft, SFTOptions())
-        _, metrics = run_all(trainer.train(rows, {}, loss, mini_batches=1, epochs=1, step=0, mask=mask))
+        _, metrics = run_all(train(trainer, rows, {}, loss, mask=mask))
     [expected] = trl._metrics["train"]["mean_token_accuracy"]
     assert 0.2 < expected < 0.8
     assert metrics["actor/mean_token_accuracy"] == pytest.approx(expected, rel=1e-6)

@@ -16,7 +16,8 @@ from plait.data.rows import Rows, evaluate
 from plait.dataflow import CallKind, Dataflow, Level
 from plait.errors import PlaitError
 from plait.recipes.algorithm import load_flow, trace_algorithm
-from plait.training.loss_batch import MicroBatchLoss, MiniBatchTotals, TokenMeans, loss_share
+from plait.training.loss_batch import MicroBatchLoss, MiniBatchTotals, Responses, TokenMeans, loss_share
+from plait.training.outputs import Outputs
 
 ROLES = ("actor", "ref", "reward", "critic")
 
@@ -273,8 +274,9 @@ def _run(flow: Dataflow) -> None:
             case CallKind.TRAIN:
                 columns = {name: torch.tensor(rows.columns[c]).float() for name, c in node.inputs.items()}
                 logprobs_R = torch.full((4,), -1.0, requires_grad=True)
+                responses = Responses([1] * 4, logprobs_R.detach())
                 batch = MicroBatchLoss(
-                    logprobs_R, logprobs_R, logprobs_R.detach(), [1] * 4, MiniBatchTotals(4, 4, 8), TokenMeans(4)
+                    Outputs(logprobs_R, logprobs_R), responses, MiniBatchTotals(4, 4, 8), TokenMeans(4)
                 )
                 assert node.fn is not None
                 loss_share(node.fn, batch, columns)

@@ -11,6 +11,7 @@ from plait.models import backbone
 from plait.models.language_model import LanguageModel
 from plait.models.scalar_loading import scalar_of
 from plait.training.trainer import Trainer
+from plait.training.trainer_settings import ExecutionSettings, SampleSettings
 from tests.models.tiny import tiny_model
 
 FAMILIES = ("llama", "qwen3", "gemma2", "gemma3_text", "mixtral", "qwen3_moe")
@@ -102,4 +103,4 @@ def test_layers_that_cannot_be_found_are_refused_before_the_first_step() -> None
     model.module.base_model.others = torch.nn.ModuleList([torch.nn.Identity(), torch.nn.Identity()])
     expected = "^checkpoint_activations: CTRLModel neither marks .* one list of 2 modules, but 2; set .* to false"
     with pytest.raises(ModelError, match=expected):
-        Trainer(model, micro_batch_tokens=64, temperature=1.0, checkpoint_activations=True)
+        Trainer(model, ExecutionSettings(64, checkpoint_activations=True), SampleSettings(1.0))

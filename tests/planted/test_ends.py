@@ -9,7 +9,7 @@ from plait.algorithms.losses import Aggregation
 from plait.data.records import FinishReason, Prompt, Sample
 from plait.data.rows import Rows
 from tests.models.tiny import tiny_llama
-from tests.training.batches import make_trainer, run_all
+from tests.training.batches import make_trainer, run_all, train
 
 EOS = 2
 
@@ -26,6 +26,6 @@ def test_the_end_token_is_learnt(pad: int) -> None:
     trainer = make_trainer(model)
     rows = Rows((Sample(Prompt(0, "", (5, 6, 7)), 0, (EOS,), (-5.0,), "", FinishReason.STOP),))
     before = run_all(trainer.logprobs(rows))[1]
-    _, metrics = run_all(trainer.train(rows, {}, minus_logprob, mini_batches=1, epochs=1, step=0))
+    _, metrics = run_all(train(trainer, rows, {}, minus_logprob))
     assert metrics["actor/loss"] == pytest.approx(-before[0])
     assert run_all(trainer.logprobs(rows))[1][0] > before[0] + 1e-3

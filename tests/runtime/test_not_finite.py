@@ -29,7 +29,7 @@ def poisoned_after(step: int, buffer: str, patch: pytest.MonkeyPatch) -> None:
         if session.done.step == step:
             trainer = session.workers.rank_state.roles["actor"].trainer
             assert trainer is not None
-            trainer.buffers()[buffer][3] = torch.inf
+            trainer.optimizer.buffers()[buffer][3] = torch.inf
         return metrics
 
     patch.setitem(api.train_session.__globals__, "run_step", poison)

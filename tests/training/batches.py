@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator, Iterable, Mapping
+from dataclasses import fields
 from typing import Any
 
 import numpy as np
@@ -10,9 +11,12 @@ import numpy as np
 from plait.data.records import FinishReason, Prompt, Sample
 from plait.data.rows import Rows
 from plait.dataflow import Column, Level
-from plait.models.language_model import LanguageModel
+from plait.schedule.work import Done, Work
+from plait.training.mini_batch import LossCall
+from plait.training.outputs import Model
 from plait.training.settings import OptimizerSettings
-from plait.training.trainer import Done, Trainer
+from plait.training.trainer import Trainer
+from plait.training.trainer_settings import ExecutionSettings, SampleSettings, UpdateSettings
 
 MAX_RESPONSE_TOKENS = 12
 NO_CLIP = float("inf")
@@ -45,19 +49,56 @@ def with_policy_columns(rows: Rows, logprobs: np.ndarray, *, seed: int = 1, spre
     return rows.with_column(OLD, near[0]).with_column(REF, near[1])
 
 
-def make_trainer(model: LanguageModel, **overrides: Any) -> Trainer:
-    """A trainer without gradient clipping and with a rate of 1e-3; keys of OptimizerSettings or of Trainer."""
-    keys = set(OptimizerSettings.model_fields)
-    settings: dict[str, Any] = {"learning_rate": 1e-3, "max_grad_norm": NO_CLIP}
-    settings |= {name: value for name, value in overrides.items() if name in keys}
-    given: dict[str, Any] = {
+def make_trainer(model: Model, **overrides: Any) -> Trainer:
+    """A trainer without gradient clipping and with a rate of 1e-3; keys of its settings, or of Trainer."""
+    given = {
+        "learning_rate": 1e-3,
+        "max_grad_norm": NO_CLIP,
         "micro_batch_tokens": 64,
         "temperature": 0.7,
         "total_optimizer_steps": 100,
         "max_response_tokens": MAX_RESPONSE_TOKENS,
-    }
-    given |= {name: value for name, value in overrides.items() if name not in keys}
-    return Trainer(model, OptimizerSettings(**settings), **given)
+    } | overrides
+
+    def taken(names: Iterable[str]) -> dict[str, Any]:
+        return {name: given.pop(name) for name in list(names) if name in given}
+
+    optimizer = OptimizerSettings(**taken(OptimizerSettings.model_fields))
+    execution, samples, updates = (
+        taken(field.name for field in fields(settings))
+        for settings in (ExecutionSettings, SampleSettings, UpdateSettings)
+    )
+    return Trainer(
+        model, ExecutionSettings(**execution), SampleSettings(**samples), UpdateSettings(optimizer, **updates), **given
+    )
+
+
+def scorer(model: Model, micro_batch_tokens: int, temperature: float, role: str = "ref") -> Trainer:
+    """The trainer of a frozen role."""
+    return Trainer(model, ExecutionSettings(micro_batch_tokens), SampleSettings(temperature), role=role)
+
+
+def train(
+    trainer: Trainer,
+    rows: Rows,
+    columns: Mapping[str, Column],
+    loss: Callable[..., Any],
+    *,
+    mini_batches: int = 1,
+    epochs: int = 1,
+    step: int = 0,
+    **asked: Any,
+) -> Work[dict[str, float]]:
+    """`Trainer.train`, with keys of LossCall."""
+    call = LossCall(loss, columns, **asked)
+    return trainer.train(rows, call, mini_batches=mini_batches, epochs=epochs, step=step)
+
+
+def evaluate(
+    trainer: Trainer, rows: Rows, columns: Mapping[str, Column], loss: Callable[..., Any], **asked: Any
+) -> Work[dict[str, float]]:
+    """`Trainer.evaluate`, with keys of LossCall."""
+    return trainer.evaluate(rows, LossCall(loss, columns, **asked))
 
 
 def run_all(generator: Generator[Done, None, Any]) -> tuple[list[Done], Any]:

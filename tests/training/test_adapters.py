@@ -18,7 +18,7 @@ from plait.models.scalar_model import ScalarModel
 from plait.training.memory import parameter_bytes
 from plait.training.trainer import Trainer
 from tests.models.tiny import tiny, tiny_llama
-from tests.training.batches import ADVANTAGES, make_trainer, random_rows, run_all
+from tests.training.batches import ADVANTAGES, make_trainer, random_rows, run_all, scorer, train
 from tests.training.exact import ExactFloat64
 from tests.training.padded import padded
 
@@ -46,10 +46,10 @@ def value_loss(batch: Any) -> Tensor:
     return batch.aggregate((batch.values - 1) ** 2, "token-mean")
 
 
-def train(trainer: Trainer, rows: Rows, step: int = 0) -> dict[str, float]:
+def stepped(trainer: Trainer, rows: Rows, step: int = 0) -> dict[str, float]:
     scalar = isinstance(trainer.model, ScalarModel)
     loss, columns = (value_loss, {}) if scalar else (policy_loss, {"advantages": ADVANTAGES})
-    return run_all(trainer.train(rows, columns, loss, mini_batches=1, epochs=1, step=step))[1]
+    return run_all(train(trainer, rows, columns, loss, step=step))[1]
 
 
 def test_gradients_equal_those_through_the_merged_weights():
@@ -79,13 +79,12 @@ def test_gradients_equal_those_through_the_merged_weights():
         advantages_N1 = torch.tensor(rows.columns[ADVANTAGES])[:, None]
         loss = (-advantages_N1 * logprobs_NL).sum() / rows.num_tokens
         loss.backward()
-        metrics = train(trainer, rows)
+        metrics = stepped(trainer, rows)
     assert metrics["actor/loss"] == pytest.approx(loss.item(), rel=1e-9)
-    assert trainer._optimizer is not None
     largest = max(float(leaf.grad.abs().max()) for leaf in leaves.values())
     assert largest > 1e-3
     for block, start, stop in view.trained_layout.entries:
-        found = trainer._optimizer.gradients[start:stop].view(block.shape)
+        found = trainer.optimizer.gradients[start:stop].view(block.shape)
         assert (found - leaves[block.param.name].grad).abs().max() <= 1e-9 * largest, block.param.name
 
 
@@ -94,7 +93,7 @@ def test_only_the_adapter_has_buffers(dtype):
     """Masters, moments and gradients are as long as the adapter; nothing of the base ever requires a gradient."""
     view = adapted(tiny_llama(dtype))
     trainer = make_trainer(view)
-    optimizer = trainer._optimizer
+    optimizer = trainer.optimizer
     assert optimizer is not None
     adapter = view.trained_layout.num_elements
     assert adapter < view.layout.num_elements / 3
@@ -109,7 +108,7 @@ def test_only_the_adapter_has_buffers(dtype):
         return batch.aggregate(batch.logprobs, "token-mean")
 
     base = view.weights.clone()
-    run_all(trainer.train(random_rows(), {}, loss, mini_batches=1, epochs=1, step=0))
+    run_all(train(trainer, random_rows(), {}, loss))
     assert all("lora_" in name for name in seen[0])
     assert len(seen[0]) == len(view.trained_layout.blocks)
     assert not any(param.requires_grad for param in view.module.parameters())
@@ -126,7 +125,7 @@ def test_roles_on_one_backbone_train_apart():
     trainers = {
         "actor": make_trainer(actor, learning_rate=1e-2),
         "critic": make_trainer(critic, role="critic", learning_rate=1e-2),
-        "ref": Trainer(without_lora(actor), micro_batch_tokens=64, temperature=TEMPERATURE, role="ref"),
+        "ref": scorer(without_lora(actor), 64, TEMPERATURE),
     }
 
     def outputs() -> dict[str, list[float]]:
@@ -136,11 +135,11 @@ def test_roles_on_one_backbone_train_apart():
     weights = base.weights.clone()
     plain = outputs()
     assert plain["actor"] != plain["ref"]
-    train(trainers["actor"], rows)
+    stepped(trainers["actor"], rows)
     after_actor = outputs()
     assert {name for name in plain if plain[name] != after_actor[name]} == {"actor"}
     for step in range(3):
-        metrics = train(trainers["critic"], rows, step)
+        metrics = stepped(trainers["critic"], rows, step)
     after_critic = outputs()
     assert {name for name in plain if after_actor[name] != after_critic[name]} == {"critic"}
     assert torch.equal(base.weights, weights)
@@ -152,10 +151,10 @@ def test_roles_on_one_backbone_train_apart():
 def test_a_state_of_adapters_continues_bit_for_bit(checkpoint):
     options = {"checkpoint_activations": checkpoint, "micro_batch_tokens": 40}
     straight = make_trainer(adapted(tiny_llama(torch.bfloat16)), **options)
-    train(straight, random_rows(seed=0))
-    saved = {name: tensor.clone() for name, tensor in straight.state().items()}
-    expected = train(straight, random_rows(seed=1), 1)
+    stepped(straight, random_rows(seed=0))
+    saved = {name: tensor.clone() for name, tensor in straight.optimizer.state().items()}
+    expected = stepped(straight, random_rows(seed=1), 1)
     resumed = make_trainer(add_lora(tiny_llama(torch.bfloat16), SETTINGS, name="actor", seed=9), **options)
-    resumed.load_state(saved)
-    assert train(resumed, random_rows(seed=1), 1) == expected
+    resumed.optimizer.load_state(saved)
+    assert stepped(resumed, random_rows(seed=1), 1) == expected
     assert torch.equal(resumed.model.trained_weights, straight.model.trained_weights)

@@ -12,7 +12,8 @@ from plait.algorithms.losses import Aggregation
 from plait.data.records import FinishReason, Prompt, Sample
 from plait.data.rows import Rows
 from plait.errors import RunError
-from plait.training.loss_batch import MicroBatchLoss, MiniBatchTotals, TokenMeans, loss_share
+from plait.training.loss_batch import MicroBatchLoss, MiniBatchTotals, Responses, TokenMeans, loss_share
+from plait.training.outputs import Outputs
 
 NAN = math.nan
 LENGTHS = [3, 2, 2]
@@ -39,13 +40,12 @@ def batch_of(
     """A language model's batch, or a scalar model's where there are scores."""
     values_R = tensor(values)
     mask_R = None if mask is None else torch.tensor(mask, dtype=torch.float64)
-    fixed = (lengths, totals, means or TokenMeans(totals.tokens))
+    responses = Responses(lengths, values_R.detach(), mask_R, samples)
+    means = means or TokenMeans(totals.tokens)
     if scores is None:
-        return MicroBatchLoss(values_R, values_R, values_R.detach(), *fixed, mask_R=mask_R, samples=samples)
-    outputs = {"values_R": values_R, "scores_N": tensor(scores)}
-    return MicroBatchLoss(
-        None, None, values_R.detach(), *fixed, **outputs, mask_R=mask_R, samples=samples, role="critic"
-    )
+        return MicroBatchLoss(Outputs(values_R, values_R), responses, totals, means)
+    outputs = Outputs(values_R=values_R, scores_N=tensor(scores))
+    return MicroBatchLoss(outputs, responses, totals, means, role="critic")
 
 
 @pytest.mark.parametrize(

@@ -11,25 +11,16 @@ import pytest
 import torch
 
 from plait.data.rows import Rows
-from plait.dataflow import Column
 from plait.training.loss_split import split_gap
 from plait.training.mini_batch import LossCall
+from plait.training.trainer_settings import SampleSettings
 from tests.training.batches import ADVANTAGES, random_rows
 
 
 def gap_of(loss: Callable[..., Any], rows: Rows | None = None, *, role: str = "actor", **options: Any) -> float | None:
-    columns: dict[str, Column] = options.pop("columns", {"advantages": ADVANTAGES})
-    call = LossCall(
-        role=role,
-        loss=loss,
-        columns=columns,
-        batch_values={},
-        mask=None,
-        whole_groups=options.pop("whole_groups", False),
-        temperature=1.0,
-        max_response_tokens=12,
-    )
-    return split_gap(random_rows(empty=True) if rows is None else rows, call, is_scalar=role != "actor")
+    options = {"columns": {"advantages": ADVANTAGES}} | options
+    samples = SampleSettings(temperature=1.0, max_response_tokens=12)
+    return split_gap(random_rows(empty=True) if rows is None else rows, LossCall(loss, **options), role, samples)
 
 
 def mean(batch, advantages):

@@ -22,7 +22,16 @@ from plait.errors import RunError
 from plait.models.scalar_loading import scalar_of
 from plait.training.trainer import Trainer
 from tests.models.tiny import tiny, tiny_llama
-from tests.training.batches import ADVANTAGES, MAX_RESPONSE_TOKENS, REF, make_trainer, random_rows, run_all
+from tests.training.batches import (
+    ADVANTAGES,
+    MAX_RESPONSE_TOKENS,
+    REF,
+    evaluate,
+    make_trainer,
+    random_rows,
+    run_all,
+    train,
+)
 from tests.training.exact import ExactFloat64
 from tests.training.padded import Padded, gradients_of, padded
 
@@ -146,8 +155,7 @@ def head() -> Tensor:
 
 
 def flat_gradients(trainer: Trainer) -> dict[str, Tensor]:
-    assert trainer._optimizer is not None
-    gradients = trainer._optimizer.gradients
+    gradients = trainer.optimizer.gradients
     return {
         block.param.name: gradients[start:stop].view(block.shape).clone()
         for block, start, stop in trainer.model.trained_layout.entries
@@ -185,7 +193,7 @@ def run_case(case: str, rows: Rows, **options: Any) -> tuple[dict[str, Tensor], 
     asked: dict[str, Any] = {"whole_groups": case in ("dpo", "reward"), "batch_values": {BETA: BETA_VALUE}}
     if case != "reward":
         asked["mask"] = MASK
-    _, metrics = run_all(trainer.train(rows, columns, loss, mini_batches=1, epochs=1, step=0, **asked))
+    _, metrics = run_all(train(trainer, rows, columns, loss, **asked))
     return flat_gradients(trainer), metrics, trainer
 
 
@@ -239,24 +247,23 @@ def test_an_evaluation_says_what_a_step_would(case):
     trainer = {"language": language, "scalar": scalar}[kind](micro_batch_tokens=40)
     asked: dict[str, Any] = {"whole_groups": case in ("dpo", "reward"), "batch_values": {BETA: BETA_VALUE}}
     asked |= {} if case == "reward" else {"mask": MASK}
-    before = {name: tensor.clone() for name, tensor in trainer.state().items()}
-    done, found = run_all(trainer.evaluate(rows, columns, loss, **asked))
+    before = {name: tensor.clone() for name, tensor in trainer.optimizer.state().items()}
+    done, found = run_all(evaluate(trainer, rows, columns, loss, **asked))
     assert {record.kind for record in done} == {"SCORE"}
     assert [record.action for record in done] == [f"{trainer.role}.evaluate/mb{i}" for i in range(len(done))]
-    assert all(torch.equal(tensor, before[name]) for name, tensor in trainer.state().items())
+    assert all(torch.equal(tensor, before[name]) for name, tensor in trainer.optimizer.state().items())
     assert not any(parameter.requires_grad for parameter in trainer.model.module.parameters())
-    _, metrics = run_all(trainer.train(rows, columns, loss, mini_batches=1, epochs=1, step=0, **asked))
+    _, metrics = run_all(train(trainer, rows, columns, loss, **asked))
     assert found == {name: metrics[name] for name in found}
     logged = {"surprise", "length", "accuracy", "value", "score"} & metrics.keys()
     assert logged | {f"{trainer.role}/loss"} <= found.keys()
-    _, after = run_all(trainer.evaluate(rows, columns, loss, **asked))
+    _, after = run_all(evaluate(trainer, rows, columns, loss, **asked))
     assert after[f"{trainer.role}/loss"] != found[f"{trainer.role}/loss"], "the step has moved the weights"
 
 
 def test_a_scalar_model_scores_in_any_order():
     """Values and scores of single samples, whatever rows and micro-batches they come in; an empty response has one."""
     rows = random_rows(empty=True)
-    trainer = scalar()
     module = tiny("llama").model
     with torch.no_grad():
         alone = [padded(module, rows.select([i])) for i in range(len(rows)) if rows.samples[i].token_ids]
@@ -265,7 +272,7 @@ def test_a_scalar_model_scores_in_any_order():
         last = [module(input_ids=row, use_cache=False).last_hidden_state[0, -1] for row in ids]
         scores = (torch.stack(last) @ head().t())[:, 0].numpy()
     for budget in (1, 40, 1000):
-        trainer._micro_batch_tokens = budget
+        trainer = scalar(micro_batch_tokens=budget)
         order = random.Random(budget).sample(range(len(rows)), len(rows))
         given = rows.select(order)
         done, found = run_all(trainer.values(given))
@@ -286,7 +293,7 @@ def test_a_role_is_asked_for_what_its_model_has():
         with pytest.raises(RunError, match=rf"actor.{call}: role `actor` is a language model, which has logprobs"):
             run_all(getattr(language(), call)(rows))
     with pytest.raises(RunError, match="role `critic` is a scalar model"):
-        run_all(scalar().train(rows, {}, lambda batch: batch.logprobs.sum(), mini_batches=1, epochs=1, step=0))
+        run_all(train(scalar(), rows, {}, lambda batch: batch.logprobs.sum()))
 
 
 def masked_mean(batch: Any) -> Tensor:
@@ -297,17 +304,17 @@ def test_a_mini_batch_that_is_masked_altogether_is_no_step():
     """It moves no weight, also where the moments of earlier steps would; it is counted, and reports a loss of 0."""
     rows = random_rows()
     trainer = language()
-    run_all(trainer.train(rows, {}, masked_mean, mini_batches=1, epochs=1, step=0))
-    before = {name: tensor.clone() for name, tensor in trainer.state().items()}
+    run_all(train(trainer, rows, {}, masked_mean))
+    before = {name: tensor.clone() for name, tensor in trainer.optimizer.state().items()}
     nothing = rows.with_column(MASK, np.zeros(rows.num_tokens))
-    done, metrics = run_all(trainer.train(nothing, {}, masked_mean, mini_batches=2, epochs=1, step=1, mask=MASK))
+    done, metrics = run_all(train(trainer, nothing, {}, masked_mean, mini_batches=2, epochs=1, step=1, mask=MASK))
     assert done == []
-    assert all(torch.equal(tensor, before[name]) for name, tensor in trainer.state().items())
+    assert all(torch.equal(tensor, before[name]) for name, tensor in trainer.optimizer.state().items())
     expected = {"actor/loss": 0, "training/masked_mini_batches": 2, "training/optimizer_steps": 0}
     assert metrics.items() >= (expected | {"training/mask_coverage": 0, "training/skipped_steps": 0}).items()
-    _, found = run_all(trainer.evaluate(nothing, {}, masked_mean, mask=MASK))
+    _, found = run_all(evaluate(trainer, nothing, {}, masked_mean, mask=MASK))
     assert found == {"actor/loss": 0}
-    assert run_all(trainer.evaluate(Rows(()), {}, masked_mean))[1] == {}
+    assert run_all(evaluate(trainer, Rows(()), {}, masked_mean))[1] == {}
 
 
 def test_a_masked_mini_batch_leaves_the_metrics_of_the_others_alone():
@@ -318,9 +325,9 @@ def test_a_masked_mini_batch_leaves_the_metrics_of_the_others_alone():
         mask[rows.token_places(rows.groups[uid])] = 0
     rows = rows.with_column(MASK, mask)
     trainer = language()
-    _, expected = run_all(trainer.evaluate(rows, {}, masked_mean, mask=MASK))
+    _, expected = run_all(evaluate(trainer, rows, {}, masked_mean, mask=MASK))
     # Four mini-batches of one prompt each: two are masked, two are steps. The first step's metrics are untouched ones.
-    _, metrics = run_all(language().train(rows, {}, masked_mean, mini_batches=4, epochs=1, step=0, mask=MASK))
+    _, metrics = run_all(train(language(), rows, {}, masked_mean, mini_batches=4, epochs=1, step=0, mask=MASK))
     assert metrics["training/masked_mini_batches"] == 2
     assert metrics["training/optimizer_steps"] == 2
     assert metrics["actor/entropy"] == pytest.approx(expected["actor/entropy"], rel=0.05)
@@ -333,7 +340,7 @@ def test_a_mask_of_weights_is_refused():
     with pytest.raises(
         RunError, match=r"mask=….: expected 1 where a token is trained .* found 0.5 in trained\[token\]"
     ):
-        run_all(language().train(halves, {}, masked_mean, mini_batches=1, epochs=1, step=0, mask=MASK))
+        run_all(train(language(), halves, {}, masked_mean, mask=MASK))
 
 
 def test_pairs_stay_together():
@@ -347,10 +354,10 @@ def test_pairs_stay_together():
         return batch.mean_over_pairs(rejected_P - chosen_P)
 
     trainer = scalar(micro_batch_tokens=1)
-    run_all(trainer.train(rows, {}, loss, mini_batches=20, epochs=2, step=0, whole_groups=True))
+    run_all(train(trainer, rows, {}, loss, mini_batches=20, epochs=2, step=0, whole_groups=True))
     assert seen == [1] * 10
     with pytest.raises(RunError, match="whole_groups=True"):
-        run_all(trainer.train(rows, {}, loss, mini_batches=20, epochs=2, step=0))
+        run_all(train(trainer, rows, {}, loss, mini_batches=20, epochs=2, step=0))
 
 
 def test_given_samples_are_scored_at_their_own_temperature():
@@ -361,8 +368,5 @@ def test_given_samples_are_scored_at_their_own_temperature():
     _, expected = run_all(language(temperature=1.0).logprobs(rows))
     assert given.tolist() == expected.tolist()
     assert np.abs(given - sampled).max() > 0.1
-    found = []
-    for call in (trainer.evaluate, trainer.train):
-        options = {"mini_batches": 1, "epochs": 1, "step": 0} if call == trainer.train else {}
-        found.append(run_all(call(rows, {}, masked_mean, temperature=1.0, **options))[1]["actor/loss"])
-    assert found == pytest.approx([expected.mean()] * 2, rel=1e-12)
+    works = [by(trainer, rows, {}, masked_mean, temperature=1.0) for by in (evaluate, train)]
+    assert [run_all(work)[1]["actor/loss"] for work in works] == pytest.approx([expected.mean()] * 2, rel=1e-12)

@@ -20,7 +20,7 @@ from plait.models.parallel.team import Team
 from plait.training.trainer import Trainer
 from tests.algorithms.flows import loss_of
 from tests.models.tiny import tiny_model
-from tests.training.batches import ADVANTAGES, OLD, REF, make_trainer, random_rows, run_all, with_policy_columns
+from tests.training.batches import ADVANTAGES, OLD, REF, make_trainer, random_rows, run_all, train, with_policy_columns
 
 COLUMNS = {"advantages": ADVANTAGES, "old_logprobs": OLD, "ref_logprobs": REF}
 
@@ -51,7 +51,7 @@ def trained(model: LanguageModel, steps: int) -> tuple[Trainer, list[dict[str, f
         rows = random_rows(seed=step)
         rows = with_policy_columns(rows, run_all(trainer.logprobs(rows))[1])
         loss = loss_of(grpo, GRPOOptions.model_validate({}))
-        metrics.append(run_all(trainer.train(rows, COLUMNS, loss, mini_batches=2, epochs=1, step=step))[1])
+        metrics.append(run_all(train(trainer, rows, COLUMNS, loss, mini_batches=2, epochs=1, step=step))[1])
     return trainer, metrics
 
 
@@ -63,14 +63,14 @@ def test_training_is_that_of_one_buffer() -> None:
     (nested, metrics), (alone, expected) = trained(model, 2), trained(plain, 2)
     assert metrics == expected
     assert torch.equal(model.flat.flat("cpu"), plain.weights)
-    state, other = nested.state(), alone.state()
+    state, other = nested.optimizer.state(), alone.optimizer.state()
     assert state.keys() == other.keys()
     assert all(torch.equal(state[name], other[name]) for name in state)
     untouched = [host[..., : host.shape[-1] // 2 - 2] for host in hosts if host.ndim > 1]
     assert all((part == 3).all() for part in untouched), "what belongs to others stays as it is"
     again, _ = nested_model()
     resumed = make_trainer(again)
-    resumed.load_state({name: tensor.clone() for name, tensor in other.items()})
+    resumed.optimizer.load_state({name: tensor.clone() for name, tensor in other.items()})
     assert torch.equal(again.flat.flat("cpu"), plain.weights)
 
 

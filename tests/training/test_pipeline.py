@@ -14,14 +14,14 @@ from plait.schedule.generators import gpipe, one_at_a_time, one_f_one_b, opposit
 from plait.schedule.pipeline import Workload, fused_workload
 from plait.schedule.schedule import Schedule, parse, with_transfers
 from plait.schedule.validate import validate
-from plait.training.pipeline import RECEIVES_AHEAD, _lines, execute, forwards_only, workload_of
+from plait.training.pipeline import RECEIVES_AHEAD, _lines, execute, forwards_only, pipeline_of
 
 RAGGED = (7, 1, 4, 9, 2, 5)
 
 
 def ragged(num_stages: int, count: int = len(RAGGED)) -> Workload:
     micros = [MicroBatch(((i,),), tokens) for i, tokens in enumerate(RAGGED[:count])]
-    return workload_of("actor", 1, num_stages, micros)
+    return Workload((pipeline_of("actor", 1, range(num_stages), micros),), num_stages)
 
 
 def shuffled(workload: Workload, seed: int) -> Schedule:
@@ -145,7 +145,8 @@ def test_two_models_in_opposite_directions(four, seed):
 def test_forwards_only_sends_on_without_end(four):
     """More micro-batches than are ever on their way at once."""
     tokens = [1 + i % 3 for i in range(40)]
-    workload = workload_of("", 0, 4, [MicroBatch(((i,),), count) for i, count in enumerate(tokens)])
+    micros = [MicroBatch(((i,),), count) for i, count in enumerate(tokens)]
+    workload = Workload((pipeline_of("", 0, range(4), micros),), 4)
     schedule = forwards_only(workload)
     validate(schedule)
     answers = four.submit(range(4), "pipeline", schedule, tokens).result(60.0)

@@ -26,6 +26,8 @@ from tests.training.batches import (
     make_trainer,
     random_rows,
     run_all,
+    scorer,
+    train,
     with_policy_columns,
 )
 from tests.training.exact import ExactFloat64
@@ -60,8 +62,8 @@ def prepared(**kwargs) -> Rows:
 def gradients(rows: Rows, options: GRPOOptions = OPTIONS, **trainer_options) -> tuple[torch.Tensor, dict[str, float]]:
     """The flat gradient of one optimizer step over all rows, and the metrics."""
     trainer = make_trainer(tiny_llama(torch.float64), **trainer_options)
-    _, metrics = run_all(trainer.train(rows, COLUMNS, loss_of(grpo, options), mini_batches=1, epochs=1, step=0))
-    return trainer._optimizer.gradients, metrics
+    _, metrics = run_all(train(trainer, rows, COLUMNS, loss_of(grpo, options)))
+    return trainer.optimizer.gradients, metrics
 
 
 def assert_close(found: torch.Tensor, expected: torch.Tensor) -> None:
@@ -137,11 +139,11 @@ def test_nothing_depends_on_the_order_of_arrival():
     for given in (rows, shuffled):
         trainer = make_trainer(tiny_llama(torch.float32))
         loss = loss_of(grpo, OPTIONS)
-        _, metrics = run_all(trainer.train(given, COLUMNS, loss, mini_batches=3, epochs=2, step=5))
+        _, metrics = run_all(train(trainer, given, COLUMNS, loss, mini_batches=3, epochs=2, step=5))
         _, logprobs = run_all(trainer.logprobs(given))
         order = [(s.prompt.uid, s.index) for s in given.samples]
         by_sample = dict(zip(order, np.split(logprobs, given.offsets[1:-1]), strict=True))
-        states.append((trainer.state()["masters"], metrics, {k: v.tolist() for k, v in by_sample.items()}))
+        states.append((trainer.optimizer.state()["masters"], metrics, {k: v.tolist() for k, v in by_sample.items()}))
     assert torch.equal(states[0][0], states[1][0])
     assert states[0][1:] == states[1][1:]
 
@@ -152,7 +154,7 @@ def test_scoring_equals_the_eager_model(exact_float64):
         expected = torch.cat([eager_logprobs(tiny(), sample) for sample in rows.samples]).numpy()
     for budget in (1, 40, 1000):
         model = tiny_llama(torch.float64)
-        trainer = Trainer(model, micro_batch_tokens=budget, temperature=TEMPERATURE, role="ref")
+        trainer = scorer(model, budget, TEMPERATURE)
         done, logprobs = run_all(trainer.logprobs(rows))
         np.testing.assert_allclose(logprobs, expected, rtol=1e-10, atol=1e-10)
         assert {record.kind for record in done} == {"SCORE"}
@@ -172,9 +174,7 @@ def test_scoring_and_training_share_one_forward():
         ratios.append((batch.logprobs.detach() - old_logprobs).exp())
         return batch.aggregate(batch.logprobs, "token-mean")
 
-    run_all(
-        trainer.train(rows.with_column(OLD, logprobs), {"old_logprobs": OLD}, loss, mini_batches=1, epochs=1, step=0)
-    )
+    run_all(train(trainer, rows.with_column(OLD, logprobs), {"old_logprobs": OLD}, loss))
     assert torch.cat(ratios).tolist() == [1.0] * rows.num_tokens
 
 
@@ -193,7 +193,7 @@ def test_columns_stand_beside_their_tokens():
         return batch.aggregate(batch.logprobs, "token-mean")
 
     columns = {"advantages": ADVANTAGES, "old_logprobs": OLD}
-    run_all(trainer.train(rows, columns, loss, mini_batches=2, epochs=1, step=0))
+    run_all(train(trainer, rows, columns, loss, mini_batches=2, epochs=1, step=0))
     assert len(seen) == rows.num_tokens
     for mark, sample in samples.items():
         mine = [(token, logprob) for m, token, logprob in seen if m == mark]
@@ -210,8 +210,8 @@ def test_actions_and_counts():
     rows = Rows(tuple(samples)).with_column(ADVANTAGES, np.ones(4))
     trainer = make_trainer(tiny_llama(torch.float64), micro_batch_tokens=12, total_optimizer_steps=4, schedule="linear")
     loss = loss_of(grpo, GRPOOptions())
-    generator = trainer.train(
-        rows, {"advantages": ADVANTAGES}, loss, mini_batches=2, epochs=2, step=0, call="a.train#2"
+    generator = train(
+        trainer, rows, {"advantages": ADVANTAGES}, loss, mini_batches=2, epochs=2, step=0, name="a.train#2"
     )
     done, metrics = run_all(generator)
     assert [(record.action, record.kind, record.tokens) for record in done] == [
@@ -238,7 +238,7 @@ def test_metrics_are_means_over_optimizer_steps():
         batch.log("x", torch.full_like(batch.logprobs, float(calls[-1])))
         return batch.aggregate(batch.logprobs, "token-mean")
 
-    _, metrics = run_all(trainer.train(rows, {}, loss, mini_batches=2, epochs=1, step=0))
+    _, metrics = run_all(train(trainer, rows, {}, loss, mini_batches=2, epochs=1, step=0))
     assert calls == [1, 2]
     assert metrics["x"] == 1.5, "1 on every token of the first step, 2 on every token of the second"
 
@@ -255,19 +255,15 @@ def test_the_comparison_is_made_before_the_first_step():
     ]
     recorded = Rows(tuple(samples)).with_column(ADVANTAGES, rows.columns[ADVANTAGES])
     loss = loss_of(grpo, GRPOOptions())
-    _, metrics = run_all(trainer.train(recorded, {"advantages": ADVANTAGES}, loss, mini_batches=2, epochs=2, step=0))
+    _, metrics = run_all(train(trainer, recorded, {"advantages": ADVANTAGES}, loss, mini_batches=2, epochs=2, step=0))
     assert metrics["training/rollout_probs_diff_max"] < 1e-12
     assert metrics["training/rollout_ess"] == pytest.approx(1)
 
 
 def steps(trainer: Trainer, numbers: range) -> list[dict[str, float]]:
-    loss = loss_of(grpo, GRPOOptions())
-    return [
-        run_all(
-            trainer.train(random_rows(seed=step), {"advantages": ADVANTAGES}, loss, mini_batches=2, epochs=2, step=step)
-        )[1]
-        for step in numbers
-    ]
+    loss, columns = loss_of(grpo, GRPOOptions()), {"advantages": ADVANTAGES}
+    twice = {"mini_batches": 2, "epochs": 2}
+    return [run_all(train(trainer, random_rows(seed=step), columns, loss, step=step, **twice))[1] for step in numbers]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
@@ -275,26 +271,26 @@ def test_a_state_continues_bit_for_bit(dtype):
     options = {"schedule": "cosine", "warmup_steps": 3, "total_optimizer_steps": 16, "weight_decay": 0.01}
     straight = make_trainer(tiny_llama(dtype), **options)
     steps(straight, range(2))
-    saved = {name: tensor.clone() for name, tensor in straight.state().items()}
+    saved = {name: tensor.clone() for name, tensor in straight.optimizer.state().items()}
     expected = steps(straight, range(2, 4))
     resumed = make_trainer(tiny_llama(dtype, seed=9), **options)
-    resumed.load_state(saved)
+    resumed.optimizer.load_state(saved)
     assert steps(resumed, range(2, 4)) == expected
     assert torch.equal(resumed.model.weights, straight.model.weights)
-    for name, tensor in straight.state().items():
-        assert torch.equal(tensor, resumed.state()[name]), name
+    for name, tensor in straight.optimizer.state().items():
+        assert torch.equal(tensor, resumed.optimizer.state()[name]), name
 
 
 def test_the_same_run_gives_the_same_bits():
     first, second = (make_trainer(tiny_llama(torch.bfloat16)) for _ in range(2))
     assert steps(first, range(2)) == steps(second, range(2))
-    assert torch.equal(first.state()["masters"], second.state()["masters"])
+    assert torch.equal(first.optimizer.state()["masters"], second.optimizer.state()["masters"])
 
 
 def test_a_step_that_is_not_finite_is_skipped_and_counted():
     rows = random_rows()
     trainer = make_trainer(tiny_llama(torch.float32), max_skipped_steps=3)
-    before = trainer.state()["masters"].clone()
+    before = trainer.optimizer.state()["masters"].clone()
     made = []
 
     def loss(batch, bad):
@@ -304,14 +300,14 @@ def test_a_step_that_is_not_finite_is_skipped_and_counted():
 
     whole = {"micro_batch_tokens": 10_000}
     trainer = make_trainer(tiny_llama(torch.float32), max_skipped_steps=3, **whole)
-    _, metrics = run_all(trainer.train(rows, {}, partial(loss, bad={1, 2}), mini_batches=2, epochs=2, step=0))
+    _, metrics = run_all(train(trainer, rows, {}, partial(loss, bad={1, 2}), mini_batches=2, epochs=2, step=0))
     assert metrics["training/skipped_steps"] == 2
     assert np.isfinite(list(metrics.values())).all(), "skipped steps are no part of the means"
-    assert not torch.equal(trainer.state()["masters"], before)
-    assert trainer.state()["masters"].isfinite().all()
+    assert not torch.equal(trainer.optimizer.state()["masters"], before)
+    assert trainer.optimizer.state()["masters"].isfinite().all()
     made.clear()
     with pytest.raises(RunError, match="3 optimizer steps in a row"):
-        run_all(trainer.train(rows, {}, partial(loss, bad={1, 2, 3}), mini_batches=2, epochs=2, step=0))
+        run_all(train(trainer, rows, {}, partial(loss, bad={1, 2, 3}), mini_batches=2, epochs=2, step=0))
 
 
 def test_an_abandoned_call_leaves_nothing_behind():
@@ -321,15 +317,17 @@ def test_an_abandoned_call_leaves_nothing_behind():
     for abandon in (True, False):
         trainer = make_trainer(tiny_llama(torch.float32), micro_batch_tokens=30)
         if abandon:
-            next(trainer.train(rows, {"advantages": ADVANTAGES}, loss, mini_batches=1, epochs=1, step=0))
-        run_all(trainer.train(rows, {"advantages": ADVANTAGES}, loss, mini_batches=1, epochs=1, step=0))
-        results.append(trainer.state()["masters"])
+            next(train(trainer, rows, {"advantages": ADVANTAGES}, loss))
+        run_all(train(trainer, rows, {"advantages": ADVANTAGES}, loss))
+        results.append(trainer.optimizer.state()["masters"])
     assert torch.equal(*results)
 
 
 def test_no_rows_is_no_step():
     trainer = make_trainer(tiny_llama(torch.float32))
-    done, metrics = run_all(trainer.train(Rows(()), {}, loss_of(grpo, GRPOOptions()), mini_batches=2, epochs=1, step=0))
+    done, metrics = run_all(
+        train(trainer, Rows(()), {}, loss_of(grpo, GRPOOptions()), mini_batches=2, epochs=1, step=0)
+    )
     assert done == []
     assert metrics["training/optimizer_steps"] == 0
     assert run_all(trainer.logprobs(Rows(())))[1].shape == (0,)
@@ -354,7 +352,7 @@ def test_grpo_finds_the_rewarded_arm():
         rows = pulls(step)
         rewards = np.array([float(i == rewarded) for i in range(2)])
         rows = rows.with_column(ADVANTAGES, group_advantages(rewards))
-        run_all(trainer.train(rows, {"advantages": ADVANTAGES}, loss, mini_batches=1, epochs=1, step=step))
+        run_all(train(trainer, rows, {"advantages": ADVANTAGES}, loss, mini_batches=1, epochs=1, step=step))
     end = probabilities()
     assert start[rewarded] < 0.05
     assert end[rewarded] > 0.9
@@ -370,7 +368,7 @@ def test_cuda_gradients_equal_those_of_the_cpu(exact_float64):
     expected, _ = gradients(rows)
     trainer = make_trainer(tiny_model("llama", dtype=torch.float64, device="cuda"))
     loss = loss_of(grpo, OPTIONS)
-    run_all(trainer.train(rows, COLUMNS, loss, mini_batches=1, epochs=1, step=0))
-    assert_close(trainer._optimizer.gradients.cpu(), expected)
-    state = {name: tensor.cpu() for name, tensor in trainer.state().items()}
-    make_trainer(tiny_model("llama", dtype=torch.float64, device="cuda")).load_state(state)
+    run_all(train(trainer, rows, COLUMNS, loss))
+    assert_close(trainer.optimizer.gradients.cpu(), expected)
+    state = {name: tensor.cpu() for name, tensor in trainer.optimizer.state().items()}
+    make_trainer(tiny_model("llama", dtype=torch.float64, device="cuda")).optimizer.load_state(state)

@@ -18,6 +18,7 @@ from tests.training.batches import (
     make_trainer,
     random_rows,
     run_all,
+    train,
     with_policy_columns,
 )
 from tests.training.exact import ExactFloat64
@@ -144,7 +145,7 @@ def test_loss_and_gradients_equal_trl(make_trl, dtype, loss_type, beta, epsilon_
     with ExactFloat64():
         expected = trl._compute_loss(trl.model, trl_inputs(rows, dtype, old=old, ref=beta > 0))
         expected.backward()
-        _, metrics = run_all(trainer.train(rows, columns, loss, mini_batches=1, epochs=1, step=0))
+        _, metrics = run_all(train(trainer, rows, columns, loss))
 
     # TRL's head works in float32 even for a float64 model, so float64 agrees to float32 rounding of the head alone.
     assert metrics["actor/loss"] == pytest.approx(expected.item(), rel=0, abs=1e-6)
@@ -155,7 +156,7 @@ def test_loss_and_gradients_equal_trl(make_trl, dtype, loss_type, beta, epsilon_
     assert 0.1 < largest < 1
     tolerance = 1e-6 * largest if dtype is torch.float64 else 1e-6
     for block, start, stop in trainer.model.layout.entries:
-        difference = trainer._optimizer.gradients[start:stop].view(block.shape) - theirs[block.param.name]
+        difference = trainer.optimizer.gradients[start:stop].view(block.shape) - theirs[block.param.name]
         assert difference.abs().max() <= tolerance, block.param.name
     logged = trl._metrics["train"]
     assert metrics["actor/entropy"] == pytest.approx(logged["entropy"][0], rel=1e-5)

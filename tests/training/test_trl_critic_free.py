@@ -17,7 +17,7 @@ from plait.data.rows import Rows
 from plait.training.trainer import Trainer
 from tests.algorithms.flows import loss_of
 from tests.models.tiny import tiny, tiny_model, tiny_tokenizer
-from tests.training.batches import ADVANTAGES, MAX_RESPONSE_TOKENS, OLD, REF, make_trainer, random_rows, run_all
+from tests.training.batches import ADVANTAGES, MAX_RESPONSE_TOKENS, OLD, REF, make_trainer, random_rows, run_all, train
 from tests.training.exact import ExactFloat64
 from tests.training.test_trl import FAMILY, TEMPERATURE, batch, make_trl, trl_inputs  # noqa: F401
 
@@ -66,12 +66,11 @@ def make_rloo(tmp_path_factory):
 
 def assert_equal_gradients(trainer: Trainer, module: torch.nn.Module, tolerance: float) -> None:
     """`tolerance` is a part of the largest gradient."""
-    assert trainer._optimizer is not None
     theirs = {name: param.grad for name, param in module.named_parameters()}
     largest = max(grad.abs().max().item() for grad in theirs.values())
     assert largest > 0.05
     for block, start, stop in trainer.model.layout.entries:
-        difference = trainer._optimizer.gradients[start:stop].view(block.shape) - theirs[block.param.name]
+        difference = trainer.optimizer.gradients[start:stop].view(block.shape) - theirs[block.param.name]
         assert difference.abs().max() <= tolerance * largest, block.param.name
 
 
@@ -115,7 +114,7 @@ def test_rloo_loss_and_gradients_equal_trl(make_rloo, dtype, epsilon_high):
         expected = trl._compute_loss(trl.model, inputs)
         expected.backward()
         columns = {"advantages": ADVANTAGES, "old_logprobs": OLD}
-        _, metrics = run_all(trainer.train(rows, columns, loss, mini_batches=1, epochs=1, step=0))
+        _, metrics = run_all(train(trainer, rows, columns, loss))
     assert metrics["actor/loss"] == pytest.approx(expected.item(), rel=1e-5, abs=1e-6)
     assert 0.05 < trl._metrics["train"]["clip_ratio/region_mean"][0] < 0.95, "the clip is part of the comparison"
     assert_equal_gradients(trainer, trl.model, 1e-5)
@@ -144,7 +143,7 @@ def test_gspo_loss_and_gradients_equal_trl(make_trl, dtype, beta, weigh_kl):  # 
     with ExactFloat64():
         expected = trl._compute_loss(trl.model, trl_inputs(rows, dtype, old=True, ref=beta > 0))
         expected.backward()
-        _, metrics = run_all(trainer.train(rows, columns, loss, mini_batches=1, epochs=1, step=0))
+        _, metrics = run_all(train(trainer, rows, columns, loss))
     assert metrics["actor/loss"] == pytest.approx(expected.item(), rel=0, abs=1e-6)
     assert 0.05 < metrics["actor/pg_clipfrac"] < 0.95, "the clip is part of the comparison"
     assert_equal_gradients(trainer, trl.model, 1e-5)
@@ -166,6 +165,6 @@ def test_masking_truncated_samples_equals_trl(make_trl):  # noqa: F811
     with ExactFloat64():
         expected = trl._compute_loss(trl.model, inputs)
         expected.backward()
-        _, metrics = run_all(trainer.train(kept, columns, loss, mini_batches=1, epochs=1, step=0))
+        _, metrics = run_all(train(trainer, kept, columns, loss))
     assert metrics["actor/loss"] == pytest.approx(expected.item(), rel=0, abs=1e-6)
     assert_equal_gradients(trainer, trl.model, 1e-6)

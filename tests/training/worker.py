@@ -35,7 +35,17 @@ from plait.training.pipeline import execute
 from plait.training.trainer import Trainer
 from tests.algorithms.flows import loss_of
 from tests.models.tiny import tiny_model
-from tests.training.batches import ADVANTAGES, OLD, REF, make_trainer, random_rows, run_all, with_policy_columns
+from tests.training.batches import (
+    ADVANTAGES,
+    OLD,
+    REF,
+    evaluate,
+    make_trainer,
+    random_rows,
+    run_all,
+    train,
+    with_policy_columns,
+)
 from tests.training.exact import ExactFloat64
 
 STEPS = 2
@@ -135,8 +145,8 @@ def run(
             scored.append(run_all(trainer.values(rows))[1])
             scored.append(run_all(trainer.scores(rows))[1])
         call = {"mini_batches": 2, "epochs": 2, "step": step, **asked}
-        metrics.append(run_all(trainer.train(rows, columns, loss(), **call))[1])
-        metrics.append(run_all(trainer.evaluate(rows, columns, loss(), **asked))[1])
+        metrics.append(run_all(train(trainer, rows, columns, loss(), **call))[1])
+        metrics.append(run_all(evaluate(trainer, rows, columns, loss(), **asked))[1])
     return metrics, scored
 
 
@@ -212,18 +222,18 @@ class Worker:
         trainer = trainer_of(case, self.part(case, model, dtype, team), team, **options)
         cluster = Cluster(1, 4)
         if load:
-            for name, held in trainer.holdings().items():
-                steps = loading(held, cluster, self.rank, trainer.buffers(), folder, name, deadline_s=30.0)
+            for name, held in trainer.optimizer.holdings().items():
+                steps = loading(held, cluster, self.rank, trainer.optimizer.buffers(), folder, name, deadline_s=30.0)
                 exhausted(steps)
             counts = torch.load(f"{folder}/counts.pt", weights_only=True)
-            trainer.load_state({**counts, **trainer.buffers()})
+            trainer.optimizer.load_state({**counts, **trainer.optimizer.buffers()})
         with ExactFloat64():
             metrics, _ = run(case, trainer, range(2, 4) if load else range(2))
         if not load:
-            for name, held in trainer.holdings().items():
-                exhausted(saving(held, cluster, self.rank, trainer.buffers(), folder, name))
+            for name, held in trainer.optimizer.holdings().items():
+                exhausted(saving(held, cluster, self.rank, trainer.optimizer.buffers(), folder, name))
             if team.is_leader:
-                counts = {name: tensor for name, tensor in trainer.state().items() if tensor.ndim == 0}
+                counts = {name: tensor for name, tensor in trainer.optimizer.state().items() if tensor.ndim == 0}
                 torch.save(counts, f"{folder}/counts.pt")
         return metrics
 
@@ -241,7 +251,7 @@ class Worker:
         rows = rows.with_column(ADVANTAGES, advantages)
         found = []
         for step in range(2):
-            work = trainer.train(rows, {"weights": ADVANTAGES}, weighted, mini_batches=1, epochs=1, step=step)
+            work = train(trainer, rows, {"weights": ADVANTAGES}, weighted, mini_batches=1, epochs=1, step=step)
             try:
                 found.append(run_all(work)[1])
             except RunError as error:
@@ -288,7 +298,8 @@ def check_copies(trainer: Trainer, team: Team) -> None:
     for other in team.dp.all_gather(weights):
         assert torch.equal(weights, other)
     masters = team.dp.all_gather(
-        trainer.buffers()["masters"], [trainer.holdings()["masters"].buffers[r]["masters"] for r in team.dp.ranks]
+        trainer.optimizer.buffers()["masters"],
+        [trainer.optimizer.holdings()["masters"].buffers[r]["masters"] for r in team.dp.ranks],
     )
     assert torch.equal(weights[len(weights) - sum(map(len, masters)) :], torch.cat(masters).to(weights.dtype))
 

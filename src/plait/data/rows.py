@@ -172,21 +172,19 @@ def spread_to(column: Column, source: Rows, target: Rows, reader: str) -> FloatA
     return np.array([_only_value(column, source, sample.prompt.uid, reader) for sample in target.samples])
 
 
-def trained_rows(node: Node, tables: Mapping[int, Rows]) -> tuple[Rows, dict[str, Column], Column | None]:
-    """What a TRAIN node trains on: (its rows without those that `keep` leaves out, the columns of other rows spread to
-    them; argument of the loss → column; the mask, if it has one).
+def trained_rows(node: Node, tables: Mapping[int, Rows]) -> Rows:
+    """What a TRAIN node trains on: its rows without those that `keep` leaves out, the columns of other rows that it
+    reads spread to them.
 
     Raises:
         RunError: as of `spread_to`.
     """
-    rows, columns = tables[node.rows], dict(node.inputs)
-    for column in columns.values():
+    rows = tables[node.rows]
+    for column in node.inputs.values():
         if column.level is not Level.BATCH and column.rows != node.rows:
             rows = rows.with_column(column, spread_to(column, tables[column.rows], rows, node.call))
-    keep, mask = columns.pop("keep", None), columns.pop("mask", None)
-    if keep is not None:
-        rows = rows.select(np.flatnonzero(rows.columns[keep]).tolist())
-    return rows, columns, mask
+    keep = node.inputs.get("keep")
+    return rows if keep is None else rows.select(np.flatnonzero(rows.columns[keep]).tolist())
 
 
 def _plain(value: FloatArray) -> Any:

@@ -133,7 +133,7 @@ class Calls:
 
     def _rows_of(self, node: Node, state: StepState) -> Rows:
         """What a TRAIN call trains on, with the columns that its loss reads."""
-        rows, _, _ = trained_rows(node, state.tables)
+        rows = trained_rows(node, state.tables)
         if "keep" in node.inputs:
             state.metrics[f"{node.role}/samples_left_out"] = len(state.tables[node.rows]) - len(rows)
         return rows

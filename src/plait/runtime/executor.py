@@ -18,7 +18,7 @@ from plait.runtime.rollout import Draw
 from plait.runtime.step import StepState
 from plait.schedule.dispatch import Dispatcher, Key, Task
 from plait.schedule.work import Work
-from plait.training.trainer import COUNTS
+from plait.training.results import COUNTS
 from plait.workers.recorder import Recorder
 
 

@@ -7,29 +7,22 @@ from plait.dataflow import CallKind, Dataflow
 from plait.runtime.step import StepState
 from plait.training.loss_split import split_gap
 from plait.training.mini_batch import LossCall
+from plait.training.trainer_settings import SampleSettings
 from plait.user_code import is_users, title_of
 
 
 def split_gaps(flow: Dataflow, state: StepState, max_response_tokens: int) -> dict[str, float]:
     """`CALL LOSS` → `split_gap` of each loss of the user's that trained for the first time in this step; plait's own
     losses have tests."""
-    found: dict[str, float] = {}
+    gaps: dict[str, float] = {}
     for node in flow.of_kind(CallKind.TRAIN):
         loss = node.fn
         if loss is None or not is_users(loss) or state.step != node.options["after"] or node.rows not in state.tables:
             continue
-        rows, columns, mask = trained_rows(node, state.tables)
-        call = LossCall(
-            role=str(node.role),
-            loss=loss,
-            columns=columns,
-            batch_values=state.batch,
-            mask=mask,
-            whole_groups=node.options["whole_groups"],
-            temperature=1.0,
-            max_response_tokens=max_response_tokens,
-        )
-        gap = split_gap(rows, call, is_scalar=node.role != "actor")
+        rows = trained_rows(node, state.tables)
+        call = LossCall.of(node, batch_values=state.batch, temperature=1.0)
+        samples = SampleSettings(1.0, max_response_tokens)
+        gap = split_gap(rows, call, str(node.role), samples)
         if gap is not None:
-            found[f"{node.call} {title_of(loss)}"] = gap
-    return found
+            gaps[f"{node.call} {title_of(loss)}"] = gap
+    return gaps

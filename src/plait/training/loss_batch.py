@@ -19,6 +19,7 @@ from plait.algorithms.losses import Aggregation
 from plait.data.rows import FloatArray, Rows
 from plait.errors import RunError
 from plait.metric_names import problem_of
+from plait.training.outputs import Outputs
 from plait.user_code import UserCode, is_users, title_of
 
 
@@ -37,7 +38,7 @@ class MiniBatchTotals:
 
     @classmethod
     def of(cls, rows: Rows, max_response_tokens: int, mask: FloatArray | None = None) -> MiniBatchTotals:
-        """Of the rows of a mini-batch; `mask` [rows.num_tokens] is 0.0 where a token is not trained."""
+        """Counted in the rows of a mini-batch; `mask` [rows.num_tokens] is 0.0 where a token is not trained."""
         kept = np.ones(rows.num_tokens) if mask is None else mask
         trained = np.array([kept[a:b].sum() for a, b in zip(rows.offsets, rows.offsets[1:], strict=False)])
         pairs = sum(len(members) == 2 and (trained[list(members)] > 0).all() for members in rows.groups.values())
@@ -79,6 +80,20 @@ class TokenMeans:
         return self.of([self.sums()])
 
 
+@dataclass(frozen=True)
+class Responses:
+    """The responses of a micro-batch, in the order of the rows, as data: what no model computes."""
+
+    lengths: Sequence[int]
+    """Response tokens of each sample; they add up to R."""
+    sampling_logprobs_R: Tensor
+    """NaN for completions that were given, not sampled."""
+    mask_R: Tensor | None = None
+    """1.0 where a token is trained, 0.0 where it is not; None: all are."""
+    ids: Sequence[tuple[int, int]] | None = None
+    """(prompt uid, sample index) of each sample, which `MicroBatchLoss.pairs` needs."""
+
+
 class MicroBatchLoss:
     """The `LossBatch` that `Trainer.train` hands to a loss.
 
@@ -86,77 +101,54 @@ class MicroBatchLoss:
     role's model does not have raises a RunError.
 
     Args:
-        logprobs_R, entropies_R: of a language model, else None.
-        sampling_logprobs_R: NaN for completions that were given, not sampled.
-        lengths: response tokens of each sample of the micro-batch, in the order of the rows; they add up to R.
-        values_R, scores_N: of a scalar model, else None.
-        likeliest_R: of a language model, else None: bool.
-        mask_R: 1.0 where a token is trained, 0.0 where it is not; None: all are.
-        samples: (prompt uid, sample index) of each sample, which `pairs` needs.
+        outputs: of the model, for these responses.
+        totals, means: of the mini-batch, shared by its micro-batches.
         role: for messages.
     """
 
     def __init__(
-        self,
-        logprobs_R: Tensor | None,
-        entropies_R: Tensor | None,
-        sampling_logprobs_R: Tensor,
-        lengths: Sequence[int],
-        totals: MiniBatchTotals,
-        means: TokenMeans,
-        *,
-        values_R: Tensor | None = None,
-        scores_N: Tensor | None = None,
-        likeliest_R: Tensor | None = None,
-        mask_R: Tensor | None = None,
-        samples: Sequence[tuple[int, int]] | None = None,
-        role: str = "actor",
+        self, outputs: Outputs, responses: Responses, totals: MiniBatchTotals, means: TokenMeans, *, role: str = "actor"
     ) -> None:
-        like_R = logprobs_R if logprobs_R is not None else values_R
-        assert like_R is not None, "a micro-batch has log-probs or values"
-        self._logprobs_R = logprobs_R
-        self._entropies_R = entropies_R
-        self._values_R = values_R
-        self._scores_N = scores_N
-        self._likeliest_R = likeliest_R
-        self.sampling_logprobs = sampling_logprobs_R
+        like_R, mask_R = outputs.per_token, responses.mask_R
+        self._outputs = outputs
+        self.sampling_logprobs = responses.sampling_logprobs_R
         self.mask = torch.ones_like(like_R, requires_grad=False) if mask_R is None else mask_R
         self._kept_R = None if mask_R is None else mask_R > 0
-        self._lengths_N = torch.as_tensor(lengths, dtype=torch.int64, device=like_R.device)
+        self._lengths_N = torch.as_tensor(responses.lengths, dtype=torch.int64, device=like_R.device)
         trained_N = self._lengths_N if mask_R is None else _per_sequence(mask_R, self._lengths_N).to(torch.int64)
         self._counted_N = trained_N > 0
         self._trained_R = trained_N.clamp(min=1).repeat_interleave(self._lengths_N, output_size=len(like_R))
         """For each token the trained tokens of its response."""
         self._totals = totals
         self._means = means
-        self._samples = samples
+        self._ids = responses.ids
         self._role = role
 
     @property
     def logprobs(self) -> Tensor:
         """[R], differentiable: under the trained weights, at the sampling temperature."""
-        return self._present(self._logprobs_R, "logprobs")
+        return self._present(self._outputs.logprobs_R, "logprobs")
 
     @property
     def entropies(self) -> Tensor:
         """[R], differentiable: of the same distributions, nats."""
-        return self._present(self._entropies_R, "entropies")
+        return self._present(self._outputs.entropies_R, "entropies")
 
     @property
     def likeliest(self) -> Tensor:
         """[R], constant, of the dtype of the log-probs: 1.0 where no token is likelier than the one that stands there,
         else 0.0."""
-        return self._present(self._likeliest_R, "likeliest").to(self.mask.dtype)
+        return self._present(self._outputs.likeliest_R, "likeliest").to(self.mask.dtype)
 
     @property
     def values(self) -> Tensor:
         """[R], differentiable: the scalar model's value of the state before each response token."""
-        return self._present(self._values_R, "values")
+        return self._present(self._outputs.values_R, "values")
 
     @property
     def scores(self) -> Tensor:
         """[N], differentiable: the scalar model's head at the last token of each sample."""
-        return self._present(self._scores_N, "scores")
+        return self._present(self._outputs.scores_N, "scores")
 
     def aggregate(self, values_R: Tensor, how: Aggregation | str) -> Tensor:
         """This micro-batch's share of the aggregate over the mini-batch (see `Aggregation`), masked. A scalar.
@@ -253,9 +245,9 @@ class MicroBatchLoss:
     @cached_property
     def _pair_places(self) -> tuple[Tensor, Tensor]:
         """Places [P] of the chosen and of the rejected samples."""
-        assert self._samples is not None, "pairs need the ids of the samples"
+        assert self._ids is not None, "pairs need the ids of the samples"
         prompts: dict[int, dict[int, int]] = {}
-        for place, (uid, index) in enumerate(self._samples):
+        for place, (uid, index) in enumerate(self._ids):
             prompts.setdefault(uid, {})[index] = place
         for uid, places in prompts.items():
             if set(places) != {0, 1}:
@@ -276,7 +268,7 @@ class MicroBatchLoss:
         if output is None:
             kind, has = (
                 ("a scalar model", "`values` and `scores`")
-                if self._logprobs_R is None
+                if self._outputs.logprobs_R is None
                 else ("a language model", "`logprobs`, `entropies` and `likeliest`")
             )
             raise RunError(f"batch.{name}: role `{self._role}` is {kind}, whose batches have {has}")

@@ -22,7 +22,9 @@ from plait.data.rows import FloatArray, Rows
 from plait.dataflow import Level
 from plait.errors import RunError
 from plait.policy.packing import MicroBatch
-from plait.training.mini_batch import LossCall, MiniBatch, Outputs
+from plait.training.mini_batch import LossCall, MiniBatch
+from plait.training.outputs import Outputs
+from plait.training.trainer_settings import SampleSettings
 
 MAX_SAMPLES = 16
 """As many are looked at, or one group more than fits."""
@@ -30,7 +32,7 @@ NOTHING = 1e-9
 """A gradient that is smaller says nothing."""
 
 
-def split_gap(rows: Rows, call: LossCall, *, is_scalar: bool) -> float | None:
+def split_gap(rows: Rows, call: LossCall, role: str, samples: SampleSettings) -> float | None:
     """How far the gradient of two micro-batches is from that of one: ‖Δ‖ / ‖one‖. 0 but for rounding where a loss adds
     up, 1 where it is a mean over the micro-batch.
 
@@ -38,7 +40,8 @@ def split_gap(rows: Rows, call: LossCall, *, is_scalar: bool) -> float | None:
 
     Args:
         rows: what the call trains on, with its columns; some of the samples are looked at.
-        is_scalar: the role is a scalar model, with values and scores, not a language model.
+        role: whose loss it is; every one but the actor is a scalar model, with values and scores.
+        samples: how the rows came about.
 
     Returns:
         None where it cannot be told: too few samples, a loss that draws or keeps count, or that fails on such numbers.
@@ -50,15 +53,15 @@ def split_gap(rows: Rows, call: LossCall, *, is_scalar: bool) -> float | None:
     with _random_state_kept():
         for tables in (chosen, _with_columns_made_up(chosen, call)):  # in a step all advantages may be 0
             try:
-                found = _compared(MiniBatch(tables, call), cut, is_scalar)
+                gap = _compared(MiniBatch(tables, call, role, samples), cut, is_scalar=role != "actor")
             except (RunError, RuntimeError):
                 return None
-            if found is not None:
-                return found if math.isfinite(found) else None
+            if gap is not None:
+                return gap if math.isfinite(gap) else None
     return None
 
 
-def _compared(batch: MiniBatch, cut: int, is_scalar: bool) -> float | None:
+def _compared(batch: MiniBatch, cut: int, *, is_scalar: bool) -> float | None:
     """None: the gradient is nothing, or another each time."""
     everyone = range(len(batch.rows))
     one, again = (_gradient(batch, everyone, is_scalar) for _ in range(2))
@@ -70,7 +73,7 @@ def _compared(batch: MiniBatch, cut: int, is_scalar: bool) -> float | None:
 
 
 def _gradient(batch: MiniBatch, members: Sequence[int], is_scalar: bool) -> Tensor:
-    """Of the loss of these samples as one micro-batch, by the outputs of all samples, one after the other."""
+    """The gradient of the loss of these samples as one micro-batch, by the outputs of all samples in turn."""
     rows = batch.rows
     places = torch.as_tensor(rows.token_places(list(members)))
     counts = (rows.num_tokens, len(rows))

@@ -6,98 +6,75 @@ Shapes: R response tokens of a micro-batch, N its samples, in row order.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from plait.data.packed import PackedBatch
-from plait.data.rows import FloatArray, Rows
-from plait.dataflow import Column, Level
+from plait.data.rows import NO_VALUES, FloatArray, Rows
+from plait.dataflow import Column, Level, Node
 from plait.errors import RunError
-from plait.models.language_model import LanguageModel
-from plait.models.scalar_model import ScalarModel
 from plait.policy.packing import MicroBatch
-from plait.training.loss_batch import MicroBatchLoss, MiniBatchTotals, TokenMeans, loss_share
-
-
-@dataclass(frozen=True)
-class Outputs:
-    """What a model computed for one micro-batch: a language model the first three, a scalar model the last two."""
-
-    logprobs_R: Tensor | None = None
-    entropies_R: Tensor | None = None
-    likeliest_R: Tensor | None = None
-    """bool: whether no token is likelier than the one that stands there."""
-    values_R: Tensor | None = None
-    scores_N: Tensor | None = None
-
-    @classmethod
-    def of(
-        cls, model: LanguageModel | ScalarModel, batch: PackedBatch, temperature: float, *, checkpoint: bool = False
-    ) -> Outputs:
-        """One forward. The temperature applies to log-probs alone."""
-        if isinstance(model, LanguageModel):
-            likeliest_R = torch.empty_like(batch.targets_R, dtype=torch.bool)
-            return cls(*model.logprobs(batch, temperature, checkpoint=checkpoint, likeliest_R=likeliest_R), likeliest_R)
-        values_R, scores_N = model.values_and_scores(batch, checkpoint=checkpoint)
-        return cls(values_R=values_R, scores_N=scores_N)
-
-    @classmethod
-    def of_hidden(
-        cls, model: LanguageModel | ScalarModel, batch: PackedBatch, hidden_TH: Tensor, temperature: float
-    ) -> Outputs:
-        """From what the last stage of a pipeline made of the batch."""
-        if isinstance(model, LanguageModel):
-            likeliest_R = torch.empty_like(batch.targets_R, dtype=torch.bool)
-            return cls(*model.logprobs_of(hidden_TH, batch, temperature, likeliest_R=likeliest_R), likeliest_R)
-        values_R, scores_N = model.values_and_scores_of(hidden_TH, batch)
-        return cls(values_R=values_R, scores_N=scores_N)
-
-    @property
-    def per_token(self) -> Tensor:
-        """[R]: log-probs or values."""
-        found = self.values_R if self.logprobs_R is None else self.logprobs_R
-        assert found is not None, "a forward gives log-probs or values"
-        return found
-
-    @property
-    def num_nonfinite(self) -> int:
-        """Numbers among log-probs, or values and scores, that are infinite or NaN."""
-        parts = (self.logprobs_R, self.values_R, self.scores_N)
-        return sum(int((~part.detach().isfinite()).sum()) for part in parts if part is not None)
+from plait.training.loss_batch import MicroBatchLoss, MiniBatchTotals, Responses, TokenMeans, loss_share
+from plait.training.outputs import Outputs
+from plait.training.trainer_settings import SampleSettings
 
 
 @dataclass(frozen=True)
 class LossCall:
-    """What a call that trains or evaluates asks of each of its mini-batches."""
+    """What a call trains a role by, or evaluates it by: a loss, and what it reads of the rows."""
 
-    role: str
     loss: Callable[..., Tensor]
-    columns: Mapping[str, Column]
-    """Argument of the loss → column of the rows, or of `batch_values`."""
-    batch_values: Mapping[Column, FloatArray]
-    """Values for the whole batch, which belong to no rows."""
-    mask: Column | None
+    """`loss(batch, **columns)`, see `plait.algorithms.losses.LossBatch`."""
+    columns: Mapping[str, Column] = field(default_factory=dict)
+    """Argument of the loss → column of the rows, or of `batch_values`. SAMPLE columns are spread to tokens, a BATCH
+    column is a scalar tensor (or an array)."""
+    mask: Column | None = None
     """TOKEN column of the rows, 1.0 where a token is trained, 0.0 where not; None: all are."""
-    whole_groups: bool
-    temperature: float
-    max_response_tokens: int
+    whole_groups: bool = False
+    """Never split the samples of one prompt over mini-batches or micro-batches."""
+    batch_values: Mapping[Column, FloatArray] = field(default_factory=dict)
+    """BATCH column → value for the whole batch, which belongs to no rows."""
+    temperature: float | None = None
+    """That log-probs are taken at, 1 for samples that were given; None: the trainer's."""
+    name: str | None = None
+    """Of the call in the flow, prefix of the action ids; None: `{role}.train`, or `{role}.evaluate`."""
+
+    @classmethod
+    def of(
+        cls, node: Node, *, batch_values: Mapping[Column, FloatArray] = NO_VALUES, temperature: float | None = None
+    ) -> LossCall:
+        """What a TRAIN node says, its rows being those that it keeps."""
+        assert node.fn is not None, f"{node.call} has no loss"
+        return cls(
+            loss=node.fn,
+            columns={name: column for name, column in node.inputs.items() if name not in ("keep", "mask")},
+            mask=node.inputs.get("mask"),
+            whole_groups=node.options["whole_groups"],
+            batch_values=batch_values,
+            temperature=temperature,
+            name=node.call,
+        )
 
 
 class MiniBatch:
     """The rows of one optimizer step, or of one evaluation, with the denominators of their loss.
 
+    Args:
+        role: whose model it is for; in messages and in front of metrics.
+
     Raises:
         RunError: the mask holds something other than 0 and 1.
     """
 
-    def __init__(self, rows: Rows, call: LossCall) -> None:
+    def __init__(self, rows: Rows, call: LossCall, role: str, samples: SampleSettings) -> None:
         self.rows = rows
         self.call = call
-        self.mask_R = mask_of(rows, call.mask, call.role)
-        self.totals = MiniBatchTotals.of(rows, call.max_response_tokens, self.mask_R)
+        self.role = role
+        self.temperature = call.temperature or samples.temperature
+        self.mask_R = mask_of(rows, call.mask, role)
+        self.totals = MiniBatchTotals.of(rows, samples.max_response_tokens, self.mask_R)
         self.means = TokenMeans(self.totals.tokens)
 
     def share(self, micro: MicroBatch, outputs: Outputs, *, needs_gradient: bool) -> Tensor:
@@ -126,22 +103,15 @@ class MiniBatch:
                 case Level.BATCH:
                     return tensor(self.call.batch_values[column])
 
-        batch = MicroBatchLoss(
-            outputs.logprobs_R,
-            outputs.entropies_R,
-            tensor(rows.sampling_logprobs[places]),
+        responses = Responses(
             lengths.tolist(),
-            self.totals,
-            self.means,
-            values_R=outputs.values_R,
-            scores_N=outputs.scores_N,
-            likeliest_R=outputs.likeliest_R,
-            mask_R=None if self.mask_R is None else tensor(self.mask_R[places]),
-            samples=[(rows.samples[i].prompt.uid, rows.samples[i].index) for i in members],
-            role=self.call.role,
+            tensor(rows.sampling_logprobs[places]),
+            None if self.mask_R is None else tensor(self.mask_R[places]),
+            [(rows.samples[i].prompt.uid, rows.samples[i].index) for i in members],
         )
+        batch = MicroBatchLoss(outputs, responses, self.totals, self.means, role=self.role)
         if outputs.entropies_R is not None:
-            batch.log(f"{self.call.role}/entropy", outputs.entropies_R)
+            batch.log(f"{self.role}/entropy", outputs.entropies_R)
         arguments = {name: column_R(column) for name, column in self.call.columns.items()}
         return loss_share(self.call.loss, batch, arguments, needs_gradient=needs_gradient)
 

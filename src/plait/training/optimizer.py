@@ -71,7 +71,7 @@ class MasterOptimizer:
             assert weights.whole is not None, "weights that are masters lie in one buffer"
             self.masters = weights.whole[start:stop].detach()
         self.gradients = torch.zeros(weights.num_elements, dtype=dtype, device=weights.device)
-        """Of all working weights of this rank. `step` sums those of its share over the ranks, and clips them."""
+        """Those of all working weights of this rank. `step` sums those of its share over the ranks, and clips them."""
         self.exp_avg = torch.zeros_like(self.masters)
         self.exp_avg_sq = torch.zeros_like(self.masters)
         self.attempted_steps = 0
@@ -205,11 +205,16 @@ class MasterOptimizer:
         return self.buffers() | {name: torch.tensor(count, dtype=torch.int64) for name, count in counts.items()}
 
     def buffers(self) -> dict[str, Tensor]:
-        """The flat tensors of `state`, the live ones."""
+        """The flat tensors of `state`, the live ones: written in place by a move, and taken over by `load_state`."""
         return {"masters": self.masters, "exp_avg": self.exp_avg, "exp_avg_sq": self.exp_avg_sq}
 
+    def scratch(self) -> dict[str, Tensor]:
+        """Flat tensors whose values no call leaves to the next."""
+        return {"gradients": self.gradients}
+
     def holdings(self) -> dict[str, Holdings]:
-        """For each of `buffers` what it holds on every rank of the team, its own name as the name of the buffer."""
+        """For each of `buffers` what it holds on every rank of the team, its own name as the name of the buffer: for
+        moves, and for files that any layout can read."""
         whole = self._model.trained_parameters
         dtype = str(self.masters.dtype).removeprefix("torch.")
         return {name: zero_shards(whole, self._team.layout, dtype, name) for name in self.buffers()}

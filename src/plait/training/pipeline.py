@@ -63,12 +63,16 @@ class Stage(Protocol):
         ...
 
 
-def workload_of(model: str, copy: int, num_stages: int, micros: Sequence[MicroBatch]) -> Workload:
-    """What a pipeline schedule is made for: ragged micro-batches whose time and memory go with their tokens."""
+def pipeline_of(model: str, copy: int, ranks: Sequence[int], micros: Sequence[MicroBatch]) -> Pipeline:
+    """What a pipeline schedule is made for: ragged micro-batches whose time and memory go with their tokens.
+
+    Args:
+        ranks: where the stages are, in order.
+    """
     tokens = tuple(float(max(1, micro.num_tokens)) for micro in micros)
-    table = (tokens,) * num_stages
-    backward = (tuple(2 * number for number in tokens),) * num_stages
-    return Workload((Pipeline(model, copy, tuple(range(num_stages)), table, backward, table),), num_stages)
+    table = (tokens,) * len(ranks)
+    backward = (tuple(2 * number for number in tokens),) * len(ranks)
+    return Pipeline(model, copy, tuple(ranks), table, backward, table)
 
 
 def forwards_only(workload: Workload) -> Schedule:

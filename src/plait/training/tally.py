@@ -20,12 +20,13 @@ from plait.data.rows import FloatArray
 from plait.models.parallel.team import Peers, Team
 from plait.policy.packing import MicroBatch
 from plait.training.loss_batch import TokenMeans
-from plait.training.mini_batch import MiniBatch, Outputs
+from plait.training.mini_batch import MiniBatch
+from plait.training.outputs import Outputs
 
 
 @dataclass(frozen=True)
 class Totals:
-    """Of a whole mini-batch, the same on every rank."""
+    """What a whole mini-batch adds up to, the same on every rank."""
 
     loss: float
     tokens: int

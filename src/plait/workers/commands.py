@@ -13,7 +13,7 @@ from plait.dataflow import Column, Dataflow, Level, Node
 from plait.layout.mesh import Layout
 from plait.schedule.plan import Mode
 from plait.schedule.work import Work
-from plait.training.mini_batch import mask_of
+from plait.training.mini_batch import LossCall, mask_of
 from plait.training.row_shares import drawn_batches, shares_of
 from plait.training.trainer import Trainer
 from plait.workers.messages import Do, Message
@@ -118,20 +118,11 @@ class TrainCall:
 
     def run(self, rank_state: RankState) -> Work[dict[str, float]]:
         trainer: Trainer = _there(rank_state.roles[self.role].trainer)
-        node = self.node
-        columns = {name: column for name, column in node.inputs.items() if name not in ("keep", "mask")}
-        assert node.fn is not None, f"{node.call} has no loss"
-        options: dict[str, Any] = {
-            "mask": node.inputs.get("mask"),
-            "whole_groups": node.options["whole_groups"],
-            "batch_values": self.batch_values,
-            "call": node.call,
-            "temperature": self.temperature,
-        }
+        call = LossCall.of(self.node, batch_values=self.batch_values, temperature=self.temperature)
         if self.step is None:
-            return (yield from trainer.evaluate(self.rows, columns, node.fn, **options))
-        options |= {name: node.options[name] for name in ("mini_batches", "epochs")}
-        return (yield from trainer.train(self.rows, columns, node.fn, step=self.step, **options))
+            return (yield from trainer.evaluate(self.rows, call))
+        passes = {name: self.node.options[name] for name in ("mini_batches", "epochs")}
+        return (yield from trainer.train(self.rows, call, step=self.step, **passes))
 
     def messages(self, rank_state: RankState) -> dict[int, Message]:
         """For each rank but the leader, with the rows of its share.

@@ -1,4 +1,4 @@
-"""The models of a run's roles, read from their checkpoints, and their trainers.
+"""The models of a run's roles, read from their checkpoints, and the settings of their trainers.
 
 A language model fills `actor` and `ref`; a scalar model `critic` and `cost_critic`, and `reward` or `cost` where the
 flow trains them or has a frozen model score.
@@ -7,7 +7,6 @@ flow trains them or has a frozen model score.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
 from plait.dataflow import CallKind, Dataflow
 from plait.models.backbone import copy_of
@@ -18,7 +17,7 @@ from plait.models.scalar_loading import load_scalar, scalar_of
 from plait.models.scalar_model import ScalarModel
 from plait.recipes.recipe import Recipe
 from plait.recipes.role_models import RoleModel, optimizer_of
-from plait.training.trainer import Trainer
+from plait.training.trainer_settings import SampleSettings, UpdateSettings
 
 NEW_HEAD_STD = 0.0
 """A new head scores everything 0: a critic then begins by expecting nothing, and the loss of a reward model at ln 2."""
@@ -95,36 +94,21 @@ class _Shelf:
         return add_lora(base, recipe.lora, name=one.role, seed=recipe.seed)
 
 
-def make_trainer(
-    one: RoleModel,
-    model: LanguageModel | ScalarModel,
-    flow: Dataflow,
-    recipe: Recipe,
-    *,
-    trained: bool | None = None,
-    micro_batch_tokens: int | None = None,
-    **several: Any,
-) -> Trainer:
-    """The trainer of a role.
+def sample_settings(flow: Dataflow, recipe: Recipe) -> SampleSettings:
+    """How the samples of a flow come about: those that it generates are drawn at the sampling temperature, and all
+    log-probs are taken at it; those of flows over given samples are taken at 1."""
+    sampling = recipe.sampling
+    return SampleSettings(
+        temperature=sampling.temperature if flow.of_kind(CallKind.GENERATE) else 1.0,
+        max_response_tokens=sampling.max_response_tokens,
+        stop_token_ids=sampling.stop_token_ids,
+    )
 
-    Args:
-        trained: whether with an optimizer; None: as the role is.
-        micro_batch_tokens: None: the recipe's.
-        several: of a rank among several: `team` and `pipeline`.
-    """
-    trained = one.trained if trained is None else trained
-    # Flows that generate take all log-probs at the sampling temperature; those over given samples at 1.
-    generates = bool(flow.of_kind(CallKind.GENERATE))
-    return Trainer(
-        model,
-        optimizer_of(one.role, recipe) if trained else None,
-        role=one.role,
-        micro_batch_tokens=micro_batch_tokens or recipe.micro_batch_tokens,
-        temperature=recipe.sampling.temperature if generates else 1.0,
-        total_optimizer_steps=flow.optimizer_steps(one.role, recipe.steps) if trained else 0,
-        max_response_tokens=recipe.sampling.max_response_tokens,
-        stop_token_ids=recipe.sampling.stop_token_ids,
-        checkpoint_activations=recipe.checkpoint_activations,
+
+def update_settings(role: str, flow: Dataflow, recipe: Recipe) -> UpdateSettings:
+    """How a role is trained that the flow trains."""
+    return UpdateSettings(
+        optimizer=optimizer_of(role, recipe),
+        total_optimizer_steps=flow.optimizer_steps(role, recipe.steps),
         seed=recipe.seed,
-        **several,
     )

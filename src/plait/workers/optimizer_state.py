@@ -31,8 +31,8 @@ COUNTS = ("attempted_steps", "applied_steps", "skipped_in_row")
 
 def saving_state(trainer: Trainer, cluster: Cluster, rank: int, folder: Path) -> Work[dict[str, int]]:
     """Write what this rank holds; every rank of the trainer's layout does its part. Returns the counts."""
-    state = trainer.state()
-    for name, held in trainer.holdings().items():
+    state = trainer.optimizer.state()
+    for name, held in trainer.optimizer.holdings().items():
         yield from saving(held, cluster, rank, {name: state[name]}, folder, f"{trainer.role}.{name}")
     return {name: int(state[name]) for name in COUNTS}
 
@@ -40,8 +40,8 @@ def saving_state(trainer: Trainer, cluster: Cluster, rank: int, folder: Path) ->
 def broken_state(trainer: Trainer, rank: int) -> list[Broken]:
     """Which parameters' masters or moments are not finite, of what this rank has of a trained role."""
     found: list[Broken] = []
-    buffers = trainer.buffers()
-    for name, held in trainer.holdings().items():
+    buffers = trainer.optimizer.buffers()
+    for name, held in trainer.optimizer.holdings().items():
         if not is_finite(buffers[name]):
             pieces = (
                 (f"{trainer.role}.{name} of {held.params[one.param].name}", _viewed(buffers[name], one))
@@ -79,8 +79,8 @@ def loading_state(
     Raises:
         DataError, LayoutError: a file is missing or damaged, or of another model.
     """
-    state = dict(trainer.state())
-    for name, held in trainer.holdings().items():
+    state = dict(trainer.optimizer.state())
+    for name, held in trainer.optimizer.holdings().items():
         buffers = {name: state[name]}
         if counts is not None:
             file = f"{trainer.role}.{name}"
@@ -94,7 +94,7 @@ def loading_state(
     if counts is None:
         tensors = Checkpoint(0, folder, {}).tensors()
         counts = {name: int(tensors[f"{trainer.role}/{name}"]) for name in COUNTS}
-    trainer.load_state(state | {name: torch.tensor(counts[name], dtype=torch.int64) for name in COUNTS})
+    trainer.optimizer.load_state(state | {name: torch.tensor(counts[name], dtype=torch.int64) for name in COUNTS})
 
 
 def read_masters(model: Any, role: str, folder: Path) -> None:

@@ -8,7 +8,7 @@ from plait.data.rows import NO_VALUES, FloatArray, Rows
 from plait.dataflow import CallKind, Column, Node
 from plait.schedule.named_plans import MODE_OF
 from plait.schedule.work import Result, Work
-from plait.training.trainer import MICRO_BATCHES_OF_A_STAGE
+from plait.training.trainer_settings import MICRO_BATCHES_OF_A_STAGE
 from plait.workers.announcer import Announcer
 from plait.workers.commands import ScoreCall, TrainCall
 

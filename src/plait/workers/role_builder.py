@@ -24,8 +24,9 @@ from plait.recipes.role_models import RoleModel
 from plait.schedule.generators import gpipe, one_at_a_time, one_f_one_b
 from plait.schedule.placements import WHOLE, PartKey, layouts_of, part_key, parts_of
 from plait.training.trainer import Trainer
+from plait.training.trainer_settings import ExecutionSettings
 from plait.workers.instances import engine_of
-from plait.workers.loading import build_models, make_trainer, part_loader
+from plait.workers.loading import build_models, part_loader, sample_settings, update_settings
 from plait.workers.offload_manager import OffloadManager, OffloadUnit
 from plait.workers.rank_state import RankState, RoleState, Setting
 from plait.workers.ranks import WAIT_S
@@ -83,7 +84,7 @@ class RoleBuilder:
         return (one.role,) if self.recipe.lora.rank > 0 else self.offload_policy.owner(one.role)
 
     def _parameters(self, role: str) -> Parameters:
-        """Of the whole model of a role that has parts."""
+        """Those of the whole model of a role that has parts."""
         one = next(one for one in self.setting.models if one.role == role)
         key = (one.name, one.scalar)
         if key not in self._known:
@@ -156,17 +157,16 @@ class RoleBuilder:
         return any(layout is not None and self.rank in layout.mesh.ranks for layout in layouts)
 
     def _trainer(self, part: RoleState, layout: Layout, team: Team, *, trained: bool) -> Trainer:
-        mode = "train" if trained else "score"
-        return make_trainer(
-            part.one,
-            part.parts[part_key(layout, self.rank)],
-            self.setting.flow,
-            self.recipe,
-            team=team,
-            trained=trained and part.one.trained,
-            micro_batch_tokens=part.place.micro_batch_tokens.get(mode),
+        one, flow, recipe = part.one, self.setting.flow, self.recipe
+        tokens = part.place.micro_batch_tokens.get("train" if trained else "score")
+        execution = ExecutionSettings(
+            micro_batch_tokens=tokens or recipe.micro_batch_tokens,
+            checkpoint_activations=recipe.checkpoint_activations,
             pipeline=_PIPELINES[part.place.schedule],
         )
+        updates = update_settings(one.role, flow, recipe) if trained and one.trained else None
+        model = part.parts[part_key(layout, self.rank)]
+        return Trainer(model, execution, sample_settings(flow, recipe), updates, role=one.role, team=team)
 
     def _moves(self, part: RoleState) -> tuple[tuple[MovePlan, ...], dict[str, Tensor]]:
         """From the home to the copies, and the buffers of this rank."""
@@ -191,16 +191,16 @@ class RoleBuilder:
 
     def _state(self, part: RoleState, trainer: Trainer) -> OffloadUnit | None:
         """The optimizer's buffers, in host memory at once: those of the next role are about to be made."""
-        role, buffers = part.one.role, trainer.buffers()
-        if not buffers or self.offload_policy.of_state(role, self.rank) == "keep":
+        role = part.one.role
+        if not trainer.is_trained or self.offload_policy.of_state(role, self.rank) == "keep":
             return None
         whole = trainer.model.flat.whole
         working = None if whole is None else whole.untyped_storage().data_ptr()
         own = {  # where the dtypes agree, the working weights are the masters
             name: buffer
-            for name, buffer in buffers.items()
+            for name, buffer in trainer.optimizer.buffers().items()
             if buffer.numel() and buffer.untyped_storage().data_ptr() != working
         }
-        unit = OffloadUnit(HostMemory(own, scratch=trainer.scratch(), name=role), "offload", role)
+        unit = OffloadUnit(HostMemory(own, scratch=trainer.optimizer.scratch(), name=role), "offload", role)
         OffloadManager({(role, "train"): [unit]}).want()
         return unit

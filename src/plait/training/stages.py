@@ -1,0 +1,155 @@
+"""What one rank does of a pipeline: forward and backward of each micro-batch, through what it has of the model.
+
+Shapes: T tokens of a packed row, H hidden size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from plait.data.packed import PackedBatch, pack
+from plait.data.rows import Rows
+from plait.models.parallel.team import Team
+from plait.policy.packing import MicroBatch
+from plait.training.optimizer import MasterOptimizer
+from plait.training.outputs import Model, Outputs
+from plait.training.tally import Tally
+
+Take = Callable[[MicroBatch, Outputs], None]
+"""Is given what the model said of a micro-batch."""
+
+
+@dataclass(frozen=True)
+class ModelPart:
+    """What this rank has of a model: all of it, or a stage and a tensor-parallel share."""
+
+    model: Model
+    team: Team
+    checkpoint: bool = False
+    """Recompute layer activations in the backward pass."""
+
+    def packed(self, rows: Rows, micro: MicroBatch) -> PackedBatch:
+        """The packed row of a micro-batch, on the model's device."""
+        groups = [
+            (rows.samples[members[0]].prompt.token_ids, [rows.samples[i].token_ids for i in members])
+            for members in micro.groups
+        ]
+        return pack(groups, self.model.device)
+
+    def forward(self, batch: PackedBatch, inputs_TH: Tensor | None, temperature: float) -> Tensor | Outputs:
+        """What this stage makes of what the stage before made; None: this is the first. Differentiable.
+
+        Returns:
+            [T, H] for the next stage; of the last stage, or of a whole model, what the model says.
+        """
+        if self.team.pp.size == 1:
+            return Outputs.of(self.model, batch, temperature, checkpoint=self.checkpoint)
+        hidden_TH = self.model.stage(batch, inputs_TH, checkpoint=self.checkpoint)
+        if not self.team.is_last_stage:
+            return hidden_TH
+        return Outputs.of_hidden(self.model, batch, hidden_TH, temperature)
+
+    def room(self, num_tokens: int) -> Tensor:
+        """Memory for hidden states [T, H] between two stages, or for their gradient."""
+        hidden_size = self.model.config.get_text_config().hidden_size
+        return torch.empty(num_tokens, hidden_size, dtype=self.model.dtype, device=self.model.device)
+
+
+@dataclass(frozen=True)
+class ScoringStage:
+    """Forward only.
+
+    Args:
+        take: is told what the model says: on the last stage alone.
+    """
+
+    part: ModelPart
+    rows: Rows
+    micros: Sequence[MicroBatch]
+    temperature: float
+    take: Take
+
+    def tokens(self, index: int) -> int:
+        return self.micros[index].num_tokens
+
+    def room(self, index: int) -> Tensor:
+        return self.part.room(self.tokens(index))
+
+    @torch.no_grad()
+    def forward(self, index: int, inputs: Tensor | None) -> Tensor | None:
+        micro = self.micros[index]
+        made = self.part.forward(self.part.packed(self.rows, micro), inputs, self.temperature)
+        if not isinstance(made, Outputs):
+            return made
+        self.take(micro, made)
+        return None
+
+    def backward(self, index: int, gradient: Tensor | None) -> Tensor | None:
+        raise AssertionError("a call that scores has no backward")
+
+
+@dataclass(frozen=True)
+class TrainingStage:
+    """Forward and backward, which other micro-batches' come between, and those of other models."""
+
+    part: ModelPart
+    micros: Sequence[MicroBatch]
+    optimizer: MasterOptimizer
+    """Whose gradients each backward adds to."""
+    tally: Tally
+    """Of the mini-batch: told what the model says, on the last stage alone."""
+    kept: dict[int, tuple[Tensor | None, Tensor]] = field(default_factory=dict)
+    """For each micro-batch in flight what came in, and what the backward starts from."""
+    finished: set[int] = field(default_factory=set)
+    """Micro-batches whose backward is done."""
+
+    def tokens(self, index: int) -> int:
+        return self.micros[index].num_tokens
+
+    def room(self, index: int) -> Tensor:
+        return self.part.room(self.tokens(index))
+
+    def forward(self, index: int, inputs: Tensor | None) -> Tensor | None:
+        with self.optimizer.collecting_gradients():
+            if inputs is not None:
+                inputs.requires_grad_(True)
+            made = self._made(index, inputs)
+            if not isinstance(made, Outputs):
+                self.kept[index] = inputs, made
+                return made.detach()
+            share = self._share(index, made)
+        self.tally.add(self.micros[index], made, share)
+        self.kept[index] = inputs, share
+        return None
+
+    def backward(self, index: int, gradient: Tensor | None) -> Tensor | None:
+        inputs, start = self.kept.pop(index)
+        with self.optimizer.collecting_gradients():
+            torch.autograd.backward(start, gradient)
+        self.finished.add(index)
+        return None if inputs is None else inputs.grad
+
+    def at_once(self, index: int) -> None:
+        """Forward and backward of a whole model, nothing between."""
+        with self.optimizer.collecting_gradients():
+            made = self._made(index, None)
+            assert isinstance(made, Outputs), "a stage of several has no backward before the next one's"
+            share = self._share(index, made)
+            share.backward()
+        self.tally.add(self.micros[index], made, share)
+        self.finished.add(index)
+
+    @property
+    def is_finished(self) -> bool:
+        return len(self.finished) == len(self.micros)
+
+    def _made(self, index: int, inputs: Tensor | None) -> Tensor | Outputs:
+        batch = self.part.packed(self.tally.batch.rows, self.micros[index])
+        return self.part.forward(batch, inputs, self.tally.batch.temperature)
+
+    def _share(self, index: int, outputs: Outputs) -> Tensor:
+        return self.tally.batch.share(self.micros[index], outputs, needs_gradient=True)
