@@ -18,6 +18,7 @@ from plait.algorithms.rloo import RLOOOptions, rloo
 from plait.algorithms.safe_rlhf import SafeRLHFOptions, safe_rlhf
 from plait.algorithms.sft import SFTOptions, sft
 from tests.algorithms.tabular import TabularRun
+from tests.cases import slow_but
 
 BEST = ((1, 0), (0, 1))
 """State → its best response; the first arm that the table prefers is the wrong one in both states."""
@@ -47,7 +48,7 @@ def matches(state: int, response: tuple[int, ...]) -> float:
     return float(response == BEST[state])
 
 
-@pytest.mark.parametrize("name", BANDITS)
+@pytest.mark.parametrize("name", slow_but(list(BANDITS)[::3], BANDITS))
 def test_two_states_two_arms(name: str) -> None:
     """Reward 1 for one response of four, another one in each state. It begins at probability 0.2 · 0.5."""
     flow, options = BANDITS[name]
@@ -78,7 +79,7 @@ KL: dict[str, tuple[Any, Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", KL)
+@pytest.mark.parametrize("name", slow_but(list(KL)[::3], KL))
 def test_the_kl_stops_where_it_should(name: str) -> None:
     """The maximum of E r − β KL(π ‖ π_ref) is π ∝ π_ref · exp(r / β): a wrong sign or weight of the KL misses it."""
     flow, options = KL[name]
@@ -234,7 +235,7 @@ DPO: dict[str, tuple[DPOOptions, float]] = {
 }
 
 
-@pytest.mark.parametrize("name", DPO)
+@pytest.mark.parametrize("name", slow_but(list(DPO)[::3], DPO))
 def test_dpo_learns_the_odds_over_the_reference(name: str) -> None:
     """Response 1 is preferred to 0 in three pairs of four: β times the gap of log-ratios has a closed form."""
     options, gap = DPO[name]

@@ -15,6 +15,7 @@ from plait.generation.request import Request
 from plait.generation.settings import Sampling, SamplingSettings
 from plait.kernels import paged_attention
 from plait.kernels.noise import NoiseKey
+from tests.cases import slow_but
 from tests.generation.test_compiled_forward import FAMILIES as LOWERED
 from tests.models.tiny import FAMILIES, tiny, tiny_model
 from tests.training.exact import ExactFloat64
@@ -24,7 +25,7 @@ NUM_TOKENS = {torch.float64: 24, torch.float32: 16}
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", slow_but(["llama", "gemma2", "qwen3_moe", "deepseek_v3"], FAMILIES))
 def test_greedy_equals_transformers(family: str, dtype: torch.dtype) -> None:
     """In float64 through the plain twins, in float32 through what users run: the compiled forward where the family has
     one, else the module with packed products, the compiled attention and draw."""

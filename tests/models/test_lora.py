@@ -22,13 +22,14 @@ from plait.generation.settings import Sampling, SamplingSettings
 from plait.kernels.noise import NoiseKey
 from plait.models.backbone import copy_of
 from plait.models.language_model import LanguageModel, load_model, save_pretrained
-from plait.models.lora import add_lora, load_adapter, merge_lora, save_adapter, scalar_view, without_lora
+from plait.models.lora import add_lora, load_adapter, merge_lora, save_adapter, without_lora
 from plait.models.lora_settings import LoraSettings
-from plait.models.scalar_loading import scalar_of
+from plait.models.scalar_loading import scalar_of, scalar_view
 from plait.models.scalar_model import HEAD, ScalarModel
 from plait.models.working_weights import layout_of
 from plait.training.optimizer import MasterOptimizer
 from plait.training.settings import OptimizerSettings
+from tests.cases import slow_but
 from tests.models.oracle import RAGGED, eager_logprobs, gradients, largest_error
 from tests.models.test_scalar_model import gradients as scalar_gradients
 from tests.models.test_scalar_model import hf_scores, scores_of
@@ -77,7 +78,7 @@ def engine_of(model: LanguageModel) -> Engine:
 # --- numbers -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", slow_but(["llama", "mixtral"], FAMILIES))
 def test_a_fresh_adapter_changes_no_bit_and_a_trained_one_is_pefts(family: str) -> None:
     model = tiny_model(family)
     before = logprobs_of(model)
@@ -342,7 +343,9 @@ def test_without_peft_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> Non
 # --- folders -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("family", ["llama", "mixtral", "gpt2", "deepseek_v3", "cohere"])
+@pytest.mark.parametrize(
+    "family", slow_but(["llama", "mixtral"], ["llama", "mixtral", "gpt2", "deepseek_v3", "cohere"])
+)
 def test_a_saved_adapter_is_the_same_in_peft_and_read_again(family: str, tmp_path: Path) -> None:
     base = tiny_model(family, dtype=torch.float32, weight_scale=0.05)
     view = stirred(add_lora(base, RANK_4, name="actor", seed=0))

@@ -15,6 +15,7 @@ from plait.errors import ConfigError
 from plait.recipes.algorithm import BUILT_IN, load_flow
 from plait.recipes.recipe import Recipe
 from plait.runtime.api import run
+from tests.cases import slow_but
 from tests.runtime.test_resume import in_child, result_of, wait_for
 
 MakeRecipe = Callable[..., Recipe]
@@ -198,7 +199,7 @@ def even(completions, completion_ids, **columns):
 """
 
 
-@pytest.mark.parametrize("name", VARIANTS)
+@pytest.mark.parametrize("name", slow_but(list(VARIANTS)[::3], VARIANTS))
 def test_two_arms(make_recipe: MakeRecipe, tmp_path: Path, name: str) -> None:
     """One token per response, reward 1 for an even id: from one half to nearly always."""
     algorithm, options = VARIANTS[name]
@@ -220,7 +221,7 @@ def test_two_arms(make_recipe: MakeRecipe, tmp_path: Path, name: str) -> None:
     assert sum(rewards[-3:]) / 3 > 0.95, rewards
 
 
-@pytest.mark.parametrize("name", ["rloo", "reinforce_pp", "remax", "gspo"])
+@pytest.mark.parametrize("name", slow_but(["remax"], ["rloo", "reinforce_pp", "remax", "gspo"]))
 def test_a_killed_run_resumes_exactly(make_recipe: MakeRecipe, tmp_path: Path, name: str) -> None:
     """Killed in the middle of the fourth step of five, with a checkpoint every two."""
     algorithm, options = VARIANTS[name]

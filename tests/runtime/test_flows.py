@@ -24,6 +24,7 @@ from plait.recipes.recipe import Recipe
 from plait.runtime.api import run
 from plait.runtime.prepare import prepare
 from plait.workers.loading import build_models
+from tests.cases import slow_but
 from tests.runtime.test_resume import in_child, result_of, wait_for
 
 MakeRecipe = Callable[..., Recipe]
@@ -134,7 +135,7 @@ OFFLINE = ["sft", "reward_model", "dpo"]
 FLOWS = [*OFFLINE, "ppo", "safe_rlhf"]
 
 
-@pytest.mark.parametrize("flow", FLOWS)
+@pytest.mark.parametrize("flow", slow_but(["safe_rlhf"], FLOWS))
 def test_a_killed_run_resumes_exactly(make_recipe: MakeRecipe, data: dict[str, str], tmp_path: Path, flow: str) -> None:
     """Killed in the middle of the fourth step of five, with a checkpoint every two; carried values go on too."""
     keys = {"steps": 5, "checkpoint.every": 2}
