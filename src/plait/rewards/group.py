@@ -5,11 +5,14 @@ Pure state, no process: the result is a function of the outcomes, in whatever or
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from plait.data.records import Sample
+from plait.errors import RunError
+from plait.rewards.calls import call_arguments
 from plait.rewards.functions import RewardFunction
 from plait.rewards.scores import NONE, Failure, FailureKind, GroupScores, Worked, weighted_reward
 
@@ -149,3 +152,30 @@ class Group:
             name, uid = self._functions[function].name, self.samples[0].prompt.uid
             message = f"reward `{name}` on the group of prompt {uid}: {retry.message}, but not on any sample alone"
             self._recovered.append((function, message))
+
+
+def packed_call(call: Call, name: str, *, number: int, seed: int) -> bytes:
+    """What a worker is sent of a call.
+
+    Args:
+        name: of the function.
+        number: of the call; its answer has it too.
+        seed: of random numbers that the function draws.
+
+    Raises:
+        RunError: a column cannot be sent to another process.
+    """
+    samples = [call.group.samples[place] for place in call.places]
+    request = {
+        "call": number,
+        "function": call.function,
+        "noise": f"{seed}/{name}/{','.join(sample.uid for sample in samples)}",
+        "arguments": call_arguments(samples),
+        "texts": [(sample.prompt.text, sample.text) for sample in samples],
+    }
+    try:
+        return pickle.dumps(request, protocol=5)
+    except (pickle.PicklingError, AttributeError, TypeError) as error:
+        raise RunError(
+            f"the columns of prompt {samples[0].prompt.uid} cannot be sent to reward `{name}`: {error}"
+        ) from None

@@ -24,9 +24,9 @@ from typing import Self
 
 from plait.data.records import Sample
 from plait.errors import ConfigError, PlaitError, RunError
-from plait.rewards.calls import call_arguments, missing_arguments
+from plait.rewards.calls import missing_arguments
 from plait.rewards.functions import RewardFunction, main_file
-from plait.rewards.group import Call, Group
+from plait.rewards.group import Call, Group, packed_call
 from plait.rewards.process import WorkerProcess
 from plait.rewards.scores import FailureKind, GroupScores, Worked
 from plait.rewards.settings import OnError
@@ -263,22 +263,8 @@ class RewardPool:
                 self._send(worker, self._calls.popleft())
 
     def _send(self, worker: _Worker, call: Call) -> None:
-        function = self.functions[call.function]
         self._num_sent += 1
-        samples = [call.group.samples[place] for place in call.places]
-        request = {
-            "call": self._num_sent,
-            "function": call.function,
-            "noise": f"{self._seed}/{function.name}/{','.join(sample.uid for sample in samples)}",
-            "arguments": call_arguments(samples),
-            "texts": [(sample.prompt.text, sample.text) for sample in samples],
-        }
-        try:
-            data = pickle.dumps(request, protocol=5)
-        except (pickle.PicklingError, AttributeError, TypeError) as error:
-            raise RunError(
-                f"the columns of prompt {samples[0].prompt.uid} cannot be sent to reward `{function.name}`: {error}"
-            ) from None
+        data = packed_call(call, self.functions[call.function].name, number=self._num_sent, seed=self._seed)
         worker.call, worker.number = call, self._num_sent
         worker.began_s, worker.deadline = time.perf_counter(), time.monotonic() + self.timeout_s
         try:
