@@ -63,10 +63,9 @@ def differences(model: LanguageModel, said: Sample) -> tuple[int, torch.Tensor]:
     pool.reserve(num_blocks_for(len(tokens)), num_blocks_for(len(tokens)))
     table = list(range(pool.num_blocks))
     forward = ExactForward(model, pool)
-    forward.logits([NewTokens(tokens[:first], 0, table)], [False])
+    forward.logits([NewTokens(tokens[:first], 0, table)], [0])
     rest = tokens[first:]
-    chain = torch.ones(len(rest), len(rest), dtype=torch.bool).tril()
-    logits = forward.logits([NewTokens(rest, first, table, chain)], [True])
+    logits = forward.logits([NewTokens(rest, first, table)], [len(rest)])
     assert logits is not None, "every row is read"
     keys = torch.full((len(rest),), noise.signed(KEY.sample_key(said.prompt.uid, said.index)))
     draw_keys = noise.draw_keys(keys, torch.arange(len(rest)))

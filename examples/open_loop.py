@@ -6,6 +6,7 @@ import torch
 
 from plait.data.records import Prompt
 from plait.generation.engine import Engine, drain
+from plait.generation.moves import SampleMoves
 from plait.generation.request import Request
 from plait.generation.settings import Sampling, SamplingSettings
 from plait.kernels.noise import NoiseKey
@@ -30,9 +31,9 @@ here.add(ask(1, "The capital of France is", 2))  # while the others run
 here.step()
 
 # A sample goes on elsewhere: the bulk of its keys and values while it still runs here, then the rest.
-first = here.export_sample(0, 2, final=False)
+first = SampleMoves(here.state).export_sample(0, 2, final=False)
 here.step()
-there.import_sample(first, here.export_sample(0, 2, since=first.stop))
+SampleMoves(there.state).import_sample(first, SampleMoves(here.state).export_sample(0, 2, since=first.stop))
 
 # New weights for samples in flight.
 with torch.no_grad():

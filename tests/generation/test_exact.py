@@ -92,21 +92,21 @@ def test_drafts_in_trees_give_the_bits_of_plain_decoding(family: str, dtype: tor
     pool.reserve(8, 8)
     forward = ExactForward(model, pool)
     with torch.no_grad():
-        forward.logits([NewTokens(prompt, 0, [5, 2])], [False])
+        forward.logits([NewTokens(prompt, 0, [5, 2])], [0])
         for count in (1, 4, 7):
             tree = random_tree(count, rng)
             tokens = [rng.randrange(5, 300) for _ in range(count)]
-            rows = forward.logits([NewTokens(tokens, len(prompt), [5, 2], tree)], [True])
+            rows = forward.logits([NewTokens(tokens, len(prompt), [5, 2], tree)], [count])
             assert rows is not None
             for node in range(count):
                 path = [tokens[i] for i in tree[node].nonzero()[:, 0].tolist()]
                 fresh = KVPool()
                 fresh.reserve(3, 3)
                 plain = ExactForward(model, fresh)
-                plain.logits([NewTokens(prompt[:9], 0, [1, 0, 2])], [False])
-                plain.logits([NewTokens(prompt[9:], 9, [1, 0, 2])], [False])
+                plain.logits([NewTokens(prompt[:9], 0, [1, 0, 2])], [0])
+                plain.logits([NewTokens(prompt[9:], 9, [1, 0, 2])], [0])
                 for i, token in enumerate(path):
-                    wanted = plain.logits([NewTokens([token], len(prompt) + i, [1, 0, 2])], [True])
+                    wanted = plain.logits([NewTokens([token], len(prompt) + i, [1, 0, 2])], [1])
                 assert wanted is not None
                 assert torch.equal(rows[node], wanted[0])
 

@@ -44,15 +44,15 @@ def test_weights_are_packed_once_more_work_makes_it_worthwhile(family: str) -> N
     engine = Engine(tiny_model(family, dtype=torch.float32), SamplingSettings())
     engine.add(request(0, 8))
     engine.step()
-    assert not engine.has_packed_weights
+    assert not engine.state.forward.has_packed_weights
     engine.add(request(1, 8))
     engine.step()
-    assert not engine.has_packed_weights
+    assert not engine.state.forward.has_packed_weights
     engine.add(request(2, 40))
     engine.step()
-    assert engine.has_packed_weights
+    assert engine.state.forward.has_packed_weights
     found = {sample.prompt.uid: sample.token_ids for sample in drain(engine)}
-    assert not engine.has_packed_weights
+    assert not engine.state.forward.has_packed_weights
     for uid, length in enumerate((8, 8, 40)):
         alone = Engine(tiny_model(family, dtype=torch.float32), SamplingSettings())
         alone.add(request(uid, length))

@@ -10,6 +10,7 @@ import torch
 from plait.data.records import Prompt
 from plait.errors import CallError, DataError
 from plait.generation.engine import Engine, WeightUpdate, drain
+from plait.generation.moves import SampleMoves
 from plait.generation.request import Request
 from plait.generation.settings import Sampling, SamplingSettings
 from plait.kernels.noise import NoiseKey
@@ -41,7 +42,7 @@ def test_a_sample_that_the_pool_can_never_hold_is_refused_and_the_others_go_on()
     with pytest.raises(
         DataError, match=r"the 32 tokens of the pool, found 20 and up to 30; raise `sampling\.kv_tokens`"
     ):
-        target.import_sample(source.export_sample(0, 0, final=False))
+        SampleMoves(target.state).import_sample(SampleMoves(source.state).export_sample(0, 0, final=False))
     assert target.updates == []
     (other,) = drain(target)
     assert len(other.token_ids) == 6
@@ -51,20 +52,20 @@ def test_a_sample_that_the_pool_can_never_hold_is_refused_and_the_others_go_on()
 
 def test_a_sample_of_another_model_or_dtype_is_refused() -> None:
     one = request(0, 20, 30)
-    state = begun(tiny_model("llama", dtype=torch.float32), one).export_sample(0, 0)
+    state = SampleMoves(begun(tiny_model("llama", dtype=torch.float32), one).state).export_sample(0, 0)
     for other in (
         tiny_model("gemma2", dtype=torch.float32),
         tiny_model("llama", dtype=torch.float32, num_hidden_layers=3),
     ):
         with pytest.raises(DataError, match=r"sample 0\.0: expected a sample of this model"):
-            Engine(other, SamplingSettings()).import_sample(state)
+            SampleMoves(Engine(other, SamplingSettings()).state).import_sample(state)
     narrow = Engine(tiny_model("llama", dtype=torch.bfloat16), SamplingSettings())
     with pytest.raises(
         DataError, match="expected keys and values in bfloat16, the dtype of this engine's model, found f"
     ):
-        narrow.import_sample(state)
+        SampleMoves(narrow.state).import_sample(state)
     assert not narrow.has_work
-    narrow.import_sample(replace(state, start=0, stop=0, kv=state.kv[:0]))
+    SampleMoves(narrow.state).import_sample(replace(state, start=0, stop=0, kv=state.kv[:0]))
     (sample,) = drain(narrow)
     assert sample.token_ids[:4] == state.token_ids
 
@@ -72,12 +73,12 @@ def test_a_sample_of_another_model_or_dtype_is_refused() -> None:
 @pytest.mark.parametrize("kv", ["recompute", "keep"])
 def test_keys_of_other_weights_are_computed_again_unless_they_are_to_be_kept(kv: str) -> None:
     source = begun(tiny_llama(), request(0, 20, 9))
-    state = source.export_sample(0, 0)
+    state = SampleMoves(source.state).export_sample(0, 0)
     newer = tiny_llama()
     with torch.no_grad():
         newer.weights.mul_(1.1)
     target = Engine(newer, SamplingSettings(), policy_version=2)
-    target.import_sample(state, kv=kv)  # type: ignore[arg-type]
+    SampleMoves(target.state).import_sample(state, kv=kv)  # type: ignore[arg-type]
     assert target.updates == [WeightUpdate(2, kv, 1)]  # type: ignore[arg-type]
     target.step()
     assert target.last_step is not None
@@ -99,7 +100,7 @@ def test_of_the_same_weights_nothing_is_recorded() -> None:
     model = tiny_llama()
     source = begun(model, request(0, 20, 9))
     target = Engine(model, SamplingSettings(), policy_version=1)
-    target.import_sample(source.export_sample(0, 0))
+    SampleMoves(target.state).import_sample(SampleMoves(source.state).export_sample(0, 0))
     assert target.updates == []
 
 
@@ -107,12 +108,12 @@ def test_stages_have_to_be_of_one_prompt() -> None:
     source = begun(tiny_llama(), request(0, 20, 9))
     source.add(request(1, 5, 9))
     source.step()
-    states = [source.export_sample(uid, 0) for uid in (0, 1)]
+    states = [SampleMoves(source.state).export_sample(uid, 0) for uid in (0, 1)]
     target = Engine(tiny_llama(), SamplingSettings(), policy_version=1)
     with pytest.raises(CallError, match="expected the stages of an export, found none"):
-        target.import_sample()
+        SampleMoves(target.state).import_sample()
     with pytest.raises(CallError, match="expected stages of prompt 1, found one of 0"):
-        target.import_sample(*states)
+        SampleMoves(target.state).import_sample(*states)
 
 
 def test_a_word_that_is_no_choice_is_refused_and_nothing_changes() -> None:
@@ -120,9 +121,9 @@ def test_a_word_that_is_no_choice_is_refused_and_nothing_changes() -> None:
     with pytest.raises(CallError, match="kv: expected 'recompute' or 'keep', found 'kep'"):
         engine.update_weights(2, "kep")  # type: ignore[arg-type]
     assert (engine.policy_version, engine.updates) == (1, [])
-    state = engine.export_sample(0, 0)
+    state = SampleMoves(engine.state).export_sample(0, 0)
     with pytest.raises(CallError, match="found 'kep'"):
-        engine.import_sample(state, kv="kep")  # type: ignore[arg-type]
+        SampleMoves(engine.state).import_sample(state, kv="kep")  # type: ignore[arg-type]
 
 
 def test_calls_at_a_wrong_time_say_what_to_do() -> None:
@@ -130,13 +131,10 @@ def test_calls_at_a_wrong_time_say_what_to_do() -> None:
     with pytest.raises(CallError, match="no sample is in flight; ask `has_work` first"):
         engine.step()
     with pytest.raises(CallError, match=r"sample 0\.1 has not started here, or has ended"):
-        engine.export_sample(0, 1)
+        SampleMoves(engine.state).export_sample(0, 1)
     engine.add(request(0, 5, 9))
     with pytest.raises(CallError, match="prompt 0 is in flight already: wait for its samples, abort them, or"):
         engine.add(request(0, 5, 9))
-    engine.pause()
-    with pytest.raises(CallError, match="the engine is paused; call `resume` first"):
-        engine.step()
 
 
 def test_requests_without_samples_or_lengths_for_each() -> None:

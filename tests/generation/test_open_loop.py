@@ -15,6 +15,7 @@ import torch
 from plait.data.records import FinishReason, Prompt
 from plait.errors import CallError, DataError
 from plait.generation.engine import Engine, WeightUpdate, drain
+from plait.generation.moves import SampleMoves
 from plait.generation.request import Request
 from plait.generation.sampler import sample as draw
 from plait.generation.settings import Sampling, SamplingSettings
@@ -65,7 +66,7 @@ def test_a_conversation_goes_on_from_what_was_said(exact: bool) -> None:
     engine.add(request(0, 20, [30, 24]))
     first, _ = sorted(drain(engine), key=lambda sample: sample.index)
     assert engine.kv_tokens[0] == 0
-    assert engine._scheduler.blocks.num_cached == 1 + 2 + 1, "the prompt's, and what each said"
+    assert engine.state.scheduler.blocks.num_cached == 1 + 2 + 1, "the prompt's, and what each said"
     turn = Prompt(1, "", (*first.prompt.token_ids, *first.token_ids, 17, 4, 99))
     asked = Request(turn, 2, FREE, NoiseKey(6), lengths=(9, 5))
     fresh = Engine(model_of(), SamplingSettings(exact=exact))
@@ -78,7 +79,7 @@ def test_a_conversation_goes_on_from_what_was_said(exact: bool) -> None:
     assert {uid: one.token_ids for uid, one in found.items()} == {uid: one.token_ids for uid, one in expected.items()}
     if exact:
         assert found == expected
-    assert engine._scheduler.blocks.num_held == 0
+    assert engine.state.scheduler.blocks.num_held == 0
 
 
 def test_later_prompts_share_nothing_with_samples_of_older_weights() -> None:
@@ -94,7 +95,7 @@ def test_later_prompts_share_nothing_with_samples_of_older_weights() -> None:
     assert engine.last_step is not None
     assert engine.last_step.num_prefill_tokens == 40
     assert {sample.uid for sample in drain(engine)} == {"0.0", "1.0"}
-    assert engine._scheduler.blocks.num_cached == 48 // 16, "of the second alone: prompt and response, 48 tokens held"
+    assert engine.state.scheduler.blocks.num_cached == 48 // 16, "of the second alone: prompt and response"
 
 
 def test_a_pool_too_small_for_one_is_refused_by_name() -> None:
@@ -117,15 +118,15 @@ def test_weights_that_change_in_flight(kv: str) -> None:
     engine.add(request(0, 20, [9, 9, 9, 9]))
     for _ in range(4):
         engine.step()
-    said = {key: list(response.token_ids) for key, response in engine._started.items()}
-    old = {layer: kv.key.clone() for layer, kv in engine._pool.layers.items()}
+    said = {key: list(response.token_ids) for key, response in engine.state.flight.started.items()}
+    old = {layer: kv.key.clone() for layer, kv in engine.state.pool.layers.items()}
     with torch.no_grad():
         model.weights.mul_(1.1)
     engine.update_weights(2, kv)  # type: ignore[arg-type]
     assert engine.updates == [WeightUpdate(2, kv, 3)]  # type: ignore[arg-type]
     engine.step()
     assert (engine.last_step.num_prefill_tokens > 0) == (kv == "recompute")  # type: ignore[union-attr]
-    same = torch.equal(engine._pool.layers[1].key[0], old[1][0])  # a block of the prompt
+    same = torch.equal(engine.state.pool.layers[1].key[0], old[1][0])  # a block of the prompt
     assert same == (kv == "keep")
     samples = by_uid(drain(engine))
     for (_, index), token_ids in said.items():
@@ -143,27 +144,6 @@ def test_weights_that_change_in_flight(kv: str) -> None:
         at = len(said[0, 0])
         assert samples["0.0"].logprobs[at:] == pytest.approx(logprobs[at:].tolist(), abs=1e-6)
         assert samples["0.0"].logprobs[:at] != pytest.approx(logprobs[:at].tolist(), abs=1e-6)
-
-
-@pytest.mark.parametrize("release", [False, True])
-def test_a_pause_changes_nothing_but_the_memory(release: bool) -> None:
-    engine = Engine(model_of(), SamplingSettings())
-    engine.add(request(0, 20, [9, 5]))
-    for _ in range(3):
-        engine.step()
-    engine.pause(release=release)
-    assert (engine.kv_bytes == 0) == release
-    with pytest.raises(CallError, match="paused"):
-        engine.step()
-    engine.add(request(1, 20, [4]))
-    engine.resume()
-    found = by_uid(drain(engine))
-    whole = Engine(model_of(), SamplingSettings())
-    for uid, lengths in ((0, [9, 5]), (1, [4])):
-        whole.add(request(uid, 20, lengths))
-    for uid, sample in by_uid(drain(whole)).items():
-        assert found[uid].token_ids == sample.token_ids
-        assert found[uid].token_versions is None
 
 
 def test_who_chooses_tokens_may_be_another() -> None:
@@ -218,12 +198,12 @@ def test_a_sample_goes_on_elsewhere_bit_by_bit(family: str, dtype: torch.dtype, 
     target.step()
     stages = []
     if two_stages:
-        stages.append(moved(source.export_sample(0, 1, final=False)))
+        stages.append(moved(SampleMoves(source.state).export_sample(0, 1, final=False)))
         for _ in range(3):
             source.step()
-    stages.append(moved(source.export_sample(0, 1, since=stages[-1].stop if stages else 0)))
+    stages.append(moved(SampleMoves(source.state).export_sample(0, 1, since=stages[-1].stop if stages else 0)))
     assert stages[-1].stop - stages[-1].start == (3 if two_stages else 19 + 2)
-    target.import_sample(*stages)
+    SampleMoves(target.state).import_sample(*stages)
     target.step()
     assert target.last_step.num_prefill_tokens == 0, "nothing is computed again"  # type: ignore[union-attr]
     found = by_uid([*drain(source), *drain(target)])
@@ -243,17 +223,16 @@ def test_what_does_not_arrive_is_computed_again() -> None:
         source.add(request(0, 19, [14]))
         for _ in range(5):
             source.step()
-        first = source.export_sample(0, 0, final=False)
+        first = SampleMoves(source.state).export_sample(0, 0, final=False)
         target = Engine(model, exact.model_copy(update={"kv_tokens": 48}))
         if case == "full":
             target.add(request(5, 30, [8]))
             target.step()
         elif case == "recomputed":
-            source.pause(release=True)
-            source.resume()
-        last = source.export_sample(0, 0, since=first.stop)
+            source.update_weights(source.policy_version)
+        last = SampleMoves(source.state).export_sample(0, 0, since=first.stop)
         assert not source.has_work
-        target.import_sample(*([first] if case != "nothing sent" else []), last)
+        SampleMoves(target.state).import_sample(*([first] if case != "nothing sent" else []), last)
         found = by_uid(drain(target))
         assert found["0.0"] == wanted
 
@@ -265,10 +244,10 @@ def test_a_moved_sample_carries_its_versions_and_can_be_aborted() -> None:
         source.step()
     target = Engine(model_of(), SamplingSettings(), policy_version=2)
     for index in (0, 1):
-        target.import_sample(source.export_sample(0, index))
+        SampleMoves(target.state).import_sample(SampleMoves(source.state).export_sample(0, index))
     assert not source.has_work
     with pytest.raises(CallError, match="in flight"):
-        target.import_sample(target.export_sample(0, 0, final=False))
+        SampleMoves(target.state).import_sample(SampleMoves(target.state).export_sample(0, 0, final=False))
     (aborted,) = target.abort(0, 1)
     assert (len(aborted.token_ids), aborted.finish_reason) == (4, FinishReason.ABORTED)
     assert (aborted.policy_version, aborted.token_versions) == (1, None)
@@ -280,6 +259,6 @@ def test_one_request_at_a_time_also_after_an_import() -> None:
     engine = Engine(model_of(), SamplingSettings())
     engine.add(request_of(3, num_samples=2))
     engine.step()
-    state = engine.export_sample(3, 0)
-    engine.import_sample(state)
+    state = SampleMoves(engine.state).export_sample(3, 0)
+    SampleMoves(engine.state).import_sample(state)
     assert len(list(drain(engine))) == 2

@@ -16,6 +16,7 @@ from plait.data.records import FinishReason, Sample
 from plait.generation import forward
 from plait.generation.compiled_forward import CompiledForward
 from plait.generation.engine import Engine, drain
+from plait.generation.moves import SampleMoves
 from plait.generation.paged import attention_for
 from plait.generation.pool import KVPool
 from plait.generation.ragged import NewTokens, RaggedContext, ragged
@@ -85,7 +86,7 @@ def alone(dtype: torch.dtype, uid: int, size: int, lengths: tuple[int, ...], hea
 
 
 class Loop(RuleBasedStateMachine):
-    """Two engines of one model, whose requests, pauses, weights and samples come as they may."""
+    """Two engines of one model, whose requests, weights and samples come as they may."""
 
     dtype: torch.dtype
 
@@ -103,11 +104,10 @@ class Loop(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         for engine in self.engines:
-            engine.resume()
             while engine.has_work:
                 self.step(self.engines.index(engine), 1)
-            assert engine._scheduler.blocks.num_held == 0
-            assert (engine.kv_bytes == 0) == (engine._scheduler.blocks.num_cached == 0)
+            assert engine.state.scheduler.blocks.num_held == 0
+            assert (engine.kv_bytes == 0) == (engine.state.scheduler.blocks.num_cached == 0)
         assert not self.due, "every sample is delivered"
         with torch.no_grad():
             self.model.weights.copy_(self.weights)
@@ -135,7 +135,7 @@ class Loop(RuleBasedStateMachine):
     def step(self, which: int, count: int) -> None:
         engine = self.engines[which]
         for _ in range(count):
-            if engine.is_paused or not engine.has_work:
+            if not engine.has_work:
                 return
             with narrow(self.dtype):
                 for sample in engine.step():
@@ -165,14 +165,9 @@ class Loop(RuleBasedStateMachine):
                 self.due.remove(sample.uid)
         assert uid not in self.due
 
-    @rule(which=st.integers(0, 1), release=st.booleans())
-    def pause(self, which: int, release: bool) -> None:
-        self.engines[which].pause(release=release)
-        assert not release or self.engines[which].kv_bytes == 0
-
     @rule(which=st.integers(0, 1))
-    def resume(self, which: int) -> None:
-        self.engines[which].resume()
+    def compute_again(self, which: int) -> None:
+        self.engines[which].update_weights(self.version)
 
     @precondition(lambda self: self.num_updates < 3 and any(engine.has_work for engine in self.engines))
     @rule(kv=st.sampled_from(["recompute", "keep"]))
@@ -186,40 +181,41 @@ class Loop(RuleBasedStateMachine):
         if self.dtype != torch.float64:
             compiled_of(self.dtype).drop()
 
-    @precondition(lambda self: any(engine._started for engine in self.engines))
+    @precondition(lambda self: any(engine.state.flight.started for engine in self.engines))
     @rule(data=st.data(), between=st.integers(-1, 3))
     def move(self, data: st.DataObject, between: int) -> None:
         """A started sample goes on in the other engine; with `between` steps here after the bulk of it has left."""
-        source = data.draw(st.sampled_from([at for at in (0, 1) if self.engines[at]._started]))
+        source = data.draw(st.sampled_from([at for at in (0, 1) if self.engines[at].state.flight.started]))
         here, there = self.engines[source], self.engines[1 - source]
-        key = data.draw(st.sampled_from(sorted(here._started)))
-        if key[0] in there._asked:
+        key = data.draw(st.sampled_from(sorted(here.state.flight.started)))
+        if key[0] in there.state.flight.pending:
             return  # a prompt is asked of one engine at a time
         stages = []
         if between >= 0:
-            stages.append(here.export_sample(*key, final=False))
+            stages.append(SampleMoves(here.state).export_sample(*key, final=False))
             self.step(source, between)
-        if key in here._started:
-            stages.append(here.export_sample(*key, since=stages[-1].stop if stages else 0))
-            there.import_sample(*stages)
+        if key in here.state.flight.started:
+            stages.append(SampleMoves(here.state).export_sample(*key, since=stages[-1].stop if stages else 0))
+            SampleMoves(there.state).import_sample(*stages)
 
     # -- what holds
 
     def nobody_writes_what_another_holds(self, engine: Engine) -> None:
-        scheduler = engine._scheduler
+        scheduler = engine.state.scheduler
         sequences = [*scheduler.running.values(), *scheduler._preempted, *scheduler._prompts.values()]
         held = [block for sequence in sequences for block in sequence.table]
         assert scheduler.blocks.num_held == len(set(held)), "no block leaks"
         for key, running in scheduler.running.items():
-            if running.held > self.asked[key[0]][0] and running.held % KEYS:  # it has written more than its prompt
-                assert held.count(running.table[running.held // KEYS]) == 1, "a block that is written is held once"
+            count = running.num_computed_tokens
+            if count > self.asked[key[0]][0] and count % KEYS:  # it has written more than its prompt
+                assert held.count(running.table[count // KEYS]) == 1, "a block that is written is held once"
 
     def the_pool_holds_what_a_fresh_prefill_computes(self, engine: Engine) -> None:
         for key, table, count in self.present(engine):
             with narrow(self.dtype):
-                fresh, its_table = prefilled(self.dtype, engine._started[key].tokens[:count])
-            for layer in engine._pool.layers:
-                ours = engine._pool.read(layer, table, 0, count)
+                fresh, its_table = prefilled(self.dtype, engine.state.flight.started[key].tokens[:count])
+            for layer in engine.state.pool.layers:
+                ours = engine.state.pool.read(layer, table, 0, count)
                 wanted = fresh.read(layer, its_table, 0, count)
                 bound = 1e-9 if self.dtype == torch.float64 else 0
                 torch.testing.assert_close(ours.key, wanted.key, atol=bound, rtol=0)
@@ -227,9 +223,9 @@ class Loop(RuleBasedStateMachine):
 
     def present(self, engine: Engine) -> Iterator[tuple[Key, list[int], int]]:
         """Running samples all of whose keys and values are of the present weights: (key, block table, tokens)."""
-        for key, running in engine._scheduler.running.items():
-            if running.is_current and running.held:
-                yield key, running.table, running.held
+        for key, running in engine.state.scheduler.running.items():
+            if running.is_current and running.num_computed_tokens:
+                yield key, running.table, running.num_computed_tokens
 
 
 class Float64Loop(Loop):

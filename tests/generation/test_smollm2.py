@@ -66,7 +66,7 @@ def greedy() -> dict[tuple[int, ...], Sample]:
     for uid in sorted(prompts):
         engine.add(Request(Prompt(uid, "", prompts[uid]), 1, asked, NoiseKey(0)))
     found = list(engine.step())
-    assert engine.has_packed_weights
+    assert engine.state.forward.has_packed_weights
     found += drain(engine)
     return {sample.prompt.token_ids: sample for sample in found}
 
@@ -113,8 +113,8 @@ def drawn(model: LanguageModel, prompts: Sequence[tuple[int, ...]]) -> list[Samp
     for uid, ids in enumerate(prompts):
         engine.add(Request(Prompt(uid, "", ids), NUM_SAMPLES, Sampling(), NoiseKey(3), (NUM_TOKENS,) * NUM_SAMPLES))
     first = engine.step()
-    assert isinstance(engine._forward._fast, CompiledForward)
-    assert engine.has_packed_weights
+    assert isinstance(engine.state.forward._fast, CompiledForward)
+    assert engine.state.forward.has_packed_weights
     return sorted([*first, *drain(engine)], key=lambda sample: (sample.prompt.uid, sample.index))
 
 

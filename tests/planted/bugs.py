@@ -8,7 +8,6 @@ LOSSES = "plait.algorithms.losses"
 ADVANTAGES = "plait.algorithms.advantages"
 CRITIC = "plait.algorithms.critic"
 OPTIMIZER = "plait.training.optimizer:MasterOptimizer"
-ENGINE = "plait.generation.engine:Engine"
 
 SAMPLING = (
     Bug(
@@ -364,9 +363,9 @@ GENERATION = (
     ),
     Bug(
         "keys and values of old weights under new ones",
-        f"{ENGINE}._recompute",
-        "self._scheduler.recompute()",
-        "self._scheduler.forget()",
+        "plait.generation.state:EngineState._recompute",
+        "self.scheduler.recompute()",
+        "self.scheduler.forget()",
         ("generation/test_open_loop.py::test_weights_that_change_in_flight[recompute]",),
     ),
     Bug(

@@ -97,7 +97,7 @@ def test_the_youngest_gives_way_and_is_computed_again() -> None:
     plan = batch.plan()
     assert chunks(plan) == [(8, 0, 0, 7, True)]
     assert plan.drawn == [(8, 0)]
-    assert (batch.running[8, 0].held, batch.running[8, 0].num_tokens) == (7, 8)
+    assert (batch.running[8, 0].num_computed_tokens, batch.running[8, 0].num_tokens) == (7, 8)
 
 
 def test_a_prompt_waits_until_all_that_run_have_a_block_to_spare() -> None:
@@ -167,6 +167,45 @@ def test_samples_that_come_share_the_blocks_of_their_prompt() -> None:
     assert (batch.blocks.num_held, batch.num_shared(7, 9)) == (0, 0)
 
 
+def test_drafts_are_computed_behind_the_newest_token_and_taken_back_where_they_were_wrong() -> None:
+    """A prompt of 6 tokens: the newest and a draft of 5 are computed at 6 to 11, in the second and a third block."""
+    batch = scheduler()
+    batch.add(7, 6, range(2))
+    batch.plan()
+    plan = batch.plan({(7, 1): 5})
+    assert (plan.rows, plan.num_new, plan.num_drafted) == (((7, 0), (7, 1)), (1, 6), 5)
+    assert (plan.copies, plan.grown) == (((1, 2),), ((7, 0), (7, 1)))
+    assert [sample.table for sample in batch.running.values()] == [[0, 2], [0, 1, 3]]
+    assert (plan.num_tokens, plan.num_context_tokens) == (7, 12)
+    assert batch.running[7, 1].num_computed_tokens == 12
+    batch.take_back({(7, 1): 4})
+    assert (batch.running[7, 1].num_computed_tokens, batch.running[7, 1].num_tokens) == (8, 9)
+    plan = batch.plan({(7, 1): 4})
+    assert (plan.num_new, plan.grown) == ((1, 5), ((7, 1),)), "8 to 12: four in the block that it has"
+    batch.remove([(7, 0), (7, 1)])
+    assert batch.blocks.num_held == 0
+
+
+def test_a_sample_that_shares_its_last_block_copies_it_and_grows_at_once() -> None:
+    batch = scheduler()
+    batch.add(7, 6, range(2))
+    batch.plan()
+    plan = batch.plan({(7, 0): 9, (7, 1): 9})
+    assert plan.copies == ((1, 2),)
+    assert [sample.table for sample in batch.running.values()] == [[0, 2, 3, 4], [0, 1, 5, 6]]
+
+
+def test_nobody_gives_way_for_a_draft() -> None:
+    batch = scheduler(num_blocks=5)
+    batch.add(7, 8, [0])
+    batch.add(8, 2, [0])
+    batch.plan()
+    plan = batch.plan({(7, 0): 4, (8, 0): 2})
+    assert (plan.num_new, plan.preempted) == ((1, 1), ()), "three blocks are wanted, two are free: none is computed"
+    plan = batch.plan({(7, 0): 2, (8, 0): 0})
+    assert plan.num_new == (3, 1)
+
+
 def test_what_older_weights_computed_is_not_found() -> None:
     """Not of a prompt that was half computed when they changed, nor of what its samples said."""
     batch = scheduler(max_prefill_tokens=8, cache_blocks=9)
@@ -209,12 +248,14 @@ def test_all_is_computed_again() -> None:
     spare_blocks=st.sampled_from([0, 1, 3, 10, 1000]),
     aborts=st.sets(st.tuples(st.integers(0, 7), st.integers(0, 6)), max_size=3),
     cache_blocks=st.sampled_from([0, 2, 50]),
+    drafted=st.lists(st.tuples(st.integers(0, 6), st.integers(0, 6)), min_size=1, max_size=5),
 )
 def test_every_sample_runs_to_its_end_in_any_pool(
-    prompts, max_running, max_prefill_tokens, spare_blocks, aborts, cache_blocks
+    prompts, max_running, max_prefill_tokens, spare_blocks, aborts, cache_blocks, drafted
 ) -> None:
     """A stand-in engine that only counts: sample i of prompt u has lengths[i] tokens. The pool has room for the longest
     alone at least. No block is written by two, none is lost, and what is held was computed in its present blocks.
+    In turn, samples draft so many tokens, of which so many come true.
     """
     longest = max((size + max(lengths) for size, lengths in prompts), default=1)
     batch = scheduler(max_running, max_prefill_tokens, -(-longest // 4) + spare_blocks, cache_blocks)
@@ -225,9 +266,9 @@ def test_every_sample_runs_to_its_end_in_any_pool(
     written: dict[int, set[int]] = {}
     steps = 0
 
-    def end(keys: list[tuple[int, int]]) -> None:
+    def end(keys: list[tuple[int, int]], further: dict[tuple[int, int], int]) -> None:
         for key in keys:
-            said[key] = said.get(key, 0) + 1
+            said[key] = said.get(key, 0) + 1 + further.get(key, 0)
         batch.remove([key for key in keys if said[key] == prompts[key[0]][1][key[1]]])
 
     def compute(table, start: int, stop: int) -> None:
@@ -240,28 +281,37 @@ def test_every_sample_runs_to_its_end_in_any_pool(
             assert at % 4 in written[table[at // 4]], "a token is read that was never computed"
 
     while batch.has_work:
-        end([(start.uid, index) for start in batch.start_ready() for index in start.indices])
-        plan = batch.plan()
+        end([(start.uid, index) for start in batch.start_ready() for index in start.indices], {})
+        wanted, true = drafted[steps % len(drafted)]
+        left = {key: prompts[key[0]][1][key[1]] - count - 1 for key, count in said.items()}
+        before = {key: sample.num_computed_tokens for key, sample in batch.running.items()}
+        plan = batch.plan({key: min(wanted, most) for key, most in left.items() if most > 0})
+        assert plan.num_drafted == 0 or not plan.preempted
         assert len(batch.running) <= max_running
         assert plan.num_chunk_tokens <= max_prefill_tokens
         for source, target in plan.copies:
             written[target] = set(written[source])
-        owned = [batch.running[key].table[(batch.running[key].held - 1) // 4] for key in plan.rows]
-        assert len(set(owned)) == len(owned), "two write one block"
-        for key in plan.rows:
+        owned = []
+        for key, count in zip(plan.rows, plan.num_new, strict=True):
             sample = batch.running[key]
-            compute(sample.table, sample.held - 1, sample.held)
+            start, stop = sample.num_computed_tokens - count, sample.num_computed_tokens
+            assert key in plan.joined or start == before[key]
+            owned += sample.table[start // 4 : -(-stop // 4)]
+            compute(sample.table, start, stop)
+        assert len(set(owned)) == len(owned), "two write one block"
         for chunk in plan.chunks:
             compute(chunk.table, chunk.start, chunk.stop)
         assert plan.num_tokens or plan.starts or not batch.has_work, "a step that does nothing"
-        end(plan.drawn)
+        further = {key: min(true, count - 1) for key, count in zip(plan.rows, plan.num_new, strict=True)}
+        batch.take_back({key: count - 1 - further[key] for key, count in zip(plan.rows, plan.num_new, strict=True)})
+        end(plan.drawn, further)
         steps += 1
         assert steps <= 3000
         if steps == 4:
             batch.remove(aborts)
-    wanted = {(uid, i): length for uid, (_, lengths) in enumerate(prompts) for i, length in enumerate(lengths)}
-    assert all(said.get(key) == length for key, length in wanted.items() if key not in aborts)
-    assert all(count <= wanted[key] for key, count in said.items())
+    lengths_of = {(uid, i): length for uid, (_, lengths) in enumerate(prompts) for i, length in enumerate(lengths)}
+    assert all(said.get(key) == length for key, length in lengths_of.items() if key not in aborts)
+    assert all(count <= lengths_of[key] for key, count in said.items())
     assert batch.blocks.num_held == 0
     assert batch.blocks.num_cached <= cache_blocks
 

@@ -10,6 +10,7 @@ import pytest
 
 from plait.data.records import Sample
 from plait.generation.engine import Engine
+from plait.generation.moves import SampleMoves
 from plait.generation.request import Request
 from plait.generation.settings import SamplingSettings
 from plait.models.language_model import LanguageModel
@@ -31,8 +32,8 @@ def decided(monkeypatch: pytest.MonkeyPatch) -> Decided:
     plans: Decided = []
     plan = batching.Scheduler.plan
 
-    def recorded(scheduler: batching.Scheduler) -> StepPlan:
-        plans.append(plan(scheduler))
+    def recorded(scheduler: batching.Scheduler, *drafts: Any) -> StepPlan:
+        plans.append(plan(scheduler, *drafts))
         return plans[-1]
 
     monkeypatch.setattr(batching.Scheduler, "plan", recorded)
@@ -153,12 +154,12 @@ def played(model: LanguageModel, settings: SamplingSettings, everything: Sequenc
     first, second = engines = [Engine(model, settings), Engine(model, settings)]
 
     def move(key: Key, transfer: Transfer) -> None:
-        state = first.export_sample(*key)
+        state = SampleMoves(first.state).export_sample(*key)
         if transfer is Transfer.RECOMPUTE:
             state = replace(state, start=state.stop, kv=state.kv[:0])
-        second.import_sample(state)
+        SampleMoves(second.state).import_sample(state)
 
-    script = Script(engines, everything, lambda: list(first._scheduler.running), move, [])
+    script = Script(engines, everything, lambda: list(first.state.scheduler.running), move, [])
     script.play()
     samples: list[Sample] = [sample for finished in script.finished for sample in finished]
     return {(sample.prompt.uid, sample.index): sample.token_ids for sample in samples}

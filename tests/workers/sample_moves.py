@@ -113,8 +113,8 @@ def ended(found: Found, *engines: Engine | None) -> Found:
         if engine is None:
             continue
         found.said |= said(list(drain(engine)))
-        if engine.kv_bytes or engine._scheduler.blocks.num_held:
-            found.wrong.append(f"{engine.kv_bytes} bytes, {engine._scheduler.blocks.num_held} blocks are left")
+        if engine.kv_bytes or engine.state.scheduler.blocks.num_held:
+            found.wrong.append(f"{engine.kv_bytes} bytes, {engine.state.scheduler.blocks.num_held} blocks are left")
     return found
 
 
@@ -153,11 +153,11 @@ def one_to_one(worker: Any, family: str, dtype: str, exact: bool) -> Found:
     if entering is not None:
         entering.add(OTHER)
         entering.step()
-        found.num_held.append(entering._scheduler.blocks.num_held)
+        found.num_held.append(entering.state.scheduler.blocks.num_held)
     moved(found, mover, KEYS, False, leaving)
     moved(found, mover, KEYS, True)
     if entering is not None:
-        found.num_held.append(entering._scheduler.blocks.num_held)
+        found.num_held.append(entering.state.scheduler.blocks.num_held)
         entering.step()
         assert entering.last_step is not None
         found.num_prefilled = entering.last_step.num_prefill_tokens
@@ -182,12 +182,11 @@ def in_turn(worker: Any, case: str) -> Found:
     if entering is not None and case == "the other has ended":
         entering.abort(2, 0)
     if leaving is not None and case == "computed again":
-        leaving.pause(release=True)
-        leaving.resume()
+        leaving.update_weights(leaving.policy_version)
         steps(found, leaving, 1)
     moved(found, mover, [] if case == "given up" else [(2, 1)], True)
     if entering is not None:
-        found.num_held.append(entering._scheduler.blocks.num_held)
+        found.num_held.append(entering.state.scheduler.blocks.num_held)
     return ended(found, leaving, entering)
 
 

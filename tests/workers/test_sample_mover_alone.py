@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from plait.data.records import Sample
 from plait.generation.engine import Engine, drain
+from plait.generation.moves import SampleMoves
 from plait.generation.settings import SamplingSettings
 from plait.layout.mesh import Layout
 from plait.models.parallel.team import Peers
@@ -49,18 +50,17 @@ def test_samples_that_move_say_the_same(asked, pool, cache, stages, recompute) -
             delivered += source.step()
         target.add(request(9, 20, [30], 0))
         for number, (keys, final, count) in enumerate(stages):
-            here: list[Key] = [key for key in sorted(keys) if key in source.started]
+            here: list[Key] = [key for key in sorted(keys) if key in SampleMoves(source.state).started]
             list(mover.moving(here, final=final))
-            assert final == all(key not in source.started for key in here) or not here
+            assert final == all(key not in SampleMoves(source.state).started for key in here) or not here
             if number == recompute:
-                source.pause(release=True)
-                source.resume()
+                source.update_weights(source.policy_version)
             for engine in (source, target):
                 for _ in range(count):
                     delivered += engine.step() if engine.has_work else []
         for engine in (source, target):
             delivered += drain(engine)
-            blocks = engine._scheduler.blocks
+            blocks = engine.state.scheduler.blocks
             assert blocks.num_held == 0
             assert blocks.num_cached * 16 <= cache
             assert (engine.kv_bytes == 0) == (blocks.num_cached == 0)

@@ -24,9 +24,9 @@ def check_kv(kv: HeldKV) -> None:
     allow(kv in choices, f"kv: expected {' or '.join(map(repr, choices))}, found {kv!r}")
 
 
-def check_new(uid: int, asked: Collection[int], started: Collection[Key]) -> None:
+def check_new(uid: int, pending: Collection[int], started: Collection[Key]) -> None:
     """Raises CallError where samples of a prompt are in flight."""
-    free = uid not in asked and all(key[0] != uid for key in started)
+    free = uid not in pending and all(key[0] != uid for key in started)
     allow(free, f"prompt {uid} is in flight already: wait for its samples, abort them, or give the prompt another uid")
 
 

@@ -50,13 +50,14 @@ class ExactForward:
         fields = config_fields(model.config.get_text_config())
         self._mixture = any(fields.get(name) for name in ("num_experts", "num_local_experts", "n_routed_experts"))
 
-    def logits(self, samples: Sequence[NewTokens], read: Sequence[bool]) -> Tensor | None:
-        """Write keys and values of all tokens; logits [number read, V] of the last token of each sample that is read.
+    def logits(self, samples: Sequence[NewTokens], read: Sequence[int]) -> Tensor | None:
+        """Write keys and values of all tokens; logits [number read, V] of those that are read, sample by sample.
 
         Args:
             samples: in an order in which none shares blocks that a later one writes.
+            read: how many of the last tokens of each sample.
         """
-        rows = [row for sample, wanted in zip(samples, read, strict=True) for row in self._rows_of(sample, wanted)]
+        rows = [row for sample, num_read in zip(samples, read, strict=True) for row in self._rows_of(sample, num_read)]
         at_once = 1 if self._mixture else ROWS
         hidden = []
         for start in range(0, len(rows), at_once):
@@ -70,7 +71,7 @@ class ExactForward:
             logits.append(self._model.logits(padded)[: len(part_nH)])
         return torch.cat(logits) if logits else None
 
-    def _rows_of(self, sample: NewTokens, wanted: bool) -> list[_Row]:
+    def _rows_of(self, sample: NewTokens, num_read: int) -> list[_Row]:
         size, table = self._pool.block_tokens, sample.table
         count, rows = len(sample.token_ids), []
         places = [table[at // size] * size + at % size for at in range(sample.held + count)]
@@ -81,8 +82,7 @@ class ExactForward:
             else:
                 ancestors = sample.ancestors[i].nonzero()[:, 0].tolist()
                 seen = held + tuple(places[sample.held + j] for j in ancestors)
-            read = wanted and (sample.ancestors is not None or i == count - 1)
-            rows.append(_Row(token_id, len(seen) - 1, seen, read))
+            rows.append(_Row(token_id, len(seen) - 1, seen, read=i >= count - num_read))
         return rows
 
     def _hidden(self, rows: Sequence[_Row]) -> Tensor:

@@ -19,7 +19,7 @@ from plait.generation.exact import ExactForward
 from plait.generation.module_forward import ModuleForward
 from plait.generation.pool import KVPool
 from plait.generation.ragged import NewTokens, RaggedBatch, ragged
-from plait.generation.rows import DecodeBatch, with_chunks
+from plait.generation.rows import DecodeBatch, Drafts, with_chunks
 from plait.models.language_model import LanguageModel
 
 BACKENDS: tuple[type[Backend], ...] = (CompiledForward,)
@@ -86,14 +86,14 @@ class Forward:
             self._fast = _first_of(BACKENDS, self.model, self._pool.block_tokens)
         return self._fast
 
-    def logits(
-        self, rows: DecodeBatch, tokens_of_rows: Callable[[], Sequence[NewTokens]], chunks: Sequence[ChunkTokens]
-    ) -> Tensor | None:
-        """Logits [R, V]: of each row, then of the chunks that complete a sequence, in their order; None if R is 0."""
+    def logits(self, rows: DecodeBatch, drafts: Drafts, chunks: Sequence[ChunkTokens]) -> Tensor | None:
+        """Logits [R, V]: of each new token of each row, then of the chunks that complete a sequence, in their order;
+        None if R is 0."""
         if self._exact is not None:
-            new = [*tokens_of_rows(), *(chunk.new for chunk in chunks)]
-            return self._exact.logits(new, [True] * len(rows) + [chunk.completes for chunk in chunks])
-        batch = rows.batch() if len(rows) else None
+            new = rows.new_tokens(drafts)
+            read = [len(one.token_ids) for one in new] + [int(chunk.completes) for chunk in chunks]
+            return self._exact.logits([*new, *(chunk.new for chunk in chunks)], read)
+        batch = rows.batch(drafts) if len(rows) else None
         if not chunks:
             return None if batch is None else self._logits(batch)
         order = sorted(range(len(chunks)), key=lambda i: chunks[i].new.rank)

@@ -11,7 +11,7 @@ from typing import Literal, Protocol
 from torch import Tensor
 
 from plait.generation.sampler import SamplingRows
-from plait.policy.step import StepKind
+from plait.policy.step import StepKind, StepPlan
 from plait.schedule.work import Done
 
 HeldKV = Literal["recompute", "keep"]
@@ -40,11 +40,25 @@ class StepRecord:
     num_prefill_tokens: int
     """Of `num_tokens`, those of prompts, and of samples that are computed again."""
     num_drawn: int
-    """Samples that got a token."""
+    """Tokens that samples got."""
     num_preempted: int
     packing_s: float = 0.0
     """Seconds of it that went into packing the weights (and once into proving a faster backend): when work begins,
     whatever the step computes."""
+
+    @classmethod
+    def of(cls, plan: StepPlan, num_finished: int, num_drawn: int, packing_s: float) -> StepRecord:
+        return cls(
+            plan.kind,
+            plan.num_sequences,
+            plan.num_tokens,
+            plan.num_context_tokens,
+            num_finished,
+            plan.num_chunk_tokens,
+            num_drawn,
+            len(plan.preempted),
+            packing_s,
+        )
 
     def done(self, call: str, num_bytes: int, *, units: int) -> Done:
         """The step as an action of a call.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -43,23 +44,25 @@ class Response:
     """(first token, policy version) of each stretch of tokens, ascending."""
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
+    finish_reason: FinishReason | None = None
+    """None: it goes on."""
 
     @classmethod
     def begun(
-        cls, asked: PendingPrompt, index: int, eos_token_ids: tuple[int, ...], versions: tuple[int, int]
+        cls, pending: PendingPrompt, index: int, eos_token_ids: tuple[int, ...], versions: tuple[int, int]
     ) -> Response:
         """Before its first token.
 
         Args:
             versions: of the weights that give the first token, and of those that give the next ones.
         """
-        request = asked.request
+        request = pending.request
         stop = request.sampling.stop_token_ids
         first, then = versions
         return cls(
             request,
             index,
-            limit=asked.limits[index],
+            limit=pending.limits[index],
             noise_key=noise.signed(request.noise.sample_key(request.prompt.uid, index)),
             stop_token_ids=frozenset(eos_token_ids if stop is None else stop),
             version_starts=[(0, first)] if first == then else [(0, first), (1, then)],
@@ -74,22 +77,35 @@ class Response:
         """Of prompt and response."""
         return [*self.request.prompt.token_ids, *self.token_ids]
 
-    def say(self, token_id: int, logprob: float) -> None:
-        """One token more.
+    @property
+    def num_left(self) -> int:
+        """Tokens that it may still get."""
+        return self.limit - len(self.token_ids)
+
+    def extend(self, token_ids: Sequence[int], logprobs: Sequence[float], tokenizer: Any) -> int:
+        """Further tokens, up to the one that ends it.
+
+        Returns:
+            How many of them it got.
 
         Raises:
-            RunError: the log-prob is not finite.
+            RunError: a log-prob is not finite.
         """
-        if not math.isfinite(logprob):
-            raise RunError(
-                f"sample {self.request.prompt.uid}.{self.index}: expected finite logits at response token "
-                f"{len(self.token_ids)}, found NaN or infinity: the weights are broken (a learning rate that is "
-                "too high?) or overflow in this dtype"
-            )
-        self.token_ids.append(token_id)
-        self.logprobs.append(logprob)
+        for count, (token_id, logprob) in enumerate(zip(token_ids, logprobs, strict=True), 1):
+            if not math.isfinite(logprob):
+                raise RunError(
+                    f"sample {self.request.prompt.uid}.{self.index}: expected finite logits at response token "
+                    f"{len(self.token_ids)}, found NaN or infinity: the weights are broken (a learning rate that is "
+                    "too high?) or overflow in this dtype"
+                )
+            self.token_ids.append(token_id)
+            self.logprobs.append(logprob)
+            self.finish_reason = self._end(tokenizer)
+            if self.finish_reason is not None:
+                return count
+        return len(token_ids)
 
-    def end(self, tokenizer: Any) -> FinishReason | None:
+    def _end(self, tokenizer: Any) -> FinishReason | None:
         """Whether and why the newest token is the last one."""
         request = self.request
         if request.lengths is None:
@@ -104,7 +120,10 @@ class Response:
         """Tokens from now on are those of other weights."""
         self.version_starts.append((len(self.token_ids), version))
 
-    def sample(self, tokenizer: Any, reason: FinishReason) -> Sample:
+    def sample(self, tokenizer: Any, reason: FinishReason | None = None) -> Sample:
+        """As it is delivered: as it ended, or for a reason from outside."""
+        reason = reason or self.finish_reason
+        assert reason is not None, f"sample {self.key} has not ended"
         return Sample(
             prompt=self.request.prompt,
             index=self.index,

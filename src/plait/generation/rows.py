@@ -1,23 +1,27 @@
 """The running samples as tensors, kept up to date from step to step instead of being built anew.
 
-Shapes: B running samples, M columns of the block tables.
+Shapes: B running samples, D tokens that they draw in a step, M columns of the block tables.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
-from plait.generation.ragged import RaggedBatch
+from plait.generation.ragged import SHORT_ROWS, NewTokens, RaggedBatch, ragged
 from plait.generation.sampler import SamplingRows
 from plait.generation.settings import Sampling
+from plait.policy.blocks import num_blocks_for
 from plait.policy.step import Key
+
+Drafts = Mapping[Key, Sequence[int]]
+"""Of samples, guesses of the tokens that they draw next: a chain of at most SHORT_ROWS - 1."""
 
 
 class DecodeBatch:
-    """Row i of the batch belongs to sample `keys[i]`; each is about to compute its newest token.
+    """Row i of the batch belongs to sample `keys[i]`; each is about to compute its newest token, and drafts behind it.
 
     Args:
         max_rows: samples that run at most.
@@ -30,8 +34,8 @@ class DecodeBatch:
         self._parameters: SamplingRows | None = None
         capacity = min(max_rows, 16)
         self._token_ids = torch.zeros(capacity, dtype=torch.int64, device=device)
-        self._held = torch.zeros(capacity, dtype=torch.int64, device=device)
-        """Tokens that are held, which is also the position of the newest one."""
+        self._computed = torch.zeros(capacity, dtype=torch.int64, device=device)
+        """Tokens whose keys and values are there, which is also the position of the newest one."""
         self._noise_keys = torch.zeros(capacity, dtype=torch.int64, device=device)
         self._drawn = torch.zeros(capacity, dtype=torch.int64, device=device)
         """Response tokens so far."""
@@ -51,7 +55,7 @@ class DecodeBatch:
         """Samples enter the batch.
 
         Args:
-            numbers: of each the newest token's id, tokens held, noise key of the sample, response tokens drawn.
+            numbers: of each the newest token's id, tokens computed, noise key of the sample, response tokens drawn.
         """
         if not keys:
             return
@@ -61,8 +65,10 @@ class DecodeBatch:
         self._parameters = None
         self._reserve(len(self.keys), max(map(len, tables)))
         rows = slice(first, len(self.keys))
-        columns = torch.tensor(numbers, dtype=torch.int64, device=self._held.device).unbind(1)
-        for tensor, column in zip((self._token_ids, self._held, self._noise_keys, self._drawn), columns, strict=True):
+        columns = torch.tensor(numbers, dtype=torch.int64, device=self._computed.device).unbind(1)
+        for tensor, column in zip(
+            (self._token_ids, self._computed, self._noise_keys, self._drawn), columns, strict=True
+        ):
             tensor[rows] = column
         for row, table in enumerate(tables, first):
             self._set_table(row, table)
@@ -75,62 +81,92 @@ class DecodeBatch:
         self.keys = [self.keys[row] for row in kept]
         self.samplings = [self.samplings[row] for row in kept]
         self._parameters = None
-        index = torch.tensor(kept, dtype=torch.int64, device=self._held.device)
-        for tensor in (self._token_ids, self._held, self._noise_keys, self._drawn, self._tables):
+        index = torch.tensor(kept, dtype=torch.int64, device=self._computed.device)
+        for tensor in (self._token_ids, self._computed, self._noise_keys, self._drawn, self._tables):
             tensor[: len(kept)] = tensor[index]
 
     def clear(self) -> None:
         self.remove(tuple(self.keys))
 
-    def set_tables(self, tables: dict[Key, list[int]]) -> None:
-        """The block tables of these samples have changed in their last block or by one more."""
+    def set_tables(self, tables: Mapping[Key, Sequence[int]], num_new: int = 1) -> None:
+        """The block tables of these samples have changed in the blocks that so many new tokens of each lie in."""
         if not tables:
             return
         self._reserve(len(self.keys), max(map(len, tables.values())))
         places, blocks = [], []
         width = self._tables.shape[1]
+        changed = 1 + num_blocks_for(num_new - 1, self._block_tokens)
         for row, key in enumerate(self.keys):
             table = tables.get(key)
             if table is not None:
-                places.append(row * width + len(table) - 1)
-                blocks.append(table[-1])
+                last = table[-changed:]
+                places += range(row * width + len(table) - len(last), row * width + len(table))
+                blocks += last
         device = self._tables.device
         self._tables.view(-1)[torch.tensor(places, device=device)] = torch.tensor(
             blocks, dtype=torch.int32, device=device
         )
 
-    def batch(self) -> RaggedBatch:
-        """One row per sample; views, valid until the batch changes."""
+    def new_tokens(self, drafts: Drafts) -> list[NewTokens]:
+        """Of each row, on the host: its newest token, and what is drafted behind it."""
         count = len(self.keys)
-        held_B, tables_BM = self._held[:count], self._tables[:count]
-        columns_B = held_B // self._block_tokens
+        numbers = zip(
+            self.keys,
+            self._token_ids[:count].tolist(),
+            self._computed[:count].tolist(),
+            self._tables[:count].tolist(),
+            strict=True,
+        )
+        new = []
+        for key, newest, computed, table in numbers:
+            token_ids = (newest, *drafts.get(key, ()))
+            assert len(token_ids) <= SHORT_ROWS, f"a draft of {len(token_ids) - 1} tokens"
+            new.append(NewTokens(token_ids, computed, [block for block in table if block >= 0]))
+        return new
+
+    def batch(self, drafts: Drafts) -> RaggedBatch:
+        """`ragged` of `new_tokens`; without drafts views in its place, which are valid until the batch changes."""
+        if drafts:
+            return ragged(self.new_tokens(drafts), self._block_tokens, device=self._computed.device)
+        count = len(self.keys)
+        computed_B, tables_BM = self._computed[:count], self._tables[:count]
+        columns_B = computed_B // self._block_tokens
         blocks_B = tables_BM.gather(1, columns_B[:, None])[:, 0]
         return RaggedBatch(
             token_ids_T=self._token_ids[:count],
-            position_ids_T=held_B,
+            position_ids_T=computed_B,
             starts_S1=self._starts[: count + 1],
-            held_S=held_B.int(),
+            held_S=computed_B.int(),
             tables_SM=tables_BM,
-            places_T=blocks_B * self._block_tokens + (held_B - columns_B * self._block_tokens),
+            places_T=blocks_B * self._block_tokens + (computed_B - columns_B * self._block_tokens),
         )
 
-    @property
-    def draws(self) -> tuple[Tensor, Tensor]:
-        """Noise keys of the samples [B] and the place in the response of the token that they draw next [B]."""
-        return self._noise_keys[: len(self.keys)], self._drawn[: len(self.keys)]
+    def draws(self, num_new: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """Noise keys of the samples [D] and the places in the response of the tokens that they draw next [D].
+
+        Args:
+            num_new: of each row, how many.
+        """
+        count = len(self.keys)
+        noise_keys_B, places_B = self._noise_keys[:count], self._drawn[:count]
+        if sum(num_new) == count:
+            return noise_keys_B, places_B
+        counts_B = torch.tensor(num_new, dtype=torch.int64, device=places_B.device)
+        further_D = torch.cat([torch.arange(count, device=places_B.device) for count in num_new])
+        return noise_keys_B.repeat_interleave(counts_B), places_B.repeat_interleave(counts_B) + further_D
 
     def parameters(self, vocab_size: int) -> SamplingRows:
         """Of the rows; they change only with the members."""
         if self._parameters is None:
-            self._parameters = SamplingRows.of(self.samplings, vocab_size, self._held.device)
+            self._parameters = SamplingRows.of(self.samplings, vocab_size, self._computed.device)
         return self._parameters
 
-    def advance(self, token_ids_B: Tensor) -> None:
-        """All rows have drawn a token."""
+    def advance(self, newest_B: Tensor, num_drawn_B: Tensor | int) -> None:
+        """All rows have drawn tokens: so many each (or all as many), with these ids the last ones."""
         count = len(self.keys)
-        self._token_ids[:count] = token_ids_B
-        self._held[:count] += 1
-        self._drawn[:count] += 1
+        self._token_ids[:count] = newest_B
+        self._computed[:count] += num_drawn_B
+        self._drawn[:count] += num_drawn_B
 
     def _set_table(self, row: int, table: Sequence[int]) -> None:
         self._tables[row] = -1
@@ -145,9 +181,9 @@ class DecodeBatch:
         tables = self._tables.new_full((new_rows, new_columns), -1)
         tables[:rows, :columns] = self._tables
         self._tables = tables
-        self._token_ids, self._held, self._noise_keys, self._drawn = (
+        self._token_ids, self._computed, self._noise_keys, self._drawn = (
             torch.cat([tensor, tensor.new_zeros(new_rows - rows)])
-            for tensor in (self._token_ids, self._held, self._noise_keys, self._drawn)
+            for tensor in (self._token_ids, self._computed, self._noise_keys, self._drawn)
         )
         self._starts = torch.arange(new_rows + 1, dtype=torch.int32, device=self._starts.device)
 

@@ -3,7 +3,7 @@
 The state is plain data, but for `kv`: one flat buffer with the keys and values of a range of tokens, as `holdings`
 describes it, so that the mover (`reallocation`) carries it between ranks like weights. A transfer has two stages: the
 bulk while the source goes on (`export_sample(..., final=False)`), then the rest with the tokens said meanwhile
-(`export_sample(..., since=first.stop)`). Between processes `workers.sample_mover` does all of it.
+(`export_sample(..., since=first.stop)`); both are of `moves.SampleMoves`.
 
 A rank of an instance has some layers and some heads of each; `kv` is what this rank has.
 
@@ -30,7 +30,6 @@ from plait.layout.batches import CacheShape, LayerCache, cache, cache_parameters
 from plait.layout.holdings import Holdings
 from plait.layout.mesh import Layout
 from plait.models.language_model import LanguageModel
-from plait.policy.batching import Started
 
 VOLATILE = ("dtype", "torch_dtype", "transformers_version", "use_cache")
 """Fields of a configuration that do not say what the model is."""
@@ -47,14 +46,14 @@ class SampleState:
     logprobs: tuple[float, ...]
     version_starts: tuple[tuple[int, int], ...]
     """(first token, policy version) of each stretch."""
-    held: int
-    """Tokens, from the first on, whose keys and values the source has: more than `stop` where others follow."""
+    num_computed_tokens: int
+    """From the first on, whose keys and values the source has: more than `stop` where others follow."""
     epoch: int
     """Of the source's weights: stages of different epochs do not go together."""
     policy_version: int
     """Of the source's weights."""
     is_current: bool
-    """All that the source holds of it was computed with these weights, so others of its prompt may share."""
+    """All that the source has of it was computed with these weights, so others of its prompt may share."""
     shape: CacheShape
     model: str
     """`Place.fingerprint` of the source."""
@@ -152,74 +151,53 @@ def parts(held: Holdings, shape: CacheShape, count: int, rank: int, flat: Tensor
     return list(flat.split(sizes))
 
 
-def export(
-    response: Response,
-    held: Started,
+def read(
+    shape: CacheShape,
+    table: Sequence[int],
     pool: KVPool,
     place: Place,
-    *,
-    start: int,
-    stop: int | None,
-    epoch: int,
-    policy_version: int,
+    tokens: tuple[int, int],
     out: Tensor | None = None,
-) -> SampleState:
-    """The state of a sample, with a copy of what the pool holds of its tokens start … stop − 1.
+) -> Tensor:
+    """A copy of what the pool holds of the tokens start … stop − 1 of a sample, as `holdings` describes it.
 
     Args:
-        stop: None: all that are held.
+        table: blocks of the sample.
+        tokens: (start, stop).
         out: where the copy goes; by default to new memory.
     """
-    start = min(start, held.held)
-    stop = held.held if stop is None else max(start, min(stop, held.held))
-    shape = place.shape(pool)
+    start, stop = tokens
     like = next(iter(pool.layers.values())).key if pool.layers else torch.zeros(0)
-    dtype = str(like.dtype).removeprefix("torch.")
-    layout = holdings(shape, [stop - start], place.instance, dtype)
+    layout = holdings(shape, [stop - start], place.instance, str(like.dtype).removeprefix("torch."))
     if out is None:
         out = like.new_zeros(layout.buffers.get(place.rank, {}).get("kv", 0))
     for one, key, value in _views(shape, layout, place.rank, out, stop - start):
-        kv = pool.read(one.layer, held.table, start, stop)
+        kv = pool.read(one.layer, table, start, stop)
         key.copy_(kv.key)
         value.copy_(kv.value)
-    return SampleState(
-        response.request,
-        response.index,
-        tuple(response.token_ids),
-        tuple(response.logprobs),
-        tuple(response.version_starts),
-        held.held,
-        epoch,
-        policy_version,
-        held.is_current,
-        shape,
-        place.fingerprint,
-        start,
-        stop,
-        out,
-    )
+    return out
 
 
-def contiguous(stages: Sequence[SampleState], held: int = 0) -> int:
-    """Tokens from the first on that are here: the first `held`, and what stages of the last one's weights bring."""
+def contiguous(stages: Sequence[SampleState], here: int = 0) -> int:
+    """Tokens from the first on that are here: the first `here`, and what stages of the last one's weights bring."""
     for stage in sorted(stages, key=lambda stage: stage.start):
-        if stage.epoch == stages[-1].epoch and stage.start <= held:
-            held = max(held, stage.stop)
-    return held
+        if stage.epoch == stages[-1].epoch and stage.start <= here:
+            here = max(here, stage.stop)
+    return here
 
 
-def write(stages: Sequence[SampleState], table: Sequence[int], pool: KVPool, place: Place, held: int = 0) -> None:
-    """Put keys and values of the stages into the blocks of a table; the first `held` tokens are there."""
+def write(stages: Sequence[SampleState], table: Sequence[int], pool: KVPool, place: Place, here: int = 0) -> None:
+    """Put keys and values of the stages into the blocks of a table; those of the first `here` tokens are there."""
     size = pool.block_tokens
     for stage in sorted(stages, key=lambda stage: stage.start):
-        if stage.epoch != stages[-1].epoch or not stage.start <= held < stage.stop:
+        if stage.epoch != stages[-1].epoch or not stage.start <= here < stage.stop:
             continue
-        places = [table[at // size] * size + at % size for at in range(held, stage.stop)]
+        places = [table[at // size] * size + at % size for at in range(here, stage.stop)]
         places_T = torch.tensor(places, device=stage.kv.device)
-        layout, first = stage.holdings(place.instance), held - stage.start
+        layout, first = stage.holdings(place.instance), here - stage.start
         for one, key, value in _views(stage.shape, layout, place.rank, stage.kv, stage.stop - stage.start):
             pool.write(one.layer, places_T, key[:, first:], value[:, first:])
-        held = stage.stop
+        here = stage.stop
 
 
 def _views(

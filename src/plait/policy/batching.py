@@ -15,9 +15,12 @@ from bisect import insort
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, islice
+from types import MappingProxyType
 
 from plait.policy.blocks import Blocks, num_blocks_for
 from plait.policy.step import Chunk, Key, Limits, Start, StepPlan
+
+NO_DRAFTS: Mapping[Key, int] = MappingProxyType({})
 
 
 @dataclass(slots=True)
@@ -27,9 +30,9 @@ class Started:
     key: Key
     order: tuple[int, int]
     num_tokens: int
-    """Of prompt and response; all but the newest are held when it runs."""
-    held: int
-    """Tokens whose keys and values lie in the pool."""
+    """Of prompt and response; all but the newest are computed when it runs."""
+    num_computed_tokens: int
+    """Whose keys and values lie in the pool."""
     table: list[int]
     names: tuple[Hashable, ...]
     """Prefix keys of the full blocks of its prompt."""
@@ -47,7 +50,7 @@ class _Prompt:
     num_tokens: int
     pending: list[int]
     names: tuple[Hashable, ...]
-    held: int = 0
+    num_computed_tokens: int = 0
     table: list[int] = field(default_factory=list)
     is_current: bool = True
 
@@ -57,7 +60,8 @@ class _Prompt:
 
 
 class Scheduler:
-    """The numbers that decisions are made of, and the decisions. `plan` assumes that what it says is done."""
+    """The numbers that decisions are made of, and the decisions. `plan` assumes that what it says is done, and that
+    drafts come true; `take_back` says of which tokens that was wrong."""
 
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
@@ -111,14 +115,15 @@ class Scheduler:
         key: Key,
         num_prompt: int,
         num_tokens: int,
-        held: int,
+        num_computed_tokens: int,
         names: Sequence[Hashable] | None = None,
         *,
         is_current: bool = True,
     ) -> int | None:
-        """Queue a sample that has started elsewhere, with room for the `held` tokens that it brings or shares.
+        """Queue a sample that has started elsewhere, with room for the computed tokens that it brings or shares.
 
         Args:
+            num_tokens: of prompt and response.
             names: as of `add`.
             is_current: what it brings is of the present weights, so it and others may share.
 
@@ -131,13 +136,15 @@ class Scheduler:
         sample = Started(key, order, num_tokens, 0, [], named)
         self._count += 1
         insort(self._preempted, sample, key=_order)
-        shared = blocks.find(named[: held // block_tokens]) if is_current else []
+        shared = blocks.find(named[: num_computed_tokens // block_tokens]) if is_current else []
         blocks.hold(shared)
-        count = num_blocks_for(held if held == num_tokens - 1 else num_tokens, block_tokens) - len(shared)
-        if held == 0 or blocks.num_free - count < len(self.running):
+        goes_on = num_computed_tokens == num_tokens - 1
+        count = num_blocks_for(num_computed_tokens if goes_on else num_tokens, block_tokens) - len(shared)
+        if num_computed_tokens == 0 or blocks.num_free - count < len(self.running):
             blocks.release(shared)
             return None
-        sample.table, sample.held, sample.is_current = shared + blocks.take(count), held, is_current
+        sample.table, sample.is_current = shared + blocks.take(count), is_current
+        sample.num_computed_tokens = num_computed_tokens
         self._name(sample)
         return len(shared) * block_tokens
 
@@ -151,7 +158,7 @@ class Scheduler:
         for key in keys:
             sample = self.running.pop(key, None)
             if sample is not None and sample.is_current and contexts is not None:
-                full = sample.held // self.limits.block_tokens
+                full = sample.num_computed_tokens // self.limits.block_tokens
                 for block, name in zip(sample.table[:full], contexts[key], strict=False):
                     self.blocks.name(block, name)
             if sample is None and self._preempted:
@@ -189,20 +196,30 @@ class Scheduler:
         places = self.limits.max_running - len(self.running)
         while places and self._prompts and not self._preempted:
             prompt = next(iter(self._prompts.values()))
-            if prompt.held < prompt.num_tokens:
+            if prompt.num_computed_tokens < prompt.num_tokens:
                 break
             places -= self._begin(prompt, places, starts)
         return tuple(starts)
 
-    def plan(self) -> StepPlan:
-        """Decide one step: first come, first served; a further token for all that run, new ones as places allow."""
+    def plan(self, num_drafted: Mapping[Key, int] = NO_DRAFTS) -> StepPlan:
+        """Decide one step: first come, first served; further tokens for all that run, new ones as places allow.
+
+        Args:
+            num_drafted: of running samples, guesses of their next tokens that are computed behind the newest one. They
+                take room that is free: where it is too little for all, none is computed.
+        """
         joined = self._join() if self._preempted else ()
-        preempted, copies, grown = self._make_room()
-        rows, context = tuple(self.running), 0
-        for sample in self.running.values():
-            context += sample.held
-            sample.held += 1
-            sample.num_tokens += 1
+        if num_drafted and not self._has_room(num_drafted):
+            num_drafted = NO_DRAFTS
+        preempted, copies, grown = self._make_room(num_drafted)
+        context, num_new = 0, []
+        for key, sample in self.running.items():
+            context += sample.num_computed_tokens
+            count = 1 + num_drafted.get(key, 0)
+            sample.num_computed_tokens += count
+            sample.num_tokens += count
+            num_new.append(count)
+        rows = tuple(self.running)
         chunks, starts = self._fill()
         return StepPlan(
             preempted=tuple(preempted),
@@ -210,27 +227,54 @@ class Scheduler:
             grown=tuple(grown),
             joined=tuple(key for key in joined if key in self.running),
             rows=rows,
+            num_new=tuple(num_new),
             num_row_context=context,
             chunks=tuple(chunks),
             starts=tuple(starts),
         )
 
+    def take_back(self, num_wrong: Mapping[Key, int]) -> None:
+        """So many drafted tokens of these running samples were not what they drew, or stand behind their end; what was
+        computed of them is overwritten."""
+        for key, count in num_wrong.items():
+            sample = self.running[key]
+            sample.num_computed_tokens -= count
+            sample.num_tokens -= count
+
     def _join(self) -> tuple[Key, ...]:
-        """Samples that hold all but their newest token go on, as far as there are places."""
+        """Samples of which all but the newest token are computed go on, as far as there are places."""
         places = self.limits.max_running - len(self.running)
-        joined = [sample for sample in self._preempted if sample.held == sample.num_tokens - 1][:places]
+        ready = (sample for sample in self._preempted if sample.num_computed_tokens == sample.num_tokens - 1)
+        joined = list(islice(ready, places))
         for sample in joined:
             self._preempted.remove(sample)
             self.running[sample.key] = sample
         return tuple(sample.key for sample in joined)
 
-    def _make_room(self) -> tuple[list[Key], list[tuple[int, int]], list[Key]]:
-        """A block that it may write for the newest token of every running sample: (preempted, copies, grown)."""
+    def _num_lacking(self, sample: Started, num_new: int) -> int:
+        """Blocks that a running sample has to take, so that it may write so many tokens: behind its table, and a copy
+        in place of the last one where that has room left and is shared."""
+        size = self.limits.block_tokens
+        growth = max(0, num_blocks_for(sample.num_computed_tokens + num_new, size) - len(sample.table))
+        return growth + self._needs_copy(sample)
+
+    def _needs_copy(self, sample: Started) -> bool:
+        has_room = sample.num_computed_tokens < len(sample.table) * self.limits.block_tokens
+        return has_room and self.blocks.is_shared(sample.table[-1])
+
+    def _has_room(self, num_drafted: Mapping[Key, int]) -> bool:
+        """Whether all may compute their drafts, and nobody gives way for it."""
+        lacking = (self._num_lacking(sample, 1 + num_drafted.get(key, 0)) for key, sample in self.running.items())
+        return sum(lacking) <= self.blocks.num_free
+
+    def _make_room(self, num_drafted: Mapping[Key, int]) -> tuple[list[Key], list[tuple[int, int]], list[Key]]:
+        """Blocks that they may write for the new tokens of all running samples: (preempted, copies, grown)."""
         block_tokens, blocks = self.limits.block_tokens, self.blocks
         asking = [
             sample
-            for sample in self.running.values()
-            if sample.held == len(sample.table) * block_tokens or blocks.is_shared(sample.table[-1])
+            for key, sample in self.running.items()
+            if sample.num_computed_tokens + num_drafted.get(key, 0) >= len(sample.table) * block_tokens
+            or blocks.is_shared(sample.table[-1])
         ]
         if not asking:
             return [], [], []
@@ -242,26 +286,23 @@ class Scheduler:
         for sample in asking:
             if sample.key not in self.running:
                 continue
-            needs_copy = sample.held < len(sample.table) * block_tokens
-            if needs_copy and not blocks.is_shared(sample.table[-1]):
+            num_new = 1 + num_drafted.get(sample.key, 0)
+            if not (lacking := self._num_lacking(sample, num_new)):
                 continue  # the others have taken copies
-            while blocks.num_free == 0 and sample.key in self.running:
+            while blocks.num_free < lacking and sample.key in self.running:
                 if not self._evict_waiting(sample.order):
                     youngest = max(self.running.values(), key=_order)
                     self._preempt(youngest)
                     preempted.append(youngest.key)
-            if sample.key not in self.running:
+            if sample.key not in self.running or not (lacking := self._num_lacking(sample, num_new)):
                 continue
-            if needs_copy and not blocks.is_shared(sample.table[-1]):
-                continue
-            (block,) = blocks.take(1)
-            if needs_copy:
-                source = sample.table[-1]
-                copies.append((source, block))
+            if self._needs_copy(sample):
+                source = sample.table.pop()
+                sample.table += blocks.take(lacking)
+                copies.append((source, sample.table[-lacking]))
                 blocks.release((source,))
-                sample.table[-1] = block
             else:
-                sample.table.append(block)
+                sample.table += blocks.take(lacking)
             grown.append(sample.key)
         return preempted, copies, grown
 
@@ -275,18 +316,18 @@ class Scheduler:
         for item in tuple(islice(chain(self._preempted, self._prompts.values()), places)):
             if places == 0:
                 break
-            done = item.held == item.num_tokens
+            done = item.num_computed_tokens == item.num_tokens
             if not done:
                 idle = not (self.running or chunks or starts)
                 if budget == 0 or not (item.table or self._admit(item, idle)):
                     break
-                stop = min(item.num_tokens, item.held + budget)
+                stop = min(item.num_tokens, item.num_computed_tokens + budget)
                 done = stop == item.num_tokens
                 index = item.key[1] if isinstance(item, Started) else None
                 uid = item.key[0] if isinstance(item, Started) else item.uid
-                chunks.append(Chunk(uid, index, item.held, stop, tuple(item.table), done))
-                budget -= stop - item.held
-                item.held = stop
+                chunks.append(Chunk(uid, index, item.num_computed_tokens, stop, tuple(item.table), done))
+                budget -= stop - item.num_computed_tokens
+                item.num_computed_tokens = stop
                 if done:
                     self._name(item)
             places -= self._begin(item, places, starts) if done else _wanted(item, places)
@@ -305,7 +346,13 @@ class Scheduler:
             key = (item.uid, index)
             order = (item.number, index)
             self.running[key] = Started(
-                key, order, item.num_tokens + 1, item.held, list(item.table), item.names, item.is_current
+                key,
+                order,
+                item.num_tokens + 1,
+                item.num_computed_tokens,
+                list(item.table),
+                item.names,
+                item.is_current,
             )
         starts.append(Start(item.uid, tuple(indices)))
         del item.pending[: len(indices)]
@@ -327,7 +374,7 @@ class Scheduler:
             blocks.release(shared)
             return False
         item.table = shared + blocks.take(count)
-        item.held = len(shared) * block_tokens
+        item.num_computed_tokens = len(shared) * block_tokens
         return True
 
     def _evict_waiting(self, order: tuple[int, int]) -> bool:
@@ -340,14 +387,14 @@ class Scheduler:
 
     def _evict(self, item: Started | _Prompt) -> None:
         self.blocks.release(item.table)
-        item.table, item.held, item.is_current = [], 0, True
+        item.table, item.num_computed_tokens, item.is_current = [], 0, True
 
     def _name(self, item: Started | _Prompt) -> None:
         """Others find the full blocks of its prompt from now on, also in this step: keys are written before they are
         read."""
         if item.is_current:
-            held = item.held // self.limits.block_tokens
-            for block, name in zip(item.table[:held], item.names, strict=False):
+            full = item.num_computed_tokens // self.limits.block_tokens
+            for block, name in zip(item.table[:full], item.names, strict=False):
                 self.blocks.name(block, name)
 
     def _preempt(self, sample: Started) -> None:

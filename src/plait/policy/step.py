@@ -16,9 +16,9 @@ Key = tuple[int, int]
 
 class StepKind(StrEnum):
     PREFILL = "prefill"
-    """Prompts, or parts of them, are computed, beside a further token of every running sample."""
+    """Prompts, or parts of them, are computed, beside further tokens of every running sample."""
     DECODE = "decode"
-    """One more token for every running sample."""
+    """Nothing but further tokens of the running samples."""
 
 
 @dataclass(frozen=True)
@@ -70,8 +70,10 @@ class StepPlan:
     """Samples that come with what they hold, and run from now on."""
     rows: tuple[Key, ...]
     """Running samples, the joined ones among them: each computes its newest token and draws the next."""
+    num_new: tuple[int, ...]
+    """Tokens that each row computes: its newest, and what was drafted behind it. It draws so many at most."""
     num_row_context: int
-    """Tokens that they hold before the step."""
+    """Tokens of them that are computed before the step."""
     chunks: tuple[Chunk, ...]
     starts: tuple[Start, ...]
 
@@ -88,6 +90,11 @@ class StepPlan:
         return drawn
 
     @property
+    def num_drafted(self) -> int:
+        """Tokens that rows compute behind their newest ones."""
+        return sum(self.num_new) - len(self.rows)
+
+    @property
     def num_chunk_tokens(self) -> int:
         return sum(chunk.stop - chunk.start for chunk in self.chunks)
 
@@ -99,7 +106,7 @@ class StepPlan:
     @property
     def num_tokens(self) -> int:
         """That go through the model."""
-        return len(self.rows) + self.num_chunk_tokens
+        return sum(self.num_new) + self.num_chunk_tokens
 
     @property
     def num_context_tokens(self) -> int:

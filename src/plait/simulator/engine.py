@@ -26,8 +26,8 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What one step of an engine does: samples and prompts computed, tokens through the model, tokens held before it,
-    and the samples that ended in it, as (prompt uid, index).
+    """What one step of an engine does: samples and prompts computed, tokens through the model, tokens of them that were
+    computed before it, and the samples that ended in it, as (prompt uid, index).
     """
 
     kind: StepKind
@@ -56,7 +56,7 @@ class Running:
 
     @property
     def tokens(self) -> int:
-        """Of prompt and response; all but the newest are held."""
+        """Of prompt and response; all but the newest are computed."""
         return self.request.prompt_tokens + self.generated
 
 
@@ -148,7 +148,7 @@ class SimulatedEngine:
         """
         request = sample.request
         self._started[sample.key] = sample
-        held = self.scheduler.num_shared(request.uid, request.prompt_tokens, request.prefix)
+        computed = self.scheduler.num_shared(request.uid, request.prompt_tokens, request.prefix)
         if transfer is Transfer.KV:
-            held = max(held, sample.tokens - 1)
-        self.scheduler.add_started(sample.key, request.prompt_tokens, sample.tokens, held, request.prefix)
+            computed = max(computed, sample.tokens - 1)
+        self.scheduler.add_started(sample.key, request.prompt_tokens, sample.tokens, computed, request.prefix)

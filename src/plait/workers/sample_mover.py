@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from plait.generation.engine import Engine
+from plait.generation.moves import SampleMoves
 from plait.generation.records import HeldKV
 from plait.generation.transfer import SampleState, holdings, parts
 from plait.layout.batches import CacheShape
@@ -62,7 +63,7 @@ class SampleMover:
         source, target: instances (dp 1) of one model. They may have ranks in common.
         leaving: the engine of this rank in the source; None: it has none there.
         entering: in the target.
-        kv: in the target, of samples whose source has another policy version, as of `Engine.import_sample`.
+        kv: in the target, of samples whose source has another policy version, as of `import_sample`.
             "recompute": their keys and values are not asked for.
         cluster: of all ranks; by default one node.
         bucket_bytes: longest message; besides the buffers of what moves, a rank needs two such.
@@ -86,7 +87,8 @@ class SampleMover:
         for layout, engine in ((source, leaving), (target, entering)):
             assert (engine is not None) == (self.rank in layout.mesh.ranks), f"rank {self.rank} in {layout}: {engine}"
         self._peers, self._source, self._target = peers, source, target
-        self._leaving, self._entering, self._kv = leaving, entering, kv
+        self._leaving, self._entering = (None if one is None else SampleMoves(one.state) for one in (leaving, entering))
+        self._kv = kv
         self._cluster = cluster or Cluster(1, 1 + max(*source.mesh.ranks, *target.mesh.ranks))
         self._bucket_bytes, self._first_tag, self._name = bucket_bytes, first_tag, name
         self._arrived: dict[Key, list[SampleState]] = {}
@@ -164,22 +166,25 @@ class SampleMover:
 
     # -- what is lacking
 
-    def _lacking(self, offer: Offer, engine: Engine) -> list[Lack]:
+    def _lacking(self, offer: Offer, moves: SampleMoves) -> list[Lack]:
         """Of prompts what neither the pool nor an earlier stage has; of samples what no earlier stage brought."""
         self._drop_others(offer)
         lacks = []
-        for uid, state in offer.sharing(engine.policy_version).items():
+        for uid, state in offer.sharing(moves.policy_version).items():
             request = state.request
             ranges = gaps(
-                engine.num_shared(request), len(request.prompt.token_ids), self._arrived.get((uid, _PROMPT), ())
+                moves.num_shared(request), len(request.prompt.token_ids), self._arrived.get((uid, _PROMPT), ())
             )
             lacks += [Lack(uid, _PROMPT, *each) for each in ranges]
         for state in offer.states:
-            if state.policy_version != engine.policy_version and self._kv == "recompute":
+            if state.policy_version != moves.policy_version and self._kv == "recompute":
                 continue
-            shares = shares_prompt(state, engine.policy_version)
+            shares = shares_prompt(state, moves.policy_version)
             first = len(state.request.prompt.token_ids) if shares else 0
-            lacks += [Lack(*state.key, *each) for each in gaps(first, state.held, self._arrived.get(state.key, ()))]
+            lacks += [
+                Lack(*state.key, *each)
+                for each in gaps(first, state.num_computed_tokens, self._arrived.get(state.key, ()))
+            ]
         return lacks
 
     def _drop_others(self, offer: Offer) -> None:
@@ -210,22 +215,22 @@ class SampleMover:
 
     def _leave(self, offer: Offer, answer: Answer, held: Holdings) -> dict[str, Tensor]:
         """Copy what is lacking out of the pool; what leaves for good leaves now."""
-        engine = self._leaving
-        if engine is None:
+        moves = self._leaving
+        if moves is None:
             return {}
-        buffers, sharing = allocate(held, self.rank, engine.model.device), offer.sharing(answer.policy_version)
+        buffers, sharing = allocate(held, self.rank, moves.model.device), offer.sharing(answer.policy_version)
         for lack, flat in self._parts(offer, answer, held, buffers):
             key = sharing[lack.uid].key if lack.index == _PROMPT else lack.key
-            engine.export_sample(*key, since=lack.start, until=lack.stop, final=False, out=flat)
+            moves.export_sample(*key, since=lack.start, until=lack.stop, final=False, out=flat)
         if offer.final:
             for state in offer.states:
-                engine.export_sample(*state.key, until=0)
+                moves.export_sample(*state.key, until=0)
         return buffers
 
     def _take_in(self, offer: Offer, answer: Answer, held: Holdings, buffers: Mapping[str, Tensor]) -> None:
         """Keep what arrived; with the last of it the samples go on here."""
-        engine = self._entering
-        assert engine is not None, f"rank {self.rank} is not of the target"
+        moves = self._entering
+        assert moves is not None, f"rank {self.rank} is not of the target"
         states, sharing = {state.key: state for state in offer.states}, offer.sharing(answer.policy_version)
         for lack, flat in self._parts(offer, answer, held, buffers):
             state = sharing[lack.uid] if lack.index == _PROMPT else states[lack.key]
@@ -235,7 +240,7 @@ class SampleMover:
             for state in offer.states:
                 prompt = self._arrived.get((state.key[0], _PROMPT), ())
                 shared = prompt if shares_prompt(state, answer.policy_version) else ()
-                engine.import_sample(*shared, *self._arrived.get(state.key, ()), state, kv="keep")  # it was sent
+                moves.import_sample(*shared, *self._arrived.get(state.key, ()), state, kv="keep")  # it was sent
             self._arrived.clear()
 
     def _parts(

@@ -37,7 +37,14 @@ class Offer:
     def to_parcel(self) -> Message:
         requests = {state.key[0]: state.request for state in self.states}
         heads = [
-            (*state.key, len(state.token_ids), len(state.version_starts), state.held, state.epoch, state.is_current)
+            (
+                *state.key,
+                len(state.token_ids),
+                len(state.version_starts),
+                state.num_computed_tokens,
+                state.epoch,
+                state.is_current,
+            )
             for state in self.states
         ]
         header = {
@@ -64,7 +71,7 @@ class Offer:
         requests = {request.prompt.uid: request for request in unpack_requests(header["requests"])}
         shape, nothing = unpack_shape(header["shape"]), torch.zeros(0, dtype=DTYPES[header["dtype"]])
         states, said, began = [], 0, 0
-        for uid, index, num_tokens, num_versions, held, epoch, is_current in heads.tolist():
+        for uid, index, num_tokens, num_versions, num_computed, epoch, is_current in heads.tolist():
             states.append(
                 SampleState(
                     requests[uid],
@@ -72,7 +79,7 @@ class Offer:
                     tuple(tokens[said : said + num_tokens].tolist()),
                     tuple(logprobs[said : said + num_tokens].tolist()),
                     tuple((first, version) for first, version in versions[began : began + num_versions].tolist()),
-                    held,
+                    num_computed,
                     epoch,
                     header["policy_version"],
                     bool(is_current),
@@ -89,7 +96,7 @@ class Offer:
 
 def shares_prompt(state: SampleState, policy_version: int) -> bool:
     """Whether in a target of this version a sample has its prompt's keys and values in common with the others of it."""
-    has_prompt = state.held >= len(state.request.prompt.token_ids)
+    has_prompt = state.num_computed_tokens >= len(state.request.prompt.token_ids)
     return has_prompt and state.is_current and state.policy_version == policy_version
 
 

@@ -180,9 +180,9 @@ def test_a_rollout_packs_once_and_forgets_before_the_weights_change(dtype: str) 
         samples = []
         while engine.has_work:
             samples += engine.step()
-            seen.append(engine.has_packed_weights)
+            seen.append(engine.state.forward.has_packed_weights)
         assert all(seen[:-1]), "from the first step on"
-        assert not engine.has_packed_weights
+        assert not engine.state.forward.has_packed_weights
         return [sample.token_ids for sample in sorted(samples, key=lambda s: (s.prompt.uid, s.index))]
 
     before = say(engine)
@@ -215,7 +215,7 @@ def test_short_responses_are_not_worth_a_packed_copy() -> None:
     engine.add(Request(_prompt(1, range(5, 12)), 3, Sampling(max_tokens=PACK_STEPS - 1), NoiseKey(3)))
     engine.step()
     assert engine.has_work
-    assert not engine.has_packed_weights
+    assert not engine.state.forward.has_packed_weights
 
 
 @pytest.mark.parametrize("shape", [(N, FROM), (1, N, FROM), (4, N // 4, FROM)])

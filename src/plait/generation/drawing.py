@@ -1,0 +1,84 @@
+"""The draws of a step: who draws how many tokens, by which keys and parameters, and which of them count.
+
+A drafted token counts if it is what the sample draws anyway: noise is a function of the sample and of the token's place
+in its response, so whether something was drafted changes no token, only how many of them a step gives.
+
+Shapes: D tokens that are drawn: of each row, then one of each other sample. V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from plait.generation.records import Choose
+from plait.generation.response import Response
+from plait.generation.rows import DecodeBatch, Drafts
+from plait.generation.sampler import SamplingRows
+from plait.kernels import noise
+from plait.policy.step import Key
+
+
+class Drawing:
+    """Draws the tokens of a step.
+
+    Args:
+        choose: draws one token per row of logits.
+        exact: each in a call of its own: sums over the vocabulary may be split by the number of rows, too.
+    """
+
+    def __init__(self, choose: Choose, *, exact: bool) -> None:
+        self._choose, self._exact = choose, exact
+
+    def draw(
+        self, logits_DV: Tensor, rows: DecodeBatch, num_new: Sequence[int], others: Sequence[Response]
+    ) -> tuple[Tensor, Tensor]:
+        """One token for each row of logits.
+
+        Args:
+            num_new: of each of `rows`, in their order, the tokens that it draws; empty: none of them draws.
+
+        Returns:
+            token_ids_D (int64), logprobs_D.
+        """
+        num_drawn, vocab_size = logits_DV.shape
+        device = logits_DV.device
+        columns = [rows.draws(num_new)] if num_new else []
+        if others:
+            numbers = [[s.noise_key for s in others], [len(s.token_ids) for s in others]]
+            columns.append(torch.tensor(numbers, dtype=torch.int64, device=device).unbind(0))
+        noise_keys_D, places_D = columns[0] if len(columns) == 1 else map(torch.cat, zip(*columns, strict=True))
+        draw_keys_D = noise.draw_keys(noise_keys_D, places_D)
+        if not self._exact and not others and num_drawn == len(num_new):
+            return self._choose(logits_DV, draw_keys_D, rows.parameters(vocab_size))
+        samplings = [s for s, count in zip(rows.samplings, num_new, strict=False) for _ in range(count)]
+        samplings += [s.request.sampling for s in others]
+        if not self._exact:
+            return self._choose(logits_DV, draw_keys_D, SamplingRows.of(samplings, vocab_size, device))
+        each = [SamplingRows.of([sampling], vocab_size, device) for sampling in samplings]
+        pairs = [self._choose(logits_DV[i : i + 1], draw_keys_D[i : i + 1], one) for i, one in enumerate(each)]
+        token_ids_D, logprobs_D = (torch.cat(column) for column in zip(*pairs, strict=True))
+        return token_ids_D, logprobs_D
+
+
+def accepted(
+    keys: Sequence[Key], drafts: Drafts, token_ids: Sequence[int], logprobs: Sequence[float]
+) -> list[tuple[Sequence[int], Sequence[float]]]:
+    """Of each sample the tokens that count, and their log-probs, of what was drawn behind its newest token and behind
+    each token of its draft: up to the first that differs from the draft, this one included."""
+    if not drafts:
+        return [((token_id,), (logprob,)) for token_id, logprob in zip(token_ids, logprobs, strict=True)]
+    found, start = [], 0
+    for key in keys:
+        draft = drafts.get(key, ())
+        stop = start + 1
+        for drafted in draft:
+            if token_ids[stop - 1] != drafted:
+                break
+            stop += 1
+        found.append((token_ids[start:stop], logprobs[start:stop]))
+        start += 1 + len(draft)
+    assert start == len(token_ids), f"{len(token_ids)} tokens drawn, {start} expected"
+    return found

@@ -1,0 +1,140 @@
+"""Samples that leave an engine between two tokens, and go on in another: what either side does with its own state.
+
+See `transfer` for what travels. Between processes `workers.sample_mover` does all of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import KeysView
+
+from torch import Tensor
+
+from plait.errors import CallError
+from plait.generation import transfer
+from plait.generation.checks import allow, check_kv, check_room, check_stages
+from plait.generation.records import HeldKV, WeightUpdate
+from plait.generation.request import Request
+from plait.generation.state import EngineState
+from plait.generation.transfer import Place, SampleState
+from plait.models.language_model import LanguageModel
+from plait.policy.step import Key
+
+
+class SampleMoves:
+    """The way out of an engine and into it, between its steps.
+
+    Args:
+        state: of the engine (`Engine.state`).
+    """
+
+    def __init__(self, state: EngineState) -> None:
+        self._state = state
+        self._place = Place.of(state.model)
+
+    @property
+    def model(self) -> LanguageModel:
+        return self._state.model
+
+    @property
+    def policy_version(self) -> int:
+        return self._state.flight.policy_version
+
+    @property
+    def started(self) -> KeysView[Key]:
+        """Samples that have said something and not ended: those that can move."""
+        return self._state.flight.started.keys()
+
+    def export_sample(
+        self,
+        prompt_uid: int,
+        index: int,
+        *,
+        since: int = 0,
+        until: int | None = None,
+        final: bool = True,
+        out: Tensor | None = None,
+    ) -> SampleState:
+        """What another engine needs to go on with a sample that has started; see `generation.transfer`.
+
+        Args:
+            since: leave out keys and values of so many tokens, which an earlier call gave.
+            until: leave out those from this token on; None: all that there are.
+            final: take the sample out of this engine. False: it goes on, and a later call gives the rest.
+            out: memory for the keys and values, as `SampleState.holdings` has them.
+
+        Raises:
+            CallError: the sample has not started, or has ended.
+        """
+        state, key = self._state, (prompt_uid, index)
+        sample = state.scheduler.find(key)
+        if sample is None:
+            raise CallError(f"export_sample: sample {prompt_uid}.{index} has not started here, or has ended")
+        count = sample.num_computed_tokens
+        start = min(since, count)
+        stop = count if until is None else max(start, min(until, count))
+        response, shape = state.flight.started[key], self._place.shape(state.pool)
+        found = SampleState(
+            response.request,
+            response.index,
+            tuple(response.token_ids),
+            tuple(response.logprobs),
+            tuple(response.version_starts),
+            num_computed_tokens=count,
+            epoch=state.epoch,
+            policy_version=state.flight.policy_version,
+            is_current=sample.is_current,
+            shape=shape,
+            model=self._place.fingerprint,
+            start=start,
+            stop=stop,
+            kv=transfer.read(shape, sample.table, state.pool, self._place, (start, stop), out),
+        )
+        if final:
+            del state.flight.started[key]
+            state.take_out([key])
+        return found
+
+    def num_shared(self, request: Request) -> int:
+        """Tokens of the prompt whose keys and values are here, for an imported sample of it to share."""
+        prompt, names = request.prompt, self._state.names(request)
+        return self._state.scheduler.num_shared(prompt.uid, len(prompt.token_ids), names)
+
+    def import_sample(self, *stages: SampleState, kv: HeldKV = "recompute") -> None:
+        """Go on with a sample of another engine; `stages` are those of its export, their metadata the last one's.
+
+        The blocks of its prompt are shared with the samples of it that are here, if all is of the same weights. What
+        does not fit into the pool now, or was not sent, is computed again.
+
+        Args:
+            kv: where the source's policy version is another one than this engine's, what `Engine.update_weights` would
+                have done to the sample. Recorded in `Engine.updates`.
+
+        Raises:
+            DataError: it is of another model or dtype, or too long for this pool.
+            CallError: it is in flight here, `kv` is no choice, or the stages are not of one sample.
+        """
+        check_kv(kv)
+        check_stages(stages, self._place)
+        state, flight, last = self._state, self._state.flight, stages[-1]
+        request, key = last.request, last.key
+        allow(key not in flight.started, f"import_sample: sample {key[0]}.{key[1]} is in flight already")
+        allow(key[0] not in flight.pending, f"import_sample: prompt {key[0]} is in flight already, and not all started")
+        response = last.response(state.model.max_positions, state.model.eos_token_ids, flight.policy_version)
+        num_prompt, names = len(request.prompt.token_ids), state.names(request)
+        check_room(state.scheduler, key[0], num_prompt, response.limit)
+        state.expect_work()
+        same_weights = last.policy_version == flight.policy_version
+        if not same_weights:
+            state.updates.append(WeightUpdate(flight.policy_version, kv, 1))
+        is_current, computed = last.is_current and same_weights, 0
+        if same_weights or kv == "keep":
+            computed = transfer.contiguous(stages, self.num_shared(request) if is_current else 0)
+        flight.started[key] = response
+        here = state.scheduler.add_started(
+            key, num_prompt, len(response.tokens), computed, names, is_current=is_current
+        )
+        if here is not None:
+            state.reserve()
+            sample = state.scheduler.find(key)
+            assert sample is not None, "a sample that was added is there"
+            transfer.write(stages, sample.table, state.pool, self._place, here)
