@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from plait.cost.estimate import ModelShape, model_shape
 from plait.cost.placement import resolve_plan
@@ -141,20 +141,10 @@ def prepare(
     _check_stop(recipe, shapes[recipe.model])
     tokenizer = load_tokenizer(recipe.model)
     _check_tokens(models, tokenizer, recipe)
-    given_names = tuple(node.call for node in dataflow.of_kind(CallKind.READ))
-    if not generates and len(given_names) > 1:
-        raise ConfigError(f"the flow `{dataflow.name}` reads {' and '.join(given_names)}; one of them is its data")
-    limit = prompt_limit(recipe, shapes[recipe.model]) if generates else shapes[recipe.model].max_positions
-    train_set, held_out, columns = _prompts(recipe, tokenizer, limit) if generates else (None, (), ())
-    given: dict[str, Mixed[ExampleSet]] = {}
-    held_out_given: dict[str, tuple[Given, ...]] = {}
-    for name in given_names:
-        given[name], items = _given(name, generates, recipe, tokenizer, shapes[recipe.model].max_positions)
-        if items and not generates:
-            held_out_given[name] = items
-    check_ids(tokenizer, shapes[recipe.model].vocabulary, _ids_of(train_set, given), recipe.model)
+    data = _read(dataflow, recipe, tokenizer, shapes[recipe.model])
+    check_ids(tokenizer, shapes[recipe.model].vocabulary, _ids_of(data.train_set, data.given), recipe.model)
     if recipe.epochs is not None:
-        num_rows = len(next(iter(given.values())) if train_set is None else train_set)
+        num_rows = len(next(iter(data.given.values())) if data.train_set is None else data.train_set)
         recipe = recipe.model_copy(update={"steps": recipe.steps_of(num_rows), "epochs": None})
         check_trained_steps(dataflow, recipe)
     return Prepared(
@@ -166,12 +156,40 @@ def prepare(
         tokenizer,
         functions,
         judges,
-        columns,
-        train_set,
-        given,
-        held_out,
-        held_out_given,
+        data.columns,
+        data.train_set,
+        data.given,
+        data.held_out,
+        data.held_out_given,
     )
+
+
+class _Data(NamedTuple):
+    """As in `Prepared`."""
+
+    columns: tuple[str, ...]
+    train_set: Mixed[PromptSet] | None
+    given: dict[str, Mixed[ExampleSet]]
+    held_out: tuple[Prompt, ...]
+    held_out_given: dict[str, tuple[Given, ...]]
+
+
+def _read(dataflow: Dataflow, recipe: Recipe, tokenizer: Any, shape: ModelShape) -> _Data:
+    """What a run trains and is measured on."""
+    generates = bool(dataflow.of_kind(CallKind.GENERATE))
+    given_names = tuple(node.call for node in dataflow.of_kind(CallKind.READ))
+    if not generates and len(given_names) > 1:
+        raise ConfigError(f"the flow `{dataflow.name}` reads {' and '.join(given_names)}; one of them is its data")
+    train_set, held_out, columns = None, (), ()
+    if generates:
+        train_set, held_out, columns = _prompts(recipe, tokenizer, prompt_limit(recipe, shape))
+    given: dict[str, Mixed[ExampleSet]] = {}
+    held_out_given: dict[str, tuple[Given, ...]] = {}
+    for name in given_names:
+        given[name], items = _given(name, generates, recipe, tokenizer, shape.max_positions)
+        if items and not generates:
+            held_out_given[name] = items
+    return _Data(columns, train_set, given, held_out, held_out_given)
 
 
 def _ids_of(
