@@ -16,7 +16,7 @@ from plait.recipes.recipe import Recipe
 from plait.recipes.recipe_file import load_recipe, parse_overrides
 from plait.recipes.stages import load_stages
 from plait.runtime.api import run
-from plait.runtime.prepare import changed_keys
+from plait.runtime.stored_recipe import changed_keys
 from tests.runtime.plans import assert_equal_runs
 
 MakeRecipe = Callable[..., Recipe]

@@ -16,7 +16,7 @@ import pytest
 from plait.recipes.recipe import Recipe
 from plait.recipes.recipe_file import load_recipe
 from plait.runtime.api import run
-from plait.runtime.prepare import recipe_text
+from plait.runtime.stored_recipe import recipe_text
 from tests.cases import slow_but
 from tests.runtime.plans import assert_equal_runs, write_plan
 

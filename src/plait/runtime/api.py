@@ -23,11 +23,12 @@ from plait.runtime.executor import Executor
 from plait.runtime.filling import build_roles
 from plait.runtime.history import Origin
 from plait.runtime.measure import measure
-from plait.runtime.prepare import as_begun, prepare
+from plait.runtime.prepare import prepare
 from plait.runtime.process import set_up
 from plait.runtime.processes.alone import Alone
 from plait.runtime.reward_pools import open_pools
 from plait.runtime.session import Session
+from plait.runtime.stored_recipe import as_begun
 from plait.workers.recorder import Recorder
 
 

@@ -6,7 +6,7 @@ from plait.errors import ConfigError
 from plait.observe.trackers import check_trackers
 from plait.recipes.recipe import Recipe
 from plait.runtime.directory import RunDirectory
-from plait.runtime.prepare import changed_keys
+from plait.runtime.stored_recipe import changed_keys
 
 RESUMABLE_KEYS = frozenset(
     {

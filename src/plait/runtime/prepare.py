@@ -4,18 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from plait.cost.estimate import ModelShape, model_shape
 from plait.cost.placement import resolve_plan
-from plait.data.examples import ExampleSet, ExampleStream, Given, evaluation_samples, example_set
-from plait.data.formats import RowKind
+from plait.data.examples import ExampleSet, ExampleStream, Given
 from plait.data.mixture import Mixed
-from plait.data.prompts import EVALUATION_UID, PromptSet, PromptStream, evaluation_prompts, prompt_set
+from plait.data.prompts import PromptSet, PromptStream
 from plait.data.records import Prompt
-from plait.data.settings import DataSettings
-from plait.data.sources import open_sources
 from plait.dataflow import CallKind, Dataflow
 from plait.errors import ConfigError, ModelError
 from plait.models.files.adapter_folder import adapter_of
@@ -33,13 +29,13 @@ from plait.recipes.checks import (
     check_sampling,
     check_trained_steps,
     check_unused,
-    prompt_limit,
 )
 from plait.recipes.recipe import Recipe
-from plait.recipes.recipe_file import load_recipe, read_tree
 from plait.recipes.role_models import MODEL_ROLES, REWARD_ROLES, RoleModel, ToCome, role_models
 from plait.rewards.functions import RewardFunction, functions_of, reward_functions
 from plait.runtime.feed import Feed
+from plait.runtime.reading import read_data
+from plait.runtime.stored_recipe import with_pool
 from plait.schedule.plan import Plan
 
 
@@ -135,13 +131,13 @@ def prepare(
     check_adapters(models, trains=trains)
     shapes = _shapes(models, recipe)
     if generates and recipe.sampling.kv_tokens is None:
-        recipe = _with_pool(recipe, recipe.sampling.num_blocks(shapes[recipe.model].max_positions) * BLOCK_TOKENS)
+        recipe = with_pool(recipe, recipe.sampling.num_blocks(shapes[recipe.model].max_positions) * BLOCK_TOKENS)
     check_models(models, to_come or {})
     plan = resolve_plan(recipe, dataflow, models, shapes)
     _check_stop(recipe, shapes[recipe.model])
     tokenizer = load_tokenizer(recipe.model)
     _check_tokens(models, tokenizer, recipe)
-    data = _read(dataflow, recipe, tokenizer, shapes[recipe.model])
+    data = read_data(dataflow, recipe, tokenizer, shapes[recipe.model])
     check_ids(tokenizer, shapes[recipe.model].vocabulary, _ids_of(data.train_set, data.given), recipe.model)
     if recipe.epochs is not None:
         num_rows = len(next(iter(data.given.values())) if data.train_set is None else data.train_set)
@@ -164,34 +160,6 @@ def prepare(
     )
 
 
-class _Data(NamedTuple):
-    """As in `Prepared`."""
-
-    columns: tuple[str, ...]
-    train_set: Mixed[PromptSet] | None
-    given: dict[str, Mixed[ExampleSet]]
-    held_out: tuple[Prompt, ...]
-    held_out_given: dict[str, tuple[Given, ...]]
-
-
-def _read(dataflow: Dataflow, recipe: Recipe, tokenizer: Any, shape: ModelShape) -> _Data:
-    """What a run trains and is measured on."""
-    generates = bool(dataflow.of_kind(CallKind.GENERATE))
-    given_names = tuple(node.call for node in dataflow.of_kind(CallKind.READ))
-    if not generates and len(given_names) > 1:
-        raise ConfigError(f"the flow `{dataflow.name}` reads {' and '.join(given_names)}; one of them is its data")
-    train_set, held_out, columns = None, (), ()
-    if generates:
-        train_set, held_out, columns = _prompts(recipe, tokenizer, prompt_limit(recipe, shape))
-    given: dict[str, Mixed[ExampleSet]] = {}
-    held_out_given: dict[str, tuple[Given, ...]] = {}
-    for name in given_names:
-        given[name], items = _given(name, generates, recipe, tokenizer, shape.max_positions)
-        if items and not generates:
-            held_out_given[name] = items
-    return _Data(columns, train_set, given, held_out, held_out_given)
-
-
 def _ids_of(
     train_set: Mixed[PromptSet] | None, given: Mapping[str, Mixed[ExampleSet]]
 ) -> Iterator[tuple[str, Sequence[int]]]:
@@ -203,10 +171,6 @@ def _ids_of(
         for index, row in enumerate(examples.kept):
             for sample, _ in examples.given(index, index):
                 yield examples.source[row].place, (*sample.prompt.token_ids, *sample.token_ids)
-
-
-def _with_pool(recipe: Recipe, kv_tokens: int) -> Recipe:
-    return recipe.model_copy(update={"sampling": recipe.sampling.model_copy(update={"kv_tokens": kv_tokens})})
 
 
 def _shapes(models: tuple[RoleModel, ...], recipe: Recipe) -> dict[str, ModelShape]:
@@ -281,62 +245,6 @@ def _functions(role: str, flow: Dataflow, recipe: Recipe) -> tuple[RewardFunctio
     return functions_of(settings, task=recipe.data.task)
 
 
-def _prompts(
-    recipe: Recipe, tokenizer: Any, limit: int
-) -> tuple[Mixed[PromptSet], tuple[Prompt, ...], tuple[str, ...]]:
-    """(training prompts, held-out ones, columns of the data)."""
-    loading(f"data {recipe.data.title}")
-    sets: list[PromptSet] = []
-    held_out: list[Prompt] = []
-    columns: tuple[str, ...] = ()
-    opened = open_sources(recipe.data, recipe.evaluation.items)
-    for settings, splits in zip(recipe.data.sources, opened, strict=True):
-        sets.append(prompt_set(splits.train, tokenizer, settings, limit))
-        columns = splits.train.columns
-        if splits.evaluation is not None:
-            asked = prompt_set(splits.evaluation, tokenizer, settings, limit)
-            held_out += evaluation_prompts(asked, EVALUATION_UID + len(held_out))
-    return _mixed(recipe.data, sets), tuple(held_out), columns
-
-
-def _given(
-    name: str, generates: bool, recipe: Recipe, tokenizer: Any, positions: int
-) -> tuple[Mixed[ExampleSet], tuple[Given, ...]]:
-    """(training examples or pairs, held-out ones)."""
-    data = _settings_of(name, generates, recipe)
-    loading(f"data {data.title}")
-    sets: list[ExampleSet] = []
-    held_out: list[Given] = []
-    num_items = 0
-    opened = open_sources(data, 0 if generates else recipe.evaluation.items, RowKind(name))
-    for settings, splits in zip(data.sources, opened, strict=True):
-        sets.append(example_set(splits.train, tokenizer, settings, positions))
-        if splits.evaluation is not None:
-            items = example_set(splits.evaluation, tokenizer, settings, positions)
-            held_out += evaluation_samples(items, EVALUATION_UID + num_items)
-            num_items += len(items)
-    return _mixed(data, sets), tuple(held_out)
-
-
-def _mixed(data: DataSettings, sets: Sequence[Any]) -> Mixed[Any]:
-    """Sets by source, each with its weight, or with as many shares as it has rows."""
-    return Mixed(
-        tuple(sets),
-        tuple(one.label for one in data.sources) if data.more else ("",),
-        tuple(float(one.weight or len(rows)) for one, rows in zip(data.sources, sets, strict=True)),
-        tuple(one.shuffle for one in data.sources),
-    )
-
-
-def _settings_of(name: str, generates: bool, recipe: Recipe) -> DataSettings:
-    """Where `examples` or `pairs` come from: `data`, unless that holds the prompts."""
-    if not generates:
-        return recipe.data
-    if recipe.pretraining is None:
-        raise ConfigError(f"the flow trains on `{name}` beside its prompts; set `pretraining.source` to their data")
-    return recipe.pretraining
-
-
 def load_tokenizer(model: str, key: str = "model") -> Any:
     """The tokenizer of a model name, without its weights.
 
@@ -358,39 +266,3 @@ def load_tokenizer(model: str, key: str = "model") -> Any:
         raise
     except (OSError, ValueError) as error:
         raise ModelError(f"key `{key}`: `{model}` has no tokenizer that can be read: {error}") from error
-
-
-def recipe_text(recipe: Recipe) -> str:
-    """The resolved recipe as YAML, as the run directory keeps it."""
-    import yaml
-
-    return yaml.safe_dump(recipe.model_dump(mode="json"), sort_keys=False)
-
-
-def as_begun(old: Path, recipe: Recipe) -> Recipe:
-    """The recipe of a run that is resumed: where it leaves the size of the KV pool open, what the stored one says."""
-    sampling = read_tree(old).get("sampling")
-    stored = sampling.get("kv_tokens") if isinstance(sampling, dict) else None
-    return recipe if stored is None or recipe.sampling.kv_tokens is not None else _with_pool(recipe, stored)
-
-
-def _stored(path: Path) -> dict[str, Any]:
-    """What a run directory says of its recipe: all keys that there are now, unless it is no recipe any longer."""
-    try:
-        return load_recipe(path).model_dump(mode="json")
-    except ConfigError:
-        return read_tree(path)
-
-
-def changed_keys(old: Path, new: Recipe) -> list[str]:
-    """Dotted keys in which a stored recipe differs from `new`; a KV pool that `new` leaves open does not, nor does the
-    default of a key that there was not when it was stored."""
-
-    def flat(tree: Any, prefix: str = "") -> dict[str, Any]:
-        if not isinstance(tree, dict):
-            return {prefix.rstrip("."): tree}
-        return {key: value for name, child in tree.items() for key, value in flat(child, f"{prefix}{name}.").items()}
-
-    new = as_begun(old, new)
-    before, after = flat(_stored(old)), flat(new.model_dump(mode="json"))
-    return sorted(key for key in before.keys() | after.keys() if before.get(key) != after.get(key))

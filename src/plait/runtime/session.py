@@ -27,12 +27,13 @@ from plait.runtime.executor import Executor
 from plait.runtime.filling import build_roles
 from plait.runtime.history import History, Origin
 from plait.runtime.measure import measure
-from plait.runtime.prepare import Prepared, changed_keys, recipe_text
+from plait.runtime.prepare import Prepared
 from plait.runtime.progressed import Progressed, check_not_gone, resumed_from
 from plait.runtime.records import Records, value_of
 from plait.runtime.reward_pools import open_pools
 from plait.runtime.roles import ModelRole, RoleRuntime
 from plait.runtime.step import StepState
+from plait.runtime.stored_recipe import changed_keys, recipe_text
 from plait.schedule.timeline import trace_events
 from plait.workers.recorder import Recorder
 

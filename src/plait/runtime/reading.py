@@ -1,0 +1,106 @@
+"""Reads what a run is trained and measured on: prompts, examples, pairs, and those of each that are held out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from plait.cost.estimate import ModelShape
+from plait.data.examples import ExampleSet, Given, evaluation_samples, example_set
+from plait.data.formats import RowKind
+from plait.data.mixture import Mixed
+from plait.data.prompts import EVALUATION_UID, PromptSet, evaluation_prompts, prompt_set
+from plait.data.records import Prompt
+from plait.data.settings import DataSettings
+from plait.data.sources import open_sources
+from plait.dataflow import CallKind, Dataflow
+from plait.errors import ConfigError
+from plait.observe.loading import loading
+from plait.recipes.checks import (
+    prompt_limit,
+)
+from plait.recipes.recipe import Recipe
+
+
+class RunData(NamedTuple):
+    """What a run is trained and measured on; see `prepare.Prepared`."""
+
+    columns: tuple[str, ...]
+    train_set: Mixed[PromptSet] | None
+    given: dict[str, Mixed[ExampleSet]]
+    held_out: tuple[Prompt, ...]
+    held_out_given: dict[str, tuple[Given, ...]]
+
+
+def read_data(dataflow: Dataflow, recipe: Recipe, tokenizer: Any, shape: ModelShape) -> RunData:
+    """What a run trains and is measured on."""
+    generates = bool(dataflow.of_kind(CallKind.GENERATE))
+    given_names = tuple(node.call for node in dataflow.of_kind(CallKind.READ))
+    if not generates and len(given_names) > 1:
+        raise ConfigError(f"the flow `{dataflow.name}` reads {' and '.join(given_names)}; one of them is its data")
+    train_set, held_out, columns = None, (), ()
+    if generates:
+        train_set, held_out, columns = _prompts(recipe, tokenizer, prompt_limit(recipe, shape))
+    given: dict[str, Mixed[ExampleSet]] = {}
+    held_out_given: dict[str, tuple[Given, ...]] = {}
+    for name in given_names:
+        given[name], items = _given(name, generates, recipe, tokenizer, shape.max_positions)
+        if items and not generates:
+            held_out_given[name] = items
+    return RunData(columns, train_set, given, held_out, held_out_given)
+
+
+def _prompts(
+    recipe: Recipe, tokenizer: Any, limit: int
+) -> tuple[Mixed[PromptSet], tuple[Prompt, ...], tuple[str, ...]]:
+    """(training prompts, held-out ones, columns of the data)."""
+    loading(f"data {recipe.data.title}")
+    sets: list[PromptSet] = []
+    held_out: list[Prompt] = []
+    columns: tuple[str, ...] = ()
+    opened = open_sources(recipe.data, recipe.evaluation.items)
+    for settings, splits in zip(recipe.data.sources, opened, strict=True):
+        sets.append(prompt_set(splits.train, tokenizer, settings, limit))
+        columns = splits.train.columns
+        if splits.evaluation is not None:
+            asked = prompt_set(splits.evaluation, tokenizer, settings, limit)
+            held_out += evaluation_prompts(asked, EVALUATION_UID + len(held_out))
+    return _mixed(recipe.data, sets), tuple(held_out), columns
+
+
+def _given(
+    name: str, generates: bool, recipe: Recipe, tokenizer: Any, positions: int
+) -> tuple[Mixed[ExampleSet], tuple[Given, ...]]:
+    """(training examples or pairs, held-out ones)."""
+    data = _settings_of(name, generates, recipe)
+    loading(f"data {data.title}")
+    sets: list[ExampleSet] = []
+    held_out: list[Given] = []
+    num_items = 0
+    opened = open_sources(data, 0 if generates else recipe.evaluation.items, RowKind(name))
+    for settings, splits in zip(data.sources, opened, strict=True):
+        sets.append(example_set(splits.train, tokenizer, settings, positions))
+        if splits.evaluation is not None:
+            items = example_set(splits.evaluation, tokenizer, settings, positions)
+            held_out += evaluation_samples(items, EVALUATION_UID + num_items)
+            num_items += len(items)
+    return _mixed(data, sets), tuple(held_out)
+
+
+def _mixed(data: DataSettings, sets: Sequence[Any]) -> Mixed[Any]:
+    """Sets by source, each with its weight, or with as many shares as it has rows."""
+    return Mixed(
+        tuple(sets),
+        tuple(one.label for one in data.sources) if data.more else ("",),
+        tuple(float(one.weight or len(rows)) for one, rows in zip(data.sources, sets, strict=True)),
+        tuple(one.shuffle for one in data.sources),
+    )
+
+
+def _settings_of(name: str, generates: bool, recipe: Recipe) -> DataSettings:
+    """Where `examples` or `pairs` come from: `data`, unless that holds the prompts."""
+    if not generates:
+        return recipe.data
+    if recipe.pretraining is None:
+        raise ConfigError(f"the flow trains on `{name}` beside its prompts; set `pretraining.source` to their data")
+    return recipe.pretraining

@@ -1,0 +1,50 @@
+"""The recipe of a run as its folder has it, and how another differs from that."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from plait.errors import ConfigError
+from plait.recipes.recipe import Recipe
+from plait.recipes.recipe_file import load_recipe, read_tree
+
+
+def recipe_text(recipe: Recipe) -> str:
+    """The resolved recipe as YAML, as the run directory keeps it."""
+    import yaml
+
+    return yaml.safe_dump(recipe.model_dump(mode="json"), sort_keys=False)
+
+
+def as_begun(old: Path, recipe: Recipe) -> Recipe:
+    """The recipe of a run that is resumed: where it leaves the size of the KV pool open, what the stored one says."""
+    sampling = read_tree(old).get("sampling")
+    stored = sampling.get("kv_tokens") if isinstance(sampling, dict) else None
+    return recipe if stored is None or recipe.sampling.kv_tokens is not None else with_pool(recipe, stored)
+
+
+def _stored(path: Path) -> dict[str, Any]:
+    """What a run directory says of its recipe: all keys that there are now, unless it is no recipe any longer."""
+    try:
+        return load_recipe(path).model_dump(mode="json")
+    except ConfigError:
+        return read_tree(path)
+
+
+def changed_keys(old: Path, new: Recipe) -> list[str]:
+    """Dotted keys in which a stored recipe differs from `new`; a KV pool that `new` leaves open does not, nor does the
+    default of a key that there was not when it was stored."""
+
+    def flat(tree: Any, prefix: str = "") -> dict[str, Any]:
+        if not isinstance(tree, dict):
+            return {prefix.rstrip("."): tree}
+        return {key: value for name, child in tree.items() for key, value in flat(child, f"{prefix}{name}.").items()}
+
+    new = as_begun(old, new)
+    before, after = flat(_stored(old)), flat(new.model_dump(mode="json"))
+    return sorted(key for key in before.keys() | after.keys() if before.get(key) != after.get(key))
+
+
+def with_pool(recipe: Recipe, kv_tokens: int) -> Recipe:
+    return recipe.model_copy(update={"sampling": recipe.sampling.model_copy(update={"kv_tokens": kv_tokens})})
