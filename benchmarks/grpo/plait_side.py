@@ -103,8 +103,8 @@ class Side:
                 return end.value
 
     def _train(self, node: Node, rows: Rows, step: int) -> None:
-        passes = {name: node.options[name] for name in ("mini_batches", "epochs")}
-        actions = self.actor.train(rows, LossCall.of(node), **passes, step=step)
+        how = node.training
+        actions = self.actor.train(rows, LossCall.of(node), mini_batches=how.mini_batches, epochs=how.epochs, step=step)
         while True:
             self.watch.enter("training")
             done = next(actions, None)

@@ -16,7 +16,7 @@ import torch
 
 from plait.data.records import FinishReason, Prompt, Sample
 from plait.data.rows import Rows, evaluate, spread_to
-from plait.dataflow import CallKind, Column, Level, Node, trace
+from plait.dataflow import CallKind, Column, Level, Node, Score, trace
 from plait.policy.packing import draw_mini_batches
 from plait.training.loss_batch import MicroBatchLoss, MiniBatchTotals, Responses, TokenMeans
 from plait.training.outputs import Outputs
@@ -80,7 +80,7 @@ class TabularRun:
             self.history.append({})
             for node in self.flow.nodes:
                 if node.kind is CallKind.BECOMES:
-                    following[node.options["carried"]] = self.batch[node.inputs["value"]]
+                    following[node.carried] = self.batch[node.inputs["value"]]
                 else:
                     self._run(node, tables, step, rate * (1 - step / steps))
             self.carried |= following
@@ -97,11 +97,11 @@ class TabularRun:
                 tables[node.id] = self._read(node)
                 return
             case CallKind.CARRIED:
-                start = np.asarray(node.options["start"], dtype=np.float64)
+                start = np.asarray(node.start, dtype=np.float64)
                 self.batch[node.outputs[0]] = self.carried.get(node.id, start)
                 return
             case CallKind.TRAIN:
-                if step >= node.options["after"]:
+                if step >= node.training.after:
                     self._update(node, tables, step, rate)
                 return
             case CallKind.SCORE:
@@ -116,22 +116,21 @@ class TabularRun:
 
     def _score(self, node: Node, rows: Rows) -> Any:
         assert node.role is not None
-        call = node.call.split("#")[0]
-        if call.endswith(".logprobs"):
+        if node.scoring is Score.LOGPROBS:
             return self._logprobs(self.table.detach() if node.role == "actor" else self.ref, rows).numpy()
-        if call.endswith(".score") and node.role in self.scores:
+        if node.scoring is Score.SCORE and node.role in self.scores:
             return [self.scores[node.role](state_of(s), s.token_ids) for s in rows.samples]
         values_R, scores_N = self._values_and_scores(self.scalars[node.role].detach(), rows)
-        return (values_R if call.endswith(".values") else scores_N).numpy()
+        return (values_R if node.scoring is Score.VALUES else scores_N).numpy()
 
     def _generate(self, node: Node) -> Rows:
         probabilities = self.probabilities
-        count = node.options["samples_per_prompt"] or self.samples_per_prompt
+        count = node.generation.num_samples(self.samples_per_prompt)
         samples = []
         for state, places in enumerate(probabilities):
             prompt = Prompt(state, "", (state,))
             for index in range(count):
-                if node.options["greedy"]:
+                if node.generation.greedy:
                     tokens = tuple(int(place.argmax()) for place in places)
                 else:
                     tokens = tuple(int((self.rng.random() > place.cumsum()).sum()) for place in places)
@@ -157,10 +156,10 @@ class TabularRun:
             if column.rows != node.rows and column.level is not Level.BATCH:
                 rows = rows.with_column(column, spread_to(column, tables[column.rows], rows, node.call))
         ids = [(s.prompt.uid, s.index) for s in rows.samples]
-        options = node.options
-        for epoch in range(options["epochs"]):
+        how = node.training
+        for epoch in range(how.epochs):
             for members in draw_mini_batches(
-                ids, options["mini_batches"], seed=0, step=step, epoch=epoch, whole_groups=options["whole_groups"]
+                ids, how.mini_batches, seed=0, step=step, epoch=epoch, whole_groups=how.whole_groups
             ):
                 self._descend(node, rows.select(members), rate)
 

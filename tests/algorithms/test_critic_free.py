@@ -143,7 +143,7 @@ def test_calls_of_remax():
     assert calls(remax, kl_coef=0.1) == [*head, "ref.logprobs", "actor.logprobs", "advantages", "actor.train"]
     graph = trace(remax, roles=ROLES, options=ReMaxOptions())
     greedy = graph.nodes[1]
-    assert (greedy.options["greedy"], greedy.options["samples_per_prompt"]) == (True, 1)
+    assert (greedy.generation.greedy, greedy.generation.samples_per_prompt) == (True, 1)
     assert [column.rows for column in graph.nodes[4].inputs.values()] == [0, greedy.id]
     assert graph.nodes[-1].rows == 0, "the greedy response is not trained on"
 

@@ -79,7 +79,7 @@ def test_calls_of_sft():
     assert [node.call for node in graph.nodes] == ["examples", "actor.train"]
     train = graph.nodes[-1]
     assert train.inputs["mask"].name == "trained"
-    assert (train.options["mini_batches"], train.options["epochs"]) == (2, 3)
+    assert (train.training.mini_batches, train.training.epochs) == (2, 3)
     assert graph.roles == ("actor",)
 
 
@@ -160,7 +160,7 @@ def test_a_far_margin_does_not_overflow():
 def test_calls_of_the_reward_model():
     graph = graph_of(reward_model, RewardModelOptions())
     assert [node.call for node in graph.nodes] == ["pairs", "reward.train"]
-    assert graph.nodes[-1].options["whole_groups"], "a pair is never split"
+    assert graph.nodes[-1].training.whole_groups, "a pair is never split"
     assert graph.call_kinds("reward") == {"train"}
 
 
@@ -243,7 +243,7 @@ def test_dpo_lifts_the_chosen_and_lowers_the_rejected():
 def test_calls_of_dpo():
     graph = graph_of(dpo, DPOOptions())
     assert [node.call for node in graph.nodes] == ["pairs", "ref.logprobs", "actor.train"]
-    assert graph.nodes[-1].options["whole_groups"]
+    assert graph.nodes[-1].training.whole_groups
     assert set(graph.nodes[-1].inputs) == {"mask", "ref_logprobs"}
     graph = graph_of(dpo, DPOOptions(reference_free=True))
     assert [node.call for node in graph.nodes] == ["pairs", "actor.train"]

@@ -88,7 +88,7 @@ def test_columns_reach_the_loss():
     graph = trace(grpo, roles=["actor", "reward", "ref"], options=GRPOOptions(kl_coef=0.1, mini_batches=4, epochs=2))
     train = graph.nodes[-1]
     assert set(train.inputs) == {"advantages", "old_logprobs", "ref_logprobs"}
-    assert (train.options["mini_batches"], train.options["epochs"]) == (4, 2)
+    assert (train.training.mini_batches, train.training.epochs) == (4, 2)
 
 
 def test_truncation_options_are_columns_of_the_rollout():
@@ -110,7 +110,7 @@ def test_groups_of_equal_scores_are_not_worth_a_place():
 
 def test_dynamic_sampling_is_part_of_the_generate_call():
     off, on = (
-        trace(grpo, roles=["actor", "reward"], options=options).nodes[0].options["resample"]
+        trace(grpo, roles=["actor", "reward"], options=options).nodes[0].generation.resample
         for options in (GRPOOptions(), GRPOOptions(dynamic_sampling=True, max_sampling_rounds=4))
     )
     assert off is None

@@ -194,7 +194,7 @@ def test_the_controller_finds_the_weight_of_its_target(target):
 def test_the_adaptive_weight_reaches_reward_and_loss():
     graph = graph_of(ppo, PPOOptions(target_kl=6.0))
     assert next(n for n in graph.nodes if n.call == "critic_token_rewards").inputs["3"].name == "kl_coef"
-    assert graph.of_kind(CallKind.CARRIED)[0].options["start"] == 0.05
+    assert graph.of_kind(CallKind.CARRIED)[0].start == 0.05
     assert "kl_coef" not in graph.nodes[-1].inputs
     graph = graph_of(ppo, PPOOptions(target_kl=6.0, kl_in="loss", kl_estimator="k2"))
     assert graph.nodes[-1].inputs["kl_coef"].name == "kl_coef"
@@ -306,9 +306,9 @@ def test_calls_of_ppo():
 def test_the_critic_warms_up_alone():
     graph = graph_of(ppo, PPOOptions(critic_warmup_steps=7, epochs=3, mini_batches=2))
     critic, actor = (next(n for n in graph.nodes if n.call == f"{role}.train") for role in ("critic", "actor"))
-    assert (critic.options["after"], actor.options["after"]) == (0, 7)
+    assert (critic.training.after, actor.training.after) == (0, 7)
     for node in (critic, actor):
-        assert (node.options["epochs"], node.options["mini_batches"]) == (3, 2)
+        assert (node.training.epochs, node.training.mini_batches) == (3, 2)
     assert set(actor.inputs) == {"advantages", "old_logprobs", "ref_logprobs"}
     assert (graph.optimizer_steps("critic", 10), graph.optimizer_steps("actor", 10)) == (60, 18)
 

@@ -7,7 +7,7 @@ import pytest
 
 from plait.data.records import FinishReason, Prompt, Sample
 from plait.data.rows import Rows, evaluate
-from plait.dataflow import CallKind, Level, Resample, carried, per_batch, per_sample, trace
+from plait.dataflow import CallKind, Level, Resample, TrainOptions, carried, per_batch, per_sample, trace
 from plait.errors import FlowError
 
 ROLES = ["actor", "reward", "critic"]
@@ -38,12 +38,12 @@ def test_the_graph_of_a_carried_value():
     graph = trace(flow, roles=ROLES)
     node = {node.call: node for node in graph.nodes}
     assert node["scale"].kind is CallKind.CARRIED
-    assert node["scale"].options == {"start": 2.0}
+    assert node["scale"].start == 2.0
     assert str(node["mean_score"].outputs[0]) == "mean_score[batch]"
     assert node["scaled"].rows == node["actor.generate"].id, "the rows are those of the column that has some"
     assert node["next_scale"].rows == node["next_scale"].id, "a value made of values belongs to no rows"
     assert node["scale.becomes"].kind is CallKind.BECOMES
-    assert node["scale.becomes"].options == {"carried": node["scale"].id}
+    assert node["scale.becomes"].carried == node["scale"].id
 
 
 def test_values_for_the_whole_batch_reach_functions_as_floats():
@@ -70,7 +70,7 @@ def test_given_samples():
     read, train = graph.nodes
     assert (read.call, read.kind, str(read.outputs[0])) == ("pairs", CallKind.READ, "trained[token]")
     assert train.inputs == {"mask": read.outputs[0]}
-    assert (train.options["whole_groups"], train.options["after"]) == (True, 3)
+    assert train.training == TrainOptions(whole_groups=True, after=3)
     assert [graph.optimizer_steps("critic", steps) for steps in (1, 3, 5)] == [0, 0, 2]
 
 
@@ -80,7 +80,7 @@ def test_dynamic_sampling_names_the_role_that_decides():
         actor.train(samples, loss=loss, scores=reward.score(samples))
 
     node = trace(dynamic, roles=ROLES).nodes[0]
-    assert node.options["resample"] == Resample(np.any, "reward", 4)
+    assert node.generation.resample == Resample(np.any, "reward", 4)
 
 
 def becomes_a_column(prompts, actor, reward):

@@ -8,7 +8,19 @@ from functools import partial
 
 import pytest
 
-from plait.dataflow import CallKind, Dataflow, Grain, Level, per_batch, per_group, per_sample, trace
+from plait.dataflow import (
+    CallKind,
+    Dataflow,
+    GenerateOptions,
+    Grain,
+    Level,
+    Score,
+    TrainOptions,
+    per_batch,
+    per_group,
+    per_sample,
+    trace,
+)
 from plait.errors import FlowError
 
 ROLES = ["actor", "ref", "reward"]
@@ -56,7 +68,7 @@ def test_the_graph_of_a_flow():
         ("actor.train", CallKind.TRAIN, Grain.BATCH),
     ]
     generate, score, advantages, logprobs, train = graph.nodes
-    assert generate.options == {"greedy": False, "samples_per_prompt": 4, "resample": None}
+    assert generate.generation == GenerateOptions(samples_per_prompt=4)
     assert [str(node.outputs[0]) for node in graph.nodes[:4]] == [
         "sampling_logprobs[token]",
         "reward_score[sample]",
@@ -65,7 +77,8 @@ def test_the_graph_of_a_flow():
     ]
     assert advantages.inputs == {"0": score.outputs[0]}
     assert train.inputs == {"advantages": advantages.outputs[0], "ref_logprobs": logprobs.outputs[0]}
-    assert train.options == {"mini_batches": 2, "epochs": 3, "whole_groups": False, "after": 0}
+    assert train.training == TrainOptions(mini_batches=2, epochs=3)
+    assert (score.scoring, logprobs.scoring) == (Score.SCORE, Score.LOGPROBS)
     assert train.fn is loss
     assert all(node.rows == generate.id for node in graph.nodes)
     assert [node.call for node in graph.calls("actor")] == ["actor.generate", "actor.train"]
@@ -158,7 +171,7 @@ def test_constants_and_levels_of_a_computation(grain):
     graph = flow_of(lambda s, r: grain(lambda a, b, k: a, r, s.logprobs, name="x", level=Level.TOKEN, k=3))
     node = graph.nodes[2]
     assert node.grain == grain.__name__.removeprefix("per_")
-    assert node.options == {"k": 3}
+    assert node.constants == {"k": 3}
     assert str(node.outputs[0]) == "x[token]"
 
 
@@ -198,6 +211,26 @@ def train_with_no_batch(prompts, actor, reward):
 
 def train_zero_epochs(prompts, actor):
     actor.train(actor.generate(prompts), loss=lambda batch: batch, epochs=0)
+
+
+def train_half_a_mini_batch(prompts, actor):
+    actor.train(actor.generate(prompts), loss=lambda batch: batch, mini_batches=0.5)
+
+
+def train_with_a_flag_in_words(prompts, actor):
+    actor.train(actor.generate(prompts), loss=lambda batch: batch, whole_groups="no")
+
+
+def train_before_the_beginning(prompts, actor):
+    actor.train(actor.generate(prompts), loss=lambda batch: batch, after=-1)
+
+
+def generate_no_samples(prompts, actor):
+    actor.generate(prompts, samples_per_prompt=0)
+
+
+def generate_greedily_by_number(prompts, actor):
+    actor.generate(prompts, greedy=1)
 
 
 def train_nothing(prompts, actor):
@@ -250,6 +283,11 @@ def calculate_with_a_column(prompts, actor, reward):
         (train_with_a_number, r"actor.train\(advantages=…\) takes a column \(what a call returns\), not a float"),
         (train_with_no_batch, "actor.train: the first parameter of the loss `<lambda>` must be `batch`"),
         (train_zero_epochs, "actor.train: epochs must be at least 1, found 0"),
+        (train_half_a_mini_batch, "actor.train: mini_batches must be a whole number, found 0.5"),
+        (train_with_a_flag_in_words, "actor.train: whole_groups must be True or False, found 'no'"),
+        (train_before_the_beginning, "actor.train: after must be at least 0, found -1"),
+        (generate_no_samples, "actor.generate: samples_per_prompt must be at least 1, found 0"),
+        (generate_greedily_by_number, "actor.generate: greedy must be True or False, found 1"),
         (train_nothing, "flow `train_nothing` trains nothing"),
         (compute_without_columns, r"per_sample\(centre\) needs at least one column"),
         (compute_on_samples, r"per_sample\(centre\) takes columns, not samples"),
@@ -264,6 +302,18 @@ def calculate_with_a_column(prompts, actor, reward):
 def test_a_mistake_is_named(flow, message):
     with pytest.raises(FlowError, match=message):
         trace(flow, roles=ROLES)
+
+
+def test_a_call_has_the_options_of_its_kind_alone():
+    graph = flow_of(lambda samples, rewards: rewards)
+    generate, score, train = graph.nodes
+    assert [generate.asks, score.asks, train.asks] == ["generate", "score", "train"]
+    assert generate.generation.num_samples(samples_per_prompt=8) == 8
+    assert GenerateOptions(samples_per_prompt=2).num_samples(samples_per_prompt=8) == 2
+    with pytest.raises(AssertionError, match=r"actor\.generate is no TRAIN node"):
+        _ = generate.training
+    with pytest.raises(AssertionError, match=r"actor\.train is no GENERATE node"):
+        _ = train.generation
 
 
 def test_dataflow_imports_without_torch_and_numpy():

@@ -12,7 +12,7 @@ import pytest
 
 from plait.data.records import FinishReason, Prompt, Sample
 from plait.data.rows import Rows
-from plait.dataflow import Column, Level
+from plait.dataflow import Column, Level, Score, TrainOptions
 from plait.layout.mesh import Layout
 from plait.observe.run_log import read_rows
 from plait.recipes.recipe import Recipe
@@ -99,7 +99,7 @@ def test_each_rank_gets_its_share_of_a_call() -> None:
     layout = Layout.on((0, 1, 2, 3), dp=2, tp=2)
     place = RolePlacement("actor", train=layout, score=layout)
     parts: Any = SimpleNamespace(places={"actor": place}, recipe=SimpleNamespace(seed=0))
-    score = ScoreCall("actor", "logprobs", "actor.logprobs", rows).messages(parts)
+    score = ScoreCall("actor", Score.LOGPROBS, "actor.logprobs", rows).messages(parts)
     assert sorted(score) == [1, 2, 3]
     whole = {
         rank: [i for i, sample in enumerate(ScoreCall.of(message).rows.samples) if -1 not in sample.token_ids]
@@ -114,7 +114,7 @@ def test_each_rank_gets_its_share_of_a_call() -> None:
         call="actor.train",
         role="actor",
         inputs={"advantages": WEIGHTS, "mask": MASK},
-        options={"whole_groups": False, "mini_batches": 1, "epochs": 1},
+        training=TrainOptions(),
     )
     train = TrainCall(node, rows, 1).messages(parts)
     flow: Any = SimpleNamespace(nodes={3: node})

@@ -369,7 +369,7 @@ def _cache_bytes(
     calls = [node for node in flow.calls(role) if node.kind is CallKind.GENERATE]
     if not calls:
         return 0
-    samples = recipe.prompts_per_step * max(n.options["samples_per_prompt"] or recipe.samples_per_prompt for n in calls)
+    samples = recipe.prompts_per_step * max(n.generation.num_samples(recipe.samples_per_prompt) for n in calls)
     running = min(recipe.sampling.max_running, -(-samples // len(place.generate)))
     first, stop = Heads(shape.heads, shape.kv_heads, shared=True).part_range(
         instance.coordinates(rank).tp, instance.parallelism.tp

@@ -49,7 +49,7 @@ class Arithmetic:
         samples = tokens = 0
         for node in flow.nodes:
             if node.kind is CallKind.GENERATE:
-                here = prompts * (node.options["samples_per_prompt"] or recipe.samples_per_prompt)
+                here = prompts * node.generation.num_samples(recipe.samples_per_prompt)
                 samples += here
                 tokens += prompts * max_prompt_tokens + here * recipe.sampling.max_response_tokens
             elif node.kind is CallKind.READ:

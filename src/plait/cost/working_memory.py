@@ -41,7 +41,7 @@ class LargestBatch:
     def of(cls, recipe: Recipe, flow: Dataflow, longest_tokens: int) -> LargestBatch:
         rollouts = flow.of_kind(CallKind.GENERATE)
         if rollouts:
-            samples = max(node.options["samples_per_prompt"] or recipe.samples_per_prompt for node in rollouts)
+            samples = max(node.generation.num_samples(recipe.samples_per_prompt) for node in rollouts)
             prompt, response = longest_tokens, recipe.sampling.max_response_tokens
         else:
             pairs = any(node.call == "pairs" for node in flow.of_kind(CallKind.READ))

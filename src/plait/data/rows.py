@@ -131,7 +131,7 @@ def evaluate(
 
     def called(where: str, *given: Any) -> Any:
         with UserCode(where, RunError, users=users):
-            return fn(*given, **node.options)
+            return fn(*given, **node.constants)
 
     def arguments(read: Callable[[Column], Any]) -> list[Any]:
         return [_plain(batch[c]) if c.level is Level.BATCH else read(c) for c in node.inputs.values()]

@@ -4,14 +4,16 @@ Enters: a flow (a function over role handles). Leaves: a `Dataflow`, nodes with 
 Imports nothing of plait but `errors`; no torch.
 """
 
-from plait.dataflow.graph import CallKind, Column, Dataflow, Grain, Level, Node, Resample
+from plait.dataflow.graph import CallKind, Column, Dataflow, Grain, Level, Node
 from plait.dataflow.handles import Generated, Given, Prompts, Role, Samples
+from plait.dataflow.options import GenerateOptions, Resample, Score, TrainOptions
 from plait.dataflow.trace import carried, per_batch, per_group, per_sample, trace
 
 __all__ = [
     "CallKind",
     "Column",
     "Dataflow",
+    "GenerateOptions",
     "Generated",
     "Given",
     "Grain",
@@ -21,6 +23,8 @@ __all__ = [
     "Resample",
     "Role",
     "Samples",
+    "Score",
+    "TrainOptions",
     "carried",
     "per_batch",
     "per_group",

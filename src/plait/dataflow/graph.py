@@ -7,6 +7,17 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
+from plait.dataflow.options import (
+    BecomesOptions,
+    CarriedOptions,
+    ComputeOptions,
+    GenerateOptions,
+    Options,
+    Score,
+    ScoreOptions,
+    TrainOptions,
+)
+
 
 class Grain(StrEnum):
     """How much of the batch a node needs before a part of its work can start."""
@@ -74,22 +85,54 @@ class Node:
     outputs: tuple[Column, ...] = ()
     fn: Callable[..., Any] | None = None
     """The loss of a TRAIN node, the function of a COMPUTE node."""
-    options: Mapping[str, Any] = field(default_factory=dict)
+    options: Options | None = None
+    """By its kind: `GenerateOptions` of a GENERATE node, and so on. None: the kind has none (READ)."""
 
+    @property
+    def generation(self) -> GenerateOptions:
+        """How a GENERATE node generates."""
+        assert isinstance(self.options, GenerateOptions), f"{self.call} is no GENERATE node"
+        return self.options
 
-@dataclass(frozen=True)
-class Resample:
-    """Dynamic sampling: draw further prompts until enough groups are worth training on (DAPO, arXiv 2503.14476, §3.2).
+    @property
+    def is_greedy(self) -> bool:
+        """Whether it is a rollout at temperature 0: a baseline, and not what is trained on."""
+        return isinstance(self.options, GenerateOptions) and self.options.greedy
 
-    Groups that `keep` refuses are left out of the step; the prompts of the next ones take their places, until the
-    step has its number of groups or `max_rounds` rounds were drawn. What a round draws too many is left out too.
-    """
+    @property
+    def scoring(self) -> Score:
+        """What a SCORE node asks its role for."""
+        assert isinstance(self.options, ScoreOptions), f"{self.call} is no SCORE node"
+        return self.options.what
 
-    keep: Callable[[Any], bool]
-    """Rewards of a group, [samples] float64 → whether it stays."""
-    reward: Any
-    """The role whose score decides; in a traced graph its name."""
-    max_rounds: int = 10
+    @property
+    def training(self) -> TrainOptions:
+        """How a TRAIN node trains."""
+        assert isinstance(self.options, TrainOptions), f"{self.call} is no TRAIN node"
+        return self.options
+
+    @property
+    def constants(self) -> Mapping[str, Any]:
+        """What the function of a COMPUTE node is given beside columns."""
+        assert isinstance(self.options, ComputeOptions), f"{self.call} is no COMPUTE node"
+        return self.options.constants
+
+    @property
+    def start(self) -> float | tuple[float, ...]:
+        """The value of a CARRIED node in the first step."""
+        assert isinstance(self.options, CarriedOptions), f"{self.call} is no CARRIED node"
+        return self.options.start
+
+    @property
+    def carried(self) -> int:
+        """Id of the CARRIED node whose next value a BECOMES node makes."""
+        assert isinstance(self.options, BecomesOptions), f"{self.call} is no BECOMES node"
+        return self.options.carried
+
+    @property
+    def asks(self) -> str:
+        """What a call asks of its role: `generate`, `logprobs`, `values`, `score`, `train`."""
+        return (self.scoring if self.kind is CallKind.SCORE else self.kind).value
 
 
 @dataclass(frozen=True)
@@ -112,15 +155,12 @@ class Dataflow:
 
     def call_kinds(self, role: str) -> frozenset[str]:
         """What the flow asks of a role: `generate`, `logprobs`, `values`, `score`, `train`."""
-        return frozenset(node.call.split("#")[0].removeprefix(f"{role}.") for node in self.calls(role))
+        return frozenset(node.asks for node in self.calls(role))
 
     def optimizer_steps(self, role: str, steps: int = 1) -> int:
         """Optimizer steps of a role in the first `steps` training steps."""
-        return sum(
-            max(0, steps - node.options["after"]) * node.options["mini_batches"] * node.options["epochs"]
-            for node in self.calls(role)
-            if node.kind is CallKind.TRAIN
-        )
+        trained = (node for node in self.calls(role) if node.kind is CallKind.TRAIN)
+        return sum(node.training.optimizer_steps(steps) for node in trained)
 
     def __str__(self) -> str:
         """One line per node: `3 ref.logprobs  per sample  (0) -> ref_logprobs[token]`."""

@@ -9,7 +9,8 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any
 
-from plait.dataflow.graph import CallKind, Column, Grain, Level, Resample
+from plait.dataflow.graph import CallKind, Column, Grain, Level
+from plait.dataflow.options import BecomesOptions, GenerateOptions, Resample, Score, ScoreOptions, TrainOptions
 from plait.dataflow.tracer import Tracer
 from plait.errors import FlowError
 from plait.user_code import title_of
@@ -68,7 +69,7 @@ class Carried(ColumnHandle):
             CallKind.BECOMES,
             Grain.BATCH,
             inputs={"value": column},
-            options={"carried": self.column.producer},
+            options=BecomesOptions(self.column.producer),
         )
 
 
@@ -163,6 +164,9 @@ class Role:
 
         `resample` draws further prompts until enough groups are kept; the step then holds other prompts than those of
         another `generate` call.
+
+        Raises:
+            FlowError: an option is wrong.
         """
         if not isinstance(prompts, Prompts):
             raise FlowError(f"{self.name}.generate takes the flow's `prompts`, not {describe(prompts)}")
@@ -176,35 +180,36 @@ class Role:
                 ("finished", Level.SAMPLE),
                 ("tokens_left", Level.SAMPLE),
             ),
-            options={
-                "greedy": greedy,
-                "samples_per_prompt": samples_per_prompt,
-                "resample": None if resample is None else _named(resample, f"{self.name}.generate"),
-            },
+            options=GenerateOptions(
+                samples_per_prompt,
+                greedy,
+                None if resample is None else _named(resample, f"{self.name}.generate"),
+            ),
         )
         return Generated(self._tracer, node.id)
 
     def logprobs(self, samples: Samples) -> ColumnHandle:
         """Log-probs of the response tokens under this role's current weights, at the sampling temperature."""
-        return self._score(samples, "logprobs", Level.TOKEN)
+        return self._score(samples, Score.LOGPROBS, Level.TOKEN)
 
     def values(self, samples: Samples) -> ColumnHandle:
         """A critic's value of the state before each response token."""
-        return self._score(samples, "values", Level.TOKEN)
+        return self._score(samples, Score.VALUES, Level.TOKEN)
 
     def score(self, samples: Samples) -> ColumnHandle:
         """One number per sample, from a reward function or a reward model."""
-        return self._score(samples, "score", Level.SAMPLE)
+        return self._score(samples, Score.SCORE, Level.SAMPLE)
 
-    def _score(self, samples: Samples, call: str, level: Level) -> ColumnHandle:
-        rows = rows_of(samples, f"{self.name}.{call}")
+    def _score(self, samples: Samples, what: Score, level: Level) -> ColumnHandle:
+        rows = rows_of(samples, f"{self.name}.{what}")
         node = self._tracer.add(
-            f"{self.name}.{call}",
+            f"{self.name}.{what}",
             CallKind.SCORE,
             Grain.SAMPLE,
             role=self.name,
             rows=rows,
-            outputs=((f"{self.name}_{call}", level),),
+            outputs=((f"{self.name}_{what}", level),),
+            options=ScoreOptions(what),
         )
         return ColumnHandle(self._tracer, node.outputs[0])
 
@@ -235,7 +240,8 @@ class Role:
             after: training steps at the beginning of a run in which this call does nothing.
 
         Raises:
-            FlowError: a column that the loss needs is missing, or one is given that it does not take.
+            FlowError: a column that the loss needs is missing, one is given that it does not take, or an option is
+                wrong.
         """
         call = f"{self.name}.train"
         rows = rows_of(samples, call)
@@ -243,9 +249,6 @@ class Role:
             name: column_of(handle, rows, f"{call}({name}=…)") for name, handle in columns.items() if handle is not None
         }
         _check_loss(loss, given, call)
-        for name, count, least in (("mini_batches", mini_batches, 1), ("epochs", epochs, 1), ("after", after, 0)):
-            if count < least:
-                raise FlowError(f"{call}: {name} must be at least {least}, found {count}")
         for name, handle, level in (("keep", keep, Level.SAMPLE), ("mask", mask, Level.TOKEN)):
             if handle is not None:
                 given[name] = column_of(handle, rows, f"{call}({name}=…)")
@@ -259,12 +262,7 @@ class Role:
             rows=rows,
             inputs=given,
             fn=loss,
-            options={
-                "mini_batches": mini_batches,
-                "epochs": epochs,
-                "whole_groups": whole_groups,
-                "after": after,
-            },
+            options=TrainOptions(mini_batches, epochs, whole_groups, after),
         )
 
 

@@ -15,6 +15,7 @@ from typing import Any
 
 from plait.dataflow.graph import CallKind, Dataflow, Grain, Level
 from plait.dataflow.handles import Carried, ColumnHandle, Given, Prompts, Role, column_of, describe, nearest
+from plait.dataflow.options import CarriedOptions, ComputeOptions
 from plait.dataflow.tracer import Tracer, current, tracing
 from plait.errors import FlowError
 from plait.metric_names import problem_of
@@ -68,7 +69,9 @@ def carried(name: str, start: float | Sequence[float]) -> Carried:
     if not values or not all(isinstance(value, int | float) and math.isfinite(value) for value in values):
         raise FlowError(f"carried({name!r}) starts with finite numbers, found {start!r}")
     value = float(start) if isinstance(start, int | float) else tuple(float(value) for value in values)
-    node = tracer.add(name, CallKind.CARRIED, Grain.BATCH, outputs=((name, Level.BATCH),), options={"start": value})
+    node = tracer.add(
+        name, CallKind.CARRIED, Grain.BATCH, outputs=((name, Level.BATCH),), options=CarriedOptions(value)
+    )
     return Carried(tracer, node.outputs[0])
 
 
@@ -156,6 +159,6 @@ def _compute(
         inputs=inputs,
         outputs=((name, level),),
         fn=fn,
-        options=constants,
+        options=ComputeOptions(constants),
     )
     return ColumnHandle(tracer, node.outputs[0])

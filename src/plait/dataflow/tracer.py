@@ -8,6 +8,7 @@ from contextvars import ContextVar
 from typing import Any
 
 from plait.dataflow.graph import CallKind, Column, Grain, Level, Node
+from plait.dataflow.options import GenerateOptions, Options, TrainOptions
 from plait.errors import FlowError
 
 MAX_NODES = 1000
@@ -33,8 +34,14 @@ class Tracer:
         inputs: dict[str, Column] | None = None,
         outputs: tuple[tuple[str, Level], ...] = (),
         fn: Callable[..., Any] | None = None,
-        options: dict[str, Any] | None = None,
+        options: Options | None = None,
     ) -> Node:
+        """
+        Raises:
+            FlowError: the options are wrong, or the flow makes too many calls.
+        """
+        if isinstance(options, GenerateOptions | TrainOptions) and (problem := options.problem) is not None:
+            raise FlowError(f"{call}: {problem}")
         if len(self.nodes) >= MAX_NODES:
             raise FlowError(
                 f"the flow makes more than {MAX_NODES} calls (the last is {call}): does a loop of it end? A loop over "
@@ -45,7 +52,7 @@ class Tracer:
         node_id = len(self.nodes)
         rows = node_id if rows is None else rows
         columns = tuple(Column(name, level, node_id, rows) for name, level in outputs)
-        node = Node(node_id, unique, kind, grain, role, rows, inputs or {}, columns, fn, options or {})
+        node = Node(node_id, unique, kind, grain, role, rows, inputs or {}, columns, fn, options)
         self.nodes.append(node)
         return node
 

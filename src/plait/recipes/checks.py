@@ -86,7 +86,7 @@ def check_calls(flow: Dataflow) -> None:
     for node in flow.nodes:
         if node.kind is CallKind.COMPUTE or node.role is None:
             continue
-        call = node.call.split("#")[0].removeprefix(f"{node.role}.")
+        call = node.asks
         if call not in _CALLS[node.role]:
             can = ", ".join(sorted(_CALLS[node.role]))
             raise FlowError(f"flow `{flow.name}`: role `{node.role}` cannot `{call}`; it can {can}")
@@ -130,20 +130,20 @@ def check_unused(flow: Dataflow, recipe: Recipe) -> None:
 def check_trained_steps(flow: Dataflow, recipe: Recipe) -> None:
     """Raises ConfigError where a role would never be trained, or a step has fewer samples than mini-batches."""
     for node in flow.of_kind(CallKind.TRAIN):
-        role, made_by = str(node.role), flow.nodes[node.rows]
+        role, made_by, options = str(node.role), flow.nodes[node.rows], node.training
         if flow.optimizer_steps(role, recipe.steps) == 0:
             raise ConfigError(
-                f"`steps` is {recipe.steps}, but {node.call} does nothing in the first {node.options['after']} steps "
+                f"`steps` is {recipe.steps}, but {node.call} does nothing in the first {options.after} steps "
                 "(`options.critic_warmup_steps` in ppo and safe_rlhf); give more `steps`, or a shorter warm-up"
             )
         num_groups, per_group = recipe.prompts_per_step, 2 if made_by.call == "pairs" else 1
         if made_by.kind is CallKind.GENERATE:
-            per_group = made_by.options["samples_per_prompt"] or recipe.samples_per_prompt
-        count = num_groups if node.options["whole_groups"] else num_groups * per_group
-        if node.options["mini_batches"] > count:
+            per_group = made_by.generation.num_samples(recipe.samples_per_prompt)
+        count = num_groups if options.whole_groups else num_groups * per_group
+        if options.mini_batches > count:
             raise ConfigError(
-                f"{node.call} takes {node.options['mini_batches']} mini-batches (`options.mini_batches`), but a step "
-                f"has {count} {'groups' if node.options['whole_groups'] else 'samples'}; give at most so many, or more "
+                f"{node.call} takes {options.mini_batches} mini-batches (`options.mini_batches`), but a step "
+                f"has {count} {'groups' if options.whole_groups else 'samples'}; give at most so many, or more "
                 "`prompts_per_step`"
             )
 

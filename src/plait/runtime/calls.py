@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from plait.data.rows import FloatArray, Rows, evaluate, trained_rows
-from plait.dataflow import CallKind, Dataflow, Level, Node
+from plait.dataflow import CallKind, Dataflow, Level, Node, Score
 from plait.engines import TrainingEngine
 from plait.errors import RunError
 from plait.observe.progress import Progress
@@ -45,7 +45,7 @@ class Calls:
         if trainer is None:
             return frozenset()
         mesh = trainer.mesh(node.kind, begins=begins)
-        resample = node.options.get("resample") if node.kind is CallKind.GENERATE else None
+        resample = node.generation.resample if node.kind is CallKind.GENERATE else None
         if resample is not None and (judge := self._rewarding.scorer_of(resample.reward)) is not None:
             mesh |= judge.mesh(CallKind.SCORE, begins=begins)
         return mesh
@@ -61,7 +61,7 @@ class Calls:
         """Whether a call scores parts of a rollout, as its samples are finished: on other ranks than those that
         generate. That is the plan's to say, not the clock's, and it computes the same parts when it begins late."""
         source, scores = self._flow.nodes[node.rows], node.kind is CallKind.SCORE
-        if not scores or source.kind is not CallKind.GENERATE or source.options["resample"] is not None:
+        if not scores or source.kind is not CallKind.GENERATE or source.generation.resample is not None:
             return False
         is_reward = isinstance(self._roles[str(node.role)], RewardRole)
         return (is_reward or scores_alone(node, self._roles)) and not self.mesh(node) & self.mesh(source)
@@ -107,18 +107,18 @@ class Calls:
     def _score(self, node: Node, rows: Rows, name: str) -> Work[FloatArray]:
         """A SCORE call of a model; its result is the column."""
         trainer = self._model(node).trainer
-        match node.call.split("#")[0].rsplit(".", 1)[1]:
-            case "logprobs":
+        match node.scoring:
+            case Score.LOGPROBS:
                 return trainer.logprobs(rows, call=name, temperature=self._temperature(node))
-            case "values":
+            case Score.VALUES:
                 return trainer.values(rows, call=name)
-            case _:
+            case Score.SCORE:
                 return trainer.scores(rows, call=name)
 
     # -- train
 
     def _trained(self, node: Node, state: StepState) -> Work[dict[str, float] | None]:
-        if state.step < node.options["after"]:
+        if state.step < node.training.after:
             return None
         self._progress.phase(node.call, 0, "actions")
         of = {"temperature": self._temperature(node), "batch_values": state.batch}
@@ -156,7 +156,7 @@ class Calls:
             case CallKind.COMPUTE:
                 self._compute(node, state)
             case CallKind.CARRIED:
-                start = np.asarray(node.options["start"], dtype=np.float64)
+                start = np.asarray(node.start, dtype=np.float64)
                 value = state.carried.get(node.call, start)
                 state.batch[node.outputs[0]] = value
                 _record(node.call, value, state)
@@ -185,9 +185,9 @@ class Calls:
             state.add(output, values)
 
     def _keep(self, node: Node, state: StepState) -> None:
-        name = self._flow.nodes[node.options["carried"]].call
+        name = self._flow.nodes[node.carried].call
         value = state.batch[node.inputs["value"]]
-        now = state.batch[self._flow.nodes[node.options["carried"]].outputs[0]]
+        now = state.batch[self._flow.nodes[node.carried].outputs[0]]
         if value.shape != now.shape:
             raise RunError(f"carried({name!r}) has shape {now.shape} and cannot become one of shape {value.shape}")
         state.next_carried[name] = value

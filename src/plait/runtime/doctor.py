@@ -174,7 +174,7 @@ class RunDoctor:
 
     def _rollouts(self, state: StepState) -> list[tuple[Node, Rows]]:
         """What was sampled to be trained on; a greedy rollout is a baseline."""
-        nodes = [node for node in self._flow.of_kind(CallKind.GENERATE) if not node.options.get("greedy")]
+        nodes = [node for node in self._flow.of_kind(CallKind.GENERATE) if not node.is_greedy]
         return [(node, state.generated[node.id]) for node in nodes if node.id in state.generated]
 
     def _of_samples(self, samples: Sequence[Sample], metrics: Mapping[str, float]) -> dict[str, float]:
@@ -195,7 +195,7 @@ class RunDoctor:
 
     def _groups_are_broken(self, state: StepState) -> bool:
         for node, rows in self._rollouts(state):
-            drawn = node.options.get("samples_per_prompt") or self._recipe.samples_per_prompt
+            drawn = node.generation.num_samples(self._recipe.samples_per_prompt)
             if any(len(members) != drawn for members in rows.groups.values()):
                 return True
         return False
@@ -215,7 +215,7 @@ class RunDoctor:
         facts: dict[str, float] = {}
         for node in self._flow.of_kind(CallKind.TRAIN):
             rows = state.tables.get(node.rows)
-            if rows is None or state.step < node.options.get("after", 0):
+            if rows is None or state.step < node.training.after:
                 continue
             advantages = node.inputs.get("advantages")
             if advantages is not None and advantages in rows.columns:

@@ -136,7 +136,7 @@ class _Steps:
             yield done
 
     def _call(self, node: Node, state: StepState, task: Task) -> Work[Any]:
-        if node.kind is CallKind.TRAIN and state.step >= node.options["after"]:
+        if node.kind is CallKind.TRAIN and state.step >= node.training.after:
             self.is_training = True
         return self.calls.work(node, state, self.draw, task.release)
 

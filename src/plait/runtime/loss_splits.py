@@ -17,7 +17,7 @@ def split_gaps(flow: Dataflow, state: StepState, max_response_tokens: int) -> di
     gaps: dict[str, float] = {}
     for node in flow.of_kind(CallKind.TRAIN):
         loss = node.fn
-        if loss is None or not is_users(loss) or state.step != node.options["after"] or node.rows not in state.tables:
+        if loss is None or not is_users(loss) or state.step != node.training.after or node.rows not in state.tables:
             continue
         rows = trained_rows(node, state.tables)
         call = LossCall.of(node, batch_values=state.batch, temperature=1.0)

@@ -43,7 +43,7 @@ class Rollout:
     def work(self, node: Node, engine: GenerationEngine, state: StepState, draw: Draw) -> Work[None]:
         """Fill the node's table with samples of the step's prompts, or of as many others as `resample` asks for; one
         step of the engine per `next()`."""
-        resample: Resample | None = node.options["resample"]
+        resample = node.generation.resample
         if resample is None:
             groups = yield from self._round(node, engine, state, state.prompts)
             generated = groups
@@ -90,14 +90,14 @@ class Rollout:
     ) -> Work[list[list[Sample]]]:
         """One group of samples per prompt, in order of the prompts."""
         self._say_how(node, engine)
-        count = node.options["samples_per_prompt"] or self._recipe.samples_per_prompt
-        sampling = self._recipe.sampling.sampling(**({"temperature": 0.0} if node.options["greedy"] else {}))
+        count = node.generation.num_samples(self._recipe.samples_per_prompt)
+        sampling = self._recipe.sampling.sampling(**({"temperature": 0.0} if node.generation.greedy else {}))
         rollout = state.step * len(self._rollouts) + self._rollouts.index(node.id)
         for prompt in prompts:
             engine.add(Request(prompt, count, sampling, NoiseKey(self._recipe.seed, rollout)))
         self._progress.phase(node.call, count * len(prompts), "samples")
         growing = PartialRollout(prompts, count)
-        if node.options["resample"] is None:
+        if node.generation.resample is None:
             state.growing[node.id] = growing
         while engine.has_work:
             done, finished = engine.advance(node.call) if engine.ready else (None, [])

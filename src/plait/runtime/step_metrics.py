@@ -39,7 +39,7 @@ def _reward_metrics(node: Node, flow: Dataflow, state: StepState) -> dict[str, f
     rewards = rows.columns[node.outputs[0]]
     groups = [rewards[list(members)] for members in rows.groups.values()]
     # A greedy rollout is a baseline: its rewards must not stand for those of the samples.
-    prefix = f"greedy/{node.role}" if flow.nodes[node.rows].options.get("greedy") else str(node.role)
+    prefix = f"greedy/{node.role}" if flow.nodes[node.rows].is_greedy else str(node.role)
     metrics = {
         prefix: float(rewards.mean()),
         f"{prefix}_std": float(rewards.std()),
@@ -83,7 +83,7 @@ def _logged(flow: Dataflow, state: StepState) -> dict[str, float]:
     """Means of what reward functions logged (`log_metric`), those of greedy rollouts under `greedy/`."""
     found: dict[str, float] = {}
     for node_id, groups in state.scores.items():
-        prefix = "greedy/" if flow.nodes[flow.nodes[node_id].rows].options.get("greedy") else ""
+        prefix = "greedy/" if flow.nodes[flow.nodes[node_id].rows].is_greedy else ""
         found |= {f"{prefix}{name}": value for name, value in logged_means(groups).items()}
     return found
 

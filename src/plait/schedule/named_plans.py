@@ -115,6 +115,6 @@ def _halves(flow: Dataflow, models: Mapping[str, PlannedModel]) -> list[tuple[No
 def _work(calls: Sequence[Node], models: Mapping[str, PlannedModel]) -> float:
     total = 0.0
     for node in calls:
-        passes = _PASSES[node.kind] * (node.options["epochs"] if node.kind is CallKind.TRAIN else 1)
+        passes = _PASSES[node.kind] * (node.training.epochs if node.kind is CallKind.TRAIN else 1)
         total += passes * models[str(node.role)].num_elements
     return total

@@ -51,7 +51,7 @@ class LossCall:
             loss=node.fn,
             columns={name: column for name, column in node.inputs.items() if name not in ("keep", "mask")},
             mask=node.inputs.get("mask"),
-            whole_groups=node.options["whole_groups"],
+            whole_groups=node.training.whole_groups,
             batch_values=batch_values,
             temperature=temperature,
             name=node.call,

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from plait.data.rows import FloatArray, Rows
-from plait.dataflow import Column, Dataflow, Level, Node
+from plait.dataflow import Column, Dataflow, Level, Node, Score
 from plait.layout.mesh import Layout
 from plait.schedule.plan import Mode
 from plait.schedule.work import Work
@@ -28,7 +28,7 @@ class ScoreCall:
     """`Trainer.logprobs`, `values` or `scores` over rows; the result is an array."""
 
     role: str
-    what: str
+    what: Score
     call: str
     rows: Rows
     temperature: float | None = None
@@ -48,16 +48,16 @@ class ScoreCall:
         part = rank_state.roles[self.role]
         trainer: Trainer = _there(part.scorer or part.trainer)
         match self.what:
-            case "logprobs":
+            case Score.LOGPROBS:
                 return (yield from trainer.logprobs(self.rows, call=self.call, temperature=self.temperature))
-            case "values":
+            case Score.VALUES:
                 return (yield from trainer.values(self.rows, call=self.call))
-            case _:
+            case Score.SCORE:
                 return (yield from trainer.scores(self.rows, call=self.call))
 
     def messages(self, rank_state: RankState) -> dict[int, Message]:
         """For each rank but the leader, with the rows of its share and without what nobody scores by."""
-        header = {"do": Do.SCORE, "role": self.role, "what": self.what, "call": self.call}
+        header = {"do": Do.SCORE, "role": self.role, "what": self.what.value, "call": self.call}
         header |= {"temperature": self.temperature}
         rows = Rows(tuple(replace(sample, logprobs=(), token_versions=None) for sample in self.rows.samples))
 
@@ -70,7 +70,7 @@ class ScoreCall:
     @classmethod
     def of(cls, message: Message) -> ScoreCall:
         h = message.header
-        return cls(h["role"], h["what"], h["call"], unpack_share(message.arrays), h["temperature"])
+        return cls(h["role"], Score(h["what"]), h["call"], unpack_share(message.arrays), h["temperature"])
 
     @staticmethod
     def answer(result: FloatArray) -> Message:
@@ -121,8 +121,9 @@ class TrainCall:
         call = LossCall.of(self.node, batch_values=self.batch_values, temperature=self.temperature)
         if self.step is None:
             return (yield from trainer.evaluate(self.rows, call))
-        passes = {name: self.node.options[name] for name in ("mini_batches", "epochs")}
-        return (yield from trainer.train(self.rows, call, step=self.step, **passes))
+        how = self.node.training
+        work = trainer.train(self.rows, call, mini_batches=how.mini_batches, epochs=how.epochs, step=self.step)
+        return (yield from work)
 
     def messages(self, rank_state: RankState) -> dict[int, Message]:
         """For each rank but the leader, with the rows of its share.
@@ -140,7 +141,7 @@ class TrainCall:
 
         def arrays_of(ways: int) -> list[Arrays]:
             shares = shares_of(
-                rows, self._batches(rows, rank_state), ways, whole_groups=self.node.options["whole_groups"]
+                rows, self._batches(rows, rank_state), ways, whole_groups=self.node.training.whole_groups
             )
             return [(*values, *arrays) for arrays in pack_shares(rows, of_rows, shares, mask)]
 
@@ -150,9 +151,9 @@ class TrainCall:
         """Positions of the ordered rows that are divided over the dp ranks together, as `Trainer` does it."""
         if self.step is None:
             return [range(len(rows))]
-        of_node = {name: self.node.options[name] for name in ("epochs", "whole_groups")}
+        how, seed = self.node.training, rank_state.recipe.seed
         return drawn_batches(
-            rows, self.node.options["mini_batches"], seed=rank_state.recipe.seed, step=self.step, **of_node
+            rows, how.mini_batches, epochs=how.epochs, seed=seed, step=self.step, whole_groups=how.whole_groups
         )
 
     @classmethod

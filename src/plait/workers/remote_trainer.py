@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from plait.data.rows import NO_VALUES, FloatArray, Rows
-from plait.dataflow import CallKind, Column, Node
+from plait.dataflow import CallKind, Column, Node, Score
 from plait.schedule.named_plans import MODE_OF
 from plait.schedule.work import Result, Work
 from plait.training.trainer_settings import MICRO_BATCHES_OF_A_STAGE
@@ -58,15 +58,15 @@ class RemoteTrainer:
 
     def logprobs(self, rows: Rows, *, temperature: float | None = None, call: str | None = None) -> Work[FloatArray]:
         """[rows.num_tokens]; see `Trainer.logprobs`."""
-        return self._score("logprobs", rows, call, temperature)
+        return self._score(Score.LOGPROBS, rows, call, temperature)
 
     def values(self, rows: Rows, *, call: str | None = None) -> Work[FloatArray]:
         """[rows.num_tokens]; see `Trainer.values`."""
-        return self._score("values", rows, call)
+        return self._score(Score.VALUES, rows, call)
 
     def scores(self, rows: Rows, *, call: str | None = None) -> Work[FloatArray]:
         """[len(rows)]; see `Trainer.scores`."""
-        return self._score("scores", rows, call)
+        return self._score(Score.SCORE, rows, call)
 
     def train(
         self,
@@ -91,7 +91,7 @@ class RemoteTrainer:
         """The metrics of `Trainer.evaluate` over rows, by the loss of a TRAIN node."""
         return self._announcer.calling(TrainCall(node, rows, None, temperature, batch_values))
 
-    def _score(self, what: str, rows: Rows, call: str | None, temperature: float | None = None) -> Work[FloatArray]:
+    def _score(self, what: Score, rows: Rows, call: str | None, temperature: float | None = None) -> Work[FloatArray]:
         return self._announcer.calling(ScoreCall(self.role, what, call or f"{self.role}.{what}", rows, temperature))
 
 

@@ -1,0 +1,134 @@
+"""How the calls of a flow are to be done: what a flow says of each, made once while it is traced, and checked there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from numbers import Integral
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Resample:
+    """Dynamic sampling: draw further prompts until enough groups are worth training on (DAPO, arXiv 2503.14476, §3.2).
+
+    Groups that `keep` refuses are left out of the step; the prompts of the next ones take their places, until the
+    step has its number of groups or `max_rounds` rounds were drawn. What a round draws too many is left out too.
+    """
+
+    keep: Callable[[Any], bool]
+    """Rewards of a group, [samples] float64 → whether it stays."""
+    reward: Any
+    """The role whose score decides; in a traced graph its name."""
+    max_rounds: int = 10
+
+
+class Score(StrEnum):
+    """What a SCORE call asks of a role."""
+
+    LOGPROBS = "logprobs"
+    """Of each response token, of a language model."""
+    VALUES = "values"
+    """Of the state before each response token, of a scalar model."""
+    SCORE = "score"
+    """One number per sample, of a scalar model or of reward functions."""
+
+
+@dataclass(frozen=True)
+class GenerateOptions:
+    """Of a GENERATE call."""
+
+    samples_per_prompt: int | None = None
+    """None: the recipe's number."""
+    greedy: bool = False
+    """Decode at temperature 0: a baseline, not what is trained on."""
+    resample: Resample | None = None
+
+    @property
+    def problem(self) -> str | None:
+        """What is wrong with them, for a message; None: nothing."""
+        given = {} if self.samples_per_prompt is None else {"samples_per_prompt": self.samples_per_prompt}
+        return _first(_counts(given, least=1), _flags(greedy=self.greedy))
+
+    def num_samples(self, samples_per_prompt: int) -> int:
+        """Samples of each prompt, in a recipe with this number of them."""
+        return samples_per_prompt if self.samples_per_prompt is None else self.samples_per_prompt
+
+
+@dataclass(frozen=True)
+class ScoreOptions:
+    """Of a SCORE call."""
+
+    what: Score
+
+
+@dataclass(frozen=True)
+class TrainOptions:
+    """Of a TRAIN call: `epochs` passes over `mini_batches` mini-batches, one optimizer step each."""
+
+    mini_batches: int = 1
+    epochs: int = 1
+    whole_groups: bool = False
+    """Never split the samples of one prompt over mini-batches or micro-batches (a loss over pairs)."""
+    after: int = 0
+    """Training steps at the beginning of a run in which the call does nothing."""
+
+    @property
+    def problem(self) -> str | None:
+        """What is wrong with them, for a message; None: nothing."""
+        counts = {"mini_batches": self.mini_batches, "epochs": self.epochs}
+        return _first(
+            _counts(counts, least=1), _counts({"after": self.after}, least=0), _flags(whole_groups=self.whole_groups)
+        )
+
+    def optimizer_steps(self, steps: int) -> int:
+        """Optimizer steps in the first `steps` training steps."""
+        return max(0, steps - self.after) * self.mini_batches * self.epochs
+
+
+@dataclass(frozen=True)
+class ComputeOptions:
+    """Of a COMPUTE call."""
+
+    constants: Mapping[str, Any] = field(default_factory=dict)
+    """Arguments of its function beside the columns, by name."""
+
+
+@dataclass(frozen=True)
+class CarriedOptions:
+    """Of a CARRIED node."""
+
+    start: float | tuple[float, ...]
+    """The value in the first step."""
+
+
+@dataclass(frozen=True)
+class BecomesOptions:
+    """Of a BECOMES node."""
+
+    carried: int
+    """Id of the CARRIED node whose next value it makes."""
+
+
+Options = GenerateOptions | ScoreOptions | TrainOptions | ComputeOptions | CarriedOptions | BecomesOptions
+
+
+def _counts(counts: Mapping[str, Any], *, least: int) -> str | None:
+    for name, count in counts.items():
+        if not isinstance(count, Integral) or isinstance(count, bool):
+            return f"{name} must be a whole number, found {count!r:.80}"
+        if int(count) < least:
+            return f"{name} must be at least {least}, found {count}"
+    return None
+
+
+def _flags(**flags: Any) -> str | None:
+    for name, flag in flags.items():
+        if not isinstance(flag, bool):
+            return f"{name} must be True or False, found {flag!r:.80}"
+    return None
+
+
+def _first(*problems: str | None) -> str | None:
+    return next((problem for problem in problems if problem is not None), None)
