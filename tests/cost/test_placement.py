@@ -131,7 +131,7 @@ def test_what_cannot_be_is_refused_before_anything_loads(make_recipe, write_plan
 
 
 def test_parts_that_no_run_does_yet(make_recipe, write_plan) -> None:
-    with pytest.raises(ConfigError, match="`policies` cannot be run yet"):
+    with pytest.raises(ConfigError, match=r"`policies` cannot be run yet, found `migration`: .*; leave the key out"):
         resolved(make_recipe(plan=write_plan(policies=[{"name": "migration", "settings": {}}])))
 
 

@@ -27,6 +27,7 @@ from plait.recipes.recipe import Recipe
 from plait.recipes.role_models import RoleModel
 from plait.schedule.placements import WHOLE, PartKey, RolePlacement, part_key, placements_of
 from plait.schedule.plan import After, Mode, Plan
+from plait.schedule.stated import StatedOrder
 from plait.training.memory import BYTES, parameter_bytes
 
 
@@ -272,7 +273,8 @@ def _activations(rank: int, facts: Facts, one: RoleModel, mode: Mode, layout: La
     batch = LargestBatch.of(recipe.model_copy(update=share), facts.flow, facts.longest_tokens)
     # 1F1B: a stage has as many micro-batches in flight as there are stages from it to the end. Scoring keeps
     # nothing for a backward: one layer's activations at a time.
-    in_flight = sizes.pp - layout.coordinates(rank).pp
+    stage, order = layout.coordinates(rank).pp, facts.places[one.role].schedule
+    in_flight = order.in_flight[stage] if isinstance(order, StatedOrder) else sizes.pp - stage
     kept_layers = in_flight * _stage_layers(layout, rank, shape) if mode == "train" else 1
     whole = activation_bytes(recipe, shape, batch, BYTES[recipe.dtype], fused=fused)
     return int(kept_layers / shape.layers / sizes.tp * whole)

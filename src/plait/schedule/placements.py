@@ -13,11 +13,12 @@ from functools import cached_property
 from typing import Any
 
 from plait.dataflow import CallKind, Dataflow, Node
-from plait.errors import ConfigError
+from plait.errors import ConfigError, DataError
 from plait.layout.mesh import Layout
 from plait.layout.shards import balanced_stages
 from plait.schedule.named_plans import MODE_OF, PlannedModel, model_calls
 from plait.schedule.plan import After, Mode, Placement, Plan
+from plait.schedule.stated import StatedOrder, stated_order
 
 DEFAULT_SCHEDULE = "1F1B"
 SCHEDULES = (DEFAULT_SCHEDULE, "gpipe", "one at a time")
@@ -49,8 +50,8 @@ class RolePlacement:
     after: Mapping[tuple[Mode, int], After] = field(default_factory=dict)
     """What becomes of the parameters of `train`, `score` or `decode` on a rank when the call is done; keep where it is
     not named."""
-    schedule: str = DEFAULT_SCHEDULE
-    """Of the training's pipeline: one of SCHEDULES."""
+    schedule: str | StatedOrder = DEFAULT_SCHEDULE
+    """Of the training's pipeline: one of SCHEDULES, or the order that the plan states."""
 
     @property
     def home(self) -> Layout:
@@ -132,6 +133,8 @@ def placements_of(plan: Plan, role: str) -> RolePlacement:
     of_mode = lambda *modes: [p for p in mine if p.mode in modes]  # noqa: E731
     single: dict[Mode, Placement] = {p.mode: p for p in of_mode("train", "score")}
     train, score = single.get("train"), single.get("score")
+    named = (train.schedule if train is not None else "") or DEFAULT_SCHEDULE
+    stated = plan.schedule(named) if train is not None else None
     return RolePlacement(
         role,
         None if train is None else train.layout,
@@ -139,7 +142,7 @@ def placements_of(plan: Plan, role: str) -> RolePlacement:
         tuple(dict.fromkeys(instance for p in of_mode("decode") for instance in p.layout.instances())),
         {mode: p.micro_batch_tokens for mode, p in single.items() if p.micro_batch_tokens is not None},
         {(p.mode, rank): p.after for p in mine if p.after != "keep" for rank in p.ranks},
-        (train.schedule if train is not None else "") or DEFAULT_SCHEDULE,
+        named if train is None or stated is None else stated_order(stated, role, train.pp),
     )
 
 
@@ -168,16 +171,19 @@ def complete(plan: Plan, flow: Dataflow, models: Mapping[str, PlannedModel], lab
     """
     calls = model_calls(flow, models)
     for number, placement in enumerate(plan.placements):
-        _check_placement(placement, flow, calls, f"{label}: placements[{number}]")
+        _check_placement(placement, flow, calls, [s.name for s in plan.schedules], f"{label}: placements[{number}]")
+    _check_schedules(plan, label)
     for node in calls:
         own = {(p.ranks, p.dp, p.tp, p.pp, p.stages) for p in plan.placements_of(node.call, "prefill")}
         if own and own != {(p.ranks, p.dp, p.tp, p.pp, p.stages) for p in plan.placements_of(node.call, "decode")}:
             raise ConfigError(
                 f"{label}: {node.call}: prefill on other instances than decode cannot be run yet; leave prefill out"
             )
-    for what in ("schedules", "policies"):
-        if getattr(plan, what):
-            raise ConfigError(f"{label}: `{what}` cannot be run yet; leave the key out")
+    if plan.policies:
+        raise ConfigError(
+            f"{label}: `policies` cannot be run yet, found `{plan.policies[0].name}`: a run decides as its recipe "
+            "says, and moves no samples between instances; leave the key out"
+        )
     placements = tuple(_divided(p, models[str(node.role)]) for node in calls for p in _placed(node, plan, calls))
     if _is_evaluated_apart(flow, calls):
         placements += plan.placements_of(EVALUATE, "decode") or _where_trained(placements)
@@ -201,7 +207,33 @@ def _where_trained(placements: Sequence[Placement]) -> tuple[Placement, ...]:
     return (replace(mine[0], call=EVALUATE, mode="decode", after="keep", micro_batch_tokens=None, schedule=""),)
 
 
-def _check_placement(p: Placement, flow: Dataflow, calls: Sequence[Node], label: str) -> None:
+def _check_schedules(plan: Plan, label: str) -> None:
+    """Each is followed by a call, and is an order of its pipeline."""
+    for number, schedule in enumerate(plan.schedules):
+        where = f"{label}: schedules[{number}]"
+        if not schedule.name or schedule.name in SCHEDULES:
+            raise ConfigError(
+                f"{where}.name: expected a name of its own, by which a placement's `schedule` names it, found "
+                f"`{schedule.name}`"
+            )
+        followers = [p for p in plan.placements if p.schedule == schedule.name]
+        if not followers:
+            raise ConfigError(
+                f"{where}: no call follows `{schedule.name}`; name it as the `schedule` of a train placement with pp "
+                "above 1, or leave it out"
+            )
+        for p in followers:
+            try:
+                stated_order(schedule, p.call.split(".")[0], p.pp)
+            except DataError as error:
+                raise ConfigError(f"{where} `{schedule.name}`, which {p.call} follows: {error}") from error
+
+
+def _check_placement(p: Placement, flow: Dataflow, calls: Sequence[Node], stated: Sequence[str], label: str) -> None:
+    """
+    Args:
+        stated: names of the schedules that the plan states.
+    """
     names = [node.call for node in calls]
     if p.call == EVALUATE and p.mode == "decode" and _is_evaluated_apart(flow, calls):
         return
@@ -226,9 +258,12 @@ def _check_placement(p: Placement, flow: Dataflow, calls: Sequence[Node], label:
     if p.schedule:
         if p.mode != "train" or p.pp == 1:
             raise ConfigError(f"{label}.schedule: only train with pp above 1 has a pipeline schedule; leave it out")
-        if p.schedule not in SCHEDULES:
-            hint = _nearest(p.schedule, SCHEDULES)
-            raise ConfigError(f"{label}.schedule: expected {', '.join(SCHEDULES)}, found `{p.schedule}`{hint}")
+        known = (*SCHEDULES, *stated)
+        if p.schedule not in known:
+            raise ConfigError(
+                f"{label}.schedule: expected {', '.join(SCHEDULES)} or a name in `schedules`, found "
+                f"`{p.schedule}`{_nearest(p.schedule, known)}"
+            )
 
 
 def _placed(node: Node, plan: Plan, calls: Sequence[Node]) -> tuple[Placement, ...]:

@@ -42,7 +42,7 @@ class Placement:
     after:    whether its parameters are kept, dropped or offloaded to host memory when the call is done
     stages:   layers of each pipeline stage; empty: for equal work, as a run divides them
     micro_batch_tokens: of a forward in training and scoring; None: the recipe's
-    schedule: of the pipeline, a rule of `schedule.generators` by name; empty: 1F1B
+    schedule: of the pipeline, a rule of `schedule.generators` or one of the plan's schedules by name; empty: 1F1B
     """
 
     call: str

@@ -23,6 +23,7 @@ from plait.reallocation.offload import HostMemory
 from plait.recipes.role_models import RoleModel
 from plait.schedule.generators import gpipe, one_at_a_time, one_f_one_b
 from plait.schedule.placements import WHOLE, PartKey, layouts_of, part_key, parts_of
+from plait.schedule.stated import StatedOrder
 from plait.training.trainer import Trainer
 from plait.training.trainer_settings import ExecutionSettings
 from plait.workers.instances import engine_of
@@ -159,10 +160,12 @@ class RoleBuilder:
     def _trainer(self, part: RoleState, layout: Layout, team: Team, *, trained: bool) -> Trainer:
         one, flow, recipe = part.one, self.setting.flow, self.recipe
         tokens = part.place.micro_batch_tokens.get("train" if trained else "score")
+        order = part.place.schedule
         execution = ExecutionSettings(
             micro_batch_tokens=tokens or recipe.micro_batch_tokens,
             checkpoint_activations=recipe.checkpoint_activations,
-            pipeline=_PIPELINES[part.place.schedule],
+            micro_batches=order.num_micro_batches if trained and isinstance(order, StatedOrder) else None,
+            pipeline=_PIPELINES[order] if isinstance(order, str) else order,
         )
         updates = update_settings(one.role, flow, recipe) if trained and one.trained else None
         model = part.parts[part_key(layout, self.rank)]
