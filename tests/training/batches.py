@@ -13,8 +13,8 @@ from plait.data.rows import Rows
 from plait.dataflow import Column, Level
 from plait.schedule.work import Done, Work
 from plait.training.mini_batch import LossCall
-from plait.training.outputs import Model
 from plait.training.settings import OptimizerSettings
+from plait.training.stages import Model
 from plait.training.trainer import Trainer
 from plait.training.trainer_settings import ExecutionSettings, SampleSettings, UpdateSettings
 

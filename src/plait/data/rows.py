@@ -20,6 +20,7 @@ from numpy.typing import ArrayLike, NDArray
 from plait.data.records import Sample
 from plait.dataflow import CallKind, Column, Grain, Level, Node
 from plait.errors import RunError
+from plait.policy.packing import SampleSize
 from plait.user_code import UserCode, is_users, title_of
 
 FloatArray = NDArray[np.float64]
@@ -283,3 +284,8 @@ def _checked(result: Any, shape: tuple[int, ...] | None, expected: str, where: s
 def _title(node: Node) -> str:
     assert node.fn is not None, f"{node.call} has no function"
     return f"per_{node.grain}({title_of(node.fn)}) -> {node.outputs[0]}"
+
+
+def sizes_of(rows: Rows) -> list[SampleSize]:
+    """Of each sample, as packing sees it."""
+    return [SampleSize(s.prompt.uid, len(s.prompt.token_ids), len(s.token_ids)) for s in rows.samples]

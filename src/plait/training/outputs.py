@@ -7,14 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
-
-from plait.data.packed import PackedBatch
-from plait.models.language_model import LanguageModel
-from plait.models.scalar_model import ScalarModel
-
-Model = LanguageModel | ScalarModel
 
 
 @dataclass(frozen=True)
@@ -27,24 +20,6 @@ class Outputs:
     """bool: whether no token is likelier than the one that stands there."""
     values_R: Tensor | None = None
     scores_N: Tensor | None = None
-
-    @classmethod
-    def of(cls, model: Model, batch: PackedBatch, temperature: float, *, checkpoint: bool = False) -> Outputs:
-        """One forward. The temperature applies to log-probs alone."""
-        if isinstance(model, LanguageModel):
-            likeliest_R = torch.empty_like(batch.targets_R, dtype=torch.bool)
-            return cls(*model.logprobs(batch, temperature, checkpoint=checkpoint, likeliest_R=likeliest_R), likeliest_R)
-        values_R, scores_N = model.values_and_scores(batch, checkpoint=checkpoint)
-        return cls(values_R=values_R, scores_N=scores_N)
-
-    @classmethod
-    def of_hidden(cls, model: Model, batch: PackedBatch, hidden_TH: Tensor, temperature: float) -> Outputs:
-        """From what the last stage of a pipeline made of the batch, [T, H]."""
-        if isinstance(model, LanguageModel):
-            likeliest_R = torch.empty_like(batch.targets_R, dtype=torch.bool)
-            return cls(*model.logprobs_of(hidden_TH, batch, temperature, likeliest_R=likeliest_R), likeliest_R)
-        values_R, scores_N = model.values_and_scores_of(hidden_TH, batch)
-        return cls(values_R=values_R, scores_N=scores_N)
 
     @property
     def per_token(self) -> Tensor:

@@ -4,14 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from plait.data.rows import Rows
-from plait.policy.packing import SampleSize, draw_mini_batches
+from plait.data.rows import Rows, sizes_of
+from plait.policy.packing import draw_mini_batches
 from plait.training.micro_batches import shares_over
-
-
-def sizes_of(rows: Rows) -> list[SampleSize]:
-    """Of each sample, as packing sees it."""
-    return [SampleSize(s.prompt.uid, len(s.prompt.token_ids), len(s.token_ids)) for s in rows.samples]
 
 
 def drawn_batches(

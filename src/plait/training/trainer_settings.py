@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
-from plait.data.rows import Rows
+from plait.data.rows import Rows, sizes_of
 from plait.policy.packing import MicroBatch
 from plait.schedule.generators import one_f_one_b
 from plait.schedule.pipeline import Workload
 from plait.schedule.schedule import Schedule
 from plait.training.micro_batches import split_over
-from plait.training.row_shares import sizes_of
 from plait.training.settings import OptimizerSettings
 
 Rule = Callable[[Workload], Schedule]

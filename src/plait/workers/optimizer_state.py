@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -24,12 +24,20 @@ from plait.reallocation.mover import moving
 from plait.reallocation.saving import loading, saving
 from plait.reallocation.stores import StoreFile
 from plait.schedule.work import DISK, Work, to_the_end
-from plait.training.trainer import Trainer
+from plait.training.optimizer import MasterOptimizer
+
+
+class Trained(Protocol):
+    """A rank's part of a trained role (`training.trainer.Trainer`)."""
+
+    role: str
+    optimizer: MasterOptimizer
+
 
 COUNTS = ("attempted_steps", "applied_steps", "skipped_in_row")
 
 
-def saving_state(trainer: Trainer, cluster: Cluster, rank: int, folder: Path) -> Work[dict[str, int]]:
+def saving_state(trainer: Trained, cluster: Cluster, rank: int, folder: Path) -> Work[dict[str, int]]:
     """Write what this rank holds; every rank of the trainer's layout does its part. Returns the counts."""
     state = trainer.optimizer.state()
     for name, held in trainer.optimizer.holdings().items():
@@ -37,7 +45,7 @@ def saving_state(trainer: Trainer, cluster: Cluster, rank: int, folder: Path) ->
     return {name: int(state[name]) for name in COUNTS}
 
 
-def broken_state(trainer: Trainer, rank: int) -> list[Broken]:
+def broken_state(trainer: Trained, rank: int) -> list[Broken]:
     """Which parameters' masters or moments are not finite, of what this rank has of a trained role."""
     found: list[Broken] = []
     buffers = trainer.optimizer.buffers()
@@ -62,7 +70,7 @@ def _viewed(buffer: torch.Tensor, held: Holding) -> torch.Tensor:
 
 
 def loading_state(
-    trainer: Trainer,
+    trainer: Trained,
     parameters: Parameters,
     cluster: Cluster,
     rank: int,
