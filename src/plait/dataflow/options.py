@@ -37,7 +37,7 @@ class Score(StrEnum):
 
 @dataclass(frozen=True)
 class GenerateOptions:
-    """Of a GENERATE call."""
+    """How a GENERATE call generates."""
 
     samples_per_prompt: int | None = None
     """None: the recipe's number."""
@@ -58,14 +58,14 @@ class GenerateOptions:
 
 @dataclass(frozen=True)
 class ScoreOptions:
-    """Of a SCORE call."""
+    """What a SCORE call scores by."""
 
     what: Score
 
 
 @dataclass(frozen=True)
 class TrainOptions:
-    """Of a TRAIN call: `epochs` passes over `mini_batches` mini-batches, one optimizer step each."""
+    """How a TRAIN call trains: `epochs` passes over `mini_batches` mini-batches, one optimizer step each."""
 
     mini_batches: int = 1
     epochs: int = 1
@@ -89,7 +89,7 @@ class TrainOptions:
 
 @dataclass(frozen=True)
 class ComputeOptions:
-    """Of a COMPUTE call."""
+    """What a COMPUTE call computes with."""
 
     constants: Mapping[str, Any] = field(default_factory=dict)
     """Arguments of its function beside the columns, by name."""
@@ -97,7 +97,7 @@ class ComputeOptions:
 
 @dataclass(frozen=True)
 class CarriedOptions:
-    """Of a CARRIED node."""
+    """How a CARRIED value begins."""
 
     start: float | tuple[float, ...]
     """The value in the first step."""
@@ -105,7 +105,7 @@ class CarriedOptions:
 
 @dataclass(frozen=True)
 class BecomesOptions:
-    """Of a BECOMES node."""
+    """What a BECOMES node changes."""
 
     carried: int
     """Id of the CARRIED node whose next value it makes."""

@@ -90,8 +90,8 @@ def _gradient(batch: MiniBatch, members: Sequence[int], is_scalar: bool) -> Tens
     else:
         outputs = Outputs(first, leaves[1][places], (numbers_R % 3 == 0)[places])
     share = batch.share(MicroBatch(tuple((i,) for i in members), 0), outputs, needs_gradient=True)
-    found = torch.autograd.grad(share, leaves, allow_unused=True)
-    pairs = zip(leaves, found, strict=True)
+    gradients = torch.autograd.grad(share, leaves, allow_unused=True)
+    pairs = zip(leaves, gradients, strict=True)
     return torch.cat([torch.zeros_like(leaf) if grad is None else grad for leaf, grad in pairs]).double()
 
 
@@ -110,12 +110,11 @@ def _chosen(rows: Rows, whole_groups: bool) -> tuple[list[int], int]:
 
 def _with_columns_made_up(rows: Rows, call: LossCall) -> Rows:
     """Other numbers in the columns that the loss gets, none of them 0."""
-    found = rows
     for column in call.columns.values():
         if column.level is not Level.BATCH:
             numbers: FloatArray = np.arange(len(rows.columns[column]), dtype=np.float64)
-            found = found.with_column(column, 0.3 + np.sin(1.1 * numbers))
-    return found
+            rows = rows.with_column(column, 0.3 + np.sin(1.1 * numbers))
+    return rows
 
 
 @contextlib.contextmanager

@@ -35,14 +35,14 @@ def split_over(
         arguments.
     """
     how = {"share_prompts": share_prompts, "whole_groups": whole_groups}
-    found = []
+    of_ranks = []
     for share in shares_over(samples, ways, **how):
         members = [samples[i] for i in share]
         micros = split_micro_batches(members, budget_tokens, **how)
         if len(micros) < least and len(members) > len(micros):
             micros = _at_least(members, least, budget_tokens, **how)
-        found.append(tuple(_renumbered(micro, share) for micro in micros))
-    return tuple(found)
+        of_ranks.append(tuple(_renumbered(micro, share) for micro in micros))
+    return tuple(of_ranks)
 
 
 def shares_over(
@@ -51,8 +51,8 @@ def shares_over(
     """The samples of each of `ways` ranks, which `split_over` cuts into micro-batches: every sample on one rank."""
     if ways == 1:
         return (tuple(range(len(samples))),)
-    found = _balanced(samples, ways, share_prompts=share_prompts, whole_groups=whole_groups)
-    return (*found, *[()] * (ways - len(found)))
+    shares = _balanced(samples, ways, share_prompts=share_prompts, whole_groups=whole_groups)
+    return (*shares, *[()] * (ways - len(shares)))
 
 
 def _balanced(samples: Sequence[SampleSize], ways: int, *, in_turn: bool = False, **how: bool) -> list[tuple[int, ...]]:
@@ -78,14 +78,14 @@ def _balanced(samples: Sequence[SampleSize], ways: int, *, in_turn: bool = False
 def _at_least(samples: Sequence[SampleSize], least: int, budget_tokens: int, **how: bool) -> tuple[MicroBatch, ...]:
     """About equal micro-batches, `least` of them as far as groups allow it; more where one exceeds the budget."""
     parts = _balanced(samples, least, in_turn=True, **how)
-    found = [_micro_batch(samples, part, how["share_prompts"]) for part in parts]
-    if any(micro.num_tokens > budget_tokens for micro in found):
-        found = [
+    micros = [_micro_batch(samples, part, how["share_prompts"]) for part in parts]
+    if any(micro.num_tokens > budget_tokens for micro in micros):
+        micros = [
             _renumbered(micro, part)
             for part in parts
             for micro in split_micro_batches([samples[i] for i in part], budget_tokens, **how)
         ]
-    return tuple(sorted(found, key=lambda micro: (-micro.num_tokens, micro.samples)))
+    return tuple(sorted(micros, key=lambda micro: (-micro.num_tokens, micro.samples)))
 
 
 def _pieces(samples: Sequence[SampleSize], cap: int | None, **how: bool) -> list[MicroBatch]:
@@ -93,13 +93,13 @@ def _pieces(samples: Sequence[SampleSize], cap: int | None, **how: bool) -> list
     groups: dict[Hashable, list[int]] = {}
     for i, sample in enumerate(samples):
         groups.setdefault(sample.group, []).append(i)
-    found = []
+    pieces: list[MicroBatch] = []
     for members in groups.values():
         sizes = [samples[i] for i in members]
         most = sum(size.prompt_tokens + size.response_tokens for size in sizes)
-        pieces = split_micro_batches(sizes, max(1, most if cap is None else cap), **how)
-        found.extend(_renumbered(piece, members) for piece in pieces)
-    return found
+        cut = split_micro_batches(sizes, max(1, most if cap is None else cap), **how)
+        pieces.extend(_renumbered(piece, members) for piece in cut)
+    return pieces
 
 
 def _spread(pieces: Sequence[MicroBatch], ways: int) -> list[tuple[int, ...]]:

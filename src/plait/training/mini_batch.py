@@ -39,7 +39,7 @@ class LossCall:
     temperature: float | None = None
     """That log-probs are taken at, 1 for samples that were given; None: the trainer's."""
     name: str | None = None
-    """Of the call in the flow, prefix of the action ids; None: `{role}.train`, or `{role}.evaluate`."""
+    """The call's in the flow, prefix of the action ids; None: `{role}.train`, or `{role}.evaluate`."""
 
     @classmethod
     def of(

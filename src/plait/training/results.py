@@ -52,7 +52,7 @@ class StepReport:
 
 @dataclass(frozen=True)
 class MiniBatchResult:
-    """Of one mini-batch, over all ranks."""
+    """What one mini-batch gave, over all ranks."""
 
     metrics: dict[str, float]
     report: StepReport | None
@@ -60,7 +60,7 @@ class MiniBatchResult:
     tokens_computed: int = 0
     num_nonfinite: int = 0
     rollout: dict[str, float] = field(default_factory=dict)
-    """Of the first mini-batch, before its step."""
+    """The comparison with the sampling engine (`rollout_check`): only where it was asked for."""
 
     @property
     def is_applied(self) -> bool:

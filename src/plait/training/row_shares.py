@@ -31,9 +31,9 @@ def shares_of(
         Positions, ascending. A row of several batches (epochs) may be several ranks'.
     """
     sizes = sizes_of(rows)
-    found: list[set[int]] = [set() for _ in range(ways)]
+    of_ranks: list[set[int]] = [set() for _ in range(ways)]
     for members in batches:
         shares = shares_over([sizes[i] for i in members], ways, whole_groups=whole_groups)
-        for mine, share in zip(found, shares, strict=True):
+        for mine, share in zip(of_ranks, shares, strict=True):
             mine.update(members[i] for i in share)
-    return tuple(tuple(sorted(mine)) for mine in found)
+    return tuple(tuple(sorted(mine)) for mine in of_ranks)

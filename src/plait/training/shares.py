@@ -25,12 +25,12 @@ class Piece:
     start: int
     stop: int
     is_matrix: bool
-    """Of a parameter of two or more dims."""
+    """Whether it belongs to a parameter of two or more dims."""
 
 
 @dataclass(frozen=True)
 class Share:
-    """Of one rank.
+    """What one rank updates, and what it counts.
 
     bounds:  rank `i` of dp updates [bounds[i], bounds[i + 1])
     pieces:  what this rank updates, in order
@@ -49,7 +49,7 @@ class Share:
     def of(
         cls, layout: FlatLayout, counted: Sequence[tuple[int, int]], sizes: Parallelism, place: Coordinates
     ) -> Share:
-        """Of the rank at `place`.
+        """The share of the rank at `place`.
 
         Args:
             layout: of the rank's working buffer.

@@ -106,7 +106,7 @@ class TrainingStage:
     optimizer: MasterOptimizer
     """Whose gradients each backward adds to."""
     tally: Tally
-    """Of the mini-batch: told what the model says, on the last stage alone."""
+    """The mini-batch's: told what the model says, on the last stage alone."""
     kept: dict[int, tuple[Tensor | None, Tensor]] = field(default_factory=dict)
     """For each micro-batch in flight what came in, and what the backward starts from."""
     finished: set[int] = field(default_factory=set)

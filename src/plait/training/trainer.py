@@ -87,7 +87,7 @@ class Trainer:
 
     @property
     def optimizer(self) -> MasterOptimizer:
-        """Of a trained role; its state is all that training on depends on, the working weights included."""
+        """A trained role's; its state is all that training on depends on, the working weights included."""
         assert self._optimizer is not None, f"role {self.role} is frozen"
         return self._optimizer
 

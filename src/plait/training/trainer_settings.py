@@ -79,9 +79,9 @@ class UpdateSettings:
 
     optimizer: OptimizerSettings
     total_optimizer_steps: int
-    """Of the whole run; where the learning-rate schedule ends."""
+    """Those of the whole run; where the learning-rate schedule ends."""
     seed: int = 0
-    """Of the run; fixes the mini-batches together with step and epoch."""
+    """The run's; fixes the mini-batches together with step and epoch."""
 
     def __post_init__(self) -> None:
         assert self.total_optimizer_steps > 0, "a trained role needs total_optimizer_steps"

@@ -50,48 +50,50 @@ class _Shelf:
 
     def build(self, wanted: Iterable[RoleModel]) -> dict[str, LanguageModel | ScalarModel]:
         adapted = self._recipe.lora.rank > 0
-        return {one.role: self._adapted(one) if adapted else self._whole(one) for one in wanted}
+        return {model.role: self._adapted(model) if adapted else self._whole(model) for model in wanted}
 
-    def _whole(self, one: RoleModel) -> LanguageModel | ScalarModel:
-        if one.trained:
-            return self._fresh(one)
-        place = (one.name, one.scalar)
+    def _whole(self, role_model: RoleModel) -> LanguageModel | ScalarModel:
+        if role_model.trained:
+            return self._fresh(role_model)
+        place = (role_model.name, role_model.scalar)
         if place not in self._frozen:
-            self._frozen[place] = self._fresh(one)
+            self._frozen[place] = self._fresh(role_model)
         return self._frozen[place]
 
-    def _fresh(self, one: RoleModel) -> LanguageModel | ScalarModel:
+    def _fresh(self, role_model: RoleModel) -> LanguageModel | ScalarModel:
         """Weights of its own. The first language model of a checkpoint takes what was read, later ones a copy."""
         recipe = self._recipe
-        if one.scalar:
-            read = self._language.get(one.name)
-            if read is not None and not one.has_head:
+        if role_model.scalar:
+            read = self._language.get(role_model.name)
+            if read is not None and not role_model.has_head:
                 return scalar_of(read, seed=recipe.seed, head_std=NEW_HEAD_STD)
-            return self._load_scalar(one)
-        if one.name not in self._language:
-            self._language[one.name] = load_model(one.name, dtype=recipe.dtype, device=recipe.device)
-            return self._language[one.name]
-        return copy_of(self._language[one.name])
+            return self._load_scalar(role_model)
+        if role_model.name not in self._language:
+            self._language[role_model.name] = load_model(role_model.name, dtype=recipe.dtype, device=recipe.device)
+            return self._language[role_model.name]
+        return copy_of(self._language[role_model.name])
 
-    def _load_scalar(self, one: RoleModel) -> ScalarModel:
+    def _load_scalar(self, role_model: RoleModel) -> ScalarModel:
         recipe = self._recipe
-        return load_scalar(one.name, dtype=recipe.dtype, device=recipe.device, seed=recipe.seed, head_std=NEW_HEAD_STD)
+        return load_scalar(
+            role_model.name, dtype=recipe.dtype, device=recipe.device, seed=recipe.seed, head_std=NEW_HEAD_STD
+        )
 
-    def _adapted(self, one: RoleModel) -> LanguageModel | ScalarModel:
+    def _adapted(self, role_model: RoleModel) -> LanguageModel | ScalarModel:
         from plait.models.lora import add_lora
         from plait.models.scalar_loading import scalar_view
 
         recipe = self._recipe
-        if one.has_head:
-            base: LanguageModel | ScalarModel = self._load_scalar(one)
+        if role_model.has_head:
+            base: LanguageModel | ScalarModel = self._load_scalar(role_model)
         else:
-            if one.name not in self._language:
-                self._language[one.name] = load_model(one.name, dtype=recipe.dtype, device=recipe.device)
-            base = self._language[one.name]
-            base = scalar_view(base, seed=recipe.seed, head_std=NEW_HEAD_STD) if one.scalar else base
-        if not one.trained:
+            if role_model.name not in self._language:
+                self._language[role_model.name] = load_model(role_model.name, dtype=recipe.dtype, device=recipe.device)
+            base = self._language[role_model.name]
+            base = scalar_view(base, seed=recipe.seed, head_std=NEW_HEAD_STD) if role_model.scalar else base
+        if not role_model.trained:
             return base
-        return add_lora(base, recipe.lora, name=one.role, seed=recipe.seed)
+        return add_lora(base, recipe.lora, name=role_model.role, seed=recipe.seed)
 
 
 def sample_settings(flow: Dataflow, recipe: Recipe) -> SampleSettings:

@@ -70,44 +70,46 @@ class RoleBuilder:
         Raises:
             ModelError: a model cannot be read, or is refused.
         """
-        here = [one for one in self.setting.models if self.rank in self.places[one.role].ranks]
+        here = [role_model for role_model in self.setting.models if self.rank in self.places[role_model.role].ranks]
         shared = self._whole_models(here)
-        return {one.role: self._role(one, shared) for one in here}
+        return {role_model.role: self._role(role_model, shared) for role_model in here}
 
     def _whole_models(self, here: Sequence[RoleModel]) -> dict[tuple[Owner, PartKey], Any]:
         """Those that this rank computes with whole, of which roles may share some."""
-        whole = [one for one in here if (self.rank, WHOLE) in self.places[one.role].uses]
+        whole = [role_model for role_model in here if (self.rank, WHOLE) in self.places[role_model.role].uses]
         models = build_models(whole, self.recipe)
-        return {(self._owner(one), WHOLE): models[one.role] for one in whole}
+        return {(self._owner(role_model), WHOLE): models[role_model.role] for role_model in whole}
 
-    def _owner(self, one: RoleModel) -> Owner:
+    def _owner(self, role_model: RoleModel) -> Owner:
         """Roles of one owner have one model. With adapters each role has a view of its own."""
-        return (one.role,) if self.recipe.lora.rank > 0 else self.offload_policy.owner(one.role)
+        return (role_model.role,) if self.recipe.lora.rank > 0 else self.offload_policy.owner(role_model.role)
 
     def _parameters(self, role: str) -> Parameters:
         """Those of the whole model of a role that has parts."""
-        one = next(one for one in self.setting.models if one.role == role)
-        key = (one.name, one.scalar)
+        role_model = next(role_model for role_model in self.setting.models if role_model.role == role)
+        key = (role_model.name, role_model.scalar)
         if key not in self._known:
-            self._known[key] = self._loader.parameters(one.name, scalar=one.scalar)
+            self._known[key] = self._loader.parameters(role_model.name, scalar=role_model.scalar)
         return self._known[key]
 
-    def _role(self, one: RoleModel, shared: dict[tuple[Owner, PartKey], Any]) -> RoleState:
+    def _role(self, role_model: RoleModel, shared: dict[tuple[Owner, PartKey], Any]) -> RoleState:
         """
         Args:
             shared: parts that are there already; new ones are added.
         """
-        place, rank, owner = self.places[one.role], self.rank, self._owner(one)
+        place, rank, owner = self.places[role_model.role], self.rank, self._owner(role_model)
         parts: dict[PartKey, Any] = {}
         for layout in place.layouts:
             if (team := self.teams[layout]) is not None:
                 key = part_key(layout, rank)
                 if (owner, key) not in shared:
-                    memory = self._memory_of(one, layout, shared.get((owner, WHOLE)))
-                    shared[owner, key] = self._loader.part(one.name, team, scalar=one.scalar, memory=memory)
+                    memory = self._memory_of(role_model, layout, shared.get((owner, WHOLE)))
+                    shared[owner, key] = self._loader.part(
+                        role_model.name, team, scalar=role_model.scalar, memory=memory
+                    )
                 parts[key] = shared[owner, key]
         parameters = next(iter(parts.values())).trained_parameters
-        part = RoleState(one, place, parts, parameters)
+        part = RoleState(role_model, place, parts, parameters)
         if place.train is not None and (team := self.teams[place.train]) is not None:
             part.trainer = self._trainer(part, place.train, team, trained=True)
             part.state = self._state(part, part.trainer)
@@ -118,47 +120,47 @@ class RoleBuilder:
         for instance in place.generate:
             if (team := self.teams[instance]) is not None:
                 model = parts[part_key(instance, rank)]
-                assert isinstance(model, LanguageModel), f"role {one.role} generates with a scalar model"
+                assert isinstance(model, LanguageModel), f"role {role_model.role} generates with a scalar model"
                 only = not self._trains_or_scores
                 part.engine = engine_of(model, self.recipe.sampling, team, keep_memory=only)
                 part.instance = team
-        if self.setting.copies[one.role]:
+        if self.setting.copies[role_model.role]:
             part.moves, part.buffers = self._moves(part)
         return part
 
-    def _memory_of(self, one: RoleModel, layout: Layout, whole: Any) -> FlatWeights | None:
+    def _memory_of(self, role_model: RoleModel, layout: Layout, whole: Any) -> FlatWeights | None:
         """Where this rank's part of a role's model lies, if not alone. Buffers are made with the first of their parts,
         whichever that is: ranks that read a part together do so in one order.
 
         Args:
             whole: the whole model of the role, if this rank has that; the parts lie in its weights then.
         """
-        aliasing, key = self.aliasing.of(one.role, self.rank), part_key(layout, self.rank)
+        aliasing, key = self.aliasing.of(role_model.role, self.rank), part_key(layout, self.rank)
         if key not in aliasing:
             return None
-        buffers = self._memory.setdefault(self._owner(one), {})
+        buffers = self._memory.setdefault(self._owner(role_model), {})
         for other, nest in aliasing.items():
-            if nest.own and (name := self.aliasing.name(one.role, other)) not in buffers:
+            if nest.own and (name := self.aliasing.name(role_model.role, other)) not in buffers:
                 dtype, device = dtype_of(self.recipe.dtype), self.recipe.device
                 own = whole.weights if other == WHOLE else torch.zeros(nest.own, dtype=dtype, device=device)
                 buffers[name] = own
-        blocks, mine = flat_of(self._parameters(one.role), layout, self.rank), aliasing[key]
+        blocks, mine = flat_of(self._parameters(role_model.role), layout, self.rank), aliasing[key]
         if mine.own and len(mine.lengths) == 1:
-            return FlatWeights(blocks, buffers[self.aliasing.name(one.role, key)])
+            return FlatWeights(blocks, buffers[self.aliasing.name(role_model.role, key)])
         return FlatWeights.nested(blocks, mine.held, buffers)
 
     @property
     def _trains_or_scores(self) -> bool:
         """Whether this rank has something else to do than to generate."""
-        places = [self.places[one.role] for one in self.setting.models]
+        places = [self.places[role_model.role] for role_model in self.setting.models]
         layouts = [
             *(place.score for place in places),
-            *(place.train for one, place in zip(self.setting.models, places, strict=True) if one.trained),
+            *(place.train for role_model, place in zip(self.setting.models, places, strict=True) if role_model.trained),
         ]
         return any(layout is not None and self.rank in layout.mesh.ranks for layout in layouts)
 
     def _trainer(self, part: RoleState, layout: Layout, team: Team, *, trained: bool) -> Trainer:
-        one, flow, recipe = part.one, self.setting.flow, self.recipe
+        role_model, flow, recipe = part.one, self.setting.flow, self.recipe
         tokens = part.place.micro_batch_tokens.get("train" if trained else "score")
         order = part.place.schedule
         execution = ExecutionSettings(
@@ -167,9 +169,9 @@ class RoleBuilder:
             micro_batches=order.num_micro_batches if trained and isinstance(order, StatedOrder) else None,
             pipeline=_PIPELINES[order] if isinstance(order, str) else order,
         )
-        updates = update_settings(one.role, flow, recipe) if trained and one.trained else None
+        updates = update_settings(role_model.role, flow, recipe) if trained and role_model.trained else None
         model = part.parts[part_key(layout, self.rank)]
-        return Trainer(model, execution, sample_settings(flow, recipe), updates, role=one.role, team=team)
+        return Trainer(model, execution, sample_settings(flow, recipe), updates, role=role_model.role, team=team)
 
     def _moves(self, part: RoleState) -> tuple[tuple[MovePlan, ...], dict[str, Tensor]]:
         """From the home to the copies, and the buffers of this rank."""
