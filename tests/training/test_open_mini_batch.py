@@ -10,10 +10,10 @@ import torch
 
 from plait.data.rows import Rows
 from plait.dataflow import Column
-from plait.models.lora import add_lora, scalar_view
+from plait.models.lora import add_lora
 from plait.models.lora_settings import LoraSettings
 from plait.models.parallel.team import Peers
-from plait.models.scalar_model import scalar_of
+from plait.models.scalar_loading import scalar_of, scalar_view
 from plait.schedule.pipeline import Workload
 from plait.schedule.validate import validate
 from plait.training.mini_batch import LossCall
@@ -23,7 +23,7 @@ from plait.training.results import MiniBatchResult
 from plait.training.trainer import Trainer
 from tests.models.tiny import tiny_llama
 from tests.training.batches import ADVANTAGES, make_trainer, random_rows, run_all
-from tests.training.test_pipeline import shuffled
+from tests.training.schedules import shuffled
 from tests.training.worker import RETURNS
 
 BUDGET = 25
@@ -156,3 +156,15 @@ def test_nothing_trained_is_nothing_to_do():
     result = trainer.close(opened)
     assert (result.metrics, result.report) == ({"actor/loss": 0.0}, None)
     assert trainer.optimizer.attempted_steps == 0
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_two_pipelines_in_opposite_directions_share_two_ranks(four, seed):
+    """The first stage of one model is on the rank of the last stage of the other; messages of both cross."""
+    answers = four.submit(range(4), "fused", seed).result(60.0)
+    for rank in (0, 1):
+        num_done, found, expected, same = answers[rank]
+        assert num_done > 2 * 2 * 2 * 4, "forward and backward of a stage of both models, and their messages"
+        assert found == expected
+        assert same
+    assert answers[2:] == [None, None]

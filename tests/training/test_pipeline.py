@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import random
-
 import pytest
 
 from plait.errors import DataError
@@ -16,6 +14,7 @@ from plait.schedule.schedule import Schedule, parse, with_transfers
 from plait.schedule.validate import validate
 from plait.training.pipeline import RECEIVES_AHEAD, _lines, execute, forwards_only, pipeline_of
 from tests.cases import slow_but
+from tests.training.schedules import shuffled
 
 RAGGED = (7, 1, 4, 9, 2, 5)
 
@@ -23,27 +22,6 @@ RAGGED = (7, 1, 4, 9, 2, 5)
 def ragged(num_stages: int, count: int = len(RAGGED)) -> Workload:
     micros = [MicroBatch(((i,),), tokens) for i, tokens in enumerate(RAGGED[:count])]
     return Workload((pipeline_of("actor", 1, range(num_stages), micros),), num_stages)
-
-
-def shuffled(workload: Workload, seed: int) -> Schedule:
-    """A random valid schedule: any action whose turn it is, rank by rank."""
-    draw = random.Random(seed)
-    left = {action.id: action for action in workload.actions()}
-    rows: list[list] = [[] for _ in range(workload.num_ranks)]
-    done: set[str] = set()
-    turn: dict[tuple, int] = {}
-    while left:
-        ready = [
-            action
-            for action in left.values()
-            if set(action.waits) <= done
-            and turn.get((action.kind, action.model, action.copy, action.stage), 0) == action.index
-        ]
-        action = draw.choice(ready)
-        turn[action.kind, action.model, action.copy, action.stage] = action.index + 1
-        done.add(action.id)
-        rows[action.rank].append(left.pop(action.id))
-    return Schedule(tuple(map(tuple, rows)), f"random {seed}")
 
 
 def check(four: Group, schedule: Schedule, workload: Workload) -> None:

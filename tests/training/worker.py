@@ -30,7 +30,10 @@ from plait.models.scalar_loading import scalar_of
 from plait.models.scalar_model import ScalarModel
 from plait.reallocation.saving import loading, saving
 from plait.schedule.action import Kind
+from plait.schedule.pipeline import Workload
 from plait.schedule.schedule import Schedule
+from plait.schedule.validate import validate
+from plait.training.mini_batch import LossCall
 from plait.training.pipeline import execute
 from plait.training.trainer import Trainer
 from tests.algorithms.flows import loss_of
@@ -47,6 +50,7 @@ from tests.training.batches import (
     with_policy_columns,
 )
 from tests.training.exact import ExactFloat64
+from tests.training.schedules import shuffled
 
 STEPS = 2
 RETURNS = Column("returns", Level.TOKEN, 5, 0)
@@ -176,7 +180,9 @@ class Worker:
 
     def team(self, parallelism: Parallelism) -> Team | None:
         """Of the first ranks; every rank of the world calls it."""
-        layout = Layout(Mesh(tuple(range(parallelism.size))), parallelism)
+        return self.team_on(Layout(Mesh(tuple(range(parallelism.size))), parallelism))
+
+    def team_on(self, layout: Layout) -> Team | None:
         if layout not in self.teams:
             self.teams |= make_teams([layout], self.rank, timeout_s=60.0, waiting_for=self.context.waiting_for)
         return self.teams[layout]
@@ -257,6 +263,52 @@ class Worker:
             except RunError as error:
                 return found[0], torch.equal(before, trainer.model.trained_weights), str(error)
         return found[0], False, ""
+
+    def fused(self, seed: int) -> tuple[int, dict[str, float], dict[str, float], bool] | None:
+        """An actor of two stages and a critic in the opposite direction, one mini-batch: by a random schedule of both,
+        and each alone. Actions of the schedule here, metrics together and alone, whether all state is the same."""
+        roles = {"grpo": (0, 1), "critic": (1, 0)}
+        teams = {case: self.team_on(Layout(Mesh(ranks), Parallelism(pp=2))) for case, ranks in roles.items()}
+        peers = self.team(Parallelism(pp=2))
+        if peers is None:
+            return None
+        alone, together = (
+            {
+                case: trainer_of(case, self.part(case, "biased", "float32", team), team)
+                for case, team in teams.items()
+                if team is not None
+            }
+            for _ in range(2)
+        )
+        calls = {case: LossCall(CASES[case][1](), CASES[case][2]) for case in roles}
+        rows = rows_of("grpo", 0).ordered()
+        rows = with_policy_columns(rows, np.full(rows.num_tokens, -5.0))
+        how = {"mini_batches": 1, "epochs": 1, "step": 0}
+        expected = {case: run_all(trainer.train(rows, calls[case], **how))[1] for case, trainer in alone.items()}
+        opened = {
+            case: trainer.open(next(trainer.mini_batches(rows, calls[case], **how)), compares=True)
+            for case, trainer in together.items()
+        }
+        workload = Workload(tuple(opened[case].pipeline(0, ranks) for case, ranks in roles.items()), 2)
+        schedule = shuffled(workload, seed)
+        validate(schedule, workload)
+        done, _ = run_all(
+            execute(schedule, {one.key: one.stage for one in opened.values()}, peers.pp, name=f"fused{seed}")
+        )
+        found = {
+            case: trainer.metrics(rows, calls[case], [trainer.close(opened[case])], epochs=1)
+            for case, trainer in together.items()
+        }
+        same = all(
+            torch.equal(tensor, alone[case].optimizer.state()[name])
+            for case, trainer in together.items()
+            for name, tensor in trainer.optimizer.state().items()
+        )
+        whole = [
+            {name: value for of_role in by_role.values() for name, value in of_role.items()}
+            for by_role in (found, expected)
+        ]
+        return len(done), whole[0], whole[1], same
 
     def pipeline(self, schedule: Schedule, tokens: Sequence[int], in_order: bool = False) -> tuple[list[str], float]:
         """Run a schedule on linear stages: the actions done, and how far gradients are from those of the whole."""
