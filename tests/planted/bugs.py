@@ -369,6 +369,20 @@ GENERATION = (
         ("generation/test_open_loop.py::test_weights_that_change_in_flight[recompute]",),
     ),
     Bug(
+        "drafts that count whatever was drawn",
+        "plait.generation.drawing:accepted",
+        "token_ids[stop - 1] != drafted",
+        "drafted < 0",
+        ("generation/test_drafts.py::test_drafts_change_no_token[wide-0.6]",),
+    ),
+    Bug(
+        "wrong drafts that are taken for computed",
+        "plait.generation.engine:Engine._advance",
+        "if new > count",
+        "if new < count",
+        ("generation/test_drafts.py::test_drafts_change_no_token[chunks-0.6]",),
+    ),
+    Bug(
         "exact mode that is not on",
         "plait.generation.forward:Forward.__init__",
         "ExactForward(model, pool) if exact else None",

@@ -8,7 +8,8 @@ Shapes: D tokens that are drawn: of each row, then one of each other sample. V v
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -63,14 +64,29 @@ class Drawing:
         return token_ids_D, logprobs_D
 
 
-def accepted(
-    keys: Sequence[Key], drafts: Drafts, token_ids: Sequence[int], logprobs: Sequence[float]
-) -> list[tuple[Sequence[int], Sequence[float]]]:
-    """Of each sample the tokens that count, and their log-probs, of what was drawn behind its newest token and behind
-    each token of its draft: up to the first that differs from the draft, this one included."""
+def take(
+    samples: Sequence[Response], drafts: Drafts, token_ids: Sequence[int], logprobs: Sequence[float], tokenizer: Any
+) -> list[int]:
+    """Give samples what was drawn for them, so far as it counts; how many tokens each of them got.
+
+    Args:
+        token_ids, logprobs: drawn behind the newest token of each sample and behind each token of its draft.
+    """
     if not drafts:
-        return [((token_id,), (logprob,)) for token_id, logprob in zip(token_ids, logprobs, strict=True)]
-    found, start = [], 0
+        for response, token_id, logprob in zip(samples, token_ids, logprobs, strict=True):
+            response.append(token_id, logprob, tokenizer)
+        return [1] * len(samples)
+    found = accepted([response.key for response in samples], drafts, token_ids)
+    return [
+        response.extend(token_ids[start:stop], logprobs[start:stop], tokenizer)
+        for response, (start, stop) in zip(samples, found, strict=True)
+    ]
+
+
+def accepted(keys: Sequence[Key], drafts: Drafts, token_ids: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """Where the tokens that count (start … stop − 1) of each sample stand among all that were drawn: up to the first
+    that differs from the draft, this one included."""
+    start = 0
     for key in keys:
         draft = drafts.get(key, ())
         stop = start + 1
@@ -78,7 +94,6 @@ def accepted(
             if token_ids[stop - 1] != drafted:
                 break
             stop += 1
-        found.append((token_ids[start:stop], logprobs[start:stop]))
+        yield start, stop
         start += 1 + len(draft)
     assert start == len(token_ids), f"{len(token_ids)} tokens drawn, {start} expected"
-    return found

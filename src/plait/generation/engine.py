@@ -20,7 +20,7 @@ from torch import Tensor
 from plait.data.records import FinishReason, Sample
 from plait.errors import ConfigError
 from plait.generation.checks import allow, check_new, check_room
-from plait.generation.drawing import Drawing, accepted
+from plait.generation.drawing import Drawing, take
 from plait.generation.forward import ChunkTokens
 from plait.generation.records import Choose, HeldKV
 from plait.generation.records import StepRecord as StepRecord
@@ -184,7 +184,8 @@ class Engine:
         state, running = self.state, self.state.scheduler.running
         state.rows.remove(plan.preempted)
         state.enter(plan.joined)
-        state.rows.set_tables({key: running[key].table for key in plan.grown}, max(plan.num_new, default=1))
+        if plan.grown:
+            state.rows.set_tables({key: running[key].table for key in plan.grown}, max(plan.num_new))
         assert state.rows.keys == list(plan.rows), "rows and decisions are about the same samples"
         state.reserve()
         state.pool.copy(plan.copies)
@@ -220,17 +221,16 @@ class Engine:
         state, tokenizer = self.state, self.model.tokenizer
         samples = [state.flight.started[key] for key in keys]
         num_new = plan.num_new if plan is not None else ()
-        drawn = self._drawing.draw(logits_DV, state.rows, num_new, samples[len(num_new) :])
-        found = accepted(keys, drafts, *(column.tolist() for column in drawn))
-        kept = [
-            response.extend(token_ids, logprobs, tokenizer)
-            for response, (token_ids, logprobs) in zip(samples, found, strict=True)
-        ]
+        others = keys[len(num_new) :]
+        token_ids_D, logprobs_D = self._drawing.draw(logits_DV, state.rows, num_new, samples[len(num_new) :])
+        kept = take(samples, drafts, token_ids_D.tolist(), logprobs_D.tolist(), tokenizer)
         if plan is not None and plan.rows:
-            self._advance(plan, drafts, kept, drawn[0])
+            self._advance(plan, drafts, kept, token_ids_D)
         ended = {response.key: response for response in samples if response.finish_reason is not None}
-        state.enter([key for key in keys[len(num_new) :] if key not in ended])
-        self._leave(ended)
+        if others:
+            state.enter([key for key in others if key not in ended])
+        if ended:
+            self._leave(ended)
         return [response.sample(tokenizer) for response in ended.values()], sum(kept)
 
     def _advance(self, plan: StepPlan, drafts: Drafts, kept: Sequence[int], token_ids_D: Tensor) -> None:
@@ -246,8 +246,6 @@ class Engine:
 
     def _leave(self, ended: dict[Key, Response]) -> None:
         """Samples have ended; what they hold may be found by prompts that go on with them."""
-        if not ended:
-            return
         state = self.state
         for key in ended:
             del state.flight.started[key]

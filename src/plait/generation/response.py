@@ -92,18 +92,22 @@ class Response:
             RunError: a log-prob is not finite.
         """
         for count, (token_id, logprob) in enumerate(zip(token_ids, logprobs, strict=True), 1):
-            if not math.isfinite(logprob):
-                raise RunError(
-                    f"sample {self.request.prompt.uid}.{self.index}: expected finite logits at response token "
-                    f"{len(self.token_ids)}, found NaN or infinity: the weights are broken (a learning rate that is "
-                    "too high?) or overflow in this dtype"
-                )
-            self.token_ids.append(token_id)
-            self.logprobs.append(logprob)
-            self.finish_reason = self._end(tokenizer)
+            self.append(token_id, logprob, tokenizer)
             if self.finish_reason is not None:
                 return count
         return len(token_ids)
+
+    def append(self, token_id: int, logprob: float, tokenizer: Any) -> None:
+        """One token more; see `extend`."""
+        if not math.isfinite(logprob):
+            raise RunError(
+                f"sample {self.request.prompt.uid}.{self.index}: expected finite logits at response token "
+                f"{len(self.token_ids)}, found NaN or infinity: the weights are broken (a learning rate that is "
+                "too high?) or overflow in this dtype"
+            )
+        self.token_ids.append(token_id)
+        self.logprobs.append(logprob)
+        self.finish_reason = self._end(tokenizer)
 
     def _end(self, tokenizer: Any) -> FinishReason | None:
         """Whether and why the newest token is the last one."""

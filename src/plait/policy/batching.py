@@ -215,7 +215,7 @@ class Scheduler:
         context, num_new = 0, []
         for key, sample in self.running.items():
             context += sample.num_computed_tokens
-            count = 1 + num_drafted.get(key, 0)
+            count = 1 + num_drafted.get(key, 0) if num_drafted else 1
             sample.num_computed_tokens += count
             sample.num_tokens += count
             num_new.append(count)
