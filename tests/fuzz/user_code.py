@@ -131,7 +131,10 @@ def _traced() -> dict[str, tuple[str, str]]:
         ),
         "loss that needs more": (WHOLE.replace("batch, advantages)", "batch, advantages, x)"), "needs the column `x`"),
         "mini_batches 0": (WHOLE.replace("loss=loss", "loss=loss, mini_batches=0"), "mini_batches must be at least 1"),
-        "mini_batches of a text": (WHOLE.replace("loss=loss", "loss=loss, mini_batches='2'"), "TypeError"),
+        "mini_batches of a text": (
+            WHOLE.replace("loss=loss", "loss=loss, mini_batches='2'"),
+            "must be a whole number, found '2'",
+        ),
         "per_group of no function": (calling("per_group(3, samples.finished, name='x')"), "takes a function first"),
         "per_group of no column": (calling("per_group(judge, 3.0, name='x')"), "takes columns, not a float"),
         "per_group of none": (calling("per_group(judge, name='x')"), "needs at least one column"),

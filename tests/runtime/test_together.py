@@ -87,9 +87,8 @@ WHERE = {
 }
 
 
-@pytest.mark.parametrize(
-    "plan", ["tp2", pytest.param("pp2", marks=pytest.mark.slow), pytest.param("elsewhere", marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("plan", WHERE)
 def test_a_request_that_comes_while_ranks_generate_together_joins_them(
     make_recipe: MakeRecipe, tmp_path: Path, plan: str
 ) -> None:

@@ -179,6 +179,7 @@ def test_moves_are_in_the_timeline_with_their_bytes(recipe_of: Callable[..., Rec
         assert sum(s.bytes for s in moved) == 8 * elements
 
 
+@pytest.mark.slow
 def test_every_action_has_its_bytes(recipe_of: Callable[..., Recipe], journey: Journey) -> None:
     """25,760 parameters, of them a tied embedding of 320 x 32, in float64."""
     elements, embedding, hidden = 25_760, 320 * 32, 32
