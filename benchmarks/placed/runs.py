@@ -128,9 +128,9 @@ def finish(process: subprocess.Popen[bytes], folder: Path, warm_up: int) -> Fini
 def main(file: Path) -> None:
     from plait.recipes.recipe import Recipe
     from plait.runtime.api import run
+    from plait.runtime.claim import claim
     from plait.runtime.prepare import prepare
     from plait.runtime.processes.supervisor import supervise
-    from plait.runtime.session import claim
 
     job = json.loads(file.read_text())
     recipe = Recipe.model_validate(job["recipe"])
