@@ -83,7 +83,7 @@ class TrainingEngine(Protocol):
         """The ranks that a call of this kind keeps busy; to begin, with those that bring it weights."""
         ...
 
-    def freshening(self, kind: CallKind) -> Work[None]:
+    def syncing_weights(self, kind: CallKind) -> Work[None]:
         """Bring the role's weights to where a call of this kind computes."""
         ...
 

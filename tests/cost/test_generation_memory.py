@@ -5,20 +5,7 @@ from __future__ import annotations
 import pytest
 
 from plait.cost.generation_memory import KERNEL_BYTES, LOADED_BYTES, generation_rows
-from plait.models.shape import ModelShape
-
-SMOLLM2 = ModelShape(
-    layers=30,
-    hidden=576,
-    intermediate=1536,
-    heads=9,
-    kv_heads=3,
-    head_dim=64,
-    vocabulary=49152,
-    tied=True,
-    max_positions=8192,
-    attention_parameters=576 * 64 * (2 * 9 + 2 * 3),
-)
+from tests.cost.smollm2 import SHAPE as SMOLLM2
 
 
 @pytest.mark.parametrize(("dtype", "width"), [("bfloat16", 2), ("float32", 4)])

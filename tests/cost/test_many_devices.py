@@ -11,19 +11,14 @@ from plait.cost.device_memory import Facts, memory_by_device
 from plait.cost.placement import check_layouts
 from plait.cost.rank_order import better_orders
 from plait.layout.decoder import decoder_parameters
-from plait.models.shape import ModelShape
 from plait.recipes.algorithm import load_flow, trace_algorithm
 from plait.recipes.recipe import Recipe
 from plait.recipes.role_models import MODEL_ROLES, REWARD_ROLES, role_models
 from plait.schedule.named_plans import NAMES, PlannedModel, named_plan
 from plait.schedule.placements import complete
 from plait.schedule.plan import Placement, Plan
+from tests.cost.smollm2 import SHAPE, SIZES
 
-SIZES = {"layers": 30, "hidden": 576, "intermediate": 1536, "heads": 9, "kv_heads": 3, "head_dim": 64}
-"""Of SmolLM2-135M."""
-SHAPE = ModelShape(
-    **SIZES, vocabulary=49152, tied=True, max_positions=8192, attention_parameters=576 * 64 * (2 * 9 + 2 * 3)
-)
 PARAMETERS = decoder_parameters(**SIZES, vocabulary=49152, tied=True)
 
 

@@ -22,25 +22,13 @@ from plait.cost.working_memory import (
     layer_bytes,
     slack_rows,
 )
-from plait.models.shape import ModelShape
 from plait.recipes.algorithm import load_flow, trace_algorithm
 from plait.recipes.recipe import Recipe
 from plait.recipes.role_models import role_models
 from plait.runtime.prepare import prepare
+from tests.cost.smollm2 import SHAPE as SMOLLM2
 
 MIB = 1 << 20
-SMOLLM2 = ModelShape(
-    layers=30,
-    hidden=576,
-    intermediate=1536,
-    heads=9,
-    kv_heads=3,
-    head_dim=64,
-    vocabulary=49152,
-    tied=True,
-    max_positions=8192,
-    attention_parameters=576 * 64 * (2 * 9 + 2 * 3),
-)
 
 
 def a_recipe(**keys: object) -> Recipe:

@@ -209,7 +209,7 @@ def test_every_action_has_its_bytes(recipe_of: Callable[..., Recipe], journey: J
     assert {s.rank for s in spans if s.kind == "DECODE"} == {0, 1}
 
 
-def test_a_parcel_that_is_too_large_is_refused_by_who_sends_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_message_that_is_too_large_is_refused_by_who_sends_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transport, "_LARGEST_BYTES", 100)
     with pytest.raises(RunError, match=r"score to rank 1 has .* GiB, .*; lower `prompts_per_step`"):
         transport.Transport(None, 0, ()).send(1, Message({}, (np.zeros(13),)), "score")

@@ -28,7 +28,7 @@ WEIGHTS, SCORE, MASK = (
     Column(n, lv, 0, i)
     for i, (n, lv) in enumerate([("weights", Level.TOKEN), ("score", Level.SAMPLE), ("mask", Level.TOKEN)])
 )
-OUTLINE = 6 * 8
+STUB = 6 * 8
 """Bytes of a row outside the share: uid, index, two lengths, how it ended, its last trained token."""
 PROMPT_TOKENS = 24
 """At most, of a prompt of these runs."""
@@ -55,7 +55,7 @@ def travelled(rows: Rows, share: tuple[int, ...]) -> Rows:
     return unpack_share(Message.from_bytes(np.frombuffer(body, np.uint8)).arrays, columns, MASK)
 
 
-def test_of_other_shares_only_the_outline_travels() -> None:
+def test_of_other_shares_only_the_stub_travels() -> None:
     rows = rows_of()
     found = travelled(rows, (1, 3))
     for i in (1, 3):
@@ -108,7 +108,7 @@ def test_each_rank_gets_its_share_of_a_call() -> None:
     assert whole == {1: [1, 2, 3], 2: [0, 2], 3: [0, 2]}, "row 2 has no tokens at all"
     # Rank 2: 4 tokens of responses and 1 of their prompt, which has a uid and a length; places of 2 rows; 2 numbers of
     # how many there are.
-    assert score[2].num_array_bytes == 8 * (4 + 1 + 2 + 2 + 2) + 2 * HEADS + 2 * OUTLINE
+    assert score[2].num_array_bytes == 8 * (4 + 1 + 2 + 2 + 2) + 2 * HEADS + 2 * STUB
     node: Any = SimpleNamespace(
         id=3,
         call="actor.train",

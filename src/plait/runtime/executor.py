@@ -114,7 +114,7 @@ class _Steps:
         ((step, number),) = keys
         node = self.flow.nodes[number]
         trainer = self.calls.trainer(node)
-        moves = _nothing() if trainer is None else trainer.freshening(node.kind)
+        moves = _nothing() if trainer is None else trainer.syncing_weights(node.kind)
         task = Task(keys, node.call, _nothing(), self.mesh(keys[0]), node.role or "")
         task.work = self._work(node, self.states[step], moves, task)
         return task

@@ -186,10 +186,10 @@ class Announcer:
         return frozenset((role, n) for n, copies in enumerate(self.rank_state.copies[role]) if mode in copies.modes)
 
     def sync_weights(self, role: str, mode: Mode | None = None) -> None:
-        """`freshening` in one go."""
-        self.recorder.drain(self.freshening(role, mode), role)
+        """`syncing_weights` in one go."""
+        self.recorder.drain(self.syncing_weights(role, mode), role)
 
-    def freshening(self, role: str, mode: Mode | None = None) -> Work[None]:
+    def syncing_weights(self, role: str, mode: Mode | None = None) -> Work[None]:
         """Have a role's weights brought to where they are needed for a mode, if they are not there as they are; None:
         to all copies that stay on their devices. It is announced at once; the leader's part is an action per `next()`.
         """

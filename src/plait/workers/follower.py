@@ -110,7 +110,7 @@ class FollowerLoop:
                 self._leave(command)
             case do:
                 name = f"{header['role']}.weights ({do})" if "role" in header else str(do)
-                self._begin(header, name, self._chore(do, command), role=header.get("role", ""), is_alone=True)
+                self._begin(header, name, self._upkeep(do, command), role=header.get("role", ""), is_alone=True)
 
     def _begin(
         self,
@@ -215,7 +215,7 @@ class FollowerLoop:
         if (number := lockstep.next_number) is not None:
             self._generate(role, {"number": number, "at": step})
 
-    def _chore(self, do: Do, command: Message) -> Work[None]:
+    def _upkeep(self, do: Do, command: Message) -> Work[None]:
         """A command without a call of the flow behind it."""
         header, rank_state, recorder = command.header, self._rank_state, self._recorder
         match do:

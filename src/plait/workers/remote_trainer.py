@@ -38,9 +38,9 @@ class RemoteTrainer:
         away = copies and (begins or any(one.after == "drop" for one in copies))
         return found | frozenset(self._announcer.rank_state.movers[self.role] if away else ())
 
-    def freshening(self, kind: CallKind) -> Work[None]:
-        """Have the role's weights brought to where a call of this kind computes; see `WorkerGroup.freshening`."""
-        return self._announcer.freshening(self.role, MODE_OF[kind])
+    def syncing_weights(self, kind: CallKind) -> Work[None]:
+        """Have the role's weights brought to where a call of this kind computes; see `WorkerGroup.syncing_weights`."""
+        return self._announcer.syncing_weights(self.role, MODE_OF[kind])
 
     @property
     def tokens_of_a_part(self) -> int:

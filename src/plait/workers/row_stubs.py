@@ -39,7 +39,7 @@ def pack_shares(
     kept_R = None if mask is None else rows.columns[mask] != 0
     stub = np.zeros((0, 6), dtype=np.int64)
     if any(len(share) < len(rows) for share in shares):
-        stub = np.array([_outlined(rows, i, kept_R) for i in range(len(rows))], dtype=np.int64)
+        stub = np.array([_stub_of(rows, i, kept_R) for i in range(len(rows))], dtype=np.int64)
     of_call = Rows(rows.samples, {column: rows.columns[column] for column in columns})
     found = []
     for share in shares:
@@ -78,7 +78,7 @@ def unpack_share(arrays: Sequence[NDArray[Any]], columns: Sequence[Column] = (),
     return Rows(_with_last_tokens(rows, absent, kept, stub[:, 5]), filled)
 
 
-def _outlined(rows: Rows, position: int, kept_R: NDArray[np.bool_] | None) -> tuple[int, ...]:
+def _stub_of(rows: Rows, position: int, kept_R: NDArray[np.bool_] | None) -> tuple[int, ...]:
     sample = rows.samples[position]
     tokens = sample.token_ids
     trained = range(len(tokens))

@@ -134,22 +134,22 @@ class SampleMover:
     def _offered(self, keys: Sequence[Key], final: bool) -> Offer:
         others = [rank for rank in self._target.mesh.ranks if rank not in self._source.mesh.ranks]
         if self._leaving is None:
-            return Offer.from_parcel(self._receive(self._source, "an offer of samples"))
+            return Offer.from_message(self._receive(self._source, "an offer of samples"))
         here = [key for key in keys if key in self._leaving.started]
         offer = Offer(tuple(self._leaving.export_sample(*key, until=0, final=False) for key in here), final)
         if self.rank == self._source.mesh.ranks[0]:
-            self._send(others, offer.to_parcel(), "an offer of samples")
+            self._send(others, offer.to_message(), "an offer of samples")
         return offer
 
     def _answered(self, offer: Offer) -> Answer:
         others = [rank for rank in self._source.mesh.ranks if rank not in self._target.mesh.ranks]
         if self._entering is None:
-            return Answer.from_parcel(self._receive(self._target, "what is lacking of samples"))
+            return Answer.from_message(self._receive(self._target, "what is lacking of samples"))
         part = self._entering.model.part
         shape = None if part is None else part.cache
         answer = Answer(tuple(self._lacking(offer, self._entering)), self._entering.policy_version, shape)
         if self.rank == self._target.mesh.ranks[0]:
-            self._send(others, answer.to_parcel(), "what is lacking of samples")
+            self._send(others, answer.to_message(), "what is lacking of samples")
         return answer
 
     def _send(self, ranks: Sequence[int], message: Message, what: str) -> None:

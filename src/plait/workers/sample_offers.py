@@ -34,7 +34,7 @@ class Offer:
                 found.setdefault(state.key[0], state)
         return found
 
-    def to_parcel(self) -> Message:
+    def to_message(self) -> Message:
         requests = {state.key[0]: state.request for state in self.states}
         heads = [
             (
@@ -64,7 +64,7 @@ class Offer:
         return Message(header, arrays)
 
     @classmethod
-    def from_parcel(cls, message: Message) -> Offer:
+    def from_message(cls, message: Message) -> Offer:
         header, (heads, tokens, logprobs, versions) = message.header, message.arrays
         if not len(heads):
             return cls((), header["final"])
@@ -125,7 +125,7 @@ class Answer:
     shape: CacheShape | None
     """Of the target, where its model is in parts."""
 
-    def to_parcel(self) -> Message:
+    def to_message(self) -> Message:
         shape = None if self.shape is None else pack_shape(self.shape)
         header = {"policy_version": self.policy_version, "shape": shape}
         return Message(
@@ -133,7 +133,7 @@ class Answer:
         )
 
     @classmethod
-    def from_parcel(cls, message: Message) -> Answer:
+    def from_message(cls, message: Message) -> Answer:
         shape = message.header["shape"]
         lacks = tuple(Lack(*row) for row in message.arrays[0].tolist())
         return cls(lacks, message.header["policy_version"], None if shape is None else unpack_shape(shape))

@@ -1,4 +1,4 @@
-"""Parcels between ranks over a gloo group: sent in order, received by a thread for each sender.
+"""Messages between ranks over a gloo group: sent in order, received by a thread for each sender.
 
 What a rank is sent waits in its memory until it is asked for, so no sender waits for a rank that computes.
 """
