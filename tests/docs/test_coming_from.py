@@ -97,6 +97,8 @@ def test_every_name_of_trl_is_in_the_table_and_exists() -> None:
         ("actor_rollout_ref.rollout.n", ": verl's is `samples_per_prompt` here"),
         ("rollout.n", ": verl's `actor_rollout_ref.rollout.n` is `samples_per_prompt` here"),
         ("lr", ": verl's `actor_rollout_ref.actor.optim.lr` is `optimizer.learning_rate` here"),
+        ("optimizer.lr", ": verl's `actor_rollout_ref.actor.optim.lr` is `optimizer.learning_rate` here"),
+        ("critic.optimizer.lr", ": verl's `critic.optim.lr` is `critic.optimizer.learning_rate` here"),
         ("critic.optim.lr", ": verl's is `critic.optimizer.learning_rate` here"),
         ("n_samples_per_prompt", ": OpenRLHF's is `samples_per_prompt` here (docs/coming-from-openrlhf.md)"),
     ],
@@ -105,7 +107,7 @@ def test_answers(key: str, said: str) -> None:
     assert answer(key).startswith(said)
 
 
-@pytest.mark.parametrize("key", ["stepps", "n", "path", "model.name", "rollout", "x"])
+@pytest.mark.parametrize("key", ["stepps", "n", "path", "model.name", "rollout", "x", "lora.lr"])
 def test_what_is_nobodys_gets_no_answer(key: str) -> None:
     assert answer(key) == ""
 

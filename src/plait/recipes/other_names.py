@@ -86,9 +86,14 @@ def _leaves(key: str, value: Any) -> Iterator[str]:
 
 
 def _find(key: str) -> tuple[System, str, OtherName] | None:
-    """The entry of the name itself, else of a dotted one that ends with it."""
+    """The entry of the name itself, else of a dotted one that ends with it; else, of a key in a section of ours, of a
+    name that ends as it does and whose key is in that section: `optimizer.lr`."""
     every = [(system, name, entry) for system in systems() for entry in system.entries() for name in entry.names]
     exact = next((one for one in every if one[1] == key), None)
     if exact is not None or key in _ANYWHERE:
         return exact
-    return next((one for one in every if one[1].endswith(f".{key}")), None)
+    if (whole := next((one for one in every if one[1].endswith(f".{key}")), None)) is not None:
+        return whole
+    section, _, leaf = key.rpartition(".")
+    ends = (one for one in every if section and one[1].endswith(f".{leaf}"))
+    return next((one for one in ends if any(ours.rpartition(".")[0] == section for ours in one[2].keys)), None)
