@@ -23,7 +23,8 @@ from plait.generation.engine import Engine, drain
 from plait.generation.request import Request
 from plait.generation.settings import Sampling, SamplingSettings
 from plait.kernels.noise import NoiseKey
-from plait.models.language_model import LanguageModel, load_model
+from plait.models.language_loading import load_model
+from plait.models.language_model import LanguageModel
 from plait.rewards.answers import AnswerFormat, Verdict, extract_answer
 from plait.rewards.statistics import pass_at_k
 from plait.rewards.tasks import score_answer

@@ -27,7 +27,8 @@ from plait.generation.sampler import SamplingRows, sample
 from plait.generation.settings import Sampling, SamplingSettings
 from plait.kernels import noise
 from plait.kernels.noise import NoiseKey
-from plait.models.language_model import LanguageModel, load_model
+from plait.models.language_loading import load_model
+from plait.models.language_model import LanguageModel
 from plait.policy.blocks import BLOCK_TOKENS, num_blocks_for
 
 KEY = NoiseKey(seed=0)

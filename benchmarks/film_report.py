@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.table import Table
 
 from plait.data.packed import pack
-from plait.models.language_model import load_model
+from plait.models.language_loading import load_model
 from plait.models.scalar_loading import load_scalar
 from plait.models.scalar_model import ScalarModel
 from plait.observe.run_log import read_rows

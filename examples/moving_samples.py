@@ -11,7 +11,7 @@ from plait.generation.settings import Sampling, SamplingSettings
 from plait.kernels.noise import NoiseKey
 from plait.launch.local import LocalProcesses
 from plait.layout.mesh import Layout
-from plait.models.language_model import load_model
+from plait.models.language_loading import load_model
 from plait.models.parallel.team import make_teams
 from plait.workers.sample_mover import SampleMover
 

@@ -10,7 +10,7 @@ from plait.generation.moves import SampleMoves
 from plait.generation.request import Request
 from plait.generation.settings import Sampling, SamplingSettings
 from plait.kernels.noise import NoiseKey
-from plait.models.language_model import load_model
+from plait.models.language_loading import load_model
 
 model = load_model(sys.argv[1] if len(sys.argv) > 1 else "smollm2-135m-instruct", dtype="bfloat16")
 here = Engine(model, SamplingSettings(max_running=4, prefix_cache_tokens=1024), policy_version=1)

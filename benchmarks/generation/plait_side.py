@@ -15,7 +15,7 @@ from plait.generation.request import Request
 from plait.generation.settings import SamplingSettings
 from plait.kept_memory import give_back_freed
 from plait.kernels.noise import NoiseKey
-from plait.models.language_model import load_model
+from plait.models.language_loading import load_model
 from plait.runtime.process import set_up
 
 

@@ -38,7 +38,7 @@ class _Timed:
         import torch
 
         from plait.data.packed import pack
-        from plait.models.language_model import load_model
+        from plait.models.language_loading import load_model
 
         torch.set_num_threads(1)
         model = load_model(recipe["model"], dtype=recipe["dtype"])

@@ -20,7 +20,7 @@ from plait.errors import ConfigError, DataError, LayoutError
 from plait.layout.mesh import Layout, Mesh, Parallelism
 from plait.layout.params import Parameters
 from plait.layout.shards import shard, zero_range
-from plait.models.language_model import load_model
+from plait.models.language_loading import load_model
 from plait.models.scalar_loading import load_scalar
 from plait.models.shape import HEAD_CHUNK_ROWS
 from plait.recipes.algorithm import load_flow, trace_algorithm

@@ -23,7 +23,8 @@ from plait.generation.sampler import sample as draw
 from plait.generation.settings import Sampling, SamplingSettings
 from plait.kernels.noise import NoiseKey
 from plait.models.files import hub
-from plait.models.language_model import LanguageModel, load_model
+from plait.models.language_loading import load_model
+from plait.models.language_model import LanguageModel
 from tests.models.test_smollm2 import if_cached
 from tests.models.tiny_gguf import ALIAS
 

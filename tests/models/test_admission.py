@@ -12,7 +12,7 @@ import torch
 from plait.errors import ModelError
 from plait.models import admission
 from plait.models.compute import cpu_linear
-from plait.models.language_model import from_module
+from plait.models.language_loading import from_module
 from tests.models.tiny import FAMILIES, MOE, tiny, tiny_model
 
 LINEAR: dict[str, Any] = {

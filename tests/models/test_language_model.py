@@ -15,7 +15,8 @@ from plait import output
 from plait.data.packed import pack
 from plait.errors import ModelError
 from plait.layout.params import ALIGNMENT_BYTES
-from plait.models.language_model import from_module, load_model, save_pretrained
+from plait.models.files.saving import save_pretrained
+from plait.models.language_loading import from_module, load_model
 from tests.models.oracle import RAGGED, eager_logprobs, gradients
 from tests.models.tiny import FAMILIES, tiny, tiny_llama, tiny_model, tiny_tokenizer
 

@@ -21,7 +21,9 @@ from plait.generation.request import Request
 from plait.generation.settings import Sampling, SamplingSettings
 from plait.kernels.noise import NoiseKey
 from plait.models.backbone import copy_of
-from plait.models.language_model import LanguageModel, load_model, save_pretrained
+from plait.models.files.saving import save_pretrained
+from plait.models.language_loading import load_model
+from plait.models.language_model import LanguageModel
 from plait.models.lora import add_lora, load_adapter, merge_lora, save_adapter, without_lora
 from plait.models.lora_settings import LoraSettings
 from plait.models.scalar_loading import scalar_of, scalar_view

@@ -8,8 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from plait.data.packed import pack
+from plait.models.backbone import copy_of
 from plait.models.compute.attention import PackedContext
-from plait.models.language_model import copy_of, from_module
+from plait.models.language_loading import from_module
 from tests.models.oracle import RAGGED, eager_logprobs, gradients, largest_error
 from tests.models.tiny import FAMILIES, tiny, tiny_llama, tiny_model
 

@@ -16,7 +16,8 @@ from plait.data.packed import pack
 from plait.errors import ModelError
 from plait.models import admission
 from plait.models.backbone import copy_of
-from plait.models.language_model import LanguageModel, save_pretrained
+from plait.models.files.saving import save_pretrained
+from plait.models.language_model import LanguageModel
 from plait.models.scalar_loading import load_scalar, scalar_of, scalar_view
 from plait.models.scalar_model import HEAD, ScalarModel
 from tests.models.oracle import RAGGED, Groups, largest_error, wide_softmax

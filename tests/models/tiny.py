@@ -159,7 +159,7 @@ def tiny_model(
     family: str = "llama", *, dtype: torch.dtype = torch.float64, device: str = "cpu", **options: Any
 ) -> LanguageModel:
     """`tiny` (with its options) as an admitted LanguageModel with the tiny tokenizer."""
-    from plait.models.language_model import from_module
+    from plait.models.language_loading import from_module
 
     name = str(dtype).removeprefix("torch.")
     return from_module(tiny(family, dtype=dtype, **options), tiny_tokenizer(), dtype=name, device=device)

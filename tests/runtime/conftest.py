@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from plait.models.language_model import save_pretrained
+from plait.models.files.saving import save_pretrained
 from plait.recipes.recipe import Recipe
 from plait.recipes.recipe_file import load_recipe
 from tests.models.tiny import tiny_model, tiny_tokenizer

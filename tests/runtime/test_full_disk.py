@@ -13,8 +13,8 @@ from safetensors import SafetensorError
 
 from plait.checkpoint import store
 from plait.errors import RunError
+from plait.models.files.saving import save_pretrained
 from plait.models.files.tensor_file import write_tensor_file
-from plait.models.language_model import save_pretrained
 from plait.runtime import api, session
 from plait.runtime.api import run
 from plait.runtime.session import Session

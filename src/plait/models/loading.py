@@ -7,14 +7,14 @@ from dataclasses import replace
 import torch
 
 from plait.errors import ModelError
-from plait.models import language_model
+from plait.models import language_loading
 from plait.models.files.adapter_folder import adapter_of, base_missing
 from plait.models.files.pretrained import tokenizer_of
 from plait.models.language_model import LanguageModel
 
 
 def load_model(name: str, *, dtype: str = "bfloat16", device: torch.device | str = "cpu") -> LanguageModel:
-    """`language_model.load_model`, where the name may also be a folder with a LoRA adapter: its base is found by what
+    """`language_loading.load_model`, where the name may also be a folder with a LoRA adapter: its base is found by what
     the adapter says, and computes with the un-merged adapter, as in training.
 
     Raises:
@@ -22,11 +22,11 @@ def load_model(name: str, *, dtype: str = "bfloat16", device: torch.device | str
     """
     adapter = adapter_of(name)
     if adapter is None:
-        return language_model.load_model(name, dtype=dtype, device=device)
+        return language_loading.load_model(name, dtype=dtype, device=device)
     from plait.models.lora import load_adapter
 
     try:
-        base = language_model.load_model(adapter.base, dtype=dtype, device=device)
+        base = language_loading.load_model(adapter.base, dtype=dtype, device=device)
     except ModelError as error:
         raise base_missing(name, adapter, error) from error
     view = load_adapter(base, adapter.folder, name="adapter")

@@ -20,7 +20,8 @@ from plait.models.compute.attention import AttentionContext
 from plait.models.compute.float64 import kept_float64
 from plait.models.draws import generator
 from plait.models.files.claims import read_object
-from plait.models.language_model import LanguageModel, eos_token_ids, max_positions, prepare, read_folder
+from plait.models.language_loading import eos_token_ids, max_positions, prepare, read_folder
+from plait.models.language_model import LanguageModel
 from plait.models.parallel.part import require_whole
 from plait.models.scalar_model import HEAD, ScalarModel, ScalarModule
 from plait.models.working_weights import OwnPart, copy_module, dtype_of, layout_of, move_into_flat

@@ -6,19 +6,18 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from plait.data.rows import Rows
 from plait.dataflow import CallKind, Dataflow, Node
 from plait.engines import Workers
 from plait.observe.progress import Progress
 from plait.recipes.recipe import Recipe
 from plait.runtime.calls import Calls
+from plait.runtime.graph_order import GraphOrder
 from plait.runtime.order import needs_of
 from plait.runtime.roles import RewardRole, RoleRuntime
 from plait.runtime.rollout import Draw
 from plait.runtime.step import StepState
 from plait.schedule.dispatch import Dispatcher, Key, Task
 from plait.schedule.work import Work
-from plait.training.results import COUNTS
 from plait.workers.recorder import Recorder
 
 
@@ -67,7 +66,7 @@ class Executor:
         dispatcher = Dispatcher(program, self._clock)
         dispatcher.add((state.step, node.id) for node in self.flow.nodes)
         dispatcher.run()
-        program.in_order(state)
+        program.orders[state.step].restore()
         self._under_way = None
 
     def evaluate_given(self, state: StepState) -> dict[str, float]:
@@ -91,10 +90,11 @@ class _Steps:
     states: Mapping[int, StepState]
     draw: Draw
     is_training: bool = False
-    said: dict[int, dict[str, int]] = field(default_factory=dict)
-    """Step → metric → the call that said it."""
-    trained: dict[int, dict[int, dict[str, float] | None]] = field(default_factory=dict)
-    """Step → training call → its metrics, until those before it have ended."""
+    orders: dict[int, GraphOrder] = field(init=False)
+    """Step → what its calls said, to be put into the order of the graph."""
+
+    def __post_init__(self) -> None:
+        self.orders = {step: GraphOrder(self.flow, state) for step, state in self.states.items()}
 
     def needs(self, key: Key) -> Collection[Key]:
         step, node = key[0], self.flow.nodes[key[1]]
@@ -122,17 +122,17 @@ class _Steps:
     def _work(self, node: Node, state: StepState, moves: Work[None], task: Task) -> Work[None]:
         yield from moves
         task.mesh = self.calls.mesh(node)  # those that brought weights are free again
-        said = self.said.setdefault(state.step, dict.fromkeys(state.metrics, -1))
+        order = self.orders[state.step]
         work = self._call(node, state, task)
         while True:
             try:
                 done = next(work)
             except StopIteration as end:
                 if node.kind is CallKind.TRAIN:
-                    self._training_ended(node, end.value, state)
-                said |= {name: node.id for name in state.metrics if name not in said}
+                    self._training_ended(node, end.value, order)
+                order.claim(node)
                 return
-            said |= {name: node.id for name in state.metrics if name not in said}
+            order.claim(node)
             yield done
 
     def _call(self, node: Node, state: StepState, task: Task) -> Work[Any]:
@@ -140,24 +140,8 @@ class _Steps:
             self.is_training = True
         return self.calls.work(node, state, self.draw, task.release)
 
-    def _training_ended(self, node: Node, metrics: dict[str, float] | None, state: StepState) -> None:
-        """Merge what training calls said in the order of the graph, whichever ended first."""
-        ended = self.trained.setdefault(state.step, {})
-        ended[node.id] = metrics
-        for first in self.flow.of_kind(CallKind.TRAIN):
-            if first.id not in ended:
-                return
-            if (found := ended[first.id]) is not None:
-                _merge(found, first, state)
-                ended[first.id] = None
-
-    def in_order(self, state: StepState) -> None:
-        """Columns and metrics as graph order has them, whatever ended first."""
-        for table, rows in state.tables.items():
-            columns = sorted(rows.columns.items(), key=lambda item: item[0].producer)
-            state.tables[table] = Rows(rows.samples, dict(columns))
-        said = self.said[state.step]
-        state.metrics = dict(sorted(state.metrics.items(), key=lambda item: said[item[0]]))
+    def _training_ended(self, node: Node, metrics: dict[str, float] | None, order: GraphOrder) -> None:
+        order.training_ended(node, metrics)
 
 
 @dataclass
@@ -175,7 +159,7 @@ class _Evaluation(_Steps):
             return self.calls.evaluated(node, state)
         return super()._call(node, state, task)
 
-    def _training_ended(self, node: Node, metrics: dict[str, float] | None, state: StepState) -> None:
+    def _training_ended(self, node: Node, metrics: dict[str, float] | None, order: GraphOrder) -> None:
         self.metrics |= metrics or {}
 
 
@@ -183,12 +167,3 @@ def _nothing() -> Work[None]:
     """A work that has ended."""
     return
     yield
-
-
-def _merge(metrics: dict[str, float], node: Node, state: StepState) -> None:
-    """A role that is trained twice in a step: counts add up, the second's other numbers stand under its call's name."""
-    for name, value in metrics.items():
-        if name in state.metrics and name.rpartition("/")[2] in COUNTS:
-            state.metrics[name] += value
-        else:
-            state.metrics[f"{node.call}/{name.rpartition('/')[2]}" if name in state.metrics else name] = value

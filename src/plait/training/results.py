@@ -68,10 +68,21 @@ class MiniBatchResult:
 
 
 def train_metrics(results: Sequence[MiniBatchResult], role: str, counts: Mapping[str, float]) -> dict[str, float]:
-    """The metrics of a `Trainer.train`, whose docstring names them.
+    """The metrics of a training call.
+
+    What the loss logs, `{role}/entropy` (nats, at the sampling temperature) and `{role}/loss`: token means (the loss:
+    as aggregated) of each mini-batch, then the mean over optimizer steps; likewise `{role}/grad_norm`, before clipping.
+    Skipped steps are left out of these means. `{role}/lr` is that of the last step. `training/rollout_*` compare the
+    forward of the first mini-batch, before its step, with the sampling engine (`rollout_check`).
+
+    Counts, under `training/` for the actor and under `{role}/` for another role: `optimizer_steps`, of them
+    `skipped_steps` for `nonfinite_losses` or `nonfinite_gradients`; `nonfinite_outputs` of the model;
+    `masked_mini_batches` without a trained token; `tokens_computed`, packed tokens, and `tokens_unshared`, what they
+    would be with every sample's own prompt; `mask_coverage` and `eos_coverage` (`rollout_check.coverage`).
 
     Args:
-        counts: further ones, by their names without prefix.
+        results: of all mini-batches, in their order.
+        counts: those that the mini-batches do not tell, by their names without prefix.
     """
     applied = [result.metrics for result in results if result.is_applied]
     if not applied:  # nothing was trained on: say the loss of it, 0

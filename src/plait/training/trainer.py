@@ -11,14 +11,9 @@ Shapes: R response tokens, N samples, in row order.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-
-import numpy as np
-from torch import Tensor
+from collections.abc import Iterator, Sequence
 
 from plait.data.rows import FloatArray, Rows
-from plait.dataflow import Level
-from plait.errors import RunError
 from plait.models.language_model import LanguageModel
 from plait.models.parallel.team import Team
 from plait.models.scalar_model import ScalarModel
@@ -31,6 +26,7 @@ from plait.training.passes import OpenMiniBatch, forwards
 from plait.training.results import MiniBatchResult, counted, train_metrics
 from plait.training.rollout_check import coverage, rollout_comparison
 from plait.training.row_shares import drawn_batches
+from plait.training.scored_rows import LOGPROBS, SCORES, VALUES, ScoredOutput, ScoredRows
 from plait.training.stages import ModelPart, ScoringStage, TrainingStage
 from plait.training.tally import Tally, summed
 from plait.training.trainer_settings import ExecutionSettings, SampleSettings, UpdateSettings
@@ -108,8 +104,7 @@ class Trainer:
         Raises:
             RunError: the role is a scalar model.
         """
-        name = self._scorer("logprobs", call, language=True)
-        return (yield from self._score(rows, name, lambda outputs: outputs.logprobs_R, Level.TOKEN, temperature))
+        return self._score(rows, LOGPROBS, call, temperature)
 
     def values(self, rows: Rows, *, call: str | None = None) -> Work[FloatArray]:
         """Score by a scalar model: the value of the state before each response token. As `logprobs` otherwise.
@@ -117,8 +112,7 @@ class Trainer:
         Raises:
             RunError: the role is a language model.
         """
-        name = self._scorer("values", call, language=False)
-        return (yield from self._score(rows, name, lambda outputs: outputs.values_R, Level.TOKEN))
+        return self._score(rows, VALUES, call)
 
     def scores(self, rows: Rows, *, call: str | None = None) -> Work[FloatArray]:
         """Score by a scalar model: its head at the last token of each sample, [len(rows)]. As `logprobs` otherwise.
@@ -126,40 +120,19 @@ class Trainer:
         Raises:
             RunError: the role is a language model.
         """
-        name = self._scorer("scores", call, language=False)
-        return (yield from self._score(rows, name, lambda outputs: outputs.scores_N, Level.SAMPLE))
-
-    def _scorer(self, what: str, call: str | None, *, language: bool) -> str:
-        """The name of a call, which a model of this kind can answer."""
-        name = call or f"{self.role}.{what}"
-        if isinstance(self.model, LanguageModel) != language:
-            has = ("a scalar model", "values and scores") if language else ("a language model", "logprobs")
-            raise RunError(f"{name}: role `{self.role}` is {has[0]}, which has {has[1]}")
-        return name
+        return self._score(rows, SCORES, call)
 
     def _score(
-        self,
-        rows: Rows,
-        name: str,
-        pick: Callable[[Outputs], Tensor | None],
-        level: Level,
-        temperature: float | None = None,
+        self, rows: Rows, output: ScoredOutput, call: str | None, temperature: float | None = None
     ) -> Work[FloatArray]:
-        scored = np.zeros(rows.shape_of(level))
-        order = rows.order
+        name = call or f"{self.role}.{output.name}"
+        output.require(self.model, self.role, name)
+        scored = ScoredRows(rows, output)
         ordered = rows.ordered()
-
-        def take(micro: MicroBatch, outputs: Outputs) -> None:
-            output = pick(outputs)
-            assert output is not None, f"{name}: the model has another output"
-            positions = [order[i] for i in micro.samples]
-            places = positions if level is Level.SAMPLE else rows.token_places(positions)
-            scored[places] = output.double().cpu().numpy()
-
         micros = self._split(ordered)[self.team.dp.index]
-        stage = ScoringStage(self._part, ordered, micros, temperature or self._samples.temperature, take)
+        stage = ScoringStage(self._part, ordered, micros, temperature or self._samples.temperature, scored.take)
         yield from counted(forwards(stage, self.role, name), self.team)
-        return summed(self.team, scored, self.model.device)
+        return summed(self.team, scored.values, self.model.device)
 
     # -- train
 
@@ -173,15 +146,7 @@ class Trainer:
             step: training step of the run, part of the mini-batch draw.
 
         Returns:
-            Metrics. What the loss logs, `{role}/entropy` (nats, at the sampling temperature) and `{role}/loss`: token
-            means (the loss: as aggregated) of each mini-batch, then the mean over optimizer steps; likewise
-            `{role}/grad_norm`, before clipping. Skipped steps are left out of these means. `{role}/lr` is that of the
-            last step. `training/rollout_*` compare the forward of the first mini-batch, before its step, with the
-            sampling engine (`rollout_check`). Counts, under `training/` for the actor and under `{role}/` for another
-            role: `optimizer_steps`, of them `skipped_steps` for `nonfinite_losses` or `nonfinite_gradients`;
-            `nonfinite_outputs` of the model; `masked_mini_batches` without a trained token; `tokens_computed`, packed
-            tokens, and `tokens_unshared`, what they would be with every sample's own prompt; `mask_coverage` and
-            `eos_coverage` (`rollout_check.coverage`).
+            Metrics: see `results.train_metrics`.
 
         Raises:
             RunError: the loss returns what is not a loss; the mask is none; several optimizer steps in a row were not

@@ -9,7 +9,7 @@ import torch
 
 from plait.errors import ModelError
 from plait.models.files.finite import Broken, broken, describe, is_finite
-from plait.models.language_model import save_pretrained
+from plait.models.files.saving import save_pretrained
 from tests.models.tiny import tiny_model
 
 NAN, INF = float("nan"), float("inf")

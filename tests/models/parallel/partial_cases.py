@@ -17,7 +17,8 @@ from plait.models.backbone import BackboneModel, copy_of
 from plait.models.compute.attention import PackedContext
 from plait.models.compute.logprobs import chunked_logprobs
 from plait.models.flat_weights import cut_block
-from plait.models.language_model import LanguageModel, load_model
+from plait.models.language_loading import load_model
+from plait.models.language_model import LanguageModel
 from plait.models.lora import add_lora
 from plait.models.lora_settings import LoraSettings
 from plait.models.parallel import part_loading

@@ -25,7 +25,7 @@ from plait.models import scalar_loading
 from plait.models.files.checkpoint_files import CheckpointFiles
 from plait.models.files.pretrained import new_module
 from plait.models.flat_weights import FlatWeights, cut_block
-from plait.models.language_model import load_model, read_config, read_folder, without_weights
+from plait.models.language_loading import load_model, read_config, read_folder, without_weights
 from plait.models.parallel.partial import Values, cut_from, cut_layers, part_of, take_weights
 from plait.models.parallel.scaled_down import Proven, kinds_of, parameters_on_meta, scaled_down
 from plait.models.parallel.team import Team

@@ -20,7 +20,7 @@ from plait.layout.batches import CacheShape
 from plait.layout.mesh import Parallelism
 from plait.models import scalar_loading
 from plait.models.files.pretrained import new_module
-from plait.models.language_model import from_module
+from plait.models.language_loading import from_module
 from plait.models.parallel.stage import PassingLayer, decoder_list
 from plait.models.scalar_loading import ScalarHead
 from plait.models.scalar_model import ScalarModel

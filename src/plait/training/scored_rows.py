@@ -1,0 +1,61 @@
+"""What a SCORE call asks of a model, and the numbers of its rows as micro-batches bring them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from torch import Tensor
+
+from plait.data.rows import Rows
+from plait.dataflow import Level
+from plait.errors import RunError
+from plait.models.language_model import LanguageModel
+from plait.policy.packing import MicroBatch
+from plait.training.outputs import Outputs
+from plait.training.stages import Model
+
+
+@dataclass(frozen=True)
+class ScoredOutput:
+    """One of the outputs of a model, as scores of rows."""
+
+    name: str
+    level: Level
+    """What there is a number for: a response token, or a sample."""
+    pick: Callable[[Outputs], Tensor | None]
+    of_language_model: bool
+    """Else of a scalar one."""
+
+    def require(self, model: Model, role: str, call: str) -> None:
+        """Raises RunError where a model of this kind has no such output."""
+        if isinstance(model, LanguageModel) != self.of_language_model:
+            kind, outputs = (
+                ("a scalar model", "values and scores") if self.of_language_model else ("a language model", "logprobs")
+            )
+            raise RunError(f"{call}: role `{role}` is {kind}, which has {outputs}")
+
+
+LOGPROBS = ScoredOutput("logprobs", Level.TOKEN, lambda outputs: outputs.logprobs_R, of_language_model=True)
+VALUES = ScoredOutput("values", Level.TOKEN, lambda outputs: outputs.values_R, of_language_model=False)
+SCORES = ScoredOutput("scores", Level.SAMPLE, lambda outputs: outputs.scores_N, of_language_model=False)
+
+
+class ScoredRows:
+    """The scores of rows in their own order, whatever the order in which micro-batches compute them."""
+
+    def __init__(self, rows: Rows, output: ScoredOutput) -> None:
+        self.values = np.zeros(rows.shape_of(output.level))
+        """[rows.num_tokens] or [len(rows)] float64; 0 where nothing has come yet."""
+        self._rows = rows
+        self._output = output
+        self._order = rows.order
+
+    def take(self, micro: MicroBatch, outputs: Outputs) -> None:
+        """Keep what the model said of a micro-batch, whose samples are counted in the order of `Rows.ordered`."""
+        scores = self._output.pick(outputs)
+        assert scores is not None, f"the model has no {self._output.name}"
+        positions = [self._order[i] for i in micro.samples]
+        places = positions if self._output.level is Level.SAMPLE else self._rows.token_places(positions)
+        self.values[places] = scores.double().cpu().numpy()
