@@ -306,14 +306,11 @@ def test_calls_on_disjoint_ranks_wait_for_what_they_need_alone() -> None:
     """PPO: reference and critic score beside the reward; actor and critic train side by side."""
     from plait.recipes.algorithm import load_flow, trace_algorithm
     from plait.recipes.role_models import MODEL_ROLES, REWARD_ROLES
-    from plait.runtime.order import needs_of
-    from plait.runtime.roles import ModelRole, RewardRole
+    from plait.schedule.needs import needs_of
 
     flow = trace_algorithm(load_flow("ppo"), {"kl_coef": 0.05}, (*MODEL_ROLES, *REWARD_ROLES))
-    model: Any = ModelRole(None, None)  # type: ignore[arg-type]
-    roles = {"actor": model, "ref": model, "critic": model, "reward": RewardRole(None)}
     named = {node.id: node.call for node in flow.nodes}
-    needs = {named[node]: {named[one] for one in before} for node, before in needs_of(flow, roles).items()}
+    needs = {named[node]: {named[one] for one in before} for node, before in needs_of(flow, ["reward"]).items()}
     assert needs["ref.logprobs"] == needs["critic.values"] == {"actor.generate"}
     assert "actor.train" not in needs["critic.train"]
     assert "critic.train" not in needs["actor.train"]

@@ -14,12 +14,12 @@ from plait.engines import TrainingEngine
 from plait.errors import RunError
 from plait.observe.progress import Progress
 from plait.recipes.recipe import Recipe
-from plait.runtime.order import scores_alone
 from plait.runtime.rewarding import RewardCalls
 from plait.runtime.roles import ModelRole, RewardRole, RoleRuntime
 from plait.runtime.rollout import Draw, Rollout
 from plait.runtime.step import StepState
 from plait.runtime.streams import Part, in_parts
+from plait.schedule.needs import may_stream
 from plait.schedule.work import Work
 from plait.workers.recorder import Recorder
 
@@ -60,11 +60,7 @@ class Calls:
     def streams(self, node: Node) -> bool:
         """Whether a call scores parts of a rollout, as its samples are finished: on other ranks than those that
         generate. That is the plan's to say, not the clock's, and it computes the same parts when it begins late."""
-        source, scores = self._flow.nodes[node.rows], node.kind is CallKind.SCORE
-        if not scores or source.kind is not CallKind.GENERATE or source.generation.resample is not None:
-            return False
-        is_reward = isinstance(self._roles[str(node.role)], RewardRole)
-        return (is_reward or scores_alone(node, self._roles)) and not self.mesh(node) & self.mesh(source)
+        return may_stream(node, self._flow) and not self.mesh(node) & self.mesh(self._flow.nodes[node.rows])
 
     def work(self, node: Node, state: StepState, draw: Draw, model_is_done: Callable[[], None]) -> Work[Any]:
         """What a call does, its weights being where it needs them. That of a TRAIN node returns metrics, or None where

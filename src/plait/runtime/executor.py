@@ -12,11 +12,11 @@ from plait.observe.progress import Progress
 from plait.recipes.recipe import Recipe
 from plait.runtime.calls import Calls
 from plait.runtime.graph_order import GraphOrder
-from plait.runtime.order import needs_of
 from plait.runtime.roles import RewardRole, RoleRuntime
 from plait.runtime.rollout import Draw
 from plait.runtime.step import StepState
 from plait.schedule.dispatch import Dispatcher, Key, Task
+from plait.schedule.needs import needs_of
 from plait.schedule.work import Work
 from plait.workers.recorder import Recorder
 
@@ -40,7 +40,7 @@ class Executor:
         self.flow = flow
         self.progress = progress
         self._recorder = recorder
-        self._needs = needs_of(flow, roles)
+        self._needs = needs_of(flow, [name for name, role in roles.items() if isinstance(role, RewardRole)])
         self._calls = Calls(flow, roles, recipe, recorder, progress)
         pools = [role.pool for role in roles.values() if isinstance(role, RewardRole) and role.pool is not None]
         self._clock = workers.clock(pools, progress)
@@ -86,7 +86,7 @@ class _Steps:
     flow: Dataflow
     calls: Calls
     before: Mapping[int, frozenset[int]]
-    """`order.needs_of` the flow."""
+    """`schedule.needs` of the flow."""
     states: Mapping[int, StepState]
     draw: Draw
     is_training: bool = False

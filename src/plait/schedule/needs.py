@@ -2,42 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection
 
 from plait.dataflow import CallKind, Dataflow, Node
-from plait.runtime.roles import ModelRole, RewardRole, RoleRuntime
 
 
-def needs_of(flow: Dataflow, roles: Mapping[str, RoleRuntime]) -> dict[int, frozenset[int]]:
+def needs_of(flow: Dataflow, rewards: Collection[str]) -> dict[int, frozenset[int]]:
     """Id of each node → ids of earlier ones that it waits for.
 
     A call waits for those that make what it reads; for earlier calls of its role that change weights, and where it
     changes them for all of its role; and of calls on the same samples for those that leave samples out (rewards),
     unless it scores each sample by itself: what it says of samples that are left out meanwhile is dropped.
+
+    Args:
+        rewards: roles that score samples by functions, by a frozen model, or both.
     """
     needs: dict[int, frozenset[int]] = {}
     for node in flow.nodes:
         found = {column.producer for column in node.inputs.values()} | {node.rows}
-        found |= {other.id for other in flow.nodes[: node.id] if _conflict(other, node, roles)}
+        found |= {other.id for other in flow.nodes[: node.id] if _conflict(other, node, rewards)}
         needs[node.id] = frozenset(found - {node.id})
     return needs
 
 
-def _conflict(earlier: Node, later: Node, roles: Mapping[str, RoleRuntime]) -> bool:
+def _conflict(earlier: Node, later: Node, rewards: Collection[str]) -> bool:
     if earlier.role is not None and earlier.role == later.role:
         read_only = (CallKind.GENERATE, CallKind.SCORE)
-        if (
-            earlier.kind not in read_only
-            or later.kind not in read_only
-            or isinstance(roles.get(earlier.role), RewardRole)
-        ):
+        if earlier.kind not in read_only or later.kind not in read_only or earlier.role in rewards:
             return True
     if earlier.kind is later.kind is CallKind.GENERATE:  # they draw prompts
         return True
     if not _reads(earlier) & _reads(later):
         return False
-    drops = [isinstance(roles.get(str(node.role)), RewardRole) for node in (earlier, later)]
-    by_sample = [scores_alone(node, roles) for node in (earlier, later)]
+    drops = [node.role in rewards for node in (earlier, later)]
+    by_sample = [_scores_alone(node, rewards) for node in (earlier, later)]
     return (drops[0] and not by_sample[1]) or (drops[1] and not by_sample[0])
 
 
@@ -46,6 +44,14 @@ def _reads(node: Node) -> set[int]:
     return {node.rows} | {column.rows for column in node.inputs.values()}
 
 
-def scores_alone(node: Node, roles: Mapping[str, RoleRuntime]) -> bool:
+def _scores_alone(node: Node, rewards: Collection[str]) -> bool:
     """Whether a model says something of each sample by itself."""
-    return node.kind is CallKind.SCORE and isinstance(roles.get(str(node.role)), ModelRole)
+    return node.kind is CallKind.SCORE and node.role not in rewards
+
+
+def may_stream(node: Node, flow: Dataflow) -> bool:
+    """Whether a call could score parts of a rollout as its samples are finished: it does where it computes on other
+    ranks than those that generate. That is the plan's to say, not the clock's."""
+    source = flow.nodes[node.rows]
+    scores = node.kind is CallKind.SCORE and source.kind is CallKind.GENERATE
+    return scores and source.generation.resample is None

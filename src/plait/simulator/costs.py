@@ -1,0 +1,86 @@
+"""What a prediction asks of a cost model: seconds and bytes of calls and moves, on a layout."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal, Protocol
+
+from plait.layout.mesh import Cluster, Layout
+from plait.schedule.plan import Mode
+
+
+class CallCost(Protocol):
+    """Of one call of a step."""
+
+    @property
+    def seconds(self) -> float: ...
+
+    @property
+    def terms(self) -> Mapping[str, float]:
+        """What they are spent on; they sum to `seconds`."""
+        ...
+
+    @property
+    def bytes(self) -> int:
+        """That devices send each other."""
+        ...
+
+    @property
+    def working_bytes(self) -> tuple[int, ...]:
+        """By pipeline stage: activations, keys and values, logits of a chunk: what is held while it runs, beside
+        weights and optimizer state."""
+        ...
+
+
+class MoveCost(Protocol):
+    """Of weights or optimizer state on their way: between layouts, or to or from host memory."""
+
+    @property
+    def seconds(self) -> float: ...
+
+    @property
+    def bytes(self) -> int: ...
+
+
+class Device(Protocol):
+    @property
+    def memory_bytes(self) -> int: ...
+
+
+class Devices(Protocol):
+    """What calls run on: equal devices, in nodes."""
+
+    @property
+    def mesh_cluster(self) -> Cluster: ...
+
+    @property
+    def device(self) -> Device: ...
+
+
+class Costs(Protocol):
+    """Answers are kept by who gives them: a search asks for the same ones again and again."""
+
+    @property
+    def cluster(self) -> Devices: ...
+
+    def call(
+        self, call: str, mode: Mode, layout: Layout, *, micro_batch_tokens: int | None = None, schedule: str = ""
+    ) -> CallCost:
+        """
+        Args:
+            micro_batch_tokens: None: the recipe's.
+            schedule: of the pipeline; empty: 1F1B.
+        """
+        ...
+
+    def move(self, role: str, source: Layout, target: Layout) -> MoveCost:
+        """Of a role's weights."""
+        ...
+
+    def offload(self, role: str, layout: Layout, what: Literal["weights", "state"]) -> MoveCost:
+        """To host memory; the way back takes as long."""
+        ...
+
+    def held_bytes(self, role: str, layout: Layout, *, trained: bool) -> tuple[int, ...]:
+        """By pipeline stage: a rank's weights, and with `trained` masters, moments and gradients."""
+        ...
