@@ -172,6 +172,10 @@ class Workers(Protocol):
         """Continue from a checkpoint of any plan."""
         ...
 
+    def sync_references(self, share: float | None) -> None:
+        """Bring the weights of roles that follow another towards those of that role, which get this share."""
+        ...
+
     def gather(self, role: str) -> Any:
         """The whole model of a role with the weights as they are."""
         ...

@@ -54,6 +54,8 @@ def pushed(batch, advantages, ref_logprobs):
 """
 
 GRPO = ("grpo", {"options": {"kl_coef": 0.05, "mini_batches": 2}})
+FOLLOWED = ("grpo", GRPO[1] | {"reference.sync_every": 2, "reference.mixup": 0.5})
+"""The reference follows the policy."""
 BONUS = ("grpo", {"options": {**GRPO[1]["options"], "weigh_kl_by_ratio": True, "entropy_coef": 0.05}})
 """A loss of which every part has a gradient: surrogate, KL with its weight, entropy."""
 PPO = ("ppo", {"options": {"kl_coef": 0.05, "mini_batches": 2}})
@@ -177,6 +179,23 @@ PLANS: dict[str, tuple[Flow, str | dict[str, str]]] = {
             "actor.generate": "1,2,3 dp3 after=drop",
             "actor.train": "0,1,2,3 dp2 pp2 after=offload",
             "ref.logprobs": "0,1,2 dp3 after=offload",
+        },
+    ),
+    "grpo-followed-2": (
+        FOLLOWED,
+        {
+            "actor.generate": "0,1 dp2",
+            "actor.train": "0,1 tp2 after=offload",
+            "ref.logprobs": "0,1 pp2 after=offload",
+        },
+    ),
+    "grpo-followed-apart-2": (FOLLOWED, "split 2"),
+    "grpo-followed-4": (
+        FOLLOWED,
+        {
+            "actor.generate": "1,2,3 dp3 after=drop",
+            "actor.train": "0,1,2,3 dp2 pp2",
+            "ref.logprobs": "3",
         },
     ),
     "ppo-critic-leaves-2": (

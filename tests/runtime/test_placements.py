@@ -15,7 +15,7 @@ from tests.cases import slow_but
 from tests.runtime.placed_runs import PLANS, where
 from tests.runtime.plans import assert_equal_runs
 
-QUICK = ("grpo-nothing-stays-2",)
+QUICK = ("grpo-nothing-stays-2", "grpo-followed-2")
 
 
 @pytest.fixture(scope="module")

@@ -177,3 +177,15 @@ def test_sums_over_chunks():
     _add_widened(square, torch.arange(12.0).bfloat16().view(3, 4).t())
     assert square[1].tolist() == [1, 5, 9]
     assert float(_square(torch.full((elements,), 3.0))) == pytest.approx(9 * elements, rel=1e-12)
+
+
+def test_what_follows_is_an_average_of_the_masters():
+    model = tiny_llama(torch.float64)
+    followed = MasterOptimizer(model, OptimizerSettings(), total_steps=3, is_followed=True)
+    began = followed.masters.clone()
+    followed.masters.add_(1.0)
+    followed.average(0.25)
+    torch.testing.assert_close(followed.buffers()["averaged"], began + 0.25)
+    followed.average(0.5)
+    torch.testing.assert_close(followed.buffers()["averaged"], began + 0.625)
+    assert "averaged" not in optimizer_of(tiny_llama(torch.float64)).buffers(), "nothing follows"

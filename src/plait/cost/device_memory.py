@@ -334,7 +334,8 @@ def _parameters(rank: int, placed: Placed) -> list[_Held]:
                     )
                 )
             else:
-                total = _optimizer_bytes(rank, recipe, parameters[one.role], place.train)
+                followed = any(other.follows == one.role for other in placed.models)
+                total = _optimizer_bytes(rank, recipe, parameters[one.role], place.train, followed=followed)
                 after = offload_policy.of_state(one.role, rank)
                 what = f"{one.role}: masters, moments and gradients"
                 states.append(_Held(what, total, after, uses, is_state=True))
@@ -347,13 +348,13 @@ def _parameters(rank: int, placed: Placed) -> list[_Held]:
     return [replace(one, what=f"{one.what}, away when idle") if one.after != "keep" else one for one in found + states]
 
 
-def _optimizer_bytes(rank: int, recipe: Recipe, parameters: Parameters, layout: Layout) -> int:
+def _optimizer_bytes(rank: int, recipe: Recipe, parameters: Parameters, layout: Layout, *, followed: bool) -> int:
     """Gradients are summed over the whole block, masters and moments are held for the range of this dp rank."""
-    per, at = parameter_bytes(recipe.dtype, trained=True), layout.coordinates(rank)
+    per, at = parameter_bytes(recipe.dtype, trained=True, followed=followed), layout.coordinates(rank)
     once = shard(parameters, layout.parallelism, at.tp, at.pp, once=True).num_elements
     start, stop = zero_range(once, at.dp, layout.parallelism.dp)
     gradients = flat_of(parameters, layout, rank).num_elements * per.gradients
-    return (stop - start) * (per.masters + per.moments) + gradients
+    return (stop - start) * (per.masters + per.moments + per.average) + gradients
 
 
 def _cache_bytes(

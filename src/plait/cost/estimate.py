@@ -141,16 +141,18 @@ def _largest_activations(
 def _whole_rows(recipe: Recipe, models: Sequence[RoleModel], shapes: Mapping[str, ModelShape]) -> list[tuple[str, int]]:
     """Each trained role has weights of its own; frozen ones that begin as the same share theirs."""
     rows: list[tuple[str, int]] = []
-    frozen: dict[tuple[str, bool], list[str]] = {}
+    frozen: dict[tuple[str, bool, bool], list[str]] = {}
     for one in models:
-        per, count = parameter_bytes(recipe.dtype, trained=one.trained), shapes[one.name].parameters
+        followed = any(other.follows == one.role for other in models)
+        per = parameter_bytes(recipe.dtype, trained=one.trained, followed=followed)
+        count = shapes[one.name].parameters
         if one.trained:
             rows.append((f"{one.role}: weights ({recipe.dtype})", count * per.weights))
-            rest = per.masters + per.moments + per.gradients
+            rest = per.total - per.weights
             rows.append((f"{one.role}: masters, moments and gradients", count * rest))
         else:
-            frozen.setdefault((one.name, one.scalar), []).append(one.role)
-    for (name, _), roles in frozen.items():
+            frozen.setdefault((one.name, one.scalar, one.changes), []).append(one.role)
+    for (name, _, _), roles in frozen.items():
         per = parameter_bytes(recipe.dtype, trained=False)
         rows.append((f"{', '.join(roles)}: weights ({recipe.dtype})", shapes[name].parameters * per.weights))
     return rows

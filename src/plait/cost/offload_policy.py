@@ -58,12 +58,12 @@ class OffloadPolicy:
         """Whether nothing ever leaves its device."""
 
     def owner(self, role: str) -> Owner:
-        """Trained roles have weights of their own, frozen ones that begin as the same share theirs; with adapters all
+        """Roles that change have weights of their own, others that begin as the same share theirs; with adapters all
         roles do."""
         one = self._models[role]
         if self.adapted:
             return ("base", one.name, one.has_head)
-        return (role,) if one.trained else ("frozen", one.name, one.scalar)
+        return (role,) if one.changes else ("frozen", one.name, one.scalar)
 
     def uses(self, role: str, rank: int, key: PartKey) -> Sequence[Use]:
         """What computes with the weights that a role has there."""
@@ -83,14 +83,14 @@ class OffloadPolicy:
     def copies(self, role: str) -> tuple[Copies, ...]:
         """All that is moved from the role's home: what stays together, the rest by who needs it. A frozen role's are
         read from its checkpoint, and moved only where they are dropped."""
-        place, trained = self._places[role], self._models[role].trained
+        place, changes = self._places[role], self._models[role].changes
         home = parts_of(place.home)
         groups: dict[tuple[After, frozenset[Mode]], set[tuple[int, PartKey]]] = {}
         for part, modes in place.uses.items():
             if part in home:
                 continue
             after = (self.of_adapter if self.adapted else self.of_weights)(role, *part)
-            if trained or after == "drop":
+            if changes or after == "drop":
                 groups.setdefault((after, frozenset() if after == "keep" else modes), set()).add(part)
         found = [
             Copies(

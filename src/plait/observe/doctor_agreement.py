@@ -131,7 +131,7 @@ def stale_reference(reading: Reading) -> Sign | None:
         return Sign(
             Severity.ERROR,
             1.0,
-            "the reference's weights are not those that it had at the beginning of the run",
+            "the reference's weights are not those that it had at the beginning of the run, or after its last sync",
             "model",
         )
     trained = (reading.get("actor/grad_norm") or 0) > 0 and (reading.get("actor/lr") or 0) > 0

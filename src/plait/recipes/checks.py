@@ -102,6 +102,7 @@ def check_unused(flow: Dataflow, recipe: Recipe) -> None:
         ("cost", "cost" in flow.roles),
         ("critic", "critic" in flow.roles),
         ("cost_critic", "cost_critic" in flow.roles),
+        ("reference", "ref" in flow.roles),
         ("sampling", generates),
         ("pretraining", generates and bool(flow.of_kind(CallKind.READ))),
     )
@@ -109,9 +110,16 @@ def check_unused(flow: Dataflow, recipe: Recipe) -> None:
     for name, used in sections:
         if not used and getattr(recipe, name) != getattr(default, name):
             what = f"has no role `{name}`" if name in _CALLS else "generates nothing"
+            if name == "reference":
+                what = "asks no reference (`options.kl_coef` above 0 makes most of them)"
             if name == "pretraining":
                 what = "reads no examples beside its prompts (safe_rlhf does with `options.ptx_coef` above 0)"
             raise ConfigError(f"`{name}` is set, but the flow `{flow.name}` {what}; remove the section `{name}`")
+    if recipe.reference.sync_every and recipe.lora.rank:
+        raise ConfigError(
+            f"`reference.sync_every` is {recipe.reference.sync_every}, but with adapters (`lora.rank` "
+            f"{recipe.lora.rank}) the reference is the weights that all roles share; set one of them to 0"
+        )
     given = bool(flow.of_kind(CallKind.READ)) and not generates
     keys = (
         ("evaluation.temperature", recipe.evaluation.temperature != 0 and not generates, "generates nothing"),

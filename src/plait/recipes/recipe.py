@@ -71,6 +71,23 @@ class EvaluationSettings(Settings):
         return self
 
 
+class ReferenceSettings(Settings):
+    """A reference that follows the policy (TRPO with an updated prior: Gorbatovski et al. 2024, arXiv 2404.09656)."""
+
+    sync_every: int = Field(
+        0, ge=0, description="bring the reference towards the policy every so many steps; 0: it stays as it began"
+    )
+    mixup: float = Field(
+        0.6, gt=0, le=1, description="share of the policy in the reference that a sync makes; 1: a copy of the policy"
+    )
+
+    @model_validator(mode="after")
+    def _check_used(self) -> Self:
+        if "mixup" in self.model_fields_set and self.mixup != 0.6 and self.sync_every == 0:
+            raise ValueError("mixup is set, but the reference stays as it began; set `reference.sync_every` above 0")
+        return self
+
+
 class CheckpointSettings(Settings):
     every: int = Field(25, ge=0, description="save every so many steps; 0: only at the end or when stopped")
     keep_last: int = Field(2, ge=1, description="newest checkpoints kept")
@@ -96,6 +113,7 @@ class Recipe(Settings):
     cost: RewardSettings = RewardSettings()
     critic: ValueSettings = ValueSettings()
     cost_critic: ValueSettings = ValueSettings()
+    reference: ReferenceSettings = ReferenceSettings()
     lora: LoraSettings = LoraSettings()
     sampling: SamplingSettings = SamplingSettings()
     optimizer: OptimizerSettings = OptimizerSettings()

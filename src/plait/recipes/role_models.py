@@ -25,6 +25,13 @@ class RoleModel:
     trained: bool
     key: str
     """Of the recipe, for messages."""
+    follows: str = ""
+    """The trained role that its weights are brought towards from time to time; empty: none."""
+
+    @property
+    def changes(self) -> bool:
+        """Whether its weights become others, so that no role can share them."""
+        return self.trained or bool(self.follows)
 
     @property
     def has_head(self) -> bool:
@@ -58,7 +65,8 @@ def role_models(flow: Dataflow, recipe: Recipe) -> tuple[RoleModel, ...]:
 def role_model(role: str, recipe: Recipe, *, trained: bool) -> RoleModel:
     """Which model a role begins as, whatever the flow."""
     name, key = _begins_as(role, recipe)
-    return RoleModel(role, name, role in SCALAR_ROLES, trained, key)
+    follows = "actor" if role == "ref" and recipe.reference.sync_every > 0 else ""
+    return RoleModel(role, name, role in SCALAR_ROLES, trained, key, follows)
 
 
 def main_role(models: Sequence[RoleModel]) -> RoleModel:

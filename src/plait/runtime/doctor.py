@@ -167,7 +167,7 @@ class RunDoctor:
             facts["uses_groups"] = float(any(_compares_siblings(node) for node in self._flow.nodes))
         if self._flow.calls("ref"):
             facts["has_reference"] = 1.0
-        facts |= self._of_reference(state) | self._of_training(state) | self._of_weights()
+        facts |= self._of_reference(state) | self._of_training(state) | self._of_weights(state.step + 1)
         gaps = split_gaps(self._flow, state, self._recipe.sampling.max_response_tokens)
         facts |= {f"loss_split/{name}": gap for name, gap in gaps.items()}
         return {f"doctor/{name}": value for name, value in facts.items()}
@@ -225,17 +225,21 @@ class RunDoctor:
                 facts |= mask_edges(rows, rows.columns[mask], self._ends)
         return facts
 
-    def _of_weights(self) -> dict[str, float]:
+    def _of_weights(self, step: int) -> dict[str, float]:
         now = self._fingerprints()
         before, self._before = self._before, now
         first = self._doctor.baseline
         known = [name for name in now if self._first(name) in first]
-        changed = [name for name in known if self._is_frozen(name) and now[name] != first[self._first(name)]]
+        every = self._recipe.reference.sync_every
+        as_before = {name: first[self._first(name)] for name in known if self._is_frozen(name)}
+        if every and "ref" in as_before:  # what it is since its last sync
+            as_before["ref"] = now["ref"] if step % every == 0 else before.get("ref", now["ref"])
+        changed = [name for name, expected in as_before.items() if now[name] != expected]
         facts = {"ref_changed" if name == "ref" else f"changed/{name}": 1.0 for name in changed}
         if "actor" in self._trained and "actor" in known and "actor" in before:
             facts["weights_moved"] = float(now["actor"] != before["actor"])
             adapted = self._models["actor"].own is not None
-            if "ref" in now and not adapted and now["ref"] == now["actor"] != first[self._first("actor")]:
+            if "ref" in now and not every and not adapted and now["ref"] == now["actor"] != first[self._first("actor")]:
                 facts["ref_is_policy"] = 1.0
         return facts
 

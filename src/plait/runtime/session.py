@@ -142,6 +142,9 @@ class Session:
         self.done.policy_version += 1
         self.done.prompts_drawn = self.feed.drawn
         self.done.carried |= {name: value.tolist() for name, value in state.next_carried.items()}
+        reference = self.recipe.reference
+        if reference.sync_every and self.done.step % reference.sync_every == 0:
+            self.workers.sync_references(reference.mixup)
         self._publish_weights()
         self.recorder.extend(self.workers.spans())
 
@@ -156,10 +159,10 @@ class Session:
         )
 
     def _publish_weights(self) -> None:
-        """The engines of trained roles forget what older weights computed."""
+        """The engines of roles that change forget what older weights computed."""
         for one in self.prepared.models:
             role = self.roles[one.role]
-            if one.trained and isinstance(role, ModelRole) and role.engine is not None:
+            if one.changes and isinstance(role, ModelRole) and role.engine is not None:
                 role.engine.update_weights(self.done.policy_version)
 
     def evaluate(self, stop: Callable[[], bool] = lambda: False) -> Evaluation:

@@ -19,19 +19,23 @@ class ParameterBytes:
     """AdamW's two."""
     gradients: int
     """The accumulation buffer. The gradient of a single parameter in the compute dtype lives beside it for a moment."""
+    average: int = 0
+    """The slow average that the reference is made from, where it follows."""
 
     @property
     def total(self) -> int:
-        return self.weights + self.masters + self.moments + self.gradients
+        return self.weights + self.masters + self.moments + self.gradients + self.average
 
 
-def parameter_bytes(dtype: str, *, trained: bool) -> ParameterBytes:
+def parameter_bytes(dtype: str, *, trained: bool, followed: bool = False) -> ParameterBytes:
     """Bytes per parameter of one role that computes in `dtype` ("bfloat16", "float32" or "float64").
 
     A trained role in bfloat16 takes 2 + 4 + 8 + 4 = 18, in float32 4 + 0 + 8 + 4 = 16; a frozen one its weights alone.
+    One that the reference follows takes 4 more.
     """
     compute = BYTES[dtype]
     if not trained:
         return ParameterBytes(compute, 0, 0, 0)
     master = max(compute, BYTES["float32"])
-    return ParameterBytes(compute, 0 if compute == master else master, 2 * master, master)
+    masters = 0 if compute == master else master
+    return ParameterBytes(compute, masters, 2 * master, master, master if followed else 0)

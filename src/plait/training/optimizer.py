@@ -25,6 +25,9 @@ from plait.training.results import StepReport
 from plait.training.settings import OptimizerSettings
 from plait.training.shares import Share
 
+AVERAGED = "averaged"
+"""Of `MasterOptimizer.buffers`, what the reference is made from."""
+
 COPY_CHUNK = 1 << 22
 """Elements that are cast at a time where a temporary copy might be made."""
 
@@ -44,6 +47,7 @@ class MasterOptimizer:
     Args:
         model: of several ranks, this one's part.
         team: the ranks; all of them call `step` together.
+        is_followed: keep a slow average of the masters beside them, for `average`.
     """
 
     def __init__(
@@ -52,6 +56,8 @@ class MasterOptimizer:
         settings: OptimizerSettings,
         total_steps: int,
         team: Team | None = None,
+        *,
+        is_followed: bool = False,
     ) -> None:
         self.settings = settings
         self.total_steps = total_steps
@@ -74,6 +80,8 @@ class MasterOptimizer:
         """Those of all working weights of this rank. `step` sums those of its share over the ranks, and clips them."""
         self.exp_avg = torch.zeros_like(self.masters)
         self.exp_avg_sq = torch.zeros_like(self.masters)
+        self.averaged = self.masters.clone() if is_followed else None
+        """What the reference is made from; None: nothing is."""
         self.attempted_steps = 0
         """Optimizer steps so far, skipped ones included: the learning-rate schedule counts these."""
         self.applied_steps = 0
@@ -194,6 +202,11 @@ class MasterOptimizer:
         for low, high in share.tied:
             weights.broadcast(team.ends, low, high, 0)
 
+    def average(self, share: float) -> None:
+        """averaged = share * masters + (1 - share) * averaged, of this rank's share."""
+        assert self.averaged is not None, "no average is kept of what nobody follows"
+        self.averaged.lerp_(self.masters, share)
+
     def state(self) -> dict[str, Tensor]:
         """Everything that the next step depends on, of this rank's share. The flat tensors are the live buffers, not
         copies: write them out before the next step."""
@@ -206,7 +219,8 @@ class MasterOptimizer:
 
     def buffers(self) -> dict[str, Tensor]:
         """The flat tensors of `state`, the live ones: written in place by a move, and taken over by `load_state`."""
-        return {"masters": self.masters, "exp_avg": self.exp_avg, "exp_avg_sq": self.exp_avg_sq}
+        buffers = {"masters": self.masters, "exp_avg": self.exp_avg, "exp_avg_sq": self.exp_avg_sq}
+        return buffers if self.averaged is None else {**buffers, AVERAGED: self.averaged}
 
     def scratch(self) -> dict[str, Tensor]:
         """Flat tensors whose values no call leaves to the next."""

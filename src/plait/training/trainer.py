@@ -73,7 +73,9 @@ class Trainer:
         self._optimizer = (
             None
             if updates is None
-            else MasterOptimizer(model, updates.optimizer, updates.total_optimizer_steps, self.team)
+            else MasterOptimizer(
+                model, updates.optimizer, updates.total_optimizer_steps, self.team, is_followed=updates.is_followed
+            )
         )
         self._part = ModelPart(model, self.team, checkpoint=execution.checkpoint_activations)
 

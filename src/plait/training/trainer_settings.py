@@ -82,6 +82,8 @@ class UpdateSettings:
     """Those of the whole run; where the learning-rate schedule ends."""
     seed: int = 0
     """The run's; fixes the mini-batches together with step and epoch."""
+    is_followed: bool = False
+    """The optimizer keeps a slow average of the masters, which the reference is made from."""
 
     def __post_init__(self) -> None:
         assert self.total_optimizer_steps > 0, "a trained role needs total_optimizer_steps"

@@ -178,7 +178,7 @@ class Announcer:
         return number
 
     def trained(self, role: str) -> None:
-        """A call that trains the role has been announced."""
+        """What changes the weights of the role has been announced."""
         self.stale |= {(role, number) for number in range(len(self.rank_state.copies[role]))}
 
     def copies(self, role: str, mode: Mode) -> frozenset[tuple[str, int]]:
@@ -202,6 +202,16 @@ class Announcer:
         place = next(self._numbers)
         self._moves[place] = self._moving(place, role, numbers if LEADER in movers else [])
         return self._moves[place]
+
+    def follow(self, role: str, share: float | None) -> None:
+        """Have a role's weights brought towards those of the role that it follows; see `RankState.following`."""
+        places = self.rank_state.places
+        ranks = {*places[self.rank_state.follows[role]].ranks, *places[role].ranks}
+        self.tell(ranks, Message({"do": Do.FOLLOW, "role": role, "share": share}))
+        self.trained(role)
+        if LEADER in ranks:
+            with self.joining(f"{role}.follow"):
+                self.recorder.drain(self.rank_state.following(role, share), role)
 
     def _moving(self, place: int, role: str, numbers: Sequence[int]) -> Work[None]:
         if numbers:

@@ -221,6 +221,8 @@ class FollowerLoop:
         match do:
             case Do.MOVE:
                 yield from rank_state.moving_all(header["role"], header["numbers"])
+            case Do.FOLLOW:
+                yield from rank_state.following(header["role"], header["share"])
             case Do.VERSION:
                 self._lockstep(header["role"]).update_weights(header["version"])
             case Do.GATHER:

@@ -26,7 +26,7 @@ NEW_HEAD_STD = 0.0
 def build_models(wanted: Iterable[RoleModel], recipe: Recipe) -> dict[str, LanguageModel | ScalarModel]:
     """Read each checkpoint once and give each role its weights.
 
-    Roles that are not trained share one copy of what they begin as. With adapters (`lora`), roles that begin as the
+    Roles that do not change share one copy of what they begin as. With adapters (`lora`), roles that begin as the
     same checkpoint share its weights, trained or not, and the reference is those weights without an adapter.
 
     Raises:
@@ -53,7 +53,7 @@ class _Shelf:
         return {model.role: self._adapted(model) if adapted else self._whole(model) for model in wanted}
 
     def _whole(self, role_model: RoleModel) -> LanguageModel | ScalarModel:
-        if role_model.trained:
+        if role_model.changes:
             return self._fresh(role_model)
         place = (role_model.name, role_model.scalar)
         if place not in self._frozen:
@@ -113,4 +113,5 @@ def update_settings(role: str, flow: Dataflow, recipe: Recipe) -> UpdateSettings
         optimizer=optimizer_of(role, recipe),
         total_optimizer_steps=flow.optimizer_steps(role, recipe.steps),
         seed=recipe.seed,
+        is_followed=role == "actor" and "ref" in flow.roles and recipe.reference.sync_every > 0,
     )

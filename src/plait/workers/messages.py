@@ -39,6 +39,8 @@ class Do(StrEnum):
     """Requests of a role given before, or a call: nobody waits for what comes of them any longer."""
     MOVE = "move"
     """Weights of a role, from its home to where else they are used."""
+    FOLLOW = "follow"
+    """A role's weights become an average of those of the role that it follows."""
     VERSION = "version"
     """The engine of a role has new weights."""
     GATHER = "gather"

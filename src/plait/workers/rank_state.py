@@ -34,6 +34,7 @@ from plait.recipes.role_models import RoleModel
 from plait.schedule.placements import WHOLE, PartKey, RolePlacement, part_key, parts_of, placements_of
 from plait.schedule.plan import After, Plan
 from plait.schedule.work import Work
+from plait.training.optimizer import AVERAGED
 from plait.training.trainer import Trainer
 from plait.workers.loading import build_models
 from plait.workers.offload_manager import Need, OffloadManager, OffloadUnit
@@ -110,13 +111,22 @@ class Setting:
 
 
 class RankState:
-    """All roles of this rank."""
+    """All roles of this rank.
 
-    def __init__(self, setting: Setting, roles: dict[str, RoleState]) -> None:
+    Args:
+        follow_moves: role that follows another → the move of the other's average to the role's home.
+    """
+
+    def __init__(
+        self, setting: Setting, roles: dict[str, RoleState], follow_moves: Mapping[str, MovePlan] | None = None
+    ) -> None:
         self.rank, self.recipe, self.flow = setting.rank, setting.recipe, setting.flow
         self.cluster, self.places, self.copies = setting.cluster, setting.places, setting.copies
         self.roles = roles
+        self._follow_moves = dict(follow_moves or {})
         self._models = tuple(setting.models)
+        self.follows = {one.role: one.follows for one in setting.models if one.follows}
+        """Role → the role whose weights its own are brought towards."""
         self._waiting_for = setting.waiting_for
         self._offload_policy = setting.offload_policy
         self._units: dict[int, OffloadUnit] = {}
@@ -145,6 +155,34 @@ class RankState:
             waiting_for=self._waiting_for,
         )
         return (yield from work)
+
+    def following(self, role: str, share: float | None) -> Work[None]:
+        """Bring a role's weights towards those of the role that it follows.
+
+        Args:
+            share: of the other's weights as they are, in the average of them that the role becomes; None: the average
+                stays as it is, and the role's weights become what it says.
+        """
+        plan = self._follow_moves.get(role)
+        if plan is None:
+            return
+        followed = self.follows[role]
+        train, home = self.places[followed].train, self.places[role].home
+        assert train is not None, f"role {role} follows {followed}, which is not trained"
+        buffers: dict[str, Tensor] = {}
+        if self.rank in train.mesh.ranks:
+            optimizer = self._trainer_of(followed).optimizer
+            self.offloads.want((followed, "train"), (role, "home"))
+            if share is not None:
+                optimizer.average(share)
+            buffers[AVERAGED] = optimizer.buffers()[AVERAGED]
+        else:
+            self.offloads.want((role, "home"))
+        if self.rank in home.mesh.ranks:
+            buffers |= self.roles[role].buffers
+        if self.rank in plan.rows:
+            name = f"{role}.follow"
+            yield from moving(plan, self.rank, buffers, deadline_s=WAIT_S, name=name, waiting_for=self._waiting_for)
 
     def make_room(self, role: str, numbers: Sequence[int]) -> None:
         """Before `moving` to these copies: have what is moved on the device, and memory for what comes."""
@@ -182,7 +220,7 @@ class RankState:
     def _units_of(self, part: RoleState, key: PartKey) -> list[OffloadUnit]:
         """What does not stay on the device of a part of a model: its weights, and those that are the role's alone."""
         role, model = part.one.role, part.parts[key]
-        changes = part.one.trained and model.own is None
+        changes = part.one.changes and model.own is None
         what = "weights" if (self.rank, key) in parts_of(part.place.home) else "copy"
         found = [
             self._unit(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from plait.cost.aliasing import Aliasing, flat_of
 from plait.cost.offload_policy import Owner
-from plait.layout.holdings import Holdings, merged
+from plait.layout.holdings import Holdings, merged, zero_shards
 from plait.layout.mesh import Layout
 from plait.layout.move import plan_move
 from plait.layout.move_plan import MovePlan
@@ -24,6 +24,7 @@ from plait.recipes.role_models import RoleModel
 from plait.schedule.generators import gpipe, one_at_a_time, one_f_one_b
 from plait.schedule.placements import WHOLE, PartKey, layouts_of, part_key, parts_of
 from plait.schedule.stated import StatedOrder
+from plait.training.optimizer import AVERAGED
 from plait.training.trainer import Trainer
 from plait.training.trainer_settings import ExecutionSettings
 from plait.workers.instances import engine_of
@@ -42,7 +43,9 @@ def make_rank_state(setting: Setting) -> RankState:
     Raises:
         ModelError: a model cannot be read, or is refused.
     """
-    return RankState(setting, RoleBuilder(setting).roles())
+    builder = RoleBuilder(setting)
+    roles = builder.roles()
+    return RankState(setting, roles, builder.follow_moves(roles))
 
 
 class RoleBuilder:
@@ -124,7 +127,7 @@ class RoleBuilder:
                 only = not self._trains_or_scores
                 part.engine = engine_of(model, self.recipe.sampling, team, keep_memory=only)
                 part.instance = team
-        if self.setting.copies[role_model.role]:
+        if self.setting.copies[role_model.role] or role_model.follows:
             part.moves, part.buffers = self._moves(part)
         return part
 
@@ -193,6 +196,27 @@ class RoleBuilder:
             if model.nested is None
         }
         return tuple(plans), {**self._memory.get(self._owner(part.one), {}), **alone}
+
+    def follow_moves(self, roles: Mapping[str, RoleState]) -> dict[str, MovePlan]:
+        """Role that follows another → the move from the average that the other's trainers keep to the role's home; of
+        those that this rank has a part in.
+
+        Args:
+            roles: of this rank.
+        """
+        found: dict[str, MovePlan] = {}
+        for role_model in self.setting.models:
+            train = self.places[role_model.follows].train if role_model.follows else None
+            mine = roles.get(role_model.role) or roles.get(role_model.follows)
+            if train is None or mine is None:
+                continue
+            compute = dtype_of(self.recipe.dtype)
+            masters = str(torch.promote_types(compute, torch.float32)).removeprefix("torch.")
+            source = zero_shards(mine.parameters, train, masters, AVERAGED)
+            home = self.places[role_model.role].home
+            target = self.aliasing.holdings(role_model.role, home, home.mesh.ranks, mine.parameters)
+            found[role_model.role] = plan_move(source, target, self.setting.cluster)
+        return found
 
     def _state(self, part: RoleState, trainer: Trainer) -> OffloadUnit | None:
         """The optimizer's buffers, in host memory at once: those of the next role are about to be made."""

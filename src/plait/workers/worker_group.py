@@ -113,6 +113,12 @@ class WorkerGroup:
             if place.train is not None:
                 self.announcer.trained(role)
                 self.announcer.sync_weights(role)
+        self.sync_references(None)
+
+    def sync_references(self, share: float | None) -> None:
+        """Bring the weights of roles that follow another towards those of that role; see `RankState.following`."""
+        for role in self.rank_state.follows:
+            self.announcer.follow(role, share)
 
     def gather(self, role: str) -> Any:
         """The whole model of a role with the weights as they are: the leader's own if it has that, else a new one."""
