@@ -16,6 +16,7 @@ import functools
 import signal
 import sysconfig
 import threading
+import time
 import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -28,6 +29,8 @@ IMPORT_LIMIT_S = 120.0
 """For a user's file to be imported, heavy libraries and all."""
 TRACE_LIMIT_S = 60.0
 """For a flow to run once on handles."""
+CALL_LIMIT_S = 600.0
+"""For a loss of one micro-batch, or a function over columns of one row, group or batch."""
 MAX_FRAMES_CHARS = 6000
 """Characters of frames that are shown, the last ones."""
 
@@ -176,9 +179,12 @@ def _deadline(limit_s: float) -> Iterator[None]:
         raise _TooLong
 
     before = signal.signal(signal.SIGALRM, ring)
-    signal.setitimer(signal.ITIMER_REAL, limit_s, 1.0)
+    left_s, every_s = signal.setitimer(signal.ITIMER_REAL, limit_s, 1.0)
+    begun_s = time.monotonic()
     try:
         yield
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0.0)
         signal.signal(signal.SIGALRM, before)
+        if left_s:  # another's timer goes on
+            signal.setitimer(signal.ITIMER_REAL, max(left_s - time.monotonic() + begun_s, 1e-3), every_s)

@@ -89,6 +89,32 @@ def test_a_flow_or_a_file_that_hangs_is_broken_off(
     assert "mine.py:2: has not come back" in str(error)
 
 
+@pytest.mark.parametrize(("function", "module"), [("judge", "plait.data.rows"), ("loss", "plait.training.loss_batch")])
+def test_what_hangs_in_a_step_is_broken_off(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, function: str, module: str
+) -> None:
+    monkeypatch.setattr(importlib.import_module(module), "CALL_LIMIT_S", 0.2)
+    error = said_of(tmp_path, in_function(function, "while True: pass"))
+    assert isinstance(error, RunError)
+    assert "has not come back after 0 s" in str(error)
+    assert f"in {function}\n" in error.frames
+
+
+def test_a_deadline_leaves_anothers_timer_going() -> None:
+    rung: list[int] = []
+    before = signal.signal(signal.SIGALRM, lambda number, frame: rung.append(number))
+    others = signal.setitimer(signal.ITIMER_REAL, 0.2)
+    try:
+        with user_code.UserCode("it", RunError, limit_s=30.0):
+            assert signal.getitimer(signal.ITIMER_REAL)[0] > 20
+        assert 0 < signal.getitimer(signal.ITIMER_REAL)[0] <= 0.2
+        time.sleep(0.3)
+        assert rung, "the other's alarm, by the other's handler"
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, *others)
+        signal.signal(signal.SIGALRM, before)
+
+
 def test_the_person_at_the_keyboard_is_not_the_code() -> None:
     def interrupted() -> None:
         with user_code.UserCode("it", RunError):

@@ -21,7 +21,7 @@ from plait.data.records import Sample
 from plait.dataflow import CallKind, Column, Grain, Level, Node
 from plait.errors import RunError
 from plait.policy.packing import SampleSize
-from plait.user_code import UserCode, is_users, title_of
+from plait.user_code import CALL_LIMIT_S, UserCode, is_users, title_of
 
 FloatArray = NDArray[np.float64]
 
@@ -129,9 +129,10 @@ def evaluate(
     assert node.fn is not None, f"{node.call} has no function"
     fn, output = node.fn, node.outputs[0]
     title, users = _title(node), is_users(node.fn)
+    limit_s = CALL_LIMIT_S if users else None
 
     def called(where: str, *given: Any) -> Any:
-        with UserCode(where, RunError, users=users):
+        with UserCode(where, RunError, users=users, limit_s=limit_s):
             return fn(*given, **node.constants)
 
     def arguments(read: Callable[[Column], Any]) -> list[Any]:

@@ -23,7 +23,7 @@ from plait.runtime.rewarding import RewardCalls
 from plait.runtime.step import StepState
 from plait.runtime.streams import PartialRollout
 from plait.schedule.work import MOVED_ON, Work
-from plait.user_code import UserCode, is_users, title_of
+from plait.user_code import CALL_LIMIT_S, UserCode, is_users, title_of
 
 Draw = Callable[[int], Sequence[Prompt]]
 """The next so many prompts of the run."""
@@ -123,7 +123,7 @@ def _stays(resample: Resample, rewards: FloatArray) -> bool:
     if len(scored) == 0:
         return False
     what = f"the function `{title_of(resample.keep)}` of Resample(keep=…)"
-    with UserCode(what, RunError, users=is_users(resample.keep)):
+    with UserCode(what, RunError, users=is_users(resample.keep), limit_s=CALL_LIMIT_S):
         stays = resample.keep(scored)
     if not isinstance(stays, bool | np.bool_):
         raise RunError(f"{what}: expected True or False, found {type(stays).__name__} {stays!r:.80}")

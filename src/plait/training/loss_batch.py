@@ -20,7 +20,7 @@ from plait.data.rows import FloatArray, Rows
 from plait.errors import RunError
 from plait.metric_names import problem_of
 from plait.training.outputs import Outputs
-from plait.user_code import UserCode, is_users, title_of
+from plait.user_code import CALL_LIMIT_S, UserCode, is_users, title_of
 
 
 @dataclass(frozen=True)
@@ -342,7 +342,7 @@ def loss_share(
             depends on what the model computed.
     """
     title = title_of(loss)
-    with UserCode(f"the loss `{title}`", RunError, users=is_users(loss)):
+    with UserCode(f"the loss `{title}`", RunError, users=is_users(loss), limit_s=CALL_LIMIT_S):
         share = loss(batch, **columns)
     expected = f"the loss `{title}` must return a scalar tensor of real numbers (see batch.aggregate)"
     if not isinstance(share, Tensor):

@@ -19,6 +19,7 @@ from plait.policy.packing import MicroBatch
 from plait.training.loss_batch import MicroBatchLoss, MiniBatchTotals, Responses, TokenMeans, loss_share
 from plait.training.outputs import Outputs
 from plait.training.trainer_settings import SampleSettings
+from plait.user_code import UserCode, is_users, title_of
 
 
 @dataclass(frozen=True)
@@ -114,6 +115,16 @@ class MiniBatch:
             batch.log(f"{self.role}/entropy", outputs.entropies_R)
         arguments = {name: column_R(column) for name, column in self.call.columns.items()}
         return loss_share(self.call.loss, batch, arguments, needs_gradient=needs_gradient)
+
+    def backward(self, share: Tensor) -> None:
+        """Of a `share` of the loss.
+
+        Raises:
+            RunError: a backward of the user's own raises, or the loss has written over what the backward reads.
+        """
+        loss = self.call.loss
+        with UserCode(f"the backward of the loss `{title_of(loss)}`", RunError, users=is_users(loss)):
+            share.backward()
 
 
 def mask_of(rows: Rows, mask: Column | None, role: str) -> FloatArray | None:

@@ -134,7 +134,10 @@ class TrainingStage:
     def backward(self, index: int, gradient: Tensor | None) -> Tensor | None:
         inputs, start = self.kept.pop(index)
         with self.optimizer.collecting_gradients():
-            torch.autograd.backward(start, gradient)
+            if gradient is None:
+                self.tally.batch.backward(start)
+            else:
+                torch.autograd.backward(start, gradient)
         self.finished.add(index)
         return None if inputs is None else inputs.grad
 
@@ -144,7 +147,7 @@ class TrainingStage:
             made = self._made(index, None)
             assert isinstance(made, Outputs), "a stage of several has no backward before the next one's"
             share = self._share(index, made)
-            share.backward()
+            self.tally.batch.backward(share)
         self.tally.add(self.micros[index], made, share)
         self.finished.add(index)
 
