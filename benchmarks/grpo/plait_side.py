@@ -17,7 +17,7 @@ from plait.generation.engine import Engine, drain
 from plait.generation.request import Request
 from plait.generation.settings import SamplingSettings
 from plait.kernels.noise import NoiseKey
-from plait.models.backbone import copy_of
+from plait.models.backbone_model import copy_of
 from plait.models.language_loading import load_model
 from plait.training.mini_batch import LossCall
 from plait.training.settings import OptimizerSettings

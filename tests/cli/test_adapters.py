@@ -23,7 +23,7 @@ def adapter(tiny_folder: Path, tmp_path: Path) -> Path:
     """Of rank 2, with a B that is not 0."""
     view = add_lora(load_model(str(tiny_folder), dtype="float32"), LoraSettings(rank=2), name="actor", seed=0)
     with torch.no_grad():
-        view.trained_weights.add_(0.05)
+        view.trained.weights.add_(0.05)
     folder = tmp_path / "adapter"
     save_adapter(view, folder)
     config = json.loads((folder / "adapter_config.json").read_text())

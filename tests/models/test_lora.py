@@ -20,7 +20,7 @@ from plait.generation.engine import Engine, drain
 from plait.generation.request import Request
 from plait.generation.settings import Sampling, SamplingSettings
 from plait.kernels.noise import NoiseKey
-from plait.models.backbone import copy_of
+from plait.models.backbone_model import copy_of
 from plait.models.files.saving import save_pretrained
 from plait.models.language_loading import load_model
 from plait.models.language_model import LanguageModel
@@ -96,7 +96,7 @@ def test_a_fresh_adapter_changes_no_bit_and_a_trained_one_is_pefts(family: str) 
     mine = gradients(view.module, *got)
     strip = {name.removeprefix("base_model.model.").replace(".default.", "."): grad for name, grad in theirs.items()}
     assert largest_error({name.replace(".actor.", "."): grad for name, grad in mine.items()}, strip) < 1e-6
-    assert len(mine) == len(view.trained_layout.blocks)
+    assert len(mine) == len(view.trained.layout.blocks)
     assert torch.equal(logprobs_of(model), before)
 
 
@@ -106,7 +106,7 @@ def test_adapters_compute_in_the_compute_dtype(dtype: torch.dtype) -> None:
     before = logprobs_of(model)
     view = add_lora(model, RANK_4, name="actor", seed=1)
     assert torch.equal(logprobs_of(view), before)
-    assert view.trained_weights.dtype == dtype
+    assert view.trained.weights.dtype == dtype
     assert not torch.equal(logprobs_of(stirred(view)), before)
 
 
@@ -116,7 +116,7 @@ def test_alpha_and_targets_are_the_settings(tmp_path: Path) -> None:
     assert {name.split(".")[-3] for name in view.own.parameters} == {"q_proj", "down_proj"}
     weight = view.module.get_parameter("model.layers.1.mlp.down_proj.weight")
     key = "model.layers.1.mlp.down_proj.lora_"
-    delta = 1.5 * view.trained_parameter(f"{key}B.weight") @ view.trained_parameter(f"{key}A.weight")
+    delta = 1.5 * view.trained.parameter(f"{key}B.weight") @ view.trained.parameter(f"{key}A.weight")
     merged = merge_lora(view).module.get_parameter("model.layers.1.mlp.down_proj.weight")
     torch.testing.assert_close(merged, weight + delta, rtol=0, atol=1e-12)
     save_adapter(view, tmp_path / "it")
@@ -176,19 +176,19 @@ def test_actor_critic_reward_and_reference_share_one_copy_of_the_weights() -> No
     reference = without_lora(actor)
     assert reference is base
     assert isinstance(critic, ScalarModel)
-    own = [view.trained_weights for view in (actor, critic, reward)]
+    own = [view.trained.weights for view in (actor, critic, reward)]
     for view in (actor, critic, reward):
         assert view.weights is base.weights
         at = view.module.get_parameter("model.layers.0.self_attn.q_proj.weight")
         assert at.untyped_storage().data_ptr() == base.weights.untyped_storage().data_ptr()
-        for block, start, _ in view.trained_layout.entries:
-            param = view.trained_parameter(block.param.name)
-            assert param.data_ptr() == view.trained_weights.data_ptr() + start * 2
+        for block, start, _ in view.trained.layout.entries:
+            param = view.trained.parameter(block.param.name)
+            assert param.data_ptr() == view.trained.weights.data_ptr() + start * 2
             assert any(param is other for other in view.module.parameters())
     assert kept_bytes(actor, critic, reward, reference) == weights_bytes + sum(w.nbytes for w in own)
     assert len({w.data_ptr() for w in own}) == 3
-    names = {block.param.name for block in critic.trained_layout.blocks}
-    assert names == {block.param.name for block in actor.trained_layout.blocks} | {HEAD}
+    names = {block.param.name for block in critic.trained.layout.blocks}
+    assert names == {block.param.name for block in actor.trained.layout.blocks} | {HEAD}
 
 
 @pytest.mark.parametrize("checkpoint", [False, True])
@@ -232,7 +232,7 @@ def test_a_critic_of_its_own_backbone_has_an_adapter_and_its_head() -> None:
     view = add_lora(model, RANK_4, name="critic", seed=0)
     assert torch.equal(scores_of(view, RAGGED), before)
     mine = scalar_gradients(view.module, *view.values_and_scores(pack(RAGGED)))
-    assert len(mine) == len(view.trained_layout.blocks) == 2 * 14 + 1
+    assert len(mine) == len(view.trained.layout.blocks) == 2 * 14 + 1
     assert not torch.equal(scores_of(stirred(view), RAGGED), before)
     assert torch.equal(scores_of(without_lora(view), RAGGED), before)
     assert torch.equal(scores_of(copy_of(view), RAGGED), scores_of(view, RAGGED))
@@ -244,19 +244,19 @@ def test_training_moves_the_adapter_and_nothing_else() -> None:
     frozen, reference = base.weights.clone(), logprobs_of(base)
     actor = add_lora(base, RANK_4, name="actor", seed=0)
     other = stirred(add_lora(base, RANK_4, name="other", seed=0))
-    others = other.trained_weights.clone()
+    others = other.trained.weights.clone()
     optimizer = MasterOptimizer(actor, OptimizerSettings(learning_rate=1e-2), total_steps=2)
-    start = actor.trained_weights.clone()
+    start = actor.trained.weights.clone()
     for _ in range(2):  # B alone moves in the first step: the gradient of A goes through B
         optimizer.zero_gradients()
         with optimizer.collecting_gradients():
             actor.logprobs(pack(RAGGED), 1.0)[0].sum().backward()
         optimizer.step(loss_is_finite=True)
-    for block, begin, stop in actor.trained_layout.entries:
-        assert not torch.equal(actor.trained_weights[begin:stop], start[begin:stop]), block.param.name
+    for block, begin, stop in actor.trained.layout.entries:
+        assert not torch.equal(actor.trained.weights[begin:stop], start[begin:stop]), block.param.name
     assert optimizer.masters.dtype == torch.float32
     assert torch.equal(base.weights, frozen)
-    assert torch.equal(other.trained_weights, others)
+    assert torch.equal(other.trained.weights, others)
     assert torch.equal(logprobs_of(base), reference)
     assert not torch.equal(logprobs_of(actor), reference)
 
@@ -265,14 +265,14 @@ def test_copies_and_layouts_see_through_the_wrapped_layers() -> None:
     base, plain = tiny_model("qwen2"), tiny_model("qwen2")
     view = stirred(add_lora(base, RANK_4, name="actor", seed=0))
     assert layout_of(base.module) == plain.layout
-    assert torch.equal(base.trained_parameter("model.layers.0.self_attn.q_proj.bias"),
+    assert torch.equal(base.trained.parameter("model.layers.0.self_attn.q_proj.bias"),
                        plain.module.model.layers[0].self_attn.q_proj.bias)  # fmt: skip
     twin, copied = copy_of(base), copy_of(view)
     assert torch.equal(twin.weights, plain.weights)
     assert {name for name, _ in twin.module.named_modules()} == {name for name, _ in plain.module.named_modules()}
     expected = logprobs_of(view)
     with torch.no_grad():
-        view.trained_weights.zero_()
+        view.trained.weights.zero_()
         base.weights.zero_()
     assert torch.equal(logprobs_of(copied), expected)
     assert torch.equal(logprobs_of(twin), logprobs_of(plain))
@@ -289,8 +289,8 @@ def test_a_is_keyed_by_seed_and_name_and_b_is_zero() -> None:
     views = {key: add_lora(tiny_llama(), RANK_4, name=key[0], seed=key[1]) for key in (("a", 1), ("a", 2), ("b", 1))}
     again = add_lora(tiny_llama(), RANK_4, name="a", seed=1)
     assert torch.equal(torch.get_rng_state(), state)
-    weights = [view.trained_weights for view in views.values()]
-    assert torch.equal(again.trained_weights, weights[0])
+    weights = [view.trained.weights for view in views.values()]
+    assert torch.equal(again.trained.weights, weights[0])
     assert not torch.equal(weights[0], weights[1])
     assert not torch.equal(weights[0], weights[2])
     drawn = [param for name, param in again.own.parameters.items() if ".lora_A." in name]
@@ -304,7 +304,7 @@ def test_a_is_keyed_by_seed_and_name_and_b_is_zero() -> None:
 
 def test_adapters_are_cut_where_their_layers_are() -> None:
     view = add_lora(tiny_model("phi3", dtype=torch.float32), RANK_4, name="a", seed=0)
-    params = {block.param.name.removeprefix("model.layers.1."): block.param for block in view.trained_layout.blocks}
+    params = {block.param.name.removeprefix("model.layers.1."): block.param for block in view.trained.layout.blocks}
     hosts = {block.param.name.removeprefix("model.layers.1."): block.param for block in view.layout.blocks}
     assert hosts["mlp.gate_up_proj.weight"].cut == 0
     assert params["mlp.gate_up_proj.lora_B.weight"].cut == 0
@@ -361,7 +361,7 @@ def test_a_saved_adapter_is_the_same_in_peft_and_read_again(family: str, tmp_pat
     assert torch.equal(logprobs_of(load_model(str(tmp_path / "base"), dtype="float32")), logprobs_of(base))
     again = load_adapter(tiny_model(family, dtype=torch.float32, weight_scale=0.05), tmp_path / "adapter", name="x")
     assert torch.equal(logprobs_of(again), expected)
-    assert again.trained_layout == view.trained_layout
+    assert again.trained.layout == view.trained.layout
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt2", "qwen2"])

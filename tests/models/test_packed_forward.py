@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from plait.data.packed import pack
-from plait.models.backbone import copy_of
+from plait.models.backbone_model import copy_of
 from plait.models.compute.attention import PackedContext
 from plait.models.language_loading import from_module
 from tests.models.oracle import RAGGED, eager_logprobs, gradients, largest_error

@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 from plait.data.packed import pack
 from plait.errors import ModelError
 from plait.models import admission
-from plait.models.backbone import copy_of
+from plait.models.backbone_model import copy_of
 from plait.models.files.saving import save_pretrained
 from plait.models.language_model import LanguageModel
 from plait.models.scalar_loading import load_scalar, scalar_of, scalar_view
@@ -164,10 +164,10 @@ def test_the_head_is_one_more_parameter_of_the_flat_buffer() -> None:
     head = params.pop(HEAD)
     assert params == expected  # tied: the language model's head is its embedding
     assert (head.shape, head.cut, head.layer) == ((1, 32), None, None)
-    assert model.trained_layout is model.layout
-    assert model.trained_weights is model.weights
+    assert model.trained.layout is model.layout
+    assert model.trained.weights is model.weights
     for block, start, _ in model.layout.entries:
-        param = model.trained_parameter(block.param.name)
+        param = model.trained.parameter(block.param.name)
         assert param.data_ptr() == model.weights.data_ptr() + start * 2
         assert param.requires_grad
     assert {name for name, _ in model.module.named_parameters()} == {*params, HEAD}
@@ -191,10 +191,10 @@ def test_a_view_shares_the_decoder_and_trains_its_head_alone() -> None:
     assert torch.equal(scores_of(view, RAGGED), scores_of(alone, RAGGED))
     assert view.weights is base.weights
     assert view.module.base_model is base.module.base_model
-    assert [block.param.name for block in view.trained_layout.blocks] == [HEAD]
+    assert [block.param.name for block in view.trained.layout.blocks] == [HEAD]
     theirs = gradients(alone.module, *alone.values_and_scores(pack(RAGGED)))
     assert gradients(view.module, *view.values_and_scores(pack(RAGGED))).keys() == {HEAD}
-    torch.testing.assert_close(view.trained_parameter(HEAD).grad, theirs[HEAD], rtol=0, atol=1e-12)
+    torch.testing.assert_close(view.trained.parameter(HEAD).grad, theirs[HEAD], rtol=0, atol=1e-12)
     twin = copy_of(view)
     with torch.no_grad():
         base.weights.zero_()

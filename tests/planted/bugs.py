@@ -30,7 +30,7 @@ SAMPLING = (
         "stale sampler weights",
         "plait.workers.instances:engine_of",
         "return Engine(model, settings, keep_memory",
-        "from plait.models.backbone import copy_of\n        return Engine(copy_of(model), settings, keep_memory",
+        "from plait.models.backbone_model import copy_of\n        return Engine(copy_of(model), settings, keep_memory",
         ("runtime/test_algorithms.py::test_two_arms[grpo]",),
         doctor="stale_sampler_weights",
     ),

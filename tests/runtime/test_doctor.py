@@ -20,7 +20,7 @@ from plait.errors import RunError
 from plait.generation.engine import Engine
 from plait.generation.response import Response
 from plait.generation.sampler import SamplingRows
-from plait.models.backbone import copy_of
+from plait.models.backbone_model import copy_of
 from plait.models.files.saving import save_pretrained
 from plait.observe.doctor import Finding
 from plait.observe.doctor_reading import Severity

@@ -33,8 +33,8 @@ def adapted(model: LanguageModel, name: str = "actor") -> LanguageModel:
     """With an adapter that is no longer at its start, where B is 0 and A has no gradient."""
     view = add_lora(model, SETTINGS, name=name, seed=0)
     generator = torch.Generator().manual_seed(4)
-    noise = torch.randn(view.trained_weights.shape, generator=generator, dtype=torch.float64)
-    view.trained_weights.add_((0.1 * noise).to(view.dtype))
+    noise = torch.randn(view.trained.weights.shape, generator=generator, dtype=torch.float64)
+    view.trained.weights.add_((0.1 * noise).to(view.dtype))
     return view
 
 
@@ -59,8 +59,8 @@ def test_gradients_equal_those_through_the_merged_weights():
     trainer = make_trainer(view, temperature=TEMPERATURE, micro_batch_tokens=40)
     module = tiny("llama")
     leaves = {
-        block.param.name: view.trained_parameter(block.param.name).detach().clone().requires_grad_(True)
-        for block in view.trained_layout.blocks
+        block.param.name: view.trained.parameter(block.param.name).detach().clone().requires_grad_(True)
+        for block in view.trained.layout.blocks
     }
     weights = {name.removeprefix("model."): param.detach() for name, param in module.named_parameters()}
     names = [name.removesuffix(".lora_A.weight") for name in leaves if name.endswith(".lora_A.weight")]
@@ -83,7 +83,7 @@ def test_gradients_equal_those_through_the_merged_weights():
     assert metrics["actor/loss"] == pytest.approx(loss.item(), rel=1e-9)
     largest = max(float(leaf.grad.abs().max()) for leaf in leaves.values())
     assert largest > 1e-3
-    for block, start, stop in view.trained_layout.entries:
+    for block, start, stop in view.trained.layout.entries:
         found = trainer.optimizer.gradients[start:stop].view(block.shape)
         assert (found - leaves[block.param.name].grad).abs().max() <= 1e-9 * largest, block.param.name
 
@@ -95,9 +95,9 @@ def test_only_the_adapter_has_buffers(dtype):
     trainer = make_trainer(view)
     optimizer = trainer.optimizer
     assert optimizer is not None
-    adapter = view.trained_layout.num_elements
+    adapter = view.trained.layout.num_elements
     assert adapter < view.layout.num_elements / 3
-    buffers = (view.trained_weights, optimizer.masters, optimizer.gradients, optimizer.exp_avg, optimizer.exp_avg_sq)
+    buffers = (view.trained.weights, optimizer.masters, optimizer.gradients, optimizer.exp_avg, optimizer.exp_avg_sq)
     held = {buffer.data_ptr(): buffer.numel() * buffer.element_size() for buffer in buffers}
     name = str(dtype).removeprefix("torch.")
     assert sum(held.values()) == parameter_bytes(name, trained=True).total * adapter
@@ -110,7 +110,7 @@ def test_only_the_adapter_has_buffers(dtype):
     base = view.weights.clone()
     run_all(train(trainer, random_rows(), {}, loss))
     assert all("lora_" in name for name in seen[0])
-    assert len(seen[0]) == len(view.trained_layout.blocks)
+    assert len(seen[0]) == len(view.trained.layout.blocks)
     assert not any(param.requires_grad for param in view.module.parameters())
     assert all(param.grad is None for param in view.module.parameters())
     assert torch.equal(view.weights, base)
@@ -157,4 +157,4 @@ def test_a_state_of_adapters_continues_bit_for_bit(checkpoint):
     resumed = make_trainer(add_lora(tiny_llama(torch.bfloat16), SETTINGS, name="actor", seed=9), **options)
     resumed.optimizer.load_state(saved)
     assert stepped(resumed, random_rows(seed=1), 1) == expected
-    assert torch.equal(resumed.model.trained_weights, straight.model.trained_weights)
+    assert torch.equal(resumed.model.trained.weights, straight.model.trained.weights)

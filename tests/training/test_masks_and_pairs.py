@@ -158,7 +158,7 @@ def flat_gradients(trainer: Trainer) -> dict[str, Tensor]:
     gradients = trainer.optimizer.gradients
     return {
         block.param.name: gradients[start:stop].view(block.shape).clone()
-        for block, start, stop in trainer.model.trained_layout.entries
+        for block, start, stop in trainer.model.trained.layout.entries
     }
 
 

@@ -62,7 +62,7 @@ def test_training_is_that_of_one_buffer() -> None:
     plain = plain_model()
     (nested, metrics), (alone, expected) = trained(model, 2), trained(plain, 2)
     assert metrics == expected
-    assert torch.equal(model.flat.flat("cpu"), plain.weights)
+    assert torch.equal(model.trained.flat.flat("cpu"), plain.weights)
     state, other = nested.optimizer.state(), alone.optimizer.state()
     assert state.keys() == other.keys()
     assert all(torch.equal(state[name], other[name]) for name in state)
@@ -71,7 +71,7 @@ def test_training_is_that_of_one_buffer() -> None:
     again, _ = nested_model()
     resumed = make_trainer(again)
     resumed.optimizer.load_state({name: tensor.clone() for name, tensor in other.items()})
-    assert torch.equal(again.flat.flat("cpu"), plain.weights)
+    assert torch.equal(again.trained.flat.flat("cpu"), plain.weights)
 
 
 def test_generation_sees_new_weights() -> None:

@@ -75,7 +75,7 @@ def states(trainers: dict[str, Trainer]) -> dict[str, torch.Tensor]:
     return {
         f"{role}/{name}": tensor.clone()
         for role, trainer in trainers.items()
-        for name, tensor in {**trainer.optimizer.state(), "weights": trainer.model.trained_weights}.items()
+        for name, tensor in {**trainer.optimizer.state(), "weights": trainer.model.trained.weights}.items()
     }
 
 

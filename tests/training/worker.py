@@ -160,8 +160,8 @@ def reference(case: str, model: str, dtype: str, path: Path, **options: Any) -> 
     with ExactFloat64():
         metrics, scored = run(case, trainer)
     weights = {
-        block.param.name: trainer.model.trained_weights[start:stop].view(block.shape).clone()
-        for block, start, stop in trainer.model.trained_layout.entries
+        block.param.name: trainer.model.trained.weights[start:stop].view(block.shape).clone()
+        for block, start, stop in trainer.model.trained.layout.entries
     }
     torch.save({"scored": [torch.tensor(values) for values in scored], "weights": weights}, path)
     return metrics
@@ -250,7 +250,7 @@ class Worker:
         if team is None:
             return None
         trainer = trainer_of("grpo", self.part("grpo", "tied", "float64", team), team, max_skipped_steps=2)
-        before = trainer.model.trained_weights.clone()
+        before = trainer.model.trained.weights.clone()
         rows = rows_of("grpo", 0)
         advantages = rows.columns[ADVANTAGES].copy()
         advantages[5] = np.nan
@@ -261,7 +261,7 @@ class Worker:
             try:
                 found.append(run_all(work)[1])
             except RunError as error:
-                return found[0], torch.equal(before, trainer.model.trained_weights), str(error)
+                return found[0], torch.equal(before, trainer.model.trained.weights), str(error)
         return found[0], False, ""
 
     def fused(self, seed: int) -> tuple[int, dict[str, float], dict[str, float], bool] | None:
@@ -346,7 +346,7 @@ class Worker:
 
 def check_copies(trainer: Trainer, team: Team) -> None:
     """Every dp rank has the same working weights, which are the masters of those that update them."""
-    weights = trainer.model.trained_weights
+    weights = trainer.model.trained.weights
     for other in team.dp.all_gather(weights):
         assert torch.equal(weights, other)
     masters = team.dp.all_gather(
@@ -403,8 +403,8 @@ class LinearStage:
 def weights_off(model: LanguageModel | ScalarModel, expected: Mapping[str, Tensor]) -> float:
     """How far the weights of this rank are from whole ones at most."""
     largest = 0.0
-    for block, start, stop in model.trained_layout.entries:
+    for block, start, stop in model.trained.layout.entries:
         whole = expected[block.param.name].view(block.param.grid)[:, block.start : block.stop]
-        found = model.trained_weights[start:stop].view(whole.shape)
+        found = model.trained.weights[start:stop].view(whole.shape)
         largest = max(largest, float((found - whole).abs().max()))
     return largest

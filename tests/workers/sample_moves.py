@@ -15,7 +15,7 @@ from plait.generation.request import Request
 from plait.generation.settings import Sampling, SamplingSettings
 from plait.kernels.noise import NoiseKey
 from plait.layout.mesh import Layout, Mesh, Parallelism
-from plait.models.backbone import copy_of
+from plait.models.backbone_model import copy_of
 from plait.models.parallel.partial import part_of
 from plait.models.parallel.team import make_teams
 from plait.policy.step import Key

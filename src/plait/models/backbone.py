@@ -12,30 +12,33 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator
-from functools import cached_property, partial
-from typing import Any, Protocol, TypeVar
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint as recompute
 
-from plait.data.packed import PackedBatch
 from plait.errors import ModelError
-from plait.layout.params import FlatLayout, Parameters
-from plait.models.compute.attention import AttentionContext, PackedContext
+from plait.models.compute.attention import AttentionContext
 from plait.models.compute.float64 import kept_float64
-from plait.models.flat_weights import FlatWeights
-from plait.models.parallel.part import Part, parameters_of
 from plait.models.parallel.stage import stage_view
-from plait.models.parallel.team import Team
-from plait.models.parallel.tensor_parallel import Partials
-from plait.models.working_weights import OwnPart
-
-STAGE_TAG = 1 << 29
-"""Of hidden states that pass from stage to stage outside a training schedule."""
 
 READ_SHARE = 0.9
 """Of the rows; where more are read, to leave the others out gains nothing."""
+
+
+@dataclass(frozen=True)
+class ForwardOptions:
+    """What a forward through a decoder adds to its weights, keeps, and leaves out."""
+
+    adapter: str | None = None
+    """The one that is added to the weights; None: the weights alone."""
+    checkpoint: bool = False
+    """Keep one activation per decoder layer and compute the layer again in the backward."""
+    read: Tensor | None = None
+    """int64 places whose hidden states are asked for, in any order; the others may hold anything. None: all."""
 
 
 class Backbone:
@@ -58,27 +61,26 @@ class Backbone:
         token_ids_T: Tensor,
         position_ids_T: Tensor,
         context: AttentionContext,
+        how: ForwardOptions | None = None,
         *,
-        adapter: str | None = None,
-        checkpoint: bool = False,
-        read: Tensor | None = None,
-        inputs: Tensor | None = None,
+        inputs_TH: Tensor | None = None,
     ) -> Tensor:
         """Hidden states [T, H] after the final norm, in the compute dtype; of a stage, after its last layer.
 
         Args:
+            token_ids_T: int64, one packed row.
+            position_ids_T: int64, the place of each token in its own sample.
             context: says who attends to whom.
-            adapter: the one that is added to the weights; None: the weights alone.
-            checkpoint: keep one activation per decoder layer and compute the layer again in the backward.
-            read: places whose hidden states are asked for, in any order; the others may hold anything. None: all.
-            inputs: hidden states [T, H] from the stage before; None on the first.
+            how: None: without an adapter, all of it, nothing computed twice.
+            inputs_TH: hidden states, compute dtype, from the stage before; None on the first.
         """
+        how = how or ForwardOptions()
         view = self._view
-        assert (inputs is not None) == (view is not None and view.has_input), "stages behind the first have an input"
+        assert (inputs_TH is not None) == (view is not None and view.has_input), "stages behind the first have an input"
         if view is not None:
-            view.input_TH = inputs
-        self.activate(adapter)
-        recomputed = self._checkpointed(adapter) if checkpoint else self._reading(read, len(token_ids_T))
+            view.input_TH = inputs_TH
+        self.activate(how.adapter)
+        recomputed = self._checkpointed(how.adapter) if how.checkpoint else self._reading(how.read, len(token_ids_T))
         with recomputed, kept_float64(self.dtype):
             out = self.module(
                 input_ids=token_ids_T[None], position_ids=position_ids_T[None], use_cache=False, context=context
@@ -152,199 +154,6 @@ class Backbone:
         self.activate(adapter)
         with kept_float64(self.dtype):
             return forward(*args, **kwargs)
-
-
-class BackboneModel:
-    """What a language model and a scalar model have in common; both are dataclasses with these fields."""
-
-    module: Any
-    layout: FlatLayout
-    weights: Tensor
-    backbone: Backbone
-    own: OwnPart | None
-    part: Part | None
-    nested: FlatWeights | None = None
-    """Its weights where they lie in the memory of other parts; `weights` has no elements then."""
-
-    @property
-    def config(self) -> Any:
-        return self.module.config
-
-    @property
-    def device(self) -> torch.device:
-        return self.weights.device
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.weights.dtype
-
-    @property
-    def trained_layout(self) -> FlatLayout:
-        """Of what training changes: the parameters that are this model's alone (an adapter, a head), or all."""
-        return self.layout if self.own is None else self.own.layout
-
-    @property
-    def trained_weights(self) -> Tensor:
-        """The flat buffer of `trained_layout`, compute dtype, of a model that is not `nested`."""
-        assert self.nested is None, "the weights lie in the memory of another part: take `flat`"
-        return self.weights if self.own is None else self.own.weights
-
-    @property
-    def flat(self) -> FlatWeights:
-        """The elements of `trained_layout`, wherever they lie."""
-        return FlatWeights(self.trained_layout, self.trained_weights) if self.nested is None else self.nested
-
-    @property
-    def weights_version(self) -> int:
-        """Another after every write to the trained weights."""
-        return self.trained_weights._version if self.nested is None else self.nested.version
-
-    def trained_parameter(self, name: str) -> nn.Parameter:
-        """The parameter of this name in `trained_layout`."""
-        return self.module.get_parameter(name) if self.own is None else self.own.parameters[name]
-
-    @property
-    def team(self) -> Team:
-        """The ranks that hold this model together; a whole model's is this process alone."""
-        return Team.alone() if self.part is None else self.part.team
-
-    @cached_property
-    def parameters(self) -> Parameters:
-        """Of the whole model, though this rank may have a part of it; those that are its alone left out (`own`)."""
-        return parameters_of(self.layout, self.config) if self.part is None else self.part.parameters
-
-    @cached_property
-    def trained_parameters(self) -> Parameters:
-        """Of what training changes, on all ranks together."""
-        return self.parameters if self.own is None else Parameters.of(self.own.layout)
-
-    @property
-    def partial_gradients(self) -> frozenset[str]:
-        """Parameters whose gradient on this rank is a part of a sum over ranks of tensor parallelism."""
-        return frozenset(name for partial in self._partials for name in partial.names)
-
-    @property
-    def _partials(self) -> tuple[Partials, ...]:
-        return () if self.part is None else self.part.partials
-
-    def sum_partial_gradients(self, gradients: Tensor) -> None:
-        """Make gradients complete that are sums over ranks of one copy of the model: of parameters that ranks of tensor
-        parallelism hold alike and use for their own heads, and of a tied embedding, which the first and the last stage
-        hold. Once per optimizer step, by all ranks of the team; in place.
-
-        Args:
-            gradients: flat [trained_layout.num_elements].
-        """
-        if self.part is not None and not self.part.is_whole:
-            self.part.sum_partial_gradients(self.trained_layout, gradients)
-
-    def counted_ranges(self) -> list[tuple[int, int]]:
-        """Ranges [start, stop) of a buffer of `trained_layout` that this rank counts, so that over the ranks of one
-        copy of the model every parameter counts once (in a gradient norm, say)."""
-        if self.part is None or self.part.is_whole:
-            return [(start, stop) for _, start, stop in self.trained_layout.entries]
-        return list(self.part.counted_ranges(self.trained_layout))
-
-    def stage(self, batch: PackedBatch, inputs_TH: Tensor | None = None, *, checkpoint: bool = False) -> Tensor:
-        """What this rank's pipeline stage makes of the hidden states of the stage before; of a whole model, the hidden
-        states after the final norm. Differentiable. All ranks of tensor parallelism call it alike.
-
-        Args:
-            batch: on the model's device.
-            inputs_TH: [T, H], compute dtype; None on the first stage.
-            checkpoint: see `hidden`.
-
-        Returns:
-            [T, H]; on the last stage only the places that the model's outputs read need be right.
-        """
-        context, ids_T, positions_T = PackedContext(batch), batch.token_ids_T, batch.position_ids_T
-        read = self.read_places(batch) if self.team.is_last_stage else None
-        return self._decoder(ids_T, positions_T, context, checkpoint=checkpoint, read=read, inputs=inputs_TH)
-
-    def read_places(self, batch: PackedBatch) -> Tensor:
-        """Places of the row whose hidden states the model's outputs are made of."""
-        raise NotImplementedError
-
-    def hidden(
-        self,
-        token_ids_T: Tensor,
-        position_ids_T: Tensor,
-        context: AttentionContext,
-        *,
-        checkpoint: bool = False,
-        read: Tensor | None = None,
-    ) -> Tensor:
-        """Hidden states [T, H] after the final norm, in the compute dtype; `context` says who attends to whom.
-
-        Through all stages, where there are several: without gradients, and the result is right on the last.
-
-        Args:
-            checkpoint: keep one activation per decoder layer and compute the layer again in the backward.
-            read: places whose hidden states are asked for; the others may hold anything. None: all.
-        """
-        pp, inputs_TH = self.team.pp, None
-        assert pp.size == 1 or not torch.is_grad_enabled(), "gradients pass several stages by `stage`"
-        if pp.index > 0:
-            hidden_size = self.config.get_text_config().hidden_size
-            inputs_TH = self.weights.new_empty((len(token_ids_T), hidden_size))
-            pp.recv(inputs_TH, pp.index - 1, STAGE_TAG, "hidden states")
-        hidden_TH = self._decoder(
-            token_ids_T,
-            position_ids_T,
-            context,
-            checkpoint=checkpoint,
-            read=read if self.team.is_last_stage else None,
-            inputs=inputs_TH,
-        )
-        if not self.team.is_last_stage:
-            pp.send(hidden_TH, pp.index + 1, STAGE_TAG, "hidden states")
-        return hidden_TH
-
-    def _decoder(self, *args: Any, **kwargs: Any) -> Tensor:
-        """Without an adapter no gradient reaches weights that are another's to train: a head alone is trained."""
-        adapter = None if self.own is None else self.own.adapter
-        reaches = self.own is None or adapter is not None
-        with torch.set_grad_enabled(torch.is_grad_enabled() and reaches):
-            return self.backbone.hidden(*args, adapter=adapter, **kwargs)
-
-    def _outputs(
-        self,
-        batch: PackedBatch,
-        outputs_of: Callable[[Tensor], tuple[Tensor, Tensor]],
-        lengths: tuple[int, int],
-        *,
-        checkpoint: bool,
-    ) -> tuple[Tensor, Tensor]:
-        """Two outputs of these lengths, in float32 or wider, that the last stage makes of its hidden states; on all."""
-        team = self.team
-        if team.pp.size == 1:
-            return outputs_of(self.stage(batch, checkpoint=checkpoint))
-        read = self.read_places(batch)
-        hidden_TH = self.hidden(batch.token_ids_T, batch.position_ids_T, PackedContext(batch), read=read)
-        if team.is_last_stage:
-            found = torch.cat(outputs_of(hidden_TH))
-        else:
-            found = self.weights.new_empty(sum(lengths), dtype=torch.promote_types(self.dtype, torch.float32))
-        first, second = team.pp.broadcast(found, team.pp.size - 1).split(lengths)
-        return first, second
-
-
-class Copied(Protocol):
-    """A language or a scalar model."""
-
-    module: Any
-
-    def copied(self) -> Any: ...
-
-
-AnyModel = TypeVar("AnyModel", bound=Copied)
-
-
-def copy_of(model: AnyModel) -> AnyModel:
-    """A frozen copy with buffers of its own: the reference. None of its parameters requires a gradient."""
-    twin = model.copied()
-    twin.module.requires_grad_(False)
-    return twin
 
 
 def _decoder_layers(module: Any) -> list[nn.Module]:

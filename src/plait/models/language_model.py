@@ -16,7 +16,8 @@ from torch import Tensor
 
 from plait.data.packed import PackedBatch
 from plait.layout.params import FlatLayout
-from plait.models.backbone import Backbone, BackboneModel
+from plait.models.backbone import Backbone
+from plait.models.backbone_model import BackboneModel
 from plait.models.compute.float64 import kept_float64
 from plait.models.compute.logprobs import chunked_logprobs
 from plait.models.files.saving import Export, cpu_state
@@ -118,7 +119,7 @@ class LanguageModel(BackboneModel):
         return Export(skeleton(self.module, self.layout), state, dtype, self.tokenizer)
 
     def copied(self) -> LanguageModel:
-        """See `backbone.copy_of`."""
+        """See `backbone_model.copy_of`."""
         if self.own is not None:
             return self.own.copied()
         return self._over(*copy_module(self.module, self.layout))

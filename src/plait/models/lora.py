@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from plait.errors import ModelError
 from plait.layout.params import Param
-from plait.models.backbone import copy_of
+from plait.models.backbone_model import copy_of
 from plait.models.draws import generator
 from plait.models.files.claims import read_object
 from plait.models.files.saving import check_finite, merged_weight

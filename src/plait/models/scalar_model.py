@@ -19,7 +19,8 @@ from torch.nn import functional as F
 
 from plait.data.packed import PackedBatch, Span
 from plait.layout.params import FlatLayout
-from plait.models.backbone import Backbone, BackboneModel
+from plait.models.backbone import Backbone
+from plait.models.backbone_model import BackboneModel
 from plait.models.files.saving import Export, cpu_state
 from plait.models.parallel.part import Part
 from plait.models.working_weights import OwnPart, copy_module
@@ -109,7 +110,7 @@ class ScalarModel(BackboneModel):
         return torch.cat([batch.predict_R, self._last_N(batch)])
 
     def copied(self) -> ScalarModel:
-        """See `backbone.copy_of`."""
+        """See `backbone_model.copy_of`."""
         if self.own is not None:
             return self.own.copied()
         return self._over(*copy_module(self.module, self.layout))

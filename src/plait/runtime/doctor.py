@@ -22,7 +22,7 @@ from plait.data.rows import FloatArray, Rows
 from plait.dataflow import CallKind, Dataflow, Grain, Node
 from plait.engines import Workers
 from plait.errors import DataError, RunError
-from plait.models.backbone import BackboneModel
+from plait.models.backbone_model import BackboneModel
 from plait.models.flat_weights import FlatWeights
 from plait.models.language_model import LanguageModel
 from plait.observe.doctor import Doctor, Finding
@@ -260,7 +260,7 @@ class RunDoctor:
         """Role → what training changes of it, or all that it has where it is not trained; those that are here."""
         found: dict[str, Tensor | FlatWeights] = {}
         for name, model in self._models.items():
-            weights = model.weights if self._is_frozen(name) or model.nested else model.trained_weights
+            weights = model.weights if self._is_frozen(name) or model.nested else model.trained.weights
             now = self._workers.now(name, weights)
             if now is not None:
                 found[name] = model.nested or now

@@ -107,7 +107,7 @@ def _write(recipe: Recipe, checkpoint: Checkpoint, what: Written, out: Path, mar
     if "counts" in checkpoint.state:
         read_masters(model, what.role, checkpoint.folder)
     else:
-        _copy_masters(model.trained_weights, checkpoint, what.role)
+        _copy_masters(model.trained.weights, checkpoint, what.role)
     try:
         save_pretrained(model, out, marker=marker)
     except ModelError as error:

@@ -156,7 +156,7 @@ def _other_weights(role: ModelRole) -> bool:
         return False
     pairs = (
         (role.engine.model.weights, role.model.weights),
-        (role.engine.model.trained_weights, role.model.trained_weights),
+        (role.engine.model.trained.weights, role.model.trained.weights),
     )
     return not all(one.shape == other.shape and torch.equal(one, other) for one, other in pairs)
 

@@ -64,9 +64,9 @@ class MasterOptimizer:
         self._model = model
         self._team = Team.alone() if team is None else team
         self._share = Share.of(
-            model.trained_layout, model.counted_ranges(), self._team.layout.parallelism, self._team.coordinates
+            model.trained.layout, model.trained.counted_ranges(), self._team.layout.parallelism, self._team.coordinates
         )
-        weights, start, stop = model.flat, self._share.start, self._share.stop
+        weights, start, stop = model.trained.flat, self._share.start, self._share.stop
         dtype = torch.promote_types(weights.dtype, torch.float32)
         self._has_masters = weights.dtype != dtype
         """Whether the masters are a copy: where the dtypes agree the working weights are the masters, one buffer."""
@@ -121,7 +121,7 @@ class MasterOptimizer:
         buffer as soon as it is complete, and frees it: gradients in the compute dtype never exist all at once, and sums
         are in the master dtype. Forward and backward both belong in it."""
         handles, required = [], []
-        for block, start, stop in self._model.trained_layout.entries:
+        for block, start, stop in self._model.trained.layout.entries:
             flat = self.gradients[start:stop].view(block.shape)
 
             def accumulate(param: Tensor, flat: Tensor = flat) -> None:
@@ -129,7 +129,7 @@ class MasterOptimizer:
                     _add_widened(flat, param.grad)
                     param.grad = None
 
-            param = self._model.trained_parameter(block.param.name)
+            param = self._model.trained.parameter(block.param.name)
             required.append((param, param.requires_grad))
             param.requires_grad_(True)
             handles.append(param.register_post_accumulate_grad_hook(accumulate))
@@ -182,7 +182,7 @@ class MasterOptimizer:
 
     def _reduced(self) -> Tensor:
         """The gradients of this rank's share, a view of the buffer: summed over all ranks that have a part of them."""
-        self._model.sum_partial_gradients(self.gradients)
+        self._model.trained.sum_partial_gradients(self.gradients)
         return self._team.dp.reduce_scatter(self.gradients, self._share.bounds)
 
     def _norm(self) -> float:
@@ -195,7 +195,7 @@ class MasterOptimizer:
 
     def _publish(self) -> None:
         """Cast the masters into the working weights, piece by piece: no second copy of the weights ever exists."""
-        weights, team, share = self._model.flat, self._team, self._share
+        weights, team, share = self._model.trained.flat, self._team, self._share
         if self._has_masters:
             weights.write(share.start, share.stop, self.masters)
         weights.all_gather(team.dp, share.bounds)
@@ -229,7 +229,7 @@ class MasterOptimizer:
     def holdings(self) -> dict[str, Holdings]:
         """For each of `buffers` what it holds on every rank of the team, its own name as the name of the buffer: for
         moves, and for files that any layout can read."""
-        whole = self._model.trained_parameters
+        whole = self._model.trained.parameters
         dtype = str(self.masters.dtype).removeprefix("torch.")
         return {name: zero_shards(whole, self._team.layout, dtype, name) for name in self.buffers()}
 

@@ -4,7 +4,7 @@ ZeRO-1 (Rajbhandari et al. 2019, arXiv 1910.02054, section 5): of the flat buffe
 every dp rank updates one equal range, and holds the masters and moments of that alone. A parameter that the first and
 the last stage both hold (a tied embedding) is updated on the first, and stands in front of the last one's buffer.
 
-Positions are elements of the working buffer (`model.trained_layout`), whatever the rank updates of it.
+Positions are elements of the working buffer (`model.trained.layout`), whatever the rank updates of it.
 """
 
 from __future__ import annotations

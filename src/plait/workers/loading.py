@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from plait.dataflow import CallKind, Dataflow
-from plait.models.backbone import copy_of
+from plait.models.backbone_model import copy_of
 from plait.models.language_model import LanguageModel
 from plait.models.loading import load_model
 from plait.models.parallel.part_loading import PartLoader

@@ -107,9 +107,9 @@ def loading_state(
 
 def read_masters(model: Any, role: str, folder: Path) -> None:
     """Bring the masters that several ranks saved into the working weights of a whole model on the CPU."""
-    dtype = str(model.trained_weights.dtype).removeprefix("torch.")
-    target = weights(model.trained_parameters, Layout.on((0,)), dtype, "weights")
-    buffers = {"weights": model.trained_weights}
+    dtype = str(model.trained.weights.dtype).removeprefix("torch.")
+    target = weights(model.trained.parameters, Layout.on((0,)), dtype, "weights")
+    buffers = {"weights": model.trained.weights}
     to_the_end(loading(target, Cluster(1, 1), 0, buffers, folder, f"{role}.masters"))
 
 

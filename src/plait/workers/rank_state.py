@@ -193,7 +193,7 @@ class RankState:
             any(self.rank in part.moves[number].rows for number in numbers) and self.rank in part.place.home.mesh.ranks
         )
         mine = [key for number in numbers for rank, key in self.copies[role][number].parts if rank == self.rank]
-        filled = [self._units.get(id(part.parts[key].flat.whole)) for key in mine]
+        filled = [self._units.get(id(part.parts[key].trained.flat.whole)) for key in mine]
         needs: list[Need] = [(role, "home")] if sends else []
         self.offloads.want(*needs, filled=[unit for unit in filled if unit is not None])
 
@@ -256,14 +256,14 @@ class RankState:
             parameters = part.parameters
         else:
             assert model is not None, f"rank {self.rank} has no part in gathering {role}"
-            parameters = model.trained_parameters
+            parameters = model.trained.parameters
         source = weights(parameters, place, dtype, "part")
         plan = plan_move(source, weights(parameters, Layout.on((0,)), dtype, "whole"), self.cluster)
         buffers = {}
         if part is not None and self.rank in place.mesh.ranks:
-            buffers["part"] = part.parts[part_key(place, self.rank)].flat.flat("cpu")
+            buffers["part"] = part.parts[part_key(place, self.rank)].trained.flat.flat("cpu")
         if model is not None:
-            buffers["whole"] = model.trained_weights
+            buffers["whole"] = model.trained.weights
         if self.rank in plan.rows:
             execute(plan, self.rank, buffers, deadline_s=WAIT_S, name=f"{role}.gather", waiting_for=self._waiting_for)
         return model

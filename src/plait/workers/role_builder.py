@@ -111,7 +111,7 @@ class RoleBuilder:
                         role_model.name, team, scalar=role_model.scalar, memory=memory
                     )
                 parts[key] = shared[owner, key]
-        parameters = next(iter(parts.values())).trained_parameters
+        parameters = next(iter(parts.values())).trained.parameters
         part = RoleState(role_model, place, parts, parameters)
         if place.train is not None and (team := self.teams[place.train]) is not None:
             part.trainer = self._trainer(part, place.train, team, trained=True)
@@ -191,7 +191,7 @@ class RoleBuilder:
                     targets.append(self.aliasing.holdings(role, layout, new, parameters))
             plans.append(plan_move(source, merged(targets), self.setting.cluster))
         alone = {
-            self.aliasing.name(role, key): model.trained_weights
+            self.aliasing.name(role, key): model.trained.weights
             for key, model in part.parts.items()
             if model.nested is None
         }
@@ -223,7 +223,7 @@ class RoleBuilder:
         role = part.one.role
         if not trainer.is_trained or self.offload_policy.of_state(role, self.rank) == "keep":
             return None
-        whole = trainer.model.flat.whole
+        whole = trainer.model.trained.flat.whole
         working = None if whole is None else whole.untyped_storage().data_ptr()
         own = {  # where the dtypes agree, the working weights are the masters
             name: buffer

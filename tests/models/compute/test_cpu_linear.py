@@ -18,7 +18,7 @@ from plait.generation.forward import PACK_STEPS
 from plait.generation.request import Request
 from plait.generation.settings import Sampling, SamplingSettings
 from plait.kernels.noise import NoiseKey
-from plait.models.backbone import copy_of
+from plait.models.backbone_model import copy_of
 from plait.models.compute import cpu_linear
 from plait.models.compute.cpu_linear import LEAST_PRODUCTS, PackedLinears, install, linear
 from plait.models.language_loading import from_module

@@ -13,7 +13,7 @@ from plait.data.packed import PackedBatch, pack
 from plait.errors import UserError
 from plait.layout.mesh import Layout, Mesh, Parallelism
 from plait.layout.params import Block
-from plait.models.backbone import BackboneModel, copy_of
+from plait.models.backbone_model import BackboneModel, copy_of
 from plait.models.compute.attention import PackedContext
 from plait.models.compute.logprobs import chunked_logprobs
 from plait.models.flat_weights import cut_block
@@ -72,7 +72,7 @@ def loss_of(outputs: tuple[Tensor, Tensor]) -> Tensor:
 def gradients_of(model: BackboneModel, batch: PackedBatch, *, checkpoint: bool = False) -> Tensor:
     """The flat gradient of `loss_of`, through all stages."""
     model.module.requires_grad_(False)
-    params = {block.param.name: model.trained_parameter(block.param.name) for block in model.layout.blocks}
+    params = {block.param.name: model.trained.parameter(block.param.name) for block in model.layout.blocks}
     for param in params.values():
         param.requires_grad_(True)
         param.grad = None
@@ -96,7 +96,7 @@ def gradients_of(model: BackboneModel, batch: PackedBatch, *, checkpoint: bool =
         grad = params[block.param.name].grad
         if grad is not None:
             flat[start:stop] = grad.reshape(-1)
-    model.sum_partial_gradients(flat)
+    model.trained.sum_partial_gradients(flat)
     model.module.requires_grad_(False)
     return flat
 
@@ -233,7 +233,7 @@ def views_of(model: Any, flat: Tensor) -> list[tuple[Block, Tensor]]:
 
 def norm_of(part: Any, flat: Tensor) -> float:
     """Of the gradient of all ranks, each parameter once."""
-    squares = [flat[start:stop].double().square().sum() for start, stop in part.counted_ranges()]
+    squares = [flat[start:stop].double().square().sum() for start, stop in part.trained.counted_ranges()]
     total = torch.stack(squares).sum() if squares else torch.zeros((), dtype=torch.float64)
     return float(part.team.pp.all_reduce(part.team.tp.all_reduce(total)).sqrt())
 
@@ -341,11 +341,11 @@ def with_adapters(worker: Any) -> dict[str, Any] | None:
     view = add_lora(part_of(tiny_model("llama"), dp), settings, name="actor", seed=0)
     found: dict[str, Any] = {
         "team": view.team is dp,
-        "trained": view.trained_parameters.num_elements,
-        "ranges": sum(stop - start for start, stop in view.counted_ranges()),
+        "trained": view.trained.parameters.num_elements,
+        "ranges": sum(stop - start for start, stop in view.trained.counted_ranges()),
         "refused": [],
     }
-    view.sum_partial_gradients(torch.zeros(view.trained_layout.num_elements, dtype=torch.float64))
+    view.trained.sum_partial_gradients(torch.zeros(view.trained.layout.num_elements, dtype=torch.float64))
     viewed = add_lora(tiny_model("llama"), settings, name="actor", seed=0)
     part = part_of(tiny_model("llama"), tp)
     for make in (

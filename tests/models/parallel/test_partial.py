@@ -257,9 +257,9 @@ def test_a_model_alone() -> None:
     assert part.weights is weights
     assert part.layout is layout
     assert part.team.layout == Layout.on((0,))
-    assert part.partial_gradients == frozenset()
-    ranges = part.counted_ranges()
+    assert part.trained.partial_gradients == frozenset()
+    ranges = part.trained.counted_ranges()
     assert sum(stop - start for start, stop in ranges) == part.parameters.num_elements
     flat = torch.ones(layout.num_elements)
-    part.sum_partial_gradients(flat)
+    part.trained.sum_partial_gradients(flat)
     assert flat.eq(1).all()

@@ -37,7 +37,7 @@ class Part:
         return self.team.tp.size == self.team.pp.size == 1
 
     def sum_partial_gradients(self, layout: FlatLayout, gradients: Tensor) -> None:
-        """See `BackboneModel.sum_partial_gradients`."""
+        """See `TrainedWeights.sum_partial_gradients`."""
         parts = {block.param.name: gradients[start:stop] for block, start, stop in layout.entries}
         sum_partials(self.partials, parts, self.team.tp)
         if self.team.ends.size > 1:
@@ -46,7 +46,7 @@ class Part:
                     self.team.ends.all_reduce(gradients[start:stop])
 
     def counted_ranges(self, layout: FlatLayout) -> Iterator[tuple[int, int]]:
-        """See `BackboneModel.counted_ranges`."""
+        """See `TrainedWeights.counted_ranges`."""
         team = self.team
         for block, start, stop in layout.entries:
             param = block.param

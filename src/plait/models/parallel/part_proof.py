@@ -155,7 +155,7 @@ class Proof:
     def _run(self, input_TH: Tensor | None) -> Tensor:
         self.cached = {}
         batch, context = self.batch, PackedContext(self.batch, self._note_cached)
-        return self.model.backbone.hidden(batch.token_ids_T, batch.position_ids_T, context, inputs=input_TH)
+        return self.model.backbone.hidden(batch.token_ids_T, batch.position_ids_T, context, inputs_TH=input_TH)
 
     def _note_cached(self, layer: int, key: Tensor, value: Tensor) -> None:
         self.cached[layer] = (key.shape[0], key.shape[2], value.shape[2])
@@ -193,7 +193,7 @@ class Proof:
             name: torch.zeros_like(tensor) if grad is None else grad.contiguous()
             for name, tensor, grad in zip(names, tensors, grads, strict=True)
         }
-        for name in self.model.partial_gradients & found.keys():
+        for name in self.model.trained.partial_gradients & found.keys():
             self.team.tp.all_reduce(found[name])
         pieces = sorted(found.items(), key=lambda item: wildcard(item[0]))
         return {

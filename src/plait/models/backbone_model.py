@@ -1,0 +1,247 @@
+"""What language models and scalar models have in common: a backbone over flat weights, perhaps one part of several.
+
+Shapes: T tokens of a packed row, H hidden size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cached_property
+from typing import Any, Protocol, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from plait.data.packed import PackedBatch
+from plait.layout.params import FlatLayout, Parameters
+from plait.models.backbone import Backbone, ForwardOptions
+from plait.models.compute.attention import AttentionContext, PackedContext
+from plait.models.flat_weights import FlatWeights
+from plait.models.parallel.part import Part, parameters_of
+from plait.models.parallel.team import Team
+from plait.models.working_weights import OwnPart
+
+STAGE_TAG = 1 << 29
+"""Marks hidden states that pass from stage to stage outside a training schedule."""
+
+
+class BackboneModel:
+    """What a language model and a scalar model have in common; both are dataclasses with these fields."""
+
+    module: Any
+    layout: FlatLayout
+    weights: Tensor
+    backbone: Backbone
+    own: OwnPart | None
+    part: Part | None
+    nested: FlatWeights | None = None
+    """Its weights where they lie in the memory of other parts; `weights` has no elements then."""
+
+    @property
+    def config(self) -> Any:
+        return self.module.config
+
+    @property
+    def device(self) -> torch.device:
+        return self.weights.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.weights.dtype
+
+    @property
+    def weights_version(self) -> int:
+        """Another after every write to the trained weights."""
+        return self.trained.version
+
+    @property
+    def trained(self) -> TrainedWeights:
+        """What training changes of it."""
+        return TrainedWeights(self)
+
+    @property
+    def team(self) -> Team:
+        """The ranks that hold this model together; a whole model's is this process alone."""
+        return Team.alone() if self.part is None else self.part.team
+
+    @cached_property
+    def parameters(self) -> Parameters:
+        """All parameters of the whole model, though this rank may have a part of it; those of `own` left out."""
+        return parameters_of(self.layout, self.config) if self.part is None else self.part.parameters
+
+    def stage(self, batch: PackedBatch, inputs_TH: Tensor | None = None, *, checkpoint: bool = False) -> Tensor:
+        """What this rank's pipeline stage makes of the hidden states of the stage before; of a whole model, the hidden
+        states after the final norm. Differentiable. All ranks of tensor parallelism call it alike.
+
+        Args:
+            batch: on the model's device.
+            inputs_TH: [T, H], compute dtype; None on the first stage.
+            checkpoint: see `hidden`.
+
+        Returns:
+            [T, H]; on the last stage only the places that the model's outputs read need be right.
+        """
+        context, ids_T, positions_T = PackedContext(batch), batch.token_ids_T, batch.position_ids_T
+        read = self.read_places(batch) if self.team.is_last_stage else None
+        return self._decoder(ids_T, positions_T, context, checkpoint=checkpoint, read=read, inputs_TH=inputs_TH)
+
+    def read_places(self, batch: PackedBatch) -> Tensor:
+        """Places of the row whose hidden states the model's outputs are made of."""
+        raise NotImplementedError
+
+    def hidden(
+        self,
+        token_ids_T: Tensor,
+        position_ids_T: Tensor,
+        context: AttentionContext,
+        *,
+        checkpoint: bool = False,
+        read: Tensor | None = None,
+    ) -> Tensor:
+        """Hidden states [T, H] after the final norm, in the compute dtype; `context` says who attends to whom.
+
+        Through all stages, where there are several: without gradients, and the result is right on the last.
+
+        Args:
+            checkpoint: keep one activation per decoder layer and compute the layer again in the backward.
+            read: places whose hidden states are asked for; the others may hold anything. None: all.
+        """
+        pp, inputs_TH = self.team.pp, None
+        assert pp.size == 1 or not torch.is_grad_enabled(), "gradients pass several stages by `stage`"
+        if pp.index > 0:
+            hidden_size = self.config.get_text_config().hidden_size
+            inputs_TH = self.weights.new_empty((len(token_ids_T), hidden_size))
+            pp.recv(inputs_TH, pp.index - 1, STAGE_TAG, "hidden states")
+        hidden_TH = self._decoder(
+            token_ids_T,
+            position_ids_T,
+            context,
+            checkpoint=checkpoint,
+            read=read if self.team.is_last_stage else None,
+            inputs_TH=inputs_TH,
+        )
+        if not self.team.is_last_stage:
+            pp.send(hidden_TH, pp.index + 1, STAGE_TAG, "hidden states")
+        return hidden_TH
+
+    def _decoder(
+        self,
+        token_ids_T: Tensor,
+        position_ids_T: Tensor,
+        context: AttentionContext,
+        *,
+        checkpoint: bool,
+        read: Tensor | None,
+        inputs_TH: Tensor | None,
+    ) -> Tensor:
+        """Without an adapter no gradient reaches weights that are another's to train: a head alone is trained."""
+        adapter = None if self.own is None else self.own.adapter
+        reaches = self.own is None or adapter is not None
+        how = ForwardOptions(adapter, checkpoint, read)
+        with torch.set_grad_enabled(torch.is_grad_enabled() and reaches):
+            return self.backbone.hidden(token_ids_T, position_ids_T, context, how, inputs_TH=inputs_TH)
+
+    def _outputs(
+        self,
+        batch: PackedBatch,
+        outputs_of: Callable[[Tensor], tuple[Tensor, Tensor]],
+        lengths: tuple[int, int],
+        *,
+        checkpoint: bool,
+    ) -> tuple[Tensor, Tensor]:
+        """Two outputs of these lengths, in float32 or wider, that the last stage makes of its hidden states; on all."""
+        team = self.team
+        if team.pp.size == 1:
+            return outputs_of(self.stage(batch, checkpoint=checkpoint))
+        read = self.read_places(batch)
+        hidden_TH = self.hidden(batch.token_ids_T, batch.position_ids_T, PackedContext(batch), read=read)
+        if team.is_last_stage:
+            outputs = torch.cat(outputs_of(hidden_TH))
+        else:
+            outputs = self.weights.new_empty(sum(lengths), dtype=torch.promote_types(self.dtype, torch.float32))
+        first, second = team.pp.broadcast(outputs, team.pp.size - 1).split(lengths)
+        return first, second
+
+
+class TrainedWeights:
+    """What training changes of a model: the parameters that are its alone (an adapter, a head), or all of them."""
+
+    def __init__(self, model: BackboneModel) -> None:
+        self._model = model
+        own = model.own
+        self.layout: FlatLayout = model.layout if own is None else own.layout
+        """This rank's elements."""
+
+    @property
+    def weights(self) -> Tensor:
+        """The flat buffer [layout.num_elements], compute dtype, of a model that is not `nested`."""
+        model = self._model
+        assert model.nested is None, "the weights lie in the memory of another part: take `flat`"
+        return model.weights if model.own is None else model.own.weights
+
+    @property
+    def flat(self) -> FlatWeights:
+        """The elements of `layout`, wherever they lie."""
+        nested = self._model.nested
+        return FlatWeights(self.layout, self.weights) if nested is None else nested
+
+    @property
+    def version(self) -> int:
+        """Another after every write to the weights."""
+        nested = self._model.nested
+        return self.weights._version if nested is None else nested.version
+
+    def parameter(self, name: str) -> nn.Parameter:
+        """The parameter of this name in `layout`."""
+        model = self._model
+        return model.module.get_parameter(name) if model.own is None else model.own.parameters[name]
+
+    @property
+    def parameters(self) -> Parameters:
+        """The parameters on all ranks together."""
+        model = self._model
+        return model.parameters if model.own is None else Parameters.of(model.own.layout)
+
+    @property
+    def partial_gradients(self) -> frozenset[str]:
+        """Parameters whose gradient on this rank is a part of a sum over ranks of tensor parallelism."""
+        part = self._model.part
+        return frozenset(() if part is None else (name for partial in part.partials for name in partial.names))
+
+    def sum_partial_gradients(self, gradients: Tensor) -> None:
+        """Make gradients complete that are sums over ranks of one copy of the model: of parameters that ranks of tensor
+        parallelism hold alike and use for their own heads, and of a tied embedding, which the first and the last stage
+        hold. Once per optimizer step, by all ranks of the team; in place.
+
+        Args:
+            gradients: flat [layout.num_elements].
+        """
+        part = self._model.part
+        if part is not None and not part.is_whole:
+            part.sum_partial_gradients(self.layout, gradients)
+
+    def counted_ranges(self) -> list[tuple[int, int]]:
+        """Ranges [start, stop) of a buffer of `layout` that this rank counts, so that over the ranks of one copy of the
+        model every parameter counts once (in a gradient norm, say)."""
+        part = self._model.part
+        if part is None or part.is_whole:
+            return [(start, stop) for _, start, stop in self.layout.entries]
+        return list(part.counted_ranges(self.layout))
+
+
+class Copied(Protocol):
+    """A language or a scalar model."""
+
+    module: Any
+
+    def copied(self) -> Any: ...
+
+
+AnyModel = TypeVar("AnyModel", bound=Copied)
+
+
+def copy_of(model: AnyModel) -> AnyModel:
+    """A frozen copy with buffers of its own: the reference. None of its parameters requires a gradient."""
+    twin = model.copied()
+    twin.module.requires_grad_(False)
+    return twin
