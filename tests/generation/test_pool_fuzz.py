@@ -202,7 +202,7 @@ class Loop(RuleBasedStateMachine):
 
     def nobody_writes_what_another_holds(self, engine: Engine) -> None:
         scheduler = engine.state.scheduler
-        sequences = [*scheduler.running.values(), *scheduler._preempted, *scheduler._prompts.values()]
+        sequences = list(scheduler.sequences)
         held = [block for sequence in sequences for block in sequence.table]
         assert scheduler.blocks.num_held == len(set(held)), "no block leaks"
         for key, running in scheduler.running.items():

@@ -46,7 +46,7 @@ def test_a_group_larger_than_the_batch_starts_in_parts_and_keeps_its_turn() -> N
     batch.add(7, 3, range(4))
     batch.add(8, 3, [0])
     assert batch.plan().starts == (Start(7, (0, 1, 2)),)
-    assert (batch.start_ready(), batch.num_waiting, batch.plan().chunks) == ((), 2, ())
+    assert (batch.start_ready(), batch.sequences.num_waiting, batch.plan().chunks) == ((), 2, ())
     batch.remove([(7, 1)])
     assert batch.start_ready() == (Start(7, (3,)),)
     assert batch.plan().rows == ((7, 0), (7, 2), (7, 3))
@@ -91,7 +91,7 @@ def test_the_youngest_gives_way_and_is_computed_again() -> None:
         assert batch.plan().preempted == ()
     plan = batch.plan()
     assert (plan.preempted, plan.rows, plan.grown) == (((8, 0),), ((7, 0),), ((7, 0),))
-    assert (batch.num_waiting, batch.blocks.num_held) == (1, 4)
+    assert (batch.sequences.num_waiting, batch.blocks.num_held) == (1, 4)
     assert batch.plan().chunks == (), "its seven tokens need two blocks, and one is free"
     batch.remove([(7, 0)])
     plan = batch.plan()
@@ -141,7 +141,7 @@ def test_equal_beginnings_are_computed_once() -> None:
 def test_a_sample_joins_with_what_it_holds_or_is_computed_again() -> None:
     batch = scheduler(num_blocks=3)
     assert batch.add_started((7, 2), 4, 9, 8) == 0
-    assert batch.find((7, 2)).table == [0, 1]
+    assert batch.sequences.find((7, 2)).table == [0, 1]
     plan = batch.plan()
     assert (plan.joined, plan.rows, plan.grown, plan.chunks) == (((7, 2),), ((7, 2),), ((7, 2),), ())
     assert batch.add_started((8, 0), 4, 6, 5) is None, "no room beside the other"
@@ -153,18 +153,22 @@ def test_a_sample_joins_with_what_it_holds_or_is_computed_again() -> None:
 def test_samples_that_come_share_the_blocks_of_their_prompt() -> None:
     """A prompt of 9 tokens has two full blocks; what follows is each sample's own."""
     batch = scheduler(max_running=9)
-    assert batch.num_shared(7, 9) == 0
+    assert batch.room.num_shared(7, 9) == 0
     assert batch.add_started((7, 0), 9, 12, 11) == 0
-    assert batch.num_shared(7, 9) == 8
+    assert batch.room.num_shared(7, 9) == 8
     assert batch.add_started((7, 1), 9, 18, 17) == 8
     assert batch.add_started((7, 2), 9, 18, 17, is_current=False) == 0, "of other weights"
-    assert [batch.find((7, index)).table for index in range(3)] == [[0, 1, 2], [0, 1, 3, 4, 5], [6, 7, 8, 9, 10]]
+    assert [batch.sequences.find((7, index)).table for index in range(3)] == [
+        [0, 1, 2],
+        [0, 1, 3, 4, 5],
+        [6, 7, 8, 9, 10],
+    ]
     assert batch.add_started((7, 3), 9, 14, 8) == 8, "with less than it needs to go on: the rest is computed"
-    assert batch.find((7, 3)).table == [0, 1, 11, 12]
+    assert batch.sequences.find((7, 3)).table == [0, 1, 11, 12]
     plan = batch.plan()
     assert (plan.joined, chunks(plan)) == (((7, 0), (7, 1), (7, 2)), [(7, 3, 8, 14, True)])
     batch.remove([(7, index) for index in range(4)])
-    assert (batch.blocks.num_held, batch.num_shared(7, 9)) == (0, 0)
+    assert (batch.blocks.num_held, batch.room.num_shared(7, 9)) == (0, 0)
 
 
 def test_drafts_are_computed_behind_the_newest_token_and_taken_back_where_they_were_wrong() -> None:
@@ -235,7 +239,7 @@ def test_all_is_computed_again() -> None:
     batch.plan()
     batch.plan()
     batch.recompute()
-    assert (batch.blocks.num_held, len(batch.running), batch.num_waiting) == (0, 0, 3)
+    assert (batch.blocks.num_held, len(batch.running), batch.sequences.num_waiting) == (0, 0, 3)
     plan = batch.plan()
     assert chunks(plan) == [(7, 0, 0, 7, True), (7, 1, 4, 7, True)], "the prompt's first block is shared"
 

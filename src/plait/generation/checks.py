@@ -32,7 +32,7 @@ def check_new(uid: int, pending: Collection[int], started: Collection[Key]) -> N
 
 def check_room(scheduler: Scheduler, uid: int, num_tokens: int, most: int) -> None:
     """Raises DataError where the pool is too small for a prompt with a response of so many tokens, alone."""
-    if not scheduler.fits(num_tokens + most):
+    if not scheduler.room.fits(num_tokens + most):
         room = scheduler.blocks.num_blocks * scheduler.limits.block_tokens
         raise DataError(
             f"prompt {uid}: expected prompt and response to fit into the {room} tokens of the pool, found {num_tokens} "

@@ -9,44 +9,90 @@ Shapes: D tokens that are drawn: of each row, then one of each other sample. V v
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from plait.generation.flight import InFlight
 from plait.generation.records import Choose
 from plait.generation.response import Response
-from plait.generation.rows import DecodeBatch, Drafts
+from plait.generation.rows import NO_DRAFTS, DecodeBatch, Drafts
 from plait.generation.sampler import SamplingRows
 from plait.kernels import noise
-from plait.policy.step import Key
+from plait.policy.step import Key, Start, StepPlan
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """What a step's draws come to."""
+
+    ended: dict[Key, Response]
+    """Samples that it has ended."""
+    num_tokens: int
+    """That all samples got."""
+    begun: list[Key]
+    """Samples that had no row, and have not ended."""
+    num_wrong: dict[Key, int]
+    """Of rows, the drafted tokens that do not count."""
 
 
 class Drawing:
-    """Draws the tokens of a step.
+    """Draws the tokens of a step, and gives them to their samples and rows.
 
     Args:
+        rows, flight: of the engine.
         choose: draws one token per row of logits.
         exact: each in a call of its own: sums over the vocabulary may be split by the number of rows, too.
     """
 
-    def __init__(self, choose: Choose, *, exact: bool) -> None:
+    def __init__(self, rows: DecodeBatch, flight: InFlight, tokenizer: Any, choose: Choose, *, exact: bool) -> None:
+        self._rows, self._flight, self._tokenizer = rows, flight, tokenizer
         self._choose, self._exact = choose, exact
 
-    def draw(
-        self, logits_DV: Tensor, rows: DecodeBatch, num_new: Sequence[int], others: Sequence[Response]
-    ) -> tuple[Tensor, Tensor]:
+    def of_starts(self, starts: Sequence[Start]) -> Drawn:
+        """First tokens of samples whose prompt is computed."""
+        logits_DV = torch.cat(self._flight.begin(starts))
+        return self._given(
+            logits_DV, [(start.uid, index) for start in starts for index in start.indices], (), NO_DRAFTS
+        )
+
+    def of_step(self, logits_DV: Tensor, plan: StepPlan, drafts: Drafts) -> Drawn:
+        """Further tokens for the samples that draw in a step, of which the first are its rows."""
+        return self._given(logits_DV, plan.drawn, plan.num_new, drafts)
+
+    def _given(self, logits_DV: Tensor, keys: Sequence[Key], num_new: Sequence[int], drafts: Drafts) -> Drawn:
+        """
+        Args:
+            num_new: of the first of the keys, which are the rows of the batch, the tokens that each draws.
+        """
+        samples, num_rows = [self._flight.started[key] for key in keys], len(num_new)
+        token_ids_D, logprobs_D = self._draw(logits_DV, num_new, samples[num_rows:])
+        kept = take(samples, drafts, token_ids_D.tolist(), logprobs_D.tolist(), self._tokenizer)
+        ended = {response.key: response for response in samples if response.finish_reason is not None}
+        if num_rows and not drafts:
+            self._rows.advance(token_ids_D[:num_rows], 1)
+        elif num_rows:
+            newest = [response.token_ids[-1] for response in samples[:num_rows]]
+            self._rows.advance(token_ids_D.new_tensor(newest), token_ids_D.new_tensor(kept[:num_rows]))
+        lengths = zip(keys, num_new, kept, strict=False) if drafts else ()
+        num_wrong = {key: new - count for key, new, count in lengths if new > count}
+        return Drawn(ended, sum(kept), [key for key in keys[num_rows:] if key not in ended], num_wrong)
+
+    def _draw(self, logits_DV: Tensor, num_new: Sequence[int], others: Sequence[Response]) -> tuple[Tensor, Tensor]:
         """One token for each row of logits.
 
         Args:
-            num_new: of each of `rows`, in their order, the tokens that it draws; empty: none of them draws.
+            num_new: of each row of the batch, in their order, the tokens that it draws; empty: none of them draws.
 
         Returns:
             token_ids_D (int64), logprobs_D.
         """
+        rows = self._rows
         num_drawn, vocab_size = logits_DV.shape
         device = logits_DV.device
-        columns = [rows.draws(num_new)] if num_new else []
+        columns: list[tuple[Tensor, ...]] = [rows.draws(num_new)] if num_new else []
         if others:
             numbers = [[s.noise_key for s in others], [len(s.token_ids) for s in others]]
             columns.append(torch.tensor(numbers, dtype=torch.int64, device=device).unbind(0))

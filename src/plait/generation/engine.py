@@ -4,38 +4,31 @@
 blocks serve all its samples. What a sample says is a function of weights, prompt, parameters and noise key: not of who
 else runs, of chunks, drafts, preemption or the order of arrival, up to the rounding of the forward; in exact mode to
 the bit.
-
-Shapes: R rows of logits that are read, D tokens that are drawn, V vocabulary.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
-from types import MappingProxyType
+from collections.abc import Iterator
 
 import torch
-from torch import Tensor
 
 from plait.data.records import FinishReason, Sample
 from plait.errors import ConfigError
 from plait.generation.checks import allow, check_new, check_room
-from plait.generation.drawing import Drawing, take
+from plait.generation.drawing import Drawing
 from plait.generation.forward import ChunkTokens
 from plait.generation.records import Choose, HeldKV
 from plait.generation.records import StepRecord as StepRecord
 from plait.generation.records import WeightUpdate as WeightUpdate
 from plait.generation.request import Request
-from plait.generation.response import PendingPrompt, Response
-from plait.generation.rows import Drafts
+from plait.generation.response import PendingPrompt
+from plait.generation.rows import NO_DRAFTS, Drafts
 from plait.generation.sampler import sample
 from plait.generation.settings import SamplingSettings
 from plait.generation.state import EngineState
 from plait.models.language_model import LanguageModel
-from plait.policy.blocks import prefix_keys
-from plait.policy.step import Key, StepPlan
-
-NO_DRAFTS: Drafts = MappingProxyType({})
+from plait.policy.step import StepPlan
 
 
 class Engine:
@@ -72,7 +65,8 @@ class Engine:
         """What is in flight; samples leave it and come to it by `moves.SampleMoves`."""
         self.updates = self.state.updates
         self.last_step: StepRecord | None = None
-        self._drawing = Drawing(choose, exact=settings.exact)
+        state = self.state
+        self._drawing = Drawing(state.rows, state.flight, model.tokenizer, choose, exact=settings.exact)
 
     # -- what is there
 
@@ -93,7 +87,7 @@ class Engine:
     @property
     def num_waiting(self) -> int:
         """Samples that have not started, or wait to be computed again."""
-        return self.state.scheduler.num_waiting
+        return self.state.scheduler.sequences.num_waiting
 
     @property
     def kv_bytes(self) -> int:
@@ -162,22 +156,22 @@ class Engine:
         packing_s = self._prepare()
         chunks = [ChunkTokens(state.flight.chunk(chunk), chunk.completes) for chunk in plan.chunks]
         logits_RV = state.forward.logits(state.rows, drafts, chunks)
-        logits_DV = self._drawn_logits(plan, logits_RV) if plan.chunks or plan.starts else logits_RV
+        logits_DV = state.flight.drawn_logits(plan, logits_RV)
         if logits_DV is not None:
-            ended, count = self._draw(logits_DV, plan.drawn, plan, drafts)
-            finished, num_drawn = finished + ended, num_drawn + count
+            drawn = self._drawing.of_step(logits_DV, plan, drafts)
+            finished, num_drawn = finished + state.settle(drawn), num_drawn + drawn.num_tokens
         if not state.has_work:
             state.rest()
         self.last_step = StepRecord.of(plan, len(finished), num_drawn, packing_s)
         return finished
 
     def _start_ready(self) -> tuple[list[Sample], int]:
-        """Samples whose prompt is computed draw their first token, so that they have a row in the step; see `_draw`."""
+        """Samples whose prompt is computed draw their first token, so that they have a row in the step."""
         starts = self.state.scheduler.start_ready()
         if not starts:
             return [], 0
-        keys = [(start.uid, index) for start in starts for index in start.indices]
-        return self._draw(torch.cat(self.state.flight.begin(starts)), keys)
+        drawn = self._drawing.of_starts(starts)
+        return self.state.settle(drawn), drawn.num_tokens
 
     def _apply(self, plan: StepPlan) -> None:
         """Blocks and rows as the plan has them before the forward."""
@@ -196,64 +190,6 @@ class Engine:
         self.state.forward.prepare(self.state.flight.longest_left)
         return time.perf_counter() - began
 
-    def _drawn_logits(self, plan: StepPlan, logits_RV: Tensor | None) -> Tensor | None:
-        """Logits [D, V] in the order of `plan.drawn`; those of a prompt are kept while samples of it have to start."""
-        flight, num_rows = self.state.flight, sum(plan.num_new)
-        parts = [] if logits_RV is None else [logits_RV[:num_rows]]
-        completing = [chunk for chunk in plan.chunks if chunk.completes]
-        for i, chunk in enumerate(completing, num_rows):
-            assert logits_RV is not None, "a chunk that completes a sequence is read"
-            if chunk.index is None:
-                flight.is_computed(chunk.uid, logits_RV[i])
-            else:
-                parts.append(logits_RV[i : i + 1])
-        parts = [part for part in (*parts, *flight.begin(plan.starts)) if len(part)]
-        return torch.cat(parts) if parts else None
-
-    def _draw(
-        self, logits_DV: Tensor, keys: Sequence[Key], plan: StepPlan | None = None, drafts: Drafts = NO_DRAFTS
-    ) -> tuple[list[Sample], int]:
-        """Further tokens for these samples, of which the first are the rows of the plan.
-
-        Returns:
-            The samples that these tokens end, and how many tokens all samples got.
-        """
-        state, tokenizer = self.state, self.model.tokenizer
-        samples = [state.flight.started[key] for key in keys]
-        num_new = plan.num_new if plan is not None else ()
-        others = keys[len(num_new) :]
-        token_ids_D, logprobs_D = self._drawing.draw(logits_DV, state.rows, num_new, samples[len(num_new) :])
-        kept = take(samples, drafts, token_ids_D.tolist(), logprobs_D.tolist(), tokenizer)
-        if plan is not None and plan.rows:
-            self._advance(plan, drafts, kept, token_ids_D)
-        ended = {response.key: response for response in samples if response.finish_reason is not None}
-        if others:
-            state.enter([key for key in others if key not in ended])
-        if ended:
-            self._leave(ended)
-        return [response.sample(tokenizer) for response in ended.values()], sum(kept)
-
-    def _advance(self, plan: StepPlan, drafts: Drafts, kept: Sequence[int], token_ids_D: Tensor) -> None:
-        """The rows have drawn: `kept` tokens each."""
-        rows, num_rows = self.state.rows, len(plan.rows)
-        if not drafts:
-            rows.advance(token_ids_D[:num_rows], 1)
-            return
-        newest = [self.state.flight.started[key].token_ids[-1] for key in plan.rows]
-        rows.advance(token_ids_D.new_tensor(newest), token_ids_D.new_tensor(kept[:num_rows]))
-        lengths = zip(plan.rows, plan.num_new, kept, strict=False)
-        self.state.scheduler.take_back({key: new - count for key, new, count in lengths if new > count})
-
-    def _leave(self, ended: dict[Key, Response]) -> None:
-        """Samples have ended; what they hold may be found by prompts that go on with them."""
-        state = self.state
-        for key in ended:
-            del state.flight.started[key]
-        state.rows.remove(ended)
-        cached = state.limits.cache_blocks > 0
-        contexts = {key: prefix_keys(response.tokens[:-1]) for key, response in ended.items()} if cached else None
-        state.scheduler.remove(ended, contexts)
-
     # -- what goes, and weights that change
 
     def abort(self, prompt_uid: int, index: int | None = None) -> list[Sample]:
@@ -262,7 +198,7 @@ class Engine:
         Returns:
             The samples taken out, with what they had said: none of them will be delivered by `step`.
         """
-        out = self.state.flight.take_out(prompt_uid, index, self.state.scheduler.waiting)
+        out = self.state.flight.take_out(prompt_uid, index, self.state.scheduler.sequences.waiting)
         self.state.take_out([response.key for response in out])
         return [response.sample(self.model.tokenizer, FinishReason.ABORTED) for response in out]
 

@@ -1,18 +1,19 @@
 """What an engine has in flight: prompts with samples that have not started, and samples that have.
 
-Shapes: V vocabulary.
+Shapes: R rows of logits that are read, D tokens that are drawn, V vocabulary.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+import torch
 from torch import Tensor
 
 from plait.generation.ragged import NewTokens
 from plait.generation.response import PendingPrompt, Response
 from plait.generation.rows import Drafts
-from plait.policy.step import Chunk, Key, Start
+from plait.policy.step import Chunk, Key, Start, StepPlan
 
 
 class InFlight:
@@ -66,6 +67,23 @@ class InFlight:
             if not self._one_less(start.uid, len(start.indices)):
                 pending.logits_V = pending.logits_V.clone()  # lets go of the batch that it is a row of
         return parts
+
+    def drawn_logits(self, plan: StepPlan, logits_RV: Tensor | None) -> Tensor | None:
+        """Logits [D, V] in the order of `plan.drawn`, of those [R, V] that the step has read; those of a prompt are
+        kept while samples of it have to start."""
+        if not (plan.chunks or plan.starts):
+            return logits_RV
+        num_rows = sum(plan.num_new)
+        parts = [] if logits_RV is None else [logits_RV[:num_rows]]
+        completing = [chunk for chunk in plan.chunks if chunk.completes]
+        for i, chunk in enumerate(completing, num_rows):
+            assert logits_RV is not None, "a chunk that completes a sequence is read"
+            if chunk.index is None:
+                self.is_computed(chunk.uid, logits_RV[i])
+            else:
+                parts.append(logits_RV[i : i + 1])
+        parts = [part for part in (*parts, *self.begin(plan.starts)) if len(part)]
+        return torch.cat(parts) if parts else None
 
     def take_out(self, uid: int, index: int | None, waiting: Iterable[Key]) -> list[Response]:
         """A prompt's samples, or one of them, leave; `waiting` are those of all prompts that are not in the batch."""

@@ -66,7 +66,7 @@ class SampleMoves:
             CallError: the sample has not started, or has ended.
         """
         state, key = self._state, (prompt_uid, index)
-        sample = state.scheduler.find(key)
+        sample = state.scheduler.sequences.find(key)
         if sample is None:
             raise CallError(f"export_sample: sample {prompt_uid}.{index} has not started here, or has ended")
         count = sample.num_computed_tokens
@@ -97,7 +97,7 @@ class SampleMoves:
     def num_shared(self, request: Request) -> int:
         """Tokens of the prompt whose keys and values are here, for an imported sample of it to share."""
         prompt, names = request.prompt, self._state.names(request)
-        return self._state.scheduler.num_shared(prompt.uid, len(prompt.token_ids), names)
+        return self._state.scheduler.room.num_shared(prompt.uid, len(prompt.token_ids), names)
 
     def import_sample(self, *stages: SampleState, kv: HeldKV = "recompute") -> None:
         """Go on with a sample of another engine; `stages` are those of its export, their metadata the last one's.
@@ -135,6 +135,6 @@ class SampleMoves:
         )
         if here is not None:
             state.reserve()
-            sample = state.scheduler.find(key)
+            sample = state.scheduler.sequences.find(key)
             assert sample is not None, "a sample that was added is there"
             transfer.write(stages, sample.table, state.pool, self._place, here)

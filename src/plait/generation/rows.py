@@ -6,6 +6,7 @@ Shapes: B running samples, D tokens that they draw in a step, M columns of the b
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from types import MappingProxyType
 
 import torch
 from torch import Tensor
@@ -18,6 +19,8 @@ from plait.policy.step import Key
 
 Drafts = Mapping[Key, Sequence[int]]
 """Of samples, guesses of the tokens that they draw next: a chain of at most SHORT_ROWS - 1."""
+
+NO_DRAFTS: Drafts = MappingProxyType({})
 
 
 class DecodeBatch:

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from plait.data.records import Sample
 from plait.generation.checks import check_kv
+from plait.generation.drawing import Drawn
 from plait.generation.flight import InFlight
 from plait.generation.forward import Forward
 from plait.generation.pool import KVPool
@@ -80,6 +82,24 @@ class EngineState:
         tables = [self.scheduler.running[key].table for key in keys]
         numbers = [(s.token_ids[-1], len(s.tokens) - 1, s.noise_key, len(s.token_ids)) for s in samples]
         self.rows.append(keys, [s.request.sampling for s in samples], tables, numbers)
+
+    def settle(self, drawn: Drawn) -> list[Sample]:
+        """Samples that got a first row by what they drew enter the batch, those that have ended leave it; these.
+
+        What ended samples hold may be found by prompts that go on with them.
+        """
+        self.scheduler.take_back(drawn.num_wrong)
+        self.enter(drawn.begun)
+        ended = drawn.ended
+        if not ended:
+            return []
+        for key in ended:
+            del self.flight.started[key]
+        self.rows.remove(ended)
+        cached = self.limits.cache_blocks > 0
+        contexts = {key: prefix_keys(response.tokens[:-1]) for key, response in ended.items()} if cached else None
+        self.scheduler.remove(ended, contexts)
+        return [response.sample(self.model.tokenizer) for response in ended.values()]
 
     def take_out(self, keys: Sequence[Key]) -> None:
         """Samples that are not in flight any more give up what they have."""

@@ -11,52 +11,16 @@ they were asked for; who is younger gives way.
 
 from __future__ import annotations
 
-from bisect import insort
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from itertools import chain, islice
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from itertools import islice
 from types import MappingProxyType
 
-from plait.policy.blocks import Blocks, num_blocks_for
+from plait.policy.blocks import Blocks
+from plait.policy.room import Room
+from plait.policy.sequences import Prompt, Sequences, Started, order_of
 from plait.policy.step import Chunk, Key, Limits, Start, StepPlan
 
 NO_DRAFTS: Mapping[Key, int] = MappingProxyType({})
-
-
-@dataclass(slots=True)
-class Started:
-    """A sample that has started."""
-
-    key: Key
-    order: tuple[int, int]
-    num_tokens: int
-    """Of prompt and response; all but the newest are computed when it runs."""
-    num_computed_tokens: int
-    """Whose keys and values lie in the pool."""
-    table: list[int]
-    names: tuple[Hashable, ...]
-    """Prefix keys of the full blocks of its prompt."""
-    is_current: bool = True
-    """What it holds was computed with the present weights, so others may share it."""
-
-
-@dataclass(slots=True)
-class _Prompt:
-    """A prompt with samples that have not started."""
-
-    uid: int
-    number: int
-    """In order of arrival."""
-    num_tokens: int
-    pending: list[int]
-    names: tuple[Hashable, ...]
-    num_computed_tokens: int = 0
-    table: list[int] = field(default_factory=list)
-    is_current: bool = True
-
-    @property
-    def order(self) -> tuple[int, int]:
-        return self.number, self.pending[0]
 
 
 class Scheduler:
@@ -65,35 +29,23 @@ class Scheduler:
 
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
-        self.blocks = Blocks(limits.num_blocks, limits.cache_blocks)
-        self.running: dict[Key, Started] = {}
-        self._preempted: list[Started] = []
-        """In their order: to be computed again, or on their way."""
-        self._prompts: dict[int, _Prompt] = {}
-        self._count = 0
+        self.sequences = Sequences()
+        self.room = Room(limits, self.sequences)
+
+    @property
+    def running(self) -> dict[Key, Started]:
+        """The samples in the batch."""
+        return self.sequences.running
+
+    @property
+    def blocks(self) -> Blocks:
+        """Of the pool."""
+        return self.room.blocks
 
     @property
     def has_work(self) -> bool:
-        return bool(self.running or self._preempted or self._prompts)
-
-    @property
-    def num_waiting(self) -> int:
-        """Samples that are not in the batch."""
-        return len(self._preempted) + sum(len(prompt.pending) for prompt in self._prompts.values())
-
-    @property
-    def waiting(self) -> Iterator[Key]:
-        """Samples that are not in the batch."""
-        yield from (sample.key for sample in self._preempted)
-        yield from ((prompt.uid, index) for prompt in self._prompts.values() for index in prompt.pending)
-
-    def find(self, key: Key) -> Started | None:
-        """The sample, if it has started."""
-        return self.running.get(key) or next((s for s in self._preempted if s.key == key), None)
-
-    def fits(self, num_tokens: int) -> bool:
-        """Whether a sequence of so many tokens has room in the pool when it is alone."""
-        return num_blocks_for(num_tokens, self.limits.block_tokens) <= self.blocks.num_blocks
+        sequences = self.sequences
+        return bool(sequences.running or sequences.preempted or sequences.prompts)
 
     def add(self, uid: int, num_tokens: int, indices: Sequence[int], names: Sequence[Hashable] | None = None) -> None:
         """Queue samples of a prompt.
@@ -102,13 +54,7 @@ class Scheduler:
             names: a prefix key for each full block of the prompt; equal ones are computed once. None: shared by its
                 own samples only.
         """
-        assert uid not in self._prompts, f"prompt {uid} waits already"
-        self._prompts[uid] = _Prompt(uid, self._count, num_tokens, list(indices), self._names(uid, num_tokens, names))
-        self._count += 1
-
-    def num_shared(self, uid: int, num_prompt: int, names: Sequence[Hashable] | None = None) -> int:
-        """Tokens of a prompt that a sample of it would share with others here; `names` as of `add`."""
-        return len(self.blocks.find(self._names(uid, num_prompt, names))) * self.limits.block_tokens
+        self.sequences.add_prompt(uid, num_tokens, indices, self.room.names(uid, num_tokens, names))
 
     def add_started(
         self,
@@ -131,22 +77,8 @@ class Scheduler:
             How many of these tokens lie here already, shared with others; the caller writes the rest at once. None
             where there is no room now: all are computed again.
         """
-        block_tokens, blocks = self.limits.block_tokens, self.blocks
-        order, named = (self._count, key[1]), self._names(key[0], num_prompt, names)
-        sample = Started(key, order, num_tokens, 0, [], named)
-        self._count += 1
-        insort(self._preempted, sample, key=_order)
-        shared = blocks.find(named[: num_computed_tokens // block_tokens]) if is_current else []
-        blocks.hold(shared)
-        goes_on = num_computed_tokens == num_tokens - 1
-        count = num_blocks_for(num_computed_tokens if goes_on else num_tokens, block_tokens) - len(shared)
-        if num_computed_tokens == 0 or blocks.num_free - count < len(self.running):
-            blocks.release(shared)
-            return None
-        sample.table, sample.is_current = shared + blocks.take(count), is_current
-        sample.num_computed_tokens = num_computed_tokens
-        self._name(sample)
-        return len(shared) * block_tokens
+        sample = self.sequences.add_started(key, num_tokens, self.room.names(key[0], num_prompt, names))
+        return self.room.bring(sample, num_computed_tokens, is_current=is_current)
 
     def remove(self, keys: Iterable[Key], contexts: Mapping[Key, Sequence[Hashable]] | None = None) -> None:
         """These samples have ended, or are taken out wherever they are; their blocks are free at once.
@@ -156,34 +88,33 @@ class Scheduler:
                 later prompts that go on with them find these.
         """
         for key in keys:
-            sample = self.running.pop(key, None)
-            if sample is not None and sample.is_current and contexts is not None:
-                full = sample.num_computed_tokens // self.limits.block_tokens
-                for block, name in zip(sample.table[:full], contexts[key], strict=False):
-                    self.blocks.name(block, name)
-            if sample is None and self._preempted:
-                sample = next((s for s in self._preempted if s.key == key), None)
-                if sample is not None:
-                    self._preempted.remove(sample)
-            if sample is not None:
-                self.blocks.release(sample.table)
+            was_running = key in self.running
+            sample = self.sequences.pop(key)
+            if sample is None:
+                self._give_up(key)
                 continue
-            prompt = self._prompts.get(key[0])
-            if prompt is not None and key[1] in prompt.pending:
-                prompt.pending.remove(key[1])
-                self._let_go(prompt)
+            if was_running and contexts is not None:
+                self.room.name_context(sample, contexts[key])
+            self.blocks.release(sample.table)
+
+    def _give_up(self, key: Key) -> None:
+        """A sample that has not started, if there is one of this key, never will."""
+        prompt = self.sequences.prompts.get(key[0])
+        if prompt is not None and key[1] in prompt.pending:
+            prompt.pending.remove(key[1])
+            self._let_go(prompt)
 
     def recompute(self) -> None:
         """Nothing that the pool holds counts any more: all started samples wait to be computed again."""
         for sample in list(self.running.values()):
-            self._preempt(sample)
-        for item in (*self._preempted, *self._prompts.values()):
-            self._evict(item)
+            self.room.preempt(sample)
+        for item in self.sequences:
+            self.room.evict(item)
         self.forget()
 
     def forget(self) -> None:
         """What is held now is not found by later sequences."""
-        for item in (*self.running.values(), *self._preempted, *self._prompts.values()):
+        for item in self.sequences:
             item.is_current = not item.table
         self.blocks.forget()
 
@@ -194,8 +125,9 @@ class Scheduler:
         """
         starts: list[Start] = []
         places = self.limits.max_running - len(self.running)
-        while places and self._prompts and not self._preempted:
-            prompt = next(iter(self._prompts.values()))
+        prompts = self.sequences.prompts
+        while places and prompts and not self.sequences.preempted:
+            prompt = next(iter(prompts.values()))
             if prompt.num_computed_tokens < prompt.num_tokens:
                 break
             places -= self._begin(prompt, places, starts)
@@ -208,8 +140,8 @@ class Scheduler:
             num_drafted: of running samples, guesses of their next tokens that are computed behind the newest one. They
                 take room that is free: where it is too little for all, none is computed.
         """
-        joined = self._join() if self._preempted else ()
-        if num_drafted and not self._has_room(num_drafted):
+        joined = self._join() if self.sequences.preempted else ()
+        if num_drafted and not self.room.has_room(num_drafted):
             num_drafted = NO_DRAFTS
         preempted, copies, grown = self._make_room(num_drafted)
         context, num_new = 0, []
@@ -244,66 +176,27 @@ class Scheduler:
     def _join(self) -> tuple[Key, ...]:
         """Samples of which all but the newest token are computed go on, as far as there are places."""
         places = self.limits.max_running - len(self.running)
-        ready = (sample for sample in self._preempted if sample.num_computed_tokens == sample.num_tokens - 1)
-        joined = list(islice(ready, places))
+        waiting = self.sequences.preempted
+        joined = list(islice((s for s in waiting if s.num_computed_tokens == s.num_tokens - 1), places))
         for sample in joined:
-            self._preempted.remove(sample)
-            self.running[sample.key] = sample
+            self.sequences.enter(sample)
         return tuple(sample.key for sample in joined)
-
-    def _num_lacking(self, sample: Started, num_new: int) -> int:
-        """Blocks that a running sample has to take, so that it may write so many tokens: behind its table, and a copy
-        in place of the last one where that has room left and is shared."""
-        size = self.limits.block_tokens
-        growth = max(0, num_blocks_for(sample.num_computed_tokens + num_new, size) - len(sample.table))
-        return growth + self._needs_copy(sample)
-
-    def _needs_copy(self, sample: Started) -> bool:
-        has_room = sample.num_computed_tokens < len(sample.table) * self.limits.block_tokens
-        return has_room and self.blocks.is_shared(sample.table[-1])
-
-    def _has_room(self, num_drafted: Mapping[Key, int]) -> bool:
-        """Whether all may compute their drafts, and nobody gives way for it."""
-        lacking = (self._num_lacking(sample, 1 + num_drafted.get(key, 0)) for key, sample in self.running.items())
-        return sum(lacking) <= self.blocks.num_free
 
     def _make_room(self, num_drafted: Mapping[Key, int]) -> tuple[list[Key], list[tuple[int, int]], list[Key]]:
         """Blocks that they may write for the new tokens of all running samples: (preempted, copies, grown)."""
-        block_tokens, blocks = self.limits.block_tokens, self.blocks
-        asking = [
-            sample
-            for key, sample in self.running.items()
-            if sample.num_computed_tokens + num_drafted.get(key, 0) >= len(sample.table) * block_tokens
-            or blocks.is_shared(sample.table[-1])
-        ]
-        if not asking:
-            return [], [], []
-        if len(asking) > blocks.num_free:
-            asking.sort(key=_order)
         preempted: list[Key] = []
         copies: list[tuple[int, int]] = []
         grown: list[Key] = []
+        asking = self.room.asking(num_drafted)
+        if len(asking) > self.blocks.num_free:
+            asking.sort(key=order_of)
         for sample in asking:
             if sample.key not in self.running:
                 continue
-            num_new = 1 + num_drafted.get(sample.key, 0)
-            if not (lacking := self._num_lacking(sample, num_new)):
-                continue  # the others have taken copies
-            while blocks.num_free < lacking and sample.key in self.running:
-                if not self._evict_waiting(sample.order):
-                    youngest = max(self.running.values(), key=_order)
-                    self._preempt(youngest)
-                    preempted.append(youngest.key)
-            if sample.key not in self.running or not (lacking := self._num_lacking(sample, num_new)):
-                continue
-            if self._needs_copy(sample):
-                source = sample.table.pop()
-                sample.table += blocks.take(lacking)
-                copies.append((source, sample.table[-lacking]))
-                blocks.release((source,))
-            else:
-                sample.table += blocks.take(lacking)
-            grown.append(sample.key)
+            copied = self.room.grow(sample, 1 + num_drafted.get(sample.key, 0), preempted)
+            if copied is not None:
+                copies += copied
+                grown.append(sample.key)
         return preempted, copies, grown
 
     def _fill(self) -> tuple[list[Chunk], list[Start]]:
@@ -313,32 +206,27 @@ class Scheduler:
         chunks: list[Chunk] = []
         starts: list[Start] = []
         # Each takes a place at least, so no more of them than places can be of interest.
-        for item in tuple(islice(chain(self._preempted, self._prompts.values()), places)):
+        for item in tuple(islice(self.sequences.in_turn(), places)):
             if places == 0:
                 break
             done = item.num_computed_tokens == item.num_tokens
             if not done:
                 idle = not (self.running or chunks or starts)
-                if budget == 0 or not (item.table or self._admit(item, idle)):
+                if budget == 0 or not (item.table or self.room.admit(item, idle)):
                     break
-                stop = min(item.num_tokens, item.num_computed_tokens + budget)
-                done = stop == item.num_tokens
-                index = item.key[1] if isinstance(item, Started) else None
-                uid = item.key[0] if isinstance(item, Started) else item.uid
-                chunks.append(Chunk(uid, index, item.num_computed_tokens, stop, tuple(item.table), done))
-                budget -= stop - item.num_computed_tokens
-                item.num_computed_tokens = stop
+                chunks.append(_next_chunk(item, budget))
+                item.num_computed_tokens, done = chunks[-1].stop, chunks[-1].completes
+                budget -= chunks[-1].stop - chunks[-1].start
                 if done:
-                    self._name(item)
+                    self.room.name(item)
             places -= self._begin(item, places, starts) if done else _wanted(item, places)
         return chunks, starts
 
-    def _begin(self, item: Started | _Prompt, places: int, starts: list[Start]) -> int:
+    def _begin(self, item: Started | Prompt, places: int, starts: list[Start]) -> int:
         """Samples of what is computed enter the batch; returns how many."""
         if isinstance(item, Started):
-            self._preempted.remove(item)
             item.num_tokens += 1
-            self.running[item.key] = item
+            self.sequences.enter(item)
             return 1
         indices = item.pending[:places]
         for index in indices:
@@ -359,67 +247,20 @@ class Scheduler:
         self._let_go(item)
         return len(indices)
 
-    def _admit(self, item: Started | _Prompt, idle: bool) -> bool:
-        """Give it blocks for all its tokens, if that leaves one for each running sample, or nothing else runs."""
-        block_tokens, blocks = self.limits.block_tokens, self.blocks
-        # The newest token is computed in any case: its logits are asked for.
-        shared = blocks.find(item.names[: (item.num_tokens - 1) // block_tokens])
-        blocks.hold(shared)
-        count = num_blocks_for(item.num_tokens, block_tokens) - len(shared)
-        spare = 0 if idle else len(self.running) + 1
-        while idle and blocks.num_free < count and self._evict_waiting(item.order):
-            pass
-        if blocks.num_free - count < spare:
-            assert not idle, f"{item.num_tokens} tokens do not fit into an empty pool"
-            blocks.release(shared)
-            return False
-        item.table = shared + blocks.take(count)
-        item.num_computed_tokens = len(shared) * block_tokens
-        return True
-
-    def _evict_waiting(self, order: tuple[int, int]) -> bool:
-        """Free the blocks of the youngest that waits, if it is younger than `order`; False where there is none."""
-        for item in (*reversed(self._prompts.values()), *reversed(self._preempted)):
-            if item.table and item.order > order:
-                self._evict(item)
-                return True
-        return False
-
-    def _evict(self, item: Started | _Prompt) -> None:
-        self.blocks.release(item.table)
-        item.table, item.num_computed_tokens, item.is_current = [], 0, True
-
-    def _name(self, item: Started | _Prompt) -> None:
-        """Others find the full blocks of its prompt from now on, also in this step: keys are written before they are
-        read."""
-        if item.is_current:
-            full = item.num_computed_tokens // self.limits.block_tokens
-            for block, name in zip(item.table[:full], item.names, strict=False):
-                self.blocks.name(block, name)
-
-    def _preempt(self, sample: Started) -> None:
-        del self.running[sample.key]
-        self._evict(sample)
-        insort(self._preempted, sample, key=_order)
-
-    def _let_go(self, prompt: _Prompt) -> None:
+    def _let_go(self, prompt: Prompt) -> None:
         """Its last sample has started, or was taken out."""
         if not prompt.pending:
             self.blocks.release(prompt.table)
-            del self._prompts[prompt.uid]
-
-    def _names(self, uid: int, num_tokens: int, names: Sequence[Hashable] | None) -> tuple[Hashable, ...]:
-        """A uid may come again with another prompt, so names made of it must not outlive its samples."""
-        count = num_tokens // self.limits.block_tokens
-        if names is not None:
-            return tuple(names[:count])
-        return () if self.limits.cache_blocks else tuple((uid, at) for at in range(count))
+            del self.sequences.prompts[prompt.uid]
 
 
-def _order(sample: Started) -> tuple[int, int]:
-    return sample.order
+def _next_chunk(item: Started | Prompt, budget: int) -> Chunk:
+    """What is computed next of it, with so many tokens at most."""
+    uid, index = item.key if isinstance(item, Started) else (item.uid, None)
+    stop = min(item.num_tokens, item.num_computed_tokens + budget)
+    return Chunk(uid, index, item.num_computed_tokens, stop, tuple(item.table), stop == item.num_tokens)
 
 
-def _wanted(item: Started | _Prompt, places: int) -> int:
+def _wanted(item: Started | Prompt, places: int) -> int:
     """Places that wait for what is on its way."""
     return 1 if isinstance(item, Started) else min(places, len(item.pending))

@@ -79,13 +79,13 @@ class SimulatedEngine:
 
     @property
     def num_waiting(self) -> int:
-        return self.scheduler.num_waiting
+        return self.scheduler.sequences.num_waiting
 
     def add(self, request: Request) -> None:
         if any(length < 1 for length in request.lengths) or request.prompt_tokens < 1:
             raise ConfigError(f"request {request.uid}: expected a prompt and responses of at least one token")
         longest = request.prompt_tokens + max(request.lengths)
-        if not self.scheduler.fits(longest):
+        if not self.scheduler.room.fits(longest):
             raise ConfigError(f"request {request.uid}: expected a pool of {longest} tokens at least")
         self._requests[request.uid] = request
         self.scheduler.add(request.uid, request.prompt_tokens, range(len(request.lengths)), request.prefix)
@@ -127,7 +127,7 @@ class SimulatedEngine:
 
     def abort(self, uid: int, index: int | None = None) -> None:
         """Take a request's samples (or one of them) out, wherever they are."""
-        waiting = [key for key in self.scheduler.waiting if key not in self._started]
+        waiting = [key for key in self.scheduler.sequences.waiting if key not in self._started]
         self._take_out([key for key in (*self._started, *waiting) if key[0] == uid and index in (None, key[1])])
 
     def _take_out(self, keys: Sequence[Key]) -> None:
@@ -148,7 +148,7 @@ class SimulatedEngine:
         """
         request = sample.request
         self._started[sample.key] = sample
-        computed = self.scheduler.num_shared(request.uid, request.prompt_tokens, request.prefix)
+        computed = self.scheduler.room.num_shared(request.uid, request.prompt_tokens, request.prefix)
         if transfer is Transfer.KV:
             computed = max(computed, sample.tokens - 1)
         self.scheduler.add_started(sample.key, request.prompt_tokens, sample.tokens, computed, request.prefix)

@@ -1,0 +1,156 @@
+"""The room that sequences take in the pool: which blocks they get, share, copy and give back.
+
+Words as in `policy.batching`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+
+from plait.policy.blocks import Blocks, num_blocks_for
+from plait.policy.sequences import Prompt, Sequences, Started, order_of
+from plait.policy.step import Key, Limits
+
+
+class Room:
+    """The blocks of a pool, and how sequences come to theirs.
+
+    Args:
+        sequences: all that hold blocks.
+    """
+
+    def __init__(self, limits: Limits, sequences: Sequences) -> None:
+        self.blocks = Blocks(limits.num_blocks, limits.cache_blocks)
+        self._limits, self._sequences = limits, sequences
+
+    def fits(self, num_tokens: int) -> bool:
+        """Whether a sequence of so many tokens has room in the pool when it is alone."""
+        return num_blocks_for(num_tokens, self._limits.block_tokens) <= self.blocks.num_blocks
+
+    def names(self, uid: int, num_tokens: int, names: Sequence[Hashable] | None) -> tuple[Hashable, ...]:
+        """Prefix keys of a prompt's full blocks. A uid may come again with another prompt, so names made of it must not
+        outlive its samples."""
+        count = num_tokens // self._limits.block_tokens
+        if names is not None:
+            return tuple(names[:count])
+        return () if self._limits.cache_blocks else tuple((uid, at) for at in range(count))
+
+    def num_shared(self, uid: int, num_prompt: int, names: Sequence[Hashable] | None = None) -> int:
+        """Tokens of a prompt that a sample of it would share with others here; `names` as of `Scheduler.add`."""
+        return len(self.blocks.find(self.names(uid, num_prompt, names))) * self._limits.block_tokens
+
+    def bring(self, sample: Started, num_computed_tokens: int, *, is_current: bool) -> int | None:
+        """Blocks for the computed tokens that a sample brings or shares; see `Scheduler.add_started`."""
+        block_tokens, blocks = self._limits.block_tokens, self.blocks
+        shared = blocks.find(sample.names[: num_computed_tokens // block_tokens]) if is_current else []
+        blocks.hold(shared)
+        goes_on = num_computed_tokens == sample.num_tokens - 1
+        count = num_blocks_for(num_computed_tokens if goes_on else sample.num_tokens, block_tokens) - len(shared)
+        if num_computed_tokens == 0 or blocks.num_free - count < len(self._sequences.running):
+            blocks.release(shared)
+            return None
+        sample.table, sample.is_current = shared + blocks.take(count), is_current
+        sample.num_computed_tokens = num_computed_tokens
+        self.name(sample)
+        return len(shared) * block_tokens
+
+    def admit(self, item: Started | Prompt, idle: bool) -> bool:
+        """Give it blocks for all its tokens, if that leaves one for each running sample, or nothing else runs."""
+        block_tokens, blocks = self._limits.block_tokens, self.blocks
+        # The newest token is computed in any case: its logits are asked for.
+        shared = blocks.find(item.names[: (item.num_tokens - 1) // block_tokens])
+        blocks.hold(shared)
+        count = num_blocks_for(item.num_tokens, block_tokens) - len(shared)
+        spare = 0 if idle else len(self._sequences.running) + 1
+        while idle and blocks.num_free < count and self._evict_younger(item):
+            pass
+        if blocks.num_free - count < spare:
+            assert not idle, f"{item.num_tokens} tokens do not fit into an empty pool"
+            blocks.release(shared)
+            return False
+        item.table = shared + blocks.take(count)
+        item.num_computed_tokens = len(shared) * block_tokens
+        return True
+
+    def has_room(self, num_drafted: Mapping[Key, int]) -> bool:
+        """Whether all that run may compute their drafts, and nobody gives way for it."""
+        running = self._sequences.running.items()
+        lacking = (self._num_lacking(sample, 1 + num_drafted.get(key, 0)) for key, sample in running)
+        return sum(lacking) <= self.blocks.num_free
+
+    def asking(self, num_drafted: Mapping[Key, int]) -> list[Started]:
+        """Running samples whose new tokens may need blocks: the next of the table, or a copy of a shared one."""
+        block_tokens, blocks = self._limits.block_tokens, self.blocks
+        return [
+            sample
+            for key, sample in self._sequences.running.items()
+            if sample.num_computed_tokens + num_drafted.get(key, 0) >= len(sample.table) * block_tokens
+            or blocks.is_shared(sample.table[-1])
+        ]
+
+    def grow(self, sample: Started, num_new: int, preempted: list[Key]) -> list[tuple[int, int]] | None:
+        """Blocks that a running sample may write so many new tokens to; younger ones give way where there are too few.
+
+        Args:
+            preempted: gets the samples that do, this one among them where it is the youngest.
+
+        Returns:
+            Blocks (source, target) to copy; None: its table stays as it was.
+        """
+        blocks, running = self.blocks, self._sequences.running
+        if not (lacking := self._num_lacking(sample, num_new)):
+            return None  # the others have taken copies
+        while blocks.num_free < lacking and sample.key in running:
+            if not self._evict_younger(sample):
+                youngest = max(running.values(), key=order_of)
+                self.preempt(youngest)
+                preempted.append(youngest.key)
+        if sample.key not in running or not (lacking := self._num_lacking(sample, num_new)):
+            return None
+        if not self._needs_copy(sample):
+            sample.table += blocks.take(lacking)
+            return []
+        source = sample.table.pop()
+        sample.table += blocks.take(lacking)
+        blocks.release((source,))
+        return [(source, sample.table[-lacking])]
+
+    def preempt(self, sample: Started) -> None:
+        """A running sample gives its blocks up and waits."""
+        self._sequences.preempt(sample)
+        self.evict(sample)
+
+    def evict(self, item: Started | Prompt) -> None:
+        """Nothing of it is computed any more."""
+        self.blocks.release(item.table)
+        item.table, item.num_computed_tokens, item.is_current = [], 0, True
+
+    def name(self, item: Started | Prompt) -> None:
+        """Others find the full blocks of its prompt from now on, also in this step: keys are written before they are
+        read."""
+        self.name_context(item, item.names)
+
+    def name_context(self, item: Started | Prompt, names: Sequence[Hashable]) -> None:
+        """Others find its full blocks by these prefix keys, if what it holds is of the present weights."""
+        if item.is_current:
+            full = item.num_computed_tokens // self._limits.block_tokens
+            for block, name in zip(item.table[:full], names, strict=False):
+                self.blocks.name(block, name)
+
+    def _num_lacking(self, sample: Started, num_new: int) -> int:
+        """Blocks that a running sample has to take, so that it may write so many tokens: behind its table, and a copy
+        in place of the last one where that has room left and is shared."""
+        size = self._limits.block_tokens
+        growth = max(0, num_blocks_for(sample.num_computed_tokens + num_new, size) - len(sample.table))
+        return growth + self._needs_copy(sample)
+
+    def _needs_copy(self, sample: Started) -> bool:
+        has_room = sample.num_computed_tokens < len(sample.table) * self._limits.block_tokens
+        return has_room and self.blocks.is_shared(sample.table[-1])
+
+    def _evict_younger(self, item: Started | Prompt) -> bool:
+        """Free the blocks of the youngest that waits, if it is younger; False where there is none."""
+        youngest = self._sequences.youngest_waiting(item.order)
+        if youngest is not None:
+            self.evict(youngest)
+        return youngest is not None

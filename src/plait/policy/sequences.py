@@ -1,0 +1,126 @@
+"""The sequences that a scheduler knows: those that run, those that wait, and in which order they came.
+
+Words as in `policy.batching`.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import chain
+
+from plait.policy.step import Key
+
+Order = tuple[int, int]
+"""In which samples were asked for: the prompt's number, then the sample's index. Who is younger gives way."""
+
+
+@dataclass(slots=True)
+class Started:
+    """A sample that has started."""
+
+    key: Key
+    order: Order
+    num_tokens: int
+    """Of prompt and response; all but the newest are computed when it runs."""
+    num_computed_tokens: int
+    """Whose keys and values lie in the pool."""
+    table: list[int]
+    names: tuple[Hashable, ...]
+    """Prefix keys of the full blocks of its prompt."""
+    is_current: bool = True
+    """What it holds was computed with the present weights, so others may share it."""
+
+
+@dataclass(slots=True)
+class Prompt:
+    """A prompt with samples that have not started."""
+
+    uid: int
+    number: int
+    """In order of arrival."""
+    num_tokens: int
+    pending: list[int]
+    names: tuple[Hashable, ...]
+    num_computed_tokens: int = 0
+    table: list[int] = field(default_factory=list)
+    is_current: bool = True
+
+    @property
+    def order(self) -> Order:
+        return self.number, self.pending[0]
+
+
+class Sequences:
+    """Samples that run, samples that are to be computed again or on their way, prompts with samples to start."""
+
+    def __init__(self) -> None:
+        self.running: dict[Key, Started] = {}
+        self.preempted: list[Started] = []
+        """In their order: to be computed again, or on their way."""
+        self.prompts: dict[int, Prompt] = {}
+        self._count = 0
+
+    def __iter__(self) -> Iterator[Started | Prompt]:
+        """Whatever may hold blocks."""
+        yield from (*self.running.values(), *self.preempted, *self.prompts.values())
+
+    @property
+    def num_waiting(self) -> int:
+        """Samples that are not in the batch."""
+        return len(self.preempted) + sum(len(prompt.pending) for prompt in self.prompts.values())
+
+    @property
+    def waiting(self) -> Iterator[Key]:
+        """Samples that are not in the batch."""
+        yield from (sample.key for sample in self.preempted)
+        yield from ((prompt.uid, index) for prompt in self.prompts.values() for index in prompt.pending)
+
+    def in_turn(self) -> Iterator[Started | Prompt]:
+        """What waits, the first to be computed first."""
+        return chain(self.preempted, self.prompts.values())
+
+    def find(self, key: Key) -> Started | None:
+        """The sample, if it has started."""
+        return self.running.get(key) or next((s for s in self.preempted if s.key == key), None)
+
+    def add_prompt(self, uid: int, num_tokens: int, indices: Sequence[int], names: tuple[Hashable, ...]) -> None:
+        """Samples of a prompt wait behind all that are here."""
+        assert uid not in self.prompts, f"prompt {uid} waits already"
+        self.prompts[uid] = Prompt(uid, self._count, num_tokens, list(indices), names)
+        self._count += 1
+
+    def add_started(self, key: Key, num_tokens: int, names: tuple[Hashable, ...]) -> Started:
+        """A sample that has started elsewhere waits, ahead of all that have not started; nothing of it is computed."""
+        sample = Started(key, (self._count, key[1]), num_tokens, 0, [], names)
+        self._count += 1
+        insort(self.preempted, sample, key=order_of)
+        return sample
+
+    def preempt(self, sample: Started) -> None:
+        """It runs no longer, and waits."""
+        del self.running[sample.key]
+        insort(self.preempted, sample, key=order_of)
+
+    def enter(self, sample: Started) -> None:
+        """It waits no longer, and runs."""
+        self.preempted.remove(sample)
+        self.running[sample.key] = sample
+
+    def pop(self, key: Key) -> Started | None:
+        """Take a sample out that has started; None: there is none of this key."""
+        sample = self.find(key)
+        if sample is not None and self.running.pop(key, None) is None:
+            self.preempted.remove(sample)
+        return sample
+
+    def youngest_waiting(self, order: Order) -> Started | Prompt | None:
+        """What waits and holds blocks, the youngest, if it is younger than `order`."""
+        holders = (item for item in (*reversed(self.prompts.values()), *reversed(self.preempted)) if item.table)
+        return next((item for item in holders if item.order > order), None)
+
+
+def order_of(sample: Started) -> Order:
+    """The key to sort samples by."""
+    return sample.order
