@@ -127,8 +127,35 @@ class TrainingEngine(Protocol):
         ...
 
 
+class CheckpointParts(Protocol):
+    """The optimizers' state, of which each rank writes and reads its part."""
+
+    def save(self, folder: Path) -> tuple[dict[str, FileDigest], dict[str, Any]]:
+        """Write the optimizers' state to an empty folder (`checkpoint.store.WriteParts`). Raises RunError."""
+        ...
+
+    def load(self, folder: Path, counts: Mapping[str, Mapping[str, int]] | None, threads: int) -> None:
+        """Continue from a checkpoint of any plan."""
+        ...
+
+
+class LeaderWeights(Protocol):
+    """What the leader has of the roles' weights."""
+
+    def now(self, role: str, weights: Tensor) -> Tensor | None:
+        """The values of weights that the leader has of a role, wherever they are; None: not as they are by now."""
+        ...
+
+    def holding(self) -> AbstractContextManager[bool]:
+        """Within it the leader's models can be computed with, one after another; whether all of them can."""
+        ...
+
+
 class Workers(Protocol):
     """All that computes for a run: one process or several, of which one leads."""
+
+    checkpoint: CheckpointParts
+    leader_weights: LeaderWeights
 
     def engine(self, role: str) -> GenerationEngine | None:
         """That of a role, one for all calls; None: the role does not generate."""
@@ -148,28 +175,12 @@ class Workers(Protocol):
         """The leader goes on: it has not frozen."""
         ...
 
-    def now(self, role: str, weights: Tensor) -> Tensor | None:
-        """The values of weights that the leader has of a role, wherever they are; None: not as they are by now."""
-        ...
-
-    def holding(self) -> AbstractContextManager[bool]:
-        """Within it the leader's models can be computed with, one after another; whether all of them can."""
-        ...
-
     def spans(self) -> list[Span]:
         """What the others recorded since the last time, on the leader's clock."""
         ...
 
     def row_traffic(self) -> dict[str, float]:
         """Metrics: bytes of rows that the leader has sent and received since the last time."""
-        ...
-
-    def save(self, folder: Path) -> tuple[dict[str, FileDigest], dict[str, Any]]:
-        """Write the optimizers' state to an empty folder (`checkpoint.store.WriteParts`). Raises RunError."""
-        ...
-
-    def load(self, folder: Path, counts: Mapping[str, Mapping[str, int]] | None, threads: int) -> None:
-        """Continue from a checkpoint of any plan."""
         ...
 
     def sync_references(self, share: float | None) -> None:

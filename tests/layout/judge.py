@@ -11,6 +11,7 @@ from plait.layout.atoms import demand
 from plait.layout.holdings import Holding, Holdings, Slice
 from plait.layout.mesh import Cluster
 from plait.layout.move import plan_move
+from plait.layout.move_file import from_json, to_json
 from plait.layout.move_plan import MoveKind, MovePlan
 from plait.layout.simulate import Memory, Traffic, allocate, execute, view
 
@@ -75,7 +76,7 @@ def judge(source: Holdings, target: Holdings, cluster: Cluster, **options: int) 
     check_minimal(plan, traffic, source, target)
     check_order(plan)
     assert plan == plan_move(source, target, cluster, **options)
-    assert MovePlan.from_json(plan.to_json()) == plan
+    assert from_json(to_json(plan)) == plan
     return plan, traffic
 
 

@@ -13,6 +13,7 @@ from plait.layout.holdings import Box, Holding, Holdings, Slice, boxes_of_range,
 from plait.layout.mesh import Cluster, Layout
 from plait.layout.move import plan_move
 from plait.layout.move_cost import Bandwidths, cost
+from plait.layout.move_file import from_json, to_json
 from plait.layout.move_plan import MoveKind, MovePlan
 from plait.layout.params import Param
 from plait.layout.route import split
@@ -137,10 +138,10 @@ def test_the_text_of_a_plan() -> None:
 )
 def test_what_is_no_plan_is_refused(text: str, message: str) -> None:
     with pytest.raises(DataError, match=message):
-        MovePlan.from_json(text, "x")
-    broken = plan_move(string({0: (0, 9)}, "a"), string({1: (0, 9)}, "b"), Cluster(1, 2)).to_json()
+        from_json(text, "x")
+    broken = to_json(plan_move(string({0: (0, 9)}, "a"), string({1: (0, 9)}, "b"), Cluster(1, 2)))
     with pytest.raises(DataError, match="x: expected the rows of a move"):
-        MovePlan.from_json(broken.replace('"SEND"', '"THROW"'), "x")
+        from_json(broken.replace('"SEND"', '"THROW"'), "x")
 
 
 def test_cost_by_hand() -> None:

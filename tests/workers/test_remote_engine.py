@@ -27,16 +27,14 @@ class Ranks:
     def __init__(self, *instances: Layout) -> None:
         self.told: list[tuple[tuple[int, ...], list[int]]] = []
         self.coming: list[tuple[int, Message]] = []
-        self.rank_state = SimpleNamespace(places={"actor": SimpleNamespace(generate=instances)}, roles={})
+        place = SimpleNamespace(generate=instances)
+        self.rank_state = SimpleNamespace(places={"actor": place}, roles={}, copies_for=lambda role, mode: frozenset())
         self.transport, self.status = self, SimpleNamespace(doing=lambda what: nullcontext())
 
         self.has_fresh_weights = True
 
     def is_fresh(self, role: str, mode: str) -> bool:
         return self.has_fresh_weights
-
-    def copies(self, role: str, mode: str) -> frozenset[tuple[str, int]]:
-        return frozenset()
 
     def sync_weights(self, role: str, mode: str) -> None:
         """Weights are where they are."""

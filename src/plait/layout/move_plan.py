@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
-from typing import Any
 
-from plait.errors import DataError
-from plait.file_form import FileForm
 from plait.layout.holdings import ITEM_BYTES, Slice
 from plait.layout.mesh import Cluster
-
-FORM = FileForm("move")
 
 
 class MoveKind(StrEnum):
@@ -152,43 +146,3 @@ class MovePlan:
                         words.append(f"{action.seq}@{action.round}{action.kind}<{action.peer}#{size}")
             lines.append(" ".join(words))
         return "\n".join(lines) + "\n"
-
-    def to_json(self) -> str:
-        rows = {
-            str(rank): [
-                [x.kind.value, x.seq, x.round, x.peer, [*map(list, x.source)], [*map(list, x.target)]] for x in row
-            ]
-            for rank, row in sorted(self.rows.items())
-        }
-        record = {
-            "format": FORM.format,
-            "version": FORM.version,
-            "nodes": self.cluster.nodes,
-            "devices": self.cluster.devices,
-            "source_dtype": self.source_dtype,
-            "target_dtype": self.target_dtype,
-            "wire_dtype": self.wire_dtype,
-            "bucket_bytes": self.bucket_bytes,
-            "rows": rows,
-        }
-        return json.dumps(record)
-
-    @classmethod
-    def from_json(cls, text: str, name: str = "move") -> MovePlan:
-        """Raises `DataError` when the text is no such plan; `name` is for the message."""
-        record = FORM.parse(text, name)
-        try:
-            rows = {int(rank): tuple(_action(words) for words in row) for rank, row in record["rows"].items()}
-            return cls(
-                Cluster(record["nodes"], record["devices"]),
-                rows,
-                *(record[key] for key in ("source_dtype", "target_dtype", "wire_dtype", "bucket_bytes")),
-            )
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise DataError(f"{name}: expected the rows of a move, found {error!r}") from error
-
-
-def _action(words: list[Any]) -> MoveAction:
-    kind, seq, round_, peer, source, target = words
-    slices = lambda found: tuple(Slice(b, o, tuple(shape), tuple(strides)) for b, o, shape, strides in found)  # noqa: E731
-    return MoveAction(MoveKind(kind), seq, round_, peer, slices(source), slices(target))

@@ -261,7 +261,7 @@ class RunDoctor:
         found: dict[str, Tensor | FlatWeights] = {}
         for name, model in self._models.items():
             weights = model.weights if self._is_frozen(name) or model.nested else model.trained.weights
-            now = self._workers.now(name, weights)
+            now = self._workers.leader_weights.now(name, weights)
             if now is not None:
                 found[name] = model.nested or now
         return found
@@ -300,7 +300,7 @@ class RunDoctor:
                 if name not in self._trained and isinstance(model, LanguageModel) and _whole(model)
             }
             suspects = Suspects(role, self._recipe.sampling.temperature, others, reading.has_come_apart)
-            with self._workers.holding() as are_here:
+            with self._workers.leader_weights.holding() as are_here:
                 return diagnose(suspects, state.tables[node.id]) if are_here else None
         return None
 

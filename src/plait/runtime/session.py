@@ -108,7 +108,7 @@ class Session:
         for pool in (*self.pools.values(), *filter(None, (self.judges,))):
             pool.looked = self.workers.tick
         if checkpoint is not None:
-            self.workers.load(checkpoint.folder, checkpoint.state.get("counts"), self.done.threads)
+            self.workers.checkpoint.load(checkpoint.folder, checkpoint.state.get("counts"), self.done.threads)
             self._publish_weights()
         self.executor = Executor(prepared.flow, self.roles, recipe, self.recorder, self.progress, self.workers)
         self.feed = prepared.feed(self.done.prompts_drawn)
@@ -199,7 +199,7 @@ class Session:
             if self.doctor is not None:
                 self.doctor.sync()
             state = {"done": vars(self.done), "offsets": offsets, "trained": self._trained}
-            self.store.save(self.done.step, {}, state, self.workers.save)
+            self.store.save(self.done.step, {}, state, self.workers.checkpoint.save)
         except OSError as error:
             raise RunError(f"the logs in {self.directory.path} cannot be written: {error.strerror or error}") from error
         except RunError:

@@ -168,7 +168,8 @@ class Announcer:
             number = self.tell(ranks, call.messages(self.rank_state))
         else:
             self.sync_weights(call.role, call.copied)
-            number = self.tell(ranks, call.messages(self.rank_state), self.copies(call.role, call.copied))
+            needed = self.rank_state.copies_for(call.role, call.copied)
+            number = self.tell(ranks, call.messages(self.rank_state), needed)
         if LEADER in ranks:
             self.rank_state.offloads.want(call.need)
             if len(ranks) > 1:
@@ -180,10 +181,6 @@ class Announcer:
     def trained(self, role: str) -> None:
         """What changes the weights of the role has been announced."""
         self.stale |= {(role, number) for number in range(len(self.rank_state.copies[role]))}
-
-    def copies(self, role: str, mode: Mode) -> frozenset[tuple[str, int]]:
-        """Those that are needed for a role's calls of a mode."""
-        return frozenset((role, n) for n, copies in enumerate(self.rank_state.copies[role]) if mode in copies.modes)
 
     def sync_weights(self, role: str, mode: Mode | None = None) -> None:
         """`syncing_weights` in one go."""
@@ -203,15 +200,16 @@ class Announcer:
         self._moves[place] = self._moving(place, role, numbers if LEADER in movers else [])
         return self._moves[place]
 
-    def follow(self, role: str, share: float | None) -> None:
-        """Have a role's weights brought towards those of the role that it follows; see `RankState.following`."""
+    def sync_references(self, share: float | None) -> None:
+        """Bring the weights of roles that follow another towards those of that role; see `RankState.following`."""
         places = self.rank_state.places
-        ranks = {*places[self.rank_state.follows[role]].ranks, *places[role].ranks}
-        self.tell(ranks, Message({"do": Do.FOLLOW, "role": role, "share": share}))
-        self.trained(role)
-        if LEADER in ranks:
-            with self.joining(f"{role}.follow"):
-                self.recorder.drain(self.rank_state.following(role, share), role)
+        for role, followed in self.rank_state.follows.items():
+            ranks = {*places[followed].ranks, *places[role].ranks}
+            self.tell(ranks, Message({"do": Do.FOLLOW, "role": role, "share": share}))
+            self.trained(role)
+            if LEADER in ranks:
+                with self.joining(f"{role}.follow"):
+                    self.recorder.drain(self.rank_state.following(role, share), role)
 
     def _moving(self, place: int, role: str, numbers: Sequence[int]) -> Work[None]:
         if numbers:

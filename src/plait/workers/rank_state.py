@@ -32,7 +32,7 @@ from plait.reallocation.offload import HostMemory
 from plait.recipes.recipe import Recipe
 from plait.recipes.role_models import RoleModel
 from plait.schedule.placements import WHOLE, PartKey, RolePlacement, part_key, parts_of, placements_of
-from plait.schedule.plan import After, Plan
+from plait.schedule.plan import After, Mode, Plan
 from plait.schedule.work import Work
 from plait.training.optimizer import AVERAGED
 from plait.training.trainer import Trainer
@@ -134,6 +134,10 @@ class RankState:
         self.offloads = self._offloads()
         self.offloads.want()
         self.movers = {one.role: movers_of(self.places[one.role]) for one in setting.models}
+
+    def copies_for(self, role: str, mode: Mode) -> frozenset[tuple[str, int]]:
+        """The copies that a role's calls of a mode need, as (role, number in `copies`)."""
+        return frozenset((role, n) for n, copies in enumerate(self.copies[role]) if mode in copies.modes)
 
     def moving_all(self, role: str, numbers: Sequence[int]) -> Work[None]:
         """Bring a role's weights from its home to some of its copies."""

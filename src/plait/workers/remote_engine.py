@@ -169,7 +169,8 @@ class RemoteEngine:
         self.policy_version = version
 
     def _deal(self) -> None:
-        announcer, needed = self._announcer, self._announcer.copies(self._role, "decode")
+        announcer = self._announcer
+        needed = announcer.rank_state.copies_for(self._role, "decode")
         announcer.sync_weights(self._role, "decode")
         if self._rollout != (rollout := (self._pending[0].noise, self._pending[0].sampling)):
             self._rollout, self._loads = rollout, [0] * len(self.instances)

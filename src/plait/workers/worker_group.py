@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Collection, Iterator, Mapping
-from pathlib import Path
+from collections.abc import Collection
 from typing import Any
 
-from torch import Tensor
-
-from plait.checkpoint.store import FileDigest, digest_of
-from plait.models.files.finite import Broken
 from plait.observe.progress import Progress
 from plait.rewards.pool import RewardPool
 from plait.schedule.timeline import Span
 from plait.workers.announcer import Announcer
+from plait.workers.checkpoint_parts import CheckpointParts
 from plait.workers.clock import RunClock
+from plait.workers.leader_weights import LeaderWeights
 from plait.workers.messages import Do, Message
-from plait.workers.offload_manager import Need
-from plait.workers.optimizer_state import refuse_broken
 from plait.workers.ranks import LEADER
 from plait.workers.remote_engine import RemoteEngine
 from plait.workers.remote_trainer import RemoteTrainer
@@ -40,28 +34,8 @@ class WorkerGroup:
         self._engines: dict[str, RemoteEngine] = {}
         self._counted = (0, 0)
         self.rank_state.offloads.recorder = announcer.recorder
-
-    def now(self, role: str, weights: Tensor) -> Tensor | None:
-        """The values of weights that the leader has of a role, wherever they are; None: not as they are by now."""
-        is_home = LEADER in self.rank_state.places[role].home.mesh.ranks
-        if not is_home and any(
-            (role, number) in self.announcer.stale for number in range(len(self.rank_state.copies[role]))
-        ):
-            return None
-        return self.rank_state.offloads.now(weights)
-
-    @contextlib.contextmanager
-    def holding(self) -> Iterator[bool]:
-        """Within it the leader's models can be computed with, one after another; whether all of them can."""
-        stale = {
-            copies for role, n in self.announcer.stale if (copies := self.rank_state.copies[role][n]).after != "keep"
-        }
-        if any(rank == LEADER for copies in stale for rank, _ in copies.parts):
-            yield False
-            return
-        needs: list[Need] = [(role, what) for role in self.rank_state.roles for what in ("home", "score", "decode")]
-        with self.rank_state.offloads.holding(*needs) as there:
-            yield there
+        self.checkpoint = CheckpointParts(announcer, num_ranks)
+        self.leader_weights = LeaderWeights(announcer)
 
     def spans(self) -> list[Span]:
         """What the other ranks recorded since the last time, on the leader's clock. What may leave the devices has."""
@@ -84,41 +58,9 @@ class WorkerGroup:
         self._counted = now
         return {"perf/rows_sent_bytes": sent, "perf/rows_received_bytes": received}
 
-    def save(self, folder: Path) -> tuple[dict[str, FileDigest], dict[str, Any]]:
-        """Have each rank write its part of the optimizers' state to an empty folder (`checkpoint.store.WriteParts`).
-
-        Returns:
-            Name of a file → its digest; the counts of all roles, under `counts`.
-
-        Raises:
-            RunError: a file could not be written, or what a rank has is not finite.
-        """
-        number = self.announcer.tell((LEADER, *self._others), Message({"do": Do.SAVE, "folder": str(folder)}))
-        with self.announcer.status.doing("save"):
-            counts, found = self._recorder.drain(self.rank_state.saving_all(folder))
-            for rank in self._others:
-                header = self.announcer.answer(rank, number, "its part of the checkpoint").header
-                counts |= header["counts"]
-                found += [Broken(*values) for values in header["broken"]]
-        refuse_broken(found)
-        return {path.name: digest_of(path) for path in sorted(folder.iterdir())}, {"counts": counts}
-
-    def load(self, folder: Path, counts: Mapping[str, Mapping[str, int]] | None, threads: int) -> None:
-        """Have each rank read its part from a checkpoint of any plan, and bring all weights to where they are used."""
-        header = {"do": Do.LOAD, "folder": str(folder), "counts": counts, "threads": threads}
-        self.announcer.tell((LEADER, *self._others), Message(header))
-        with self.announcer.joining("load"):
-            self._recorder.drain(self.rank_state.loading_all(folder, counts))
-        for role, place in self.rank_state.places.items():
-            if place.train is not None:
-                self.announcer.trained(role)
-                self.announcer.sync_weights(role)
-        self.sync_references(None)
-
     def sync_references(self, share: float | None) -> None:
-        """Bring the weights of roles that follow another towards those of that role; see `RankState.following`."""
-        for role in self.rank_state.follows:
-            self.announcer.follow(role, share)
+        """See `Announcer.sync_references`."""
+        self.announcer.sync_references(share)
 
     def gather(self, role: str) -> Any:
         """The whole model of a role with the weights as they are: the leader's own if it has that, else a new one."""

@@ -14,8 +14,8 @@ from torch import Tensor
 from plait.errors import ConfigError
 from plait.layout.batches import CacheShape
 from plait.layout.params import FlatLayout, Param, Parameters
+from plait.models.parallel.partial_sums import Partials, sharers, sum_partials
 from plait.models.parallel.team import Team
-from plait.models.parallel.tensor_parallel import Partials, sharers, sum_partials
 from plait.models.shape import config_fields
 
 

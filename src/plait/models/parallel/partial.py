@@ -24,9 +24,10 @@ from plait.models.head import NO_HEAD, Head, Vocabulary, find_head
 from plait.models.language_model import LanguageModel
 from plait.models.parallel.part import Part, refusal_of_views
 from plait.models.parallel.part_proof import Proof, own_layers
+from plait.models.parallel.partial_sums import Partials
 from plait.models.parallel.stage import cut_stage, decoder_list
 from plait.models.parallel.team import Team
-from plait.models.parallel.tensor_parallel import Partials, install
+from plait.models.parallel.tensor_parallel import install
 from plait.models.scalar_model import ScalarModel
 from plait.models.working_weights import adapted_layers
 

@@ -28,21 +28,16 @@ from plait.errors import ModelError
 from plait.layout.params import Param, Parameters
 from plait.models.compute import cpu_linear
 from plait.models.parallel.collectives import Ranges, copied, gathered, reduced, split
+from plait.models.parallel.partial_sums import Partials, sharers
 from plait.models.parallel.stage import is_idle
 from plait.models.parallel.team import Peers
 from plait.models.working_weights import wildcard
 
+ENTERING = frozenset({"colwise", "packed_colwise"})
 GATHERING = frozenset({"colwise_gather_output", "colwise_rep"})
 SPLITTING = frozenset({"rowwise_split_input", "rowwise_rep"})
-
-
-@dataclass(frozen=True)
-class Partials:
-    """Parameters whose gradient on this rank is a part of the sum over some ranks, which hold equal values."""
-
-    names: tuple[str, ...]
-    members: tuple[int, ...]
-    """Indices along tp, this rank's among them; in order."""
+WEIGHT_STYLES = ENTERING | GATHERING | SPLITTING | {"rowwise", "embedding_rowwise"}
+"""Styles of layers with one weight."""
 
 
 def install(
@@ -63,60 +58,94 @@ def install(
     Raises:
         ModelError: the plan names a style that is not known here.
     """
-    params = {param.name: param for param in parameters.params}
     head = module.get_output_embeddings() if hasattr(module, "get_output_embeddings") else None
-    copies = _Copies(tp)
-    summed: list[str] = []
-    sharing: list[str] = []
+    installer = _Installer(type(module).__name__, plan, parameters, tp, config)
     for name, layer in module.named_modules():
         own = [f"{name}.{leaf}" for leaf, _ in layer.named_parameters() if f"{name}.{leaf}" in held]
-        if layer is head or not own or is_idle(layer):
-            continue
-        weight = params.get(f"{name}.weight")
-        style = plan.get(wildcard(name))
-        if style in ("colwise", "packed_colwise") and weight is not None:
-            layer.register_forward_pre_hook(_Enter(copies))
-            if _is_shared(weight, tp.size):
-                sharing += own
-        elif style in GATHERING and weight is not None:
-            counts = not _is_shared(weight, tp.size) or sharers(weight, tp.index, tp.size)[0] == tp.index
-            layer.register_forward_pre_hook(_Enter(copies, counts, _is_shared(weight, tp.size)))
-            layer.register_forward_hook(_Gather(tp, _ranges(weight, tp.size)))
-        elif style == "rowwise" and weight is not None:
-            _reduce_rows(layer, tp)
-        elif style in SPLITTING and weight is not None:
-            layer.register_forward_pre_hook(_Split(tp, _ranges(weight, tp.size)))
-            _reduce_rows(layer, tp)
-        elif style == "embedding_rowwise" and weight is not None:
-            _cut_embedding(layer, weight.tp_range(tp.index, tp.size), tp)
-        elif style == "moe_tp_experts":
-            if any(params[leaf].cut is not None for leaf in own):
-                layer.register_forward_pre_hook(_EnterExperts(copies), with_kwargs=True)
-                layer.register_forward_hook(_Reduce(tp))
-        elif style == "mla_kv_a_proj":
-            layer.register_forward_hook(_EnterRotary(copies, config.qk_rope_head_dim))
-        elif style == "replicated_with_grad_allreduce":
-            summed += own
-        elif style not in (None, "replicate"):
-            raise ModelError(
-                f"tp: the plan of {type(module).__name__} gives {name!r} the style {style!r}, which plait does not "
-                "know; set tp to 1."
-            )
-        _state_shape(layer)
+        if layer is not head and own and not is_idle(layer):
+            installer.install(layer, name, own)
     decoder: Any = module.base_model
-    decoder.register_forward_hook(copies.clear)
-    partials = []
-    if summed:
-        partials.append(Partials(tuple(summed), tuple(range(tp.size))))
-    if sharing:
-        partials.append(Partials(tuple(sharing), sharers(params[sharing[0]], tp.index, tp.size)))
-    return tuple(partials)
+    decoder.register_forward_hook(installer.copies.clear)
+    return installer.partials()
 
 
-def sharers(param: Param, index: int, ways: int) -> tuple[int, ...]:
-    """The ranks along tp that hold the same block as rank `index`, in order."""
-    own = param.tp_range(index, ways)
-    return tuple(other for other in range(ways) if param.tp_range(other, ways) == own)
+class _Installer:
+    """Gives layers the collectives of their styles, and remembers whose gradients are partial sums.
+
+    Args:
+        family: of the model; in messages.
+    """
+
+    def __init__(self, family: str, plan: Mapping[str, str], parameters: Parameters, tp: Peers, config: Any) -> None:
+        self.copies = _Copies(tp)
+        self._family = family
+        self._plan = plan
+        self._params = {param.name: param for param in parameters.params}
+        self._tp = tp
+        self._config = config
+        self._summed: list[str] = []
+        """Parameters of which every rank has a part of the gradient."""
+        self._sharing: list[str] = []
+        """Parameters of key-value heads that this rank shares with others."""
+
+    def install(self, layer: nn.Module, name: str, own: Sequence[str]) -> None:
+        """Dress one layer.
+
+        Args:
+            own: names of its parameters that this rank has a block of.
+
+        Raises:
+            ModelError: its style is not known here.
+        """
+        style = self._plan.get(wildcard(name))
+        weight = self._params.get(f"{name}.weight")
+        if weight is not None and style in WEIGHT_STYLES:
+            self._by_weight(layer, weight, style, own)
+        elif style == "moe_tp_experts":
+            if any(self._params[leaf].cut is not None for leaf in own):
+                layer.register_forward_pre_hook(_EnterExperts(self.copies), with_kwargs=True)
+                layer.register_forward_hook(_Reduce(self._tp))
+        elif style == "mla_kv_a_proj":
+            layer.register_forward_hook(_EnterRotary(self.copies, self._config.qk_rope_head_dim))
+        elif style == "replicated_with_grad_allreduce":
+            self._summed += own
+        elif style not in (None, "replicate"):
+            raise _refusal(self._family, name, style)
+        _state_shape(layer)
+
+    def _by_weight(self, layer: nn.Module, weight: Param, style: str, own: Sequence[str]) -> None:
+        """A layer with one weight, which is cut."""
+        tp = self._tp
+        if style in ENTERING:
+            layer.register_forward_pre_hook(_Enter(self.copies))
+            if _is_shared(weight, tp.size):
+                self._sharing += own
+        elif style in GATHERING:
+            counts = not _is_shared(weight, tp.size) or sharers(weight, tp.index, tp.size)[0] == tp.index
+            layer.register_forward_pre_hook(_Enter(self.copies, counts, _is_shared(weight, tp.size)))
+            layer.register_forward_hook(_Gather(tp, _ranges(weight, tp.size)))
+        elif style == "embedding_rowwise":
+            _cut_embedding(layer, weight.tp_range(tp.index, tp.size), tp)
+        else:
+            if style in SPLITTING:
+                layer.register_forward_pre_hook(_Split(tp, _ranges(weight, tp.size)))
+            _reduce_rows(layer, tp)
+
+    def partials(self) -> tuple[Partials, ...]:
+        """Which gradients of the layers so far are partial sums."""
+        tp, partials = self._tp, []
+        if self._summed:
+            partials.append(Partials(tuple(self._summed), tuple(range(tp.size))))
+        if self._sharing:
+            members = sharers(self._params[self._sharing[0]], tp.index, tp.size)
+            partials.append(Partials(tuple(self._sharing), members))
+        return tuple(partials)
+
+
+def _refusal(family: str, name: str, style: str) -> ModelError:
+    return ModelError(
+        f"tp: the plan of {family} gives {name!r} the style {style!r}, which plait does not know; set tp to 1."
+    )
 
 
 def _is_shared(param: Param, ways: int) -> bool:
@@ -260,40 +289,3 @@ def _state_shape(layer: nn.Module) -> None:
         layer.out_features, layer.in_features = layer.weight.shape
     elif isinstance(layer, nn.Embedding) and layer.weight.numel():
         layer.num_embeddings = layer.weight.shape[0]
-
-
-def sum_partials(partials: Sequence[Partials], parts: Mapping[str, Tensor], tp: Peers) -> None:
-    """Replace the gradients of partial sums by the sums, in place.
-
-    Args:
-        parts: name → gradient [elements], a contiguous view of a buffer.
-    """
-    for partial in partials:
-        own = [parts[name] for name in partial.names]
-        bucket = torch.cat([part.reshape(-1) for part in own])
-        if len(partial.members) == tp.size:
-            tp.all_reduce(bucket)
-        else:
-            bucket = _sum_among(bucket, partial.members, tp)
-        for part, total in zip(own, bucket.split([part.numel() for part in own]), strict=True):
-            part.copy_(total.view_as(part))
-
-
-def _sum_among(own: Tensor, members: tuple[int, ...], tp: Peers) -> Tensor:
-    """The sum over some of the ranks, in their order."""
-    found, transfers = {}, []
-    for peer in members:
-        if peer != tp.index:
-            found[peer] = torch.empty_like(own)
-            transfers.append(tp.irecv(found[peer], peer, _SHARERS_TAG, "partial gradients"))
-            transfers.append(tp.isend(own, peer, _SHARERS_TAG, "partial gradients"))
-    for transfer in transfers:
-        transfer.wait()
-    total = torch.zeros_like(own)
-    for peer in members:
-        total += own if peer == tp.index else found[peer]
-    return total
-
-
-_SHARERS_TAG = (1 << 29) + 1
-"""Of messages between ranks that share a key-value head."""

@@ -1,0 +1,40 @@
+"""What the leader has of the roles' weights: whether it is up to date, and when it can be computed with."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+from torch import Tensor
+
+from plait.workers.announcer import Announcer
+from plait.workers.offload_manager import Need
+from plait.workers.ranks import LEADER
+
+
+class LeaderWeights:
+    """`engines.LeaderWeights`."""
+
+    def __init__(self, announcer: Announcer) -> None:
+        self._announcer = announcer
+        self._state = announcer.rank_state
+
+    def now(self, role: str, weights: Tensor) -> Tensor | None:
+        """The values of weights that the leader has of a role, wherever they are; None: not as they are by now."""
+        is_home = LEADER in self._state.places[role].home.mesh.ranks
+        if not is_home and any(
+            (role, number) in self._announcer.stale for number in range(len(self._state.copies[role]))
+        ):
+            return None
+        return self._state.offloads.now(weights)
+
+    @contextlib.contextmanager
+    def holding(self) -> Iterator[bool]:
+        """Within it the leader's models can be computed with, one after another; whether all of them can."""
+        stale = {copies for role, n in self._announcer.stale if (copies := self._state.copies[role][n]).after != "keep"}
+        if any(rank == LEADER for copies in stale for rank, _ in copies.parts):
+            yield False
+            return
+        needs: list[Need] = [(role, what) for role in self._state.roles for what in ("home", "score", "decode")]
+        with self._state.offloads.holding(*needs) as there:
+            yield there
