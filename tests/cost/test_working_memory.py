@@ -48,16 +48,16 @@ def test_checkpointed_activations_are_the_layers_inputs_and_one_layer() -> None:
     batch = LargestBatch(groups=2, samples_per_group=3, prompt_tokens=5, response_tokens=7)
     assert (batch.tokens, batch.scores) == (2 * 26, 2 * (25 + 21 * 12))
     one = layer_bytes(SMOLLM2, 2, fused=True)
-    whole = activation_bytes(a_recipe(), SMOLLM2, batch, 2, fused=True)
+    whole = activation_bytes(SMOLLM2, batch, 2, fused=True)
     assert whole == 52 * 30 * one + 30 * 2 * 9 * batch.scores
-    few = activation_bytes(a_recipe(checkpoint_activations=True), SMOLLM2, batch, 2, fused=True)
+    few = activation_bytes(SMOLLM2, batch, 2, fused=True, checkpointed=True)
     assert few == 52 * (one + 30 * 576 * 2) + 2 * 9 * batch.scores
 
 
 @pytest.mark.parametrize(("groups", "found_mib"), [(4, 541), (8, 1081), (16, 2141)])
 def test_activations_that_were_found(groups: int, found_mib: int) -> None:
     """Resident after the forward of SmolLM2-135M in bfloat16 on groups of 101 and 8 x 16 tokens."""
-    expected = activation_bytes(a_recipe(), SMOLLM2, LargestBatch(groups, 8, 101, 16), 2, fused=True)
+    expected = activation_bytes(SMOLLM2, LargestBatch(groups, 8, 101, 16), 2, fused=True)
     assert expected / MIB == pytest.approx(found_mib, rel=0.04)
 
 

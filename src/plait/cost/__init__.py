@@ -4,6 +4,9 @@
 * `device_memory`: what each device holds, of `estimate`, `generation_memory` and `working_memory`.
 * `offload_policy`: what leaves a device between calls; `aliasing`: which layouts share memory.
 * `limit`: the least time of generation on a machine.
+* `costs`: what a prediction asks of a cost model; `model_costs` answers by formulas: `passes` (forwards, backwards and
+  pipelines), `decoding` (generation), `traffic` (sums, gathers, hops), `moves` (weights between layouts), on a
+  `cluster` of `hardware`, for a `workload` of a model's `model_work`.
 
-Enters: a recipe, a dataflow, shapes. Leaves: plans and bytes.
+Enters: a recipe, a dataflow, shapes, a cluster. Leaves: plans, bytes and seconds.
 """

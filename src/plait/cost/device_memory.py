@@ -10,19 +10,22 @@ from functools import cached_property
 from plait.cost.aliasing import Aliasing, flat_of
 from plait.cost.estimate import PROCESS, Rows, adapter_parameters
 from plait.cost.generation_memory import packed_bytes
+from plait.cost.held_memory import optimizer_bytes
 from plait.cost.offload_policy import OffloadPolicy, Owner, Use
 from plait.cost.working_memory import (
     PROCESS_BYTES,
     LargestBatch,
     activation_bytes,
+    head_gradient_bytes,
     is_fused,
+    logits_bytes,
     slack_rows,
 )
 from plait.dataflow import CallKind, Dataflow
 from plait.layout.mesh import Layout
 from plait.layout.params import Heads, Parameters
 from plait.layout.shards import shard, stage_bounds, zero_range
-from plait.models.shape import HEAD_CHUNK_ROWS, ModelShape
+from plait.models.shape import ModelShape
 from plait.recipes.recipe import Recipe
 from plait.recipes.role_models import RoleModel
 from plait.schedule.placements import WHOLE, PartKey, RolePlacement, part_key, placements_of
@@ -259,9 +262,9 @@ def _forward_rows(rank: int, facts: Facts, one: RoleModel, mode: Mode, layout: L
     recipe, shape, width = facts.recipe, facts.shapes[one.name], BYTES[facts.recipe.dtype]
     rows = [(_ACTIVATIONS, _activations(rank, facts, one, mode, layout, fused=is_fused(recipe)))]
     if not one.scalar and layout.coordinates(rank).pp == layout.parallelism.pp - 1:
-        rows.append(("logits of one chunk", HEAD_CHUNK_ROWS * shape.vocabulary * (width + 8)))
+        rows.append(("logits of one chunk", logits_bytes(shape, width)))
         if mode == "train" and recipe.lora.rank == 0:
-            rows.append(("gradient of the head", shape.vocabulary * shape.hidden * (4 + 2 * width)))
+            rows.append(("gradient of the head", head_gradient_bytes(shape, width)))
     return [(what, count) for what, count in rows if count]
 
 
@@ -276,7 +279,7 @@ def _activations(rank: int, facts: Facts, one: RoleModel, mode: Mode, layout: La
     stage, order = layout.coordinates(rank).pp, facts.places[one.role].schedule
     in_flight = order.in_flight[stage] if isinstance(order, StatedOrder) else sizes.pp - stage
     kept_layers = in_flight * _stage_layers(layout, rank, shape) if mode == "train" else 1
-    whole = activation_bytes(recipe, shape, batch, BYTES[recipe.dtype], fused=fused)
+    whole = activation_bytes(shape, batch, BYTES[recipe.dtype], fused=fused, checkpointed=recipe.checkpoint_activations)
     return int(kept_layers / shape.layers / sizes.tp * whole)
 
 
@@ -335,7 +338,10 @@ def _parameters(rank: int, placed: Placed) -> list[_Held]:
                 )
             else:
                 followed = any(other.follows == one.role for other in placed.models)
-                total = _optimizer_bytes(rank, recipe, parameters[one.role], place.train, followed=followed)
+                at = place.train.coordinates(rank)
+                total = optimizer_bytes(
+                    parameters[one.role], place.train.parallelism, at.tp, at.pp, at.dp, recipe.dtype, followed=followed
+                )
                 after = offload_policy.of_state(one.role, rank)
                 what = f"{one.role}: masters, moments and gradients"
                 states.append(_Held(what, total, after, uses, is_state=True))
@@ -346,15 +352,6 @@ def _parameters(rank: int, placed: Placed) -> list[_Held]:
         after = offload_policy.of_weights(names[0], rank, key)
         found.append(_Held(what, count * width, after, used, owner, key))
     return [replace(one, what=f"{one.what}, away when idle") if one.after != "keep" else one for one in found + states]
-
-
-def _optimizer_bytes(rank: int, recipe: Recipe, parameters: Parameters, layout: Layout, *, followed: bool) -> int:
-    """Gradients are summed over the whole block, masters and moments are held for the range of this dp rank."""
-    per, at = parameter_bytes(recipe.dtype, trained=True, followed=followed), layout.coordinates(rank)
-    once = shard(parameters, layout.parallelism, at.tp, at.pp, once=True).num_elements
-    start, stop = zero_range(once, at.dp, layout.parallelism.dp)
-    gradients = flat_of(parameters, layout, rank).num_elements * per.gradients
-    return (stop - start) * (per.masters + per.moments + per.average) + gradients
 
 
 def _cache_bytes(

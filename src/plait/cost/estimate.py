@@ -10,12 +10,14 @@ from plait.cost.working_memory import (
     PROCESS_BYTES,
     LargestBatch,
     activation_bytes,
+    head_gradient_bytes,
     is_fused,
+    logits_bytes,
     slack_rows,
 )
 from plait.dataflow import CallKind, Dataflow
 from plait.models.files.hub import read_config
-from plait.models.shape import HEAD_CHUNK_ROWS, ModelShape
+from plait.models.shape import ModelShape
 from plait.policy.blocks import BLOCK_TOKENS
 from plait.recipes.recipe import Recipe
 from plait.recipes.role_models import RoleModel
@@ -100,9 +102,9 @@ def memory_table(
     activations = _largest_activations(recipe, models, shapes, batch, fused=is_fused(recipe))
     forward = [(f"activations ({batch.tokens} tokens)", activations)]
     if any(not one.scalar for one in models):
-        forward.append(("logits of one chunk", HEAD_CHUNK_ROWS * shape.vocabulary * (width + 8)))
+        forward.append(("logits of one chunk", logits_bytes(shape, width)))
     if any(one.trained and not one.scalar for one in models) and recipe.lora.rank == 0:
-        forward.append(("gradient of the head", shape.vocabulary * shape.hidden * (4 + 2 * width)))
+        forward.append(("gradient of the head", head_gradient_bytes(shape, width)))
     rows += forward
     if flow.of_kind(CallKind.GENERATE) and recipe.device == "cpu" and recipe.dtype != "float64":
         # The copy is given back before anything is trained or scored, so what those take alone makes room for it.
@@ -133,7 +135,9 @@ def _largest_activations(
     """Roles compute one after the other, and what one has freed the next takes. A frozen one keeps one layer's."""
     width, found = BYTES[recipe.dtype], [0]
     for one in models:
-        of_all = activation_bytes(recipe, shapes[one.name], batch, width, fused=fused)
+        of_all = activation_bytes(
+            shapes[one.name], batch, width, fused=fused, checkpointed=recipe.checkpoint_activations
+        )
         found.append(of_all if one.trained else of_all // shapes[one.name].layers)
     return max(found)
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from plait.dataflow import CallKind, Dataflow
 from plait.kept_memory import NUM_KERNELS, NUM_PREPARED
 from plait.layout.move import BUCKET_BYTES
-from plait.models.shape import KEPT_SCORES, ModelShape
+from plait.models.shape import HEAD_CHUNK_ROWS, KEPT_SCORES, ModelShape
 from plait.recipes.recipe import Recipe
 
 IMPORTS_BYTES = 525 << 20
@@ -46,8 +46,13 @@ class LargestBatch:
         else:
             pairs = any(node.call == "pairs" for node in flow.of_kind(CallKind.READ))
             samples, prompt, response = 2 if pairs else 1, 1, longest_tokens - 1
-        fitting = recipe.micro_batch_tokens // (prompt + samples * response)
-        return cls(max(1, min(recipe.prompts_per_step, fitting)), samples, prompt, response)
+        return cls.fitting(recipe.prompts_per_step, samples, prompt, response, recipe.micro_batch_tokens)
+
+    @classmethod
+    def fitting(cls, groups: int, samples: int, prompt: int, response: int, budget_tokens: int) -> LargestBatch:
+        """As many of these groups as a micro-batch has room for, one at least."""
+        fitting = budget_tokens // (prompt + samples * response)
+        return cls(max(1, min(groups, fitting)), samples, prompt, response)
 
     @property
     def tokens(self) -> int:
@@ -60,16 +65,19 @@ class LargestBatch:
         return self.groups * (self.prompt_tokens**2 + response * (self.prompt_tokens + self.response_tokens))
 
 
-def activation_bytes(recipe: Recipe, shape: ModelShape, batch: LargestBatch, width: int, *, fused: bool) -> int:
+def activation_bytes(
+    shape: ModelShape, batch: LargestBatch, width: int, *, fused: bool, checkpointed: bool = False
+) -> int:
     """What blocks keep for their backward, and the attention weights, as long as they are few.
 
     Args:
         width: bytes of a number in the compute dtype.
-        fused: of `layer_elements`.
+        fused: as of `layer_bytes`.
+        checkpointed: a block keeps its input alone, and one at a time is computed again.
     """
     kept = layer_bytes(shape, width, fused=fused)
-    blocks = 1 if recipe.checkpoint_activations else shape.layers
-    inputs = shape.layers * shape.hidden * width if recipe.checkpoint_activations else 0
+    blocks = 1 if checkpointed else shape.layers
+    inputs = shape.layers * shape.hidden * width if checkpointed else 0
     scores = blocks * width * min(KEPT_SCORES, shape.heads * batch.scores)
     return batch.tokens * (kept * blocks + inputs) + scores
 
@@ -84,6 +92,16 @@ def layer_bytes(shape: ModelShape, width: int, *, fused: bool) -> int:
     if fused:
         return width * (5 * shape.hidden + attention + 3 * shape.active_intermediate)
     return width * (4 * shape.hidden + attention + 4 * shape.active_intermediate) + 4 * 2 * shape.hidden
+
+
+def logits_bytes(shape: ModelShape, width: int) -> int:
+    """Of the rows that pass the head of a language model at a time."""
+    return HEAD_CHUNK_ROWS * shape.vocabulary * (width + 8)
+
+
+def head_gradient_bytes(shape: ModelShape, width: int) -> int:
+    """Beside the accumulated one, while the head's weights are trained."""
+    return shape.vocabulary * shape.hidden * (4 + 2 * width)
 
 
 def is_fused(recipe: Recipe) -> bool:

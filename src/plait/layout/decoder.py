@@ -17,6 +17,7 @@ def decoder_parameters(
     tied: bool = False,
     experts: int = 0,
     cut_vocabulary: bool = False,
+    outputs: int | None = None,
 ) -> Parameters:
     """Names, shapes and cuts as Transformers' Llama, Mistral, Qwen and Mixtral families have them.
 
@@ -24,10 +25,11 @@ def decoder_parameters(
         intermediate: of the MLP, or of each expert where there are `experts`.
         cut_vocabulary: tensor parallelism cuts the embedding and the head by rows; otherwise the embedding is
             replicated, and the head too where it is tied.
+        outputs: of a scalar model's head, which is replicated; None: a language model.
     """
     query, group = Heads(heads, kv_heads), Heads(heads, kv_heads, shared=True)
     rows = 0 if cut_vocabulary else None
-    embedding = "model.embed_tokens.weight"
+    embedding, tied = "model.embed_tokens.weight", tied and outputs is None
     params = [Param(embedding, (vocabulary, hidden), cut=rows, ends="both" if tied else "first")]
     for layer in range(layers):
         at, attention = f"model.layers.{layer}", f"model.layers.{layer}.self_attn"
@@ -54,6 +56,8 @@ def decoder_parameters(
             Param(f"{at}.post_attention_layernorm.weight", (hidden,), layer),
         ]
     params.append(Param("model.norm.weight", (hidden,), ends="last"))
+    if outputs is not None:
+        return Parameters((*params, Param("head", (outputs, hidden), ends="last")))
     if tied:
         return Parameters(tuple(params), {"lm_head.weight": embedding})
     return Parameters((*params, Param("lm_head.weight", (vocabulary, hidden), cut=0, ends="last")))

@@ -71,26 +71,29 @@ def recipe_of(tree: Mapping[str, Any]) -> Recipe:
         raise ConfigError(_explain(error)) from None
 
 
-def read_tree(path: Path) -> dict[str, Any]:
+def read_tree(path: Path, what: str = "recipe") -> dict[str, Any]:
     """The mapping of keys that a YAML file holds.
+
+    Args:
+        what: the file is, for messages.
 
     Raises:
         ConfigError: it cannot be read, or holds something else.
     """
     if not path.is_file():
-        raise ConfigError(f"recipe `{path}` {why_no_file(path)}; give the path of a YAML file")
+        raise ConfigError(f"{what} `{path}` {why_no_file(path)}; give the path of a YAML file")
     try:
         loaded = parse(path.read_text(encoding="utf-8-sig"))
     except UnicodeDecodeError as error:
         raise ConfigError(
-            f"recipe `{path}` is not UTF-8 ({error.reason} at byte {error.start}); save it as UTF-8"
+            f"{what} `{path}` is not UTF-8 ({error.reason} at byte {error.start}); save it as UTF-8"
         ) from None
     except OSError as error:
-        raise ConfigError(f"recipe `{path}` cannot be read: {error.strerror or error}") from None
+        raise ConfigError(f"{what} `{path}` cannot be read: {error.strerror or error}") from None
     except Malformed as error:
-        raise ConfigError(f"recipe `{path}` is not valid YAML: {error}") from None
+        raise ConfigError(f"{what} `{path}` is not valid YAML: {error}") from None
     if not isinstance(loaded, dict):
-        raise ConfigError(f"recipe `{path}` must be a mapping of keys, found {type(loaded).__name__}")
+        raise ConfigError(f"{what} `{path}` must be a mapping of keys, found {type(loaded).__name__}")
     return loaded
 
 

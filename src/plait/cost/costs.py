@@ -1,0 +1,78 @@
+"""What a prediction asks of a cost model: seconds and bytes of calls, moves and copies, each a sum of named terms.
+
+Seconds are floats, bytes whole numbers. A layout is a mesh with dp, tp, pp and the layers of its stages. Torch-free.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+from plait.cost.cluster import ClusterSpec
+from plait.layout.mesh import Layout
+from plait.schedule.plan import Mode
+
+
+@dataclass(frozen=True)
+class CallCost:
+    """
+    seconds:          from its start on free devices to its end on all of them
+    terms:            what they are made of; they sum to `seconds`
+    bytes:            that its devices exchange in it, each counted where it is received
+    working_bytes:    of a device of each pipeline stage, beside weights and optimizer state: activations, the head's
+                      chunk, keys and values
+    instance_seconds: of generation, the end of each instance (dp), in their order; else empty
+    """
+
+    seconds: float
+    terms: Mapping[str, float] = field(default_factory=dict)
+    bytes: int = 0
+    working_bytes: tuple[int, ...] = (0,)
+    instance_seconds: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True)
+class MoveCost:
+    """
+    seconds: until every device is done
+    terms:   what they are made of; they sum to `seconds`
+    bytes:   that all devices together receive
+    """
+
+    seconds: float
+    terms: Mapping[str, float] = field(default_factory=dict)
+    bytes: int = 0
+
+
+class Costs(Protocol):
+    """Pure and deterministic; answers are kept, so that a search may ask again and again."""
+
+    @property
+    def cluster(self) -> ClusterSpec: ...
+
+    def call(
+        self, call: str, mode: Mode, layout: Layout, *, micro_batch_tokens: int | None = None, schedule: str = ""
+    ) -> CallCost:
+        """One call of the flow in one step.
+
+        Args:
+            call: as the flow names it (`actor.generate`).
+            mode: `decode` stands for all of a generation, its prompts included; `prefill` for the prompts alone.
+            micro_batch_tokens: of a forward; None: the workload's.
+            schedule: of a training's pipeline; empty: 1F1B.
+        """
+        ...
+
+    def move(self, role: str, source: Layout, target: Layout) -> MoveCost:
+        """A role's weights from one layout to another."""
+        ...
+
+    def offload(self, role: str, layout: Layout, what: Literal["weights", "state"]) -> MoveCost:
+        """Weights, or masters and moments, between devices and their hosts' memory, in one direction."""
+        ...
+
+    def held_bytes(self, role: str, layout: Layout, *, trained: bool) -> tuple[int, ...]:
+        """Of a device of each pipeline stage: weights, and of a trained role masters, moments and gradients; the most
+        that any of the stage's devices holds."""
+        ...

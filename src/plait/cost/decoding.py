@@ -1,0 +1,121 @@
+"""Seconds of generation: steps of continuous batching as samples start, run and end. Torch-free.
+
+Which samples run together follows from their lengths alone (`profile`): `running` at a time, the next as soon as one
+has ended. How long a step takes follows from how many run and how long their contexts are (`Decoding.step`).
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+from plait.cost.passes import Passes, Terms, added, scaled, total
+
+LONGEST_PIECE = 64
+"""Steps that are taken as equal at most."""
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Steps in which the same samples run: so many steps, so many samples, response tokens that they have on average
+    over these steps, all together."""
+
+    steps: int
+    running: int
+    said: float
+
+
+@lru_cache(maxsize=4096)
+def profile(lengths: tuple[int, ...], running: int) -> tuple[Piece, ...]:
+    """
+    Args:
+        lengths: of the samples of one instance, in the order in which they start. The first token of each comes of its
+            prompt, and takes no step of its own.
+        running: samples that run at a time at most.
+    """
+    steps = [length - 1 for length in lengths if length > 1]
+    ends = steps[:running]
+    changes: dict[int, list[int]] = {0: [len(ends), 0]}
+    """Step → (samples more than before, sum of the steps at which these began)."""
+
+    def change(step: int, samples: int, begun: int) -> None:
+        at = changes.setdefault(step, [0, 0])
+        at[0] += samples
+        at[1] += begun
+
+    for end in ends:
+        change(end, -1, 0)
+    heapq.heapify(ends)
+    for length in steps[running:]:
+        start = heapq.heappop(ends)
+        change(start, 1, start)
+        change(start + length, -1, -start)
+        heapq.heappush(ends, start + length)
+    return _pieces(changes)
+
+
+def _pieces(changes: dict[int, list[int]]) -> tuple[Piece, ...]:
+    found: list[Piece] = []
+    steps = sorted(changes)
+    now = begun = 0
+    for step, stop in itertools.pairwise(steps):
+        now, begun = now + changes[step][0], begun + changes[step][1]
+        while now and step < stop:
+            length = min(LONGEST_PIECE, stop - step)
+            found.append(Piece(length, now, now * (step + (length + 1) / 2) - begun))
+            step += length
+    return tuple(found)
+
+
+def dealt(lengths: Sequence[int], per_prompt: int, instances: int) -> list[tuple[int, ...]]:
+    """Lengths of each instance's samples: prompts go round, with all of their samples, in an order that has nothing to
+    do with lengths."""
+    order = _scattered(len(lengths))
+    mixed = [lengths[i] for i in order]
+    prompts = [mixed[at : at + per_prompt] for at in range(0, len(mixed), per_prompt)]
+    return [tuple(length for prompt in prompts[i::instances] for length in prompt) for i in range(instances)]
+
+
+def _scattered(count: int) -> list[int]:
+    """Every index once, neighbours far apart (multiples of the golden section, which fill an interval evenly)."""
+    share = (5**0.5 - 1) / 2
+    return sorted(range(count), key=lambda i: (i * share) % 1.0)
+
+
+class Decoding:
+    """Of one instance."""
+
+    def __init__(self, passes: Passes, prompt_tokens: float) -> None:
+        self._passes, self._prompt_tokens = passes, prompt_tokens
+        self._steps: dict[tuple[int, float], Terms] = {}
+
+    def seconds(self, pieces: Sequence[Piece]) -> Terms:
+        """Of all steps."""
+        return added(*(scaled(self.step(one.running, one.said), one.steps) for one in pieces))
+
+    def step(self, running: int, said: float) -> Terms:
+        """One token more for each of `running` samples, which have said so many tokens together."""
+        passes, sizes = self._passes, self._passes.layout.parallelism
+        software = passes.cluster.software
+        groups = max(1, min(running, software.decode_groups_per_stage * sizes.pp))
+        rows = running / groups
+        context = (running * self._prompt_tokens + said) / groups
+        work = passes.work
+        layer = passes.layer(rows, context, work.read(rows) / sizes.tp + work.kept(context, sizes.tp))
+        stages = [scaled(layer, count) for count in passes.stage_layers]
+        stages[-1] = added(stages[-1], {"head": passes.head(rows)})
+        if sizes.pp == 1:
+            return stages[0]
+        times = [total(stage) for stage in stages]
+        slowest = max(range(len(stages)), key=times.__getitem__)
+        hops = sizes.pp * (passes.traffic.hop(rows * work.shape.hidden * work.width) + software.hop_s)
+        # A round is the way through all stages and hops, or the slowest stage's work for every group.
+        busy = scaled(stages[slowest], groups)
+        if sum(times) + hops <= groups * times[slowest]:
+            return busy
+        terms = added(*stages)
+        terms["hops"] = hops
+        return terms

@@ -1,0 +1,63 @@
+"""What one token, or one step, asks of a device for a model of a shape: floating point operations and bytes, by layer.
+
+Layers are averages where a model mixes dense blocks with mixtures of experts. Torch-free.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from plait.models.shape import ModelShape
+from plait.training.memory import BYTES
+
+
+@dataclass(frozen=True)
+class ModelWork:
+    """outputs: of the head: the vocabulary, or 1 of a scalar model"""
+
+    shape: ModelShape
+    dtype: str
+    outputs: int
+
+    @property
+    def width(self) -> int:
+        """Bytes of a number."""
+        return BYTES[self.dtype]
+
+    @cached_property
+    def dense(self) -> float:
+        """Weights of a layer that every token passes: projections, MLP or shared expert, router."""
+        shape = self.shape
+        mlp = (shape.layers - shape.expert_layers) * 3 * shape.hidden * shape.intermediate
+        shared = shape.expert_layers * shape.hidden * (3 * shape.shared_intermediate + shape.experts)
+        return shape.attention_parameters + (mlp + shared) / shape.layers
+
+    @cached_property
+    def expert(self) -> float:
+        """Weights of one routed expert, in the average layer."""
+        shape = self.shape
+        return shape.expert_layers * 3 * shape.hidden * shape.expert_intermediate / shape.layers
+
+    @property
+    def head(self) -> int:
+        """Weights of the head."""
+        return self.outputs * self.shape.hidden
+
+    def products(self, tokens: float) -> float:
+        """Floating point operations of a layer's matrix products in a forward."""
+        return 2 * tokens * (self.dense + self.shape.experts_per_token * self.expert)
+
+    def attention(self, pairs: float) -> float:
+        """Of a layer's attention, over so many pairs of a query and a key."""
+        return 4 * pairs * self.shape.heads * self.shape.head_dim
+
+    def read(self, tokens: float) -> float:
+        """Bytes of a layer's weights that a forward over so many tokens reads."""
+        experts = min(self.shape.experts, tokens * self.shape.experts_per_token)
+        return (self.dense + experts * self.expert) * self.width
+
+    def kept(self, tokens: float, tp: int) -> float:
+        """Bytes of a layer's keys and values of so many tokens, on one of `tp` devices."""
+        heads = -(-self.shape.kv_heads // tp)
+        return 2 * tokens * heads * self.shape.head_dim * self.width

@@ -1,0 +1,84 @@
+"""Seconds and bytes of weights that go from one layout to another: the planner's own messages, played over the links.
+
+Layers that go the same way are planned as one: between two cuts into stages they differ in nothing but their number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import pairwise
+
+from plait.cost.cluster import ClusterSpec
+from plait.cost.costs import MoveCost
+from plait.layout.holdings import weights
+from plait.layout.mesh import Layout, Mesh, Parallelism
+from plait.layout.move import BUCKET_BYTES, plan_move
+from plait.layout.move_cost import Bandwidths, cost
+from plait.layout.params import Param, Parameters
+from plait.layout.shards import stage_bounds
+
+MOST_MESSAGES = 32
+"""Into which the model's bytes are cut where buckets would be more: the answer is the same to some percent, and
+takes milliseconds."""
+
+
+def move_cost(parameters: Parameters, source: Layout, target: Layout, dtype: str, cluster: ClusterSpec) -> MoveCost:
+    """Of a model that is held in `source`, and needed in `target` as well."""
+    if source == target:
+        return MoveCost(0.0, {}, 0)
+    stacked, origin, goal = _stacked(parameters, source, target)
+    held, needed = weights(stacked, origin, dtype, "source"), weights(stacked, goal, dtype, "target")
+    bucket = max(BUCKET_BYTES, stacked.num_elements * held.item_bytes // MOST_MESSAGES)
+    plan = plan_move(held, needed, cluster.mesh_cluster, bucket_bytes=bucket, chunk_bytes=bucket)
+    found = cost(plan, bandwidths(cluster))
+    terms = {"copies": found.copies, "links": max(0.0, found.seconds - found.copies)}
+    return MoveCost(sum(terms.values()), terms, plan.total_bytes)
+
+
+def bandwidths(cluster: ClusterSpec) -> Bandwidths:
+    """What moves get of a cluster's links. A local copy reads and writes."""
+    share = cluster.software.links
+    return Bandwidths(
+        cluster.intra.bandwidth * share,
+        cluster.inter.bandwidth * share,
+        cluster.device.memory_bandwidth * cluster.software.memory / 2,
+        near_latency=cluster.intra.latency_s,
+        far_latency=cluster.inter.latency_s,
+    )
+
+
+def _stacked(parameters: Parameters, source: Layout, target: Layout) -> tuple[Parameters, Layout, Layout]:
+    """The same model in fewer parameters: layers that both layouts have in one stage are one, as thick as all of them,
+    and the layouts over these."""
+    mine, theirs = (stage_bounds(parameters.num_layers, one.parallelism) for one in (source, target))
+    cuts = sorted({*mine, *theirs})
+    kinds: dict[int, list[Param]] = {}
+    params = [param for param in parameters.params if param.layer is None]
+    for param in parameters.params:
+        if param.layer is not None:
+            kinds.setdefault(param.layer, []).append(param)
+    for number, (first, stop) in enumerate(pairwise(cuts)):
+        groups: dict[tuple[object, ...], list[Param]] = {}
+        for layer in range(first, stop):
+            for param in kinds[layer]:
+                groups.setdefault((param.shape, param.cut, param.sections, param.heads), []).append(param)
+        for same in groups.values():
+            one = same[0]
+            cut = None if one.cut is None else one.cut + 1
+            params.append(replace(one, shape=(len(same), *one.shape), cut=cut, layer=number))
+    return (
+        Parameters(tuple(params), parameters.aliases),
+        _over(source, _counts(mine, cuts)),
+        _over(target, _counts(theirs, cuts)),
+    )
+
+
+def _counts(bounds: Sequence[int], cuts: Sequence[int]) -> tuple[int, ...]:
+    """Stages in units of what lies between two cuts."""
+    return tuple(cuts.index(stop) - cuts.index(start) for start, stop in pairwise(bounds))
+
+
+def _over(layout: Layout, stages: tuple[int, ...]) -> Layout:
+    sizes = layout.parallelism
+    return Layout(Mesh(layout.mesh.ranks), Parallelism(sizes.dp, sizes.tp, sizes.pp, stages if sizes.pp > 1 else ()))

@@ -1,0 +1,122 @@
+"""Seconds of forwards and backwards over a layout: micro-batches through pipeline stages, term by term. Torch-free."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from plait.cost.cluster import ClusterSpec
+from plait.cost.model_work import ModelWork
+from plait.cost.traffic import Traffic
+from plait.layout.mesh import Layout
+from plait.layout.shards import stage_bounds
+
+Terms = dict[str, float]
+
+
+@dataclass(frozen=True)
+class Micro:
+    """The average micro-batch: tokens in its row, pairs of a query and a key, rows that pass the head."""
+
+    tokens: float
+    pairs: float
+    head_rows: float
+
+    def __truediv__(self, parts: float) -> Micro:
+        return Micro(self.tokens / parts, self.pairs / parts, self.head_rows / parts)
+
+
+def total(terms: Mapping[str, float]) -> float:
+    return sum(terms.values())
+
+
+def scaled(terms: Mapping[str, float], factor: float) -> Terms:
+    return {name: factor * seconds for name, seconds in terms.items()}
+
+
+def added(*parts: Mapping[str, float]) -> Terms:
+    result: Terms = {}
+    for part in parts:
+        for name, seconds in part.items():
+            result[name] = result.get(name, 0.0) + seconds
+    return result
+
+
+class Passes:
+    """Of one model over one layout."""
+
+    def __init__(self, cluster: ClusterSpec, work: ModelWork, layout: Layout) -> None:
+        self.cluster, self.work, self.layout = cluster, work, layout
+        self.traffic = Traffic(cluster, layout)
+        bounds = stage_bounds(work.shape.layers, layout.parallelism)
+        self.stage_layers = tuple(stop - start for start, stop in itertools.pairwise(bounds))
+        software = cluster.software
+        self.flops_per_s = cluster.device.flops_of(work.dtype) * software.products
+        self.bytes_per_s = cluster.device.memory_bandwidth * software.memory
+
+    def forward(self, micro: Micro, stage: int, *, passes: int = 1) -> Terms:
+        """Of a stage; `passes` 2 is a backward, which takes twice as much, and sums over tp as a forward does."""
+        tp, layers, work = self.layout.parallelism.tp, self.stage_layers[stage], self.work
+        terms = self.layer(micro.tokens, micro.pairs, passes * work.read(micro.tokens) / tp, passes=passes)
+        terms = scaled(terms, layers)
+        if stage == self.layout.parallelism.pp - 1:
+            terms["head"] = passes * self.head(micro.head_rows)
+        return terms
+
+    def layer(self, tokens: float, pairs: float, read_bytes: float, *, passes: int = 1) -> Terms:
+        """Of one layer: what computes, what reading takes beyond that, what launching kernels takes beyond both."""
+        tp = self.layout.parallelism.tp
+        products = passes * self.work.products(tokens) / tp / self.flops_per_s
+        attention = passes * self.work.attention(pairs) / tp / self.flops_per_s
+        reading = max(0.0, read_bytes / self.bytes_per_s - products - attention)
+        launching = max(0.0, passes * self.cluster.software.layer_s - products - attention - reading)
+        terms = {"products": products, "attention": attention, "reading": reading, "launching": launching}
+        if tp > 1:
+            terms["tensor parallel"] = 2 * self.traffic.all_reduce(
+                "tp", tokens * self.work.shape.hidden * self.work.width
+            )
+        return terms
+
+    def head(self, rows: float) -> float:
+        """The product with the head, of which each device of a tensor-parallel group has a part."""
+        tp, work = self.layout.parallelism.tp, self.work
+        computing = 2 * rows * work.head / tp / self.flops_per_s
+        return max(computing, work.head * work.width / tp / self.bytes_per_s) if rows else 0.0
+
+    def hop(self, micro: Micro) -> float:
+        """Activations from one stage to the next."""
+        return self.traffic.hop(micro.tokens * self.work.shape.hidden * self.work.width)
+
+    def scoring(self, micro: Micro, count: int, *, in_turn: bool = False) -> Terms:
+        """`count` micro-batches, forwards alone.
+
+        Args:
+            in_turn: each passes all stages before the next begins.
+        """
+        stages = [self.forward(micro, stage) for stage in range(self.layout.parallelism.pp)]
+        return self._piped(stages, count, self.hop(micro), in_turn=in_turn)
+
+    def training(self, micro: Micro, count: int, *, recompute: bool, schedule: str, backward: int = 2) -> Terms:
+        """`count` micro-batches, forwards and backwards: 1F1B and GPipe take equally long, fill and drain once.
+
+        Args:
+            backward: forwards that a backward takes as long as: 2, or 1 where weights get no gradients.
+        """
+        stages = []
+        for stage in range(self.layout.parallelism.pp):
+            forward = self.forward(micro, stage)
+            again = {"recomputing": total(forward) - forward.get("head", 0.0)} if recompute else {}
+            stages.append(added(forward, self.forward(micro, stage, passes=backward), again))
+        return self._piped(stages, count, 2 * self.hop(micro), in_turn=schedule == "one at a time")
+
+    def _piped(self, stages: Sequence[Terms], count: int, hop_s: float, *, in_turn: bool) -> Terms:
+        """The slowest stage does all micro-batches; before and after it the pipeline fills and drains."""
+        times = [total(stage) for stage in stages]
+        slowest = max(range(len(stages)), key=times.__getitem__)
+        waits = count if in_turn else 1
+        terms = scaled(stages[slowest], count)
+        if len(stages) > 1:
+            terms["filling and draining"] = waits * (sum(times) - times[slowest])
+            terms["hops"] = waits * (len(stages) - 1) * hop_s
+        return terms

@@ -1,0 +1,164 @@
+"""What a step of a recipe is made of, in numbers: prompts, samples, lengths, and how they are cut. Torch-free."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from itertools import accumulate
+from statistics import NormalDist
+
+from plait.dataflow import CallKind, Dataflow, Node
+from plait.errors import ConfigError
+from plait.recipes.recipe import Recipe
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """Numbers of tokens, as a sample of them: recorded ones, or evenly spaced quantiles of a distribution."""
+
+    values: tuple[int, ...]
+    """Ascending, each at least 1."""
+
+    def __post_init__(self) -> None:
+        if not self.values or min(self.values) < 1:
+            raise ConfigError(f"lengths: expected numbers of tokens from 1 on, found {self.values!r:.80}")
+        assert list(self.values) == sorted(self.values), "expected ascending lengths"
+
+    @classmethod
+    def fixed(cls, tokens: int) -> Lengths:
+        return cls((tokens,))
+
+    @classmethod
+    def recorded(cls, values: Sequence[int]) -> Lengths:
+        return cls(tuple(sorted(values)))
+
+    @classmethod
+    def lognormal(cls, median: float, sigma: float, longest: int, count: int = 256) -> Lengths:
+        """Quantiles of a log-normal distribution, cut at `longest`, where a run cuts its responses."""
+        if not (median > 0 and sigma >= 0 and longest >= 1):
+            raise ConfigError(
+                f"lengths: expected a median above 0, sigma of 0 or more and a longest of at least 1, found {median}, "
+                f"{sigma}, {longest}"
+            )
+        normal = NormalDist()
+        drawn = (median * math.exp(sigma * normal.inv_cdf((i + 0.5) / count)) for i in range(count))
+        return cls(tuple(max(1, min(longest, round(value))) for value in drawn))
+
+    @property
+    def longest(self) -> int:
+        return self.values[-1]
+
+    @cached_property
+    def mean(self) -> float:
+        return sum(self.values) / len(self.values)
+
+    @cached_property
+    def mean_square(self) -> float:
+        return sum(value * value for value in self.values) / len(self.values)
+
+    def survival(self, tokens: int) -> float:
+        """Share of samples that are longer."""
+        return sum(value > tokens for value in self.values) / len(self.values)
+
+    def of(self, count: int) -> tuple[int, ...]:
+        """`count` lengths, evenly spaced quantiles, ascending."""
+        return _quantiles(self.values, count)
+
+
+@lru_cache(maxsize=512)
+def _quantiles(values: tuple[int, ...], count: int) -> tuple[int, ...]:
+    return tuple(values[(2 * i + 1) * len(values) // (2 * count)] for i in range(count))
+
+
+@dataclass(frozen=True)
+class SampleLengths:
+    """Of prompts and of responses, in tokens."""
+
+    prompts: Lengths
+    responses: Lengths
+
+
+@dataclass(frozen=True)
+class Samples:
+    """The rows that one call reads: so many prompts with so many samples each."""
+
+    prompts: int
+    per_prompt: int
+
+    @property
+    def count(self) -> int:
+        return self.prompts * self.per_prompt
+
+
+@dataclass(frozen=True)
+class Workload:
+    """A step, whatever models it is done with.
+
+    max_running: samples that an instance decodes at a time at most; kv_tokens: tokens whose keys and values it holds at
+                 most, None where only the device's memory bounds them
+    lora_rank:   of the adapters of trained roles; 0: whole models are trained
+    follows:     whether the reference follows the actor
+    function_s:  seconds in which the reward functions score one sample, in one process; workers: processes of them
+    """
+
+    prompts_per_step: int
+    samples_per_prompt: int
+    lengths: SampleLengths
+    dtype: str = "bfloat16"
+    micro_batch_tokens: int = 4096
+    max_running: int = 64
+    max_prefill_tokens: int = 4096
+    kv_tokens: int | None = None
+    checkpoint_activations: bool = False
+    lora_rank: int = 0
+    follows: bool = False
+    function_s: float = 0.0
+    workers: int = 1
+
+    @classmethod
+    def of(cls, recipe: Recipe, flow: Dataflow, lengths: SampleLengths) -> Workload:
+        """
+        Args:
+            lengths: what a run would draw; of a flow that reads its samples, what they are.
+
+        Raises:
+            ConfigError: a response is longer than the recipe lets it be.
+        """
+        most = recipe.sampling.max_response_tokens
+        if flow.of_kind(CallKind.GENERATE) and lengths.responses.longest > most:
+            raise ConfigError(
+                f"lengths: a response of {lengths.responses.longest} tokens is longer than "
+                f"`sampling.max_response_tokens`, {most}"
+            )
+        return cls(
+            prompts_per_step=recipe.prompts_per_step,
+            samples_per_prompt=recipe.samples_per_prompt,
+            lengths=lengths,
+            dtype=recipe.dtype.value,
+            micro_batch_tokens=recipe.micro_batch_tokens,
+            max_running=recipe.sampling.max_running,
+            max_prefill_tokens=recipe.sampling.max_prefill_tokens,
+            kv_tokens=recipe.sampling.kv_tokens,
+            checkpoint_activations=recipe.checkpoint_activations,
+            lora_rank=recipe.lora.rank,
+            follows=recipe.reference.sync_every > 0,
+            workers=recipe.reward.workers,
+        )
+
+    def samples_of(self, flow: Dataflow, node: Node) -> Samples:
+        """The samples that a call makes or reads."""
+        rows = next(one for one in flow.nodes if one.id == node.rows)
+        if rows.kind is CallKind.GENERATE:
+            return Samples(self.prompts_per_step, rows.generation.num_samples(self.samples_per_prompt))
+        return Samples(self.prompts_per_step, 2 if rows.call == "pairs" else 1)
+
+    @cached_property
+    def drained(self) -> tuple[int, ...]:
+        """Responses longer than 0, 1, 2, … tokens, of all in `lengths`: the survival function, times their number."""
+        counts = [0] * (self.lengths.responses.longest + 1)
+        for value in self.lengths.responses.values:
+            counts[value] += 1
+        ended = accumulate(counts)
+        return tuple(len(self.lengths.responses.values) - count for count in ended)
