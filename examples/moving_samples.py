@@ -13,7 +13,7 @@ from plait.launch.local import LocalProcesses
 from plait.layout.mesh import Layout
 from plait.models.language_loading import load_model
 from plait.models.parallel.team import make_teams
-from plait.workers.sample_mover import SampleMover
+from plait.workers.sample_mover import End, SampleMover
 
 HERE, THERE, BOTH = Layout.on((0,)), Layout.on((1,)), Layout.on((0, 1), dp=2)
 
@@ -26,13 +26,9 @@ class Instance:
         self.model = load_model(model, dtype="bfloat16")
         self.engine = Engine(self.model, SamplingSettings())
         is_here = context.rank == 0
-        self.mover = SampleMover(
-            make_teams([BOTH], context.rank)[BOTH].all,
-            HERE,
-            THERE,
-            leaving=self.engine if is_here else None,
-            entering=None if is_here else self.engine,
-        )
+        here = End(HERE, self.engine if is_here else None)
+        there = End(THERE, None if is_here else self.engine)
+        self.mover = SampleMover(make_teams([BOTH], context.rank)[BOTH].all, here, there)
 
     def begin(self, text, num_samples):
         """Say a few tokens; send the bulk while more are said; send the rest."""

@@ -20,7 +20,7 @@ from plait.layout.move import plan_move
 from plait.layout.stores import stored_once
 from plait.reallocation.memory import allocate
 from plait.reallocation.mover import execute, moving
-from plait.reallocation.saving import loading, saving
+from plait.reallocation.saving import SavedFiles, loading, saving
 from plait.reallocation.stores import store_files
 from tests.reallocation.test_mover import all_ranks
 from tests.reallocation.worker import SMALL, cut, held_part, values_of
@@ -53,7 +53,7 @@ def test_saved_by_four_loaded_without_any_group(four: Group, tmp_path: Path) -> 
     all_ranks(four, "save", tmp_path, Layout.on(range(4), dp=2, tp=2), "float32")
     held = weights(SMALL, ALONE, "float32")
     buffers = allocate(held, 0)
-    run(loading(held, ONE, 0, buffers, tmp_path, "weights"))
+    run(loading(held, ONE, 0, buffers, SavedFiles(tmp_path, "weights")))
     for one in held.ranks[0]:
         assert torch.equal(held_part(buffers, one), cut(values_of(held, "float32")[one.param], one))
 
@@ -72,7 +72,7 @@ def filled(held: Holdings) -> dict[str, torch.Tensor]:
 
 def saved(folder: Path) -> Holdings:
     held = weights(SMALL, ALONE, "float32")
-    run(saving(held, ONE, 0, filled(held), folder, "actor"))
+    run(saving(held, ONE, 0, filled(held), SavedFiles(folder, "actor")))
     return held
 
 
@@ -131,7 +131,7 @@ def test_an_older_file_stands_until_the_new_one_is_whole(tmp_path: Path) -> None
     saved(tmp_path)
     before = (tmp_path / "actor-00000.safetensors").read_bytes()
     held = weights(SMALL, ALONE, "float32")
-    steps = saving(held, ONE, 0, allocate(held, 0), tmp_path, "actor", bucket_bytes=1024)
+    steps = saving(held, ONE, 0, allocate(held, 0), SavedFiles(tmp_path, "actor"), bucket_bytes=1024)
     next(steps)
     assert (tmp_path / "actor-00000.safetensors").read_bytes() == before
     run(steps)
@@ -146,7 +146,7 @@ def test_a_disk_that_refuses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(os, "pwrite", full)
     size = held.buffers[0]["weights"] * 4
     with pytest.raises(RunError, match=rf"actor.save: expected to write {size} bytes to .*-00000.*No space left"):
-        run(saving(held, ONE, 0, filled(held), tmp_path, "actor"))
+        run(saving(held, ONE, 0, filled(held), SavedFiles(tmp_path, "actor")))
     assert not list(tmp_path.glob("*.safetensors*"))
 
 
@@ -175,20 +175,20 @@ def test_a_damaged_file_is_refused(tmp_path: Path, damage, message: str) -> None
     held = saved(tmp_path)
     damage(tmp_path / "actor-00000.safetensors")
     with pytest.raises(DataError, match=re.escape(str(tmp_path)) + ".*-00000.safetensors: " + message):
-        run(loading(held, ONE, 0, allocate(held, 0), tmp_path, "actor"))
+        run(loading(held, ONE, 0, allocate(held, 0), SavedFiles(tmp_path, "actor")))
 
 
 def test_what_is_not_there_or_of_another_model_is_refused(tmp_path: Path) -> None:
     held = saved(tmp_path)
     with pytest.raises(DataError, match=r"critic\.layout\.json: expected the layout of saved tensors"):
-        run(loading(held, ONE, 0, allocate(held, 0), tmp_path, "critic"))
+        run(loading(held, ONE, 0, allocate(held, 0), SavedFiles(tmp_path, "critic")))
     other = weights(
         decoder_parameters(layers=1, hidden=8, intermediate=8, heads=2, kv_heads=2, head_dim=4, vocabulary=9),
         ALONE,
         "float32",
     )
     with pytest.raises(LayoutError, match=r"expected model\.embed_tokens\.weight with"):
-        run(loading(other, ONE, 0, allocate(other, 0), tmp_path, "actor"))
+        run(loading(other, ONE, 0, allocate(other, 0), SavedFiles(tmp_path, "actor")))
 
 
 def test_the_manifest_is_readable(tmp_path: Path) -> None:

@@ -25,10 +25,10 @@ from plait.layout.move import plan_move
 from plait.layout.move_plan import MoveKind, MovePlan
 from plait.layout.nesting import nested
 from plait.layout.shards import check
-from plait.reallocation.communicator import Communicator, Message
+from plait.reallocation.communicator import Channel, Communicator, Message
 from plait.reallocation.memory import DTYPES, allocate, part
 from plait.reallocation.mover import MoveReport, execute, moving
-from plait.reallocation.saving import loading, saving
+from plait.reallocation.saving import SavedFiles, loading, saving
 from tests.reallocation.live_memory import LiveMemory
 
 SMALL = decoder_parameters(
@@ -110,7 +110,7 @@ class Worker:
         for held in source.ranks.get(self.rank, ()):
             held_part(buffers, held).copy_(cut(before[held.param], held))
         with LiveMemory(buffers) as live:
-            report = execute(plan, self.rank, buffers, deadline_s=20.0, name="test")
+            report = execute(plan, self.rank, buffers, Channel(deadline_s=20.0), name="test")
         after = [values.to(DTYPES[target.dtype]) for values in before]
         wrong = self.count_wrong(buffers, target, after) + self.count_wrong(buffers, source, before)
         return self.outcome(plan, report, wrong, live.peak_bytes)
@@ -174,7 +174,7 @@ class Worker:
             for one in held.ranks.get(self.rank, ()):
                 held_part(buffers, one).copy_(cut(values[one.param], one))
             if self.rank in held.ranks:
-                records = list(saving(held, cluster, self.rank, buffers, folder, name, bucket_bytes=4096))
+                records = list(saving(held, cluster, self.rank, buffers, SavedFiles(folder, name), bucket_bytes=4096))
                 found += [record.bytes for record in records]
         dist.barrier()
         return found
@@ -184,7 +184,7 @@ class Worker:
         cluster, wrong = Cluster(1, self.size), []
         for name, held in self.saved(layout, dtype).items():
             buffers = allocate(held, self.rank)
-            for _ in loading(held, cluster, self.rank, buffers, folder, name, bucket_bytes=4096):
+            for _ in loading(held, cluster, self.rank, buffers, SavedFiles(folder, name), bucket_bytes=4096):
                 pass
             stored = saved_dtype if name == "weights" else "float32"
             values = [each.to(DTYPES[held.dtype]) for each in values_of(held, stored)]
@@ -207,7 +207,7 @@ class Worker:
             values = [each * (number + 1) for each in values_of(source, "float32")]
             for held in source.ranks[self.rank]:
                 held_part(buffers, held).copy_(cut(values[held.param], held))
-            steps = moving(plan, self.rank, buffers, deadline_s=20.0, first_tag=first_tag, name=f"move{number}")
+            steps = moving(plan, self.rank, buffers, Channel(None, 20.0, first_tag), name=f"move{number}")
             first_tag += plan.num_messages
             runs.append((plan, steps, buffers, target, values))
         # The first action of each is a copy, which waits for nobody; messages are posted with it.
@@ -235,7 +235,7 @@ class Worker:
         target = weights(SMALL, Layout.on(range(self.size), dp=self.size), "float32", "after")
         plan = plan_move(source, target, Cluster(1, self.size), chunk_bytes=512)
         buffers = allocate(source, self.rank) | allocate(target, self.rank)
-        steps = moving(plan, self.rank, buffers, name="actor", waiting_for=waiting_for)
+        steps = moving(plan, self.rank, buffers, Channel(waiting_for=waiting_for), name="actor")
         post, records, counts = Communicator.post, [], []
 
         def counted(link: Communicator, messages: Sequence[Message]) -> None:
@@ -262,7 +262,7 @@ class Worker:
         buffers = allocate(source, self.rank) | allocate(target, self.rank)
         done = 0
         try:
-            for record in moving(plan, self.rank, buffers, deadline_s=deadline_s, name="actor.weights"):
+            for record in moving(plan, self.rank, buffers, Channel(deadline_s=deadline_s), name="actor.weights"):
                 done += record.kind == MoveKind.RECV.name
                 if self.rank == victim and done == after:
                     os.kill(os.getpid(), signal_number)

@@ -28,7 +28,7 @@ from plait.models.lora_settings import LoraSettings
 from plait.models.parallel.team import Peers, Team, make_teams
 from plait.models.scalar_loading import scalar_of
 from plait.models.scalar_model import ScalarModel
-from plait.reallocation.saving import loading, saving
+from plait.reallocation.saving import SavedFiles, loading, saving
 from plait.schedule.action import Kind
 from plait.schedule.pipeline import Workload
 from plait.schedule.schedule import Schedule
@@ -229,7 +229,7 @@ class Worker:
         cluster = Cluster(1, 4)
         if load:
             for name, held in trainer.optimizer.holdings().items():
-                steps = loading(held, cluster, self.rank, trainer.optimizer.buffers(), folder, name, deadline_s=30.0)
+                steps = loading(held, cluster, self.rank, trainer.optimizer.buffers(), SavedFiles(Path(folder), name))
                 exhausted(steps)
             counts = torch.load(f"{folder}/counts.pt", weights_only=True)
             trainer.optimizer.load_state({**counts, **trainer.optimizer.buffers()})
@@ -237,7 +237,8 @@ class Worker:
             metrics, _ = run(case, trainer, range(2, 4) if load else range(2))
         if not load:
             for name, held in trainer.optimizer.holdings().items():
-                exhausted(saving(held, cluster, self.rank, trainer.optimizer.buffers(), folder, name))
+                buffers = trainer.optimizer.buffers()
+                exhausted(saving(held, cluster, self.rank, buffers, SavedFiles(Path(folder), name)))
             if team.is_leader:
                 counts = {name: tensor for name, tensor in trainer.optimizer.state().items() if tensor.ndim == 0}
                 torch.save(counts, f"{folder}/counts.pt")

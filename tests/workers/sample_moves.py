@@ -20,7 +20,7 @@ from plait.models.parallel.partial import part_of
 from plait.models.parallel.team import make_teams
 from plait.policy.step import Key
 from plait.workers.instances import engine_of
-from plait.workers.sample_mover import SampleMover, SamplesMoved
+from plait.workers.sample_mover import End, SampleMover, SamplesMoved
 from tests.models.tiny import tiny_model
 
 FREE = Sampling(max_tokens=60, stop_token_ids=())
@@ -84,7 +84,7 @@ def mover_of(
     peers = team_of(worker, world).all
     if worker.rank not in (*source.mesh.ranks, *target.mesh.ranks):
         return None
-    return SampleMover(peers, source, target, leaving=leaving, entering=entering, kv=kv, bucket_bytes=BUCKET_BYTES)
+    return SampleMover(peers, End(source, leaving), End(target, entering), kv=kv, bucket_bytes=BUCKET_BYTES)
 
 
 def moved(found: Found, mover: SampleMover, keys: Sequence[Key], final: bool, engine: Engine | None = None) -> None:

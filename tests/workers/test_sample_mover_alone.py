@@ -12,7 +12,7 @@ from plait.generation.settings import SamplingSettings
 from plait.layout.mesh import Layout
 from plait.models.parallel.team import Peers
 from plait.policy.step import Key
-from plait.workers.sample_mover import SampleMover
+from plait.workers.sample_mover import End, SampleMover
 from tests.generation.test_engine import by_uid
 from tests.generation.test_open_loop import model_of, request
 from tests.training.exact import ExactFloat64
@@ -42,7 +42,7 @@ def test_samples_that_move_say_the_same(asked, pool, cache, stages, recompute) -
     options = {"max_running": 4, "max_prefill_tokens": 25, "prefix_cache_tokens": cache}
     source = Engine(model_of(), SamplingSettings(**options))
     target = Engine(model_of(), SamplingSettings(**options, kv_tokens=pool))
-    mover = SampleMover(Peers.alone(), HERE, HERE, leaving=source, entering=target)
+    mover = SampleMover(Peers.alone(), End(HERE, source), End(HERE, target))
     delivered: list[Sample] = []
     with ExactFloat64():
         for uid, (size, lengths, head) in enumerate(asked):

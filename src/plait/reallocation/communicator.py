@@ -44,36 +44,46 @@ class Message:
         return self.action.kind is MoveKind.SEND
 
 
+DEADLINE_S = 30.0
+
+
+def _told_to_nobody(what: str) -> AbstractContextManager[None]:
+    return nullcontext()
+
+
+@dataclass(frozen=True)
+class Channel:
+    """What the messages of a move go through."""
+
+    group: dist.ProcessGroup | None = None
+    """A group of torch.distributed; ranks of the plan are global ranks. None: the default group."""
+    deadline_s: float = DEADLINE_S
+    """How long each wait for a peer may take."""
+    first_tag: int = 0
+    """Message number `seq` has the tag `first_tag + seq`. Moves that run at once over one group need ranges of tags
+    that do not meet; a move has as many tags as messages (`MovePlan.num_messages`)."""
+    waiting_for: WaitingFor = _told_to_nobody
+    """Told what each wait is for, as long as it lasts."""
+
+    def __post_init__(self) -> None:
+        assert self.deadline_s > 0, f"a deadline of {self.deadline_s} s lets nothing through"
+
+
 class Communicator:
-    """Messages of rank `rank` over `group` (None: the default group). Peers are global ranks of torch.distributed.
+    """Messages of rank `rank` over a channel. Peers are global ranks of torch.distributed.
 
     Args:
         device: of the buffers; decides which backend of the group carries them.
-        deadline_s: of each wait.
-        first_tag: message number `seq` has the tag `first_tag + seq`. Moves that run at the same time over one group
-            need different ranges.
         name: of the move, for errors.
-        waiting_for: told what each wait is for.
     """
 
-    def __init__(
-        self,
-        group: dist.ProcessGroup | None,
-        rank: int,
-        device: torch.device,
-        *,
-        deadline_s: float,
-        first_tag: int,
-        name: str,
-        waiting_for: WaitingFor = nullcontext,
-    ) -> None:
-        assert deadline_s > 0, f"a deadline of {deadline_s} s lets nothing through"
-        self._group = group
+    def __init__(self, channel: Channel, rank: int, device: torch.device, name: str) -> None:
+        self._group = group = channel.group
         self._rank = rank
-        self._deadline_s = deadline_s
-        self._first_tag = first_tag
+        self._deadline_s = channel.deadline_s
+        self._first_tag = channel.first_tag
         self._name = name
-        self._waiting_for = waiting_for
+        self._waiting_for = channel.waiting_for
         nccl = device.type == "cuda" and dist.is_initialized() and "cuda:nccl" in dist.get_backend_config(group)
         self.device = device if nccl else torch.device("cpu")
         """Where the tensors of messages have to be."""

@@ -15,22 +15,19 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import groupby
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from plait.layout.holdings import ITEM_BYTES, Slice
 from plait.layout.move_plan import MoveAction, MoveKind, MovePlan
-from plait.reallocation.communicator import Communicator, Message, WaitingFor
+from plait.reallocation.communicator import Channel, Communicator, Message
 from plait.reallocation.memory import DTYPES, Staging, gather, paired_runs, part, runs, scatter
 from plait.reallocation.stores import StoreFile, StoreReader, StoreWriter
-from plait.schedule.work import LINK, Done, Work, to_the_end
+from plait.schedule.work import DISK, LINK, Done, Work, to_the_end
 
-DEADLINE_S = 30.0
 AHEAD = 4
 """Most messages of each direction that are on their way at once."""
 
@@ -67,41 +64,23 @@ def execute(
     plan: MovePlan,
     rank: int,
     buffers: Mapping[str, Tensor],
-    group: dist.ProcessGroup | None = None,
+    channel: Channel | None = None,
     *,
     files: Mapping[int, StoreFile] | None = None,
-    deadline_s: float = DEADLINE_S,
-    first_tag: int = 0,
     name: str = "move",
-    waiting_for: WaitingFor = nullcontext,
 ) -> MoveReport:
     """Do the part of a rank in one go; see `moving`."""
-    steps = moving(
-        plan,
-        rank,
-        buffers,
-        group,
-        files=files,
-        deadline_s=deadline_s,
-        first_tag=first_tag,
-        name=name,
-        waiting_for=waiting_for,
-    )
-    return to_the_end(steps)
+    return to_the_end(moving(plan, rank, buffers, channel, files=files, name=name))
 
 
 def moving(
     plan: MovePlan,
     rank: int,
     buffers: Mapping[str, Tensor],
-    group: dist.ProcessGroup | None = None,
+    channel: Channel | None = None,
     *,
     files: Mapping[int, StoreFile] | None = None,
-    deadline_s: float = DEADLINE_S,
-    first_tag: int = 0,
     name: str = "move",
-    lane: str = LINK,
-    waiting_for: WaitingFor = nullcontext,
 ) -> Work[MoveReport]:
     """Do the part of a rank, an action per `next()`; all ranks of the plan do theirs at the same time.
 
@@ -112,14 +91,9 @@ def moving(
 
     Args:
         buffers: of this rank, source and target, by name: flat [elements], contiguous, on any device.
-        group: of torch.distributed; ranks of the plan are global ranks. None: the default group.
-        files: store → file, for those that this rank reads or writes.
-        deadline_s: of each wait for a peer.
-        first_tag: moves that run at once over one group need ranges of tags that do not meet; a move has as many tags
-            as messages (`plan.num_messages`).
+        channel: for messages; None: the default group.
+        files: store → file, for those that this rank reads or writes; its records are of the disk's lane then.
         name: of the move, for records and errors.
-        lane: for records.
-        waiting_for: told what each wait is for, as long as it lasts.
 
     Raises:
         RunError: a message did not come or go until its deadline, a peer is gone, or a file could not be written; says
@@ -127,9 +101,8 @@ def moving(
         DataError: a file is damaged or not the one that was planned with.
     """
     device = next(iter(buffers.values())).device if buffers else torch.device("cpu")
-    link = Communicator(
-        group, rank, device, deadline_s=deadline_s, first_tag=first_tag, name=name, waiting_for=waiting_for
-    )
+    link = Communicator(channel or Channel(), rank, device, name)
+    lane = LINK if files is None else DISK
     run = _Run(plan, rank, buffers, link, files or {}, name)
     try:
         seconds = [0.0] * plan.num_rounds or [0.0]

@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
-import torch.distributed as dist
 from torch import Tensor
 
 from plait.errors import DataError, RunError
@@ -22,9 +22,25 @@ from plait.layout.holdings import Holdings
 from plait.layout.mesh import Cluster
 from plait.layout.move import BUCKET_BYTES, plan_move
 from plait.layout.stores import from_manifest, stored_once, to_manifest, writers
-from plait.reallocation.mover import DEADLINE_S, MoveReport, moving
+from plait.reallocation.communicator import Channel
+from plait.reallocation.mover import MoveReport, moving
 from plait.reallocation.stores import store_files, sync_folder
-from plait.schedule.work import DISK, Work
+from plait.schedule.work import Work
+
+
+@dataclass(frozen=True)
+class SavedFiles:
+    """Where holdings are saved."""
+
+    folder: Path
+    """Is there already."""
+    name: str
+    """What the files' names begin with; several holdings in one folder have different names."""
+
+    @property
+    def manifest(self) -> Path:
+        """Says which file has which part of which parameter."""
+        return self.folder / f"{self.name}.layout.json"
 
 
 def saving(
@@ -32,8 +48,7 @@ def saving(
     cluster: Cluster,
     rank: int,
     buffers: Mapping[str, Tensor],
-    folder: str | Path,
-    name: str,
+    saved: SavedFiles,
     *,
     bucket_bytes: int = BUCKET_BYTES,
 ) -> Work[MoveReport]:
@@ -41,21 +56,16 @@ def saving(
 
     Args:
         held: such as `weights`, or `zero_shards` of masters or moments, under the layout that they have now.
-        folder: is there already.
-        name: of the files; several holdings in one folder have different names.
 
     Raises:
         RunError: a file could not be written.
     """
-    files = stored_once(held, cluster)
-    plan = plan_move(writers(held), files, cluster, bucket_bytes=bucket_bytes)
+    stores = stored_once(held, cluster)
+    plan = plan_move(writers(held), stores, cluster, bucket_bytes=bucket_bytes)
     if rank == min(held.ranks):
-        _write_whole(_manifest(folder, name), to_manifest(files, cluster))
-    return (
-        yield from moving(
-            plan, rank, buffers, files=store_files(files, cluster, folder, name), name=f"{name}.save", lane=DISK
-        )
-    )
+        _write_whole(saved.manifest, to_manifest(stores, cluster))
+    files = store_files(stores, cluster, saved.folder, saved.name)
+    return (yield from moving(plan, rank, buffers, files=files, name=f"{saved.name}.save"))
 
 
 def loading(
@@ -63,13 +73,10 @@ def loading(
     cluster: Cluster,
     rank: int,
     buffers: Mapping[str, Tensor],
-    folder: str | Path,
-    name: str,
-    group: dist.ProcessGroup | None = None,
+    saved: SavedFiles,
+    channel: Channel | None = None,
     *,
     bucket_bytes: int = BUCKET_BYTES,
-    deadline_s: float = DEADLINE_S,
-    first_tag: int = 0,
 ) -> Work[MoveReport]:
     """Load under any layout, an action per `next()`. Each node reads what it needs once; its ranks spread it.
 
@@ -81,30 +88,15 @@ def loading(
         DataError, LayoutError: a file is missing or damaged, or of another model.
         RunError: a peer is gone or late.
     """
-    path = _manifest(folder, name)
+    path = saved.manifest
     try:
         text = path.read_text()
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"{path}: expected the layout of saved tensors, found: {error}") from error
     source = from_manifest(text, target.params, cluster, str(path))
     plan = plan_move(source, target, cluster, bucket_bytes=bucket_bytes)
-    files = store_files(source, cluster, folder, name)
-    steps = moving(
-        plan,
-        rank,
-        buffers,
-        group,
-        files=files,
-        deadline_s=deadline_s,
-        first_tag=first_tag,
-        name=f"{name}.load",
-        lane=DISK,
-    )
-    return (yield from steps)
-
-
-def _manifest(folder: str | Path, name: str) -> Path:
-    return Path(folder) / f"{name}.layout.json"
+    files = store_files(source, cluster, saved.folder, saved.name)
+    return (yield from moving(plan, rank, buffers, channel, files=files, name=f"{saved.name}.load"))
 
 
 def _write_whole(path: Path, text: str) -> None:

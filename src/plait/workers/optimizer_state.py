@@ -20,11 +20,13 @@ from plait.layout.move import plan_move
 from plait.layout.params import Parameters
 from plait.layout.shards import shard
 from plait.models.files.finite import Broken, broken, describe, is_finite
+from plait.reallocation.communicator import Channel
 from plait.reallocation.mover import moving
-from plait.reallocation.saving import loading, saving
+from plait.reallocation.saving import SavedFiles, loading, saving
 from plait.reallocation.stores import StoreFile
-from plait.schedule.work import DISK, Work, to_the_end
+from plait.schedule.work import Work, to_the_end
 from plait.training.optimizer import MasterOptimizer
+from plait.workers.ranks import WAIT_S
 
 
 class Trained(Protocol):
@@ -41,7 +43,7 @@ def saving_state(trainer: Trained, cluster: Cluster, rank: int, folder: Path) ->
     """Write what this rank holds; every rank of the trainer's layout does its part. Returns the counts."""
     state = trainer.optimizer.state()
     for name, held in trainer.optimizer.holdings().items():
-        yield from saving(held, cluster, rank, {name: state[name]}, folder, f"{trainer.role}.{name}")
+        yield from saving(held, cluster, rank, {name: state[name]}, SavedFiles(folder, f"{trainer.role}.{name}"))
     return {name: int(state[name]) for name in COUNTS}
 
 
@@ -76,7 +78,6 @@ def loading_state(
     rank: int,
     folder: Path,
     counts: Mapping[str, int] | None,
-    deadline_s: float,
 ) -> Work[None]:
     """Continue from what any plan saved; every rank of the trainer's layout does its part. Working weights follow.
 
@@ -87,18 +88,17 @@ def loading_state(
     Raises:
         DataError, LayoutError: a file is missing or damaged, or of another model.
     """
-    state = dict(trainer.optimizer.state())
+    state, channel = dict(trainer.optimizer.state()), Channel(deadline_s=WAIT_S)
     for name, held in trainer.optimizer.holdings().items():
         buffers = {name: state[name]}
         if counts is not None:
-            file = f"{trainer.role}.{name}"
-            yield from loading(held, cluster, rank, buffers, folder, file, deadline_s=deadline_s)
+            yield from loading(held, cluster, rank, buffers, SavedFiles(folder, f"{trainer.role}.{name}"), channel)
             continue
         stored = Checkpoint(0, folder, {}).tensors_path
         source, files = _one_file(held, parameters, cluster, stored, f"{trainer.role}/{name}")
         plan = plan_move(source, held, cluster)
         name = f"{trainer.role}.{name}.load"
-        yield from moving(plan, rank, buffers, files=files, deadline_s=deadline_s, name=name, lane=DISK)
+        yield from moving(plan, rank, buffers, channel, files=files, name=name)
     if counts is None:
         tensors = Checkpoint(0, folder, {}).tensors()
         counts = {name: int(tensors[f"{trainer.role}/{name}"]) for name in COUNTS}
@@ -110,7 +110,7 @@ def read_masters(model: Any, role: str, folder: Path) -> None:
     dtype = str(model.trained.weights.dtype).removeprefix("torch.")
     target = weights(model.trained.parameters, Layout.on((0,)), dtype, "weights")
     buffers = {"weights": model.trained.weights}
-    to_the_end(loading(target, Cluster(1, 1), 0, buffers, folder, f"{role}.masters"))
+    to_the_end(loading(target, Cluster(1, 1), 0, buffers, SavedFiles(folder, f"{role}.masters")))
 
 
 def _one_file(

@@ -27,6 +27,7 @@ from plait.models.files.finite import Broken
 from plait.models.language_model import LanguageModel
 from plait.models.parallel.team import Team, WaitingFor
 from plait.models.scalar_model import ScalarModel
+from plait.reallocation.communicator import Channel
 from plait.reallocation.mover import MoveReport, execute, moving
 from plait.reallocation.offload import HostMemory
 from plait.recipes.recipe import Recipe
@@ -127,7 +128,7 @@ class RankState:
         self._models = tuple(setting.models)
         self.follows = {one.role: one.follows for one in setting.models if one.follows}
         """Role → the role whose weights its own are brought towards."""
-        self._waiting_for = setting.waiting_for
+        self._channel = Channel(deadline_s=WAIT_S, waiting_for=setting.waiting_for)
         self._offload_policy = setting.offload_policy
         self._units: dict[int, OffloadUnit] = {}
         """By the buffer (its id) that leaves and comes back."""
@@ -150,15 +151,7 @@ class RankState:
         part = self.roles.get(role)
         if part is None or self.rank not in part.moves[number].rows:
             return None
-        work = moving(
-            part.moves[number],
-            self.rank,
-            part.buffers,
-            deadline_s=WAIT_S,
-            name=f"{role}.weights",
-            waiting_for=self._waiting_for,
-        )
-        return (yield from work)
+        return (yield from moving(part.moves[number], self.rank, part.buffers, self._channel, name=f"{role}.weights"))
 
     def following(self, role: str, share: float | None) -> Work[None]:
         """Bring a role's weights towards those of the role that it follows.
@@ -186,7 +179,7 @@ class RankState:
             buffers |= self.roles[role].buffers
         if self.rank in plan.rows:
             name = f"{role}.follow"
-            yield from moving(plan, self.rank, buffers, deadline_s=WAIT_S, name=name, waiting_for=self._waiting_for)
+            yield from moving(plan, self.rank, buffers, self._channel, name=name)
 
     def make_room(self, role: str, numbers: Sequence[int]) -> None:
         """Before `moving` to these copies: have what is moved on the device, and memory for what comes."""
@@ -269,7 +262,7 @@ class RankState:
         if model is not None:
             buffers["whole"] = model.trained.weights
         if self.rank in plan.rows:
-            execute(plan, self.rank, buffers, deadline_s=WAIT_S, name=f"{role}.gather", waiting_for=self._waiting_for)
+            execute(plan, self.rank, buffers, self._channel, name=f"{role}.gather")
         return model
 
     @property
@@ -291,7 +284,7 @@ class RankState:
         """Continue from a checkpoint of any plan; see `optimizer_state.loading_state`."""
         self.offloads.want((role, "train"))
         parameters = self.roles[role].parameters
-        return loading_state(self._trainer_of(role), parameters, self.cluster, self.rank, folder, counts, WAIT_S)
+        return loading_state(self._trainer_of(role), parameters, self.cluster, self.rank, folder, counts)
 
     def _trainer_of(self, role: str) -> Trainer:
         trainer = self.roles[role].trainer

@@ -30,6 +30,7 @@ from plait.layout.move import BUCKET_BYTES, plan_move
 from plait.layout.move_plan import MovePlan
 from plait.models.parallel.team import Peers
 from plait.policy.step import Key
+from plait.reallocation.communicator import Channel
 from plait.reallocation.memory import allocate
 from plait.reallocation.mover import MoveReport, moving
 from plait.schedule.work import Work
@@ -38,6 +39,8 @@ from plait.workers.sample_offers import Answer, Lack, Offer, gaps, shares_prompt
 
 _PROMPT = -1
 """In place of a sample's index: what all samples of a prompt share."""
+_NAME = "samples"
+"""The move's, in records and errors."""
 _NUM_TAGS = 2
 """Of offers and answers: of their lengths, and of themselves."""
 
@@ -54,43 +57,40 @@ class SamplesMoved:
     report: MoveReport
 
 
+@dataclass(frozen=True)
+class End:
+    """One of the two instances that samples move between, as one rank sees it."""
+
+    layout: Layout
+    """An instance (dp 1) of the model."""
+    engine: Engine | None = None
+    """That of this rank in it; None: it has none there."""
+
+
 class SampleMover:
     """The way from one instance to another, as one of their ranks sees it.
 
     Args:
-        peers: all ranks of both, and maybe others; nobody else uses their group, or its tags from `first_tag` on,
-            while samples move.
-        source, target: instances (dp 1) of one model. They may have ranks in common.
-        leaving: the engine of this rank in the source; None: it has none there.
-        entering: in the target.
+        peers: all ranks of both, and maybe others; nobody else uses their group while samples move.
+        source, target: instances of one model. They may have ranks in common.
         kv: in the target, of samples whose source has another policy version, as of `import_sample`.
             "recompute": their keys and values are not asked for.
-        cluster: of all ranks; by default one node.
         bucket_bytes: longest message; besides the buffers of what moves, a rank needs two such.
     """
 
     def __init__(
-        self,
-        peers: Peers,
-        source: Layout,
-        target: Layout,
-        *,
-        leaving: Engine | None = None,
-        entering: Engine | None = None,
-        kv: HeldKV = "recompute",
-        cluster: Cluster | None = None,
-        bucket_bytes: int = BUCKET_BYTES,
-        first_tag: int = 0,
-        name: str = "samples",
+        self, peers: Peers, source: End, target: End, *, kv: HeldKV = "recompute", bucket_bytes: int = BUCKET_BYTES
     ) -> None:
         self.rank = peers.ranks[peers.index]
-        for layout, engine in ((source, leaving), (target, entering)):
-            assert (engine is not None) == (self.rank in layout.mesh.ranks), f"rank {self.rank} in {layout}: {engine}"
-        self._peers, self._source, self._target = peers, source, target
-        self._leaving, self._entering = (None if one is None else SampleMoves(one.state) for one in (leaving, entering))
+        for end in (source, target):
+            assert (end.engine is not None) == (self.rank in end.layout.mesh.ranks), f"rank {self.rank} in {end}"
+        self._peers, self._source, self._target = peers, source.layout, target.layout
+        self._leaving, self._entering = (
+            None if end.engine is None else SampleMoves(end.engine.state) for end in (source, target)
+        )
         self._kv = kv
-        self._cluster = cluster or Cluster(1, 1 + max(*source.mesh.ranks, *target.mesh.ranks))
-        self._bucket_bytes, self._first_tag, self._name = bucket_bytes, first_tag, name
+        self._cluster = Cluster(1, 1 + max(*self._source.mesh.ranks, *self._target.mesh.ranks))
+        self._bucket_bytes = bucket_bytes
         self._arrived: dict[Key, list[SampleState]] = {}
         """In the target: what came of samples (of prompts, with `_PROMPT`) that are still in the source."""
 
@@ -115,16 +115,8 @@ class SampleMover:
         buffers = self._leave(offer, answer, held[0])
         if self._entering is not None:
             buffers |= allocate(held[1], self.rank, self._entering.model.device)
-        report = yield from moving(
-            plan,
-            self.rank,
-            buffers,
-            self._peers.group,
-            deadline_s=self._peers.timeout_s,
-            first_tag=self._first_tag + _NUM_TAGS,
-            name=self._name,
-            waiting_for=self._peers.waiting_for,
-        )
+        channel = Channel(self._peers.group, self._peers.timeout_s, _NUM_TAGS, self._peers.waiting_for)
+        report = yield from moving(plan, self.rank, buffers, channel, name=_NAME)
         if self._entering is not None:
             self._take_in(offer, answer, held[1], buffers)
         return SamplesMoved(tuple(state.key for state in offer.states), answer.lacks, plan, report)
@@ -155,14 +147,14 @@ class SampleMover:
     def _send(self, ranks: Sequence[int], message: Message, what: str) -> None:
         body = torch.frombuffer(message.to_bytes(), dtype=torch.uint8)
         for rank in ranks:
-            for tag, tensor in enumerate((torch.tensor([len(body)]), body), self._first_tag):
-                self._peers.send(tensor, self._peers.ranks.index(rank), tag, f"{self._name}: {what}")
+            for tag, tensor in enumerate((torch.tensor([len(body)]), body)):
+                self._peers.send(tensor, self._peers.ranks.index(rank), tag, f"{_NAME}: {what}")
 
     def _receive(self, instance: Layout, what: str) -> Message:
-        peer, what = self._peers.ranks.index(instance.mesh.ranks[0]), f"{self._name}: {what}"
-        size = self._peers.recv(torch.zeros(1, dtype=torch.int64), peer, self._first_tag, what)
+        peer, what = self._peers.ranks.index(instance.mesh.ranks[0]), f"{_NAME}: {what}"
+        size = self._peers.recv(torch.zeros(1, dtype=torch.int64), peer, 0, what)
         body = torch.empty(int(size), dtype=torch.uint8)
-        return Message.from_bytes(self._peers.recv(body, peer, self._first_tag + 1, what).numpy())
+        return Message.from_bytes(self._peers.recv(body, peer, 1, what).numpy())
 
     # -- what is lacking
 
