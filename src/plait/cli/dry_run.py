@@ -11,11 +11,15 @@ from typing import Any
 
 from plait.cost.device_memory import DeviceMemory, Facts, memory_by_device
 from plait.cost.estimate import Arithmetic, human_bytes, memory_table
-from plait.cost.placement import parameters_of
+from plait.cost.placement import parameters_of, resolve_plan
 from plait.cost.rank_order import BetterOrder, better_orders
+from plait.dataflow import CallKind, Dataflow
+from plait.errors import ConfigError
+from plait.models.files.known_shapes import is_shape
+from plait.recipes.checks import check_device
 from plait.recipes.recipe import Recipe
 from plait.runtime.claim import claim
-from plait.runtime.prepare import Prepared, prepare
+from plait.runtime.prepare import Outline, Prepared, outline, prepare
 from plait.runtime.reward_pools import open_pools
 from plait.schedule.named_plans import NAMES
 from plait.schedule.plan import Plan
@@ -31,6 +35,9 @@ def dry_run(recipe: Recipe, *, resume: bool = False) -> int:
         UserError: the run would be refused: the folder, a tracker, the data, the flow, a reward or the model.
     """
     with claim(recipe, resume=resume):
+        if (shape := shape_of(recipe)) is not None:
+            print_shape(outline(recipe), shape)
+            return 0
         prepared = prepare(recipe)
         with ExitStack() as stack:
             open_pools(prepared, stack)
@@ -38,9 +45,32 @@ def dry_run(recipe: Recipe, *, resume: bool = False) -> int:
     return 0
 
 
+def shape_of(recipe: Recipe) -> str | None:
+    """The model that the run is for, where it has no weights and no tokenizer. Others may then have none either."""
+    return recipe.model if is_shape(recipe.model) else None
+
+
+def print_shape(found: Outline, name: str) -> None:
+    """As `print_plan`, of models that are not there: prompts count as long as they may be.
+
+    Raises:
+        ConfigError: the length of the run depends on data, which only a tokenizer could read.
+    """
+    if found.recipe.epochs is not None:
+        raise ConfigError(f"`epochs` counts the rows of data, which {name!r} has no tokenizer for; set `steps`")
+    check_device(found.recipe)
+    plan = resolve_plan(found.recipe, found.flow, found.models, found.shapes)
+    data = f"no data is read, as {name!r} has no tokenizer: {_rows_of(found.flow)} count {found.longest_tokens} tokens"
+    _print(found, plan, data)
+
+
 def print_plan(prepared: Prepared) -> None:
     """The graph, the batch in prompts, samples, tokens and optimizer steps, where calls run, and an estimate of the
     memory of each device."""
+    _print(prepared, prepared.plan, _data_text(prepared))
+
+
+def _print(prepared: Outline | Prepared, plan: Plan, data: str) -> None:
     from rich.text import Text
 
     from plait.observe.console import SafeConsole
@@ -51,13 +81,13 @@ def print_plan(prepared: Prepared) -> None:
         console.print(_hanging(line, console.width))
     console.print()
     console.print(_batch_table(prepared))
-    console.print(_data_text(prepared))
+    console.print(data)
     console.print()
-    console.print(_placement_table(prepared.plan, _named_by(prepared.recipe)))
-    for better in better_orders(prepared.recipe, prepared.models, prepared.plan):
+    console.print(_placement_table(plan, _named_by(prepared.recipe)))
+    for better in better_orders(prepared.recipe, prepared.models, plan):
         console.print(_order_text(better))
     console.print()
-    console.print(_memory_table(prepared))
+    console.print(_memory_table(prepared, plan))
 
 
 def _hanging(line: str, columns: int) -> str:
@@ -107,19 +137,19 @@ def ranks_text(ranks: Sequence[int]) -> str:
     return ",".join(map(str, ranks))
 
 
-def _memory_table(prepared: Prepared):
+def _memory_table(prepared: Outline | Prepared, plan: Plan):
     """One column for each device, or for several that hold as much of everything."""
     from rich.table import Table
 
     recipe, flow, models, shapes = prepared.recipe, prepared.flow, prepared.models, prepared.shapes
-    if prepared.plan.num_ranks == 1 and _is_plain(prepared.plan):
+    if plan.num_ranks == 1 and _is_plain(plan):
         alone = memory_table(recipe, flow, models, shapes, prepared.longest_tokens)
         columns = [DeviceMemory([0], alone.expected, [], alone.slack)]
     else:
         parameters = parameters_of(models)
-        facts = Facts(recipe, models, shapes, parameters, prepared.plan, flow, prepared.longest_tokens)
+        facts = Facts(recipe, models, shapes, parameters, plan, flow, prepared.longest_tokens)
         columns = memory_by_device(facts)
-    names = [f"device {ranks_text(one.ranks)}" for one in columns] if prepared.plan.num_ranks > 1 else [""]
+    names = [f"device {ranks_text(one.ranks)}" for one in columns] if plan.num_ranks > 1 else [""]
     table = Table("memory (estimate)", *names, **_PLAIN)
     _add_rows(table, "", [dict(one.rows) for one in columns])
     leaves = any(one.during for one in columns)
@@ -144,14 +174,14 @@ def _add_rows(table: Any, label: str, cells: Sequence[Mapping[str, int]]) -> Non
         table.add_row(f"{label}{what}", *(human_bytes(one[what]) if what in one else "-" for one in cells))
 
 
-def _batch_table(prepared: Prepared):
+def _batch_table(prepared: Outline | Prepared):
     from rich.table import Table
 
     recipe = prepared.recipe
     batch = Arithmetic.of(recipe, prepared.flow, prepared.longest_tokens)
     table = Table("batch", "per step", f"run of {batch.steps} steps", **_PLAIN)
     rows = (
-        (_rows_of(prepared), batch.prompts_per_step),
+        (_rows_of(prepared.flow), batch.prompts_per_step),
         ("samples", batch.samples_per_step),
         ("tokens, at most", batch.max_tokens_per_step),
     )
@@ -163,9 +193,9 @@ def _batch_table(prepared: Prepared):
     return table
 
 
-def _rows_of(prepared: Prepared) -> str:
+def _rows_of(flow: Dataflow) -> str:
     """What a row of the data is: `prompts`, `examples` or `pairs`."""
-    return "prompts" if prepared.train_set is not None else next(iter(prepared.given))
+    return "prompts" if flow.of_kind(CallKind.GENERATE) else flow.of_kind(CallKind.READ)[0].call
 
 
 def _data_text(prepared: Prepared) -> str:
@@ -174,6 +204,6 @@ def _data_text(prepared: Prepared) -> str:
     epochs = recipe.prompts_per_step * recipe.steps / len(data)
     dropped = f", {data.num_dropped} left out" if data.num_dropped else ""
     return (
-        f"{len(data):,} training {_rows_of(prepared)}{dropped} ({epochs:.2f} epochs), longest {data.longest_tokens} "
-        f"tokens; {prepared.num_held_out} held out"
+        f"{len(data):,} training {_rows_of(prepared.flow)}{dropped} ({epochs:.2f} epochs), longest "
+        f"{data.longest_tokens} tokens; {prepared.num_held_out} held out"
     )

@@ -54,6 +54,8 @@ class ModelShape:
     expert_intermediate: int = 0
     shared_intermediate: int = 0
     """Of the expert that every token passes."""
+    attention_extras: int = 0
+    """Biases of one layer's projections, and weights of its heads' norms."""
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any], name: str | None = None) -> ModelShape:
@@ -109,17 +111,19 @@ class ModelShape:
             experts_per_token=_number(config, "num_experts_per_tok"),
             expert_intermediate=expert_intermediate if experts else 0,
             shared_intermediate=int(config.get("shared_expert_intermediate_size") or shared) if experts else 0,
+            attention_extras=_attention_extras(config, heads, kv_heads, head_dim, hidden),
         )
 
     @property
     def parameters(self) -> int:
-        """Of a decoder with gated MLPs; experts and their routers, norms and embeddings counted, biases not."""
+        """Of a decoder with gated MLPs; experts and their routers, norms and embeddings counted, biases of MLPs not."""
         dense = 3 * self.hidden * self.intermediate
         mixture = 3 * self.hidden * (self.experts * self.expert_intermediate + self.shared_intermediate)
         mixture += self.hidden * self.experts
         mlps = (self.layers - self.expert_layers) * dense + self.expert_layers * mixture
         embeddings = self.vocabulary * self.hidden * (1 if self.tied else 2)
-        return self.layers * (self.attention_parameters + 2 * self.hidden) + mlps + embeddings + self.hidden
+        layer = self.attention_parameters + self.attention_extras + 2 * self.hidden
+        return self.layers * layer + mlps + embeddings + self.hidden
 
     @property
     def active_intermediate(self) -> int:
@@ -192,6 +196,17 @@ def _latent_attention_parameters(config: Mapping[str, Any], hidden: int, heads: 
     rank, query_rank = int(config["kv_lora_rank"]), int(config.get("q_lora_rank") or 0)
     query = query_rank * (hidden + heads * (nope + rope)) if query_rank else hidden * heads * (nope + rope)
     return query + hidden * (rank + rope) + rank * heads * (nope + value) + heads * value * hidden
+
+
+def _attention_extras(config: Mapping[str, Any], heads: int, kv_heads: int, head_dim: int, hidden: int) -> int:
+    """Qwen2 has biases of queries, keys and values, whatever its configuration says, Qwen3 norms of queries' and keys'
+    heads; other families say that they have biases, of the output too."""
+    projected = (heads + 2 * kv_heads) * head_dim
+    family = str(config.get("model_type"))
+    norms = 2 * head_dim if family.startswith("qwen3") else 0
+    if family.startswith("qwen2"):
+        return projected
+    return norms + (projected + hidden if config.get("attention_bias") is True else 0)
 
 
 def _expert_layers(config: Mapping[str, Any], layers: int) -> int:

@@ -40,6 +40,26 @@ from plait.schedule.plan import Plan
 
 
 @dataclass(frozen=True)
+class Outline:
+    """A recipe whose keys, flow and models fit together. Its fields are as those of `Prepared`."""
+
+    recipe: Recipe
+    flow: Dataflow
+    models: tuple[RoleModel, ...]
+    shapes: Mapping[str, ModelShape]
+    functions: Mapping[str, tuple[RewardFunction, ...]]
+    judges: tuple[RewardFunction, ...]
+
+    @property
+    def longest_tokens(self) -> int:
+        """Of prompts, or of given samples with their prompts: as long as the recipe and the model let them be."""
+        data, positions = self.recipe.data, self.shapes[self.recipe.model].max_positions
+        if self.flow.of_kind(CallKind.GENERATE):
+            return data.max_prompt_tokens or max(1, positions - self.recipe.sampling.max_response_tokens)
+        return data.max_example_tokens or positions
+
+
+@dataclass(frozen=True)
 class Prepared:
     """A run that is ready to start."""
 
@@ -115,6 +135,49 @@ def prepare(
         UserError: a key, the flow, the data or the model cannot be used; the message names the key and the remedy.
     """
     check_device(recipe)
+    found = outline(recipe, flow=flow, to_come=to_come, trains=trains)
+    recipe, models, shapes = found.recipe, found.models, found.shapes
+    plan = resolve_plan(recipe, found.flow, models, shapes)
+    tokenizer = load_tokenizer(recipe.model)
+    _check_tokens(models, tokenizer, recipe)
+    data = read_data(found.flow, recipe, tokenizer, shapes[recipe.model])
+    check_ids(tokenizer, shapes[recipe.model].vocabulary, _ids_of(data.train_set, data.given), recipe.model)
+    if recipe.epochs is not None:
+        num_rows = len(next(iter(data.given.values())) if data.train_set is None else data.train_set)
+        recipe = recipe.model_copy(update={"steps": recipe.steps_of(num_rows), "epochs": None})
+        check_trained_steps(found.flow, recipe)
+    return Prepared(
+        recipe,
+        found.flow,
+        models,
+        shapes,
+        plan,
+        tokenizer,
+        found.functions,
+        found.judges,
+        data.columns,
+        data.train_set,
+        data.given,
+        data.held_out,
+        data.held_out_given,
+    )
+
+
+def outline(
+    recipe: Recipe,
+    *,
+    flow: Callable[..., Any] | None = None,
+    to_come: Mapping[str, ToCome] | None = None,
+    trains: bool = True,
+) -> Outline:
+    """What can be resolved without devices, data and tokenizers; the models may be known by their shapes alone.
+
+    Args:
+        flow, to_come, trains: as of `prepare`.
+
+    Raises:
+        UserError: a key, the flow or a model cannot be used; the message names the key and the remedy.
+    """
     algorithm = flow or load_flow(recipe.algorithm)
     dataflow = trace_algorithm(algorithm, recipe.options, (*MODEL_ROLES, *REWARD_ROLES))
     check_calls(dataflow)
@@ -133,31 +196,8 @@ def prepare(
     if generates and recipe.sampling.kv_tokens is None:
         recipe = with_pool(recipe, recipe.sampling.num_blocks(shapes[recipe.model].max_positions) * BLOCK_TOKENS)
     check_models(models, to_come or {})
-    plan = resolve_plan(recipe, dataflow, models, shapes)
     _check_stop(recipe, shapes[recipe.model])
-    tokenizer = load_tokenizer(recipe.model)
-    _check_tokens(models, tokenizer, recipe)
-    data = read_data(dataflow, recipe, tokenizer, shapes[recipe.model])
-    check_ids(tokenizer, shapes[recipe.model].vocabulary, _ids_of(data.train_set, data.given), recipe.model)
-    if recipe.epochs is not None:
-        num_rows = len(next(iter(data.given.values())) if data.train_set is None else data.train_set)
-        recipe = recipe.model_copy(update={"steps": recipe.steps_of(num_rows), "epochs": None})
-        check_trained_steps(dataflow, recipe)
-    return Prepared(
-        recipe,
-        dataflow,
-        models,
-        shapes,
-        plan,
-        tokenizer,
-        functions,
-        judges,
-        data.columns,
-        data.train_set,
-        data.given,
-        data.held_out,
-        data.held_out_given,
-    )
+    return Outline(recipe, dataflow, models, shapes, functions, judges)
 
 
 def _ids_of(

