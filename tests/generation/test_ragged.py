@@ -18,6 +18,7 @@ from plait.generation.pool import KVPool
 from plait.generation.ragged import NewTokens, RaggedContext, ragged
 from plait.kernels import paged_attention
 from plait.kernels.paged_call import PagedCall
+from plait.models.compute.attention_form import AttentionForm
 from plait.runtime.process import resident_bytes
 
 HEADS, KEY_HEADS, D, E, P = 4, 2, 8, 6, 4
@@ -90,7 +91,7 @@ def test_every_row_sees_what_it_may(seed, window, softcap, with_sinks, dtype, bl
     )
     options = {"scale": 0.4, "window": window, "softcap": softcap, "sinks": sinks}
     context = RaggedContext(pool, batch, attention_for(query.device, dtype, block_tokens))
-    out = context.attend(3, query, key, value, **options)
+    out = context.attend(3, query, key, value, AttentionForm(**options))
     assert out.shape == (batch.num_tokens, HEADS, E)
     tolerance = {torch.float64: 1e-12, torch.float32: 2e-5, torch.bfloat16: 4e-2}[dtype]
     row = 0

@@ -16,6 +16,7 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 from plait.data.packed import pack
 from plait.kernels import fused_rows
 from plait.models.compute import gated_mlp, packed_attention, rms_norm, rope
+from plait.models.compute.attention_form import AttentionForm
 from plait.models.compute.logprobs import chunked_logprobs
 from plait.models.head import Head
 from plait.training.optimizer import _add_widened
@@ -163,7 +164,7 @@ def test_attention_is_that_of_torchs_softmax(window: int | None, threads: int, m
     plan = packed_attention.plan(batch, 4, window, torch.bfloat16)
 
     def attend() -> Tensor:
-        return packed_attention.packed_attention(query, key, value, plan, scale=0.25)
+        return packed_attention.packed_attention(query, key, value, plan, AttentionForm(0.25))
 
     torch.testing.assert_close(attend(), plainly(monkeypatch, attend), rtol=2 * ROUNDING, atol=ROUNDING)
 

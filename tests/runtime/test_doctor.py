@@ -30,11 +30,14 @@ from plait.recipes.recipe import Recipe
 from plait.runtime import api
 from plait.runtime.claim import claim
 from plait.runtime.controller import finish_metrics
-from plait.runtime.doctor import RunDoctor, fingerprint, mask_edges
+from plait.runtime.doctor import RunDoctor
+from plait.runtime.patient import Patient
 from plait.runtime.prepare import prepare
 from plait.runtime.process import set_up
 from plait.runtime.processes.alone import Alone
 from plait.runtime.session import Session
+from plait.runtime.step_facts import mask_edges
+from plait.runtime.weight_facts import fingerprint
 from plait.workers import instances, loading
 from tests.models.tiny import tiny_model, tiny_tokenizer
 from tests.runtime.test_flows import data as data
@@ -96,12 +99,9 @@ def opened(recipe: Recipe, *, resume: bool = False, settings: DoctorSettings = Q
         Session(prepared, directory, resume=resume, leading=Alone(prepared)) as session,
     ):
         doctor = RunDoctor(
-            session.prepared.flow,
-            session.roles,
-            recipe,
+            Patient(session.prepared.flow, session.roles, recipe, session.workers),
             settings,
             recipe.run_dir / "beside.jsonl",
-            workers=session.workers,
             resume=resume,
             last_step=session.done.step,
             tell=lambda line: None,

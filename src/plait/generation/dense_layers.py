@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from plait.kernels.decoder import GELU_TANH, OFFSET, ROUNDED, SILU
+from plait.models.compute.attention_form import AttentionForm
 
 ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 """Those whose angles are a function of the position alone."""
@@ -52,21 +53,10 @@ class Watch:
     def __init__(self) -> None:
         self.calls: dict[int, Call] = {}
 
-    def attend(
-        self,
-        layer: int,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        *,
-        scale: float,
-        window: int | None,
-        softcap: float | None,
-        sinks: Tensor | None,
-    ) -> Tensor:
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, form: AttentionForm) -> Tensor:
         """See AttentionContext.attend."""
-        plain = softcap is None and sinks is None and key.shape[2] == value.shape[2]
-        self.calls[layer] = Call((query.shape[0], key.shape[0], key.shape[2]), float(scale), window, plain)
+        plain = form.softcap is None and form.sinks is None and key.shape[2] == value.shape[2]
+        self.calls[layer] = Call((query.shape[0], key.shape[0], key.shape[2]), float(form.scale), form.window, plain)
         return query.new_zeros(query.shape[1], query.shape[0], value.shape[2])
 
 

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from plait.generation.pool import KVPool
 from plait.generation.ragged import NewTokens
+from plait.models.compute.attention_form import AttentionForm
 from plait.models.language_model import LanguageModel
 from plait.models.shape import config_fields
 
@@ -114,18 +115,7 @@ class ExactContext:
             places_K = torch.tensor(row.places + row.places[-1:] * padding, device=device)
             self._seen.append((places_K // size, places_K % size))
 
-    def attend(
-        self,
-        layer: int,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        *,
-        scale: float,
-        window: int | None,
-        softcap: float | None,
-        sinks: Tensor | None,
-    ) -> Tensor:
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, form: AttentionForm) -> Tensor:
         """See AttentionContext.attend."""
         count = len(self._rows)
         self._pool.write(layer, self._places, key[:, :count], value[:, :count])
@@ -136,14 +126,14 @@ class ExactContext:
             key_HKD = kv.key[blocks_K, :, offsets_K].to(wide).transpose(0, 1).contiguous()
             value_HKE = kv.value[blocks_K, :, offsets_K].to(wide).transpose(0, 1).contiguous()
             query_HGD = query[:, i].to(wide).unflatten(0, (len(key_HKD), -1)).contiguous()
-            scores = torch.bmm(query_HGD, key_HKD.transpose(1, 2)) * scale
-            if softcap is not None:
-                scores = softcap * torch.tanh(scores / softcap)
+            scores = torch.bmm(query_HGD, key_HKD.transpose(1, 2)) * form.scale
+            if form.softcap is not None:
+                scores = form.softcap * torch.tanh(scores / form.softcap)
             scores[..., row.position + 1 :] = -torch.inf
-            if window is not None:
-                scores[..., : max(0, row.position + 1 - window)] = -torch.inf
-            if sinks is not None:
-                column = sinks.to(wide).view(*scores.shape[:2], 1)
+            if form.window is not None:
+                scores[..., : max(0, row.position + 1 - form.window)] = -torch.inf
+            if form.sinks is not None:
+                column = form.sinks.to(wide).view(*scores.shape[:2], 1)
                 scores = torch.cat([scores, column], dim=-1)
             probs = scores.softmax(-1)[..., : len(blocks_K)].contiguous()
             out[i] = torch.bmm(probs, value_HKE).flatten(0, 1)

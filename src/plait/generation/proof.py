@@ -31,6 +31,7 @@ from plait.generation.pool import KVPool
 from plait.generation.ragged import NewTokens, RaggedBatch, ragged
 from plait.kernels.paged_attention import KEYS
 from plait.models.compute.attention import PackedContext
+from plait.models.compute.attention_form import AttentionForm
 from plait.models.language_model import LanguageModel
 
 ROUNDING = {torch.float32: 64.0, torch.bfloat16: 4.0}
@@ -181,12 +182,10 @@ def _steps(row: PackedBatch, positions_T: Tensor) -> list[tuple[Tensor, RaggedBa
 class _Narrow(PackedContext):
     """Windows of at most WINDOW tokens."""
 
-    def attend(
-        self, layer: int, query: Tensor, key: Tensor, value: Tensor, *, window: int | None, **options: Any
-    ) -> Tensor:
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, form: AttentionForm) -> Tensor:
         """See AttentionContext.attend."""
-        window = None if window is None else min(window, WINDOW)
-        return super().attend(layer, query, key, value, window=window, **options)
+        window = None if form.window is None else min(form.window, WINDOW)
+        return super().attend(layer, query, key, value, replace(form, window=window))
 
 
 @dataclass

@@ -24,6 +24,7 @@ from plait.errors import CallError
 from plait.generation.paged import PagedAttention, chunk_attention
 from plait.generation.pool import KVPool, context_of, flat_places, scatter
 from plait.kernels.paged_call import PagedCall
+from plait.models.compute.attention_form import AttentionForm
 from plait.models.compute.packed_attention import PackedPlan, packed_attention, plan
 
 SHORT_ROWS = 16
@@ -171,18 +172,7 @@ class RaggedContext:
             )
         )
 
-    def attend(
-        self,
-        layer: int,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        *,
-        scale: float,
-        window: int | None,
-        softcap: float | None,
-        sinks: Tensor | None,
-    ) -> Tensor:
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, form: AttentionForm) -> Tensor:
         """See AttentionContext.attend."""
         num_heads = key.shape[0]
         blocks = self.pool.layer(layer, key, value)
@@ -190,7 +180,8 @@ class RaggedContext:
             self._rows[num_heads] = flat_places(self.batch.places_T, num_heads, self.pool.block_tokens)
         scatter(blocks, self._rows[num_heads], key, value)
         batch, num_short = self.batch, self.batch.num_short
-        options = {"scale": scale, "window": window, "softcap": softcap, "sinks": sinks}
+        window = form.window
+        options = {"scale": form.scale, "window": window, "softcap": form.softcap, "sinks": form.sinks}
         rows_TH = query.transpose(0, 1)
         if num_short == len(batch.num_new):
             return self._attention(PagedCall(rows_TH, blocks.key, blocks.value, *self._short, **options))
@@ -203,9 +194,7 @@ class RaggedContext:
             if window not in self._plans:
                 self._plans[window] = plan(self._fresh_prompts(), query.shape[0], window, query.dtype)
             whole = self._plans[window]
-            out[rows] = packed_attention(
-                query[:, rows], key[:, rows], value[:, rows], whole, scale=scale, softcap=softcap, sinks=sinks
-            )
+            out[rows] = packed_attention(query[:, rows], key[:, rows], value[:, rows], whole, form)
         for sample in range(self._fresh, len(batch.num_new)):
             rows = slice(self._starts[sample], self._starts[sample + 1])
             if batch.ancestors is not None and batch.ancestors[sample] is not None:

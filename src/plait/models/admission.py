@@ -24,6 +24,7 @@ from plait.data.packed import PackedBatch, pack
 from plait.errors import ModelError
 from plait.models.compute import cpu_linear
 from plait.models.compute.attention import ATTENTION, PackedContext
+from plait.models.compute.attention_form import AttentionForm
 from plait.models.files.pretrained import code_refusal, needs_code
 from plait.models.shape import config_fields
 from plait.models.working_weights import wildcard
@@ -223,9 +224,9 @@ class _Recorder(PackedContext):
         super().__init__(batch)
         self.calls: list[tuple[int, int | None]] = []
 
-    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
-        self.calls.append((layer, options["window"]))
-        return super().attend(layer, query, key, value, **options)
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, form: AttentionForm) -> Tensor:
+        self.calls.append((layer, form.window))
+        return super().attend(layer, query, key, value, form)
 
 
 def check_batch(module: Any, device: torch.device) -> tuple[PackedBatch, list[list[int]]]:

@@ -6,7 +6,8 @@ import time
 from dataclasses import dataclass
 
 from plait.errors import RunError
-from plait.runtime.evaluation import Evaluation, EvaluationStopped
+from plait.runtime.answering import EvaluationStopped
+from plait.runtime.evaluation import Evaluation
 from plait.runtime.process import resident_bytes
 from plait.runtime.session import Session
 from plait.runtime.step import StepState

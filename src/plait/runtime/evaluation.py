@@ -1,31 +1,20 @@
-"""Evaluation on held-out prompts: isolated, without a side effect on the run's draws or its data order."""
+"""What a model answered to held-out prompts, and what that measures."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from plait.data.records import FinishReason, Prompt, Sample
-from plait.engines import GenerationEngine
-from plait.generation.request import Request
-from plait.generation.settings import SamplingSettings
-from plait.kernels.noise import NoiseKey
-from plait.observe.progress import Progress
 from plait.rewards import evaluation as verdicts
 from plait.rewards import statistics
 from plait.rewards.answers import Verdict
-from plait.rewards.pool import RewardPool
 from plait.rewards.scores import GroupScores
 from plait.rewards.statistics import Estimate, item_means, paired_difference
-from plait.runtime.roles import RewardRole
-
-
-class EvaluationStopped(Exception):
-    """An evaluation was left between two items because a stop was asked for."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +51,7 @@ class Evaluation:
 
     def judged_gain(self, before: Evaluation, name: str) -> Estimate | None:
         """The same of what a judge says."""
-        scores = (item_means(one.judged[name], one.per_item) for one in (before, self))
+        scores = (item_means(each.judged[name], each.per_item) for each in (before, self))
         return paired_difference(*scores)
 
     def pass_at_k(self, k: int) -> Estimate | None:
@@ -94,7 +83,7 @@ class Evaluation:
         for place, sample in enumerate(self.samples):
             if sample.prompt.source:
                 places.setdefault(sample.prompt.source, []).append(place)
-        return {source: self._part(found) for source, found in places.items()} if len(places) > 1 else {}
+        return {source: self._part(its) for source, its in places.items()} if len(places) > 1 else {}
 
     def _part(self, places: Sequence[int]) -> Evaluation:
         """These items alone, without means that were logged of all."""
@@ -120,9 +109,9 @@ class Evaluation:
             metrics["reward"] = _mean(self.rewards)
             metrics["dropped"] = sum(math.isnan(reward) for reward in self.rewards)
         for k in self.pass_at if self.rewards else ():
-            found = self.pass_at_k(k)
-            low, high = (found.low, found.high) if found else (math.nan, math.nan)
-            metrics |= {f"pass@{k}": found.value if found else math.nan, f"pass@{k}_low": low, f"pass@{k}_high": high}
+            chance = self.pass_at_k(k)
+            low, high = (chance.low, chance.high) if chance else (math.nan, math.nan)
+            metrics |= {f"pass@{k}": chance.value if chance else math.nan, f"pass@{k}_low": low, f"pass@{k}_high": high}
         if self.task is not None:
             exact, formed, among = self.task.exact, self.task.well_formed, self.task.exact_among_well_formed
             metrics |= {
@@ -182,7 +171,7 @@ class Evaluation:
         return cls(
             samples,
             tuple(float(row["reward"]) for row in rows if row["reward"] is not None),
-            _task_of([row.get("verdict") for row in rows], per_item),
+            task_of([row.get("verdict") for row in rows], per_item),
             extras=tuple({"verdict": row["verdict"]} if "verdict" in row else {} for row in rows),
             logged=logged,
             judged={
@@ -193,119 +182,11 @@ class Evaluation:
         )
 
 
-def evaluate(
-    engine: GenerationEngine,
-    reward: RewardRole | None,
-    cost: RewardRole | None,
-    judges: RewardPool | None,
-    prompts: Sequence[Prompt],
-    settings: SamplingSettings,
-    progress: Progress,
-    *,
-    temperature: float = 0.0,
-    seed: int = 0,
-    per_item: int = 1,
-    pass_at: tuple[int, ...] = (),
-    stop: Callable[[], bool] = lambda: False,
-) -> Evaluation:
-    """Answer every prompt and score the answers.
-
-    Args:
-        reward, cost: the recipe's; None where the flow has none.
-        judges: functions that judge only.
-        temperature: 0 answers greedily. Above it the draws are those of `seed`, the same in every evaluation.
-        per_item: answers to each prompt.
-        pass_at: numbers k of pass@k that are asked for.
-        stop: asked between items; when it says True the evaluation is left, and `engine` and the pools keep their
-            work.
-
-    Raises:
-        RunError: a reward function failed and its policy is to stop.
-        EvaluationStopped: `stop` said so.
-    """
-    sampling = settings.sampling(temperature=temperature)
-    for prompt in prompts:
-        engine.add(Request(prompt, per_item, sampling, NoiseKey(seed)))
-    progress.phase("evaluate", len(prompts) * per_item, "items" if per_item == 1 else "answers")
-    asked = {"reward": reward and reward.pool, "cost": cost and cost.pool, "judges": judges}
-    samples, scored = _answer(engine, {name: pool for name, pool in asked.items() if pool is not None}, progress, stop)
-    answers = tuple(samples[prompt.uid, index] for prompt in prompts for index in range(per_item))
-    groups = {name: [found[_place(sample)] for sample in answers] for name, found in scored.items()}
-    judged = _judged(answers, cost, groups)
-    of_reward = groups.get("reward")
-    extras = tuple({name: values[0] for name, values in group.extras.items()} for group in of_reward or ())
-    return Evaluation(
-        samples=answers,
-        rewards=() if reward is None else _totals(answers, reward, of_reward),
-        task=_task_of([logged.get("verdict") for logged in extras], per_item),
-        extras=extras,
-        logged={name: mean for found in groups.values() for name, mean in logged_means(found).items()},
-        judged=judged,
-        per_item=per_item,
-        pass_at=pass_at,
-    )
-
-
-def _place(sample: Sample) -> tuple[int, int]:
-    return sample.prompt.uid, sample.index
-
-
-def _answer(
-    engine: GenerationEngine, pools: Mapping[str, RewardPool], progress: Progress, stop: Callable[[], bool]
-) -> tuple[dict[tuple[int, int], Sample], dict[str, dict[tuple[int, int], GroupScores]]]:
-    """Run the engine until all is answered, and each answer scored by every pool: samples and scores by their place
-    (prompt uid, index)."""
-    samples: dict[tuple[int, int], Sample] = {}
-    scored: dict[str, dict[tuple[int, int], GroupScores]] = {name: {} for name in pools}
-
-    def collect(name: str, groups: Sequence[GroupScores]) -> None:
-        for group in groups:
-            scored[name][_place(group.samples[0])] = group
-            for trouble in (*group.failures, *group.recovered):
-                progress.message(f"evaluation: {trouble}")
-
-    while engine.has_work:
-        if stop():
-            raise EvaluationStopped
-        finished = engine.step()
-        for sample in finished:
-            samples[_place(sample)] = sample
-            for pool in pools.values():
-                pool.submit([sample])
-        for name, pool in pools.items():
-            collect(name, pool.poll())
-        progress.advance(len(finished))
-    for name, pool in pools.items():
-        collect(name, pool.wait())
-    return samples, scored
-
-
-def _judged(
-    samples: tuple[Sample, ...], cost: RewardRole | None, groups: Mapping[str, Sequence[GroupScores]]
-) -> dict[str, tuple[float, ...]]:
-    """Scores of the role `cost` and of each judge; a judge of that name is `cost#2`."""
-    judged: dict[str, tuple[float, ...]] = {}
-    if cost is not None:
-        judged["cost"] = _totals(samples, cost, groups.get("cost"))
-    of_judges = groups.get("judges", ())
-    for name in of_judges[0].scores if of_judges else ():
-        judged[f"{name}#2" if name in judged else name] = tuple(group.scores[name][0] for group in of_judges)
-    return judged
-
-
-def _totals(samples: tuple[Sample, ...], role: RewardRole, scores: Sequence[GroupScores] | None) -> tuple[float, ...]:
-    """The weighted scores of a role, those of its functions and of its model together."""
-    totals = np.zeros(len(samples)) if scores is None else np.array([group.rewards[0] for group in scores])
-    if role.scorer is not None:
-        totals = totals + role.scorer.weight * role.scorer.trainer.finish(role.scorer.scores(samples, call="evaluate"))
-    return tuple(totals.tolist())
-
-
 def _mean(values: Sequence[float]) -> float:
     return float(np.nanmean(values)) if np.isfinite(values).any() else math.nan
 
 
-def _task_of(logged: Sequence[Any], per_item: int) -> verdicts.Evaluation | None:
+def task_of(logged: Sequence[Any], per_item: int) -> verdicts.Evaluation | None:
     """The verdicts of a task; None where there is none, or a user's function logs something of its own so."""
     if not any(logged) or any(value is not None and value not in list(Verdict) for value in logged):
         return None
@@ -323,4 +204,4 @@ def logged_means(groups: Sequence[GroupScores]) -> dict[str, float]:
     for group in groups:
         for name, logged in group.metrics.items():
             values.setdefault(name, []).extend(logged)
-    return {name: math.fsum(found) / len(found) for name, found in sorted(values.items())}
+    return {name: math.fsum(logged) / len(logged) for name, logged in sorted(values.items())}

@@ -7,7 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from plait.data.examples import Given
 from plait.observe.progress import Progress
 from plait.rewards.pool import RewardPool
-from plait.runtime.evaluation import Evaluation, evaluate
+from plait.runtime.answering import HeldOut, Scorers, answer
+from plait.runtime.evaluation import Evaluation
 from plait.runtime.prepare import Prepared
 from plait.runtime.roles import ModelRole, RewardRole, RoleRuntime
 from plait.runtime.step import StepState
@@ -22,7 +23,7 @@ def measure(
     *,
     stop: Callable[[], bool] = lambda: False,
 ) -> Evaluation:
-    """An evaluation: answers to held-out prompts (`evaluation.evaluate`), or the losses of held-out examples or pairs.
+    """An evaluation: answers to held-out prompts (`answering.answer`), or the losses of held-out examples or pairs.
 
     Args:
         losses_of: given examples or pairs → the metrics of the flow's losses over them.
@@ -41,20 +42,18 @@ def measure(
     actor, reward, cost = roles["actor"], roles.get("reward"), roles.get("cost")
     assert isinstance(actor, ModelRole), "there are held-out prompts, so there is an actor"
     assert actor.engine is not None, "and it has an engine"
-    return evaluate(
-        actor.engine,
-        reward if isinstance(reward, RewardRole) else None,
-        cost if isinstance(cost, RewardRole) else None,
-        judges,
+    asked = HeldOut(
         prepared.held_out,
         recipe.sampling,
-        progress,
         temperature=recipe.evaluation.temperature,
         seed=recipe.seed,
         per_item=recipe.evaluation.samples_per_prompt,
         pass_at=recipe.evaluation.pass_at,
-        stop=stop,
     )
+    scorers = Scorers(
+        reward if isinstance(reward, RewardRole) else None, cost if isinstance(cost, RewardRole) else None, judges
+    )
+    return answer(actor.engine, asked, scorers, progress, stop=stop)
 
 
 def _by_source(held_out: Mapping[str, Sequence[Given]]) -> dict[str, dict[str, list[Given]]]:

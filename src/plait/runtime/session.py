@@ -27,6 +27,7 @@ from plait.runtime.executor import Executor
 from plait.runtime.filling import build_roles
 from plait.runtime.history import History, Origin
 from plait.runtime.measure import measure
+from plait.runtime.patient import Patient
 from plait.runtime.prepare import Prepared
 from plait.runtime.progressed import Progressed, check_not_gone, resumed_from
 from plait.runtime.records import Records, value_of
@@ -254,12 +255,9 @@ class Session:
 
     def _open_doctor(self) -> RunDoctor:
         return RunDoctor(
-            self.prepared.flow,
-            self.roles,
-            self.recipe,
+            Patient(self.prepared.flow, self.roles, self.recipe, self.workers),
             self.recipe.doctor,
             self.directory.files.doctor,
-            workers=self.workers,
             resume=self._resume,
             last_step=self.done.step,
             tell=self.progress.message,

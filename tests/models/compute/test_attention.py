@@ -11,6 +11,7 @@ from torch import Tensor
 from plait.data.packed import Group, PackedBatch, Span, pack
 from plait.models.compute import packed_attention, pieces
 from plait.models.compute.attention import PackedContext
+from plait.models.compute.attention_form import AttentionForm
 from plait.models.compute.packed_attention import plan
 from plait.models.compute.pieces import Piece, cut
 
@@ -85,7 +86,7 @@ def test_every_cut_computes_the_dense_attention(
     values = {"scale": 0.6, "window": options["window"], "softcap": options["softcap"]}
     sinks = s if options["sinks"] else None
     context = PackedContext(batch)
-    got = context.attend(0, q, k, v, sinks=sinks, **values)
+    got = context.attend(0, q, k, v, AttentionForm(sinks=sinks, **values))
     expected = dense(batch, q, k, v, sinks, values)
     torch.testing.assert_close(got, expected, rtol=0, atol=1e-12)
     weights = torch.randn(got.shape, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
@@ -102,7 +103,7 @@ def test_bfloat16_stays_near_float64() -> None:
     wide = tensors(batch.num_tokens)
     narrow = [tensor.detach().bfloat16() for tensor in wide]
     options = {"scale": 0.5, "window": None, "softcap": None}
-    got = PackedContext(batch).attend(0, *narrow[:3], sinks=narrow[3], **options)
+    got = PackedContext(batch).attend(0, *narrow[:3], AttentionForm(sinks=narrow[3], **options))
     expected = dense(batch, *(tensor.double() for tensor in narrow), options)
     assert got.dtype == torch.bfloat16
     assert (got.double() - expected).abs().max() < 0.03
@@ -164,7 +165,7 @@ def test_the_plan_is_made_once_per_window() -> None:
     context = PackedContext(batch)
     q, k, v, _ = tensors(batch.num_tokens)
     for layer, window in enumerate((None, 4, None, 4)):
-        context.attend(layer, q, k, v, scale=1.0, window=window, softcap=None, sinks=None)
+        context.attend(layer, q, k, v, AttentionForm(1.0, window))
     assert set(context._plans) == {None, 4}
 
 

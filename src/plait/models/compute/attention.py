@@ -18,6 +18,7 @@ from torch import Tensor
 
 from plait.data.packed import PackedBatch
 from plait.errors import ModelError
+from plait.models.compute.attention_form import AttentionForm
 from plait.models.compute.packed_attention import PackedPlan, packed_attention, plan
 
 ATTENTION = "plait"
@@ -27,27 +28,13 @@ ATTENTION = "plait"
 class AttentionContext(Protocol):
     """What the tokens of one forward may attend to."""
 
-    def attend(
-        self,
-        layer: int,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        *,
-        scale: float,
-        window: int | None,
-        softcap: float | None,
-        sinks: Tensor | None,
-    ) -> Tensor:
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, form: AttentionForm) -> Tensor:
         """Attention of one layer.
 
         Args:
             layer: index of the decoder layer.
-            query: [Hq, T, D], rope applied.
+            query: [Hq, T, D], compute dtype, rope applied.
             key, value: [Hkv, T, D] and [Hkv, T, E]: of the tokens of this forward.
-            window: a token sees itself and the window − 1 tokens before it; None: all before it.
-            softcap: scores become softcap · tanh(scores / softcap).
-            sinks: [Hq] one further score per head that takes part in the softmax and attends to nothing.
 
         Returns:
             [T, Hq, E].
@@ -78,16 +65,9 @@ def attention_forward(
         raise _refusal(module, "it adds a mask or bias of its own to the scores")
     assert dropout == 0.0, "dropout is off"
     assert query.shape[0] == 1, f"one packed row, got {query.shape[0]}"
-    out_TE = context.attend(
-        module.layer_idx,  # type: ignore[arg-type]
-        query[0],
-        key[0],
-        value[0],
-        scale=query.shape[-1] ** -0.5 if scaling is None else scaling,
-        window=sliding_window,
-        softcap=softcap,
-        sinks=s_aux,
-    )
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    form = AttentionForm(scale, sliding_window, softcap, s_aux)
+    out_TE = context.attend(module.layer_idx, query[0], key[0], value[0], form)  # type: ignore[arg-type]
     return out_TE.unsqueeze(0), None
 
 
@@ -117,22 +97,11 @@ class PackedContext:
         self.kv_sink = kv_sink
         self._plans: dict[int | None, PackedPlan] = {}
 
-    def attend(
-        self,
-        layer: int,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        *,
-        scale: float,
-        window: int | None,
-        softcap: float | None,
-        sinks: Tensor | None,
-    ) -> Tensor:
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, form: AttentionForm) -> Tensor:
         """See AttentionContext.attend."""
         assert query.shape[1] == self.batch.num_tokens, "the context was built for another batch"
         if self.kv_sink is not None:
             self.kv_sink(layer, key, value)
-        if window not in self._plans:
-            self._plans[window] = plan(self.batch, query.shape[0], window, query.dtype)
-        return packed_attention(query, key, value, self._plans[window], scale=scale, softcap=softcap, sinks=sinks)
+        if form.window not in self._plans:
+            self._plans[form.window] = plan(self.batch, query.shape[0], form.window, query.dtype)
+        return packed_attention(query, key, value, self._plans[form.window], form)

@@ -53,25 +53,29 @@ def chunked_logprobs(
     assert rows > 0, f"a chunk needs rows, got {rows}"
     if likeliest_R is None:
         likeliest_R = torch.empty_like(targets_R, dtype=torch.bool)
-    return _ChunkedLogprobs.apply(head, rows, temperature, targets_R, likeliest_R, hidden_RH, *head.params)
+    return _ChunkedLogprobs.apply(_Way(head, rows, temperature), targets_R, likeliest_R, hidden_RH, *head.params)
+
+
+@dataclass(frozen=True)
+class _Way:
+    """What log-probs are computed by, apart from their rows."""
+
+    head: Head
+    rows: int
+    """Of one chunk."""
+    temperature: float
 
 
 class _ChunkedLogprobs(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any,
-        head: Head,
-        rows: int,
-        temperature: float,
-        targets_R: Tensor,
-        likeliest_R: Tensor,
-        hidden_RH: Tensor,
-        *params: Tensor,
+        ctx: Any, way: _Way, targets_R: Tensor, likeliest_R: Tensor, hidden_RH: Tensor, *params: Tensor
     ) -> tuple[Tensor, Tensor]:
+        head, temperature = way.head, way.temperature
         logprobs_R, entropies_R, lse_R = hidden_RH.new_empty((3, len(hidden_RH)), dtype=_wide(hidden_RH)).unbind()
         buffers = _Buffers(head)
         compiled = _is_compiled(head, hidden_RH)
-        for at in _chunks(len(hidden_RH), rows):
+        for at in _chunks(len(hidden_RH), way.rows):
             if compiled:
                 outputs = logprobs_R[at], entropies_R[at], lse_R[at], likeliest_R[at]
                 fused_rows.logprobs(buffers.logits(hidden_RH[at]), temperature, targets_R[at], *outputs)
@@ -92,7 +96,7 @@ class _ChunkedLogprobs(torch.autograd.Function):
             logprobs_R[at] = target_C - log_total_C
             entropies_R[at] = log_total_C - weighted_C / total_C
             lse_R[at] = log_total_C + top_C
-        ctx.head, ctx.rows, ctx.temperature = head, rows, temperature
+        ctx.way = way
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(targets_R, hidden_RH, lse_R, entropies_R)
         return logprobs_R, entropies_R
@@ -101,14 +105,15 @@ class _ChunkedLogprobs(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad_logprobs_R: Tensor | None, grad_entropies_R: Tensor | None) -> tuple[Any, ...]:
         targets_R, hidden_RH, lse_R, entropies_R = ctx.saved_tensors
-        head, needed = ctx.head, ctx.needs_input_grad[5:]
+        way: _Way = ctx.way
+        head, needed = way.head, ctx.needs_input_grad[3:]
         if grad_logprobs_R is None and grad_entropies_R is None:
-            return (None,) * (5 + len(needed))
+            return (None,) * (3 + len(needed))
         buffers = _Buffers(head)
         chunk_grads = _linear_grads if head.linear else _family_grads
         grad_hidden_RH = torch.zeros_like(hidden_RH) if needed[0] else None
         sums: list[Tensor | None] = [None] * len(head.params)
-        for at in _chunks(len(hidden_RH), ctx.rows):
+        for at in _chunks(len(hidden_RH), way.rows):
             logits_grad = _LogitsGrad(
                 head,
                 targets_R[at],
@@ -116,7 +121,7 @@ class _ChunkedLogprobs(torch.autograd.Function):
                 entropies_R[at],
                 None if grad_logprobs_R is None else grad_logprobs_R[at],
                 None if grad_entropies_R is None else grad_entropies_R[at],
-                ctx.temperature,
+                way.temperature,
             )
             grad_CH, *grads = chunk_grads(buffers, hidden_RH[at], needed, logits_grad)
             if grad_hidden_RH is not None:
@@ -126,7 +131,7 @@ class _ChunkedLogprobs(torch.autograd.Function):
         if head.vocabulary is not None and grad_hidden_RH is not None:
             head.vocabulary.peers.all_reduce(grad_hidden_RH)
         params = (None if total is None else total.to(p.dtype) for total, p in zip(sums, head.params, strict=True))
-        return None, None, None, None, None, grad_hidden_RH, *params
+        return None, None, None, grad_hidden_RH, *params
 
 
 class _Buffers:

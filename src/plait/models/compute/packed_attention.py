@@ -23,6 +23,7 @@ from torch import Tensor
 
 from plait.data.packed import Group, PackedBatch, Span
 from plait.kernels import fused_rows
+from plait.models.compute.attention_form import AttentionForm
 from plait.models.compute.pieces import Piece, cut
 from plait.models.shape import KEPT_SCORES
 
@@ -105,39 +106,42 @@ def packed_attention(
     key: Tensor,
     value: Tensor,
     plan: PackedPlan,
-    *,
-    scale: float,
-    softcap: float | None = None,
-    sinks: Tensor | None = None,
+    form: AttentionForm,
 ) -> Tensor:
-    """query [Hq, T, D], key [Hkv, T, D], value [Hkv, T, E], sinks [Hq] → [T, Hq, E]; once differentiable."""
-    keep = plan.keep_probs and softcap is None and torch.is_grad_enabled()
-    return _PackedAttention.apply(query, key, value, sinks, plan, keep, scale, softcap)  # type: ignore[no-any-return]
+    """query [Hq, T, D], key [Hkv, T, D], value [Hkv, T, E] → [T, Hq, E], all in the compute dtype; once differentiable.
+
+    Args:
+        plan: made with the window of `form`.
+    """
+    keep = plan.keep_probs and form.softcap is None and torch.is_grad_enabled()
+    way = _Way(plan, form.scale, form.softcap, keep)
+    return _PackedAttention.apply(query, key, value, form.sinks, way)  # type: ignore[no-any-return]
+
+
+@dataclass(frozen=True)
+class _Way:
+    """What an attention computes by, its tensors left out."""
+
+    plan: PackedPlan
+    scale: float
+    softcap: float | None
+    keep: bool
+    """Keep the probabilities for the backward."""
 
 
 class _PackedAttention(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        sinks: Tensor | None,
-        plan: PackedPlan,
-        keep: bool,
-        scale: float,
-        softcap: float | None,
-    ) -> Tensor:
+    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, sinks: Tensor | None, way: _Way) -> Tensor:
         out = query.new_empty(query.shape[1], query.shape[0], value.shape[2])
         kept = []
-        for block in plan.blocks:
+        for block in way.plan.blocks:
             rows, keys = _rows(query, block, key.shape[0]), _keys(key, block)
             column = _sink_column(sinks, block, key.shape[0])
-            probs, sink_probs, _ = _probs(rows, keys, block.bias, column, scale, softcap)
+            probs, sink_probs, _ = _probs(rows, keys, block.bias, column, way.scale, way.softcap)
             _put_rows(out.transpose(0, 1), torch.bmm(probs, _keys(value, block)), block)
-            if keep:
+            if way.keep:
                 kept += [probs, sink_probs]
-        ctx.plan, ctx.scale, ctx.softcap = plan, scale, softcap
+        ctx.way = way
         ctx.save_for_backward(query, key, value, sinks, *kept)
         return out
 
@@ -145,14 +149,14 @@ class _PackedAttention(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:
         query, key, value, sinks, *kept = ctx.saved_tensors
-        scale, softcap = ctx.scale, ctx.softcap
+        scale, softcap = ctx.way.scale, ctx.way.softcap
         grad_out = grad_out.transpose(0, 1)
         grad_query = torch.empty_like(query)
         wide = torch.promote_types(query.dtype, torch.float32)
         grad_key = torch.zeros_like(key, dtype=wide)
         grad_value = torch.zeros_like(value, dtype=wide)
         grad_sinks = None if sinks is None else torch.zeros_like(sinks, dtype=wide)
-        for index, block in enumerate(ctx.plan.blocks):
+        for index, block in enumerate(ctx.way.plan.blocks):
             rows, keys = _rows(query, block, key.shape[0]), _keys(key, block)
             column = _sink_column(sinks, block, key.shape[0])
             tanh = None
@@ -174,7 +178,7 @@ class _PackedAttention(torch.autograd.Function):
             _add_keys(grad_key, _scaled_bmm(grad_scores.transpose(1, 2), rows, scale), block)
         if grad_sinks is not None:
             grad_sinks = grad_sinks.to(sinks.dtype)
-        return grad_query, grad_key.to(key.dtype), grad_value.to(value.dtype), grad_sinks, None, None, None, None
+        return grad_query, grad_key.to(key.dtype), grad_value.to(value.dtype), grad_sinks, None
 
 
 def _probs(
