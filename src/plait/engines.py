@@ -5,8 +5,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -67,6 +68,18 @@ class GenerationEngine(Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class Training:
+    """What a TRAIN call of the flow asks for."""
+
+    node: Node
+    rows: Rows
+    step: int
+    temperature: float | None
+    """That log-probs are taken at; None: the sampling temperature."""
+    batch_values: Mapping[Column, FloatArray] = field(default_factory=dict)
+
+
 class TrainingEngine(Protocol):
     """Scores rows and trains on them: log-probs, values and scores in float64, a work of micro-batches each."""
 
@@ -103,16 +116,17 @@ class TrainingEngine(Protocol):
         """[len(rows)]."""
         ...
 
-    def train(
-        self,
-        node: Node,
-        rows: Rows,
-        *,
-        step: int,
-        temperature: float | None,
-        batch_values: Mapping[Column, FloatArray] = NO_VALUES,
-    ) -> Work[dict[str, float]]:
-        """Train on rows as a TRAIN node of the flow says; metrics."""
+    @property
+    def trains_with(self) -> tuple[str, ...]:
+        """Roles that train together by one schedule, this one among them."""
+        ...
+
+    def train(self, training: Training) -> Work[dict[str, float]]:
+        """Train as a TRAIN node of the flow says; metrics."""
+        ...
+
+    def train_together(self, trainings: Sequence[Training]) -> Work[list[dict[str, float]]]:
+        """Train these roles together, of `trains_with`, in the order of the flow; the metrics of each."""
         ...
 
     def evaluate(

@@ -149,7 +149,7 @@ def test_samples_go_to_the_commands_that_asked_for_them() -> None:
 class Call:
     """A call of three actions, which this rank has to itself."""
 
-    role, need = "ref", ("ref", "score")
+    role, needs = "ref", (("ref", "score"),)
 
     def __init__(self, name: str, log: list[str]) -> None:
         self.call, self._log = name, log

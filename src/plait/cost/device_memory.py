@@ -28,6 +28,7 @@ from plait.layout.shards import shard, stage_bounds, zero_range
 from plait.models.shape import ModelShape
 from plait.recipes.recipe import Recipe
 from plait.recipes.role_models import RoleModel
+from plait.schedule.fused import FusedOrder
 from plait.schedule.placements import WHOLE, PartKey, RolePlacement, part_key, placements_of
 from plait.schedule.plan import After, Mode, Plan
 from plait.schedule.stated import StatedOrder
@@ -119,6 +120,11 @@ class Facts(Placed):
     flow: Dataflow
     longest_tokens: int
 
+    def together(self, role: str) -> tuple[str, ...]:
+        """The roles that train when this one does."""
+        order = self.places[role].schedule
+        return order.roles if isinstance(order, FusedOrder) else (role,)
+
 
 def memory_by_device(facts: Facts) -> list[DeviceMemory]:
     """Of all devices; those that hold as much of everything (to the MiB) together."""
@@ -167,6 +173,7 @@ def _rounded(rows: Rows) -> Rows:
 def _of_device(rank: int, facts: Facts) -> DeviceMemory:
     held = _parameters(rank, facts)
     working = {use: rows for one in facts.models for use, rows in _working(rank, facts, one).items()}
+    working |= _joint(facts, working)
     rows: Rows = [(PROCESS, PROCESS_BYTES), *_rows(held)]
     largest: dict[str, int] = {}
     packed: dict[str, int] = {}
@@ -214,7 +221,8 @@ def _during(rank: int, facts: Facts, held: Sequence[_Held], working: Mapping[Use
     for p in facts.plan.placements:
         use = (p.call.split(".")[0], p.mode)
         if rank in p.ranks and use in working:
-            there = sum(one.num_bytes for one in leaving if use in one.uses)
+            uses = {use} if p.mode != "train" else {(role, "train") for role in facts.together(use[0])}
+            there = sum(one.num_bytes for one in leaving if not one.uses.isdisjoint(uses))
             rows.append((p.call, kept + there + sum(count for _, count in working[use])))
     for one in facts.models:
         if (needed := facts.moved[one.role].get(rank)) is not None:
@@ -231,6 +239,19 @@ def _reading_bytes(held: Sequence[_Held]) -> int:
     states = [one for one in held if one.is_state]
     stay = sum(one.num_bytes for one in states if one.after == "keep")
     return weights + stay + max((one.num_bytes for one in states if one.after != "keep"), default=0)
+
+
+def _joint(facts: Facts, working: Mapping[Use, Rows]) -> dict[Use, Rows]:
+    """Of training calls of several roles at the same time: activations of all, and one head at work."""
+    found: dict[Use, Rows] = {}
+    for role, mode in working:
+        roles = facts.together(role) if mode == "train" else ()
+        if len(roles) > 1:
+            rows: dict[str, int] = {}
+            for what, count in (row for one in roles for row in working.get((one, mode), ())):
+                rows[what] = rows.get(what, 0) + count if what == _ACTIVATIONS else max(rows.get(what, 0), count)
+            found[role, mode] = list(rows.items())
+    return found
 
 
 _PACKED = "weights packed for decoding"
@@ -278,6 +299,8 @@ def _activations(rank: int, facts: Facts, one: RoleModel, mode: Mode, layout: La
     # nothing for a backward: one layer's activations at a time.
     stage, order = layout.coordinates(rank).pp, facts.places[one.role].schedule
     in_flight = order.in_flight[stage] if isinstance(order, StatedOrder) else sizes.pp - stage
+    if isinstance(order, FusedOrder):  # or alone, by 1F1B
+        in_flight = max(in_flight, order.in_flight[order.layout.coordinates(rank).pp][one.role])
     kept_layers = in_flight * _stage_layers(layout, rank, shape) if mode == "train" else 1
     whole = activation_bytes(shape, batch, BYTES[recipe.dtype], fused=fused, checkpointed=recipe.checkpoint_activations)
     return int(kept_layers / shape.layers / sizes.tp * whole)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -10,7 +10,7 @@ import numpy as np
 
 from plait.data.rows import FloatArray, Rows, evaluate, trained_rows
 from plait.dataflow import CallKind, Dataflow, Level, Node, Score
-from plait.engines import TrainingEngine
+from plait.engines import Training, TrainingEngine
 from plait.errors import RunError
 from plait.observe.progress import Progress
 from plait.recipes.recipe import Recipe
@@ -19,6 +19,7 @@ from plait.runtime.roles import ModelRole, RewardRole, RoleRuntime
 from plait.runtime.rollout import Draw, Rollout
 from plait.runtime.step import StepState
 from plait.runtime.streams import Part, in_parts
+from plait.schedule.fused import fused_calls
 from plait.schedule.needs import may_stream
 from plait.schedule.work import Work
 from plait.workers.recorder import Recorder
@@ -38,6 +39,7 @@ class Calls:
         self._rewarding = RewardCalls(flow, roles, recorder, progress)
         self._rollout = Rollout(flow, self._rewarding, recipe, progress)
         self._max_response_tokens = recipe.sampling.max_response_tokens
+        self._groups = self._groups_of()
 
     def mesh(self, node: Node, *, begins: bool = False) -> frozenset[int]:
         """The ranks that a call keeps busy; to begin, with those that bring it weights."""
@@ -113,13 +115,34 @@ class Calls:
 
     # -- train
 
+    def partners(self, node: Node, step: int) -> tuple[Node, ...]:
+        """All calls that one schedule computes together with it in this step, itself among them, in the order of the
+        flow: training calls of roles that the plan has train together. What does nothing in this step is alone."""
+        if node.id not in self._groups or step < node.training.after:
+            return (node,)
+        return tuple(one for one in self._groups[node.id] if step >= one.training.after)
+
+    def _groups_of(self) -> dict[int, tuple[Node, ...]]:
+        """Id of each training call → those that train together with it, where there are others."""
+        roles = {role: one.trainer.trains_with for role, one in self._roles.items() if isinstance(one, ModelRole)}
+        together = {found for found in roles.values() if len(found) > 1}
+        return {node.id: group for found in together for group in fused_calls(self._flow, found) for node in group}
+
+    def training(self, node: Node, state: StepState) -> Training:
+        """What a TRAIN call trains on, in this step."""
+        rows = self._rows_of(node, state)
+        return Training(node, rows, state.step, self._temperature(node), state.batch)
+
+    def trained_together(self, trainings: Sequence[Training]) -> Work[list[dict[str, float]]]:
+        """Calls of `partners`; the metrics of each."""
+        self._progress.phase(" + ".join(one.node.call for one in trainings), 0, "actions")
+        return self._model(trainings[0].node).trainer.train_together(trainings)
+
     def _trained(self, node: Node, state: StepState) -> Work[dict[str, float] | None]:
         if state.step < node.training.after:
             return None
         self._progress.phase(node.call, 0, "actions")
-        of = {"temperature": self._temperature(node), "batch_values": state.batch}
-        rows = self._rows_of(node, state)
-        return (yield from self._model(node).trainer.train(node, rows, step=state.step, **of))
+        return (yield from self._model(node).trainer.train(self.training(node, state)))
 
     def evaluated(self, node: Node, state: StepState) -> Work[dict[str, float]]:
         """What training on the samples would log, without training on them."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -104,25 +104,32 @@ class _Steps:
         return {(step, one) for one in needs}
 
     def partners(self, key: Key) -> tuple[Key, ...]:
-        return (key,)
+        step, node = key[0], self.flow.nodes[key[1]]
+        return tuple((step, one.id) for one in self.calls.partners(node, step))
 
     def mesh(self, key: Key) -> frozenset[int]:
         return self.calls.mesh(self.flow.nodes[key[1]], begins=True)
 
     def begin(self, keys: tuple[Key, ...]) -> Task:
-        """Have weights brought to where they are not as they are; then the call."""
-        ((step, number),) = keys
-        node = self.flow.nodes[number]
-        trainer = self.calls.trainer(node)
-        moves = _nothing() if trainer is None else trainer.syncing_weights(node.kind)
-        task = Task(keys, node.call, _nothing(), self.mesh(keys[0]), node.role or "")
-        task.work = self._work(node, self.states[step], moves, task)
+        """Have weights brought to where they are not as they are; then the call, or the calls together."""
+        state = self.states[keys[0][0]]
+        nodes = [self.flow.nodes[number] for _, number in keys]
+        mesh = frozenset(rank for key in keys for rank in self.mesh(key))
+        task = Task(keys, " + ".join(node.call for node in nodes), _nothing(), mesh, nodes[0].role or "")
+        trainers = [(node, trainer) for node in nodes if (trainer := self.calls.trainer(node)) is not None]
+        moves = [trainer.syncing_weights(node.kind) for node, trainer in trainers]
+        task.work = self._work(nodes, state, moves, task)
         return task
 
-    def _work(self, node: Node, state: StepState, moves: Work[None], task: Task) -> Work[None]:
-        yield from moves
-        task.mesh = self.calls.mesh(node)  # those that brought weights are free again
+    def _work(self, nodes: Sequence[Node], state: StepState, moves: Sequence[Work[None]], task: Task) -> Work[None]:
+        for move in moves:
+            yield from move
+        task.mesh = frozenset(rank for node in nodes for rank in self.calls.mesh(node))  # those that brought are free
         order = self.orders[state.step]
+        if len(nodes) > 1:
+            yield from self._together(nodes, state, order)
+            return
+        (node,) = nodes
         work = self._call(node, state, task)
         while True:
             try:
@@ -134,6 +141,18 @@ class _Steps:
                 return
             order.claim(node)
             yield done
+
+    def _together(self, nodes: Sequence[Node], state: StepState, order: GraphOrder) -> Work[None]:
+        """Training calls of several roles, by one schedule."""
+        self.is_training = True
+        trainings = []
+        for node in nodes:
+            trainings.append(self.calls.training(node, state))
+            order.claim(node)
+        results = yield from self.calls.trained_together(trainings)
+        for node, metrics in zip(nodes, results, strict=True):
+            self._training_ended(node, metrics, order)
+            order.claim(node)
 
     def _call(self, node: Node, state: StepState, task: Task) -> Work[Any]:
         if node.kind is CallKind.TRAIN and state.step >= node.training.after:
@@ -152,6 +171,9 @@ class _Evaluation(_Steps):
 
     def needs(self, key: Key) -> Collection[Key]:
         return ()
+
+    def partners(self, key: Key) -> tuple[Key, ...]:
+        return (key,)
 
     def _call(self, node: Node, state: StepState, task: Task) -> Work[Any]:
         assert node.kind is not CallKind.GENERATE, "a flow that generates is evaluated by what it says"

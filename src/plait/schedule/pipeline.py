@@ -47,7 +47,7 @@ class Pipeline:
             if [len(row) for row in table] != [self.num_microbatches] * self.num_stages:
                 shape = f"{self.num_stages} stages x {self.num_microbatches} micro-batches"
                 raise ConfigError(f"{self.label}: expected {name} for {shape}")
-            smallest = min((value for row in table for value in row), default=0.0)
+            smallest = min((value for row in table for value in row), default=inf)
             if smallest < 0 or (name != "activation" and smallest == 0):
                 raise ConfigError(f"{self.label}: expected {name} above zero, found {smallest}")
 

@@ -16,8 +16,10 @@ from plait.dataflow import CallKind, Dataflow, Node
 from plait.errors import ConfigError, DataError
 from plait.layout.mesh import Layout
 from plait.layout.shards import balanced_stages
+from plait.schedule.fused import FusedOrder, check_calls, fused_order, models_of
 from plait.schedule.named_plans import MODE_OF, PlannedModel, model_calls
 from plait.schedule.plan import After, Mode, Placement, Plan
+from plait.schedule.schedule import Schedule
 from plait.schedule.stated import StatedOrder, stated_order
 
 DEFAULT_SCHEDULE = "1F1B"
@@ -50,8 +52,8 @@ class RolePlacement:
     after: Mapping[tuple[Mode, int], After] = field(default_factory=dict)
     """What becomes of the parameters of `train`, `score` or `decode` on a rank when the call is done; keep where it is
     not named."""
-    schedule: str | StatedOrder = DEFAULT_SCHEDULE
-    """Of the training's pipeline: one of SCHEDULES, or the order that the plan states."""
+    schedule: str | StatedOrder | FusedOrder = DEFAULT_SCHEDULE
+    """Of the training's pipeline: one of SCHEDULES, or the order that the plan states, for it or for several roles."""
 
     @property
     def home(self) -> Layout:
@@ -134,7 +136,6 @@ def placements_of(plan: Plan, role: str) -> RolePlacement:
     single: dict[Mode, Placement] = {p.mode: p for p in of_mode("train", "score")}
     train, score = single.get("train"), single.get("score")
     named = (train.schedule if train is not None else "") or DEFAULT_SCHEDULE
-    stated = plan.schedule(named) if train is not None else None
     return RolePlacement(
         role,
         None if train is None else train.layout,
@@ -142,15 +143,39 @@ def placements_of(plan: Plan, role: str) -> RolePlacement:
         tuple(dict.fromkeys(instance for p in of_mode("decode") for instance in p.layout.instances())),
         {mode: p.micro_batch_tokens for mode, p in single.items() if p.micro_batch_tokens is not None},
         {(p.mode, rank): p.after for p in mine if p.after != "keep" for rank in p.ranks},
-        named if train is None or stated is None else stated_order(stated, role, train.pp),
+        named if train is None else _order(plan, named, role, train),
     )
 
 
+def _order(plan: Plan, name: str, role: str, train: Placement) -> str | StatedOrder | FusedOrder:
+    """What a role's training follows."""
+    stated = plan.schedule(name)
+    if stated is None:
+        return name
+    return fused_order(stated, _followers(plan, name)) if _is_fused(stated) else stated_order(stated, role, train.pp)
+
+
+def _is_fused(schedule: Schedule) -> bool:
+    """Whether several roles train together by it, each named in its actions."""
+    return len(set(models_of(schedule)) - {""}) > 1
+
+
+def _followers(plan: Plan, name: str) -> dict[str, Placement]:
+    """Role → its placement, of those that train by a schedule."""
+    found: dict[str, Placement] = {}
+    for p in plan.placements:
+        if p.mode == "train" and p.schedule == name:
+            found.setdefault(p.call.split(".")[0], p)
+    return found
+
+
 def layouts_of(plan: Plan) -> tuple[Layout, ...]:
-    """Every different layout of a completed plan in one order that all ranks share, instances by themselves: what
-    `models.team.make_teams` is called with."""
+    """Every different layout of a completed plan in one order that all ranks share, instances by themselves, with
+    those of roles that train together: what `models.team.make_teams` is called with."""
     roles = dict.fromkeys(p.call.split(".")[0] for p in plan.placements)
-    return tuple(dict.fromkeys(layout for role in roles for layout in placements_of(plan, role).layouts))
+    places = [placements_of(plan, role) for role in roles]
+    joint = [place.schedule.layout for place in places if isinstance(place.schedule, FusedOrder)]
+    return tuple(dict.fromkeys([*(layout for place in places for layout in place.layouts), *joint]))
 
 
 def complete(plan: Plan, flow: Dataflow, models: Mapping[str, PlannedModel], label: str) -> Plan:
@@ -171,8 +196,8 @@ def complete(plan: Plan, flow: Dataflow, models: Mapping[str, PlannedModel], lab
     """
     calls = model_calls(flow, models)
     for number, placement in enumerate(plan.placements):
-        _check_placement(placement, flow, calls, [s.name for s in plan.schedules], f"{label}: placements[{number}]")
-    _check_schedules(plan, label)
+        _check_placement(placement, flow, calls, plan.schedules, f"{label}: placements[{number}]")
+    _check_schedules(plan, flow, label)
     for node in calls:
         own = {(p.ranks, p.dp, p.tp, p.pp, p.stages) for p in plan.placements_of(node.call, "prefill")}
         if own and own != {(p.ranks, p.dp, p.tp, p.pp, p.stages) for p in plan.placements_of(node.call, "decode")}:
@@ -207,8 +232,8 @@ def _where_trained(placements: Sequence[Placement]) -> tuple[Placement, ...]:
     return (replace(mine[0], call=EVALUATE, mode="decode", after="keep", micro_batch_tokens=None, schedule=""),)
 
 
-def _check_schedules(plan: Plan, label: str) -> None:
-    """Each is followed by a call, and is an order of its pipeline."""
+def _check_schedules(plan: Plan, flow: Dataflow, label: str) -> None:
+    """Each is followed by a call, and is an order of its pipeline, or of the pipelines of several."""
     for number, schedule in enumerate(plan.schedules):
         where = f"{label}: schedules[{number}]"
         if not schedule.name or schedule.name in SCHEDULES:
@@ -222,17 +247,22 @@ def _check_schedules(plan: Plan, label: str) -> None:
                 f"{where}: no call follows `{schedule.name}`; name it as the `schedule` of a train placement with pp "
                 "above 1, or leave it out"
             )
-        for p in followers:
+        for group in [followers] if _is_fused(schedule) else [[p] for p in followers]:
             try:
-                stated_order(schedule, p.call.split(".")[0], p.pp)
-            except DataError as error:
-                raise ConfigError(f"{where} `{schedule.name}`, which {p.call} follows: {error}") from error
+                order = _order(plan, schedule.name, group[0].call.split(".")[0], group[0])
+                if isinstance(order, FusedOrder):
+                    check_calls(flow, order.roles)
+            except (DataError, ConfigError) as error:
+                follow = f"{' and '.join(p.call for p in group)} follow{'s' if len(group) == 1 else ''}"
+                raise ConfigError(f"{where} `{schedule.name}`, which {follow}: {error}") from error
 
 
-def _check_placement(p: Placement, flow: Dataflow, calls: Sequence[Node], stated: Sequence[str], label: str) -> None:
+def _check_placement(
+    p: Placement, flow: Dataflow, calls: Sequence[Node], stated: Sequence[Schedule], label: str
+) -> None:
     """
     Args:
-        stated: names of the schedules that the plan states.
+        stated: the schedules that the plan states.
     """
     names = [node.call for node in calls]
     if p.call == EVALUATE and p.mode == "decode" and _is_evaluated_apart(flow, calls):
@@ -256,9 +286,10 @@ def _check_placement(p: Placement, flow: Dataflow, calls: Sequence[Node], stated
     if p.mode == "prefill" and p.after != "keep":
         raise ConfigError(f"{label}.after: prefill and decode have one copy; say {p.after} of decode")
     if p.schedule:
-        if p.mode != "train" or p.pp == 1:
+        several = any(s.name == p.schedule and _is_fused(s) for s in stated)
+        if p.mode != "train" or (p.pp == 1 and not several):
             raise ConfigError(f"{label}.schedule: only train with pp above 1 has a pipeline schedule; leave it out")
-        known = (*SCHEDULES, *stated)
+        known = (*SCHEDULES, *(schedule.name for schedule in stated))
         if p.schedule not in known:
             raise ConfigError(
                 f"{label}.schedule: expected {', '.join(SCHEDULES)} or a name in `schedules`, found "

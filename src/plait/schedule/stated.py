@@ -59,26 +59,14 @@ def stated_order(schedule: Schedule, role: str, num_stages: int) -> StatedOrder:
     """
     if schedule.num_ranks != num_stages:
         raise DataError(f"expected a row for each of {num_stages} pipeline stages, found {schedule.num_ranks}")
-    present = {action.id for action in schedule}
+    check_actions(schedule, role)
     model = next((action.model for action in schedule), "")
     for action in schedule:
-        if action.kind not in (Kind.FORWARD, Kind.BACKWARD) or action.index is None or action.round is not None:
-            raise DataError(
-                f"{action.id} in row {action.rank}: expected forwards and backwards of micro-batches, such as "
-                f"{role}:0F0 and {role}:0B0; what goes between stages is sent and received without being listed"
-            )
         if action.model not in ("", role) or action.model != model or action.copy:
             raise DataError(
                 f"{action.id} in row {action.rank}: expected actions of {role} alone, such as {role}:0F0 or 0F0; every "
                 "copy follows them"
             )
-        if action.waits != natural_waits(action, present):
-            raise DataError(
-                f"{action.id} in row {action.rank} waits for {' and '.join(action.waits) or 'nothing'}; a stage waits "
-                "for what it is sent, leave the rest out"
-            )
-        if action.index >= len(schedule):
-            raise DataError(f"{action.id} in row {action.rank}: expected micro-batches numbered from 0")
     count = 1 + max((action.index or 0 for action in schedule), default=-1)
     if not count:
         raise DataError("expected actions, found none")
@@ -91,3 +79,28 @@ def stated_order(schedule: Schedule, role: str, num_stages: int) -> StatedOrder:
         count,
         tuple(max(most.values()) for most in in_flight(schedule)),
     )
+
+
+def check_actions(schedule: Schedule, role: str) -> None:
+    """
+    Args:
+        role: for the examples in messages.
+
+    Raises:
+        DataError: an action that is no forward or backward of a micro-batch, or that waits for what its pipeline does
+            not have it wait for.
+    """
+    present = {action.id for action in schedule}
+    for action in schedule:
+        if action.kind not in (Kind.FORWARD, Kind.BACKWARD) or action.index is None or action.round is not None:
+            raise DataError(
+                f"{action.id} in row {action.rank}: expected forwards and backwards of micro-batches, such as "
+                f"{role}:0F0 and {role}:0B0; what goes between stages is sent and received without being listed"
+            )
+        if action.waits != natural_waits(action, present):
+            raise DataError(
+                f"{action.id} in row {action.rank} waits for {' and '.join(action.waits) or 'nothing'}; a stage waits "
+                "for what it is sent, leave the rest out"
+            )
+        if action.index >= len(schedule):
+            raise DataError(f"{action.id} in row {action.rank}: expected micro-batches numbered from 0")

@@ -38,6 +38,8 @@ class Done:
     the dtype of the wire; 0 for a view."""
     lane: str = COMPUTE
     """The resource of the rank that it kept busy."""
+    role: str = ""
+    """Whose it is, of a work of several roles; empty: the work's."""
     units: int = 1
     """What a progress bar of its call goes on by: actions, or samples."""
 

@@ -90,6 +90,7 @@ def execute(
     peers: Peers,
     *,
     name: str,
+    names: Mapping[str, str] | None = None,
     in_order: bool = False,
 ) -> Work[None]:
     """Run the row of this rank, an action per `next()`.
@@ -99,6 +100,7 @@ def execute(
             waited for where it is used, wherever the schedule lists its send and its receive.
         stages: (model, copy) → its stage here, for each of which the row has actions.
         name: of the call, in front of the action ids. Calls that run at the same time over the same peers differ in it.
+        names: model → what stands in front of the ids of its actions, where it is not `name`.
         in_order: messages between two ranks meet in the order of posting, not by tag (NCCL): both ends post them in one
             order, that of an execution.
 
@@ -108,17 +110,23 @@ def execute(
         RunError: a peer is gone or late.
     """
     _check(schedule)
-    return _Row(with_transfers(_computed(schedule)), stages, peers, name, in_order).run()
+    return _Row(with_transfers(_computed(schedule)), stages, peers, name, names or {}, in_order).run()
 
 
 class _Row:
     def __init__(
-        self, schedule: Schedule, stages: Mapping[tuple[str, int], Stage], peers: Peers, name: str, in_order: bool
+        self,
+        schedule: Schedule,
+        stages: Mapping[tuple[str, int], Stage],
+        peers: Peers,
+        name: str,
+        names: Mapping[str, str],
+        in_order: bool,
     ) -> None:
         self._row = schedule.rows[peers.index]
         self._stages = stages
         self._peers = peers
-        self._name = name
+        self._name, self._names = name, names
         self._routes = _routes(schedule, name)
         receives = [action for action in self._row if action.kind.lane == "recv"]
         self._lines = _lines(schedule, peers.index) if in_order else {-1: deque(receives)}
@@ -142,7 +150,8 @@ class _Row:
                     moved, tokens = self._send(action), 0
                 case _:
                     moved, tokens = self._receive(action), 0
-            yield Done(f"{self._name}/{action.id}", action.kind.value, tokens, moved, action.kind.lane)
+            title = f"{self._names.get(action.model, self._name)}/{action.id}"
+            yield Done(title, action.kind.value, tokens, moved, action.kind.lane, action.model)
         for transfer in self._sends.values():
             transfer.wait()
 

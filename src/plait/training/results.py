@@ -28,15 +28,20 @@ COUNTS = frozenset(
 """Metrics of a `train` call that add up where a role is trained twice; they stand behind the last `/`."""
 
 
-def counted(work: Work[Result], team: Team) -> Work[Result]:
-    """The same actions, with the bytes that came to this rank in them where they do not say so themselves."""
+def counted(work: Work[Result], *teams: Team) -> Work[Result]:
+    """The same actions, with the bytes that came to this rank in them where they do not say so themselves.
+
+    Args:
+        teams: that compute together in it, each another model.
+    """
+    received = lambda: sum(team.received_bytes for team in teams)  # noqa: E731
     while True:
-        before = team.received_bytes
+        before = received()
         try:
             done = next(work)
         except StopIteration as end:
             return end.value
-        yield done if done is None or done.bytes else replace(done, bytes=team.received_bytes - before)
+        yield done if done is None or done.bytes else replace(done, bytes=received() - before)
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ Shapes: R response tokens, N samples, in row order.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 
 from plait.data.rows import FloatArray, Rows
 from plait.models.language_model import LanguageModel
@@ -154,13 +155,16 @@ class Trainer:
             RunError: the loss returns what is not a loss; the mask is none; several optimizer steps in a row were not
                 finite.
         """
+        begun = self.begin(rows, call, mini_batches=mini_batches, epochs=epochs, step=step)
+        while (opened := begun.open()) is not None:
+            yield from counted(self._train_alone(begun, opened), self.team)
+        return begun.metrics()
+
+    def begin(self, rows: Rows, call: LossCall, *, mini_batches: int, epochs: int, step: int) -> BegunTraining:
+        """What `train` does, in the hands of the caller. Arguments are those of `train`."""
         rows = rows.ordered()
-        results: list[MiniBatchResult] = []
-        for batch in self.mini_batches(rows, call, mini_batches=mini_batches, epochs=epochs, step=step):
-            compares = all(result.report is None for result in results)
-            work = self._train_alone(batch, f"{call.name or f'{self.role}.train'}/b{len(results)}", compares=compares)
-            results.append((yield from counted(work, self.team)))
-        return self.metrics(rows, call, results, epochs=epochs)
+        batches = self.mini_batches(rows, call, mini_batches=mini_batches, epochs=epochs, step=step)
+        return BegunTraining(self, rows, call, batches, epochs)
 
     def mini_batches(
         self, rows: Rows, call: LossCall, *, mini_batches: int, epochs: int, step: int
@@ -171,13 +175,10 @@ class Trainer:
         drawn = drawn_batches(rows, mini_batches, epochs=epochs, seed=seed, step=step, whole_groups=call.whole_groups)
         return (MiniBatch(rows.select(members), call, self.role, self._samples) for members in drawn)
 
-    def _train_alone(self, batch: MiniBatch, name: str, *, compares: bool) -> Work[MiniBatchResult]:
-        opened = self.open(batch, compares=compares)
-        yield from opened.run(self._execution.pipeline, name)
-        result = self.close(opened)
-        if result.report is not None:
-            yield Done(f"{name}/step", "STEP", 0)
-        return result
+    def _train_alone(self, begun: BegunTraining, opened: OpenMiniBatch) -> Work[None]:
+        yield from opened.run(self._execution.pipeline, begun.name)
+        if (step := begun.close(opened)) is not None:
+            yield step
 
     def open(self, batch: MiniBatch, *, compares: bool = False) -> OpenMiniBatch:
         """Begin a mini-batch: gradients are 0, and every forward and backward of its micro-batches is to be done.
@@ -255,3 +256,38 @@ class Trainer:
         return self._execution.split(
             rows, num_shares=self.team.dp.size, num_stages=self.team.pp.size, whole_groups=whole_groups
         )
+
+
+@dataclass
+class BegunTraining:
+    """A training call on its way: its mini-batches one after the other, of which one is open at a time."""
+
+    trainer: Trainer
+    rows: Rows
+    """In order."""
+    call: LossCall
+    batches: Iterator[MiniBatch]
+    """Those that are left."""
+    epochs: int
+    results: list[MiniBatchResult] = field(default_factory=list)
+
+    @property
+    def name(self) -> str:
+        """Of the mini-batch that is open, in front of action ids."""
+        return f"{self.call.name or f'{self.trainer.role}.train'}/b{len(self.results)}"
+
+    def open(self) -> OpenMiniBatch | None:
+        """The next mini-batch, see `Trainer.open`; None: there are no more."""
+        batch = next(self.batches, None)
+        compares = all(result.report is None for result in self.results)
+        return None if batch is None else self.trainer.open(batch, compares=compares)
+
+    def close(self, opened: OpenMiniBatch) -> Done | None:
+        """See `Trainer.close`, and what it raises; the record of the optimizer step, None where there was none."""
+        name, result = self.name, self.trainer.close(opened)
+        self.results.append(result)
+        return None if result.report is None else Done(f"{name}/step", "STEP", role=self.trainer.role)
+
+    def metrics(self) -> dict[str, float]:
+        """See `results.train_metrics`."""
+        return self.trainer.metrics(self.rows, self.call, self.results, epochs=self.epochs)

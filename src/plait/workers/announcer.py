@@ -23,10 +23,13 @@ from plait.workers.transport import Transport
 
 
 class Call(Protocol):
-    """What a role is asked to compute, as a value that travels (`commands`)."""
+    """What a role is asked to compute, or several together, as a value that travels (`commands`)."""
 
-    role: str
-    call: str
+    @property
+    def role(self) -> str: ...
+
+    @property
+    def call(self) -> str: ...
 
     @property
     def copied(self) -> Mode | None:
@@ -34,12 +37,12 @@ class Call(Protocol):
         ...
 
     @property
-    def changes(self) -> bool:
-        """Whether the role's weights are others afterwards."""
+    def trained(self) -> tuple[str, ...]:
+        """Roles whose weights are others afterwards."""
         ...
 
     @property
-    def need(self) -> Need:
+    def needs(self) -> tuple[Need, ...]:
         """What must be on the device."""
         ...
 
@@ -162,8 +165,8 @@ class Announcer:
 
     def _announce(self, call: Call, ranks: Collection[int]) -> int:
         """Returns the number of the command."""
-        if call.changes:
-            self.trained(call.role)
+        for role in call.trained:
+            self.trained(role)
         if call.copied is None:
             number = self.tell(ranks, call.messages(self.rank_state))
         else:
@@ -171,7 +174,7 @@ class Announcer:
             needed = self.rank_state.copies_for(call.role, call.copied)
             number = self.tell(ranks, call.messages(self.rank_state), needed)
         if LEADER in ranks:
-            self.rank_state.offloads.want(call.need)
+            self.rank_state.offloads.want(*call.needs)
             if len(ranks) > 1:
                 self._together[number] = call.call
         elif call.copied is not None:

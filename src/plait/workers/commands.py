@@ -11,11 +11,13 @@ import numpy as np
 from plait.data.rows import FloatArray, Rows
 from plait.dataflow import Column, Dataflow, Level, Node, Score
 from plait.layout.mesh import Layout
+from plait.schedule.fused import FusedOrder
 from plait.schedule.plan import Mode
 from plait.schedule.work import Work
 from plait.training.mini_batch import LossCall, mask_of
 from plait.training.row_shares import drawn_batches, shares_of
-from plait.training.trainer import Trainer
+from plait.training.together import train_together
+from plait.training.trainer import BegunTraining, Trainer
 from plait.workers.messages import Do, Message
 from plait.workers.offload_manager import Need
 from plait.workers.rank_state import RankState
@@ -34,12 +36,11 @@ class ScoreCall:
     temperature: float | None = None
 
     copied: ClassVar[Mode | None] = "score"
-    changes: ClassVar[bool] = False
+    trained: ClassVar[tuple[str, ...]] = ()
 
     @property
-    def need(self) -> Need:
-        """What it computes with."""
-        return self.role, "score"
+    def needs(self) -> tuple[Need, ...]:
+        return ((self.role, "score"),)
 
     def layout(self, rank_state: RankState) -> Layout:
         return rank_state.places[self.role].scoring
@@ -103,13 +104,13 @@ class TrainCall:
     copied: ClassVar[Mode | None] = None
 
     @property
-    def changes(self) -> bool:
-        return self.step is not None
+    def trained(self) -> tuple[str, ...]:
+        return () if self.step is None else (self.role,)
 
     @property
-    def need(self) -> Need:
-        """What it computes with: to evaluate takes no optimizer."""
-        return self.role, "home" if self.step is None else "train"
+    def needs(self) -> tuple[Need, ...]:
+        """To evaluate takes no optimizer."""
+        return ((self.role, "home" if self.step is None else "train"),)
 
     def layout(self, rank_state: RankState) -> Layout:
         layout = rank_state.places[self.role].train
@@ -118,12 +119,23 @@ class TrainCall:
 
     def run(self, rank_state: RankState) -> Work[dict[str, float]]:
         trainer: Trainer = _there(rank_state.roles[self.role].trainer)
-        call = LossCall.of(self.node, batch_values=self.batch_values, temperature=self.temperature)
         if self.step is None:
-            return (yield from trainer.evaluate(self.rows, call))
-        how = self.node.training
-        work = trainer.train(self.rows, call, mini_batches=how.mini_batches, epochs=how.epochs, step=self.step)
-        return (yield from work)
+            return (yield from trainer.evaluate(self.rows, self._loss))
+        return (yield from trainer.train(self.rows, self._loss, **self._how))
+
+    def begun(self, rank_state: RankState) -> BegunTraining:
+        """This rank's part of it, to be done together with that of others."""
+        return _there(rank_state.roles[self.role].trainer).begin(self.rows, self._loss, **self._how)
+
+    @property
+    def _loss(self) -> LossCall:
+        return LossCall.of(self.node, batch_values=self.batch_values, temperature=self.temperature)
+
+    @property
+    def _how(self) -> dict[str, int]:
+        how, step = self.node.training, self.step
+        assert step is not None, f"{self.call} evaluates"
+        return {"mini_batches": how.mini_batches, "epochs": how.epochs, "step": step}
 
     def messages(self, rank_state: RankState) -> dict[int, Message]:
         """For each rank but the leader, with the rows of its share.
@@ -172,6 +184,78 @@ class TrainCall:
     @staticmethod
     def result_of(message: Message) -> dict[str, float]:
         return dict(message.header["result"])
+
+
+@dataclass(frozen=True)
+class TrainTogetherCall:
+    """Training calls of several roles, which one order of the plan computes on the ranks that they share; the result is
+    the metrics of each."""
+
+    calls: tuple[TrainCall, ...]
+    """Of different roles, in the order of the flow."""
+
+    copied: ClassVar[Mode | None] = None
+
+    @property
+    def role(self) -> str:
+        """For records that belong to none of them alone."""
+        return self.calls[0].role
+
+    @property
+    def call(self) -> str:
+        return " + ".join(call.call for call in self.calls)
+
+    @property
+    def trained(self) -> tuple[str, ...]:
+        return tuple(call.role for call in self.calls)
+
+    @property
+    def needs(self) -> tuple[Need, ...]:
+        return tuple(need for call in self.calls for need in call.needs)
+
+    def layout(self, rank_state: RankState) -> Layout:
+        return self._order(rank_state).layout
+
+    def _order(self, rank_state: RankState) -> FusedOrder:
+        order = rank_state.places[self.role].schedule
+        assert isinstance(order, FusedOrder), f"{self.call}: the plan has no order of both"
+        return order
+
+    def run(self, rank_state: RankState) -> Work[list[dict[str, float]]]:
+        order = self._order(rank_state)
+        team = rank_state.joint_teams[order.layout]
+        return (yield from train_together([call.begun(rank_state) for call in self.calls], order, team))
+
+    def messages(self, rank_state: RankState) -> dict[int, Message]:
+        """For each rank but the leader, that of each call behind the other.
+
+        Raises:
+            RunError: as of `TrainCall.messages`.
+        """
+        of_calls = [call.messages(rank_state) for call in self.calls]
+        found = {}
+        for rank in of_calls[0]:
+            mine = [messages[rank] for messages in of_calls]
+            header = {"do": Do.TRAIN_TOGETHER, "calls": [message.header for message in mine]}
+            header |= {"arrays": [len(message.arrays) for message in mine]}
+            found[rank] = Message(header, tuple(array for message in mine for array in message.arrays))
+        return found
+
+    @classmethod
+    def of(cls, message: Message, flow: Dataflow) -> TrainTogetherCall:
+        calls, at = [], 0
+        for header, count in zip(message.header["calls"], message.header["arrays"], strict=True):
+            calls.append(TrainCall.of(Message(header, message.arrays[at : at + count]), flow))
+            at += count
+        return cls(tuple(calls))
+
+    @staticmethod
+    def answer(result: Sequence[Mapping[str, float]]) -> Message:
+        return Message({"result": [dict(one) for one in result]})
+
+    @staticmethod
+    def result_of(message: Message) -> list[dict[str, float]]:
+        return [dict(one) for one in message.header["result"]]
 
 
 def _by_rank(

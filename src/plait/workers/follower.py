@@ -18,7 +18,7 @@ from plait.policy.turns import Turn, next_turn
 from plait.schedule.timeline import Span
 from plait.schedule.work import MOVED_ON, Work
 from plait.workers.announcer import Call
-from plait.workers.commands import ScoreCall, TrainCall
+from plait.workers.commands import ScoreCall, TrainCall, TrainTogetherCall
 from plait.workers.lockstep_engine import LockstepEngine
 from plait.workers.messages import Do, Message, pack_samples, unpack_requests
 from plait.workers.rank_state import RankState
@@ -102,6 +102,8 @@ class FollowerLoop:
                 self._take_call(ScoreCall.of(command), command)
             case Do.TRAIN:
                 self._take_call(TrainCall.of(command, self._rank_state.flow), command)
+            case Do.TRAIN_TOGETHER:
+                self._take_call(TrainTogetherCall.of(command, self._rank_state.flow), command)
             case Do.GENERATE:
                 self._ask(header["role"], command, unpack_requests(header["requests"]))
             case Do.FORGET:
@@ -129,10 +131,10 @@ class FollowerLoop:
 
     def _take_call(self, call: Call, command: Message) -> None:
         ranks = call.layout(self._rank_state).mesh.ranks
-        changes_weights = isinstance(call, TrainCall)
+        trains = not isinstance(call, ScoreCall)
         actions = self._calling(call, ranks, command)
         is_joint = len(ranks) > 1
-        self._begin(command.header, call.call, actions, role=call.role, is_joint=is_joint, is_alone=changes_weights)
+        self._begin(command.header, call.call, actions, role=call.role, is_joint=is_joint, is_alone=trains)
 
     def _ask(self, role: str, command: Message, requests: Sequence[Request]) -> None:
         """An instance at work begins a later step with them; one that is not has a work more."""
@@ -180,7 +182,7 @@ class FollowerLoop:
         """A call that scores or trains; the first rank of a layout that the leader is not in reports to it."""
         reports = LEADER not in ranks and ranks[0] == self._rank_state.rank
         number = command.header["number"]
-        self._rank_state.offloads.want(call.need)
+        self._rank_state.offloads.want(*call.needs)
         yield MOVED_ON
         work = call.run(self._rank_state)
         count, reported_s = 0, self._recorder.now_s

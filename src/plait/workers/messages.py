@@ -33,6 +33,8 @@ class Do(StrEnum):
 
     SCORE = "score"
     TRAIN = "train"
+    TRAIN_TOGETHER = "train together"
+    """Several roles by one schedule."""
     GENERATE = "generate"
     """Requests for the instance of the rank."""
     FORGET = "forget"

@@ -116,15 +116,21 @@ class RankState:
 
     Args:
         follow_moves: role that follows another → the move of the other's average to the role's home.
+        joint_teams: of the layouts on which several roles train together, where this rank is a member.
     """
 
     def __init__(
-        self, setting: Setting, roles: dict[str, RoleState], follow_moves: Mapping[str, MovePlan] | None = None
+        self,
+        setting: Setting,
+        roles: dict[str, RoleState],
+        follow_moves: Mapping[str, MovePlan] | None = None,
+        joint_teams: Mapping[Layout, Team] | None = None,
     ) -> None:
         self.rank, self.recipe, self.flow = setting.rank, setting.recipe, setting.flow
         self.cluster, self.places, self.copies = setting.cluster, setting.places, setting.copies
         self.roles = roles
         self._follow_moves = dict(follow_moves or {})
+        self.joint_teams = dict(joint_teams or {})
         self._models = tuple(setting.models)
         self.follows = {one.role: one.follows for one in setting.models if one.follows}
         """Role → the role whose weights its own are brought towards."""

@@ -72,7 +72,7 @@ class Recorder:
     def _ended(self, done: Done, role: str, start_s: float) -> None:
         """An action of this process that began at `start_s`, on this clock, and ends now."""
         span = Span(done.action, done.kind, self.rank, start_s, self.now_s, done.bytes, done.tokens, done.lane)
-        self._spans.append(replace(span, role=role, step=self.step))
+        self._spans.append(replace(span, role=done.role or role, step=self.step))
 
     def extend(self, spans: Iterable[Span]) -> None:
         """Add what other ranks recorded, on this clock."""

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from plait.data.rows import NO_VALUES, FloatArray, Rows
 from plait.dataflow import CallKind, Column, Node, Score
+from plait.engines import Training
+from plait.schedule.fused import FusedOrder
 from plait.schedule.named_plans import MODE_OF
 from plait.schedule.work import Result, Work
 from plait.training.trainer_settings import MICRO_BATCHES_OF_A_STAGE
 from plait.workers.announcer import Announcer
-from plait.workers.commands import ScoreCall, TrainCall
+from plait.workers.commands import ScoreCall, TrainCall, TrainTogetherCall
 
 
 class RemoteTrainer:
@@ -68,17 +70,19 @@ class RemoteTrainer:
         """[len(rows)]; see `Trainer.scores`."""
         return self._score(Score.SCORE, rows, call)
 
-    def train(
-        self,
-        node: Node,
-        rows: Rows,
-        *,
-        step: int,
-        temperature: float | None,
-        batch_values: Mapping[Column, FloatArray] = NO_VALUES,
-    ) -> Work[dict[str, float]]:
+    @property
+    def trains_with(self) -> tuple[str, ...]:
+        """See `TrainingEngine.trains_with`: as the plan has it."""
+        order = self._announcer.rank_state.places[self.role].schedule
+        return order.roles if isinstance(order, FusedOrder) else (self.role,)
+
+    def train(self, training: Training) -> Work[dict[str, float]]:
         """Train on rows as a TRAIN node of the flow says; the metrics of `Trainer.train`."""
-        return self._announcer.calling(TrainCall(node, rows, step, temperature, batch_values))
+        return self._announcer.calling(_call(training))
+
+    def train_together(self, trainings: Sequence[Training]) -> Work[list[dict[str, float]]]:
+        """See `training.together.train_together`."""
+        return self._announcer.calling(TrainTogetherCall(tuple(map(_call, trainings))))
 
     def evaluate(
         self,
@@ -93,6 +97,11 @@ class RemoteTrainer:
 
     def _score(self, what: Score, rows: Rows, call: str | None, temperature: float | None = None) -> Work[FloatArray]:
         return self._announcer.calling(ScoreCall(self.role, what, call or f"{self.role}.{what}", rows, temperature))
+
+
+def _call(training: Training) -> TrainCall:
+    t = training
+    return TrainCall(t.node, t.rows, t.step, t.temperature, t.batch_values)
 
 
 class AbsentModel:

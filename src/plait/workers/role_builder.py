@@ -21,12 +21,13 @@ from plait.models.parallel.team import Team, make_teams
 from plait.models.working_weights import dtype_of
 from plait.reallocation.offload import HostMemory
 from plait.recipes.role_models import RoleModel
+from plait.schedule.fused import FusedOrder
 from plait.schedule.generators import gpipe, one_at_a_time, one_f_one_b
 from plait.schedule.placements import WHOLE, PartKey, layouts_of, part_key, parts_of
 from plait.schedule.stated import StatedOrder
 from plait.training.optimizer import AVERAGED
 from plait.training.trainer import Trainer
-from plait.training.trainer_settings import ExecutionSettings
+from plait.training.trainer_settings import ExecutionSettings, Rule
 from plait.workers.instances import engine_of
 from plait.workers.loading import build_models, part_loader, sample_settings, update_settings
 from plait.workers.offload_manager import OffloadManager, OffloadUnit
@@ -45,7 +46,7 @@ def make_rank_state(setting: Setting) -> RankState:
     """
     builder = RoleBuilder(setting)
     roles = builder.roles()
-    return RankState(setting, roles, builder.follow_moves(roles))
+    return RankState(setting, roles, builder.follow_moves(roles), builder.joint_teams())
 
 
 class RoleBuilder:
@@ -76,6 +77,12 @@ class RoleBuilder:
         here = [role_model for role_model in self.setting.models if self.rank in self.places[role_model.role].ranks]
         shared = self._whole_models(here)
         return {role_model.role: self._role(role_model, shared) for role_model in here}
+
+    def joint_teams(self) -> dict[Layout, Team]:
+        """Layouts on which several roles train together → their teams, of those that this rank is a member of."""
+        orders = [place.schedule for place in self.places.values() if isinstance(place.schedule, FusedOrder)]
+        found = {order.layout: self.teams[order.layout] for order in orders}
+        return {layout: team for layout, team in found.items() if team is not None}
 
     def _whole_models(self, here: Sequence[RoleModel]) -> dict[tuple[Owner, PartKey], Any]:
         """Those that this rank computes with whole, of which roles may share some."""
@@ -165,16 +172,26 @@ class RoleBuilder:
     def _trainer(self, part: RoleState, layout: Layout, team: Team, *, trained: bool) -> Trainer:
         role_model, flow, recipe = part.one, self.setting.flow, self.recipe
         tokens = part.place.micro_batch_tokens.get("train" if trained else "score")
-        order = part.place.schedule
+        rule, count = self._pipeline(part)
         execution = ExecutionSettings(
             micro_batch_tokens=tokens or recipe.micro_batch_tokens,
             checkpoint_activations=recipe.checkpoint_activations,
-            micro_batches=order.num_micro_batches if trained and isinstance(order, StatedOrder) else None,
-            pipeline=_PIPELINES[order] if isinstance(order, str) else order,
+            micro_batches=count if trained else None,
+            pipeline=rule,
         )
         updates = update_settings(role_model.role, flow, recipe) if trained and role_model.trained else None
         model = part.parts[part_key(layout, self.rank)]
         return Trainer(model, execution, sample_settings(flow, recipe), updates, role=role_model.role, team=team)
+
+    def _pipeline(self, part: RoleState) -> tuple[Rule, int | None]:
+        """The order of a role that trains by itself, and the micro-batches that its order is for."""
+        match part.place.schedule:
+            case StatedOrder() as order:
+                return order, order.num_micro_batches
+            case FusedOrder() as order:
+                return one_f_one_b, order.num_micro_batches[part.one.role]
+            case rule:
+                return _PIPELINES[rule], None
 
     def _moves(self, part: RoleState) -> tuple[tuple[MovePlan, ...], dict[str, Tensor]]:
         """From the home to the copies, and the buffers of this rank."""

@@ -1,0 +1,262 @@
+"""The order in which several roles train together on the same ranks, as a plan states it (RLHFuse, intra-stage fusion).
+
+Each role has a pipeline through the same ranks, or several copies of one side by side; those of another role run the
+other way, and fill the gaps of the first. The order is made a rule for as many micro-batches as mini-batches have, and
+for as many copies of all of it (dp) as there are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import product
+
+from plait.dataflow import CallKind, Dataflow, Node
+from plait.errors import ConfigError, DataError
+from plait.layout.mesh import Layout, Mesh, Parallelism
+from plait.schedule.action import Kind
+from plait.schedule.needs import needs_of
+from plait.schedule.pipeline import Pipeline, Workload, schedule_of
+from plait.schedule.plan import Placement
+from plait.schedule.schedule import Schedule
+from plait.schedule.stated import check_actions
+from plait.schedule.validate import validate
+
+Word = tuple[str, int, Kind, int, int]
+"""Role, copy, forward or backward, stage, micro-batch."""
+
+
+@dataclass(frozen=True)
+class FusedOrder:
+    """What each rank does when these roles train together.
+
+    Of further micro-batches it does as many at a time in the same order, one round after the other without a barrier;
+    of fewer it leaves out those that are not there. Both are valid where the order is. The roles share ranks: row i of
+    the order is the rank at pipeline stage i of `layout`, of each of its copies, and of each of its tensor-parallel
+    ranks.
+    """
+
+    name: str
+    rows: tuple[tuple[Word, ...], ...]
+    num_micro_batches: Mapping[str, int]
+    """Role → micro-batches of each copy of it."""
+    places: Mapping[tuple[str, int], tuple[int, ...]]
+    """(role, copy) → the row of each stage."""
+    layout: Layout
+    """Ranks of the rows: a copy (dp) of it is as many of each role's copies as the order names."""
+
+    @property
+    def roles(self) -> tuple[str, ...]:
+        return tuple(self.num_micro_batches)
+
+    def num_copies(self, role: str) -> int:
+        """Of a role in the order."""
+        return sum(one == role for one, _ in self.places)
+
+    def copies_in(self, block: int) -> tuple[tuple[str, int, tuple[int, ...]], ...]:
+        """(role, dp index of its copy, row of each stage) of all that runs on a copy of `layout`."""
+        return tuple((role, block * self.num_copies(role) + copy, rows) for (role, copy), rows in self.places.items())
+
+    @cached_property
+    def in_flight(self) -> tuple[Mapping[str, int], ...]:
+        """Of each row, role → the most micro-batches whose forward has begun and whose backward has not ended."""
+        found = []
+        for row in self.rows:
+            now, most = dict.fromkeys(self.roles, 0), dict.fromkeys(self.roles, 0)
+            for role, _, kind, _, _ in row:
+                now[role] += 1 if kind is Kind.FORWARD else -1
+                most[role] = max(most[role], now[role])
+            found.append(most)
+        return tuple(found)
+
+    def __call__(self, workload: Workload) -> Schedule:
+        """
+        Args:
+            workload: pipelines of `copies_in` one copy of the layout, all or some of them, on its rows.
+        """
+        numbers = {(p.model, p.copy % self.num_copies(p.model)): i for i, p in enumerate(workload.pipelines)}
+        counts = {key: workload.pipelines[i].num_microbatches for key, i in numbers.items()}
+        rounds = max((-(-count // self.num_micro_batches[role]) for (role, _), count in counts.items()), default=0)
+        rows = [
+            [
+                (numbers[role, copy], kind, stage, number)
+                for turn, (role, copy, kind, stage, index) in product(range(rounds), row)
+                if (number := turn * self.num_micro_batches[role] + index) < counts.get((role, copy), 0)
+            ]
+            for row in self.rows
+        ]
+        return schedule_of(workload, rows, self.name)
+
+
+def models_of(schedule: Schedule) -> tuple[str, ...]:
+    """Names of the models in a schedule, in the order in which its rows name them."""
+    return tuple(dict.fromkeys(action.model for action in schedule))
+
+
+def fused_order(schedule: Schedule, placements: Mapping[str, Placement]) -> FusedOrder:
+    """Of a schedule of several roles, as `plait schedule --out` writes it, with forwards and backwards alone.
+
+    Args:
+        placements: role → where it trains, of all that the plan has follow the schedule.
+
+    Raises:
+        DataError: names the action at which it is no order of such pipelines, or the role whose placement does not fit.
+    """
+    roles = models_of(schedule)
+    if missing := next((role for role in roles if role not in placements), None):
+        raise DataError(
+            f"{missing or 'a model without a name'} is in it, but does not follow it; found actions of "
+            f"{_listed(roles)}, followed by {_listed(tuple(placements))}: a placement with mode train names the "
+            "schedule for each"
+        )
+    if unused := next((role for role in placements if role not in roles), None):
+        raise DataError(f"{unused} follows it, but has no actions in it; found those of {_listed(roles)}")
+    check_actions(schedule, roles[0])
+    counts = {role: 1 + max(one.index or 0 for one in schedule if one.model == role) for role in roles}
+    places = {
+        (role, copy): _rows_of(schedule, role, copy, placements[role].pp)
+        for role in roles
+        for copy in range(1 + max(one.copy for one in schedule if one.model == role))
+    }
+    _check_complete(schedule, counts, places)
+    words = tuple(tuple((a.model, a.copy, a.kind, a.stage, a.index or 0) for a in row) for row in schedule.rows)
+    return FusedOrder(schedule.name, words, counts, places, _layout(schedule.num_ranks, placements, places))
+
+
+def _rows_of(schedule: Schedule, role: str, copy: int, num_stages: int) -> tuple[int, ...]:
+    """The row of each stage."""
+    rows: dict[int, int] = {}
+    for action in schedule:
+        if (action.model, action.copy) == (role, copy):
+            rows.setdefault(action.stage, action.rank)
+    label = f"{role}/{copy}" if copy else role
+    if sorted(rows) != list(range(num_stages)):
+        raise DataError(
+            f"expected actions of {num_stages} stages of {label}, the `pp` of its placement, found those of "
+            f"{_listed([str(stage) for stage in sorted(rows)]) or 'none'}"
+        )
+    if len(set(rows.values())) < num_stages:
+        raise DataError(f"expected each stage of {label} in a row of its own, found {list(rows.values())}")
+    return tuple(rows[stage] for stage in range(num_stages))
+
+
+def _check_complete(
+    schedule: Schedule, counts: Mapping[str, int], places: Mapping[tuple[str, int], tuple[int, ...]]
+) -> None:
+    pipelines = []
+    for (role, copy), rows in places.items():
+        table = ((1.0,) * counts[role],) * len(rows)
+        pipelines.append(Pipeline(role, copy, rows, table, table, table))
+    validate(schedule, Workload(tuple(pipelines), schedule.num_ranks))
+
+
+def _layout(
+    num_rows: int, placements: Mapping[str, Placement], places: Mapping[tuple[str, int], tuple[int, ...]]
+) -> Layout:
+    """Where the rows are: the same for every role, or it is refused."""
+    first, *others = placements
+    copies = {role: sum(one == role for one, _ in places) for role in placements}
+    mine = placements[first]
+    blocks, left = divmod(mine.dp, copies[first])
+    if left:
+        raise DataError(
+            f"it has {copies[first]} copies of {first}, which do not divide the {mine.dp} (`dp`) of its placement"
+        )
+    for role in others:
+        p = placements[role]
+        if p.tp != mine.tp:
+            raise DataError(
+                f"expected one `tp` of {first} and {role}, whose stages share ranks, found {mine.tp} and {p.tp}"
+            )
+        if p.dp != blocks * copies[role]:
+            raise DataError(
+                f"expected `dp` {blocks * copies[role]} of {role} beside dp {mine.dp} of {first}: it has "
+                f"{copies[role]} copies of {role} for {copies[first]} of {first}, found {p.dp}"
+            )
+    found: dict[tuple[int, int, int], int] = {}
+    for (role, copy), rows in places.items():
+        if role == first:
+            for block, (stage, row), t in product(range(blocks), enumerate(rows), range(mine.tp)):
+                found[block, row, t] = mine.layout.rank_at(block * copies[role] + copy, t, stage)
+    if len(found) < blocks * num_rows * mine.tp:
+        empty = next(row for row in range(num_rows) if (0, row, 0) not in found)
+        raise DataError(f"expected every role in every row, found no action of {first} in row {empty}")
+    for role in others:
+        _check_ranks(role, placements[role], copies[role], places, found, first)
+    mesh = tuple(found[key] for key in sorted(found))
+    return Layout(Mesh(mesh), Parallelism(blocks, mine.tp, num_rows))
+
+
+def _check_ranks(
+    role: str,
+    p: Placement,
+    copies: int,
+    places: Mapping[tuple[str, int], tuple[int, ...]],
+    found: Mapping[tuple[int, int, int], int],
+    first: str,
+) -> None:
+    """
+    Args:
+        found: (copy of the layout, row, place among tensor-parallel ranks) → the rank that it is for the role `first`.
+    """
+    blocks = p.dp // copies
+    wanted = tuple(
+        found[block, row, t]
+        for block, copy in product(range(blocks), range(copies))
+        for row in places[role, copy]
+        for t in range(p.tp)
+    )
+    if wanted != p.ranks:
+        raise DataError(
+            f"expected `ranks` {list(wanted)} of {role}, so that its stages are in the rows of the schedule, beside "
+            f"those of {first}, found {list(p.ranks)}"
+        )
+
+
+# -- which calls of a flow
+
+
+def fused_calls(flow: Dataflow, roles: Sequence[str]) -> tuple[tuple[Node, ...], ...]:
+    """Training calls that roles which train together do by one schedule: the first of each role, then the second of
+    each, while each has one. Each group is in the order of the flow."""
+    of_roles = [[node for node in flow.calls(role) if node.kind is CallKind.TRAIN] for role in roles]
+    return tuple(tuple(sorted(group, key=lambda node: node.id)) for group in zip(*of_roles, strict=False))
+
+
+def check_calls(flow: Dataflow, roles: Sequence[str]) -> None:
+    """
+    Raises:
+        ConfigError: calls that would train together depend on each other, or make unequal numbers of optimizer steps.
+    """
+    rewards = {str(node.role) for node in flow.of_kind(CallKind.SCORE) if not flow.optimizer_steps(str(node.role))}
+    before = needs_of(flow, rewards)
+    for group in fused_calls(flow, roles):
+        numbers = {node.id for node in group}
+        for node in group:
+            needed = _all_before(node.id, before)
+            if other := next((flow.nodes[one] for one in sorted(needed & numbers)), None):
+                raise ConfigError(
+                    f"{node.call} cannot train together with {other.call}: the flow `{flow.name}` has it wait for that"
+                )
+        steps = [node.training.mini_batches * node.training.epochs for node in group]
+        if len(set(steps)) > 1:
+            found = ", ".join(f"{node.call} {count}" for node, count in zip(group, steps, strict=True))
+            raise ConfigError(
+                f"expected as many optimizer steps (mini_batches x epochs) in a training step of all that train "
+                f"together, found {found}"
+            )
+
+
+def _all_before(node: int, before: Mapping[int, frozenset[int]]) -> set[int]:
+    found: set[int] = set()
+    left = [node]
+    while left:
+        new = before[left.pop()] - found
+        found |= new
+        left += new
+    return found
+
+
+def _listed(names: Sequence[str]) -> str:
+    return " and ".join(name or "no name" for name in names)

@@ -1,0 +1,66 @@
+"""Several roles that train together: their mini-batches open at the same time, one schedule computes them on the ranks
+that they share, and each closes into its own optimizer step.
+
+So each role's gradients, clipping and steps are those of training it by itself, to the bit: an order of the plan keeps
+the order of a role's forwards, and of its backwards, whatever of the others' comes between.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from plait.models.parallel.team import Team
+from plait.schedule.fused import FusedOrder
+from plait.schedule.pipeline import Workload
+from plait.schedule.validate import validate
+from plait.schedule.work import Work
+from plait.training.passes import OpenMiniBatch
+from plait.training.pipeline import execute
+from plait.training.results import counted
+from plait.training.trainer import BegunTraining
+
+
+def train_together(begun: Sequence[BegunTraining], order: FusedOrder, team: Team) -> Work[list[dict[str, float]]]:
+    """Train all of them, mini-batch by mini-batch; one forward, backward, message or optimizer step per `next()`.
+
+    A role that has fewer mini-batches than another (for fewer samples) has no part in the last ones.
+
+    Args:
+        begun: a training call of each role, in an order that all ranks share.
+        order: of these roles.
+        team: of `order.layout`.
+
+    Returns:
+        The metrics of each, as `Trainer.train` returns them.
+
+    Raises:
+        RunError: as of `Trainer.train`.
+    """
+    teams = [team, *(one.trainer.team for one in begun)]
+    while opened := {one.trainer.role: (one, mine) for one in begun if (mine := one.open()) is not None}:
+        yield from counted(_mini_batches(opened, order, team), *teams)
+    return [one.metrics() for one in begun]
+
+
+def _mini_batches(
+    opened: Mapping[str, tuple[BegunTraining, OpenMiniBatch]], order: FusedOrder, team: Team
+) -> Work[None]:
+    """One of each role, from open to closed."""
+    pipelines = [
+        opened[role][1].pipeline(copy, rows) for role, copy, rows in order.copies_in(team.dp.index) if role in opened
+    ]
+    workload = Workload(tuple(pipelines), len(order.rows))
+    schedule = order(workload)
+    validate(schedule, workload)
+    names = {role: begun.name for role, (begun, _) in opened.items()}
+    yield from execute(
+        schedule,
+        {mine.key: mine.stage for _, mine in opened.values()},
+        team.pp,
+        name="+".join(names.values()),
+        names=names,
+        in_order=any(begun.trainer.model.device.type == "cuda" for begun, _ in opened.values()),  # NCCL has no tags
+    )
+    for begun, mine in opened.values():
+        if (step := begun.close(mine)) is not None:
+            yield step
