@@ -151,13 +151,14 @@ def assert_executed(run_dir: Path, order: FusedOrder, first_step: int) -> None:
     """Every rank did the actions of its row in that order, those of each role under its own name."""
     done = executed(run_dir, order)
     assert {step for _, step, _ in done} == set(range(1, STEPS + 1))
+    assert {action.model for actions in done.values() for action in actions} == set(order.roles)
     for (rank, step, _), actions in done.items():
         if step is not None and step < first_step:
             assert {action.model for action in actions} == {"critic"}
             continue
         at = order.layout.coordinates(rank)
         counts = Counter((a.model, a.copy) for a in actions if a.kind is Kind.FORWARD)
-        assert {role for role, _ in counts} == set(order.roles)
+        assert counts, "a copy without samples has nothing to do"
         pipelines = []
         for role, copy, rows in order.copies_in(at.dp):
             table = ((1.0,) * counts[role, copy],) * len(rows)

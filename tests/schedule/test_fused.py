@@ -196,6 +196,10 @@ def test_every_role_in_it_follows_it() -> None:
         complete(Plan("mine", 2, (*placed("0,1 pp2", "1,0 pp2"), third), (MINE,)), flow(), MODELS, "here")
 
 
+def test_a_critic_that_is_warmed_up_may_train_together_with_its_actor() -> None:
+    complete(plan_of("0,1 pp2", "1,0 pp2", MINE, 2), flow(critic_warmup_steps=3), MODELS, "here")
+
+
 def unequal(prompts: Any, actor: Any, critic: Any, options: Any) -> None:
     samples = actor.generate(prompts)
     critic.train(samples, loss=nothing)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
 
-from plait.dataflow import CallKind, Dataflow, Node
+from plait.dataflow import CallKind, Dataflow, Node, Score
 from plait.errors import ConfigError, DataError
 from plait.layout.mesh import Layout, Mesh, Parallelism
 from plait.schedule.action import Kind
@@ -229,7 +229,7 @@ def check_calls(flow: Dataflow, roles: Sequence[str]) -> None:
     Raises:
         ConfigError: calls that would train together depend on each other, or make unequal numbers of optimizer steps.
     """
-    rewards = {str(node.role) for node in flow.of_kind(CallKind.SCORE) if not flow.optimizer_steps(str(node.role))}
+    rewards = {str(node.role) for node in flow.of_kind(CallKind.SCORE) if node.scoring is Score.SCORE}
     before = needs_of(flow, rewards)
     for group in fused_calls(flow, roles):
         numbers = {node.id for node in group}

@@ -131,7 +131,7 @@ class FollowerLoop:
 
     def _take_call(self, call: Call, command: Message) -> None:
         ranks = call.layout(self._rank_state).mesh.ranks
-        trains = not isinstance(call, ScoreCall)
+        trains = isinstance(call, (TrainCall, TrainTogetherCall))
         actions = self._calling(call, ranks, command)
         is_joint = len(ranks) > 1
         self._begin(command.header, call.call, actions, role=call.role, is_joint=is_joint, is_alone=trains)
