@@ -23,6 +23,7 @@ from plait.rewards.pool import RewardPool
 from plait.schedule.dispatch import Clock
 from plait.schedule.timeline import Span
 from plait.schedule.work import Done, Result, Work
+from plait.speculation.counts import Counts
 
 
 class GenerationEngine(Protocol):
@@ -39,6 +40,11 @@ class GenerationEngine(Protocol):
     @property
     def not_compiled(self) -> str | None:
         """Why the compiled forward is not used, in words; None: it is, or the engine has no such thing."""
+        ...
+
+    @property
+    def speculation(self) -> Counts | None:
+        """How drafts went since the engine was made; None: it has none."""
         ...
 
     @property
@@ -195,6 +201,10 @@ class Workers(Protocol):
 
     def row_traffic(self) -> dict[str, float]:
         """Metrics: bytes of rows that the leader has sent and received since the last time."""
+        ...
+
+    def speculation(self) -> dict[str, float]:
+        """Metrics: how drafts went since the last time; none where no engine makes any."""
         ...
 
     def sync_references(self, share: float | None) -> None:

@@ -23,8 +23,8 @@ from plait.settings import MOST
 
 if TYPE_CHECKING:
     from plait.cli.kept import Kept
-    from plait.data.sources import Source
-    from plait.generation.settings import Sampling
+    from plait.data.sources import Row, Source
+    from plait.generation.settings import Sampling, SamplingSettings
     from plait.runtime.generate import Job
 
 _SEVERAL = Parameter(consume_multiple=1)
@@ -67,6 +67,10 @@ class Options:
     """Samples decoded at the same time."""
     kv_tokens: Whole | None = None
     """Tokens that the cache holds at most; by default what max_running samples may need."""
+    speculation: str = "off"
+    """auto, off, or how many next tokens are guessed from what is known; changes no response."""
+    history: Path | None = None
+    """Output of an earlier run, or samples of training: what --speculation guesses from, too."""
     seed: Whole = 0
     """Of the sampling noise."""
     dtype: Literal["float32", "bfloat16", "float64"] = "bfloat16"
@@ -95,6 +99,8 @@ def _generate(options: Options) -> int:
     if options.resume and options.overwrite:
         raise ConfigError("--resume goes on with what is there, --overwrite drops it; give one of them")
     sampling, source, lengths = _sampling(options), *_files(options)
+    history = _history(options)
+    _engine(options)
     check_out(options)
     kept = Kept(options.out, asked_of(options), resume=options.resume, overwrite=options.overwrite)
     with opening(title_of("generate", None), _facts(options, source)):
@@ -105,7 +111,7 @@ def _generate(options: Options) -> int:
             check_cuda()
         set_up(options.threads)
         try:
-            report = run(_job(options, sampling, source, lengths), kept.add, kept.done)
+            report = run(_job(options, sampling, source, lengths, history), kept.add, kept.done)
             if report.is_whole:
                 write_rows(options.out, kept.ordered())
                 kept.drop()
@@ -187,9 +193,46 @@ def _sampling(options: Options) -> Sampling:
         raise ConfigError(f"--{key.replace('_', '-')}:{said}") from error
 
 
-def _job(options: Options, sampling: Sampling, source: Source, lengths: list[list[int]] | None) -> Job:
-    """The options in the words of the runtime."""
+def _engine(options: Options) -> SamplingSettings:
+    """Raises ConfigError, naming the option, where speculation is none of its choices."""
+    from pydantic import ValidationError
+
     from plait.generation.settings import SamplingSettings
+
+    try:
+        return SamplingSettings(
+            max_running=options.max_running,
+            kv_tokens=options.kv_tokens,
+            speculation=options.speculation,  # type: ignore[arg-type]
+        )
+    except ValidationError as error:
+        raise ConfigError(f"--speculation: {error.errors()[0]['ctx']['error']}") from None
+
+
+def _history(options: Options) -> tuple[Row, ...]:
+    """Earlier samples, if there are any.
+
+    Raises:
+        ConfigError: they are given, and nothing is guessed.
+        DataError: the file is missing or malformed, or its rows are no samples.
+    """
+    from plait.data.sources import read_jsonl
+
+    if options.history is None:
+        return ()
+    if options.speculation == "off":
+        raise ConfigError("--history is what guesses are taken from, but --speculation is off; set it to auto")
+    return tuple(read_jsonl(options.history, key="--history"))
+
+
+def _job(
+    options: Options,
+    sampling: Sampling,
+    source: Source,
+    lengths: list[list[int]] | None,
+    history: tuple[Row, ...],
+) -> Job:
+    """The options in the words of the runtime."""
     from plait.runtime.generate import Job
 
     return Job(
@@ -199,7 +242,8 @@ def _job(options: Options, sampling: Sampling, source: Source, lengths: list[lis
         samples_per_prompt=options.n,
         lengths=lengths,
         system_prompt=options.system_prompt,
-        engine=SamplingSettings(max_running=options.max_running, kv_tokens=options.kv_tokens),
+        engine=_engine(options),
+        history=history,
         seed=options.seed,
         dtype=options.dtype,
         device=options.device,
@@ -248,7 +292,7 @@ def check_out(options: Options) -> None:
         ConfigError: the file exists, or its folder cannot be made or written.
     """
     out = options.out
-    read = [path for path in (options.prompts, options.lengths) if path is not None]
+    read = [path for path in (options.prompts, options.lengths, options.history) if path is not None]
     check_file(out, "--out", overwrite=options.overwrite, inputs=read)
     part = out.with_name(f".{out.name}.tmp")
     try:
@@ -299,6 +343,16 @@ def read_lengths(path: Path, n: int) -> list[list[int]]:
     return wanted
 
 
+def _of_speculation(found: dict[str, float]) -> str:
+    if not found["draft_tokens"]:
+        return "speculation: no guess was worth computing"
+    return (
+        f"speculation: {found['mean_acceptance_length']:.2f} tokens per sample and step where guesses were computed "
+        f"({found['drafted_steps']:.0%} of steps), {found['draft_acceptance_rate']:.0%} of "
+        f"{found['draft_tokens']:,.0f} guesses came true; {found['saved_s']:.1f} s saved by its own account"
+    )
+
+
 def summary(figures: dict[str, Any]) -> str:
     step, share, reason = figures["step_ms"], figures["limit_share"], figures["not_compiled"]
     limit = "" if share is None else f"; {share:.0%} of what this machine can at most"
@@ -308,5 +362,6 @@ def summary(figures: dict[str, Any]) -> str:
         f"decode {figures['decode_tokens_per_s']:,.0f}){limit}\n"
         f"decode step {step['p50']:.1f} ms median, {step['p90']:.1f} p90, {step['p99']:.1f} p99; "
         f"KV cache at most {figures['kv_peak_bytes'] / 2**20:.0f} MiB"
+        + ("" if figures["speculation"] is None else "\n" + _of_speculation(figures["speculation"]))
         + ("" if reason is None else f"\ncomputed by the model's own layers, not by compiled ones: {reason}")
     )

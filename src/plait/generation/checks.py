@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import get_args
 
-from plait.errors import CallError, DataError
+from plait.errors import CallError, ConfigError, DataError
 from plait.generation.records import HeldKV
+from plait.generation.settings import SamplingSettings
 from plait.generation.transfer import Place, SampleState
+from plait.models.language_model import LanguageModel
 from plait.policy.batching import Scheduler
 from plait.policy.step import Key
 
@@ -22,6 +24,15 @@ def check_kv(kv: HeldKV) -> None:
     """Raises CallError for a word that is no choice."""
     choices = get_args(HeldKV)
     allow(kv in choices, f"kv: expected {' or '.join(map(repr, choices))}, found {kv!r}")
+
+
+def check_exact(settings: SamplingSettings, model: LanguageModel) -> None:
+    """Raises ConfigError where equal bits are asked for on a device that does not promise them."""
+    if settings.exact and model.device.type != "cpu":
+        raise ConfigError(
+            f"sampling.exact: expected a model on the CPU, found {model.device.type}: only there are equal bits "
+            "promised; set it to false, or `device` to cpu"
+        )
 
 
 def check_new(uid: int, pending: Collection[int], started: Collection[Key]) -> None:

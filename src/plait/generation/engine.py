@@ -14,8 +14,7 @@ from collections.abc import Iterator
 import torch
 
 from plait.data.records import FinishReason, Sample
-from plait.errors import ConfigError
-from plait.generation.checks import allow, check_new, check_room
+from plait.generation.checks import allow, check_exact, check_new, check_room
 from plait.generation.drawing import Drawing
 from plait.generation.forward import ChunkTokens
 from plait.generation.records import Choose, HeldKV
@@ -26,9 +25,11 @@ from plait.generation.response import PendingPrompt
 from plait.generation.rows import NO_DRAFTS, Drafts
 from plait.generation.sampler import sample
 from plait.generation.settings import SamplingSettings
+from plait.generation.speculator import Speculates, speculator_of
 from plait.generation.state import EngineState
 from plait.models.language_model import LanguageModel
 from plait.policy.step import StepPlan
+from plait.speculation.counts import Counts
 
 
 class Engine:
@@ -39,6 +40,7 @@ class Engine:
         settings: limits and mode of the engine; the rest of them travels with each request.
         policy_version: stamped on the tokens until `update_weights`.
         choose: draws the tokens.
+        speculates: makes drafts; by default a `Speculator`, where the settings ask for one.
         keep_memory: of packed weights, while nothing is in flight, for the next time. False where the process needs it
             for something else then.
 
@@ -53,19 +55,16 @@ class Engine:
         *,
         policy_version: int = 0,
         choose: Choose = sample,
+        speculates: Speculates | None = None,
         keep_memory: bool = True,
     ) -> None:
-        if settings.exact and model.device.type != "cpu":
-            raise ConfigError(
-                f"sampling.exact: expected a model on the CPU, found {model.device.type}: only there are equal bits "
-                "promised; set it to false, or `device` to cpu"
-            )
+        check_exact(settings, model)
         self.model = model
-        self.state = EngineState(model, settings, policy_version=policy_version, keep_memory=keep_memory)
+        self.state = state = EngineState(model, settings, policy_version=policy_version, keep_memory=keep_memory)
         """What is in flight; samples leave it and come to it by `moves.SampleMoves`."""
         self.updates = self.state.updates
         self.last_step: StepRecord | None = None
-        state = self.state
+        self.speculates = speculates if speculates is not None else speculator_of(settings)
         self._drawing = Drawing(state.rows, state.flight, model.tokenizer, choose, exact=settings.exact)
 
     # -- what is there
@@ -104,6 +103,11 @@ class Engine:
     def received_bytes(self) -> int:
         """Activations that came from other ranks of the instance, so far."""
         return self.model.team.received_bytes
+
+    @property
+    def speculation(self) -> Counts | None:
+        """How it went since the engine was made; None: it is off."""
+        return self.speculates.counts
 
     @property
     def not_compiled(self) -> str | None:
@@ -145,10 +149,12 @@ class Engine:
             RunError: the model gave logits that are not finite.
             CallError: nothing is in flight, or the weights changed without `update_weights`.
         """
-        state = self.state
+        began, state = time.perf_counter(), self.state
         allow(state.has_work, "step: no sample is in flight; ask `has_work` first")
         allow(not state.is_stale, "step: the weights changed while samples were in flight; call `update_weights`")
-        finished, num_drawn = self._start_ready()
+        finished, num_begun = self._start_ready()
+        num_drawn = num_begun
+        drafts = drafts or self.speculates.drafts(state.flight.started, state.rows.keys)
         drafts = state.flight.shortened(drafts) if drafts else NO_DRAFTS
         plan = state.scheduler.plan({key: len(draft) for key, draft in drafts.items()})
         drafts = {key: drafts[key] for key in plan.rows if key in drafts} if plan.num_drafted else NO_DRAFTS
@@ -160,8 +166,10 @@ class Engine:
         if logits_DV is not None:
             drawn = self._drawing.of_step(logits_DV, plan, drafts)
             finished, num_drawn = finished + state.settle(drawn), num_drawn + drawn.num_tokens
+        self.speculates.done(plan, num_drawn - num_begun, time.perf_counter() - began - packing_s)
         if not state.has_work:
             state.rest()
+            self.speculates.rest()
         self.last_step = StepRecord.of(plan, len(finished), num_drawn, packing_s)
         return finished
 
@@ -214,6 +222,7 @@ class Engine:
             CallError: `kv` is neither.
         """
         self.state.update_weights(version, kv)
+        self.speculates.new_policy()
 
 
 def drain(engine: Engine) -> Iterator[Sample]:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Annotated
+from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field
 
 from plait.errors import ConfigError
 from plait.policy.blocks import BLOCK_TOKENS, num_blocks_for
@@ -14,6 +14,9 @@ from plait.policy.step import Limits
 from plait.settings import Settings
 
 MIN_TEMPERATURE = 0.01
+MAX_DRAFT_TOKENS = 15
+"""More rows of a sample would be computed as a chunk."""
+MIN_POOL_BYTES = 1 << 16
 
 
 def _check_temperature(value: float) -> float:
@@ -33,6 +36,16 @@ def _check_blocks(value: int) -> int:
     if 0 < value < BLOCK_TOKENS:
         raise ValueError(f"expected 0 or at least {BLOCK_TOKENS}, the tokens of a block, found {value}")
     return value
+
+
+def _check_speculation(value: object) -> object:
+    """YAML reads a bare `off` as false."""
+    if value is False:
+        return "off"
+    number = int(value) if isinstance(value, str) and value.isdecimal() else value
+    if number in ("auto", "off") or (type(number) is int and 1 <= number <= MAX_DRAFT_TOKENS):
+        return number
+    raise ValueError(f"expected auto, off or a number of tokens from 1 to {MAX_DRAFT_TOKENS}, found {value!r}")
 
 
 @dataclass(frozen=True)
@@ -103,6 +116,16 @@ class SamplingSettings(Settings):
         0,
         ge=0,
         description="tokens of prompts and responses whose keys and values are kept for later prompts that begin alike",
+    )
+    speculation: Annotated[int | Literal["auto", "off"], BeforeValidator(_check_speculation)] = Field(
+        "off",
+        description="guess next tokens from what is known and compute several in a step, which changes no sample: auto "
+        "(as many as pay), off, or tokens of a guess",
+    )
+    draft_pool_bytes: int = Field(
+        64 << 20,
+        ge=MIN_POOL_BYTES,
+        description="memory for the texts in which guesses are looked up: prompts, their samples, earlier ones",
     )
     exact: bool = Field(
         False,

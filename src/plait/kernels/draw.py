@@ -23,6 +23,7 @@ from torch import Tensor
 
 from plait.compiled import AVAILABLE, njit
 from plait.kernels import noise
+from plait.kernels.noise_bits import MASK, gumbel, uniform
 from plait.kernels.paged_attention import array_of
 
 if AVAILABLE:
@@ -31,30 +32,8 @@ if AVAILABLE:
 BLOCK = 64
 """Tokens whose weights are summed before one of them is looked for."""
 
-_GOLDEN, _MIX_1, _MIX_2 = np.uint64(noise._GOLDEN), np.uint64(noise._MIX_1), np.uint64(noise._MIX_2)
-_S27, _S30, _S31, _S12 = np.uint64(27), np.uint64(30), np.uint64(31), np.uint64(64 - noise._UNIFORM_BITS)
-_SCALE = 2.0**-noise._UNIFORM_BITS
-_TAIL_GUMBEL, _TAIL_UNIFORM = np.uint64(noise.TAIL_GUMBEL & noise._MASK), np.uint64(noise.TAIL_UNIFORM & noise._MASK)
+_TAIL_GUMBEL, _TAIL_UNIFORM = np.uint64(noise.TAIL_GUMBEL & MASK), np.uint64(noise.TAIL_UNIFORM & MASK)
 _ZERO, _LOWEST, _NONE = np.float32(0), np.float32(-np.inf), np.float32(np.nan)
-
-
-@njit(nogil=True, error_model="numpy")
-def _mix(bits):
-    bits = (bits ^ (bits >> _S30)) * _MIX_1
-    bits = (bits ^ (bits >> _S27)) * _MIX_2
-    return bits ^ (bits >> _S31)
-
-
-@njit(nogil=True, error_model="numpy")
-def _uniform(key, token_id):
-    """`noise.uniform_of`, of uint64."""
-    bits = _mix(key + _mix(token_id + _GOLDEN)) >> _S12
-    return (np.float64(bits) + 0.5) * _SCALE
-
-
-@njit(nogil=True, error_model="numpy")
-def _gumbel(key, token_id):
-    return -math.log(-math.log(_uniform(key, token_id)))
 
 
 @njit(nogil=True, error_model="numpy")
@@ -273,11 +252,11 @@ def _draw(logits_BV, keys_B, temperature_B, greedy_B, top_k_B, top_p_B, count, t
             best = -np.inf
             for place in range(kept):
                 candidate = ids_V[place]
-                score = np.float64(row_V[candidate] - top) + _gumbel(keys_B[row], np.uint64(candidate))
+                score = np.float64(row_V[candidate] - top) + gumbel(keys_B[row], np.uint64(candidate))
                 if score > best:
                     best, token = score, candidate
-            if tail > 0 and math.log(tail) + _gumbel(keys_B[row], _TAIL_GUMBEL) > best:
-                token = _within_tail(weights_V, _uniform(keys_B[row], _TAIL_UNIFORM), sums_M)
+            if tail > 0 and math.log(tail) + gumbel(keys_B[row], _TAIL_GUMBEL) > best:
+                token = _within_tail(weights_V, uniform(keys_B[row], _TAIL_UNIFORM), sums_M)
         tokens_B[row] = token
         logprobs_B[row] = row_V[token] - (top + np.float32(math.log(total)))
 

@@ -17,16 +17,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from plait.kernels.noise_bits import GOLDEN, MASK, MIX_1, MIX_2, UNIFORM_BITS
+
 TAIL_GUMBEL = -1
 """In place of a token id: the Gumbel variable of all tokens outside the candidates together."""
 TAIL_UNIFORM = -2
 """In place of a token id: the uniform that picks the token within the tail."""
-
-_MASK = 2**64 - 1
-_GOLDEN = 0x9E3779B97F4A7C15
-_MIX_1 = 0xBF58476D1CE4E5B9
-_MIX_2 = 0x94D049BB133111EB
-_UNIFORM_BITS = 52  # (bits + 1/2) / 2**52 is exact in float64 and lies strictly between 0 and 1
 
 
 @dataclass(frozen=True)
@@ -49,9 +45,9 @@ class NoiseKey:
 
 def mix(bits: int) -> int:
     """A bijection of 64-bit integers in which every input bit moves every output bit."""
-    bits &= _MASK
-    bits = ((bits ^ (bits >> 30)) * _MIX_1) & _MASK
-    bits = ((bits ^ (bits >> 27)) * _MIX_2) & _MASK
+    bits &= MASK
+    bits = ((bits ^ (bits >> 30)) * MIX_1) & MASK
+    bits = ((bits ^ (bits >> 27)) * MIX_2) & MASK
     return bits ^ (bits >> 31)
 
 
@@ -59,19 +55,19 @@ def fold(*values: int) -> int:
     """One 64-bit key from integers; their order matters, and so does their number."""
     key = len(values)
     for value in values:
-        key = mix(key * _GOLDEN + mix(value + _GOLDEN))
+        key = mix(key * GOLDEN + mix(value + GOLDEN))
     return key
 
 
 def draw_key_of(sample_key: int, position: int) -> int:
     """Key of the draw at a position (0 = first response token)."""
-    return mix(sample_key + (position + 1) * _GOLDEN)
+    return mix(sample_key + (position + 1) * GOLDEN)
 
 
 def uniform_of(draw_key: int, token_id: int) -> float:
     """The uniform variable in (0, 1) of a token (or tail stream) in a draw."""
-    bits = mix(draw_key + mix(token_id + _GOLDEN))
-    return ((bits >> (64 - _UNIFORM_BITS)) + 0.5) * 2.0**-_UNIFORM_BITS
+    bits = mix(draw_key + mix(token_id + GOLDEN))
+    return ((bits >> (64 - UNIFORM_BITS)) + 0.5) * 2.0**-UNIFORM_BITS
 
 
 def gumbel_of(draw_key: int, token_id: int) -> float:
@@ -81,20 +77,20 @@ def gumbel_of(draw_key: int, token_id: int) -> float:
 
 def signed(bits: int) -> int:
     """The int64 with the same 64 bits, as a tensor can hold it."""
-    bits &= _MASK
+    bits &= MASK
     return bits - 2**64 if bits >= 2**63 else bits
 
 
 def draw_keys(sample_keys: Tensor, positions: Tensor) -> Tensor:
     """`draw_key_of`, elementwise."""
-    return _mix(sample_keys + (positions + 1) * signed(_GOLDEN))
+    return _mix(sample_keys + (positions + 1) * signed(GOLDEN))
 
 
 def uniform(keys: Tensor, token_ids: Tensor | int) -> Tensor:
     """`uniform_of`, elementwise and broadcast; float64."""
     ids = torch.as_tensor(token_ids, dtype=torch.int64, device=keys.device)
-    bits = _mix(keys + _mix(ids + signed(_GOLDEN)))
-    return _shift(bits, 64 - _UNIFORM_BITS).double().add_(0.5).mul_(2.0**-_UNIFORM_BITS)
+    bits = _mix(keys + _mix(ids + signed(GOLDEN)))
+    return _shift(bits, 64 - UNIFORM_BITS).double().add_(0.5).mul_(2.0**-UNIFORM_BITS)
 
 
 def gumbel(keys: Tensor, token_ids: Tensor | int) -> Tensor:
@@ -108,6 +104,6 @@ def _shift(bits: Tensor, count: int) -> Tensor:
 
 
 def _mix(bits: Tensor) -> Tensor:
-    bits = _shift(bits, 30).bitwise_xor_(bits).mul_(signed(_MIX_1))
-    bits = _shift(bits, 27).bitwise_xor_(bits).mul_(signed(_MIX_2))
+    bits = _shift(bits, 30).bitwise_xor_(bits).mul_(signed(MIX_1))
+    bits = _shift(bits, 27).bitwise_xor_(bits).mul_(signed(MIX_2))
     return _shift(bits, 31).bitwise_xor_(bits)

@@ -113,7 +113,7 @@ def finish_metrics(session: Session, state: StepState, seconds: float) -> dict[s
     metrics["timing_s/step"] = seconds
     metrics["perf/throughput"] = tokens_of(state) / seconds
     metrics["perf/resident_bytes"] = resident_bytes()
-    metrics |= session.workers.row_traffic()
+    metrics |= session.workers.row_traffic() | session.workers.speculation()
     metrics["training/policy_version"] = session.done.policy_version
     metrics["training/epoch"] = session.feed.epoch(session.done.step)
     metrics |= {f"training/epoch/{name}": n for name, n in session.feed.passes(session.done.step).items()}

@@ -33,6 +33,10 @@ ANY_LENGTH = 1 << 62
 """Of a tokenizer: prompts that are too long are refused by us, with their line."""
 
 
+Earlier = tuple[tuple[int, ...], Sequence[int], Sequence[float]]
+"""Of a sample that was drawn earlier: token ids of its prompt, its own, and their log-probs."""
+
+
 @dataclass(frozen=True)
 class Job:
     """What is asked for."""
@@ -49,6 +53,8 @@ class Job:
     seed: int = 0
     dtype: str = "bfloat16"
     device: str = "cpu"
+    history: Sequence[Row] = ()
+    """Rows of earlier samples, of this command or of a training run, to guess from."""
 
 
 def generate(job: Job, keep: Callable[[Sample], None], done: Collection[tuple[int, int]] = ()) -> GenerationReport:
@@ -65,9 +71,11 @@ def generate(job: Job, keep: Callable[[Sample], None], done: Collection[tuple[in
         ConfigError: a stop token that the model does not have, or a cache that is too small for one sample.
         ModelError: the model cannot be used.
     """
-    shape, requests = _checked(job)
+    shape, requests, earlier = _checked(job)
     engine = Engine(load_model(job.model, dtype=job.dtype, device=job.device), job.engine)
     not_compiled = engine.not_compiled
+    for prompt_ids, token_ids, logprobs in earlier:
+        engine.speculates.recall(prompt_ids, token_ids, logprobs)
     give_back_freed()
     for request in requests:
         _ask(engine, request, done)
@@ -79,7 +87,9 @@ def generate(job: Job, keep: Callable[[Sample], None], done: Collection[tuple[in
     if samples and len(samples) == num_asked:
         rates = measure_rates(job.dtype, job.device)
         limit_s = limit_of(samples, shape, job.dtype, job.engine.max_running, rates)
-    return GenerationReport(tuple(samples), num_asked, seconds, meter, limit_s, not_compiled)
+    return GenerationReport(
+        tuple(samples), num_asked, seconds, meter, limit_s, not_compiled, speculation=engine.speculation
+    )
 
 
 def _ask(engine: Engine, request: Request, done: Collection[tuple[int, int]]) -> None:
@@ -93,8 +103,8 @@ def _ask(engine: Engine, request: Request, done: Collection[tuple[int, int]]) ->
         engine.abort(uid, index)
 
 
-def _checked(job: Job) -> tuple[ModelShape, list[Request]]:
-    """What the engine will be asked, of a job that can be done."""
+def _checked(job: Job) -> tuple[ModelShape, list[Request], list[Earlier]]:
+    """What the engine will be asked, of a job that can be done, and the earlier samples that it is told."""
     source = job.prompts
     if taken := sorted(OWN_COLUMNS & {name for row in source.rows for name in row.columns}):
         listed = ", ".join(f"`{name}`" for name in taken)
@@ -125,7 +135,34 @@ def _checked(job: Job) -> tuple[ModelShape, list[Request]]:
     for request, row in zip(requests, source.rows, strict=True):
         _check_positions(request, row, shape.max_positions)
     _check_cache(requests, source.rows, job.engine, shape.max_positions)
-    return shape, requests
+    return shape, requests, [_earlier(row, encoder, shape.vocabulary) for row in job.history]
+
+
+def _earlier(row: Row, encoder: PromptEncoder, vocabulary: int) -> Earlier:
+    """A row of this command's output, or of the samples of a run.
+
+    Raises:
+        DataError: it is neither, naming the line.
+    """
+    columns = row.columns
+    token_ids = columns.get("token_ids")
+    logprobs = columns.get("logprobs", columns.get("sampling_logprobs"))
+    prompt_ids = columns.get("prompt_ids")
+    if prompt_ids is None:
+        prompt_ids = list(encoder.token_ids(encoder.render(row)))
+    for ids in (token_ids, prompt_ids):
+        if not isinstance(ids, list) or not all(type(i) is int and 0 <= i < vocabulary for i in ids):
+            raise DataError(
+                f"{row.place}: expected a sample of a model of {vocabulary} tokens, with its `token_ids`; give "
+                "`--history` an output of `plait generate` or the samples of a run"
+            )
+    if (
+        not isinstance(logprobs, list)
+        or len(logprobs) != len(token_ids)
+        or not all(isinstance(value, int | float) and value <= 0 for value in logprobs)
+    ):
+        raise DataError(f"{row.place}: expected the log-probs of its {len(token_ids)} tokens; `--history` needs them")
+    return tuple(prompt_ids), token_ids, logprobs
 
 
 def _prompt(uid: int, row: Row, encoder: PromptEncoder) -> Prompt:

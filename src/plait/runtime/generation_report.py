@@ -14,6 +14,7 @@ from plait.data.records import Sample
 from plait.generation.engine import Engine, StepRecord
 from plait.models.shape import ModelShape
 from plait.policy.step import StepKind
+from plait.speculation.counts import Counts
 
 _RECENT_STEPS = 32
 """Over which the rate that a person watches is taken."""
@@ -74,6 +75,8 @@ class GenerationReport:
     """What the machine needs at least for these samples (`forecast.limit`); None where not all were finished."""
     not_compiled: str | None = None
     """See `Engine.not_compiled`."""
+    speculation: Counts | None = None
+    """See `Engine.speculation`."""
 
     @property
     def is_whole(self) -> bool:
@@ -95,6 +98,7 @@ class GenerationReport:
             "kv_peak_bytes": meter.kv_peak_bytes,
             "limit_share": None if self.limit_s is None else self.limit_s / self.seconds,
             "not_compiled": self.not_compiled,
+            "speculation": None if self.speculation is None else self.speculation.figures(),
         }
 
 

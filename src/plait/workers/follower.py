@@ -210,7 +210,7 @@ class FollowerLoop:
             finished = lockstep.step(self._read_one)
             if delivers:
                 for number, samples in finished.items():
-                    self._answer(number, pack_samples(samples), "samples")
+                    self._answer(number, pack_samples(samples, lockstep.speculation), "samples")
             is_empty = lockstep.is_empty
             yield lockstep.last_done(f"{role}.generate")
         self._generating.remove(role)

@@ -17,7 +17,8 @@ from plait.generation.engine import Engine, StepRecord
 from plait.generation.request import Request
 from plait.models.parallel.team import Team
 from plait.schedule.work import MOVED_ON, Done
-from plait.workers.ranks import LEADER
+from plait.speculation.counts import Counts
+from plait.workers.instances import deciding
 
 
 class LockstepEngine:
@@ -31,7 +32,7 @@ class LockstepEngine:
     def __init__(self, engine: Engine, team: Team) -> None:
         self._engine = engine
         self._peers = team.all
-        self._deciding = team.all.ranks.index(LEADER) if LEADER in team.all.ranks else 0
+        self._deciding = deciding(team)
         self._heard: deque[tuple[int, Sequence[Request] | None]] = deque()
         """Commands that no step has begun with yet, in their order."""
         self._newest = -1
@@ -42,6 +43,11 @@ class LockstepEngine:
         """Activations that came from other ranks in the last step."""
         self.last_step: StepRecord | None = None
         """None after a step that computed nothing."""
+
+    @property
+    def speculation(self) -> Counts | None:
+        """See GenerationEngine.speculation; of this rank."""
+        return self._engine.speculation
 
     @property
     def is_joint(self) -> bool:

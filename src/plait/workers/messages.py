@@ -22,6 +22,7 @@ from plait.dataflow import Column
 from plait.generation.request import Request
 from plait.generation.settings import Sampling
 from plait.kernels.noise import NoiseKey
+from plait.speculation.counts import Counts
 
 _LENGTH = struct.Struct("<Q")
 _ALIGNMENT = 8
@@ -166,9 +167,18 @@ def _unpack_samples(
     return tuple(samples)
 
 
-def pack_samples(samples: Sequence[Sample]) -> Message:
-    """What an engine finished, texts included."""
-    return Message({"texts": [sample.text for sample in samples]}, _pack_samples(samples))
+def pack_samples(samples: Sequence[Sample], speculation: Counts | None = None) -> Message:
+    """What an engine finished, texts included, and how its speculation went so far."""
+    header: dict[str, Any] = {"texts": [sample.text for sample in samples]}
+    if speculation is not None:
+        header["speculation"] = speculation.numbers()
+    return Message(header, _pack_samples(samples))
+
+
+def unpack_speculation(message: Message) -> Counts | None:
+    """Of a message of samples."""
+    numbers = message.header.get("speculation")
+    return None if numbers is None else Counts.of(numbers)
 
 
 def unpack_samples(message: Message, prompts: Mapping[int, Prompt]) -> tuple[Sample, ...]:

@@ -14,9 +14,10 @@ from plait.generation.settings import Sampling
 from plait.kernels.noise import NoiseKey
 from plait.layout.mesh import Layout
 from plait.schedule.work import MOVED_ON, Done
+from plait.speculation.counts import Counts
 from plait.workers.announcer import Announcer
 from plait.workers.lockstep_engine import LockstepEngine
-from plait.workers.messages import Do, Message, pack_requests, unpack_samples
+from plait.workers.messages import Do, Message, pack_requests, unpack_samples, unpack_speculation
 from plait.workers.ranks import LEADER
 
 POLL_S = 0.05
@@ -53,6 +54,8 @@ class RemoteEngine:
         to say."""
         self._rollout: tuple[NoiseKey, Sampling] | None = None
         """What the requests that are dealt have in common."""
+        self._speculation: dict[int, Counts] = {}
+        """By the rank that delivers samples, as of its last ones."""
         self.policy_version = 0
 
     @property
@@ -64,6 +67,13 @@ class RemoteEngine:
     def not_compiled(self) -> str | None:
         """Of the leader's own part."""
         return None if self._own is None else self._own.not_compiled
+
+    @property
+    def speculation(self) -> Counts | None:
+        """Of all instances, as far as they have told it with their samples."""
+        own = None if self._own is None else self._own.speculation
+        known = [*self._speculation.values(), *([] if own is None else [own])]
+        return sum(known, Counts()) if known else None
 
     @property
     def has_work(self) -> bool:
@@ -126,6 +136,8 @@ class RemoteEngine:
         ):
             source, answer = found
             samples = unpack_samples(answer, self._prompts)
+            if (counts := unpack_speculation(answer)) is not None:
+                self._speculation[source] = counts
             self._left[sources[source]] -= len(samples)
             finished += samples
             wait_s = 0.0

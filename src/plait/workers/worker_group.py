@@ -8,6 +8,7 @@ from typing import Any
 from plait.observe.progress import Progress
 from plait.rewards.pool import RewardPool
 from plait.schedule.timeline import Span
+from plait.speculation.counts import Counts
 from plait.workers.announcer import Announcer
 from plait.workers.checkpoint_parts import CheckpointParts
 from plait.workers.clock import RunClock
@@ -33,6 +34,7 @@ class WorkerGroup:
         self._others = tuple(range(1, num_ranks))
         self._engines: dict[str, RemoteEngine] = {}
         self._counted = (0, 0)
+        self._speculation: dict[str, Counts] = {}
         self.rank_state.offloads.recorder = announcer.recorder
         self.checkpoint = CheckpointParts(announcer, num_ranks)
         self.leader_weights = LeaderWeights(announcer)
@@ -57,6 +59,15 @@ class WorkerGroup:
         sent, received = (after - before for after, before in zip(now, self._counted, strict=True))
         self._counted = now
         return {"perf/rows_sent_bytes": sent, "perf/rows_received_bytes": received}
+
+    def speculation(self) -> dict[str, float]:
+        """Metrics: how drafts went since the last time; none where no engine makes any."""
+        counts = {role: now for role, engine in self._engines.items() if (now := engine.speculation) is not None}
+        if not counts:
+            return {}
+        since = [now.since(self._speculation.get(role, Counts())) for role, now in counts.items()]
+        self._speculation |= {role: now + Counts() for role, now in counts.items()}
+        return {f"perf/spec/{name}": value for name, value in sum(since, Counts()).figures().items()}
 
     def sync_references(self, share: float | None) -> None:
         """See `Announcer.sync_references`."""

@@ -1,0 +1,188 @@
+"""Drafts of an engine's own: what its samples have said goes to `speculation`, and its guesses become drafts of a
+step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from plait.generation.ragged import SHORT_ROWS
+from plait.generation.response import Response
+from plait.generation.rows import NO_DRAFTS, Drafts
+from plait.generation.settings import MAX_DRAFT_TOKENS, SamplingSettings
+from plait.policy.step import Key, StepPlan
+from plait.speculation.counts import MOST_PLACES, Counts
+from plait.speculation.drafter import Asked, Drafter, PoolDrafter
+from plait.speculation.speculation import How, Speculation
+
+assert MOST_PLACES == MAX_DRAFT_TOKENS == SHORT_ROWS - 1, "a draft and the token before it are computed as few rows"
+
+
+class Speculates(Protocol):
+    """What an engine asks for drafts. Ranks of an instance must be told the same ones."""
+
+    def drafts(self, started: Mapping[Key, Response], running: Sequence[Key]) -> Drafts:
+        """Guesses of what these samples draw next.
+
+        Args:
+            started: all samples in flight.
+            running: those in the batch.
+        """
+        ...
+
+    def done(self, plan: StepPlan, num_drawn: int, seconds: float) -> None:
+        """A step was computed, and took so long, `drafts` included."""
+        ...
+
+    def rest(self) -> None:
+        """No sample is in flight any more."""
+        ...
+
+    def new_policy(self) -> None:
+        """The weights have changed."""
+        ...
+
+    def recall(self, prompt_ids: tuple[int, ...], token_ids: Sequence[int], logprobs: Sequence[float]) -> None:
+        """A sample of a prompt was drawn earlier, with these log-probs."""
+        ...
+
+    @property
+    def counts(self) -> Counts | None:
+        """How drafts went since the engine was made; None: it makes none."""
+        ...
+
+
+class NoSpeculation:
+    """Every step computes one token of each sample; see `Speculates`."""
+
+    counts = None
+
+    def drafts(self, started: Mapping[Key, Response], running: Sequence[Key]) -> Drafts:
+        """See Speculates.drafts."""
+        return NO_DRAFTS
+
+    def done(self, plan: StepPlan, num_drawn: int, seconds: float) -> None:
+        """See Speculates.done."""
+
+    def rest(self) -> None:
+        """See Speculates.rest."""
+
+    def new_policy(self) -> None:
+        """See Speculates.new_policy."""
+
+    def recall(self, prompt_ids: tuple[int, ...], token_ids: Sequence[int], logprobs: Sequence[float]) -> None:
+        """See Speculates.recall."""
+
+
+def speculator_of(settings: SamplingSettings) -> Speculates:
+    """As the settings ask for it."""
+    if settings.speculation == "off":
+        return NoSpeculation()
+    return Speculator(settings.speculation, PoolDrafter(settings.draft_pool_bytes))
+
+
+@dataclass(slots=True)
+class _Heard:
+    """A sample that speculation knows."""
+
+    slot: int
+    response: Response
+    num_tokens: int = 0
+    """Of its response, those that were heard."""
+
+
+class Speculator:
+    """Drafts by what this process knows; see `Speculates`."""
+
+    def __init__(self, how: How, drafter: Drafter) -> None:
+        self.speculation = Speculation(how, drafter)
+        self._heard: dict[Key, _Heard] = {}
+        self._free: list[int] = []
+        self._num_slots = 0
+        self._context = 0
+
+    @property
+    def counts(self) -> Counts:
+        return self.speculation.counts
+
+    def drafts(self, started: Mapping[Key, Response], running: Sequence[Key]) -> Drafts:
+        """See Speculates.drafts."""
+        self._hear(started, running)
+        samples = [started[key] for key in running]
+        if not samples:
+            return {}
+        numbers = np.array(
+            [
+                (
+                    self._heard[s.key].slot,
+                    s.noise_key,
+                    len(s.token_ids),
+                    s.request.sampling.temperature == 0,
+                    s.num_left - 1,
+                )
+                for s in samples
+            ],
+            dtype=np.int64,
+        ).T
+        slots_B, keys_B, places_B, greedy_B, limits_B = np.ascontiguousarray(numbers)
+        asked = Asked(slots_B, keys_B.view(np.uint64), places_B, greedy_B.astype(bool), limits_B)
+        guesses = self.speculation.guess(asked, self._context)
+        return {key: guess for key, guess in zip(running, guesses, strict=True) if guess}
+
+    def done(self, plan: StepPlan, num_drawn: int, seconds: float) -> None:
+        """See Speculates.done."""
+        if plan.num_drafted == 0:
+            self.speculation.not_computed()
+        self._context = plan.num_row_context
+        if not plan.chunks and not plan.starts:
+            self.speculation.done(len(plan.rows), plan.num_drafted, plan.num_row_context, num_drawn, seconds)
+
+    def rest(self) -> None:
+        """See Speculates.rest."""
+        self._hear({}, ())
+
+    def new_policy(self) -> None:
+        """See Speculates.new_policy."""
+        self.speculation.grow_old()
+
+    def recall(self, prompt_ids: tuple[int, ...], token_ids: Sequence[int], logprobs: Sequence[float]) -> None:
+        """See Speculates.recall."""
+        if token_ids:
+            self.speculation.drafter.record(prompt_ids, np.array(token_ids, np.int64), np.exp(np.array(logprobs)))
+
+    def _hear(self, started: Mapping[Key, Response], running: Sequence[Key]) -> None:
+        """What was said since the last time; samples that are new, and those that have ended."""
+        for key in running:
+            if key not in self._heard or self._heard[key].response is not started[key]:
+                self._begin(key, started[key])
+        slots, counts, token_ids, logprobs = [], [], [], []
+        for heard in self._heard.values():
+            said = heard.response.token_ids
+            if count := len(said) - heard.num_tokens:
+                slots.append(heard.slot)
+                counts.append(count)
+                token_ids += said[heard.num_tokens :]
+                logprobs += heard.response.logprobs[heard.num_tokens :]
+                heard.num_tokens = len(said)
+        if slots:
+            arrays = (np.array(column, np.int64) for column in (slots, counts, token_ids))
+            self.speculation.hear(*arrays, np.exp(np.array(logprobs)))
+        for key in [key for key, heard in self._heard.items() if started.get(key) is not heard.response]:
+            self._end(key)
+
+    def _begin(self, key: Key, response: Response) -> None:
+        if key in self._heard:
+            self._end(key)
+        if not self._free:
+            self._free.append(self._num_slots)
+            self._num_slots += 1
+        self._heard[key] = heard = _Heard(self._free.pop(), response)
+        self.speculation.begin(heard.slot, response.request.prompt.token_ids)
+
+    def _end(self, key: Key) -> None:
+        slot = self._heard.pop(key).slot
+        self.speculation.end(slot)
+        self._free.append(slot)

@@ -1,0 +1,68 @@
+"""How often guesses come true, learned from what samples said afterwards, whether the guesses were computed or not.
+
+What a sample says does not depend on guesses, so a guess that was looked up and left alone teaches as much as one
+that was computed. A *trial* is a guessed token of which all before came true; it has come true or not. Trials are
+counted by cells (`draft_lookup.CELLS`): greedy or not, source, length of the context, place in the guess, confidence.
+Where a cell has few, those of wider classes speak for it, last the confidence itself.
+
+Shapes: C cells.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from plait.kernels.draft_lookup import CELLS, NUM_CONFIDENCES, NUM_SOURCES
+from plait.speculation.pool import FloatArray, IntArray
+
+PRIOR = 8.0
+"""Trials that a wider class counts as in a narrower one."""
+REFRESH = 256
+"""Trials after which the table is made anew."""
+FORGET = 0.5
+"""What counts are multiplied by when the policy changes."""
+_DEPTH_AXIS, _MATCH_AXIS, _SOURCE_AXIS = 3, 2, 1
+
+
+class Acceptance:
+    """Counts of trials, and the table made of them."""
+
+    def __init__(self) -> None:
+        self.trials_C, self.hits_C = np.zeros(CELLS), np.zeros(CELLS)
+        self.table_C = self._table()
+        """Chance that a guessed token of each cell comes true, if all before it have; flat."""
+        self._fresh = 0
+
+    def learn(self, cells: IntArray, hits: IntArray) -> None:
+        """Trials of these cells, and which of them came true."""
+        np.add.at(self.trials_C.reshape(-1), cells, 1.0)
+        np.add.at(self.hits_C.reshape(-1), cells, hits)
+        self._fresh += len(cells)
+        if self._fresh >= REFRESH or self._fresh * 8 >= self.trials_C.sum():
+            self.table_C, self._fresh = self._table(), 0
+
+    def forget(self) -> None:
+        """The policy has changed: what was learned counts less."""
+        self.trials_C *= FORGET
+        self.hits_C *= FORGET
+
+    def of_source(self) -> FloatArray:
+        """Share of the trials of each source that came true; nan without trials."""
+        others = tuple(axis for axis in range(len(CELLS)) if axis != _SOURCE_AXIS)
+        trials = self.trials_C.sum(others)
+        assert len(trials) == NUM_SOURCES
+        return np.divide(self.hits_C.sum(others), trials, out=np.full(NUM_SOURCES, np.nan), where=trials > 0)
+
+    def _table(self) -> FloatArray:
+        """Widest classes first, each the prior of the next."""
+        confidences = (np.arange(NUM_CONFIDENCES) + 0.5) / NUM_CONFIDENCES
+        table = np.broadcast_to(0.5 * confidences, CELLS)
+        for over in (
+            (_SOURCE_AXIS, _MATCH_AXIS, _DEPTH_AXIS),
+            (_MATCH_AXIS, _DEPTH_AXIS),
+            (_DEPTH_AXIS,),
+            (),
+        ):
+            trials, hits = self.trials_C.sum(over, keepdims=True), self.hits_C.sum(over, keepdims=True)
+            table = (hits + PRIOR * table) / (trials + PRIOR)
+        return np.ascontiguousarray(table).reshape(-1)

@@ -1,0 +1,98 @@
+"""How speculation went: counts that add up over steps, engines and ranks, and what they come to."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Self
+
+import numpy as np
+
+from plait.kernels.draft_lookup import NUM_SOURCES
+from plait.speculation.pool import FloatArray
+
+MOST_PLACES = 15
+"""Tokens of a guess at most."""
+SOURCES = ("prompt", "siblings", "history")
+"""By their numbers in `draft_lookup`: its prompt and its own words, other samples of the prompt, earlier ones."""
+
+
+def _zeros_of_places() -> FloatArray:
+    return np.zeros(MOST_PLACES)
+
+
+def _zeros_of_sources() -> FloatArray:
+    return np.zeros(NUM_SOURCES)
+
+
+@dataclass
+class Counts:
+    """Of the steps so far; a *row* is a sample that computes its newest token in a step."""
+
+    steps: float = 0.0
+    steps_with_drafts: float = 0.0
+    rows: float = 0.0
+    """Of the steps that computed guesses."""
+    drafted: float = 0.0
+    """Guessed tokens that were computed."""
+    accepted: float = 0.0
+    """Of these, those that came true."""
+    saved_s: float = 0.0
+    """Seconds that plain steps would have taken longer for the same tokens, by the fitted cost of a step."""
+    drafting_s: float = 0.0
+    """Seconds of looking guesses up and choosing."""
+    tried_at: FloatArray = field(default_factory=_zeros_of_places)
+    """By place in the guess: computed guesses of which all before came true."""
+    accepted_at: FloatArray = field(default_factory=_zeros_of_places)
+    tried_of: FloatArray = field(default_factory=_zeros_of_sources)
+    """By source: as `tried_at`."""
+    accepted_of: FloatArray = field(default_factory=_zeros_of_sources)
+
+    def numbers(self) -> list[float]:
+        """All of them in a row."""
+        return [float(x) for one in fields(self) for x in np.atleast_1d(getattr(self, one.name))]
+
+    @classmethod
+    def of(cls, numbers: list[float]) -> Self:
+        """The inverse of `numbers`."""
+        left, made = list(numbers), cls()
+        for one in fields(cls):
+            value = getattr(made, one.name)
+            if isinstance(value, np.ndarray):
+                setattr(made, one.name, np.array([left.pop(0) for _ in value]))
+            else:
+                setattr(made, one.name, left.pop(0))
+        assert not left, f"{len(left)} numbers too many"
+        return made
+
+    def __add__(self, other: Counts) -> Counts:
+        return Counts.of([a + b for a, b in zip(self.numbers(), other.numbers(), strict=True)])
+
+    def since(self, before: Counts) -> Counts:
+        """What was counted since there were so many."""
+        return Counts.of([a - b for a, b in zip(self.numbers(), before.numbers(), strict=True)])
+
+    def figures(self) -> Mapping[str, float]:
+        """What they come to; shares of nothing are left out."""
+        found = {
+            "drafted_steps": _share(self.steps_with_drafts, self.steps),
+            "mean_acceptance_length": _share(self.rows + self.accepted, self.rows),
+            "draft_acceptance_rate": _share(self.accepted, self.drafted),
+            "draft_tokens": self.drafted,
+            "accepted_tokens": self.accepted,
+            "saved_s": self.saved_s,
+            "drafting_s": self.drafting_s,
+        }
+        tried = [
+            (f"acceptance_at_{i + 1}", *pair)
+            for i, pair in enumerate(zip(self.accepted_at, self.tried_at, strict=True))
+        ]
+        tried += [
+            (f"acceptance_of_{n}", *pair) for n, *pair in zip(SOURCES, self.accepted_of, self.tried_of, strict=True)
+        ]
+        found |= {name: _share(hits, trials) for name, hits, trials in tried}
+        return {name: value for name, value in found.items() if value is not None}
+
+
+def _share(part: float, whole: float) -> float | None:
+    return float(part / whole) if whole else None

@@ -1,0 +1,230 @@
+"""Speculation of one engine: guesses for its running samples, as many as will pay, learning from each step.
+
+`auto` looks guesses up, chooses by acceptance and cost, and computes a few that it does not believe in where it has
+not measured what so many rows take. Where guesses do not pay, they are looked up seldom, which is enough to notice
+when they would. What it chooses depends on seconds that were measured; what samples say does not depend on what it
+chooses.
+
+Shapes: B running samples, K tokens of a guess, S slots, T tokens said.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Literal
+
+import numpy as np
+
+from plait.kernels import draft_lookup
+from plait.kernels.draft_lookup import CELLS, NUM_SOURCES
+from plait.speculation import choice
+from plait.speculation.acceptance import Acceptance
+from plait.speculation.choice import Choice
+from plait.speculation.counts import MOST_PLACES, Counts
+from plait.speculation.drafter import Asked, Drafter, Guesses
+from plait.speculation.pool import FloatArray, IntArray
+from plait.speculation.step_cost import StepCost
+
+How = int | Literal["auto"]
+"""Tokens of a guess, or as many as pay."""
+
+AUTO_MOST = 8
+"""Tokens of a guess that `auto` looks up."""
+LEAST_SURVIVAL = 0.03
+"""A guess is not looked up any further where it is less likely to come true."""
+PROBED = (1.25, 2.0)
+"""Rows of steps that are computed to learn what they take, in rows without guesses."""
+PROBES = 3
+"""Of each, for every power of two of running samples."""
+OVERHEAD = 0.02
+"""Share of a step that looking up may take while guesses do not pay."""
+SELDOM = 32
+"""Steps after which guesses are looked up in any case; and steps with guesses after which one is without, so that what
+those take is known."""
+WINDOW = 32
+"""Steps with guesses after which it is seen whether they paid."""
+PAID = 0.97
+"""Tokens per second of these, against what they would have been without, below which guesses rest."""
+REST = 64
+"""Steps without guesses then."""
+
+_PER_SOURCE = CELLS[2] * CELLS[3] * CELLS[4]
+
+
+class Speculation:
+    """Guesses for samples that are known by slots.
+
+    Args:
+        how: tokens of every guess, or "auto".
+        drafter: where guesses come from.
+        clock: seconds.
+    """
+
+    def __init__(self, how: How, drafter: Drafter, clock: Callable[[], float] = time.perf_counter) -> None:
+        self.drafter, self.acceptance, self.cost, self.counts = drafter, Acceptance(), StepCost(), Counts()
+        self._how, self._clock = how, clock
+        self._most = AUTO_MOST if how == "auto" else how
+        self._probes: dict[tuple[int, int], int] = {}
+        self._since_guess, self._since_plain, self._resting = 0, 0, 0
+        self._window: list[tuple[float, float]] = []
+        """Of the last steps with guesses: seconds that they saved, and took."""
+        self._pays, self._drafting_s, self._step_s, self._last_s = False, 0.0, 0.0, 0.0
+        self._guesses_SK = np.zeros((0, self._most), np.int32)
+        self._cells_SK = np.zeros((0, self._most), np.int64)
+        self._lengths_S, self._computed_S, self._at_S = (np.zeros(0, np.int64) for _ in range(3))
+
+    def begin(self, slot: int, prompt_ids: tuple[int, ...]) -> None:
+        """A sample of a prompt begins in a slot."""
+        while slot >= len(self._lengths_S):
+            more = max(16, len(self._lengths_S))
+            self._guesses_SK, self._cells_SK = (
+                np.concatenate([array, np.zeros((more, self._most), array.dtype)])
+                for array in (self._guesses_SK, self._cells_SK)
+            )
+            self._lengths_S, self._computed_S, self._at_S = (
+                np.concatenate([array, np.zeros(more, np.int64)])
+                for array in (self._lengths_S, self._computed_S, self._at_S)
+            )
+        self._lengths_S[slot] = 0
+        self.drafter.begin(slot, prompt_ids)
+
+    def end(self, slot: int) -> None:
+        """The sample in a slot says nothing more."""
+        self._lengths_S[slot] = 0
+        self.drafter.end(slot)
+
+    def hear(self, slots_B: IntArray, counts_B: IntArray, token_ids_T: IntArray, probs_T: FloatArray) -> None:
+        """What samples have said since they were heard last; see `Drafter.say`."""
+        cells_X, places_X, hits_X = (np.zeros(len(token_ids_T), np.int64) for _ in range(3))
+        count = draft_lookup.try_guesses(
+            slots_B, counts_B, token_ids_T,
+            self._guesses_SK, self._cells_SK, self._lengths_S, self._computed_S, self._at_S,
+            cells_X, places_X, hits_X,
+        )  # fmt: skip
+        if count:
+            cells_X, places_X, hits_X = cells_X[:count], places_X[:count], hits_X[:count]
+            self.acceptance.learn(cells_X, hits_X)
+            self._count_computed(cells_X[places_X >= 0], places_X[places_X >= 0], hits_X[places_X >= 0])
+        self.drafter.say(slots_B, counts_B, token_ids_T, probs_T)
+
+    def _count_computed(self, cells: IntArray, places: IntArray, hits: IntArray) -> None:
+        sources, counts = cells // _PER_SOURCE % NUM_SOURCES, self.counts
+        counts.accepted += float(hits.sum())
+        counts.tried_at += np.bincount(places, minlength=MOST_PLACES)
+        counts.accepted_at += np.bincount(places, hits, minlength=MOST_PLACES)
+        counts.tried_of += np.bincount(sources, minlength=NUM_SOURCES)
+        counts.accepted_of += np.bincount(sources, hits, minlength=NUM_SOURCES)
+
+    def grow_old(self) -> None:
+        """The policy has changed."""
+        self.acceptance.forget()
+        self.drafter.grow_old()
+
+    def guess(self, asked: Asked, num_context: int) -> list[list[int]]:
+        """Guesses that are to be computed, one for each sample that was asked for; empty ones, where none pays.
+
+        Args:
+            num_context: tokens that the samples hold.
+        """
+        began = self._clock()
+        count = len(asked.slots_B)
+        found: list[list[int]] = [[] for _ in range(count)]
+        if self._is_due():
+            self._since_guess = 0
+            guesses = self.drafter.guess(asked, self._most, self.acceptance.table_C, self._least(count, num_context))
+            lengths_B = self._chosen(guesses, num_context).lengths_B
+            self._remember(asked.slots_B, guesses, lengths_B)
+            for row in lengths_B.nonzero()[0].tolist():
+                found[row] = guesses.token_ids_BK[row, : lengths_B[row]].tolist()
+        self._last_s = self._clock() - began
+        self._drafting_s = 0.95 * self._drafting_s + 0.05 * self._last_s
+        self.counts.drafting_s += self._last_s
+        return found
+
+    def not_computed(self) -> None:
+        """There was no room for the guesses of this step."""
+        self._computed_S[:] = 0
+
+    def done(self, num_rows: int, num_drafted: int, num_context: int, num_drawn: int, seconds: float) -> None:
+        """A step of nothing but running samples took so long, looking up included.
+
+        Args:
+            num_rows: samples.
+            num_drafted: guesses that it computed behind their newest tokens.
+            num_context: tokens that they held.
+            num_drawn: tokens that they got.
+        """
+        if num_rows == 0:
+            return
+        self.cost.observe(num_rows + num_drafted, num_context, max(seconds - self._last_s, 1e-9))
+        self._step_s = 0.95 * self._step_s + 0.05 * seconds
+        self._since_guess += 1
+        self.counts.steps += 1
+        if num_drafted == 0:
+            self._since_plain, self._resting = 0, max(0, self._resting - 1)
+            return
+        self._since_plain += 1
+        plain_s = float(self.cost.seconds(np.array([num_rows]), num_context)[0]) * num_drawn / num_rows
+        self.counts.steps_with_drafts += 1
+        self.counts.rows += num_rows
+        self.counts.drafted += num_drafted
+        self.counts.saved_s += plain_s - seconds
+        self._window.append((plain_s, seconds))
+        if len(self._window) == WINDOW:
+            plain, taken = (sum(column) for column in zip(*self._window, strict=True))
+            self._resting = REST if plain < PAID * taken else 0
+            self._window.clear()
+
+    def _is_due(self) -> bool:
+        """Whether guesses are looked up in this step."""
+        if self._how != "auto" or self._pays or self._since_guess >= SELDOM:
+            return True
+        return self._drafting_s <= OVERHEAD * self._step_s or self.cost.num_steps < SELDOM
+
+    def _least(self, num_samples: int, num_context: int) -> float:
+        """Survival below which guesses are not worth looking up: half of what the next row costs in tokens."""
+        if self._how != "auto":
+            return 0.0
+        rows = np.array([num_samples, num_samples + 1])
+        one, more = self.cost.seconds(rows, num_context).tolist()
+        return max(LEAST_SURVIVAL, 0.5 * min(1.0, (more - one) * num_samples / max(one, 1e-12)))
+
+    def _chosen(self, guesses: Guesses, num_context: int) -> Choice:
+        num_samples = len(guesses.lengths_B)
+        if self._how != "auto":
+            return Choice(guesses.lengths_B, 1.0)
+        samples_M, survival_M = choice.by_survival(guesses.survival_BK, guesses.lengths_B)
+        rows_M1 = np.arange(num_samples, num_samples + len(samples_M) + 1)
+        if self.cost.num_steps < PROBES or len(samples_M) == 0:
+            return choice.nothing(num_samples)
+        if probed := self._probed(num_samples, len(samples_M)):
+            return choice.first(samples_M, probed, num_samples)
+        seconds_M1 = self.cost.seconds(rows_M1, num_context)
+        found = choice.most_per_second(samples_M, survival_M, seconds_M1, num_samples)
+        self._pays = found.gain > 1.0
+        if self._resting or self._since_plain >= SELDOM:
+            return choice.nothing(num_samples)
+        return found
+
+    def _probed(self, num_samples: int, num_guessed: int) -> int:
+        """Guesses to compute, to learn what so many rows take; 0: that is known, or there are too few."""
+        for number, factor in enumerate(PROBED):
+            key = num_samples.bit_length(), number
+            more = int(np.ceil(num_samples * factor)) - num_samples
+            if more <= num_guessed and self._probes.get(key, 0) < PROBES:
+                self._probes[key] = self._probes.get(key, 0) + 1
+                return more
+        return 0
+
+    def _remember(self, slots_B: IntArray, guesses: Guesses, lengths_B: IntArray) -> None:
+        """What was guessed, to be held against what the samples say."""
+        # A guess that was only looked up is followed to its end, before another one takes its place.
+        open_B = (self._at_S[slots_B] >= self._lengths_S[slots_B]) | (lengths_B > 0) | (self._computed_S[slots_B] > 0)
+        slots = slots_B[open_B]
+        width = guesses.token_ids_BK.shape[1]
+        self._guesses_SK[slots, :width] = guesses.token_ids_BK[open_B]
+        self._cells_SK[slots, :width] = guesses.cells_BK[open_B]
+        self._lengths_S[slots] = guesses.lengths_B[open_B]
+        self._computed_S[slots] = lengths_B[open_B]
+        self._at_S[slots] = 0

@@ -1,0 +1,115 @@
+"""What a step takes, fitted to the engine's own steps: a floor, a slope per row that grows with the rows, and one per
+token of context.
+
+    seconds(N, C) = w0 + w1 N + w2 C + sum over knots q of w_q max(0, N − q),  all w ≥ 0
+
+Steps of about as many rows and as much context stand in one bucket, of which the median of the last ones counts, so
+that a step during which the machine did something else moves nothing. Errors are relative. Where a row count was
+measured and differs from the fit (kernels change with the rows), the fit is scaled to what was measured there.
+
+Shapes: P points, F features, X row counts asked for.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+import numpy as np
+from numpy.typing import NDArray
+
+from plait.speculation.pool import FloatArray
+
+KNOTS = (2, 4, 8, 16, 32, 64, 128, 256)
+LAST = 15
+"""Steps of a bucket that are remembered."""
+MOST_BUCKETS = 96
+REFIT = 16
+"""Steps after which the fit is made anew."""
+
+
+class StepCost:
+    """Seconds of a step that computes so many rows over so much context."""
+
+    def __init__(self) -> None:
+        self._buckets: dict[tuple[int, int], deque[tuple[float, float, float]]] = {}
+        """The one that was added to last stands last."""
+        self._weights_F = np.zeros(3 + len(KNOTS))
+        self._scales: tuple[FloatArray, FloatArray] = (np.zeros(1), np.ones(1))
+        """Logarithms of measured row counts, and what the fit is multiplied by there."""
+        self._fresh = 0
+        self.num_steps = 0
+
+    def observe(self, num_rows: int, num_context: int, seconds: float) -> None:
+        """A step took so long."""
+        key = _bucket(num_rows), num_context.bit_length()
+        bucket = self._buckets.pop(key, None)
+        self._buckets[key] = bucket = deque(maxlen=LAST) if bucket is None else bucket
+        bucket.append((num_rows, num_context, seconds))
+        if len(self._buckets) > MOST_BUCKETS:
+            del self._buckets[next(iter(self._buckets))]
+        self._fresh += 1
+        self.num_steps += 1
+        if self._fresh >= REFIT or self.num_steps <= REFIT:
+            self._fit()
+            self._fresh = 0
+
+    def seconds(self, num_rows_X: NDArray, num_context: float) -> FloatArray:
+        """[X]; zeros before the first step."""
+        fitted_X = _features(num_rows_X, np.full(len(num_rows_X), num_context)) @ self._weights_F
+        return fitted_X * np.interp(np.log(num_rows_X), *self._scales)
+
+    def _fit(self) -> None:
+        medians_P3 = np.array([np.median(bucket, axis=0) for bucket in self._buckets.values()])
+        rows_P, context_P, seconds_P = medians_P3.T
+        features_PF = _features(rows_P, context_P)
+        # Buckets of few steps count less: their medians may be those of a busy moment.
+        trust_P = np.sqrt([min(len(bucket), 5) for bucket in self._buckets.values()])
+        self._weights_F = non_negative_fit(features_PF * (trust_P / seconds_P)[:, None], trust_P)
+        ratio_P = seconds_P / np.maximum(features_PF @ self._weights_F, 1e-12)
+        near = rows_P.round().astype(int)
+        counts = sorted(set(near.tolist()))
+        scales = [float(np.clip(np.median(ratio_P[near == count]), 0.7, 1.4)) for count in counts]
+        self._scales = np.log(np.array(counts, float)), np.array(scales)
+
+
+def _bucket(num_rows: int) -> int:
+    """Each count up to 16, then four buckets between a power of two and the next."""
+    if num_rows <= 16:
+        return num_rows
+    shift = num_rows.bit_length() - 3
+    return (shift << 3) + (num_rows >> shift) + 16
+
+
+def _features(num_rows_P: NDArray, num_context_P: NDArray) -> FloatArray:
+    beyond = np.maximum(num_rows_P[:, None] - np.array(KNOTS), 0)
+    return np.column_stack([np.ones(len(num_rows_P)), num_rows_P, num_context_P, beyond]).astype(float)
+
+
+def non_negative_fit(a_PF: FloatArray, b_P: FloatArray) -> FloatArray:
+    """The x ≥ 0 with the least |a x − b| (Lawson and Hanson, "Solving least squares problems", 1974, chapter 23)."""
+    scale_F = np.maximum(np.sqrt((a_PF**2).sum(0)), 1e-30)
+    a_PF = a_PF / scale_F
+    num_features = a_PF.shape[1]
+    x_F, free = np.zeros(num_features), np.zeros(num_features, bool)
+    for _ in range(3 * num_features):
+        gradient_F = a_PF.T @ (b_P - a_PF @ x_F)
+        gradient_F[free] = -np.inf
+        best = int(gradient_F.argmax())
+        if gradient_F[best] <= 1e-9:
+            break
+        free[best] = True
+        while True:
+            solved = np.linalg.lstsq(a_PF[:, free], b_P, rcond=None)[0]
+            if (solved > 0).all():
+                x_F[:] = 0
+                x_F[free] = solved
+                break
+            now = x_F[free]
+            falling = solved <= 0
+            share = (now[falling] / np.maximum(now[falling] - solved[falling], 1e-30)).min()
+            x_F[free] = now + share * (solved - now)
+            free &= x_F > 1e-12
+            x_F[~free] = 0
+            if not free.any():
+                break
+    return x_F / scale_F

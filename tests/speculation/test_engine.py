@@ -1,0 +1,150 @@
+"""The engine with drafts of its own: no sample says anything else, whatever is drafted and however much of it."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+import torch
+
+from plait.data.records import Prompt, Sample
+from plait.generation import forward
+from plait.generation.engine import Engine
+from plait.generation.request import Request
+from plait.generation.settings import Sampling, SamplingSettings
+from plait.generation.speculator import Speculator
+from plait.kernels import paged_attention
+from plait.kernels.noise import NoiseKey
+from plait.speculation.drafter import Asked, Guesses
+from plait.speculation.pool import FloatArray, IntArray
+from plait.speculation.speculation import How
+from tests.generation.test_engine import by_uid, requests
+from tests.generation.test_open_loop import request
+from tests.models.tiny import tiny_model
+from tests.training.exact import ExactFloat64
+
+needs_vectors = pytest.mark.skipif(
+    not paged_attention.fast(torch.bfloat16), reason="no numba, or a CPU without AVX-512"
+)
+ASKED = [request(0, 19, [14, 9, 30]), request(1, 7, [25]), request(2, 33, [17, 2])]
+
+
+def drained(engine: Engine, asked: Sequence[Request]) -> tuple[dict[str, Sample], int]:
+    """Samples by uid, and the steps that they took."""
+    for one in asked:
+        engine.add(one)
+    samples, steps = [], 0
+    while engine.has_work:
+        samples += engine.step()
+        steps += 1
+    assert engine.state.scheduler.blocks.num_held == 0
+    return by_uid(samples), steps
+
+
+class Guessing:
+    """A Drafter of a function: (what a sample has said, most tokens) → tokens, sure of them."""
+
+    num_bytes = 0
+
+    def __init__(self, guess) -> None:
+        self._guess = guess
+        self._said: dict[int, list[int]] = {}
+
+    def begin(self, slot: int, prompt_ids: tuple[int, ...]) -> None:
+        self._said[slot] = []
+
+    def say(self, slots_B: IntArray, counts_B: IntArray, token_ids_T: IntArray, probs_T: FloatArray) -> None:
+        for slot, stop, count in zip(slots_B, counts_B.cumsum(), counts_B, strict=True):
+            self._said[int(slot)] += token_ids_T[stop - count : stop].tolist()
+
+    def record(self, prompt_ids: tuple[int, ...], token_ids: IntArray, probs: FloatArray) -> None: ...
+    def end(self, slot: int) -> None: ...
+    def grow_old(self) -> None: ...
+
+    def guess(self, asked: Asked, most: int, acceptance_C: FloatArray, least: float) -> Guesses:
+        shape = len(asked.slots_B), most
+        found = Guesses(
+            np.zeros(shape, np.int32), np.zeros(shape[0], np.int64), np.zeros(shape, np.int64), np.zeros(shape)
+        )
+        for row, slot in enumerate(asked.slots_B.tolist()):
+            tokens = self._guess(self._said[slot], int(min(most, asked.limits_B[row])))
+            found.lengths_B[row] = len(tokens)
+            found.token_ids_BK[row, : len(tokens)] = tokens
+            found.survival_BK[row, : len(tokens)] = 0.9 ** np.arange(1, len(tokens) + 1)
+        return found
+
+
+RANDOM = random.Random(5)
+DRAFTERS = {
+    "random": lambda said, most: [RANDOM.randrange(50) for _ in range(RANDOM.randint(0, most))],
+    "what was said last, again": lambda said, most: said[-1:] * most,
+    "ends": lambda said, most: [3] * most,
+    "its own words": lambda said, most: (said * most)[:most],
+}
+
+
+@pytest.mark.parametrize("how", ["auto", 1, 4, 15])
+def test_the_pool_changes_no_token(how: How) -> None:
+    """Twice the same prompts, so that all of it is known: stops by token, string and limit; filters; greedy samples."""
+    model = tiny_model("llama")
+    with ExactFloat64():
+        plain, plain_steps = drained(Engine(model, SamplingSettings()), requests())
+        engine = Engine(model, SamplingSettings(speculation=how))
+        first, _ = drained(engine, requests())
+        again, steps = drained(engine, requests())
+    for found in (first, again):
+        assert found.keys() == plain.keys()
+        for uid, sample in found.items():
+            assert (sample.token_ids, sample.finish_reason) == (plain[uid].token_ids, plain[uid].finish_reason)
+            assert sample.logprobs == pytest.approx(plain[uid].logprobs, abs=1e-9)
+    if how != "auto":
+        assert steps < plain_steps
+
+
+@pytest.mark.parametrize("settings", [{}, {"max_prefill_tokens": 9, "max_running": 3}, {"kv_tokens": 96}], ids=str)
+@pytest.mark.parametrize("drafter", DRAFTERS)
+def test_no_drafter_changes_a_token(drafter: str, settings: dict) -> None:
+    model = tiny_model("llama")
+    with ExactFloat64():
+        plain, _ = drained(Engine(model, SamplingSettings(**settings)), requests())
+        speculates = Speculator(4, Guessing(DRAFTERS[drafter]))
+        found, _ = drained(Engine(model, SamplingSettings(**settings), speculates=speculates), requests())
+    assert {uid: sample.token_ids for uid, sample in found.items()} == {
+        uid: sample.token_ids for uid, sample in plain.items()
+    }
+    assert speculates.counts.drafted > 0
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_in_exact_mode_to_the_bit(dtype: torch.dtype) -> None:
+    model = tiny_model("llama", dtype=dtype)
+    plain, _ = drained(Engine(model, SamplingSettings(max_running=5, exact=True)), ASKED)
+    engine = Engine(model, SamplingSettings(max_running=5, exact=True, speculation=6))
+    assert drained(engine, ASKED)[0] == plain
+    assert drained(engine, ASKED)[0] == plain
+    assert engine.speculates is not None
+    assert engine.speculates.counts.accepted > 20, "all was known the second time"
+
+
+@needs_vectors
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_by_the_compiled_forward_to_the_bit(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(forward, "PACK_STEPS", 1)
+    model = tiny_model("llama", dtype=dtype)
+    plain, _ = drained(Engine(model, SamplingSettings(max_running=5)), ASKED)
+    engine = Engine(model, SamplingSettings(max_running=5, speculation=6))
+    assert drained(engine, ASKED)[0] == plain
+    assert drained(engine, ASKED)[0] == plain
+
+
+def test_what_is_known_word_for_word_is_said_in_few_steps() -> None:
+    """30 tokens again: the first of the prompt's logits, then at most 16 a step."""
+    model, asked = tiny_model("llama"), [request(0, 19, [30])]
+    engine = Engine(model, SamplingSettings(speculation=15))
+    with ExactFloat64():
+        first, _ = drained(engine, asked)
+        again, steps = drained(engine, asked)
+    assert again["0.0"].token_ids == first["0.0"].token_ids
+    assert steps == 3
