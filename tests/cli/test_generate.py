@@ -50,6 +50,7 @@ def test_json_figures(given: list[str], capsys: pytest.CaptureFixture[str]) -> N
         "kv_peak_bytes",
         "limit_share",
         "not_compiled",
+        "speculation",
     }
     assert (figures["samples"], figures["tokens"]) == (4, 17)
     assert figures["tokens_per_s"] == pytest.approx(17 / figures["seconds"])
@@ -59,6 +60,7 @@ def test_json_figures(given: list[str], capsys: pytest.CaptureFixture[str]) -> N
     assert figures["kv_peak_bytes"] > 0
     assert figures["prefill_tokens_per_s"] > 0
     assert figures["decode_tokens_per_s"] > 0
+    assert figures["speculation"] is None
     assert figures["not_compiled"] is None or "no vector instructions" in figures["not_compiled"]
 
 
@@ -69,6 +71,49 @@ def test_a_model_that_is_not_compiled_is_named_with_the_reason(
     said = capsys.readouterr().out
     reason = "there are no vector instructions or no numba for torch.float64"
     assert f"computed by the model's own layers, not by compiled ones: {reason}\n" in said
+
+
+def test_what_is_guessed_changes_no_response(
+    given: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With its own output as the history all is known, and all guesses come true: the file is the same to the byte."""
+    long = [*given[:-6], "--max-tokens", "30", "--n", "2", "--dtype", "float64", "--threads", "1"]
+    assert main(long) == 0
+    plain = (tmp_path / "out.jsonl").read_bytes()
+    earlier = tmp_path / "earlier.jsonl"
+    earlier.write_bytes(plain)
+    capsys.readouterr()
+    assert main([*long, "--overwrite", "--speculation", "7", "--history", str(earlier), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)["speculation"]
+    assert found["accepted_tokens"] > 0
+    assert found["acceptance_of_history"] > 0
+    told = [(row["token_ids"], row["finish_reason"]) for row in rows(tmp_path)]
+    assert told == [(row["token_ids"], row["finish_reason"]) for row in map(json.loads, plain.splitlines())]
+    assert main([*long, "--overwrite", "--speculation", "auto"]) == 0
+    assert "speculation: " in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (
+            ["--speculation", "often"],
+            "--speculation: expected auto, off or a number of tokens from 1 to 15, found 'often'",
+        ),
+        (["--speculation", "16"], "--speculation: expected auto, off or a number of tokens from 1 to 15, found 16"),
+        (["--history", "PROMPTS"], "--history is what guesses are taken from, but --speculation is off"),
+        (["--speculation", "auto", "--history", "PROMPTS"], "prompts.jsonl:1: expected a sample of a model of"),
+        (["--speculation", "auto", "--history", "none.jsonl"], "none.jsonl"),
+    ],
+)
+def test_speculation_is_refused_by_its_option(
+    given: list[str], arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    prompts = given[given.index("--prompts") + 1]
+    assert main([*given, *(prompts if word == "PROMPTS" else word for word in arguments)]) == 2
+    error = capsys.readouterr().err
+    assert said in error
+    assert is_one_error(error)
 
 
 def test_a_cache_for_one_sample_at_a_time_gives_the_same_responses(given: list[str], tmp_path: Path) -> None:

@@ -9,14 +9,13 @@ import numpy as np
 import pytest
 import torch
 
-from plait.data.records import Prompt, Sample
+from plait.data.records import Sample
 from plait.generation import forward
 from plait.generation.engine import Engine
 from plait.generation.request import Request
-from plait.generation.settings import Sampling, SamplingSettings
+from plait.generation.settings import SamplingSettings
 from plait.generation.speculator import Speculator
 from plait.kernels import paged_attention
-from plait.kernels.noise import NoiseKey
 from plait.speculation.drafter import Asked, Guesses
 from plait.speculation.pool import FloatArray, IntArray
 from plait.speculation.speculation import How

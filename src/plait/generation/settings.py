@@ -39,13 +39,11 @@ def _check_blocks(value: int) -> int:
 
 
 def _check_speculation(value: object) -> object:
-    """YAML reads a bare `off` as false."""
-    if value is False:
-        return "off"
+    """A command line has numbers as texts."""
     number = int(value) if isinstance(value, str) and value.isdecimal() else value
     if number in ("auto", "off") or (type(number) is int and 1 <= number <= MAX_DRAFT_TOKENS):
         return number
-    raise ValueError(f"expected auto, off or a number of tokens from 1 to {MAX_DRAFT_TOKENS}, found {value!r}")
+    raise ValueError(f"expected auto, off or a number of tokens from 1 to {MAX_DRAFT_TOKENS}, found {number!r}")
 
 
 @dataclass(frozen=True)
