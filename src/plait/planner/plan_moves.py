@@ -1,0 +1,200 @@
+"""Plans near a plan: one call elsewhere or otherwise, two calls, a role moved as one, devices exchanged, memory kept or
+let go."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from random import Random
+
+from plait.planner.plan_space import Form, PlanSpace
+from plait.schedule.plan import After
+from plait.simulator.places import Place
+
+State = tuple[Place, ...]
+
+NEAR_THE_FASTEST = 0.45
+"""That a form is passed over for the next in the order of their seconds."""
+ANOTHER_WORD = 0.2
+"""That what becomes of a slot's memory is drawn anew with its place."""
+
+
+class Moves:
+    """Of a space. All that is drawn is drawn from the caller's generator."""
+
+    def __init__(self, space: PlanSpace) -> None:
+        self.space = space
+        self.graph = space.graph
+        self._slots = range(len(self.graph.slots))
+        self._meshes = [[ranks for ranks in space.meshes if space.forms(slot, ranks)] for slot in self._slots]
+        """Of each slot those on which it can be."""
+        self._known = [frozenset(meshes) for meshes in self._meshes]
+        self._near = {ranks: _neighbours(ranks, space.meshes) for ranks in space.meshes}
+        self._by_ends = {(ranks[0], ranks[-1] + 1): ranks for ranks in space.meshes}
+        self._devices = space.problem.num_devices
+        self._cuts = sorted({ranks[0] for ranks in space.meshes})
+        self._roles = [tuple(self.graph.slots_of(role).values()) for role in self.graph.roles]
+
+    def greedy(self) -> State | None:
+        """Each slot by itself as fast as it can be anywhere."""
+        if not all(self._meshes):
+            return None
+        found = []
+        for slot in self._slots:
+            ranks = min(self._meshes[slot], key=lambda one: (self.space.forms(slot, one)[0].seconds, one))
+            found.append(self.space.place(slot, ranks, self.space.forms(slot, ranks)[0]))
+        return tuple(found)
+
+    def random(self, rng: Random) -> State | None:
+        """A plan drawn at random: the devices cut in a few parts, and each role on one of them or on all."""
+        if not all(self._meshes):
+            return None
+        cuts = sorted({0, self._devices, *(rng.choice(self._cuts) for _ in range(rng.choice((0, 1, 1, 2, 3))))})
+        parts = [ranks for ranks in self._between(cuts) if len(ranks) < self._devices or len(cuts) == 2]
+        together = rng.random()
+        found: list[Place] = []
+        for slot, what in enumerate(self.graph.slots):
+            same = next((p for p in found if self.graph.slots[p.slot].role == what.role), None)
+            ranks = same.placements[0].ranks if same is not None and rng.random() < together else None
+            if ranks is None or ranks not in self._known[slot]:
+                mine = [one for one in parts if one in self._known[slot]] or self._meshes[slot]
+                ranks = rng.choice(mine)
+            place = self._on(slot, ranks, rng, "keep")
+            assert place is not None, "a mesh that a slot can be on has a form"
+            found.append(place)
+        return self.space.lawful(sorted(found, key=lambda place: place.slot))
+
+    def _between(self, cuts: Sequence[int]) -> list[tuple[int, ...]]:
+        """Legal meshes that begin and end at these."""
+        ends = [(one, other) for n, one in enumerate(cuts) for other in cuts[n + 1 :]]
+        return [self._by_ends[end] for end in ends if end in self._by_ends]
+
+    def near(self, state: State, rng: Random) -> State:
+        """A plan that differs in little."""
+        kind = rng.random()
+        if kind < 0.30:
+            slot = rng.choice(self._slots)
+            return self._changed(state, {slot: self._reformed(state[slot], rng)})
+        if kind < 0.55:
+            slot = rng.choice(self._slots)
+            return self._changed(state, {slot: self._moved(state, slot, rng)})
+        if kind < 0.68:
+            some = rng.sample(self._slots, min(rng.choice((2, 2, 3)), len(self._slots)))
+            return self._changed(
+                state,
+                {
+                    slot: self._moved(state, slot, rng) if rng.random() < 0.5 else self._reformed(state[slot], rng)
+                    for slot in some
+                },
+            )
+        if kind < 0.80:
+            return self._changed(state, self._like_another(state, rng))
+        if kind < 0.88:
+            return self._changed(state, self._role_moved(state, rng))
+        if kind < 0.94:
+            return self._changed(state, self._exchanged(state, rng))
+        return self._changed(state, self._afters_changed(state, rng))
+
+    def _changed(self, state: State, places: dict[int, Place | None]) -> State:
+        found = tuple(places.get(slot) or place for slot, place in enumerate(state))
+        if all(one is other for one, other in zip(found, state, strict=True)):
+            return state
+        return self.space.lawful(found)
+
+    def _reformed(self, place: Place, rng: Random) -> Place | None:
+        """The same devices, used otherwise."""
+        return self._on(place.slot, place.placements[0].ranks, rng, _after(place), other=place)
+
+    def _moved(self, state: State, slot: int, rng: Random) -> Place | None:
+        """Other devices: such as begin and end where others do, near ones, or any."""
+        mine, place = self._meshes[slot], state[slot]
+        now = place.placements[0].ranks
+        draw = rng.random()
+        if draw < 0.40:
+            cuts = {0, self._devices}
+            for one in state:
+                cuts |= {one.placements[0].ranks[0], one.placements[-1].ranks[-1] + 1}
+            some = self._between(sorted(cuts))
+        elif draw < 0.80:
+            some = self._near.get(now, [])
+        else:
+            some = mine
+        some = [ranks for ranks in some if ranks != now and ranks in self._known[slot]]
+        return self._on(slot, rng.choice(some or mine), rng, _after(place))
+
+    def _like_another(self, state: State, rng: Random) -> dict[int, Place | None]:
+        """A slot on the devices of another; where it is of the same role, in the same layout if that can be."""
+        if len(state) < 2:
+            return {}
+        slot, other = rng.sample(self._slots, 2)
+        source = state[other]
+        ranks, sizes = source.placements[0].ranks, source.layouts[0].parallelism
+        same_role = self.graph.slots[slot].role == self.graph.slots[other].role
+        if same_role and rng.random() < 0.7:
+            form = next((one for one in self.space.forms(slot, ranks) if one.parallelism == sizes), None)
+            if form is not None:
+                return {slot: self.space.place(slot, ranks, form, _after(state[slot]))}
+        return {slot: self._on(slot, ranks, rng, _after(state[slot]))}
+
+    def _role_moved(self, state: State, rng: Random) -> dict[int, Place | None]:
+        """All slots of a role on one mesh, perhaps another's."""
+        slots = rng.choice(self._roles)
+        if rng.random() < 0.5:
+            ranks = rng.choice(state).placements[0].ranks
+        else:
+            ranks = rng.choice(self._meshes[slots[0]])
+        return {slot: self._on(slot, ranks, rng, _after(state[slot])) for slot in slots}
+
+    def _exchanged(self, state: State, rng: Random) -> dict[int, Place | None]:
+        """Two slots, or all that are on their devices, change places."""
+        if len(state) < 2:
+            return {}
+        one, other = (state[slot].placements[0].ranks for slot in rng.sample(self._slots, 2))
+        swap = {one: other, other: one}
+        return {
+            slot: self._on(slot, swap[ranks], rng, _after(state[slot]))
+            for slot, place in enumerate(state)
+            if (ranks := place.placements[0].ranks) in swap
+        }
+
+    def _afters_changed(self, state: State, rng: Random) -> dict[int, Place | None]:
+        """Another word for what becomes of the memory of a slot, of a role, or of all."""
+        draw = rng.random()
+        slots: Sequence[int] = self._slots
+        if draw < 0.6:
+            slots = (rng.choice(self._slots),)
+        elif draw < 0.9:
+            slots = rng.choice(self._roles)
+        word: After = rng.choice(("keep", "offload", "offload", "drop"))
+        return {slot: self.space.with_after(state[slot], word) for slot in slots if word in self.space.afters(slot)}
+
+    def _on(
+        self, slot: int, ranks: tuple[int, ...], rng: Random, after: After, *, other: Place | None = None
+    ) -> Place | None:
+        """A slot on these devices: the fastest forms are drawn most often. None where it cannot be."""
+        forms: Sequence[Form] = self.space.forms(slot, ranks)
+        if not forms:
+            return None
+        if rng.random() < ANOTHER_WORD:
+            after = rng.choice(self.space.afters(slot))
+        number = 0
+        if other is not None or rng.random() < 0.5:
+            while rng.random() < NEAR_THE_FASTEST:
+                number += 1
+            if rng.random() < 0.15:
+                number = rng.randrange(len(forms))
+        return self.space.place(slot, ranks, forms[number % len(forms)], after)
+
+
+def _after(place: Place) -> After:
+    return place.placements[0].after
+
+
+def _neighbours(ranks: tuple[int, ...], meshes: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
+    """Meshes that begin or end where this one does, or are as large and beside it."""
+    first, last, size = ranks[0], ranks[-1], len(ranks)
+    found = []
+    for other in meshes:
+        beside = len(other) == size and (other[0] == last + 1 or other[-1] == first - 1)
+        if other != ranks and (other[0] == first or other[-1] == last or beside):
+            found.append(other)
+    return found

@@ -1,0 +1,66 @@
+"""What a plan is worth: seconds of a step, more where it does not fit in memory or leaves devices idle."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from plait.planner.plan_space import PlanSpace
+from plait.simulator.places import Place
+
+EXCESS_WEIGHT = 3.0
+"""Of memory that is too much, as a share of a device's."""
+MISFIT = 0.1
+"""Of a step's seconds, for any plan that cannot be used."""
+
+
+@dataclass(frozen=True)
+class Judged:
+    """value: what a search makes small; seconds: of a step; excess: of memory on the fullest rank, as a share of the
+    device's; idle: ranks that do nothing"""
+
+    value: float
+    seconds: float
+    excess: float
+    idle: int
+
+    @property
+    def usable(self) -> bool:
+        return self.excess <= 0 and self.idle == 0
+
+
+class Objective:
+    """Judges plans, each once.
+
+    evaluations: steps simulated so far
+    """
+
+    def __init__(self, space: PlanSpace) -> None:
+        self.space = space
+        self.evaluations = 0
+        self._limit = float(space.problem.costs.cluster.device.memory_bytes)
+        self._everyone = (1 << space.problem.num_devices) - 1
+        self._known: dict[tuple[Place, ...], Judged] = {}
+
+    def __call__(self, places: Sequence[Place]) -> Judged:
+        key = tuple(places)
+        found = self._known.get(key)
+        if found is None:
+            found = self._known[key] = self._judged(key)
+        return found
+
+    def _judged(self, places: tuple[Place, ...]) -> Judged:
+        self.evaluations += 1
+        played = self.space.simulator.play(places)
+        seconds = played.step_s
+        excess = max(0.0, float(played.peak.max()) / self._limit - 1.0)
+        used = 0
+        for place in places:
+            used |= place.mask
+        idle = (self._everyone & ~used).bit_count()
+        value = seconds
+        if excess > 0:
+            value += seconds * (EXCESS_WEIGHT * excess + MISFIT)
+        if idle:
+            value += seconds * (idle / self.space.problem.num_devices + MISFIT)
+        return Judged(value, seconds, excess, idle)

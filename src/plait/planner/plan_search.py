@@ -1,0 +1,286 @@
+"""Search for a plan: which ranks and which parallelism for each call, so that a step takes as little time as can be and
+every rank has room at any time.
+
+Small spaces are tried in whole. Else a portfolio of seeded chains goes on in turns: two that accept worse plans now and
+then, two that descend, all with restarts. Which plans are tried follows from the seed alone, so a search with a larger
+budget tries the same plans first. A plan to start from is improved beside, on a budget of its own.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import product
+from math import exp, inf, prod
+from random import Random
+from typing import Literal
+
+from plait.planner import plan_baselines
+from plait.planner.plan_moves import Moves
+from plait.planner.plan_objective import Judged, Objective
+from plait.planner.plan_space import PlanProblem, PlanSpace
+from plait.schedule.plan import After
+from plait.simulator.places import Place
+
+State = tuple[Place, ...]
+
+BETAS = (40.0, 40.0, 100.0, inf)
+"""Of the chains: a plan that is worse by a share s of the best is accepted with probability exp(-beta s)."""
+PATIENCE = 350
+"""Plans that a chain tries without improvement before it starts anew."""
+MOST_EXHAUSTIVE = 4000
+"""Plans of a space that is tried in whole."""
+SHARE_OF_WARM = 10
+"""A plan to start from is improved with a budget that is smaller by this."""
+
+Stop = Literal["exhaustive", "evaluations", "seconds", "asked"]
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A plan that was judged."""
+
+    places: State
+    judged: Judged
+    name: str = ""
+
+
+@dataclass(frozen=True)
+class Found:
+    """
+    best:         None: no plan fits, or leaves no device idle
+    nearest:      the plan of the least value, whether it can be used or not
+    alternatives: usable plans that were next, each unlike those before
+    baselines:    by name, judged as `best` was
+    trace:        (evaluations, value) whenever the best got better
+    stopped_by:   `exhaustive`: all plans were tried
+    """
+
+    best: Candidate | None
+    nearest: Candidate | None
+    alternatives: tuple[Candidate, ...]
+    baselines: tuple[Candidate, ...]
+    evaluations: int
+    seconds: float
+    trace: tuple[tuple[int, float], ...]
+    stopped_by: Stop
+
+
+@dataclass
+class Budget:
+    """evaluations and seconds, whichever is spent first; `asked` says that somebody wants it to end."""
+
+    evaluations: int = 20_000
+    seconds: float = inf
+    clock: Callable[[], float] = time.monotonic
+    asked: Callable[[], bool] = lambda: False
+
+
+def search(
+    problem: PlanProblem,
+    budget: Budget | None = None,
+    *,
+    seed: int = 0,
+    given: Sequence[tuple[str, State]] = (),
+    warm: State | None = None,
+    space: PlanSpace | None = None,
+) -> Found:
+    """The best plan found.
+
+    Args:
+        given: further baselines by name, in places of `space`.
+        warm: a plan to start from, in places of `space`: the result is no worse.
+        space: of the problem, where plans of it are at hand.
+    """
+    hunt = _Hunt(problem, space or PlanSpace(problem), budget or Budget(), seed)
+    return hunt.run(given, warm)
+
+
+@dataclass
+class _Chain:
+    """One walk. rng: its own, so that what it tries depends on nothing else"""
+
+    beta: float
+    rng: Random
+    state: State
+    value: float
+    best: float = inf
+    waited: int = 0
+
+
+@dataclass
+class _Hunt:
+    problem: PlanProblem
+    space: PlanSpace
+    budget: Budget
+    seed: int
+    leaders: dict[tuple[object, ...], Candidate] = field(default_factory=dict)
+    """The best usable plan of each kind (`_kind`)."""
+    nearest: Candidate | None = None
+    best: Candidate | None = None
+    trace: list[tuple[int, float]] = field(default_factory=list)
+
+    def run(self, given: Sequence[tuple[str, State]], warm: State | None) -> Found:
+        began = self.budget.clock()
+        self._began = began
+        self.objective = Objective(self.space)
+        self.moves = Moves(self.space)
+        named = [*plan_baselines.baselines(self.space).items(), *given]
+        baselines = tuple(Candidate(places, self.judge(places), name) for name, places in named)
+        stopped_by: Stop = "exhaustive"
+        plans = list(self._whole_space())
+        if plans:
+            for places in plans:
+                self.judge(places)
+                if (stop := self._stop(inf)) is not None:
+                    stopped_by = stop
+                    break
+        else:
+            stopped_by = self._walk([places for _, places in named])
+        if warm is not None:
+            self.judge(warm)
+            self._improve(warm)
+        for candidate in baselines:
+            self._keep(candidate)
+        ranked = sorted(self.leaders.values(), key=lambda one: one.judged.value)
+        return Found(
+            self.best,
+            self.nearest,
+            tuple(one for one in ranked if self.best is None or one.places != self.best.places)[:3],
+            baselines,
+            self.objective.evaluations,
+            self.budget.clock() - began,
+            tuple(self.trace),
+            stopped_by,
+        )
+
+    def judge(self, places: State) -> Judged:
+        judged = self.objective(places)
+        self._keep(Candidate(places, judged))
+        return judged
+
+    def _keep(self, candidate: Candidate) -> None:
+        judged = candidate.judged
+        if self.nearest is None or judged.value < self.nearest.judged.value:
+            self.nearest = candidate
+        if not judged.usable:
+            return
+        if self.best is None or judged.value < self.best.judged.value:
+            self.best = candidate
+            self.trace.append((self.objective.evaluations, judged.value))
+        worst = self._worst_leader
+        if judged.value < worst or len(self.leaders) < 8:
+            kind = _kind(candidate.places)
+            if kind not in self.leaders or judged.value < self.leaders[kind].judged.value:
+                self.leaders[kind] = candidate
+                if len(self.leaders) > 8:
+                    del self.leaders[max(self.leaders, key=lambda one: self.leaders[one].judged.value)]
+
+    @property
+    def _worst_leader(self) -> float:
+        return max((one.judged.value for one in self.leaders.values()), default=inf)
+
+    def _stop(self, evaluations: float) -> Stop | None:
+        if self.objective.evaluations >= evaluations:
+            return "evaluations"
+        if self.budget.asked():
+            return "asked"
+        if self.budget.clock() - self._began >= self.budget.seconds:
+            return "seconds"
+        return None
+
+    def _whole_space(self) -> Iterator[State]:
+        """All plans, if they are few; nothing else."""
+        graph, space = self.space.graph, self.space
+        choices: list[list[Place]] = []
+        for slot in range(len(graph.slots)):
+            afters: Sequence[After] = space.afters(slot)
+            choices.append(
+                [
+                    space.place(slot, ranks, form, after)
+                    for after in afters
+                    for ranks in space.meshes
+                    for form in space.forms(slot, ranks)
+                ]
+            )
+        if prod(map(len, choices)) <= MOST_EXHAUSTIVE:
+            seen = dict.fromkeys(space.lawful(places) for places in product(*choices))
+            yield from seen
+
+    def _walk(self, starts: Sequence[State]) -> Stop:
+        chains = self._chains(starts)
+        tries = 0
+        if not chains:
+            return "exhaustive"
+        while True:
+            if (stop := self._stop(self.budget.evaluations)) is not None:
+                return stop
+            if tries > 100 * self.budget.evaluations:  # all that is near has been tried
+                return "evaluations"
+            self._step(chains[tries % len(chains)], starts)
+            tries += 1
+
+    def _chains(self, starts: Sequence[State]) -> list[_Chain]:
+        chains = []
+        for number, beta in enumerate(BETAS):
+            rng = Random(f"{self.seed} {number}")
+            state = self.moves.greedy() if number == 0 else self.moves.random(rng)
+            if number in (1, 2) and starts:
+                state = min(starts, key=lambda one: self.objective(one).value)
+            if state is None:
+                return []
+            chains.append(_Chain(beta, rng, state, self.judge(state).value))
+        return chains
+
+    def _step(self, chain: _Chain, starts: Sequence[State]) -> None:
+        """Try a plan near the chain's; start anew where nothing has got better for long."""
+        if chain.waited >= PATIENCE:
+            self._restart(chain, starts)
+        tried = self.moves.near(chain.state, chain.rng)
+        chain.waited += 1
+        if tried == chain.state:
+            return
+        value = self.judge(tried).value
+        least = self.nearest.judged.value if self.nearest is not None else value
+        worse = (value - chain.value) / least
+        if worse <= 0 or (chain.beta < inf and chain.rng.random() < exp(-chain.beta * worse)):
+            chain.state, chain.value = tried, value
+        if value < chain.best * (1 - 1e-9):
+            chain.best, chain.waited = value, 0
+
+    def _restart(self, chain: _Chain, starts: Sequence[State]) -> None:
+        rng = chain.rng
+        kind = rng.random()
+        state: State | None
+        if kind < 0.5 and self.nearest is not None:
+            state = (self.best or self.nearest).places
+            for _ in range(rng.randint(2, 5)):
+                state = self.moves.near(state, rng)
+        elif kind < 0.65 and starts:
+            state = rng.choice(list(starts))
+        else:
+            state = self.moves.random(rng)
+        assert state is not None, "a space that has plans has random ones"
+        chain.state, chain.value = state, self.judge(state).value
+        chain.best, chain.waited = chain.value, 0
+
+    def _improve(self, warm: State) -> None:
+        """Descend from a given plan, on evaluations of its own."""
+        limit = self.objective.evaluations + max(50, self.budget.evaluations // SHARE_OF_WARM)
+        rng = Random(f"{self.seed} warm")
+        state, value = warm, self.judge(warm).value
+        for _ in range(100 * limit):
+            if self._stop(limit) is not None:
+                return
+            tried = self.moves.near(state, rng)
+            if (new := self.judge(tried).value) <= value:
+                state, value = tried, new
+
+
+def _kind(places: State) -> tuple[object, ...]:
+    """Equal for plans that differ in nothing but which of equal devices do what: sizes, parallelism, and which calls
+    share devices."""
+    sizes = tuple((len(layout.mesh), layout.parallelism, p.placements[0].after) for p in places for layout in p.layouts)
+    shared = tuple(one.mask & other.mask != 0 for n, one in enumerate(places) for other in places[:n])
+    return (sizes, shared)

@@ -1,0 +1,276 @@
+"""Which plans a search may propose: for each slot of a step meshes, parallelisms, layers of stages, micro-batches,
+pipeline schedules, and what becomes of its memory. All of them can be followed by a run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from plait.layout.mesh import Layout, Mesh, Parallelism
+from plait.planner.stage_layers import cut_layers
+from plait.schedule.plan import After, Placement
+from plait.simulator.costs import Costs
+from plait.simulator.places import Asked, Place, Places
+from plait.simulator.step_graph import StepGraph
+from plait.simulator.step_program import StepSimulator
+
+MOST_STAGES = 16
+"""Of a pipeline: more are slower than tensor parallelism wherever that is allowed."""
+
+
+@dataclass(frozen=True)
+class RoleFacts:
+    """What limits the layouts of a role's model.
+
+    layer_work:  of each layer, in any unit
+    first, last: of what the first and last stage compute beside layers, in that unit
+    max_tp:      ways in which its narrowest matrix can be cut; 1 with adapters
+    max_pp:      1 with adapters
+    one_device:  its instances have one device each (`sampling.exact`)
+    may_drop:    False where what is dropped could not be brought back
+    """
+
+    layer_work: tuple[float, ...]
+    first: float = 0.0
+    last: float = 0.0
+    max_tp: int = 1
+    max_pp: int = MOST_STAGES
+    one_device: bool = False
+    may_drop: bool = True
+
+
+@dataclass(frozen=True)
+class PlanProblem:
+    """
+    roles: of every role of the graph
+    micro_batch_tokens: to choose from, beside the recipe's (None)
+    """
+
+    graph: StepGraph
+    costs: Costs
+    roles: Mapping[str, RoleFacts]
+    micro_batch_tokens: tuple[int, ...] = ()
+    smallest_mesh: int = 1
+
+    @property
+    def num_devices(self) -> int:
+        return self.costs.cluster.mesh_cluster.num_devices
+
+
+@dataclass(frozen=True, eq=False)
+class Form:
+    """How a slot is computed on meshes of one shape.
+
+    seconds:      of its calls
+    static_bytes: weights and state of the fullest stage
+    active_bytes: what its calls take beside
+    """
+
+    parallelism: Parallelism
+    micro_batch_tokens: int | None
+    schedule: str
+    asked: Asked
+    seconds: float
+    static_bytes: float
+    active_bytes: float
+
+    @property
+    def key(self) -> tuple[float, float, float]:
+        return self.seconds, self.static_bytes, self.active_bytes
+
+
+class PlanSpace:
+    """Meshes and forms of a problem, and places made of them."""
+
+    def __init__(self, problem: PlanProblem) -> None:
+        self.problem = problem
+        self.graph = problem.graph
+        self.places = Places(problem.graph, problem.costs, problem.num_devices)
+        self.simulator = StepSimulator(problem.graph, problem.costs)
+        cluster = problem.costs.cluster.mesh_cluster
+        self.meshes = tuple(mesh.ranks for mesh in cluster.legal_meshes(problem.smallest_mesh))
+        self._all: dict[tuple[int, object], tuple[Form, ...]] = {}
+        self._forms: dict[tuple[int, object], tuple[Form, ...]] = {}
+        self._made: dict[tuple[int, tuple[int, ...], Form, After], Place] = {}
+        self._stages: dict[tuple[str, int], tuple[int, ...]] = {}
+
+    def forms(self, slot: int, ranks: tuple[int, ...]) -> tuple[Form, ...]:
+        """Those of a slot on a mesh that no other beats in seconds and memory, and those that other calls of the role
+        have there, as equal layouts share their weights; the fastest first. None: none of them has room."""
+        key = (slot, self._shape(ranks))
+        if key not in self._forms:
+            role = self.graph.slots[slot].role
+            mine = self.graph.slots_of(role).values()
+            wanted = {form.parallelism for other in mine for form in _undominated(self._every(other, ranks))}
+            kept = dict.fromkeys(_undominated(self._every(slot, ranks)))
+            for form in self._every(slot, ranks):
+                if form.parallelism in wanted and not any(one.parallelism == form.parallelism for one in kept):
+                    kept[form] = None
+            self._forms[key] = tuple(sorted(kept, key=lambda form: form.key))
+        return self._forms[key]
+
+    def _shape(self, ranks: tuple[int, ...]) -> object:
+        """Equal for meshes on which everything takes as long."""
+        per_node = self.problem.costs.cluster.mesh_cluster.devices
+        first, size = ranks[0], len(ranks)
+        if ranks[-1] - first != size - 1 or list(ranks) != list(range(first, first + size)):
+            return ranks
+        return size, None if first // per_node == ranks[-1] // per_node else first % per_node
+
+    def _every(self, slot: int, ranks: tuple[int, ...]) -> tuple[Form, ...]:
+        """All forms that have room by themselves, by their seconds."""
+        key = (slot, self._shape(ranks))
+        if key not in self._all:
+            found = []
+            for sizes in self.parallelisms(slot, ranks):
+                found += self._tried(slot, ranks, sizes)
+            self._all[key] = tuple(sorted(found, key=lambda form: form.key))
+        return self._all[key]
+
+    def parallelisms(self, slot: int, ranks: tuple[int, ...]) -> list[Parallelism]:
+        """That a run can follow on so many devices, stages cut for equal work."""
+        cluster = self.problem.costs.cluster.mesh_cluster
+        facts, mode = self.problem.roles[self.graph.slots[slot].role], self.graph.slots[slot].mode
+        most_tp = min(facts.max_tp, cluster.devices)
+        found = []
+        for sizes in Parallelism.all_of(len(ranks)):
+            if facts.one_device and mode == "decode" and sizes.tp * sizes.pp > 1:
+                continue
+            if sizes.tp > most_tp or sizes.pp > min(facts.max_pp, len(facts.layer_work), MOST_STAGES):
+                continue
+            if not cluster.is_legal_size(sizes.tp):
+                continue
+            found.append(replace(sizes, stages=self._cut(slot, sizes.pp)))
+        return found
+
+    def _cut(self, slot: int, pp: int) -> tuple[int, ...]:
+        role = self.graph.slots[slot].role
+        if pp == 1:
+            return ()
+        if (role, pp) not in self._stages:
+            facts = self.problem.roles[role]
+            cut = cut_layers(facts.layer_work, pp, first_s=facts.first, last_s=facts.last)
+            assert cut is not None, f"{role}: {pp} stages of {len(facts.layer_work)} layers"
+            self._stages[role, pp] = cut
+        return self._stages[role, pp]
+
+    def _tried(self, slot: int, ranks: tuple[int, ...], sizes: Parallelism) -> list[Form]:
+        """Of one parallelism, with the micro-batches and schedules that are not beaten; with its layers cut so that
+        they have room, where for equal work they have not."""
+        found = self._fitting(slot, ranks, sizes)
+        if not found and sizes.pp > 1:
+            cut = self._cut_for_room(slot, ranks, sizes)
+            if cut is not None and cut != sizes.stages:
+                found = self._fitting(slot, ranks, replace(sizes, stages=cut))
+        return _undominated(found)
+
+    def _fitting(self, slot: int, ranks: tuple[int, ...], sizes: Parallelism) -> list[Form]:
+        mode = self.graph.slots[slot].mode
+        tokens: tuple[int | None, ...] = (None,)
+        if mode in ("train", "score"):
+            tokens += self.problem.micro_batch_tokens
+        schedules = ("", "one at a time") if mode == "train" and sizes.pp > 1 else ("",)
+        found = []
+        for schedule in schedules:
+            for one in tokens:
+                form, fits = self._form(slot, ranks, sizes, one, schedule)
+                if fits:
+                    found.append(form)
+        return found
+
+    def _form(
+        self, slot: int, ranks: tuple[int, ...], sizes: Parallelism, tokens: int | None, schedule: str
+    ) -> tuple[Form, bool]:
+        what = self.graph.slots[slot]
+        call = self.graph.calls[self.graph.calls_of[slot][0]].call
+        asked = self.places.ask(
+            slot,
+            Placement(call, what.mode, ranks, sizes.dp, sizes.tp, sizes.pp, "keep", sizes.stages, tokens, schedule),
+        )
+        held = [one + other for one, other in zip(asked.held, asked.state, strict=True)]
+        working = [
+            max(one.working_bytes[min(k, len(one.working_bytes) - 1)] for one in asked.calls) for k in range(sizes.pp)
+        ]
+        most = max(one + other for one, other in zip(held, working, strict=True))
+        seconds = sum(one.seconds for one in asked.calls)
+        form = Form(sizes, tokens, schedule, asked, seconds, float(max(held)), float(max(working)))
+        return form, most <= self.problem.costs.cluster.device.memory_bytes
+
+    def form_of(self, slot: int, ranks: tuple[int, ...], sizes: Parallelism) -> Form:
+        """Of a slot in a given parallelism, whether it has room or not."""
+        return self._form(slot, ranks, sizes, None, "")[0]
+
+    def _cut_for_room(self, slot: int, ranks: tuple[int, ...], sizes: Parallelism) -> tuple[int, ...] | None:
+        """Layers of each stage by what its devices have room for: as much a layer as in the cut for equal work."""
+        costs, what = self.problem.costs, self.graph.slots[slot]
+        facts = self.problem.roles[what.role]
+        layout = Layout(Mesh(ranks), sizes)
+        trained = what.mode == "train"
+        held = _by_stage(costs.held_bytes(what.role, layout, trained=trained), sizes)
+        call = self.graph.calls[self.graph.calls_of[slot][0]].call
+        working = _by_stage(costs.call(call, what.mode, layout).working_bytes, sizes)
+        layer = min(one / layers for one, layers in zip(held, sizes.stages, strict=True))
+        rooms = [
+            costs.cluster.device.memory_bytes - (one - layer * layers) - active
+            for one, layers, active in zip(held, sizes.stages, working, strict=True)
+        ]
+        layers = [layer] * len(facts.layer_work)
+        return cut_layers(
+            facts.layer_work, sizes.pp, first_s=facts.first, last_s=facts.last, layer_bytes=layers, room_bytes=rooms
+        )
+
+    def placement(self, slot: int, ranks: tuple[int, ...], form: Form, after: After = "keep") -> Placement:
+        what, sizes = self.graph.slots[slot], form.parallelism
+        call = self.graph.calls[self.graph.calls_of[slot][0]].call
+        return Placement(
+            call,
+            what.mode,
+            ranks,
+            sizes.dp,
+            sizes.tp,
+            sizes.pp,
+            after,
+            sizes.stages,
+            form.micro_batch_tokens,
+            form.schedule,
+        )
+
+    def place(self, slot: int, ranks: tuple[int, ...], form: Form, after: After = "keep") -> Place:
+        key = (slot, ranks, form, after)
+        if key not in self._made:
+            self._made[key] = self.places.place(slot, [self.placement(slot, ranks, form, after)], [form.asked])
+        return self._made[key]
+
+    def with_after(self, place: Place, after: After) -> Place:
+        """The same place, where something else becomes of its memory."""
+        return self.places.place(place.slot, [replace(p, after=after) for p in place.placements], place.asked)
+
+    def afters(self, slot: int) -> tuple[After, ...]:
+        """That a slot may have, whatever else is chosen."""
+        what = self.graph.slots[slot]
+        home = self.graph.home_of(what.role) == slot
+        drops = self.problem.roles[what.role].may_drop and not home and what.role in self.graph.trained
+        return ("keep", "offload", "drop") if drops else ("keep", "offload")
+
+    def lawful(self, places: Sequence[Place]) -> tuple[Place, ...]:
+        """What is the role's own weights cannot be dropped: it is offloaded."""
+        found = list(places)
+        for slot, place in enumerate(places):
+            if any(p.after == "drop" for p in place.placements):
+                home = places[self.graph.home_of(self.graph.slots[slot].role)]
+                if home is place or not ((place.parts >= 0) & (place.parts != home.parts)).any():
+                    found[slot] = self.with_after(place, "offload")
+        return tuple(found)
+
+
+def _by_stage(values: Sequence[int], sizes: Parallelism) -> list[int]:
+    return [values[min(stage, len(values) - 1)] for stage in range(sizes.pp)]
+
+
+def _undominated(forms: Sequence[Form]) -> list[Form]:
+    """Without those that another equals or beats in everything; the fastest first."""
+    kept: list[Form] = []
+    for form in sorted(forms, key=lambda one: one.key):
+        if not any(one.static_bytes <= form.static_bytes and one.active_bytes <= form.active_bytes for one in kept):
+            kept.append(form)
+    return kept

@@ -1,0 +1,61 @@
+"""How a model's layers are cut into pipeline stages, by dynamic programming: unequal layers, ends of their own, and
+memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate
+from math import inf
+
+
+def cut_layers(
+    layer_s: Sequence[float],
+    num_stages: int,
+    *,
+    first_s: float = 0.0,
+    last_s: float = 0.0,
+    layer_bytes: Sequence[float] = (),
+    room_bytes: Sequence[float] = (),
+) -> tuple[int, ...] | None:
+    """Layers of each stage, so that the slowest stage takes as little as can be; of such cuts the one that takes least
+    in the sum of squares, and of those the one with the later stages larger.
+
+    Pipe-RLHF's stage search: A[k][j] = min over i < j of max(A[k - 1][i], time(i … j)), subject to memory.
+
+    Args:
+        layer_s: seconds (or any measure of work) of each layer.
+        num_stages: at least 1.
+        first_s: what the first stage does besides: the embedding.
+        last_s: what the last stage does besides: the head.
+        layer_bytes: that each layer holds; empty: nothing.
+        room_bytes: for layers, on the devices of each stage; empty: any.
+
+    Returns:
+        None where no cut leaves every stage a layer and fits.
+    """
+    layers = len(layer_s)
+    if num_stages > layers:
+        return None
+    seconds = [0.0, *accumulate(layer_s)]
+    held = [0.0, *accumulate(layer_bytes or [0.0] * layers)]
+    rooms = room_bytes or [inf] * num_stages
+
+    def stage(number: int, start: int, stop: int) -> float:
+        if held[stop] - held[start] > rooms[number]:
+            return inf
+        extra = (first_s if number == 0 else 0.0) + (last_s if number == num_stages - 1 else 0.0)
+        return seconds[stop] - seconds[start] + extra
+
+    best: list[tuple[float, float, tuple[int, ...]] | None] = [(0.0, 0.0, ())] + [None] * layers
+    for number in range(num_stages):
+        after: list[tuple[float, float, tuple[int, ...]] | None] = [None] * (layers + 1)
+        for stop in range(number + 1, layers - (num_stages - 1 - number) + 1):
+            for start in range(number, stop):
+                before = best[start]
+                if before is None or (mine := stage(number, start, stop)) == inf:
+                    continue
+                found = (max(before[0], mine), before[1] + mine * mine, (*before[2], stop - start))
+                if after[stop] is None or found < after[stop]:  # type: ignore[operator]
+                    after[stop] = found
+        best = after
+    return None if best[layers] is None else best[layers][2]  # type: ignore[index]

@@ -1,0 +1,188 @@
+"""Where each slot of a step runs, with all that a simulation asks of it looked up once: seconds, and bytes by rank."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from plait.layout.mesh import Layout
+from plait.schedule.plan import After, Placement
+from plait.simulator.costs import CallCost, Costs
+from plait.simulator.step_graph import StepGraph
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+
+AFTERS: tuple[After, ...] = ("keep", "offload", "drop")
+"""The most careful first; arrays hold their places."""
+KEEP, OFFLOAD, DROP = range(3)
+
+MICRO_BATCHES_OF_A_STAGE = 4
+"""That a pipeline has at least (`training.trainer_settings` has the same)."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a cost model said of one placement. Equal for placements on meshes of one shape.
+
+    calls: of each call of the slot
+    held:  by stage, bytes of weights; state: of masters, moments and gradients
+    load_s, state_s: in which weights and state go to host memory, or come back
+    """
+
+    calls: tuple[CallCost, ...]
+    held: tuple[int, ...]
+    state: tuple[int, ...]
+    load_s: float
+    state_s: float
+
+
+class Place:
+    """Where a slot runs.
+
+    placements: of the slot's first call; several only of generation
+    asked:      of each of them
+    mask:       bit r: rank r computes
+    costs:      of each call of the slot
+    seconds:    of each call of the slot
+    parts:      [ranks] which part of the model a rank has (equal numbers are one part), −1 where it has none
+    weights:    [ranks] bytes
+    state:      [ranks] bytes of masters, moments and gradients; None: it is not trained
+    after:      [ranks] place in AFTERS
+    working:    [ranks] bytes that a call takes beside
+    load_s:     seconds in which its weights come from host memory, or go there; state_s: the state
+    chunks:     parts in which a streaming score is computed
+    """
+
+    def __init__(
+        self,
+        graph: StepGraph,
+        slot: int,
+        placements: tuple[Placement, ...],
+        asked: Sequence[Asked],
+        num_ranks: int,
+        numbers: dict[object, int],
+    ) -> None:
+        self.slot, self.placements, self.asked = slot, placements, tuple(asked)
+        self.costs = asked[0].calls
+        self.seconds = tuple(
+            _together([one.calls[number].seconds for one in asked]) for number in range(len(self.costs))
+        )
+        self.load_s = max(one.load_s for one in asked)
+        self.state_s = max(one.state_s for one in asked)
+        self.parts, self.after = np.full(num_ranks, -1), np.zeros(num_ranks, np.int64)
+        self.weights, self.working = np.zeros(num_ranks), np.zeros(num_ranks)
+        self.state = np.zeros(num_ranks) if any(asked[0].state) else None
+        self.mask = 0
+        for p, one in zip(placements, asked, strict=True):
+            self._fill(p, one, numbers)
+        first = placements[0]
+        deep = MICRO_BATCHES_OF_A_STAGE * first.pp if first.pp > 1 else 1
+        tokens = first.micro_batch_tokens or graph.rollouts.micro_batch_tokens
+        self.chunks = graph.rollouts.parts(first.dp * deep * tokens)
+
+    def _fill(self, p: Placement, asked: Asked, numbers: dict[object, int]) -> None:
+        size, first = len(p.ranks), p.ranks[0]
+        whole = p.ranks[-1] - first == size - 1 and (size < 3 or p.ranks == tuple(range(first, first + size)))
+        at = slice(first, first + size) if whole else np.array(p.ranks)
+        self.mask |= ((1 << size) - 1) << first if whole else sum(1 << rank for rank in p.ranks)
+        stages = _stages(size, p.tp, p.pp)
+        working = tuple(
+            max(one.working_bytes[min(k, len(one.working_bytes) - 1)] for one in asked.calls) for k in range(p.pp)
+        )
+        self.parts[at] = _part_numbers(p, whole, numbers)
+        self.after[at] = AFTERS.index(p.after)
+        self.weights[at] = np.array(asked.held, float)[stages]
+        self.working[at] = np.array(working, float)[stages]
+        if self.state is not None:
+            self.state[at] = np.array(asked.state, float)[stages]
+
+    @cached_property
+    def layouts(self) -> tuple[Layout, ...]:
+        return tuple(p.layout for p in self.placements)
+
+
+class Places:
+    """Makes places, each once.
+
+    Args:
+        num_ranks: of the plan.
+    """
+
+    def __init__(self, graph: StepGraph, costs: Costs, num_ranks: int) -> None:
+        self.graph, self.costs, self.num_ranks = graph, costs, num_ranks
+        self._numbers: dict[object, int] = {}
+        self._made: dict[Hashable, Place] = {}
+
+    def place(self, slot: int, placements: Sequence[Placement], asked: Sequence[Asked] | None = None) -> Place:
+        """Of a slot, from the placements of one of its calls.
+
+        Args:
+            asked: of each placement, where it is known.
+        """
+        key = (slot, tuple((p.ranks, p.dp, p.tp, p.pp, p.stages, *_manner(p)) for p in placements))
+        if key not in self._made:
+            asked = asked or [self.ask(slot, p) for p in placements]
+            self._made[key] = Place(self.graph, slot, tuple(placements), asked, self.num_ranks, self._numbers)
+        return self._made[key]
+
+    def ask(self, slot: int, p: Placement) -> Asked:
+        role, mode, layout = self.graph.slots[slot].role, self.graph.slots[slot].mode, p.layout
+        calls = tuple(
+            self.costs.call(
+                self.graph.calls[number].call,
+                mode,
+                layout,
+                micro_batch_tokens=p.micro_batch_tokens,
+                schedule=p.schedule,
+            )
+            for number in self.graph.calls_of[slot]
+        )
+        trained = mode == "train"
+        held = self.costs.held_bytes(role, layout, trained=False)
+        whole = self.costs.held_bytes(role, layout, trained=True) if trained else held
+        state_s = self.costs.offload(role, layout, "state").seconds if trained else 0.0
+        state = tuple(one - other for one, other in zip(whole, held, strict=True))
+        return Asked(calls, held, state, self.costs.offload(role, layout, "weights").seconds, state_s)
+
+
+def _manner(p: Placement) -> tuple[object, ...]:
+    return p.after, p.micro_batch_tokens, p.schedule
+
+
+def _together(seconds: list[float]) -> float:
+    """Of instances of different size that share the samples: each takes as many as it is fast."""
+    return seconds[0] if len(seconds) == 1 else 1.0 / sum(1.0 / one for one in seconds)
+
+
+@lru_cache(maxsize=4096)
+def _stages(size: int, tp: int, pp: int) -> Ints:
+    """Pipeline stage of each rank of a layout, in its order."""
+    return np.arange(size) // tp % pp
+
+
+MOST = 1 << 20
+"""More than any rank."""
+
+
+def _part_numbers(p: Placement, whole: bool, numbers: dict[object, int]) -> Ints | int:
+    """Of each rank of a placement a number for `schedule.placements.part_key` of it: equal keys have equal numbers."""
+    size = p.tp * p.pp
+    if size == 1:
+        return 0
+    cut = 1 + numbers.setdefault((p.tp, p.pp, p.stages), len(numbers))
+    if whole:
+        return cut * MOST + np.repeat(np.arange(p.ranks[0], p.ranks[-1] + 1, size), size)
+    found = []
+    for start in range(0, len(p.ranks), size):
+        ranks = p.ranks[start : start + size]
+        if ranks == tuple(range(ranks[0], ranks[0] + size)):
+            number = cut * MOST + ranks[0]
+        else:
+            number = (1 + numbers.setdefault((ranks, p.tp, p.pp, p.stages), len(numbers))) * MOST
+        found += [number] * size
+    return np.array(found)

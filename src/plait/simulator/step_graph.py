@@ -1,0 +1,177 @@
+"""The calls of a step that models compute, as a prediction sees them: who waits for whom, and what is placed alike."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Hashable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from plait.dataflow import CallKind, Dataflow, Node
+from plait.schedule.named_plans import MODE_OF
+from plait.schedule.needs import may_stream, needs_of
+from plait.schedule.plan import Mode
+
+
+@dataclass(frozen=True)
+class Slot:
+    """What a plan places once: all calls of a role in a mode."""
+
+    role: str
+    mode: Mode
+
+    def __str__(self) -> str:
+        return f"{self.role} {self.mode}"
+
+
+@dataclass(frozen=True)
+class StepCall:
+    """
+    slot:      place in `StepGraph.slots`
+    needs:     calls (places in `StepGraph.calls`) that have ended before it begins
+    source:    the call whose samples it may score while they end; None: it waits for all of them
+    beside:    `needs` where it does that
+    judge:     slot of the model that a generation asks which groups to keep; its ranks are kept busy too
+    """
+
+    call: str
+    slot: int
+    needs: frozenset[int]
+    source: int | None = None
+    beside: frozenset[int] = frozenset()
+    judge: int | None = None
+
+
+@dataclass(frozen=True)
+class Rollouts:
+    """What parts samples are scored in beside generation, as `runtime.streams` cuts them.
+
+    groups:       prompts of a step
+    group_tokens: of a prompt with its samples, were all responses as long as they may be
+    micro_batch_tokens: the recipe's
+    """
+
+    groups: int = 1
+    group_tokens: int = 1
+    micro_batch_tokens: int = 1
+
+    def parts(self, tokens_of_a_part: int) -> int:
+        together = max(1, tokens_of_a_part // max(1, self.group_tokens))
+        return max(1, -(-self.groups // together))
+
+
+@dataclass(frozen=True)
+class StepGraph:
+    """
+    slots:   in the order in which the flow first asks for them
+    trained: roles whose weights change
+    owners:  role → whose weights it computes with, where several frozen roles share them; itself where it is not named
+    """
+
+    calls: tuple[StepCall, ...]
+    slots: tuple[Slot, ...]
+    trained: frozenset[str]
+    owners: Mapping[str, Hashable] = field(default_factory=dict)
+    rollouts: Rollouts = Rollouts()
+
+    @classmethod
+    def of(
+        cls,
+        flow: Dataflow,
+        models: Collection[str],
+        rewards: Collection[str] = (),
+        *,
+        owners: Mapping[str, Hashable] | None = None,
+        rollouts: Rollouts = Rollouts(),
+    ) -> StepGraph:
+        """
+        Args:
+            models: roles that are models.
+            rewards: roles that only score samples; those that are no models are among them anyway.
+        """
+        needs = needs_of(flow, {*rewards, *(role for role in flow.roles if role not in models)})
+        placed = [node for node in flow.nodes if node.role in models and node.kind in MODE_OF]
+        slots = tuple(dict.fromkeys(_slot(node) for node in placed))
+        number = {node.id: place for place, node in enumerate(placed)}
+        calls = []
+        for node in placed:
+            streams = may_stream(node, flow) and node.rows in needs[node.id] and node.rows in number
+            calls.append(
+                StepCall(
+                    node.call,
+                    slots.index(_slot(node)),
+                    _placed_needs(needs[node.id], needs, number),
+                    number[node.rows] if streams else None,
+                    _placed_needs(needs[node.id] - {node.rows}, needs, number) if streams else frozenset(),
+                    _judge(node, slots),
+                )
+            )
+        trained = frozenset(str(node.role) for node in placed if node.kind is CallKind.TRAIN)
+        return cls(tuple(calls), slots, trained, owners or {}, rollouts)
+
+    @cached_property
+    def calls_of(self) -> tuple[tuple[int, ...], ...]:
+        """By slot."""
+        return tuple(
+            tuple(number for number, one in enumerate(self.calls) if one.slot == slot)
+            for slot in range(len(self.slots))
+        )
+
+    @cached_property
+    def roles(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(slot.role for slot in self.slots))
+
+    @cached_property
+    def waits(self) -> tuple[tuple[frozenset[tuple[int, int]], frozenset[tuple[int, int]]], ...]:
+        """Of each call in step 0 the keys that it waits for, and those where it scores beside generation."""
+        keys = lambda calls: frozenset((0, one) for one in calls)  # noqa: E731
+        return tuple((keys(call.needs), keys(call.beside)) for call in self.calls)
+
+    def slots_of(self, role: str) -> dict[Mode, int]:
+        return {slot.mode: number for number, slot in enumerate(self.slots) if slot.role == role}
+
+    def home_of(self, role: str) -> int:
+        """The slot whose weights are the role's own."""
+        mine = self.slots_of(role)
+        return next(mine[mode] for mode in _HOMES if mode in mine)
+
+    @cached_property
+    def families(self) -> tuple[tuple[int, ...], ...]:
+        """Slots of roles that share weights, together."""
+        found: dict[Hashable, list[int]] = {}
+        for number, slot in enumerate(self.slots):
+            found.setdefault(self.owners.get(slot.role, slot.role), []).append(number)
+        return tuple(map(tuple, found.values()))
+
+
+_HOMES: tuple[Mode, ...] = ("train", "score", "decode")
+
+
+def _slot(node: Node) -> Slot:
+    return Slot(str(node.role), MODE_OF[node.kind])
+
+
+def _judge(node: Node, slots: tuple[Slot, ...]) -> int | None:
+    resample = node.generation.resample if node.kind is CallKind.GENERATE else None
+    if resample is None:
+        return None
+    slot = Slot(str(resample.reward), "score")
+    return slots.index(slot) if slot in slots else None
+
+
+def _placed_needs(
+    needs: Collection[int], all_needs: Mapping[int, frozenset[int]], number: Mapping[int, int]
+) -> frozenset[int]:
+    """Calls of models among these needs, and those that the others of them wait for."""
+    found: set[int] = set()
+    seen: set[int] = set()
+    waiting = list(needs)
+    while waiting:
+        one = waiting.pop()
+        if one in seen:
+            continue
+        seen.add(one)
+        if one in number:
+            found.add(number[one])
+        else:
+            waiting += all_needs[one]
+    return frozenset(found)

@@ -1,0 +1,295 @@
+"""Whole steps in simulated seconds, by the dispatcher of a run: calls, moves of weights, what leaves devices and comes.
+
+What overlaps is what overlaps in a run: calls on disjoint ranks whose needs have ended, scoring in parts beside
+generation. A step begins when the one before has ended, as in a run.
+
+Ranks that the same calls use are one to the dispatcher, so a step of six calls takes a fraction of a millisecond on any
+number of devices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Hashable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+from plait.schedule.dispatch import Dispatcher, Key, Task
+from plait.schedule.work import Done, Work
+from plait.simulator.clock import SimulatedClock
+from plait.simulator.costs import Costs
+from plait.simulator.places import Floats, Place
+from plait.simulator.step_graph import StepGraph
+from plait.simulator.step_memory import peak_bytes
+from plait.simulator.step_weights import Copies, Unit, Weights, weights_of
+
+KIND = {"decode": "DECODE", "prefill": "PREFILL", "score": "SCORE", "train": "TRAIN"}
+MOVE, LOAD, LEAVE = "MOVE", "ONLOAD", "OFFLOAD"
+
+
+@dataclass(frozen=True)
+class Action:
+    """What was done, on all ranks of a mask at once. `call` is the number of the call that it was done for, the number
+    of calls where it ends the step."""
+
+    name: str
+    kind: str
+    role: str
+    mask: int
+    start_s: float
+    end_s: float
+    step: int
+    call: int
+    bytes: int = 0
+
+
+@dataclass(frozen=True)
+class Played:
+    """actions of all steps; ends_s: of each step; peak: [ranks] the most bytes that each holds"""
+
+    actions: tuple[Action, ...]
+    ends_s: tuple[float, ...]
+    peak: Floats
+
+    @property
+    def step_s(self) -> float:
+        """Seconds of a step, once steps repeat themselves."""
+        first, *_, last = (0.0, *self.ends_s) if len(self.ends_s) == 1 else self.ends_s
+        return (last - first) / max(1, len(self.ends_s) - 1)
+
+
+class StepSimulator:
+    """Plays steps of one flow; what is known of weights is kept from plan to plan."""
+
+    def __init__(self, graph: StepGraph, costs: Costs) -> None:
+        self.graph, self.costs = graph, costs
+        self._weights: dict[Hashable, Weights] = {}
+
+    def weights(self, places: Sequence[Place]) -> tuple[Weights, ...]:
+        """Of each family.
+
+        Args:
+            places: of each slot, in their order.
+        """
+        found = []
+        for family in self.graph.families:
+            mine = tuple(places[slot] for slot in family)
+            if mine not in self._weights:
+                if len(self._weights) > 200_000:
+                    self._weights.clear()
+                self._weights[mine] = weights_of(self.graph, self.costs, mine)
+            found.append(self._weights[mine])
+        return tuple(found)
+
+    def play(self, places: Sequence[Place], *, steps: int = 1) -> Played:
+        """
+        Args:
+            places: of each slot, in their order.
+            steps: from the state in which each step leaves the next: weights are where they were trained.
+        """
+        weights = self.weights(places)
+        clock = SimulatedClock()
+        program = _Steps(self.graph, places, weights, clock)
+        ends = []
+        for step in range(steps):
+            dispatcher = Dispatcher(program, clock, here=None)
+            dispatcher.add((step, number) for number in range(len(self.graph.calls)))
+            if program.units:
+                dispatcher.add([(step, len(self.graph.calls))])
+            dispatcher.run()
+            program.end_step()
+            ends.append(clock.now_s)
+        return Played(tuple(program.actions), tuple(ends), peak_bytes(self.graph, places, weights))
+
+
+@dataclass(eq=False)
+class _Steps:
+    """`schedule.dispatch.Program`: the calls of a step, by (step, place in the graph); behind them what ends it."""
+
+    graph: StepGraph
+    places: Sequence[Place]
+    weights: Sequence[Weights]
+    clock: SimulatedClock
+    actions: list[Action] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.units = [unit for one in self.weights for unit in one.units]
+        self.copies = [copies for one in self.weights for copies in one.copies]
+        self._there = dict.fromkeys(self.units, 0)
+        self._stale: set[Copies] = set(self.copies)
+        self._generated: dict[int, tuple[float, float]] = {}
+        """Generation of this step → its start and its end."""
+        self._meshes = [self._mask(number) for number in range(len(self.graph.calls))]
+        self._begins = [self._mask(number, begins=True) for number in range(len(self.graph.calls))]
+        self._everywhere = 0
+        for mask in self._begins:
+            self._everywhere |= mask
+        self._atoms = _atoms((*self._meshes, *self._begins))
+
+    def _mask(self, number: int, *, begins: bool = False) -> int:
+        """Ranks that a call keeps busy; to begin, with those that bring it weights."""
+        call = self.graph.calls[number]
+        mask = 0
+        for slot in (call.slot, call.judge):
+            if slot is not None:
+                mask |= self.places[slot].mask
+                for copies in self.copies:
+                    if slot in copies.slots and (begins or copies.drops):
+                        mask |= copies.movers
+        return mask
+
+    def needs(self, key: Key) -> Collection[Key]:
+        step, number = key
+        if number == len(self.graph.calls):
+            return [(step, one) for one in range(number)]
+        waits = self.graph.waits[number][self._streams(number)]
+        return waits if step == 0 else [(step, one) for _, one in waits]
+
+    def _streams(self, number: int) -> bool:
+        source = self.graph.calls[number].source
+        return source in self._generated and not self._meshes[number] & self._meshes[source]
+
+    def partners(self, key: Key) -> tuple[Key, ...]:
+        return (key,)
+
+    def mesh(self, key: Key) -> frozenset[int]:
+        return self._atoms[self._everywhere if key[1] == len(self.graph.calls) else self._begins[key[1]]]
+
+    def begin(self, keys: tuple[Key, ...]) -> Task:
+        ((step, number),) = keys
+        if number == len(self.graph.calls):
+            return Task(keys, "end", self._leaving(step), self.mesh(keys[0]))
+        task = Task(keys, self.graph.calls[number].call, _nothing(), self.mesh(keys[0]))
+        task.work = self._work(step, number, task)
+        return task
+
+    def _work(self, step: int, number: int, task: Task) -> Work[None]:
+        call = self.graph.calls[number]
+        slot, place = self.graph.slots[call.slot], self.places[call.slot]
+        for wanted in (call.slot, call.judge):
+            if wanted is not None:
+                yield from self._bringing(step, number, wanted)
+        task.mesh = self._atoms[self._meshes[number]]
+        if self.units:
+            yield from self._room(step, number, place.mask, {call.slot, call.judge})
+        if slot.mode == "train":
+            self._stale |= {one for one in self.copies if one.role == slot.role}
+        now = self.clock.now_s
+        seconds = place.seconds[self.graph.calls_of[call.slot].index(number)]
+        if slot.mode == "decode":
+            self._generated[number] = (now, now + seconds)
+        elif self._streams(number):
+            assert call.source is not None
+            seconds = _streamed(now, seconds, place.chunks, *self._generated[call.source])
+        cost = place.costs[self.graph.calls_of[call.slot].index(number)]
+        action = Action(call.call, KIND[slot.mode], slot.role, place.mask, now, now + seconds, step, number, cost.bytes)
+        yield from self._taking(action)
+
+    def _bringing(self, step: int, number: int, slot: int) -> Work[None]:
+        """New weights, where they are not there as they are."""
+        behind = [one for one in self.copies if slot in one.slots and one in self._stale]
+        for copies in behind:
+            self._stale.discard(copies)
+            if self.units:
+                home = self.graph.home_of(copies.role)
+                yield from self._room(step, number, copies.movers, {home}, filled=copies)
+            now = self.clock.now_s
+            name = f"{copies.role}.weights"
+            yield from self._taking(
+                Action(name, MOVE, copies.role, copies.movers, now, now + copies.seconds, step, number, copies.bytes)
+            )
+
+    def _room(
+        self, step: int, number: int, mask: int, slots: Collection[int | None], filled: Copies | None = None
+    ) -> Work[None]:
+        """What is not needed leaves these ranks, what is comes back."""
+        needed = [unit for unit in self.units if not unit.slots.isdisjoint(slots)]
+        written = [unit for unit in self.units if filled is not None and unit.slots & filled.slots]
+        if filled is not None:
+            needed = [unit for unit in needed if not unit.name.endswith(".state")]
+        leaves, loads = [], []
+        for unit in self.units:
+            if unit in needed:
+                if away := unit.mask & mask & ~self._there[unit]:
+                    loads.append((unit, away, unit.load_s))
+                    self._there[unit] |= away
+            elif unit in written:
+                self._there[unit] |= unit.mask & mask
+            elif there := self._there[unit] & mask:
+                leaves.append((unit, there, unit.leave_s))
+                self._there[unit] &= ~mask
+                if unit.copies is not None:
+                    self._stale.add(unit.copies)
+        for kind, entries in ((LEAVE, leaves), (LOAD, loads)):
+            yield from self._copying(kind, entries, step, number)
+
+    def _copying(self, kind: str, entries: Iterable[tuple[Unit, int, float]], step: int, number: int) -> Work[None]:
+        """Units to or from host memory, one after another on each rank."""
+        begun = self.clock.now_s
+        ends: list[tuple[int, float]] = []
+        for unit, mask, seconds in entries:
+            if seconds > 0:
+                start = max((end for other, end in ends if other & mask), default=begun)
+                ends.append((mask, start + seconds))
+                self.actions.append(Action(unit.name, kind, unit.role, mask, start, start + seconds, step, number))
+        if ends:
+            yield from self._waiting(kind, max(end for _, end in ends) - begun)
+
+    def _leaving(self, step: int) -> Work[None]:
+        """At the end of a step all leaves that may."""
+        yield from self._room(step, len(self.graph.calls), self._everywhere, ())
+
+    def _taking(self, action: Action) -> Work[None]:
+        self.actions.append(action)
+        yield from self._waiting(action.kind, action.end_s - action.start_s)
+
+    def _waiting(self, kind: str, seconds: float) -> Work[None]:
+        yield from self.clock.take(Done(kind, kind), 0, "", seconds, _said)
+
+    def end_step(self) -> None:
+        self._generated.clear()
+
+
+def _streamed(now: float, seconds: float, chunks: int, begun: float, ended: float) -> float:
+    """Of scoring in equal parts whose samples end one part after another, evenly, while they are generated.
+
+    Part k of n begins when its samples have ended, at begun + k/n of generation, and the part before has been scored.
+    So the end is the largest of: all parts from now; all from the end of the first part's samples; the last alone from
+    the end of generation.
+    """
+    first = begun + (ended - begun) / chunks
+    return max(now + seconds, first + seconds, ended + seconds / chunks) - now
+
+
+def _nothing() -> Work[None]:
+    return
+    yield
+
+
+def _said() -> None:
+    """An action that only takes time."""
+
+
+_Ranks = dict[int, frozenset[int]]
+_known: dict[tuple[int, ...], _Ranks] = {}
+
+
+def _atoms(masks: tuple[int, ...]) -> _Ranks:
+    """Each mask, and all together, as sets of atoms: ranks that are in the same masks are one."""
+    found = _known.get(masks)
+    if found is None:
+        atoms: list[int] = []
+        for mask in dict.fromkeys(masks):
+            rest, cut = mask, []
+            for atom in atoms:
+                cut += [part for part in (atom & mask, atom & ~mask) if part]
+                rest &= ~atom
+            atoms = [*cut, rest] if rest else cut
+        everywhere = 0
+        for mask in masks:
+            everywhere |= mask
+        found = {
+            mask: frozenset(number for number, atom in enumerate(atoms) if atom & mask) for mask in {*masks, everywhere}
+        }
+        if len(_known) > 100_000:
+            _known.clear()
+        _known[masks] = found
+    return found

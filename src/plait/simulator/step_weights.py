@@ -1,0 +1,193 @@
+"""Weights of a step: which copies are brought from a role's home, what leaves its devices, and who holds how much.
+
+The rules are those of a run (`cost.offload_policy`, `workers.announcer`): one part of a model on a rank is held once,
+whoever computes with it, and the most careful word of theirs says what becomes of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from plait.simulator.costs import Costs
+from plait.simulator.places import DROP, KEEP, OFFLOAD, Floats, Ints, Place
+from plait.simulator.step_graph import StepGraph
+
+
+@dataclass(frozen=True, eq=False)
+class Unit:
+    """Weights, or optimizer state, that are not always on their devices.
+
+    mask:    bit r: on rank r
+    slots:   that need it
+    load_s:  to bring it from host memory; leave_s: to copy it there
+    copies:  which are gone when it leaves; None: they are not
+    """
+
+    name: str
+    role: str
+    mask: int
+    slots: frozenset[int]
+    load_s: float
+    leave_s: float
+    copies: Copies | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Copies:
+    """Copies of a role's weights that are moved from its home together.
+
+    slots:  that need them
+    movers: bit r: rank r takes part
+    drops:  whether they are dropped after each use
+    """
+
+    role: str
+    slots: frozenset[int]
+    movers: int
+    seconds: float
+    bytes: int
+    drops: bool
+
+
+@dataclass(frozen=True, eq=False)
+class Weights:
+    """Of roles that share weights.
+
+    kept:    [ranks] bytes that are always there
+    present: slot → [ranks] bytes beside, while its calls run
+    moving:  [ranks] bytes beside `kept` while copies are moved
+    """
+
+    kept: Floats
+    present: dict[int, Floats]
+    moving: Floats | None
+    units: tuple[Unit, ...]
+    copies: tuple[Copies, ...]
+
+
+def weights_of(graph: StepGraph, costs: Costs, places: Sequence[Place]) -> Weights:
+    """
+    Args:
+        places: of all slots of a family (`StepGraph.families`).
+    """
+    merged = _careful(places)
+    kept = np.zeros(len(places[0].weights))
+    for number, place in enumerate(places):
+        new = place.parts >= 0
+        for other in places[:number]:
+            new &= place.parts != other.parts
+        kept += np.where(new & (merged[number] == KEEP), place.weights, 0.0)
+    present = {p.slot: np.where(m != KEEP, p.weights, 0.0) for p, m in zip(places, merged, strict=True)}
+    copies = [one for role in _roles(graph, places) for one in _copies(graph, costs, role, places, merged)]
+    units = _units(graph, places, merged, copies)
+    for place in places:
+        if place.state is not None:
+            state = graph.slots[place.slot].role
+            stays = place.placements[0].after == "keep"
+            if stays:
+                kept = kept + place.state
+            else:
+                present[place.slot] = present[place.slot] + place.state
+                slots, seconds = frozenset({place.slot}), place.state_s
+                units.append(Unit(f"{state}.state", state, place.mask, slots, seconds, seconds))
+    moving = None
+    if units and copies:
+        moving = np.zeros(len(kept))
+        for one in copies:
+            role = [p for p in places if graph.slots[p.slot].role == one.role]
+            for p in role:
+                if p.slot in one.slots or p.slot == graph.home_of(one.role):
+                    moving += np.where(merged[places.index(p)] != KEEP, p.weights, 0.0)
+    return Weights(kept, present, moving, tuple(units), tuple(copies))
+
+
+def _roles(graph: StepGraph, places: Sequence[Place]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(graph.slots[place.slot].role for place in places))
+
+
+def _careful(places: Sequence[Place]) -> list[Ints]:
+    """What becomes of the part of each place, for all that compute with it."""
+    found = []
+    for place in places:
+        after = place.after
+        for other in places:
+            if other is not place:
+                shared = (other.parts == place.parts) & (place.parts >= 0)
+                after = np.where(shared, np.minimum(after, other.after), after)
+        found.append(after)
+    return found
+
+
+def _copies(graph: StepGraph, costs: Costs, role: str, places: Sequence[Place], merged: Sequence[Ints]) -> list[Copies]:
+    mine = {p.slot: (p, m) for p, m in zip(places, merged, strict=True) if graph.slots[p.slot].role == role}
+    home = mine[graph.home_of(role)][0]
+    everywhere = 0
+    for place, _ in mine.values():
+        everywhere |= place.mask
+    groups: dict[int, list[Place]] = {}
+    for place, after in mine.values():
+        outside = (place.parts >= 0) & (place.parts != home.parts)
+        if not outside.any():
+            continue
+        word = int(after[outside].min())
+        if role not in graph.trained and word != DROP:
+            continue  # a frozen role's are read from its checkpoint
+        groups.setdefault(word, []).append(place)
+    found = []
+    for word, members in groups.items():
+        if word == KEEP:
+            found.append(_moved(costs, role, home, members, everywhere, drops=False))
+            continue
+        for same in _by_parts(members):
+            found.append(_moved(costs, role, home, same, everywhere, drops=word == DROP))
+    return found
+
+
+def _by_parts(places: Sequence[Place]) -> list[list[Place]]:
+    found: list[list[Place]] = []
+    for place in places:
+        same = next((one for one in found if np.array_equal(one[0].parts, place.parts)), None)
+        if same is None:
+            found.append([place])
+        else:
+            same.append(place)
+    return found
+
+
+def _moved(costs: Costs, role: str, home: Place, members: Sequence[Place], everywhere: int, *, drops: bool) -> Copies:
+    targets = dict.fromkeys(layout for place in members for layout in place.layouts)
+    moves = [costs.move(role, home.layouts[0], target) for target in targets]
+    return Copies(
+        role,
+        frozenset(place.slot for place in members),
+        everywhere,
+        sum(one.seconds for one in moves),
+        sum(one.bytes for one in moves),
+        drops,
+    )
+
+
+def _units(graph: StepGraph, places: Sequence[Place], merged: Sequence[Ints], copies: Sequence[Copies]) -> list[Unit]:
+    """Parts that several places share are one unit."""
+    found: list[Unit] = []
+    leaving = [(p, m) for p, m in zip(places, merged, strict=True) if (m != KEEP).any()]
+    for same in _by_parts([p for p, _ in leaving]):
+        after = next(m for p, m in leaving if p is same[0])
+        role = graph.slots[same[0].slot].role
+        slots = frozenset(place.slot for place in same)
+        load_s = max(place.load_s for place in same)
+        for word in (OFFLOAD, DROP):
+            ranks = (after == word) & (same[0].parts >= 0)
+            if not ranks.any():
+                continue
+            mask = sum(1 << int(rank) for rank in np.flatnonzero(ranks))
+            dropped = next((one for one in copies if one.drops and one.slots & slots), None) if word == DROP else None
+            if dropped is not None:
+                found.append(Unit(f"{role}.weights", role, mask, slots, 0.0, 0.0, dropped))
+            else:
+                leave_s = load_s if role in graph.trained else 0.0
+                found.append(Unit(f"{role}.weights", role, mask, slots, load_s, leave_s))
+    return found

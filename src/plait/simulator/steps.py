@@ -1,0 +1,150 @@
+"""What a plan will take: seconds of a step, a timeline, and the memory of every rank, before anything runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from plait.errors import ConfigError
+from plait.schedule.plan import Mode, Placement, Plan
+from plait.schedule.timeline import MemoryPoint, Span, Timeline
+from plait.schedule.work import COMPUTE, LINK
+from plait.simulator.costs import Costs
+from plait.simulator.places import Place, Places
+from plait.simulator.step_graph import StepGraph
+from plait.simulator.step_memory import RankMemory, kept_bytes, memory_of
+from plait.simulator.step_program import Action, Played, StepSimulator
+from plait.simulator.step_weights import Weights
+
+STEPS = 3
+"""That a prediction plays: the first begins with weights that must be moved, as all others do."""
+
+
+@dataclass(frozen=True)
+class CallRecord:
+    """A call of a step, or what is done for it.
+
+    call:  as the flow names it; of moves and copies `actor.weights`, as they stand in a timeline
+    kind:  DECODE, SCORE, TRAIN, MOVE, ONLOAD, OFFLOAD
+    placements: of a call
+    start_s: from the start of the step
+    terms: what the seconds are spent on
+    """
+
+    call: str
+    kind: str
+    start_s: float
+    seconds: float
+    bytes: int
+    placements: tuple[Placement, ...] = ()
+    terms: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def mode(self) -> Mode | None:
+        return self.placements[0].mode if self.placements else None
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """calls: of one step, by their start; feasible: every rank has room for what it holds, at any time"""
+
+    seconds_per_step: float
+    timeline: Timeline
+    calls: tuple[CallRecord, ...]
+    memory: tuple[RankMemory, ...]
+
+    @property
+    def feasible(self) -> bool:
+        return all(one.fits for one in self.memory)
+
+
+def predict(plan: Plan, graph: StepGraph, costs: Costs, *, steps: int = STEPS) -> Prediction:
+    """Play steps of a completed plan.
+
+    Raises:
+        ConfigError: the plan has more ranks than the cluster of the costs has devices.
+    """
+    if plan.num_ranks > (most := costs.cluster.mesh_cluster.num_devices):
+        raise ConfigError(
+            f"plan `{plan.name}`: its `num_ranks`, {plan.num_ranks}, are more than the {most} devices of the cluster"
+        )
+    places = places_of(plan, Places(graph, costs, plan.num_ranks))
+    simulator = StepSimulator(graph, costs)
+    played, weights = simulator.play(places, steps=steps), simulator.weights(places)
+    ranks = {mask: _ranks(mask) for mask in {action.mask for action in played.actions}}
+    spans = tuple(span for action in played.actions for span in _spans(action, ranks[action.mask]))
+    points = tuple(_points(played, graph, places, weights, ranks))
+    return Prediction(
+        played.step_s,
+        Timeline(spans, points).ordered(),
+        _records(played, graph, places, steps - 1),
+        tuple(memory_of(graph, places, weights, costs.cluster.device.memory_bytes)),
+    )
+
+
+def places_of(plan: Plan, places: Places) -> list[Place]:
+    """Of each slot, in a completed plan."""
+    graph = places.graph
+    found = []
+    for number, slot in enumerate(graph.slots):
+        call = graph.calls[graph.calls_of[number][0]].call
+        placements = plan.placements_of(call, slot.mode)
+        assert placements, f"the plan {plan.name} does not place {call}"
+        found.append(places.place(number, placements))
+    return found
+
+
+def _ranks(mask: int) -> tuple[int, ...]:
+    return tuple(rank for rank in range(mask.bit_length()) if mask >> rank & 1)
+
+
+def _spans(action: Action, ranks: Sequence[int]) -> Iterator[Span]:
+    lane = COMPUTE if action.kind in ("DECODE", "SCORE", "TRAIN") else LINK
+    share = action.bytes // max(1, len(ranks))
+    for rank in ranks:
+        yield Span(
+            action.name, action.kind, rank, action.start_s, action.end_s, share, 0, lane, action.role, action.step + 1
+        )
+
+
+def _records(played: Played, graph: StepGraph, places: Sequence[Place], step: int) -> tuple[CallRecord, ...]:
+    """Of one step."""
+    begun = played.ends_s[step - 1] if step else 0.0
+    found = []
+    for action in played.actions:
+        if action.step != step:
+            continue
+        seconds = action.end_s - action.start_s
+        if action.kind not in ("DECODE", "SCORE", "TRAIN"):
+            found.append(CallRecord(action.name, action.kind, action.start_s - begun, seconds, action.bytes))
+            continue
+        slot = graph.calls[action.call].slot
+        place = places[slot]
+        cost = place.costs[graph.calls_of[slot].index(action.call)]
+        record = CallRecord(
+            action.name, action.kind, action.start_s - begun, seconds, action.bytes, place.placements, dict(cost.terms)
+        )
+        found.append(record)
+    return tuple(sorted(found, key=lambda one: one.start_s))
+
+
+def _points(
+    played: Played,
+    graph: StepGraph,
+    places: Sequence[Place],
+    weights: Sequence[Weights],
+    ranks: dict[int, tuple[int, ...]],
+) -> Iterator[MemoryPoint]:
+    """What each rank holds from the start of each call, and from its end."""
+    kept = kept_bytes(weights)
+    present = {slot: held for one in weights for slot, held in one.present.items()}
+    for rank in range(len(kept)):
+        yield MemoryPoint(rank, 0.0, float(kept[rank]))
+    for action in played.actions:
+        if action.kind not in ("DECODE", "SCORE", "TRAIN"):
+            continue
+        slot = graph.calls[action.call].slot
+        there = kept + present[slot]
+        for rank in ranks[action.mask]:
+            yield MemoryPoint(rank, action.start_s, float(there[rank] + places[slot].working[rank]))
+            yield MemoryPoint(rank, action.end_s, float(there[rank]))

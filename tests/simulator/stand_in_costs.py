@@ -1,0 +1,90 @@
+"""A cost model in a few lines: seconds by the work of a call, bytes by the size of a role."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from plait.layout.mesh import Cluster, Layout
+from plait.schedule.plan import Mode
+
+
+@dataclass(frozen=True)
+class Cost:
+    seconds: float
+    terms: Mapping[str, float] = field(default_factory=dict)
+    bytes: int = 0
+    working_bytes: tuple[int, ...] = (0,)
+
+
+@dataclass(frozen=True)
+class Device:
+    memory_bytes: int
+
+
+@dataclass(frozen=True)
+class Devices:
+    mesh_cluster: Cluster
+    device: Device
+
+
+@dataclass(frozen=True)
+class StandIn:
+    """
+    work:    seconds of a call on one device
+    weights: bytes of a role
+    memory:  bytes of a device
+    tax:     of tensor parallelism, in parts of the work for each further device; of decoding ten times as much
+    """
+
+    work: Mapping[str, float]
+    weights: Mapping[str, int]
+    nodes: int = 1
+    devices: int = 8
+    memory: int = 100
+    tax: float = 0.02
+    move_s: float = 0.1
+    activations: int = 4
+
+    @property
+    def cluster(self) -> Devices:
+        return Devices(Cluster(self.nodes, self.devices), Device(self.memory))
+
+    def call(
+        self, call: str, mode: Mode, layout: Layout, *, micro_batch_tokens: int | None = None, schedule: str = ""
+    ) -> Cost:
+        sizes = layout.parallelism
+        compute = self.work[call] / sizes.size
+        tensor = compute * (sizes.tp - 1) * self.tax * (10 if mode == "decode" else 1)
+        spans = {rank // self.devices for rank in layout.instances()[0].mesh.ranks}
+        far = compute * 0.5 * (sizes.tp > 1) * (len(spans) > sizes.pp)
+        bubble = compute * (sizes.pp - 1) / 4 * (4 if mode == "decode" else 1)
+        fixed = 0.01 * self.work[call] * (1 if mode == "decode" else 0)
+        share = 1.0 if micro_batch_tokens is None else micro_batch_tokens / 4096
+        in_flight = [sizes.pp - stage for stage in range(sizes.pp)] if schedule != "one at a time" else [1] * sizes.pp
+        slower = compute * 0.3 * (schedule == "one at a time") + compute * 0.1 * (share < 1)
+        terms = {
+            "compute": compute,
+            "tensor": tensor + far,
+            "bubble": bubble,
+            "fixed": fixed,
+            "slower": slower,
+        }
+        working = tuple(int(self.activations * share * one / sizes.tp / sizes.pp) + 1 for one in in_flight)
+        return Cost(sum(terms.values()), terms, 0, working)
+
+    def move(self, role: str, source: Layout, target: Layout) -> Cost:
+        return Cost(self.move_s * self.weights[role] / 10 if source != target else 0.0, {}, self.weights[role])
+
+    def offload(self, role: str, layout: Layout, what: Literal["weights", "state"]) -> Cost:
+        one = self.weights[role] / layout.parallelism.tp / layout.parallelism.pp
+        return Cost(0.02 * one * (1 if what == "weights" else 4))
+
+    def held_bytes(self, role: str, layout: Layout, *, trained: bool) -> tuple[int, ...]:
+        sizes = layout.parallelism
+        weights = self.weights[role] / sizes.tp / sizes.pp
+        stages = sizes.stages or (1,) * sizes.pp
+        layers = sum(stages)
+        shares = [weights * sizes.pp * one / layers for one in stages]
+        return tuple(int(one * (1 + (2 + 6 / sizes.dp) * trained)) for one in shares)

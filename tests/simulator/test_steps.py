@@ -1,0 +1,235 @@
+"""Steps in simulated seconds: by hand, against a plain list scheduler, and what holds of every one."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from plait.dataflow import trace
+from plait.errors import ConfigError
+from plait.schedule.named_plans import PlannedModel, named_plan
+from plait.schedule.placements import complete
+from plait.schedule.plan import Placement, Plan
+from plait.simulator.places import Places
+from plait.simulator.step_graph import Rollouts, Slot, StepCall, StepGraph
+from plait.simulator.step_program import Played, StepSimulator
+from plait.simulator.steps import Prediction, predict
+from tests.schedule.test_placements import PPO
+from tests.simulator.stand_in_costs import StandIn
+
+MODELS = {role: PlannedModel(scalar=role in ("critic", "reward")) for role in ("actor", "critic", "ref", "reward")}
+WORK = {
+    "actor.generate": 40.0,
+    "ref.logprobs": 8.0,
+    "critic.values": 4.0,
+    "reward.score": 4.0,
+    "actor.train": 24.0,
+    "critic.train": 12.0,
+}
+WEIGHTS = {"actor": 10, "critic": 10, "ref": 10, "reward": 10}
+GRAPH = StepGraph.of(PPO, MODELS, ["reward"], rollouts=Rollouts(groups=8, group_tokens=512, micro_batch_tokens=1024))
+
+
+def costs(devices: int = 4, **changes) -> StandIn:
+    return replace(StandIn(WORK, WEIGHTS, devices=devices, memory=1000), **changes)
+
+
+def predicted(plan: Plan, **changes) -> Prediction:
+    whole = complete(plan, PPO, MODELS, "plan")
+    return predict(whole, GRAPH, costs(plan.num_ranks, **changes))
+
+
+def starts(prediction: Prediction) -> dict[str, tuple[float, float]]:
+    return {
+        one.call: (pytest.approx(one.start_s), pytest.approx(one.start_s + one.seconds)) for one in prediction.calls
+    }
+
+
+def test_who_waits_for_whom_in_ppo() -> None:
+    """Calls 0 generate, 1 reward, 2 reference, 3 values, 4 and 5 training: advantages need the scores of all."""
+    assert [one.call for one in GRAPH.calls] == [
+        "actor.generate", "reward.score", "ref.logprobs", "critic.values", "actor.train", "critic.train",
+    ]  # fmt: skip
+    assert GRAPH.calls[2].needs == {0}
+    assert GRAPH.calls[2].source == 0
+    assert GRAPH.calls[2].beside == frozenset()
+    assert GRAPH.calls[4].needs == {0, 1, 2, 3}
+    assert GRAPH.slots[0] == Slot("actor", "decode")
+    assert GRAPH.home_of("actor") == 4
+
+
+def test_needs_pass_through_what_no_model_computes() -> None:
+    def flow(prompts, actor, reward):
+        samples = actor.generate(prompts)
+        actor.train(samples, loss=lambda batch, rewards: batch, rewards=reward.score(samples))
+
+    graph = StepGraph.of(trace(flow, roles=("actor", "reward")), ["actor"])
+    assert [one.call for one in graph.calls] == ["actor.generate", "actor.train"]
+    assert graph.calls[1].needs == {0}
+
+
+def test_colocated_is_one_call_after_another() -> None:
+    """All on 4 devices, one copy each: the sum of the calls, a quarter of their work; decoding has 1 % that stays."""
+    prediction = predicted(named_plan("colocated", PPO, MODELS, 4))
+    seconds = 10.4 + 1 + 2 + 1 + 6 + 3
+    assert prediction.seconds_per_step == pytest.approx(seconds)
+    assert starts(prediction)["actor.train"] == (14.4, 20.4)
+    assert not any(one.kind == "MOVE" for one in prediction.calls)
+    assert prediction.timeline.busy_s(3) == pytest.approx(3 * seconds)
+
+
+def test_scores_on_ranks_of_their_own_are_computed_beside_generation_in_parts() -> None:
+    """Split: actor and reference on two ranks, critic and reward on the others. Two groups make a part there (2 x 1024
+    tokens, 512 of a group: 4 groups), so scoring has 2 parts: reward 2 s from half of generation on, and its last part
+    ends 1 s after generation (20.4 s) and so do the values, which have waited for their devices until 21.4."""
+    prediction = predicted(named_plan("split", PPO, MODELS, 4))
+    found = starts(prediction)
+    assert found["actor.generate"] == (0.0, 20.4)
+    assert found["reward.score"] == (0.0, 21.4)
+    assert found["critic.values"] == (21.4, 23.4)
+    assert found["ref.logprobs"] == (20.4, 24.4)
+    assert found["critic.train"] == (23.4, 29.4)
+    assert found["actor.train"] == (24.4, 36.4)
+    assert prediction.seconds_per_step == pytest.approx(36.4)
+
+
+def test_new_weights_are_moved_to_instances_of_another_layout() -> None:
+    """Training is cut in two stages, generation is whole on each: a move of 0.1 s a step, of the ranks of both."""
+    plan = Plan(
+        "two",
+        2,
+        (
+            Placement("actor.train", "train", (0, 1), pp=2, stages=(1, 1)),
+            Placement("actor.generate", "decode", (0, 1), dp=2),
+        ),
+    )
+    prediction = predicted(plan)
+    moves = [one for one in prediction.calls if one.kind == "MOVE"]
+    assert [(one.call, one.start_s, one.seconds) for one in moves] == [
+        ("actor.weights", pytest.approx(0.0), pytest.approx(0.1))
+    ]
+    assert starts(prediction)["actor.generate"] == (0.1, 20.5)
+
+
+def test_what_is_offloaded_comes_back_before_its_call_and_leaves_before_another() -> None:
+    """The reference's 10 bytes: 0.2 s to come back; its copy in host memory stays, so leaving takes no time. Of the
+    actor's training all takes 0.2 s for weights and 0.8 s for state, each way, and weights are there to generate."""
+    kept = predicted(named_plan("colocated", PPO, MODELS, 1))
+    plan = Plan(
+        "away",
+        1,
+        (
+            Placement("ref.logprobs", "score", (0,), after="offload"),
+            Placement("actor.train", "train", (0,), after="offload"),
+            Placement("actor.generate", "decode", (0,), after="keep"),
+        ),
+    )
+    away = predicted(plan)
+    loads = [(one.call, one.kind, round(one.seconds, 3)) for one in away.calls if one.kind in ("ONLOAD", "OFFLOAD")]
+    assert loads == [("ref.weights", "ONLOAD", 0.2), ("actor.state", "ONLOAD", 0.8), ("actor.state", "OFFLOAD", 0.8)]
+    assert away.seconds_per_step == pytest.approx(kept.seconds_per_step + 1.8)
+    assert away.memory[0].peak_bytes < kept.memory[0].peak_bytes
+
+
+def test_memory_by_hand() -> None:
+    """One device: weights of four models, state (2 + 6) x 10 of two of them, and 5 of the largest call."""
+    (memory,) = predicted(named_plan("colocated", PPO, MODELS, 1)).memory
+    assert memory.peak_bytes == 4 * 10 + 2 * 80 + 5
+    assert sum(memory.terms.values()) == memory.peak_bytes
+    assert memory.terms["actor: optimizer state"] == 80
+    tight = predicted(named_plan("colocated", PPO, MODELS, 1), memory=204)
+    assert not tight.feasible
+    assert tight.timeline.peak_memory(0) == 205
+
+
+def test_more_ranks_than_devices_are_refused() -> None:
+    plan = complete(named_plan("colocated", PPO, MODELS, 8), PPO, MODELS, "plan")
+    with pytest.raises(ConfigError, match="num_ranks"):
+        predict(plan, GRAPH, costs(4))
+
+
+def test_steps_repeat_themselves_from_the_first_on() -> None:
+    plan = complete(named_plan("split", PPO, MODELS, 4), PPO, MODELS, "plan")
+    one, five = predict(plan, GRAPH, costs(), steps=1), predict(plan, GRAPH, costs(), steps=5)
+    assert one.seconds_per_step == pytest.approx(five.seconds_per_step)
+    assert five.timeline.makespan_s == pytest.approx(5 * one.seconds_per_step)
+
+
+@st.composite
+def tasks(draw):
+    """Up to six calls: (needs, first rank, number of ranks, seconds), on four ranks."""
+    found = []
+    for number in range(draw(st.integers(1, 6))):
+        needs = draw(st.sets(st.integers(0, number - 1))) if number else set()
+        first = draw(st.integers(0, 3))
+        size = draw(st.integers(1, 4 - first))
+        found.append((needs, first, size, draw(st.integers(1, 9))))
+    return found
+
+
+def play(found, devices: int = 4) -> tuple[Played, StepGraph]:
+    calls = tuple(StepCall(f"r{n}.score", n, frozenset(needs)) for n, (needs, *_) in enumerate(found))
+    graph = StepGraph(calls, tuple(Slot(f"r{n}", "score") for n in range(len(found))), frozenset())
+    work = {f"r{n}.score": float(seconds * size) for n, (_, _, size, seconds) in enumerate(found)}
+    stand_in = StandIn(work, {f"r{n}": 1 for n in range(len(found))}, devices=devices)
+    places = Places(graph, stand_in, devices)
+    chosen = [
+        places.place(n, [Placement(f"r{n}.score", "score", tuple(range(first, first + size)), dp=size)])
+        for n, (_, first, size, _) in enumerate(found)
+    ]
+    return StepSimulator(graph, stand_in).play(chosen), graph
+
+
+def listed(found) -> dict[int, tuple[int, int]]:
+    """Start and end of each task: in order, what can begin does; then the next end comes, of several at the same moment
+    that of the task which began first."""
+    spans: dict[int, tuple[int, int]] = {}
+    running: list[int] = []
+    ended: set[int] = set()
+    now = 0
+    while len(ended) < len(found):
+        for number, (needs, first, size, seconds) in enumerate(found):
+            busy = {r for o in running for r in range(found[o][1], found[o][1] + found[o][2])}
+            if number not in spans and needs <= ended and not busy & set(range(first, first + size)):
+                spans[number] = (now, now + seconds)
+                running.append(number)
+        nearest = min(running, key=lambda one: spans[one][1])
+        running.remove(nearest)
+        ended.add(nearest)
+        now = spans[nearest][1]
+    return spans
+
+
+@settings(deadline=None, max_examples=300)
+@given(tasks())
+def test_it_is_what_a_plain_list_scheduler_does(found) -> None:
+    played, _ = play(found)
+    assert {a.call: (a.start_s, a.end_s) for a in played.actions} == listed(found)
+
+
+@settings(deadline=None, max_examples=80)
+@given(tasks())
+def test_no_faster_than_the_longest_path_and_the_busiest_rank_no_slower_than_one_by_one(found) -> None:
+    played, _ = play(found)
+    longest: list[int] = []
+    for needs, _, _, seconds in found:
+        longest.append(seconds + max((longest[one] for one in needs), default=0))
+    busy = [sum(s for _, first, size, s in found if first <= rank < first + size) for rank in range(4)]
+    assert max(*longest, *busy) <= played.step_s + 1e-9
+    assert played.step_s <= sum(seconds for *_, seconds in found) + 1e-9
+    again, _ = play(found)
+    assert again.actions == played.actions
+    wider, _ = play(found, devices=8)
+    assert wider.ends_s == played.ends_s
+
+
+def test_no_rank_does_two_things_at_once() -> None:
+    for name in ("colocated", "split", "standalone"):
+        timeline = predicted(named_plan(name, PPO, MODELS, 8)).timeline
+        for rank in timeline.ranks:
+            spans = sorted((s for s in timeline.spans if s.rank == rank), key=lambda s: (s.start_s, s.end_s))
+            assert all(a.end_s <= b.start_s + 1e-9 for a, b in itertools.pairwise(spans))
