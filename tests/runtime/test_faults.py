@@ -208,8 +208,12 @@ def test_an_error_of_the_input_is_said_as_by_one_process(
     assert_equal_runs(recipe.run_dir, undisturbed)
 
 
-def broken_off(recipe: Recipe, fault: str, action: str, rank: int, undisturbed: Path) -> None:
-    """Run with a fault in a rank's action of step 2, and resume."""
+def broken_off(recipe: Recipe, fault: str, action: str, rank: int, undisturbed: Path, *, named: str = "") -> None:
+    """Run with a fault in a rank's action of step 2, and resume.
+
+    Args:
+        named: what the error calls the action, where that is not its name.
+    """
     code, says = FAULTS[fault]
     plant, other = Path(recipe.algorithm.rpartition(":")[0]).with_name("fault"), 1 - rank
     plant.write_text(f"{rank}\n{action}\n{code}\n{recipe.run_dir}/checkpoints/step-1\n")
@@ -219,7 +223,7 @@ def broken_off(recipe: Recipe, fault: str, action: str, rank: int, undisturbed: 
         plant.unlink()
     assert broken.returncode == 1, broken.stderr
     assert f"rank {rank} {says}" in broken.stderr
-    named = "actor.generate" if action == SUM else action
+    named = named or ("actor.generate" if action == SUM else action)
     assert f"in `{named}` after" in broken.stderr, broken.stderr
     meanwhile = next(line for line in broken.stderr.splitlines() if line.startswith(f"  meanwhile rank {other}"))
     assert f"rank {rank}" in meanwhile, meanwhile  # whom it waited for, or whose connection broke

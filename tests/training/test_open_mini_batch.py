@@ -156,15 +156,3 @@ def test_nothing_trained_is_nothing_to_do():
     result = trainer.close(opened)
     assert (result.metrics, result.report) == ({"actor/loss": 0.0}, None)
     assert trainer.optimizer.attempted_steps == 0
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_two_pipelines_in_opposite_directions_share_two_ranks(four, seed):
-    """The first stage of one model is on the rank of the last stage of the other; messages of both cross."""
-    answers = four.submit(range(4), "fused", seed).result(60.0)
-    for rank in (0, 1):
-        num_done, found, expected, same = answers[rank]
-        assert num_done > 2 * 2 * 2 * 4, "forward and backward of a stage of both models, and their messages"
-        assert found == expected
-        assert same
-    assert answers[2:] == [None, None]

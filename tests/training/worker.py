@@ -5,6 +5,7 @@ What one rank does alone is `reference`, computed by the test and read from a fi
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -30,11 +31,13 @@ from plait.models.scalar_loading import scalar_of
 from plait.models.scalar_model import ScalarModel
 from plait.reallocation.saving import SavedFiles, loading, saving
 from plait.schedule.action import Kind
-from plait.schedule.pipeline import Workload
+from plait.schedule.fused import fused_order
+from plait.schedule.plan import Placement
 from plait.schedule.schedule import Schedule
-from plait.schedule.validate import validate
+from plait.schedule.work import Work
 from plait.training.mini_batch import LossCall
 from plait.training.pipeline import execute
+from plait.training.together import train_together
 from plait.training.trainer import Trainer
 from tests.algorithms.flows import loss_of
 from tests.models.tiny import tiny_model
@@ -50,7 +53,6 @@ from tests.training.batches import (
     with_policy_columns,
 )
 from tests.training.exact import ExactFloat64
-from tests.training.schedules import shuffled
 
 STEPS = 2
 RETURNS = Column("returns", Level.TOKEN, 5, 0)
@@ -265,51 +267,55 @@ class Worker:
                 return found[0], torch.equal(before, trainer.model.trained.weights), str(error)
         return found[0], False, ""
 
-    def fused(self, seed: int) -> tuple[int, dict[str, float], dict[str, float], bool] | None:
-        """An actor of two stages and a critic in the opposite direction, one mini-batch: by a random schedule of both,
-        and each alone. Actions of the schedule here, metrics together and alone, whether all state is the same."""
-        roles = {"grpo": (0, 1), "critic": (1, 0)}
-        teams = {case: self.team_on(Layout(Mesh(ranks), Parallelism(pp=2))) for case, ranks in roles.items()}
-        peers = self.team(Parallelism(pp=2))
-        if peers is None:
+    def together(
+        self, schedule: Schedule, ranks: Mapping[str, str], slow: int = -1
+    ) -> tuple[list[str], Mapping[str, float], Mapping[str, float], list[str]] | None:
+        """An actor and a critic in the pipelines of a schedule, two mini-batches in two epochs, one of which the critic
+        alone has: together, and one after the other. Actions of the first pair of mini-batches here, metrics together
+        and alone, and what of the state is not the same.
+
+        Args:
+            ranks: of `actor` and `critic`, as `"0,1 pp2"`.
+            slow: a rank that sleeps before every forward and backward.
+        """
+        placements = {}
+        for role, text in ranks.items():
+            mesh, *sizes = text.split()
+            on = tuple(map(int, mesh.split(",")))
+            placements[role] = Placement(f"{role}.train", "train", on, **{s[:2]: int(s[2:]) for s in sizes})
+        order = fused_order(schedule, placements)
+        cases = {"actor": "grpo", "critic": "critic"}
+        teams = {role: self.team_on(p.layout) for role, p in placements.items()}
+        joint = self.team_on(order.layout)
+        if joint is None:
             return None
-        alone, together = (
-            {
-                case: trainer_of(case, self.part(case, "biased", "float32", team), team)
-                for case, team in teams.items()
-                if team is not None
-            }
-            for _ in range(2)
-        )
-        calls = {case: LossCall(CASES[case][1](), CASES[case][2]) for case in roles}
-        rows = rows_of("grpo", 0).ordered()
-        rows = with_policy_columns(rows, np.full(rows.num_tokens, -5.0))
-        how = {"mini_batches": 1, "epochs": 1, "step": 0}
-        expected = {case: run_all(trainer.train(rows, calls[case], **how))[1] for case, trainer in alone.items()}
-        opened = {
-            case: trainer.open(next(trainer.mini_batches(rows, calls[case], **how)), compares=True)
-            for case, trainer in together.items()
-        }
-        workload = Workload(tuple(opened[case].pipeline(0, ranks) for case, ranks in roles.items()), 2)
-        schedule = shuffled(workload, seed)
-        validate(schedule, workload)
-        done, _ = run_all(
-            execute(schedule, {one.key: one.stage for one in opened.values()}, peers.pp, name=f"fused{seed}")
-        )
-        found = {
-            case: trainer.metrics(rows, calls[case], [trainer.close(opened[case])], epochs=1)
-            for case, trainer in together.items()
-        }
-        same = all(
-            torch.equal(tensor, alone[case].optimizer.state()[name])
-            for case, trainer in together.items()
-            for name, tensor in trainer.optimizer.state().items()
-        )
-        whole = [
-            {name: value for of_role in by_role.values() for name, value in of_role.items()}
-            for by_role in (found, expected)
+        how = {"mini_batches": 2, "epochs": 2, "step": 0}
+        rows = with_policy_columns(rows_of("grpo", 0), np.full(rows_of("grpo", 0).num_tokens, -5.0))
+        given = {"actor": rows.select(range(1)), "critic": rows}  # a batch of one sample is one mini-batch
+        calls = {role: LossCall(CASES[case][1](), CASES[case][2]) for role, case in cases.items()}
+
+        def trainers() -> dict[str, Trainer]:
+            found = {}
+            for role, case in cases.items():
+                team = teams[role]
+                assert team is not None, "all of the schedule's ranks have a part of both"
+                model, count = self.part(case, "biased", "float32", team), order.num_micro_batches[role]
+                found[role] = trainer_of(case, model, team, micro_batches=count, micro_batch_tokens=1000)
+            return found
+
+        alone, both = trainers(), trainers()
+        for part in (given, dict.fromkeys(cases, rows)):
+            expected = [run_all(alone[role].train(part[role], calls[role], **how))[1] for role in cases]
+            begun = [both[role].begin(part[role], calls[role], **how) for role in cases]
+            done, found = run_all(delayed(train_together(begun, order, joint), self.rank == slow))
+        unlike = [
+            f"{role} {name}"
+            for role in cases
+            for name, tensor in both[role].optimizer.state().items()
+            if not torch.equal(tensor, alone[role].optimizer.state()[name])
         ]
-        return len(done), whole[0], whole[1], same
+        first = [one.action for one in done if "/b0/" in one.action and one.kind in (Kind.FORWARD, Kind.BACKWARD)]
+        return first, {**found[0], **found[1]}, {**expected[0], **expected[1]}, unlike
 
     def pipeline(self, schedule: Schedule, tokens: Sequence[int], in_order: bool = False) -> tuple[list[str], float]:
         """Run a schedule on linear stages: the actions done, and how far gradients are from those of the whole."""
@@ -355,6 +361,17 @@ def check_copies(trainer: Trainer, team: Team) -> None:
         [trainer.optimizer.holdings()["masters"].buffers[r]["masters"] for r in team.dp.ranks],
     )
     assert torch.equal(weights[len(weights) - sum(map(len, masters)) :], torch.cat(masters).to(weights.dtype))
+
+
+def delayed(work: Work[Any], sleeps: bool) -> Work[Any]:
+    """The same, with a sleep before each action."""
+    while True:
+        time.sleep(0.003 if sleeps else 0.0)
+        try:
+            done = next(work)
+        except StopIteration as end:
+            return end.value
+        yield done
 
 
 class LinearStage:
