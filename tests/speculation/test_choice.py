@@ -1,0 +1,98 @@
+"""Which guesses pay, by hand; and what a step takes, from steps of known cost."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from plait.speculation.acceptance import Acceptance
+from plait.speculation.choice import by_survival, first, most_per_second
+from plait.speculation.step_cost import StepCost, non_negative_fit
+
+SURVIVAL = np.array([[0.9, 0.8, 0.1], [0.5, 0.5, 0.0], [0.0, 0.0, 0.0]])
+LENGTHS = np.array([3, 2, 0])
+
+
+def test_the_likeliest_stand_first_and_of_equals_those_that_come_earlier() -> None:
+    samples, survival = by_survival(SURVIVAL, LENGTHS)
+    assert samples.tolist() == [0, 0, 1, 1, 0]
+    assert survival.tolist() == [0.9, 0.8, 0.5, 0.5, 0.1]
+
+
+@pytest.mark.parametrize(
+    ("row_s", "lengths", "gain"),
+    [
+        (0.0, [3, 2, 0], (3 + 2.8) / 3),  # rows that cost nothing: all
+        (0.1, [2, 2, 0], (3 + 2.7) / 3 / 1.4),  # 10 s and 1 s a row: the last costs more than it gives
+        (0.2, [2, 0, 0], (3 + 1.7) / 3 / 1.4),
+        (0.4, [0, 0, 0], 1.0),  # nothing is worth a row
+    ],
+)
+def test_as_many_are_computed_as_give_the_most_tokens_per_second(row_s: float, lengths: list[int], gain: float) -> None:
+    samples, survival = by_survival(SURVIVAL, LENGTHS)
+    found = most_per_second(samples, survival, 1.0 + row_s * np.arange(6), 3)
+    assert found.lengths_B.tolist() == lengths
+    assert found.gain == pytest.approx(gain)
+
+
+def test_a_gain_within_the_error_of_the_estimates_is_none() -> None:
+    found = most_per_second(np.array([0]), np.array([0.11]), np.array([1.0, 1.1]), 1)
+    assert found.lengths_B.tolist() == [0]
+
+
+def test_beginnings_of_chains_are_chosen() -> None:
+    samples, _ = by_survival(SURVIVAL, LENGTHS)
+    for count in range(6):
+        assert first(samples, count, 3).lengths_B.sum() == count
+    assert first(samples, 3, 3).lengths_B.tolist() == [2, 1, 0]
+
+
+def test_the_fit_finds_weights_that_are_not_negative() -> None:
+    rng = np.random.default_rng(0)
+    a, x = rng.random((40, 5)), np.array([0.0, 2.0, 0.0, 0.5, 3.0])
+    assert non_negative_fit(a, a @ x) == pytest.approx(x, abs=1e-9)
+    assert (non_negative_fit(a, a @ np.array([1.0, -1.0, 1.0, -1.0, 1.0])) >= 0).all()
+
+
+def true_s(rows: int, context: int) -> float:
+    """A floor of 10 ms, rows of 0.2 ms, of 1 ms from the 17th on; a microsecond per token of context."""
+    return 0.01 + 2e-4 * rows + 8e-4 * max(0, rows - 16) + 1e-6 * context
+
+
+def test_what_steps_take_is_learned_from_steps() -> None:
+    """Also between the counts that were measured, and though every tenth step took three times as long."""
+    cost, rng = StepCost(), np.random.default_rng(1)
+    for number in range(600):
+        samples = int(rng.integers(1, 33))
+        rows, context = (
+            samples + int(rng.integers(0, 2) * rng.integers(0, samples + 1)),
+            samples * int(rng.integers(50, 400)),
+        )
+        cost.observe(rows, context, true_s(rows, context) * (3.0 if number % 10 == 0 else rng.uniform(0.98, 1.02)))
+    asked = np.arange(1, 60)
+    found = cost.seconds(asked, 4000)
+    expected = [true_s(int(rows), 4000) for rows in asked]
+    assert np.abs(found / expected - 1).mean() < 0.1
+
+
+def test_more_rows_never_seem_to_cost_less_than_fewer_of_the_fit() -> None:
+    cost = StepCost()
+    for rows in (1, 1, 1, 2, 2, 2):
+        cost.observe(rows, 100, 0.01)
+    assert cost.seconds(np.array([1, 2, 3]), 100) == pytest.approx([0.01] * 3, rel=0.01)
+
+
+def test_acceptance_goes_from_the_confidence_to_what_was_seen() -> None:
+    acceptance = Acceptance()
+    before = acceptance.table_C.copy()
+    cell = 7  # of the first source, context and place: confidence 0.7 … 0.8
+    assert before[cell] == pytest.approx(0.5 * 0.75)
+    for _ in range(10):
+        acceptance.learn(np.full(100, cell), np.repeat([1, 0], [90, 10]))
+    assert acceptance.table_C[cell] == pytest.approx(0.9, abs=0.01)
+    assert before[cell] < acceptance.table_C[cell + 10] < 0.95, "another place in the guess learns from it"
+    assert acceptance.table_C[cell - 5] == before[cell - 5], "another confidence does not"
+    acceptance.forget()
+    assert acceptance.trials_C.sum() == 500
+    assert acceptance.of_source()[0] == pytest.approx(0.9)
+    assert np.isnan(acceptance.of_source()[1])

@@ -1,0 +1,159 @@
+"""The pool of known texts: what it finds, by hand; and that it keeps to its budget, whatever is said."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from plait.kernels.draft_lookup import CELLS
+from plait.kernels.noise import draw_key_of, gumbel_of
+from plait.speculation.drafter import Asked, Guesses, PoolDrafter
+from plait.speculation.pool import least_bytes
+
+SURE = np.ones(int(np.prod(CELLS)))
+PROMPT = (40, 41, 42, 43, 44)
+
+
+def asked(slot: int = 0, *, place: int, key: int = 0, greedy: bool = True, limit: int = 15) -> Asked:
+    return Asked(np.array([slot]), np.array([key], np.uint64), np.array([place]), np.array([greedy]), np.array([limit]))
+
+
+def guessed(pool: PoolDrafter, one: Asked, most: int = 4) -> list[int]:
+    found = pool.guess(one, most, SURE, 0.0)
+    return found.token_ids_BK[0, : found.lengths_B[0]].tolist()
+
+
+def say(pool: PoolDrafter, slot: int, *token_ids: int, prob: float = 0.5) -> None:
+    count = len(token_ids)
+    pool.say(np.array([slot]), np.array([count]), np.array(token_ids, np.int64), np.full(count, prob))
+
+
+def test_a_sibling_says_it_first() -> None:
+    pool = PoolDrafter(1 << 20)
+    pool.begin(0, PROMPT)
+    pool.begin(1, PROMPT)
+    say(pool, 0, 1, 2, 3, 4)
+    say(pool, 1, 1)
+    assert guessed(pool, asked(1, place=1)) == [2, 3, 4]
+    say(pool, 1, 9)
+    assert guessed(pool, asked(1, place=2)) == [], "nobody has said (1, 9)"
+
+
+def test_the_prompt_and_ones_own_words_are_known() -> None:
+    pool = PoolDrafter(1 << 20)
+    pool.begin(0, PROMPT)
+    say(pool, 0, 41, 42)
+    assert guessed(pool, asked(place=2)) == [43, 44, 41, 42], "the prompt, and what followed it"
+
+
+def test_texts_of_other_prompts_are_not_guessed() -> None:
+    pool = PoolDrafter(1 << 20)
+    pool.begin(0, PROMPT)
+    say(pool, 0, 1, 2, 3)
+    pool.begin(1, (50, 51, 52))
+    say(pool, 1, 1, 2)
+    assert guessed(pool, asked(1, place=2)) == []
+
+
+def test_what_a_longer_context_says_counts_more() -> None:
+    """Twice (…, 2, 3) went on with 8, once with 9 but after the same four tokens."""
+    pool = PoolDrafter(1 << 20)
+    for slot, said in enumerate([(5, 2, 3, 8), (6, 2, 3, 8), (7, 1, 2, 3, 9), (7, 1, 2, 3)]):
+        pool.begin(slot, PROMPT)
+        say(pool, slot, *said)
+    assert guessed(pool, asked(3, place=4), 1) == [9]
+
+
+@pytest.mark.parametrize("key", range(8))
+def test_the_noise_of_the_draw_chooses_among_what_is_as_likely(key: int) -> None:
+    pool = PoolDrafter(1 << 20)
+    for slot, token in enumerate((7, 8, 9)):
+        pool.begin(slot, PROMPT)
+        say(pool, slot, 1, token, prob=0.3)
+    pool.begin(3, PROMPT)
+    say(pool, 3, 1)
+    noise = {token: gumbel_of(draw_key_of(key, 1), token) for token in (7, 8, 9)}
+    assert guessed(pool, asked(3, place=1, key=key, greedy=False), 1) == [max(noise, key=noise.__getitem__)]
+
+
+def test_a_guess_ends_at_its_limit_and_where_it_is_not_worth_while() -> None:
+    pool = PoolDrafter(1 << 20)
+    pool.begin(0, PROMPT)
+    pool.begin(1, PROMPT)
+    say(pool, 0, *range(1, 9))
+    say(pool, 1, 1)
+    assert guessed(pool, asked(1, place=1, limit=2)) == [2, 3]
+    half = pool.guess(asked(1, place=1), 6, np.full(len(SURE), 0.5), 0.2)
+    assert half.lengths_B.tolist() == [2]
+    assert half.survival_BK[0].tolist() == [0.5, 0.25, 0, 0, 0, 0]
+
+
+def test_a_whole_sample_is_recorded() -> None:
+    pool = PoolDrafter(1 << 20)
+    pool.record(PROMPT, np.array([1, 2, 3]), np.full(3, 0.5))
+    pool.begin(0, PROMPT)
+    say(pool, 0, 1)
+    assert guessed(pool, asked(place=1)) == [2, 3]
+
+
+def test_what_was_asked_for_the_longest_ago_goes_first() -> None:
+    pool = PoolDrafter(least_bytes())
+    for start in range(0, 1400, 100):
+        pool.record((start, start + 1), np.arange(start + 2, start + 100), np.full(98, 0.5))
+    for start, known in ((0, False), (1300, True)):
+        pool.begin(0, (start, start + 1))
+        say(pool, 0, start + 2)
+        assert (guessed(pool, asked(place=1)) != []) == known
+        pool.end(0)
+    assert pool.num_bytes <= least_bytes()
+
+
+STEPS = st.lists(
+    st.tuples(
+        st.sampled_from(["begin", "say", "end", "record", "old"]),
+        st.integers(0, 5),
+        st.integers(0, 7),
+        st.integers(1, 400),
+    ),
+    max_size=60,
+)
+
+
+@settings(max_examples=40, deadline=None)
+@given(STEPS, st.integers(0, 3))
+def test_the_budget_holds_and_texts_stay_whole(steps: list[tuple[str, int, int, int]], doubled: int) -> None:
+    """Slots begin, say and end at random in a pool of few thousand tokens. Of every slot that is still recorded, the
+    index has what it said, its prompt before it."""
+    budget = least_bytes() << doubled
+    pool, said = PoolDrafter(budget), dict[int, list[int]]()
+    for number, (what, slot, prompt, length) in enumerate(steps):
+        prompt_ids = tuple(range(10 * prompt, 10 * prompt + 5 + prompt))
+        tokens = (np.arange(length) * (number + 3)) % 97
+        if what == "begin" and slot not in said:
+            pool.begin(slot, prompt_ids)
+            said[slot] = list(prompt_ids)
+        elif what == "say" and slot in said:
+            pool.say(np.array([slot]), np.array([length]), tokens, np.full(length, 0.5))
+            said[slot] += tokens.tolist()
+        elif what == "end" and slot in said:
+            pool.end(slot)
+            del said[slot]
+        elif what == "record":
+            pool.record(prompt_ids, tokens, np.full(length, 0.5))
+        elif what == "old":
+            pool.grow_old()
+        assert pool.num_bytes <= budget
+        for one, tokens_of in said.items():
+            at, found = int(pool.ends[one]), []
+            while at >= 0:
+                found.append(int(pool.texts.tokens_N[at]))
+                at = int(pool.texts.before_N[at])
+            assert found[::-1] in ([], tokens_of)
+    if said:
+        slots = np.array(sorted(said))
+        zeros = np.zeros(len(slots), np.int64)
+        everything = Asked(slots, zeros.view(np.uint64), zeros + 3, zeros.astype(bool), zeros + 8)
+        guesses: Guesses = pool.guess(everything, 8, SURE, 0.0)
+        assert (guesses.lengths_B <= 8).all()
