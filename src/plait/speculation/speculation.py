@@ -35,10 +35,10 @@ LEAST_SURVIVAL = 0.03
 """A guess is not looked up any further where it is less likely to come true."""
 PROBED = (1.25, 2.0)
 """Rows of steps that are computed to learn what they take, in rows without guesses."""
-PROBES = 3
+PROBES = 2
 """Of each, for every power of two of running samples."""
-OVERHEAD = 0.02
-"""Share of a step that looking up may take while guesses do not pay."""
+OVERHEAD = 0.01
+"""Share of the time that looking up may take while guesses do not pay."""
 SELDOM = 32
 """Steps after which guesses are looked up in any case; and steps with guesses after which one is without, so that what
 those take is known."""
@@ -69,7 +69,7 @@ class Speculation:
         self._since_guess, self._since_plain, self._resting = 0, 0, 0
         self._window: list[tuple[float, float]] = []
         """Of the last steps with guesses: seconds that they saved, and took."""
-        self._pays, self._drafting_s, self._step_s, self._last_s = False, 0.0, 0.0, 0.0
+        self._gain, self._looking_s, self._step_s, self._last_s = 0.0, 0.0, 0.0, 0.0
         self._guesses_SK = np.zeros((0, self._most), np.int32)
         self._cells_SK = np.zeros((0, self._most), np.int64)
         self._lengths_S, self._computed_S, self._at_S = (np.zeros(0, np.int64) for _ in range(3))
@@ -130,7 +130,7 @@ class Speculation:
         began = self._clock()
         count = len(asked.slots_B)
         found: list[list[int]] = [[] for _ in range(count)]
-        if self._is_due():
+        if is_due := self._is_due():
             self._since_guess = 0
             guesses = self.drafter.guess(asked, self._most, self.acceptance.table_C, self._least(count, num_context))
             lengths_B = self._chosen(guesses, num_context).lengths_B
@@ -138,7 +138,8 @@ class Speculation:
             for row in lengths_B.nonzero()[0].tolist():
                 found[row] = guesses.token_ids_BK[row, : lengths_B[row]].tolist()
         self._last_s = self._clock() - began
-        self._drafting_s = 0.95 * self._drafting_s + 0.05 * self._last_s
+        if is_due:
+            self._looking_s = _smoothed(self._looking_s, self._last_s)
         self.counts.drafting_s += self._last_s
         return found
 
@@ -158,7 +159,7 @@ class Speculation:
         if num_rows == 0:
             return
         self.cost.observe(num_rows + num_drafted, num_context, max(seconds - self._last_s, 1e-9))
-        self._step_s = 0.95 * self._step_s + 0.05 * seconds
+        self._step_s = _smoothed(self._step_s, seconds)
         self._since_guess += 1
         self.counts.steps += 1
         if num_drafted == 0:
@@ -177,10 +178,10 @@ class Speculation:
             self._window.clear()
 
     def _is_due(self) -> bool:
-        """Whether guesses are looked up in this step."""
-        if self._how != "auto" or self._pays or self._since_guess >= SELDOM:
+        """Whether guesses are looked up in this step: they gain more than that takes, or were not for long enough."""
+        if self._how != "auto" or self._gain * self._step_s > self._looking_s:
             return True
-        return self._drafting_s <= OVERHEAD * self._step_s or self.cost.num_steps < SELDOM
+        return self._since_guess * OVERHEAD * self._step_s >= self._looking_s or self._since_guess >= SELDOM
 
     def _least(self, num_samples: int, num_context: int) -> float:
         """Survival below which guesses are not worth looking up: half of what the next row costs in tokens."""
@@ -197,12 +198,13 @@ class Speculation:
         samples_M, survival_M = choice.by_survival(guesses.survival_BK, guesses.lengths_B)
         rows_M1 = np.arange(num_samples, num_samples + len(samples_M) + 1)
         if self.cost.num_steps < PROBES or len(samples_M) == 0:
+            self._gain = _smoothed(self._gain, 0.0)
             return choice.nothing(num_samples)
         if probed := self._probed(num_samples, len(samples_M)):
             return choice.first(samples_M, probed, num_samples)
         seconds_M1 = self.cost.seconds(rows_M1, num_context)
         found = choice.most_per_second(samples_M, survival_M, seconds_M1, num_samples)
-        self._pays = found.gain > 1.0
+        self._gain = _smoothed(self._gain, found.gain - 1.0)
         if self._resting or self._since_plain >= SELDOM:
             return choice.nothing(num_samples)
         return found
@@ -228,3 +230,8 @@ class Speculation:
         self._lengths_S[slots] = guesses.lengths_B[open_B]
         self._computed_S[slots] = lengths_B[open_B]
         self._at_S[slots] = 0
+
+
+def _smoothed(mean: float, value: float) -> float:
+    """A mean in which the last values count most."""
+    return value if mean == 0.0 else 0.95 * mean + 0.05 * value
