@@ -1,0 +1,132 @@
+"""Speculation over simulated engines whose steps take known times: it drafts where that pays, and rests where not."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+
+from plait.speculation.counts import Counts
+from plait.speculation.drafter import Asked, PoolDrafter
+from plait.speculation.speculation import How, Speculation
+
+PROMPT = tuple(range(200, 220))
+CONTEXT = 1000
+LOOKING_S = 1e-4
+
+
+class Simulated:
+    """Samples that say what `say` gives, a step at a time, as an engine would; seconds are added up.
+
+    Args:
+        share: of tokens that are as in `known`; the others are not known from before.
+        row_s: seconds of a row beside the 18 ms of a step; by default as on a CPU with AVX-512.
+    """
+
+    def __init__(self, how: How, num_samples: int, share: float, row_s: float = 0.0016) -> None:
+        self.random, self.row_s, self.share = random.Random(3), row_s, share
+        self.clock_s = 0.0
+        self.speculation = Speculation(how, PoolDrafter(1 << 22), self._now)
+        self.num_samples, self.seconds, self.plain, self.tokens = num_samples, 0.0, 0.0, 0
+        self.known = [1000 + self.random.randrange(100_000) for _ in range(4000)]
+        self.speculation.drafter.record(PROMPT, np.array(self.known), np.full(len(self.known), 0.9))
+        self.said: list[list[int]] = [[] for _ in range(num_samples)]
+        for slot in range(num_samples):
+            self.speculation.begin(slot, PROMPT)
+            self.hear(slot, 1)
+
+    def _now(self) -> float:
+        self.clock_s += LOOKING_S / 2
+        return self.clock_s
+
+    def _at(self, slot: int, ahead: int) -> int:
+        """What the sample says so many tokens further on, a function of the place."""
+        place = len(self.said[slot]) + ahead
+        draw = random.Random(slot * 10_007 + place)
+        return self.known[place] if draw.random() < self.share else draw.randrange(1000)
+
+    def hear(self, slot: int, count: int) -> None:
+        tokens = []
+        for _ in range(count):
+            tokens.append(self._at(slot, 0))
+            self.said[slot].append(tokens[-1])
+        self.speculation.hear(np.array([slot]), np.array([count]), np.array(tokens), np.full(count, 0.9))
+
+    def step(self) -> None:
+        slots = np.arange(self.num_samples)
+        places = np.array([len(said) for said in self.said])
+        asked = Asked(slots, slots.astype(np.uint64), places, slots < 0, np.full(len(slots), 15))
+        before = self.clock_s
+        guesses = self.speculation.guess(asked, CONTEXT)
+        taken = self.clock_s - before + self.forward_s(len(slots) + sum(map(len, guesses)))
+        drawn = 0
+        for slot, guess in enumerate(guesses):
+            ahead = [self._at(slot, at) for at in range(len(guess))]
+            wrong = [at for at, token in enumerate(guess) if token != ahead[at]]
+            count = 1 + (wrong[0] if wrong else len(guess))
+            self.hear(slot, count)
+            drawn += count
+        self.speculation.done(len(slots), sum(map(len, guesses)), CONTEXT, drawn, taken)
+        self.seconds += taken
+        self.plain += self.forward_s(len(slots)) * drawn / len(slots)
+
+    def forward_s(self, rows: int) -> float:
+        return 0.018 + self.row_s * rows
+
+    def run(self, steps: int) -> float:
+        """Times as fast as without guesses."""
+        for _ in range(steps):
+            self.step()
+        return self.plain / self.seconds
+
+
+@pytest.mark.parametrize("num_samples", [1, 8])
+@pytest.mark.parametrize("share", [0.0, 0.2, 0.5])
+def test_auto_is_hardly_slower_where_guesses_do_not_come_true(share: float, num_samples: int) -> None:
+    assert Simulated("auto", num_samples, share).run(500) > 0.98
+
+
+@pytest.mark.parametrize(("num_samples", "least"), [(1, 2.0), (8, 1.25)])
+def test_auto_is_faster_where_they_do(num_samples: int, least: float) -> None:
+    simulated = Simulated("auto", num_samples, 0.95)
+    assert simulated.run(400) > least
+    figures = simulated.speculation.counts.figures()
+    assert figures["mean_acceptance_length"] > least
+    assert figures["saved_s"] == pytest.approx(simulated.plain - simulated.seconds, rel=0.15)
+
+
+def test_auto_is_about_as_good_as_the_best_fixed_length() -> None:
+    best = max(Simulated(length, 4, 0.85).run(400) for length in (1, 2, 4, 8))
+    assert Simulated("auto", 4, 0.85).run(400) > 0.93 * best
+
+
+def test_fixed_lengths_lose_where_nothing_comes_true_and_auto_rests() -> None:
+    fixed, auto = Simulated(8, 8, 0.5, row_s=0.004), Simulated("auto", 8, 0.5, row_s=0.004)
+    assert fixed.run(200) < 0.9
+    auto.run(400)
+    assert auto.speculation.counts.figures()["drafted_steps"] < 0.1
+
+
+def test_shadow_guesses_teach_what_computed_ones_would_have() -> None:
+    """Guesses that are only looked up are held against what is said: rows that cost so much are never computed."""
+    shadow, computed = Simulated("auto", 4, 0.8, row_s=1.0), Simulated(8, 4, 0.8)
+    shadow.run(500)
+    computed.run(500)
+    assert shadow.speculation.counts.drafted <= 24, "to learn what they take"
+    sources = [one.speculation.acceptance.of_source()[2] for one in (shadow, computed)]
+    assert sources[0] == pytest.approx(sources[1], abs=0.05)
+
+
+def test_counts_add_up_and_travel_as_numbers() -> None:
+    one = Simulated(4, 2, 0.9)
+    one.run(50)
+    counts = one.speculation.counts
+    assert Counts.of(counts.numbers()).numbers() == counts.numbers()
+    assert (counts + counts).since(counts).numbers() == pytest.approx(counts.numbers())
+    assert counts.accepted == counts.accepted_at.sum() == counts.accepted_of.sum()
+    assert counts.tried_at.sum() <= counts.drafted
+    figures = counts.figures()
+    assert figures["mean_acceptance_length"] == pytest.approx(1 + counts.accepted / counts.rows)
+    assert figures["draft_acceptance_rate"] == pytest.approx(counts.accepted / counts.drafted)
+    assert Counts().figures()["draft_tokens"] == 0
