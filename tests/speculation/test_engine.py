@@ -11,7 +11,8 @@ import torch
 
 from plait.data.records import Sample
 from plait.generation import forward
-from plait.generation.engine import Engine
+from plait.generation.engine import Engine, drain
+from plait.generation.moves import SampleMoves
 from plait.generation.request import Request
 from plait.generation.settings import SamplingSettings
 from plait.generation.speculator import Speculator
@@ -135,6 +136,39 @@ def test_by_the_compiled_forward_to_the_bit(dtype: torch.dtype, monkeypatch: pyt
     plain, _ = drained(Engine(model, SamplingSettings(max_running=5)), ASKED)
     engine = Engine(model, SamplingSettings(max_running=5, speculation=6))
     assert drained(engine, ASKED)[0] == plain
+    assert drained(engine, ASKED)[0] == plain
+
+
+def test_samples_move_between_engines_that_draft_to_the_same_bits() -> None:
+    """In the middle of their responses, and with new weights on the way."""
+    model = tiny_model("llama", dtype=torch.float32)
+    plain, _ = drained(Engine(model, SamplingSettings(exact=True)), ASKED)
+    source, target = (Engine(model, SamplingSettings(exact=True, speculation=5)) for _ in range(2))
+    for one in plain.values():
+        for engine in (source, target):
+            engine.speculates.recall(one.prompt.token_ids, one.token_ids, one.logprobs)
+    for one in ASKED:
+        source.add(one)
+    samples = [sample for _ in range(2) for sample in source.step()]
+    for uid, index in sorted(source.state.flight.started)[::2]:
+        SampleMoves(target.state).import_sample(SampleMoves(source.state).export_sample(uid, index))
+    source.update_weights(0)
+    for engine in (target, source):
+        samples += drain(engine)
+    assert by_uid(samples) == plain
+    assert all(engine.speculation is not None and engine.speculation.drafted > 0 for engine in (source, target))
+
+
+def test_samples_that_are_taken_out_are_forgotten_and_their_uids_come_again() -> None:
+    model = tiny_model("llama", dtype=torch.float32)
+    plain, _ = drained(Engine(model, SamplingSettings(exact=True)), ASKED)
+    engine = Engine(model, SamplingSettings(exact=True, speculation=5))
+    for one in ASKED:
+        engine.add(one)
+    for _ in range(3):
+        engine.step()
+    for one in ASKED:
+        engine.abort(one.prompt.uid)
     assert drained(engine, ASKED)[0] == plain
 
 
