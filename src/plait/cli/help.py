@@ -36,7 +36,9 @@ USUAL: dict[str, tuple[str, ...]] = {
     "eval": ("--model", "--evaluation.items", "--json"),
     "generate": ("--model", "--prompts", "--out", "--n", "--temperature", "--max-tokens", "--device"),
     "export": ("--out", "--step"),
-    "schedule": ("--stages", "--microbatches", "--forward", "--cap", "--seconds", "--out", "--picture"),
+    "plan": ("--cluster", "--out"),
+    "simulate": ("--plan",),
+    "schedule": ("--stages", "--microbatches", "--seconds", "--out"),
 }
 """Per command the options that `--help` lists. Each counts once per command, and together they stay under 40."""
 

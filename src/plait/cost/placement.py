@@ -42,7 +42,7 @@ def resolve_plan(recipe: Recipe, flow: Dataflow, models: Sequence[RoleModel], sh
         DataError: the file cannot be read, or contradicts itself.
         LayoutError: a layout that the model or the devices do not allow; names the placement and the key.
     """
-    planned = _planned(models, shapes)
+    planned = planned_models(models, shapes)
     if recipe.plan in NAMES:
         label, devices = f"`plan` {recipe.plan}", _num_devices(recipe)
         plan = named_plan(recipe.plan, flow, planned, devices)
@@ -61,7 +61,7 @@ def resolve_plan(recipe: Recipe, flow: Dataflow, models: Sequence[RoleModel], sh
     return plan
 
 
-def _planned(models: Sequence[RoleModel], shapes: Mapping[str, ModelShape]) -> dict[str, PlannedModel]:
+def planned_models(models: Sequence[RoleModel], shapes: Mapping[str, ModelShape]) -> dict[str, PlannedModel]:
     """By the role."""
     found = {}
     for one in models:

@@ -61,6 +61,11 @@ def check_instances(parameters: Parameters, instances: Sequence[Layout], cluster
             taken[rank] = number
 
 
+def most_tp(parameters: Parameters) -> int:
+    """Ways in which a model can be cut by tensor parallelism."""
+    return 1 if all(param.cut is None for param in parameters.params) else _narrowest(parameters)[0]
+
+
 def _narrowest(parameters: Parameters) -> tuple[int, Param]:
     """How many ways the least divisible parameter can be cut, and that parameter."""
     ways = lambda param: param.heads.heads if param.heads else param.extent  # noqa: E731

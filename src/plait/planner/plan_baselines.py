@@ -17,14 +17,14 @@ MOST_UNITS = 16
 def baselines(space: PlanSpace) -> dict[str, tuple[Place, ...]]:
     """By name, those that the problem has."""
     found: dict[str, tuple[Place, ...] | None] = {
-        "colocated": colocated(space),
+        "one mesh": one_mesh(space),
         "ReaL heuristic": real_heuristic(space),
         "HybridFlow": hybridflow(space),
     }
     return {name: places for name, places in found.items() if places is not None}
 
 
-def colocated(space: PlanSpace) -> tuple[Place, ...] | None:
+def one_mesh(space: PlanSpace) -> tuple[Place, ...] | None:
     """Every call on all devices, each as fast as it can be there by itself."""
     everyone = tuple(range(space.problem.num_devices))
     return _fastest(space, [everyone] * len(space.graph.slots))

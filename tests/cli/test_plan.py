@@ -1,0 +1,104 @@
+"""`plait plan` and `plait simulate`, as a user calls them. Models by their shapes: nothing is loaded."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from plait.cli import main
+from plait.schedule.plan import Plan
+from plait.schedule.timeline import Timeline
+
+RECIPE = """
+model: llama-2-7b
+algorithm: ppo
+prompts_per_step: 64
+samples_per_prompt: 1
+data: {source: prompts.jsonl}
+reward: {functions: [rewards.py:brief]}
+sampling: {max_response_tokens: 256}
+device: cuda
+"""
+
+
+@pytest.fixture
+def recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "rewards.py").write_text("def brief(completions, **columns):\n    return [0.0] * len(completions)\n")
+    (tmp_path / "ppo.yaml").write_text(RECIPE)
+    return "ppo.yaml"
+
+
+def run(capsys: pytest.CaptureFixture[str], *words: object) -> tuple[int, str, str]:
+    code = main([str(word) for word in words])
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+def test_a_found_plan_is_a_file_that_is_foretold_alike(recipe: str, capsys: pytest.CaptureFixture[str]) -> None:
+    place = ("--cluster", "4xA100-80G", "--lengths", "64:128~0.5")
+    code, out, _ = run(capsys, "plan", recipe, *place, "--seconds", 0.3, "--out", "found.json", "--json")
+    found = json.loads(out)
+    assert code == 0
+    assert found["feasible"] is True
+    assert {one["call"] for one in found["calls"]} >= {"actor.generate", "actor.train", "critic.train"}
+    assert found["tokens_per_s"] == pytest.approx(64 * (64 + 144) / found["seconds_per_step"], rel=0.1)
+    assert all(one["peak_bytes"] == pytest.approx(sum(one["terms"].values()), rel=1e-6) for one in found["memory"])
+    assert [one["rank"] for one in found["memory"]] == [0, 1, 2, 3]
+    assert {"colocated", "ReaL heuristic", "HybridFlow"} <= {one["name"] for one in found["baselines"]}
+    assert 1 <= len(found["alternatives"]) <= 3
+    assert all(one["seconds_per_step"] >= found["seconds_per_step"] and one["why"] for one in found["alternatives"])
+    plan = Plan.load("found.json")
+    assert plan.predicted is not None
+    code, out, _ = run(
+        capsys,
+        "simulate",
+        recipe,
+        *place,
+        "--plan",
+        "found.json",
+        "--timeline",
+        "t.json",
+        "--picture",
+        "p.svg",
+        "--json",
+    )
+    told = json.loads(out)
+    assert told["seconds_per_step"] == pytest.approx(found["seconds_per_step"])
+    assert Timeline.load("t.json") == plan.predicted
+    assert Path("p.svg").read_text().startswith("<svg")
+    code, _, err = run(capsys, "simulate", recipe, *place, "--timeline", "t.json")
+    assert code == 2
+    assert "--overwrite" in err
+
+
+def test_a_person_gets_a_table(recipe: str, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(capsys, "plan", recipe, "--cluster", "4xH200", "--seconds", 0.3)
+    assert code == 0
+    for words in ("predicted", "actor.generate", "rank 0", "other plans", "plan 2", "split", "tokens"):
+        assert words in out
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("plan", "--cluster", "4xH10"), "H100"),
+        (("plan", "--cluster", "4xH100", "--lengths", "999"), "max_response_tokens"),
+        (("plan", "--cluster", "4xH100", "--lengths", "long"), "--lengths"),
+        (("plan", "--cluster", "4xH100", "--seconds", "0"), "--seconds"),
+        (("plan", "--devices", "0"), "--devices"),
+        (("plan", "--cluster", "4xH100", "--out", "none/plan.json"), "--out"),
+        (("plan", "--cluster", "1xRTX-4090", "--seconds", "0.2"), "has room for"),
+        (("simulate", "--cluster", "4xH100", "--plan", "splitt"), "split"),
+    ],
+)
+def test_what_cannot_be_used_is_said_in_one_message(
+    words: tuple[str, ...], said: str, recipe: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, out, err = run(capsys, words[0], recipe, *words[1:])
+    assert (code, out) == (2, "")
+    assert said in err
+    assert err.startswith("error: ")
+    assert err.count("\n") == 1
