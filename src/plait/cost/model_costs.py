@@ -169,10 +169,10 @@ class ModelCosts:
         """Prompts of one instance, each computed once for all of its samples."""
         lengths, most = self.workload.lengths.prompts, self.workload.max_prefill_tokens
         tokens = prompts * lengths.mean
-        chunks = ceil(tokens / most)
+        groups = self.cluster.software.decode_groups_per_stage * passes.layout.parallelism.pp
+        chunks = max(ceil(tokens / most), min(groups, prompts))
         micro = Micro(tokens, prompts * (lengths.mean_square + lengths.mean) / 2, prompts) / chunks
-        in_turn = self.cluster.software.decode_groups_per_stage == 0
-        return {"prompts": total(passes.scoring(micro, chunks, in_turn=in_turn))}
+        return {"prompts": total(passes.scoring(micro, chunks, in_turn=groups == 0))}
 
     def _micro(self, node: Node, samples: Samples, share: int, layout: Layout, budget: int) -> tuple[Micro, int]:
         """The average micro-batch of a copy's share of samples, and their number."""

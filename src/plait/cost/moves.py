@@ -19,20 +19,20 @@ from plait.layout.params import Param, Parameters
 from plait.layout.shards import stage_bounds
 
 MOST_MESSAGES = 32
-"""Into which the model's bytes are cut where buckets would be more: the answer is the same to some percent, and
-takes milliseconds."""
+"""Into which the model's bytes are cut where buckets would be more: what each link carries is nearly the same."""
 
 
 def move_cost(parameters: Parameters, source: Layout, target: Layout, dtype: str, cluster: ClusterSpec) -> MoveCost:
-    """Of a model that is held in `source`, and needed in `target` as well."""
+    """Of a model that is held in `source`, and needed in `target` as well: what the busiest link carries, with its
+    messages' latencies, and the copies of the rank with most of them. Whoever sends, receives all the while."""
     if source == target:
         return MoveCost(0.0, {}, 0)
     stacked, origin, goal = _stacked(parameters, source, target)
     held, needed = weights(stacked, origin, dtype, "source"), weights(stacked, goal, dtype, "target")
     bucket = max(BUCKET_BYTES, stacked.num_elements * held.item_bytes // MOST_MESSAGES)
-    plan = plan_move(held, needed, cluster.mesh_cluster, bucket_bytes=bucket, chunk_bytes=bucket)
+    plan = plan_move(held, needed, cluster.mesh_cluster, bucket_bytes=bucket)
     found = cost(plan, bandwidths(cluster))
-    terms = {"copies": found.copies, "links": max(0.0, found.seconds - found.copies)}
+    terms = {"links": found.bound, "copies": found.copies}
     return MoveCost(sum(terms.values()), terms, plan.total_bytes)
 
 

@@ -8,6 +8,7 @@ from plait.dataflow import CallKind, Dataflow
 from plait.errors import ConfigError, FlowError
 from plait.models.files.adapter_folder import adapter_of
 from plait.models.files.hub import read_config
+from plait.models.files.known_shapes import is_shape
 from plait.models.shape import ModelShape
 from plait.policy.blocks import BLOCK_TOKENS
 from plait.recipes.recipe import Recipe
@@ -171,12 +172,15 @@ def check_adapters(models: Sequence[RoleModel], *, trains: bool) -> None:
 
 def check_models(models: Sequence[RoleModel], to_come: Mapping[str, ToCome]) -> None:
     """Raises ConfigError where a role that speaks begins as a reward model, or one that scores as a language model.
+    A shape alone is of either kind.
 
     Args:
         to_come: key of the recipe → the model that will stand there.
     """
     for one in models:
         coming = to_come.get(one.key)
+        if coming is None and is_shape(one.name):
+            continue
         name = one.name if coming is None else coming.name
         config = {} if coming is not None else read_config(one.name)
         classes = [str(found) for found in config.get("architectures") or ()]
