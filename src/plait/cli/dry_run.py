@@ -19,9 +19,11 @@ from plait.models.files.known_shapes import is_shape
 from plait.recipes.checks import check_device
 from plait.recipes.recipe import Recipe
 from plait.runtime.claim import claim
-from plait.runtime.prepare import Outline, Prepared, outline, prepare
+from plait.runtime.forecast import STEP, predicted_seconds
+from plait.runtime.planning import found_for_run
+from plait.runtime.prepare import Outline, Prepared, is_searched, outline, prepare
 from plait.runtime.reward_pools import open_pools
-from plait.schedule.named_plans import NAMES
+from plait.schedule.named_plans import AUTO, NAMES
 from plait.schedule.plan import Plan
 
 _PLAIN: dict[str, Any] = {"box": None, "pad_edge": False, "header_style": "bold"}
@@ -59,7 +61,10 @@ def print_shape(found: Outline, name: str) -> None:
     if found.recipe.epochs is not None:
         raise ConfigError(f"`epochs` counts the rows of data, which {name!r} has no tokenizer for; set `steps`")
     check_device(found.recipe)
-    plan = resolve_plan(found.recipe, found.flow, found.models, found.shapes)
+    if is_searched(found.recipe):
+        plan = found_for_run(found, found.longest_tokens)
+    else:
+        plan = resolve_plan(found.recipe, found.flow, found.models, found.shapes)
     data = f"no data is read, as {name!r} has no tokenizer: {_rows_of(found.flow)} count {found.longest_tokens} tokens"
     _print(found, plan, data)
 
@@ -84,6 +89,8 @@ def _print(prepared: Outline | Prepared, plan: Plan, data: str) -> None:
     console.print(data)
     console.print()
     console.print(_placement_table(plan, _named_by(prepared.recipe)))
+    if plan.predicted is not None:
+        console.print(f"predicted, by conservative numbers: {predicted_seconds(plan.predicted)[STEP]:.3g} s a step")
     for better in better_orders(prepared.recipe, prepared.models, plan):
         console.print(_order_text(better))
     console.print()
@@ -97,7 +104,7 @@ def _hanging(line: str, columns: int) -> str:
 
 def _named_by(recipe: Recipe) -> frozenset[str] | None:
     """Calls that the recipe's plan file places; None: the plan is none of a file."""
-    if recipe.plan in NAMES:
+    if recipe.plan in (*NAMES, AUTO):
         return None
     return frozenset(p.call for p in Plan.load(Path(os.path.expanduser(recipe.plan))).placements)
 

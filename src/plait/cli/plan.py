@@ -143,15 +143,13 @@ def _planning(
         raise ConfigError(f"--devices: expected at least 1, found {devices}")
     recipe = user_recipe(path, [], trust_run_code=False)
     from plait.cost.cluster import read_cluster
-    from plait.runtime.planning import Planning, lengths_of, machine_cluster, ranks_of
+    from plait.runtime.planning import MACHINE, Planning, lengths_of, machine_cluster, ranks_of
     from plait.runtime.prepare import outline
 
     found = outline(recipe)
     count = devices or ranks_of(plan or recipe.plan) or max(1, recipe.devices)
     spec = machine_cluster(recipe, count) if cluster is None else read_cluster(cluster, devices)
-    source = (
-        "conservative numbers of this machine" if cluster is None else "vendors' numbers and default shares of them"
-    )
+    source = MACHINE if cluster is None else "vendors' numbers and default shares of them"
     sizes = lengths_of(lengths, found.recipe, found.longest_tokens)
     return Planning(found.recipe, found.flow, found.models, found.shapes, spec, sizes, source)
 

@@ -12,6 +12,7 @@ from rich.text import Text
 
 from plait.observe.console import SafeConsole
 from plait.output import write_file
+from plait.runtime.forecast import Beside, write_forecast
 from plait.runtime.run_files import SUMMARY
 
 if TYPE_CHECKING:
@@ -27,9 +28,14 @@ _ANSWERS_COLUMNS = 72
 
 def print_outcome(recipe: Recipe, outcome: Outcome) -> None:
     """The result of a finished run, or how to go on with a stopped one; `summary.txt` of its folder gets it too."""
-    _print_outcome(SafeConsole(), recipe, outcome)
+    beside: list[Beside] = []
+    with contextlib.suppress(OSError):  # a full disk has been said
+        beside = write_forecast(recipe.run_dir)
     kept = StringIO()
-    _print_outcome(SafeConsole(file=kept, width=_KEPT_COLUMNS, force_terminal=False), recipe, outcome)
+    for console in (SafeConsole(), SafeConsole(file=kept, width=_KEPT_COLUMNS, force_terminal=False)):
+        _print_outcome(console, recipe, outcome)
+        if beside:
+            _print_forecast(console, beside)
     with contextlib.suppress(OSError):  # it was said
         write_file(recipe.run_dir / SUMMARY, kept.getvalue().lstrip("\n"))
 
@@ -45,6 +51,16 @@ def _print_outcome(console: SafeConsole, recipe: Recipe, outcome: Outcome) -> No
         console.print(f"\n{outcome.doctor}", soft_wrap=True)
     console.print(f"\nmodel: {recipe.run_dir}/final", soft_wrap=True)
     console.print(f"metrics: {recipe.run_dir}/metrics.jsonl", soft_wrap=True)
+
+
+def _print_forecast(console: SafeConsole, beside: Sequence[Beside]) -> None:
+    """What the plan said of each call, and what the run measured."""
+    table = Table("seconds of a step", "predicted", "measured", "error", box=None, pad_edge=False, header_style="bold")
+    for one in beside:
+        numbers = ("-" if value is None else f"{value:.3g}" for value in (one.predicted_s, one.measured_s))
+        table.add_row(one.call, *numbers, "-" if one.error is None else f"{one.error:+.0%}")
+    console.print()
+    console.print(table)
 
 
 def _place(outcome: Outcome) -> str:

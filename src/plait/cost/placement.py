@@ -18,7 +18,7 @@ from plait.models.shape import ModelShape
 from plait.recipes.recipe import Recipe
 from plait.recipes.recipe_file import nearest
 from plait.recipes.role_models import RoleModel
-from plait.schedule.named_plans import NAMES, PlannedModel, named_plan
+from plait.schedule.named_plans import AUTO, NAMES, PlannedModel, named_plan
 from plait.schedule.placements import complete, placements_of
 from plait.schedule.plan import Plan
 
@@ -42,9 +42,12 @@ def resolve_plan(recipe: Recipe, flow: Dataflow, models: Sequence[RoleModel], sh
         DataError: the file cannot be read, or contradicts itself.
         LayoutError: a layout that the model or the devices do not allow; names the placement and the key.
     """
+    if recipe.plan == AUTO:
+        assert num_devices(recipe) == 1, "of several devices a plan is found (`runtime.planning`)"
+        recipe = recipe.model_copy(update={"plan": NAMES[0]})
     planned = planned_models(models, shapes)
     if recipe.plan in NAMES:
-        label, devices = f"`plan` {recipe.plan}", _num_devices(recipe)
+        label, devices = f"`plan` {recipe.plan}", num_devices(recipe)
         plan = named_plan(recipe.plan, flow, planned, devices)
     else:
         label, plan = f"plan `{recipe.plan}`", _from_file(recipe)
@@ -126,8 +129,8 @@ def _model_parameters(name: str, scalar: bool) -> Parameters:
 def _from_file(recipe: Recipe) -> Plan:
     path = Path(os.path.expanduser(recipe.plan))
     if not path.is_file():
-        hint = "" if path.suffix or path.name != recipe.plan else nearest(recipe.plan, NAMES)
-        raise ConfigError(f"`plan`: expected {', '.join(NAMES)} or a plan file, found `{recipe.plan}`{hint}")
+        hint = "" if path.suffix or path.name != recipe.plan else nearest(recipe.plan, (*NAMES, AUTO))
+        raise ConfigError(f"`plan`: expected {', '.join((*NAMES, AUTO))} or a plan file, found `{recipe.plan}`{hint}")
     plan = Plan.load(path)
     if recipe.devices not in (0, plan.num_ranks):
         raise ConfigError(
@@ -137,7 +140,8 @@ def _from_file(recipe: Recipe) -> Plan:
     return plan
 
 
-def _num_devices(recipe: Recipe) -> int:
+def num_devices(recipe: Recipe) -> int:
+    """Of a named plan, or one that is found."""
     if recipe.devices == 0 and recipe.device == "cuda":
         import torch
 

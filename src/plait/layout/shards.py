@@ -7,6 +7,7 @@ state is the same parameters, further cut over dp as one flat range (ZeRO-1).
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import lru_cache
 from itertools import pairwise
 
@@ -124,7 +125,8 @@ def shard(parameters: Parameters, parallelism: Parallelism, tp: int, pp: int, *,
 
     once: leave out a tied parameter on all but the first stage that holds it (masters and moments exist once).
     """
-    return _shard(_Same(parameters), parallelism, tp, pp, once)
+    one = parallelism if parallelism.dp == 1 else replace(parallelism, dp=1)
+    return _shard(_Same(parameters), one, tp, pp, once)
 
 
 class _Same:
@@ -143,14 +145,21 @@ class _Same:
 @lru_cache(maxsize=1024)
 def _shard(same: _Same, parallelism: Parallelism, tp: int, pp: int, once: bool) -> FlatLayout:
     parameters = same.parameters
-    bounds = stage_bounds(parameters.num_layers, parallelism)
-    blocks = []
-    for param in parameters.params:
-        stages = stages_of(param, bounds)
-        if pp in (stages[:1] if once else stages):
-            blocks.append(Block(param, *param.tp_range(tp, parallelism.tp)))
+    held = _held_by_stage(same, stage_bounds(parameters.num_layers, parallelism))[pp]
+    blocks = [Block(param, *param.tp_range(tp, parallelism.tp)) for param, first in held if first == pp or not once]
     names = {block.param.name for block in blocks}
     return FlatLayout(tuple(blocks), {alias: name for alias, name in parameters.aliases.items() if name in names})
+
+
+@lru_cache(maxsize=256)
+def _held_by_stage(same: _Same, bounds: tuple[int, ...]) -> tuple[tuple[tuple[Param, int], ...], ...]:
+    """Of each stage its parameters, each with the first stage that holds it."""
+    found: list[list[tuple[Param, int]]] = [[] for _ in bounds[1:]]
+    for param in same.parameters.params:
+        stages = stages_of(param, bounds)
+        for stage in stages:
+            found[stage].append((param, stages[0]))
+    return tuple(map(tuple, found))
 
 
 def zero_range(num_elements: int, index: int, ways: int) -> tuple[int, int]:

@@ -126,7 +126,9 @@ class Recipe(Settings):
     dtype: DType = Field(DType.BFLOAT16, description="of weights in compute; masters are float32 (float64 for float64)")
     device: Literal["cpu", "cuda"] = Field("cpu", description="cpu or cuda")
     plan: str = Field(
-        "colocated", description="where calls run: colocated, split, standalone, or a plan file (docs/plans.md)"
+        "colocated",
+        description="where calls run: colocated, split, standalone, auto (found before the run), or a plan file "
+        "(docs/plans.md)",
     )
     devices: int = Field(
         0,

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from plait.cost.placement import num_devices
 from plait.errors import ConfigError
 from plait.observe.progress import Progress
 from plait.recipes.recipe import Recipe
@@ -23,12 +24,14 @@ from plait.runtime.executor import Executor
 from plait.runtime.filling import build_roles
 from plait.runtime.history import Origin
 from plait.runtime.measure import measure
-from plait.runtime.prepare import prepare
+from plait.runtime.prepare import is_searched, prepare
 from plait.runtime.process import set_up
 from plait.runtime.processes.alone import Alone
 from plait.runtime.reward_pools import open_pools
+from plait.runtime.run_files import RunFiles
 from plait.runtime.session import Session
 from plait.runtime.stored_recipe import as_begun
+from plait.schedule.plan import Plan
 from plait.workers.recorder import Recorder
 
 
@@ -94,15 +97,25 @@ def run(
     origin = Origin.here(recipe_file)
     set_up(recipe.threads)
     with claim(recipe, resume=resume) as directory:
+        plan = None
         if resume:
             recipe = as_begun(directory.files.recipe, recipe)
-        prepared = prepare(recipe, flow=flow)
+            plan = kept_plan(recipe, directory.files)
+        prepared = prepare(recipe, flow=flow, plan=plan)
         if prepared.plan.num_ranks > 1:
             from plait.runtime.processes.supervisor import supervise
 
             return supervise(prepared, directory, resume=resume, flow=flow, origin=origin)
         with Session(prepared, directory, resume=resume, leading=Alone(prepared), origin=origin) as session:
             return train_session(session)
+
+
+def kept_plan(recipe: Recipe, files: RunFiles) -> Plan | None:
+    """The plan that was found when a run began, for a recipe that leaves it to be found; None: it is resolved anew."""
+    if not is_searched(recipe) or not files.plan.is_file():
+        return None
+    plan = Plan.load(files.plan)
+    return plan if plan.num_ranks == num_devices(recipe) else None
 
 
 def path_of(function: Callable[..., Any]) -> str:

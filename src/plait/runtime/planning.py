@@ -10,11 +10,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from typing import Protocol
 
 from plait.cost.cluster import ClusterSpec
 from plait.cost.hardware import DEVICES, Device, Link, Software
 from plait.cost.model_costs import ModelCosts, parameters_of_shape
-from plait.cost.placement import check_layouts, parameters_of, planned_models
+from plait.cost.placement import check_layouts, num_devices, parameters_of, planned_models
 from plait.cost.workload import Lengths, SampleLengths, Workload
 from plait.dataflow import CallKind, Dataflow
 from plait.errors import ConfigError, LayoutError
@@ -28,7 +29,7 @@ from plait.planner.plan_space import MOST_STAGES, PlanProblem, PlanSpace, RoleFa
 from plait.recipes.recipe import Recipe
 from plait.recipes.recipe_file import nearest
 from plait.recipes.role_models import RoleModel, is_reward
-from plait.schedule.named_plans import NAMES, named_plan
+from plait.schedule.named_plans import AUTO, NAMES, named_plan
 from plait.schedule.placements import complete
 from plait.schedule.plan import Plan
 from plait.simulator.places import Place
@@ -163,9 +164,40 @@ class Planning:
         return self.completed(plan, f"plan {name}")
 
 
-AUTO = "auto"
 AUTO_EVALUATIONS = 3000
 """Plans that a run tries: a number, not seconds, so that all of its processes find the same."""
+
+
+def found_for_run(found: Outline, longest_tokens: int) -> Plan:
+    """The plan of a run with `plan` auto on several devices: for the longest prompts and responses that there may be,
+    on this machine by conservative numbers.
+
+    Raises:
+        ConfigError: none fits in memory.
+    """
+    recipe = found.recipe
+    cluster = machine_cluster(recipe, num_devices(recipe))
+    lengths = lengths_of(None, recipe, longest_tokens)
+    return auto_plan(Planning(recipe, found.flow, found.models, found.shapes, cluster, lengths, MACHINE))
+
+
+MACHINE = "conservative numbers of this machine"
+
+
+class Outline(Protocol):
+    """Of `runtime.prepare`."""
+
+    @property
+    def recipe(self) -> Recipe: ...
+
+    @property
+    def flow(self) -> Dataflow: ...
+
+    @property
+    def models(self) -> Sequence[RoleModel]: ...
+
+    @property
+    def shapes(self) -> Mapping[str, ModelShape]: ...
 
 
 def auto_plan(planning: Planning) -> Plan:

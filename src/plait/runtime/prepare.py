@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from plait.cost.estimate import ModelShape, model_shape
-from plait.cost.placement import resolve_plan
+from plait.cost.placement import num_devices, resolve_plan
 from plait.data.examples import ExampleSet, ExampleStream, Given
 from plait.data.mixture import Mixed
 from plait.data.prompts import PromptSet, PromptStream
@@ -34,8 +34,10 @@ from plait.recipes.recipe import Recipe
 from plait.recipes.role_models import MODEL_ROLES, REWARD_ROLES, RoleModel, ToCome, role_models
 from plait.rewards.functions import RewardFunction, functions_of, reward_functions
 from plait.runtime.feed import Feed
+from plait.runtime.planning import found_for_run
 from plait.runtime.reading import read_data
 from plait.runtime.stored_recipe import with_pool
+from plait.schedule.named_plans import AUTO
 from plait.schedule.plan import Plan
 
 
@@ -100,9 +102,7 @@ class Prepared:
     @property
     def longest_tokens(self) -> int:
         """Of the prompts; without any, of the given samples with their prompts."""
-        if self.train_set is not None:
-            return self.train_set.longest_tokens
-        return max(examples.longest_tokens for examples in self.given.values())
+        return _longest_tokens(self.train_set, self.given)
 
     def feed(self, drawn: int = 0) -> Feed:
         """The data of the run, from the `drawn`-th prompt on."""
@@ -122,6 +122,7 @@ def prepare(
     flow: Callable[..., Any] | None = None,
     to_come: Mapping[str, ToCome] | None = None,
     trains: bool = True,
+    plan: Plan | None = None,
 ) -> Prepared:
     """Resolve a recipe.
 
@@ -130,6 +131,7 @@ def prepare(
         to_come: key of the recipe → the model that an earlier stage will put there; until then one of its shape stands
             there.
         trains: False where the model is only measured: it may then be an adapter alone.
+        plan: that was found for a recipe that leaves it to be found.
 
     Raises:
         UserError: a key, the flow, the data or the model cannot be used; the message names the key and the remedy.
@@ -137,11 +139,14 @@ def prepare(
     check_device(recipe)
     found = outline(recipe, flow=flow, to_come=to_come, trains=trains)
     recipe, models, shapes = found.recipe, found.models, found.shapes
-    plan = resolve_plan(recipe, found.flow, models, shapes)
+    if plan is None and not is_searched(recipe):
+        plan = resolve_plan(recipe, found.flow, models, shapes)
     tokenizer = load_tokenizer(recipe.model)
     _check_tokens(models, tokenizer, recipe)
     data = read_data(found.flow, recipe, tokenizer, shapes[recipe.model])
     check_ids(tokenizer, shapes[recipe.model].vocabulary, _ids_of(data.train_set, data.given), recipe.model)
+    if plan is None:
+        plan = found_for_run(found, _longest_tokens(data.train_set, data.given))
     if recipe.epochs is not None:
         num_rows = len(next(iter(data.given.values())) if data.train_set is None else data.train_set)
         recipe = recipe.model_copy(update={"steps": recipe.steps_of(num_rows), "epochs": None})
@@ -161,6 +166,17 @@ def prepare(
         data.held_out,
         data.held_out_given,
     )
+
+
+def _longest_tokens(train_set: Mixed[PromptSet] | None, given: Mapping[str, Mixed[ExampleSet]]) -> int:
+    if train_set is not None:
+        return train_set.longest_tokens
+    return max(examples.longest_tokens for examples in given.values())
+
+
+def is_searched(recipe: Recipe) -> bool:
+    """Whether the plan of a run is found before it."""
+    return recipe.plan == AUTO and num_devices(recipe) > 1
 
 
 def outline(

@@ -13,6 +13,7 @@ RUN_DIR/
     best/, final/              Hugging Face folders
     merged/                    of a stage with adapters: its whole final weights, which later stages begin with
     run.json, code/            see `history`
+    forecast.json              seconds of each call as the plan foretold them, beside those measured, where it did
     summary.txt                what the command printed at the end
     run.lock                   locked by the process that works here (`run_lock`)
 """
@@ -27,6 +28,7 @@ from plait.recipes.stages import FINAL
 RECIPE, METRICS, TRACE = "recipe.yaml", "metrics.jsonl", "trace.json"
 EVALUATIONS = "evaluations.jsonl"
 PLAN = "plan.json"
+FORECAST = "forecast.json"
 DOCTOR = "doctor.jsonl"
 REWARD_OUTPUT = "rewards.log"
 SUMMARY = "summary.txt"
@@ -46,6 +48,10 @@ class RunFiles:
     @property
     def plan(self) -> Path:
         return self.path / PLAN
+
+    @property
+    def forecast(self) -> Path:
+        return self.path / FORECAST
 
     @property
     def metrics(self) -> Path:

@@ -20,6 +20,9 @@ from plait.schedule.plan import Mode, Placement, Plan
 
 NAMES = ("colocated", "split", "standalone")
 
+AUTO = "auto"
+"""In place of a name: the plan is found before the run."""
+
 MODE_OF: Mapping[CallKind, Mode] = {CallKind.GENERATE: "decode", CallKind.SCORE: "score", CallKind.TRAIN: "train"}
 """What a call of a model is placed as; prefill runs where decode does unless a plan says otherwise."""
 

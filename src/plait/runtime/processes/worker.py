@@ -18,7 +18,7 @@ from plait.recipes.role_models import MODEL_ROLES, REWARD_ROLES, role_models
 from plait.runtime.controller import Outcome, train
 from plait.runtime.directory import RunDirectory
 from plait.runtime.history import Origin
-from plait.runtime.prepare import prepare
+from plait.runtime.prepare import is_searched, prepare
 from plait.runtime.process import set_up
 from plait.runtime.processes.progress_relay import RelayedProgress
 from plait.runtime.session import Session
@@ -84,7 +84,7 @@ class Worker:
         self._status.tick()
         if self.rank == LEADER:
             with self._status.doing("prepare"):
-                prepared = prepare(job.recipe, flow=job.flow)
+                prepared = prepare(job.recipe, flow=job.flow, plan=job.plan if is_searched(job.recipe) else None)
             assert prepared.plan == job.plan, "the leader resolves another plan than the process that started it"
             directory = RunDirectory.lent(job.run_dir)
             with Session(prepared, directory, resume=job.resume, leading=self, origin=job.origin) as session:

@@ -1,0 +1,97 @@
+"""A plan that is found before a run, its prediction beside what was measured."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from plait.errors import ConfigError
+from plait.recipes.recipe import Recipe
+from plait.runtime.forecast import STEP, Beside, forecast_beside, predicted_seconds
+from plait.runtime.planning import lengths_of
+from plait.runtime.prepare import prepare
+from plait.schedule.plan import Plan
+from plait.schedule.timeline import Span, Timeline
+
+MakeRecipe = Callable[..., Recipe]
+
+
+def test_beside_by_hand() -> None:
+    """Two steps of 4 s: generation 2 s on rank 0 and 3 on rank 1, training 1 s; the first measured step is left out."""
+    spans = [
+        Span(action, kind, rank, start + 4 * (step - 1), end + 4 * (step - 1), step=step)
+        for step in (1, 2)
+        for action, kind, rank, start, end in (
+            ("actor.generate", "DECODE", 0, 0.0, 2.0),
+            ("actor.generate", "DECODE", 1, 0.0, 3.0),
+            ("actor.weights", "ONLOAD", 0, 2.0, 2.5),
+            ("actor.train", "TRAIN", 0, 3.0, 4.0),
+        )
+    ]
+    timeline = Timeline(tuple(spans))
+    assert predicted_seconds(timeline) == {
+        "actor.generate": 3.0,
+        "actor.onload": 0.5,
+        "actor.train": 1.0,
+        STEP: 4.0,
+    }
+    row = {"timing_s/actor.generate": 2.0, "timing_s/actor.train": 1.0, "timing_s/step": 5.0}
+    found = forecast_beside(Plan("p", 2, predicted=timeline), [{**row, "timing_s/step": 99.0}, row])
+    assert found == [
+        Beside("actor.generate", 3.0, 2.0),
+        Beside("actor.onload", 0.5, None),
+        Beside("actor.train", 1.0, 1.0),
+        Beside(STEP, 4.0, 5.0),
+    ]
+    assert [one.error for one in found] == pytest.approx([0.5, None, 0.0, -0.2])
+
+
+def test_a_plan_is_found_of_several_devices_alone(make_recipe: MakeRecipe) -> None:
+    alone = prepare(make_recipe(plan="auto", steps=1)).plan
+    assert (alone.name, alone.num_ranks, alone.predicted) == ("colocated", 1, None)
+    several = [prepare(make_recipe(plan="auto", devices=2, steps=1)).plan for _ in range(2)]
+    assert several[0].num_ranks == 2
+    assert several[0] == several[1]
+    assert several[0].predicted is not None
+
+
+@pytest.mark.slow
+def test_a_run_on_a_plan_that_was_found_keeps_it_and_says_what_came_of_it(
+    make_recipe: MakeRecipe, capfd: pytest.CaptureFixture[str]
+) -> None:
+    from plait.cli.report import print_outcome
+    from plait.runtime.api import run
+
+    recipe = make_recipe(plan="auto", devices=2, steps=2)
+    outcome = run(recipe.model_copy(update={"steps": 1}))
+    kept = Plan.load(recipe.run_dir / "plan.json")
+    assert kept.predicted is not None
+    changed = Plan(kept.name, kept.num_ranks, kept.placements, predicted=None)
+    changed.save(recipe.run_dir / "plan.json")
+    outcome = run(recipe, resume=True)
+    assert outcome.step == 2
+    assert Plan.load(recipe.run_dir / "plan.json") == changed, "the plan of the folder is kept"
+    kept.save(recipe.run_dir / "plan.json")
+    print_outcome(recipe, outcome)
+    record = json.loads((recipe.run_dir / "forecast.json").read_text())
+    rows = {one["call"]: one for one in record["calls"]}
+    assert rows["actor.train"]["measured_s"] > 0
+    assert rows["step"]["error"] is not None
+    assert "predicted" in capfd.readouterr().out
+
+
+def test_lengths(make_recipe: MakeRecipe, tmp_path: Path) -> None:
+    recipe = make_recipe()
+    most = recipe.sampling.max_response_tokens
+    assert lengths_of(None, recipe, 9).responses.values == (most,)
+    assert lengths_of("5:3", recipe, 9).prompts.values == (5,)
+    assert lengths_of("3~0.5", recipe, 9).responses.longest <= most
+    (tmp_path / "run/samples").mkdir(parents=True)
+    row = {"prompt_ids": [1, 2], "token_ids": [3]}
+    (tmp_path / "run/samples/step-000001.jsonl").write_text(json.dumps(row) + "\n")
+    assert lengths_of(str(tmp_path / "run"), recipe, 9).prompts.values == (2,)
+    with pytest.raises(ConfigError, match="no samples"):
+        lengths_of(str(tmp_path), recipe, 9)
