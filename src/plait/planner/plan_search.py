@@ -85,6 +85,7 @@ def search(
     given: Sequence[tuple[str, State]] = (),
     warm: State | None = None,
     space: PlanSpace | None = None,
+    betas: Sequence[float] = BETAS,
 ) -> Found:
     """The best plan found.
 
@@ -92,8 +93,9 @@ def search(
         given: further baselines by name, in places of `space`.
         warm: a plan to start from, in places of `space`: the result is no worse.
         space: of the problem, where plans of it are at hand.
+        betas: of the chains; 0 accepts every plan, infinity none that is worse.
     """
-    hunt = _Hunt(problem, space or PlanSpace(problem), budget or Budget(), seed)
+    hunt = _Hunt(problem, space or PlanSpace(problem), budget or Budget(), seed, betas)
     return hunt.run(given, warm)
 
 
@@ -115,6 +117,7 @@ class _Hunt:
     space: PlanSpace
     budget: Budget
     seed: int
+    betas: Sequence[float]
     leaders: dict[tuple[object, ...], Candidate] = field(default_factory=dict)
     """The best usable plan of each kind (`_kind`)."""
     nearest: Candidate | None = None
@@ -223,7 +226,7 @@ class _Hunt:
 
     def _chains(self, starts: Sequence[State]) -> list[_Chain]:
         chains = []
-        for number, beta in enumerate(BETAS):
+        for number, beta in enumerate(self.betas):
             rng = Random(f"{self.seed} {number}")
             state = self.moves.greedy() if number == 0 else self.moves.random(rng)
             if number in (1, 2) and starts:

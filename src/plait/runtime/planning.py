@@ -15,6 +15,7 @@ from typing import Protocol
 from plait.cost.cluster import ClusterSpec
 from plait.cost.hardware import DEVICES, Device, Link, Software
 from plait.cost.model_costs import ModelCosts, parameters_of_shape
+from plait.cost.move_bound import LARGE, BoundedMoves
 from plait.cost.placement import check_layouts, num_devices, parameters_of, planned_models
 from plait.cost.workload import Lengths, SampleLengths, Workload
 from plait.dataflow import CallKind, Dataflow
@@ -90,7 +91,9 @@ class Planning:
     def problem(self) -> PlanProblem:
         tokens = self.recipe.micro_batch_tokens
         halves = (tokens // 2,) if tokens >= 1024 else ()
-        return PlanProblem(self.graph, self.costs, {one.role: self._facts(one) for one in self.models}, halves)
+        large = self.cluster.num_devices > LARGE
+        costs = BoundedMoves(self.costs) if large else self.costs
+        return PlanProblem(self.graph, costs, {one.role: self._facts(one) for one in self.models}, halves)
 
     def _facts(self, one: RoleModel) -> RoleFacts:
         shape, adapted = self.shapes[one.name], self.recipe.lora.rank > 0

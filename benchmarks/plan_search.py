@@ -1,0 +1,103 @@
+"""Engines that search plans, at equal evaluations and at equal seconds, and plans of others. All steps are simulated.
+
+    python benchmarks/plan_search.py [--devices 8,32,128] [--evaluations 3000] [--seconds 5] [--repeats 5] [--tiny]
+
+PPO with calls of models known by their shapes, on A100s. Seconds are CPU seconds of this process, so that other work on
+the machine does not count; at equal seconds the cost model's answers are kept from the searches before, as they are the
+same for all engines. `gap` is the median over seeds of a step's seconds above the best that any engine found, `fits`
+the share of seeds in which a plan that fits was found. The last lines are plans of others, judged by the same
+simulation. `--tiny` takes small models and few evaluations.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from dataclasses import dataclass
+from math import inf
+from pathlib import Path
+from statistics import median
+
+from plait.cost.cluster import read_cluster
+from plait.cost.workload import Lengths, SampleLengths
+from plait.planner.plan_search import BETAS, Budget, Found, search
+from plait.recipes.recipe_file import load_recipe
+from plait.runtime.planning import Planning
+from plait.runtime.prepare import outline
+
+RECIPE = Path(__file__).parents[1] / "examples" / "large_ppo.yaml"
+TINY = (("model", "smollm2-135m"), ("critic.model", "smollm2-135m"), ("prompts_per_step", 16))
+
+ENGINES = {
+    "portfolio": BETAS,
+    "descent": (inf,) * 4,
+    "hot": (2.0,) * 4,
+    "random": (0.0,) * 4,
+}
+"""Temperatures of the chains: `random` accepts everything."""
+
+
+@dataclass(frozen=True)
+class Row:
+    engine: str
+    values: tuple[float | None, ...]
+    evaluations: float
+
+    def text(self, best: float) -> str:
+        found = [value for value in self.values if value is not None]
+        gap = f"{median(found) / best - 1:>8.2%}" if found else f"{'-':>8}"
+        return f"  {self.engine:<16}{gap}{len(found) / len(self.values):>8.0%}{self.evaluations:>14,.0f}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--devices", default="8,32,128")
+    parser.add_argument("--evaluations", type=int, default=3000)
+    parser.add_argument("--seconds", type=float, default=5.0)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--tiny", action="store_true")
+    options = parser.parse_args()
+    if options.tiny:
+        options.devices, options.evaluations, options.seconds = "4", 60, 0.2
+    for devices in map(int, options.devices.split(",")):
+        compare(planning_of(devices, tiny=options.tiny), options)
+
+
+def planning_of(devices: int, *, tiny: bool) -> Planning:
+    reward = str(RECIPE.parent / "length_reward.py:brief")
+    keys = [("reward.functions", [reward]), *(TINY if tiny else ())]
+    found = outline(load_recipe(RECIPE, keys))
+    lengths = SampleLengths(Lengths.fixed(256), Lengths.lognormal(300, 0.8, 1024))
+    cluster = read_cluster(f"{devices}xA100-80G")
+    return Planning(found.recipe, found.flow, found.models, found.shapes, cluster, lengths)
+
+
+def compare(planning: Planning, options: argparse.Namespace) -> None:
+    print(f"{planning.cluster.name}, simulated")
+    first = planning.search(Budget(options.evaluations))
+    for title, budget in (
+        (f"{options.evaluations:,} evaluations", Budget(options.evaluations)),
+        (f"{options.seconds:g} s", Budget(10**9, options.seconds, time.process_time)),
+    ):
+        rows = []
+        for engine, betas in ENGINES.items():
+            runs = [found_by(planning, budget, seed, betas) for seed in range(options.repeats)]
+            values = tuple(run.best.judged.value if run.best else None for run in runs)
+            rows.append(Row(engine, values, sum(run.evaluations for run in runs) / len(runs)))
+        best = min((value for row in rows for value in row.values if value is not None), default=inf)
+        print(f"  {title:<18}{'gap':>6}{'fits':>8}{'evaluations':>14}   best {best:.4g} s a step")
+        for row in rows:
+            print(row.text(best), flush=True)
+    print("  plans of others")
+    for one in first.baselines:
+        fits = "fits" if one.judged.usable else "does not fit" if one.judged.excess else "idle devices"
+        print(f"  {one.name:<16}{one.judged.seconds:>8.4g} s   {fits}")
+
+
+def found_by(planning: Planning, budget: Budget, seed: int, betas: tuple[float, ...]) -> Found:
+    """With simulations of its own; what the cost model says is kept."""
+    return search(planning.problem, budget, seed=seed, betas=betas, space=planning.space)
+
+
+if __name__ == "__main__":
+    main()

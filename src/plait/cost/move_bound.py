@@ -1,0 +1,75 @@
+"""A lower bound of what a move of weights takes, quick enough for a search over many devices: what each device and node
+lacks, over its links. Messages, their order and latencies are left out; the rest of the costs is exact."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Literal
+
+import numpy as np
+
+from plait.cost.costs import CallCost, MoveCost
+from plait.cost.model_costs import ModelCosts
+from plait.layout.mesh import Layout
+from plait.layout.shards import stage_bounds
+from plait.schedule.plan import Mode
+
+LARGE = 16
+"""Devices beyond which a search takes the bound."""
+
+
+class BoundedMoves:
+    """`costs.Costs`: another's, but for moves."""
+
+    def __init__(self, costs: ModelCosts) -> None:
+        self._costs = costs
+        self.cluster = costs.cluster
+        self.move = cache(self._move)
+
+    def call(
+        self, call: str, mode: Mode, layout: Layout, *, micro_batch_tokens: int | None = None, schedule: str = ""
+    ) -> CallCost:
+        return self._costs.call(call, mode, layout, micro_batch_tokens=micro_batch_tokens, schedule=schedule)
+
+    def offload(self, role: str, layout: Layout, what: Literal["weights", "state"]) -> MoveCost:
+        return self._costs.offload(role, layout, what)
+
+    def held_bytes(self, role: str, layout: Layout, *, trained: bool) -> tuple[int, ...]:
+        return self._costs.held_bytes(role, layout, trained=trained)
+
+    def _move(self, role: str, source: Layout, target: Layout) -> MoveCost:
+        if source == target:
+            return MoveCost(0.0, {}, 0)
+        layers = self._costs.shapes[role].layers
+        whole = Layout.on((0,))
+        num_bytes = self._costs.held_bytes(role, whole, trained=False)[0]
+        into_devices, into_nodes = lacking(layers, source, target, self.cluster.devices_per_node)
+        share = self.cluster.software.links
+        near = float(into_devices.max()) * num_bytes / (self.cluster.intra.bandwidth * share)
+        far = float(into_nodes.max()) * num_bytes / (self.cluster.inter.bandwidth * share)
+        return MoveCost(max(near, far), {"links": max(near, far)}, int(into_devices.sum() * num_bytes))
+
+
+def lacking(layers: int, source: Layout, target: Layout, per_node: int) -> tuple[np.ndarray, np.ndarray]:
+    """(of each device, of each node) the share of a model of equal layers that it needs and does not hold."""
+    nodes = 1 + max(*source.mesh.ranks, *target.mesh.ranks) // per_node
+    cuts = sorted({*stage_bounds(layers, source.parallelism), *stage_bounds(layers, target.parallelism)})
+    ways = int(np.lcm(source.parallelism.tp, target.parallelism.tp))
+    held, needed = (_cells(layout, layers, cuts, ways, nodes * per_node) for layout in (source, target))
+    size = np.diff(cuts)[:, None] / layers / ways
+    missing = needed & ~held
+    by_node = lambda cells: cells.reshape(nodes, per_node, *cells.shape[1:]).any(axis=1)  # noqa: E731
+    into_node = by_node(needed) & ~by_node(held)
+    return (missing * size).sum(axis=(1, 2)), (into_node * size).sum(axis=(1, 2))
+
+
+def _cells(layout: Layout, layers: int, cuts: list[int], ways: int, ranks: int) -> np.ndarray:
+    """[ranks, layers between cuts, ways] whether a rank has that part of the model."""
+    sizes, bounds = layout.parallelism, stage_bounds(layers, layout.parallelism)
+    found = np.zeros((ranks, len(cuts) - 1, ways), bool)
+    places = [cuts.index(bound) for bound in bounds]
+    wide = ways // sizes.tp
+    for number, rank in enumerate(layout.mesh.ranks):
+        pp, tp = number // sizes.tp % sizes.pp, number % sizes.tp
+        found[rank, places[pp] : places[pp + 1], tp * wide : (tp + 1) * wide] = True
+    return found
