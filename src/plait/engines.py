@@ -57,8 +57,23 @@ class GenerationEngine(Protocol):
         """Whether a step would do something at once."""
         ...
 
+    @property
+    def num_instances(self) -> int:
+        """That generate side by side."""
+        ...
+
+    @property
+    def at_work(self) -> frozenset[int]:
+        """Ranks of the instances that have samples in flight, or are about to."""
+        ...
+
     def add(self, request: Request) -> None:
         """Ask for samples of a prompt; they join those in flight."""
+        ...
+
+    def gather(self, max_batch: int) -> int:
+        """Have all unfinished samples go on in as few instances as take them, each at most `max_batch`; how many
+        move."""
         ...
 
     def step(self) -> list[Sample]:
@@ -94,6 +109,12 @@ class TrainingEngine(Protocol):
     """What this process has of the model, or knows of it: `max_positions`."""
 
     @property
+    def scoring_instances(self) -> tuple[frozenset[int], ...]:
+        """Ranks of each copy of the model that scores, where it has its weights without being brought them; else
+        none."""
+        ...
+
+    @property
     def tokens_of_a_part(self) -> int:
         """That keep the devices that score busy: a call of fewer wastes their time."""
         ...
@@ -110,15 +131,27 @@ class TrainingEngine(Protocol):
         """Do all of a work of calls; its result."""
         ...
 
-    def logprobs(self, rows: Rows, *, temperature: float | None = None, call: str | None = None) -> Work[FloatArray]:
-        """[rows.num_tokens], nats."""
+    def logprobs(
+        self,
+        rows: Rows,
+        *,
+        temperature: float | None = None,
+        call: str | None = None,
+        instance: int | None = None,
+    ) -> Work[FloatArray]:
+        """[rows.num_tokens], nats.
+
+        Args:
+            instance: of `scoring_instances`, which computes all of it; None: all do, each a share. So of `values` and
+                `scores`.
+        """
         ...
 
-    def values(self, rows: Rows, *, call: str | None = None) -> Work[FloatArray]:
+    def values(self, rows: Rows, *, call: str | None = None, instance: int | None = None) -> Work[FloatArray]:
         """[rows.num_tokens]."""
         ...
 
-    def scores(self, rows: Rows, *, call: str | None = None) -> Work[FloatArray]:
+    def scores(self, rows: Rows, *, call: str | None = None, instance: int | None = None) -> Work[FloatArray]:
         """[len(rows)]."""
         ...
 

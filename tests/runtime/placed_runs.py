@@ -66,6 +66,9 @@ PPO_MODEL = ("ppo", PPO[1] | {"reward.model": "PLACE/scorer", "reward.functions"
 SAFE_MODELS = ("safe_rlhf", SAFE[1] | {"reward.model": "PLACE/scorer", "cost.model": "PLACE/other_scorer"})
 """Each of a frozen model and a function."""
 
+FUSED_PPO = ("ppo", PPO_MODEL[1] | {"fusion": 0.5})
+FUSED_SAFE = ("safe_rlhf", SAFE_MODELS[1] | {"fusion": 0.5})
+
 NO_ROLLOUT = {"reward.functions": None, "sampling.max_response_tokens": None, "samples_per_prompt": None}
 """Of flows that read their samples."""
 DPO = ("dpo", {"options": {}, "data.source": "PLACE/pairs.jsonl"} | NO_ROLLOUT)
@@ -181,6 +184,9 @@ PLANS: dict[str, tuple[Flow, str | dict[str, str]]] = {
             "ref.logprobs": "0,1,2 dp3 after=offload",
         },
     ),
+    "ppo-fused-2": (FUSED_PPO, "colocated 2"),
+    "safe-fused-4": (FUSED_SAFE, "colocated 4"),
+    "safe-fused-split-4": (FUSED_SAFE, "split 4"),
     "grpo-followed-2": (
         FOLLOWED,
         {

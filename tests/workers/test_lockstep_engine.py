@@ -178,7 +178,7 @@ class Rank:
         monkeypatch.setattr(ScoreCall, "of", lambda message: Call(message.header["call"], self.log))
         offloads = SimpleNamespace(units=(1,) if leaves else (), want=lambda *needs: None)
         team = SimpleNamespace(all=SimpleNamespace(ranks=(1,), index=0, size=1))
-        roles = {"actor": SimpleNamespace(engine=Tokens(self.log), instance=team)}
+        roles = {"actor": SimpleNamespace(engine=Tokens(self.log), instance=team, mover=None)}
         self._parts: Any = SimpleNamespace(rank=1, offloads=offloads, roles=roles, flow=None)
 
     def command(self, after: int, number: int, do: Do, **header: Any) -> None:

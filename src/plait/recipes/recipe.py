@@ -130,6 +130,11 @@ class Recipe(Settings):
         description="where calls run: colocated, split, standalone, auto (found before the run), or a plan file "
         "(docs/plans.md)",
     )
+    fusion: Literal["off"] | Annotated[float, Field(gt=0, le=1)] = Field(
+        "off",
+        description="share of a rollout's samples: when so few are unfinished they go on in as few instances as take "
+        "them, and the devices of the others score; off: samples end where they begin",
+    )
     devices: int = Field(
         0,
         ge=0,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -18,7 +18,8 @@ from plait.runtime.rewarding import RewardCalls
 from plait.runtime.roles import ModelRole, RewardRole, RoleRuntime
 from plait.runtime.rollout import Draw, Rollout
 from plait.runtime.step import StepState
-from plait.runtime.streams import Part, in_parts
+from plait.runtime.streams import PARTS_OF_AN_INSTANCE, Spread, in_parts, where_free
+from plait.schedule.dispatch import Task
 from plait.schedule.fused import fused_calls
 from plait.schedule.needs import may_stream
 from plait.schedule.work import Work
@@ -40,9 +41,14 @@ class Calls:
         self._rollout = Rollout(flow, self._rewarding, recipe, progress)
         self._max_response_tokens = recipe.sampling.max_response_tokens
         self._groups = self._groups_of()
+        self._is_fused = recipe.fusion != "off"
 
     def mesh(self, node: Node, *, begins: bool = False) -> frozenset[int]:
-        """The ranks that a call keeps busy; to begin, with those that bring it weights."""
+        """The ranks that a call keeps busy; to begin, with those that bring it weights. None of a call that takes ranks
+        as they are free."""
+        return frozenset() if self.scores_where_free(node) else self._mesh(node, begins=begins)
+
+    def _mesh(self, node: Node, *, begins: bool = False) -> frozenset[int]:
         trainer = self.trainer(node)
         if trainer is None:
             return frozenset()
@@ -62,24 +68,35 @@ class Calls:
     def streams(self, node: Node) -> bool:
         """Whether a call scores parts of a rollout, as its samples are finished: on other ranks than those that
         generate. That is the plan's to say, not the clock's, and it computes the same parts when it begins late."""
-        return may_stream(node, self._flow) and not self.mesh(node) & self.mesh(self._flow.nodes[node.rows])
+        return may_stream(node, self._flow) and not self._mesh(node) & self._mesh(self._flow.nodes[node.rows])
 
-    def work(self, node: Node, state: StepState, draw: Draw, model_is_done: Callable[[], None]) -> Work[Any]:
+    def scores_where_free(self, node: Node) -> bool:
+        """Whether a call scores parts of a rollout on the ranks that generate, as they have nothing left to generate.
+        Which parts there are does not depend on that (`streams.where_free`)."""
+        trainer, source = self.trainer(node), self._flow.nodes[node.rows]
+        if not self._is_fused or trainer is None or not may_stream(node, self._flow) or self.streams(node):
+            return False
+        engine = self._model(source).engine
+        return engine is not None and engine.num_instances > 1 and bool(trainer.scoring_instances)
+
+    def work(self, node: Node, state: StepState, draw: Draw, task: Task) -> Work[Any]:
         """What a call does, its weights being where it needs them. That of a TRAIN node returns metrics, or None where
         there is nothing to do in this step.
 
         Args:
-            model_is_done: called when a reward model has scored all, and its functions are waited for.
+            task: of the call, which says what ranks it keeps busy.
         """
         match node.kind:
             case CallKind.GENERATE:
                 engine = self._model(node).engine
                 assert engine is not None, f"{node.call}: role `{node.role}` has no generation engine"
-                return self._rollout.work(node, engine, state, draw)
+                readers = [other for other in self._flow.nodes if other.rows == node.id]
+                is_fused = any(self.scores_where_free(other) for other in readers)
+                return self._rollout.work(node, engine, state, draw, task if is_fused else None)
             case CallKind.SCORE if isinstance(self._roles[str(node.role)], RewardRole):
-                return self._rewarding.work(node, state, self._parts(node, state), model_is_done)
+                return self._rewarding.work(node, state, self._spread(node, state, task), task.release)
             case CallKind.SCORE:
-                return self._scored(node, state)
+                return self._scored(node, state, self._spread(node, state, task))
             case CallKind.TRAIN:
                 return self._trained(node, state)
             case _:
@@ -87,31 +104,37 @@ class Calls:
 
     # -- score
 
-    def _parts(self, node: Node, state: StepState) -> list[Part]:
-        """What is scored together: the rows of the call, or parts of them."""
-        trainer = self.trainer(node)
-        if self.streams(node) and trainer is not None:
-            return state.growing[node.rows].parts(self._max_response_tokens, trainer.tokens_of_a_part)
-        return [lambda: state.born[node.rows]]
+    def _spread(self, node: Node, state: StepState, task: Task) -> Spread:
+        """What is scored together, and where: the rows of the call, or parts of them as they are there."""
+        trainer, limit = self.trainer(node), self._max_response_tokens
+        if trainer is not None and self.scores_where_free(node):
+            rollout, instances = state.growing[node.rows], trainer.scoring_instances
+            share = -(-rollout.expected_tokens(limit) // (PARTS_OF_AN_INSTANCE * len(instances)))
+            parts = rollout.parts(limit, min(share, trainer.tokens_of_a_part))
+            return partial(where_free, parts, instances, task)
+        parts = [lambda: state.born[node.rows]]
+        if trainer is not None and self.streams(node):
+            parts = state.growing[node.rows].parts(limit, trainer.tokens_of_a_part)
+        return partial(in_parts, parts)
 
-    def _scored(self, node: Node, state: StepState) -> Work[None]:
+    def _scored(self, node: Node, state: StepState, spread: Spread) -> Work[None]:
         self._progress.phase(node.call, 0, "actions")
-        found = yield from in_parts(self._parts(node, state), partial(self._score, node), node.call)
+        found = yield from spread(partial(self._score, node), node.call)
         while node.rows not in state.tables:  # its last samples have been scored before it has ended
             yield None
         samples = tuple(sample for rows, _ in found for sample in rows.samples)
         state.add_scored(node.outputs[0], Rows(samples), np.concatenate([values for _, values in found]))
 
-    def _score(self, node: Node, rows: Rows, name: str) -> Work[FloatArray]:
+    def _score(self, node: Node, rows: Rows, name: str, instance: int | None) -> Work[FloatArray]:
         """A SCORE call of a model; its result is the column."""
         trainer = self._model(node).trainer
         match node.scoring:
             case Score.LOGPROBS:
-                return trainer.logprobs(rows, call=name, temperature=self._temperature(node))
+                return trainer.logprobs(rows, call=name, temperature=self._temperature(node), instance=instance)
             case Score.VALUES:
-                return trainer.values(rows, call=name)
+                return trainer.values(rows, call=name, instance=instance)
             case Score.SCORE:
-                return trainer.scores(rows, call=name)
+                return trainer.scores(rows, call=name, instance=instance)
 
     # -- train
 

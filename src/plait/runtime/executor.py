@@ -99,9 +99,12 @@ class _Steps:
     def needs(self, key: Key) -> Collection[Key]:
         step, node = key[0], self.flow.nodes[key[1]]
         needs = self.before[node.id]
-        if node.rows in needs and node.rows in self.states[step].growing and self.calls.streams(node):
+        if node.rows in needs and node.rows in self.states[step].growing and self._begins_early(node):
             needs -= {node.rows}  # it scores the rollout's samples as they end
         return {(step, one) for one in needs}
+
+    def _begins_early(self, node: Node) -> bool:
+        return self.calls.streams(node) or self.calls.scores_where_free(node)
 
     def partners(self, key: Key) -> tuple[Key, ...]:
         step, node = key[0], self.flow.nodes[key[1]]
@@ -157,7 +160,7 @@ class _Steps:
     def _call(self, node: Node, state: StepState, task: Task) -> Work[Any]:
         if node.kind is CallKind.TRAIN and state.step >= node.training.after:
             self.is_training = True
-        return self.calls.work(node, state, self.draw, task.release)
+        return self.calls.work(node, state, self.draw, task)
 
     def _training_ended(self, node: Node, metrics: dict[str, float] | None, order: GraphOrder) -> None:
         order.training_ended(node, metrics)

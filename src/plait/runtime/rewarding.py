@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 import numpy as np
 
@@ -15,7 +16,7 @@ from plait.observe.progress import Progress
 from plait.rewards.scores import GroupScores
 from plait.runtime.roles import RewardRole, RoleRuntime
 from plait.runtime.step import StepState
-from plait.runtime.streams import Part, in_parts
+from plait.runtime.streams import Spread, in_parts
 from plait.schedule.work import Work
 from plait.workers.recorder import Recorder
 
@@ -63,23 +64,21 @@ class RewardCalls:
             raise RunError(f"{rollout.call}: `resample` asks the role `{role}`, but the flow does not score by it")
         samples = tuple(sample for group in groups for sample in group)
         totals = yield from self._of_functions(samples, node, state)
-        yield from self._of_model([lambda: Rows(samples)], node, state)
+        yield from self._of_model(partial(in_parts, [lambda: Rows(samples)]), node, state)
         by_sample = self._with_model(totals, node, state)
         return [np.array([by_sample[sample.uid] for sample in group]) for group in groups]
 
-    def work(
-        self, node: Node, state: StepState, parts: Sequence[Part], model_is_done: Callable[[], None]
-    ) -> Work[None]:
+    def work(self, node: Node, state: StepState, spread: Spread, model_is_done: Callable[[], None]) -> Work[None]:
         """Add the node's column; samples without a reward leave the table.
 
         Args:
-            parts: of the rows that a model scores together.
+            spread: scores the rows by a model, together or in parts.
             model_is_done: called when the model has scored all.
 
         Raises:
             RunError: no sample has one, or a function failed and its policy is to stop.
         """
-        yield from self._of_model(parts, node, state)
+        yield from self._of_model(spread, node, state)
         model_is_done()
         while node.rows not in state.tables:  # its last samples have been scored before it has ended
             yield None
@@ -127,14 +126,16 @@ class RewardCalls:
                     totals[sample.uid] += reward
         return totals
 
-    def _of_model(self, parts: Sequence[Part], node: Node, state: StepState) -> Work[None]:
-        """Score parts by the model, if there is one."""
+    def _of_model(self, spread: Spread, node: Node, state: StepState) -> Work[None]:
+        """Score by the model, if there is one."""
         scorer = self._role(node).scorer
         if scorer is None:
             return
         self._progress.phase(node.call, 0, "actions")
-        call = lambda rows, name: scorer.trainer.scores(scorer.read(rows.samples), call=name)  # noqa: E731
-        found = yield from in_parts(parts, call, node.call)
+        call = lambda rows, name, place: scorer.trainer.scores(  # noqa: E731
+            scorer.read(rows.samples), call=name, instance=place
+        )
+        found = yield from spread(call, node.call)
         scored = state.model_scores.setdefault(node.id, {})
         for rows, values in found:
             values = scorer.checked(rows.samples, values)

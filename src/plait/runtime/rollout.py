@@ -22,6 +22,7 @@ from plait.recipes.recipe import Recipe
 from plait.runtime.rewarding import RewardCalls
 from plait.runtime.step import StepState
 from plait.runtime.streams import PartialRollout
+from plait.schedule.dispatch import Task
 from plait.schedule.work import MOVED_ON, Work
 from plait.user_code import CALL_LIMIT_S, UserCode, is_users, title_of
 
@@ -40,12 +41,18 @@ class Rollout:
         self._rollouts = [node.id for node in flow.of_kind(CallKind.GENERATE)]
         self._has_said_how = False
 
-    def work(self, node: Node, engine: GenerationEngine, state: StepState, draw: Draw) -> Work[None]:
+    def work(
+        self, node: Node, engine: GenerationEngine, state: StepState, draw: Draw, fused: Task | None
+    ) -> Work[None]:
         """Fill the node's table with samples of the step's prompts, or of as many others as `resample` asks for; one
-        step of the engine per `next()`."""
+        step of the engine per `next()`.
+
+        Args:
+            fused: the task of the call, where others score on ranks that have nothing left to generate.
+        """
         resample = node.generation.resample
         if resample is None:
-            groups = yield from self._round(node, engine, state, state.prompts)
+            groups = yield from self._round(node, engine, state, state.prompts, fused)
             generated = groups
         else:
             groups, generated = yield from self._until_enough(node, engine, state, draw, resample)
@@ -86,10 +93,15 @@ class Rollout:
         return kept[:wanted], drawn
 
     def _round(
-        self, node: Node, engine: GenerationEngine, state: StepState, prompts: Sequence[Prompt]
+        self,
+        node: Node,
+        engine: GenerationEngine,
+        state: StepState,
+        prompts: Sequence[Prompt],
+        fused: Task | None = None,
     ) -> Work[list[list[Sample]]]:
         """One group of samples per prompt, in order of the prompts."""
-        self._say_how(node, engine)
+        self._say_how(node, engine, fused)
         count = node.generation.num_samples(self._recipe.samples_per_prompt)
         sampling = self._recipe.sampling.sampling(**({"temperature": 0.0} if node.generation.greedy else {}))
         rollout = state.step * len(self._rollouts) + self._rollouts.index(node.id)
@@ -99,6 +111,7 @@ class Rollout:
         growing = PartialRollout(prompts, count)
         if node.generation.resample is None:
             state.growing[node.id] = growing
+        tail = None if fused is None else Tail(fused, engine, self._recipe, count * len(prompts))
         while engine.has_work:
             done, finished = engine.advance(node.call) if engine.ready else (None, [])
             if self._rewarding.poll(node, state):
@@ -106,16 +119,49 @@ class Rollout:
             for sample in finished:
                 if (group := growing.take(sample)) is not None:
                     self._rewarding.submit(node, group, state)
+            if tail is not None:
+                tail.look(len(finished))
             yield done
+        if tail is not None:
+            state.count("perf/samples_moved", tail.num_moved)
         return list(growing.groups.values())
 
-    def _say_how(self, node: Node, engine: GenerationEngine) -> None:
-        """A person should know, once, that a run generates the slower way, and why."""
+    def _say_how(self, node: Node, engine: GenerationEngine, fused: Task | None) -> None:
+        """A person should know, once, that a run generates the slower way, and why; and where fusion hides nothing."""
         if self._has_said_how:
             return
         self._has_said_how = True
         if (reason := engine.not_compiled) is not None:
             self._progress.message(f"{node.call}: computed by the model's own layers, not by compiled ones: {reason}")
+        if self._recipe.fusion != "off" and fused is None:
+            self._progress.message(
+                f"{node.call}: `fusion` has nothing to hide: one instance generates, or no model scores its samples "
+                "where they are generated; they end where they begin"
+            )
+
+
+class Tail:
+    """The end of a rollout, when few samples are unfinished: they are gathered, and ranks without any are free.
+
+    Args:
+        task: of the rollout, which keeps the ranks busy that still generate.
+        count: samples of the rollout.
+    """
+
+    def __init__(self, task: Task, engine: GenerationEngine, recipe: Recipe, count: int) -> None:
+        self._task = task
+        self._engine = engine
+        self._most = 0 if recipe.fusion == "off" else int(recipe.fusion * count)
+        self._max_batch = recipe.sampling.max_running
+        self._unfinished = count
+        self.num_moved = 0
+
+    def look(self, finished: int) -> None:
+        """After a step of the engine that has finished so many samples."""
+        self._unfinished -= finished
+        if finished and not self.num_moved and 0 < self._unfinished <= self._most:
+            self.num_moved = self._engine.gather(self._max_batch)
+        self._task.release(self._task.mesh - self._engine.at_work)
 
 
 def _stays(resample: Resample, rewards: FloatArray) -> bool:

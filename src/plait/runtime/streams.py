@@ -7,10 +7,11 @@ computed together, and a rounding must not depend on the clock.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from plait.data.records import Prompt, Sample
 from plait.data.rows import FloatArray, Rows
+from plait.schedule.dispatch import Task
 from plait.schedule.work import MOVED_ON, Work
 
 Part = Callable[[], Rows | None]
@@ -18,6 +19,17 @@ Part = Callable[[], Rows | None]
 
 Scored = tuple[Rows, FloatArray]
 """Rows, and a number for each of them or of their tokens."""
+
+
+Call = Callable[[Rows, str, int | None], Work[FloatArray]]
+"""Scores a part, from its rows, its name (`ref.logprobs/p1` of several), and the number of the copy of the model that
+computes it; None: all copies do, each a share."""
+
+Spread = Callable[[Call, str], Work[list[Scored]]]
+"""Scores all parts by a call of this name: (its rows, the result) of each, in their order."""
+
+PARTS_OF_AN_INSTANCE = 4
+"""That rows are scored in where devices are free, at least: so that they end at about the same time."""
 
 
 class PartialRollout:
@@ -48,6 +60,10 @@ class PartialRollout:
             return None
         return Rows(tuple(sample for group in groups for sample in group)).ordered()
 
+    def expected_tokens(self, max_response_tokens: int) -> int:
+        """Of all groups, if all responses were as long as they may be."""
+        return sum(len(prompt.token_ids) + self.count * max_response_tokens for prompt in self.prompts)
+
     def parts(self, max_response_tokens: int, tokens_of_a_part: int) -> list[Part]:
         """Whole groups in the order of the prompts: as many in a part as would have at most `tokens_of_a_part` if all
         responses were as long as they may be, or one."""
@@ -63,19 +79,16 @@ class PartialRollout:
         return [lambda uids=uids: self.rows_of(uids) for uids in parts]
 
 
-def in_parts(parts: Sequence[Part], call: Callable[[Rows, str], Work[FloatArray]], name: str) -> Work[list[Scored]]:
-    """Score parts, each as soon as it is there, in their order: (its rows, the result) of each.
-
-    Args:
-        call: of a part, from its rows and its name (`ref.logprobs/p1` of several). Several may be on their way.
-    """
+def in_parts(parts: Sequence[Part], call: Call, name: str) -> Work[list[Scored]]:
+    """Score parts by all copies of the model, each part as soon as it is there, in their order. Several calls may be on
+    their way."""
     names = [name] if len(parts) == 1 else [f"{name}/p{number}" for number in range(len(parts))]
     waiting, going = deque(zip(parts, names, strict=True)), deque[tuple[Rows, Work[FloatArray]]]()
     found: list[Scored] = []
     while waiting or going:
         done = None
         while waiting and (rows := waiting[0][0]()) is not None:
-            going.append((rows, call(rows, waiting.popleft()[1])))
+            going.append((rows, call(rows, waiting.popleft()[1], None)))
             done = next(going[-1][1])
         if done is None and going:
             rows, work = going[0]
@@ -87,3 +100,49 @@ def in_parts(parts: Sequence[Part], call: Callable[[Rows, str], Work[FloatArray]
                 done = MOVED_ON
         yield done
     return found
+
+
+def where_free(
+    parts: Sequence[Part], instances: Sequence[frozenset[int]], task: Task, call: Call, name: str
+) -> Work[list[Scored]]:
+    """As `in_parts`, each part by one copy of the model, as soon as nobody else keeps the ranks of one busy.
+
+    Which copy scores a part, and when, is the clock's to say; what is scored together is not.
+
+    Args:
+        instances: the ranks of each.
+        task: of this call; it keeps busy the ranks of the instances that are at work.
+    """
+    waiting = dict(enumerate(parts))
+    going: dict[int, tuple[int, Rows, Work[FloatArray]]] = {}
+    scored: dict[int, Scored] = {}
+    while waiting or going:
+        moved = False
+        for place, ranks in enumerate(instances):
+            number, rows = _next_part(waiting) if place not in going else (0, None)
+            if rows is not None and task.take(ranks):
+                del waiting[number]
+                going[place] = number, rows, call(rows, f"{name}/p{number}", place)
+        for place, (number, rows, work) in list(going.items()):
+            try:
+                done = next(work)
+            except StopIteration as end:
+                del going[place]
+                scored[number] = rows, end.value
+                task.release(instances[place])
+                moved = True
+                continue
+            if done is not None:
+                yield done
+                moved = True
+        if not moved:
+            yield None
+    return [scored[number] for number in sorted(scored)]
+
+
+def _next_part(waiting: Mapping[int, Part]) -> tuple[int, Rows | None]:
+    """The first part whose samples are all there, and its rows; None: there is none."""
+    for number, part in waiting.items():
+        if (rows := part()) is not None:
+            return number, rows
+    return 0, None

@@ -30,6 +30,15 @@ class Task:
     ranks have nothing left to do for it."""
     role: str = ""
     """For records."""
+    beside: Sequence[Task] = field(default=(), repr=False)
+    """All that are under way, itself included."""
+
+    def take(self, ranks: Collection[int]) -> bool:
+        """Keep further ranks busy, if no other task does; whether it does now."""
+        if any(not other.mesh.isdisjoint(ranks) for other in self.beside if other is not self):
+            return False
+        self.mesh |= frozenset(ranks)
+        return True
 
     def release(self, ranks: Collection[int] | None = None) -> None:
         """These ranks (all of them) have nothing left to do for it."""
@@ -113,6 +122,7 @@ class Dispatcher:
             task = self._program.begin(keys)
             self._waiting = [one for one in self._waiting if one not in keys]
             self._tasks.append(task)
+            task.beside = self._tasks
             busy |= mesh | task.mesh
 
     def _go_on(self, task: Task) -> bool:

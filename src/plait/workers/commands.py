@@ -34,6 +34,8 @@ class ScoreCall:
     call: str
     rows: Rows
     temperature: float | None = None
+    instance: int | None = None
+    """Of the scoring layout, which computes all rows; None: all do."""
 
     copied: ClassVar[Mode | None] = "score"
     trained: ClassVar[tuple[str, ...]] = ()
@@ -43,11 +45,12 @@ class ScoreCall:
         return ((self.role, "score"),)
 
     def layout(self, rank_state: RankState) -> Layout:
-        return rank_state.places[self.role].scoring
+        scoring = rank_state.places[self.role].scoring
+        return scoring if self.instance is None else scoring.instances()[self.instance]
 
     def run(self, rank_state: RankState) -> Work[FloatArray]:
         part = rank_state.roles[self.role]
-        trainer: Trainer = _there(part.scorer or part.trainer)
+        trainer: Trainer = _there(part.alone if self.instance is not None else part.scorer or part.trainer)
         match self.what:
             case Score.LOGPROBS:
                 return (yield from trainer.logprobs(self.rows, call=self.call, temperature=self.temperature))
@@ -59,7 +62,7 @@ class ScoreCall:
     def messages(self, rank_state: RankState) -> dict[int, Message]:
         """For each rank but the leader, with the rows of its share and without what nobody scores by."""
         header = {"do": Do.SCORE, "role": self.role, "what": self.what.value, "call": self.call}
-        header |= {"temperature": self.temperature}
+        header |= {"temperature": self.temperature, "instance": self.instance}
         rows = Rows(tuple(replace(sample, logprobs=(), token_versions=None) for sample in self.rows.samples))
 
         def arrays_of(ways: int) -> list[Arrays]:
@@ -71,7 +74,8 @@ class ScoreCall:
     @classmethod
     def of(cls, message: Message) -> ScoreCall:
         h = message.header
-        return cls(h["role"], Score(h["what"]), h["call"], unpack_share(message.arrays), h["temperature"])
+        rows = unpack_share(message.arrays)
+        return cls(h["role"], Score(h["what"]), h["call"], rows, h["temperature"], h["instance"])
 
     @staticmethod
     def answer(result: FloatArray) -> Message:

@@ -21,6 +21,7 @@ from plait.workers.announcer import Call
 from plait.workers.commands import ScoreCall, TrainCall, TrainTogetherCall
 from plait.workers.lockstep_engine import LockstepEngine
 from plait.workers.messages import Do, Message, pack_samples, unpack_requests
+from plait.workers.migrations import Gathering
 from plait.workers.rank_state import RankState
 from plait.workers.ranks import LEADER, WAIT_S
 from plait.workers.recorder import Recorder
@@ -106,6 +107,8 @@ class FollowerLoop:
                 self._take_call(TrainTogetherCall.of(command, self._rank_state.flow), command)
             case Do.GENERATE:
                 self._ask(header["role"], command, unpack_requests(header["requests"]))
+            case Do.MIGRATE:
+                self._ask(header["role"], command, Gathering.of(header))
             case Do.FORGET:
                 self._forget(header["number"], header["role"], header["call"])
             case Do.END:
@@ -136,10 +139,10 @@ class FollowerLoop:
         is_joint = len(ranks) > 1
         self._begin(command.header, call.call, actions, role=call.role, is_joint=is_joint, is_alone=trains)
 
-    def _ask(self, role: str, command: Message, requests: Sequence[Request]) -> None:
-        """An instance at work begins a later step with them; one that is not has a work more."""
+    def _ask(self, role: str, command: Message, word: Sequence[Request] | Gathering) -> None:
+        """An instance at work begins a later step with it; one that is not has a work more."""
         lockstep = self._lockstep(role)
-        lockstep.hear(command.header["number"], requests)
+        lockstep.hear(command.header["number"], word)
         if role not in self._generating:
             self._generate(role, command.header)
 
@@ -170,7 +173,7 @@ class FollowerLoop:
             part = self._rank_state.roles[role]
             assert part.engine is not None, f"role {role} has no engine on rank {self._rank_state.rank}"
             assert part.instance is not None, f"the engine of {role} belongs to no instance"
-            self._engines[role] = LockstepEngine(part.engine, part.instance)
+            self._engines[role] = LockstepEngine(part.engine, part.instance, part.mover)
         return self._engines[role]
 
     def _answer(self, number: int, answer: Message, what: str) -> None:
@@ -211,6 +214,9 @@ class FollowerLoop:
             if delivers:
                 for number, samples in finished.items():
                     self._answer(number, pack_samples(samples, lockstep.speculation), "samples")
+                for number, left in lockstep.left.items():
+                    self._answer(number, Message({"left": left}), "word that samples have left")
+            lockstep.left.clear()
             is_empty = lockstep.is_empty
             yield lockstep.last_done(f"{role}.generate")
         self._generating.remove(role)

@@ -16,9 +16,14 @@ from plait.data.records import Sample
 from plait.generation.engine import Engine, StepRecord
 from plait.generation.request import Request
 from plait.models.parallel.team import Team
+from plait.policy.step import Key
 from plait.schedule.work import MOVED_ON, Done
 from plait.speculation.counts import Counts
 from plait.workers.instances import deciding
+from plait.workers.migrations import Gathering, SampleMoverOfRank
+
+Word = Sequence[Request] | Gathering | None
+"""What an instance is told: requests; samples that leave, or come; None: nobody waits for the samples asked for."""
 
 
 class LockstepEngine:
@@ -29,11 +34,12 @@ class LockstepEngine:
     that have not come yet. A rank that generates alone tells nobody.
     """
 
-    def __init__(self, engine: Engine, team: Team) -> None:
+    def __init__(self, engine: Engine, team: Team, mover: SampleMoverOfRank | None = None) -> None:
         self._engine = engine
+        self._mover = mover
         self._peers = team.all
         self._deciding = deciding(team)
-        self._heard: deque[tuple[int, Sequence[Request] | None]] = deque()
+        self._heard: deque[tuple[int, Word]] = deque()
         """Commands that no step has begun with yet, in their order."""
         self._newest = -1
         """The number of the last command heard."""
@@ -43,6 +49,8 @@ class LockstepEngine:
         """Activations that came from other ranks in the last step."""
         self.last_step: StepRecord | None = None
         """None after a step that computed nothing."""
+        self.left: dict[int, list[Key]] = {}
+        """Command by which samples were to leave this instance → those that have, since somebody last took them."""
 
     @property
     def speculation(self) -> Counts | None:
@@ -79,9 +87,13 @@ class LockstepEngine:
         """The weights have changed while nothing is in flight."""
         self._engine.update_weights(version)
 
-    def hear(self, number: int, requests: Sequence[Request] | None) -> None:
-        """A command of this number: requests, or None: nobody waits for the samples asked for before. A later step
-        begins with it."""
+    @property
+    def has_heard(self) -> bool:
+        """Whether the next step begins with something new."""
+        return bool(self._heard)
+
+    def hear(self, number: int, requests: Word) -> None:
+        """A command of this number, with which a later step begins."""
         assert number > self._newest, f"command {number} came behind {self._newest}"
         self._heard.append((number, requests))
         self._newest = number
@@ -122,6 +134,9 @@ class LockstepEngine:
     def _take(self, newest: int) -> None:
         while self._heard and self._heard[0][0] <= newest:
             number, requests = self._heard.popleft()
+            if isinstance(requests, Gathering):
+                self._gather(number, requests)
+                continue
             if requests is None:
                 for uid in self._asked:
                     self._engine.abort(uid)
@@ -130,3 +145,13 @@ class LockstepEngine:
             for request in requests:
                 self._engine.add(request)
                 self._asked[request.prompt.uid] = number
+
+    def _gather(self, number: int, gathering: Gathering) -> None:
+        mover = self._mover
+        assert mover is not None, "samples move between instances, and this one has no way to another"
+        left = mover.gather(gathering)
+        if mover.place in gathering.sources:
+            self.left[number] = left
+        for (_, target), keys in gathering.pairs.items():
+            if target == mover.place:
+                self._asked |= {uid: gathering.numbers[uid] for uid, _ in keys}

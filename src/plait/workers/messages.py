@@ -38,6 +38,8 @@ class Do(StrEnum):
     """Several roles by one schedule."""
     GENERATE = "generate"
     """Requests for the instance of the rank."""
+    MIGRATE = "migrate"
+    """Samples of a role go on in other instances than those that began with them."""
     FORGET = "forget"
     """Requests of a role given before, or a call: nobody waits for what comes of them any longer."""
     MOVE = "move"

@@ -38,6 +38,7 @@ from plait.schedule.work import Work
 from plait.training.optimizer import AVERAGED
 from plait.training.trainer import Trainer
 from plait.workers.loading import build_models
+from plait.workers.migrations import SampleMoverOfRank
 from plait.workers.offload_manager import Need, OffloadManager, OffloadUnit
 from plait.workers.optimizer_state import broken_state, loading_state, saving_state
 from plait.workers.ranks import WAIT_S
@@ -62,9 +63,13 @@ class RoleState:
     """Of the training layout."""
     scorer: Trainer | None = None
     """Of the scoring layout; the trainer where that has the same layout and micro-batches."""
+    alone: Trainer | None = None
+    """Of this rank's instance of the scoring layout, for calls that one instance computes."""
     engine: Engine | None = None
     instance: Team | None = None
     """That the engine belongs to."""
+    mover: SampleMoverOfRank | None = None
+    """The way of samples to other instances; None: they stay where they begin."""
     moves: tuple[MovePlan, ...] = ()
     """From the home layout to each of `Setting.copies`."""
     buffers: Mapping[str, Tensor] = field(default_factory=dict)

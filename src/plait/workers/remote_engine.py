@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Collection, Iterator
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
@@ -13,13 +14,18 @@ from plait.generation.request import Request
 from plait.generation.settings import Sampling
 from plait.kernels.noise import NoiseKey
 from plait.layout.mesh import Layout
+from plait.policy.migration import InstanceLoad, Unfinished, decide
+from plait.policy.step import Key
 from plait.schedule.work import MOVED_ON, Done
 from plait.speculation.counts import Counts
 from plait.workers.announcer import Announcer
 from plait.workers.lockstep_engine import LockstepEngine
 from plait.workers.messages import Do, Message, pack_requests, unpack_samples, unpack_speculation
+from plait.workers.migrations import Gathering
 from plait.workers.ranks import LEADER
 
+_ROOM = 1 << 62
+"""What does not fit into the keys and values of an instance waits there: it need not be known here."""
 POLL_S = 0.05
 """An engine's step waits so long for samples of other ranks, where its own has nothing to do."""
 
@@ -42,13 +48,15 @@ class RemoteEngine:
         self._lockstep: LockstepEngine | None = None
         """Of the leader in its own instance."""
         if part is not None and part.engine is not None and part.instance is not None:
-            self._lockstep = LockstepEngine(part.engine, part.instance)
+            self._lockstep = LockstepEngine(part.engine, part.instance, part.mover)
         self._pending: list[Request] = []
         self._prompts: dict[int, Prompt] = {}
-        self._left = [0] * len(self.instances)
-        """Samples that each instance has not delivered."""
-        self._asked: set[int] = set()
-        """Numbers of the commands that asked for them."""
+        self._where: dict[Key, int] = {}
+        """Unfinished sample → the number of its instance."""
+        self._numbers: dict[int, int] = {}
+        """Prompt → the command that asked for its samples, which they are delivered under."""
+        self._leaving: dict[int, dict[int, list[Key]]] = {}
+        """Command by which samples move → instance that they have not left yet → which they are."""
         self._loads = [0] * len(self.instances)
         """Expected tokens of what each instance was given of the rollout, done or not: who was idle when is the clock's
         to say."""
@@ -77,25 +85,36 @@ class RemoteEngine:
 
     @property
     def has_work(self) -> bool:
-        return bool(self._pending) or any(self._left)
+        return bool(self._pending or self._where or self._leaving)
+
+    @property
+    def at_work(self) -> frozenset[int]:
+        """Ranks of the instances that have samples, or are about to get or to give some."""
+        places = {*self._where.values(), *(place for left in self._leaving.values() for place in left)}
+        if self._pending:
+            places = {*range(len(self.instances))}
+        elif self._works and self._own_place is not None:
+            places.add(self._own_place)
+        return frozenset(rank for place in places for rank in self.instances[place].mesh.ranks)
 
     @property
     def ready(self) -> bool:
         """Whether `step` would do something at once."""
         if self._may_deal or self._works:
             return True
-        waited = [source for source, place in self._sources.items() if self._left[place]]
-        return any(self._announcer.transport.has(source, number) for source in waited for number in self._asked)
+        waited = {*self._numbers.values(), *self._leaving}
+        return any(self._announcer.transport.has(source, number) for source in self._sources for number in waited)
 
     @property
     def _works(self) -> bool:
         """Whether the leader's own instance has something in flight, or is about to."""
-        return self._own_place is not None and self._left[self._own_place] > 0
+        lockstep = self._lockstep
+        return lockstep is not None and (lockstep.has_heard or not lockstep.is_empty)
 
     @property
     def _may_deal(self) -> bool:
         """Weights are moved only to instances that have nothing in flight."""
-        return bool(self._pending) and (not any(self._left) or self._announcer.is_fresh(self._role, "decode"))
+        return bool(self._pending) and (not self._where or self._announcer.is_fresh(self._role, "decode"))
 
     @property
     def _sources(self) -> dict[int, int]:
@@ -123,28 +142,75 @@ class RemoteEngine:
             self._deal()
         finished: list[Sample] = []
         if works := self._works:
-            assert self._own_place is not None, "an engine of no instance"
             finished += self._own_step()
             self._announcer.status.tick()
-            self._left[self._own_place] -= len(finished)
         sources = self._sources
         wait_s = 0.0 if works else POLL_S
-        while any(self._left[i] for i in sources.values()) and (
+        while sources and (
             found := self._announcer.transport.poll(
-                list(sources), wait_s, f"{self._role}.generate", answers=self._asked
+                list(sources), wait_s, f"{self._role}.generate", answers={*self._numbers.values(), *self._leaving}
             )
         ):
             source, answer = found
-            samples = unpack_samples(answer, self._prompts)
-            if (counts := unpack_speculation(answer)) is not None:
-                self._speculation[source] = counts
-            self._left[sources[source]] -= len(samples)
-            finished += samples
+            if (left := answer.header.get("left")) is None:
+                finished += unpack_samples(answer, self._prompts)
+                if (counts := unpack_speculation(answer)) is not None:
+                    self._speculation[source] = counts
+            else:
+                self._have_left(answer.header["answers"], sources[source], {(uid, index) for uid, index in left})
             wait_s = 0.0
+            if not self.has_work:
+                break
+        for sample in finished:
+            del self._where[sample.prompt.uid, sample.index]
         if not self.has_work:
             self._prompts.clear()
-            self._asked.clear()
+            self._numbers.clear()
         return works, finished
+
+    def _have_left(self, number: int, place: int, left: Collection[Key]) -> None:
+        """Samples have left an instance by the command of this number; others of it had not begun there, and stay."""
+        for key in self._leaving[number].pop(place):
+            if key in self._where and key not in left:
+                self._where[key] = place
+        if not self._leaving[number]:
+            del self._leaving[number]
+
+    @property
+    def num_instances(self) -> int:
+        return len(self.instances)
+
+    def gather(self, max_batch: int) -> int:
+        """Have all unfinished samples go on in as few instances as take them, each at most `max_batch`; how many
+        move. Which they are is decided by what the leader knows: it counts samples, and the tokens of their prompts."""
+        loads = [InstanceLoad(place, tuple(self._unfinished_of(place)), _ROOM) for place in range(len(self.instances))]
+        loads = [load for load in loads if load.unfinished]
+        migration = None if self._pending or len(loads) < 2 else decide(loads, len(self._where), max_batch)
+        if migration is None or not migration.moves:
+            return 0
+        keys = list(self._where)
+        pairs: dict[tuple[int, int], list[Key]] = defaultdict(list)
+        for move in migration.moves:
+            pairs[move.source, move.target].append(keys[move.sample])
+            self._where[keys[move.sample]] = move.target
+        numbers = {uid: self._numbers[uid] for moved in pairs.values() for uid, _ in moved}
+        gathering = Gathering(pairs, numbers)
+        ranks = {rank for place in gathering.instances for rank in self.instances[place].mesh.ranks}
+        header = {"do": Do.MIGRATE, "role": self._role, **gathering.to_header()}
+        number = self._announcer.tell(ranks, Message(header), None)
+        self._leaving[number] = {
+            source: [key for pair, keys in pairs.items() if pair[0] == source for key in keys]
+            for source in gathering.sources
+        }
+        if self._own_place in gathering.instances:
+            assert self._lockstep is not None, "the leader's instance has no engine"
+            self._lockstep.hear(number, gathering)
+        return len(migration.moves)
+
+    def _unfinished_of(self, place: int) -> Iterator[Unfinished]:
+        for number, ((uid, _), where) in enumerate(self._where.items()):
+            if where == place:
+                yield Unfinished(number, len(self._prompts[uid].token_ids), 0)
 
     def _own_step(self) -> list[Sample]:
         """Of the leader's instance, in lockstep with the other ranks of it, if there are any."""
@@ -153,6 +219,10 @@ class RemoteEngine:
         joining = self._announcer.joining(f"{self._role}.generate") if lockstep.is_joint else nullcontext()
         with joining:
             found = lockstep.step(_nothing_to_wait_for)
+        for number, left in lockstep.left.items():
+            assert self._own_place is not None, "an engine of no instance"
+            self._have_left(number, self._own_place, left)
+        lockstep.left.clear()
         return [sample for samples in found.values() for sample in samples]
 
     def give_up(self) -> None:
@@ -160,15 +230,14 @@ class RemoteEngine:
         if not self.has_work:
             return
         self._pending.clear()
-        ranks = [rank for i, one in enumerate(self.instances) if self._left[i] for rank in one.mesh.ranks]
+        ranks = [rank for one in self.instances for rank in one.mesh.ranks if rank in self.at_work]
         number = self._announcer.tell(ranks, Message({"do": Do.FORGET, "role": self._role, "call": None}), None)
         if self._works:
             assert self._lockstep is not None, "the leader's instance has no engine"
             self._lockstep.hear(number, None)
             self._own_step()
-        self._left = [0] * len(self.instances)
-        self._prompts.clear()
-        self._asked.clear()
+        for kept in (self._where, self._prompts, self._numbers, self._leaving):
+            kept.clear()
 
     def update_weights(self, version: int) -> None:
         """The role's weights have changed: bring them to the instances; later samples are stamped with `version`."""
@@ -194,10 +263,11 @@ class RemoteEngine:
             shares[place].append(i)
         for place, members in sorted(shares.items()):
             requests = [self._pending[i] for i in sorted(members)]
-            self._left[place] += sum(request.num_samples for request in requests)
             message = Message({"do": Do.GENERATE, "role": self._role, "requests": pack_requests(requests)})
             number = announcer.tell(self.instances[place].mesh.ranks, message, needed)
-            self._asked.add(number)
+            for request in requests:
+                self._numbers[request.prompt.uid] = number
+                self._where |= {(request.prompt.uid, index): place for index in range(request.num_samples)}
             if place == self._own_place:
                 assert self._lockstep is not None, "the leader's instance has no engine"
                 announcer.rank_state.offloads.want((self._role, "decode"))

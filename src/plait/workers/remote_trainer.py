@@ -45,6 +45,14 @@ class RemoteTrainer:
         return self._announcer.syncing_weights(self.role, MODE_OF[kind])
 
     @property
+    def scoring_instances(self) -> tuple[frozenset[int], ...]:
+        """Ranks of each copy of the model that scores; none where weights are brought to them before."""
+        rank_state = self._announcer.rank_state
+        if any("score" in copies.modes for copies in rank_state.copies[self.role]):
+            return ()
+        return tuple(frozenset(one.mesh.ranks) for one in rank_state.places[self.role].scoring.instances())
+
+    @property
     def tokens_of_a_part(self) -> int:
         """That keep the ranks that score busy: a call of fewer wastes their time."""
         place = self._announcer.rank_state.places[self.role]
@@ -58,17 +66,24 @@ class RemoteTrainer:
         """Do all of a work of calls, where other ranks must be waited for too; its result."""
         return self._announcer.finish(work)
 
-    def logprobs(self, rows: Rows, *, temperature: float | None = None, call: str | None = None) -> Work[FloatArray]:
+    def logprobs(
+        self,
+        rows: Rows,
+        *,
+        temperature: float | None = None,
+        call: str | None = None,
+        instance: int | None = None,
+    ) -> Work[FloatArray]:
         """[rows.num_tokens]; see `Trainer.logprobs`."""
-        return self._score(Score.LOGPROBS, rows, call, temperature)
+        return self._score(Score.LOGPROBS, rows, call, temperature, instance=instance)
 
-    def values(self, rows: Rows, *, call: str | None = None) -> Work[FloatArray]:
+    def values(self, rows: Rows, *, call: str | None = None, instance: int | None = None) -> Work[FloatArray]:
         """[rows.num_tokens]; see `Trainer.values`."""
-        return self._score(Score.VALUES, rows, call)
+        return self._score(Score.VALUES, rows, call, instance=instance)
 
-    def scores(self, rows: Rows, *, call: str | None = None) -> Work[FloatArray]:
+    def scores(self, rows: Rows, *, call: str | None = None, instance: int | None = None) -> Work[FloatArray]:
         """[len(rows)]; see `Trainer.scores`."""
-        return self._score(Score.SCORE, rows, call)
+        return self._score(Score.SCORE, rows, call, instance=instance)
 
     @property
     def trains_with(self) -> tuple[str, ...]:
@@ -95,8 +110,17 @@ class RemoteTrainer:
         """The metrics of `Trainer.evaluate` over rows, by the loss of a TRAIN node."""
         return self._announcer.calling(TrainCall(node, rows, None, temperature, batch_values))
 
-    def _score(self, what: Score, rows: Rows, call: str | None, temperature: float | None = None) -> Work[FloatArray]:
-        return self._announcer.calling(ScoreCall(self.role, what, call or f"{self.role}.{what}", rows, temperature))
+    def _score(
+        self,
+        what: Score,
+        rows: Rows,
+        call: str | None,
+        temperature: float | None = None,
+        *,
+        instance: int | None = None,
+    ) -> Work[FloatArray]:
+        name = call or f"{self.role}.{what}"
+        return self._announcer.calling(ScoreCall(self.role, what, name, rows, temperature, instance))
 
 
 def _call(training: Training) -> TrainCall:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from plait.cost.aliasing import Aliasing, flat_of
 from plait.cost.offload_policy import Owner
+from plait.generation.engine import Engine
 from plait.layout.holdings import Holdings, merged, zero_shards
 from plait.layout.mesh import Layout
 from plait.layout.move import plan_move
@@ -23,13 +24,14 @@ from plait.reallocation.offload import HostMemory
 from plait.recipes.role_models import RoleModel
 from plait.schedule.fused import FusedOrder
 from plait.schedule.generators import gpipe, one_at_a_time, one_f_one_b
-from plait.schedule.placements import WHOLE, PartKey, layouts_of, part_key, parts_of
+from plait.schedule.placements import WHOLE, PartKey, RolePlacement, layouts_of, part_key, parts_of
 from plait.schedule.stated import StatedOrder
 from plait.training.optimizer import AVERAGED
 from plait.training.trainer import Trainer
 from plait.training.trainer_settings import ExecutionSettings, Rule
 from plait.workers.instances import engine_of
 from plait.workers.loading import build_models, part_loader, sample_settings, update_settings
+from plait.workers.migrations import SampleMoverOfRank
 from plait.workers.offload_manager import OffloadManager, OffloadUnit
 from plait.workers.rank_state import RankState, RoleState, Setting
 from plait.workers.ranks import WAIT_S
@@ -59,9 +61,11 @@ class RoleBuilder:
         self.aliasing = Aliasing(
             setting.models, setting.plan, setting.offload_policy, setting.recipe.dtype.value, self._parameters
         )
-        self.teams = make_teams(
-            layouts_of(setting.plan), setting.rank, timeout_s=WAIT_S, waiting_for=setting.waiting_for
-        )
+        self._everywhere = _everywhere(self.places) if setting.recipe.fusion != "off" else {}
+        alone = [instance for place in self.places.values() for instance in place.scoring.instances()]
+        further = (*self._everywhere.values(), *alone) if self._everywhere else ()
+        layouts = dict.fromkeys((*layouts_of(setting.plan), *further))
+        self.teams = make_teams(layouts, setting.rank, timeout_s=WAIT_S, waiting_for=setting.waiting_for)
         self._loader = part_loader(setting.recipe)
         self._known: dict[tuple[str, bool], Parameters] = {}
         """Parameters of models with parts, by their names and whether they are scalar models."""
@@ -127,6 +131,9 @@ class RoleBuilder:
             tokens = place.micro_batch_tokens
             same = place.scoring == place.train and (place.score is None or tokens.get("score") == tokens.get("train"))
             part.scorer = part.trainer if same else self._trainer(part, place.scoring, team, trained=False)
+            if self._everywhere:
+                instance = place.scoring.instance_of(rank)
+                part.alone = self._trainer(part, instance, self.teams[instance], trained=False)
         for instance in place.generate:
             if (team := self.teams[instance]) is not None:
                 model = parts[part_key(instance, rank)]
@@ -134,9 +141,17 @@ class RoleBuilder:
                 only = not self._trains_or_scores
                 part.engine = engine_of(model, self.recipe.sampling, team, keep_memory=only)
                 part.instance = team
+                part.mover = self._mover(role_model.role, part.engine)
         if self.setting.copies[role_model.role] or role_model.follows:
             part.moves, part.buffers = self._moves(part)
         return part
+
+    def _mover(self, role: str, engine: Engine) -> SampleMoverOfRank | None:
+        """The way of samples to the role's other instances; None: they stay where they begin."""
+        team = self.teams[self._everywhere[role]] if role in self._everywhere else None
+        if team is None:
+            return None
+        return SampleMoverOfRank(self.places[role].generate, engine, team.all)
 
     def _memory_of(self, role_model: RoleModel, layout: Layout, whole: Any) -> FlatWeights | None:
         """Where this rank's part of a role's model lies, if not alone. Buffers are made with the first of their parts,
@@ -169,7 +184,7 @@ class RoleBuilder:
         ]
         return any(layout is not None and self.rank in layout.mesh.ranks for layout in layouts)
 
-    def _trainer(self, part: RoleState, layout: Layout, team: Team, *, trained: bool) -> Trainer:
+    def _trainer(self, part: RoleState, layout: Layout, team: Team | None, *, trained: bool) -> Trainer:
         role_model, flow, recipe = part.one, self.setting.flow, self.recipe
         tokens = part.place.micro_batch_tokens.get("train" if trained else "score")
         rule, count = self._pipeline(part)
@@ -250,3 +265,13 @@ class RoleBuilder:
         unit = OffloadUnit(HostMemory(own, scratch=trainer.optimizer.scratch(), name=role), "offload", role)
         OffloadManager({(role, "train"): [unit]}).want()
         return unit
+
+
+def _everywhere(places: Mapping[str, RolePlacement]) -> dict[str, Layout]:
+    """Role that generates in several instances → a layout of all their ranks, which are to reach each other."""
+    found = {}
+    for role, place in places.items():
+        if len(place.generate) > 1:
+            ranks = sorted(rank for instance in place.generate for rank in instance.mesh.ranks)
+            found[role] = Layout.on(tuple(ranks), dp=len(ranks))
+    return found

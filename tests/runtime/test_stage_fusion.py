@@ -1,0 +1,60 @@
+"""Samples that end in other instances than they began in, and scoring on the ranks that they leave: nothing of what is
+computed changes. float64."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from plait.observe.run_log import read_rows
+from plait.recipes.recipe import Recipe
+from plait.runtime.api import run
+from plait.schedule.timeline import load_any
+from tests.cases import slow_but
+from tests.runtime.plans import assert_equal_runs, write_plan
+
+KEYS: dict[str, Any] = {
+    "dtype": "float64",
+    "steps": 2,
+    "prompts_per_step": 6,
+    "sampling.max_response_tokens": 40,
+    "sampling.stop_token_ids": [*range(3, 300, 12)],  # responses of many lengths
+    "micro_batch_tokens": 128,
+}
+DP2 = {"actor.generate": "0,1 dp2", "actor.train": "0,1 dp2", "ref.logprobs": "0,1 dp2"}
+PLANS = {
+    "dp2": DP2,
+    "leader last": {**DP2, "actor.generate": "1,0 dp2"},
+    "scores on one": {**DP2, "ref.logprobs": "1"},
+    "dp2 tp2": {
+        "actor.generate": "0,1,2,3 dp2 tp2",
+        "actor.train": "0,1,2,3 dp2 tp2",
+        "ref.logprobs": "0,1,2,3 dp2 pp2",
+    },
+    "mixed": {
+        "actor.generate": "0 | 1 | 2,3 tp2",
+        "actor.train": "0,1,2,3 dp4",
+        "ref.logprobs": "0,1,2,3 dp2 tp2",
+    },
+}
+
+
+@pytest.mark.parametrize("share", [0.25, 1.0])
+@pytest.mark.parametrize("name", slow_but(["dp2"], PLANS))
+def test_fusion_changes_nothing(make_recipe: Callable[..., Recipe], tmp_path: Path, name: str, share: float) -> None:
+    one = make_recipe(**KEYS, run_dir=str(tmp_path / "one"))
+    run(one)
+    plan = str(write_plan(tmp_path, "plan", PLANS[name]))
+    fused = make_recipe(**KEYS, run_dir=str(tmp_path / "fused"), plan=plan, fusion=share)
+    run(fused)
+    assert_equal_runs(fused.run_dir, one.run_dir)
+    rows = read_rows(fused.run_dir / "metrics.jsonl")
+    assert sum(int(row["perf/samples_moved"]) for row in rows) > 0
+    spans = [span for span in load_any(fused.run_dir / "trace.json").spans if span.step == 2]
+    scored = [span for span in spans if span.action.startswith("ref.logprobs/")]
+    generated = [span for span in spans if span.action.startswith("actor.generate/")]
+    if name != "scores on one":  # the rank that scores may be the one that generates to the end
+        assert min(s.start_s for s in scored) < max(s.end_s for s in generated), "while others still generated"
