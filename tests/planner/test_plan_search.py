@@ -99,9 +99,9 @@ def best_of_all(of: PlanProblem) -> tuple[float, int]:
 @pytest.mark.slow
 def test_the_best_of_all_is_found_from_nearly_every_seed() -> None:
     """Of 30 seeds at least 28, in 3,000 plans of some ten thousand."""
-    of = problem(2, memory=130, flow=SMALL)
+    of = problem(3, memory=200, flow=SMALL)
     best, count = best_of_all(of)
-    assert 8_000 <= count <= 50_000
+    assert 5_000 <= count <= 60_000
     hits = [search(of, Budget(3000), seed=seed).best for seed in range(30)]
     assert sum(one is not None and one.judged.value <= best * (1 + 1e-9) for one in hits) >= 28
 
