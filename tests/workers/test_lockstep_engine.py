@@ -30,6 +30,8 @@ def request(uid: int, tokens: int) -> Request:
 class Tokens:
     """An engine that gives each sample a token per step, and says in which steps who was there."""
 
+    speculation = None
+
     def __init__(self, log: list[str] | None = None) -> None:
         self.log = [] if log is None else log
         self.left: dict[int, Request] = {}

@@ -24,7 +24,7 @@ from plait.kernels.noise_bits import draw_key, gumbel, mix
 
 SHORT, LONG = 2, 5
 """Tokens of the contexts that are indexed."""
-WALK = 32
+WALK = 16
 """Entries of a chain that a look-up reads at most."""
 SEEN = 16
 """Tokens before an entry that are compared at most; as many alike are as good as all."""

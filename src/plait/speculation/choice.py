@@ -15,7 +15,7 @@ import numpy as np
 
 from plait.speculation.pool import FloatArray, IntArray
 
-LEAST_GAIN = 1.02
+LEAST_GAIN = 1.04
 """Expected tokens per second against those without guesses, from which on guesses are computed: the estimates err."""
 
 

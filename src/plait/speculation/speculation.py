@@ -44,7 +44,7 @@ SELDOM = 32
 those take is known."""
 WINDOW = 32
 """Steps with guesses after which it is seen whether they paid."""
-PAID = 0.97
+PAID = 1.0
 """Tokens per second of these, against what they would have been without, below which guesses rest."""
 REST = 64
 """Steps without guesses then."""
