@@ -7,10 +7,13 @@ import pytest
 from plait.cost.cluster import ClusterSpec
 from plait.cost.costs import CallCost, Costs
 from plait.cost.hardware import Device, Link, Software
-from plait.cost.model_costs import ModelCosts
+from plait.cost.model_costs import ModelCosts, parameters_of_shape
+from plait.cost.moves import move_cost
 from plait.cost.workload import Lengths, SampleLengths, Workload
 from plait.dataflow import Dataflow
+from plait.layout.holdings import weights
 from plait.layout.mesh import Layout
+from plait.layout.move import plan_move
 from plait.models.shape import ModelShape
 from plait.recipes.algorithm import load_flow, trace_algorithm
 from plait.recipes.role_models import MODEL_ROLES, REWARD_ROLES
@@ -155,3 +158,23 @@ def test_held_bytes() -> None:
     assert costs.held_bytes("actor", Layout.on(range(1)), trained=False) == (2 * elements(),)
     assert costs.held_bytes("actor", Layout.on(range(1)), trained=True) == (18 * elements(),)
     assert costs.held_bytes("actor", Layout.on(range(2), dp=2), trained=True) == (12 * elements(),)
+
+
+def test_reward_functions_share_their_processes() -> None:
+    flow = a_flow()
+    work = Workload(4, 2, LENGTHS, function_s=0.5, workers=3)
+    costs = ModelCosts(work, {"actor": SHAPE, "ref": SHAPE, "critic": SHAPE}, flow, a_cluster())
+    check(costs.call("reward.score", "score", Layout.on(range(1))), {"functions": 3 * 0.5})
+
+
+def test_layers_that_go_one_way_are_planned_as_one() -> None:
+    """Bytes are those of the plan that a run makes, with any numbers of stages."""
+    parameters, cluster = parameters_of_shape(SHAPE), a_cluster(8, 2)
+    layouts = [Layout.on(range(8), *sizes) for sizes in ((2, 4, 1), (2, 2, 2), (8, 1, 1), (2, 1, 4), (1, 2, 4))]
+    layouts.append(Layout.on(range(2, 6), 1, 2, 2))
+    for source in layouts:
+        held = weights(parameters, source, "bfloat16", "source")
+        for target in layouts:
+            plan = plan_move(held, weights(parameters, target, "bfloat16", "target"), cluster.mesh_cluster)
+            found = move_cost(parameters, source, target, "bfloat16", cluster)
+            assert found.bytes == (0 if source == target else plan.total_bytes)

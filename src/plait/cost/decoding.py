@@ -104,7 +104,7 @@ class Decoding:
         rows = running / groups
         context = (running * self._prompt_tokens + said) / groups
         work = passes.work
-        layer = passes.layer(rows, context, work.read(rows) / sizes.tp + work.kept(context, sizes.tp))
+        layer = passes.decode_layer(rows, context)
         stages = [scaled(layer, count) for count in passes.stage_layers]
         stages[-1] = added(stages[-1], {"head": passes.head(rows)})
         if sizes.pp == 1:

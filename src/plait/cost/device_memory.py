@@ -9,7 +9,7 @@ from functools import cached_property
 
 from plait.cost.aliasing import Aliasing, flat_of
 from plait.cost.estimate import PROCESS, Rows, adapter_parameters
-from plait.cost.generation_memory import packed_bytes
+from plait.cost.generation_memory import held_tokens, packed_bytes
 from plait.cost.held_memory import optimizer_bytes
 from plait.cost.offload_policy import OffloadPolicy, Owner, Use
 from plait.cost.working_memory import (
@@ -18,6 +18,7 @@ from plait.cost.working_memory import (
     activation_bytes,
     head_gradient_bytes,
     is_fused,
+    is_packed,
     logits_bytes,
     slack_rows,
 )
@@ -268,8 +269,7 @@ def _working(rank: int, facts: Facts, one: RoleModel) -> dict[Use, Rows]:
         cached := _cache_bytes(rank, recipe, flow, one.role, place, instance, shape, width, facts.longest_tokens)
     ):
         found[one.role, "decode"] = [("KV cache", cached)]
-        packs = recipe.device == "cpu" and recipe.dtype != "float64" and not recipe.sampling.exact
-        if packs and part_key(instance, rank) == WHOLE:
+        if is_packed(recipe) and part_key(instance, rank) == WHOLE:
             found[one.role, "decode"].append((_PACKED, packed_bytes(shape, recipe.dtype)))
     asked: tuple[tuple[Mode, Layout | None], ...] = (("train", place.train), ("score", place.score))
     for mode, layout in asked:
@@ -399,7 +399,8 @@ def _cache_bytes(
     )
     layers = _stage_layers(instance, rank, shape)
     per_token = 2 * layers * (stop - first) * shape.head_dim * width
-    return running * (longest_tokens + recipe.sampling.max_response_tokens) * per_token
+    context = longest_tokens + recipe.sampling.max_response_tokens
+    return held_tokens(running, context, recipe.sampling.kv_tokens) * per_token
 
 
 def _stage_layers(layout: Layout, rank: int, shape: ModelShape) -> int:

@@ -15,6 +15,17 @@ def kv_bytes_per_token(shape: ModelShape, dtype: str) -> int:
     return 2 * shape.layers * shape.kv_heads * shape.head_dim * BYTES[dtype]
 
 
+def held_tokens(running: int, context_tokens: int, kv_tokens: int | None) -> int:
+    """Whose keys and values are held at most at a time.
+
+    Args:
+        context_tokens: of the longest prompt with its response.
+        kv_tokens: of the pool; None: as many as are asked for.
+    """
+    asked = running * context_tokens
+    return asked if kv_tokens is None else min(asked, kv_tokens)
+
+
 def generation_rows(
     shape: ModelShape, dtype: str, *, kv_tokens: int, prefill_tokens: int, running: int, packed: bool
 ) -> list[tuple[str, int]]:

@@ -11,10 +11,12 @@ from typing import Literal
 from plait.cost.cluster import ClusterSpec
 from plait.cost.costs import CallCost, MoveCost
 from plait.cost.decoding import Decoding, Piece, dealt, profile
+from plait.cost.generation_memory import held_tokens, packed_bytes
 from plait.cost.held_memory import optimizer_bytes
 from plait.cost.model_work import ModelWork
 from plait.cost.moves import move_cost
 from plait.cost.passes import Micro, Passes, Terms, added, scaled, total
+from plait.cost.profile import Profile
 from plait.cost.traffic import Traffic
 from plait.cost.working_memory import LargestBatch, activation_bytes, head_gradient_bytes, logits_bytes
 from plait.cost.workload import Samples, Workload
@@ -50,10 +52,12 @@ class ModelCosts:
     """`costs.Costs` by formulas.
 
     Args:
-        shapes: role → the shape of its model.
+        shapes: role → the shape of its model; of a role that is none (reward functions), nothing.
         parameters: role → its parameters, where a model's own are known; else those of a decoder of its shape.
         reserved_bytes: of every device, that others hold while tokens are drawn; counts where the software's pool of
             keys and values takes a share of the device.
+        profile: what a machine was measured to do, in place of the device's numbers; the cluster is then
+            `profile.cluster(devices)`.
     """
 
     def __init__(
@@ -65,11 +69,12 @@ class ModelCosts:
         *,
         parameters: Mapping[str, Parameters] | None = None,
         reserved_bytes: int = 0,
+        profile: Profile | None = None,
     ) -> None:
         self.cluster = cluster
         self.workload, self.shapes, self.flow = workload, dict(shapes), flow
         self._nodes = {node.call: node for node in flow.nodes}
-        self._reserved_bytes = reserved_bytes
+        self._reserved_bytes, self._profile = reserved_bytes, profile
         self._given = dict(parameters or {})
         # Kept by instance: a search asks for the same again and again.
         self.call = cache(self._call)
@@ -83,6 +88,8 @@ class ModelCosts:
         self, call: str, mode: Mode, layout: Layout, *, micro_batch_tokens: int | None = None, schedule: str = ""
     ) -> CallCost:
         node = self._nodes[call]
+        if node.role not in self.shapes:
+            return self._functions(node)
         budget = micro_batch_tokens or self.workload.micro_batch_tokens
         match mode:
             case "train":
@@ -96,6 +103,12 @@ class ModelCosts:
         return self._held(role, layout.parallelism, trained)
 
     # Calls
+
+    def _functions(self, node: Node) -> CallCost:
+        """Of reward functions, in processes of their own beside the devices."""
+        samples = self.workload.samples_of(self.flow, node).count
+        terms = {"functions": ceil(samples / self.workload.workers) * self.workload.function_s}
+        return CallCost(total(terms), terms)
 
     def _score(self, node: Node, layout: Layout, budget: int) -> CallCost:
         passes = self._passes(str(node.role), layout)
@@ -156,7 +169,7 @@ class ModelCosts:
             key = (len(share), pieces)
             if key not in found:
                 prompts = self._prompts(passes, samples, len(share) // samples.per_prompt)
-                found[key] = added(prompts, decoding.seconds(pieces))
+                found[key] = added(self._packing(role, layout), prompts, decoding.seconds(pieces))
             instances.append(found[key])
         seconds = tuple(total(terms) for terms in instances)
         longest = max(range(len(seconds)), key=seconds.__getitem__)
@@ -164,6 +177,14 @@ class ModelCosts:
         return CallCost(
             seconds[longest], instances[longest], 0, self._cache_bytes(role, layout, running), seconds + idle
         )
+
+    def _packing(self, role: str, layout: Layout) -> Terms:
+        """Weights that are laid out anew for decoding, where the measured engine does that, and one device has all."""
+        rate = None if self._profile is None else self._profile.packing_bytes_per_s
+        sizes = layout.parallelism
+        if rate is None or sizes.tp * sizes.pp > 1:
+            return {}
+        return {"packing": self._held(role, Parallelism(), False)[0] / rate}
 
     def _prompts(self, passes: Passes, samples: Samples, prompts: int) -> Terms:
         """Prompts of one instance, each computed once for all of its samples."""
@@ -210,7 +231,9 @@ class ModelCosts:
             workload.lengths.responses.longest,
             budget,
         )
-        whole = activation_bytes(shape, batch, width, fused=False, checkpointed=workload.checkpoint_activations)
+        whole = activation_bytes(
+            shape, batch, width, fused=workload.fused, checkpointed=workload.checkpoint_activations
+        )
         bounds = stage_bounds(shape.layers, sizes)
         found = []
         for stage in range(sizes.pp):
@@ -223,11 +246,12 @@ class ModelCosts:
         return tuple(found)
 
     def _cache_bytes(self, role: str, layout: Layout, running: int) -> tuple[int, ...]:
-        lengths = self.workload.lengths
-        tokens = running * (lengths.prompts.longest + lengths.responses.longest)
-        if self.workload.kv_tokens is not None:
-            tokens = min(tokens, self.workload.kv_tokens)
-        return tuple(tokens * each for each in self._token_bytes(role, layout))
+        lengths, sizes = self.workload.lengths, layout.parallelism
+        context = lengths.prompts.longest + lengths.responses.longest
+        tokens = held_tokens(running, context, self.workload.kv_tokens)
+        packs = self.workload.packed and sizes.tp * sizes.pp == 1
+        copied = packed_bytes(self.shapes[role], self.workload.dtype) if packs else 0
+        return tuple(tokens * each + copied for each in self._token_bytes(role, layout))
 
     def _token_bytes(self, role: str, layout: Layout) -> tuple[int, ...]:
         """Keys and values of a token on a device of each stage."""
@@ -293,4 +317,4 @@ class ModelCosts:
     def _passes_of(self, role: str, layout: Layout) -> Passes:
         shape = self.shapes[role]
         outputs = 1 if role in SCALAR_ROLES else shape.vocabulary
-        return Passes(self.cluster, ModelWork(shape, self.workload.dtype, outputs), layout)
+        return Passes(self.cluster, ModelWork(shape, self.workload.dtype, outputs), layout, self._profile)

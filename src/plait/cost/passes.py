@@ -8,9 +8,11 @@ from dataclasses import dataclass
 
 from plait.cost.cluster import ClusterSpec
 from plait.cost.model_work import ModelWork
+from plait.cost.profile import Profile
 from plait.cost.traffic import Traffic
 from plait.layout.mesh import Layout
 from plait.layout.shards import stage_bounds
+from plait.models.shape import ModelShape
 
 Terms = dict[str, float]
 
@@ -46,8 +48,8 @@ def added(*parts: Mapping[str, float]) -> Terms:
 class Passes:
     """Of one model over one layout."""
 
-    def __init__(self, cluster: ClusterSpec, work: ModelWork, layout: Layout) -> None:
-        self.cluster, self.work, self.layout = cluster, work, layout
+    def __init__(self, cluster: ClusterSpec, work: ModelWork, layout: Layout, profile: Profile | None = None) -> None:
+        self.cluster, self.work, self.layout, self.profile = cluster, work, layout, profile
         self.traffic = Traffic(cluster, layout)
         bounds = stage_bounds(work.shape.layers, layout.parallelism)
         self.stage_layers = tuple(stop - start for start, stop in itertools.pairwise(bounds))
@@ -67,6 +69,8 @@ class Passes:
     def layer(self, tokens: float, pairs: float, read_bytes: float, *, passes: int = 1) -> Terms:
         """Of one layer: what computes, what reading takes beyond that, what launching kernels takes beyond both."""
         tp = self.layout.parallelism.tp
+        if self.profile is not None:
+            return self._measured(self.profile.layer_s(tokens, backward=passes > 1), tokens)
         products = passes * self.work.products(tokens) / tp / self.flops_per_s
         attention = passes * self.work.attention(pairs) / tp / self.flops_per_s
         reading = max(0.0, read_bytes / self.bytes_per_s - products - attention)
@@ -78,9 +82,34 @@ class Passes:
             )
         return terms
 
+    def decode_layer(self, rows: float, context: float) -> Terms:
+        """Of one layer: one token more of each of `rows` samples, whose contexts have so many tokens together."""
+        tp, work = self.layout.parallelism.tp, self.work
+        if self.profile is not None:
+            return self._measured(self.profile.decode_s(rows, context), rows)
+        return self.layer(rows, context, work.read(rows) / tp + work.kept(context, tp))
+
+    def _measured(self, seconds: float, tokens: float) -> Terms:
+        """A measured layer's time, by the weights that a token passes in this model's, divided over tp."""
+        tp, other = self.layout.parallelism.tp, ModelWork(self._profile_shape, self.work.dtype, 1)
+        terms = {"layers": seconds * self.work.products(1) / other.products(1) / tp}
+        if tp > 1:
+            row = tokens * self.work.shape.hidden * self.work.width
+            terms["tensor parallel"] = 2 * self.traffic.all_reduce("tp", row)
+        return terms
+
+    @property
+    def _profile_shape(self) -> ModelShape:
+        assert self.profile is not None, "nothing was measured"
+        return self.profile.shape
+
     def head(self, rows: float) -> float:
         """The product with the head, of which each device of a tensor-parallel group has a part."""
         tp, work = self.layout.parallelism.tp, self.work
+        if self.profile is not None:
+            measured = self.profile.shape
+            share = work.head / (measured.vocabulary * measured.hidden)
+            return self.profile.head_s(rows) * share / tp if rows else 0.0
         computing = 2 * rows * work.head / tp / self.flops_per_s
         return max(computing, work.head * work.width / tp / self.bytes_per_s) if rows else 0.0
 

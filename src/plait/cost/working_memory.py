@@ -109,6 +109,11 @@ def is_fused(recipe: Recipe) -> bool:
     return recipe.device == "cpu" and recipe.dtype == "bfloat16"
 
 
+def is_packed(recipe: Recipe) -> bool:
+    """Whether an instance of one device lays the weights out once more, for decoding."""
+    return recipe.device == "cpu" and recipe.dtype != "float64" and not recipe.sampling.exact
+
+
 def slack_rows(
     recipe: Recipe, *, activations: int, plain: int, weights: int, working: int, moves: bool = False
 ) -> list[tuple[str, int]]:

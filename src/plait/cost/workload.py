@@ -9,6 +9,7 @@ from functools import cached_property, lru_cache
 from itertools import accumulate
 from statistics import NormalDist
 
+from plait.cost.working_memory import is_fused, is_packed
 from plait.dataflow import CallKind, Dataflow, Node
 from plait.errors import ConfigError
 from plait.recipes.recipe import Recipe
@@ -100,6 +101,7 @@ class Workload:
                  most, None where only the device's memory bounds them
     lora_rank:   of the adapters of trained roles; 0: whole models are trained
     follows:     whether the reference follows the actor
+    fused, packed: as of `working_memory.is_fused` and `is_packed`
     function_s:  seconds in which the reward functions score one sample, in one process; workers: processes of them
     """
 
@@ -114,6 +116,8 @@ class Workload:
     checkpoint_activations: bool = False
     lora_rank: int = 0
     follows: bool = False
+    fused: bool = False
+    packed: bool = False
     function_s: float = 0.0
     workers: int = 1
 
@@ -144,6 +148,8 @@ class Workload:
             checkpoint_activations=recipe.checkpoint_activations,
             lora_rank=recipe.lora.rank,
             follows=recipe.reference.sync_every > 0,
+            fused=is_fused(recipe),
+            packed=is_packed(recipe),
             workers=recipe.reward.workers,
         )
 

@@ -1,0 +1,85 @@
+"""`plait profile`: measure this machine for predictions."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from plait.cli.app import Whole
+from plait.errors import ConfigError
+from plait.observe.screen import say
+
+MOST_THREADS = 4096
+
+
+def profile(
+    *,
+    model: str = "smollm2-135m",
+    dtype: Literal["bfloat16", "float32", "float64"] = "bfloat16",
+    device: Literal["cpu", "cuda"] = "cpu",
+    threads: Whole = 1,
+    out: Path | None = None,
+    overwrite: bool = False,
+) -> int:
+    """Measure what this machine does with a model's layers, for predictions.
+
+    Parameters
+    ----------
+    model
+        A model whose shape is measured, with random weights: a name, a folder, a hub id or a config.json.
+    dtype
+        bfloat16, float32 or float64, of the weights in compute.
+    device
+        cpu or cuda.
+    threads
+        CPU threads of one process.
+    out
+        File for the profile; by default it is kept in plait's cache, by machine, model, dtype and threads.
+    overwrite
+        Replace a file that `--out` names.
+    """
+    if not 1 <= threads <= MOST_THREADS:
+        raise ConfigError(f"--threads: expected 1 to {MOST_THREADS}, found {threads}")
+    if out is not None:
+        _check_out(out, overwrite)
+    from plait.cost.estimate import model_shape
+    from plait.models.files.hub import read_config
+
+    config = read_config(model)
+    model_shape(model)
+    _check_device(device)
+    from plait.cost.measuring import machine_name, measure
+    from plait.cost.profile import profile_path
+
+    found = measure(model, config, dtype, device, threads)
+    path = out or profile_path(machine_name(device), model, dtype, threads)
+    if out is None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    found.save(path)
+    say(f"{found.machine}: {model} in {dtype}, {threads} thread{'s' if threads > 1 else ''}")
+    tokens, seconds = found.forward[-1]
+    samples, context, step = found.decode[-1]
+    back_tokens, back = found.backward[-1]
+    say(f"  a layer forward over {tokens} tokens   {1e3 * seconds:.2f} ms")
+    say(f"  a layer backward over {back_tokens} tokens   {1e3 * back:.2f} ms")
+    say(f"  a layer for {samples} samples of {context} tokens   {1e3 * step:.2f} ms")
+    say(f"  copies {found.copy_bytes_per_s / 1e9:.1f} GB/s, between processes {found.send.bytes_per_s / 1e9:.1f} GB/s")
+    say(f"  steps of other sizes are foretold with a mean error of {found.error:.0%}")
+    say(f"written to {path}")
+    return 0
+
+
+def _check_out(out: Path, overwrite: bool) -> None:
+    if out.is_dir():
+        raise ConfigError(f"--out: `{out}` is a folder; give a file")
+    if not out.parent.is_dir():
+        raise ConfigError(f"--out: the folder `{out.parent}` does not exist; make it, or give another file")
+    if out.exists() and not overwrite:
+        raise ConfigError(f"--out: `{out}` exists; give another file, or --overwrite")
+
+
+def _check_device(device: str) -> None:
+    import torch
+
+    if device == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("--device is cuda, but torch finds no CUDA device; leave it out")

@@ -1,0 +1,269 @@
+"""Measures a machine for a cost model: products, copies, forwards, backwards, decoding steps, links. Imports torch.
+
+Steps are measured on models of one and of three layers with random weights: their difference is two layers' time, what
+is left the head's.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from plait.cost.limit import COPIED_BYTES
+from plait.cost.measured_links import measure_links
+from plait.cost.profile import Points, Profile
+from plait.data.packed import PackedBatch, pack
+from plait.data.records import Prompt
+from plait.generation.engine import Engine
+from plait.generation.request import Request
+from plait.generation.settings import Sampling, SamplingSettings
+from plait.kernels.noise import NoiseKey
+from plait.models.files.pretrained import new_module
+from plait.models.language_loading import from_module
+from plait.models.language_model import LanguageModel
+from plait.models.shape import ModelShape
+
+FEW, MANY = 1, 3
+"""Layers of the two models that are measured."""
+ROW_TOKENS = (16, 64, 256, 1024)
+DECODED = ((1, 64), (1, 512), (8, 64), (8, 512), (32, 64), (32, 512))
+"""Samples, tokens of context of each."""
+HELD_OUT_TOKENS, HELD_OUT_DECODE = (128, 512), ((4, 256), (16, 128))
+"""Sizes that are measured to be foretold."""
+BUDGET_S = 60.0
+"""Further sizes are not measured once so much has passed; what must be measured comes on top."""
+LONG_S = 2.0
+"""Larger sizes are not measured once one took so long."""
+PACKED_TIMES = 3
+MOST_PACKED = 1e12
+"""Bytes per second that nothing packs: what takes less did not."""
+SAMPLE_TOKENS = 64
+"""Of prompt and response in the rows of forwards."""
+
+
+def machine_name(device: str) -> str:
+    """In words: of the CPU with its cores, or of the GPU."""
+    if device == "cuda":
+        return torch.cuda.get_device_name()
+    found = ""
+    if Path("/proc/cpuinfo").is_file():
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        found = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "")
+    return f"{found or platform.processor() or platform.machine()}, {os.cpu_count()} cores"
+
+
+def measure(name: str, config: Mapping[str, Any], dtype: str, device: str, threads: int) -> Profile:
+    """
+    Args:
+        name: of the model.
+        config: its configuration, as `config.json` has it; its layers are left away but for a few.
+    """
+    torch.set_num_threads(threads)
+    shape = ModelShape.from_config(config, name)
+    few, many = (_model(config, layers, dtype, device) for layers in (FEW, MANY))
+    until = time.monotonic() + BUDGET_S
+    each = lambda run, sizes: _by_layer(run, few, many, sizes, until)  # noqa: E731
+    forward = each(_forward_s, [(tokens,) for tokens in ROW_TOKENS])
+    backward = each(_backward_s, [(tokens,) for tokens in ROW_TOKENS])
+    decode = each(_decode_s, DECODED)
+    head = tuple((tokens, max(1e-9, rest)) for (tokens,), _, rest in forward)
+    sends, reduces = measure_links()
+    found = Profile(
+        machine=machine_name(device),
+        device=device,
+        threads=threads,
+        dtype=dtype,
+        model=name,
+        shape=shape,
+        memory_gib=_memory_gib(device),
+        forward=tuple((tokens, layer) for (tokens,), layer, _ in forward),
+        backward=tuple((tokens, layer) for (tokens,), layer, _ in backward),
+        decode=tuple((samples, context, layer) for (samples, context), layer, _ in decode),
+        head=head,
+        products=_products(shape, dtype, device),
+        copy_bytes_per_s=_copy_rate(device),
+        packing_bytes_per_s=_packing_rate(many),
+        send=sends,
+        all_reduce=reduces,
+        error=0.0,
+    )
+    return found.model_copy(update={"error": _held_out_error(found, many)})
+
+
+def _model(config: Mapping[str, Any], layers: int, dtype: str, device: str) -> LanguageModel:
+    from transformers import CONFIG_MAPPING
+
+    read = {**config, "num_hidden_layers": layers}
+    for key in ("layer_types", "mlp_layer_types"):
+        if isinstance(read.get(key), list):
+            read[key] = read[key][:layers]
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        module = new_module(CONFIG_MAPPING[read["model_type"]].from_dict(read), decoder_only=False)
+    model = from_module(module, None, dtype, device, name=f"{layers} layers")
+    model.tokenizer = _NoTexts()
+    return model
+
+
+class _NoTexts:
+    """A tokenizer where only numbers of tokens matter."""
+
+    def decode(self, token_ids: Sequence[int], **options: Any) -> str:
+        return ""
+
+
+def _by_layer(
+    run: Callable[..., float], few: LanguageModel, many: LanguageModel, sizes: Sequence[tuple[int, ...]], until: float
+) -> list[tuple[tuple[int, ...], float, float]]:
+    """(size, seconds of a layer, of everything else) of each size; two at least, and others till the time is up."""
+    found: list[tuple[tuple[int, ...], float, float]] = []
+    for size in sizes:
+        short, long = run(few, *size), run(many, *size)
+        layer = max(1e-9, (long - short) / (MANY - FEW))
+        found.append((size, layer, max(0.0, short - FEW * layer)))
+        if len(found) >= 2 and (long > LONG_S or time.monotonic() > until):
+            break
+    return found
+
+
+def _row(tokens: int, model: LanguageModel) -> PackedBatch:
+    """Samples of SAMPLE_TOKENS, all but the first token responses."""
+    each = min(tokens, SAMPLE_TOKENS)
+    groups = [([1], [[2] * (each - 1)]) for _ in range(tokens // each)]
+    return pack(groups, model.device)
+
+
+def _forward_s(model: LanguageModel, tokens: int) -> float:
+    batch = _row(tokens, model)
+    with torch.no_grad():
+        return _seconds(lambda: model.logprobs(batch, 1.0), model)
+
+
+def _backward_s(model: LanguageModel, tokens: int) -> float:
+    """Of a backward alone, after a forward that is not counted."""
+    batch, module = _row(tokens, model), model.module
+    module.requires_grad_(True)
+    taken: list[float] = []
+    for _ in _repeats(taken):
+        logprobs, _ = model.logprobs(batch, 1.0)
+        total = logprobs.sum()
+        _wait(model)
+        started = time.perf_counter()
+        total.backward()
+        _wait(model)
+        taken.append(time.perf_counter() - started)
+        module.zero_grad(set_to_none=True)
+    module.requires_grad_(False)
+    return _typical(taken)
+
+
+def _decode_s(model: LanguageModel, samples: int, context: int) -> float:
+    """Of a step in which each of `samples` draws a token, after prompts of so many tokens."""
+    engine = _begun(model, samples, context)
+    taken: list[float] = []
+    for _ in _repeats(taken):
+        started = time.perf_counter()
+        engine.step()
+        _wait(model)
+        taken.append(time.perf_counter() - started)
+    engine.abort(0)
+    return _typical(taken)
+
+
+def _begun(model: LanguageModel, samples: int, context: int) -> Engine:
+    """An engine that has computed the prompt and packed the weights."""
+    settings = SamplingSettings.model_validate(
+        {"max_running": samples, "max_response_tokens": 64, "max_prefill_tokens": context + 1}
+    )
+    engine = Engine(model, settings)
+    request = Request(
+        Prompt(0, "", (1,) * context), samples, Sampling(max_tokens=64, stop_token_ids=()), NoiseKey(0), (64,) * samples
+    )
+    engine.add(request)
+    engine.step()
+    return engine
+
+
+def _packing_rate(model: LanguageModel) -> float | None:
+    """Bytes of weights that a new engine packs for decoding in a second; None where they are not packed."""
+    taken = []
+    for _ in range(PACKED_TIMES):
+        engine = _begun(model, 1, 8)
+        assert engine.last_step is not None
+        taken.append(engine.last_step.packing_s)
+        engine.abort(0)
+    num_bytes = model.weights.numel() * model.weights.element_size()
+    return num_bytes / min(taken) if min(taken) > num_bytes / MOST_PACKED else None
+
+
+def _products(shape: ModelShape, dtype: str, device: str) -> Points:
+    from plait.models.compute import cpu_linear
+
+    weight = torch.ones(shape.intermediate, shape.hidden, dtype=getattr(torch, dtype), device=device)
+    found = []
+    for rows in ROW_TOKENS:
+        left = torch.ones(rows, shape.hidden, dtype=weight.dtype, device=device)
+        with torch.inference_mode():
+            seconds = _seconds(lambda left=left: cpu_linear.linear(left, weight), None, device=device)
+        found.append((rows, 2 * rows * shape.hidden * shape.intermediate / seconds))
+    return tuple(found)
+
+
+def _copy_rate(device: str) -> float:
+    source = torch.ones(COPIED_BYTES, dtype=torch.uint8, device=device)
+    target = torch.empty_like(source)
+    return 2 * COPIED_BYTES / _seconds(lambda: target.copy_(source), None, device=device)
+
+
+def _held_out_error(profile: Profile, model: LanguageModel) -> float:
+    """Of forwards and decoding steps of the larger model, foretold by the profile."""
+    errors = []
+    for tokens in HELD_OUT_TOKENS:
+        if tokens < profile.forward[-1][0]:
+            foretold = MANY * profile.layer_s(tokens, backward=False) + profile.head_s(tokens)
+            errors.append(abs(foretold / _forward_s(model, tokens) - 1))
+    few = [size for size in HELD_OUT_DECODE if size[0] <= profile.decode[-1][0]]
+    for samples, context in few:
+        foretold = MANY * profile.decode_s(samples, samples * context) + profile.head_s(samples)
+        errors.append(abs(foretold / _decode_s(model, samples, context) - 1))
+    return sum(errors) / max(1, len(errors))
+
+
+def _memory_gib(device: str) -> float:
+    if device == "cuda":
+        return torch.cuda.get_device_properties(0).total_memory / 2**30
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+
+
+def _seconds(work: Callable[[], object], model: LanguageModel | None, *, device: str = "cpu") -> float:
+    taken: list[float] = []
+    for _ in _repeats(taken):
+        started = time.perf_counter()
+        work()
+        _wait(model, device)
+        taken.append(time.perf_counter() - started)
+    return _typical(taken)
+
+
+def _repeats(taken: Sequence[float]) -> Iterator[int]:
+    """Three times at least, the first of which warms up; further ones as long as they are short."""
+    for number in range(12):
+        if number >= 3 and sum(taken) > 0.3:
+            return
+        yield number
+
+
+def _typical(taken: Sequence[float]) -> float:
+    """The shortest: what else the machine does only adds to it. The first warms up."""
+    return min(taken[1:])
+
+
+def _wait(model: LanguageModel | None, device: str = "cpu") -> None:
+    if (device if model is None else model.device.type) == "cuda":
+        torch.cuda.synchronize()

@@ -1,0 +1,149 @@
+"""Profiles: what is measured is what is foretold, between sizes and for other shapes; files are read strictly."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from plait.cli import main
+from plait.cost.measuring import measure
+from plait.cost.model_costs import ModelCosts
+from plait.cost.profile import LinkRecord, Profile, interpolated, load_profile, profile_path
+from plait.cost.workload import Lengths, SampleLengths, Workload
+from plait.errors import DataError
+from plait.layout.mesh import Layout
+from plait.models.files.known_shapes import KNOWN
+from tests.cost.test_model_costs import HEAD, SHAPE, a_flow, elements
+
+PROFILE = Profile(
+    machine="a machine, 2 cores",
+    device="cpu",
+    threads=1,
+    dtype="bfloat16",
+    model="mine",
+    shape=SHAPE,
+    memory_gib=8.0,
+    forward=((10, 1.0), (20, 2.0)),
+    backward=((10, 2.0), (20, 5.0)),
+    decode=((1, 10, 1.0), (1, 20, 2.0), (4, 10, 3.0), (4, 20, 4.0)),
+    head=((1, 0.5), (11, 1.5)),
+    products=((16, 1e9), (64, 2e9)),
+    copy_bytes_per_s=1e9,
+    packing_bytes_per_s=1e6,
+    send=LinkRecord(bytes_per_s=1e8, latency_s=1e-4),
+    all_reduce=LinkRecord(bytes_per_s=5e7, latency_s=2e-4),
+    error=0.05,
+)
+
+
+def test_between_points_are_straight_lines() -> None:
+    points = [(10, 1.0), (20, 3.0), (40, 4.0)]
+    assert [interpolated(points, at) for at in (1, 10, 15, 30, 60)] == [1.0, 1.0, 2.0, 3.5, 5.0]
+
+
+def test_decoding_is_between_samples_and_contexts() -> None:
+    assert PROFILE.decode_s(1, 15) == 1.5
+    assert PROFILE.decode_s(2.5, 2.5 * 15) == 2.5
+    assert PROFILE.decode_s(4, 80) == 4.0
+
+
+def costs(shape=SHAPE) -> ModelCosts:
+    flow, lengths = a_flow(), SampleLengths(Lengths.fixed(10), Lengths.fixed(2))
+    workload = Workload(1, 1, lengths, micro_batch_tokens=100)
+    return ModelCosts(workload, dict.fromkeys(flow.roles, shape), flow, PROFILE.cluster(2), profile=PROFILE)
+
+
+def test_measured_times_take_the_place_of_tables() -> None:
+    """A row of 12 tokens: four layers of 1.2 s, two rows through the head."""
+    scored = costs().call("ref.logprobs", "score", Layout.on(range(1)))
+    assert scored.terms == pytest.approx({"layers": 4 * 1.2, "head": 0.6})
+    trained = costs().call("actor.train", "train", Layout.on(range(1)))
+    assert trained.terms["layers"] == pytest.approx(4 * (1.2 + 2.6))
+    assert trained.terms["head"] == pytest.approx(3 * 0.6)
+
+
+def test_generation_packs_its_weights() -> None:
+    found = costs().call("actor.generate", "decode", Layout.on(range(1)))
+    assert found.terms["packing"] == pytest.approx(2 * elements() / 1e6)
+    assert found.terms["layers"] == pytest.approx(4 * PROFILE.decode_s(1, 11))
+
+
+def test_other_shapes_take_as_long_as_their_weights() -> None:
+    wide = replace(SHAPE, attention_parameters=2 * SHAPE.attention_parameters, intermediate=2 * SHAPE.intermediate)
+    one, other = (costs(shape).call("ref.logprobs", "score", Layout.on(range(1))) for shape in (SHAPE, wide))
+    assert other.terms["layers"] == pytest.approx(2 * one.terms["layers"])
+    assert SHAPE.vocabulary * SHAPE.hidden == HEAD
+
+
+def test_processes_share_the_machine() -> None:
+    found = PROFILE.cluster(2)
+    assert (found.num_devices, found.device.memory_bytes) == (2, 4 << 30)
+    assert found.intra.bandwidth == 5e7
+
+
+def test_a_file_is_what_was_saved(tmp_path: Path) -> None:
+    PROFILE.save(tmp_path / "p.json")
+    assert load_profile(tmp_path / "p.json") == PROFILE
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"threads": 0}, "`threads`: .*greater than or equal to 1"),
+        ({"copy_bytes_per_s": True}, "`copy_bytes_per_s`: expected a number"),
+        ({"more": 1}, "`more`: extra inputs"),
+        ({"version": 2}, "expected profile version 1, found 2"),
+    ],
+)
+def test_what_does_not_fit_is_named(tmp_path: Path, change: dict[str, object], message: str) -> None:
+    PROFILE.save(tmp_path / "p.json")
+    record = json.loads((tmp_path / "p.json").read_text())
+    (tmp_path / "p.json").write_text(json.dumps(record | change))
+    with pytest.raises(DataError, match=message):
+        load_profile(tmp_path / "p.json")
+
+
+def test_profiles_are_kept_by_what_they_depend_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PLAIT_CACHE", str(tmp_path))
+    paths = {
+        profile_path(*key)
+        for key in (
+            ("a", "m", "float32", 1),
+            ("b", "m", "float32", 1),
+            ("a", "m", "float32", 2),
+            ("a", "n", "float32", 1),
+        )
+    }
+    assert len(paths) == 4
+    assert {path.parent for path in paths} == {tmp_path / "profiles"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--threads", "0"], "--threads: expected 1 to 4096, found 0"),
+        (["--model", "llama-13"], "Did you mean 'llama-13b'?"),
+        (["--dtype", "half"], "half"),
+        (["--out", "/nowhere/at/all.json"], "the folder `/nowhere/at` does not exist"),
+    ],
+)
+def test_wrong_input(capsys: pytest.CaptureFixture[str], arguments: list[str], message: str) -> None:
+    assert main(["profile", *arguments]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert len(error.strip().splitlines()) == 1
+
+
+@pytest.mark.slow
+def test_this_machine(tmp_path: Path) -> None:
+    config = {**KNOWN["smollm2-135m"], "hidden_size": 64, "intermediate_size": 128, "vocab_size": 512}
+    config |= {"num_attention_heads": 4, "num_key_value_heads": 2}
+    found = measure("tiny", config, "float32", "cpu", 1)
+    found.save(tmp_path / "p.json")
+    assert load_profile(tmp_path / "p.json") == found
+    assert [tokens for tokens, _ in found.forward][:2] == [16, 64]
+    assert found.send.bytes_per_s > 1e6
+    assert found.packing_bytes_per_s is None or found.packing_bytes_per_s > 1e6
