@@ -20,8 +20,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from plait.launch.interface import WorkerContext
+from plait.layout.boxes import Box, Holding, Slice, aligned_slices
 from plait.layout.decoder import decoder_parameters
-from plait.layout.holdings import Box, Holding, Holdings, Slice, aligned_slices, weights
+from plait.layout.holdings import Holdings, weights
 from plait.layout.mesh import Cluster, Layout
 from plait.layout.move import plan_move
 from plait.layout.params import Parameters

@@ -6,7 +6,8 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from plait.layout.holdings import Box, Holding, Holdings, weights
+from plait.layout.boxes import Box, Holding
+from plait.layout.holdings import Holdings, weights
 from plait.layout.mesh import Cluster, Layout
 from plait.layout.params import Param, Parameters
 

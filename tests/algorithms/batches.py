@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from plait.training.loss_batch import MicroBatchLoss, MiniBatchTotals, Responses, TokenMeans
+from plait.training.loss_batch import MicroBatchLoss, Responses
 from plait.training.outputs import Outputs as ModelOutputs
+from plait.training.token_means import MiniBatchTotals, TokenMeans
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
 

@@ -18,8 +18,9 @@ from plait.data.records import FinishReason, Prompt, Sample
 from plait.data.rows import Rows, evaluate, spread_to
 from plait.dataflow import CallKind, Column, Level, Node, Score, trace
 from plait.policy.packing import draw_mini_batches
-from plait.training.loss_batch import MicroBatchLoss, MiniBatchTotals, Responses, TokenMeans
+from plait.training.loss_batch import MicroBatchLoss, Responses
 from plait.training.outputs import Outputs
+from plait.training.token_means import MiniBatchTotals, TokenMeans
 from tests.algorithms.flows import ROLES
 
 Reward = Callable[[int, tuple[int, ...]], float]

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 from torch import Tensor
 
+from plait.checkpoint import digests
 from plait.checkpoint import store as store_module
 from plait.checkpoint.store import CheckpointStore
 from plait.errors import RunError
@@ -239,7 +240,7 @@ def test_no_space_left_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     store = CheckpointStore(tmp_path, keep_last=1)
     real_open = open
     monkeypatch.setattr(
-        store_module, "open", lambda path, mode: real_open("/dev/full" if mode == "wb" else path, mode), raising=False
+        digests, "open", lambda path, mode: real_open("/dev/full" if mode == "wb" else path, mode), raising=False
     )
     with pytest.raises(RunError, match=r"No space left on device.*there is no earlier one"):
         save(store, 1)
@@ -248,7 +249,7 @@ def test_no_space_left_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 
 def lines_of_save(work: Callable[[], None], kill_at: int | None) -> int:
     """Run `work` and count the lines that it executes in the modules of the store; SIGKILL at line `kill_at`."""
-    files = {store_module.__file__, tensor_file.__file__}
+    files = {store_module.__file__, digests.__file__, tensor_file.__file__}
     count = 0
 
     def on_line(frame, event, _):

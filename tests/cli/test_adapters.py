@@ -13,7 +13,8 @@ from safetensors.torch import load_file, save_file
 from plait.cli import main
 from plait.models.files.hub import read_config
 from plait.models.loading import load_model
-from plait.models.lora import add_lora, save_adapter
+from plait.models.lora import add_lora
+from plait.models.lora_files import save_adapter
 from plait.models.lora_settings import LoraSettings
 from plait.recipes.recipe import Recipe
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from plait.cli import main
-from plait.cli.generate import Options, asked_of
+from plait.cli.generate_options import Options, asked_of
 from plait.errors import RunError
 from plait.generation.engine import Engine, StepRecord
 from plait.policy.step import StepKind

@@ -14,8 +14,8 @@ from plait.layout.decoder import decoder_parameters
 from plait.recipes.algorithm import load_flow, trace_algorithm
 from plait.recipes.recipe import Recipe
 from plait.recipes.role_models import MODEL_ROLES, REWARD_ROLES, role_models
+from plait.schedule.completion import complete
 from plait.schedule.named_plans import NAMES, PlannedModel, named_plan
-from plait.schedule.placements import complete
 from plait.schedule.plan import Placement, Plan
 from tests.cost.smollm2 import SHAPE, SIZES
 

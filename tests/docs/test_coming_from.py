@@ -14,8 +14,9 @@ from plait.algorithms.options import PolicyOptions
 from plait.cli.help import options_of
 from plait.errors import ConfigError
 from plait.recipes.algorithm import BUILT_IN, load_flow, options_class
+from plait.recipes.keys import parse_overrides
 from plait.recipes.other_names import System, answer, systems
-from plait.recipes.recipe_file import load_recipe, parse_overrides, validate_options
+from plait.recipes.recipe_file import load_recipe, validate_options
 
 DOCS = Path(__file__).parents[2] / "docs"
 KEYS = {option.name.removeprefix("--") for option in options_of("train")}

@@ -16,8 +16,9 @@ from plait.data.rows import Rows, evaluate
 from plait.dataflow import CallKind, Dataflow, Level
 from plait.errors import PlaitError
 from plait.recipes.algorithm import load_flow, trace_algorithm
-from plait.training.loss_batch import MicroBatchLoss, MiniBatchTotals, Responses, TokenMeans, loss_share
+from plait.training.loss_batch import MicroBatchLoss, Responses, loss_share
 from plait.training.outputs import Outputs
+from plait.training.token_means import MiniBatchTotals, TokenMeans
 
 ROLES = ("actor", "ref", "reward", "critic")
 

@@ -8,7 +8,8 @@ from itertools import chain, combinations
 import numpy as np
 
 from plait.layout.atoms import demand
-from plait.layout.holdings import Holding, Holdings, Slice
+from plait.layout.boxes import Holding, Slice
+from plait.layout.holdings import Holdings
 from plait.layout.mesh import Cluster
 from plait.layout.move import plan_move
 from plait.layout.move_file import from_json, to_json

@@ -8,8 +8,9 @@ import pytest
 
 from plait.errors import DataError, LayoutError, RunError
 from plait.layout.atoms import MoveClass, demand
+from plait.layout.boxes import Box, Holding, Slice, boxes_of_range
 from plait.layout.decoder import decoder_parameters
-from plait.layout.holdings import Box, Holding, Holdings, Slice, boxes_of_range, packed, weights
+from plait.layout.holdings import Holdings, packed, weights
 from plait.layout.mesh import Cluster, Layout
 from plait.layout.move import plan_move
 from plait.layout.move_cost import Bandwidths, cost

@@ -14,7 +14,7 @@ from plait.layout.params import ALIGNMENT_ELEMENTS, FlatLayout
 from plait.layout.shards import shard
 from plait.models import flat_weights
 from plait.models.flat_weights import FlatWeights
-from plait.models.parallel.team import Peers
+from plait.models.parallel.peers import Peers
 
 SMALL = decoder_parameters(
     layers=2, hidden=6, intermediate=8, heads=4, kv_heads=4, head_dim=2, vocabulary=17, cut_vocabulary=True

@@ -24,7 +24,8 @@ from plait.models.backbone_model import copy_of
 from plait.models.files.saving import save_pretrained
 from plait.models.language_loading import load_model
 from plait.models.language_model import LanguageModel
-from plait.models.lora import add_lora, load_adapter, merge_lora, save_adapter, without_lora
+from plait.models.lora import add_lora, merge_lora, without_lora
+from plait.models.lora_files import load_adapter, save_adapter
 from plait.models.lora_settings import LoraSettings
 from plait.models.scalar_loading import scalar_of, scalar_view
 from plait.models.scalar_model import HEAD, ScalarModel

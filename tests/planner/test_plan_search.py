@@ -17,8 +17,8 @@ from plait.planner.plan_baselines import baselines, compositions, set_partitions
 from plait.planner.plan_objective import Objective
 from plait.planner.plan_search import Budget, Found, search
 from plait.planner.plan_space import PlanProblem, PlanSpace, RoleFacts
+from plait.schedule.completion import complete
 from plait.schedule.named_plans import PlannedModel
-from plait.schedule.placements import complete
 from plait.schedule.plan import Plan
 from plait.simulator.step_graph import Rollouts, StepGraph
 from plait.simulator.steps import predict

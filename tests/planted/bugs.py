@@ -76,7 +76,7 @@ SAMPLING = (
     ),
     Bug(
         "mask of given completions one token short",
-        "plait.data.examples:ExampleEncoder._text",
+        "plait.data.example_encoder:ExampleEncoder._text",
         "(1.0,) * (len(whole) - cut)",
         "(1.0,) * (len(whole) - cut - 1) + (0.0,)",
         ("data/test_examples.py::test_a_completion_is_learnt_with_its_end_and_a_prompt_is_not",),
@@ -130,7 +130,7 @@ LOSS = (
     ),
     Bug(
         "masked sequences in the denominator",
-        "plait.training.loss_batch:MiniBatchTotals.of",
+        "plait.training.token_means:MiniBatchTotals.of",
         "int((trained > 0).sum())",
         "len(trained)",
         ("training/test_loss_batch.py::test_totals_of_rows",),

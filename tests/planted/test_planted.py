@@ -83,7 +83,7 @@ def test_a_bug_whose_place_has_changed_is_an_error() -> None:
     with pytest.raises(AssertionError, match="stands 0 times"), planted(bug):
         pass
     assert function_at("plait.data.rows:Rows.groups").__name__ == "groups"
-    assert function_at("plait.training.loss_batch:MiniBatchTotals.of").__name__ == "of"
+    assert function_at("plait.training.token_means:MiniBatchTotals.of").__name__ == "of"
 
 
 def test_the_list_is_as_long_as_promised_and_has_no_two_alike() -> None:

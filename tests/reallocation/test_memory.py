@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plait.layout.holdings import Slice
+from plait.layout.boxes import Slice
 from plait.reallocation.memory import Staging, gather, paired_runs, part, runs, scatter
 
 CPU = torch.device("cpu")

@@ -18,8 +18,9 @@ from torch import Tensor
 
 from plait.launch.interface import WorkerContext
 from plait.layout.batches import CacheShape, Spread, cache, cache_parameters, row_parameters, rows
+from plait.layout.boxes import Holding, Slice
 from plait.layout.decoder import decoder_parameters
-from plait.layout.holdings import Holding, Holdings, Slice, merged, weights, zero_shards
+from plait.layout.holdings import Holdings, merged, weights, zero_shards
 from plait.layout.mesh import Cluster, Layout, Mesh, Parallelism
 from plait.layout.move import plan_move
 from plait.layout.move_plan import MoveKind, MovePlan

@@ -9,12 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from plait.errors import ConfigError
+from plait.rewards.call_results import check_scores
 from plait.rewards.functions import RewardFunction, reward_functions
 from plait.rewards.group import Call, Group
 from plait.rewards.loading import load_function, split_path
 from plait.rewards.scores import FailureKind, GroupScores
 from plait.rewards.settings import RewardSettings
-from plait.rewards.worker import check_scores
 from tests.rewards import samples
 from tests.rewards.samples import group
 

@@ -12,8 +12,9 @@ import yaml
 from plait.cli import main
 from plait.errors import ConfigError
 from plait.observe.run_log import read_rows
+from plait.recipes.keys import parse_overrides
 from plait.recipes.recipe import Recipe
-from plait.recipes.recipe_file import load_recipe, parse_overrides
+from plait.recipes.recipe_file import load_recipe
 from plait.recipes.stages import load_stages
 from plait.runtime.api import run
 from plait.runtime.stored_recipe import changed_keys

@@ -25,7 +25,7 @@ from plait.errors import ConfigError, RunError
 from plait.generation.request import Request
 from plait.generation.settings import Sampling
 from plait.kernels.noise import NoiseKey
-from plait.launch.local import LocalGroup
+from plait.launch.local_group import LocalGroup
 from plait.recipes.recipe import Recipe
 from plait.runtime.api import run
 from plait.runtime.export import export_checkpoint

@@ -14,10 +14,11 @@ from plait.dataflow import Dataflow, trace
 from plait.errors import ConfigError
 from plait.planner.greedy import greedy
 from plait.planner.tables import schedule_from, tables_of
+from plait.schedule.completion import complete
 from plait.schedule.fused import FusedOrder, fused_calls
 from plait.schedule.named_plans import PlannedModel
 from plait.schedule.pipeline import Pipeline, Workload, fused_workload
-from plait.schedule.placements import complete, layouts_of, placements_of
+from plait.schedule.placements import layouts_of, placements_of
 from plait.schedule.plan import Placement, Plan
 from plait.schedule.schedule import Schedule, parse
 from plait.schedule.validate import validate

@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 from plait.dataflow import Dataflow, trace
 from plait.errors import ConfigError
 from plait.layout.mesh import Layout
+from plait.schedule.completion import complete
 from plait.schedule.named_plans import NAMES, PlannedModel, named_plan, shares
-from plait.schedule.placements import RolePlacement, complete, layouts_of, placements_of
+from plait.schedule.placements import RolePlacement, layouts_of, placements_of
 from plait.schedule.plan import Placement, Plan
 
 SPEAKS, JUDGES = PlannedModel(scalar=False, num_elements=100), PlannedModel(scalar=True, num_elements=100)

@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 
 from plait.dataflow import trace
 from plait.errors import ConfigError, DataError
+from plait.schedule.completion import complete
 from plait.schedule.generators import gpipe, one_at_a_time, one_f_one_b
 from plait.schedule.named_plans import PlannedModel
 from plait.schedule.pipeline import Pipeline, Workload
-from plait.schedule.placements import complete, placements_of
+from plait.schedule.placements import placements_of
 from plait.schedule.plan import Placement, Plan
 from plait.schedule.schedule import Schedule, parse, with_transfers
 from plait.schedule.stated import StatedOrder, stated_order

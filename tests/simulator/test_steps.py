@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from plait.dataflow import trace
 from plait.errors import ConfigError
+from plait.schedule.completion import complete
 from plait.schedule.named_plans import PlannedModel, named_plan
-from plait.schedule.placements import complete
 from plait.schedule.plan import Placement, Plan
 from plait.simulator.places import Places
 from plait.simulator.step_graph import Rollouts, Slot, StepCall, StepGraph

@@ -12,7 +12,7 @@ from plait.data.rows import Rows
 from plait.dataflow import Column
 from plait.models.lora import add_lora
 from plait.models.lora_settings import LoraSettings
-from plait.models.parallel.team import Peers
+from plait.models.parallel.peers import Peers
 from plait.models.scalar_loading import scalar_of, scalar_view
 from plait.schedule.pipeline import Workload
 from plait.schedule.validate import validate

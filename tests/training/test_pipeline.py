@@ -6,7 +6,7 @@ import pytest
 
 from plait.errors import DataError
 from plait.launch.interface import Group
-from plait.models.parallel.team import Peers
+from plait.models.parallel.peers import Peers
 from plait.policy.packing import MicroBatch
 from plait.schedule.generators import gpipe, one_at_a_time, one_f_one_b, opposite
 from plait.schedule.pipeline import Workload, fused_workload

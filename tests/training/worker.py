@@ -26,7 +26,8 @@ from plait.layout.mesh import Cluster, Layout, Mesh, Parallelism
 from plait.models.language_model import LanguageModel
 from plait.models.lora import add_lora
 from plait.models.lora_settings import LoraSettings
-from plait.models.parallel.team import Peers, Team, make_teams
+from plait.models.parallel.peers import Peers
+from plait.models.parallel.team import Team, make_teams
 from plait.models.scalar_loading import scalar_of
 from plait.models.scalar_model import ScalarModel
 from plait.reallocation.saving import SavedFiles, loading, saving

@@ -10,7 +10,7 @@ from plait.generation.engine import Engine, drain
 from plait.generation.moves import SampleMoves
 from plait.generation.settings import SamplingSettings
 from plait.layout.mesh import Layout
-from plait.models.parallel.team import Peers
+from plait.models.parallel.peers import Peers
 from plait.policy.step import Key
 from plait.workers.sample_mover import End, SampleMover
 from tests.generation.test_engine import by_uid

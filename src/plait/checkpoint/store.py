@@ -20,7 +20,6 @@ import json
 import os
 import re
 import shutil
-import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -31,6 +30,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
+from plait.checkpoint.digests import digest_of_size, sync_folder, write_durably
 from plait.errors import RunError
 from plait.json_text import parse
 from plait.models.files.tensor_file import FileDigest, TensorEntry, file_bytes, write_tensor_file
@@ -38,7 +38,6 @@ from plait.models.files.tensor_file import FileDigest, TensorEntry, file_bytes, 
 _TENSORS, _STATE, _MANIFEST = "tensors.safetensors", "state.json", "manifest.json"
 _FORMAT = 1
 _STEP_NAME = re.compile(r"step-(0|[1-9]\d*)(\.replaced)?", re.ASCII)
-_READ_BYTES = 16 << 20
 _DTYPE_NAMES: Mapping[torch.dtype, str] = {
     torch.float64: "F64",
     torch.float32: "F32",
@@ -132,17 +131,17 @@ class CheckpointStore:
                 state_bytes = _encode_state({**state, **added})
             digests |= {
                 _TENSORS: write_tensor_file(part / _TENSORS, entries, lambda entry: _bytes_of(tensors[entry.name])),
-                _STATE: _write_durably(part / _STATE, state_bytes),
+                _STATE: write_durably(part / _STATE, state_bytes),
             }
             files = {name: asdict(digest) for name, digest in digests.items()}
             manifest = {"format": _FORMAT, "step": step, "files": files}
-            _write_durably(part / _MANIFEST, json.dumps(manifest, indent=1).encode())
-            _sync_folder(part)
+            write_durably(part / _MANIFEST, json.dumps(manifest, indent=1).encode())
+            sync_folder(part)
             if final.exists():  # a damaged one, or the same step saved twice
                 shutil.rmtree(self._path(step, ".replaced"), ignore_errors=True)
                 os.rename(final, self._path(step, ".replaced"))
             os.rename(part, final)
-            _sync_folder(self.folder)
+            sync_folder(self.folder)
         except OSError as error:
             shutil.rmtree(part, ignore_errors=True)
             raise RunError(self._refusal(step, error, file_bytes(entries) + len(state_bytes))) from error
@@ -216,7 +215,7 @@ class CheckpointStore:
         try:
             for name in {_TENSORS, _STATE, *manifest["files"]}:
                 stated = FileDigest(**manifest["files"][name])
-                if Path(name).name != name or _digest(folder / name, stated.size_bytes) != stated:
+                if Path(name).name != name or digest_of_size(folder / name, stated.size_bytes) != stated:
                     return None
             state = parse((folder / _STATE).read_bytes(), finite=False)
         except (OSError, ValueError, KeyError, TypeError):
@@ -291,36 +290,3 @@ def _check_plain(value: Any, where: str) -> None:
             assert value is None or type(value) in (bool, int, float, str), (
                 f"{where} is a {type(value).__name__}; a checkpoint's state holds JSON values (tensors go apart)"
             )
-
-
-def _write_durably(path: Path, content: bytes) -> FileDigest:
-    with open(path, "wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    return FileDigest(len(content), zlib.crc32(content))
-
-
-def digest_of(path: Path) -> FileDigest:
-    """Of a file as it is."""
-    return _digest(path, path.stat().st_size)
-
-
-def _digest(path: Path, size_bytes: int) -> FileDigest:
-    """Read the file's digest; a file whose length is not `size_bytes` is not read through."""
-    found_bytes = path.stat().st_size
-    if found_bytes != size_bytes:
-        return FileDigest(found_bytes, -1)
-    crc32 = 0
-    with open(path, "rb") as file:
-        while chunk := file.read(_READ_BYTES):
-            crc32 = zlib.crc32(chunk, crc32)
-    return FileDigest(found_bytes, crc32)
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

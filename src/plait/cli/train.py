@@ -79,7 +79,7 @@ def read_recipe(
     Raises:
         ConfigError: there is neither a recipe nor a key, or a token is not understood.
     """
-    from plait.recipes.recipe_file import parse_overrides
+    from plait.recipes.keys import parse_overrides
     from plait.recipes.stages import stage_names
 
     given = {token for token in tokens if token in flags}
@@ -93,7 +93,7 @@ def read_recipe(
 def options() -> Iterator[Option]:
     """Flags, the keys of a recipe, and those of the built-in algorithms."""
     from plait.recipes.algorithm import BUILT_IN, load_flow, options_class
-    from plait.recipes.recipe_file import describe_keys
+    from plait.recipes.keys import describe_keys
 
     for flag, text in FLAGS.items():
         yield Option(flag, "", text)

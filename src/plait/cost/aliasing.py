@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from plait.cost.offload_policy import OffloadPolicy, Owner
-from plait.layout.holdings import Holding, Holdings, flat_holdings, merged, weights
+from plait.layout.boxes import Holding
+from plait.layout.holdings import Holdings, flat_holdings, merged, weights
 from plait.layout.mesh import Layout
 from plait.layout.nesting import Nest, nest
 from plait.layout.params import FlatLayout, Parameters

@@ -17,7 +17,8 @@ from pydantic import Field, ValidationError
 from plait.cost.hardware import DEFAULT, DEVICES, GIB, GIGA, TERA, Device, Link, Software
 from plait.errors import ConfigError
 from plait.layout.mesh import Cluster
-from plait.recipes.recipe_file import found, nearest, read_tree
+from plait.recipes.keys import found, nearest
+from plait.recipes.recipe_file import read_tree
 from plait.schedule.plan import MOST_RANKS
 from plait.settings import Settings
 

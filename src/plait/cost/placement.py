@@ -15,11 +15,12 @@ from plait.layout.params import Parameters
 from plait.layout.shards import check, check_instances
 from plait.models.files.hub import read_config
 from plait.models.shape import ModelShape
+from plait.recipes.keys import nearest
 from plait.recipes.recipe import Recipe
-from plait.recipes.recipe_file import nearest
 from plait.recipes.role_models import RoleModel
+from plait.schedule.completion import complete
 from plait.schedule.named_plans import AUTO, NAMES, PlannedModel, named_plan
-from plait.schedule.placements import complete, placements_of
+from plait.schedule.placements import placements_of
 from plait.schedule.plan import Plan
 
 PARAMETERS_SHARE = 0.6

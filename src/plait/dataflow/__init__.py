@@ -5,8 +5,9 @@ Imports nothing of plait but `errors`; no torch.
 """
 
 from plait.dataflow.graph import CallKind, Column, Dataflow, Grain, Level, Node
-from plait.dataflow.handles import Generated, Given, Prompts, Role, Samples
+from plait.dataflow.handles import Generated, Given, Prompts, Samples
 from plait.dataflow.options import GenerateOptions, Resample, Score, TrainOptions
+from plait.dataflow.role import Role
 from plait.dataflow.trace import carried, per_batch, per_group, per_sample, trace
 
 __all__ = [

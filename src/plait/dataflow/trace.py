@@ -14,8 +14,9 @@ from functools import partial
 from typing import Any
 
 from plait.dataflow.graph import CallKind, Dataflow, Grain, Level
-from plait.dataflow.handles import Carried, ColumnHandle, Given, Prompts, Role, column_of, describe, nearest
+from plait.dataflow.handles import Carried, ColumnHandle, Given, Prompts, column_of, describe, nearest
 from plait.dataflow.options import CarriedOptions, ComputeOptions
+from plait.dataflow.role import Role
 from plait.dataflow.tracer import Tracer, current, tracing
 from plait.errors import FlowError
 from plait.metric_names import problem_of

@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from plait.errors import LayoutError
-from plait.layout.holdings import Box, Holdings
+from plait.layout.boxes import Box
+from plait.layout.holdings import Holdings
 from plait.layout.params import Param
 
 Piece = tuple[int, Box]

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from plait.errors import LayoutError
-from plait.layout.holdings import Box, Holdings, packed
+from plait.layout.boxes import Box
+from plait.layout.holdings import Holdings, packed
 from plait.layout.mesh import Layout
 from plait.layout.params import Heads, Param
 from plait.layout.shards import stage_bounds

@@ -17,7 +17,8 @@ from collections import defaultdict
 from collections.abc import Iterable
 
 from plait.layout.atoms import Piece, demand
-from plait.layout.holdings import ITEM_BYTES, Box, Holding, Holdings, Slice, aligned_slices, boxes_of_range
+from plait.layout.boxes import Box, Holding, Slice, aligned_slices, boxes_of_range
+from plait.layout.holdings import ITEM_BYTES, Holdings
 from plait.layout.mesh import Cluster
 from plait.layout.move_plan import MoveAction, MoveKind, MovePlan
 from plait.layout.route import Transfer, interleaved, rounds, routes, split

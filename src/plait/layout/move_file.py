@@ -7,7 +7,7 @@ from typing import Any
 
 from plait.errors import DataError
 from plait.file_form import FileForm
-from plait.layout.holdings import Slice
+from plait.layout.boxes import Slice
 from plait.layout.mesh import Cluster
 from plait.layout.move_plan import MoveAction, MoveKind, MovePlan
 

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
 
-from plait.layout.holdings import ITEM_BYTES, Slice
+from plait.layout.boxes import Slice
+from plait.layout.holdings import ITEM_BYTES
 from plait.layout.mesh import Cluster
 
 

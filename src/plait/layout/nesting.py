@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from plait.layout.holdings import Holding, Holdings, dense_strides
+from plait.layout.boxes import Holding, dense_strides
+from plait.layout.holdings import Holdings
 from plait.layout.params import Param, aligned
 
 LEAST_SHARE = 0.1

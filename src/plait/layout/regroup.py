@@ -12,7 +12,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from plait.layout.holdings import Box, Holdings, block_box
+from plait.layout.boxes import Box, block_box
+from plait.layout.holdings import Holdings
 from plait.layout.mesh import Cluster, Layout, Mesh
 from plait.layout.params import Parameters
 from plait.layout.shards import shard

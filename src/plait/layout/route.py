@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from plait.layout.atoms import MoveClass, Piece
-from plait.layout.holdings import Box, boxes_of_range
+from plait.layout.boxes import Box, boxes_of_range
 from plait.layout.mesh import Cluster
 
 PARTS = 24

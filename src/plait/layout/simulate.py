@@ -14,7 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from plait.errors import RunError
-from plait.layout.holdings import Holdings, Slice
+from plait.layout.boxes import Slice
+from plait.layout.holdings import Holdings
 from plait.layout.move_plan import MoveAction, MoveKind, MovePlan
 
 Array = NDArray[np.generic]

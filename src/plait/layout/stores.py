@@ -14,7 +14,8 @@ from typing import Any
 from plait.errors import DataError, LayoutError
 from plait.file_form import FileForm
 from plait.layout.atoms import Piece, demand
-from plait.layout.holdings import Box, Holding, Holdings, packed
+from plait.layout.boxes import Box, Holding
+from plait.layout.holdings import Holdings, packed
 from plait.layout.mesh import Cluster
 from plait.layout.params import Param
 

@@ -14,9 +14,9 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from plait.layout.holdings import Holding
+from plait.layout.boxes import Holding
 from plait.layout.params import Block, FlatLayout
-from plait.models.parallel.team import PIECE_ELEMENTS, Peers
+from plait.models.parallel.peers import PIECE_ELEMENTS, Peers
 
 
 class FlatWeights:

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from plait.errors import ModelError
 from plait.models.parallel.collectives import copied, gathered
-from plait.models.parallel.team import Peers
+from plait.models.parallel.peers import Peers
 
 
 @dataclass(frozen=True, eq=False)

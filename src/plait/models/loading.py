@@ -23,7 +23,7 @@ def load_model(name: str, *, dtype: str = "bfloat16", device: torch.device | str
     adapter = adapter_of(name)
     if adapter is None:
         return language_loading.load_model(name, dtype=dtype, device=device)
-    from plait.models.lora import load_adapter
+    from plait.models.lora_files import load_adapter
 
     try:
         base = language_loading.load_model(adapter.base, dtype=dtype, device=device)

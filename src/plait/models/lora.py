@@ -13,9 +13,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
@@ -25,22 +23,14 @@ from plait.errors import ModelError
 from plait.layout.params import Param
 from plait.models.backbone_model import copy_of
 from plait.models.draws import generator
-from plait.models.files.claims import read_object
-from plait.models.files.saving import check_finite, merged_weight
+from plait.models.files.saving import merged_weight
 from plait.models.language_model import LanguageModel
 from plait.models.lora_settings import LoraSettings
 from plait.models.parallel.part import require_whole
 from plait.models.scalar_model import HEAD, ScalarModel, ScalarModule
 from plait.models.working_weights import OwnPart, adapted_layers, layer_of
-from plait.output import write_folder
 
 Model = TypeVar("Model", LanguageModel, ScalarModel)
-
-_PREFIX = "base_model.model."
-"""Of every name in a file of peft."""
-
-_NOT_READ = ("use_rslora", "use_dora", "use_qalora", "lora_bias", "alpha_pattern", "layer_replication", "kasa_config")
-"""What changes the numbers of an adapter and has no trace in the names and shapes of its file."""
 
 
 def add_lora(model: Model, settings: LoraSettings, *, name: str, seed: int) -> Model:
@@ -101,7 +91,7 @@ def without_lora(model: Model) -> Model:
 @torch.no_grad()
 def merge_lora(model: Model) -> Model:
     """A frozen copy with the adapter merged into its weights, for export: its log-probs differ in the rounding."""
-    own = _own_adapter(model)
+    own = own_adapter(model)
     merged = copy_of(own.base)
     decoder = merged.module.base_model
     for at, layer in adapted_layers(model.module.base_model).items():
@@ -112,94 +102,24 @@ def merge_lora(model: Model) -> Model:
     return merged
 
 
-def save_adapter(model: LanguageModel | ScalarModel, folder: str | Path) -> None:
-    """Write the adapter alone (and the head of a scalar model) as peft does, in the compute dtype, whole or not at all:
-    `peft.PeftModel.from_pretrained(base, folder)` gives the same model elsewhere. The tokenizer goes with it.
-
-    Raises:
-        ModelError: a weight is not finite; nothing is written.
-        OSError: the disk is full or the place cannot be written; an older folder stays.
-    """
-    from safetensors.torch import save_file
-
-    own = _own_adapter(model)
-    assert own.settings is not None, "an adapter has settings"
-    scalar = isinstance(model, ScalarModel)
-    config = _peft().LoraConfig(
-        **_config_fields(own.settings, model.module.base_model),
-        task_type="SEQ_CLS" if scalar else "CAUSAL_LM",
-        modules_to_save=["score"] if scalar else None,
-        base_model_name_or_path=getattr(model.config, "_name_or_path", None) or None,
-        inference_mode=True,
-    )
-    tensors = {f"{_PREFIX}{name}": param.detach().cpu().clone() for name, param in own.parameters.items()}
-    check_finite(tensors)
-
-    def write(work: Path) -> None:
-        config.save_pretrained(work)
-        save_file(tensors, work / "adapter_model.safetensors", metadata={"format": "pt"})
-        if model.tokenizer is not None:
-            model.tokenizer.save_pretrained(work)
-
-    write_folder(folder, write)
-
-
-def load_adapter(model: Model, folder: str | Path, *, name: str) -> Model:
-    """A view of the model with an adapter that `save_adapter`, peft or TRL wrote.
-
-    Args:
-        folder: holds `adapter_config.json` and `adapter_model.safetensors`.
-        name: see `add_lora`.
-
-    Raises:
-        ModelError: not there, not readable, of another model, or of a kind that is more than A and B.
-    """
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
-    folder = Path(folder)
-    try:
-        config = read_object(folder / "adapter_config.json")
-        stored = load_file(folder / "adapter_model.safetensors")
-    except (OSError, ValueError, SafetensorError) as error:
-        raise ModelError(
-            f"adapter: {str(folder)!r} should hold adapter_config.json and adapter_model.safetensors: {error}"
-        ) from error
-    others = [key for key in _NOT_READ if config.get(key)]
-    if config.get("peft_type") != "LORA" or others:
-        found = config.get("peft_type") if config.get("peft_type") != "LORA" else f"LoRA with {', '.join(others)}"
-        raise ModelError(f"adapter: {str(folder)!r}: expected plain LoRA, found {found}.")
-    tensors = {key.removeprefix(_PREFIX): tensor for key, tensor in stored.items()}
-    targets = sorted({key.split(".lora_A.")[0].rpartition(".")[2] for key in tensors if ".lora_A." in key})
-    settings = LoraSettings(rank=config["r"], alpha=config["lora_alpha"], target_modules=tuple(targets))
-    decoder = model.module.base_model
-    _check_tensors(tensors, _shapes(model, decoder, settings), folder)
-    view = add_lora(model, settings, name=name, seed=0)
-    assert view.own is not None, "add_lora gives a view"
-    with torch.no_grad():
-        for key, param in view.own.parameters.items():
-            param.copy_(tensors[key])
-    return view
-
-
 # --- the layers --------------------------------------------------------------------------------------------------
 
 
 def _inject(decoder: Any, settings: LoraSettings, name: str) -> None:
     """Let peft wrap the target layers. Its parameters come on the meta device: nothing is drawn or allocated."""
-    peft = _peft()
+    peft = peft_library()
     taken = any(name in layer.lora_A for layer in adapted_layers(decoder).values())
     assert not taken, f"the backbone has an adapter {name!r} already"
-    config = peft.LoraConfig(**_config_fields(settings, decoder))
+    config = peft.LoraConfig(**peft_fields(settings, decoder))
     with warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
         warnings.filterwarnings("ignore", message=".*is_gradient_checkpointing")
         warnings.filterwarnings("ignore", message=".*Already found a `peft_config` attribute")
         peft.inject_adapter_in_model(config, decoder, adapter_name=name, low_cpu_mem_usage=True)
 
 
-def _config_fields(settings: LoraSettings, decoder: Any) -> dict[str, Any]:
+def peft_fields(settings: LoraSettings, decoder: Any) -> dict[str, Any]:
     alpha = settings.effective_alpha
-    targets = _targets(settings, decoder)
+    targets = targets_of(settings, decoder)
     return {
         "r": settings.rank,
         "lora_alpha": int(alpha) if alpha == int(alpha) else alpha,
@@ -210,7 +130,7 @@ def _config_fields(settings: LoraSettings, decoder: Any) -> dict[str, Any]:
     }
 
 
-def _targets(settings: LoraSettings, decoder: Any) -> dict[str, nn.Module]:
+def targets_of(settings: LoraSettings, decoder: Any) -> dict[str, nn.Module]:
     """The layers that get an adapter, by name.
 
     Peft reads the names of an MLP's layers, in a model with a mixture of experts, as those of the experts, which are
@@ -273,43 +193,14 @@ def _parameter_of(model: LanguageModel | ScalarModel, name: str) -> nn.Parameter
     return model.module.get_parameter(name)
 
 
-def _own_adapter(model: LanguageModel | ScalarModel) -> OwnPart:
+def own_adapter(model: LanguageModel | ScalarModel) -> OwnPart:
     own = model.own
     assert own is not None, "the model has no adapter"
     assert own.adapter is not None, "the model has a head of its own and no adapter"
     return own
 
 
-def _shapes(model: LanguageModel | ScalarModel, decoder: Any, settings: LoraSettings) -> dict[str, tuple[int, ...]]:
-    """What `add_lora` with these settings would hold."""
-    shapes: dict[str, tuple[int, ...]] = {}
-    for at, layer in _targets(settings, decoder).items():
-        full = f"{model.module.base_model_prefix}.{at}"
-        rows, columns = layer.weight.shape
-        if type(layer).__name__ == "Conv1D":
-            rows, columns = columns, rows
-        shapes[f"{full}.lora_A.weight"] = (settings.rank, columns)
-        shapes[f"{full}.lora_B.weight"] = (rows, settings.rank)
-    if isinstance(model, ScalarModel):
-        shapes[HEAD] = tuple(model.module.score.weight.shape)
-    return shapes
-
-
-def _check_tensors(tensors: Mapping[str, Tensor], expected: Mapping[str, tuple[int, ...]], folder: Path) -> None:
-    faults = [f"no {key}" for key in expected.keys() - tensors.keys()]
-    faults += [f"an unknown {key}" for key in tensors.keys() - expected.keys()]
-    faults += [
-        f"{key} of shape {tuple(tensors[key].shape)} in place of {expected[key]}"
-        for key in expected.keys() & tensors.keys()
-        if tuple(tensors[key].shape) != expected[key]
-    ]
-    if faults:
-        raise ModelError(
-            f"adapter: {str(folder)!r} does not fit this model: {'; '.join(sorted(faults)[:3])} ({len(faults)} in all)."
-        )
-
-
-def _peft() -> Any:
+def peft_library() -> Any:
     try:
         import peft
     except ImportError as error:

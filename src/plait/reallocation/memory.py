@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from plait.layout.holdings import Holdings, Slice
+from plait.layout.boxes import Slice
+from plait.layout.holdings import Holdings
 
 DTYPES = {
     "float64": torch.float64,

@@ -21,7 +21,8 @@ from itertools import groupby
 import torch
 from torch import Tensor
 
-from plait.layout.holdings import ITEM_BYTES, Slice
+from plait.layout.boxes import Slice
+from plait.layout.holdings import ITEM_BYTES
 from plait.layout.move_plan import MoveAction, MoveKind, MovePlan
 from plait.reallocation.communicator import Channel, Communicator, Message
 from plait.reallocation.memory import DTYPES, Staging, gather, paired_runs, part, runs, scatter

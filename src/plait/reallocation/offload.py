@@ -17,7 +17,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from plait.layout.holdings import Box, packed
+from plait.layout.boxes import Box
+from plait.layout.holdings import packed
 from plait.layout.mesh import Cluster
 from plait.layout.move import BUCKET_BYTES, plan_move
 from plait.layout.move_plan import MovePlan

@@ -19,7 +19,8 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from plait.errors import DataError, RunError
-from plait.layout.holdings import ITEM_BYTES, Holdings, Slice
+from plait.layout.boxes import Slice
+from plait.layout.holdings import ITEM_BYTES, Holdings
 from plait.layout.mesh import Cluster
 from plait.layout.move_plan import MoveAction, MoveKind, MovePlan
 from plait.reallocation.memory import DTYPES

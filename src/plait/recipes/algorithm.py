@@ -10,7 +10,8 @@ from typing import Any
 
 from plait.dataflow import Dataflow, trace
 from plait.errors import ConfigError, FlowError
-from plait.recipes.recipe_file import nearest, validate_options
+from plait.recipes.keys import nearest
+from plait.recipes.recipe_file import validate_options
 from plait.rewards.loading import load_function
 from plait.user_code import UserCode, is_users, title_of
 

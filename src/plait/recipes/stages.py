@@ -13,8 +13,9 @@ from typing import Any
 
 from plait.errors import ConfigError
 from plait.recipes.algorithm import load_flow, trace_algorithm
+from plait.recipes.keys import nearest
 from plait.recipes.recipe import Recipe
-from plait.recipes.recipe_file import merged, nearest, read_tree, recipe_of, without_other_length
+from plait.recipes.recipe_file import merged, read_tree, recipe_of, without_other_length
 from plait.recipes.role_models import MODEL_ROLES, REWARD_ROLES, ToCome, main_role, role_models
 from plait.recipes.trust import check_origin
 

@@ -9,35 +9,27 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
-import hashlib
-import importlib.abc
 import io
 import json
-import math
 import os
 import pickle
-import random
 import resource
 import signal
 import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict
-from importlib.machinery import ModuleSpec
 from multiprocessing.connection import Connection
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from plait.errors import ConfigError
-from plait.metric_names import problem_of
 from plait.orphan_guard import die_with
+from plait.rewards.call_results import Logged, check_scores
 from plait.rewards.loading import load_file, load_function
-from plait.rewards.signature import Miscounted, RewardCall, listed
+from plait.rewards.seeds import Seeds
+from plait.rewards.signature import Miscounted, RewardCall
 from plait.user_code import UserCode, own_frames, said_by
-
-_SEEDED = ("numpy", "torch")
-"""Libraries with random state of their own, besides the standard library."""
 
 IN_WORKER = "PLAIT_REWARD_WORKER"
 """Environment variable set in workers: a script that a worker loads must not start a run of its own."""
@@ -64,7 +56,7 @@ def main(connection_fd: int, guard_fd: int, crash_fd: int, strays_fd: int, memor
             stream.reconfigure(line_buffering=True)  # what a function printed before it was killed is not lost
     line = Line(connection_fd, strays_fd)
     try:
-        seeds = _Seeds()
+        seeds = Seeds()
         functions = _load(line)
         while functions is not None:
             _answer(line, functions, seeds)
@@ -155,7 +147,7 @@ def _load(line: Line) -> list[RewardCall] | None:
     return functions
 
 
-def _answer(line: Line, functions: list[RewardCall], seeds: _Seeds) -> None:
+def _answer(line: Line, functions: list[RewardCall], seeds: Seeds) -> None:
     """Take one request and answer it."""
 
     def begin(request: dict[str, Any]) -> RewardCall:
@@ -199,126 +191,3 @@ def _bound(error: BaseException) -> str:
     if not isinstance(error, MemoryError) or limit == resource.RLIM_INFINITY:
         return ""
     return f": the limit is {limit / 1e9:g} GB (`reward.memory_gb`)"
-
-
-class Logged:
-    """What a function logs in one call."""
-
-    def __init__(self) -> None:
-        self.extras: dict[str, list[Any]] = {}
-        self.metrics: dict[str, list[float]] = {}
-
-    @property
-    def functions(self) -> dict[str, Callable[..., None]]:
-        """`log_extra` and `log_metric`, as functions ask for them."""
-        return {"log_extra": self._extra, "log_metric": self._metric}
-
-    def check(self, num_samples: int) -> None:
-        """Raises Miscounted where a column has another number of values than there are samples."""
-        for column, values in self.extras.items():
-            if len(values) != num_samples:
-                raise Miscounted(f"log_extra({column!r}) gave {len(values)} values for {num_samples} samples")
-
-    def _extra(self, column: str, values: Any) -> None:
-        """Raises TypeError: there are no values, one per sample."""
-        if isinstance(values, str | bytes) or not hasattr(values, "__iter__"):
-            raise TypeError(
-                f"log_extra({column!r}, …): expected a list with one value per sample, found {_kind(values)}"
-            )
-        self.extras[str(column)] = [listed(one) for one in values]
-
-    def _metric(self, name: str, value: Any) -> None:
-        """Raises ValueError: the name is none of a metric, or the value is no finite number."""
-        if (problem := problem_of(name)) is not None:
-            raise ValueError(f"log_metric: {problem}")
-        number = _number(listed(value))
-        if number is None or not math.isfinite(number):
-            raise ValueError(f"log_metric({name!r}, …): expected a finite number, found {_kind(value)}")
-        self.metrics.setdefault(name, []).append(number)
-
-
-def check_scores(result: Any, num_samples: int) -> dict[str, Any]:
-    """{"scores", "faults"} of what a function returned, or {"error"} when no place can be blamed.
-
-    `scores` has a finite number or None for each sample; `faults` says, for each place that has neither, what it has.
-    """
-    if isinstance(result, str | bytes | dict) or not hasattr(result, "__len__") or not hasattr(result, "__getitem__"):
-        return {"error": f"returned {_kind(result)}, expected a list of {num_samples} numbers", "miscounted": True}
-    if len(result) != num_samples:
-        return {"error": f"returned {len(result)} scores for {num_samples} samples", "miscounted": True}
-    scores: list[float | None] = []
-    faults: dict[int, str] = {}
-    for place in range(num_samples):
-        value = result[place]
-        scores.append(None)
-        if value is None:
-            continue
-        number = _number(value)
-        if number is None:
-            faults[place] = f"returned {_kind(value)} where a number or None is expected"
-            continue
-        if math.isfinite(number):
-            scores[place] = number
-        else:
-            faults[place] = f"returned {number}, which is no score; return None where the function does not apply"
-    return {"scores": scores, "faults": faults}
-
-
-def _number(value: Any) -> float | None:
-    """A value as a number; None: it is none."""
-    if isinstance(value, str | bytes):
-        return None
-    try:
-        return float(value)
-    except (TypeError, ValueError, OverflowError, RuntimeError):  # a tensor of several numbers: RuntimeError
-        return None
-
-
-def _kind(value: Any) -> str:
-    return f"{type(value).__name__} {value!r:.60}"
-
-
-class _Seeds(importlib.abc.MetaPathFinder):
-    """The random state of a call, a function of its noise alone: whichever worker makes it, whatever went before, and
-    after a resume. It covers `random`, NumPy's global generator and torch's, each from the moment when it is there: a
-    library that the function itself imports is seeded when its import ends. While the functions' files are imported the
-    state is a fixed one. A generator of the user's own is not covered, nor is what `numpy.random.default_rng()` draws
-    from the system.
-    """
-
-    def __init__(self) -> None:
-        sys.meta_path.insert(0, self)
-        self.seed("import")
-
-    def seed(self, noise: str) -> None:
-        self._noise = noise
-        random.seed(noise)
-        for name in _SEEDED:
-            if name in sys.modules:
-                self._seed_library(name)
-
-    def _seed_library(self, name: str) -> None:
-        library = sys.modules[name]
-        number = int.from_bytes(hashlib.blake2b(self._noise.encode(), digest_size=4).digest(), "little")
-        if name == "numpy":
-            library.random.seed(number)
-        else:
-            library.manual_seed(number)
-
-    def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
-        if fullname not in _SEEDED:
-            return None
-        others = (finder.find_spec(fullname, path, target) for finder in sys.meta_path if finder is not self)
-        spec = next((spec for spec in others if spec is not None), None)
-        if spec is None or spec.loader is None:
-            return None
-        execute = spec.loader.exec_module
-
-        def execute_and_seed(module: ModuleType) -> None:
-            state = random.getstate()
-            execute(module)
-            random.setstate(state)  # whatever the import drew, only the first call would have drawn it
-            self._seed_library(fullname)
-
-        spec.loader.exec_module = execute_and_seed
-        return spec

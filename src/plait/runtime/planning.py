@@ -27,11 +27,11 @@ from plait.models.shape import ModelShape
 from plait.observe.run_log import read_rows
 from plait.planner.plan_search import Budget, Found, search
 from plait.planner.plan_space import MOST_STAGES, PlanProblem, PlanSpace, RoleFacts
+from plait.recipes.keys import nearest
 from plait.recipes.recipe import Recipe
-from plait.recipes.recipe_file import nearest
 from plait.recipes.role_models import RoleModel, is_reward
+from plait.schedule.completion import complete
 from plait.schedule.named_plans import AUTO, NAMES, named_plan
-from plait.schedule.placements import complete
 from plait.schedule.plan import Plan
 from plait.simulator.places import Place
 from plait.simulator.step_graph import Rollouts, StepGraph

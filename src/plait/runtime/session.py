@@ -241,7 +241,7 @@ class Session:
     def _export(self, what: str, folder: Path) -> None:
         try:
             if self.recipe.lora.rank > 0:
-                from plait.models.lora import save_adapter
+                from plait.models.lora_files import save_adapter
 
                 save_adapter(self._whole_model(), folder)
             else:

@@ -22,7 +22,7 @@ class WeightFacts:
         baseline: name of a fingerprint → what it was when the run began.
     """
 
-    def __init__(self, patient: Patient, baseline: Callable[[], Mapping[str, str]]) -> None:
+    def __init__(self, patient: Patient, baseline: Callable[[], Mapping[str, float | str]]) -> None:
         self._patient = patient
         self._baseline = baseline
         self._before = self._fingerprints()

@@ -6,78 +6,21 @@ micro-batch's share of the mini-batch loss; shares add up, so neither loss nor g
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from plait.algorithms.losses import Aggregation
-from plait.data.rows import FloatArray, Rows
 from plait.errors import RunError
 from plait.metric_names import problem_of
 from plait.training.outputs import Outputs
+from plait.training.sequence_sums import PerSequence, SequenceSum, sums_of
+from plait.training.token_means import MiniBatchTotals, TokenMeans
 from plait.user_code import CALL_LIMIT_S, UserCode, is_users, title_of
-
-
-@dataclass(frozen=True)
-class MiniBatchTotals:
-    """Denominators of one optimizer step."""
-
-    tokens: int
-    """Trained response tokens: those that the mask keeps."""
-    sequences: int
-    """Samples with at least one trained token; others have no token mean to average."""
-    max_response_tokens: int
-    """The recipe's response limit, the constant of Dr. GRPO (Liu et al. 2025, arXiv 2503.20783)."""
-    pairs: int = 0
-    """Groups of two samples that both have a trained token."""
-
-    @classmethod
-    def of(cls, rows: Rows, max_response_tokens: int, mask: FloatArray | None = None) -> MiniBatchTotals:
-        """Counted in the rows of a mini-batch; `mask` [rows.num_tokens] is 0.0 where a token is not trained."""
-        kept = np.ones(rows.num_tokens) if mask is None else mask
-        trained = np.array([kept[a:b].sum() for a, b in zip(rows.offsets, rows.offsets[1:], strict=False)])
-        pairs = sum(len(members) == 2 and (trained[list(members)] > 0).all() for members in rows.groups.values())
-        return cls(int(kept.sum()), int((trained > 0).sum()), max_response_tokens, int(pairs))
-
-
-class TokenMeans:
-    """Means over a mini-batch, of tokens unless told otherwise, gathered micro-batch by micro-batch on the device, in
-    float64."""
-
-    def __init__(self, num_tokens: int) -> None:
-        self._num_tokens = num_tokens
-        self._sums: dict[str, Tensor] = {}
-        self._counts: dict[str, int] = {}
-
-    def add(self, name: str, values: Tensor, count: int | None = None) -> None:
-        """Values of this micro-batch, of `count` in the mini-batch; None: one per token."""
-        share = values.detach().sum(dtype=torch.float64)
-        self._sums[name] = self._sums[name] + share if name in self._sums else share
-        self._counts[name] = self._num_tokens if count is None else count
-
-    def sums(self) -> dict[str, tuple[float, int]]:
-        """Name → (sum of what was added here, what it is divided by)."""
-        return {name: (float(total), self._counts[name]) for name, total in self._sums.items()}
-
-    @staticmethod
-    def of(parts: Iterable[Mapping[str, tuple[float, int]]]) -> dict[str, float]:
-        """The means over a mini-batch whose micro-batches were added in several places, from the `sums` of each."""
-        totals: dict[str, float] = {}
-        counts: dict[str, int] = {}
-        for part in parts:
-            for name, (total, count) in part.items():
-                totals[name] = totals[name] + total if name in totals else total
-                counts[name] = count
-        return {name: total / max(1, counts[name]) for name, total in totals.items()}
-
-    def result(self) -> dict[str, float]:
-        """The means, where all was added here."""
-        return self.of([self.sums()])
 
 
 @dataclass(frozen=True)
@@ -115,7 +58,7 @@ class MicroBatchLoss:
         self.mask = torch.ones_like(like_R, requires_grad=False) if mask_R is None else mask_R
         self._kept_R = None if mask_R is None else mask_R > 0
         self._lengths_N = torch.as_tensor(responses.lengths, dtype=torch.int64, device=like_R.device)
-        trained_N = self._lengths_N if mask_R is None else _per_sequence(mask_R, self._lengths_N).to(torch.int64)
+        trained_N = self._lengths_N if mask_R is None else sums_of(mask_R, self._lengths_N).to(torch.int64)
         self._counted_N = trained_N > 0
         self._trained_R = trained_N.clamp(min=1).repeat_interleave(self._lengths_N, output_size=len(like_R))
         """For each token the trained tokens of its response."""
@@ -176,7 +119,7 @@ class MicroBatchLoss:
             RunError: `values_R` is not [R].
         """
         self._check_R(values_R, "sequence_sum")
-        return _SequenceSum.apply(self._masked(values_R), self._lengths_N)
+        return SequenceSum.apply(self._masked(values_R), self._lengths_N)
 
     def per_sequence(self, values_R: Tensor) -> Tensor:
         """[N]: the sum of `values_R` over the trained tokens of each sample, in row order. Differentiable.
@@ -185,7 +128,7 @@ class MicroBatchLoss:
             RunError: `values_R` is not [R].
         """
         self._check_R(values_R, "per_sequence")
-        return _PerSequence.apply(self._masked(values_R), self._lengths_N)
+        return PerSequence.apply(self._masked(values_R), self._lengths_N)
 
     def pairs(self, values_N: Tensor) -> tuple[Tensor, Tensor]:
         """(chosen [P], rejected [P]): the values of samples 0 and 1 of each prompt. A pair of which one sample has no
@@ -288,48 +231,6 @@ def _check(values: Any, shape: torch.Size, expected: str) -> None:
     if not isinstance(values, Tensor) or values.shape != shape:
         found = tuple(values.shape) if isinstance(values, Tensor) else repr(values)
         raise RunError(f"{expected}, {tuple(shape)}, found {found}")
-
-
-class _SequenceSum(torch.autograd.Function):
-    """For each token the sum over its response. Its matrix is symmetric, so the backward is the same sum of gradients.
-
-    Token after token, in float64: the sum of a response does not depend on what else is in the micro-batch, nor (unlike
-    that of a scatter) on the order in which threads get there.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, values_R: Tensor, lengths_N: Tensor) -> Tensor:
-        ctx.save_for_backward(lengths_N)
-        return _sequence_sum(values_R, lengths_N)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
-        (lengths_N,) = ctx.saved_tensors
-        return _sequence_sum(grads[0], lengths_N), None
-
-
-class _PerSequence(torch.autograd.Function):
-    """For each sample the same sum, once."""
-
-    @staticmethod
-    def forward(ctx: Any, values_R: Tensor, lengths_N: Tensor) -> Tensor:
-        ctx.save_for_backward(lengths_N)
-        ctx.num_tokens = len(values_R)
-        return _per_sequence(values_R, lengths_N).to(values_R.dtype)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
-        (lengths_N,) = ctx.saved_tensors
-        return grads[0].repeat_interleave(lengths_N, output_size=ctx.num_tokens), None
-
-
-def _sequence_sum(values_R: Tensor, lengths_N: Tensor) -> Tensor:
-    return _per_sequence(values_R, lengths_N).repeat_interleave(lengths_N, output_size=len(values_R)).to(values_R.dtype)
-
-
-def _per_sequence(values_R: Tensor, lengths_N: Tensor) -> Tensor:
-    """[N] float64."""
-    return torch.segment_reduce(values_R.double(), "sum", lengths=lengths_N, unsafe=True, initial=0.0)
 
 
 def loss_share(

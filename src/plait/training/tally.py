@@ -17,11 +17,12 @@ import torch
 from torch import Tensor
 
 from plait.data.rows import FloatArray
-from plait.models.parallel.team import Peers, Team
+from plait.models.parallel.peers import Peers
+from plait.models.parallel.team import Team
 from plait.policy.packing import MicroBatch
-from plait.training.loss_batch import TokenMeans
 from plait.training.mini_batch import MiniBatch
 from plait.training.outputs import Outputs
+from plait.training.token_means import TokenMeans
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from plait.checkpoint.store import FileDigest, digest_of
+from plait.checkpoint.digests import digest_of
+from plait.checkpoint.store import FileDigest
 from plait.models.files.finite import Broken
 from plait.workers.announcer import Announcer
 from plait.workers.messages import Do, Message

@@ -14,7 +14,8 @@ import torch
 
 from plait.checkpoint.store import Checkpoint
 from plait.errors import RunError
-from plait.layout.holdings import Holding, Holdings, flat_holdings, weights
+from plait.layout.boxes import Holding
+from plait.layout.holdings import Holdings, flat_holdings, weights
 from plait.layout.mesh import Cluster, Layout, Parallelism
 from plait.layout.move import plan_move
 from plait.layout.params import Parameters

@@ -25,7 +25,8 @@ from plait.layout.move_plan import MovePlan
 from plait.layout.params import Parameters
 from plait.models.files.finite import Broken
 from plait.models.language_model import LanguageModel
-from plait.models.parallel.team import Team, WaitingFor
+from plait.models.parallel.peers import WaitingFor
+from plait.models.parallel.team import Team
 from plait.models.scalar_model import ScalarModel
 from plait.reallocation.communicator import Channel
 from plait.reallocation.mover import MoveReport, execute, moving

@@ -28,7 +28,7 @@ from plait.layout.holdings import Holdings
 from plait.layout.mesh import Cluster, Layout
 from plait.layout.move import BUCKET_BYTES, plan_move
 from plait.layout.move_plan import MovePlan
-from plait.models.parallel.team import Peers
+from plait.models.parallel.peers import Peers
 from plait.policy.step import Key
 from plait.reallocation.communicator import Channel
 from plait.reallocation.memory import allocate

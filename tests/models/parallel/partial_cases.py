@@ -24,7 +24,8 @@ from plait.models.lora_settings import LoraSettings
 from plait.models.parallel import part_loading
 from plait.models.parallel.part_loading import PartLoader
 from plait.models.parallel.partial import part_of
-from plait.models.parallel.team import Peers, Team, make_teams
+from plait.models.parallel.peers import Peers
+from plait.models.parallel.team import Team, make_teams
 from plait.models.scalar_loading import load_scalar, scalar_of, scalar_view
 from tests.models.tiny import tiny_model
 

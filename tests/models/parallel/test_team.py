@@ -13,7 +13,8 @@ from plait.errors import RunError
 from plait.launch.failures import WorkerError
 from plait.launch.local import LocalProcesses
 from plait.layout.mesh import Coordinates, Layout, Mesh, Parallelism
-from plait.models.parallel.team import Peers, Team, make_teams
+from plait.models.parallel.peers import Peers
+from plait.models.parallel.team import Team, make_teams
 from tests.models.parallel.team_workers import TeamWorker
 
 LIMIT_S = 60.0

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from plait.models.parallel.team import Peers
+from plait.models.parallel.peers import Peers
 
 Ranges = tuple[tuple[int, int], ...]
 """Columns [start, stop) of the last dim, of each rank by index."""

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from plait.layout.params import Param
-from plait.models.parallel.team import Peers
+from plait.models.parallel.peers import Peers
 
 _SHARERS_TAG = (1 << 29) + 1
 """Marks messages between ranks that share a key-value head."""

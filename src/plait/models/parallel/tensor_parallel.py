@@ -29,8 +29,8 @@ from plait.layout.params import Param, Parameters
 from plait.models.compute import cpu_linear
 from plait.models.parallel.collectives import Ranges, copied, gathered, reduced, split
 from plait.models.parallel.partial_sums import Partials, sharers
+from plait.models.parallel.peers import Peers
 from plait.models.parallel.stage import is_idle
-from plait.models.parallel.team import Peers
 from plait.models.working_weights import wildcard
 
 ENTERING = frozenset({"colwise", "packed_colwise"})

@@ -17,7 +17,8 @@ from typing import Any
 from plait.checkpoint.store import CheckpointStore
 from plait.errors import RunError, UserError
 from plait.launch.failures import Ended, Failure, WorkerError
-from plait.launch.local import LocalGroup, LocalProcesses
+from plait.launch.local import LocalProcesses
+from plait.launch.local_group import LocalGroup
 from plait.observe.loading import loading
 from plait.observe.progress import Progress
 from plait.runtime.controller import Outcome

@@ -1,0 +1,136 @@
+"""Examples and pairs as token ids: which of them the prompt is, and which are the response."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from plait.data.chat import EndingTokenizer, Ids, Spoken, SpokenFinder, render, shared_prefix
+from plait.data.formats import Messages, Parts, Row, RowKind, parts_of
+from plait.data.prompts import PromptEncoder
+from plait.data.settings import DataSettings
+from plait.data.sources import Source
+from plait.errors import DataError
+
+
+class Response(NamedTuple):
+    token_ids: tuple[int, ...]
+    trained: tuple[float, ...]
+    text: str
+
+
+class Encoded(NamedTuple):
+    """A row in tokens. Prompt and responses put together are what the whole text tokenises to."""
+
+    prompt_text: str
+    prompt_ids: tuple[int, ...]
+    responses: tuple[Response, ...]
+    merged: bool
+    """The end of the prompt is tokenised differently before a response (a token over the boundary, a template that
+    opens an answer in another way than it writes one): the response begins where they part."""
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the prompt and the longer response."""
+        return len(self.prompt_ids) + max(len(response.token_ids) for response in self.responses)
+
+
+class ExampleEncoder:
+    """Tokenises rows of examples or pairs.
+
+    Texts are sent raw and end with the EOS token, as in TRL; with `data.chat_template: true` the prompt is a user
+    message (after `data.system_prompt` and `data.examples`) and the completion the assistant's. Messages go through the
+    chat template; only turns of the assistant are learnt, each with the token that closes it.
+
+    Raises:
+        DataError: the settings do not fit the format of the source, or the tokenizer lacks a chat template or an EOS.
+    """
+
+    def __init__(self, tokenizer: EndingTokenizer, settings: DataSettings, source: Source) -> None:
+        assert source.kind is not RowKind.PROMPTS, f"`{source.name}` holds prompts, not examples or pairs"
+        self._kind = source.kind
+        self._tokenizer = tokenizer
+        self._ids = Ids(tokenizer)
+        first = parts_of(source[0].columns, source.kind, source[0].place)
+        self._chat = first.conversational or settings.chat_template is True
+        if first.prompt is None:
+            for key, given in (
+                ("chat_template", settings.chat_template is True),
+                ("prompt_template", settings.prompt_template is not None),
+                ("system_prompt", settings.system_prompt is not None),
+                ("examples", bool(settings.examples)),
+            ):
+                if given:
+                    raise DataError(f"`data.{key}` is about prompts, but rows of `text` have none; remove it")
+        raw = settings if self._chat else settings.model_copy(update={"chat_template": False})
+        self._prompts = PromptEncoder(tokenizer, raw, conversational=first.conversational)
+        if not self._chat and tokenizer.eos_token is None:
+            raise DataError("the tokenizer has no EOS token to end texts with; give messages, or another `model`")
+        self._spoken = SpokenFinder(tokenizer, self._ids)
+
+    def encode(self, row: Row) -> Encoded:
+        """
+        Raises:
+            DataError: no prompt token is left to predict the first response token, or the template writes a turn
+                differently once others follow.
+        """
+        parts = parts_of(row.columns, self._kind, row.place)
+        if parts.prompt is None:
+            return self._whole_text(parts, row)
+        messages = self._prompts.messages(parts.prompt, row.place)
+        encoded = self._text(parts, row) if messages is None else self._conversation(messages, parts, row)
+        if not encoded.prompt_ids:
+            raise DataError(f"{row.place}: the prompt is empty; begin it with a word, or remove the row")
+        for response in encoded.responses:
+            assert any(response.trained), f"{row.place}: nothing is learnt"
+        return encoded
+
+    def ends(self, encoded: Encoded) -> bool:
+        """Whether every response ends with a token that a model can stop at."""
+        return all(self._spoken.is_marker(response.token_ids[-1]) for response in encoded.responses)
+
+    def _ended(self, text: str, row: Row) -> str:
+        eos = self._tokenizer.eos_token
+        assert eos is not None, "checked above"
+        return text if not row.complete or text.endswith(eos) else text + eos
+
+    def _whole_text(self, parts: Parts, row: Row) -> Encoded:
+        # Nothing predicts the first token, so it is the prompt: TRL's shift of the labels leaves it out likewise.
+        text = parts.completions[0]
+        assert isinstance(text, str), "checked when read"
+        ids = self._ids(self._ended(text, row), chat=False)
+        if len(ids) < 2:
+            raise DataError(f"{row.place}: `text` is a single token, so there is nothing to learn; remove the row")
+        return Encoded("", ids[:1], (Response(ids[1:], (1.0,) * (len(ids) - 1), text),), merged=False)
+
+    def _text(self, parts: Parts, row: Row) -> Encoded:
+        assert isinstance(parts.prompt, str), "messages are never sent raw"
+        prompt = self._prompts.around(parts.prompt)
+        wholes = [self._ids(prompt + self._ended(str(text), row), chat=False) for text in parts.completions]
+        alone = self._ids(prompt, chat=False)
+        cut = min(shared_prefix(alone, whole) for whole in wholes)
+        responses = tuple(
+            Response(whole[cut:], (1.0,) * (len(whole) - cut), str(text))
+            for whole, text in zip(wholes, parts.completions, strict=True)
+        )
+        return Encoded(prompt, alone[:cut], responses, merged=cut < len(alone))
+
+    def _conversation(self, messages: Messages, parts: Parts, row: Row) -> Encoded:
+        if not messages:
+            raise DataError(
+                f"{row.place}: the assistant speaks first, so nothing predicts its first word; set "
+                "`data.system_prompt`, or begin with another message"
+            )
+        spoken = [self._find(messages, turns, row) for turns in parts.completions]
+        at_once = all(one.at_once for one in spoken)
+        opened = render(self._tokenizer, messages, row, remedy=self._prompts.remedy, begin_answer=at_once)
+        alone = self._ids(opened, chat=True)
+        cut = min(shared_prefix(alone, one.token_ids) for one in spoken)
+        responses = []
+        for one in spoken:
+            ids, trained = one.after(cut)
+            responses.append(Response(ids, trained, self._tokenizer.decode(ids, skip_special_tokens=True)))
+        return Encoded(opened, alone[:cut], tuple(responses), merged=cut < len(alone))
+
+    def _find(self, messages: Messages, turns: str | Messages, row: Row) -> Spoken:
+        said: Messages = [{"role": "assistant", "content": turns}] if isinstance(turns, str) else turns
+        return self._spoken.find(messages, said, row, self._prompts.remedy)

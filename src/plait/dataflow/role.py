@@ -1,0 +1,179 @@
+"""A role of a flow: its calls, each of which adds a node to the graph."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+from plait.dataflow.graph import CallKind, Column, Grain, Level
+from plait.dataflow.handles import ColumnHandle, Generated, Prompts, Samples, column_of, describe, nearest, rows_of
+from plait.dataflow.options import GenerateOptions, Resample, Score, ScoreOptions, TrainOptions
+from plait.dataflow.tracer import Tracer
+from plait.errors import FlowError
+from plait.user_code import title_of
+
+
+class Role:
+    """Handle of a role inside a flow: what it can be asked, whatever it is made of and wherever it runs."""
+
+    def __init__(self, name: str, tracer: Tracer) -> None:
+        self.name = name
+        self._tracer = tracer
+
+    def __getattr__(self, call: str) -> Any:
+        raise FlowError(
+            f"role `{self.name}` has no call `{call}`{nearest(call, _CALLS)}; its calls: {', '.join(_CALLS)}"
+        )
+
+    def generate(
+        self,
+        prompts: Prompts,
+        *,
+        greedy: bool = False,
+        samples_per_prompt: int | None = None,
+        resample: Resample | None = None,
+    ) -> Generated:
+        """Sample responses. `samples_per_prompt=None` takes the recipe's number; `greedy` decodes at temperature 0.
+
+        `resample` draws further prompts until enough groups are kept; the step then holds other prompts than those of
+        another `generate` call.
+
+        Raises:
+            FlowError: an option is wrong.
+        """
+        if not isinstance(prompts, Prompts):
+            raise FlowError(f"{self.name}.generate takes the flow's `prompts`, not {describe(prompts)}")
+        node = self._tracer.add(
+            f"{self.name}.generate",
+            CallKind.GENERATE,
+            Grain.SAMPLE,
+            role=self.name,
+            outputs=(
+                ("sampling_logprobs", Level.TOKEN),
+                ("finished", Level.SAMPLE),
+                ("tokens_left", Level.SAMPLE),
+            ),
+            options=GenerateOptions(
+                samples_per_prompt,
+                greedy,
+                None if resample is None else _named(resample, f"{self.name}.generate"),
+            ),
+        )
+        return Generated(self._tracer, node.id)
+
+    def logprobs(self, samples: Samples) -> ColumnHandle:
+        """Log-probs of the response tokens under this role's current weights, at the sampling temperature."""
+        return self._score(samples, Score.LOGPROBS, Level.TOKEN)
+
+    def values(self, samples: Samples) -> ColumnHandle:
+        """A critic's value of the state before each response token."""
+        return self._score(samples, Score.VALUES, Level.TOKEN)
+
+    def score(self, samples: Samples) -> ColumnHandle:
+        """One number per sample, from a reward function or a reward model."""
+        return self._score(samples, Score.SCORE, Level.SAMPLE)
+
+    def _score(self, samples: Samples, what: Score, level: Level) -> ColumnHandle:
+        rows = rows_of(samples, f"{self.name}.{what}")
+        node = self._tracer.add(
+            f"{self.name}.{what}",
+            CallKind.SCORE,
+            Grain.SAMPLE,
+            role=self.name,
+            rows=rows,
+            outputs=((f"{self.name}_{what}", level),),
+            options=ScoreOptions(what),
+        )
+        return ColumnHandle(self._tracer, node.outputs[0])
+
+    def train(
+        self,
+        samples: Samples,
+        *,
+        loss: Callable[..., Any],
+        mini_batches: int = 1,
+        epochs: int = 1,
+        keep: ColumnHandle | None = None,
+        mask: ColumnHandle | None = None,
+        whole_groups: bool = False,
+        after: int = 0,
+        **columns: ColumnHandle | None,
+    ) -> None:
+        """Update this role: `epochs` passes over `mini_batches` mini-batches, one optimizer step each.
+
+        `loss(batch, **columns)` gets, by name, the columns that it asks for. A column given as None is left out, and
+        the loss then needs a default for it.
+
+        Samples for which the SAMPLE column `keep` is 0 take no part: neither in the loss nor in any of its
+        denominators. Response tokens for which the TOKEN column `mask` is 0 are in neither too. Both are inputs of the
+        node under these names, and do not reach the loss.
+
+        Args:
+            whole_groups: never split the samples of one prompt over mini-batches or micro-batches (a loss over pairs).
+            after: training steps at the beginning of a run in which this call does nothing.
+
+        Raises:
+            FlowError: a column that the loss needs is missing, one is given that it does not take, or an option is
+                wrong.
+        """
+        call = f"{self.name}.train"
+        rows = rows_of(samples, call)
+        given = {
+            name: column_of(handle, rows, f"{call}({name}=…)") for name, handle in columns.items() if handle is not None
+        }
+        _check_loss(loss, given, call)
+        for name, handle, level in (("keep", keep, Level.SAMPLE), ("mask", mask, Level.TOKEN)):
+            if handle is not None:
+                given[name] = column_of(handle, rows, f"{call}({name}=…)")
+                if given[name].level is not level:
+                    raise FlowError(f"{call}({name}=…) takes one number per {level}, not {given[name]}")
+        self._tracer.add(
+            call,
+            CallKind.TRAIN,
+            Grain.BATCH,
+            role=self.name,
+            rows=rows,
+            inputs=given,
+            fn=loss,
+            options=TrainOptions(mini_batches, epochs, whole_groups, after),
+        )
+
+
+_CALLS = ("generate", "logprobs", "values", "score", "train")
+
+
+def _check_loss(loss: Callable[..., Any], given: dict[str, Column], call: str) -> None:
+    if not callable(loss):
+        raise FlowError(f"{call}: `loss` is a function `loss(batch, …)`, not {describe(loss)}")
+    try:
+        parameters = list(inspect.signature(loss).parameters.values())
+    except (TypeError, ValueError) as error:
+        raise FlowError(f"{call}: the parameters of the loss `{title_of(loss)}` cannot be read: {error}") from None
+    title = title_of(loss)
+    if not parameters or parameters[0].name != "batch":
+        raise FlowError(f"{call}: the first parameter of the loss `{title}` must be `batch`")
+    variadic = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
+    takes_any = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters)
+    names = [p.name for p in parameters[1:] if p.kind not in variadic]
+    for name in given:
+        if name not in names and not takes_any:
+            raise FlowError(
+                f"{call}: the loss `{title}` takes no column `{name}`{nearest(name, names)}; "
+                f"it takes: {', '.join(names)}"
+            )
+    for parameter in parameters[1:]:
+        needed = parameter.default is inspect.Parameter.empty and parameter.kind not in variadic
+        if needed and parameter.name not in given:
+            raise FlowError(f"{call}: the loss `{title}` needs the column `{parameter.name}`, which is not given")
+
+
+def _named(resample: Resample, call: str) -> Resample:
+    if not isinstance(resample.reward, Role):
+        raise FlowError(
+            f"{call}(resample=…): `reward` is the role whose score decides, not {describe(resample.reward)}"
+        )
+    if resample.max_rounds < 1:
+        raise FlowError(f"{call}(resample=…): max_rounds must be at least 1, found {resample.max_rounds}")
+    return dataclasses.replace(resample, reward=resample.reward.name)

@@ -1,0 +1,124 @@
+"""Adapters in files, as peft writes and reads them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from plait.errors import ModelError
+from plait.models.files.claims import read_object
+from plait.models.files.saving import check_finite
+from plait.models.language_model import LanguageModel
+from plait.models.lora import Model, add_lora, own_adapter, peft_fields, peft_library, targets_of
+from plait.models.lora_settings import LoraSettings
+from plait.models.scalar_model import HEAD, ScalarModel
+from plait.output import write_folder
+
+_PREFIX = "base_model.model."
+"""Of every name in a file of peft."""
+
+_NOT_READ = ("use_rslora", "use_dora", "use_qalora", "lora_bias", "alpha_pattern", "layer_replication", "kasa_config")
+"""What changes the numbers of an adapter and has no trace in the names and shapes of its file."""
+
+
+def save_adapter(model: LanguageModel | ScalarModel, folder: str | Path) -> None:
+    """Write the adapter alone (and the head of a scalar model) as peft does, in the compute dtype, whole or not at all:
+    `peft.PeftModel.from_pretrained(base, folder)` gives the same model elsewhere. The tokenizer goes with it.
+
+    Raises:
+        ModelError: a weight is not finite; nothing is written.
+        OSError: the disk is full or the place cannot be written; an older folder stays.
+    """
+    from safetensors.torch import save_file
+
+    own = own_adapter(model)
+    assert own.settings is not None, "an adapter has settings"
+    scalar = isinstance(model, ScalarModel)
+    config = peft_library().LoraConfig(
+        **peft_fields(own.settings, model.module.base_model),
+        task_type="SEQ_CLS" if scalar else "CAUSAL_LM",
+        modules_to_save=["score"] if scalar else None,
+        base_model_name_or_path=getattr(model.config, "_name_or_path", None) or None,
+        inference_mode=True,
+    )
+    tensors = {f"{_PREFIX}{name}": param.detach().cpu().clone() for name, param in own.parameters.items()}
+    check_finite(tensors)
+
+    def write(work: Path) -> None:
+        config.save_pretrained(work)
+        save_file(tensors, work / "adapter_model.safetensors", metadata={"format": "pt"})
+        if model.tokenizer is not None:
+            model.tokenizer.save_pretrained(work)
+
+    write_folder(folder, write)
+
+
+def load_adapter(model: Model, folder: str | Path, *, name: str) -> Model:
+    """A view of the model with an adapter that `save_adapter`, peft or TRL wrote.
+
+    Args:
+        folder: holds `adapter_config.json` and `adapter_model.safetensors`.
+        name: see `add_lora`.
+
+    Raises:
+        ModelError: not there, not readable, of another model, or of a kind that is more than A and B.
+    """
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    folder = Path(folder)
+    try:
+        config = read_object(folder / "adapter_config.json")
+        stored = load_file(folder / "adapter_model.safetensors")
+    except (OSError, ValueError, SafetensorError) as error:
+        raise ModelError(
+            f"adapter: {str(folder)!r} should hold adapter_config.json and adapter_model.safetensors: {error}"
+        ) from error
+    others = [key for key in _NOT_READ if config.get(key)]
+    if config.get("peft_type") != "LORA" or others:
+        found = config.get("peft_type") if config.get("peft_type") != "LORA" else f"LoRA with {', '.join(others)}"
+        raise ModelError(f"adapter: {str(folder)!r}: expected plain LoRA, found {found}.")
+    tensors = {key.removeprefix(_PREFIX): tensor for key, tensor in stored.items()}
+    targets = sorted({key.split(".lora_A.")[0].rpartition(".")[2] for key in tensors if ".lora_A." in key})
+    settings = LoraSettings(rank=config["r"], alpha=config["lora_alpha"], target_modules=tuple(targets))
+    decoder = model.module.base_model
+    _check_tensors(tensors, _shapes(model, decoder, settings), folder)
+    view = add_lora(model, settings, name=name, seed=0)
+    assert view.own is not None, "add_lora gives a view"
+    with torch.no_grad():
+        for key, param in view.own.parameters.items():
+            param.copy_(tensors[key])
+    return view
+
+
+def _shapes(model: LanguageModel | ScalarModel, decoder: Any, settings: LoraSettings) -> dict[str, tuple[int, ...]]:
+    """What `add_lora` with these settings would hold."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    for at, layer in targets_of(settings, decoder).items():
+        full = f"{model.module.base_model_prefix}.{at}"
+        rows, columns = layer.weight.shape
+        if type(layer).__name__ == "Conv1D":
+            rows, columns = columns, rows
+        shapes[f"{full}.lora_A.weight"] = (settings.rank, columns)
+        shapes[f"{full}.lora_B.weight"] = (rows, settings.rank)
+    if isinstance(model, ScalarModel):
+        shapes[HEAD] = tuple(model.module.score.weight.shape)
+    return shapes
+
+
+def _check_tensors(tensors: Mapping[str, Tensor], expected: Mapping[str, tuple[int, ...]], folder: Path) -> None:
+    faults = [f"no {key}" for key in expected.keys() - tensors.keys()]
+    faults += [f"an unknown {key}" for key in tensors.keys() - expected.keys()]
+    faults += [
+        f"{key} of shape {tuple(tensors[key].shape)} in place of {expected[key]}"
+        for key in expected.keys() & tensors.keys()
+        if tuple(tensors[key].shape) != expected[key]
+    ]
+    if faults:
+        raise ModelError(
+            f"adapter: {str(folder)!r} does not fit this model: {'; '.join(sorted(faults)[:3])} ({len(faults)} in all)."
+        )

@@ -1,0 +1,285 @@
+"""Ranks along one axis of a team, as one of them sees them: collectives and messages, counted, with deadlines."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from datetime import timedelta
+from itertools import pairwise
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from plait.errors import RunError, cause_of
+
+WaitingFor = Callable[[str], AbstractContextManager[None]]
+"""Told what is waited for, for as long as it is (`launch`'s WorkerContext.waiting_for)."""
+
+TIMEOUT_S = 1800.0
+"""Of each wait, unless told: longer than any legitimate action. Ranks that die or freeze are seen by the launcher."""
+
+FIRST_INNER_TAG = 1 << 30
+"""Tags from here on are the collectives' own; messages of callers have lower ones."""
+
+PIECE_ELEMENTS = 1 << 22
+"""Of one message that is received into memory of its own (`reduce_scatter`, weights that are views)."""
+
+Op = Literal["sum", "max", "min"]
+
+_OPS = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}
+
+
+@dataclass(eq=False)
+class Transfer:
+    """A message on its way. Its tensor must stay as it is until `wait` returns."""
+
+    tensor: Tensor
+    _wait: Callable[[], None]
+
+    def wait(self) -> Tensor:
+        """Until the tensor is free (sent) or filled (received), which is returned.
+
+        Raises:
+            RunError: nothing came through until the deadline, or the peer is gone.
+        """
+        self._wait()
+        return self.tensor
+
+
+@dataclass(eq=False)
+class Traffic:
+    """What came to this rank, so far: the least that any algorithm for the same calls receives. A sum of n bytes over p
+    ranks counts as its two halves, reduce-scatter and all-gather: 2 n (p - 1) / p."""
+
+    received_bytes: int = 0
+
+
+@dataclass(frozen=True, eq=False)
+class Peers:
+    """The ranks along one axis of a team, this one among them.
+
+    Every call raises RunError where a peer is gone or does not answer until the deadline. `traffic` counts the bytes of
+    all but `irecv`, whose messages are counted by whoever waits for them.
+    """
+
+    ranks: tuple[int, ...]
+    """Global ranks, in the order of the axis."""
+    index: int
+    """Place of this rank in them."""
+    axis: str = ""
+    """For errors: `tp`, say."""
+    group: Any = field(default=None, repr=False)
+    """torch.distributed's; None where there is one rank."""
+    timeout_s: float = TIMEOUT_S
+    waiting_for: WaitingFor = field(default=lambda what: nullcontext(), repr=False)
+    traffic: Traffic = field(default_factory=Traffic, repr=False)
+
+    @classmethod
+    def alone(cls, rank: int = 0, axis: str = "") -> Peers:
+        return cls((rank,), 0, axis)
+
+    @property
+    def size(self) -> int:
+        return len(self.ranks)
+
+    def _of_group(self, index: int) -> int:
+        """The number in the process group, which counts its ranks ascending, of the rank with this index."""
+        return sum(rank < self.ranks[index] for rank in self.ranks)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Peers:
+        return self  # a copy of a module has the same peers
+
+    def all_reduce(self, tensor: Tensor, op: Op = "sum") -> Tensor:
+        """Reduce over the ranks, in place; equal bits on all of them. Returns the tensor."""
+        if self.size > 1 and tensor.numel():
+            assert tensor.is_contiguous(), "a tensor that is reduced in place is contiguous"
+            self._finish(
+                lambda: dist.all_reduce(tensor, _OPS[op], group=self.group, async_op=True), f"all_reduce {op}", tensor
+            )
+            self.traffic.received_bytes += 2 * _bytes(tensor) * (self.size - 1) // self.size
+        return tensor
+
+    def broadcast(self, tensor: Tensor, source: int) -> Tensor:
+        """Overwrite the tensor by that of the rank with index `source`. Returns it."""
+        if self.size > 1 and tensor.numel():
+            assert tensor.is_contiguous(), "a tensor that is written in place is contiguous"
+            self._finish(
+                lambda: dist.broadcast(tensor, group=self.group, group_src=self._of_group(source), async_op=True),
+                f"broadcast of rank {self.ranks[source]}",
+                tensor,
+            )
+            self.traffic.received_bytes += 0 if source == self.index else _bytes(tensor)
+        return tensor
+
+    def all_gather(self, tensor: Tensor, lengths: Sequence[int] | None = None) -> list[Tensor]:
+        """The tensor of every rank, by index.
+
+        Args:
+            lengths: of dim 0 on each rank; None: shapes are equal.
+        """
+        if self.size == 1:
+            return [tensor]
+        tensor = tensor.contiguous()
+        if lengths is None:
+            parts = [torch.empty_like(tensor) for _ in self.ranks]
+        else:
+            assert lengths[self.index] == len(tensor), f"said to have {lengths[self.index]} rows, has {len(tensor)}"
+            most = max(lengths)
+            own = tensor.new_zeros((most, *tensor.shape[1:]))
+            own[: len(tensor)] = tensor
+            tensor, parts = own, [torch.empty_like(own) for _ in self.ranks]
+        if tensor.numel():
+            self._finish(lambda: dist.all_gather(parts, tensor, group=self.group, async_op=True), "all_gather", tensor)
+            self.traffic.received_bytes += _bytes(tensor) * (self.size - 1)
+        parts = [parts[self._of_group(index)] for index in range(self.size)]
+        if lengths is not None:
+            parts = [part[:length] for part, length in zip(parts, lengths, strict=True)]
+        return parts
+
+    def reduce_scatter(self, flat: Tensor, bounds: Sequence[int]) -> Tensor:
+        """Sum a flat buffer over the ranks, each rank its own part only: `bounds[i]` to `bounds[i + 1]` of rank i.
+
+        Every number is the sum of the ranks' in their order, so the result does not depend on how parts are cut.
+
+        Args:
+            flat: [elements]; unchanged but for the part of this rank.
+
+        Returns:
+            The part of this rank, a view of `flat`.
+        """
+        own = flat[bounds[self.index] : bounds[self.index + 1]]
+        if self.size == 1:
+            return own
+        most = max(stop - start for start, stop in pairwise(bounds))
+        # One memory for all pieces: fresh pages cost more than the sums.
+        room = flat.new_empty(self.size, min(len(own), PIECE_ELEMENTS))
+        for at in range(0, most, PIECE_ELEMENTS):
+            pieces = [
+                flat[min(start + at, stop) : min(start + at + PIECE_ELEMENTS, stop)] for start, stop in pairwise(bounds)
+            ]
+            mine = pieces[self.index]
+            found = [mine if peer == self.index else room[peer, : len(mine)] for peer in range(self.size)]
+            self._exchange(pieces, found, "reduce_scatter")
+            self._sum_into_own(found)
+        return own
+
+    def _sum_into_own(self, parts: Sequence[Tensor]) -> None:
+        """The sum in the order of the ranks, into this rank's part: of two, either may be first."""
+        own, before = parts[self.index], parts[: self.index]
+        if before:
+            total = before[0]
+            for part in before[1:]:
+                total += part
+            own += total
+        for part in parts[self.index + 1 :]:
+            own += part
+
+    def all_gather_into(self, parts: Sequence[Tensor]) -> None:
+        """Fill part i by that of the rank with index i, for every i but the own; each is contiguous."""
+        if self.size > 1:
+            self._exchange([parts[self.index]] * self.size, parts, "all_gather")
+
+    def barrier(self) -> None:
+        """Until all ranks are here."""
+        if self.size > 1:
+            self._finish(lambda: dist.barrier(group=self.group, async_op=True), "barrier")
+
+    def isend(self, tensor: Tensor, peer: int, tag: int, what: str = "") -> Transfer:
+        """Begin to send a contiguous tensor to the rank with index `peer`.
+
+        Args:
+            tag: below FIRST_INNER_TAG; that of the receive on the other side.
+            what: for errors: the action that it belongs to, `3F0` say.
+        """
+        assert tensor.is_contiguous(), "a tensor that is sent is contiguous"
+        return self._post(dist.isend, "send", tensor, peer, tag, what)
+
+    def irecv(self, tensor: Tensor, peer: int, tag: int, what: str = "") -> Transfer:
+        """Begin to receive into a contiguous tensor from the rank with index `peer`; see `isend`."""
+        assert tensor.is_contiguous(), "a tensor that is received into is contiguous"
+        return self._post(dist.irecv, "recv", tensor, peer, tag, what)
+
+    def send(self, tensor: Tensor, peer: int, tag: int, what: str = "") -> None:
+        """`isend`, and wait."""
+        self.isend(tensor.contiguous(), peer, tag, what).wait()
+
+    def recv(self, tensor: Tensor, peer: int, tag: int, what: str = "") -> Tensor:
+        """`irecv`, and wait. Returns the tensor."""
+        self.irecv(tensor, peer, tag, what).wait()
+        self.traffic.received_bytes += _bytes(tensor)
+        return tensor
+
+    def _post(self, call: Any, name: str, tensor: Tensor, peer: int, tag: int, what: str) -> Transfer:
+        assert peer != self.index, f"a message of rank {self.ranks[peer]} to itself"
+        whom = f"rank {self.ranks[peer]}"
+        action = f"{name} {what}".rstrip()
+        if not tensor.numel():
+            return Transfer(tensor, lambda: None)
+        try:
+            work = (
+                call(tensor, group=self.group, group_dst=self._of_group(peer), tag=tag)
+                if name == "send"
+                else call(tensor, group=self.group, group_src=self._of_group(peer), tag=tag)
+            )
+        except RuntimeError as error:
+            raise self._failure(whom, action, error) from error
+        return Transfer(tensor, lambda: self._wait(work, whom, action))
+
+    def _exchange(self, outgoing: Sequence[Tensor], incoming: Sequence[Tensor], action: str) -> None:
+        """Give part i of `outgoing` to the rank with index i and take its part into `incoming[i]`."""
+        operations = [
+            dist.P2POp(call, tensor, group=self.group, tag=FIRST_INNER_TAG, group_peer=self._of_group(peer))
+            for peer in range(self.size)
+            if peer != self.index
+            for call, tensor in ((dist.irecv, incoming[peer]), (dist.isend, outgoing[peer]))
+            if tensor.numel()
+        ]
+        if not operations:
+            return
+        try:
+            works = dist.batch_isend_irecv(operations)
+        except RuntimeError as error:
+            raise self._failure("its peers", action, error) from error
+        # Backends that coalesce give one work for all.
+        for number, work in enumerate(works):
+            peers = operations if len(works) == 1 else operations[number : number + 1]
+            ascending = sorted(self.ranks)
+            ranks = sorted({ascending[operation.group_peer] for operation in peers})
+            self._wait(work, f"rank {', '.join(map(str, ranks))}", action)
+        self.traffic.received_bytes += sum(_bytes(part) for peer, part in enumerate(incoming) if peer != self.index)
+
+    def _finish(self, call: Callable[[], Any], action: str, tensor: Tensor | None = None) -> None:
+        others = [rank for place, rank in enumerate(self.ranks) if place != self.index]
+        whom = f"rank{'s' if len(others) > 1 else ''} {', '.join(map(str, others))}"
+        size = "" if tensor is None else f" of {_bytes(tensor)} bytes"
+        try:
+            work = call()
+        except RuntimeError as error:
+            raise self._failure(whom, action, error) from error
+        self._wait(work, whom, action + size)
+
+    def _wait(self, work: Any, whom: str, action: str) -> None:
+        try:
+            with self.waiting_for(f"{whom} ({self.axis} {action})"):
+                through = work.wait(timedelta(seconds=self.timeout_s))
+        except RuntimeError as error:
+            raise self._failure(whom, action, error) from error
+        if through is False:
+            raise self._failure(whom, action, None)
+
+    def _failure(self, whom: str, action: str, error: RuntimeError | None) -> RunError:
+        cause = cause_of(error) if error is not None else "it was aborted"
+        if re.search("timed out|timeout", cause, re.IGNORECASE):
+            cause = f"nothing in {self.timeout_s:g} s ({cause})"
+        return RunError(
+            f"{self.axis}: rank {self.ranks[self.index]} expected {whom} to take part in {action} within "
+            f"{self.timeout_s:g} s, found: {cause}"
+        )
+
+
+def _bytes(tensor: Tensor) -> int:
+    return tensor.numel() * tensor.itemsize

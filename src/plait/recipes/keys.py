@@ -1,0 +1,183 @@
+"""The keys of a recipe: what they are, their types, and values of the command line read as these types."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator, Sequence
+from enum import StrEnum
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Any, Literal, Union, get_args, get_origin
+
+from pydantic import BaseModel
+
+from plait.errors import ConfigError
+from plait.json_text import MAX_DIGITS, Malformed
+from plait.recipes.other_names import answer
+from plait.recipes.recipe import Recipe
+from plait.yaml_text import parse
+
+LIST_HINT = "; `plait train --help-all` lists every key"
+
+
+def parse_overrides(
+    tokens: Sequence[str], flags: Sequence[str] = (), stages: Sequence[str] = ()
+) -> list[tuple[str, Any]]:
+    """`--key value` or `--key=value` pairs; dashes in a key read as underscores.
+
+    The value of a key that holds text or a path is taken as it stands (`null` unsets one that may be unset); of a key
+    that holds a list, it is a YAML list if it begins with `[`, else its only element; any other is read as YAML.
+
+    Args:
+        flags: options without a value that the command has besides, offered where a name is near to theirs.
+        stages: names that a key may begin with, `--NAME.key value`.
+
+    Raises:
+        ConfigError: a token is no option, a key is unknown, or an option has no value.
+    """
+    pairs: list[tuple[str, Any]] = []
+    queue = list(tokens)
+    while queue:
+        token = queue.pop(0)
+        if not token.startswith("--"):
+            raise ConfigError(f"expected `--key value`, found `{token}`; put quotes around a value with spaces")
+        name, separator, value = token[2:].partition("=")
+        if flag := difflib.get_close_matches(f"--{name}", flags, n=1, cutoff=0.8):
+            raise ConfigError(f"unknown option `{token}`; did you mean `{flag[0]}`?")
+        key = name.replace("-", "_")
+        stage, _, rest = key.partition(".")
+        annotation = _annotation(rest if stage in stages and rest else key)
+        if not separator:
+            if not queue or queue[0].startswith("--"):
+                needs = "a value (true or false)" if annotation is bool else "a value"
+                hint = f" (one that begins with dashes: `--{name}={queue[0]}`)" if queue and annotation is str else ""
+                raise ConfigError(f"`--{name}` needs {needs}{hint}")
+            value = queue.pop(0)
+        pairs.append((key, _value(name, annotation, value)))
+    return pairs
+
+
+def _annotation(key: str) -> Any:
+    """The type of a dotted key; None for a section and for what lies inside `options` or task parameters."""
+    model: type[BaseModel] = Recipe
+    first, *rest = key.split(".")
+    while True:
+        info = model.model_fields.get(first)
+        if info is None:
+            raise unknown_key(key)
+        section = section_of(info.annotation)
+        if section is None or not rest:
+            return None if section or rest else info.annotation
+        model, first, *rest = section, *rest
+
+
+def _value(name: str, annotation: Any, text: str) -> Any:
+    members = alternatives(annotation)
+    text_only = annotation is not None and all(_is_text(member) for member in members if member is not NoneType)
+    a_list = any(get_origin(member) is tuple for member in members)
+    if text_only and not (a_list and text.startswith("[")):
+        if text in choices(annotation):
+            return text
+        return None if text == "null" and NoneType in members else [text] if a_list else text
+    try:
+        return parse(text, texts_only=text_only)
+    except Malformed as error:
+        raise ConfigError(f"`--{name}`: `{shortened(text)}` is not valid YAML: {error}") from None
+
+
+def alternatives(annotation: Any) -> tuple[Any, ...]:
+    return get_args(annotation) if get_origin(annotation) in (Union, UnionType) else (annotation,)
+
+
+def _is_text(annotation: Any) -> bool:
+    """Whether every value of a type is written as text: texts, paths, names of a choice, and tuples of these."""
+    match get_origin(annotation):
+        case None:
+            return isinstance(annotation, type) and issubclass(annotation, str | Path)
+        case origin if origin is tuple:
+            return all(_is_text(member) for member in get_args(annotation) if member is not Ellipsis)
+        case origin if origin is Literal:
+            return all(isinstance(choice, str) for choice in get_args(annotation))
+    return False
+
+
+def choices(annotation: Any) -> tuple[Any, ...]:
+    """The single words that a key takes beside its list, such as `all-linear`."""
+    return tuple(c for m in alternatives(annotation) if get_origin(m) is Literal for c in get_args(m))
+
+
+def takes_list(annotation: Any) -> bool:
+    """Whether it is a list of any number of single values."""
+    return any(
+        get_origin(member) is tuple
+        and get_args(member)[-1] is Ellipsis
+        and get_origin(get_args(member)[0]) is not tuple
+        for member in alternatives(annotation)
+    )
+
+
+def describe_keys(model: type[BaseModel] | None = None) -> Iterator[tuple[str, str, str]]:
+    """(dotted key, default as text, description) of every key of a settings class, a recipe by default."""
+    yield from _walk(model or Recipe, "")
+
+
+def _walk(model: type[BaseModel], prefix: str, *, optional: bool = False) -> Iterator[tuple[str, str, str]]:
+    for name, info in model.model_fields.items():
+        section = section_of(info.annotation)
+        if section is not None:
+            yield from _walk(section, f"{prefix}{name}.", optional=NoneType in alternatives(info.annotation))
+        elif info.is_required() and optional:
+            yield f"{prefix}{name}", "none", info.description or ""
+        else:
+            default = "required" if info.is_required() else _plain(info.get_default(call_default_factory=True))
+            yield f"{prefix}{name}", default, info.description or ""
+
+
+def _plain(value: Any) -> str:
+    match value:
+        case StrEnum():
+            return value.value
+        case () | {}:
+            return "none"
+        case _:
+            return str(value)
+
+
+def section_of(annotation: Any) -> type[BaseModel] | None:
+    """The settings class of a section, one that may be left out included."""
+    sections = [a for a in alternatives(annotation) if isinstance(a, type) and issubclass(a, BaseModel)]
+    return sections[0] if sections else None
+
+
+def element_of(annotation: Any) -> type[BaseModel] | None:
+    """The settings class of which a key takes a list."""
+    return section_of(get_args(annotation)[0]) if get_origin(annotation) is tuple and get_args(annotation) else None
+
+
+def unknown_key(key: str, value: Any = None) -> ConfigError:
+    near = answer(key, value) or nearest(key, [name for name, _, _ in describe_keys()]) or LIST_HINT
+    return ConfigError(f"unknown key `{key}`{near}")
+
+
+def nearest(name: str, names: Sequence[str]) -> str:
+    """`; did you mean …?`, or nothing when no valid name is near; a bare leaf name finds its section too."""
+    close = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
+    if not close:
+        leaves = {full.rsplit(".", 1)[-1]: full for full in names}
+        match = difflib.get_close_matches(name.rsplit(".", 1)[-1], list(leaves), n=1, cutoff=0.7)
+        close = [leaves[match[0]]] if match else []
+    return f"; did you mean `{close[0]}`?" if close else ""
+
+
+def found(value: Any) -> str:
+    """A value as a recipe would have it, in a line of a message."""
+    match value:
+        case None | bool():
+            return str(value).lower().replace("none", "null")
+        case int() if abs(value) >= 10**MAX_DIGITS:
+            return f"a number of more than {MAX_DIGITS} digits"
+    return shortened(repr(value))
+
+
+def shortened(text: str) -> str:
+    return text if len(text) <= 200 else f"{text[:200]}…"

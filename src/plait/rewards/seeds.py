@@ -1,0 +1,60 @@
+"""Random numbers of reward functions: seeded for every call, in each library that has been imported."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.abc
+import random
+import sys
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
+
+_SEEDED = ("numpy", "torch")
+"""Libraries with random state of their own, besides the standard library."""
+
+
+class Seeds(importlib.abc.MetaPathFinder):
+    """The random state of a call, a function of its noise alone: whichever worker makes it, whatever went before, and
+    after a resume. It covers `random`, NumPy's global generator and torch's, each from the moment when it is there: a
+    library that the function itself imports is seeded when its import ends. While the functions' files are imported the
+    state is a fixed one. A generator of the user's own is not covered, nor is what `numpy.random.default_rng()` draws
+    from the system.
+    """
+
+    def __init__(self) -> None:
+        sys.meta_path.insert(0, self)
+        self.seed("import")
+
+    def seed(self, noise: str) -> None:
+        self._noise = noise
+        random.seed(noise)
+        for name in _SEEDED:
+            if name in sys.modules:
+                self._seed_library(name)
+
+    def _seed_library(self, name: str) -> None:
+        library = sys.modules[name]
+        number = int.from_bytes(hashlib.blake2b(self._noise.encode(), digest_size=4).digest(), "little")
+        if name == "numpy":
+            library.random.seed(number)
+        else:
+            library.manual_seed(number)
+
+    def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+        if fullname not in _SEEDED:
+            return None
+        others = (finder.find_spec(fullname, path, target) for finder in sys.meta_path if finder is not self)
+        spec = next((spec for spec in others if spec is not None), None)
+        if spec is None or spec.loader is None:
+            return None
+        execute = spec.loader.exec_module
+
+        def execute_and_seed(module: ModuleType) -> None:
+            state = random.getstate()
+            execute(module)
+            random.setstate(state)  # whatever the import drew, only the first call would have drawn it
+            self._seed_library(fullname)
+
+        spec.loader.exec_module = execute_and_seed
+        return spec

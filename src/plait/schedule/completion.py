@@ -1,0 +1,200 @@
+"""Where the calls of a flow run: a plan as the user wrote it, completed and checked against the flow.
+
+Enters: a traced flow, which of its roles are models, and a plan. Leaves: a plan in which every call of every model has
+its place. What the models allow is checked by `cost.placement`, which knows them.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from plait.dataflow import CallKind, Dataflow, Node
+from plait.errors import ConfigError, DataError
+from plait.layout.shards import balanced_stages
+from plait.schedule.fused import FusedOrder, check_calls
+from plait.schedule.named_plans import MODE_OF, PlannedModel, model_calls
+from plait.schedule.placements import DEFAULT_SCHEDULE, is_fused, order_of, parts_of
+from plait.schedule.plan import Mode, Placement, Plan
+from plait.schedule.schedule import Schedule
+
+SCHEDULES = (DEFAULT_SCHEDULE, "gpipe", "one at a time")
+"""Pipeline schedules by rule (`schedule.generators`), which fit any number of micro-batches."""
+
+EVALUATED = "actor"
+"""The role that answers held-out prompts."""
+
+EVALUATE = f"{EVALUATED}.evaluate"
+"""Its place in a plan, where no call of the flow has it generate."""
+
+
+def complete(plan: Plan, flow: Dataflow, models: Mapping[str, PlannedModel], label: str) -> Plan:
+    """A plan in which every call of every model is placed, in the order of the flow, and which can be run.
+
+    A call that the plan does not name runs as other calls of the same role do: one of the same mode, or else where the
+    role trains, scores or generates, the first of these that is named. A role that is not named at all is on all ranks,
+    data parallel. A name without its number (`actor.logprobs`) holds for all such calls that are not named themselves.
+    Pipeline stages whose layers the plan does not state get equal work (`layout.shards.balanced_stages`).
+
+    Args:
+        models: role → its model, for every role that is one.
+        label: the plan in messages.
+
+    Raises:
+        ConfigError: names a placement and its key: the call or mode is unknown, a key does not fit the mode, calls of
+            one role contradict each other, a rank has nothing to do, or the plan asks for what no run does yet.
+    """
+    calls = model_calls(flow, models)
+    for number, placement in enumerate(plan.placements):
+        _check_placement(placement, flow, calls, plan.schedules, f"{label}: placements[{number}]")
+    _check_schedules(plan, flow, label)
+    for node in calls:
+        own = {(p.ranks, p.dp, p.tp, p.pp, p.stages) for p in plan.placements_of(node.call, "prefill")}
+        if own and own != {(p.ranks, p.dp, p.tp, p.pp, p.stages) for p in plan.placements_of(node.call, "decode")}:
+            raise ConfigError(
+                f"{label}: {node.call}: prefill on other instances than decode cannot be run yet; leave prefill out"
+            )
+    if plan.policies:
+        raise ConfigError(
+            f"{label}: `policies` cannot be run yet, found `{plan.policies[0].name}`: a run decides as its recipe "
+            "says, and moves no samples between instances; leave the key out"
+        )
+    placements = tuple(_divided(p, models[str(node.role)]) for node in calls for p in _placed(node, plan, calls))
+    if _is_evaluated_apart(flow, calls):
+        placements += plan.placements_of(EVALUATE, "decode") or _where_trained(placements)
+    _check_roles(placements, label)
+    used = {rank for p in placements for rank in p.ranks}
+    idle = [rank for rank in range(plan.num_ranks) if rank not in used]
+    if idle:
+        raise ConfigError(f"{label}: rank {idle[0]} has nothing to do; lower `num_ranks`, or place a call on it")
+    return replace(plan, placements=placements)
+
+
+def _is_evaluated_apart(flow: Dataflow, calls: Sequence[Node]) -> bool:
+    """Whether the actor answers held-out prompts, but generates for no call of the flow."""
+    kinds = {node.kind for node in calls if node.role == EVALUATED}
+    return bool(kinds) and CallKind.GENERATE not in kinds and bool(flow.of_kind(CallKind.GENERATE))
+
+
+def _where_trained(placements: Sequence[Placement]) -> tuple[Placement, ...]:
+    """Of EVALUATE, where nothing is said of it: on the layout whose weights are the actor's own."""
+    mine = [p for mode in ("train", "score") for p in placements if (p.call.split(".")[0], p.mode) == (EVALUATED, mode)]
+    return (replace(mine[0], call=EVALUATE, mode="decode", after="keep", micro_batch_tokens=None, schedule=""),)
+
+
+def _check_schedules(plan: Plan, flow: Dataflow, label: str) -> None:
+    """Each is followed by a call, and is an order of its pipeline, or of the pipelines of several."""
+    for number, schedule in enumerate(plan.schedules):
+        where = f"{label}: schedules[{number}]"
+        if not schedule.name or schedule.name in SCHEDULES:
+            raise ConfigError(
+                f"{where}.name: expected a name of its own, by which a placement's `schedule` names it, found "
+                f"`{schedule.name}`"
+            )
+        followers = [p for p in plan.placements if p.schedule == schedule.name]
+        if not followers:
+            raise ConfigError(
+                f"{where}: no call follows `{schedule.name}`; name it as the `schedule` of a train placement with pp "
+                "above 1, or leave it out"
+            )
+        for group in [followers] if is_fused(schedule) else [[p] for p in followers]:
+            try:
+                order = order_of(plan, schedule.name, group[0].call.split(".")[0], group[0])
+                if isinstance(order, FusedOrder):
+                    check_calls(flow, order.roles)
+            except (DataError, ConfigError) as error:
+                follow = f"{' and '.join(p.call for p in group)} follow{'s' if len(group) == 1 else ''}"
+                raise ConfigError(f"{where} `{schedule.name}`, which {follow}: {error}") from error
+
+
+def _check_placement(
+    p: Placement, flow: Dataflow, calls: Sequence[Node], stated: Sequence[Schedule], label: str
+) -> None:
+    """
+    Args:
+        stated: the schedules that the plan states.
+    """
+    names = [node.call for node in calls]
+    if p.call == EVALUATE and p.mode == "decode" and _is_evaluated_apart(flow, calls):
+        return
+    node = next((node for node in calls if p.call in (node.call, node.call.split("#")[0])), None)
+    if node is None:
+        if any(p.call == other.call for other in flow.nodes):
+            raise ConfigError(
+                f"{label}.call: `{p.call}` asks no model, and so is not placed; leave it out. Placed are: "
+                f"{', '.join(names)}"
+            )
+        raise ConfigError(
+            f"{label}.call: the flow `{flow.name}` has no call `{p.call}`{_nearest(p.call, names)}; "
+            f"it has: {', '.join(names)}"
+        )
+    modes = ("prefill", "decode") if node.kind is CallKind.GENERATE else (MODE_OF[node.kind],)
+    if p.mode not in modes:
+        raise ConfigError(f"{label}.mode: expected {' or '.join(modes)} for {p.call}, found {p.mode}")
+    if p.micro_batch_tokens is not None and p.mode not in ("score", "train"):
+        raise ConfigError(f"{label}.micro_batch_tokens: only train and score have micro-batches, found {p.mode}")
+    if p.mode == "prefill" and p.after != "keep":
+        raise ConfigError(f"{label}.after: prefill and decode have one copy; say {p.after} of decode")
+    if p.schedule:
+        several = any(s.name == p.schedule and is_fused(s) for s in stated)
+        if p.mode != "train" or (p.pp == 1 and not several):
+            raise ConfigError(f"{label}.schedule: only train with pp above 1 has a pipeline schedule; leave it out")
+        known = (*SCHEDULES, *(schedule.name for schedule in stated))
+        if p.schedule not in known:
+            raise ConfigError(
+                f"{label}.schedule: expected {', '.join(SCHEDULES)} or a name in `schedules`, found "
+                f"`{p.schedule}`{_nearest(p.schedule, known)}"
+            )
+
+
+def _placed(node: Node, plan: Plan, calls: Sequence[Node]) -> tuple[Placement, ...]:
+    """The placements of a call, its own or another's that stands for it."""
+    mode = MODE_OF[node.kind]
+    names = [node.call, node.call.split("#")[0]]
+    names += [other.call for other in calls if other.role == node.role and other.kind is node.kind]
+    for name in dict.fromkeys(names):
+        if found := plan.placements_of(name, mode):
+            return tuple(replace(p, call=node.call) for p in found)
+    for other in ("train", "score", "decode"):
+        found = tuple(p for p in plan.placements if p.mode == other and p.call.split(".")[0] == node.role)
+        if found and (len(found) == 1 or mode == "decode"):
+            first = tuple(p for p in found if p.call == found[0].call)
+            plain = {"call": node.call, "mode": mode, "after": "keep", "micro_batch_tokens": None, "schedule": ""}
+            return tuple(replace(p, **plain) for p in first)
+    return (Placement(node.call, mode, tuple(range(plan.num_ranks)), dp=plan.num_ranks),)
+
+
+def _divided(p: Placement, model: PlannedModel) -> Placement:
+    """With the layers of each stage; as it is where the plan states them, or the model has too few (refused later)."""
+    if p.pp == 1 or p.stages or p.pp > model.layers:
+        return p
+    return replace(p, stages=balanced_stages(model.layers, p.pp, model.head_in_layers))
+
+
+def _check_roles(placements: Sequence[Placement], label: str) -> None:
+    """A role trains, scores and generates in one way each, and its weights always have a place."""
+    first: dict[tuple[str, Mode], tuple[str, tuple[Placement, ...]]] = {}
+    for p in placements:
+        role = p.call.split(".")[0]
+        mine = tuple(replace(q, call=role) for q in placements if (q.call, q.mode) == (p.call, p.mode))
+        other, theirs = first.setdefault((role, p.mode), (p.call, mine))
+        if mine != theirs:
+            raise ConfigError(f"{label}: {other} and {p.call} are of one model, expected equal placements of {p.mode}")
+    homes: dict[str, Placement] = {}
+    for mode in ("train", "score", "decode"):
+        for p in placements:
+            if p.mode == mode:
+                homes.setdefault(p.call.split(".")[0], p)
+    for p in placements:
+        home = homes[p.call.split(".")[0]]
+        if p.after == "drop" and (p.mode == home.mode or parts_of(p.layout) <= parts_of(home.layout)):
+            raise ConfigError(
+                f"{label}: {p.call} {p.mode}: `after` drop would lose the only weights of the role; take offload, or "
+                "keep"
+            )
+
+
+def _nearest(name: str, names: Sequence[str]) -> str:
+    close = difflib.get_close_matches(name, names, n=1)
+    return f"; did you mean `{close[0]}`?" if close else ""
