@@ -12,9 +12,15 @@ from typing import Any
 import pytest
 import torch
 
+from plait.cost.device_memory import Facts
+from plait.cost.placement import parameters_of
+from plait.errors import ConfigError
 from plait.models.files.saving import save_pretrained
+from plait.planner.evaluate import score
 from plait.recipes.recipe import Recipe
 from plait.runtime.api import run
+from plait.runtime.fusing import with_order, workload_of
+from plait.runtime.prepare import Prepared, prepare
 from plait.schedule.action import Action, Kind, parse_action
 from plait.schedule.fused import FusedOrder
 from plait.schedule.pipeline import Pipeline, Workload, fused_workload
@@ -141,6 +147,87 @@ def test_training_together_changes_nothing(
     order = placements_of(plan, schedule_roles(plan)[0]).schedule
     assert isinstance(order, FusedOrder)
     assert_executed(found, order, first_step=1 + flow[1]["options"].get("critic_warmup_steps", 0))
+
+
+FOUND = {call: text.replace("=both", "=fused") for call, text in ACTOR_CRITIC.items()}
+
+
+@pytest.mark.slow
+def test_an_order_is_found_once_and_followed_by_the_run_that_goes_on(
+    place: Path, placed: Callable[..., Recipe], reference: Callable[[Flow], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keys = {**PPO[1], "plan": str(write_plan(place, "found", FOUND))}
+    recipe = placed("ppo", "found", steps=STEPS, **keys)
+    plan = prepare(recipe).plan
+    (schedule,) = plan.schedules
+    assert schedule.name == "fused"
+    assert prepare(recipe).plan == plan, "no clock has a say in it"
+    assert run(recipe.model_copy(update={"steps": 2})).finished
+    assert Plan.load(recipe.run_dir / "plan.json") == plan
+
+    def never(*_: object, **__: object) -> None:
+        raise AssertionError("it was found before")
+
+    monkeypatch.setattr("plait.runtime.fusing.search", never)
+    assert run(recipe, resume=True).finished
+    assert_equal_runs(recipe.run_dir, reference(PPO))
+    order = placements_of(plan, "actor").schedule
+    assert isinstance(order, FusedOrder)
+    assert_executed(recipe.run_dir, order, first_step=1)
+
+
+def test_an_order_is_as_short_as_it_can_be_and_keeps_to_the_memory_that_is_left(
+    place: Path, placed: Callable[..., Recipe], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two equal models of two stages: no bubbles, but where a rank may hold one micro-batch of each alone."""
+    recipe = placed("ppo", "short", **PPO[1], plan=str(write_plan(place, "short", FOUND)))
+    plan = prepare(recipe).plan
+    prepared = prepare(recipe)
+    facts = facts_of(prepared, replace(plan, schedules=()))
+    workload = workload_of(facts)
+    assert [(p.model, p.ranks, p.num_microbatches) for p in workload.pipelines] == [
+        ("critic", (0, 1), 6),
+        ("actor", (1, 0), 6),
+    ], "six samples in a mini-batch"
+    assert score(workload, plan.schedules[0]).makespan <= 1.02 * max(workload.work_s())
+    monkeypatch.setattr("plait.runtime.fusing.device_bytes", lambda *_: 0)
+    tight = workload_of(facts)
+    most = [p.activation[0][0] for p in tight.pipelines]
+    assert tight.caps == (max(most),) * 2
+    found = with_order(facts).schedules[0]
+    assert all(peak <= cap for peak, cap in zip(score(tight, found).peak_memory, tight.caps, strict=True))
+
+
+def facts_of(prepared: Prepared, plan: Plan) -> Facts:
+    parameters = parameters_of(prepared.models)
+    return Facts(
+        prepared.recipe,
+        prepared.models,
+        prepared.shapes,
+        parameters,
+        plan,
+        prepared.flow,
+        prepared.longest_tokens,
+    )
+
+
+@pytest.mark.parametrize(
+    ("places", "message"),
+    [
+        ({"critic.train": "1,0 pp2"}, "`schedule` fused of actor.train: expected several roles that train together"),
+        ({"critic.train": "0 schedule=fused"}, "expected critic on the same ranks and with the same tp as actor"),
+        (
+            {"actor.train": "0,1 dp2 schedule=fused", "critic.train": "0,1 dp2 schedule=fused"},
+            "expected `pp` above 1 of actor or another role",
+        ),
+    ],
+)
+def test_an_order_that_cannot_be_found_is_refused(
+    places: dict[str, str], message: str, place: Path, placed: Callable[..., Recipe]
+) -> None:
+    recipe = placed("ppo", "refused", **PPO[1], plan=str(write_plan(place, "refused", FOUND | places)))
+    with pytest.raises(ConfigError, match=message):
+        prepare(recipe)
 
 
 def schedule_roles(plan: Plan) -> tuple[str, ...]:

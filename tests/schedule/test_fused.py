@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +14,7 @@ from hypothesis import strategies as st
 from plait.algorithms.ppo import PPOOptions, ppo
 from plait.dataflow import Dataflow, trace
 from plait.errors import ConfigError
+from plait.planner.evaluate import score
 from plait.planner.greedy import greedy
 from plait.planner.tables import schedule_from, tables_of
 from plait.schedule.completion import complete
@@ -78,6 +81,17 @@ def test_both_run_in_its_order_and_rows_are_ranks() -> None:
     assert (order.layout.mesh.ranks, str(order.layout.parallelism)) == ((0, 1), "dp1 tp1 pp2")
     assert order.in_flight == ({"actor": 1, "critic": 1}, {"actor": 1, "critic": 1})
     assert order(workload_of(order, {"actor": 1, "critic": 1})).ids() == MINE.ids()
+
+
+def test_the_example_of_the_manual() -> None:
+    manual = (Path(__file__).parents[2] / "docs" / "plans.md").read_text()
+    text = next(block for block in re.findall(r"```json\n(.*?)```", manual, re.DOTALL) if '"both"' in block)
+    done = complete(Plan.from_json(text), flow(), MODELS, "manual")
+    order = placements_of(done, "critic").schedule
+    assert isinstance(order, FusedOrder)
+    assert order.num_micro_batches == {"actor": 2, "critic": 2}
+    workload = fused_workload((2, 2), (2, 2), (1.0, 1.0), models=("actor", "critic"))
+    assert score(workload, done.schedules[0]).makespan == 12, "each rank has 4 forwards and 4 backwards, and no bubble"
 
 
 def test_more_run_in_rounds_and_fewer_leave_out_by_hand() -> None:

@@ -133,7 +133,7 @@ def test_a_placement_follows_the_schedule_that_it_names() -> None:
         (
             (TRAIN,),
             (),
-            r"placements\[0\].schedule: expected 1F1B, gpipe, one at a time or a name in `schedules`, found",
+            r"placements\[0\].schedule: expected 1F1B, gpipe, one at a time, fused or a name in `schedules`, found",
         ),
         (
             (TRAIN,),
@@ -160,7 +160,7 @@ def test_a_plan_that_contradicts_its_schedules_is_refused(placements, schedules,
 def test_the_plan_of_the_manual_is_one() -> None:
     """With one micro-batch more in flight on both stages than 1F1B has."""
     manual = (Path(__file__).parents[2] / "docs" / "plans.md").read_text()
-    (text,) = [block for block in re.findall(r"```json\n(.*?)```", manual, re.DOTALL) if '"schedules"' in block]
+    text = next(block for block in re.findall(r"```json\n(.*?)```", manual, re.DOTALL) if '"mine"' in block)
     order = placements_of(complete(Plan.from_json(text), FLOW, MODELS, "manual"), "actor").schedule
     assert isinstance(order, StatedOrder)
     assert (order.num_micro_batches, order.in_flight) == (4, (3, 2))

@@ -193,7 +193,7 @@ def _of_device(rank: int, facts: Facts) -> DeviceMemory:
     during = [] if facts.offload_policy.keeps_all else _during(rank, facts, held, working)
     slack = slack_rows(
         facts.recipe,
-        activations=largest.get(_ACTIVATIONS, 0),
+        activations=largest.get(ACTIVATIONS, 0),
         plain=_plain_activations(rank, facts),
         weights=max((one.num_bytes for one in held if not one.is_state), default=0),
         working=sum(count for _, count in rows) - PROCESS_BYTES - sum(one.num_bytes for one in held),
@@ -250,13 +250,13 @@ def _joint(facts: Facts, working: Mapping[Use, Rows]) -> dict[Use, Rows]:
         if len(roles) > 1:
             rows: dict[str, int] = {}
             for what, count in (row for one in roles for row in working.get((one, mode), ())):
-                rows[what] = rows.get(what, 0) + count if what == _ACTIVATIONS else max(rows.get(what, 0), count)
+                rows[what] = rows.get(what, 0) + count if what == ACTIVATIONS else max(rows.get(what, 0), count)
             found[role, mode] = list(rows.items())
     return found
 
 
 _PACKED = "weights packed for decoding"
-_ACTIVATIONS = "activations"
+ACTIVATIONS = "activations"
 
 
 def _working(rank: int, facts: Facts, one: RoleModel) -> dict[Use, Rows]:
@@ -281,7 +281,7 @@ def _working(rank: int, facts: Facts, one: RoleModel) -> dict[Use, Rows]:
 def _forward_rows(rank: int, facts: Facts, one: RoleModel, mode: Mode, layout: Layout) -> Rows:
     """Of a call that trains or scores."""
     recipe, shape, width = facts.recipe, facts.shapes[one.name], BYTES[facts.recipe.dtype]
-    rows = [(_ACTIVATIONS, _activations(rank, facts, one, mode, layout, fused=is_fused(recipe)))]
+    rows = [(ACTIVATIONS, _activations(rank, facts, one, mode, layout, fused=is_fused(recipe)))]
     if not one.scalar and layout.coordinates(rank).pp == layout.parallelism.pp - 1:
         rows.append(("logits of one chunk", logits_bytes(shape, width)))
         if mode == "train" and recipe.lora.rank == 0:
@@ -289,21 +289,26 @@ def _forward_rows(rank: int, facts: Facts, one: RoleModel, mode: Mode, layout: L
     return [(what, count) for what, count in rows if count]
 
 
-def _activations(rank: int, facts: Facts, one: RoleModel, mode: Mode, layout: Layout, *, fused: bool) -> int:
-    """What the largest micro-batch keeps of this rank's layers."""
+def micro_batch_bytes(facts: Facts, one: RoleModel, mode: Mode, layout: Layout, *, fused: bool) -> float:
+    """What the largest micro-batch keeps of a layer of this rank."""
     recipe, shape, sizes = facts.recipe, facts.shapes[one.name], layout.parallelism
     tokens = facts.places[one.role].micro_batch_tokens.get(mode, recipe.micro_batch_tokens)
     share = {"prompts_per_step": -(-recipe.prompts_per_step // sizes.dp), "micro_batch_tokens": tokens}
     batch = LargestBatch.of(recipe.model_copy(update=share), facts.flow, facts.longest_tokens)
+    whole = activation_bytes(shape, batch, BYTES[recipe.dtype], fused=fused, checkpointed=recipe.checkpoint_activations)
+    return whole / shape.layers / sizes.tp
+
+
+def _activations(rank: int, facts: Facts, one: RoleModel, mode: Mode, layout: Layout, *, fused: bool) -> int:
+    """What micro-batches of the largest size keep of this rank's layers at a time."""
     # 1F1B: a stage has as many micro-batches in flight as there are stages from it to the end. Scoring keeps
     # nothing for a backward: one layer's activations at a time.
     stage, order = layout.coordinates(rank).pp, facts.places[one.role].schedule
-    in_flight = order.in_flight[stage] if isinstance(order, StatedOrder) else sizes.pp - stage
+    in_flight = order.in_flight[stage] if isinstance(order, StatedOrder) else layout.parallelism.pp - stage
     if isinstance(order, FusedOrder):  # or alone, by 1F1B
         in_flight = max(in_flight, order.in_flight[order.layout.coordinates(rank).pp][one.role])
-    kept_layers = in_flight * _stage_layers(layout, rank, shape) if mode == "train" else 1
-    whole = activation_bytes(shape, batch, BYTES[recipe.dtype], fused=fused, checkpointed=recipe.checkpoint_activations)
-    return int(kept_layers / shape.layers / sizes.tp * whole)
+    layers = in_flight * _stage_layers(layout, rank, facts.shapes[one.name]) if mode == "train" else 1
+    return int(layers * micro_batch_bytes(facts, one, mode, layout, fused=fused))
 
 
 @dataclass(frozen=True)

@@ -187,7 +187,7 @@ def _check_exact(recipe: Recipe, plan: Plan, models: Sequence[RoleModel]) -> Non
 def _with_room(flow: Dataflow, planned: Mapping[str, PlannedModel], placed: Placed) -> Plan:
     """The named plan with the least tp whose parameters leave room on every device; `plan` itself where none does."""
     recipe, plan = placed.recipe, placed.plan
-    room = PARAMETERS_SHARE * _device_bytes(recipe, plan.num_ranks)
+    room = PARAMETERS_SHARE * device_bytes(recipe, plan.num_ranks)
     candidate, tp = plan, 1
     while tp <= plan.num_ranks:
         tried = replace(placed, plan=candidate)
@@ -202,7 +202,7 @@ def _with_room(flow: Dataflow, planned: Mapping[str, PlannedModel], placed: Plac
     return plan
 
 
-def _device_bytes(recipe: Recipe, devices: int) -> int:
+def device_bytes(recipe: Recipe, devices: int) -> int:
     """Memory of one device; of the CPU, an equal part of the machine's. Its size, not what is free: a plan does not
     depend on what else runs."""
     if recipe.device == "cuda":

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from plait.cost.placement import num_devices
-from plait.errors import ConfigError
+from plait.errors import ConfigError, DataError
 from plait.observe.progress import Progress
 from plait.recipes.recipe import Recipe
 from plait.recipes.role_models import REWARD_ROLES
@@ -32,6 +32,7 @@ from plait.runtime.run_files import RunFiles
 from plait.runtime.session import Session
 from plait.runtime.stored_recipe import as_begun
 from plait.schedule.plan import Plan
+from plait.schedule.schedule import Schedule
 from plait.workers.recorder import Recorder
 
 
@@ -101,7 +102,8 @@ def run(
         if resume:
             recipe = as_begun(directory.files.recipe, recipe)
             plan = kept_plan(recipe, directory.files)
-        prepared = prepare(recipe, flow=flow, plan=plan)
+        orders = _orders_in(directory.files.plan) if resume else ()
+        prepared = prepare(recipe, flow=flow, plan=plan, orders=orders)
         if prepared.plan.num_ranks > 1:
             from plait.runtime.processes.supervisor import supervise
 
@@ -116,6 +118,14 @@ def kept_plan(recipe: Recipe, files: RunFiles) -> Plan | None:
         return None
     plan = Plan.load(files.plan)
     return plan if plan.num_ranks == num_devices(recipe) else None
+
+
+def _orders_in(path: Path) -> tuple[Schedule, ...]:
+    """Those of the plan that a run kept; none where that cannot be read: they are found again."""
+    try:
+        return Plan.load(path).schedules
+    except DataError:
+        return ()
 
 
 def path_of(function: Callable[..., Any]) -> str:

@@ -6,8 +6,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from plait.cost.device_memory import Facts
 from plait.cost.estimate import ModelShape, model_shape
-from plait.cost.placement import num_devices, resolve_plan
+from plait.cost.placement import num_devices, parameters_of, resolve_plan
 from plait.data.examples import ExampleSet, ExampleStream, Given
 from plait.data.mixture import Mixed
 from plait.data.prompts import PromptSet, PromptStream
@@ -34,11 +35,14 @@ from plait.recipes.recipe import Recipe
 from plait.recipes.role_models import MODEL_ROLES, REWARD_ROLES, RoleModel, ToCome, role_models
 from plait.rewards.functions import RewardFunction, functions_of, reward_functions
 from plait.runtime.feed import Feed
+from plait.runtime.fusing import with_order
 from plait.runtime.planning import found_for_run
 from plait.runtime.reading import read_data
 from plait.runtime.stored_recipe import with_pool
 from plait.schedule.named_plans import AUTO
+from plait.schedule.placements import to_be_found
 from plait.schedule.plan import Plan
+from plait.schedule.schedule import Schedule
 
 
 @dataclass(frozen=True)
@@ -123,6 +127,7 @@ def prepare(
     to_come: Mapping[str, ToCome] | None = None,
     trains: bool = True,
     plan: Plan | None = None,
+    orders: Sequence[Schedule] = (),
 ) -> Prepared:
     """Resolve a recipe.
 
@@ -132,6 +137,7 @@ def prepare(
             there.
         trains: False where the model is only measured: it may then be an adapter alone.
         plan: that was found for a recipe that leaves it to be found.
+        orders: found for the run before, where its plan leaves some to be found; see `fusing.with_order`.
 
     Raises:
         UserError: a key, the flow, the data or the model cannot be used; the message names the key and the remedy.
@@ -151,6 +157,9 @@ def prepare(
         num_rows = len(next(iter(data.given.values())) if data.train_set is None else data.train_set)
         recipe = recipe.model_copy(update={"steps": recipe.steps_of(num_rows), "epochs": None})
         check_trained_steps(found.flow, recipe)
+    if to_be_found(plan):
+        longest = _longest_tokens(data.train_set, data.given)
+        plan = with_order(Facts(recipe, models, shapes, parameters_of(models), plan, found.flow, longest), orders)
     return Prepared(
         recipe,
         found.flow,

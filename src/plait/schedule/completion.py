@@ -13,9 +13,9 @@ from dataclasses import replace
 from plait.dataflow import CallKind, Dataflow, Node
 from plait.errors import ConfigError, DataError
 from plait.layout.shards import balanced_stages
-from plait.schedule.fused import FusedOrder, check_calls
+from plait.schedule.fused import FUSED, FusedOrder, check_calls, shared_rows
 from plait.schedule.named_plans import MODE_OF, PlannedModel, model_calls
-from plait.schedule.placements import DEFAULT_SCHEDULE, is_fused, order_of, parts_of
+from plait.schedule.placements import DEFAULT_SCHEDULE, is_fused, order_of, parts_of, to_be_found
 from plait.schedule.plan import Mode, Placement, Plan
 from plait.schedule.schedule import Schedule
 
@@ -49,6 +49,13 @@ def complete(plan: Plan, flow: Dataflow, models: Mapping[str, PlannedModel], lab
     for number, placement in enumerate(plan.placements):
         _check_placement(placement, flow, calls, plan.schedules, f"{label}: placements[{number}]")
     _check_schedules(plan, flow, label)
+    if together := to_be_found(plan):
+        try:
+            shared_rows(together)
+            check_calls(flow, tuple(together))
+        except (DataError, ConfigError) as error:
+            calls_of = " and ".join(p.call for p in together.values())
+            raise ConfigError(f"{label}: `schedule` {FUSED} of {calls_of}: {error}") from error
     for node in calls:
         own = {(p.ranks, p.dp, p.tp, p.pp, p.stages) for p in plan.placements_of(node.call, "prefill")}
         if own and own != {(p.ranks, p.dp, p.tp, p.pp, p.stages) for p in plan.placements_of(node.call, "decode")}:
@@ -137,13 +144,14 @@ def _check_placement(
     if p.mode == "prefill" and p.after != "keep":
         raise ConfigError(f"{label}.after: prefill and decode have one copy; say {p.after} of decode")
     if p.schedule:
-        several = any(s.name == p.schedule and is_fused(s) for s in stated)
+        own = next((s for s in stated if s.name == p.schedule), None)
+        several = p.schedule == FUSED if own is None else is_fused(own)
         if p.mode != "train" or (p.pp == 1 and not several):
             raise ConfigError(f"{label}.schedule: only train with pp above 1 has a pipeline schedule; leave it out")
-        known = (*SCHEDULES, *(schedule.name for schedule in stated))
+        known = (*SCHEDULES, FUSED, *(schedule.name for schedule in stated))
         if p.schedule not in known:
             raise ConfigError(
-                f"{label}.schedule: expected {', '.join(SCHEDULES)} or a name in `schedules`, found "
+                f"{label}.schedule: expected {', '.join(SCHEDULES)}, {FUSED} or a name in `schedules`, found "
                 f"`{p.schedule}`{_nearest(p.schedule, known)}"
             )
 

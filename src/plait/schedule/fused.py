@@ -214,6 +214,52 @@ def _check_ranks(
         )
 
 
+# -- an order that is yet to be found
+
+FUSED = "fused"
+"""The name of an order that a run finds by itself, where the plan states none of this name."""
+
+
+def shared_rows(placements: Mapping[str, Placement]) -> dict[tuple[str, int], tuple[int, ...]]:
+    """(role, copy) → the row of each stage, of roles that share ranks: as `FusedOrder.places`. The role with the most
+    stages runs as one copy, whose stages are the rows.
+
+    Args:
+        placements: role → where it trains.
+
+    Raises:
+        DataError: names the role and the key for which there are no such rows.
+    """
+    if len(placements) < 2:
+        raise DataError(f"expected several roles that train together, found {_listed(tuple(placements))} alone")
+    first = max(placements, key=lambda role: placements[role].pp)
+    mine = placements[first]
+    if mine.pp == 1:
+        raise DataError(f"expected `pp` above 1 of {first} or another role, found 1 of all")
+    at = {rank: mine.layout.coordinates(rank) for rank in mine.ranks}
+    found: dict[tuple[str, int], tuple[int, ...]] = {}
+    for role, p in placements.items():
+        if set(p.ranks) != set(mine.ranks) or p.tp != mine.tp:
+            raise DataError(
+                f"expected {role} on the same ranks and with the same tp as {first}, {sorted(mine.ranks)} and "
+                f"{mine.tp}, found {sorted(p.ranks)} and {p.tp}"
+            )
+        if mine.pp % p.pp:
+            raise DataError(f"expected `pp` of {role} that divides {mine.pp}, that of {first}, found {p.pp}")
+        copies = mine.pp // p.pp
+        for d, stage, t in product(range(p.dp), range(p.pp), range(p.tp)):
+            rank = p.layout.rank_at(d, t, stage)
+            rows = found.setdefault((role, d % copies), ())
+            if stage == len(rows):
+                found[role, d % copies] = rows = (*rows, at[rank].pp)
+            if (at[rank].dp, at[rank].tp, at[rank].pp) != (d // copies, t, rows[stage]):
+                raise DataError(
+                    f"`ranks` of {role}: rank {rank} has stage {stage} of its copy {d}, and not the place beside "
+                    f"{first} that the order needs; list the ranks of each copy of {first} together, in one order"
+                )
+    return found
+
+
 # -- which calls of a flow
 
 

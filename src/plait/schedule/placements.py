@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Any
 
 from plait.layout.mesh import Layout
-from plait.schedule.fused import FusedOrder, fused_order, models_of
+from plait.schedule.fused import FUSED, FusedOrder, fused_order, models_of
 from plait.schedule.plan import After, Mode, Placement, Plan
 from plait.schedule.schedule import Schedule
 from plait.schedule.stated import StatedOrder, stated_order
@@ -142,6 +142,11 @@ def order_of(plan: Plan, name: str, role: str, train: Placement) -> str | Stated
 def is_fused(schedule: Schedule) -> bool:
     """Whether several roles train together by it, each named in its actions."""
     return len(set(models_of(schedule)) - {""}) > 1
+
+
+def to_be_found(plan: Plan) -> dict[str, Placement]:
+    """Role → where it trains, of those that train together by an order that is not stated (`fused`); none: it is."""
+    return {} if plan.schedule(FUSED) is not None else _followers(plan, FUSED)
 
 
 def _followers(plan: Plan, name: str) -> dict[str, Placement]:

@@ -84,7 +84,8 @@ class Worker:
         self._status.tick()
         if self.rank == LEADER:
             with self._status.doing("prepare"):
-                prepared = prepare(job.recipe, flow=job.flow, plan=job.plan if is_searched(job.recipe) else None)
+                plan = job.plan if is_searched(job.recipe) else None
+                prepared = prepare(job.recipe, flow=job.flow, plan=plan, orders=job.plan.schedules)
             assert prepared.plan == job.plan, "the leader resolves another plan than the process that started it"
             directory = RunDirectory.lent(job.run_dir)
             with Session(prepared, directory, resume=job.resume, leading=self, origin=job.origin) as session:
