@@ -1,0 +1,21 @@
+"""The benchmark of roles that train together runs."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+
+
+@pytest.mark.slow
+def test_it_runs() -> None:
+    command = [sys.executable, BENCHMARKS / "fused_training.py", "--tiny", "--repeats", "1", "--steps", "1"]
+    ended = subprocess.run(
+        [*command, "--micro-batches", "2", "4", "--tokens", "16"], capture_output=True, text=True, timeout=300
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.count("fused") == ended.stdout.count("one each") == 2
