@@ -21,7 +21,8 @@ from plait.recipes.recipe import Recipe
 from plait.runtime.claim import claim
 from plait.runtime.forecast import STEP, predicted_seconds
 from plait.runtime.planning import found_for_run
-from plait.runtime.prepare import Outline, Prepared, is_searched, outline, prepare
+from plait.runtime.prepare import is_searched, outline, prepare
+from plait.runtime.prepared import Outline, Prepared
 from plait.runtime.reward_pools import open_pools
 from plait.schedule.named_plans import AUTO, NAMES
 from plait.schedule.plan import Plan

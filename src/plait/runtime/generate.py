@@ -26,8 +26,8 @@ from plait.policy.blocks import BLOCK_TOKENS, num_blocks_for
 from plait.recipes.checks import check_models
 from plait.recipes.role_models import RoleModel
 from plait.runtime.generation_report import OWN_COLUMNS, GenerationReport, Meter, limit_of
-from plait.runtime.prepare import check_ids, load_tokenizer
 from plait.runtime.stopping import stop_signals
+from plait.runtime.tokenizers import check_ids, load_tokenizer
 
 ANY_LENGTH = 1 << 62
 """Of a tokenizer: prompts that are too long are refused by us, with their line."""

@@ -9,7 +9,7 @@ from plait.observe.progress import Progress
 from plait.rewards.pool import RewardPool
 from plait.runtime.answering import HeldOut, Scorers, answer
 from plait.runtime.evaluation import Evaluation
-from plait.runtime.prepare import Prepared
+from plait.runtime.prepared import Prepared
 from plait.runtime.roles import ModelRole, RewardRole, RoleRuntime
 from plait.runtime.step import StepState
 

@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from plait.cost.device_memory import Facts
 from plait.cost.estimate import ModelShape, model_shape
 from plait.cost.placement import num_devices, parameters_of, resolve_plan
-from plait.data.examples import ExampleSet, ExampleStream, Given
+from plait.data.examples import ExampleSet
 from plait.data.mixture import Mixed
-from plait.data.prompts import PromptSet, PromptStream
-from plait.data.records import Prompt
+from plait.data.prompts import PromptSet
 from plait.dataflow import CallKind, Dataflow
 from plait.errors import ConfigError, ModelError
-from plait.models.files.adapter_folder import adapter_of
-from plait.models.files.hub import resolve
-from plait.models.files.pretrained import tokenizer_of
-from plait.observe.loading import loading
 from plait.policy.blocks import BLOCK_TOKENS
 from plait.recipes.algorithm import load_flow, trace_algorithm
 from plait.recipes.checks import (
@@ -34,90 +28,16 @@ from plait.recipes.checks import (
 from plait.recipes.recipe import Recipe
 from plait.recipes.role_models import MODEL_ROLES, REWARD_ROLES, RoleModel, ToCome, role_models
 from plait.rewards.functions import RewardFunction, functions_of, reward_functions
-from plait.runtime.feed import Feed
 from plait.runtime.fusing import with_order
 from plait.runtime.planning import found_for_run
+from plait.runtime.prepared import Outline, Prepared, longest_tokens
 from plait.runtime.reading import read_data
 from plait.runtime.stored_recipe import with_pool
+from plait.runtime.tokenizers import check_ids, load_tokenizer
 from plait.schedule.named_plans import AUTO
 from plait.schedule.placements import to_be_found
 from plait.schedule.plan import Plan
 from plait.schedule.schedule import Schedule
-
-
-@dataclass(frozen=True)
-class Outline:
-    """A recipe whose keys, flow and models fit together. Its fields are as those of `Prepared`."""
-
-    recipe: Recipe
-    flow: Dataflow
-    models: tuple[RoleModel, ...]
-    shapes: Mapping[str, ModelShape]
-    functions: Mapping[str, tuple[RewardFunction, ...]]
-    judges: tuple[RewardFunction, ...]
-
-    @property
-    def longest_tokens(self) -> int:
-        """Of prompts, or of given samples with their prompts: as long as the recipe and the model let them be."""
-        data, positions = self.recipe.data, self.shapes[self.recipe.model].max_positions
-        if self.flow.of_kind(CallKind.GENERATE):
-            return data.max_prompt_tokens or max(1, positions - self.recipe.sampling.max_response_tokens)
-        return data.max_example_tokens or positions
-
-
-@dataclass(frozen=True)
-class Prepared:
-    """A run that is ready to start."""
-
-    recipe: Recipe
-    """Its length in `steps`, whichever way the user said it."""
-    flow: Dataflow
-    models: tuple[RoleModel, ...]
-    """Which model each role begins as."""
-    shapes: Mapping[str, ModelShape]
-    """By the model's name in the recipe."""
-    plan: Plan
-    """Where every call of a model runs."""
-    tokenizer: Any
-    functions: Mapping[str, tuple[RewardFunction, ...]]
-    """Reward role → its functions."""
-    judges: tuple[RewardFunction, ...]
-    columns: tuple[str, ...]
-    """Of the data, which reward functions may ask for."""
-    train_set: Mixed[PromptSet] | None
-    """None for a flow that does not generate."""
-    given: Mapping[str, Mixed[ExampleSet]]
-    """`examples` and `pairs`, where the flow reads them."""
-    held_out: tuple[Prompt, ...]
-    held_out_given: Mapping[str, tuple[Given, ...]]
-    """Examples or pairs of a flow that does not generate."""
-
-    @property
-    def shape(self) -> ModelShape:
-        """Of the run's own model."""
-        return self.shapes[self.recipe.model]
-
-    @property
-    def num_held_out(self) -> int:
-        """Items of an evaluation: prompts, examples, or pairs."""
-        samples = next(iter(self.held_out_given.values()), ())
-        return len(self.held_out) or len({one.sample.prompt.uid for one in samples})
-
-    @property
-    def longest_tokens(self) -> int:
-        """Of the prompts; without any, of the given samples with their prompts."""
-        return _longest_tokens(self.train_set, self.given)
-
-    def feed(self, drawn: int = 0) -> Feed:
-        """The data of the run, from the `drawn`-th prompt on."""
-        recipe, count = self.recipe, self.recipe.prompts_per_step
-        prompts = None
-        if self.train_set is not None:
-            prompts = PromptStream(self.train_set, seed=recipe.seed, prompts_per_step=count)
-        streams = {
-            name: ExampleStream(examples, seed=recipe.seed, per_step=count) for name, examples in self.given.items()
-        }
-        return Feed(prompts, streams, count, drawn, seed=recipe.seed)
 
 
 def prepare(
@@ -152,7 +72,7 @@ def prepare(
     data = read_data(found.flow, recipe, tokenizer, shapes[recipe.model])
     check_ids(tokenizer, shapes[recipe.model].vocabulary, _ids_of(data.train_set, data.given), recipe.model)
     if plan is None:
-        plan = found_for_run(found, _longest_tokens(data.train_set, data.given))
+        plan = found_for_run(found, longest_tokens(data.train_set, data.given))
     if recipe.epochs is not None:
         num_rows = len(next(iter(data.given.values())) if data.train_set is None else data.train_set)
         recipe = recipe.model_copy(update={"steps": recipe.steps_of(num_rows), "epochs": None})
@@ -175,12 +95,6 @@ def prepare(
         data.held_out,
         data.held_out_given,
     )
-
-
-def _longest_tokens(train_set: Mixed[PromptSet] | None, given: Mapping[str, Mixed[ExampleSet]]) -> int:
-    if train_set is not None:
-        return train_set.longest_tokens
-    return max(examples.longest_tokens for examples in given.values())
 
 
 def is_searched(recipe: Recipe) -> bool:
@@ -264,23 +178,6 @@ def _check_stop(recipe: Recipe, shape: ModelShape) -> None:
             )
 
 
-def check_ids(tokenizer: Any, vocabulary: int, ids: Iterable[tuple[str, Sequence[int]]], name: str) -> None:
-    """Raises ModelError where a tokenizer writes tokens that its model has no embedding for.
-
-    Args:
-        ids: (place, token ids) of the texts that are read.
-        name: of the model, for messages.
-    """
-    if max(tokenizer.get_vocab().values(), default=0) < vocabulary:
-        return  # whatever the text
-    for place, tokens in ids:
-        if max(tokens, default=0) >= vocabulary:
-            raise ModelError(
-                f"model: the tokenizer of {name!r} writes token {max(tokens)} for {place}, but the model has only "
-                f"{vocabulary}; give the model its own tokenizer, or set `model` to another."
-            )
-
-
 def _check_tokens(models: tuple[RoleModel, ...], tokenizer: Any, recipe: Recipe) -> None:
     """Raises ConfigError where a role reads the run's token ids, but begins as a model for which they mean other texts.
 
@@ -308,26 +205,3 @@ def _functions(role: str, flow: Dataflow, recipe: Recipe) -> tuple[RewardFunctio
     if "score" not in flow.call_kinds(role) or (settings.model is not None and not settings.functions):
         return ()
     return functions_of(settings, task=recipe.data.task)
-
-
-def load_tokenizer(model: str, key: str = "model") -> Any:
-    """The tokenizer of a model name, without its weights.
-
-    Args:
-        key: of the recipe, for messages.
-
-    Raises:
-        ModelError: the model cannot be found, or its folder has no tokenizer.
-    """
-    loading(f"tokenizer of {model}")
-    adapter = adapter_of(model)
-    if adapter is None:
-        folder = resolve(model)
-    else:
-        folder = adapter.folder if adapter.has_tokenizer else resolve(adapter.base)
-    try:
-        return tokenizer_of(folder, model)
-    except ModelError:
-        raise
-    except (OSError, ValueError) as error:
-        raise ModelError(f"key `{key}`: `{model}` has no tokenizer that can be read: {error}") from error

@@ -13,7 +13,7 @@ from plait.observe.trace import TraceEvent, TraceWriter
 from plait.observe.trackers import Trackers
 from plait.runtime.directory import RunDirectory
 from plait.runtime.evaluation import Evaluation, with_extras
-from plait.runtime.prepare import Prepared
+from plait.runtime.prepared import Prepared
 from plait.runtime.step import StepState
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from plait.observe.loading import loading
 from plait.rewards.pool import RewardPool
-from plait.runtime.prepare import Prepared
+from plait.runtime.prepared import Prepared
 
 
 def open_pools(prepared: Prepared, stack: contextlib.ExitStack, output: Path | None = None) -> dict[str, RewardPool]:

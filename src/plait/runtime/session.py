@@ -28,7 +28,7 @@ from plait.runtime.filling import build_roles
 from plait.runtime.history import History, Origin
 from plait.runtime.measure import measure
 from plait.runtime.patient import Patient
-from plait.runtime.prepare import Prepared
+from plait.runtime.prepared import Prepared
 from plait.runtime.progressed import Progressed, check_not_gone, resumed_from
 from plait.runtime.records import Records, value_of
 from plait.runtime.reward_pools import open_pools

@@ -16,7 +16,8 @@ from plait.runtime.api import run
 from plait.runtime.claim import claim
 from plait.runtime.controller import Outcome
 from plait.runtime.export import export_whole
-from plait.runtime.prepare import Prepared, prepare
+from plait.runtime.prepare import prepare
+from plait.runtime.prepared import Prepared
 from plait.runtime.reward_pools import open_pools
 from plait.runtime.run_files import CHECKPOINTS, METRICS, RECIPE
 

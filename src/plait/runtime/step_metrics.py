@@ -13,7 +13,7 @@ from plait.observe.progress import ROLLOUTS, Watched, losses
 from plait.recipes.role_models import main_role
 from plait.rewards.scores import GroupScores
 from plait.runtime.evaluation import logged_means
-from plait.runtime.prepare import Prepared
+from plait.runtime.prepared import Prepared
 from plait.runtime.step import StepState
 
 

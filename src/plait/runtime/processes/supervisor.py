@@ -24,7 +24,7 @@ from plait.observe.progress import Progress
 from plait.runtime.controller import Outcome
 from plait.runtime.directory import RunDirectory
 from plait.runtime.history import Origin
-from plait.runtime.prepare import Prepared
+from plait.runtime.prepared import Prepared
 from plait.runtime.processes.progress_relay import ProgressRelay
 from plait.runtime.processes.worker import PROGRESS, STATUS, Job, Worker
 from plait.runtime.step_metrics import watched

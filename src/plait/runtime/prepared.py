@@ -1,0 +1,100 @@
+"""A run whose recipe has been read and checked, as everything of it begins from. Loads no weights."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from plait.cost.estimate import ModelShape
+from plait.data.examples import ExampleSet, ExampleStream, Given
+from plait.data.mixture import Mixed
+from plait.data.prompts import PromptSet, PromptStream
+from plait.data.records import Prompt
+from plait.dataflow import CallKind, Dataflow
+from plait.recipes.recipe import Recipe
+from plait.recipes.role_models import RoleModel
+from plait.rewards.functions import RewardFunction
+from plait.runtime.feed import Feed
+from plait.schedule.plan import Plan
+
+
+@dataclass(frozen=True)
+class Outline:
+    """A recipe whose keys, flow and models fit together. Its fields are as those of `Prepared`."""
+
+    recipe: Recipe
+    flow: Dataflow
+    models: tuple[RoleModel, ...]
+    shapes: Mapping[str, ModelShape]
+    functions: Mapping[str, tuple[RewardFunction, ...]]
+    judges: tuple[RewardFunction, ...]
+
+    @property
+    def longest_tokens(self) -> int:
+        """Of prompts, or of given samples with their prompts: as long as the recipe and the model let them be."""
+        data, positions = self.recipe.data, self.shapes[self.recipe.model].max_positions
+        if self.flow.of_kind(CallKind.GENERATE):
+            return data.max_prompt_tokens or max(1, positions - self.recipe.sampling.max_response_tokens)
+        return data.max_example_tokens or positions
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A run that is ready to start."""
+
+    recipe: Recipe
+    """Its length in `steps`, whichever way the user said it."""
+    flow: Dataflow
+    models: tuple[RoleModel, ...]
+    """Which model each role begins as."""
+    shapes: Mapping[str, ModelShape]
+    """By the model's name in the recipe."""
+    plan: Plan
+    """Where every call of a model runs."""
+    tokenizer: Any
+    functions: Mapping[str, tuple[RewardFunction, ...]]
+    """Reward role → its functions."""
+    judges: tuple[RewardFunction, ...]
+    columns: tuple[str, ...]
+    """Of the data, which reward functions may ask for."""
+    train_set: Mixed[PromptSet] | None
+    """None for a flow that does not generate."""
+    given: Mapping[str, Mixed[ExampleSet]]
+    """`examples` and `pairs`, where the flow reads them."""
+    held_out: tuple[Prompt, ...]
+    held_out_given: Mapping[str, tuple[Given, ...]]
+    """Examples or pairs of a flow that does not generate."""
+
+    @property
+    def shape(self) -> ModelShape:
+        """Of the run's own model."""
+        return self.shapes[self.recipe.model]
+
+    @property
+    def num_held_out(self) -> int:
+        """Items of an evaluation: prompts, examples, or pairs."""
+        samples = next(iter(self.held_out_given.values()), ())
+        return len(self.held_out) or len({one.sample.prompt.uid for one in samples})
+
+    @property
+    def longest_tokens(self) -> int:
+        """Of the prompts; without any, of the given samples with their prompts."""
+        return longest_tokens(self.train_set, self.given)
+
+    def feed(self, drawn: int = 0) -> Feed:
+        """The data of the run, from the `drawn`-th prompt on."""
+        recipe, count = self.recipe, self.recipe.prompts_per_step
+        prompts = None
+        if self.train_set is not None:
+            prompts = PromptStream(self.train_set, seed=recipe.seed, prompts_per_step=count)
+        streams = {
+            name: ExampleStream(examples, seed=recipe.seed, per_step=count) for name, examples in self.given.items()
+        }
+        return Feed(prompts, streams, count, drawn, seed=recipe.seed)
+
+
+def longest_tokens(train_set: Mixed[PromptSet] | None, given: Mapping[str, Mixed[ExampleSet]]) -> int:
+    if train_set is not None:
+        return train_set.longest_tokens
+    return max(examples.longest_tokens for examples in given.values())

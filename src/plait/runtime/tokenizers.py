@@ -1,0 +1,52 @@
+"""The tokenizers of models by name, and whether what they write has a place in the model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from plait.errors import ModelError
+from plait.models.files.adapter_folder import adapter_of
+from plait.models.files.hub import resolve
+from plait.models.files.pretrained import tokenizer_of
+from plait.observe.loading import loading
+
+
+def load_tokenizer(model: str, key: str = "model") -> Any:
+    """The tokenizer of a model name, without its weights.
+
+    Args:
+        key: of the recipe, for messages.
+
+    Raises:
+        ModelError: the model cannot be found, or its folder has no tokenizer.
+    """
+    loading(f"tokenizer of {model}")
+    adapter = adapter_of(model)
+    if adapter is None:
+        folder = resolve(model)
+    else:
+        folder = adapter.folder if adapter.has_tokenizer else resolve(adapter.base)
+    try:
+        return tokenizer_of(folder, model)
+    except ModelError:
+        raise
+    except (OSError, ValueError) as error:
+        raise ModelError(f"key `{key}`: `{model}` has no tokenizer that can be read: {error}") from error
+
+
+def check_ids(tokenizer: Any, vocabulary: int, ids: Iterable[tuple[str, Sequence[int]]], name: str) -> None:
+    """Raises ModelError where a tokenizer writes tokens that its model has no embedding for.
+
+    Args:
+        ids: (place, token ids) of the texts that are read.
+        name: of the model, for messages.
+    """
+    if max(tokenizer.get_vocab().values(), default=0) < vocabulary:
+        return  # whatever the text
+    for place, tokens in ids:
+        if max(tokens, default=0) >= vocabulary:
+            raise ModelError(
+                f"model: the tokenizer of {name!r} writes token {max(tokens)} for {place}, but the model has only "
+                f"{vocabulary}; give the model its own tokenizer, or set `model` to another."
+            )
