@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from plait.data.records import Sample
-from plait.dataflow import CallKind, Column, Grain, Level, Node
+from plait.dataflow.graph import CallKind, Column, Grain, Level, Node
 from plait.errors import RunError
 from plait.policy.packing import SampleSize
 from plait.user_code import CALL_LIMIT_S, UserCode, is_users, title_of

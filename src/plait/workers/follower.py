@@ -19,9 +19,9 @@ from plait.schedule.timeline import Span
 from plait.schedule.work import MOVED_ON, Work
 from plait.workers.announcer import Call
 from plait.workers.commands import ScoreCall, TrainCall, TrainTogetherCall
+from plait.workers.gathering import Gathering
 from plait.workers.lockstep_engine import LockstepEngine
 from plait.workers.messages import Do, Message, pack_samples, unpack_requests
-from plait.workers.migrations import Gathering
 from plait.workers.rank_state import RankState
 from plait.workers.ranks import LEADER, WAIT_S
 from plait.workers.recorder import Recorder

@@ -19,8 +19,8 @@ from plait.models.parallel.team import Team
 from plait.policy.step import Key
 from plait.schedule.work import MOVED_ON, Done
 from plait.speculation.counts import Counts
+from plait.workers.gathering import Gathering, GathersSamples
 from plait.workers.instances import deciding
-from plait.workers.migrations import Gathering, SampleMoverOfRank
 
 Word = Sequence[Request] | Gathering | None
 """What an instance is told: requests; samples that leave, or come; None: nobody waits for the samples asked for."""
@@ -34,7 +34,7 @@ class LockstepEngine:
     that have not come yet. A rank that generates alone tells nobody.
     """
 
-    def __init__(self, engine: Engine, team: Team, mover: SampleMoverOfRank | None = None) -> None:
+    def __init__(self, engine: Engine, team: Team, mover: GathersSamples | None = None) -> None:
         self._engine = engine
         self._mover = mover
         self._peers = team.all

@@ -1,4 +1,4 @@
-"""Unfinished samples of a role that go on in other instances: what the leader says, and what each rank does then.
+"""Unfinished samples of a role that go on in other instances: what each rank does.
 
 All ranks of both instances do it at a boundary between two of their steps, in the order in which the leader lists the
 pairs, so that nobody waits for a rank that waits for somebody else.
@@ -6,47 +6,15 @@ pairs, so that nobody waits for a rank that waits for somebody else.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Sequence
 
 from plait.generation.engine import Engine
 from plait.layout.mesh import Layout
 from plait.models.parallel.team import Peers
 from plait.policy.step import Key
 from plait.schedule.work import to_the_end
+from plait.workers.gathering import Gathering
 from plait.workers.sample_mover import End, SampleMover
-
-
-@dataclass(frozen=True)
-class Gathering:
-    """Samples that leave some instances for others.
-
-    pairs:   (source, target), numbers of instances → the samples that move
-    numbers: prompt → the command that asked for its samples, which they are delivered under
-    """
-
-    pairs: Mapping[tuple[int, int], Sequence[Key]]
-    numbers: Mapping[int, int]
-
-    @property
-    def instances(self) -> frozenset[int]:
-        """All that have a part in it."""
-        return frozenset(place for pair in self.pairs for place in pair)
-
-    @property
-    def sources(self) -> frozenset[int]:
-        return frozenset(source for source, _ in self.pairs)
-
-    def to_header(self) -> dict[str, Any]:
-        """As JSON values."""
-        pairs = [[*pair, [list(key) for key in keys]] for pair, keys in sorted(self.pairs.items())]
-        return {"pairs": pairs, "numbers": [list(item) for item in self.numbers.items()]}
-
-    @classmethod
-    def of(cls, header: Mapping[str, Any]) -> Gathering:
-        pairs = {(source, target): [(uid, index) for uid, index in keys] for source, target, keys in header["pairs"]}
-        return cls(pairs, dict(header["numbers"]))
 
 
 class SampleMoverOfRank:

@@ -38,8 +38,8 @@ from plait.schedule.plan import After, Mode, Plan
 from plait.schedule.work import Work
 from plait.training.optimizer import AVERAGED
 from plait.training.trainer import Trainer
+from plait.workers.gathering import GathersSamples
 from plait.workers.loading import build_models
-from plait.workers.migrations import SampleMoverOfRank
 from plait.workers.offload_manager import Need, OffloadManager, OffloadUnit
 from plait.workers.optimizer_state import broken_state, loading_state, saving_state
 from plait.workers.ranks import WAIT_S
@@ -69,7 +69,7 @@ class RoleState:
     engine: Engine | None = None
     instance: Team | None = None
     """That the engine belongs to."""
-    mover: SampleMoverOfRank | None = None
+    mover: GathersSamples | None = None
     """The way of samples to other instances; None: they stay where they begin."""
     moves: tuple[MovePlan, ...] = ()
     """From the home layout to each of `Setting.copies`."""

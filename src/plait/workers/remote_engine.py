@@ -19,9 +19,9 @@ from plait.policy.step import Key
 from plait.schedule.work import MOVED_ON, Done
 from plait.speculation.counts import Counts
 from plait.workers.announcer import Announcer
+from plait.workers.gathering import Gathering
 from plait.workers.lockstep_engine import LockstepEngine
 from plait.workers.messages import Do, Message, pack_requests, unpack_samples, unpack_speculation
-from plait.workers.migrations import Gathering
 from plait.workers.ranks import LEADER
 
 _ROOM = 1 << 62
