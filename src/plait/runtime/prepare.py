@@ -78,7 +78,7 @@ def prepare(
         recipe = recipe.model_copy(update={"steps": recipe.steps_of(num_rows), "epochs": None})
         check_trained_steps(found.flow, recipe)
     if to_be_found(plan):
-        longest = _longest_tokens(data.train_set, data.given)
+        longest = longest_tokens(data.train_set, data.given)
         plan = with_order(Facts(recipe, models, shapes, parameters_of(models), plan, found.flow, longest), orders)
     return Prepared(
         recipe,
