@@ -40,7 +40,7 @@ class Instance:
         for _ in self.mover.moving(keys, final=False):
             self.engine.step()
         moved = list(self.mover.moving(keys))
-        return f"{len(keys)} samples left; the rest of them were {sum(one.num_bytes for one in moved):,} bytes"
+        return f"{len(keys)} samples left; the rest of them were {sum(action.bytes for action in moved):,} bytes"
 
     def go_on(self):
         for _ in range(2):

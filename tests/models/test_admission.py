@@ -64,8 +64,8 @@ def test_a_wrong_attention_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     """Keys that are shifted by one token: only numbers tell."""
     attend = admission.PackedContext.attend
 
-    def shifted(self, layer, query, key, value, **options):
-        return attend(self, layer, query, key.roll(1, 1), value, **options)
+    def shifted(self, layer, query, key, value, form):
+        return attend(self, layer, query, key.roll(1, 1), value, form)
 
     model = tiny_model("llama", dtype=torch.float32)
     assert admission.self_check(model, "it") < 1e-5
@@ -112,8 +112,8 @@ def test_a_wrong_gradient_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     """Keys without a gradient: the forward is right."""
     attend = admission.PackedContext.attend
 
-    def detached(self, layer, query, key, value, **options):
-        return attend(self, layer, query, key.detach(), value, **options)
+    def detached(self, layer, query, key, value, form):
+        return attend(self, layer, query, key.detach(), value, form)
 
     model = tiny_model("llama", dtype=torch.float32)
     before = [param.requires_grad for param in model.module.parameters()]

@@ -305,8 +305,8 @@ def test_the_decoder_is_admitted_by_the_same_checks(tmp_path: Path, monkeypatch:
     save_pretrained(scalar_of(tiny_llama(torch.float32), seed=0), tmp_path / "it")
     attend = admission.PackedContext.attend
 
-    def shifted(self, layer, query, key, value, **options):
-        return attend(self, layer, query, key.roll(1, 1), value, **options)
+    def shifted(self, layer, query, key, value, form):
+        return attend(self, layer, query, key.roll(1, 1), value, form)
 
     with monkeypatch.context() as patch:
         patch.setattr(admission.PackedContext, "attend", shifted)
