@@ -95,10 +95,10 @@ def test_models_that_leave_no_room_are_cut(make_recipe, monkeypatch: pytest.Monk
         sum(count for _, count in parameter_rows(r, Placed(recipe, models, shapes, parameters, whole)))
         for r in range(4)
     ]
-    monkeypatch.setattr(placement, "_device_bytes", lambda recipe, devices: (min(held) - 1) / 0.6)
+    monkeypatch.setattr(placement, "device_bytes", lambda recipe, devices: (min(held) - 1) / 0.6)
     cut = resolve_plan(recipe, flow, models, shapes)
     assert {(p.dp, p.tp) for p in cut.placements} == {(2, 2)}
-    monkeypatch.setattr(placement, "_device_bytes", lambda recipe, devices: 1)  # nothing helps
+    monkeypatch.setattr(placement, "device_bytes", lambda recipe, devices: 1)  # nothing helps
     assert resolve_plan(recipe, flow, models, shapes) == whole
 
 
