@@ -45,7 +45,7 @@ def test_it_is_a_slow_average_of_the_policy(
     def watched(workers: WorkerGroup, share: float | None) -> None:
         sync(workers, share)
         masters = workers.rank_state.roles["actor"].trainer.optimizer.masters  # type: ignore[union-attr]
-        seen.append((masters.clone(), workers.model("ref").flat.flat("cpu").clone()))
+        seen.append((masters.clone(), workers.model("ref").trained.flat.flat("cpu").clone()))
 
     monkeypatch.setattr(WorkerGroup, "sync_references", watched)
     keys = KEYS | {"dtype": dtype, "reference.sync_every": 2, "reference.mixup": 0.25}
@@ -55,7 +55,7 @@ def test_it_is_a_slow_average_of_the_policy(
     def at_first(workers: WorkerGroup) -> dict[str, float]:
         nonlocal began
         if not len(began):
-            began = workers.model("ref").flat.flat("cpu").clone()
+            began = workers.model("ref").trained.flat.flat("cpu").clone()
         return original(workers)
 
     monkeypatch.setattr(WorkerGroup, "row_traffic", at_first)

@@ -274,7 +274,9 @@ def _unknown(name: str) -> str:
 
 
 def _nearest(name: str) -> str:
-    close = difflib.get_close_matches(name.split("/")[-1].lower(), [*ALIASES, *KNOWN], n=1, cutoff=0.5)
+    """A model with weights before one that is known by its shape alone."""
+    last = name.split("/")[-1].lower()
+    close = [match for names in (ALIASES, KNOWN) for match in difflib.get_close_matches(last, names, n=1, cutoff=0.5)]
     return f" Did you mean {close[0]!r}?" if close else ""
 
 
