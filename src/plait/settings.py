@@ -6,7 +6,8 @@ infinite or NaN. Whole numbers stay within MOST unless the key states a bound of
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from enum import Enum
 from functools import lru_cache
 from pathlib import Path
@@ -14,7 +15,7 @@ from types import UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from annotated_types import Le
-from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator
 from pydantic_core import PydanticCustomError
 
 from plait.json_text import is_unicode
@@ -91,6 +92,25 @@ def _check(value: Any, kinds: frozenset[type], most: int) -> None:
     if not fits:
         expected = [word for kind, word in _WORDS.items() if kind in kinds and not (kind is int and float in kinds)]
         raise _refusal(f"expected {' or '.join(expected)}")
+
+
+def word_or_number(
+    words: Sequence[str], kind: type[int] | type[float], fits: Callable[[float], bool], expected: str
+) -> BeforeValidator:
+    """Of a key that holds one of some words, or a number that `fits`; a command line has numbers as texts."""
+
+    def check(value: Any) -> Any:
+        number = value
+        if isinstance(value, str):
+            if value in words:
+                return value
+            with contextlib.suppress(ValueError):
+                number = kind(value)
+        if type(number) in (int, kind) and fits(number):
+            return kind(number)
+        raise _refusal(f"expected {expected}")
+
+    return BeforeValidator(check)
 
 
 def _refusal(expected: str) -> PydanticCustomError:

@@ -100,7 +100,7 @@ def test_what_is_guessed_changes_no_response(
             ["--speculation", "often"],
             "--speculation: expected auto, off or a number of tokens from 1 to 15, found 'often'",
         ),
-        (["--speculation", "16"], "--speculation: expected auto, off or a number of tokens from 1 to 15, found 16"),
+        (["--speculation", "16"], "--speculation: expected auto, off or a number of tokens from 1 to 15, found '16'"),
         (["--history", "PROMPTS"], "--history is what guesses are taken from, but --speculation is off"),
         (["--speculation", "auto", "--history", "PROMPTS"], "prompts.jsonl:1: expected a sample of a model of"),
         (["--speculation", "auto", "--history", "none.jsonl"], "none.jsonl"),

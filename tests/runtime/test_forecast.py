@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from plait.cost.workload import Lengths
 from plait.errors import ConfigError
 from plait.recipes.recipe import Recipe
 from plait.runtime.forecast import STEP, Beside, forecast_beside, predicted_seconds
@@ -86,12 +87,12 @@ def test_a_run_on_a_plan_that_was_found_keeps_it_and_says_what_came_of_it(
 def test_lengths(make_recipe: MakeRecipe, tmp_path: Path) -> None:
     recipe = make_recipe()
     most = recipe.sampling.max_response_tokens
-    assert lengths_of(None, recipe, 9).responses.values == (most,)
-    assert lengths_of("5:3", recipe, 9).prompts.values == (5,)
-    assert lengths_of("3~0.5", recipe, 9).responses.longest <= most
+    assert lengths_of(None, recipe, lambda: Lengths.fixed(9)).responses.values == (most,)
+    assert lengths_of("5:3", recipe, lambda: Lengths.fixed(9)).prompts.values == (5,)
+    assert lengths_of("3~0.5", recipe, lambda: Lengths.fixed(9)).responses.longest <= most
     (tmp_path / "run/samples").mkdir(parents=True)
     row = {"prompt_ids": [1, 2], "token_ids": [3]}
     (tmp_path / "run/samples/step-000001.jsonl").write_text(json.dumps(row) + "\n")
-    assert lengths_of(str(tmp_path / "run"), recipe, 9).prompts.values == (2,)
+    assert lengths_of(str(tmp_path / "run"), recipe, lambda: Lengths.fixed(9)).prompts.values == (2,)
     with pytest.raises(ConfigError, match="no samples"):
-        lengths_of(str(tmp_path), recipe, 9)
+        lengths_of(str(tmp_path), recipe, lambda: Lengths.fixed(9))

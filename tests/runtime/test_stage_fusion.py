@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from plait.errors import ConfigError
 from plait.observe.run_log import read_rows
 from plait.recipes.recipe import Recipe
 from plait.runtime.api import run
@@ -40,6 +41,16 @@ PLANS = {
         "ref.logprobs": "0,1,2,3 dp2 tp2",
     },
 }
+
+
+@pytest.mark.parametrize("share", [0, 1.5, -1, float("nan"), "often", None])
+def test_what_fusion_may_not_be(make_recipe: Callable[..., Recipe], share: Any) -> None:
+    with pytest.raises(ConfigError, match="key `fusion`: expected off, or a share above 0 and at most 1, found "):
+        make_recipe(fusion=share)
+
+
+def test_fusion_is_a_share_or_off(make_recipe: Callable[..., Recipe]) -> None:
+    assert [make_recipe(fusion=share).fusion for share in ("off", "0.5", 1, 0.25)] == ["off", 0.5, 1.0, 0.25]
 
 
 @pytest.mark.parametrize("share", [0.25, 1.0])

@@ -138,7 +138,8 @@ def _engine(options: Options) -> SamplingSettings:
             speculation=options.speculation,  # type: ignore[arg-type]
         )
     except ValidationError as error:
-        raise ConfigError(f"--speculation: {error.errors()[0]['ctx']['error']}") from None
+        detail = error.errors()[0]
+        raise ConfigError(f"--speculation: {detail['msg']}, found {detail['input']!r}") from None
 
 
 def _history(options: Options) -> tuple[Row, ...]:

@@ -43,7 +43,8 @@ def plan(
     devices
         As many, in place of the cluster's.
     lengths
-        Response tokens: 512, or MEDIAN~SIGMA, either after PROMPT: tokens (128:300~0.8), or a run's folder.
+        Response tokens: 512, or MEDIAN~SIGMA, either after PROMPT: tokens (128:300~0.8), or a run's folder. Without
+        PROMPT: the data's prompts are read.
     seconds
         Time to search; Ctrl-C ends it earlier and shows the best so far.
     seed
@@ -105,7 +106,8 @@ def simulate(
     devices
         As many, in place of the cluster's.
     lengths
-        Response tokens: 512, or MEDIAN~SIGMA, either after PROMPT: tokens (128:300~0.8), or a run's folder.
+        Response tokens: 512, or MEDIAN~SIGMA, either after PROMPT: tokens (128:300~0.8), or a run's folder. Without
+        PROMPT: the data's prompts are read.
     timeline
         File for the predicted timeline.
     picture
@@ -144,13 +146,13 @@ def _planning(
     recipe = user_recipe(path, [], trust_run_code=False)
     from plait.cost.cluster import read_cluster
     from plait.runtime.planning import MACHINE, Planning, lengths_of, machine_cluster, ranks_of
-    from plait.runtime.prepare import outline
+    from plait.runtime.prepare import outline, prompt_lengths
 
     found = outline(recipe)
     count = devices or ranks_of(plan or recipe.plan) or max(1, recipe.devices)
     spec = machine_cluster(recipe, count) if cluster is None else read_cluster(cluster, devices)
     source = MACHINE if cluster is None else "vendors' numbers and default shares of them"
-    sizes = lengths_of(lengths, found.recipe, found.longest_tokens)
+    sizes = lengths_of(lengths, found.recipe, lambda: prompt_lengths(found))
     return Planning(found.recipe, found.flow, found.models, found.shapes, spec, sizes, source)
 
 

@@ -126,6 +126,11 @@ class Report:
         ]
         if (price := self.price_of_1000_steps) is not None:
             lines.append(f"1,000 steps   {price:,.2f}, at {cluster.price_per_device_hour:g} for a device's hour")
+        sizes = self.planning.lengths
+        lines.append(
+            f"lengths       prompts of {sizes.prompts.mean:,.0f} tokens (at most {sizes.prompts.longest:,}), "
+            f"responses of {sizes.responses.mean:,.0f} ({sizes.responses.longest:,})"
+        )
         lines.append(f"numbers       {self.planning.calibration}; nothing of this was run")
         if self.found is not None:
             how = "all of them" if self.found.stopped_by == "exhaustive" else f"in {self.found.seconds:.1f} s"

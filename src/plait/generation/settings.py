@@ -6,12 +6,12 @@ import math
 from dataclasses import dataclass, replace
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic import AfterValidator, Field
 
 from plait.errors import ConfigError
 from plait.policy.blocks import BLOCK_TOKENS, num_blocks_for
 from plait.policy.step import Limits
-from plait.settings import Settings
+from plait.settings import Settings, word_or_number
 
 MIN_TEMPERATURE = 0.01
 MAX_DRAFT_TOKENS = 15
@@ -38,12 +38,12 @@ def _check_blocks(value: int) -> int:
     return value
 
 
-def _check_speculation(value: object) -> object:
-    """A command line has numbers as texts."""
-    number = int(value) if isinstance(value, str) and value.isdecimal() else value
-    if number in ("auto", "off") or (type(number) is int and 1 <= number <= MAX_DRAFT_TOKENS):
-        return number
-    raise ValueError(f"expected auto, off or a number of tokens from 1 to {MAX_DRAFT_TOKENS}, found {number!r}")
+_SPECULATION = word_or_number(
+    ("auto", "off"),
+    int,
+    lambda number: 1 <= number <= MAX_DRAFT_TOKENS,
+    f"auto, off or a number of tokens from 1 to {MAX_DRAFT_TOKENS}",
+)
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,7 @@ class SamplingSettings(Settings):
         ge=0,
         description="tokens of prompts and responses whose keys and values are kept for later prompts that begin alike",
     )
-    speculation: Annotated[int | Literal["auto", "off"], BeforeValidator(_check_speculation)] = Field(
+    speculation: Annotated[int | Literal["auto", "off"], _SPECULATION] = Field(
         "off",
         description="guess next tokens from what is known and compute several in a step, which changes no sample: auto "
         "(as many as pay), off, or tokens of a guess",

@@ -20,7 +20,7 @@ from plait.models.lora_settings import LoraSettings
 from plait.observe.doctor_settings import DoctorSettings
 from plait.rewards.settings import RewardSettings
 from plait.schedule.plan import MOST_RANKS
-from plait.settings import Seed, Settings
+from plait.settings import Seed, Settings, word_or_number
 from plait.training.settings import OptimizerSettings
 
 
@@ -69,6 +69,9 @@ class EvaluationSettings(Settings):
                 "`evaluation.samples_per_prompt`"
             )
         return self
+
+
+_FUSION = word_or_number(("off",), float, lambda share: 0 < share <= 1, "off, or a share above 0 and at most 1")
 
 
 class ReferenceSettings(Settings):
@@ -130,7 +133,7 @@ class Recipe(Settings):
         description="where calls run: colocated, split, standalone, auto (found before the run), or a plan file "
         "(docs/plans.md)",
     )
-    fusion: Literal["off"] | Annotated[float, Field(gt=0, le=1)] = Field(
+    fusion: Annotated[float | Literal["off"], _FUSION] = Field(
         "off",
         description="share of a rollout's samples: when so few are unfinished they go on in as few instances as take "
         "them, and the devices of the others score; off: samples end where they begin",

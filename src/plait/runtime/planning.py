@@ -6,7 +6,7 @@ import contextlib
 import math
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -180,7 +180,7 @@ def found_for_run(found: Outline, longest_tokens: int) -> Plan:
     """
     recipe = found.recipe
     cluster = machine_cluster(recipe, num_devices(recipe))
-    lengths = lengths_of(None, recipe, longest_tokens)
+    lengths = lengths_of(None, recipe, lambda: Lengths.fixed(longest_tokens))
     return auto_plan(Planning(recipe, found.flow, found.models, found.shapes, cluster, lengths, MACHINE))
 
 
@@ -248,17 +248,20 @@ def _gib(count: float) -> str:
     return f"{count / 2**30:.1f} GiB"
 
 
-def lengths_of(text: str | None, recipe: Recipe, longest_prompt: int) -> SampleLengths:
+def lengths_of(text: str | None, recipe: Recipe, prompts_there: Callable[[], Lengths]) -> SampleLengths:
     """Of `--lengths`: a number of response tokens, `MEDIAN~SIGMA` of a log-normal distribution, or the folder of a run
-    whose samples are taken. `PROMPT:` before one of the first two is the length of prompts. None: all are as long as
-    they may be.
+    whose samples are taken. `PROMPT:` before one of the first two is the length of prompts. None: responses are as long
+    as they may be.
+
+    Args:
+        prompts_there: asked where nothing is said of prompts.
 
     Raises:
         ConfigError: it is none of these, or longer than the recipe allows.
     """
     most = recipe.sampling.max_response_tokens
     if text is None:
-        return SampleLengths(Lengths.fixed(longest_prompt), Lengths.fixed(most))
+        return SampleLengths(prompts_there(), Lengths.fixed(most))
     if Path(os.path.expanduser(text)).is_dir():
         return _recorded(Path(os.path.expanduser(text)), most)
     match = re.fullmatch(r"(?:(\d{1,7}):)?(\d{1,7})(?:~(\d{1,2}(?:\.\d{1,6})?))?", text)
@@ -267,13 +270,13 @@ def lengths_of(text: str | None, recipe: Recipe, longest_prompt: int) -> SampleL
             f"--lengths: expected a number of response tokens (512), MEDIAN~SIGMA (300~0.8), either after PROMPT: "
             f"(128:512), or the folder of a run, found `{text:.80}`"
         )
-    prompts = Lengths.fixed(int(match[1]) if match[1] else longest_prompt)
-    if match[3] is not None:
-        return SampleLengths(prompts, Lengths.lognormal(float(match[2]), float(match[3]), most))
-    if int(match[2]) > most:
+    if match[3] is None and int(match[2]) > most:
         raise ConfigError(
             f"--lengths: {match[2]} tokens are more than `sampling.max_response_tokens` of the recipe, {most}"
         )
+    prompts = Lengths.fixed(int(match[1])) if match[1] else prompts_there()
+    if match[3] is not None:
+        return SampleLengths(prompts, Lengths.lognormal(float(match[2]), float(match[3]), most))
     return SampleLengths(prompts, Lengths.fixed(int(match[2])))
 
 

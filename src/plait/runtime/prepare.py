@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import islice
 from typing import Any
 
 from plait.cost.device_memory import Facts
 from plait.cost.estimate import ModelShape, model_shape
 from plait.cost.placement import num_devices, parameters_of, resolve_plan
+from plait.cost.workload import Lengths
 from plait.data.examples import ExampleSet
 from plait.data.mixture import Mixed
 from plait.data.prompts import PromptSet
 from plait.dataflow import CallKind, Dataflow
 from plait.errors import ConfigError, ModelError
+from plait.models.files.known_shapes import is_shape
 from plait.policy.blocks import BLOCK_TOKENS
 from plait.recipes.algorithm import load_flow, trace_algorithm
 from plait.recipes.checks import (
@@ -95,6 +98,25 @@ def prepare(
         data.held_out,
         data.held_out_given,
     )
+
+
+FORETOLD_ROWS = 512
+"""Of the data, whose lengths stand for all in predictions."""
+
+
+def prompt_lengths(found: Outline) -> Lengths:
+    """Tokens of the prompts that a run reads (of the samples, where nothing is generated); of a model that has no
+    tokenizer, as many as prompts may have.
+
+    Raises:
+        UserError: the data cannot be read.
+    """
+    recipe = found.recipe
+    if is_shape(recipe.model):
+        return Lengths.fixed(found.longest_tokens)
+    data = read_data(found.flow, recipe, load_tokenizer(recipe.model), found.shapes[recipe.model])
+    rows = islice(_ids_of(data.train_set, data.given), FORETOLD_ROWS)
+    return Lengths.recorded([max(1, len(ids)) for _, ids in rows])
 
 
 def is_searched(recipe: Recipe) -> bool:
