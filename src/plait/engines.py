@@ -63,6 +63,12 @@ class GenerationEngine(Protocol):
         ...
 
     @property
+    def keeps_weights(self) -> bool:
+        """Whether it draws from weights of its own, which are those that were published last (`update_weights`) also
+        while the role is trained."""
+        ...
+
+    @property
     def at_work(self) -> frozenset[int]:
         """Ranks of the instances that have samples in flight, or are about to."""
         ...

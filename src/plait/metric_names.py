@@ -13,7 +13,7 @@ MAX_LENGTH = 128
 RESERVED = ("step",)
 """Names that a row of a log has already."""
 
-RESERVED_GROUPS = ("timing_s", "perf", "training", "eval", "doctor")
+RESERVED_GROUPS = ("timing_s", "perf", "training", "eval", "doctor", "off_policy")
 """First parts of the names that plait gives to what it measures itself, in every run."""
 
 

@@ -27,6 +27,8 @@ class Outputs:
     likeliest: Array | None = None
     """Of a language model, 1.0 or 0.0; None: where the probability is above 1/2, where it can be nothing else."""
     mask: Array | None = None
+    sampling_logprobs: Array | None = None
+    """None: zeros."""
     samples: Sequence[tuple[int, int]] | None = None
     """(prompt, index); None: each of its own prompt."""
     max_response_tokens: int = 7
@@ -85,7 +87,7 @@ def run_loss(
             ),
             Responses(
                 outputs.lengths[part],
-                torch.zeros(tokens.stop - tokens.start, dtype=torch.float64),
+                torch.tensor(_sampling_logprobs(outputs)[tokens], dtype=torch.float64),
                 None if outputs.mask is None else torch.tensor(outputs.mask[tokens], dtype=torch.float64),
                 outputs.ids[part],
             ),
@@ -110,6 +112,10 @@ def run_loss(
 
 def _leaf(values: Array | None, part: slice) -> torch.Tensor | None:
     return None if values is None else torch.tensor(values[part], dtype=torch.float64, requires_grad=True)
+
+
+def _sampling_logprobs(outputs: Outputs) -> Array:
+    return np.zeros(sum(outputs.lengths)) if outputs.sampling_logprobs is None else outputs.sampling_logprobs
 
 
 def _likeliest(outputs: Outputs, tokens: slice) -> torch.Tensor | None:

@@ -84,7 +84,7 @@ class Run:
         session, found = self.session, []
         for _ in range(count):
             state = session.begin_step()
-            session.executor.run_step(state, session.feed.draw)
+            session.executor.run_step(state, session.batches)
             session.end_step(state)
             found += self.doctor.after_step(state, finish_metrics(session, state, 1.0))
         return found

@@ -78,8 +78,9 @@ def steps_in_trace(run_dir: Path) -> list[int]:
     return [event["args"]["step"] for event in events if event["name"].endswith("/step")]
 
 
-def kill_and_resume(make_recipe: MakeRecipe, tmp_path: Path, points: int, seed: int) -> None:
-    whole = make_recipe(run_dir=str(tmp_path / "whole"), **KEYS)
+def kill_and_resume(make_recipe: MakeRecipe, tmp_path: Path, points: int, seed: int, **keys: Any) -> None:
+    keys = KEYS | keys
+    whole = make_recipe(run_dir=str(tmp_path / "whole"), **keys)
     started = time.monotonic()
     assert wait_for(in_child(lambda: run(whole)), 120) == 0
     seconds = time.monotonic() - started
@@ -90,7 +91,7 @@ def kill_and_resume(make_recipe: MakeRecipe, tmp_path: Path, points: int, seed: 
     draw = random.Random(seed)
     killed = 0
     for point in range(points):
-        recipe = make_recipe(run_dir=str(tmp_path / f"killed-{point}"), **KEYS)
+        recipe = make_recipe(run_dir=str(tmp_path / f"killed-{point}"), **keys)
         if point % 4 == 0:
             killed += kill_inside_save(recipe, nth_save=draw.randrange(3), after_calls=draw.randrange(12))
         elif point % 4 == 1:

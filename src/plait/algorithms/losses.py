@@ -10,6 +10,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from plait.algorithms.correction import Corrected
+
 Tensor = Any
 """A torch tensor; this floor does not import torch."""
 
@@ -175,6 +177,7 @@ def policy_loss(
     kl_estimator: KLEstimator = KLEstimator.K3,
     weigh_kl: bool = False,
     entropy_coef: float = 0.0,
+    correction: Corrected | None = None,
 ) -> Tensor:
     """Aggregate of the clipped surrogate plus kl_coef · KL to the reference less entropy_coef · entropy; logs what is
     watched of them.
@@ -190,11 +193,16 @@ def policy_loss(
         weigh_kl: multiply the KL by ρ, which is differentiated too: E_old[ρ kl] = E_π[kl] for samples of the old
             policy, whose gradient is that of KL(π ‖ π_ref) with k1 and k3 (DeepSeek-V3.2, arXiv 2512.02556).
         entropy_coef: weight of the entropy [R] of the distributions that tokens are drawn from; 0 costs nothing.
+        correction: multiplies the surrogate, and a KL that is weighed, by a constant for samples of other weights than
+            the old policy's; denominators count all tokens. None: they are the old policy's.
     """
     old_R = batch.logprobs.detach() if old_logprobs is None else old_logprobs
     loss_R, ratio_R, clipped_R = clipped_surrogate(
         log_ratio(batch, old_R, ratio), advantages, clip_low, clip_high, dual_clip
     )
+    if correction is not None:
+        weights_R = correction.weights(batch, old_R)
+        loss_R, ratio_R = loss_R * weights_R, ratio_R * weights_R
     batch.log("actor/pg_loss", loss_R)
     batch.log("actor/pg_clipfrac", clipped_R)
     batch.log("actor/ppo_kl", kl_estimate(old_R, batch.logprobs.detach(), KLEstimator.K3))

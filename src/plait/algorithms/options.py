@@ -7,6 +7,7 @@ from typing import Self
 
 from pydantic import Field, model_validator
 
+from plait.algorithms.correction import BOUNDS, Corrected, Correction
 from plait.algorithms.kl import KLPlace
 from plait.algorithms.losses import Aggregation, KLEstimator
 from plait.settings import Settings
@@ -52,6 +53,43 @@ class PolicyOptions(UpdateOptions):
     entropy_coef: float = Field(
         0.0, ge=0, description="weight of the entropy bonus: the loss less this times the entropy; 0: none"
     )
+    correction: Correction = Field(
+        Correction.OFF,
+        description="off, tis, icepop, seq_mask or geo_mask: what samples of other weights than those that a step "
+        "begins with count; tis where `max_staleness` is above 0 and nothing is said",
+    )
+    correction_low: float | None = Field(None, gt=0, description="least weight of `correction`; null: the field's")
+    correction_high: float | None = Field(None, gt=0, description="largest weight of `correction`; null: the field's")
+
+    @model_validator(mode="after")
+    def _check_correction(self) -> Self:
+        bounds = {"correction_low": self.correction_low, "correction_high": self.correction_high}
+        stated = [name for name, value in bounds.items() if value is not None]
+        if self.correction is Correction.OFF and stated:
+            raise ValueError(f"{stated[0]} is set, but correction is off; set `options.correction`")
+        if self.correction is Correction.TIS and self.correction_low is not None:
+            raise ValueError("correction: tis only bounds weights from above; remove `options.correction_low`")
+        if (found := self.corrected) is not None and found.low is not None and found.low >= found.high:
+            raise ValueError(
+                f"correction keeps weights from {found.low:g} to {found.high:g}, which are none; set "
+                "`options.correction_low` below `options.correction_high`"
+            )
+        if self.correction is not Correction.OFF and self.old_logprobs is LogprobSource.ENGINE:
+            raise ValueError(
+                f"correction: {self.correction} weighs samples by the trainer's log-probs over the engine's, but "
+                "old_logprobs takes the engine's for both; set `options.old_logprobs` to trainer or "
+                "`options.correction` to off"
+            )
+        return self
+
+    @property
+    def corrected(self) -> Corrected | None:
+        """For the loss; None: nothing is corrected."""
+        if self.correction is Correction.OFF:
+            return None
+        low, high = BOUNDS[self.correction]
+        low = low if self.correction_low is None else self.correction_low
+        return Corrected(self.correction, low, self.correction_high or high)
 
 
 class KLInLossOptions(PolicyOptions):

@@ -149,6 +149,7 @@ def train_policy(
             kl_estimator=options.kl_estimator,
             weigh_kl=weigh_kl,
             entropy_coef=options.entropy_coef,
+            correction=options.corrected,
         ),
         mini_batches=options.mini_batches,
         epochs=options.epochs,

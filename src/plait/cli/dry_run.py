@@ -9,6 +9,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+from plait.cli.staleness_report import staleness_text
 from plait.cost.device_memory import DeviceMemory, Facts, memory_by_device
 from plait.cost.estimate import Arithmetic, human_bytes, memory_table
 from plait.cost.placement import parameters_of, resolve_plan
@@ -92,6 +93,8 @@ def _print(prepared: Outline | Prepared, plan: Plan, data: str) -> None:
     console.print(_placement_table(plan, _named_by(prepared.recipe)))
     if plan.predicted is not None:
         console.print(f"predicted, by conservative numbers: {predicted_seconds(plan.predicted)[STEP]:.3g} s a step")
+    if ahead := staleness_text(prepared.recipe, prepared.flow, prepared.models, plan):
+        console.print(ahead)
     for better in better_orders(prepared.recipe, prepared.models, plan):
         console.print(_order_text(better))
     console.print()

@@ -103,6 +103,17 @@ class OffloadPolicy:
         ]
         return tuple(sorted(found, key=lambda one: (CAREFUL.index(one.after), sorted(one.modes))))
 
+    def held_copies(self, role: str) -> tuple[int, ...]:
+        """Numbers of the copies that can keep older weights while the role is trained: all that generates, and does
+        nothing else, on ranks that do not train it. Empty where some of what generates is none of these."""
+        place = self._places[role]
+        generating = {part for part, modes in place.uses.items() if "decode" in modes}
+        training = set() if place.train is None else set(place.train.mesh.ranks)
+        numbered = [(n, one) for n, one in enumerate(self.copies(role)) if one.after == "keep"]
+        alone = [(n, one.parts) for n, one in numbered if one.modes == frozenset(("decode",))]
+        apart = generating <= {part for _, parts in alone for part in parts}
+        return tuple(n for n, _ in alone) if apart and training.isdisjoint(rank for rank, _ in generating) else ()
+
     def _most_careful(self, uses: Sequence[Use], rank: int) -> After:
         words: set[After] = {self._places[role].after.get((mode, rank), "keep") for role, mode in uses}
         return next(word for word in CAREFUL if word in words)

@@ -10,14 +10,19 @@ from dataclasses import replace
 
 from plait.observe.doctor_reading import DIFF, FIRST_DIFF, ROLLOUT_KL, Diagnosis, Reading, Severity, Sign
 
+LEAST_ESS = 0.5
+"""Effective sample size of the tokens of older weights, over their number."""
+MOST_STALE_KL = 0.1
+"""Nats per token between the weights that drew samples and those that train on them."""
+
 # -- engine and trainer
 
 
 def rollout_mismatch(reading: Reading) -> Sign | None:
     """The alarm: engine log-probs against the first training forward. The cause is another's to name."""
     diff, kl = reading.get(DIFF), reading.get(ROLLOUT_KL)
-    if diff is None:
-        return None
+    if diff is None or reading.is_set("off_policy"):
+        return None  # of older weights other probabilities are to be expected: `off_policy` looks at how far
     limits = reading.limits
     excess = max(diff / limits.probs_diff, (kl or 0.0) / limits.kl)
     if excess <= 1:
@@ -75,6 +80,24 @@ def stale_policy_version(reading: Reading) -> Sign | None:
         f"samples were drawn {lag:.0f} policy versions before the one that trains on them (allowed: "
         f"{reading.settings.max_version_lag})",
         "doctor.max_version_lag",
+    )
+
+
+def off_policy(reading: Reading) -> Sign | None:
+    """How much samples of older weights are still worth: they are weighed by what the weights say of them now."""
+    ess, kl = reading.get("training/rollout_ess"), reading.get(ROLLOUT_KL)
+    if not reading.is_set("off_policy") or ess is None or kl is None:
+        return None
+    excess = max(LEAST_ESS / max(ess, 1e-9), kl / MOST_STALE_KL)
+    if excess <= 1:
+        return None
+    return Sign(
+        Severity.WARNING,
+        1 - ess,
+        f"samples are of older weights, and those that train on them have moved away: the effective sample size is "
+        f"{ess:.0%} (alarm: {LEAST_ESS:.0%}), KL {kl:.2g} (alarm: {MOST_STALE_KL:g})",
+        "max_staleness",
+        badness=excess,
     )
 
 

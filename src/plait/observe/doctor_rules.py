@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 from plait.observe.doctor_agreement import (
     frozen_role_changed,
+    off_policy,
     rollout_mismatch,
     stale_policy_version,
     stale_reference,
@@ -40,6 +41,7 @@ RULES: dict[str, Rule] = {
     for rule in (
         rollout_mismatch,
         stale_policy_version,
+        off_policy,
         wrong_reference,
         stale_reference,
         frozen_role_changed,

@@ -8,6 +8,8 @@ from collections.abc import Callable, Collection, Mapping
 from types import SimpleNamespace
 from typing import Any
 
+from plait.algorithms.correction import Correction
+from plait.algorithms.options import LogprobSource, PolicyOptions
 from plait.dataflow import Dataflow, trace
 from plait.errors import ConfigError, FlowError
 from plait.recipes.keys import nearest
@@ -45,9 +47,17 @@ def load_flow(name: str) -> Callable[..., Any]:
 
 
 def trace_algorithm(
-    flow: Callable[..., Any], options: Mapping[str, Any], roles: Collection[str], name: str | None = None
+    flow: Callable[..., Any],
+    options: Mapping[str, Any],
+    roles: Collection[str],
+    name: str | None = None,
+    *,
+    max_staleness: int = 0,
 ) -> Dataflow:
     """Check `options` against the class that the flow's `options` parameter is annotated with, and trace the flow.
+
+    Args:
+        max_staleness: of the recipe; above 0 options that may correct for it do, unless they say otherwise.
 
     Raises:
         ConfigError: an option is unknown or does not fit. FlowError: see `options_class`, `dataflow.trace`.
@@ -55,8 +65,17 @@ def trace_algorithm(
     cls = options_class(flow)
     if cls is None and options:
         raise ConfigError(f"key `options`: the flow takes no `options`, found {sorted(options)}")
+    corrects = max_staleness > 0 and cls is not None and issubclass(cls, PolicyOptions)
+    if corrects and options.get("old_logprobs") != LogprobSource.ENGINE:
+        options = {"correction": Correction.TIS, **options}
     with UserCode(f"key `options`: the class of the options of `{title_of(flow)}`", ConfigError, users=is_users(flow)):
         given = None if cls is None else validate_options(cls, options)
+    if corrects and given.old_logprobs is LogprobSource.ENGINE and given.updates == 1:
+        raise ConfigError(
+            "`options.old_logprobs` is engine, but a batch that is used once has no ratio to them, and `max_staleness` "
+            "lets samples be of other weights; set `options.old_logprobs` to trainer, or `options.mini_batches` or "
+            "`options.epochs` above 1"
+        )
     return trace(flow, roles=roles, options=given, name=name)
 
 

@@ -14,6 +14,7 @@ from plait.policy.blocks import BLOCK_TOKENS
 from plait.recipes.recipe import Recipe
 from plait.recipes.role_models import REWARD_ROLES, RoleModel, ToCome
 from plait.rewards.settings import RewardSettings
+from plait.schedule.needs import needs_of
 
 _CALLS = {
     "actor": {"generate", "logprobs", "train"},
@@ -66,6 +67,27 @@ def check_sampling(recipe: Recipe) -> None:
             raise ConfigError(
                 f"`sampling.{key}` is {value}: training on a truncated distribution biases the probability ratio "
                 f"(log-probs are those of the whole vocabulary); set it to {off:g}, or use it in `plait generate` only"
+            )
+
+
+def check_staleness(flow: Dataflow, recipe: Recipe) -> None:
+    """Raises ConfigError where samples may be older than the weights that train on them, but the flow draws none, or
+    draws them with what it computes in the same step."""
+    if (most := recipe.max_staleness) == 0:
+        return
+    rollouts = flow.of_kind(CallKind.GENERATE)
+    if not rollouts:
+        raise ConfigError(
+            f"`max_staleness` is {most}, but the flow `{flow.name}` generates no samples: those that it reads have no "
+            "version; set `max_staleness` to 0"
+        )
+    before = needs_of(flow, ())
+    for node in rollouts:
+        waits = [other.call for number in sorted(before[node.id]) if (other := flow.nodes[number]) not in rollouts]
+        if waits:
+            raise ConfigError(
+                f"`max_staleness` is {most}, but {node.call} of the flow `{flow.name}` waits for {', '.join(waits)} of "
+                "the same step, so its samples cannot be drawn before that step; set `max_staleness` to 0"
             )
 
 

@@ -138,6 +138,15 @@ class Recipe(Settings):
         description="share of a rollout's samples: when so few are unfinished they go on in as few instances as take "
         "them, and the devices of the others score; off: samples end where they begin",
     )
+    max_staleness: int = Field(
+        0,
+        ge=0,
+        description="versions between the weights that draw a sample and the update that uses it, at most: so many "
+        "batches are generated ahead (docs/staleness.md)",
+    )
+    on_update: Literal["wait"] = Field(
+        "wait", description="samples in flight at an update: wait (a sample is of the version that it began with)"
+    )
     devices: int = Field(
         0,
         ge=0,

@@ -60,7 +60,12 @@ class Stages:
 
     def _ends_with(self, reference: str) -> ToCome:
         recipe = self.recipes[reference[1:]]
-        flow = trace_algorithm(load_flow(recipe.algorithm), recipe.options, (*MODEL_ROLES, *REWARD_ROLES))
+        flow = trace_algorithm(
+            load_flow(recipe.algorithm),
+            recipe.options,
+            (*MODEL_ROLES, *REWARD_ROLES),
+            max_staleness=recipe.max_staleness,
+        )
         models = role_models(flow, recipe)
         return ToCome(reference, scalar=any(one.trained for one in models) and main_role(models).scalar)
 

@@ -14,6 +14,7 @@ from plait.engines import Training, TrainingEngine
 from plait.errors import RunError
 from plait.observe.progress import Progress
 from plait.recipes.recipe import Recipe
+from plait.runtime.drawn import DrawnBatch
 from plait.runtime.rewarding import RewardCalls
 from plait.runtime.roles import ModelRole, RewardRole, RoleRuntime
 from plait.runtime.rollout import Draw, Rollout
@@ -101,6 +102,19 @@ class Calls:
                 return self._trained(node, state)
             case _:
                 return self._at_once(node, state)
+
+    def keeps_weights(self, node: Node) -> bool:
+        """Whether a GENERATE call goes on with the weights that were published last while its role is trained."""
+        engine = self._model(node).engine
+        return engine is not None and engine.keeps_weights
+
+    def restored(self, drawn: DrawnBatch, state: StepState) -> None:
+        """See Rollout.restored."""
+        self._rollout.restored(drawn, state)
+
+    def settle(self) -> None:
+        """See RewardCalls.settle."""
+        self._rewarding.settle()
 
     # -- score
 

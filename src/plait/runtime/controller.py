@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from plait.errors import RunError
 from plait.runtime.answering import EvaluationStopped
 from plait.runtime.evaluation import Evaluation
+from plait.runtime.off_policy import idle_ratios, off_policy_metrics
 from plait.runtime.process import resident_bytes
 from plait.runtime.session import Session
 from plait.runtime.step import StepState
@@ -72,7 +73,7 @@ def run_step(session: Session) -> dict[str, float]:
     done = session.done
     started = time.perf_counter()
     state = session.begin_step()
-    session.executor.run_step(state, session.feed.draw)
+    session.executor.run_step(state, session.batches)
     session.end_step(state)
     metrics = finish_metrics(session, state, time.perf_counter() - started)
     findings = session.doctor.after_step(state, metrics) if session.doctor is not None else ()
@@ -108,6 +109,10 @@ def finish_metrics(session: Session, state: StepState, seconds: float) -> dict[s
     """All numbers of a step, times last."""
     metrics = step_metrics(session.prepared.flow, state)
     timeline = session.recorder.peek()
+    if most := session.recipe.max_staleness:
+        metrics |= off_policy_metrics(session.prepared.flow, state, session.batches.whole, most)
+        idle = idle_ratios(timeline, session.prepared.plan, seconds)
+        metrics |= {f"perf/{side}_idle_ratio": share for side, share in idle.items()}
     for call, busy in seconds_by_call(timeline).items():
         metrics[f"timing_s/{call}"] = busy
     metrics["timing_s/step"] = seconds
@@ -115,8 +120,9 @@ def finish_metrics(session: Session, state: StepState, seconds: float) -> dict[s
     metrics["perf/resident_bytes"] = resident_bytes()
     metrics |= session.workers.row_traffic() | session.workers.speculation()
     metrics["training/policy_version"] = session.done.policy_version
-    metrics["training/epoch"] = session.feed.epoch(session.done.step)
-    metrics |= {f"training/epoch/{name}": n for name, n in session.feed.passes(session.done.step).items()}
+    taken = session.done.step, state.drawn
+    metrics["training/epoch"] = session.feed.epoch(*taken)
+    metrics |= {f"training/epoch/{name}": n for name, n in session.feed.passes(*taken).items()}
     return metrics
 
 

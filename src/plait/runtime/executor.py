@@ -4,19 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from functools import partial
+from typing import Any, Protocol
 
+from plait.data.records import Prompt
 from plait.dataflow import CallKind, Dataflow, Node
 from plait.engines import Workers
 from plait.observe.progress import Progress
 from plait.recipes.recipe import Recipe
+from plait.runtime.batches import Batches
 from plait.runtime.calls import Calls
+from plait.runtime.drawn import DrawnBatch
 from plait.runtime.graph_order import GraphOrder
 from plait.runtime.roles import RewardRole, RoleRuntime
-from plait.runtime.rollout import Draw
 from plait.runtime.step import StepState
 from plait.schedule.dispatch import Dispatcher, Key, Task
 from plait.schedule.needs import needs_of
+from plait.schedule.open_steps import OpenSteps
 from plait.schedule.work import Work
 from plait.workers.recorder import Recorder
 
@@ -40,8 +44,9 @@ class Executor:
         self.flow = flow
         self.progress = progress
         self._recorder = recorder
-        self._needs = needs_of(flow, [name for name, role in roles.items() if isinstance(role, RewardRole)])
+        needs = needs_of(flow, [name for name, role in roles.items() if isinstance(role, RewardRole)])
         self._calls = Calls(flow, roles, recipe, recorder, progress)
+        self._open = OpenSteps(flow, needs, recipe.max_staleness, recipe.steps, self._calls.keeps_weights)
         pools = [role.pool for role in roles.values() if isinstance(role, RewardRole) and role.pool is not None]
         self._clock = workers.clock(pools, progress)
         self._under_way: _Steps | None = None
@@ -51,27 +56,44 @@ class Executor:
         """Whether a step is beyond its first training call, so that weights are no longer those before it."""
         return self._under_way is not None and self._under_way.is_training
 
-    def run_step(self, state: StepState, draw: Draw) -> None:
-        """Generate, score, compute and train.
+    def run_step(self, state: StepState, batches: Batches) -> None:
+        """Generate, score, compute and train; and generate the batches behind, of which recipes say how many.
 
         Args:
-            state: with the data of the step; the calls add to it. Its step keys the draws; logs count from 1.
-            draw: gives further prompts to a flow that asks for them.
+            state: of the step, one of `batches`; the calls add to it. Its step keys the draws; logs count from 1.
 
         Raises:
             RunError: every sample of the step lost its reward, or a call failed.
         """
         self._recorder.step = state.step + 1
-        self._under_way = program = _Steps(self.flow, self._calls, self._needs, {state.step: state}, draw)
+        self._under_way = program = _Steps(self.flow, self._calls, self._open, batches, state.step, self._recorder)
         dispatcher = Dispatcher(program, self._clock)
-        dispatcher.add((state.step, node.id) for node in self.flow.nodes)
+        dispatcher.add(self._open.calls(state.step, batches.drawn))
         dispatcher.run()
-        program.orders[state.step].restore()
+        program.order(state).restore()
+        self._recorder.step = state.step + 1
         self._under_way = None
+
+    def restored(self, drawn: DrawnBatch, state: StepState) -> StepState:
+        """A batch that an earlier stay of the run has drawn, as it was then.
+
+        Args:
+            state: of the batch, with its prompts and given samples.
+        """
+        self._calls.restored(drawn, state)
+        return state
+
+    def settle(self) -> None:
+        """Have reward functions end what they were given, so that they can be asked for something else.
+
+        Raises:
+            RunError: one failed, and its policy is to stop.
+        """
+        self._calls.settle()
 
     def evaluate_given(self, state: StepState) -> dict[str, float]:
         """The metrics that training on the given samples of `state` would have, without training on them."""
-        program = _Evaluation(self.flow, self._calls, {}, {state.step: state}, lambda count: ())
+        program = _Evaluation(self.flow, self._calls, self._open, _Given(state), state.step)
         for node in self.flow.nodes:  # one after another: metrics of a name are those of the last
             dispatcher = Dispatcher(program, self._clock)
             dispatcher.add([(state.step, node.id)])
@@ -79,29 +101,51 @@ class Executor:
         return program.metrics
 
 
+class Opened(Protocol):
+    """The batches that a program works on (`batches.Batches`)."""
+
+    def at(self, step: int) -> StepState:
+        """The batch that a step trains on."""
+        ...
+
+    def draw(self, state: StepState, count: int) -> Sequence[Prompt]:
+        """Further prompts for it."""
+        ...
+
+
 @dataclass
 class _Steps:
-    """`schedule.dispatch.Program`: the calls of steps, by (step, node)."""
+    """`schedule.dispatch.Program`: the calls of a step, and of batches ahead of it, by (step, node)."""
 
     flow: Dataflow
     calls: Calls
-    before: Mapping[int, frozenset[int]]
-    """`schedule.needs` of the flow."""
-    states: Mapping[int, StepState]
-    draw: Draw
+    open: OpenSteps
+    batches: Opened
+    step: int
+    """That scores and trains."""
+    recorder: Recorder | None = None
+    """What calls do is recorded as of the step that their batch is trained in; None: as of the last."""
     is_training: bool = False
-    orders: dict[int, GraphOrder] = field(init=False)
-    """Step → what its calls said, to be put into the order of the graph."""
+    _orders: dict[int, GraphOrder] = field(default_factory=dict)
+    _begun: dict[int, StepState] = field(default_factory=dict)
+    """Batches of which a call has begun."""
 
-    def __post_init__(self) -> None:
-        self.orders = {step: GraphOrder(self.flow, state) for step, state in self.states.items()}
+    def order(self, state: StepState) -> GraphOrder:
+        """What the calls of a batch said, to be put into the order of the graph."""
+        if state.step not in self._orders:
+            self._orders[state.step] = GraphOrder(self.flow, state)
+        return self._orders[state.step]
 
     def needs(self, key: Key) -> Collection[Key]:
-        step, node = key[0], self.flow.nodes[key[1]]
-        needs = self.before[node.id]
-        if node.rows in needs and node.rows in self.states[step].growing and self._begins_early(node):
-            needs -= {node.rows}  # it scores the rollout's samples as they end
-        return {(step, one) for one in needs}
+        node, needs = self.flow.nodes[key[1]], self.open.needs(self.step, key)
+        rollout = (key[0], node.rows)
+        if rollout in needs and self._grows(rollout) and self._begins_early(node):
+            needs -= {rollout}  # it scores the rollout's samples as they end
+        return needs
+
+    def _grows(self, rollout: Key) -> bool:
+        batch = self._begun.get(rollout[0])
+        return batch is not None and rollout[1] in batch.growing
 
     def _begins_early(self, node: Node) -> bool:
         return self.calls.streams(node) or self.calls.scores_where_free(node)
@@ -115,20 +159,34 @@ class _Steps:
 
     def begin(self, keys: tuple[Key, ...]) -> Task:
         """Have weights brought to where they are not as they are; then the call, or the calls together."""
-        state = self.states[keys[0][0]]
+        state = self._begun[keys[0][0]] = self.batches.at(keys[0][0])
         nodes = [self.flow.nodes[number] for _, number in keys]
         mesh = frozenset(rank for key in keys for rank in self.mesh(key))
         task = Task(keys, " + ".join(node.call for node in nodes), _nothing(), mesh, nodes[0].role or "")
         trainers = [(node, trainer) for node in nodes if (trainer := self.calls.trainer(node)) is not None]
+        self._record(state)
         moves = [trainer.syncing_weights(node.kind) for node, trainer in trainers]
-        task.work = self._work(nodes, state, moves, task)
+        task.work = self._of_step(state, self._work(nodes, state, moves, task))
         return task
+
+    def _record(self, state: StepState) -> None:
+        if self.recorder is not None:
+            self.recorder.step = state.step + 1
+
+    def _of_step(self, state: StepState, work: Work[None]) -> Work[None]:
+        while True:
+            self._record(state)
+            try:
+                done = next(work)
+            except StopIteration:
+                return
+            yield done
 
     def _work(self, nodes: Sequence[Node], state: StepState, moves: Sequence[Work[None]], task: Task) -> Work[None]:
         for move in moves:
             yield from move
         task.mesh = frozenset(rank for node in nodes for rank in self.calls.mesh(node))  # those that brought are free
-        order = self.orders[state.step]
+        order = self.order(state)
         if len(nodes) > 1:
             yield from self._together(nodes, state, order)
             return
@@ -160,10 +218,23 @@ class _Steps:
     def _call(self, node: Node, state: StepState, task: Task) -> Work[Any]:
         if node.kind is CallKind.TRAIN and state.step >= node.training.after:
             self.is_training = True
-        return self.calls.work(node, state, self.draw, task)
+        return self.calls.work(node, state, partial(self.batches.draw, state), task)
 
     def _training_ended(self, node: Node, metrics: dict[str, float] | None, order: GraphOrder) -> None:
         order.training_ended(node, metrics)
+
+
+@dataclass(frozen=True)
+class _Given:
+    """`Opened`: one batch, of given samples."""
+
+    state: StepState
+
+    def at(self, step: int) -> StepState:
+        return self.state
+
+    def draw(self, state: StepState, count: int) -> Sequence[Prompt]:
+        return ()
 
 
 @dataclass

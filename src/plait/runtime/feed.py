@@ -36,20 +36,27 @@ class Feed:
         self.drawn += count
         return prompts
 
+    def prompt(self, uid: int) -> Prompt:
+        """The prompt of the run that has this uid."""
+        assert self._prompts is not None, "a run that draws samples has prompts"
+        (prompt,) = self._prompts.take(uid, 1)
+        return prompt
+
     def given(self, step: int) -> dict[str, Sequence[Given]]:
         """The examples and pairs of a step, by the name of the flow's parameter."""
         return {name: stream.samples(step * self._per_step, self._per_step) for name, stream in self._given.items()}
 
-    def passes(self, step: int) -> dict[str, float]:
-        """Passes over each source of the main data made in `step` steps, by its label; empty where there is one."""
+    def passes(self, step: int, drawn: int) -> dict[str, float]:
+        """Passes over each source of the main data made in `step` steps, which took `drawn` prompts, by its label;
+        empty where there is one."""
         if self._prompts is not None:
-            return self._prompts.prompt_set.passes(self._seed, self.drawn)
+            return self._prompts.prompt_set.passes(self._seed, drawn)
         stream = next(iter(self._given.values()))
         return stream.examples.passes(self._seed, step * self._per_step)
 
-    def epoch(self, step: int) -> float:
-        """Passes over the main data made in `step` steps, a fraction included."""
+    def epoch(self, step: int, drawn: int) -> float:
+        """Passes over the main data made in `step` steps, which took `drawn` prompts; a fraction included."""
         if self._prompts is not None:
-            return self.drawn / len(self._prompts.prompt_set)
+            return drawn / len(self._prompts.prompt_set)
         stream = next(iter(self._given.values()))
         return step * self._per_step / len(stream)

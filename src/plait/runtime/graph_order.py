@@ -17,14 +17,14 @@ class GraphOrder:
     def __init__(self, flow: Dataflow, state: StepState) -> None:
         self._flow = flow
         self._state = state
-        self._said_by = dict.fromkeys(state.metrics, -1)
-        """Metric → id of the node that said it; -1: it was there before any."""
+        state.said_by |= {name: -1 for name in state.metrics if name not in state.said_by}
         self._trained: dict[int, dict[str, float] | None] = {}
         """Training call → its metrics, until those before it have ended."""
 
     def claim(self, node: Node) -> None:
         """The metrics that are new in the step are this call's."""
-        self._said_by |= {name: node.id for name in self._state.metrics if name not in self._said_by}
+        state = self._state
+        state.said_by |= {name: node.id for name in state.metrics if name not in state.said_by}
 
     def training_ended(self, node: Node, metrics: dict[str, float] | None) -> None:
         """Add what a training call returned, after what the training calls before it in the graph return."""
@@ -52,4 +52,4 @@ class GraphOrder:
         for table, rows in state.tables.items():
             columns = sorted(rows.columns.items(), key=lambda item: item[0].producer)
             state.tables[table] = Rows(rows.samples, dict(columns))
-        state.metrics = dict(sorted(state.metrics.items(), key=lambda item: self._said_by[item[0]]))
+        state.metrics = dict(sorted(state.metrics.items(), key=lambda item: state.said_by[item[0]]))

@@ -25,6 +25,7 @@ from plait.recipes.checks import (
     check_models,
     check_rewards,
     check_sampling,
+    check_staleness,
     check_trained_steps,
     check_unused,
 )
@@ -140,11 +141,14 @@ def outline(
         UserError: a key, the flow or a model cannot be used; the message names the key and the remedy.
     """
     algorithm = flow or load_flow(recipe.algorithm)
-    dataflow = trace_algorithm(algorithm, recipe.options, (*MODEL_ROLES, *REWARD_ROLES))
+    dataflow = trace_algorithm(
+        algorithm, recipe.options, (*MODEL_ROLES, *REWARD_ROLES), max_staleness=recipe.max_staleness
+    )
     check_calls(dataflow)
     generates = bool(dataflow.of_kind(CallKind.GENERATE))
     if generates:
         check_sampling(recipe)
+    check_staleness(dataflow, recipe)
     check_unused(dataflow, recipe)
     check_rewards(dataflow, recipe, has_task=recipe.data.task is not None)
     functions = {role: found for role in REWARD_ROLES if (found := _functions(role, dataflow, recipe))}

@@ -13,6 +13,7 @@ from plait.dataflow import CallKind, Dataflow, Node
 from plait.engines import TrainingEngine
 from plait.errors import RunError
 from plait.observe.progress import Progress
+from plait.rewards.pool import RewardPool
 from plait.rewards.scores import GroupScores
 from plait.runtime.roles import RewardRole, RoleRuntime
 from plait.runtime.step import StepState
@@ -31,20 +32,32 @@ class RewardCalls:
         self._roles = roles
         self._recorder = recorder
         self._progress = progress
+        self._awaited: dict[tuple[str, int], StepState] = {}
+        """(role, ticket of a group at its functions) → the batch that it is of: several may be open."""
 
     def submit(self, rollout: Node, group: Sequence[Sample], state: StepState) -> None:
         """Send a whole group to the functions of every reward that scores this rollout."""
         for node, role in self._readers(rollout):
             if role.pool is not None:
-                state.tickets[str(node.role), role.pool.submit(group)] = node.id
+                self._send(node, role.pool, group, state)
 
-    def poll(self, rollout: Node, state: StepState) -> bool:
-        """Take in what the functions have finished, if anything."""
+    def poll(self, rollout: Node) -> bool:
+        """Take in what the functions of a rollout's rewards have finished, if anything, of whichever batch it is."""
         found = False
         for node, role in self._readers(rollout):
             if role.pool is not None:
-                found |= self._collect(node, role.pool.poll(), state)
+                found |= self._collect(str(node.role), role.pool.poll())
         return found
+
+    def settle(self) -> None:
+        """Wait until functions have nothing left to do, so that they can be asked for something else.
+
+        Raises:
+            RunError: a function failed, and its policy is to stop.
+        """
+        for name, role in self._roles.items():
+            if isinstance(role, RewardRole) and role.pool is not None and role.pool.num_outstanding:
+                self._collect(name, role.pool.wait())
 
     def scorer_of(self, role: str) -> TrainingEngine | None:
         """Of the model that scores for a role; None: functions do alone, or nobody does."""
@@ -107,17 +120,16 @@ class RewardCalls:
         totals = dict.fromkeys((sample.uid for sample in samples), 0.0)
         if role.pool is None:
             return totals
-        if node.id not in state.tickets.values():  # samples that no rollout made, and so sent nowhere yet
-            rows = state.tables[node.rows]
+        if node.id not in state.tickets.values():  # samples of no rollout of this process: sent nowhere yet
+            rows = state.generated.get(node.rows, state.tables[node.rows])
             for members in rows.groups.values():
-                ticket = role.pool.submit([rows.samples[i] for i in members])
-                state.tickets[str(node.role), ticket] = node.id
+                self._send(node, role.pool, [rows.samples[i] for i in members], state)
         self._progress.phase(node.call, len(samples), "samples")
         sent = sum(target == node.id for target in state.tickets.values())
-        self._collect(node, role.pool.poll(), state)
+        self._collect(str(node.role), role.pool.poll())
         while len(state.scores.get(node.id, ())) < sent:
             yield None
-            self._collect(node, role.pool.poll(), state)
+            self._collect(str(node.role), role.pool.poll())
         # By ticket: the order in which groups finish must not reach a sum.
         groups = state.scores[node.id] = sorted(state.scores[node.id], key=lambda group: group.ticket)
         for group in groups:
@@ -159,14 +171,21 @@ class RewardCalls:
         nodes = [node for node in self._flow.of_kind(CallKind.SCORE) if node.rows == rollout.id]
         return [(node, role) for node in nodes if isinstance(role := self._roles[str(node.role)], RewardRole)]
 
-    def _collect(self, node: Node, groups: Sequence[GroupScores], state: StepState) -> bool:
+    def _send(self, node: Node, pool: RewardPool, group: Sequence[Sample], state: StepState) -> None:
+        """Hand a whole group to the functions of a role; a call of the flow will ask for its scores."""
+        key = str(node.role), pool.submit(group)
+        state.tickets[key], self._awaited[key] = node.id, state
+
+    def _collect(self, role: str, groups: Sequence[GroupScores]) -> bool:
         """Keep the scores of groups that a role's functions are done with under the call that sent them; record what
         they took, and say what went wrong. Whether there are any."""
         for group in groups:
+            state = self._awaited.pop((role, group.ticket))
+            node = self._flow.nodes[state.tickets[role, group.ticket]]
             for one in group.worked:
-                lane = f"{node.role} worker {one.worker}"
-                self._recorder.add(f"{node.call}/{one.function}", "SCORE", str(node.role), lane, one.start_s, one.end_s)
-            state.scores.setdefault(state.tickets[str(node.role), group.ticket], []).append(group)
+                lane = f"{role} worker {one.worker}"
+                self._recorder.add(f"{node.call}/{one.function}", "SCORE", role, lane, one.start_s, one.end_s)
+            state.scores.setdefault(node.id, []).append(group)
             for trouble in (*group.failures, *group.recovered):
                 self._progress.message(str(trouble))
         return bool(groups)

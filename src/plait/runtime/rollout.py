@@ -6,6 +6,7 @@ scores are per sample, so no barrier is owed.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -19,6 +20,7 @@ from plait.generation.request import Request
 from plait.kernels.noise import NoiseKey
 from plait.observe.progress import Progress
 from plait.recipes.recipe import Recipe
+from plait.runtime.drawn import DrawnBatch
 from plait.runtime.rewarding import RewardCalls
 from plait.runtime.step import StepState
 from plait.runtime.streams import PartialRollout
@@ -56,9 +58,35 @@ class Rollout:
             generated = groups
         else:
             groups, generated = yield from self._until_enough(node, engine, state, draw, resample)
+        self._fill(node, state, groups, generated)
+
+    def _fill(
+        self, node: Node, state: StepState, groups: Sequence[Sequence[Sample]], generated: Sequence[Sequence[Sample]]
+    ) -> None:
+        """The node's table, and all that it drew."""
         limit = self._recipe.sampling.max_response_tokens
         state.begin_table(node.id, _with_generated_columns(_rows_of(groups), node, limit))
         state.generated[node.id] = _with_generated_columns(_rows_of(generated), node, limit)
+
+    def restored(self, drawn: DrawnBatch, state: StepState) -> None:
+        """Make of a batch what it was when its rollouts had ended; its rewards are asked for by the calls that read
+        them."""
+        for node in self._flow.of_kind(CallKind.GENERATE):
+            groups: dict[int, list[Sample]] = defaultdict(list)
+            for sample in drawn.samples[node.id]:
+                groups[sample.prompt.uid].append(sample)
+            if node.generation.resample is None:
+                state.growing[node.id] = growing = PartialRollout(state.prompts, self._count(node))
+                for sample in drawn.samples[node.id]:
+                    growing.take(sample)
+            self._fill(node, state, [groups[uid] for uid in drawn.kept[node.id]], list(groups.values()))
+        state.metrics = {name: value for name, value, _ in drawn.said}
+        state.said_by = {name: node for name, _, node in drawn.said}
+        state.model_scores = {node: dict(scores) for node, scores in drawn.model_scores.items()}
+
+    def _count(self, node: Node) -> int:
+        """Samples of each prompt."""
+        return node.generation.num_samples(self._recipe.samples_per_prompt)
 
     def _until_enough(
         self, node: Node, engine: GenerationEngine, state: StepState, draw: Draw, resample: Resample
@@ -102,7 +130,7 @@ class Rollout:
     ) -> Work[list[list[Sample]]]:
         """One group of samples per prompt, in order of the prompts."""
         self._say_how(node, engine, fused)
-        count = node.generation.num_samples(self._recipe.samples_per_prompt)
+        count = self._count(node)
         sampling = self._recipe.sampling.sampling(**({"temperature": 0.0} if node.generation.greedy else {}))
         rollout = state.step * len(self._rollouts) + self._rollouts.index(node.id)
         for prompt in prompts:
@@ -114,7 +142,7 @@ class Rollout:
         tail = None if fused is None else Tail(fused, engine, self._recipe, count * len(prompts))
         while engine.has_work:
             done, finished = engine.advance(node.call) if engine.ready else (None, [])
-            if self._rewarding.poll(node, state):
+            if self._rewarding.poll(node):
                 done = done or MOVED_ON
             for sample in finished:
                 if (group := growing.take(sample)) is not None:

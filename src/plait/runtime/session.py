@@ -17,11 +17,14 @@ from plait.errors import ConfigError, ModelError, RunError
 from plait.models.files.saving import save_pretrained
 from plait.models.language_model import LanguageModel
 from plait.models.scalar_model import ScalarModel
+from plait.observe.doctor_settings import DoctorSettings
 from plait.observe.progress import Progress
 from plait.output import write_file
 from plait.recipes.role_models import main_role
+from plait.runtime.batches import Batches
 from plait.runtime.directory import RunDirectory
 from plait.runtime.doctor import RunDoctor
+from plait.runtime.drawn import read_drawn, stored_drawn
 from plait.runtime.evaluation import Evaluation
 from plait.runtime.executor import Executor
 from plait.runtime.filling import build_roles
@@ -113,6 +116,7 @@ class Session:
             self._publish_weights()
         self.executor = Executor(prepared.flow, self.roles, recipe, self.recorder, self.progress, self.workers)
         self.feed = prepared.feed(self.done.prompts_drawn)
+        self.batches = Batches(self.feed, recipe.prompts_per_step, self._drawn_before(checkpoint))
         with contextlib.ExitStack() as undo:
             if self._resume:
                 self._cut_back(checkpoint)
@@ -128,19 +132,16 @@ class Session:
             undo.pop_all()
 
     def begin_step(self) -> StepState:
-        """The data and the carried values of the next step."""
-        done = self.done
-        return StepState(
-            done.step,
-            self.feed.draw(self.recipe.prompts_per_step),
-            self.feed.given(done.step),
-            {name: np.array(value, dtype=np.float64) for name, value in done.carried.items()},
-        )
+        """The batch of the next step, its samples drawn before or not, with the carried values."""
+        state = self.batches.at(self.done.step)
+        state.carried = {name: np.array(value, dtype=np.float64) for name, value in self.done.carried.items()}
+        return state
 
     def end_step(self, state: StepState) -> None:
         """The step is done: what it leaves to the next one is kept, and its weights are a new policy version."""
         self.done.step += 1
         self.done.policy_version += 1
+        self.batches.end(state.step)
         self.done.prompts_drawn = self.feed.drawn
         self.done.carried |= {name: value.tolist() for name, value in state.next_carried.items()}
         reference = self.recipe.reference
@@ -148,6 +149,15 @@ class Session:
             self.workers.sync_references(reference.mixup)
         self._publish_weights()
         self.recorder.extend(self.workers.spans())
+
+    def _drawn_before(self, checkpoint: Checkpoint | None) -> list[StepState]:
+        """The batches that were open when a checkpoint was written, as they were. Raises RunError."""
+        if checkpoint is None or not checkpoint.state.get("open"):
+            return []
+        return [
+            self.executor.restored(one, StepState(one.step, prompts, one.drawn, self.feed.given(one.step)))
+            for one, prompts in read_drawn(checkpoint, self.feed.prompt)
+        ]
 
     @property
     def good(self) -> str:
@@ -168,6 +178,7 @@ class Session:
 
     def evaluate(self, stop: Callable[[], bool] = lambda: False) -> Evaluation:
         """Measure the held-out items with the weights as they are; see `measure`."""
+        self.executor.settle()
         return measure(self.prepared, self.roles, self.judges, self.executor.evaluate_given, self.progress, stop=stop)
 
     def record_evaluation(self, evaluation: Evaluation) -> None:
@@ -199,8 +210,9 @@ class Session:
             offsets = self.records.sync()
             if self.doctor is not None:
                 self.doctor.sync()
-            state = {"done": vars(self.done), "offsets": offsets, "trained": self._trained}
-            self.store.save(self.done.step, {}, state, self.workers.checkpoint.save)
+            tensors, opened = stored_drawn(self.batches.whole)
+            state = {"done": vars(self.done), "offsets": offsets, "trained": self._trained, **opened}
+            self.store.save(self.done.step, tensors, state, self.workers.checkpoint.save)
         except OSError as error:
             raise RunError(f"the logs in {self.directory.path} cannot be written: {error.strerror or error}") from error
         except RunError:
@@ -256,12 +268,18 @@ class Session:
     def _open_doctor(self) -> RunDoctor:
         return RunDoctor(
             Patient(self.prepared.flow, self.roles, self.recipe, self.workers),
-            self.recipe.doctor,
+            self._doctor_settings,
             self.directory.files.doctor,
             resume=self._resume,
             last_step=self.done.step,
             tell=self.progress.message,
         )
+
+    @property
+    def _doctor_settings(self) -> DoctorSettings:
+        """Samples may be as old as the recipe lets them be."""
+        settings, most = self.recipe.doctor, self.recipe.max_staleness
+        return settings.model_copy(update={"max_version_lag": max(settings.max_version_lag, most)})
 
     def _check_steps(self) -> None:
         if self.done.step > self.recipe.steps:

@@ -20,6 +20,8 @@ class StepState:
     step: int
     """Steps done before this one."""
     prompts: Sequence[Prompt] = ()
+    drawn: int = 0
+    """Prompts of the run that were drawn up to this batch, those included that a rollout asked for."""
     given: Mapping[str, Sequence[Given]] = field(default_factory=dict)
     """`examples` and `pairs` of the step, from the data set."""
     carried: Mapping[str, FloatArray] = field(default_factory=dict)
@@ -43,6 +45,8 @@ class StepState:
     model_scores: dict[int, dict[str, float]] = field(default_factory=dict)
     """Id of each SCORE node of a reward model → sample uid → its score."""
     metrics: dict[str, float] = field(default_factory=dict)
+    said_by: dict[str, int] = field(default_factory=dict)
+    """Metric → id of the node that said it (`graph_order`); -1: it was there before any."""
 
     def begin_table(self, node: int, rows: Rows) -> None:
         """The rows of a GENERATE or READ node are there."""

@@ -44,6 +44,11 @@ class PartialRollout:
         self.count = count
         self.groups: dict[int, list[Sample]] = {prompt.uid: [] for prompt in prompts}
 
+    @property
+    def num_asked(self) -> int:
+        """Samples that the rollout will have."""
+        return self.count * len(self.prompts)
+
     def take(self, sample: Sample) -> list[Sample] | None:
         """A finished sample; its group by index, if it was the last of it."""
         group = self.groups[sample.prompt.uid]

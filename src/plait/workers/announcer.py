@@ -186,13 +186,13 @@ class Announcer:
         self.stale |= {(role, number) for number in range(len(self.rank_state.copies[role]))}
 
     def sync_weights(self, role: str, mode: Mode | None = None) -> None:
-        """`syncing_weights` in one go."""
+        """`syncing_weights` in one go; None publishes the weights to what generates."""
         self.recorder.drain(self.syncing_weights(role, mode), role)
 
     def syncing_weights(self, role: str, mode: Mode | None = None) -> Work[None]:
-        """Have a role's weights brought to where they are needed for a mode, if they are not there as they are; None:
-        to all copies that stay on their devices. It is announced at once; the leader's part is an action per `next()`.
-        """
+        """Have a role's weights brought to where they are needed for a mode, if they are not there as they are, and may
+        be (`RankState.held_copies`); None: to all copies that stay on their devices. It is announced at once; the
+        leader's part is an action per `next()`."""
         found, numbers = self.rank_state.copies[role], self._behind(role, mode)
         movers = {rank for number in numbers for rank in found[number].ranks}
         moved = {(role, number) for number in numbers}
@@ -227,10 +227,13 @@ class Announcer:
 
     def _behind(self, role: str, mode: Mode | None) -> list[int]:
         """Numbers of the copies that `sync_weights` has to bring."""
+        held = () if mode is None else self.rank_state.held_copies[role]
         return [
             number
             for number, copies in enumerate(self.rank_state.copies[role])
-            if (role, number) in self.stale and (copies.after == "keep" if mode is None else mode in copies.modes)
+            if (role, number) in self.stale
+            and number not in held
+            and (copies.after == "keep" if mode is None else mode in copies.modes)
         ]
 
     @contextlib.contextmanager

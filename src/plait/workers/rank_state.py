@@ -142,6 +142,10 @@ class RankState:
         """Role → the role whose weights its own are brought towards."""
         self._channel = Channel(deadline_s=WAIT_S, waiting_for=setting.waiting_for)
         self._offload_policy = setting.offload_policy
+        self.held_copies = {
+            role: setting.offload_policy.held_copies(role) if self.recipe.max_staleness else () for role in self.places
+        }
+        """Role → numbers of the copies that keep the weights that were published last while the role is trained."""
         self._units: dict[int, OffloadUnit] = {}
         """By the buffer (its id) that leaves and comes back."""
         self.offloads = self._offloads()

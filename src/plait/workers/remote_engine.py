@@ -88,6 +88,11 @@ class RemoteEngine:
         return bool(self._pending or self._where or self._leaving)
 
     @property
+    def keeps_weights(self) -> bool:
+        """See GenerationEngine.keeps_weights."""
+        return bool(self._announcer.rank_state.held_copies[self._role])
+
+    @property
     def at_work(self) -> frozenset[int]:
         """Ranks of the instances that have samples, or are about to get or to give some."""
         places = {*self._where.values(), *(place for left in self._leaving.values() for place in left)}

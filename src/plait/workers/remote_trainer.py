@@ -27,7 +27,8 @@ class RemoteTrainer:
     def mesh(self, kind: CallKind, *, begins: bool) -> frozenset[int]:
         """The ranks that a call of this kind keeps busy; to begin, with those that bring it weights. Copies that are
         dropped may have to be brought again, when the call asks other models in between."""
-        place = self._announcer.rank_state.places[self.role]
+        rank_state = self._announcer.rank_state
+        place = rank_state.places[self.role]
         match kind:
             case CallKind.TRAIN:
                 layouts = (place.train,)
@@ -36,9 +37,12 @@ class RemoteTrainer:
             case _:
                 layouts = place.generate
         found = frozenset(rank for layout in layouts if layout is not None for rank in layout.mesh.ranks)
-        copies = [one for one in self._announcer.rank_state.copies[self.role] if MODE_OF[kind] in one.modes]
+        held = rank_state.held_copies[self.role]
+        copies = [
+            one for n, one in enumerate(rank_state.copies[self.role]) if MODE_OF[kind] in one.modes and n not in held
+        ]
         away = copies and (begins or any(one.after == "drop" for one in copies))
-        return found | frozenset(self._announcer.rank_state.movers[self.role] if away else ())
+        return found | frozenset(rank_state.movers[self.role] if away else ())
 
     def syncing_weights(self, kind: CallKind) -> Work[None]:
         """Have the role's weights brought to where a call of this kind computes; see `WorkerGroup.syncing_weights`."""

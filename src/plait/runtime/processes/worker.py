@@ -111,6 +111,8 @@ class Worker:
     def _parts(self) -> RankState:
         job = self._job
         algorithm = job.flow or load_flow(job.recipe.algorithm)
-        flow = trace_algorithm(algorithm, job.recipe.options, (*MODEL_ROLES, *REWARD_ROLES))
+        flow = trace_algorithm(
+            algorithm, job.recipe.options, (*MODEL_ROLES, *REWARD_ROLES), max_staleness=job.recipe.max_staleness
+        )
         models = role_models(flow, job.recipe)
         return make_rank_state(Setting(job.recipe, flow, models, job.plan, self.rank, self._context.waiting_for))

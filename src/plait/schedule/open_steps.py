@@ -1,0 +1,70 @@
+"""Which calls of which steps run beside each other, where samples may be older than the weights that train on them.
+
+A step scores and trains one batch, and draws the samples of the batches behind it that may be drawn by now: of as many
+as versions may lie between. With none between, a step draws its own batch, and nothing else. Nothing of a step is under
+way when it has ended, so what generates has one version of the weights at a time, and that is published then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+
+from plait.dataflow import CallKind, Dataflow, Node
+from plait.schedule.dispatch import Key
+
+
+@dataclass(frozen=True)
+class OpenSteps:
+    """What a step of a run draws, scores and trains, and in which order its calls may run.
+
+    Args:
+        before: `schedule.needs` of the flow.
+        most: versions that may lie between the weights that draw a sample and the update that uses it.
+        steps: of the run; no samples are drawn for steps behind the last.
+        apart: whether a GENERATE call computes with weights of its own, that training leaves as they are.
+    """
+
+    flow: Dataflow
+    before: Mapping[int, frozenset[int]]
+    most: int = 0
+    steps: int = 1
+    apart: Callable[[Node], bool] = lambda node: False
+
+    def version_of(self, batch: int) -> int:
+        """The version of the weights that draw a batch, of a run that is not made longer."""
+        return max(0, batch - self.most)
+
+    def ahead(self, step: int) -> range:
+        """The batches that may be drawn while `step` is done, and that later steps train on."""
+        return range(step + 1, min(step + self.most, self.steps - 1) + 1)
+
+    def calls(self, step: int, drawn: Collection[int]) -> list[Key]:
+        """All calls that run in a step: its own, then rollouts ahead.
+
+        Args:
+            drawn: batches whose samples are there.
+        """
+        own = [node for node in self.flow.nodes if step not in drawn or node.kind is not CallKind.GENERATE]
+        later = [batch for batch in self.ahead(step) if batch not in drawn]
+        return [(step, node.id) for node in own] + [(batch, node.id) for batch in later for node in self._rollouts]
+
+    def needs(self, step: int, key: Key) -> frozenset[Key]:
+        """The calls that must have ended before one of `calls(step)` begins.
+
+        Rollouts draw prompts in the order of their batches. Where what generates computes with the weights that are
+        trained, they are trained when all rollouts of the step have ended: so its samples are of the version that the
+        step begins with, whatever the clock.
+        """
+        batch, node = key[0], self.flow.nodes[key[1]]
+        found = {(batch, one) for one in self.before[node.id]}
+        if node.kind is CallKind.GENERATE:
+            found |= {(other, one.id) for other in range(step, batch) for one in self._rollouts}
+        if node.kind is CallKind.TRAIN:
+            shared = [one for one in self._rollouts if one.role == node.role and not self.apart(one)]
+            found |= {(other, one.id) for other in self.ahead(step) for one in shared}
+        return frozenset(found)
+
+    @property
+    def _rollouts(self) -> tuple[Node, ...]:
+        return self.flow.of_kind(CallKind.GENERATE)

@@ -1,0 +1,172 @@
+"""What samples of older weights count: by hand, against a NumPy oracle, and on by default where there are any."""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from plait.algorithms.correction import BOUNDS, Corrected, Correction
+from plait.algorithms.grpo import GRPOOptions, grpo
+from plait.algorithms.losses import Aggregation, KLEstimator, policy_loss
+from plait.algorithms.ppo import PPOOptions, ppo
+from plait.algorithms.remax import ReMaxOptions, remax
+from plait.algorithms.sft import sft
+from plait.dataflow import CallKind
+from plait.errors import ConfigError
+from plait.recipes.algorithm import trace_algorithm
+from tests.algorithms.batches import Outputs, run_loss
+
+ON = [how for how in Correction if how is not Correction.OFF]
+PLAIN: dict[str, Any] = {"clip_low": 0.2, "clip_high": 0.2, "aggregation": Aggregation.TOKEN_MEAN}
+
+
+def oracle(log_w: np.ndarray, lengths: list[int], mask: np.ndarray, how: str, low: float | None, high: float):
+    """(weight of each token, whether it is cut), response by response, token by token."""
+    weights, cuts = [], []
+    start = 0
+    for length in lengths:
+        part, kept = log_w[start : start + length], mask[start : start + length]
+        start += length
+        total = float(np.sum(part * kept))
+        for t in range(length):
+            if how == "tis":
+                w = math.exp(part[t])
+                weights.append(min(w, high))
+                cuts.append(w > high)
+                continue
+            if how == "icepop":
+                w = math.exp(part[t])
+            elif how == "seq_mask":
+                w = math.exp(total)
+            else:
+                w = math.exp(total / max(1.0, float(np.sum(kept))))
+            inside = (low or 0.0) <= w <= high
+            weights.append((w if how == "icepop" else 1.0) if inside else 0.0)
+            cuts.append(not inside)
+    return np.array(weights), np.array(cuts, dtype=float)
+
+
+@given(
+    st.lists(st.integers(0, 5), min_size=1, max_size=5).filter(any),
+    st.sampled_from(ON),
+    st.booleans(),
+    st.booleans(),
+    st.booleans(),
+    st.integers(0, 2**31),
+)
+def test_the_corrected_loss_equals_the_oracle(
+    lengths: list[int], how: Correction, used_once: bool, weigh_kl: bool, masked: bool, seed: int
+) -> None:
+    """Loss, gradient and what is logged, over any split of the samples into micro-batches: the plain loss of each token
+    times its weight, and so its gradient; denominators are those of all trained tokens."""
+    rng = np.random.default_rng(seed)
+    total = sum(lengths)
+    logprobs = -3 + rng.normal(size=total)
+    old = logprobs if used_once else logprobs + 0.3 * rng.normal(size=total)
+    sampling = old + (0.05 if how is Correction.GEO_MASK else 0.8) * rng.normal(size=total)
+    ref, advantages = logprobs + 0.4 * rng.normal(size=total), rng.normal(size=total)
+    mask = (rng.uniform(size=total) < 0.8).astype(float) if masked else np.ones(total)
+    low, high = BOUNDS[how]
+    weights, cuts = oracle(old - sampling, lengths, mask, how.value, low, high)
+    ratio = np.exp(logprobs - old)
+    plain, clipped = ratio * advantages, np.clip(ratio, 0.8, 1.2) * advantages
+    surrogate = -np.minimum(plain, clipped) * weights
+    slope = np.where(clipped < plain, 0.0, -ratio * advantages) * weights
+    d = logprobs - ref
+    rho = ratio * weights if weigh_kl else np.ones(total)
+    kl = 0.1 * d**2 / 2 * rho
+    kl_slope = 0.1 * d * rho + (kl if weigh_kl else 0.0)
+    count = max(1.0, mask.sum())
+    loss = partial(
+        policy_loss,
+        **PLAIN,
+        kl_coef=0.1,
+        kl_estimator=KLEstimator.K2,
+        weigh_kl=weigh_kl,
+        correction=Corrected(how, low, high),
+    )
+    columns = {"advantages": advantages, "ref_logprobs": ref} | ({} if used_once else {"old_logprobs": old})
+    outputs = Outputs(lengths, logprobs, mask=mask if masked else None, sampling_logprobs=sampling)
+    for cut in range(len(lengths) + 1):
+        found = run_loss(loss, outputs, columns, cut)
+        assert found.loss == pytest.approx(float((mask * (surrogate + kl)).sum() / count), rel=1e-9, abs=1e-12)
+        np.testing.assert_allclose(
+            found.gradients["logprobs"], mask * (slope + kl_slope) / count, rtol=1e-9, atol=1e-12
+        )
+        if mask.sum():
+            assert found.metrics["actor/correction_weight"] == pytest.approx((mask * weights).sum() / count)
+            assert found.metrics["actor/correction_cut"] == pytest.approx((mask * cuts).sum() / count)
+
+
+def test_weights_by_hand() -> None:
+    """Two responses: w = 4 and 1/4, whose product and geometric mean are 1; and w = 3."""
+    outputs = Outputs([2, 1], np.zeros(3), sampling_logprobs=-np.log([4.0, 0.25, 3.0]))
+    expected = {
+        Correction.TIS: [2, 0.25, 2],
+        Correction.ICEPOP: [4, 0, 3],
+        Correction.SEQ_MASK: [1, 1, 0],
+        Correction.GEO_MASK: [1, 1, 0],
+    }
+    for how, weights in expected.items():
+        loss = partial(policy_loss, **PLAIN, correction=Corrected(how, *BOUNDS[how]))
+        found = run_loss(loss, outputs, {"advantages": np.ones(3)})
+        assert found.gradients["logprobs"] == pytest.approx([-w / 3 for w in weights])
+
+
+def test_given_completions_count_once() -> None:
+    outputs = Outputs([2], np.array([-1.0, -2.0]), sampling_logprobs=np.array([np.nan, np.nan]))
+    for how in ON:
+        loss = partial(policy_loss, **PLAIN, correction=Corrected(how, *BOUNDS[how]))
+        found = run_loss(loss, outputs, {"advantages": np.ones(2)})
+        assert found.gradients["logprobs"] == pytest.approx([-0.5, -0.5])
+
+
+ROLES = ("actor", "ref", "critic", "reward", "cost", "cost_critic")
+
+
+def correction_of(flow: Any, options: dict[str, Any], most: int) -> Corrected | None:
+    traced = trace_algorithm(flow, options, ROLES, max_staleness=most)
+    losses = [node.fn for node in traced.of_kind(CallKind.TRAIN) if node.role == "actor"]
+    return losses[0].keywords.get("correction")  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("flow", [grpo, ppo, remax])
+def test_it_is_on_where_samples_are_older(flow: Any) -> None:
+    assert correction_of(flow, {}, 0) is None
+    assert correction_of(flow, {}, 1) == Corrected(Correction.TIS, None, 2.0)
+    assert correction_of(flow, {"correction": "off"}, 1) is None
+    bounds = {"correction": "icepop", "correction_low": 0.2, "correction_high": 3.0}
+    assert correction_of(flow, bounds, 0) == Corrected(Correction.ICEPOP, 0.2, 3.0)
+    assert correction_of(flow, {"old_logprobs": "engine", "epochs": 2}, 1) is None, "the engine's stand for both"
+
+
+def test_a_flow_without_a_policy_loss_has_none() -> None:
+    assert correction_of(sft, {}, 1) is None
+
+
+def test_a_batch_used_once_has_a_ratio_to_corrected_samples_only() -> None:
+    with pytest.raises(ConfigError, match="has no ratio"):
+        correction_of(grpo, {"old_logprobs": "engine"}, 1)
+
+
+@pytest.mark.parametrize("options", [GRPOOptions, PPOOptions, ReMaxOptions])
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"correction_high": 3.0}, "correction is off"),
+        ({"correction": "tis", "correction_low": 0.5}, "only bounds weights from above"),
+        ({"correction": "icepop", "correction_low": 6.0}, "which are none"),
+        ({"correction": "tis", "old_logprobs": "engine"}, "takes the engine's for both"),
+        ({"correction": "clip"}, "correction"),
+    ],
+)
+def test_what_would_correct_nothing_is_refused(options: Any, keys: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        options(**keys)

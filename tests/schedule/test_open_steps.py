@@ -1,0 +1,157 @@
+"""Batches drawn ahead: by hand, and at random with simulated seconds and slow sides."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from plait.algorithms.grpo import GRPOOptions, grpo
+from plait.dataflow import CallKind, Dataflow, Node, trace
+from plait.schedule.dispatch import Dispatcher, Key, Task
+from plait.schedule.needs import needs_of
+from plait.schedule.open_steps import OpenSteps
+from plait.schedule.work import Done, Work
+from plait.simulator.clock import SimulatedClock
+
+FLOW = trace(grpo, roles=("actor", "ref", "reward"), options=GRPOOptions(kl_coef=0.1, mini_batches=2))
+CALLS = {node.call: node.id for node in FLOW.nodes}
+GENERATE, TRAIN = CALLS["actor.generate"], CALLS["actor.train"]
+
+
+def open_steps(most: int, steps: int = 6, *, apart: bool = False, flow: Dataflow = FLOW) -> OpenSteps:
+    return OpenSteps(flow, needs_of(flow, ["reward"]), most, steps, lambda node: apart)
+
+
+def test_with_nothing_ahead_a_step_is_its_own_calls() -> None:
+    one = open_steps(0)
+    assert one.calls(2, drawn=()) == [(2, node.id) for node in FLOW.nodes]
+    assert one.needs(2, (2, TRAIN)) == {(2, need) for need in needs_of(FLOW, ["reward"])[TRAIN]}
+    assert [one.version_of(batch) for batch in range(4)] == [0, 1, 2, 3]
+
+
+def test_the_first_step_draws_as_many_batches_as_may_be_open() -> None:
+    one = open_steps(2)
+    assert one.calls(0, drawn=()) == [*((0, node.id) for node in FLOW.nodes), (1, GENERATE), (2, GENERATE)]
+    rest = [(1, node.id) for node in FLOW.nodes if node.id != GENERATE]
+    assert one.calls(1, drawn={1, 2}) == [*rest, (3, GENERATE)]
+    assert [one.version_of(batch) for batch in range(5)] == [0, 0, 0, 1, 2]
+
+
+def test_nothing_is_drawn_for_steps_behind_the_last() -> None:
+    one = open_steps(2, steps=4)
+    assert list(one.ahead(1)) == [2, 3]
+    assert list(one.ahead(2)) == [3]
+    assert [key for key in one.calls(3, drawn={3}) if key[1] == GENERATE] == []
+
+
+def test_rollouts_draw_prompts_in_the_order_of_their_batches() -> None:
+    assert {(0, GENERATE), (1, GENERATE)} <= open_steps(2).needs(0, (2, GENERATE))
+
+
+def test_weights_that_generate_are_trained_when_nothing_generates_with_them() -> None:
+    assert {(1, GENERATE), (2, GENERATE)} <= open_steps(2).needs(0, (0, TRAIN))
+    assert not {(1, GENERATE), (2, GENERATE)} & open_steps(2, apart=True).needs(0, (0, TRAIN))
+
+
+@dataclass
+class Run:
+    """A run in simulated seconds, on a rank that generates and one that does everything else, or on one alone.
+
+    seconds: of each call, by its kind; actions: of each call.
+    """
+
+    open: OpenSteps
+    ranks: dict[CallKind, int]
+    seconds: dict[CallKind, float]
+    actions: int = 2
+    clock: SimulatedClock = field(default_factory=SimulatedClock)
+    version: int = 0
+    drawn: dict[int, int] = field(default_factory=dict)
+    """Batch → the version that all of its actions were done with."""
+    trained: list[tuple[int, int]] = field(default_factory=list)
+    """(batch, version of its samples) of each update."""
+    most_open: int = 0
+    published: int = 0
+    step: int = 0
+
+    def needs(self, key: Key) -> Collection[Key]:
+        return self.open.needs(self.step, key)
+
+    def partners(self, key: Key) -> tuple[Key, ...]:
+        return (key,)
+
+    def mesh(self, key: Key) -> frozenset[int]:
+        kind = self.open.flow.nodes[key[1]].kind
+        return frozenset((self.ranks[kind],)) if kind in self.ranks else frozenset()
+
+    def begin(self, keys: tuple[Key, ...]) -> Task:
+        ((batch, number),) = keys
+        node = self.open.flow.nodes[number]
+        return Task(keys, node.call, self.work(batch, node), self.mesh(keys[0]))
+
+    def work(self, batch: int, node: Node) -> Work[None]:
+        for number in range(self.actions):
+            apart = self.open.apart(node)
+            version = self.published if apart else self.version
+            if node.kind is CallKind.GENERATE:
+                assert self.drawn.setdefault(batch, version) == version, "a sample has two versions"
+                self.most_open = max(self.most_open, len(self.drawn) - len(self.trained))
+            done = Done(f"{node.call}/{number}", node.kind.name)
+            rank = self.ranks.get(node.kind, 9)
+            yield from self.clock.take(done, rank, "", self.seconds.get(node.kind, 0.0), lambda: None)
+            if node.kind is CallKind.TRAIN:
+                self.version = -1  # nobody may draw with weights that are half trained
+        if node.kind is CallKind.TRAIN:
+            self.trained.append((batch, self.drawn[batch]))
+
+    def run(self, steps: int) -> None:
+        for self.step in range(steps):
+            dispatcher = Dispatcher(self, self.clock)
+            waiting = {batch for batch in self.drawn if batch >= self.step}
+            dispatcher.add(self.open.calls(self.step, waiting))
+            dispatcher.run()
+            self.version = self.published = self.step + 1
+
+
+APART = {CallKind.GENERATE: 1, CallKind.SCORE: 0, CallKind.TRAIN: 0}
+ALONE = {CallKind.GENERATE: 0, CallKind.SCORE: 0, CallKind.TRAIN: 0}
+
+
+@given(
+    most=st.integers(0, 4),
+    steps=st.integers(1, 7),
+    apart=st.booleans(),
+    generating=st.floats(0.1, 10),
+    training=st.floats(0.1, 10),
+    scoring=st.floats(0, 3),
+)
+def test_every_batch_is_trained_once_by_its_version_and_nobody_waits_for_ever(
+    most: int, steps: int, apart: bool, generating: float, training: float, scoring: float
+) -> None:
+    seconds = {CallKind.GENERATE: generating, CallKind.TRAIN: training, CallKind.SCORE: scoring}
+    run = Run(open_steps(most, steps, apart=apart), APART if apart else ALONE, seconds)
+    run.run(steps)
+    assert run.trained == [(batch, max(0, batch - most)) for batch in range(steps)]
+    assert set(run.drawn) == set(range(steps))
+    assert run.most_open <= most + 1
+    if not apart:  # one rank does all there is to do, and nothing twice
+        per_step = 2 * sum(seconds.get(node.kind, 0.0) for node in FLOW.nodes if node.kind in ALONE)
+        assert run.clock.now_s == pytest.approx(steps * per_step, rel=1e-6)
+
+
+@pytest.mark.parametrize(("generating", "training"), [(1.0, 1.0), (10.0, 1.0), (1.0, 10.0)])
+def test_one_batch_ahead_takes_the_longer_side_alone(generating: float, training: float) -> None:
+    steps, seconds = 6, {CallKind.GENERATE: generating, CallKind.TRAIN: training}
+    spent = {}
+    for most in (0, 1, 2):
+        run = Run(open_steps(most, steps, apart=True), APART, seconds)
+        run.run(steps)
+        spent[most] = run.clock.now_s
+    assert spent[0] == pytest.approx(steps * 2 * (generating + training))
+    # The first batch is drawn before anything can be trained, the last is trained when there is none left to draw.
+    assert spent[1] == pytest.approx(2 * (generating + training + (steps - 1) * max(generating, training)))
+    assert spent[2] <= spent[1] + 2 * generating
