@@ -82,7 +82,13 @@ WARNING, ERROR, INFO = Severity.WARNING, Severity.ERROR, Severity.INFO
 ONE_STEP: list[tuple[dict[str, float], str, Severity, str, str]] = [
     ({"doctor/version_lag": 2}, "stale_policy_version", ERROR, "2 policy versions", "doctor.max_version_lag"),
     ({"doctor/off_policy": 1, "training/rollout_ess": 0.4}, "off_policy", WARNING, "size is 40%", "max_staleness"),
-    ({"doctor/off_policy": 1, "training/rollout_kl": 0.2}, "off_policy", WARNING, "KL 0.2", "max_staleness"),
+    (
+        {"doctor/off_policy": 1, "training/rollout_ess": 0.9, "training/rollout_kl": 0.2},
+        "off_policy",
+        WARNING,
+        "KL 0.2",
+        "max_staleness",
+    ),
     ({"doctor/ref_kl": 0.3}, "wrong_reference", ERROR, "KL to the reference is 0.3", "model"),
     ({"doctor/ref_is_policy": 1}, "stale_reference", ERROR, "follows the policy", "model"),
     ({"doctor/ref_changed": 1}, "stale_reference", ERROR, "not those that it had", "model"),

@@ -27,7 +27,7 @@ STEPS = 5
 
 def versions(run_dir: Path) -> list[set[int]]:
     """Of the samples that each step trained on."""
-    files = sorted((run_dir / "samples").glob("*"))
+    files = sorted((run_dir / "samples").glob("step-*"))
     return [{json.loads(line)["policy_version"] for line in path.open()} for path in files]
 
 
@@ -42,7 +42,9 @@ def test_a_batch_is_of_the_version_that_the_seed_says(make_recipe: MakeRecipe, m
     assert [row["off_policy/dropped"] for row in metrics] == [0] * STEPS
     waiting = [12 * min(most, STEPS - 1 - batch) for batch in range(STEPS)]
     assert [row["off_policy/in_flight"] + row["off_policy/in_queue"] for row in metrics] == waiting
-    uids = [json.loads(line)["uid"] for path in sorted((recipe.run_dir / "samples").glob("*")) for line in path.open()]
+    uids = [
+        json.loads(line)["uid"] for path in sorted((recipe.run_dir / "samples").glob("step-*")) for line in path.open()
+    ]
     assert len(set(uids)) == len(uids) == 12 * STEPS
     assert [row["training/epoch"] for row in metrics] == [3 * (batch + 1) / 10 for batch in range(STEPS)]
 
@@ -108,7 +110,7 @@ def test_a_plan_changes_nothing(
 def test_the_next_batch_is_drawn_while_one_is_trained(place: Path, placed: Placed) -> None:
     """By the clock of the trace: on another rank the samples of the next batch begin before this one's update ends."""
     plan = {"actor.generate": "1", "actor.train": "0", "ref.logprobs": "0"}
-    recipe = placed("grpo", "overlaps", steps=3, max_staleness=1, **where(place, "overlaps", plan))
+    recipe = placed("grpo", "overlaps", **GRPO[1], steps=3, max_staleness=1, **where(place, "overlaps", plan))
     run(recipe)
     spans = load_any(recipe.run_dir / "trace.json").spans
     begun = {step: min(s.start_s for s in spans if s.step == step and s.kind == "PREFILL") for step in (1, 2, 3)}
@@ -154,7 +156,7 @@ def test_a_run_is_taken_up_on_another_plan(
                 raise KeyboardInterrupt
             record(session, *args)
 
-        Session.record_step = dying
+        setattr(Session, "record_step", dying)  # noqa: B010 - the child is thrown away
         run(placed("grpo", f"moved-{name}", **keys))
 
     assert wait_for(in_child(killed), 120) != 0
