@@ -14,7 +14,7 @@ from typing import Any
 MAX_DEPTH = 100
 """Lists and maps inside each other."""
 MAX_DIGITS = 308
-"""Of an integer: more do not fit a float."""
+"""The most digits of an integer: more do not fit a float."""
 
 
 class Malformed(ValueError):

@@ -21,7 +21,7 @@ from pydantic_core import PydanticCustomError
 from plait.json_text import is_unicode
 
 MOST = 2**31 - 1
-"""Of a count that states no bound of its own."""
+"""The bound of a count that states none of its own."""
 
 Seed = Annotated[int, Field(ge=0, le=2**63 - 1)]
 """What a generator of random numbers takes."""
@@ -97,7 +97,7 @@ def _check(value: Any, kinds: frozenset[type], most: int) -> None:
 def word_or_number(
     words: Sequence[str], kind: type[int] | type[float], fits: Callable[[float], bool], expected: str
 ) -> BeforeValidator:
-    """Of a key that holds one of some words, or a number that `fits`; a command line has numbers as texts."""
+    """Check a key that holds one of some words, or a number that `fits`; a command line has numbers as texts."""
 
     def check(value: Any) -> Any:
         number = value

@@ -17,7 +17,7 @@ from yaml.error import MarkedYAMLError
 from plait.json_text import MAX_DEPTH, Malformed, check_texts, whole_number
 
 MAX_BYTES = 1 << 20
-"""Of a text: a recipe has some thousands."""
+"""The most bytes of a text: a recipe has some thousands."""
 MAX_VALUES = 20_000
 """In a text, those behind aliases counted as often as they are named."""
 
@@ -103,7 +103,7 @@ class _Bounded(yaml.SafeLoader):
             raise _fault("`<<` makes a map without end", node)
 
     def refusal(self, found: str, node: Any) -> yaml.YAMLError:
-        """Of a scalar, under its key."""
+        """The error of a scalar, under its key."""
         key = f"`{'.'.join(self.keys)}`: " if self.keys else ""
         return _fault(f"{key}{found}", node)
 

@@ -17,7 +17,7 @@ from plait.dataflow.handles import ColumnHandle
 
 
 class CriticOptions(KLPlaceOptions):
-    """Of algorithms that learn values."""
+    """Options of algorithms that learn values."""
 
     gamma: float = Field(1.0, gt=0, le=1, description="discount per token")
     lam: float = Field(0.95, ge=0, le=1, description="λ of GAE: 1 trusts the returns, 0 the values")

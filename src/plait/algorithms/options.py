@@ -35,7 +35,7 @@ class LogprobSource(StrEnum):
 
 
 class PolicyOptions(UpdateOptions):
-    """Of every algorithm that updates a policy by the clipped surrogate."""
+    """Options of every algorithm that updates a policy by the clipped surrogate."""
 
     kl_coef: float = Field(0.0, ge=0, description="weight of the KL to the reference; 0 needs no reference")
     kl_estimator: KLEstimator = Field(KLEstimator.K1, description="k1, k2 or k3; in the loss k2 or k3")
@@ -93,7 +93,7 @@ class PolicyOptions(UpdateOptions):
 
 
 class KLInLossOptions(PolicyOptions):
-    """Of algorithms whose KL may be in the reward or in the loss, k1 there included."""
+    """Options of algorithms whose KL may be in the reward or in the loss, k1 there included."""
 
     kl_in: KLPlace = Field(KLPlace.REWARD, description="reward (taken off it), or loss (then with k2 or k3)")
     weigh_kl_by_ratio: bool = Field(

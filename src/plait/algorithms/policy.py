@@ -30,10 +30,11 @@ class PolicyLogprobs:
     options: PolicyOptions
     kl_in: KLPlace
     ref: ColumnHandle | None
-    """Of the reference, where there is a KL."""
+    """Log-probs of the reference, where there is a KL."""
     start: ColumnHandle | None
-    """Of the policy that the batch begins with, where the KL is measured before training or the batch is used more than
-    once. A batch used once is on-policy: its old log-probs are the new ones."""
+    """Log-probs of the policy that the batch begins with, where the KL is measured before training or the batch is used
+    more than once. A batch used once is on-policy: its old log-probs are the new ones.
+    """
     kl_coef: ColumnHandle | None
     """Weight of the KL where it adapts; None: that of the options."""
 

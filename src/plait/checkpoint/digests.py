@@ -20,7 +20,7 @@ def write_durably(path: Path, content: bytes) -> FileDigest:
 
 
 def digest_of(path: Path) -> FileDigest:
-    """Of a file as it is."""
+    """The digest of a file as it is."""
     return digest_of_size(path, path.stat().st_size)
 
 

@@ -29,7 +29,7 @@ from plait.schedule.named_plans import AUTO, NAMES
 from plait.schedule.plan import Plan
 
 _PLAIN: dict[str, Any] = {"box": None, "pad_edge": False, "header_style": "bold"}
-"""Of a rich table."""
+"""How a plain table of rich is drawn."""
 
 
 def dry_run(recipe: Recipe, *, resume: bool = False) -> int:

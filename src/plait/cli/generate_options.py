@@ -26,7 +26,7 @@ _SEVERAL = Parameter(consume_multiple=1)
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """Of the command; each field is an option."""
+    """What the command takes; each field is an option."""
 
     model: str
     """smollm2-135m-instruct, a local folder, or a hub id."""
@@ -65,7 +65,7 @@ class Options:
     history: Path | None = None
     """Output of an earlier run, or samples of training: what --speculation guesses from, too."""
     seed: Whole = 0
-    """Of the sampling noise."""
+    """Seed of the sampling noise."""
     dtype: Literal["float32", "bfloat16", "float64"] = "bfloat16"
     """float32, bfloat16 or float64, of the weights."""
     device: Literal["cpu", "cuda"] = "cpu"

@@ -43,7 +43,7 @@ class Kept:
         self.path = kept_path(out)
         self._asked = dict(asked)
         self.rows: list[dict[str, Any]] = []
-        """Of the finished responses, those of earlier runs included."""
+        """Counts of the finished responses, those of earlier runs included."""
         there = self.path.exists()
         if resume and not there:
             raise ConfigError(f"--resume: there is no `{self.path}` to go on from; leave --resume out to begin")

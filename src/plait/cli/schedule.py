@@ -18,7 +18,7 @@ from plait.errors import ConfigError
 from plait.observe.screen import say
 
 MOST_SECONDS = 86_400
-"""Of a search."""
+"""The longest search, in seconds."""
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -38,7 +38,7 @@ class Options:
     seconds: Number = 10.0
     """Time to search; Ctrl-C ends it earlier and shows the best so far."""
     seed: Whole = 0
-    """Of the search."""
+    """Seed of the search."""
     out: Path | None = None
     """File for the schedule."""
     timeline: Path | None = None

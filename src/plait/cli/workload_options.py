@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from plait.schedule.pipeline import Workload
 
 MOST_TIME = 1e12
-"""Of a forward, of a memory: sums of many stay exact to the microsecond."""
+"""The longest forward, the largest memory: sums of many stay exact to the microsecond."""
 
 
 @Parameter(name="*")

@@ -49,7 +49,7 @@ class Aliasing:
         self._names: dict[Owner, dict[PartKey, str]] = {}
 
     def name(self, role: str, key: PartKey) -> str:
-        """Of the own buffer of a part."""
+        """Name of the own buffer of a part."""
         owner = self._offload_policy.owner(role)
         if owner not in self._names:
             keys = [

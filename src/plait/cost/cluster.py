@@ -169,7 +169,7 @@ def read_cluster(name_or_path: str, devices: int | None = None) -> ClusterSpec:
 
 
 def names() -> tuple[str, ...]:
-    """Of the devices whose clusters ship with plait."""
+    """Names of the devices whose clusters ship with plait."""
     return tuple(sorted(path.stem for path in SHIPPED.glob("*.yaml")))
 
 

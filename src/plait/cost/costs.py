@@ -73,6 +73,7 @@ class Costs(Protocol):
         ...
 
     def held_bytes(self, role: str, layout: Layout, *, trained: bool) -> tuple[int, ...]:
-        """Of a device of each pipeline stage: weights, and of a trained role masters, moments and gradients; the most
-        that any of the stage's devices holds."""
+        """Bytes of a device of each pipeline stage: weights, and of a trained role masters, moments and gradients; the
+        most that any of the stage's devices holds.
+        """
         ...

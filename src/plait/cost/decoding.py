@@ -86,14 +86,14 @@ def _scattered(count: int) -> list[int]:
 
 
 class Decoding:
-    """Of one instance."""
+    """What one instance takes to decode."""
 
     def __init__(self, passes: Passes, prompt_tokens: float) -> None:
         self._passes, self._prompt_tokens = passes, prompt_tokens
         self._steps: dict[tuple[int, float], Terms] = {}
 
     def seconds(self, pieces: Sequence[Piece]) -> Terms:
-        """Of all steps."""
+        """Seconds of all steps."""
         return added(*(scaled(self.step(one.running, one.said), one.steps) for one in pieces))
 
     def step(self, running: int, said: float) -> Terms:

@@ -128,7 +128,7 @@ class Facts(Placed):
 
 
 def memory_by_device(facts: Facts) -> list[DeviceMemory]:
-    """Of all devices; those that hold as much of everything (to the MiB) together."""
+    """The memory of all devices; those that hold as much of everything (to the MiB) together."""
     found: list[DeviceMemory] = []
     for ranks in facts.alike:
         one = replace(_of_device(ranks[0], facts), ranks=ranks)
@@ -203,7 +203,7 @@ def _of_device(rank: int, facts: Facts) -> DeviceMemory:
 
 
 def _plain_activations(rank: int, facts: Facts) -> int:
-    """Of the largest call, of a family whose layers are not fused."""
+    """Activations of the largest call, of a family whose layers are not fused."""
     found = [0]
     for one in facts.models:
         place = facts.places[one.role]
@@ -243,7 +243,7 @@ def _reading_bytes(held: Sequence[_Held]) -> int:
 
 
 def _joint(facts: Facts, working: Mapping[Use, Rows]) -> dict[Use, Rows]:
-    """Of training calls of several roles at the same time: activations of all, and one head at work."""
+    """What training calls of several roles take at the same time: activations of all, and one head at work."""
     found: dict[Use, Rows] = {}
     for role, mode in working:
         roles = facts.together(role) if mode == "train" else ()
@@ -279,7 +279,7 @@ def _working(rank: int, facts: Facts, one: RoleModel) -> dict[Use, Rows]:
 
 
 def _forward_rows(rank: int, facts: Facts, one: RoleModel, mode: Mode, layout: Layout) -> Rows:
-    """Of a call that trains or scores."""
+    """What a call that trains or scores takes."""
     recipe, shape, width = facts.recipe, facts.shapes[one.name], BYTES[facts.recipe.dtype]
     rows = [(ACTIVATIONS, _activations(rank, facts, one, mode, layout, fused=is_fused(recipe)))]
     if not one.scalar and layout.coordinates(rank).pp == layout.parallelism.pp - 1:

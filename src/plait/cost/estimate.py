@@ -181,7 +181,9 @@ def _adapted_rows(
 
 
 def adapter_parameters(shape: ModelShape, rank: int) -> int:
-    """Of all seven linear layers of a block; fewer where `lora.target_modules` names some of them."""
+    """Parameters of adapters of all seven linear layers of a block; fewer where `lora.target_modules` names some of
+    them.
+    """
     heads, kv = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
     attention = 2 * (shape.hidden + heads) + 2 * (shape.hidden + kv)
     return shape.layers * rank * (attention + 3 * (shape.hidden + shape.active_intermediate))

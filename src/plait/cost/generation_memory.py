@@ -58,7 +58,7 @@ def generation_rows(
 
 
 def packed_bytes(shape: ModelShape, dtype: str) -> int:
-    """Of the linear layers and the head once more."""
+    """Bytes of the linear layers and the head once more."""
     return (_linear_parameters(shape) + shape.hidden * shape.vocabulary) * BYTES[dtype]
 
 

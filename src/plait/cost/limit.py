@@ -24,9 +24,9 @@ REPEATS = 5
 @dataclass(frozen=True)
 class MachineRates:
     bytes_per_s: float
-    """Of a copy, read and written bytes both counted."""
+    """Rate of a copy, read and written bytes both counted."""
     flops_per_s: float
-    """Of a large matrix product; a multiplication and an addition are two."""
+    """Rate of a large matrix product; a multiplication and an addition are two."""
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ WAIT_S = 60.0
 
 
 def measure_links() -> tuple[LinkRecord, LinkRecord]:
-    """Of sends from one process to another, and of sums over both: a latency and a bandwidth each."""
+    """Measure sends from one process to another, and sums over both: a latency and a bandwidth each."""
     with LocalProcesses().start(Pair, 2) as group:
         sends, sums = group.submit([0, 1], "measure").result(WAIT_S)[0]
     # A ring of two carries 2 (p - 1) / p = 1 times the bytes.

@@ -44,7 +44,7 @@ PACKED_TIMES = 3
 MOST_PACKED = 1e12
 """Bytes per second that nothing packs: what takes less did not."""
 SAMPLE_TOKENS = 64
-"""Of prompt and response in the rows of forwards."""
+"""Tokens of prompt and response in the rows of forwards."""
 
 
 def machine_name(device: str) -> str:
@@ -146,7 +146,7 @@ def _forward_s(model: LanguageModel, tokens: int) -> float:
 
 
 def _backward_s(model: LanguageModel, tokens: int) -> float:
-    """Of a backward alone, after a forward that is not counted."""
+    """Seconds of a backward alone, after a forward that is not counted."""
     batch, module = _row(tokens, model), model.module
     module.requires_grad_(True)
     taken: list[float] = []
@@ -164,7 +164,7 @@ def _backward_s(model: LanguageModel, tokens: int) -> float:
 
 
 def _decode_s(model: LanguageModel, samples: int, context: int) -> float:
-    """Of a step in which each of `samples` draws a token, after prompts of so many tokens."""
+    """Seconds of a step in which each of `samples` draws a token, after prompts of so many tokens."""
     engine = _begun(model, samples, context)
     taken: list[float] = []
     for _ in _repeats(taken):
@@ -222,7 +222,7 @@ def _copy_rate(device: str) -> float:
 
 
 def _held_out_error(profile: Profile, model: LanguageModel) -> float:
-    """Of forwards and decoding steps of the larger model, foretold by the profile."""
+    """Error of forwards and decoding steps of the larger model, foretold by the profile."""
     errors = []
     for tokens in HELD_OUT_TOKENS:
         if tokens < profile.forward[-1][0]:

@@ -105,7 +105,7 @@ class ModelCosts:
     # Calls
 
     def _functions(self, node: Node) -> CallCost:
-        """Of reward functions, in processes of their own beside the devices."""
+        """What reward functions take, in processes of their own beside the devices."""
         samples = self.workload.samples_of(self.flow, node).count
         terms = {"functions": ceil(samples / self.workload.workers) * self.workload.function_s}
         return CallCost(total(terms), terms)
@@ -304,7 +304,7 @@ class ModelCosts:
         return tuple(found)
 
     def _trained_elements(self, role: str, sizes: Parallelism) -> tuple[int, ...]:
-        """Of a device of each stage, before dp divides them."""
+        """Trained elements of a device of each stage, before dp divides them."""
         return tuple(
             shard(self._parameters(role), sizes, 0, stage, once=True).num_elements for stage in range(sizes.pp)
         )

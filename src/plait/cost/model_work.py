@@ -49,7 +49,7 @@ class ModelWork:
         return 2 * tokens * (self.dense + self.shape.experts_per_token * self.expert)
 
     def attention(self, pairs: float) -> float:
-        """Of a layer's attention, over so many pairs of a query and a key."""
+        """FLOPs of a layer's attention, over so many pairs of a query and a key."""
         return 4 * pairs * self.shape.heads * self.shape.head_dim
 
     def read(self, tokens: float) -> float:

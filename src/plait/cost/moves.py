@@ -23,8 +23,9 @@ MOST_MESSAGES = 32
 
 
 def move_cost(parameters: Parameters, source: Layout, target: Layout, dtype: str, cluster: ClusterSpec) -> MoveCost:
-    """Of a model that is held in `source`, and needed in `target` as well: what the busiest link carries, with its
-    messages' latencies, and the copies of the rank with most of them. Whoever sends, receives all the while."""
+    """The move of a model that is held in `source`, and needed in `target` as well: what the busiest link carries, with
+    its messages' latencies, and the copies of the rank with most of them. Whoever sends, receives all the while.
+    """
     if source == target:
         return MoveCost(0.0, {}, 0)
     stacked, origin, goal = _stacked(parameters, source, target)

@@ -73,11 +73,11 @@ class OffloadPolicy:
         return self._most_careful(self.uses(role, rank, key), rank)
 
     def of_adapter(self, role: str, rank: int, key: PartKey) -> After:
-        """Of what is the role's alone where weights are shared."""
+        """When what is the role's alone leaves, where weights are shared."""
         return self._most_careful([(role, mode) for mode in self._places[role].uses[rank, key]], rank)
 
     def of_state(self, role: str, rank: int) -> After:
-        """Of the optimizer's state, which training alone reads."""
+        """When the optimizer's state leaves, which training alone reads."""
         return self._places[role].after.get(("train", rank), "keep")
 
     def copies(self, role: str) -> tuple[Copies, ...]:

@@ -46,7 +46,7 @@ def added(*parts: Mapping[str, float]) -> Terms:
 
 
 class Passes:
-    """Of one model over one layout."""
+    """What passes of one model over one layout take."""
 
     def __init__(self, cluster: ClusterSpec, work: ModelWork, layout: Layout, profile: Profile | None = None) -> None:
         self.cluster, self.work, self.layout, self.profile = cluster, work, layout, profile
@@ -58,7 +58,7 @@ class Passes:
         self.bytes_per_s = cluster.device.memory_bandwidth * software.memory
 
     def forward(self, micro: Micro, stage: int, *, passes: int = 1) -> Terms:
-        """Of a stage; `passes` 2 is a backward, which takes twice as much, and sums over tp as a forward does."""
+        """Seconds of a stage; `passes` 2: a backward, which takes twice as much, and sums over tp as a forward does."""
         tp, layers, work = self.layout.parallelism.tp, self.stage_layers[stage], self.work
         terms = self.layer(micro.tokens, micro.pairs, passes * work.read(micro.tokens) / tp, passes=passes)
         terms = scaled(terms, layers)
@@ -67,7 +67,9 @@ class Passes:
         return terms
 
     def layer(self, tokens: float, pairs: float, read_bytes: float, *, passes: int = 1) -> Terms:
-        """Of one layer: what computes, what reading takes beyond that, what launching kernels takes beyond both."""
+        """Seconds of one layer: what computes, what reading takes beyond that, what launching kernels takes beyond
+        both.
+        """
         tp = self.layout.parallelism.tp
         if self.profile is not None:
             return self._measured(self.profile.layer_s(tokens, backward=passes > 1), tokens)
@@ -83,7 +85,7 @@ class Passes:
         return terms
 
     def decode_layer(self, rows: float, context: float) -> Terms:
-        """Of one layer: one token more of each of `rows` samples, whose contexts have so many tokens together."""
+        """Seconds of one layer: one token more of `rows` samples, whose contexts have `context` tokens together."""
         tp, work = self.layout.parallelism.tp, self.work
         if self.profile is not None:
             return self._measured(self.profile.decode_s(rows, context), rows)

@@ -24,8 +24,9 @@ from plait.schedule.placements import placements_of
 from plait.schedule.plan import Plan
 
 PARAMETERS_SHARE = 0.6
-"""Of a device's memory that weights and optimizer state may take before a named plan cuts the models; the rest is for
-keys and values, activations and logits."""
+"""The share of a device's memory that weights and optimizer state may take before a named plan cuts the models; the
+rest is for keys and values, activations and logits.
+"""
 
 
 def resolve_plan(recipe: Recipe, flow: Dataflow, models: Sequence[RoleModel], shapes: Mapping[str, ModelShape]) -> Plan:
@@ -142,7 +143,7 @@ def _from_file(recipe: Recipe) -> Plan:
 
 
 def num_devices(recipe: Recipe) -> int:
-    """Of a named plan, or one that is found."""
+    """Devices of a named plan, or of one that is found."""
     if recipe.devices == 0 and recipe.device == "cuda":
         import torch
 

@@ -18,7 +18,7 @@ Axis = Literal["dp", "tp", "pp"]
 
 @dataclass(frozen=True)
 class Traffic:
-    """Of one layout on a cluster."""
+    """What messages of one layout take on a cluster."""
 
     cluster: ClusterSpec
     layout: Layout

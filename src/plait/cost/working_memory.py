@@ -17,15 +17,15 @@ from plait.recipes.recipe import Recipe
 IMPORTS_BYTES = 525 << 20
 """Resident before any weight: Python, torch, Transformers, the tokenizer. Measured with tiny models: 518 to 537 MiB."""
 KERNEL_BYTES, PREPARED_BYTES = 256 << 10, 1 << 20
-"""Of one kernel that oneDNN keeps, and of one product that torch keeps ready for it. Measured: 0.24 and 1 MB."""
+"""Bytes of one kernel that oneDNN keeps, and of one product that torch keeps ready for it. Measured: 0.24 and 1 MB."""
 PROCESS_BYTES = IMPORTS_BYTES + NUM_KERNELS * KERNEL_BYTES + NUM_PREPARED * PREPARED_BYTES
 
 COMPILING_BYTES = 150 << 20
 """While numba compiles, in the first process on a machine. Measured: 140 MiB."""
 GAPS_SHARE = 0.15
-"""Of the activations: gaps between tensors of many sizes, which the allocator keeps."""
+"""Share of the activations that is gaps between tensors of many sizes, which the allocator keeps."""
 READING_SHARE = 1.75
-"""Of a model's weights: what reading them takes beside them. Measured with SmolLM2-135M: 447 MiB for 257."""
+"""What reading a model's weights takes beside them, as a share of them. Measured with SmolLM2-135M: 447 MiB for 257."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ def activation_bytes(
 
 
 def layer_bytes(shape: ModelShape, width: int, *, fused: bool) -> int:
-    """Of one token in one block, kept for the backward.
+    """Bytes of one token in one block, kept for the backward.
 
     Fused: the block's input, the norm of it, queries, keys, values and attention, the projection of that, the residual
     and its norm; gate, up and their product. Else the activated gate, too, and the norms' inputs in float32.
@@ -95,7 +95,7 @@ def layer_bytes(shape: ModelShape, width: int, *, fused: bool) -> int:
 
 
 def logits_bytes(shape: ModelShape, width: int) -> int:
-    """Of the rows that pass the head of a language model at a time."""
+    """Bytes of the rows that pass the head of a language model at a time."""
     return HEAD_CHUNK_ROWS * shape.vocabulary * (width + 8)
 
 

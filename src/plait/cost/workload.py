@@ -75,7 +75,7 @@ def _quantiles(values: tuple[int, ...], count: int) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class SampleLengths:
-    """Of prompts and of responses, in tokens."""
+    """Lengths of prompts and of responses, in tokens."""
 
     prompts: Lengths
     responses: Lengths

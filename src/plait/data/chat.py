@@ -16,7 +16,7 @@ from plait.errors import DataError
 from plait.json_text import Malformed, parse
 
 RENDER_LIMIT_S = 5
-"""Of one prompt. Templates take well below a millisecond."""
+"""Seconds for one prompt. Templates take well below a millisecond."""
 MOST_RENDERED = 20_000_000
 """Characters of a prompt: more than any model has positions for."""
 

@@ -58,7 +58,7 @@ class ExampleSet:
     """Kept rows with a completion whose last token is no marker, so that a model does not learn there to stop: the
     source cut it, or the chat template closes no last turn."""
     num_trained_tokens: int
-    """Of the kept rows together."""
+    """Trained tokens of the kept rows together."""
 
     def __len__(self) -> int:
         return len(self.kept)

@@ -36,7 +36,7 @@ class Mixed(Generic[Set]):
 
     sets: tuple[Set, ...]
     names: tuple[str, ...] = ("",)
-    """Of the sources, unique; of one alone empty."""
+    """Names of the sources, unique; of one alone empty."""
     weights: tuple[float, ...] = (1.0,)
     """Shares of what is drawn, in any unit."""
     shuffles: tuple[bool, ...] = (True,)

@@ -36,14 +36,14 @@ PACKAGE = PackageFile(
     error=DataError,
 )
 _VERSION = 1
-"""Of what is written to the cache: part of the folder's name."""
+"""Version of what is written to the cache: part of the folder's name."""
 _DISK_BYTES = 90 << 20
 
 _SHARES = ((RowKind.PAIRS, 50), (RowKind.EXAMPLES, 90), (RowKind.PROMPTS, 100))
 """Upper bounds, in percent, of a review's hash for each set."""
 _KEY_WORDS = 20
 _LEAST_WORDS = 4
-"""Of a completion; shorter ones say too little."""
+"""The least words of a completion; shorter ones say too little."""
 
 
 class ReviewParameters(Settings):

@@ -130,7 +130,7 @@ class PromptSet:
     kept: tuple[int, ...]
     """Indices of rows of the source."""
     longest_tokens: int
-    """Of the kept rows."""
+    """Tokens of the longest of the kept rows."""
     num_dropped: int
 
     def __len__(self) -> int:
@@ -197,7 +197,7 @@ class MixedOrder:
         ]
 
     def rows(self, start: int, count: int) -> list[tuple[int, int]]:
-        """Of instances `start` … `start + count − 1`."""
+        """The (row, repetition) of instances `start` … `start + count − 1`."""
         return [(source, self._orders[source].row(n)) for source, n in self._turns.take(start, count)]
 
 

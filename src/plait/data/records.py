@@ -43,14 +43,14 @@ class Sample:
     token_ids: tuple[int, ...]
     """The response, its stop token included; no prompt token."""
     logprobs: tuple[float, ...]
-    """Of the sampled tokens under softmax(logits / temperature), from the forward that sampled them."""
+    """Log-probs of the sampled tokens under softmax(logits / temperature), from the forward that sampled them."""
     text: str
     """The response without special tokens."""
     finish_reason: FinishReason
     policy_version: int = 0
-    """Of the weights that gave its last token."""
+    """Version of the weights that gave its last token."""
     token_versions: tuple[int, ...] | None = None
-    """Of each token, where the weights changed on the way; None: all are of `policy_version`."""
+    """The version of each token, where the weights changed on the way; None: all are of `policy_version`."""
 
     @property
     def uid(self) -> str:

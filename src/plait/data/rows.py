@@ -26,7 +26,7 @@ from plait.user_code import CALL_LIMIT_S, UserCode, is_users, title_of
 FloatArray = NDArray[np.float64]
 
 NO_VALUES: Mapping[Column, FloatArray] = MappingProxyType({})
-"""Of columns for the batch."""
+"""No columns for the batch."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -288,5 +288,5 @@ def _title(node: Node) -> str:
 
 
 def sizes_of(rows: Rows) -> list[SampleSize]:
-    """Of each sample, as packing sees it."""
+    """The size of each sample, as packing sees it."""
     return [SampleSize(s.prompt.uid, len(s.prompt.token_ids), len(s.token_ids)) for s in rows.samples]

@@ -52,7 +52,7 @@ class Source:
     raw: bool = False
     """Text prompts are beginnings of texts to go on from, so `data.chat_template: auto` sends them raw."""
     label: str = ""
-    """Of one among several sources, for metrics."""
+    """Name of one among several sources, for metrics."""
 
     def __len__(self) -> int:
         return len(self.rows)

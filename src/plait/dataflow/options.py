@@ -28,9 +28,9 @@ class Score(StrEnum):
     """What a SCORE call asks of a role."""
 
     LOGPROBS = "logprobs"
-    """Of each response token, of a language model."""
+    """Log-probs of the response tokens, by a language model."""
     VALUES = "values"
-    """Of the state before each response token, of a scalar model."""
+    """Values of the states before the response tokens, by a scalar model."""
     SCORE = "score"
     """One number per sample, of a scalar model or of reward functions."""
 

@@ -103,7 +103,7 @@ class CompiledForward:
 
     @property
     def num_bytes(self) -> int:
-        """Of the packed weights and the working space."""
+        """Bytes of the packed weights and the working space."""
         packed = 0 if self._packed is None else self._packed.nbytes
         return packed + sum(array.nbytes for array in self._room or ())
 

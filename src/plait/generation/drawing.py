@@ -35,7 +35,7 @@ class Drawn:
     begun: list[Key]
     """Samples that had no row, and have not ended."""
     num_wrong: dict[Key, int]
-    """Of rows, the drafted tokens that do not count."""
+    """How many drafted tokens of a row do not count."""
 
 
 class Drawing:

@@ -27,7 +27,7 @@ from plait.models.language_model import LanguageModel
 from plait.models.shape import config_fields
 
 ROWS = 32
-"""Of every forward: small enough for a decode batch, and whole vectors of every dtype whatever the hidden size."""
+"""Rows of every forward: small enough for a decode batch, and whole vectors of every dtype whatever the hidden size."""
 EXPERT_ROWS = 4
 """Copies of the one token in a mixture of experts; products of fewer rows take other kernels."""
 
@@ -39,7 +39,7 @@ class _Row:
     token_id: int
     position: int
     places: tuple[int, ...]
-    """Of all tokens that it sees, in order of their positions, itself the last one."""
+    """Places of all tokens that it sees, in order of their positions, itself the last one."""
     read: bool
 
 

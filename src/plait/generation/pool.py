@@ -26,7 +26,7 @@ from plait.policy.blocks import BLOCK_TOKENS
 
 @dataclass(frozen=True)
 class KeyValue:
-    """Of one layer: key [..., Hkv, tokens, D] and value [..., Hkv, tokens, E] in the compute dtype."""
+    """One layer's keys and values: key [..., Hkv, tokens, D] and value [..., Hkv, tokens, E] in the compute dtype."""
 
     key: Tensor
     value: Tensor
@@ -49,7 +49,7 @@ class KVPool:
 
     @property
     def num_bytes(self) -> int:
-        """Of the blocks that may be used, used or not."""
+        """Bytes of the blocks that may be used, used or not."""
         tensors = [tensor for kv in self.layers.values() for tensor in (kv.key, kv.value)]
         if not self._in_place:
             return sum(tensor.nbytes for tensor in tensors)

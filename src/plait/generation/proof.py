@@ -39,7 +39,7 @@ ROUNDING = {torch.float32: 64.0, torch.bfloat16: 4.0}
 all that differs in float32, and shows the more the longer it is."""
 
 FACTOR = {torch.float32: 1e-5, torch.bfloat16: 2e-3}
-"""Of what is added, the part that a difference may be, beyond what chance explains."""
+"""The part of what is added that a difference may be, beyond what chance explains."""
 
 DEVIATIONS = 6
 """Standard deviations that count as chance."""

@@ -38,7 +38,7 @@ class StepRecord:
     num_finished: int
     """Samples that ended in it."""
     num_prefill_tokens: int
-    """Of `num_tokens`, those of prompts, and of samples that are computed again."""
+    """How many of `num_tokens` are of prompts, and of samples that are computed again."""
     num_drawn: int
     """Tokens that samples got."""
     num_preempted: int

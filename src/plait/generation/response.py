@@ -25,9 +25,9 @@ class PendingPrompt:
     limits: tuple[int, ...]
     num_pending: int
     logits_V: Tensor | None = None
-    """Of the last prompt token, once it is computed and samples are left to start."""
+    """Logits of the last prompt token, once it is computed and samples are left to start."""
     logits_version: int = 0
-    """Of the weights that gave them."""
+    """Version of the weights that gave them."""
 
 
 @dataclass
@@ -74,7 +74,7 @@ class Response:
 
     @property
     def tokens(self) -> list[int]:
-        """Of prompt and response."""
+        """Token ids of prompt and response."""
         return [*self.request.prompt.token_ids, *self.token_ids]
 
     @property

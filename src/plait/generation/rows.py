@@ -18,7 +18,7 @@ from plait.policy.blocks import num_blocks_for
 from plait.policy.step import Key
 
 Drafts = Mapping[Key, Sequence[int]]
-"""Of samples, guesses of the tokens that they draw next: a chain of at most SHORT_ROWS - 1."""
+"""Guesses of the tokens that samples draw next: a chain of at most SHORT_ROWS - 1."""
 
 NO_DRAFTS: Drafts = MappingProxyType({})
 
@@ -111,7 +111,7 @@ class DecodeBatch:
         )
 
     def new_tokens(self, drafts: Drafts) -> list[NewTokens]:
-        """Of each row, on the host: its newest token, and what is drafted behind it."""
+        """The newest token of each row, on the host, and what is drafted behind it."""
         count = len(self.keys)
         numbers = zip(
             self.keys,
@@ -159,7 +159,7 @@ class DecodeBatch:
         return noise_keys_B.repeat_interleave(counts_B), places_B.repeat_interleave(counts_B) + further_D
 
     def parameters(self, vocab_size: int) -> SamplingRows:
-        """Of the rows; they change only with the members."""
+        """Sampling parameters of the rows; they change only with the members."""
         if self._parameters is None:
             self._parameters = SamplingRows.of(self.samplings, vocab_size, self._computed.device)
         return self._parameters

@@ -59,7 +59,7 @@ class Sampling:
     top_k: int = 0
     """Keep the k most probable tokens; 0 keeps all."""
     top_p: float = 1.0
-    """Of these, keep the fewest whose renormalised mass reaches top_p."""
+    """Keep the fewest of these whose renormalised mass reaches top_p."""
     max_tokens: int = 256
     """Tokens of the response at most; the model's positions may allow fewer."""
     stop_token_ids: tuple[int, ...] | None = None

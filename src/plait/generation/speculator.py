@@ -91,7 +91,7 @@ class _Heard:
     slot: int
     response: Response
     num_tokens: int = 0
-    """Of its response, those that were heard."""
+    """Tokens of its response that were heard."""
 
 
 class Speculator:

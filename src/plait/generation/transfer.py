@@ -49,9 +49,9 @@ class SampleState:
     num_computed_tokens: int
     """From the first on, whose keys and values the source has: more than `stop` where others follow."""
     epoch: int
-    """Of the source's weights: stages of different epochs do not go together."""
+    """Epoch of the source's weights: stages of different epochs do not go together."""
     policy_version: int
-    """Of the source's weights."""
+    """Version of the source's weights."""
     is_current: bool
     """All that the source has of it was computed with these weights, so others of its prompt may share."""
     shape: CacheShape
@@ -108,7 +108,7 @@ class Place:
 
     @cached_property
     def fingerprint(self) -> str:
-        """Of the model's configuration, which parts and copies of it share, in whatever dtype."""
+        """A digest of the model's configuration, which parts and copies of it share, in whatever dtype."""
         fields = self.model.config.get_text_config().to_dict()
         kept = {name: value for name, value in fields.items() if name[0] != "_" and name not in VOLATILE}
         said = json.dumps(kept, sort_keys=True, default=str).encode()
@@ -203,7 +203,7 @@ def write(stages: Sequence[SampleState], table: Sequence[int], pool: KVPool, pla
 def _views(
     shape: CacheShape, layout: Holdings, rank: int, flat: Tensor, num_tokens: int
 ) -> Iterator[tuple[LayerCache, Tensor, Tensor]]:
-    """Of each layer of a rank the keys [Hkv, n, D] and values [Hkv, n, E] within the flat buffer."""
+    """Keys [Hkv, n, D] and values [Hkv, n, E] of each layer of a rank, within the flat buffer."""
     mine = layout.ranks.get(rank, ())
     for key, value in zip(mine[::2], mine[1::2], strict=True):
         one = shape.layers[key.param // 2]

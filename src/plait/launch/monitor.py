@@ -100,7 +100,7 @@ class Monitor:
     ):
         self.changed = threading.Condition(threading.RLock())
         self.failure: Failure | None = None
-        """Of the whole group: a rank that died or froze. All processes are gone when it is set."""
+        """What became of the whole group: a rank that died or froze. All processes are gone when it is set."""
         self.closing = False
         self._ranks = ranks
         self._freeze_after_s = freeze_after_s

@@ -155,7 +155,7 @@ class WorkerProcess:
 
 
 def _signal_main_thread(pid: int, number: int) -> None:
-    """Of a process that is stopped, any thread would take a signal to the process when it is woken."""
+    """Signal the main thread: of a stopped process, any thread would take a signal when it is woken."""
     tgkill = getattr(ctypes.CDLL(None), "tgkill", None) if sys.platform == "linux" else None
     if tgkill is None:
         os.kill(pid, number)

@@ -11,7 +11,7 @@ from torch.distributed import Store as TorchStore  # pyright: ignore[reportPriva
 from plait.launch.keys import Add, Answer, Append, Check, CompareSet, Count, Delete, Get, Question, Set
 
 STORE_TIMEOUT_S = 300.0
-"""Of one wait in the store; a rank that is missing is found by the controller long before."""
+"""Seconds of one wait in the store; a rank that is missing is found by the controller long before."""
 
 
 class ControllersStore(TorchStore):
@@ -31,7 +31,7 @@ class ControllersStore(TorchStore):
         return self._timeout
 
     def set_timeout(self, timeout: timedelta) -> None:
-        """Of every later question."""
+        """Set the timeout of every later question."""
         self._timeout = timeout
 
     def clone(self) -> ControllersStore:

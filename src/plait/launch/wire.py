@@ -104,7 +104,7 @@ class Seen:
 
 @dataclass(frozen=True)
 class Ask:
-    """Of the keys of the group's rendezvous; answered by Told."""
+    """A question for keys of the group's rendezvous; answered by Told."""
 
     number: int
     question: Question

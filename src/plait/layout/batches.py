@@ -103,7 +103,7 @@ class CacheShape:
     """What a model keeps of its tokens."""
 
     num_layers: int
-    """Of the model; those without keys and values are not among `layers`."""
+    """Layers of the model; those without keys and values are not among `layers`."""
     heads: int
     """Query heads."""
     layers: tuple[LayerCache, ...]

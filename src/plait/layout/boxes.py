@@ -126,7 +126,7 @@ def block_box(block: Block) -> Box:
 
 
 def dense_strides(box: Box) -> tuple[int, int, int]:
-    """Of a box that is stored by itself, row-major."""
+    """Strides of a box that is stored by itself, row-major."""
     _, width, inner = box.shape
     return width * inner, inner, 1
 

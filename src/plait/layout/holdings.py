@@ -44,7 +44,7 @@ class Holdings:
         return ITEM_BYTES[self.dtype]
 
     def num_bytes(self, rank: int) -> int:
-        """Of the buffers of a rank."""
+        """Bytes of the buffers of a rank."""
         return sum(self.buffers.get(rank, {}).values()) * self.item_bytes
 
     @cached_property

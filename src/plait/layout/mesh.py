@@ -150,7 +150,7 @@ class Layout:
         return self.mesh.ranks[(dp * sizes.pp + pp) * sizes.tp + tp]
 
     def coordinates(self, rank: int) -> Coordinates:
-        """Of a rank of the mesh."""
+        """Where a rank of the mesh stands along dp, tp and pp."""
         return self._coordinates[rank]
 
     @cached_property

@@ -103,7 +103,7 @@ def _local(source: Holdings, target: Holdings, rank: int, pieces: list[Piece], l
 
 
 def _apart(held: list[Holding], box: Box) -> list[Holding]:
-    """Of holdings that have this box in the same place, the first."""
+    """The first of each set of holdings that have this box in the same place."""
     if len(held) == 1:
         return held
     return list({holding.at(box): holding for holding in reversed(held)}.values())[::-1]

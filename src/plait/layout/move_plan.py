@@ -71,7 +71,7 @@ class MovePlan:
 
     @property
     def item_bytes(self) -> int:
-        """Of an element on the wire."""
+        """Bytes of an element on the wire."""
         return ITEM_BYTES[self.wire_dtype]
 
     def __iter__(self) -> Iterator[tuple[int, MoveAction]]:

@@ -15,7 +15,9 @@ from plait.layout.holdings import Holdings
 from plait.layout.params import Param, aligned
 
 LEAST_SHARE = 0.1
-"""Of a part that has to lie in the memory of others: below, it stays one buffer. Norms alone are not worth it."""
+"""The least share of a part that has to lie in the memory of others: below, it stays one buffer. Norms alone are not
+worth it.
+"""
 
 Held = tuple[Holding, ...]
 

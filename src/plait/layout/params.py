@@ -27,7 +27,7 @@ _HEAD_PROJECTIONS = frozenset({"q_proj", "q_b_proj", "kv_b_proj", "query_key_val
 """query_key_value: as GPT-NeoX has it, the query, key and value of a head side by side."""
 _ATTENTIONS = frozenset({"self_attn", "attention", "attn"})
 _OUTPUTS = frozenset({"dense", "out_proj"})
-"""Of an attention; elsewhere the names mean other things."""
+"""Output projections of an attention; elsewhere the names mean other things."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class Param:
     sections: int = 1
     """Equal parts of the cut dim that are cut each for itself (2: a fused gate-up projection)."""
     heads: Heads | None = None
-    """Of what the cut dim is made; None: it can be cut anywhere."""
+    """The heads that the cut dim is made of; None: it can be cut anywhere."""
     ends: Ends = "first"
     """The pipeline stages that hold a parameter without a layer; "both" for a tied embedding."""
 

@@ -153,7 +153,7 @@ def _shard(same: _Same, parallelism: Parallelism, tp: int, pp: int, once: bool) 
 
 @lru_cache(maxsize=256)
 def _held_by_stage(same: _Same, bounds: tuple[int, ...]) -> tuple[tuple[tuple[Param, int], ...], ...]:
-    """Of each stage its parameters, each with the first stage that holds it."""
+    """The parameters of each stage, each with the first stage that holds it."""
     found: list[list[tuple[Param, int]]] = [[] for _ in bounds[1:]]
     for param in same.parameters.params:
         stages = stages_of(param, bounds)

@@ -44,7 +44,9 @@ GRADIENT_TOLERANCE = {torch.float64: 1e-4, torch.float32: 1e-2, torch.bfloat16: 
 missing or of another function is wrong by 1 or more; roundings and other experts make up to half of it in bfloat16."""
 
 COMPARED_ELEMENTS = 1 << 22
-"""Of the weights whose gradients are compared, the smallest first. The backward passes through all layers for them."""
+"""Elements of the weights whose gradients are compared, the smallest first. The backward passes through all layers for
+them.
+"""
 
 
 _OF_CONFIGS = (ArithmeticError, AssertionError, AttributeError, LookupError, TypeError, ValueError)

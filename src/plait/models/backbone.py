@@ -26,7 +26,7 @@ from plait.models.compute.float64 import kept_float64
 from plait.models.parallel.stage import stage_view
 
 READ_SHARE = 0.9
-"""Of the rows; where more are read, to leave the others out gains nothing."""
+"""The most of the rows; where more are read, to leave the others out gains nothing."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Backbone:
     def __init__(self, module: Any) -> None:
         self.module = module
         self._adapted: tuple[tuple[dict[str, Any], frozenset[str]], ...] = ()
-        """Of each layer that carries adapters: its attributes, the names of its adapters."""
+        """Each layer that carries adapters: its attributes, the names of its adapters."""
         self._active: str | None = None
         self._view = stage_view(module)
         self._last_mlp = None if self._view is not None and self._view.has_output else _last_mlp(module)

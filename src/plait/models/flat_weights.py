@@ -41,7 +41,7 @@ class FlatWeights:
 
     @classmethod
     def nested(cls, layout: FlatLayout, held: Sequence[Holding], buffers: Mapping[str, Tensor]) -> FlatWeights:
-        """Of blocks that lie in several buffers.
+        """Weights of blocks that lie in several buffers.
 
         Args:
             held: where each block of the layout lies, in order.

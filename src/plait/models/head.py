@@ -105,7 +105,7 @@ def _no_family(hidden_NH: Tensor) -> Tensor:
 
 
 NO_HEAD = Head(_no_family, ())
-"""Of the other stages."""
+"""The head of the other stages."""
 
 
 class _DecoderOutput(tuple):

@@ -170,7 +170,7 @@ def max_positions(module: Any) -> int:
 
 
 def eos_token_ids(*sources: Any) -> tuple[int, ...]:
-    """Of the generation config (chat models add theirs there), the config and the tokenizer, in this order."""
+    """End tokens of generation config (chat models add theirs there), config and tokenizer, in this order."""
     ids: dict[int, None] = {}
     for source in sources:
         found = getattr(source, "eos_token_id", None)

@@ -187,7 +187,9 @@ def _draw(param: Param, name: str, seed: int) -> Tensor:
 
 
 def _parameter_of(model: LanguageModel | ScalarModel, name: str) -> nn.Parameter:
-    """Of the weights that the model has or shares. A view's layout may hold a head that is not in its module."""
+    """A parameter of the weights that the model has or shares. A view's layout may hold a head that is not in its
+    module.
+    """
     while model.own is not None:
         model = model.own.base
     return model.module.get_parameter(name)

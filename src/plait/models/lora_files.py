@@ -19,7 +19,7 @@ from plait.models.scalar_model import HEAD, ScalarModel
 from plait.output import write_folder
 
 _PREFIX = "base_model.model."
-"""Of every name in a file of peft."""
+"""What every name begins with in a file of peft."""
 
 _NOT_READ = ("use_rslora", "use_dora", "use_qalora", "lora_bias", "alpha_pattern", "layer_replication", "kasa_config")
 """What changes the numbers of an adapter and has no trace in the names and shapes of its file."""

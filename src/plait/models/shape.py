@@ -35,11 +35,11 @@ class ModelShape:
     layers: int
     hidden: int
     intermediate: int
-    """Of a dense block's MLP."""
+    """Width of a dense block's MLP."""
     heads: int
     kv_heads: int
     head_dim: int
-    """Of queries and keys."""
+    """Dims of a head's queries and keys."""
     vocabulary: int
     tied: bool
     max_positions: int
@@ -53,7 +53,7 @@ class ModelShape:
     experts_per_token: int = 0
     expert_intermediate: int = 0
     shared_intermediate: int = 0
-    """Of the expert that every token passes."""
+    """Width of the expert that every token passes."""
     attention_extras: int = 0
     """Biases of one layer's projections, and weights of its heads' norms."""
 
@@ -116,7 +116,9 @@ class ModelShape:
 
     @property
     def parameters(self) -> int:
-        """Of a decoder with gated MLPs; experts and their routers, norms and embeddings counted, biases of MLPs not."""
+        """Parameters of a decoder with gated MLPs; experts and their routers, norms and embeddings counted, biases of
+        MLPs not.
+        """
         dense = 3 * self.hidden * self.intermediate
         mixture = 3 * self.hidden * (self.experts * self.expert_intermediate + self.shared_intermediate)
         mixture += self.hidden * self.experts

@@ -186,7 +186,7 @@ class OwnPart:
     adapter: str | None = None
     """Name of the adapter in the backbone; None: there is none (a head alone)."""
     settings: LoraSettings | None = None
-    """Of the adapter."""
+    """Settings of the adapter."""
 
     @classmethod
     def allocate(cls, params: Mapping[Param, Tensor | None], like: Tensor, **rest: Any) -> OwnPart:

@@ -49,11 +49,11 @@ _PACE = (
     Watched("tok/s", "perf/throughput", ",.0f"),
 )
 ROLLOUTS = (Watched("reward", "reward", ".3f"), Watched("kl", "kl", ".4f"), *_PACE)
-"""Of a run that generates."""
+"""What a run that generates shows."""
 
 
 def losses(role: str, *accuracy: str) -> tuple[Watched, ...]:
-    """Of a run that trains `role` on given samples; `accuracy` names a metric, if it has one."""
+    """What a run shows that trains `role` on given samples; `accuracy` names a metric, if it has one."""
     return (Watched("loss", f"{role}/loss", ".4f"), *(Watched("accuracy", name, ".1%") for name in accuracy), *_PACE)
 
 

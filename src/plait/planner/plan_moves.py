@@ -19,14 +19,14 @@ ANOTHER_WORD = 0.2
 
 
 class Moves:
-    """Of a space. All that is drawn is drawn from the caller's generator."""
+    """Random changes of plans within a space. All that is drawn is drawn from the caller's generator."""
 
     def __init__(self, space: PlanSpace) -> None:
         self.space = space
         self.graph = space.graph
         self._slots = range(len(self.graph.slots))
         self._meshes = [[ranks for ranks in space.meshes if space.forms(slot, ranks)] for slot in self._slots]
-        """Of each slot those on which it can be."""
+        """The meshes on which each slot can be."""
         self._known = [frozenset(meshes) for meshes in self._meshes]
         self._near = {ranks: _neighbours(ranks, space.meshes) for ranks in space.meshes}
         self._by_ends = {(ranks[0], ranks[-1] + 1): ranks for ranks in space.meshes}

@@ -9,9 +9,9 @@ from plait.planner.plan_space import PlanSpace
 from plait.simulator.places import Place
 
 EXCESS_WEIGHT = 3.0
-"""Of memory that is too much, as a share of a device's."""
+"""What too much memory weighs, as a share of a device's."""
 MISFIT = 0.1
-"""Of a step's seconds, for any plan that cannot be used."""
+"""The share of a step's seconds that any plan pays that cannot be used."""
 
 
 @dataclass(frozen=True)

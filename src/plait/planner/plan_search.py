@@ -26,7 +26,7 @@ from plait.simulator.places import Place
 State = tuple[Place, ...]
 
 BETAS = (40.0, 40.0, 100.0, inf)
-"""Of the chains: a plan that is worse by a share s of the best is accepted with probability exp(-beta s)."""
+"""One beta for each chain: a plan that is worse by a share s of the best is accepted with probability exp(-beta s)."""
 PATIENCE = 350
 """Plans that a chain tries without improvement before it starts anew."""
 MOST_EXHAUSTIVE = 4000

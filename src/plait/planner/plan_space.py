@@ -15,7 +15,7 @@ from plait.simulator.step_graph import StepGraph
 from plait.simulator.step_program import StepSimulator
 
 MOST_STAGES = 16
-"""Of a pipeline: more are slower than tensor parallelism wherever that is allowed."""
+"""The most stages of a pipeline: more are slower than tensor parallelism wherever that is allowed."""
 
 
 @dataclass(frozen=True)
@@ -155,8 +155,9 @@ class PlanSpace:
         return self._stages[role, pp]
 
     def _tried(self, slot: int, ranks: tuple[int, ...], sizes: Parallelism) -> list[Form]:
-        """Of one parallelism, with the micro-batches and schedules that are not beaten; with its layers cut so that
-        they have room, where for equal work they have not."""
+        """Forms of one parallelism, with the micro-batches and schedules that are not beaten; with its layers cut so
+        that they have room, where for equal work they have not.
+        """
         found = self._fitting(slot, ranks, sizes)
         if not found and sizes.pp > 1:
             cut = self._cut_for_room(slot, ranks, sizes)
@@ -197,7 +198,7 @@ class PlanSpace:
         return form, most <= self.problem.costs.cluster.device.memory_bytes
 
     def form_of(self, slot: int, ranks: tuple[int, ...], sizes: Parallelism) -> Form:
-        """Of a slot in a given parallelism, whether it has room or not."""
+        """The form of a slot in a given parallelism, whether it has room or not."""
         return self._form(slot, ranks, sizes, None, "")[0]
 
     def _cut_for_room(self, slot: int, ranks: tuple[int, ...], sizes: Parallelism) -> tuple[int, ...] | None:

@@ -39,7 +39,7 @@ LEG = 200_000
 WIDTH, MOST_BYTES = 64, 2 * 10**8
 """Partial schedules kept by the first sweep, and memory for those of the widest."""
 MEAN_WEIGHT = 2.0
-"""Of a sweep; the best of 0, 0.1, 0.3, 0.5 and 2 on random problems."""
+"""Weight of the mean in a sweep; the best of 0, 0.1, 0.3, 0.5 and 2 on random problems."""
 
 Stop = Literal["bounds", "time", "moves", "interrupted", "rule"]
 

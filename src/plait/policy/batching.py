@@ -39,7 +39,7 @@ class Scheduler:
 
     @property
     def blocks(self) -> Blocks:
-        """Of the pool."""
+        """Who holds which block of the pool."""
         return self.room.blocks
 
     @property

@@ -48,7 +48,7 @@ class Blocks:
         """Ids below it have been given out; those from it on never."""
         self._free: list[int] = []
         self._holders: list[int] = []
-        """Of each touched id."""
+        """How many hold each touched id."""
         self._key_of: dict[int, Hashable] = {}
         self._by_key: dict[Hashable, int] = {}
         self._cached: dict[int, None] = {}

@@ -23,7 +23,7 @@ class Started:
     key: Key
     order: Order
     num_tokens: int
-    """Of prompt and response; all but the newest are computed when it runs."""
+    """Tokens of prompt and response; all but the newest are computed when it runs."""
     num_computed_tokens: int
     """Whose keys and values lie in the pool."""
     table: list[int]

@@ -28,7 +28,7 @@ class Limits:
     max_prefill_tokens: int
     """Prompt tokens of one step at most; what is longer is computed in chunks."""
     num_blocks: int | None = None
-    """Of the pool; None: as many as are asked for."""
+    """Blocks of the pool; None: as many as are asked for."""
     block_tokens: int = BLOCK_TOKENS
     cache_blocks: int = 0
     """Blocks of prompts that are kept for later ones at most."""

@@ -20,7 +20,7 @@ class Turn:
     is_alone: bool = False
     """It changes weights, or needs memory that others hold: nothing else is under way on this rank meanwhile."""
     last: int = 0
-    """Of this rank, when it last went on; 0: never."""
+    """The turn in which this rank last went on; 0: never."""
 
 
 def next_turn(works: Sequence[Turn]) -> int:

@@ -63,7 +63,7 @@ class HostMemory:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Of the buffers, scratch included."""
+        """Names of the buffers, scratch included."""
         return (*self._buffers, *self._scratch)
 
     @property

@@ -24,7 +24,7 @@ class RoleModel:
     scalar: bool
     trained: bool
     key: str
-    """Of the recipe, for messages."""
+    """The recipe's key, for messages."""
     follows: str = ""
     """The trained role that its weights are brought towards from time to time; empty: none."""
 

@@ -54,7 +54,7 @@ class _Worker:
     ready: bool = False
     call: Call | None = None
     number: int = AT_IMPORT
-    """Of the call that it was given last; its answer has it too."""
+    """Number of the call that it was given last; its answer has it too."""
     began_s: float = 0.0
     """When it was given that call, on the clock that all processes of a machine share."""
 

@@ -28,7 +28,7 @@ class Failure:
     """A function that gave no usable score for a sample."""
 
     uid: str
-    """Of the sample."""
+    """Who the sample is."""
     function: str
     kind: FailureKind
     message: str

@@ -60,7 +60,7 @@ class Calls:
         return mesh
 
     def trainer(self, node: Node) -> TrainingEngine | None:
-        """Of the model that a call asks; None: it asks none."""
+        """The engine of the model that a call asks; None: it asks none."""
         role = self._roles.get(str(node.role))
         if isinstance(role, ModelRole):
             return role.trainer

@@ -25,14 +25,14 @@ class Outcome:
     """False when it was stopped before its end: its last step, or the evaluation after it."""
     step: int
     metrics: dict[str, float]
-    """Of the last step."""
+    """What the last step measured."""
     before: Evaluation | None = None
-    """Of the weights before the first step."""
+    """The evaluation of the weights before the first step."""
     after: Evaluation | None = None
     doctor: str = ""
     """What the numerics doctor sums up; empty where all was well."""
     steps: int = 0
-    """Of the whole run."""
+    """Steps of the whole run."""
 
 
 def train(session: Session) -> Outcome:

@@ -31,14 +31,14 @@ class Beside:
 
     @property
     def error(self) -> float | None:
-        """Of the prediction, as a share of what was measured."""
+        """Error of the prediction, as a share of what was measured."""
         if self.predicted_s is None or not self.measured_s:
             return None
         return self.predicted_s / self.measured_s - 1.0
 
 
 def forecast_beside(plan: Plan, rows: Sequence[Mapping[str, float]]) -> list[Beside]:
-    """Of a plan with a predicted timeline, and the metrics of each step; of measured seconds the median."""
+    """Lay a plan's predicted timeline beside the metrics of each step; measured seconds by their median."""
     assert plan.predicted is not None, f"plan {plan.name} has no prediction"
     predicted = predicted_seconds(plan.predicted)
     steady = rows[WARM_UP:] or rows

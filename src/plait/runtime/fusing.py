@@ -79,7 +79,9 @@ def workload_of(facts: Facts) -> Workload:
 
 
 def num_micro_batches(facts: Facts, role: str, p: Placement) -> int:
-    """Of a copy of the role's pipeline: as many as keep it busy, or as its share of a mini-batch has samples."""
+    """Micro-batches of a copy of the role's pipeline: as many as keep it busy, or as its share of a mini-batch has
+    samples.
+    """
     calls = [node for node in facts.flow.calls(role) if node.kind is CallKind.TRAIN]
     rollouts = facts.flow.of_kind(CallKind.GENERATE)
     each = max((node.generation.num_samples(facts.recipe.samples_per_prompt) for node in rollouts), default=1)

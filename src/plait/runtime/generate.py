@@ -30,11 +30,11 @@ from plait.runtime.stopping import stop_signals
 from plait.runtime.tokenizers import check_ids, load_tokenizer
 
 ANY_LENGTH = 1 << 62
-"""Of a tokenizer: prompts that are too long are refused by us, with their line."""
+"""The limit of a tokenizer: prompts that are too long are refused by us, with their line."""
 
 
 Earlier = tuple[tuple[int, ...], Sequence[int], Sequence[float]]
-"""Of a sample that was drawn earlier: token ids of its prompt, its own, and their log-probs."""
+"""A sample that was drawn earlier: token ids of its prompt, its own, and their log-probs."""
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ class Meter:
     tokens: int = 0
     prefill_tokens: int = 0
     prefill_seconds: float = 0.0
-    """Of the steps that compute prompts, whatever else they compute; less `packing_seconds`."""
+    """Seconds of the steps that compute prompts, whatever else they compute; less `packing_seconds`."""
     packing_seconds: float = 0.0
     """Packing the weights when work begins, and proving the compiled forward the first time."""
     decode_tokens: int = 0
@@ -103,7 +103,7 @@ class GenerationReport:
 
 
 OWN_COLUMNS = frozenset({"row", "sample", "response", "finish_reason", "token_ids", "logprobs"})
-"""Of a row; the others are those of the data."""
+"""Our columns of a row; the others are those of the data."""
 
 
 def row_of(sample: Sample) -> dict[str, Any]:

@@ -149,7 +149,7 @@ def code_files(recipe: Recipe, origin: Origin) -> dict[str, Path]:
 
 
 def versions() -> Mapping[str, str]:
-    """Of Python, plait, and the packages that a result depends on, those that are there."""
+    """Versions of Python, plait, and of the packages that a result depends on and that are there."""
     from plait import __version__
 
     found = {"python": platform.python_version(), "plait": __version__}

@@ -152,7 +152,7 @@ class Planning:
         return found
 
     def predict(self, plan: Plan) -> Prediction:
-        """Of a completed plan."""
+        """Play a completed plan."""
         return predict(plan, self.graph, self.costs)
 
     def search(self, budget: Budget, seed: int = 0, warm: Plan | None = None) -> Found:
@@ -188,7 +188,7 @@ MACHINE = "conservative numbers of this machine"
 
 
 class Outline(Protocol):
-    """Of `runtime.prepare`."""
+    """What predictions ask of `runtime.prepare`."""
 
     @property
     def recipe(self) -> Recipe: ...
@@ -249,9 +249,9 @@ def _gib(count: float) -> str:
 
 
 def lengths_of(text: str | None, recipe: Recipe, prompts_there: Callable[[], Lengths]) -> SampleLengths:
-    """Of `--lengths`: a number of response tokens, `MEDIAN~SIGMA` of a log-normal distribution, or the folder of a run
-    whose samples are taken. `PROMPT:` before one of the first two is the length of prompts. None: responses are as long
-    as they may be.
+    """Read `--lengths`: a number of response tokens, `MEDIAN~SIGMA` of a log-normal distribution, or the folder of a
+    run whose samples are taken. `PROMPT:` before one of the first two is the length of prompts. None: responses are as
+    long as they may be.
 
     Args:
         prompts_there: asked where nothing is said of prompts.
@@ -327,5 +327,5 @@ def plan_file(name: str) -> Plan:
 
 
 def ranks_of(name: str) -> int:
-    """Of a plan file; 0 of a named plan."""
+    """Ranks of a plan file; 0 for a named plan."""
     return 0 if name in (*NAMES, AUTO) else plan_file(name).num_ranks

@@ -102,7 +102,7 @@ def prepare(
 
 
 FORETOLD_ROWS = 512
-"""Of the data, whose lengths stand for all in predictions."""
+"""Rows of the data whose lengths stand for all in predictions."""
 
 
 def prompt_lengths(found: Outline) -> Lengths:

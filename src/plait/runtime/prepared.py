@@ -32,7 +32,7 @@ class Outline:
 
     @property
     def longest_tokens(self) -> int:
-        """Of prompts, or of given samples with their prompts: as long as the recipe and the model let them be."""
+        """The most tokens of prompts, or of given samples with their prompts: what the recipe and the model allow."""
         data, positions = self.recipe.data, self.shapes[self.recipe.model].max_positions
         if self.flow.of_kind(CallKind.GENERATE):
             return data.max_prompt_tokens or max(1, positions - self.recipe.sampling.max_response_tokens)
@@ -57,7 +57,7 @@ class Prepared:
     """Reward role → its functions."""
     judges: tuple[RewardFunction, ...]
     columns: tuple[str, ...]
-    """Of the data, which reward functions may ask for."""
+    """Columns of the data, which reward functions may ask for."""
     train_set: Mixed[PromptSet] | None
     """None for a flow that does not generate."""
     given: Mapping[str, Mixed[ExampleSet]]
@@ -68,7 +68,7 @@ class Prepared:
 
     @property
     def shape(self) -> ModelShape:
-        """Of the run's own model."""
+        """Shape of the run's own model."""
         return self.shapes[self.recipe.model]
 
     @property
@@ -79,7 +79,7 @@ class Prepared:
 
     @property
     def longest_tokens(self) -> int:
-        """Of the prompts; without any, of the given samples with their prompts."""
+        """Tokens of the longest prompt; without prompts, of the longest given sample with its prompt."""
         return longest_tokens(self.train_set, self.given)
 
     def feed(self, drawn: int = 0) -> Feed:

@@ -39,7 +39,7 @@ class Suspects:
     """Who may be at fault."""
 
     role: ModelRole
-    """Of the samples: its engine drew them, its trainer trains on them."""
+    """The role of the samples: its engine drew them, its trainer trains on them."""
     temperature: float
     """That the recipe asks for."""
     others: Mapping[str, LanguageModel]
@@ -170,7 +170,7 @@ class _Plain:
 
     @cached_property
     def _logits(self) -> list[torch.Tensor]:
-        """Of each sample [n + 2, V] in the widest dtype of its model: row j + 1 predicts response token j."""
+        """Logits of each sample [n + 2, V] in the widest dtype of its model: row j + 1 predicts response token j."""
         logits = []
         for sample in self.rows.samples:
             batch = pack([(sample.prompt.token_ids, [sample.token_ids])], device=self.model.device)

@@ -60,7 +60,7 @@ class RewardCalls:
                 self._collect(name, role.pool.wait())
 
     def scorer_of(self, role: str) -> TrainingEngine | None:
-        """Of the model that scores for a role; None: functions do alone, or nobody does."""
+        """The engine of the model that scores for a role; None: functions do alone, or nobody does."""
         found = self._roles.get(role)
         return found.scorer.trainer if isinstance(found, RewardRole) and found.scorer is not None else None
 

@@ -262,7 +262,7 @@ class Session:
             raise RunError(f"{what} cannot be written to {folder}: {error}") from error
 
     def _whole_model(self) -> LanguageModel | ScalarModel:
-        """Of the main role, with its weights as they are."""
+        """The main role's model, with its weights as they are."""
         return self.workers.gather(main_role(self.prepared.models).role)
 
     def _open_doctor(self) -> RunDoctor:

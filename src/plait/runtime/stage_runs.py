@@ -97,7 +97,7 @@ def _check_sources(stages: Stages, name: str) -> None:
 
 
 def _steps(stages: Stages, name: str) -> int:
-    """Of a stage. How many its `epochs` come to, only its data tell."""
+    """Steps of a stage. How many its `epochs` come to, only its data tell."""
     recipe = stages.recipes[name]
     if recipe.epochs is None:
         return recipe.steps

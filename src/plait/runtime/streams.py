@@ -66,7 +66,7 @@ class PartialRollout:
         return Rows(tuple(sample for group in groups for sample in group)).ordered()
 
     def expected_tokens(self, max_response_tokens: int) -> int:
-        """Of all groups, if all responses were as long as they may be."""
+        """Tokens of all groups, if all responses were as long as they may be."""
         return sum(len(prompt.token_ids) + self.count * max_response_tokens for prompt in self.prompts)
 
     def parts(self, max_response_tokens: int, tokens_of_a_part: int) -> list[Part]:

@@ -104,7 +104,7 @@ def action_id(
 
 
 MOST_SAMPLES = 1 << 20
-"""Of one action."""
+"""The most samples of one action."""
 
 _KINDS = "|".join(sorted((kind.value for kind in Kind), key=len, reverse=True))
 _COUNT = r"[0-9]{1,18}"

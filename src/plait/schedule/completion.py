@@ -85,7 +85,7 @@ def _is_evaluated_apart(flow: Dataflow, calls: Sequence[Node]) -> bool:
 
 
 def _where_trained(placements: Sequence[Placement]) -> tuple[Placement, ...]:
-    """Of EVALUATE, where nothing is said of it: on the layout whose weights are the actor's own."""
+    """Placement of EVALUATE, where nothing is said of it: on the layout whose weights are the actor's own."""
     mine = [p for mode in ("train", "score") for p in placements if (p.call.split(".")[0], p.mode) == (EVALUATED, mode)]
     return (replace(mine[0], call=EVALUATE, mode="decode", after="keep", micro_batch_tokens=None, schedule=""),)
 

@@ -51,7 +51,7 @@ class FusedOrder:
         return tuple(self.num_micro_batches)
 
     def num_copies(self, role: str) -> int:
-        """Of a role in the order."""
+        """Copies of a role in the order."""
         return sum(one == role for one, _ in self.places)
 
     def copies_in(self, block: int) -> tuple[tuple[str, int, tuple[int, ...]], ...]:
@@ -60,7 +60,7 @@ class FusedOrder:
 
     @cached_property
     def in_flight(self) -> tuple[Mapping[str, int], ...]:
-        """Of each row, role → the most micro-batches whose forward has begun and whose backward has not ended."""
+        """For each row, role → the most micro-batches whose forward has begun and whose backward has not ended."""
         found = []
         for row in self.rows:
             now, most = dict.fromkeys(self.roles, 0), dict.fromkeys(self.roles, 0)
@@ -95,7 +95,7 @@ def models_of(schedule: Schedule) -> tuple[str, ...]:
 
 
 def fused_order(schedule: Schedule, placements: Mapping[str, Placement]) -> FusedOrder:
-    """Of a schedule of several roles, as `plait schedule --out` writes it, with forwards and backwards alone.
+    """Read a schedule of several roles, as `plait schedule --out` writes it, with forwards and backwards alone.
 
     Args:
         placements: role → where it trains, of all that the plan has follow the schedule.

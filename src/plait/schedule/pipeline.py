@@ -20,7 +20,7 @@ Table = tuple[tuple[float, ...], ...]
 
 MOST_RANKS = 512
 MOST_ACTIONS = 20_000
-"""Of a fused schedule: simple ones of so many take seconds, and no search gains anything there."""
+"""The most actions of a fused schedule: simple ones of so many take seconds, and no search gains anything there."""
 
 
 @dataclass(frozen=True, slots=True)

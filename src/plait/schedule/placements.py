@@ -32,12 +32,14 @@ class RolePlacement:
     generate: tuple[Layout, ...] = ()
     """Instances, each with dp 1, on devices of their own."""
     micro_batch_tokens: Mapping[Mode, int] = field(default_factory=dict)
-    """Of `train` and `score`, where the plan says other than the recipe."""
+    """Tokens for `train` and `score`, where the plan says other than the recipe."""
     after: Mapping[tuple[Mode, int], After] = field(default_factory=dict)
     """What becomes of the parameters of `train`, `score` or `decode` on a rank when the call is done; keep where it is
     not named."""
     schedule: str | StatedOrder | FusedOrder = DEFAULT_SCHEDULE
-    """Of the training's pipeline: one of SCHEDULES, or the order that the plan states, for it or for several roles."""
+    """Order of the training's pipeline: one of SCHEDULES, or the order that the plan states, for it or for several
+    roles.
+    """
 
     @property
     def home(self) -> Layout:
@@ -99,7 +101,7 @@ class RolePlacement:
 
 
 def part_key(layout: Layout, rank: int) -> PartKey:
-    """Of a rank of the layout."""
+    """The key of the part that a rank of the layout holds."""
     sizes = layout.parallelism
     if sizes.tp == sizes.pp == 1:
         return WHOLE

@@ -24,7 +24,7 @@ from plait.schedule.timeline import Timeline
 FORM = FileForm("plan")
 
 MOST_RANKS = 4096
-"""Of a plan: more than any run has devices."""
+"""The most ranks of a plan: more than any run has devices."""
 
 Mode = Literal["prefill", "decode", "score", "train"]
 After = Literal["keep", "drop", "offload"]
@@ -58,7 +58,7 @@ class Placement:
 
     @property
     def layout(self) -> Layout:
-        """Of a placement that a plan has checked."""
+        """The layout of a placement that a plan has checked."""
         return Layout(Mesh(self.ranks), Parallelism(self.dp, self.tp, self.pp, self.stages))
 
 

@@ -28,7 +28,7 @@ class StatedOrder:
     stages: tuple[tuple[Word, ...], ...]
     num_micro_batches: int
     in_flight: tuple[int, ...]
-    """Of each stage, the most micro-batches whose forward has begun and whose backward has not ended."""
+    """For each stage, the most micro-batches whose forward has begun and whose backward has not ended."""
 
     def __call__(self, workload: Workload) -> Schedule:
         """
@@ -50,8 +50,8 @@ class StatedOrder:
 
 
 def stated_order(schedule: Schedule, role: str, num_stages: int) -> StatedOrder:
-    """Of a schedule whose row i is stage i, with forwards and backwards of one copy of one model, named as the role or
-    not at all.
+    """Read a schedule whose row i is stage i, with forwards and backwards of one copy of one model, named as the role
+    or not at all.
 
     Raises:
         DataError: names the action at which it is no order of such a pipeline: one that is missing, doubled, on another

@@ -162,7 +162,7 @@ def load_any(path: str | Path) -> Timeline:
 _TEXTS = ("action", "kind", "lane", "role")
 _WHOLE = ("rank", "step")
 _MOST_S = 1e12
-"""Of a time: tens of thousands of years."""
+"""The latest time: tens of thousands of years."""
 
 
 def _row(cls: type[_Row], values: Iterable[tuple[str, Any]]) -> _Row:

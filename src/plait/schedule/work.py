@@ -33,7 +33,7 @@ class Done:
     tokens: int = 0
     """Tokens of the packed row that were computed; 0 for a STEP."""
     bytes: int = 0
-    """Of a SEND those that it sent; of any other action those that this rank received: of messages, of gradients and
+    """A SEND counts those that it sent, any other action those that this rank received: messages, gradients and
     weights in a STEP, of activations under tensor parallelism (`models.team.Traffic`). Of a move those that moved, in
     the dtype of the wire; 0 for a view."""
     lane: str = COMPUTE

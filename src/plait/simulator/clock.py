@@ -24,7 +24,7 @@ class SimulatedClock:
     def __init__(self) -> None:
         self.now_s = 0.0
         self.spans: list[Span] = []
-        """Of every action that has begun."""
+        """A span for every action that has begun."""
         self._ends: list[tuple[float, int, Callable[[], object]]] = []
         self._begun = 0
 

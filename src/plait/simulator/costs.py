@@ -10,7 +10,7 @@ from plait.schedule.plan import Mode
 
 
 class CallCost(Protocol):
-    """Of one call of a step."""
+    """What one call of a step takes."""
 
     @property
     def seconds(self) -> float: ...
@@ -33,7 +33,7 @@ class CallCost(Protocol):
 
 
 class MoveCost(Protocol):
-    """Of weights or optimizer state on their way: between layouts, or to or from host memory."""
+    """What weights or optimizer state take on their way: between layouts, or to or from host memory."""
 
     @property
     def seconds(self) -> float: ...
@@ -74,7 +74,7 @@ class Costs(Protocol):
         ...
 
     def move(self, role: str, source: Layout, target: Layout) -> MoveCost:
-        """Of a role's weights."""
+        """What a move of a role's weights takes."""
         ...
 
     def offload(self, role: str, layout: Layout, what: Literal["weights", "state"]) -> MoveCost:

@@ -21,7 +21,7 @@ class Request:
     prefix: tuple[Hashable, ...] | None = None
     """A key for each full block of the prompt, where the engine has a prefix cache."""
     contexts: tuple[tuple[Hashable, ...], ...] | None = None
-    """Of each sample a key for each full block of prompt and response but its last token, where it has one."""
+    """A key for each full block of each sample's prompt and response but its last token, where it has one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ class Running:
 
     @property
     def tokens(self) -> int:
-        """Of prompt and response; all but the newest are computed."""
+        """Tokens of prompt and response; all but the newest are computed."""
         return self.request.prompt_tokens + self.generated
 
 
@@ -66,7 +66,7 @@ class SimulatedEngine:
     def __init__(self, limits: Limits):
         self.scheduler = Scheduler(limits)
         self._requests: dict[int, Request] = {}
-        """Of which samples have not started."""
+        """Requests of which samples have not started."""
         self._started: dict[Key, Running] = {}
 
     @property

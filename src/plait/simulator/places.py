@@ -119,7 +119,7 @@ class Places:
         self._made: dict[Hashable, Place] = {}
 
     def place(self, slot: int, placements: Sequence[Placement], asked: Sequence[Asked] | None = None) -> Place:
-        """Of a slot, from the placements of one of its calls.
+        """The place of a slot, from the placements of one of its calls.
 
         Args:
             asked: of each placement, where it is known.
@@ -155,7 +155,7 @@ def _manner(p: Placement) -> tuple[object, ...]:
 
 
 def _together(seconds: list[float]) -> float:
-    """Of instances of different size that share the samples: each takes as many as it is fast."""
+    """Seconds of instances of different size that share the samples: each takes as many as it is fast."""
     return seconds[0] if len(seconds) == 1 else 1.0 / sum(1.0 / one for one in seconds)
 
 
@@ -170,7 +170,7 @@ MOST = 1 << 20
 
 
 def _part_numbers(p: Placement, whole: bool, numbers: dict[object, int]) -> Ints | int:
-    """Of each rank of a placement a number for `schedule.placements.part_key` of it: equal keys have equal numbers."""
+    """A number for `schedule.placements.part_key` of each rank of a placement: equal keys have equal numbers."""
     size = p.tp * p.pp
     if size == 1:
         return 0

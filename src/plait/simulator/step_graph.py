@@ -122,7 +122,7 @@ class StepGraph:
 
     @cached_property
     def waits(self) -> tuple[tuple[frozenset[tuple[int, int]], frozenset[tuple[int, int]]], ...]:
-        """Of each call in step 0 the keys that it waits for, and those where it scores beside generation."""
+        """The keys that each call in step 0 waits for, and those where it scores beside generation."""
         keys = lambda calls: frozenset((0, one) for one in calls)  # noqa: E731
         return tuple((keys(call.needs), keys(call.beside)) for call in self.calls)
 

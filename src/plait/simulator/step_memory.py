@@ -47,7 +47,7 @@ def kept_bytes(weights: Sequence[Weights]) -> Floats:
 def memory_of(
     graph: StepGraph, places: Sequence[Place], weights: Sequence[Weights], limit_bytes: int
 ) -> list[RankMemory]:
-    """Of each rank."""
+    """The memory of each rank."""
     peak = peak_bytes(graph, places, weights)
     return [
         RankMemory(rank, int(peak[rank]), limit_bytes, _terms(rank, graph, places, weights))
@@ -56,7 +56,7 @@ def memory_of(
 
 
 def _terms(rank: int, graph: StepGraph, places: Sequence[Place], weights: Sequence[Weights]) -> dict[str, int]:
-    """Of the most that a rank holds: what stays, by role, and what the largest call needs beside."""
+    """Terms of the most that a rank holds: what stays, by role, and what the largest call needs beside."""
     found: dict[str, float] = {}
     for family in graph.families:
         seen: set[int] = set()

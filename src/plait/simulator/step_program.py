@@ -64,7 +64,7 @@ class StepSimulator:
         self._weights: dict[Hashable, Weights] = {}
 
     def weights(self, places: Sequence[Place]) -> tuple[Weights, ...]:
-        """Of each family.
+        """The weights of each family.
 
         Args:
             places: of each slot, in their order.
@@ -249,7 +249,8 @@ class _Steps:
 
 
 def _streamed(now: float, seconds: float, chunks: int, begun: float, ended: float) -> float:
-    """Of scoring in equal parts whose samples end one part after another, evenly, while they are generated.
+    """When scoring ends that goes in equal parts whose samples end one part after another, evenly, while they are
+    generated.
 
     Part k of n begins when its samples have ended, at begun + k/n of generation, and the part before has been scored.
     So the end is the largest of: all parts from now; all from the end of the first part's samples; the last alone from

@@ -54,7 +54,7 @@ class Copies:
 
 @dataclass(frozen=True, eq=False)
 class Weights:
-    """Of roles that share weights.
+    """Where the weights of roles lie that share them.
 
     kept:    [ranks] bytes that are always there
     present: slot → [ranks] bytes beside, while its calls run

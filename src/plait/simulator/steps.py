@@ -83,7 +83,7 @@ def predict(plan: Plan, graph: StepGraph, costs: Costs, *, steps: int = STEPS) -
 
 
 def places_of(plan: Plan, places: Places) -> list[Place]:
-    """Of each slot, in a completed plan."""
+    """The place of each slot, in a completed plan."""
     graph = places.graph
     found = []
     for number, slot in enumerate(graph.slots):
@@ -108,7 +108,7 @@ def _spans(action: Action, ranks: Sequence[int]) -> Iterator[Span]:
 
 
 def _records(played: Played, graph: StepGraph, places: Sequence[Place], step: int) -> tuple[CallRecord, ...]:
-    """Of one step."""
+    """The calls of one step."""
     begun = played.ends_s[step - 1] if step else 0.0
     found = []
     for action in played.actions:

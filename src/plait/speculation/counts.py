@@ -27,16 +27,16 @@ def _zeros_of_sources() -> FloatArray:
 
 @dataclass
 class Counts:
-    """Of the steps so far; a *row* is a sample that computes its newest token in a step."""
+    """What was counted in the steps so far; a *row* is a sample that computes its newest token in a step."""
 
     steps: float = 0.0
     steps_with_drafts: float = 0.0
     rows: float = 0.0
-    """Of the steps that computed guesses."""
+    """Rows of the steps that computed guesses."""
     drafted: float = 0.0
     """Guessed tokens that were computed."""
     accepted: float = 0.0
-    """Of these, those that came true."""
+    """Guesses that came true, among those computed."""
     saved_s: float = 0.0
     """Seconds that plain steps would have taken longer for the same tokens, by the fitted cost of a step."""
     drafting_s: float = 0.0

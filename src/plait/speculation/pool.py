@@ -19,12 +19,12 @@ IntArray = NDArray[np.int64]
 FloatArray = NDArray[np.float64]
 
 ENTRY_BYTES = 4 + 4 + 4 + 4 + 2 * 4 + 2 * 2 * 4
-"""Of an entry: token, the one before, probability, text, chains, and two heads of each kind."""
+"""Bytes of an entry: token, the one before, probability, text, chains, and two heads of each kind."""
 TEXT_BYTES = 8 + 1
-"""Of a text: hash of its prompt, kind."""
+"""Bytes of a text: hash of its prompt, kind."""
 NONE = -1
 MIN_ENTRIES = 1 << 10
-"""Of a new pool."""
+"""Entries of a new pool."""
 
 
 @dataclass(slots=True)

@@ -36,7 +36,7 @@ LEAST_SURVIVAL = 0.03
 PROBED = (1.25, 2.0)
 """Rows of steps that are computed to learn what they take, in rows without guesses."""
 PROBES = 2
-"""Of each, for every power of two of running samples."""
+"""Trials of each, for every power of two of running samples."""
 OVERHEAD = 0.01
 """Share of the time that looking up may take while guesses do not pay."""
 SELDOM = 32
@@ -68,7 +68,7 @@ class Speculation:
         self._probes: dict[tuple[int, int], int] = {}
         self._since_guess, self._since_plain, self._resting = 0, 0, 0
         self._window: list[tuple[float, float]] = []
-        """Of the last steps with guesses: seconds that they saved, and took."""
+        """Seconds that the last steps with guesses saved, and took."""
         self._gain, self._looking_s, self._step_s, self._last_s = 0.0, 0.0, 0.0, 0.0
         self._guesses_SK = np.zeros((0, self._most), np.int32)
         self._cells_SK = np.zeros((0, self._most), np.int64)

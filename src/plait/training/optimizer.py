@@ -26,7 +26,7 @@ from plait.training.settings import OptimizerSettings
 from plait.training.shares import Share
 
 AVERAGED = "averaged"
-"""Of `MasterOptimizer.buffers`, what the reference is made from."""
+"""The name in `MasterOptimizer.buffers` of what the reference is made from."""
 
 COPY_CHUNK = 1 << 22
 """Elements that are cast at a time where a temporary copy might be made."""

@@ -273,7 +273,7 @@ class BegunTraining:
 
     @property
     def name(self) -> str:
-        """Of the mini-batch that is open, in front of action ids."""
+        """What stands in front of the action ids of the open mini-batch."""
         return f"{self.call.name or f'{self.trainer.role}.train'}/b{len(self.results)}"
 
     def open(self) -> OpenMiniBatch | None:

@@ -35,7 +35,7 @@ class ScoreCall:
     rows: Rows
     temperature: float | None = None
     instance: int | None = None
-    """Of the scoring layout, which computes all rows; None: all do."""
+    """The instance of the scoring layout that computes all rows; None: all do."""
 
     copied: ClassVar[Mode | None] = "score"
     trained: ClassVar[tuple[str, ...]] = ()
@@ -196,7 +196,7 @@ class TrainTogetherCall:
     the metrics of each."""
 
     calls: tuple[TrainCall, ...]
-    """Of different roles, in the order of the flow."""
+    """Calls of different roles, in the order of the flow."""
 
     copied: ClassVar[Mode | None] = None
 

@@ -40,7 +40,7 @@ class _Ongoing:
     name: str
     """For the status."""
     step: int | None
-    """Of the run, which its records belong to."""
+    """The run's step, which its records belong to."""
     actions: Work[None] = field(repr=False)
     role: str = ""
     """For records."""

@@ -66,7 +66,7 @@ class Message:
 
     @property
     def num_array_bytes(self) -> int:
-        """Of the arrays alone."""
+        """Bytes of the arrays alone."""
         return sum(array.nbytes for array in self.arrays)
 
     def to_bytes(self) -> bytearray:
@@ -178,7 +178,7 @@ def pack_samples(samples: Sequence[Sample], speculation: Counts | None = None) -
 
 
 def unpack_speculation(message: Message) -> Counts | None:
-    """Of a message of samples."""
+    """What a message of samples tells of speculation."""
     numbers = message.header.get("speculation")
     return None if numbers is None else Counts.of(numbers)
 

@@ -46,7 +46,7 @@ class OffloadManager:
             dict.fromkeys(unit for units in self._needs.values() for unit in units)
         )
         self.recorder: Recorder | None = None
-        """Of the rank; None: what moves is not recorded."""
+        """The rank's recorder; None: what moves is not recorded."""
         self._is_held = False
 
     @property

@@ -59,13 +59,13 @@ class RoleState:
     place: RolePlacement
     parts: dict[PartKey, Any]
     parameters: Parameters
-    """Of what is trained of the whole model."""
+    """Parameters of what is trained of the whole model."""
     trainer: Trainer | None = None
-    """Of the training layout."""
+    """The trainer of the training layout."""
     scorer: Trainer | None = None
-    """Of the scoring layout; the trainer where that has the same layout and micro-batches."""
+    """The scorer of the scoring layout; the trainer where that has the same layout and micro-batches."""
     alone: Trainer | None = None
-    """Of this rank's instance of the scoring layout, for calls that one instance computes."""
+    """The scorer of this rank's instance of the scoring layout, for calls that one instance computes."""
     engine: Engine | None = None
     instance: Team | None = None
     """That the engine belongs to."""
@@ -74,7 +74,7 @@ class RoleState:
     moves: tuple[MovePlan, ...] = ()
     """From the home layout to each of `Setting.copies`."""
     buffers: Mapping[str, Tensor] = field(default_factory=dict)
-    """Of the moves."""
+    """Buffers of the moves."""
     state: OffloadUnit | None = None
     """The optimizer's, where it does not stay on the device."""
 
@@ -113,7 +113,7 @@ class Setting:
 
     @cached_property
     def copies(self) -> dict[str, tuple[Copies, ...]]:
-        """Of every role, what is moved together; a copy's number is its place there."""
+        """What is moved together of every role; a copy's number is its place there."""
         return {one.role: self.offload_policy.copies(one.role) for one in self.models}
 
 

@@ -5,5 +5,6 @@ from __future__ import annotations
 LEADER = 0
 """The rank that gives the commands."""
 WAIT_S = 7 * 24 * 3600.0
-"""Of each wait for peers: a rank may have nothing to do for as long as others work. The supervisor finds who dies,
-freezes or stalls."""
+"""Seconds of each wait for peers: a rank may have nothing to do for as long as others work. The supervisor finds who
+dies, freezes or stalls.
+"""

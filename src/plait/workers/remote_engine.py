@@ -46,7 +46,7 @@ class RemoteEngine:
         self._own: Engine | None = part.engine if part is not None else None
         self._own_place = next((i for i, one in enumerate(self.instances) if LEADER in one.mesh.ranks), None)
         self._lockstep: LockstepEngine | None = None
-        """Of the leader in its own instance."""
+        """The leader's place in its own instance."""
         if part is not None and part.engine is not None and part.instance is not None:
             self._lockstep = LockstepEngine(part.engine, part.instance, part.mover)
         self._pending: list[Request] = []
@@ -73,12 +73,12 @@ class RemoteEngine:
 
     @property
     def not_compiled(self) -> str | None:
-        """Of the leader's own part."""
+        """What the leader's own part does not compile, and why."""
         return None if self._own is None else self._own.not_compiled
 
     @property
     def speculation(self) -> Counts | None:
-        """Of all instances, as far as they have told it with their samples."""
+        """Counts of all instances, as far as they have told them with their samples."""
         own = None if self._own is None else self._own.speculation
         known = [*self._speculation.values(), *([] if own is None else [own])]
         return sum(known, Counts()) if known else None
@@ -218,7 +218,7 @@ class RemoteEngine:
                 yield Unfinished(number, len(self._prompts[uid].token_ids), 0)
 
     def _own_step(self) -> list[Sample]:
-        """Of the leader's instance, in lockstep with the other ranks of it, if there are any."""
+        """A step of the leader's instance, in lockstep with the other ranks of it, if there are any."""
         lockstep = self._lockstep
         assert lockstep is not None, "the leader's instance has no engine"
         joining = self._announcer.joining(f"{self._role}.generate") if lockstep.is_joint else nullcontext()
@@ -286,6 +286,6 @@ def _nothing_to_wait_for() -> None:
 
 
 def _expected_tokens(request: Request) -> int:
-    """Of prompt and responses; without recorded lengths, responses that reach their limit."""
+    """Tokens of prompt and responses; without recorded lengths, responses that reach their limit."""
     lengths = request.lengths or (request.sampling.max_tokens,) * request.num_samples
     return len(request.prompt.token_ids) + sum(lengths)

@@ -42,7 +42,7 @@ _PROMPT = -1
 _NAME = "samples"
 """The move's, in records and errors."""
 _NUM_TAGS = 2
-"""Of offers and answers: of their lengths, and of themselves."""
+"""Tags of offers and answers: one for their lengths, one for themselves."""
 
 
 @dataclass(frozen=True)
@@ -159,7 +159,7 @@ class SampleMover:
     # -- what is lacking
 
     def _lacking(self, offer: Offer, moves: SampleMoves) -> list[Lack]:
-        """Of prompts what neither the pool nor an earlier stage has; of samples what no earlier stage brought."""
+        """What of the prompts neither the pool nor an earlier stage has, and of samples no earlier stage brought."""
         self._drop_others(offer)
         lacks = []
         for uid, state in offer.sharing(moves.policy_version).items():
@@ -189,7 +189,7 @@ class SampleMover:
     # -- keys and values
 
     def _holdings(self, offer: Offer, answer: Answer) -> tuple[Holdings, Holdings]:
-        """Of the source, in its buffer `leaving`, and of the target, in `entering`."""
+        """Holdings of the source, in its buffer `leaving`, and of the target, in `entering`."""
         if not offer.states:
             nothing = Holdings((), "uint8", {}, {})
             return nothing, nothing

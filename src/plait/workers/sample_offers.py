@@ -123,7 +123,7 @@ class Answer:
     lacks: tuple[Lack, ...]
     policy_version: int
     shape: CacheShape | None
-    """Of the target, where its model is in parts."""
+    """Shape of the target's cache, where its model is in parts."""
 
     def to_message(self) -> Message:
         shape = None if self.shape is None else pack_shape(self.shape)

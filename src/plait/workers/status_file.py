@@ -13,7 +13,7 @@ from pathlib import Path
 from plait.schedule.work import Result, Work
 
 _BYTES = 128
-"""Of one rank's line."""
+"""Bytes of one rank's line."""
 _COUNT_BYTES = 8
 _TEXT_BYTES = _BYTES - _COUNT_BYTES
 

@@ -42,7 +42,7 @@ class Transport:
     ) -> None:
         self.rank = rank
         self.sent_bytes = 0
-        """Of arrays (rows, samples, results), as are `received_bytes`; not of headers."""
+        """Bytes of arrays (rows, samples, results), as are `received_bytes`; not of headers."""
         self.received_bytes = 0
         self._group = group
         self._waiting_for = waiting_for

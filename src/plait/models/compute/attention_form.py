@@ -9,7 +9,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class AttentionForm:
-    """Of one layer, as its family states it."""
+    """The attention of one layer, as its family states it."""
 
     scale: float
     """Scores are multiplied by it."""

@@ -62,7 +62,7 @@ class _Way:
 
     head: Head
     rows: int
-    """Of one chunk."""
+    """Rows of one chunk."""
     temperature: float
 
 

@@ -40,7 +40,7 @@ class Block:
     """The same piece of adjacent groups of equal shape, computed by the same batched products."""
 
     piece: Piece
-    """Of the first group."""
+    """The piece of the first group."""
     count: int
     """Groups."""
     stride: int

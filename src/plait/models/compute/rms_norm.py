@@ -26,7 +26,7 @@ from plait.kernels import fused_rows
 from plait.models.compute.cpu_linear import unviewed
 
 PIECE_ELEMENTS = 1 << 17
-"""Of one tensor of a piece: with its float32 temporaries it stays in a second-level cache."""
+"""Elements of one tensor of a piece: with its float32 temporaries it stays in a second-level cache."""
 
 LEAST_ROWS = 512
 """Fewer rows lie in the cache as they are."""

@@ -56,7 +56,7 @@ def _rotated(own: Rotation, query: Tensor, key: Tensor, cos: Tensor, sin: Tensor
 
 
 def _is_row(x: Tensor) -> bool:
-    """Of one row, the heads of a token side by side, as a projection leaves them."""
+    """Whether it is one row, the heads of a token side by side, as a projection leaves them."""
     return x.ndim == 4 and x.shape[0] == 1 and x.transpose(1, 2).is_contiguous()
 
 

@@ -16,9 +16,9 @@ class Broken(NamedTuple):
 
     name: str
     count: int
-    """Of such elements."""
+    """How many such elements."""
     total: int
-    """Of its elements."""
+    """How many elements it has."""
 
 
 def is_finite(tensor: Tensor) -> bool:

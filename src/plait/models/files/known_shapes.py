@@ -125,7 +125,7 @@ def shape_config(name: str) -> dict[str, Any]:
 
 
 def no_weights(name: str) -> ModelError:
-    """Of a shape that is asked for weights or a tokenizer."""
+    """The error of a shape that is asked for weights or a tokenizer."""
     what = "a configuration file" if name.endswith(".json") else "known by its shape alone"
     return ModelError(
         f"model: {name!r} is {what}, without weights or a tokenizer; forecasts and dry runs take it, anything that "

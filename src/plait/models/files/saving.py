@@ -27,7 +27,7 @@ class Export:
     state: dict[str, Tensor]
     """By the skeleton's names, on the CPU; tied names share one tensor."""
     dtype: torch.dtype
-    """Of the parameters in it."""
+    """The dtype of the parameters in it."""
     tokenizer: Any
     """None: the folder gets none."""
 

@@ -25,7 +25,7 @@ class Part:
 
     team: Team
     parameters: Parameters
-    """Of the whole model."""
+    """Parameters of the whole model."""
     partials: tuple[Partials, ...] = ()
     cache: CacheShape | None = None
     """What the whole model keeps of a token, and how ranks divide it; None for a part that is the whole, or where that
@@ -81,7 +81,7 @@ def require_whole(part: Part | None) -> None:
 
 
 def refusal_of_views(team: Team) -> ConfigError:
-    """Of adapters, and of roles that share weights, on parts of a model."""
+    """The refusal of adapters, and of roles that share weights, on parts of a model."""
     sizes = team.layout.parallelism
     return ConfigError(
         f"lora.rank: adapters, and roles that share weights, take whole models: expected tp 1 and pp 1, found tp "

@@ -52,7 +52,7 @@ class PartLoader:
         self._wholes: dict[tuple[str, bool], nn.Module] = {}
 
     def parameters(self, name: str, *, scalar: bool = False) -> Parameters:
-        """Of a whole model, as its parts have them; arguments as of `part`.
+        """Parameters of a whole model, as its parts have them; arguments as of `part`.
 
         Raises:
             ModelError: the checkpoint cannot be found or read, or the family is refused.

@@ -54,7 +54,7 @@ def own_layers(model: Any, team: Team) -> range:
 
 @dataclass
 class Proof:
-    """Of one rank's part. Call `record_whole`, cut the layers, `record_stage`, cut the weights, `check`."""
+    """The proof of one rank's part. Call `record_whole`, cut the layers, `record_stage`, cut the weights, `check`."""
 
     model: Any
     team: Team
@@ -68,7 +68,7 @@ class Proof:
         self.returns_tuple = False
         self.logits_TV: Tensor | None = None
         self.cached: dict[int, tuple[int, int, int]] = {}
-        """Of the layers of the newest forward: key-value heads, head sizes of keys and of values."""
+        """What the layers of the newest forward had: key-value heads, head sizes of keys and of values."""
 
     @torch.no_grad()
     def record_whole(self) -> None:

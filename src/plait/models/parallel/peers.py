@@ -20,13 +20,15 @@ WaitingFor = Callable[[str], AbstractContextManager[None]]
 """Told what is waited for, for as long as it is (`launch`'s WorkerContext.waiting_for)."""
 
 TIMEOUT_S = 1800.0
-"""Of each wait, unless told: longer than any legitimate action. Ranks that die or freeze are seen by the launcher."""
+"""Seconds of each wait, unless told: longer than any legitimate action. Ranks that die or freeze are seen by the
+launcher.
+"""
 
 FIRST_INNER_TAG = 1 << 30
 """Tags from here on are the collectives' own; messages of callers have lower ones."""
 
 PIECE_ELEMENTS = 1 << 22
-"""Of one message that is received into memory of its own (`reduce_scatter`, weights that are views)."""
+"""Elements of one message that is received into memory of its own (`reduce_scatter`, weights that are views)."""
 
 Op = Literal["sum", "max", "min"]
 

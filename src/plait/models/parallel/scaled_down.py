@@ -37,7 +37,7 @@ Kind = tuple[Any, ...]
 
 
 def kinds_of(model: Any) -> tuple[Kind, ...]:
-    """Of the layers of a whole model, perhaps without weights; empty where they are not in one list."""
+    """Kinds of the layers of a whole model, perhaps without weights; empty where they are not in one list."""
     try:
         layers = decoder_list(model.module.base_model, model.parameters.num_layers)
     except ModelError:

@@ -52,8 +52,9 @@ class Team:
 
     @property
     def received_bytes(self) -> int:
-        """Of weights, gradients and activations, so far. What ranks tell `all` about a step (losses, norms, tokens that
-        were drawn) is not counted."""
+        """Bytes of weights, gradients and activations that came, so far. What ranks tell `all` about a step (losses,
+        norms, tokens that were drawn) is not counted.
+        """
         return sum(axis.traffic.received_bytes for axis in (self.dp, self.tp, self.pp, self.ends))
 
     @property
