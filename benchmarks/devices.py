@@ -76,7 +76,7 @@ def measure(
         "whole": [recipe],
         "half": [half],
         "pair": [half, half],
-        "dp2": [recipe | {"devices": 2}],
+        "dp2": [recipe | {"plan": "colocated", "devices": 2}],
         "pp2": [recipe | {"plan": str(pp2)}],
     }
     runs: dict[str, list[Finished]] = {kind: [] for kind in kinds}

@@ -30,8 +30,8 @@ def grpo(folder: Path, *, is_tiny: bool, prompts: int, samples: int, steps: int)
         "samples_per_prompt": samples,
         "data": {"source": str(folder / "prompts.jsonl"), "chat_template": False},
         "reward": {"functions": [f"{folder}/reward.py:distinct"], "workers": 1},
-        # A token that ends a response and is never drawn: every response reaches the limit.
-        "sampling": {"max_response_tokens": work.max_response_tokens, "stop_token_ids": [NEVER_DRAWN]},
+        # No token ends a response: every one reaches the limit.
+        "sampling": {"max_response_tokens": work.max_response_tokens, "stop_token_ids": []},
         "optimizer": {"learning_rate": 1e-6},
         "checkpoint": {"every": 0},
         "doctor": {"enabled": False},
@@ -39,6 +39,3 @@ def grpo(folder: Path, *, is_tiny: bool, prompts: int, samples: int, steps: int)
         "threads": 1,
         "micro_batch_tokens": 4096,
     }
-
-
-NEVER_DRAWN = 10**6

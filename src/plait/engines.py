@@ -69,6 +69,22 @@ class GenerationEngine(Protocol):
         ...
 
     @property
+    def gathers(self) -> bool:
+        """Whether unfinished samples may go on in other instances, and models score where none is left."""
+        ...
+
+    @property
+    def running(self) -> tuple[int, ...]:
+        """Unfinished samples of each instance."""
+        ...
+
+    @property
+    def gathered_s(self) -> float | None:
+        """Seconds from the last `gather` until its samples had left their instances; None: they have not, or there was
+        none."""
+        ...
+
+    @property
     def at_work(self) -> frozenset[int]:
         """Ranks of the instances that have samples in flight, or are about to."""
         ...

@@ -32,7 +32,7 @@ def recipe(folder: Path, model: str, algorithm: str = "grpo") -> str:
 
 
 def test_a_dry_run_of_a_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["train", recipe(tmp_path, "qwen2.5-7b"), "--dry-run", "--devices", "2"]) == 0
+    assert main(["train", recipe(tmp_path, "qwen2.5-7b"), "--dry-run", "--devices", "2", "--plan", "colocated"]) == 0
     shown = capsys.readouterr().out
     assert "no data is read, as 'qwen2.5-7b' has no tokenizer: prompts count 128 tokens" in shown
     assert "device 0,1" in shown

@@ -130,9 +130,12 @@ def test_what_cannot_be_is_refused_before_anything_loads(make_recipe, write_plan
         resolved(make_recipe(plan=path, **keys))
 
 
-def test_parts_that_no_run_does_yet(make_recipe, write_plan) -> None:
-    with pytest.raises(ConfigError, match=r"`policies` cannot be run yet, found `migration`: .*; leave the key out"):
+def test_policies_that_no_run_follows(make_recipe, write_plan) -> None:
+    with pytest.raises(ConfigError, match=r"`policies`: expected `fusion` .*, or none, found `migration`"):
         resolved(make_recipe(plan=write_plan(policies=[{"name": "migration", "settings": {}}])))
+    with pytest.raises(ConfigError, match=r"found `fusion` with settings"):
+        resolved(make_recipe(plan=write_plan(policies=[{"name": "fusion", "settings": {"share": 1}}])))
+    assert resolved(make_recipe(plan=write_plan(policies=[{"name": "fusion", "settings": {}}]))).policies
 
 
 def test_the_only_weights_are_not_dropped(make_recipe, write_plan) -> None:

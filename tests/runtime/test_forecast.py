@@ -8,14 +8,21 @@ from pathlib import Path
 
 import pytest
 
+from plait.cost.calibration import CONSERVATIVE
+from plait.cost.profile import Profile
 from plait.cost.workload import Lengths
 from plait.errors import ConfigError
+from plait.models.files.hub import read_config
+from plait.models.shape import ModelShape
 from plait.recipes.recipe import Recipe
+from plait.runtime import machine
 from plait.runtime.forecast import STEP, Beside, forecast_beside, predicted_seconds
-from plait.runtime.planning import lengths_of
+from plait.runtime.lengths import lengths_of
+from plait.runtime.machine import measured_machine
 from plait.runtime.prepare import prepare
 from plait.schedule.plan import Plan
 from plait.schedule.timeline import Span, Timeline
+from tests.runtime.profiles import keep_made_up_profile
 
 MakeRecipe = Callable[..., Recipe]
 
@@ -50,16 +57,54 @@ def test_beside_by_hand() -> None:
     assert [one.error for one in found] == pytest.approx([0.5, None, 0.0, -0.2])
 
 
+@pytest.fixture
+def profile(make_recipe: MakeRecipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Profile:
+    monkeypatch.setenv("PLAIT_CACHE", str(tmp_path / "cache"))
+    return keep_made_up_profile(make_recipe())
+
+
+@pytest.mark.usefixtures("profile")
 def test_a_plan_is_found_of_several_devices_alone(make_recipe: MakeRecipe) -> None:
-    alone = prepare(make_recipe(plan="auto", steps=1)).plan
+    """Which is the default. It is for the data's prompts, on this machine as it was measured."""
+    alone = prepare(make_recipe(steps=1)).plan
     assert (alone.name, alone.num_ranks, alone.predicted) == ("colocated", 1, None)
-    several = [prepare(make_recipe(plan="auto", devices=2, steps=1)).plan for _ in range(2)]
+    several = [prepare(make_recipe(devices=2, steps=1)).plan for _ in range(2)]
     assert several[0].num_ranks == 2
+    assert several[0].name == "auto"
     assert several[0] == several[1]
     assert several[0].predicted is not None
+    assert predicted_seconds(several[0].predicted)[STEP] > 10, "a layer takes seconds, as the profile says"
+
+
+def test_what_no_profile_fits_is_measured_once(
+    make_recipe: MakeRecipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And where that fails the run is planned by conservative numbers, and says why."""
+    monkeypatch.setenv("PLAIT_CACHE", str(tmp_path / "cache"))
+    asked: list[int] = []
+    recipe = make_recipe()
+    shape = ModelShape.from_config(read_config(recipe.model), recipe.model)
+
+    def fails(one: Recipe, threads: int) -> str:
+        asked.append(threads)
+        return "no cores"
+
+    def measures(one: Recipe, threads: int) -> str:
+        asked.append(threads)
+        keep_made_up_profile(one)
+        return ""
+
+    monkeypatch.setattr(machine, "_measure", fails)
+    assert measured_machine(recipe, shape, 2)[1] == CONSERVATIVE
+    assert "conservative numbers of this machine: no cores" in capsys.readouterr().err
+    monkeypatch.setattr(machine, "_measure", measures)
+    assert measured_machine(recipe, shape, 2)[1].exact
+    assert measured_machine(recipe, shape, 2)[1].exact
+    assert asked == [1, 1], "the second time it is kept"
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("profile")
 def test_a_run_on_a_plan_that_was_found_keeps_it_and_says_what_came_of_it(
     make_recipe: MakeRecipe, capfd: pytest.CaptureFixture[str]
 ) -> None:

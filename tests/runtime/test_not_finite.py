@@ -111,7 +111,7 @@ def test_nor_saved_by_several_ranks(make_recipe: MakeRecipe, tmp_path: Path) -> 
         "MasterOptimizer.step = poisoned\n"
     )
     keys = {"checkpoint.every": 1, "options": {"kl_coef": 0.05, "mini_batches": 1}, "doctor.enabled": False}
-    recipe = make_recipe(algorithm=f"{tmp_path}/flow.py:grpo", steps=3, devices=2, **keys)
+    recipe = make_recipe(algorithm=f"{tmp_path}/flow.py:grpo", steps=3, plan="colocated", devices=2, **keys)
     with pytest.raises(RunError, match=r"step 2: 1 tensor is not finite: actor\.masters of ") as caught:
         run(recipe)
     assert "the last good one is step 1" in str(caught.value)

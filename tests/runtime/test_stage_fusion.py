@@ -3,6 +3,7 @@ computed changes. float64."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -45,12 +46,49 @@ PLANS = {
 
 @pytest.mark.parametrize("share", [0, 1.5, -1, float("nan"), "often", None])
 def test_what_fusion_may_not_be(make_recipe: Callable[..., Recipe], share: Any) -> None:
-    with pytest.raises(ConfigError, match="key `fusion`: expected off, or a share above 0 and at most 1, found "):
+    with pytest.raises(ConfigError, match="key `fusion`: expected auto, off, or a share above 0 and at most 1, found "):
         make_recipe(fusion=share)
 
 
 def test_fusion_is_a_share_or_off(make_recipe: Callable[..., Recipe]) -> None:
     assert [make_recipe(fusion=share).fusion for share in ("off", "0.5", 1, 0.25)] == ["off", 0.5, 1.0, 0.25]
+    assert make_recipe().fusion == "auto"
+
+
+@pytest.mark.slow
+def test_auto_decides_by_what_steps_took_and_repeats_it(make_recipe: Callable[..., Recipe], tmp_path: Path) -> None:
+    """The decisions of the steps stand in the run's folder. Without the plan's word nothing is gathered. A run that
+    finds decisions of its steps does what they say: here samples of the third step are gathered when five are left."""
+    keys = KEYS | {"steps": 4, "checkpoint.every": 2}
+    one = make_recipe(**keys, run_dir=str(tmp_path / "one"))
+    run(one)
+    plan = write_plan(tmp_path, "plan", DP2)
+    record = json.loads(plan.read_text()) | {"policies": [{"name": "fusion", "settings": {}}]}
+    lets = tmp_path / "lets.json"
+    lets.write_text(json.dumps(record))
+    auto = make_recipe(**keys, run_dir=str(tmp_path / "auto"), plan=str(lets))
+    run(auto)
+    assert_equal_runs(auto.run_dir, one.run_dir)
+    decided = read_rows(auto.run_dir / "fusion.jsonl")
+    assert [row["step"] for row in decided] == [1, 2, 3, 4]
+    assert decided[0]["why"] == "no step was measured yet"
+    assert all(row["seen"]["score_s"] > 0 and row["seen"]["fixed_s"] >= 0 for row in decided[1:])
+    assert all((row["moved"] > 0) <= (row["gain_s"] >= row["needed_s"] > 0) for row in decided)
+    again = make_recipe(**(keys | {"steps": 2}), run_dir=str(tmp_path / "again"), plan=str(lets))
+    run(again)
+    asked = decided[2] | {"moved_at": 5, "moved": 3}
+    with open(again.run_dir / "fusion.jsonl", "a") as file:
+        file.write(json.dumps(asked) + "\n" + '{"step": 4, "torn')
+    run(again.model_copy(update={"steps": 4}), resume=True)
+    repeated = read_rows(again.run_dir / "fusion.jsonl")
+    assert [row["step"] for row in repeated] == [1, 2, 3, 4]
+    assert repeated[2] == asked
+    assert read_rows(again.run_dir / "metrics.jsonl")[2]["perf/samples_moved"] > 0
+    assert_equal_runs(again.run_dir, one.run_dir)
+    plain = make_recipe(**keys, run_dir=str(tmp_path / "plain"), plan=str(plan))
+    run(plain)
+    assert not (plain.run_dir / "fusion.jsonl").exists()
+    assert_equal_runs(plain.run_dir, one.run_dir)
 
 
 @pytest.mark.parametrize("share", [0.25, 1.0])

@@ -12,11 +12,12 @@ from hypothesis import strategies as st
 from plait.dataflow import trace
 from plait.errors import ConfigError
 from plait.schedule.completion import complete
+from plait.schedule.fused import FUSED
 from plait.schedule.named_plans import PlannedModel, named_plan
 from plait.schedule.plan import Placement, Plan
 from plait.simulator.places import Places
 from plait.simulator.step_graph import Rollouts, Slot, StepCall, StepGraph
-from plait.simulator.step_program import Played, StepSimulator
+from plait.simulator.step_program import IDLE, Played, StepSimulator
 from plait.simulator.steps import Prediction, predict
 from tests.schedule.test_placements import PPO
 from tests.simulator.stand_in_costs import StandIn
@@ -144,6 +145,71 @@ def test_memory_by_hand() -> None:
     tight = predicted(named_plan("colocated", PPO, MODELS, 1), memory=204)
     assert not tight.feasible
     assert tight.timeline.peak_memory(0) == 205
+
+
+def test_a_part_lies_in_the_whole_that_stays_beside_it() -> None:
+    """Two ranks train halves of the actor (5 bytes each) and generate with all of it (10): the halves take nothing."""
+    halves = (
+        Placement("actor.train", "train", (0, 1), pp=2, stages=(1, 1)),
+        Placement("actor.generate", "decode", (0, 1), dp=2),
+    )
+    plan = complete(Plan("halves", 2, halves), PPO, MODELS, "plan")
+    apart, within = (predict(plan, replace(GRAPH, nested=nested), costs(2)) for nested in (False, True))
+    for rank in (0, 1):
+        one, other = apart.memory[rank], within.memory[rank]
+        assert other.peak_bytes == one.peak_bytes - 5
+        assert sum(other.terms.values()) == pytest.approx(other.peak_bytes, abs=2)
+
+
+@pytest.mark.parametrize(("functions_s", "ends_s"), [(4.0, 10.9), (400.0, 401.3)])
+def test_functions_score_groups_as_they_end_and_keep_no_rank_busy(functions_s: float, ends_s: float) -> None:
+    """Generation ends at 10.4 s, a group of 8 every 1.3 s. Functions of 4 s end with the last group's half second;
+    of 400 s they go on from the first group on, and training waits for them."""
+    models = {role: one for role, one in MODELS.items() if role != "reward"}
+    graph = StepGraph.of(PPO, models, functions=["reward"], rollouts=GRAPH.rollouts)
+    stand_in = costs(4, work={**WORK, "reward.score": functions_s})
+    plan = complete(named_plan("colocated", PPO, models, 4), PPO, models, "plan")
+    prediction = predict(plan, graph, stand_in)
+    found = starts(prediction)
+    assert found["reward.score"][1] == pytest.approx(ends_s)
+    assert found["ref.logprobs"] == (10.4, 12.4)
+    assert found["actor.train"][0] == pytest.approx(max(13.4, ends_s))
+    without = predict(plan, StepGraph.of(PPO, models, rollouts=GRAPH.rollouts), stand_in)
+    assert without.seconds_per_step <= prediction.seconds_per_step
+
+
+def test_roles_that_train_together_fill_each_others_gaps() -> None:
+    """Two stages: 12 + 3 s of the actor, 6 + 1.5 s of the critic, of which a fifth is filling and draining. One after
+    the other 22.5 s, together the 18 s of work."""
+
+    def once(prompts, actor, critic):
+        samples = actor.generate(prompts)
+        values = critic.values(samples)
+        actor.train(samples, loss=lambda batch, values: batch, values=values)
+        critic.train(samples, loss=lambda batch, values: batch, values=values)
+
+    flow = trace(once, roles=("actor", "critic"))
+
+    class Idle(StandIn):
+        def call(self, call, mode, layout, **options):
+            found = super().call(call, mode, layout, **options)
+            return replace(found, terms={IDLE if name == "bubble" else name: s for name, s in found.terms.items()})
+
+    def steps(schedule: str) -> Prediction:
+        trained = [
+            Placement("actor.train", "train", (0, 1), pp=2, stages=(1, 1), schedule=schedule),
+            Placement("critic.train", "train", (1, 0), pp=2, stages=(1, 1), schedule=schedule),
+        ]
+        plan = complete(Plan("two stages", 2, tuple(trained)), flow, MODELS, "plan")
+        return predict(plan, StepGraph.of(flow, MODELS), Idle(WORK, WEIGHTS, devices=2, memory=1000))
+
+    one_by_one, together = (
+        {one.call: (one.start_s, one.start_s + one.seconds) for one in steps(schedule).calls}
+        for schedule in ("", FUSED)
+    )
+    assert one_by_one["critic.train"][1] - one_by_one["actor.train"][0] == pytest.approx(22.5)
+    assert together["actor.train"] == together["critic.train"]
+    assert together["actor.train"][1] - together["actor.train"][0] == pytest.approx(18.0)
 
 
 def test_more_ranks_than_devices_are_refused() -> None:

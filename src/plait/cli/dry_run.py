@@ -14,6 +14,7 @@ from plait.cost.device_memory import DeviceMemory, Facts, memory_by_device
 from plait.cost.estimate import Arithmetic, human_bytes, memory_table
 from plait.cost.placement import parameters_of, resolve_plan
 from plait.cost.rank_order import BetterOrder, better_orders
+from plait.cost.workload import Lengths
 from plait.dataflow import CallKind, Dataflow
 from plait.errors import ConfigError
 from plait.models.files.known_shapes import is_shape
@@ -21,12 +22,14 @@ from plait.recipes.checks import check_device
 from plait.recipes.recipe import Recipe
 from plait.runtime.claim import claim
 from plait.runtime.forecast import STEP, predicted_seconds
+from plait.runtime.machine import machine_of
 from plait.runtime.planning import found_for_run
 from plait.runtime.prepare import is_searched, outline, prepare
 from plait.runtime.prepared import Outline, Prepared
 from plait.runtime.reward_pools import open_pools
 from plait.schedule.named_plans import AUTO, NAMES
 from plait.schedule.plan import Plan
+from plait.schedule.stage_fusion import nothing_to_hide
 
 _PLAIN: dict[str, Any] = {"box": None, "pad_edge": False, "header_style": "bold"}
 """How a plain table of rich is drawn."""
@@ -42,7 +45,7 @@ def dry_run(recipe: Recipe, *, resume: bool = False) -> int:
         if (shape := shape_of(recipe)) is not None:
             print_shape(outline(recipe), shape)
             return 0
-        prepared = prepare(recipe)
+        prepared = prepare(recipe, measure=False)
         with ExitStack() as stack:
             open_pools(prepared, stack)
     print_plan(prepared)
@@ -64,7 +67,7 @@ def print_shape(found: Outline, name: str) -> None:
         raise ConfigError(f"`epochs` counts the rows of data, which {name!r} has no tokenizer for; set `steps`")
     check_device(found.recipe)
     if is_searched(found.recipe):
-        plan = found_for_run(found, found.longest_tokens)
+        plan, _ = found_for_run(found, Lengths.fixed(found.longest_tokens), measure=False)
     else:
         plan = resolve_plan(found.recipe, found.flow, found.models, found.shapes)
     data = f"no data is read, as {name!r} has no tokenizer: {_rows_of(found.flow)} count {found.longest_tokens} tokens"
@@ -92,13 +95,22 @@ def _print(prepared: Outline | Prepared, plan: Plan, data: str) -> None:
     console.print()
     console.print(_placement_table(plan, _named_by(prepared.recipe)))
     if plan.predicted is not None:
-        console.print(f"predicted, by conservative numbers: {predicted_seconds(plan.predicted)[STEP]:.3g} s a step")
+        console.print(_predicted_text(prepared, plan))
     if ahead := staleness_text(prepared.recipe, prepared.flow, prepared.models, plan):
         console.print(ahead)
+    if plan.num_ranks > 1 and (hidden := nothing_to_hide(plan, prepared.flow, [one.role for one in prepared.models])):
+        console.print(f"fusion has nothing to hide: {hidden}")
     for better in better_orders(prepared.recipe, prepared.models, plan):
         console.print(_order_text(better))
     console.print()
     console.print(_memory_table(prepared, plan))
+
+
+def _predicted_text(prepared: Outline | Prepared, plan: Plan) -> str:
+    assert plan.predicted is not None, "a plan without a prediction"
+    recipe = prepared.recipe
+    _, source = machine_of(recipe, prepared.shapes[recipe.model], plan.num_ranks)
+    return f"predicted: {predicted_seconds(plan.predicted)[STEP]:.3g} s a step, by {source.source}"
 
 
 def _hanging(line: str, columns: int) -> str:

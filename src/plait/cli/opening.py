@@ -62,7 +62,7 @@ def recipe_facts(recipe: Recipe, *, resume: bool = False) -> dict[str, str]:
 
 def device_text(recipe: Recipe) -> str:
     """`cpu, bfloat16`, and the plan where there is one."""
-    placed = [f"plan {recipe.plan}"] if recipe.plan != "colocated" else []
+    placed = [f"plan {recipe.plan}"] if recipe.plan not in ("auto", "colocated") else []
     count = [f"{recipe.devices} processes"] if recipe.devices > 1 else []
     return ", ".join((recipe.device, *count, recipe.dtype.value, *placed))
 

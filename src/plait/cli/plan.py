@@ -144,14 +144,19 @@ def _planning(
     if devices is not None and devices < 1:
         raise ConfigError(f"--devices: expected at least 1, found {devices}")
     recipe = user_recipe(path, [], trust_run_code=False)
+    from plait.cost.calibration import VENDORS
     from plait.cost.cluster import read_cluster
-    from plait.runtime.planning import MACHINE, Planning, lengths_of, machine_cluster, ranks_of
+    from plait.runtime.lengths import lengths_of
+    from plait.runtime.machine import machine_of
+    from plait.runtime.planning import Planning, ranks_of
     from plait.runtime.prepare import outline, prompt_lengths
 
     found = outline(recipe)
     count = devices or ranks_of(plan or recipe.plan) or max(1, recipe.devices)
-    spec = machine_cluster(recipe, count) if cluster is None else read_cluster(cluster, devices)
-    source = MACHINE if cluster is None else "vendors' numbers and default shares of them"
+    if cluster is None:
+        spec, source = machine_of(recipe, found.shapes[recipe.model], count)
+    else:
+        spec, source = read_cluster(cluster, devices), VENDORS
     sizes = lengths_of(lengths, found.recipe, lambda: prompt_lengths(found))
     return Planning(found.recipe, found.flow, found.models, found.shapes, spec, sizes, source)
 

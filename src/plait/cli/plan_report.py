@@ -111,10 +111,23 @@ class Report:
             ],
             "baselines": self.baseline_rows(),
             "alternatives": self.alternatives(),
-            "calibration": {"source": self.planning.calibration, "error": None},
+            "calibration": self._calibration(),
             "evaluations": found.evaluations if found else 1,
             "seconds_spent": found.seconds if found else 0.0,
         }
+
+    def _calibration(self) -> dict[str, Any]:
+        found = self.planning.calibration
+        return {"source": found.source, "error": found.error, "kinds": dict(found.kinds), "runs": found.runs}
+
+    def _numbers(self) -> str:
+        """Where seconds come from, and how far off they have been."""
+        found = self.planning.calibration
+        if found.error is None:
+            return found.source
+        said = f"off by {found.error:.0%} in the mean" if found.runs else f"expected to be off by {found.error:.0%}"
+        kinds = ", ".join(f"{kind} {error:.0%}" for kind, error in found.kinds.items())
+        return f"{found.source}; {said}{f' ({kinds})' if kinds else ''}"
 
     def text(self) -> str:
         prediction = self.prediction
@@ -131,7 +144,11 @@ class Report:
             f"lengths       prompts of {sizes.prompts.mean:,.0f} tokens (at most {sizes.prompts.longest:,}), "
             f"responses of {sizes.responses.mean:,.0f} ({sizes.responses.longest:,})"
         )
-        lines.append(f"numbers       {self.planning.calibration}; nothing of this was run")
+        lines.append(f"numbers       {self._numbers()}; nothing of this was run")
+        hidden = self.planning.nothing_to_hide(self.plan)
+        lines.append(
+            f"fusion        {f'nothing to hide: {hidden}' if hidden else 'scoring may begin beside generation'}"
+        )
         if self.found is not None:
             how = "all of them" if self.found.stopped_by == "exhaustive" else f"in {self.found.seconds:.1f} s"
             lines.append(f"tried         {self.found.evaluations:,} plans, {how}")

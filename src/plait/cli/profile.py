@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
+
+from cyclopts import Parameter
 
 from plait.cli.app import Whole
 from plait.errors import ConfigError
@@ -18,6 +20,7 @@ def profile(
     dtype: Literal["bfloat16", "float32", "float64"] = "bfloat16",
     device: Literal["cpu", "cuda"] = "cpu",
     threads: Whole = 1,
+    quick: Annotated[bool, Parameter(negative="")] = False,
     out: Path | None = None,
     overwrite: bool = False,
 ) -> int:
@@ -33,6 +36,8 @@ def profile(
         cpu or cuda.
     threads
         CPU threads of one process.
+    quick
+        Measure few sizes, in some ten seconds.
     out
         File for the profile; by default it is kept in plait's cache, by machine, model, dtype and threads.
     overwrite
@@ -48,14 +53,15 @@ def profile(
     config = read_config(model)
     model_shape(model)
     _check_device(device)
-    from plait.cost.measuring import machine_name, measure
-    from plait.cost.profile import profile_path
+    from plait.cost.measuring import measure
+    from plait.cost.profile import keep_profile
 
-    found = measure(model, config, dtype, device, threads)
-    path = out or profile_path(machine_name(device), model, dtype, threads)
+    found = measure(model, config, dtype, device, threads, quick=quick)
     if out is None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-    found.save(path)
+        path = keep_profile(found)
+    else:
+        path = out
+        found.save(path)
     say(f"{found.machine}: {model} in {dtype}, {threads} thread{'s' if threads > 1 else ''}")
     tokens, seconds = found.forward[-1]
     samples, context, step = found.decode[-1]

@@ -6,7 +6,7 @@ Seconds are floats, bytes whole numbers. A layout is a mesh with dp, tp, pp and 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, Protocol
 
 from plait.cost.cluster import ClusterSpec
@@ -31,6 +31,12 @@ class CallCost:
     working_bytes: tuple[int, ...] = (0,)
     instance_seconds: tuple[float, ...] = ()
 
+    def times(self, factor: float) -> CallCost:
+        """Taking so many times as long; bytes stay."""
+        terms = {name: factor * seconds for name, seconds in self.terms.items()}
+        each = tuple(factor * seconds for seconds in self.instance_seconds)
+        return replace(self, seconds=factor * self.seconds, terms=terms, instance_seconds=each)
+
 
 @dataclass(frozen=True)
 class MoveCost:
@@ -43,6 +49,11 @@ class MoveCost:
     seconds: float
     terms: Mapping[str, float] = field(default_factory=dict)
     bytes: int = 0
+
+    def times(self, factor: float) -> MoveCost:
+        """Taking so many times as long."""
+        terms = {name: factor * seconds for name, seconds in self.terms.items()}
+        return replace(self, seconds=factor * self.seconds, terms=terms)
 
 
 class Costs(Protocol):

@@ -106,7 +106,7 @@ class Decoding:
         work = passes.work
         layer = passes.decode_layer(rows, context)
         stages = [scaled(layer, count) for count in passes.stage_layers]
-        stages[-1] = added(stages[-1], {"head": passes.head(rows)})
+        stages[-1] = added(stages[-1], {"head": passes.drawing(rows)})
         if sizes.pp == 1:
             return stages[0]
         times = [total(stage) for stage in stages]

@@ -7,15 +7,14 @@ is left the head's.
 from __future__ import annotations
 
 import os
-import platform
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from plait.cost.limit import COPIED_BYTES
+from plait.cost.machine import machine_name
 from plait.cost.measured_links import measure_links
 from plait.cost.profile import Points, Profile
 from plait.data.packed import PackedBatch, pack
@@ -36,6 +35,9 @@ DECODED = ((1, 64), (1, 512), (8, 64), (8, 512), (32, 64), (32, 512))
 """Samples, tokens of context of each."""
 HELD_OUT_TOKENS, HELD_OUT_DECODE = (128, 512), ((4, 256), (16, 128))
 """Sizes that are measured to be foretold."""
+QUICK_ROW_TOKENS, QUICK_DECODED = (16, 256), ((1, 64), (16, 64), (16, 512))
+QUICK_ERROR = 0.2
+"""Of a profile of few sizes, as nothing was measured to tell it."""
 BUDGET_S = 60.0
 """Further sizes are not measured once so much has passed; what must be measured comes on top."""
 LONG_S = 2.0
@@ -47,31 +49,24 @@ SAMPLE_TOKENS = 64
 """Tokens of prompt and response in the rows of forwards."""
 
 
-def machine_name(device: str) -> str:
-    """In words: of the CPU with its cores, or of the GPU."""
-    if device == "cuda":
-        return torch.cuda.get_device_name()
-    found = ""
-    if Path("/proc/cpuinfo").is_file():
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        found = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "")
-    return f"{found or platform.processor() or platform.machine()}, {os.cpu_count()} cores"
-
-
-def measure(name: str, config: Mapping[str, Any], dtype: str, device: str, threads: int) -> Profile:
+def measure(
+    name: str, config: Mapping[str, Any], dtype: str, device: str, threads: int, *, quick: bool = False
+) -> Profile:
     """
     Args:
         name: of the model.
         config: its configuration, as `config.json` has it; its layers are left away but for a few.
+        quick: few sizes, and none to tell the error by, which is then taken as `QUICK_ERROR`.
     """
     torch.set_num_threads(threads)
     shape = ModelShape.from_config(config, name)
     few, many = (_model(config, layers, dtype, device) for layers in (FEW, MANY))
     until = time.monotonic() + BUDGET_S
+    rows, decoded = (QUICK_ROW_TOKENS, QUICK_DECODED) if quick else (ROW_TOKENS, DECODED)
     each = lambda run, sizes: _by_layer(run, few, many, sizes, until)  # noqa: E731
-    forward = each(_forward_s, [(tokens,) for tokens in ROW_TOKENS])
-    backward = each(_backward_s, [(tokens,) for tokens in ROW_TOKENS])
-    decode = each(_decode_s, DECODED)
+    forward = each(_forward_s, [(tokens,) for tokens in rows])
+    backward = each(_backward_s, [(tokens,) for tokens in rows])
+    decode = each(_decode_s, decoded)
     head = tuple((tokens, max(1e-9, rest)) for (tokens,), _, rest in forward)
     sends, reduces = measure_links()
     found = Profile(
@@ -86,14 +81,16 @@ def measure(name: str, config: Mapping[str, Any], dtype: str, device: str, threa
         backward=tuple((tokens, layer) for (tokens,), layer, _ in backward),
         decode=tuple((samples, context, layer) for (samples, context), layer, _ in decode),
         head=head,
+        drawing=_drawing([(samples, rest) for (samples, _), _, rest in decode]),
         products=_products(shape, dtype, device),
         copy_bytes_per_s=_copy_rate(device),
         packing_bytes_per_s=_packing_rate(many),
+        optimizer_s=_optimizer_s(few),
         send=sends,
         all_reduce=reduces,
         error=0.0,
     )
-    return found.model_copy(update={"error": _held_out_error(found, many)})
+    return found.model_copy(update={"error": QUICK_ERROR if quick else _held_out_error(found, many)})
 
 
 def _model(config: Mapping[str, Any], layers: int, dtype: str, device: str) -> LanguageModel:
@@ -202,6 +199,22 @@ def _packing_rate(model: LanguageModel) -> float | None:
     return num_bytes / min(taken) if min(taken) > num_bytes / MOST_PACKED else None
 
 
+def _drawing(rests: Sequence[tuple[int, float]]) -> Points:
+    """Of each number of samples the shortest, whatever their context."""
+    counts = sorted({samples for samples, _ in rests})
+    return tuple((count, min(rest for samples, rest in rests if samples == count)) for count in counts)
+
+
+def _optimizer_s(model: LanguageModel) -> float:
+    """Of each number that an optimizer step updates: its gradient is summed, clipped, and freed."""
+    from plait.training.optimizer import MasterOptimizer
+    from plait.training.settings import OptimizerSettings
+
+    optimizer = MasterOptimizer(model, OptimizerSettings(), 100)
+    seconds = _seconds(lambda: optimizer.step(True), model)
+    return seconds / optimizer.masters.numel()
+
+
 def _products(shape: ModelShape, dtype: str, device: str) -> Points:
     from plait.models.compute import cpu_linear
 
@@ -230,7 +243,7 @@ def _held_out_error(profile: Profile, model: LanguageModel) -> float:
             errors.append(abs(foretold / _forward_s(model, tokens) - 1))
     few = [size for size in HELD_OUT_DECODE if size[0] <= profile.decode[-1][0]]
     for samples, context in few:
-        foretold = MANY * profile.decode_s(samples, samples * context) + profile.head_s(samples)
+        foretold = MANY * profile.decode_s(samples, samples * context) + profile.drawing_s(samples)
         errors.append(abs(foretold / _decode_s(model, samples, context) - 1))
     return sum(errors) / max(1, len(errors))
 

@@ -57,7 +57,8 @@ class ModelCosts:
         reserved_bytes: of every device, that others hold while tokens are drawn; counts where the software's pool of
             keys and values takes a share of the device.
         profile: what a machine was measured to do, in place of the device's numbers; the cluster is then
-            `profile.cluster(devices)`.
+            `profile.cluster(devices)`. Calls and moves take as many times as long as in the runs that it knows.
+        corrected: False: as the profile alone says it.
     """
 
     def __init__(
@@ -70,11 +71,14 @@ class ModelCosts:
         parameters: Mapping[str, Parameters] | None = None,
         reserved_bytes: int = 0,
         profile: Profile | None = None,
+        corrected: bool = True,
     ) -> None:
         self.cluster = cluster
         self.workload, self.shapes, self.flow = workload, dict(shapes), flow
         self._nodes = {node.call: node for node in flow.nodes}
         self._reserved_bytes, self._profile = reserved_bytes, profile
+        ratios = profile.ratios(cluster.num_devices) if profile is not None and corrected else {}
+        self._ratios = {kind: one.value for kind, one in ratios.items()}
         self._given = dict(parameters or {})
         # Kept by instance: a search asks for the same again and again.
         self.call = cache(self._call)
@@ -93,11 +97,13 @@ class ModelCosts:
         budget = micro_batch_tokens or self.workload.micro_batch_tokens
         match mode:
             case "train":
-                return self._train(node, layout, budget, schedule)
+                found = self._train(node, layout, budget, schedule)
             case "score":
-                return self._score(node, layout, budget)
+                found = self._score(node, layout, budget)
             case _:
-                return self._generate(node, layout, prompts_alone=mode == "prefill")
+                found = self._generate(node, layout, prompts_alone=mode == "prefill")
+        ratio = self._ratios.get("decode" if mode == "prefill" else mode)
+        return found if ratio is None else found.times(ratio)
 
     def held_bytes(self, role: str, layout: Layout, *, trained: bool) -> tuple[int, ...]:
         return self._held(role, layout.parallelism, trained)
@@ -148,6 +154,8 @@ class ModelCosts:
         passed = 2 * (per.masters + per.moments) + (per.weights if per.masters else 0)
         read = elements / sizes.dp * (passed + per.gradients)
         terms = {"optimizer": read / (self.cluster.device.memory_bandwidth * self.cluster.software.memory)}
+        if self._profile is not None and self._profile.optimizer_s is not None:
+            terms = {"optimizer": elements / sizes.dp * self._profile.optimizer_s}
         if sizes.dp > 1:
             terms["gradients"] = traffic.gather("dp", elements * per.gradients)
             terms["new weights"] = traffic.gather("dp", elements * per.weights)
@@ -271,7 +279,8 @@ class ModelCosts:
     # Weights
 
     def _move(self, role: str, source: Layout, target: Layout) -> MoveCost:
-        return move_cost(self._parameters(role), source, target, self.workload.dtype, self.cluster)
+        found = move_cost(self._parameters(role), source, target, self.workload.dtype, self.cluster)
+        return found.times(self._ratios.get("move", 1.0))
 
     def _offload(self, role: str, layout: Layout, what: Literal["weights", "state"]) -> MoveCost:
         sizes = layout.parallelism

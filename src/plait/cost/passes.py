@@ -115,6 +115,14 @@ class Passes:
         computing = 2 * rows * work.head / tp / self.flops_per_s
         return max(computing, work.head * work.width / tp / self.bytes_per_s) if rows else 0.0
 
+    def drawing(self, rows: float) -> float:
+        """What a step of generation takes beside its layers: the head, and where it was measured the drawing."""
+        if self.profile is None:
+            return self.head(rows)
+        measured = self.profile.shape
+        share = self.work.head / (measured.vocabulary * measured.hidden)
+        return self.profile.drawing_s(rows) * share / self.layout.parallelism.tp
+
     def hop(self, micro: Micro) -> float:
         """Activations from one stage to the next."""
         return self.traffic.hop(micro.tokens * self.work.shape.hidden * self.work.width)

@@ -6,11 +6,14 @@ lines; below the least they are that one's, above the largest they go on as stee
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
+from statistics import median
 
 from pydantic import Field, ValidationError
 
@@ -34,13 +37,63 @@ class LinkRecord(Settings):
     latency_s: float = Field(ge=0)
 
 
+class KindRecord(Settings):
+    """Seconds in a step of all calls of a kind: as the profile alone says them, as they were foretold (corrected by the
+    runs before), and measured."""
+
+    profile_s: float = Field(gt=0)
+    foretold_s: float = Field(gt=0)
+    measured_s: float = Field(gt=0)
+
+
+class RunRecord(Settings):
+    """A run of so many devices, after its end: foretold from its plan and the lengths that it had, and measured.
+
+    kinds:     `decode`, `score`, `train`, `move`
+    functions: names of reward functions → their seconds for a sample, in one process
+    """
+
+    devices: int = Field(ge=1)
+    foretold_s: float = Field(gt=0)
+    measured_s: float = Field(gt=0)
+    kinds: Mapping[str, KindRecord] = Field(default_factory=dict)
+    functions: Mapping[str, float] = Field(default_factory=dict)
+
+    @property
+    def error(self) -> float:
+        """Of the seconds of a step, as a share of those measured."""
+        return abs(self.foretold_s / self.measured_s - 1.0)
+
+    @property
+    def errors(self) -> dict[str, float]:
+        """By the kind."""
+        return {kind: abs(one.foretold_s / one.measured_s - 1.0) for kind, one in self.kinds.items()}
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """What runs took for what the profile alone foretells as 1: their median, and the mean distance from it as a share
+    of it, of so many runs."""
+
+    value: float
+    spread: float
+    runs: int
+
+
+KEPT_RUNS = 20
+"""That a profile keeps, the newest: machines, and what runs on them, change."""
+
+
 class Profile(Settings):
     """
     forward, backward: (tokens of a row, seconds of a layer)
     decode:            (samples, tokens of context of each, seconds of a layer)
     head:              (rows, seconds of the head's forward)
+    drawing:           (samples, seconds of a step of generation beside its layers); empty: not measured
     products:          (rows, floating point operations per second of a product with a layer's largest matrix)
+    optimizer_s:       seconds of an optimizer step, of each number that is trained
     error:             mean of |predicted / measured - 1| over whole steps of sizes that were not among the points
+    runs:              what runs measured since, the newest last
     """
 
     machine: str
@@ -54,12 +107,15 @@ class Profile(Settings):
     backward: Points = Field(min_length=2)
     decode: tuple[tuple[int, int, float], ...] = Field(min_length=2)
     head: Points = Field(min_length=2)
+    drawing: Points = ()
     products: Points = Field(min_length=1)
     copy_bytes_per_s: float = Field(gt=0)
     packing_bytes_per_s: float | None = Field(None, gt=0)
+    optimizer_s: float | None = Field(None, gt=0)
     send: LinkRecord
     all_reduce: LinkRecord
     error: float = Field(ge=0)
+    runs: tuple[RunRecord, ...] = ()
 
     def layer_s(self, tokens: float, *, backward: bool) -> float:
         """Seconds of a layer over a row of so many tokens."""
@@ -81,6 +137,29 @@ class Profile(Settings):
         """Seconds of the head over so many rows, forward alone."""
         return interpolated(self.head, rows)
 
+    def drawing_s(self, samples: float) -> float:
+        """Seconds of a step of generation beside its layers: the head, and drawing."""
+        return interpolated(self.drawing, samples) if self.drawing else self.head_s(samples)
+
+    def past(self, devices: int) -> tuple[RunRecord, ...]:
+        """Runs on so many devices; all where there are none, as how processes slow each other down differs."""
+        return tuple(one for one in self.runs if one.devices == devices) or self.runs
+
+    def ratios(self, devices: int) -> dict[str, Ratio]:
+        """By the kind, of runs on so many devices."""
+        values: dict[str, list[float]] = {}
+        for one in self.past(devices):
+            for kind, record in one.kinds.items():
+                values.setdefault(kind, []).append(record.measured_s / record.profile_s)
+        return {kind: _ratio(found) for kind, found in values.items()}
+
+    def function_s(self, names: str) -> float | None:
+        """Seconds of these reward functions for a sample, in the newest run that had them."""
+        return next((one.functions[names] for one in reversed(self.runs) if names in one.functions), None)
+
+    def with_run(self, record: RunRecord) -> Profile:
+        return self.model_copy(update={"runs": (*self.runs, record)[-KEPT_RUNS:]})
+
     def cluster(self, devices: int = 1) -> ClusterSpec:
         """So many processes of this machine, which share its memory; links are as two of them had them."""
         flops = max(rate for _, rate in self.products)
@@ -94,6 +173,11 @@ class Profile(Settings):
     def save(self, path: Path) -> None:
         record = {"format": FORM.format, "version": FORM.version, **self.model_dump(mode="json")}
         write_file(path, json.dumps(record, indent=1) + "\n")
+
+
+def _ratio(values: Sequence[float]) -> Ratio:
+    middle = median(values)
+    return Ratio(middle, sum(abs(one / middle - 1.0) for one in values) / len(values), len(values))
 
 
 def load_profile(path: Path) -> Profile:
@@ -114,6 +198,27 @@ def profile_path(machine: str, model: str, dtype: str, threads: int) -> Path:
     """Where a profile is kept: by the machine, the model's shape, the dtype and the threads."""
     name = re.sub(r"[^a-z0-9.]+", "-", f"{machine} {model} {dtype} {threads}".lower()).strip("-")
     return cache_folder() / "profiles" / f"{name}.json"
+
+
+def kept_profiles(machine: str, device: str) -> list[Profile]:
+    """Those of this machine that are kept; a file that cannot be read is none."""
+    found = []
+    for path in sorted((cache_folder() / "profiles").glob("*.json")):
+        with contextlib.suppress(DataError):
+            found.append(load_profile(path))
+    return [one for one in found if (one.machine, one.device) == (machine, device)]
+
+
+def keep_profile(profile: Profile) -> Path:
+    """Write it to where it is kept; returns the file.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    path = profile_path(profile.machine, profile.model, profile.dtype, profile.threads)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    profile.save(path)
+    return path
 
 
 def interpolated(points: Sequence[tuple[int, float]], at: float) -> float:

@@ -25,6 +25,8 @@ class Rollout:
     score_s:       device seconds that scoring one sample takes, over all scoring models
     max_batch:     the knee of `step_s`
     migration_s:   seconds during which the samples that move stand still
+    frees:         an instance whose samples have all ended scores, whether others move or not; else all score after the
+                   last sample, but for instances that a migration frees
     """
 
     num_instances: int
@@ -32,6 +34,7 @@ class Rollout:
     score_s: float
     max_batch: int
     migration_s: float = 0.0
+    frees: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +93,8 @@ def outcome(rollout: Rollout, steps: Sequence[Sequence[int]], threshold: int) ->
     count = len(all_ends)
     serial_s = (all_ends[-1] if all_ends else 0.0) + count * rollout.score_s / rollout.num_instances
     generation_s = all_ends[-1] if all_ends else 0.0
+    if rollout.frees:
+        serial_s = drained(rollout, ends, 0.0, 0.0)
     if threshold <= 0 or count == 0:
         return Outcome(serial_s, generation_s, rollout.num_instances, None)
     now = 0.0 if threshold >= count else all_ends[count - threshold - 1]
@@ -101,11 +106,40 @@ def outcome(rollout: Rollout, steps: Sequence[Sequence[int]], threshold: int) ->
     kept = max(1, ceil(unfinished / rollout.max_batch))
     if unfinished == 0 or kept >= rollout.num_instances:
         return Outcome(serial_s, generation_s, rollout.num_instances, None)
-    loads = _merge(left, kept)
+    loads = merged(left, kept)
     resumed_s = now + rollout.migration_s
+    if rollout.frees:
+        before = drained(rollout, ends, 0.0, 0.0, until_s=now)
+        total_s = drained(rollout, [finish_times(load, rollout.step_s, resumed_s) for load in loads], now, before)
+        return Outcome(
+            total_s, max(map(max, (finish_times(one, rollout.step_s, resumed_s) for one in loads))), kept, now
+        )
     tail = sorted(end for load in loads for end in finish_times(load, rollout.step_s, resumed_s))
     total_s = _drain(rollout, kept, now, (count - unfinished) * rollout.score_s, tail)
     return Outcome(total_s, tail[-1], kept, now)
+
+
+def drained(
+    rollout: Rollout, ends: Sequence[Sequence[float]], now: float, work_s: float, *, until_s: float | None = None
+) -> float:
+    """When all samples are scored, as a fluid, where instances score as soon as they have none left to generate.
+
+    Args:
+        ends: when each sample of each instance that generates ends; instances that are not among them score from `now`.
+        work_s: device seconds of scoring that wait at `now`.
+        until_s: return the device seconds that wait then.
+    """
+    rows = [row for row in ends if row]
+    speed = rollout.num_instances - len(rows)
+    changes = sorted([(end, 0) for row in rows for end in row] + [(max(row), 1) for row in rows])
+    for end, freed in changes:
+        if until_s is not None and end > until_s:
+            break
+        work_s = max(0.0, work_s - (end - now) * speed) + (0.0 if freed else rollout.score_s)
+        speed, now = speed + freed, end
+    if until_s is not None:
+        return max(0.0, work_s - (until_s - now) * speed)
+    return now + work_s / rollout.num_instances
 
 
 def tune(
@@ -153,7 +187,7 @@ def _steps_by(now: float, steps: Sequence[int], step_s: StepTime) -> int:
     return done
 
 
-def _merge(left: Sequence[Sequence[int]], kept: int) -> list[list[int]]:
+def merged(left: Sequence[Sequence[int]], kept: int) -> list[list[int]]:
     """The loads of the kept instances after migration: the fullest keep theirs, the others' longest go first."""
     ranked = sorted(left, key=lambda row: (-len(row), -sum(row)))
     loads = [list(row) for row in ranked[:kept]]

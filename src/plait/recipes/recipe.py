@@ -71,7 +71,9 @@ class EvaluationSettings(Settings):
         return self
 
 
-_FUSION = word_or_number(("off",), float, lambda share: 0 < share <= 1, "off, or a share above 0 and at most 1")
+_FUSION = word_or_number(
+    ("auto", "off"), float, lambda share: 0 < share <= 1, "auto, off, or a share above 0 and at most 1"
+)
 
 
 class ReferenceSettings(Settings):
@@ -129,14 +131,15 @@ class Recipe(Settings):
     dtype: DType = Field(DType.BFLOAT16, description="of weights in compute; masters are float32 (float64 for float64)")
     device: Literal["cpu", "cuda"] = Field("cpu", description="cpu or cuda")
     plan: str = Field(
-        "colocated",
-        description="where calls run: colocated, split, standalone, auto (found before the run), or a plan file "
-        "(docs/plans.md)",
+        "auto",
+        description="where calls run: auto (found before the run, of several devices), colocated, split, standalone, "
+        "or a plan file (docs/plans.md)",
     )
-    fusion: Annotated[float | Literal["off"], _FUSION] = Field(
-        "off",
+    fusion: Annotated[float | Literal["auto", "off"], _FUSION] = Field(
+        "auto",
         description="share of a rollout's samples: when so few are unfinished they go on in as few instances as take "
-        "them, and the devices of the others score; off: samples end where they begin",
+        "them, and the devices of the others score; auto: where the plan lets it be, and where that pays; off: samples "
+        "end where they begin",
     )
     max_staleness: int = Field(
         0,

@@ -27,6 +27,7 @@ from plait.runtime.measure import measure
 from plait.runtime.prepare import is_searched, prepare
 from plait.runtime.process import set_up
 from plait.runtime.processes.alone import Alone
+from plait.runtime.refinement import refine
 from plait.runtime.reward_pools import open_pools
 from plait.runtime.run_files import RunFiles
 from plait.runtime.session import Session
@@ -109,7 +110,9 @@ def run(
 
             return supervise(prepared, directory, resume=resume, flow=flow, origin=origin)
         with Session(prepared, directory, resume=resume, leading=Alone(prepared), origin=origin) as session:
-            return train_session(session)
+            outcome = train_session(session)
+        refine(prepared, directory.path)
+        return outcome
 
 
 def kept_plan(recipe: Recipe, files: RunFiles) -> Plan | None:

@@ -39,10 +39,9 @@ class Calls:
         self._progress = progress
         self._of_next_step = {node.inputs["value"] for node in flow.of_kind(CallKind.BECOMES)}
         self._rewarding = RewardCalls(flow, roles, recorder, progress)
-        self._rollout = Rollout(flow, self._rewarding, recipe, progress)
+        self.rollout = Rollout(flow, self._rewarding, recipe, progress)
         self._max_response_tokens = recipe.sampling.max_response_tokens
         self._groups = self._groups_of()
-        self._is_fused = recipe.fusion != "off"
 
     def mesh(self, node: Node, *, begins: bool = False) -> frozenset[int]:
         """The ranks that a call keeps busy; to begin, with those that bring it weights. None of a call that takes ranks
@@ -75,10 +74,10 @@ class Calls:
         """Whether a call scores parts of a rollout on the ranks that generate, as they have nothing left to generate.
         Which parts there are does not depend on that (`streams.where_free`)."""
         trainer, source = self.trainer(node), self._flow.nodes[node.rows]
-        if not self._is_fused or trainer is None or not may_stream(node, self._flow) or self.streams(node):
+        if trainer is None or not may_stream(node, self._flow) or self.streams(node):
             return False
         engine = self._model(source).engine
-        return engine is not None and engine.num_instances > 1 and bool(trainer.scoring_instances)
+        return engine is not None and engine.gathers and engine.num_instances > 1 and bool(trainer.scoring_instances)
 
     def work(self, node: Node, state: StepState, draw: Draw, task: Task) -> Work[Any]:
         """What a call does, its weights being where it needs them. That of a TRAIN node returns metrics, or None where
@@ -93,7 +92,7 @@ class Calls:
                 assert engine is not None, f"{node.call}: role `{node.role}` has no generation engine"
                 readers = [other for other in self._flow.nodes if other.rows == node.id]
                 is_fused = any(self.scores_where_free(other) for other in readers)
-                return self._rollout.work(node, engine, state, draw, task if is_fused else None)
+                return self.rollout.work(node, engine, state, draw, task if is_fused else None)
             case CallKind.SCORE if isinstance(self._roles[str(node.role)], RewardRole):
                 return self._rewarding.work(node, state, self._spread(node, state, task), task.release)
             case CallKind.SCORE:

@@ -21,6 +21,7 @@ RESUMABLE_KEYS = frozenset(
         "run_dir",
         "plan",
         "devices",
+        "fusion",
         "freeze_after_s",
         "stalled_after_s",
         "reward.timeout_s",

@@ -18,6 +18,7 @@ from plait.runtime.drawn import DrawnBatch
 from plait.runtime.graph_order import GraphOrder
 from plait.runtime.roles import RewardRole, RoleRuntime
 from plait.runtime.step import StepState
+from plait.runtime.tail import FusionGate
 from plait.schedule.dispatch import Dispatcher, Key, Task
 from plait.schedule.needs import needs_of
 from plait.schedule.open_steps import OpenSteps
@@ -50,6 +51,10 @@ class Executor:
         pools = [role.pool for role in roles.values() if isinstance(role, RewardRole) and role.pool is not None]
         self._clock = workers.clock(pools, progress)
         self._under_way: _Steps | None = None
+
+    def decide_by(self, gate: FusionGate) -> None:
+        """Have it say when the last samples of a rollout are gathered, where the recipe leaves that open."""
+        self._calls.rollout.gate = gate
 
     @property
     def is_training(self) -> bool:

@@ -5,15 +5,14 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Protocol
 
+from plait.cost.calibration import VENDORS, Calibration
 from plait.cost.cluster import ClusterSpec
-from plait.cost.hardware import DEVICES, Device, Link, Software
 from plait.cost.model_costs import ModelCosts, parameters_of_shape
 from plait.cost.move_bound import LARGE, BoundedMoves
 from plait.cost.placement import check_layouts, num_devices, parameters_of, planned_models
@@ -24,15 +23,17 @@ from plait.layout.params import Parameters
 from plait.layout.shards import most_tp
 from plait.models.files.known_shapes import is_shape
 from plait.models.shape import ModelShape
-from plait.observe.run_log import read_rows
 from plait.planner.plan_search import Budget, Found, search
 from plait.planner.plan_space import MOST_STAGES, PlanProblem, PlanSpace, RoleFacts
 from plait.recipes.keys import nearest
 from plait.recipes.recipe import Recipe
-from plait.recipes.role_models import RoleModel, is_reward
+from plait.recipes.role_models import REWARD_ROLES, RoleModel, is_reward
+from plait.runtime.lengths import lengths_of
+from plait.runtime.machine import machine_of, measured_machine
 from plait.schedule.completion import complete
 from plait.schedule.named_plans import AUTO, NAMES, named_plan
-from plait.schedule.plan import Plan
+from plait.schedule.plan import FUSION, Plan, PolicyChoice
+from plait.schedule.stage_fusion import nothing_to_hide
 from plait.simulator.places import Place
 from plait.simulator.step_graph import Rollouts, StepGraph
 from plait.simulator.steps import Prediction, places_of, predict
@@ -40,7 +41,7 @@ from plait.simulator.steps import Prediction, places_of, predict
 
 @dataclass(frozen=True)
 class Planning:
-    """shapes: by the model's name; calibration: where the numbers of the cluster come from"""
+    """shapes: by the model's name; calibration: where seconds come from; corrected: by what runs measured"""
 
     recipe: Recipe
     flow: Dataflow
@@ -48,7 +49,8 @@ class Planning:
     shapes: Mapping[str, ModelShape]
     cluster: ClusterSpec
     lengths: SampleLengths
-    calibration: str = "vendors' numbers and default shares of them"
+    calibration: Calibration = VENDORS
+    corrected: bool = True
 
     @cached_property
     def parameters(self) -> Mapping[str, Parameters]:
@@ -60,13 +62,31 @@ class Planning:
         return parameters_of(self.models)
 
     @cached_property
+    def function_s(self) -> dict[str, float]:
+        """Role that functions alone score for → their seconds for a sample, where runs have measured them."""
+        profile = self.calibration.profile
+        names = {role: function_names(self.recipe, role) for role in REWARD_ROLES}
+        models = {one.role for one in self.models}
+        found = {} if profile is None else {role: profile.function_s(key) for role, key in names.items() if key}
+        return {role: seconds for role, seconds in found.items() if seconds is not None and role not in models}
+
+    @cached_property
     def workload(self) -> Workload:
-        return Workload.of(self.recipe, self.flow, self.lengths)
+        found = Workload.of(self.recipe, self.flow, self.lengths)
+        return replace(found, function_s=max(self.function_s.values(), default=0.0))
 
     @cached_property
     def costs(self) -> ModelCosts:
         shapes = {one.role: self.shapes[one.name] for one in self.models}
-        return ModelCosts(self.workload, shapes, self.flow, self.cluster, parameters=self.parameters)
+        return ModelCosts(
+            self.workload,
+            shapes,
+            self.flow,
+            self.cluster,
+            parameters=self.parameters,
+            profile=self.calibration.profile,
+            corrected=self.corrected,
+        )
 
     @cached_property
     def graph(self) -> StepGraph:
@@ -83,8 +103,10 @@ class Planning:
             self.flow,
             [one.role for one in self.models],
             [one.role for one in self.models if is_reward(one, self.flow)],
+            functions=[role for role in self.flow.roles if role in self.function_s],
             owners=owners,  # type: ignore[arg-type]
             rollouts=Rollouts(recipe.prompts_per_step, group, recipe.micro_batch_tokens),
+            nested=recipe.dtype == "bfloat16" and not adapted,
         )
 
     @cached_property
@@ -130,8 +152,9 @@ class Planning:
         Raises:
             UserError: there is none, or a run could not follow it.
         """
-        if name == AUTO:
+        if name == AUTO and self.cluster.num_devices > 1:
             return auto_plan(self)
+        name = NAMES[0] if name == AUTO else name
         if name not in NAMES:
             plan = plan_file(name)
             return self.completed(plan, f"plan `{name}`")
@@ -162,29 +185,43 @@ class Planning:
         return search(self.problem, budget, seed=seed, given=given, warm=start, space=self.space)
 
     def plan_of(self, places: Sequence[Place], name: str) -> Plan:
-        """A completed plan of what a search found; a call that is not on its own stands where its role does."""
+        """A completed plan of what a search found; a call that is not on its own stands where its role does. Where
+        scoring may begin on ranks that generate, the plan lets it."""
         plan = Plan(name, self.cluster.num_devices, tuple(p for place in places for p in place.placements))
-        return self.completed(plan, f"plan {name}")
+        found = self.completed(plan, f"plan {name}")
+        return found if self.nothing_to_hide(found) else replace(found, policies=(PolicyChoice(FUSION),))
+
+    def nothing_to_hide(self, plan: Plan) -> str:
+        """See `stage_fusion.nothing_to_hide`."""
+        return nothing_to_hide(plan, self.flow, [one.role for one in self.models])
+
+
+def function_names(recipe: Recipe, role: str) -> str:
+    """The functions that score for a reward role, as profiles name them; empty: there are none."""
+    settings = recipe.reward if role == "reward" else recipe.cost
+    return " ".join(settings.functions) or (recipe.data.task or "" if role == "reward" else "")
 
 
 AUTO_EVALUATIONS = 3000
 """Plans that a run tries: a number, not seconds, so that all of its processes find the same."""
 
 
-def found_for_run(found: Outline, longest_tokens: int) -> Plan:
-    """The plan of a run with `plan` auto on several devices: for the longest prompts and responses that there may be,
-    on this machine by conservative numbers.
+def found_for_run(found: Outline, prompts: Lengths, *, measure: bool) -> tuple[Plan, Calibration]:
+    """The plan of a run with `plan` auto on several devices, and where its seconds come from: for prompts of these
+    lengths, responses as long as they may be.
+
+    Args:
+        measure: a profile of this machine where none is kept; False: by what is kept, or conservative numbers.
 
     Raises:
         ConfigError: none fits in memory.
     """
-    recipe = found.recipe
-    cluster = machine_cluster(recipe, num_devices(recipe))
-    lengths = lengths_of(None, recipe, lambda: Lengths.fixed(longest_tokens))
-    return auto_plan(Planning(recipe, found.flow, found.models, found.shapes, cluster, lengths, MACHINE))
-
-
-MACHINE = "conservative numbers of this machine"
+    recipe, shape = found.recipe, found.shapes[found.recipe.model]
+    machine = measured_machine if measure else machine_of
+    cluster, calibration = machine(recipe, shape, num_devices(recipe))
+    lengths = lengths_of(None, recipe, lambda: prompts)
+    planning = Planning(recipe, found.flow, found.models, found.shapes, cluster, lengths, calibration)
+    return auto_plan(planning), calibration
 
 
 class Outline(Protocol):
@@ -211,7 +248,9 @@ def auto_plan(planning: Planning) -> Plan:
     """
     found = planning.search(Budget(AUTO_EVALUATIONS), planning.recipe.seed)
     if found.best is None:
-        raise ConfigError(f"`plan` auto: {misfit(planning, found)}")
+        raise ConfigError(
+            f"`plan` auto: {misfit(planning, found)}, or set `plan` (to {NAMES[0]}, say), which is tried as it is"
+        )
     plan = planning.plan_of(found.best.places, AUTO)
     return replace(plan, predicted=planning.predict(plan).timeline)
 
@@ -248,67 +287,6 @@ def _gib(count: float) -> str:
     return f"{count / 2**30:.1f} GiB"
 
 
-def lengths_of(text: str | None, recipe: Recipe, prompts_there: Callable[[], Lengths]) -> SampleLengths:
-    """Read `--lengths`: a number of response tokens, `MEDIAN~SIGMA` of a log-normal distribution, or the folder of a
-    run whose samples are taken. `PROMPT:` before one of the first two is the length of prompts. None: responses are as
-    long as they may be.
-
-    Args:
-        prompts_there: asked where nothing is said of prompts.
-
-    Raises:
-        ConfigError: it is none of these, or longer than the recipe allows.
-    """
-    most = recipe.sampling.max_response_tokens
-    if text is None:
-        return SampleLengths(prompts_there(), Lengths.fixed(most))
-    if Path(os.path.expanduser(text)).is_dir():
-        return _recorded(Path(os.path.expanduser(text)), most)
-    match = re.fullmatch(r"(?:(\d{1,7}):)?(\d{1,7})(?:~(\d{1,2}(?:\.\d{1,6})?))?", text)
-    if match is None or int(match[2]) < 1 or match[1] == "0":
-        raise ConfigError(
-            f"--lengths: expected a number of response tokens (512), MEDIAN~SIGMA (300~0.8), either after PROMPT: "
-            f"(128:512), or the folder of a run, found `{text:.80}`"
-        )
-    if match[3] is None and int(match[2]) > most:
-        raise ConfigError(
-            f"--lengths: {match[2]} tokens are more than `sampling.max_response_tokens` of the recipe, {most}"
-        )
-    prompts = Lengths.fixed(int(match[1])) if match[1] else prompts_there()
-    if match[3] is not None:
-        return SampleLengths(prompts, Lengths.lognormal(float(match[2]), float(match[3]), most))
-    return SampleLengths(prompts, Lengths.fixed(int(match[2])))
-
-
-def _recorded(folder: Path, most: int) -> SampleLengths:
-    files = sorted((folder / "samples").glob("step-*.jsonl"))[-20:]
-    rows = [row for file in files for row in read_rows(file)]
-    prompts = [len(row["prompt_ids"]) for row in rows if row.get("prompt_ids")]
-    responses = [min(most, len(row["token_ids"])) for row in rows if row.get("token_ids")]
-    if not prompts or not responses:
-        raise ConfigError(f"--lengths: {folder} has no samples of steps (`samples/step-*.jsonl`); give a run's folder")
-    return SampleLengths(Lengths.recorded(prompts), Lengths.recorded(responses))
-
-
-def machine_cluster(recipe: Recipe, devices: int) -> ClusterSpec:
-    """The devices of this machine by conservative numbers, nothing measured: those of a run without a profile."""
-    if recipe.device == "cuda":
-        import torch
-
-        properties = torch.cuda.get_device_properties(0)
-        known = next((one for name, one in DEVICES.items() if name.split("-")[0] in properties.name), None)
-        flops, bandwidth = (known.flops, known.memory_bandwidth) if known is not None else (100e12, 1e12)
-        device = Device(properties.name, flops, properties.total_memory, bandwidth)
-        near = Link(50e9, 10e-6)
-        return ClusterSpec(1, devices, device, near, near, Link(20e9, 10e-6), name="this machine")
-    cores = os.cpu_count() or 1
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // devices
-    device = Device("cpu", 20e9 * cores / devices, memory, 8e9 / devices, 1e-6, 20e9 * cores / devices)
-    link = Link(0.5e9, 200e-6)
-    software = Software(products=0.5, memory=0.8, links=0.8, layer_s=300e-6, hop_s=400e-6)
-    return ClusterSpec(1, devices, device, link, link, Link(4e9, 1e-5), name="this machine", software=software)
-
-
 def tokens_of(planning: Planning) -> float:
     """Prompt and response tokens of a step."""
     workload = planning.workload
@@ -322,7 +300,8 @@ def plan_file(name: str) -> Plan:
     """Raises ConfigError where there is no such file."""
     path = Path(os.path.expanduser(name))
     if not path.is_file():
-        raise ConfigError(f"`plan`: expected {', '.join(NAMES)} or a plan file, found `{name}`{nearest(name, NAMES)}")
+        words = (AUTO, *NAMES)
+        raise ConfigError(f"`plan`: expected {', '.join(words)} or a plan file, found `{name}`{nearest(name, words)}")
     return Plan.load(path)
 
 

@@ -35,7 +35,7 @@ from plait.rewards.functions import RewardFunction, functions_of, reward_functio
 from plait.runtime.fusing import with_order
 from plait.runtime.planning import found_for_run
 from plait.runtime.prepared import Outline, Prepared, longest_tokens
-from plait.runtime.reading import read_data
+from plait.runtime.reading import RunData, read_data
 from plait.runtime.stored_recipe import with_pool
 from plait.runtime.tokenizers import check_ids, load_tokenizer
 from plait.schedule.named_plans import AUTO
@@ -52,6 +52,7 @@ def prepare(
     trains: bool = True,
     plan: Plan | None = None,
     orders: Sequence[Schedule] = (),
+    measure: bool = True,
 ) -> Prepared:
     """Resolve a recipe.
 
@@ -62,6 +63,7 @@ def prepare(
         trains: False where the model is only measured: it may then be an adapter alone.
         plan: that was found for a recipe that leaves it to be found.
         orders: found for the run before, where its plan leaves some to be found; see `fusing.with_order`.
+        measure: this machine, where a plan is to be found and nothing fits the run that was measured before.
 
     Raises:
         UserError: a key, the flow, the data or the model cannot be used; the message names the key and the remedy.
@@ -76,7 +78,7 @@ def prepare(
     data = read_data(found.flow, recipe, tokenizer, shapes[recipe.model])
     check_ids(tokenizer, shapes[recipe.model].vocabulary, _ids_of(data.train_set, data.given), recipe.model)
     if plan is None:
-        plan = found_for_run(found, longest_tokens(data.train_set, data.given))
+        plan, _ = found_for_run(found, _lengths_in(data), measure=measure)
     if recipe.epochs is not None:
         num_rows = len(next(iter(data.given.values())) if data.train_set is None else data.train_set)
         recipe = recipe.model_copy(update={"steps": recipe.steps_of(num_rows), "epochs": None})
@@ -115,9 +117,14 @@ def prompt_lengths(found: Outline) -> Lengths:
     recipe = found.recipe
     if is_shape(recipe.model):
         return Lengths.fixed(found.longest_tokens)
-    data = read_data(found.flow, recipe, load_tokenizer(recipe.model), found.shapes[recipe.model])
+    return _lengths_in(read_data(found.flow, recipe, load_tokenizer(recipe.model), found.shapes[recipe.model]))
+
+
+def _lengths_in(data: RunData) -> Lengths:
+    """Of the first rows, and of the longest, which memory must have room for."""
     rows = islice(_ids_of(data.train_set, data.given), FORETOLD_ROWS)
-    return Lengths.recorded([max(1, len(ids)) for _, ids in rows])
+    longest = max(1, longest_tokens(data.train_set, data.given))
+    return Lengths.recorded([*(max(1, len(ids)) for _, ids in rows), longest])
 
 
 def is_searched(recipe: Recipe) -> bool:

@@ -24,6 +24,7 @@ from plait.runtime.drawn import DrawnBatch
 from plait.runtime.rewarding import RewardCalls
 from plait.runtime.step import StepState
 from plait.runtime.streams import PartialRollout
+from plait.runtime.tail import FusionGate, Judge, Tail
 from plait.schedule.dispatch import Task
 from plait.schedule.work import MOVED_ON, Work
 from plait.user_code import CALL_LIMIT_S, UserCode, is_users, title_of
@@ -42,6 +43,8 @@ class Rollout:
         self._progress = progress
         self._rollouts = [node.id for node in flow.of_kind(CallKind.GENERATE)]
         self._has_said_how = False
+        self.gate: FusionGate | None = None
+        """Of a run; None: no steps are kept by which it could be decided when samples are gathered."""
 
     def work(
         self, node: Node, engine: GenerationEngine, state: StepState, draw: Draw, fused: Task | None
@@ -139,7 +142,9 @@ class Rollout:
         growing = PartialRollout(prompts, count)
         if node.generation.resample is None:
             state.growing[node.id] = growing
-        tail = None if fused is None else Tail(fused, engine, self._recipe, count * len(prompts))
+        tail = None
+        if fused is not None:
+            tail = Tail(fused, engine, self._recipe, count * len(prompts), self._judge(node, engine, state, count))
         while engine.has_work:
             done, finished = engine.advance(node.call) if engine.ready else (None, [])
             if self._rewarding.poll(node):
@@ -152,7 +157,15 @@ class Rollout:
             yield done
         if tail is not None:
             state.count("perf/samples_moved", tail.num_moved)
+            tail.end()
         return list(growing.groups.values())
+
+    def _judge(self, node: Node, engine: GenerationEngine, state: StepState, count: int) -> Judge | None:
+        """Of this rollout; None: the recipe says when samples are gathered."""
+        if self._recipe.fusion != "auto" or self.gate is None:
+            return None
+        most = self._recipe.sampling.max_running
+        return self.gate.judge(state.step, node.call, count * len(state.prompts), engine.num_instances, most)
 
     def _say_how(self, node: Node, engine: GenerationEngine, fused: Task | None) -> None:
         """A person should know, once, that a run generates the slower way, and why; and where fusion hides nothing."""
@@ -161,35 +174,11 @@ class Rollout:
         self._has_said_how = True
         if (reason := engine.not_compiled) is not None:
             self._progress.message(f"{node.call}: computed by the model's own layers, not by compiled ones: {reason}")
-        if self._recipe.fusion != "off" and fused is None:
+        if self._recipe.fusion not in ("off", "auto") and fused is None:
             self._progress.message(
                 f"{node.call}: `fusion` has nothing to hide: one instance generates, or no model scores its samples "
                 "where they are generated; they end where they begin"
             )
-
-
-class Tail:
-    """The end of a rollout, when few samples are unfinished: they are gathered, and ranks without any are free.
-
-    Args:
-        task: of the rollout, which keeps the ranks busy that still generate.
-        count: samples of the rollout.
-    """
-
-    def __init__(self, task: Task, engine: GenerationEngine, recipe: Recipe, count: int) -> None:
-        self._task = task
-        self._engine = engine
-        self._most = 0 if recipe.fusion == "off" else int(recipe.fusion * count)
-        self._max_batch = recipe.sampling.max_running
-        self._unfinished = count
-        self.num_moved = 0
-
-    def look(self, finished: int) -> None:
-        """After a step of the engine that has finished so many samples."""
-        self._unfinished -= finished
-        if finished and not self.num_moved and 0 < self._unfinished <= self._most:
-            self.num_moved = self._engine.gather(self._max_batch)
-        self._task.release(self._task.mesh - self._engine.at_work)
 
 
 def _stays(resample: Resample, rewards: FloatArray) -> bool:

@@ -13,6 +13,7 @@ RUN_DIR/
     best/, final/              Hugging Face folders
     merged/                    of a stage with adapters: its whole final weights, which later stages begin with
     run.json, code/            see `history`
+    fusion.jsonl               when the last samples of each rollout were gathered, and why
     forecast.json              seconds of each call as the plan foretold them, beside those measured, where it did
     summary.txt                what the command printed at the end
     run.lock                   locked by the process that works here (`run_lock`)
@@ -29,6 +30,7 @@ RECIPE, METRICS, TRACE = "recipe.yaml", "metrics.jsonl", "trace.json"
 EVALUATIONS = "evaluations.jsonl"
 PLAN = "plan.json"
 FORECAST = "forecast.json"
+FUSION = "fusion.jsonl"
 DOCTOR = "doctor.jsonl"
 REWARD_OUTPUT = "rewards.log"
 SUMMARY = "summary.txt"
@@ -52,6 +54,10 @@ class RunFiles:
     @property
     def forecast(self) -> Path:
         return self.path / FORECAST
+
+    @property
+    def fusion(self) -> Path:
+        return self.path / FUSION
 
     @property
     def metrics(self) -> Path:

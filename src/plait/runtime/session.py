@@ -12,6 +12,7 @@ import torch
 from safetensors import SafetensorError
 
 from plait.checkpoint.store import Checkpoint, CheckpointStore
+from plait.dataflow import CallKind
 from plait.engines import Workers
 from plait.errors import ConfigError, ModelError, RunError
 from plait.models.files.saving import save_pretrained
@@ -19,7 +20,9 @@ from plait.models.language_model import LanguageModel
 from plait.models.scalar_model import ScalarModel
 from plait.observe.doctor_settings import DoctorSettings
 from plait.observe.progress import Progress
+from plait.observe.run_log import read_rows
 from plait.output import write_file
+from plait.policy.fusion_gate import fuses
 from plait.recipes.role_models import main_role
 from plait.runtime.batches import Batches
 from plait.runtime.directory import RunDirectory
@@ -38,6 +41,7 @@ from plait.runtime.reward_pools import open_pools
 from plait.runtime.roles import ModelRole, RoleRuntime
 from plait.runtime.step import StepState
 from plait.runtime.stored_recipe import changed_keys, recipe_text
+from plait.runtime.tail import LENGTHS_OF_STEPS, FusionGate
 from plait.schedule.timeline import trace_events
 from plait.workers.recorder import Recorder
 
@@ -115,6 +119,7 @@ class Session:
             self.workers.checkpoint.load(checkpoint.folder, checkpoint.state.get("counts"), self.done.threads)
             self._publish_weights()
         self.executor = Executor(prepared.flow, self.roles, recipe, self.recorder, self.progress, self.workers)
+        self.gate: FusionGate | None = None
         self.feed = prepared.feed(self.done.prompts_drawn)
         self.batches = Batches(self.feed, recipe.prompts_per_step, self._drawn_before(checkpoint))
         with contextlib.ExitStack() as undo:
@@ -129,7 +134,19 @@ class Session:
                 Records(prepared, self.directory, resume=self._resume, last_step=self.done.step)
             )
             self.doctor = stack.enter_context(self._open_doctor()) if recipe.doctor.enabled else None
+            self._open_gate()
             undo.pop_all()
+
+    def _open_gate(self) -> None:
+        """What decides when the last samples of a rollout are gathered, where recipe and plan leave that open."""
+        recipe, flow = self.recipe, self.prepared.flow
+        if recipe.fusion != "auto" or not fuses("auto", self.prepared.plan) or not flow.of_kind(CallKind.GENERATE):
+            return
+        first = max(1, self.done.step + 1 - LENGTHS_OF_STEPS)
+        files = [self.directory.files.samples(step) for step in range(first, self.done.step + 1)]
+        lengths = [[len(row["token_ids"]) for row in read_rows(file)] for file in files if file.is_file()]
+        self.gate = FusionGate(self.directory.files.fusion, lengths)
+        self.executor.decide_by(self.gate)
 
     def begin_step(self) -> StepState:
         """The batch of the next step, its samples drawn before or not, with the carried values."""
@@ -149,6 +166,13 @@ class Session:
             self.workers.sync_references(reference.mixup)
         self._publish_weights()
         self.recorder.extend(self.workers.spans())
+        if self.gate is not None:
+            node = self.prepared.flow.of_kind(CallKind.GENERATE)[0]
+            role = self.roles[str(node.role)]
+            assert isinstance(role, ModelRole), f"{node.call}: its role is no model"
+            assert role.engine is not None, f"{node.call}: nothing generates"
+            lengths = [len(sample.token_ids) for sample in state.generated[node.id].samples]
+            self.gate.learn(self.recorder.peek(), lengths, role.engine.num_instances)
 
     def _drawn_before(self, checkpoint: Checkpoint | None) -> list[StepState]:
         """The batches that were open when a checkpoint was written, as they were. Raises RunError."""

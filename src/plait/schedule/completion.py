@@ -16,7 +16,7 @@ from plait.layout.shards import balanced_stages
 from plait.schedule.fused import FUSED, FusedOrder, check_calls, shared_rows
 from plait.schedule.named_plans import MODE_OF, PlannedModel, model_calls
 from plait.schedule.placements import DEFAULT_SCHEDULE, is_fused, order_of, parts_of, to_be_found
-from plait.schedule.plan import Mode, Placement, Plan
+from plait.schedule.plan import FUSION, Mode, Placement, Plan
 from plait.schedule.schedule import Schedule
 
 SCHEDULES = (DEFAULT_SCHEDULE, "gpipe", "one at a time")
@@ -62,10 +62,11 @@ def complete(plan: Plan, flow: Dataflow, models: Mapping[str, PlannedModel], lab
             raise ConfigError(
                 f"{label}: {node.call}: prefill on other instances than decode cannot be run yet; leave prefill out"
             )
-    if plan.policies:
+    unknown = next((one for one in plan.policies if one.name != FUSION or one.settings), None)
+    if unknown is not None:
+        settings = " with settings" if unknown.name == FUSION else ""
         raise ConfigError(
-            f"{label}: `policies` cannot be run yet, found `{plan.policies[0].name}`: a run decides as its recipe "
-            "says, and moves no samples between instances; leave the key out"
+            f"{label}: `policies`: expected `{FUSION}` without settings, or none, found `{unknown.name}`{settings}"
         )
     placements = tuple(_divided(p, models[str(node.role)]) for node in calls for p in _placed(node, plan, calls))
     if _is_evaluated_apart(flow, calls):

@@ -29,6 +29,9 @@ MOST_RANKS = 4096
 Mode = Literal["prefill", "decode", "score", "train"]
 After = Literal["keep", "drop", "offload"]
 
+FUSION = "fusion"
+"""Policy of a plan: models score in parts on ranks that generate, as these have no samples left (`fusion: auto`)."""
+
 SEVERAL: tuple[Mode, ...] = ("prefill", "decode")
 """Modes that instances of different size may serve: a call then has several placements, on devices of their own."""
 

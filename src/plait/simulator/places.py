@@ -20,6 +20,8 @@ Floats = NDArray[np.float64]
 AFTERS: tuple[After, ...] = ("keep", "offload", "drop")
 """The most careful first; arrays hold their places."""
 KEEP, OFFLOAD, DROP = range(3)
+WHOLE = 0
+"""Number of a part that is all of a model."""
 
 MICRO_BATCHES_OF_A_STAGE = 4
 """That a pipeline has at least (`training.trainer_settings` has the same)."""
@@ -173,7 +175,7 @@ def _part_numbers(p: Placement, whole: bool, numbers: dict[object, int]) -> Ints
     """A number for `schedule.placements.part_key` of each rank of a placement: equal keys have equal numbers."""
     size = p.tp * p.pp
     if size == 1:
-        return 0
+        return WHOLE
     cut = 1 + numbers.setdefault((p.tp, p.pp, p.stages), len(numbers))
     if whole:
         return cut * MOST + np.repeat(np.arange(p.ranks[0], p.ranks[-1] + 1, size), size)

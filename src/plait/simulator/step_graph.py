@@ -23,10 +23,14 @@ class Slot:
         return f"{self.role} {self.mode}"
 
 
+NO_MODEL = -1
+"""Slot of a call that functions answer, in processes of their own: it keeps no rank busy."""
+
+
 @dataclass(frozen=True)
 class StepCall:
     """
-    slot:      place in `StepGraph.slots`
+    slot:      place in `StepGraph.slots`, or NO_MODEL
     needs:     calls (places in `StepGraph.calls`) that have ended before it begins
     source:    the call whose samples it may score while they end; None: it waits for all of them
     beside:    `needs` where it does that
@@ -65,6 +69,7 @@ class StepGraph:
     slots:   in the order in which the flow first asks for them
     trained: roles whose weights change
     owners:  role → whose weights it computes with, where several frozen roles share them; itself where it is not named
+    nested:  whether a part of a model lies in the whole of it where a rank keeps both
     """
 
     calls: tuple[StepCall, ...]
@@ -72,6 +77,7 @@ class StepGraph:
     trained: frozenset[str]
     owners: Mapping[str, Hashable] = field(default_factory=dict)
     rollouts: Rollouts = Rollouts()
+    nested: bool = False
 
     @classmethod
     def of(
@@ -80,17 +86,20 @@ class StepGraph:
         models: Collection[str],
         rewards: Collection[str] = (),
         *,
+        functions: Collection[str] = (),
         owners: Mapping[str, Hashable] | None = None,
         rollouts: Rollouts = Rollouts(),
+        nested: bool = False,
     ) -> StepGraph:
         """
         Args:
             models: roles that are models.
             rewards: roles that only score samples; those that are no models are among them anyway.
+            functions: of those that are no models, the ones whose time is known.
         """
         needs = needs_of(flow, {*rewards, *(role for role in flow.roles if role not in models)})
-        placed = [node for node in flow.nodes if node.role in models and node.kind in MODE_OF]
-        slots = tuple(dict.fromkeys(_slot(node) for node in placed))
+        placed = [node for node in flow.nodes if node.role in (*models, *functions) and node.kind in MODE_OF]
+        slots = tuple(dict.fromkeys(_slot(node) for node in placed if node.role in models))
         number = {node.id: place for place, node in enumerate(placed)}
         calls = []
         for node in placed:
@@ -98,7 +107,7 @@ class StepGraph:
             calls.append(
                 StepCall(
                     node.call,
-                    slots.index(_slot(node)),
+                    slots.index(_slot(node)) if node.role in models else NO_MODEL,
                     _placed_needs(needs[node.id], needs, number),
                     number[node.rows] if streams else None,
                     _placed_needs(needs[node.id] - {node.rows}, needs, number) if streams else frozenset(),
@@ -106,7 +115,7 @@ class StepGraph:
                 )
             )
         trained = frozenset(str(node.role) for node in placed if node.kind is CallKind.TRAIN)
-        return cls(tuple(calls), slots, trained, owners or {}, rollouts)
+        return cls(tuple(calls), slots, trained, owners or {}, rollouts, nested)
 
     @cached_property
     def calls_of(self) -> tuple[tuple[int, ...], ...]:

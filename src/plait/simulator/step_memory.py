@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from plait.simulator.places import KEEP, Floats, Place
+from plait.simulator.places import KEEP, WHOLE, Floats, Place
 from plait.simulator.step_graph import StepGraph
 from plait.simulator.step_weights import Weights
 
@@ -64,6 +64,8 @@ def _terms(rank: int, graph: StepGraph, places: Sequence[Place], weights: Sequen
             place, role = places[slot], graph.slots[slot].role
             part = int(place.parts[rank])
             kept = any(places[one].parts[rank] == part and places[one].after[rank] == KEEP for one in family)
+            if graph.nested and part != WHOLE:
+                kept &= not any(places[one].parts[rank] == WHOLE and places[one].after[rank] == KEEP for one in family)
             if part >= 0 and part not in seen and kept:
                 seen.add(part)
                 found[f"{role}: weights"] = found.get(f"{role}: weights", 0.0) + place.weights[rank]

@@ -9,20 +9,27 @@ number of devices.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Iterable, Sequence
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from plait.layout.mesh import Layout
+from plait.schedule.completion import SCHEDULES
 from plait.schedule.dispatch import Dispatcher, Key, Task
 from plait.schedule.work import Done, Work
+from plait.simulator.atoms import atoms_of
 from plait.simulator.clock import SimulatedClock
 from plait.simulator.costs import Costs
 from plait.simulator.places import Floats, Place
-from plait.simulator.step_graph import StepGraph
+from plait.simulator.step_graph import NO_MODEL, StepGraph
 from plait.simulator.step_memory import peak_bytes
 from plait.simulator.step_weights import Copies, Unit, Weights, weights_of
 
 KIND = {"decode": "DECODE", "prefill": "PREFILL", "score": "SCORE", "train": "TRAIN"}
-MOVE, LOAD, LEAVE = "MOVE", "ONLOAD", "OFFLOAD"
+MOVE, LOAD, LEAVE, FUNCTIONS = "MOVE", "ONLOAD", "OFFLOAD", "FUNCTIONS"
+
+
+IDLE = "filling and draining"
+"""Term of a training call that others may use, as cost models name it."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +69,11 @@ class StepSimulator:
     def __init__(self, graph: StepGraph, costs: Costs) -> None:
         self.graph, self.costs = graph, costs
         self._weights: dict[Hashable, Weights] = {}
+        self._functions_s = {
+            one.call: costs.call(one.call, "score", Layout.on((0,))).seconds
+            for one in graph.calls
+            if one.slot == NO_MODEL
+        }
 
     def weights(self, places: Sequence[Place]) -> tuple[Weights, ...]:
         """The weights of each family.
@@ -87,7 +99,7 @@ class StepSimulator:
         """
         weights = self.weights(places)
         clock = SimulatedClock()
-        program = _Steps(self.graph, places, weights, clock)
+        program = _Steps(self.graph, places, weights, clock, self._functions_s)
         ends = []
         for step in range(steps):
             dispatcher = Dispatcher(program, clock, here=None)
@@ -108,6 +120,8 @@ class _Steps:
     places: Sequence[Place]
     weights: Sequence[Weights]
     clock: SimulatedClock
+    functions_s: Mapping[str, float]
+    """Call that functions answer → its seconds."""
     actions: list[Action] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -122,14 +136,15 @@ class _Steps:
         self._everywhere = 0
         for mask in self._begins:
             self._everywhere |= mask
-        self._atoms = _atoms((*self._meshes, *self._begins))
+        self._atoms = atoms_of((*self._meshes, *self._begins))
+        self._groups = self._together()
 
     def _mask(self, number: int, *, begins: bool = False) -> int:
         """Ranks that a call keeps busy; to begin, with those that bring it weights."""
         call = self.graph.calls[number]
         mask = 0
         for slot in (call.slot, call.judge):
-            if slot is not None:
+            if slot not in (None, NO_MODEL):
                 mask |= self.places[slot].mask
                 for copies in self.copies:
                     if slot in copies.slots and (begins or copies.drops):
@@ -148,18 +163,62 @@ class _Steps:
         return source in self._generated and not self._meshes[number] & self._meshes[source]
 
     def partners(self, key: Key) -> tuple[Key, ...]:
-        return (key,)
+        return tuple((key[0], number) for number in self._groups.get(key[1], (key[1],)))
+
+    def _together(self) -> dict[int, tuple[int, ...]]:
+        """Training call → all that one schedule of the plan computes with it, where there are others."""
+        named: dict[str, list[int]] = {}
+        for number, call in enumerate(self.graph.calls):
+            if call.slot != NO_MODEL and self.graph.slots[call.slot].mode == "train":
+                named.setdefault(self.places[call.slot].placements[0].schedule, []).append(number)
+        groups = [tuple(found) for name, found in named.items() if name not in ("", *SCHEDULES) and len(found) > 1]
+        return {number: group for group in groups for number in group}
 
     def mesh(self, key: Key) -> frozenset[int]:
         return self._atoms[self._everywhere if key[1] == len(self.graph.calls) else self._begins[key[1]]]
 
     def begin(self, keys: tuple[Key, ...]) -> Task:
-        ((step, number),) = keys
+        step, number = keys[0]
         if number == len(self.graph.calls):
             return Task(keys, "end", self._leaving(step), self.mesh(keys[0]))
-        task = Task(keys, self.graph.calls[number].call, _nothing(), self.mesh(keys[0]))
-        task.work = self._work(step, number, task)
+        name = " + ".join(self.graph.calls[one].call for _, one in keys)
+        task = Task(keys, name, _nothing(), frozenset(rank for key in keys for rank in self.mesh(key)))
+        if len(keys) > 1:
+            task.work = self._trained_together(step, [one for _, one in keys])
+        elif self.graph.calls[number].slot == NO_MODEL:
+            task.work = self._functions(step, number)
+        else:
+            task.work = self._work(step, number, task)
         return task
+
+    def _functions(self, step: int, number: int) -> Work[None]:
+        """Of a call that functions answer: a group as soon as it has ended, while others are generated."""
+        call, now = self.graph.calls[number], self.clock.now_s
+        seconds = self.functions_s[call.call]
+        if call.source in self._generated:
+            seconds = _streamed(now, seconds, self.graph.rollouts.groups, *self._generated[call.source])
+        yield from self._taking(Action(call.call, FUNCTIONS, "", 0, now, now + seconds, step, number))
+
+    def _trained_together(self, step: int, numbers: Sequence[int]) -> Work[None]:
+        """Training calls of one schedule: each fills the gaps of the others, so that together they take as long as all
+        of their work on a rank, or as the longest by itself."""
+        slots = {self.graph.calls[number].slot for number in numbers}
+        for number in numbers:
+            yield from self._bringing(step, number, self.graph.calls[number].slot)
+        if self.units:
+            for number in numbers:
+                yield from self._room(step, number, self.places[self.graph.calls[number].slot].mask, slots)
+        costs = [self.places[self.graph.calls[number].slot].costs[0] for number in numbers]
+        busy = sum(one.seconds - one.terms.get(IDLE, 0.0) for one in costs)
+        now = self.clock.now_s
+        end = now + max(busy, *(one.seconds for one in costs))
+        for number, cost in zip(numbers, costs, strict=True):
+            call = self.graph.calls[number]
+            role = self.graph.slots[call.slot].role
+            self._stale |= {one for one in self.copies if one.role == role}
+            mask = self.places[call.slot].mask
+            self.actions.append(Action(call.call, KIND["train"], role, mask, now, end, step, number, cost.bytes))
+        yield from self._waiting(KIND["train"], end - now)
 
     def _work(self, step: int, number: int, task: Task) -> Work[None]:
         call = self.graph.calls[number]
@@ -267,30 +326,3 @@ def _nothing() -> Work[None]:
 
 def _said() -> None:
     """An action that only takes time."""
-
-
-_Ranks = dict[int, frozenset[int]]
-_known: dict[tuple[int, ...], _Ranks] = {}
-
-
-def _atoms(masks: tuple[int, ...]) -> _Ranks:
-    """Each mask, and all together, as sets of atoms: ranks that are in the same masks are one."""
-    found = _known.get(masks)
-    if found is None:
-        atoms: list[int] = []
-        for mask in dict.fromkeys(masks):
-            rest, cut = mask, []
-            for atom in atoms:
-                cut += [part for part in (atom & mask, atom & ~mask) if part]
-                rest &= ~atom
-            atoms = [*cut, rest] if rest else cut
-        everywhere = 0
-        for mask in masks:
-            everywhere |= mask
-        found = {
-            mask: frozenset(number for number, atom in enumerate(atoms) if atom & mask) for mask in {*masks, everywhere}
-        }
-        if len(_known) > 100_000:
-            _known.clear()
-        _known[masks] = found
-    return found

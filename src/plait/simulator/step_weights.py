@@ -10,9 +10,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from plait.simulator.costs import Costs
-from plait.simulator.places import DROP, KEEP, OFFLOAD, Floats, Ints, Place
+from plait.simulator.places import DROP, KEEP, OFFLOAD, WHOLE, Floats, Ints, Place
 from plait.simulator.step_graph import StepGraph
 
 
@@ -79,6 +80,8 @@ def weights_of(graph: StepGraph, costs: Costs, places: Sequence[Place]) -> Weigh
         new = place.parts >= 0
         for other in places[:number]:
             new &= place.parts != other.parts
+        if graph.nested:
+            new &= ~_in_whole(number, places, merged)
         kept += np.where(new & (merged[number] == KEEP), place.weights, 0.0)
     present = {p.slot: np.where(m != KEEP, p.weights, 0.0) for p, m in zip(places, merged, strict=True)}
     copies = [one for role in _roles(graph, places) for one in _copies(graph, costs, role, places, merged)]
@@ -102,6 +105,14 @@ def weights_of(graph: StepGraph, costs: Costs, places: Sequence[Place]) -> Weigh
                 if p.slot in one.slots or p.slot == graph.home_of(one.role):
                     moving += np.where(merged[places.index(p)] != KEEP, p.weights, 0.0)
     return Weights(kept, present, moving, tuple(units), tuple(copies))
+
+
+def _in_whole(number: int, places: Sequence[Place], merged: Sequence[Ints]) -> NDArray[np.bool_]:
+    """[ranks] where a part that stays lies in the whole model, which stays there too."""
+    place, found = places[number], np.zeros(len(places[number].parts), bool)
+    for other, after in zip(places, merged, strict=True):
+        found |= (other.parts == WHOLE) & (after == KEEP)
+    return found & (place.parts != WHOLE) & (merged[number] == KEEP)
 
 
 def _roles(graph: StepGraph, places: Sequence[Place]) -> tuple[str, ...]:

@@ -25,7 +25,7 @@ class CallRecord:
     """A call of a step, or what is done for it.
 
     call:  as the flow names it; of moves and copies `actor.weights`, as they stand in a timeline
-    kind:  DECODE, SCORE, TRAIN, MOVE, ONLOAD, OFFLOAD
+    kind:  DECODE, SCORE, TRAIN, FUNCTIONS, MOVE, ONLOAD, OFFLOAD
     placements: of a call
     start_s: from the start of the step
     terms: what the seconds are spent on

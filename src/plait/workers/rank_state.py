@@ -28,6 +28,7 @@ from plait.models.language_model import LanguageModel
 from plait.models.parallel.peers import WaitingFor
 from plait.models.parallel.team import Team
 from plait.models.scalar_model import ScalarModel
+from plait.policy.fusion_gate import fuses
 from plait.reallocation.communicator import Channel
 from plait.reallocation.mover import MoveReport, execute, moving
 from plait.reallocation.offload import HostMemory
@@ -134,6 +135,7 @@ class RankState:
     ) -> None:
         self.rank, self.recipe, self.flow = setting.rank, setting.recipe, setting.flow
         self.cluster, self.places, self.copies = setting.cluster, setting.places, setting.copies
+        self.fuses = fuses(setting.recipe.fusion, setting.plan)
         self.roles = roles
         self._follow_moves = dict(follow_moves or {})
         self.joint_teams = dict(joint_teams or {})

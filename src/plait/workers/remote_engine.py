@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+import time
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator
 from contextlib import nullcontext
 from dataclasses import replace
@@ -57,6 +58,8 @@ class RemoteEngine:
         """Prompt → the command that asked for its samples, which they are delivered under."""
         self._leaving: dict[int, dict[int, list[Key]]] = {}
         """Command by which samples move → instance that they have not left yet → which they are."""
+        self._gathered_at_s = 0.0
+        self.gathered_s: float | None = None
         self._loads = [0] * len(self.instances)
         """Expected tokens of what each instance was given of the rollout, done or not: who was idle when is the clock's
         to say."""
@@ -180,10 +183,20 @@ class RemoteEngine:
                 self._where[key] = place
         if not self._leaving[number]:
             del self._leaving[number]
+            self.gathered_s = time.perf_counter() - self._gathered_at_s
 
     @property
     def num_instances(self) -> int:
         return len(self.instances)
+
+    @property
+    def gathers(self) -> bool:
+        return self._announcer.rank_state.fuses
+
+    @property
+    def running(self) -> tuple[int, ...]:
+        counts = Counter(self._where.values())
+        return tuple(counts[place] for place in range(len(self.instances)))
 
     def gather(self, max_batch: int) -> int:
         """Have all unfinished samples go on in as few instances as take them, each at most `max_batch`; how many
@@ -193,6 +206,7 @@ class RemoteEngine:
         migration = None if self._pending or len(loads) < 2 else decide(loads, len(self._where), max_batch)
         if migration is None or not migration.moves:
             return 0
+        self._gathered_at_s, self.gathered_s = time.perf_counter(), None
         keys = list(self._where)
         pairs: dict[tuple[int, int], list[Key]] = defaultdict(list)
         for move in migration.moves:

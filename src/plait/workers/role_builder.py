@@ -20,6 +20,7 @@ from plait.models.flat_weights import FlatWeights
 from plait.models.language_model import LanguageModel
 from plait.models.parallel.team import Team, make_teams
 from plait.models.working_weights import dtype_of
+from plait.policy.fusion_gate import fuses
 from plait.reallocation.offload import HostMemory
 from plait.recipes.role_models import RoleModel
 from plait.schedule.fused import FusedOrder
@@ -61,7 +62,7 @@ class RoleBuilder:
         self.aliasing = Aliasing(
             setting.models, setting.plan, setting.offload_policy, setting.recipe.dtype.value, self._parameters
         )
-        self._everywhere = _everywhere(self.places) if setting.recipe.fusion != "off" else {}
+        self._everywhere = _everywhere(self.places) if fuses(setting.recipe.fusion, setting.plan) else {}
         alone = [instance for place in self.places.values() for instance in place.scoring.instances()]
         further = (*self._everywhere.values(), *alone) if self._everywhere else ()
         layouts = dict.fromkeys((*layouts_of(setting.plan), *further))

@@ -21,6 +21,7 @@ from plait.runtime.history import Origin
 from plait.runtime.prepare import is_searched, prepare
 from plait.runtime.process import set_up
 from plait.runtime.processes.progress_relay import RelayedProgress
+from plait.runtime.refinement import refine
 from plait.runtime.session import Session
 from plait.schedule.plan import Plan
 from plait.workers.announcer import Announcer
@@ -92,6 +93,7 @@ class Worker:
                 outcome = train(session)
                 assert session.workers is not None, "a session that leads has its workers"
                 session.workers.close()
+            refine(prepared, directory.path)
             return outcome
         with self._status.doing("load models"):
             rank_state = self._parts()

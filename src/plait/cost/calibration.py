@@ -1,0 +1,102 @@
+"""Where the seconds of a prediction come from, and how far off they have been: a kept profile that fits a run, or the
+nearest one, scaled. Torch-free."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from plait.cost.model_work import ModelWork
+from plait.cost.profile import Points, Profile
+from plait.models.shape import ModelShape
+from plait.training.memory import BYTES
+
+OTHER_DTYPE = 0.5
+"""Of a prediction from a profile in another dtype: seconds are scaled by the bytes of a number."""
+OTHER_THREADS = 0.25
+"""For each doubling or halving of the threads, over which seconds are divided."""
+OTHER_LAYERS = 0.1
+"""For each doubling or halving of a layer's weights, by which seconds are scaled."""
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """
+    source:  in words
+    error:   |predicted / measured - 1| of the seconds of a step: the mean of past runs, else what the profile
+             says of itself with what scaling adds; None: nothing is known
+    kinds:   of past runs, the same of each kind of call
+    runs:    past runs that `error` is the mean of
+    profile: what was measured; None: the cluster's numbers are used
+    exact:   whether the profile is of this dtype, these threads and layers of this shape
+    """
+
+    source: str
+    error: float | None = None
+    kinds: Mapping[str, float] = field(default_factory=dict)
+    runs: int = 0
+    profile: Profile | None = None
+    exact: bool = False
+
+
+VENDORS = Calibration("vendors' numbers and default shares of them")
+CONSERVATIVE = Calibration("conservative numbers of this machine")
+
+
+def calibrated(
+    profiles: Sequence[Profile], shape: ModelShape, dtype: str, threads: int, devices: int = 1
+) -> Calibration:
+    """By the profile that is nearest to a run, scaled to it, of those of one machine.
+
+    Args:
+        devices: processes of the run: past runs of as many say how far off predictions are, where there are any.
+    """
+    if not profiles:
+        return CONSERVATIVE
+    best = min(profiles, key=lambda one: (distance(one, shape, dtype, threads), one.model, one.dtype, one.threads))
+    added = distance(best, shape, dtype, threads)
+    found = best if added == 0 else _scaled(best, dtype, threads)
+    label = f"measured with {best.model} in {best.dtype}, {best.threads} thread{'s' * (best.threads > 1)}"
+    if added > 0:
+        label += f", scaled to this run (± {added:.0%})"
+    past = found.past(devices) if added == 0 else ()
+    if not past:
+        return Calibration(label, best.error + added, profile=found, exact=added == 0)
+    label += f", corrected by {len(past)} run{'s' * (len(past) > 1)}"
+    errors = [error for one in past if (error := one.error) is not None]
+    kinds = {
+        kind: sum(values) / len(values)
+        for kind in sorted({kind for one in past for kind in one.errors})
+        if (values := [one.errors[kind] for one in past if kind in one.errors])
+    }
+    return Calibration(label, sum(errors) / len(errors), kinds, len(past), found, exact=True)
+
+
+def distance(profile: Profile, shape: ModelShape, dtype: str, threads: int) -> float:
+    """What scaling a profile to a run adds to its error; 0: nothing is scaled."""
+    mine, other = (ModelWork(one, dtype, 1).products(1) for one in (shape, profile.shape))
+    return (
+        OTHER_DTYPE * (profile.dtype != dtype)
+        + OTHER_THREADS * abs(math.log2(threads / profile.threads))
+        + OTHER_LAYERS * abs(math.log2(mine / other))
+    )
+
+
+def _scaled(profile: Profile, dtype: str, threads: int) -> Profile:
+    """As another dtype and other threads would take; other shapes are scaled where seconds are asked for."""
+    factor = BYTES[dtype] / BYTES[profile.dtype] * profile.threads / threads
+    points = lambda found: tuple((size, factor * seconds) for size, seconds in found)  # noqa: E731
+    rates: Points = tuple((rows, rate / factor) for rows, rate in profile.products)
+    return profile.model_copy(
+        update={
+            "dtype": dtype,
+            "threads": threads,
+            "forward": points(profile.forward),
+            "backward": points(profile.backward),
+            "decode": tuple((samples, context, factor * seconds) for samples, context, seconds in profile.decode),
+            "head": points(profile.head),
+            "drawing": points(profile.drawing),
+            "products": rates,
+        }
+    )

@@ -1,0 +1,42 @@
+"""This machine by name and by conservative numbers, where nothing was measured. Imports torch for CUDA alone."""
+
+from __future__ import annotations
+
+import os
+import platform
+from pathlib import Path
+
+from plait.cost.cluster import ClusterSpec
+from plait.cost.hardware import DEVICES, Device, Link, Software
+
+
+def machine_name(device: str) -> str:
+    """In words: the CPU with its cores, or the GPU."""
+    if device == "cuda":
+        import torch
+
+        return torch.cuda.get_device_name()
+    found = ""
+    if Path("/proc/cpuinfo").is_file():
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        found = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "")
+    return f"{found or platform.processor() or platform.machine()}, {os.cpu_count()} cores"
+
+
+def conservative_cluster(device: str, devices: int) -> ClusterSpec:
+    """So many devices of this machine by conservative numbers, nothing measured."""
+    if device == "cuda":
+        import torch
+
+        properties = torch.cuda.get_device_properties(0)
+        known = next((one for name, one in DEVICES.items() if name.split("-")[0] in properties.name), None)
+        flops, bandwidth = (known.flops, known.memory_bandwidth) if known is not None else (100e12, 1e12)
+        gpu = Device(properties.name, flops, properties.total_memory, bandwidth)
+        near = Link(50e9, 10e-6)
+        return ClusterSpec(1, devices, gpu, near, near, Link(20e9, 10e-6), name="this machine")
+    cores = os.cpu_count() or 1
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // devices
+    cpu = Device("cpu", 20e9 * cores / devices, memory, 8e9 / devices, 1e-6, 20e9 * cores / devices)
+    link = Link(0.5e9, 200e-6)
+    software = Software(products=0.5, memory=0.8, links=0.8, layer_s=300e-6, hop_s=400e-6)
+    return ClusterSpec(1, devices, cpu, link, link, Link(4e9, 1e-5), name="this machine", software=software)

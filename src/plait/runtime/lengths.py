@@ -1,0 +1,55 @@
+"""Lengths of prompts and responses that a prediction counts: as a user says them, or as a run had them."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+from plait.cost.workload import Lengths, SampleLengths
+from plait.errors import ConfigError
+from plait.observe.run_log import read_rows
+from plait.recipes.recipe import Recipe
+
+
+def lengths_of(text: str | None, recipe: Recipe, prompts_there: Callable[[], Lengths]) -> SampleLengths:
+    """Read `--lengths`: a number of response tokens, `MEDIAN~SIGMA` of a log-normal distribution, or the folder of a
+    run whose samples are taken. `PROMPT:` before one of the first two is the length of prompts. None: responses are as
+    long as they may be.
+
+    Args:
+        prompts_there: asked where nothing is said of prompts.
+
+    Raises:
+        ConfigError: it is none of these, or longer than the recipe allows.
+    """
+    most = recipe.sampling.max_response_tokens
+    if text is None:
+        return SampleLengths(prompts_there(), Lengths.fixed(most))
+    if Path(os.path.expanduser(text)).is_dir():
+        return _recorded(Path(os.path.expanduser(text)), most)
+    match = re.fullmatch(r"(?:(\d{1,7}):)?(\d{1,7})(?:~(\d{1,2}(?:\.\d{1,6})?))?", text)
+    if match is None or int(match[2]) < 1 or match[1] == "0":
+        raise ConfigError(
+            f"--lengths: expected a number of response tokens (512), MEDIAN~SIGMA (300~0.8), either after PROMPT: "
+            f"(128:512), or the folder of a run, found `{text:.80}`"
+        )
+    if match[3] is None and int(match[2]) > most:
+        raise ConfigError(
+            f"--lengths: {match[2]} tokens are more than `sampling.max_response_tokens` of the recipe, {most}"
+        )
+    prompts = Lengths.fixed(int(match[1])) if match[1] else prompts_there()
+    if match[3] is not None:
+        return SampleLengths(prompts, Lengths.lognormal(float(match[2]), float(match[3]), most))
+    return SampleLengths(prompts, Lengths.fixed(int(match[2])))
+
+
+def _recorded(folder: Path, most: int) -> SampleLengths:
+    files = sorted((folder / "samples").glob("step-*.jsonl"))[-20:]
+    rows = [row for file in files for row in read_rows(file)]
+    prompts = [len(row["prompt_ids"]) for row in rows if row.get("prompt_ids")]
+    responses = [min(most, len(row["token_ids"])) for row in rows if row.get("token_ids")]
+    if not prompts or not responses:
+        raise ConfigError(f"--lengths: {folder} has no samples of steps (`samples/step-*.jsonl`); give a run's folder")
+    return SampleLengths(Lengths.recorded(prompts), Lengths.recorded(responses))

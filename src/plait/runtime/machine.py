@@ -1,0 +1,64 @@
+"""What this machine takes, for predictions of a run: by the kept profile that fits it or comes nearest, measured before
+where a run wants one of its own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+from plait.cost.calibration import Calibration, calibrated
+from plait.cost.cluster import ClusterSpec
+from plait.cost.machine import conservative_cluster, machine_name
+from plait.cost.profile import kept_profiles
+from plait.models.shape import ModelShape
+from plait.observe.loading import loading
+from plait.observe.screen import say
+from plait.recipes.recipe import Recipe
+
+MEASURE_S = 120.0
+"""After which a run goes on without having measured: by what is kept, or conservative numbers."""
+
+
+def machine_of(recipe: Recipe, shape: ModelShape, devices: int) -> tuple[ClusterSpec, Calibration]:
+    """So many processes of this machine, and where their seconds come from.
+
+    Args:
+        shape: of the run's own model.
+    """
+    profiles = kept_profiles(machine_name(recipe.device), recipe.device)
+    found = calibrated(profiles, shape, recipe.dtype.value, threads_of(recipe, devices), devices)
+    if found.profile is None:
+        return conservative_cluster(recipe.device, devices), found
+    return found.profile.cluster(devices), found
+
+
+def measured_machine(recipe: Recipe, shape: ModelShape, devices: int) -> tuple[ClusterSpec, Calibration]:
+    """As `machine_of`; where no kept profile is of this model's layers, dtype and threads, a short one is measured and
+    kept, once. Where that fails, what there is is taken, and the reason is said."""
+    cluster, found = machine_of(recipe, shape, devices)
+    if found.exact:
+        return cluster, found
+    loading("what this machine takes for a layer of the model; measured once, and kept")
+    if trouble := _measure(recipe, threads_of(recipe, devices)):
+        say(f"predictions are by {found.source}: {trouble}", file=sys.stderr)
+    return machine_of(recipe, shape, devices)
+
+
+def threads_of(recipe: Recipe, devices: int) -> int:
+    """CPU threads of each process of a run."""
+    return recipe.threads or max(1, len(os.sched_getaffinity(0)) // devices)
+
+
+def _measure(recipe: Recipe, threads: int) -> str:
+    """In a process of its own: nothing of it stays here. Why it failed, or nothing."""
+    what = ("--model", recipe.model, "--dtype", recipe.dtype.value, "--device", recipe.device)
+    command = [sys.executable, "-m", "plait", "profile", *what, "--threads", str(threads), "--quick"]
+    try:
+        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=MEASURE_S)
+    except subprocess.TimeoutExpired:
+        return f"`plait profile` took more than {MEASURE_S:.0f} s"
+    except OSError as error:
+        return f"`plait profile` could not be started: {error}"
+    lines = done.stderr.strip().splitlines()
+    return "" if done.returncode == 0 else f"`plait profile` failed: {lines[-1] if lines else done.returncode}"

@@ -1,0 +1,34 @@
+"""Whether scoring could begin on ranks that generate, as these have no samples left (RLHFuse, inter-stage fusion)."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from plait.dataflow import CallKind, Dataflow
+from plait.schedule.needs import may_stream
+from plait.schedule.plan import Plan
+
+
+def nothing_to_hide(plan: Plan, flow: Dataflow, models: Collection[str]) -> str:
+    """Why scoring cannot begin while others on the same ranks generate, in words; empty: it can.
+
+    Args:
+        plan: completed.
+        models: roles that are models.
+    """
+    rollouts = [node for node in flow.of_kind(CallKind.GENERATE) if node.role in models]
+    if not rollouts:
+        return "nothing is generated"
+    reasons = []
+    for node in rollouts:
+        placements = plan.placements_of(node.call, "decode")
+        ranks = {rank for p in placements for rank in p.ranks}
+        if sum(p.dp for p in placements) < 2:
+            reasons.append("one instance generates")
+            continue
+        scores = [one for one in flow.of_kind(CallKind.SCORE) if one.rows == node.id and one.role in models]
+        places = [{rank for p in plan.placements_of(one.call, "score") for rank in p.ranks} for one in scores]
+        if any(may_stream(one, flow) and place & ranks for one, place in zip(scores, places, strict=True)):
+            return ""
+        reasons.append("no model scores samples where they are generated")
+    return reasons[0]

@@ -1,0 +1,29 @@
+"""Ranks that are in the same masks are one to a dispatcher: steps cost as much on 128 devices as on 2."""
+
+from __future__ import annotations
+
+Ranks = dict[int, frozenset[int]]
+_known: dict[tuple[int, ...], Ranks] = {}
+
+
+def atoms_of(masks: tuple[int, ...]) -> Ranks:
+    """Each mask, and all together, as sets of atoms: ranks that are in the same masks are one."""
+    found = _known.get(masks)
+    if found is None:
+        atoms: list[int] = []
+        for mask in dict.fromkeys(masks):
+            rest, cut = mask, []
+            for atom in atoms:
+                cut += [part for part in (atom & mask, atom & ~mask) if part]
+                rest &= ~atom
+            atoms = [*cut, rest] if rest else cut
+        everywhere = 0
+        for mask in masks:
+            everywhere |= mask
+        found = {
+            mask: frozenset(number for number, atom in enumerate(atoms) if atom & mask) for mask in {*masks, everywhere}
+        }
+        if len(_known) > 100_000:
+            _known.clear()
+        _known[masks] = found
+    return found

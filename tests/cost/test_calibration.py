@@ -1,0 +1,112 @@
+"""Which profile answers for a run, how far off it is said to be, and how runs correct it. By hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from plait.cost.calibration import CONSERVATIVE, OTHER_DTYPE, OTHER_LAYERS, OTHER_THREADS, calibrated
+from plait.cost.model_costs import ModelCosts
+from plait.cost.profile import KEPT_RUNS, KindRecord, RunRecord, keep_profile, kept_profiles, load_profile
+from plait.cost.workload import Lengths, SampleLengths, Workload
+from plait.layout.mesh import Layout
+from tests.cost.test_model_costs import SHAPE, a_flow
+from tests.cost.test_profile import PROFILE
+
+
+def a_run(measured: float, decode: float, *, devices: int = 1, foretold: float = 10.0) -> RunRecord:
+    """Decoding: 2 s by the profile, 4 s foretold."""
+    kinds = {"decode": KindRecord(profile_s=2.0, foretold_s=4.0, measured_s=decode)}
+    return RunRecord(devices=devices, foretold_s=foretold, measured_s=measured, kinds=kinds)
+
+
+def test_without_a_profile_numbers_are_conservative() -> None:
+    assert calibrated([], SHAPE, "bfloat16", 1) == CONSERVATIVE
+    assert CONSERVATIVE.error is None
+
+
+def test_a_profile_of_this_shape_dtype_and_threads_is_taken_as_it_is() -> None:
+    """More layers are the same layers."""
+    found = calibrated([PROFILE], replace(SHAPE, layers=40), "bfloat16", 1)
+    assert found.exact
+    assert found.profile is PROFILE
+    assert (found.error, found.runs) == (PROFILE.error, 0)
+
+
+def test_the_nearest_is_scaled_and_its_doubt_is_said() -> None:
+    """Float32 has twice the bytes of bfloat16, four threads share what one did."""
+    far = PROFILE.model_copy(update={"dtype": "float32", "threads": 8})
+    found = calibrated([far, PROFILE], SHAPE, "float32", 4)
+    assert found.profile is not None
+    assert not found.exact
+    assert found.profile.threads == 4
+    assert found.profile.forward == ((10, 2.0), (20, 4.0)), "those of 8 threads are nearer: half as many"
+    assert found.error == pytest.approx(PROFILE.error + OTHER_THREADS)
+    alone = calibrated([PROFILE], SHAPE, "float32", 4)
+    assert alone.profile is not None
+    assert alone.profile.forward == ((10, 0.5), (20, 1.0))
+    assert alone.profile.decode[0] == (1, 10, 0.5)
+    assert alone.error == pytest.approx(PROFILE.error + OTHER_DTYPE + 2 * OTHER_THREADS)
+    assert "scaled to this run" in alone.source
+
+
+def test_twice_the_weights_of_a_layer_are_another_shape() -> None:
+    wide = replace(SHAPE, attention_parameters=2 * SHAPE.attention_parameters, intermediate=2 * SHAPE.intermediate)
+    found = calibrated([PROFILE], wide, "bfloat16", 1)
+    assert not found.exact
+    assert found.error == pytest.approx(PROFILE.error + OTHER_LAYERS)
+
+
+def test_past_runs_say_how_wrong_predictions_were() -> None:
+    """10 s foretold: 8 s were a quarter less, 12.5 s a fifth more. Decoding 4 s: 5 and 2 s."""
+    profile = PROFILE.with_run(a_run(8.0, 5.0)).with_run(a_run(12.5, 2.0))
+    found = calibrated([profile], SHAPE, "bfloat16", 1)
+    assert found.runs == 2
+    assert found.error == pytest.approx((0.25 + 0.2) / 2)
+    assert found.kinds == pytest.approx({"decode": (0.2 + 1.0) / 2})
+    assert "corrected by 2 runs" in found.source
+
+
+def test_ratios_are_those_of_runs_on_as_many_devices() -> None:
+    """On one device 2 s became 5, 2 and 3 s: 2.5, 1 and 1.5 times as much. On two 8 s."""
+    profile = PROFILE
+    for decode in (5.0, 2.0, 3.0):
+        profile = profile.with_run(a_run(9.0, decode))
+    profile = profile.with_run(a_run(9.0, 8.0, devices=2))
+    alone = profile.ratios(1)["decode"]
+    assert (alone.value, alone.runs) == (1.5, 3)
+    assert alone.spread == pytest.approx((1.0 / 1.5 + 0.5 / 1.5 + 0.0) / 3)
+    assert profile.ratios(2)["decode"].value == 4.0
+    assert profile.ratios(7)["decode"].runs == 4, "of no run on seven, all"
+
+
+def test_predictions_take_as_long_as_runs_did() -> None:
+    flow, lengths = a_flow(), SampleLengths(Lengths.fixed(10), Lengths.fixed(2))
+    workload = Workload(1, 1, lengths, micro_batch_tokens=100)
+    profile = PROFILE.with_run(a_run(9.0, 6.0))
+    corrected, plain = (
+        ModelCosts(workload, dict.fromkeys(flow.roles, SHAPE), flow, profile.cluster(1), profile=profile, corrected=c)
+        for c in (True, False)
+    )
+    place = Layout.on(range(1))
+    more, less = (one.call("actor.generate", "decode", place) for one in (corrected, plain))
+    assert more.seconds == pytest.approx(3.0 * less.seconds)
+    assert sum(more.terms.values()) == pytest.approx(more.seconds)
+    assert more.instance_seconds == pytest.approx([3.0 * less.seconds])
+    assert more.working_bytes == less.working_bytes
+    assert corrected.call("ref.logprobs", "score", place) == plain.call("ref.logprobs", "score", place)
+
+
+def test_the_newest_runs_are_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PLAIT_CACHE", str(tmp_path))
+    profile = PROFILE
+    for number in range(KEPT_RUNS + 2):
+        profile = profile.with_run(a_run(1.0 + number, 5.0))
+    path = keep_profile(profile)
+    assert load_profile(path) == profile
+    assert [one.measured_s for one in profile.runs] == [1.0 + number for number in range(2, KEPT_RUNS + 2)]
+    (tmp_path / "profiles/torn.json").write_text("{")
+    assert kept_profiles(PROFILE.machine, "cpu") == [profile], "what cannot be read is none"
+    assert kept_profiles("another machine", "cpu") == []
