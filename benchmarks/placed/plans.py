@@ -1,0 +1,67 @@
+"""Plans of two workers that a benchmark of predictions runs, and what is foretold of them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from plait.recipes.recipe import Recipe
+from plait.runtime.lengths import lengths_of
+from plait.runtime.machine import machine_of
+from plait.runtime.planning import Planning
+from plait.runtime.prepare import outline, prompt_lengths
+
+BOTH = "0,1 dp2"
+GRPO: Mapping[str, Mapping[str, str]] = {
+    "all on both": {"actor.generate": BOTH, "actor.train": BOTH, "ref.logprobs": BOTH},
+    "reference on one": {"actor.generate": BOTH, "actor.train": BOTH, "ref.logprobs": "1"},
+    "train in stages": {"actor.generate": BOTH, "actor.train": "0,1 pp2", "ref.logprobs": BOTH},
+    "train cut": {"actor.generate": BOTH, "actor.train": "0,1 tp2", "ref.logprobs": BOTH},
+    "generate cut": {"actor.generate": "0,1 tp2", "actor.train": BOTH, "ref.logprobs": BOTH},
+    "generate on one": {"actor.generate": "0", "actor.train": BOTH, "ref.logprobs": "1"},
+    "train on one": {"actor.generate": BOTH, "actor.train": "0", "ref.logprobs": "1"},
+}
+PPO: Mapping[str, Mapping[str, str]] = {
+    "all on both": {},
+    "critic on one": {"critic.train": "1", "critic.values": "1"},
+    "one each": {"actor.generate": "0", "actor.train": "0", "ref.logprobs": "0", "critic.train": "1"}
+    | {"critic.values": "1", "reward.score": "1"},
+    "actor in stages": {"actor.train": "0,1 pp2"},
+    "both cut": {"actor.train": "0,1 tp2", "critic.train": "0,1 tp2"},
+    "reference beside": {"ref.logprobs": "1", "reward.score": "1", "actor.generate": "0"},
+    "scores on one": {"ref.logprobs": "1", "reward.score": "1", "critic.values": BOTH},
+}
+PPO_CALLS = ("actor.generate", "actor.train", "ref.logprobs", "critic.train", "critic.values", "reward.score")
+
+
+def write_plans(folder: Path, algorithm: str) -> dict[str, Path]:
+    """By name; calls that a plan does not name are on both."""
+    folder.mkdir(parents=True, exist_ok=True)
+    plans = GRPO if algorithm == "grpo" else PPO
+    calls = tuple(GRPO["all on both"]) if algorithm == "grpo" else PPO_CALLS
+    found = {}
+    for name, places in plans.items():
+        placements = [_placement(call, places.get(call, BOTH)) for call in calls]
+        record = {"format": "plait-plan", "version": 1, "name": name, "num_ranks": 2, "placements": placements}
+        found[name] = folder / f"{name.replace(' ', '-')}.json"
+        found[name].write_text(json.dumps(record))
+    return found
+
+
+def _placement(call: str, where: str) -> dict[str, Any]:
+    ranks, *sizes = where.split()
+    asked = call.rpartition(".")[2]
+    mode = {"generate": "decode", "train": "train"}.get(asked, "score")
+    cut = {size[:2]: int(size[2:]) for size in sizes}
+    return {"call": call, "mode": mode, "ranks": [int(rank) for rank in ranks.split(",")], **cut}
+
+
+def planning_of(recipe: Mapping[str, Any], devices: int, *, corrected: bool = True) -> Planning:
+    """Of a recipe whose responses are all as long as they may be, on this machine."""
+    read = Recipe.model_validate(dict(recipe) | {"plan": "colocated", "devices": devices})
+    found = outline(read)
+    cluster, source = machine_of(found.recipe, found.shapes[read.model], devices)
+    lengths = lengths_of(None, found.recipe, lambda: prompt_lengths(found))
+    return Planning(found.recipe, found.flow, found.models, found.shapes, cluster, lengths, source, corrected)

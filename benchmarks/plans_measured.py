@@ -1,0 +1,213 @@
+"""Plans foretold and run: fourteen of two workers for GRPO and PPO, and eight settings of the demo's and the film's
+recipes on one.
+
+    python benchmarks/plans_measured.py                        # on two idle cores, about a quarter of an hour
+    python benchmarks/plans_measured.py --parts plans          # or settings
+    python benchmarks/plans_measured.py --tiny --repeats 1     # does the benchmark itself work?
+
+A profile of this machine is measured first where none is kept. One run of each algorithm (the first plan, the first
+setting) then corrects it, as any run of a user does; it counts in no figure. All others are foretold before they run,
+and each is a run of its own, its first step left out.
+
+    plans      predicted and measured seconds of a step, Kendall's tau of each algorithm's plans (Kendall 1938: the
+               share of pairs in the right order less that of pairs in the wrong one), and how far from the best
+               measured plan the one is that the prediction puts first
+    settings   the error of step seconds and of the peak memory of a run on one device (`ru_maxrss`; predicted: the
+               estimate of a dry run), and the mean of both errors' sizes
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from placed.plans import planning_of, write_plans
+from placed.recipes import grpo
+from placed.runs import Finished, RunFailed, finish, start
+from sides import positive, row
+
+from plait.cost.estimate import memory_table
+from plait.runtime.planning import plan_file
+
+PARTS = ("plans", "settings")
+WARM_UP = 1
+SETTINGS: Mapping[str, Mapping[str, Any]] = {
+    "demo": {},
+    "demo, half of the prompts": {"prompts_per_step": 0.5},
+    "demo, twice the samples": {"samples_per_prompt": 2},
+    "demo, twice as long": {"max_response_tokens": 2},
+    "film": {"algorithm": "ppo"},
+    "film, half of the prompts": {"algorithm": "ppo", "prompts_per_step": 0.5},
+    "film, twice the prompts": {"algorithm": "ppo", "prompts_per_step": 2},
+    "film, twice as long": {"algorithm": "ppo", "max_response_tokens": 2},
+}
+CORRECTING: Mapping[str, Mapping[str, Any]] = {
+    "grpo": {"prompts_per_step": 1.5},
+    "ppo": {"algorithm": "ppo", "prompts_per_step": 1.5},
+}
+
+
+@dataclass(frozen=True)
+class Beside:
+    predicted: float
+    measured: float
+
+    @property
+    def error(self) -> float:
+        return self.predicted / self.measured - 1.0
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = _parser().parse_args(arguments)
+    parts = options.parts.split(",")
+    if not parts or not set(parts) <= set(PARTS):
+        print(f"--parts: expected some of {','.join(PARTS)}, found {options.parts}", file=sys.stderr)
+        return 2
+    with tempfile.TemporaryDirectory(prefix="plait-plans-") as name:
+        folder = Path(name)
+        if options.tiny:  # nothing of a random model stays in the user's cache
+            os.environ["PLAIT_CACHE"] = str(folder / "cache")
+        try:
+            if "plans" in parts:
+                for algorithm in ("grpo", "ppo"):
+                    report_plans(algorithm, *plans(algorithm, folder / algorithm, options))
+            if "settings" in parts:
+                report_settings(settings(folder / "settings", options))
+        except RunFailed as error:
+            print(error, file=sys.stderr)
+            return 2
+    return 0
+
+
+def recipe_of(algorithm: str, folder: Path, options: argparse.Namespace) -> dict[str, Any]:
+    folder.mkdir(parents=True)
+    steps = WARM_UP + options.steps
+    recipe = grpo(folder, is_tiny=options.tiny, prompts=options.prompts, samples=options.samples, steps=steps)
+    recipe["sampling"] = {**recipe["sampling"], "max_response_tokens": 6 if options.tiny else options.tokens}
+    recipe["micro_batch_tokens"] = 1024
+    if algorithm == "ppo":
+        recipe |= {"algorithm": "ppo", "reward": {"model": recipe["model"]}}
+    return recipe
+
+
+def plans(algorithm: str, folder: Path, options: argparse.Namespace) -> tuple[dict[str, Beside], dict[str, float]]:
+    """Plan → its seconds of a step; and of the profile before any run has corrected it."""
+    recipe = recipe_of(algorithm, folder, options)
+    have_profile(recipe, quick=options.tiny)
+    files = write_plans(folder / "plans", algorithm)
+    first = next(iter(files))
+    one_run(recipe | {"plan": str(files[first])}, folder / "correcting")
+    predicted, plain = ({}, {})
+    for corrected, found in ((True, predicted), (False, plain)):
+        planning = planning_of(recipe, 2, corrected=corrected)
+        for name, file in files.items():
+            found[name] = planning.predict(planning.completed(plan_file(str(file)), name)).seconds_per_step
+    measured: dict[str, list[float]] = {name: [] for name in files}
+    for repeat in range(options.repeats):
+        for number, (name, file) in enumerate(files.items()):
+            done = one_run(recipe | {"plan": str(file)}, folder / f"{repeat}-{number}")
+            measured[name] += done.steps()
+    return {name: Beside(predicted[name], median(seconds)) for name, seconds in measured.items()}, plain
+
+
+def settings(folder: Path, options: argparse.Namespace) -> dict[str, tuple[Beside, Beside]]:
+    """Setting → seconds of a step, bytes at the peak."""
+    for number, (algorithm, changes) in enumerate(CORRECTING.items()):
+        recipe = changed(recipe_of(algorithm, folder / f"correcting-{number}", options), changes)
+        have_profile(recipe, quick=options.tiny)
+        one_run(recipe, folder / f"correcting-{number}" / "one", launched=False)
+    found = {}
+    for number, (name, changes) in enumerate(SETTINGS.items()):
+        place = folder / f"{number}"
+        recipe = changed(recipe_of(changes.get("algorithm", "grpo"), place, options), changes)
+        planning = planning_of(recipe, 1)
+        seconds = planning.predict(planning.given("colocated")).seconds_per_step
+        longest = planning.lengths.prompts.longest
+        table = memory_table(planning.recipe, planning.flow, planning.models, planning.shapes, longest)
+        done = one_run(recipe, place / "one", launched=False)
+        peak = json.loads((place / "one" / "peak.json").read_text())
+        held = sum(size for _, size in table.expected)
+        found[name] = Beside(seconds, median(done.steps())), Beside(held, peak)
+    return found
+
+
+def changed(recipe: dict[str, Any], factors: Mapping[str, Any]) -> dict[str, Any]:
+    """Numbers of the recipe times these factors."""
+    found = dict(recipe)
+    for key, factor in factors.items():
+        if key == "max_response_tokens":
+            found["sampling"] = {**recipe["sampling"], key: int(recipe["sampling"][key] * factor)}
+        elif key != "algorithm":
+            found[key] = max(2, int(recipe[key] * factor))
+    return found
+
+
+def have_profile(recipe: Mapping[str, Any], *, quick: bool) -> None:
+    """Raises RunFailed where it cannot be measured."""
+    if planning_of(recipe, 1).calibration.exact:
+        return
+    command = [sys.executable, "-m", "plait", "profile", "--model", recipe["model"], "--dtype", recipe["dtype"]]
+    ended = subprocess.run([*command, *(["--quick"] if quick else [])], capture_output=True, text=True)
+    if ended.returncode:
+        raise RunFailed(f"`plait profile` ended with {ended.returncode}:\n{ended.stderr[-2000:]}")
+
+
+def one_run(recipe: Mapping[str, Any], place: Path, *, launched: bool = True) -> Finished:
+    return finish(start({"recipe": dict(recipe), "launched": launched}, place, threads=1), place, WARM_UP)
+
+
+def kendall(pairs: Sequence[tuple[float, float]]) -> float:
+    """tau-a: pairs of plans in the right order less those in the wrong one, of all."""
+    signs = [(a[0] - b[0]) * (a[1] - b[1]) for a, b in combinations(pairs, 2)]
+    return sum((sign > 0) - (sign < 0) for sign in signs) / max(1, len(signs))
+
+
+def report_plans(algorithm: str, found: Mapping[str, Beside], plain: Mapping[str, float]) -> None:
+    print(row(f"{algorithm}, two workers", ["profile", "predicted", "measured", "error"], ""))
+    for name, one in sorted(found.items(), key=lambda item: item[1].measured):
+        cells = [f"{plain[name]:.3f}", f"{one.predicted:.3f}", f"{one.measured:.3f}", f"{one.error:+.0%}"]
+        print(row(name, cells, ""))
+    tau = kendall([(one.predicted, one.measured) for one in found.values()])
+    picked = min(found, key=lambda name: found[name].predicted)
+    best = min(one.measured for one in found.values())
+    mean = sum(abs(one.error) for one in found.values()) / len(found)
+    print(f"Kendall tau {tau:.2f}; picked `{picked}`, {found[picked].measured / best - 1:.1%} from the best measured; ")
+    print(f"mean of the errors' sizes {mean:.1%}\n", flush=True)
+
+
+def report_settings(found: Mapping[str, tuple[Beside, Beside]]) -> None:
+    print(row("one worker", ["predicted", "measured", "error", "MiB", "peak", "error"], ""))
+    for name, (seconds, memory) in found.items():
+        cells = [f"{seconds.predicted:.3f}", f"{seconds.measured:.3f}", f"{seconds.error:+.0%}"]
+        cells += [f"{memory.predicted / 2**20:.0f}", f"{memory.measured / 2**20:.0f}", f"{memory.error:+.0%}"]
+        print(row(name, cells, ""))
+    for place, what in enumerate(("step seconds", "peak memory")):
+        print(
+            f"{what}: mean of the errors' sizes {sum(abs(one[place].error) for one in found.values()) / len(found):.1%}"
+        )
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tiny", action="store_true", help="random models of two layers")
+    parser.add_argument("--parts", default=",".join(PARTS))
+    parser.add_argument("--steps", type=positive, default=3, help="of each run, behind its first")
+    parser.add_argument("--repeats", type=positive, default=1, help="of each plan")
+    parser.add_argument("--prompts", type=positive, default=4)
+    parser.add_argument("--samples", type=positive, default=4)
+    parser.add_argument("--tokens", type=positive, default=24, help="of each response")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

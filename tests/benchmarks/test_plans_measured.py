@@ -1,0 +1,50 @@
+"""The benchmarks of predictions and of stage fusion: their figures by hand, and that they run."""
+
+from __future__ import annotations
+
+import importlib
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+
+
+@pytest.fixture
+def measured(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    return importlib.import_module("plans_measured")
+
+
+def test_kendalls_tau_by_hand(measured: ModuleType) -> None:
+    """Of three plans two pairs in the right order and one in the wrong one."""
+    assert measured.kendall([(1, 1), (2, 3), (3, 2)]) == pytest.approx(1 / 3)
+    assert measured.kendall([(1, 1), (2, 2), (3, 3)]) == 1.0
+    assert measured.kendall([(1, 2), (2, 1)]) == -1.0
+
+
+def test_settings_are_factors_of_a_recipe(measured: ModuleType) -> None:
+    recipe = {"prompts_per_step": 8, "sampling": {"max_response_tokens": 24}}
+    found = measured.changed(recipe, {"algorithm": "ppo", "prompts_per_step": 0.5, "max_response_tokens": 2})
+    assert found == {"prompts_per_step": 4, "sampling": {"max_response_tokens": 48}}
+    assert recipe["sampling"] == {"max_response_tokens": 24}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["plans_measured.py", "--parts", "settings", "--steps", "1"], "peak memory: mean"),
+        (["plans_measured.py", "--parts", "plans", "--steps", "1"], "Kendall tau"),
+        (["stage_fusion.py", "--distributions", "1", "--steps", "2", "--shares", "0.5", "--tokens", "12"], "ceiling"),
+    ],
+)
+def test_they_run(arguments: list[str], said: str) -> None:
+    command = [sys.executable, str(BENCHMARKS / arguments[0]), "--tiny", "--repeats", "1", *arguments[1:]]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=900)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert said in done.stdout
+    assert "differ" not in done.stdout
