@@ -210,7 +210,7 @@ def _optimizer_s(model: LanguageModel) -> float:
     from plait.training.optimizer import MasterOptimizer
     from plait.training.settings import OptimizerSettings
 
-    optimizer = MasterOptimizer(model, OptimizerSettings(), 100)
+    optimizer = MasterOptimizer(model, OptimizerSettings.model_validate({}), 100)
     seconds = _seconds(lambda: optimizer.step(True), model)
     return seconds / optimizer.masters.numel()
 
