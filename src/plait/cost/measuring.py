@@ -150,11 +150,9 @@ def _backward_s(model: LanguageModel, tokens: int) -> float:
     for _ in _repeats(taken):
         logprobs, _ = model.logprobs(batch, 1.0)
         total = logprobs.sum()
-        _wait(model)
-        started = time.perf_counter()
+        started = _now(model)
         total.backward()
-        _wait(model)
-        taken.append(time.perf_counter() - started)
+        taken.append(_now(model) - started)
         module.zero_grad(set_to_none=True)
     module.requires_grad_(False)
     return _typical(taken)
@@ -165,10 +163,9 @@ def _decode_s(model: LanguageModel, samples: int, context: int) -> float:
     engine = _begun(model, samples, context)
     taken: list[float] = []
     for _ in _repeats(taken):
-        started = time.perf_counter()
+        started = _now(model)
         engine.step()
-        _wait(model)
-        taken.append(time.perf_counter() - started)
+        taken.append(_now(model) - started)
     engine.abort(0)
     return _typical(taken)
 
@@ -257,10 +254,9 @@ def _memory_gib(device: str) -> float:
 def _seconds(work: Callable[[], object], model: LanguageModel | None, *, device: str = "cpu") -> float:
     taken: list[float] = []
     for _ in _repeats(taken):
-        started = time.perf_counter()
+        started = _now(model, device)
         work()
-        _wait(model, device)
-        taken.append(time.perf_counter() - started)
+        taken.append(_now(model, device) - started)
     return _typical(taken)
 
 
@@ -277,6 +273,10 @@ def _typical(taken: Sequence[float]) -> float:
     return min(taken[1:])
 
 
-def _wait(model: LanguageModel | None, device: str = "cpu") -> None:
-    if (device if model is None else model.device.type) == "cuda":
+def _now(model: LanguageModel | None, device: str = "cpu") -> float:
+    """Seconds, all that was asked for being done. Of one thread of a CPU those that it had it for, so that what else
+    the machine does adds little."""
+    device = device if model is None else model.device.type
+    if device == "cuda":
         torch.cuda.synchronize()
+    return time.process_time() if device == "cpu" and torch.get_num_threads() == 1 else time.perf_counter()
