@@ -13,11 +13,11 @@ from plait.models.shape import ModelShape
 from plait.training.memory import BYTES
 
 OTHER_DTYPE = 0.5
-"""Of a prediction from a profile in another dtype: seconds are scaled by the bytes of a number."""
+"""What another dtype adds to the error: seconds are scaled by the bytes of a number."""
 OTHER_THREADS = 0.25
-"""For each doubling or halving of the threads, over which seconds are divided."""
+"""What each doubling or halving of the threads adds, over which seconds are divided."""
 OTHER_LAYERS = 0.1
-"""For each doubling or halving of a layer's weights, by which seconds are scaled."""
+"""What each doubling or halving of a layer's weights adds, by which seconds are scaled."""
 
 
 @dataclass(frozen=True)

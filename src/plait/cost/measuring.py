@@ -37,7 +37,7 @@ HELD_OUT_TOKENS, HELD_OUT_DECODE = (128, 512), ((4, 256), (16, 128))
 """Sizes that are measured to be foretold."""
 QUICK_ROW_TOKENS, QUICK_DECODED = (16, 256), ((1, 64), (16, 64), (16, 512))
 QUICK_ERROR = 0.2
-"""Of a profile of few sizes, as nothing was measured to tell it."""
+"""The error of a profile of few sizes, as nothing was measured to tell it."""
 BUDGET_S = 60.0
 """Further sizes are not measured once so much has passed; what must be measured comes on top."""
 LONG_S = 2.0
@@ -197,13 +197,13 @@ def _packing_rate(model: LanguageModel) -> float | None:
 
 
 def _drawing(rests: Sequence[tuple[int, float]]) -> Points:
-    """Of each number of samples the shortest, whatever their context."""
+    """The shortest of each number of samples, whatever their context."""
     counts = sorted({samples for samples, _ in rests})
     return tuple((count, min(rest for samples, rest in rests if samples == count)) for count in counts)
 
 
 def _optimizer_s(model: LanguageModel) -> float:
-    """Of each number that an optimizer step updates: its gradient is summed, clipped, and freed."""
+    """Seconds of an optimizer step for each number that it updates."""
     from plait.training.optimizer import MasterOptimizer
     from plait.training.settings import OptimizerSettings
 

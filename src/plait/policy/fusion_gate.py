@@ -14,7 +14,7 @@ from plait.policy.threshold import Rollout, drained, finish_times, merged, tune
 from plait.schedule.plan import FUSION, Plan
 
 LEAST_SHARE = 0.02
-"""Of a step, that gathering must gain."""
+"""What gathering must gain, of a step."""
 TIMES_MOVES = 3.0
 """As much as the moves take, that gathering must gain."""
 DRAWS = 4
@@ -72,7 +72,7 @@ class Choice:
 
 
 def choose(seen: Seen | None, lengths: Sequence[int], batch: int, instances: int, max_batch: int, seed: int) -> Choice:
-    """Of a rollout of `batch` samples.
+    """What to do in a rollout of `batch` samples.
 
     Args:
         lengths: of responses of the last steps.

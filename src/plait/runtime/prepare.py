@@ -121,7 +121,7 @@ def prompt_lengths(found: Outline) -> Lengths:
 
 
 def _lengths_in(data: RunData) -> Lengths:
-    """Of the first rows, and of the longest, which memory must have room for."""
+    """Tokens of the first rows, and of the longest, which memory must have room for."""
     rows = islice(_ids_of(data.train_set, data.given), FORETOLD_ROWS)
     longest = max(1, longest_tokens(data.train_set, data.given))
     return Lengths.recorded([*(max(1, len(ids)) for _, ids in rows), longest])

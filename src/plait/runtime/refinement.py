@@ -134,7 +134,7 @@ def _key(profile: Profile) -> tuple[str, int]:
 
 @contextlib.contextmanager
 def _alone(path: Path) -> Iterator[None]:
-    """Of two runs that end at the same time one waits for the other, for as long as writing a small file takes."""
+    """Have one of two runs that end at the same time wait for the other, as long as writing a small file takes."""
     with open(path.with_suffix(".lock"), "w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield

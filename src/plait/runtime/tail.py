@@ -29,7 +29,7 @@ STEPS_OF_A_MOVE = 2
 
 
 class FusionGate:
-    """Of a run.
+    """What a run knows to decide by, and what it has decided.
 
     Args:
         path: the file of its decisions; what is there was decided before, by the run that is resumed.
@@ -50,7 +50,7 @@ class FusionGate:
             self._move_s = row["move_s"] or self._move_s
 
     def judge(self, step: int, call: str, batch: int, instances: int, max_batch: int) -> Judge:
-        """Of a rollout of `batch` samples; `step` counts from 0."""
+        """What decides in a rollout of `batch` samples; `step` counts from 0."""
         before = self._decided.get((step + 1, call))
         lengths = tuple(length for one in self._lengths for length in one)
         if before is not None:
@@ -94,7 +94,7 @@ class FusionGate:
 
 
 class Judge:
-    """Of one rollout: whether to gather what is left, each time that a sample has ended."""
+    """Says of one rollout whether to gather what is left, each time that a sample has ended."""
 
     def __init__(
         self,
