@@ -32,7 +32,7 @@ from statistics import median
 from typing import Any
 
 from placed.plans import planning_of, write_plans
-from placed.recipes import grpo
+from placed.recipes import grpo, write_reward_model
 from placed.runs import Finished, RunFailed, finish, start
 from sides import positive, row
 
@@ -96,7 +96,8 @@ def recipe_of(algorithm: str, folder: Path, options: argparse.Namespace) -> dict
     recipe["sampling"] = {**recipe["sampling"], "max_response_tokens": 6 if options.tiny else options.tokens}
     recipe["micro_batch_tokens"] = 1024
     if algorithm == "ppo":
-        recipe |= {"algorithm": "ppo", "reward": {"model": recipe["model"]}}
+        scorer = write_reward_model(recipe["model"], folder / "reward")
+        recipe |= {"algorithm": "ppo", "reward": {"model": scorer}}
     return recipe
 
 

@@ -33,7 +33,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from placed.recipes import grpo
+from placed.recipes import grpo, write_reward_model
 from placed.runs import Finished, RunFailed, finish, start
 from sides import positive, row
 
@@ -91,7 +91,7 @@ def base_recipe(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
     return recipe | {
         "algorithm": f"{flow}:scored",
         "options": {},
-        "reward": {"model": recipe["model"]},
+        "reward": {"model": write_reward_model(recipe["model"], folder / "reward")},
         "critic": {"optimizer": {"learning_rate": 1e-12}},
         "optimizer": {"learning_rate": 1e-12},
         "plan": str(plan),

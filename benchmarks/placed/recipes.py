@@ -39,3 +39,16 @@ def grpo(folder: Path, *, is_tiny: bool, prompts: int, samples: int, steps: int)
         "threads": 1,
         "micro_batch_tokens": 4096,
     }
+
+
+def write_reward_model(model: str, folder: Path) -> str:
+    """A scorer that begins as a language model's backbone, with a random head; returns its folder, made once."""
+    import torch
+    from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+    if not folder.is_dir():
+        torch.manual_seed(0)
+        scorer = AutoModelForSequenceClassification.from_pretrained(model, num_labels=1)
+        scorer.save_pretrained(folder)
+        AutoTokenizer.from_pretrained(model).save_pretrained(folder)
+    return str(folder)

@@ -63,6 +63,8 @@ def measure(
     few, many = (_model(config, layers, dtype, device) for layers in (FEW, MANY))
     until = time.monotonic() + BUDGET_S
     rows, decoded = (QUICK_ROW_TOKENS, QUICK_DECODED) if quick else (ROW_TOKENS, DECODED)
+    most = shape.max_positions - _said(shape.max_positions) - 1
+    decoded = tuple(dict.fromkeys((samples, min(context, most)) for samples, context in decoded))
     each = lambda run, sizes: _by_layer(run, few, many, sizes, until)  # noqa: E731
     forward = each(_forward_s, [(tokens,) for tokens in rows])
     backward = each(_backward_s, [(tokens,) for tokens in rows])
@@ -131,7 +133,7 @@ def _by_layer(
 
 def _row(tokens: int, model: LanguageModel) -> PackedBatch:
     """Samples of SAMPLE_TOKENS, all but the first token responses."""
-    each = min(tokens, SAMPLE_TOKENS)
+    each = min(tokens, _said(model.max_positions))
     groups = [([1], [[2] * (each - 1)]) for _ in range(tokens // each)]
     return pack(groups, model.device)
 
@@ -170,15 +172,20 @@ def _decode_s(model: LanguageModel, samples: int, context: int) -> float:
     return _typical(taken)
 
 
+def _said(positions: int) -> int:
+    """Tokens of a response, of which some are drawn: more than steps are measured, where the model has room."""
+    return min(SAMPLE_TOKENS, positions // 2)
+
+
 def _begun(model: LanguageModel, samples: int, context: int) -> Engine:
     """An engine that has computed the prompt and packed the weights."""
+    said = _said(model.max_positions)
     settings = SamplingSettings.model_validate(
-        {"max_running": samples, "max_response_tokens": 64, "max_prefill_tokens": context + 1}
+        {"max_running": samples, "max_response_tokens": said, "max_prefill_tokens": context + 1}
     )
     engine = Engine(model, settings)
-    request = Request(
-        Prompt(0, "", (1,) * context), samples, Sampling(max_tokens=64, stop_token_ids=()), NoiseKey(0), (64,) * samples
-    )
+    prompt, sampling = Prompt(0, "", (1,) * context), Sampling(max_tokens=said, stop_token_ids=())
+    request = Request(prompt, samples, sampling, NoiseKey(0), (said,) * samples)
     engine.add(request)
     engine.step()
     return engine
@@ -238,7 +245,8 @@ def _held_out_error(profile: Profile, model: LanguageModel) -> float:
         if tokens < profile.forward[-1][0]:
             foretold = MANY * profile.layer_s(tokens, backward=False) + profile.head_s(tokens)
             errors.append(abs(foretold / _forward_s(model, tokens) - 1))
-    few = [size for size in HELD_OUT_DECODE if size[0] <= profile.decode[-1][0]]
+    longest = max(context for _, context, _ in profile.decode)
+    few = [size for size in HELD_OUT_DECODE if size[0] <= profile.decode[-1][0] and size[1] <= longest]
     for samples, context in few:
         foretold = MANY * profile.decode_s(samples, samples * context) + profile.drawing_s(samples)
         errors.append(abs(foretold / _decode_s(model, samples, context) - 1))
