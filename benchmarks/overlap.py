@@ -107,7 +107,7 @@ def measured(run: Finished, recipe: dict[str, Any]) -> Measured:
 
 
 def report(found: dict[str, list[Measured]]) -> None:
-    print(row("", ["samples/s", "against split", "idle: generates", "idle: trains", "longer side / step"]))
+    print(row("", ["samples/s", "to split", "idle gen", "idle train", "longer side"]))
     base = median(one.samples_per_s for one in found["split"])
     for kind, runs in found.items():
         speed = median(one.samples_per_s for one in runs)

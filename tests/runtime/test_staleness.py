@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import textwrap
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -121,6 +122,44 @@ def test_the_next_batch_is_drawn_while_one_is_trained(place: Path, placed: Place
     idle = read_rows(recipe.run_dir / "metrics.jsonl")[1]
     assert 0 <= idle["perf/rollouter_idle_ratio"] < 1
     assert 0 <= idle["perf/trainer_idle_ratio"] < 1
+
+
+SLOW = """
+    import time
+
+    from plait.algorithms.grpo import grpo as grpo
+    from plait.generation.engine import Engine
+    from plait.training.trainer import Trainer
+
+    step, train = Engine.step, Trainer.train
+
+
+    def slow_step(self):
+        time.sleep(STEP_S)
+        return step(self)
+
+
+    def slow_train(self, *args, **keys):
+        time.sleep(TRAIN_S)
+        return (yield from train(self, *args, **keys))
+
+
+    Engine.step, Trainer.train = slow_step, slow_train
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("step_s", "train_s"), [(0.1, 0.0), (0.0, 1.0)], ids=["generation", "training"])
+def test_a_side_that_is_far_slower_changes_nothing(
+    step_s: float, train_s: float, place: Path, placed: Placed, alone: Callable[[str, dict[str, Any], int], Path]
+) -> None:
+    flow = place / f"slow-{step_s}.py"
+    flow.write_text(textwrap.dedent(SLOW).replace("STEP_S", str(step_s)).replace("TRAIN_S", str(train_s)))
+    plan = {"actor.generate": "1", "actor.train": "0", "ref.logprobs": "0"}
+    keys = {"algorithm": f"{flow}:grpo", "steps": STEPS, "max_staleness": 2}
+    recipe = placed("grpo", f"slow-{step_s}", **GRPO[1] | keys, **where(place, "slow", plan))
+    run(recipe)
+    assert_equal_runs(recipe.run_dir, alone("grpo", GRPO[1], 2))
 
 
 STALE: dict[str, Any] = {"max_staleness": 2}

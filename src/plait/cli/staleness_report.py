@@ -32,11 +32,11 @@ def _of_role(role: str, policy: OffloadPolicy, plan: Plan) -> str:
     training = sorted(place.train.mesh.ranks) if place.train is not None else []
     if policy.held_copies(role):
         return (
-            f"{_ranks(generating)} go on with the {role}'s weights of the step's beginning while {_ranks(training)} "
-            "train: these weights are the copy that generates in any case, no further version is held"
+            f"What generates on {_ranks(generating)} keeps the {role}'s weights of the step's beginning during "
+            f"training on {_ranks(training)}: its copy, which the plan has in any case; no further version is held"
         )
     return (
-        f"The weights that generate on {_ranks(generating)} are those that {_ranks(training)} train, or leave the "
+        f"The weights that generate on {_ranks(generating)} are those trained on {_ranks(training)}, or leave the "
         f"device, or score as well: the {role} is trained when the rollouts of the step have ended, and what overlaps "
         "is the rest"
     )

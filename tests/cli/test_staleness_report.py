@@ -1,0 +1,34 @@
+"""What a dry run says of batches that are drawn ahead."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from plait.cli import main
+from tests.cli.test_shape_alone import recipe
+
+
+def said(tmp_path: Path, capsys: pytest.CaptureFixture[str], *keys: str) -> str:
+    assert main(["train", recipe(tmp_path, "qwen2.5-7b"), "--dry-run", *keys]) == 0
+    return " ".join(capsys.readouterr().out.split())
+
+
+def test_a_split_generates_beside_training(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = said(tmp_path, capsys, "--devices", "2", "--plan", "split", "--max_staleness", "1")
+    assert "max_staleness 1: while batch b is scored and trained, batch b + 1 is generated; at most 2 are open" in text
+    assert (
+        "What generates on rank 1 keeps the actor's weights of the step's beginning during training on rank 0" in text
+    )
+    assert "no further version is held" in text
+
+
+def test_shared_devices_wait_for_the_rollouts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = said(tmp_path, capsys, "--devices", "2", "--max_staleness", "2")
+    assert "batches up to b + 2 are generated; at most 3 are open" in text
+    assert "the actor is trained when the rollouts of the step have ended" in text
+
+
+def test_nothing_is_said_where_nothing_is_drawn_ahead(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "max_staleness" not in said(tmp_path, capsys, "--devices", "2", "--plan", "split")
