@@ -1,8 +1,8 @@
 """The messages of one move: posted to a process group, counted, and waited for until a deadline.
 
 One communicator and one thread: on gloo messages find each other by tag, so receives are posted long before their
-data; on NCCL they meet in the order of posting, so both messages of a round are posted as one batch. There the first
-use of the group must be a collective of all its ranks (a barrier, say).
+data; on NCCL they meet in the order of posting, so both messages of a round are posted as one batch, and the group
+has to be connected before (`models.parallel.nccl`).
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from datetime import timedelta
 
 import torch
 import torch.distributed as dist
@@ -20,6 +19,7 @@ from torch import Tensor
 
 from plait.errors import RunError, cause_of
 from plait.layout.move_plan import MoveAction, MoveKind
+from plait.models.parallel import nccl
 
 WaitingFor = Callable[[str], AbstractContextManager[None]]
 """Told what is waited for, for as long as it is (`launch`'s WorkerContext.waiting_for)."""
@@ -84,10 +84,10 @@ class Communicator:
         self._first_tag = channel.first_tag
         self._name = name
         self._waiting_for = channel.waiting_for
-        nccl = device.type == "cuda" and dist.is_initialized() and "cuda:nccl" in dist.get_backend_config(group)
-        self.device = device if nccl else torch.device("cpu")
+        by_nccl = nccl.carries(group, device)
+        self.device = device if by_nccl else torch.device("cpu")
         """Where the tensors of messages have to be."""
-        self.in_any_order = not nccl
+        self.in_any_order = not by_nccl
         """Whether a receive may be posted before messages that come earlier."""
         self.sent_bytes: dict[int, int] = defaultdict(int)
         self.received_bytes: dict[int, int] = defaultdict(int)
@@ -131,10 +131,10 @@ class Communicator:
         action, whom = message.action, f"rank {message.action.peer}"
         try:
             with self._waiting_for(f"{whom} ({self._name}: {action.kind} {action.seq}, {message.num_bytes} bytes)"):
-                through = message.work.wait(timedelta(seconds=self._deadline_s))
+                through = nccl.wait(message.work, message.tensor, self._deadline_s)
         except RuntimeError as error:
             raise self._failure(message, error) from error
-        if through is False:
+        if not through:
             raise self._failure(message, None)
         counted = self.sent_bytes if message.is_sent else self.received_bytes
         counted[action.peer] += message.num_bytes

@@ -73,11 +73,10 @@ def _pipelined(
 ) -> Work[None]:
     if not micros:
         return
-    peers, model = stage.part.team.pp, stage.part.model
+    peers = stage.part.team.pp
     workload = Workload((pipeline_of(*key, range(peers.size), micros),), peers.size)
     schedule = rule(workload)
     if rule is not forwards_only:
         validate(schedule, workload)
-    in_order = model.device.type == "cuda"  # on NCCL, which has no tags
     stages: dict[tuple[str, int], Stage] = {key: stage}
-    yield from execute(schedule, stages, peers, name=name, in_order=in_order)
+    yield from execute(schedule, stages, peers, name=name, in_order=peers.in_order)

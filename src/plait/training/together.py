@@ -59,7 +59,7 @@ def _mini_batches(
         team.pp,
         name="+".join(names.values()),
         names=names,
-        in_order=any(begun.trainer.model.device.type == "cuda" for begun, _ in opened.values()),  # NCCL has no tags
+        in_order=team.pp.in_order,
     )
     for begun, mine in opened.values():
         if (step := begun.close(mine)) is not None:

@@ -11,9 +11,6 @@ from torch import Tensor
 from plait.layout.params import Param
 from plait.models.parallel.peers import Peers
 
-_SHARERS_TAG = (1 << 29) + 1
-"""Marks messages between ranks that share a key-value head."""
-
 
 @dataclass(frozen=True)
 class Partials:
@@ -49,14 +46,9 @@ def sum_partials(partials: Sequence[Partials], parts: Mapping[str, Tensor], tp: 
 
 def _sum_among(own: Tensor, members: tuple[int, ...], tp: Peers) -> Tensor:
     """The sum over some of the ranks, in their order."""
-    received, transfers = {}, []
-    for peer in members:
-        if peer != tp.index:
-            received[peer] = torch.empty_like(own)
-            transfers.append(tp.irecv(received[peer], peer, _SHARERS_TAG, "partial gradients"))
-            transfers.append(tp.isend(own, peer, _SHARERS_TAG, "partial gradients"))
-    for transfer in transfers:
-        transfer.wait()
+    others, nothing = set(members) - {tp.index}, own.new_empty(0)
+    received = [torch.empty_like(own) if peer in others else nothing for peer in range(tp.size)]
+    tp.exchange([own if peer in others else nothing for peer in range(tp.size)], received, "partial gradients")
     total = torch.zeros_like(own)
     for peer in members:
         total += own if peer == tp.index else received[peer]

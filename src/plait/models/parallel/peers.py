@@ -6,7 +6,6 @@ import re
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from datetime import timedelta
 from itertools import pairwise
 from typing import Any, Literal
 
@@ -15,6 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from plait.errors import RunError, cause_of
+from plait.models.parallel import nccl
 
 WaitingFor = Callable[[str], AbstractContextManager[None]]
 """Told what is waited for, for as long as it is (`launch`'s WorkerContext.waiting_for)."""
@@ -87,6 +87,11 @@ class Peers:
     @property
     def size(self) -> int:
         return len(self.ranks)
+
+    @property
+    def in_order(self) -> bool:
+        """Whether messages between two ranks meet in the order of posting, not by their tags."""
+        return self.size > 1 and nccl.serves(self.group)
 
     def _of_group(self, index: int) -> int:
         """The number in the process group, which counts its ranks ascending, of the rank with this index."""
@@ -165,7 +170,7 @@ class Peers:
             ]
             mine = pieces[self.index]
             found = [mine if peer == self.index else room[peer, : len(mine)] for peer in range(self.size)]
-            self._exchange(pieces, found, "reduce_scatter")
+            self.exchange(pieces, found, "reduce_scatter")
             self._sum_into_own(found)
         return own
 
@@ -183,7 +188,7 @@ class Peers:
     def all_gather_into(self, parts: Sequence[Tensor]) -> None:
         """Fill part i by that of the rank with index i, for every i but the own; each is contiguous."""
         if self.size > 1:
-            self._exchange([parts[self.index]] * self.size, parts, "all_gather")
+            self.exchange([parts[self.index]] * self.size, parts, "all_gather")
 
     def barrier(self) -> None:
         """Until all ranks are here."""
@@ -229,10 +234,15 @@ class Peers:
             )
         except RuntimeError as error:
             raise self._failure(whom, action, error) from error
-        return Transfer(tensor, lambda: self._wait(work, whom, action))
+        return Transfer(tensor, lambda: self._wait(work, tensor, whom, action))
 
-    def _exchange(self, outgoing: Sequence[Tensor], incoming: Sequence[Tensor], action: str) -> None:
-        """Give part i of `outgoing` to the rank with index i and take its part into `incoming[i]`."""
+    def exchange(self, outgoing: Sequence[Tensor], incoming: Sequence[Tensor], action: str) -> None:
+        """Give part i of `outgoing` to the rank with index i and take its part into `incoming[i]`, all at once; parts
+        without elements are no messages.
+
+        Args:
+            action: what it is for; in errors.
+        """
         operations = [
             dist.P2POp(call, tensor, group=self.group, tag=FIRST_INNER_TAG, group_peer=self._of_group(peer))
             for peer in range(self.size)
@@ -251,7 +261,7 @@ class Peers:
             peers = operations if len(works) == 1 else operations[number : number + 1]
             ascending = sorted(self.ranks)
             ranks = sorted({ascending[operation.group_peer] for operation in peers})
-            self._wait(work, f"rank {', '.join(map(str, ranks))}", action)
+            self._wait(work, peers[0].tensor, f"rank {', '.join(map(str, ranks))}", action)
         self.traffic.received_bytes += sum(_bytes(part) for peer, part in enumerate(incoming) if peer != self.index)
 
     def _finish(self, call: Callable[[], Any], action: str, tensor: Tensor | None = None) -> None:
@@ -262,15 +272,15 @@ class Peers:
             work = call()
         except RuntimeError as error:
             raise self._failure(whom, action, error) from error
-        self._wait(work, whom, action + size)
+        self._wait(work, tensor, whom, action + size)
 
-    def _wait(self, work: Any, whom: str, action: str) -> None:
+    def _wait(self, work: Any, tensor: Tensor | None, whom: str, action: str) -> None:
         try:
             with self.waiting_for(f"{whom} ({self.axis} {action})"):
-                through = work.wait(timedelta(seconds=self.timeout_s))
+                through = nccl.wait(work, tensor, self.timeout_s)
         except RuntimeError as error:
             raise self._failure(whom, action, error) from error
-        if through is False:
+        if not through:
             raise self._failure(whom, action, None)
 
     def _failure(self, whom: str, action: str, error: RuntimeError | None) -> RunError:

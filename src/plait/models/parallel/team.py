@@ -22,6 +22,7 @@ from typing import Any
 import torch.distributed as dist
 
 from plait.layout.mesh import Coordinates, Layout
+from plait.models.parallel import nccl
 from plait.models.parallel.peers import TIMEOUT_S, Peers, WaitingFor
 
 
@@ -98,6 +99,8 @@ def make_teams(
             key = (axis == "pp", ranks)
             if len(ranks) > 1 and key not in made:
                 made[key] = dist.new_group(list(ranks), timeout=timedelta(seconds=timeout_s))
+                if rank in ranks:
+                    nccl.connect(made[key], ranks, rank, pairs=axis == "pp")
             if rank in ranks:
                 found[axis] = Peers(ranks, ranks.index(rank), axis, made.get(key), timeout_s, waiting_for)
         if rank in layout.mesh.ranks:

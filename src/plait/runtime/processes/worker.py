@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 
 from plait.launch.interface import WorkerContext
+from plait.models.parallel import nccl
 from plait.recipes.algorithm import load_flow, trace_algorithm
 from plait.recipes.recipe import Recipe
 from plait.recipes.role_models import MODEL_ROLES, REWARD_ROLES, role_models
@@ -74,6 +75,7 @@ class Worker:
             world_size=context.num_ranks,
             timeout=timedelta(seconds=WAIT_S),
         )
+        nccl.connect(None, range(context.num_ranks), self.rank, pairs=False)
         group = dist.new_group(backend="gloo", timeout=timedelta(seconds=WAIT_S))
         assert group is not None, "every rank is in the group of all"
         peers = [rank for rank in range(context.num_ranks) if rank != LEADER] if self.rank == LEADER else [LEADER]

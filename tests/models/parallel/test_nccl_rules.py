@@ -1,0 +1,115 @@
+"""Ranks keep NCCL's rules: what they post to gloo is played again as NCCL would run it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from plait.launch.local import LocalProcesses
+from tests.models.parallel import partial_cases
+from tests.models.parallel.team_workers import TeamWorker
+from tests.nccl_rules import Broken, Log, Op, Post, played, recording
+
+ALL: Any = (0, (0, 1))
+ONE = (1, "torch.float32")
+
+
+def alone(number: int, kind: str, peer: int, rank: int, tag: int = 0) -> Post:
+    return Post(number, ALL, (min(rank, peer), max(rank, peer)), (Op(kind, peer, ONE, tag),))
+
+
+def batch(number: int, *ops: tuple[str, int]) -> Post:
+    return Post(number, ALL, None, tuple(Op(kind, peer, ONE) for kind, peer in ops))
+
+
+def reduced(number: int) -> Post:
+    return Post(number, ALL, None, (Op("all_reduce", None, ONE),))
+
+
+def test_what_keeps_the_rules_ends():
+    logs: dict[int, Log] = {
+        0: [reduced(0), 0, batch(2, ("recv", 1), ("send", 1)), 2, alone(4, "send", 1, 0), alone(5, "recv", 1, 0), 4, 5],
+        1: [reduced(0), 0, batch(2, ("recv", 0), ("send", 0)), 2, alone(4, "recv", 0, 1), alone(5, "send", 0, 1), 4, 5],
+    }
+    assert played(logs) == 8
+
+
+def test_two_that_receive_before_they_send_wait_for_each_other():
+    logs: dict[int, Log] = {
+        rank: [alone(0, "recv", 1 - rank, rank), alone(1, "send", 1 - rank, rank), 0, 1] for rank in (0, 1)
+    }
+    with pytest.raises(Broken, match=r"rank 0: recv rank 1.*\n.*rank 1: recv rank 0"):
+        played(logs)
+
+
+def test_the_first_batch_of_a_group_waits_for_all_its_ranks():
+    three: Any = (1, (0, 1, 2))
+    first = {
+        0: [Post(0, three, None, (Op("send", 1, ONE),)), 0],
+        1: [Post(0, three, None, (Op("recv", 0, ONE),)), 0],
+        2: [],
+    }
+    with pytest.raises(Broken, match="wait for each other"):
+        played(first)
+    met = Post(10, three, None, (Op("all_reduce", None, ONE),))
+    assert played({rank: [met, 10, *log] for rank, log in first.items()}) == 5
+
+
+def test_messages_meet_by_their_order_and_not_by_their_tag():
+    logs: dict[int, Log] = {
+        0: [alone(0, "send", 1, 0, tag=1), alone(1, "send", 1, 0, tag=2)],
+        1: [alone(0, "recv", 0, 1, tag=2), alone(1, "recv", 0, 1, tag=1)],
+    }
+    with pytest.raises(Broken, match="another than it is meant for"):
+        played(logs)
+
+
+def test_ranks_that_come_to_other_collectives_are_told():
+    other = Post(0, ALL, None, (Op("all_reduce", None, (2, "torch.float32")),))
+    with pytest.raises(Broken, match="other collectives"):
+        played({0: [reduced(0), 0], 1: [other, 0]})
+
+
+def test_what_nobody_waits_for_ends_too():
+    with pytest.raises(Broken, match="never end"):
+        played({0: [alone(0, "send", 1, 0)], 1: []})
+
+
+# --- in processes ----------------------------------------------------------------------------------------------------
+
+
+class RecordedTeamWorker(TeamWorker):
+    def __init__(self, context: Any) -> None:
+        self._entered = recording()
+        self._log = self._entered.__enter__()
+        super().__init__(context)
+
+    def log(self) -> Log:
+        return self._log
+
+    def close(self) -> None:
+        super().close()
+        self._entered.__exit__(None, None, None)
+
+
+@pytest.fixture(scope="module")
+def four() -> Iterator[Any]:
+    with LocalProcesses().start(RecordedTeamWorker, 4) as group:
+        yield group
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        {"dp": 1, "tp": 4, "pp": 1},  # two key-value heads: each is that of two ranks
+        {"dp": 1, "tp": 2, "pp": 2},
+        {"dp": 1, "tp": 1, "pp": 2},
+    ],
+    ids=str,
+)
+def test_a_pass_over_parts_keeps_them(four: Any, sizes: dict[str, int]):
+    answers = four.submit(range(4), "run", partial_cases.__name__, "compare", "qwen2", sizes).result(120.0)
+    assert max(answers[0].values()) < 1e-9
+    assert played(dict(enumerate(four.submit(range(4), "log").result(60.0)))) > 100
