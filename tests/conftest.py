@@ -1,11 +1,16 @@
-"""Random examples have no time limit: how long one takes says how busy the machine is. One thread, for tiny tensors."""
+"""Random examples have no time limit: how long one takes says how busy the machine is. One thread, for tiny tensors.
+Without a GPU triton's kernels are interpreted."""
 
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 # Before torch is imported: two threads on a busy machine are many times slower than one.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Before triton is imported: it looks at this where a kernel is defined, its own among them.
+if not Path("/dev/nvidiactl").exists():
+    os.environ.setdefault("TRITON_INTERPRET", "1")
 
 from hypothesis import settings
 

@@ -35,6 +35,12 @@ def test_overrides() -> None:
     assert parse_overrides(tokens) == [("steps", 3), ("sampling.stop", ["a", "b"]), ("data.system_prompt", "Be brief.")]
 
 
+def test_a_gpu_recomputes_activations_unless_told_otherwise() -> None:
+    assert not override().checkpoint_activations
+    assert override("--device", "cuda").checkpoint_activations
+    assert not override("--device", "cuda", "--checkpoint_activations", "false").checkpoint_activations
+
+
 @pytest.mark.parametrize(
     "text", ["Q: {question}", "{question}", "- {question}?", "[{question}]", "# {question}", "'{question}'"]
 )

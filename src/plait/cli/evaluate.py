@@ -32,6 +32,7 @@ _SAMPLING = (
     "max_running",
     "max_prefill_tokens",
     "kv_tokens",
+    "kv_memory",
     "prefix_cache_tokens",
     "exact",
 )

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 from plait.cli.generate_options import (
     Options,
     asked_of,
-    check_cuda,
     check_numbers,
     check_out,
     in_own_words,
@@ -47,11 +46,12 @@ def _generate(options: Options) -> int:
     check_out(options)
     kept = Kept(options.out, asked_of(options), resume=options.resume, overwrite=options.overwrite)
     with opening(title_of("generate", None), _facts(options, source)):
+        from plait.models.devices import check_cuda
         from plait.runtime.generate import generate as run
         from plait.runtime.process import set_up
 
         if options.device == "cuda":
-            check_cuda()
+            check_cuda(options.dtype, "--device")
         set_up(options.threads)
         try:
             report = run(_job(options, sampling, source, lengths, history), kept.add, kept.done)

@@ -140,14 +140,6 @@ def check_out(options: Options) -> None:
         raise ConfigError(f"--out: `{out}` cannot be written: {error.strerror or error}; give another file") from None
 
 
-def check_cuda() -> None:
-    """Raises ConfigError where there is no CUDA device."""
-    import torch
-
-    if not torch.cuda.is_available():
-        raise ConfigError("--device: cuda is asked for, but torch finds no CUDA device; set it to cpu")
-
-
 def read_lengths(path: Path, n: int) -> list[list[int]]:
     """One list of `n` response lengths per line; blank lines are skipped.
 

@@ -52,7 +52,7 @@ def profile(
 
     config = read_config(model)
     model_shape(model)
-    _check_device(device)
+    _check_device(device, dtype)
     from plait.cost.measuring import measure
     from plait.cost.profile import keep_profile
 
@@ -84,8 +84,8 @@ def _check_out(out: Path, overwrite: bool) -> None:
         raise ConfigError(f"--out: `{out}` exists; give another file, or --overwrite")
 
 
-def _check_device(device: str) -> None:
-    import torch
+def _check_device(device: str, dtype: str) -> None:
+    from plait.models.devices import check_cuda
 
-    if device == "cuda" and not torch.cuda.is_available():
-        raise ConfigError("--device is cuda, but torch finds no CUDA device; leave it out")
+    if device == "cuda":
+        check_cuda(dtype, "--device")

@@ -9,7 +9,7 @@ from functools import cached_property
 
 from plait.cost.aliasing import Aliasing, flat_of
 from plait.cost.estimate import PROCESS, Rows, adapter_parameters
-from plait.cost.generation_memory import held_tokens, packed_bytes
+from plait.cost.generation_memory import packed_bytes, pool_tokens
 from plait.cost.held_memory import optimizer_bytes
 from plait.cost.offload_policy import OffloadPolicy, Owner, Use
 from plait.cost.working_memory import (
@@ -27,6 +27,7 @@ from plait.layout.mesh import Layout
 from plait.layout.params import Heads, Parameters
 from plait.layout.shards import shard, stage_bounds, zero_range
 from plait.models.shape import ModelShape
+from plait.policy.blocks import BLOCK_TOKENS
 from plait.recipes.recipe import Recipe
 from plait.recipes.role_models import RoleModel
 from plait.schedule.fused import FusedOrder
@@ -405,7 +406,8 @@ def _cache_bytes(
     layers = _stage_layers(instance, rank, shape)
     per_token = 2 * layers * (stop - first) * shape.head_dim * width
     context = longest_tokens + recipe.sampling.max_response_tokens
-    return held_tokens(running, context, recipe.sampling.kv_tokens) * per_token
+    pool = recipe.sampling.num_blocks(shape.max_positions) * BLOCK_TOKENS
+    return pool_tokens(running, context, pool, recipe.device) * per_token
 
 
 def _stage_layers(layout: Layout, rank: int, shape: ModelShape) -> int:

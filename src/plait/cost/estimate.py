@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from plait.cost.generation_memory import held_tokens, kv_bytes_per_token, packed_bytes
+from plait.cost.generation_memory import kv_bytes_per_token, packed_bytes, pool_tokens
 from plait.cost.working_memory import (
     PROCESS_BYTES,
     LargestBatch,
@@ -94,8 +94,10 @@ def memory_table(
     if flow.of_kind(CallKind.GENERATE):
         running = min(recipe.sampling.max_running, recipe.prompts_per_step * recipe.samples_per_prompt)
         context = longest_tokens + recipe.sampling.max_response_tokens
-        kept = held_tokens(running, context, recipe.sampling.num_blocks(shape.max_positions) * BLOCK_TOKENS)
+        pool = recipe.sampling.num_blocks(shape.max_positions) * BLOCK_TOKENS
+        kept = pool_tokens(running, context, pool, recipe.device)
         limit = f", {kept} at most" if kept < running * context else ""
+        limit = f", a pool of {kept}" if recipe.device == "cuda" else limit
         kv_bytes = kept * kv_bytes_per_token(shape, recipe.dtype)
         rows.append((f"KV cache ({running} samples x {context} tokens{limit})", kv_bytes))
     batch = LargestBatch.of(recipe, flow, longest_tokens)

@@ -26,6 +26,11 @@ def held_tokens(running: int, context_tokens: int, kv_tokens: int | None) -> int
     return asked if kv_tokens is None else min(asked, kv_tokens)
 
 
+def pool_tokens(running: int, context_tokens: int, kv_tokens: int, device: str) -> int:
+    """For which a pool takes memory: on a CPU page by page as they come, on a GPU all that it may hold at once."""
+    return kv_tokens if device == "cuda" else held_tokens(running, context_tokens, kv_tokens)
+
+
 def generation_rows(
     shape: ModelShape, dtype: str, *, kv_tokens: int, prefill_tokens: int, running: int, packed: bool
 ) -> list[tuple[str, int]]:

@@ -203,6 +203,16 @@ def _with_room(flow: Dataflow, planned: Mapping[str, PlannedModel], placed: Plac
     return plan
 
 
+def device_bytes_if_here(recipe: Recipe, devices: int) -> int | None:
+    """`device_bytes`; None where the recipe is for GPUs and this machine has none."""
+    if recipe.device == "cuda":
+        import torch
+
+        if not torch.cuda.is_available():
+            return None
+    return device_bytes(recipe, devices)
+
+
 def device_bytes(recipe: Recipe, devices: int) -> int:
     """Memory of one device; of the CPU, an equal part of the machine's. Its size, not what is free: a plan does not
     depend on what else runs."""

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from plait.generation.across import downloaded, uploaded
 from plait.generation.flight import InFlight
 from plait.generation.records import Choose
 from plait.generation.response import Response
@@ -69,13 +70,14 @@ class Drawing:
         """
         samples, num_rows = [self._flight.started[key] for key in keys], len(num_new)
         token_ids_D, logprobs_D = self._draw(logits_DV, num_new, samples[num_rows:])
-        kept = take(samples, drafts, token_ids_D.tolist(), logprobs_D.tolist(), self._tokenizer)
+        token_ids, logprobs = downloaded(token_ids_D, logprobs_D)
+        kept = take(samples, drafts, token_ids, logprobs, self._tokenizer)
         ended = {response.key: response for response in samples if response.finish_reason is not None}
         if num_rows and not drafts:
-            self._rows.advance(token_ids_D[:num_rows], 1)
+            self._rows.advance(token_ids[:num_rows], kept[:num_rows], token_ids_D[:num_rows])
         elif num_rows:
             newest = [response.token_ids[-1] for response in samples[:num_rows]]
-            self._rows.advance(token_ids_D.new_tensor(newest), token_ids_D.new_tensor(kept[:num_rows]))
+            self._rows.advance(newest, kept[:num_rows])
         lengths = zip(keys, num_new, kept, strict=False) if drafts else ()
         num_wrong = {key: new - count for key, new, count in lengths if new > count}
         return Drawn(ended, sum(kept), [key for key in keys[num_rows:] if key not in ended], num_wrong)
@@ -95,7 +97,7 @@ class Drawing:
         columns: list[tuple[Tensor, ...]] = [rows.draws(num_new)] if num_new else []
         if others:
             numbers = [[s.noise_key for s in others], [len(s.token_ids) for s in others]]
-            columns.append(torch.tensor(numbers, dtype=torch.int64, device=device).unbind(0))
+            columns.append(uploaded(numbers, torch.int64, device).unbind(0))
         noise_keys_D, places_D = columns[0] if len(columns) == 1 else map(torch.cat, zip(*columns, strict=True))
         draw_keys_D = noise.draw_keys(noise_keys_D, places_D)
         if not self._exact and not others and num_drawn == len(num_new):

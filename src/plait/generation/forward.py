@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 from torch import Tensor
 
@@ -98,7 +99,7 @@ class Forward:
             return None if batch is None else self._logits(batch)
         order = sorted(range(len(chunks)), key=lambda i: chunks[i].new.rank)
         more = ragged([chunks[i].new for i in order], self._pool.block_tokens, device=self.model.device)
-        ends = dict(zip(order, more.starts_S1[1:].tolist(), strict=True))
+        ends = dict(zip(order, accumulate(more.num_new), strict=True))
         read = [ends[i] - 1 for i, chunk in enumerate(chunks) if chunk.completes]
         return self._logits(with_chunks(batch, more, read))
 

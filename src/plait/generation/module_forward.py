@@ -7,9 +7,11 @@ from typing import ClassVar, Self
 import torch
 from torch import Tensor
 
+from plait.generation.captured import CapturedSteps
 from plait.generation.paged import attention_for
 from plait.generation.pool import KVPool
 from plait.generation.ragged import RaggedBatch, RaggedContext
+from plait.kernels import device_attention
 from plait.models.compute.cpu_linear import PackedLinears
 from plait.models.language_model import LanguageModel
 from plait.policy.blocks import BLOCK_TOKENS
@@ -25,6 +27,8 @@ class ModuleForward:
         self.model = model
         self._attention = attention_for(model.device, model.dtype, block_tokens)
         self._packed = PackedLinears(model.module)
+        alone = model.device.type == "cuda" and model.team.all.size == 1
+        self._captured = CapturedSteps(self._plainly, self._addresses) if alone else None
 
     @classmethod
     def of(cls, model: LanguageModel, block_tokens: int = BLOCK_TOKENS) -> Self:
@@ -47,12 +51,23 @@ class ModuleForward:
 
     def compute(self, batch: RaggedBatch, pool: KVPool) -> Tensor | None:
         """See Backend.compute."""
-        context = RaggedContext(pool, batch, self._attention)
+        if self._captured is not None and (logits_RV := self._captured.logits(batch, pool)) is not None:
+            return logits_RV
+        return self._plainly(batch, pool)
+
+    def _plainly(self, batch: RaggedBatch, pool: KVPool) -> Tensor | None:
+        takes_chunks = self._attention is device_attention.paged_attention
+        context = RaggedContext(pool, batch, self._attention, takes_chunks=takes_chunks)
         with self._packed.applied():
             hidden_TH = self.model.hidden(batch.token_ids_T, batch.position_ids_T, context, read=batch.read_R)
             hidden_RH = hidden_TH if batch.read_R is None else hidden_TH[batch.read_R]
             return self.model.logits(hidden_RH) if len(hidden_RH) else None
 
+    def _addresses(self) -> tuple[int, ...]:
+        return tuple(param.data_ptr() for param in self.model.module.parameters())
+
     def drop(self, *, keep_memory: bool = False) -> None:
         """See Backend.drop."""
+        if self._captured is not None:
+            self._captured.drop()
         self._packed.drop()

@@ -1,7 +1,8 @@
 """Attention of new tokens over contexts in blocks: which way is taken, the plain way, and that of long chunks.
 
-`paged_attention_plain` says what is computed; the kernel (`kernels.paged_attention`) equals it up to rounding. Without
-the kernel (float64, a GPU, no numba) keys are gathered and torch's own products compute.
+`paged_attention_plain` says what is computed; the kernels (`kernels.paged_attention`, on a GPU
+`kernels.device_attention`) equal it up to rounding. Without a kernel (float64, no numba) keys are gathered and torch's
+own products compute.
 
 Shapes: T new tokens, S samples, R rows of a sample (the most of any in the call), M columns of the block tables, N
 blocks of P tokens, K = M · P places looked at, Hq query heads, Hkv key heads, G = Hq / Hkv query heads that share a key
@@ -19,7 +20,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from plait.generation.pool import context_of
-from plait.kernels import paged_attention
+from plait.kernels import device_attention, paged_attention
 from plait.kernels.paged_call import PagedCall
 
 PRODUCTS_FROM = 4096
@@ -37,6 +38,8 @@ PagedAttention = Callable[[PagedCall], Tensor]
 
 def attention_for(device: torch.device, dtype: torch.dtype, block_tokens: int) -> PagedAttention:
     """The fastest way that there is for calls on this device, in this dtype, over blocks of so many tokens."""
+    if device.type == "cuda" and device_attention.AVAILABLE and dtype != torch.float64:
+        return device_attention.paged_attention
     compiled = paged_attention.AVAILABLE and dtype in (torch.float32, torch.bfloat16)
     if compiled and device.type == "cpu" and block_tokens == paged_attention.KEYS:
         return paged_attention.paged_attention

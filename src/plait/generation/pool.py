@@ -2,8 +2,9 @@
 
 Which block holds what is decided in `policy.blocks`; here lie the tensors. A token's *place* is its block's id times
 the tokens of a block plus its offset there. Buffers start as zeros: a masked place still enters a product, with weight
-0, and what lies there must be finite. On a CPU the whole pool has addresses from the start, and takes memory page by
-page as its blocks are written; elsewhere it grows by copying, layer by layer. It is given back as a whole.
+0, and what lies there must be finite. The whole pool has addresses from the start, which stay until it is given back:
+on a GPU as memory that is taken at once, on a CPU as pages that are taken as they are written. (On a CPU whose system
+has no such pages it grows by copying, layer by layer.) It is given back as a whole.
 
 Shapes: N blocks of P tokens, T tokens of a step, K tokens of a context, Hkv key heads, D and E head sizes of keys and
 of values.
@@ -21,6 +22,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from plait.generation.across import uploaded
 from plait.policy.blocks import BLOCK_TOKENS
 
 
@@ -35,7 +37,7 @@ class KeyValue:
 class KVPool:
     """Blocks of all layers; `layers` holds key [N, Hkv, P, D] and value [N, Hkv, P, E] of each, contiguous.
 
-    The shapes of a layer are learned from its first tokens. Growing may move tensors: hold none of them over a step.
+    The shapes of a layer are learned from its first tokens.
     """
 
     def __init__(self, block_tokens: int = BLOCK_TOKENS) -> None:
@@ -46,14 +48,26 @@ class KVPool:
         self._limit = 0
         self._in_place = True
         """Whether layers have addresses for all blocks up to the limit."""
+        self._by_page = True
+        """Whether they take memory as they are written."""
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of the blocks that may be used, used or not."""
+        """Bytes of the blocks that may be used, used or not; of all, where they are taken at once."""
         tensors = [tensor for kv in self.layers.values() for tensor in (kv.key, kv.value)]
-        if not self._in_place:
+        if not (self._in_place and self._by_page):
             return sum(tensor.nbytes for tensor in tensors)
         return sum(tensor[: self.num_blocks].nbytes for tensor in tensors)
+
+    @property
+    def spare(self) -> int | None:
+        """A block behind all others, which no sample has: rows that stand for nobody write to it. None: there is none,
+        or no layer yet."""
+        return self._limit if self.layers and self._in_place else None
+
+    def addresses(self) -> tuple[int, ...]:
+        """Where the layers lie."""
+        return tuple(tensor.data_ptr() for kv in self.layers.values() for tensor in (kv.key, kv.value))
 
     def reserve(self, num_blocks: int, limit: int) -> None:
         """Have blocks 0 … num_blocks − 1 at least; what is copied to grow grows by half.
@@ -83,7 +97,7 @@ class KVPool:
         if not pairs or not self.layers:
             return
         device = next(iter(self.layers.values())).key.device
-        sources, targets = torch.tensor(pairs, device=device).unbind(1)
+        sources, targets = uploaded(pairs, torch.int64, device).unbind(1)
         for kv in self.layers.values():
             for tensor in (kv.key, kv.value):
                 tensor.index_copy_(0, targets, tensor.index_select(0, sources))
@@ -104,13 +118,16 @@ class KVPool:
     def clear(self) -> None:
         """Give the memory back."""
         self.layers.clear()
-        self.num_blocks, self._limit, self._in_place = 0, 0, True
+        self.num_blocks, self._limit, self._in_place, self._by_page = 0, 0, True, True
 
     def _zeros(self, like: Tensor) -> Tensor:
         num_heads, _, head_size = like.shape
         sizes = (num_heads, self.block_tokens, head_size)
-        if self._in_place and like.device.type == "cpu":
-            found = _addresses((self._limit, *sizes), like.dtype)
+        if like.device.type != "cpu":
+            self._by_page = False
+            return like.new_zeros(self._limit + 1, *sizes)
+        if self._in_place:
+            found = _addresses((self._limit + 1, *sizes), like.dtype)
             if found is not None:
                 return found
         self._in_place = False

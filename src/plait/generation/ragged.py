@@ -14,13 +14,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from plait.data.packed import Group, PackedBatch, Span
 from plait.errors import CallError
+from plait.generation.across import uploaded
 from plait.generation.paged import PagedAttention, chunk_attention
 from plait.generation.pool import KVPool, context_of, flat_places, scatter
 from plait.kernels.paged_call import PagedCall
@@ -51,6 +52,10 @@ class RaggedBatch:
     """int32: block ids of each sample, −1 behind them."""
     places_T: Tensor
     """int64: block · P + offset of each new token."""
+    num_new: tuple[int, ...]
+    """New tokens of each sample, on the host."""
+    num_held: tuple[int, ...]
+    """`held_S` on the host."""
     ancestors: tuple[Tensor | None, ...] | None = None
     """Per sample a bool [k, k]: row i sees new token j (itself included). None: a causal chain."""
     read_R: Tensor | None = None
@@ -59,17 +64,6 @@ class RaggedBatch:
     @property
     def num_tokens(self) -> int:
         return int(self.token_ids_T.shape[0])
-
-    @cached_property
-    def num_new(self) -> tuple[int, ...]:
-        """New tokens of each sample."""
-        starts = self.starts_S1.tolist()
-        return tuple(stop - start for start, stop in pairwise(starts))
-
-    @cached_property
-    def num_held(self) -> tuple[int, ...]:
-        """`held_S` on the host."""
-        return tuple(self.held_S.tolist())
 
     @cached_property
     def num_short(self) -> int:
@@ -125,15 +119,17 @@ def ragged(
     width = max((len(sample.table) for sample in samples), default=0)
     tables = [[*sample.table, *[-1] * (width - len(sample.table))] for sample in samples]
     trees = tuple(None if sample.ancestors is None else sample.ancestors.to(device) for sample in samples)
-    whole = torch.tensor([token_ids, positions, places], dtype=torch.int64, device=device)
+    whole = uploaded([token_ids, positions, places], torch.int64, device)
     return RaggedBatch(
         *whole[:2].unbind(0),
-        starts_S1=torch.tensor(starts, dtype=torch.int32, device=device),
-        held_S=torch.tensor([sample.held for sample in samples], dtype=torch.int32, device=device),
-        tables_SM=torch.tensor(tables, dtype=torch.int32, device=device).view(len(samples), width),
+        starts_S1=uploaded(starts, torch.int32, device),
+        held_S=uploaded([sample.held for sample in samples], torch.int32, device),
+        tables_SM=uploaded(tables, torch.int32, device).view(len(samples), width),
         places_T=whole[2],
+        num_new=tuple(len(sample.token_ids) for sample in samples),
+        num_held=tuple(sample.held for sample in samples),
         ancestors=None if all(tree is None for tree in trees) else trees,
-        read_R=None if read is None else torch.tensor(read, dtype=torch.int64, device=device),
+        read_R=None if read is None else uploaded(read, torch.int64, device),
     )
 
 
@@ -147,17 +143,26 @@ class RaggedContext:
     Args:
         pool: has all blocks of the tables.
         attention: of the samples of few rows.
+        takes_chunks: of the longer ones, too.
     """
 
-    def __init__(self, pool: KVPool, batch: RaggedBatch, attention: PagedAttention) -> None:
+    def __init__(
+        self, pool: KVPool, batch: RaggedBatch, attention: PagedAttention, *, takes_chunks: bool = False
+    ) -> None:
         self.pool, self.batch = pool, batch
         self._attention = attention
         self._rows: dict[int, Tensor] = {}
         self._plans: dict[int | None, PackedPlan] = {}
-        num_short, starts = batch.num_short, [0]
+        self._num_short = num_short = len(batch.num_new) if takes_chunks else batch.num_short
+        starts = [0]
         for count in batch.num_new:
             starts.append(starts[-1] + count)
         self._starts = starts
+        short = tuple(zip(batch.num_new[:num_short], batch.num_held[:num_short], strict=True))
+        self._lengths = (
+            max((new for new, _ in short), default=0),
+            max((new + held for new, held in short), default=0),
+        )
         self._fresh = next((s for s in range(num_short, len(batch.num_new)) if batch.num_held[s]), len(batch.num_new))
         """First sample of the longer ones that hold a context."""
         whole = num_short == len(batch.num_new)
@@ -179,16 +184,20 @@ class RaggedContext:
         if num_heads not in self._rows:
             self._rows[num_heads] = flat_places(self.batch.places_T, num_heads, self.pool.block_tokens)
         scatter(blocks, self._rows[num_heads], key, value)
-        batch, num_short = self.batch, self.batch.num_short
+        batch, num_short = self.batch, self._num_short
         window = form.window
-        options = {"scale": form.scale, "window": window, "softcap": form.softcap, "sinks": form.sinks}
+        options: dict[str, Any] = {
+            "scale": form.scale, "window": window, "softcap": form.softcap, "sinks": form.sinks,
+        }  # fmt: skip
         rows_TH = query.transpose(0, 1)
         if num_short == len(batch.num_new):
-            return self._attention(PagedCall(rows_TH, blocks.key, blocks.value, *self._short, **options))
+            call = PagedCall(rows_TH, blocks.key, blocks.value, *self._short, **options, lengths=self._lengths)
+            return self._attention(call)
         out = query.new_empty(query.shape[1], query.shape[0], value.shape[2])
         if num_short:
             rows = slice(0, self._starts[num_short])
-            out[rows] = self._attention(PagedCall(rows_TH[rows], blocks.key, blocks.value, *self._short, **options))
+            call = PagedCall(rows_TH[rows], blocks.key, blocks.value, *self._short, **options, lengths=self._lengths)
+            out[rows] = self._attention(call)
         if self._fresh > num_short:
             rows = slice(self._starts[num_short], self._starts[self._fresh])
             if window not in self._plans:

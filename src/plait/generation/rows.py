@@ -6,11 +6,13 @@ Shapes: B running samples, D tokens that they draw in a step, M columns of the b
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from types import MappingProxyType
 
 import torch
 from torch import Tensor
 
+from plait.generation.across import uploaded
 from plait.generation.ragged import SHORT_ROWS, NewTokens, RaggedBatch, ragged
 from plait.generation.sampler import SamplingRows
 from plait.generation.settings import Sampling
@@ -21,6 +23,15 @@ Drafts = Mapping[Key, Sequence[int]]
 """Guesses of the tokens that samples draw next: a chain of at most SHORT_ROWS - 1."""
 
 NO_DRAFTS: Drafts = MappingProxyType({})
+
+
+@dataclass(eq=False)
+class _HostRow:
+    """What the host knows of a row, so that it need not ask the device."""
+
+    newest: int
+    num_computed: int
+    table: list[int]
 
 
 class DecodeBatch:
@@ -35,7 +46,8 @@ class DecodeBatch:
         self.keys: list[Key] = []
         self.samplings: list[Sampling] = []
         self._parameters: SamplingRows | None = None
-        capacity = min(max_rows, 16)
+        self._host: list[_HostRow] = []
+        capacity = max_rows if device.type != "cpu" else min(max_rows, 16)
         self._token_ids = torch.zeros(capacity, dtype=torch.int64, device=device)
         self._computed = torch.zeros(capacity, dtype=torch.int64, device=device)
         """Tokens whose keys and values are there, which is also the position of the newest one."""
@@ -68,13 +80,15 @@ class DecodeBatch:
         self._parameters = None
         self._reserve(len(self.keys), max(map(len, tables)))
         rows = slice(first, len(self.keys))
-        columns = torch.tensor(numbers, dtype=torch.int64, device=self._computed.device).unbind(1)
+        self._host += [_HostRow(row[0], row[1], list(table)) for row, table in zip(numbers, tables, strict=True)]
+        columns = uploaded(numbers, torch.int64, self._computed.device).unbind(1)
         for tensor, column in zip(
             (self._token_ids, self._computed, self._noise_keys, self._drawn), columns, strict=True
         ):
             tensor[rows] = column
-        for row, table in enumerate(tables, first):
-            self._set_table(row, table)
+        width = self._tables.shape[1]
+        padded = [[*table, *[-1] * (width - len(table))] for table in tables]
+        self._tables[rows] = uploaded(padded, torch.int32, self._tables.device)
 
     def remove(self, keys: Collection[Key]) -> None:
         """Samples leave the batch; the others keep their order."""
@@ -83,8 +97,9 @@ class DecodeBatch:
         kept = [row for row, key in enumerate(self.keys) if key not in keys]
         self.keys = [self.keys[row] for row in kept]
         self.samplings = [self.samplings[row] for row in kept]
+        self._host = [self._host[row] for row in kept]
         self._parameters = None
-        index = torch.tensor(kept, dtype=torch.int64, device=self._computed.device)
+        index = uploaded(kept, torch.int64, self._computed.device)
         for tensor in (self._token_ids, self._computed, self._noise_keys, self._drawn, self._tables):
             tensor[: len(kept)] = tensor[index]
 
@@ -102,29 +117,20 @@ class DecodeBatch:
         for row, key in enumerate(self.keys):
             table = tables.get(key)
             if table is not None:
+                self._host[row].table = list(table)
                 last = table[-changed:]
                 places += range(row * width + len(table) - len(last), row * width + len(table))
                 blocks += last
         device = self._tables.device
-        self._tables.view(-1)[torch.tensor(places, device=device)] = torch.tensor(
-            blocks, dtype=torch.int32, device=device
-        )
+        self._tables.view(-1)[uploaded(places, torch.int64, device)] = uploaded(blocks, torch.int32, device)
 
     def new_tokens(self, drafts: Drafts) -> list[NewTokens]:
-        """The newest token of each row, on the host, and what is drafted behind it."""
-        count = len(self.keys)
-        numbers = zip(
-            self.keys,
-            self._token_ids[:count].tolist(),
-            self._computed[:count].tolist(),
-            self._tables[:count].tolist(),
-            strict=True,
-        )
+        """The newest token of each row, and what is drafted behind it, as the host knows them."""
         new = []
-        for key, newest, computed, table in numbers:
-            token_ids = (newest, *drafts.get(key, ()))
+        for key, row in zip(self.keys, self._host, strict=True):
+            token_ids = (row.newest, *drafts.get(key, ()))
             assert len(token_ids) <= SHORT_ROWS, f"a draft of {len(token_ids) - 1} tokens"
-            new.append(NewTokens(token_ids, computed, [block for block in table if block >= 0]))
+            new.append(NewTokens(token_ids, row.num_computed, row.table))
         return new
 
     def batch(self, drafts: Drafts) -> RaggedBatch:
@@ -142,6 +148,8 @@ class DecodeBatch:
             held_S=computed_B.int(),
             tables_SM=tables_BM,
             places_T=blocks_B * self._block_tokens + (computed_B - columns_B * self._block_tokens),
+            num_new=(1,) * count,
+            num_held=tuple(row.num_computed for row in self._host),
         )
 
     def draws(self, num_new: Sequence[int]) -> tuple[Tensor, Tensor]:
@@ -154,9 +162,9 @@ class DecodeBatch:
         noise_keys_B, places_B = self._noise_keys[:count], self._drawn[:count]
         if sum(num_new) == count:
             return noise_keys_B, places_B
-        counts_B = torch.tensor(num_new, dtype=torch.int64, device=places_B.device)
-        further_D = torch.cat([torch.arange(count, device=places_B.device) for count in num_new])
-        return noise_keys_B.repeat_interleave(counts_B), places_B.repeat_interleave(counts_B) + further_D
+        numbers = [(row, further) for row, count in enumerate(num_new) for further in range(count)]
+        rows_D, further_D = uploaded(numbers, torch.int64, places_B.device).unbind(1)
+        return noise_keys_B[rows_D], places_B[rows_D] + further_D
 
     def parameters(self, vocab_size: int) -> SamplingRows:
         """Sampling parameters of the rows; they change only with the members."""
@@ -164,16 +172,25 @@ class DecodeBatch:
             self._parameters = SamplingRows.of(self.samplings, vocab_size, self._computed.device)
         return self._parameters
 
-    def advance(self, newest_B: Tensor, num_drawn_B: Tensor | int) -> None:
-        """All rows have drawn tokens: so many each (or all as many), with these ids the last ones."""
-        count = len(self.keys)
-        self._token_ids[:count] = newest_B
-        self._computed[:count] += num_drawn_B
-        self._drawn[:count] += num_drawn_B
+    def advance(self, newest: Sequence[int], num_drawn: Sequence[int], newest_B: Tensor | None = None) -> None:
+        """All rows have drawn tokens: so many each, with these ids the last ones.
 
-    def _set_table(self, row: int, table: Sequence[int]) -> None:
-        self._tables[row] = -1
-        self._tables[row, : len(table)] = torch.tensor(table, dtype=torch.int32, device=self._tables.device)
+        Args:
+            newest_B: the ids where they were drawn, if every row drew one.
+        """
+        count = len(self.keys)
+        for row, token_id, number in zip(self._host, newest, num_drawn, strict=True):
+            row.newest, row.num_computed = token_id, row.num_computed + number
+        if newest_B is not None:
+            assert max(num_drawn, default=1) == 1, "rows that drew one token each"
+            self._token_ids[:count] = newest_B
+            self._computed[:count] += 1
+            self._drawn[:count] += 1
+            return
+        newest_B, drawn_B = uploaded([newest, num_drawn], torch.int64, self._computed.device).unbind(0)
+        self._token_ids[:count] = newest_B
+        self._computed[:count] += drawn_B
+        self._drawn[:count] += drawn_B
 
     def _reserve(self, num_rows: int, num_columns: int) -> None:
         rows, columns = self._tables.shape
@@ -198,7 +215,7 @@ def with_chunks(rows: RaggedBatch | None, chunks: RaggedBatch, read: Sequence[in
         read: rows of `chunks` whose logits are wanted; those of all `rows` are.
     """
     device = chunks.token_ids_T.device
-    read_R = torch.tensor(read, dtype=torch.int64, device=device)
+    read_R = uploaded(read, torch.int64, device)
     if rows is None:
         return RaggedBatch(
             chunks.token_ids_T,
@@ -207,6 +224,8 @@ def with_chunks(rows: RaggedBatch | None, chunks: RaggedBatch, read: Sequence[in
             chunks.held_S,
             chunks.tables_SM,
             chunks.places_T,
+            chunks.num_new,
+            chunks.num_held,
             read_R=read_R,
         )
     count = rows.num_tokens
@@ -222,5 +241,7 @@ def with_chunks(rows: RaggedBatch | None, chunks: RaggedBatch, read: Sequence[in
         torch.cat([rows.held_S, chunks.held_S]),
         torch.cat(tables),
         torch.cat([rows.places_T, chunks.places_T]),
+        (*rows.num_new, *chunks.num_new),
+        (*rows.num_held, *chunks.num_held),
         read_R=torch.cat([torch.arange(count, device=device), read_R + count]),
     )

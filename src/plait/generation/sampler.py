@@ -22,6 +22,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from plait.generation.across import uploaded
 from plait.generation.request import Sampling
 from plait.kernels import draw, noise, paged_attention
 
@@ -43,6 +44,8 @@ class SamplingRows:
     top_p_B: Tensor | None
     """float64; 1 where a row has none."""
     all_greedy: bool
+    most_top_k: int
+    """The largest top-k of the rows that have one; 0: none has."""
 
     @classmethod
     def of(cls, samplings: Sequence[Sampling], vocab_size: int, device: torch.device) -> SamplingRows:
@@ -55,7 +58,7 @@ class SamplingRows:
         def column(values: list, default: object, dtype: torch.dtype) -> Tensor | None:
             if all(value == default for value in values):
                 return None
-            return torch.tensor(values, dtype=dtype, device=device)
+            return uploaded(values, dtype, device)
 
         temperature_B = column(temperature, 1.0, torch.float64)
         return cls(
@@ -64,6 +67,7 @@ class SamplingRows:
             top_k_B=column(top_k, vocab_size, torch.int64),
             top_p_B=column(top_p, 1.0, torch.float64),
             all_greedy=all(greedy),
+            most_top_k=max((k for k in top_k if k < vocab_size), default=0),
         )
 
 
@@ -139,13 +143,14 @@ def filter_threshold(logits_BV: Tensor, weights_BV: Tensor, rows: SamplingRows) 
     vocab_size = logits_BV.shape[1]
     threshold_B = torch.full_like(logits_BV[:, 0], -torch.inf)
     if rows.top_k_B is not None:
-        asked_B = rows.top_k_B < vocab_size
-        most = int(rows.top_k_B[asked_B].max())
+        asked_B, most = rows.top_k_B < vocab_size, rows.most_top_k
         top_BK = logits_BV.topk(most, dim=-1).values
         kth_B = top_BK.gather(1, (rows.top_k_B.clamp(max=most) - 1)[:, None])[:, 0]
         threshold_B = torch.where(asked_B, kth_B, threshold_B)
     if rows.top_p_B is None:
         return threshold_B
+    if logits_BV.device.type != "cpu":
+        return _whole_top_p(logits_BV, weights_BV, rows.top_p_B, threshold_B)
 
     pending = (rows.top_p_B < 1).nonzero()[:, 0]
     weights_PV = weights_BV[pending].masked_fill_(logits_BV[pending] < threshold_B[pending, None], 0.0)
@@ -164,6 +169,18 @@ def filter_threshold(logits_BV: Tensor, weights_BV: Tensor, rows: SamplingRows) 
         pending, target_P = pending[~reached_P], target_P[~reached_P]
         width = min(4 * width, vocab_size)
     return threshold_B
+
+
+def _whole_top_p(logits_BV: Tensor, weights_BV: Tensor, top_p_B: Tensor, threshold_B: Tensor) -> Tensor:
+    """The threshold of top-p, and `threshold_B` in rows without one, by sorting the whole vocabulary: taken in pieces,
+    the host would have to ask how many rows are left."""
+    kept_BV = weights_BV.masked_fill(logits_BV < threshold_B[:, None], 0.0)
+    target_B1 = top_p_B[:, None] * kept_BV.sum(-1, dtype=torch.float64, keepdim=True)
+    sorted_BV = logits_BV.sort(dim=-1, descending=True).values
+    mass_BV = (sorted_BV - sorted_BV[:, :1]).exp_().cumsum(-1, dtype=torch.float64)
+    place_B1 = torch.searchsorted(mass_BV, target_B1).clamp_(max=logits_BV.shape[1] - 1)
+    found_B = torch.maximum(sorted_BV.gather(1, place_B1)[:, 0], threshold_B)
+    return torch.where(top_p_B < 1, found_B, threshold_B)
 
 
 def _top(logits_BV: Tensor, count: int) -> tuple[Tensor, Tensor]:
@@ -203,22 +220,32 @@ def _draw(
     winner_B = torch.cat([scores_BW, tail_score_B1], dim=1).argmax(-1)
     in_tail_B = winner_B == top_ids_BW.shape[1]
     token_ids_B = top_ids_BW.gather(1, winner_B.clamp(max=top_ids_BW.shape[1] - 1)[:, None])[:, 0]
+    if tail_BV.device.type != "cpu":  # the host does not ask which rows; the sums of all are no more to read
+        picked_B = _tail_pick(tail_BV, uniform_BX[:, -1])
+        return torch.where(in_tail_B, picked_B, token_ids_B)
     rows_R = in_tail_B.nonzero()[:, 0]
     if rows_R.numel():
-        cumulative_RV = tail_BV[rows_R].cumsum(-1, dtype=torch.float64)
-        total_R = cumulative_RV[:, -1]
-        point_R = uniform_BX[rows_R, -1] * total_R
-        # A product that rounds up to the total would fall behind the last token that has weight.
-        point_R = torch.minimum(point_R, torch.nextafter(total_R, torch.zeros_like(total_R)))
-        token_ids_B[rows_R] = torch.searchsorted(cumulative_RV, point_R[:, None], right=True)[:, 0].clamp_(
-            max=tail_BV.shape[1] - 1  # of use for NaN only
-        )
+        token_ids_B[rows_R] = _tail_pick(tail_BV[rows_R], uniform_BX[rows_R, -1])
     return token_ids_B
+
+
+def _tail_pick(tail_RV: Tensor, uniform_R: Tensor) -> Tensor:
+    """[R] tokens by the inverse of the distribution function of their weights."""
+    cumulative_RV = tail_RV.cumsum(-1, dtype=torch.float64)
+    total_R = cumulative_RV[:, -1]
+    point_R = uniform_R * total_R
+    # A product that rounds up to the total would fall behind the last token that has weight.
+    point_R = torch.minimum(point_R, torch.nextafter(total_R, torch.zeros_like(total_R)))
+    return torch.searchsorted(cumulative_RV, point_R[:, None], right=True)[:, 0].clamp_(
+        max=tail_RV.shape[1] - 1  # of use for NaN only
+    )
 
 
 def _tail_ids(like_BW: Tensor) -> Tensor:
     """[B, 2]"""
-    return like_BW.new_tensor([noise.TAIL_GUMBEL, noise.TAIL_UNIFORM]).expand(len(like_BW), -1)
+    # Counted down on the device: a list would be uploaded in every step.
+    ids = torch.arange(noise.TAIL_GUMBEL, noise.TAIL_UNIFORM - 1, -1, device=like_BW.device, dtype=like_BW.dtype)
+    return ids.expand(len(like_BW), -1)
 
 
 def _with_logprobs(logits_BV: Tensor, token_ids_B: Tensor, log_total_B: Tensor) -> tuple[Tensor, Tensor]:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Field, model_validator
 
 from plait.errors import ConfigError
 from plait.policy.blocks import BLOCK_TOKENS, num_blocks_for
@@ -17,6 +18,9 @@ MIN_TEMPERATURE = 0.01
 MAX_DRAFT_TOKENS = 15
 """More rows of a sample would be computed as a chunk."""
 MIN_POOL_BYTES = 1 << 16
+MIN_KV_BYTES = 1 << 20
+GPU_SHARE = 0.3
+"""Of a GPU's memory, for keys and values, where nothing is said."""
 
 
 def _check_temperature(value: float) -> float:
@@ -35,6 +39,14 @@ def _check_stop(value: tuple[str, ...]) -> tuple[str, ...]:
 def _check_blocks(value: int) -> int:
     if 0 < value < BLOCK_TOKENS:
         raise ValueError(f"expected 0 or at least {BLOCK_TOKENS}, the tokens of a block, found {value}")
+    return value
+
+
+def _check_memory(value: float | None) -> float | None:
+    if value is not None and not 0 < value < 1 and not (value >= MIN_KV_BYTES and value == int(value)):
+        raise ValueError(
+            f"expected a share of the device's memory between 0 and 1, or bytes from {MIN_KV_BYTES:,} on, found {value}"
+        )
     return value
 
 
@@ -108,7 +120,12 @@ class SamplingSettings(Settings):
         ge=BLOCK_TOKENS,
         description=f"tokens whose keys and values are held at most, in whole blocks of {BLOCK_TOKENS}; when they are "
         "more, the youngest samples wait and are computed again. By default max_running times the positions of the "
-        "model",
+        "model, on a GPU within kv_memory",
+    )
+    kv_memory: Annotated[float | None, AfterValidator(_check_memory)] = Field(
+        None,
+        description="kv_tokens from memory: a share of each device's, such as 0.3, or bytes, such as 8e9, in which an "
+        f"instance's keys and values have room. By default {GPU_SHARE} on a GPU, no bound on a CPU",
     )
     prefix_cache_tokens: Annotated[int, AfterValidator(_check_blocks)] = Field(
         0,
@@ -131,11 +148,59 @@ class SamplingSettings(Settings):
         "for tests, CPU only",
     )
 
+    @model_validator(mode="after")
+    def _check_pool(self) -> Self:
+        if self.kv_tokens is not None and self.kv_memory is not None:
+            raise ValueError("kv_tokens and kv_memory both say how large the pool is; leave one of them out")
+        return self
+
     def num_blocks(self, max_positions: int) -> int:
-        """Blocks of the pool of an engine whose model has so many positions."""
+        """Blocks of the pool of an engine whose model has so many positions.
+
+        Raises:
+            ConfigError: they depend on the memory of a device, see `sized`.
+        """
+        if self.kv_memory is not None:
+            raise ConfigError(
+                f"`sampling.kv_memory` is {self.kv_memory:g}, but an engine takes `kv_tokens`; `settings.sized(...)` "
+                "makes the one of the other"
+            )
         if self.kv_tokens is not None:
             return self.kv_tokens // BLOCK_TOKENS
         return self.max_running * num_blocks_for(max_positions)
+
+    def sized(
+        self, max_positions: int, token_bytes: int, device: str, device_bytes: Callable[[], int | None]
+    ) -> SamplingSettings:
+        """With `kv_tokens` in place of what they follow from.
+
+        Args:
+            token_bytes: of the keys and values of one token, all layers and heads.
+            device: cpu or cuda.
+            device_bytes: says how much memory it has, where that is asked; None: it is not here, and bounds nothing.
+
+        Raises:
+            ConfigError: the memory has no room for one block.
+        """
+        if self.kv_tokens is not None:
+            return self
+        memory, key = self.kv_memory, "`sampling.kv_memory`"
+        if memory is None and device != "cpu":
+            memory, key = GPU_SHARE, "the memory for keys and values (`sampling.kv_memory`)"
+        blocks = self.max_running * num_blocks_for(max_positions)
+        if memory is not None and memory < 1:
+            known = device_bytes()
+            budget = None if known is None else int(memory * known)
+        else:
+            budget = None if memory is None else int(memory)
+        if budget is not None:
+            blocks = min(blocks, budget // (BLOCK_TOKENS * token_bytes))
+            if blocks < 1:
+                raise ConfigError(
+                    f"{key} is {memory:g}, {budget} bytes, but one block of {BLOCK_TOKENS} tokens takes "
+                    f"{BLOCK_TOKENS * token_bytes}; give more"
+                )
+        return self.model_copy(update={"kv_tokens": blocks * BLOCK_TOKENS, "kv_memory": None})
 
     def limits(self, max_positions: int) -> Limits:
         """What decisions about steps depend on."""

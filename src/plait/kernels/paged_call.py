@@ -37,3 +37,13 @@ class PagedCall:
     softcap: float | None = None
     sinks: Tensor | None = None
     """softcap, sinks: see AttentionContext.attend."""
+    lengths: tuple[int, int] | None = None
+    """Most new tokens, and most keys with the new ones, that a sample has; None: the tensors say (a GPU is waited for
+    then)."""
+
+    def most(self) -> tuple[int, int]:
+        """`lengths`, read from the tensors where they are not given."""
+        if self.lengths is not None:
+            return self.lengths
+        counts_S = self.starts_S1[1:] - self.starts_S1[:-1]
+        return int(counts_S.max()), int((self.held_S + counts_S).max())

@@ -115,7 +115,7 @@ class Backbone:
     def _reading(self, read: Tensor | None, num_tokens: int) -> Iterator[None]:
         """Within it the last MLP computes these rows alone. (Not with activation checkpoints: those compute the layer
         again when this is over.)"""
-        rows = None if read is None or self._last_mlp is None else torch.unique(read)
+        rows = None if read is None or self._last_mlp is None else _once(read)
         if rows is None or len(rows) > READ_SHARE * num_tokens:
             yield
             return
@@ -171,6 +171,11 @@ def _decoder_layers(module: Any) -> list[nn.Module]:
             "another family."
         )
     return list(lists[0])
+
+
+def _once(read: Tensor) -> Tensor:
+    """Each place once, or more often where no gradient asks for it: a GPU would be waited for to count them."""
+    return torch.unique(read) if read.device.type == "cpu" or torch.is_grad_enabled() else read
 
 
 def _on_rows(forward: Callable[[Tensor], Tensor], rows: Tensor, x: Tensor) -> Tensor:

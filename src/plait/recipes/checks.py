@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from plait.dataflow import CallKind, Dataflow
 from plait.errors import ConfigError, FlowError
+from plait.models.devices import check_cuda
 from plait.models.files.adapter_folder import adapter_of
 from plait.models.files.hub import read_config
 from plait.models.files.known_shapes import is_shape
@@ -98,10 +99,7 @@ def check_device(recipe: Recipe) -> None:
             f"`sampling.exact` promises equal bits on a CPU only, and `device` is {recipe.device}; set one of them back"
         )
     if recipe.device == "cuda":
-        import torch
-
-        if not torch.cuda.is_available():
-            raise ConfigError("`device` is cuda, but torch finds no CUDA device; set it to cpu")
+        check_cuda(recipe.dtype, "`device`")
 
 
 def check_calls(flow: Dataflow) -> None:

@@ -170,9 +170,18 @@ class Recipe(Settings):
     threads: int = Field(0, ge=0, le=4096, description="CPU threads; 0: one per core")
     micro_batch_tokens: int = Field(4096, ge=1, description="tokens of a forward in scoring and training")
     checkpoint_activations: bool = Field(
-        False, description="recompute activations in the backward: less memory, more time"
+        False,
+        description="recompute activations in the backward: less memory, more time. On a GPU true unless it is set",
     )
     trackers: tuple[Literal["tensorboard", "wandb"], ...] = Field((), description="also log to these")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _spare_memory(cls, tree: Any) -> Any:
+        """Activations of a long micro-batch are most of what a GPU holds in training."""
+        if isinstance(tree, dict) and tree.get("device") == "cuda":
+            return {"checkpoint_activations": True} | tree
+        return tree
 
     @model_validator(mode="after")
     def _check_length(self) -> Self:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from plait.cost.estimate import model_shape
+from plait.cost.generation_memory import kv_bytes_per_token
 from plait.cost.limit import measure_rates
 from plait.data.prompts import PromptEncoder
 from plait.data.records import Prompt, Sample
@@ -71,6 +72,8 @@ def generate(job: Job, keep: Callable[[Sample], None], done: Collection[tuple[in
         ConfigError: a stop token that the model does not have, or a cache that is too small for one sample.
         ModelError: the model cannot be used.
     """
+    if job.device != "cpu":
+        job = replace(job, engine=_sized(job))
     shape, requests, earlier = _checked(job)
     engine = Engine(load_model(job.model, dtype=job.dtype, device=job.device), job.engine)
     not_compiled = engine.not_compiled
@@ -90,6 +93,16 @@ def generate(job: Job, keep: Callable[[Sample], None], done: Collection[tuple[in
     return GenerationReport(
         tuple(samples), num_asked, seconds, meter, limit_s, not_compiled, speculation=engine.speculation
     )
+
+
+def _sized(job: Job) -> SamplingSettings:
+    """Limits whose pool has room in the memory of the GPU."""
+    import torch
+
+    shape = model_shape(job.model)
+    token_bytes = kv_bytes_per_token(shape, job.dtype)
+    memory = torch.cuda.get_device_properties(0).total_memory
+    return job.engine.sized(shape.max_positions, token_bytes, job.device, lambda: memory)
 
 
 def _ask(engine: Engine, request: Request, done: Collection[tuple[int, int]]) -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import islice
 from typing import Any
 
 from plait.cost.device_memory import Facts
 from plait.cost.estimate import ModelShape, model_shape
-from plait.cost.placement import num_devices, parameters_of, resolve_plan
+from plait.cost.generation_memory import kv_bytes_per_token
+from plait.cost.placement import device_bytes_if_here, num_devices, parameters_of, resolve_plan
 from plait.cost.workload import Lengths
 from plait.data.examples import ExampleSet
 from plait.data.mixture import Mixed
@@ -16,7 +18,6 @@ from plait.data.prompts import PromptSet
 from plait.dataflow import CallKind, Dataflow
 from plait.errors import ConfigError, ModelError
 from plait.models.files.known_shapes import is_shape
-from plait.policy.blocks import BLOCK_TOKENS
 from plait.recipes.algorithm import load_flow, trace_algorithm
 from plait.recipes.checks import (
     check_adapters,
@@ -36,7 +37,7 @@ from plait.runtime.fusing import with_order
 from plait.runtime.planning import found_for_run
 from plait.runtime.prepared import Outline, Prepared, longest_tokens
 from plait.runtime.reading import RunData, read_data
-from plait.runtime.stored_recipe import with_pool
+from plait.runtime.stored_recipe import with_sampling
 from plait.runtime.tokenizers import check_ids, load_tokenizer
 from plait.schedule.named_plans import AUTO
 from plait.schedule.placements import to_be_found
@@ -165,8 +166,11 @@ def outline(
     models = role_models(dataflow, recipe)
     check_adapters(models, trains=trains)
     shapes = _shapes(models, recipe)
-    if generates and recipe.sampling.kv_tokens is None:
-        recipe = with_pool(recipe, recipe.sampling.num_blocks(shapes[recipe.model].max_positions) * BLOCK_TOKENS)
+    if generates:
+        shape, device = shapes[recipe.model], recipe.device
+        token_bytes = kv_bytes_per_token(shape, recipe.dtype)
+        room = partial(device_bytes_if_here, recipe, num_devices(recipe))
+        recipe = with_sampling(recipe, recipe.sampling.sized(shape.max_positions, token_bytes, device, room))
     check_models(models, to_come or {})
     _check_stop(recipe, shapes[recipe.model])
     return Outline(recipe, dataflow, models, shapes, functions, judges)

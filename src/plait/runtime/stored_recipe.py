@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from plait.errors import ConfigError
+from plait.generation.settings import SamplingSettings
 from plait.recipes.recipe import Recipe
 from plait.recipes.recipe_file import load_recipe, read_tree
 
@@ -21,7 +22,9 @@ def as_begun(old: Path, recipe: Recipe) -> Recipe:
     """The recipe of a run that is resumed: where it leaves the size of the KV pool open, what the stored one says."""
     sampling = read_tree(old).get("sampling")
     stored = sampling.get("kv_tokens") if isinstance(sampling, dict) else None
-    return recipe if stored is None or recipe.sampling.kv_tokens is not None else with_pool(recipe, stored)
+    if stored is None or recipe.sampling.kv_tokens is not None:
+        return recipe
+    return with_sampling(recipe, recipe.sampling.model_copy(update={"kv_tokens": stored, "kv_memory": None}))
 
 
 def _stored(path: Path) -> dict[str, Any]:
@@ -46,5 +49,5 @@ def changed_keys(old: Path, new: Recipe) -> list[str]:
     return sorted(key for key in before.keys() | after.keys() if before.get(key) != after.get(key))
 
 
-def with_pool(recipe: Recipe, kv_tokens: int) -> Recipe:
-    return recipe.model_copy(update={"sampling": recipe.sampling.model_copy(update={"kv_tokens": kv_tokens})})
+def with_sampling(recipe: Recipe, sampling: SamplingSettings) -> Recipe:
+    return recipe.model_copy(update={"sampling": sampling})

@@ -1,0 +1,123 @@
+"""Attention over blocks on a GPU, by Triton: rows of one token, drafts, trees and chunks of prompts in one launch.
+
+Every key is read once by the query heads that share it. Where there are few samples, the keys of each are dealt out to
+several programs (a second launch puts their parts together), so that all of the GPU reads.
+
+Shapes: T new tokens, Hq query heads, Hkv key heads, D and E head sizes of keys and of values.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+from collections.abc import Sequence
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+from plait.kernels.paged_call import PagedCall
+
+AVAILABLE = importlib.util.find_spec("triton") is not None
+"""Triton comes with torch for CUDA on Linux."""
+
+MOST_TREE_TOKENS = 63
+"""What a row of a tree sees is a number's bits."""
+
+TILE = 64
+"""Pairs of a row and a head of a tile at most; 16 at least, which the matrix units take."""
+KEYS = 64
+"""Of one step of a program, at most as many as fit its registers."""
+MOST_SPLITS = 32
+KEYS_OF_SPLIT = 256
+"""Fewer are not worth a program of their own."""
+WAVES = 2
+"""Programs for each multiprocessor from which on keys need not be dealt out."""
+
+
+def paged_attention(call: PagedCall) -> Tensor:
+    """[T, Hq, E] in the dtype of the query, float32 or bfloat16; the softmax in float32.
+
+    Raises:
+        ValueError: a tree has more tokens than a row can say that it sees.
+    """
+    from plait.kernels import device_kernels  # imports triton
+
+    query, key_pool, value_pool = call.query, call.key_pool, call.value_pool
+    assert key_pool.is_contiguous(), "the blocks of a layer are contiguous"
+    assert value_pool.is_contiguous(), "the blocks of a layer are contiguous"
+    query = query if query.stride(2) == 1 else query.contiguous()
+    num_tokens, num_heads, key_size = query.shape
+    num_key_heads, block_tokens, value_size = value_pool.shape[1:]
+    group, num_samples = num_heads // num_key_heads, len(call.tables_SM)
+    most_rows, most_keys = call.most()
+    tile = min(TILE, max(16, _power(group * most_rows)))
+    tile = max(tile, _power(group))
+    rows = tile // group
+    tiles = -(-most_rows // rows)
+    splits = splits_of(num_samples * tiles * num_key_heads, most_keys, _programs(query.device))
+    out = query.new_empty(num_tokens, num_heads, value_size)
+    seen, depths = (out, out) if call.ancestors is None else _trees(call.starts_S1, call.ancestors)
+    parts, tops, sums = out, out, out
+    if splits > 1:
+        parts = torch.empty(splits, *out.shape, dtype=torch.float32, device=out.device)
+        tops, sums = torch.empty(2, splits, num_tokens, num_heads, dtype=torch.float32, device=out.device)
+    wide_key, wide_value = max(16, _power(key_size)), max(16, _power(value_size))
+    has_sinks = call.sinks is not None
+    sinks = call.sinks.detach().contiguous() if call.sinks is not None else out
+    device_kernels.attend[(num_samples * tiles, num_key_heads, splits)](
+        query, query.stride(0), query.stride(1), key_pool, value_pool, parts, tops, sums,
+        call.tables_SM, call.tables_SM.stride(0), call.starts_S1, call.held_S, seen, depths, sinks,
+        num_tokens, tiles, call.window or 0, float(call.scale), float(call.softcap or 1.0),
+        GROUP=group, KEY_HEADS=num_key_heads, P=block_tokens, D=key_size, E=value_size, ROWS=rows, M=tile,
+        N=KEYS if max(wide_key, wide_value) <= 128 else KEYS // 2, WIDE_D=wide_key, WIDE_E=wide_value, SPLITS=splits,
+        WINDOW=call.window is not None, SOFTCAP=call.softcap is not None, SINKS=has_sinks,
+        TREES=call.ancestors is not None, WIDE=device_kernels.INTERPRETED,
+    )  # fmt: skip
+    if splits > 1:
+        device_kernels.merge[(num_tokens, num_heads)](
+            parts, tops, sums, out, sinks, num_tokens,
+            HEADS=num_heads, E=value_size, WIDE_E=wide_value, SPLITS=splits, SINKS=has_sinks,
+        )  # fmt: skip
+    return out
+
+
+def splits_of(num_programs: int, most_keys: int, wanted: int) -> int:
+    """Into how many parts the keys of a sample are dealt: a power of two, so that few programs are compiled, and the
+    same for all contexts between two powers of two.
+
+    Args:
+        num_programs: without parts.
+        wanted: programs that fill the device.
+    """
+    enough = -(-wanted // max(1, num_programs))
+    worth = _power(most_keys) // KEYS_OF_SPLIT
+    return max(1, min(_power(enough), worth, MOST_SPLITS))
+
+
+@functools.cache
+def _programs(device: torch.device) -> int:
+    if device.type != "cuda":
+        return WAVES
+    return WAVES * torch.cuda.get_device_properties(device).multi_processor_count
+
+
+def _power(number: int) -> int:
+    """The power of two that is as large, or the next larger one."""
+    return 1 << max(0, number - 1).bit_length()
+
+
+def _trees(starts_S1: Tensor, ancestors: Sequence[Tensor | None]) -> tuple[Tensor, Tensor]:
+    """What each new token sees of its sample's, as bits [T] int64, and its depth [T] int32."""
+    bits, depths = [], []
+    starts = starts_S1.tolist()
+    for (start, stop), tree in zip(pairwise(starts), ancestors, strict=True):
+        if stop - start > MOST_TREE_TOKENS and any(tree is not None for tree in ancestors):
+            raise ValueError(
+                f"{stop - start} new tokens of a sample beside a tree: expected {MOST_TREE_TOKENS} at most"
+            )
+        rows = torch.ones(stop - start, stop - start, dtype=torch.bool).tril() if tree is None else tree
+        rows = rows.to(starts_S1.device)
+        bits.append((rows.long() << torch.arange(stop - start, device=rows.device)).sum(1))
+        depths.append(rows.sum(1) - 1)
+    return torch.cat(bits), torch.cat(depths).int()

@@ -1,0 +1,264 @@
+"""A step on a GPU, without one: on tensors that hold nothing, of the device `meta`. Whatever waits for the device, to
+ask it for a number, raises; but for the one place where a step reads what it has drawn."""
+
+from __future__ import annotations
+
+import copy
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from plait.generation import across, drawing, module_forward
+from plait.generation.engine import Engine
+from plait.generation.request import Request
+from plait.generation.sampler import SamplingRows, sample_plain
+from plait.generation.settings import Sampling, SamplingSettings
+from plait.kernels import noise
+from plait.kernels.paged_call import PagedCall
+from plait.models.backbone import Backbone
+from plait.models.head import Head
+from tests.cases import slow_but
+from tests.generation.test_engine import request_of
+from tests.models.tiny import tiny_model
+
+GPU = torch.device("meta")
+DRAWN = 37
+"""The token that every draw gives."""
+
+OPS_OF_A_LAYER = 70
+"""Of Transformers' llama as it is: norms, rotary places, projections, the MLP."""
+OPS_OF_A_STEP = 110
+"""Beside the layers: rows, places, embedding, head, draw."""
+
+
+class Uploads(TorchFunctionMode):
+    """Finds tensors that are made of numbers of the host right on the device: these may be paged out, so the host waits
+    until they are there."""
+
+    def __init__(self, found: list[str]) -> None:
+        super().__init__()
+        self._found = found
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        makes = func in (torch.tensor, torch.as_tensor, Tensor.new_tensor)
+        if makes and out.device == GPU and (func is Tensor.new_tensor or not isinstance(args[0], Tensor)):
+            self._found.append(f"{func} of shape {tuple(out.shape)}")
+        return out
+
+
+class Launches(TorchDispatchMode):
+    """Counts what would be a kernel or a copy, and finds copies between host and device that would be waited for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts: Counter[str] = Counter()
+        self.waited: list[str] = []
+        self._uploads = Uploads(self.waited)
+
+    def __enter__(self) -> Launches:
+        self._uploads.__enter__()
+        return super().__enter__()
+
+    def __exit__(self, *of: Any) -> None:
+        super().__exit__(*of)
+        self._uploads.__exit__(*of)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        found = out if isinstance(out, Tensor) else None
+        if found is None or found.device != GPU or func.is_view:
+            return out
+        self.counts[str(func)] += 1
+        flat = pytree.tree_leaves((args, kwargs or {}))
+        of_host = [one for one in flat if isinstance(one, Tensor) and one.device != GPU and one.dim()]
+        uploads = func is torch.ops.aten._to_copy.default and (kwargs or {}).get("non_blocking")
+        if of_host and not uploads:
+            self.waited.append(f"{func} of {[tuple(one.shape) for one in of_host]}")
+        return out
+
+
+def attention(call: PagedCall) -> Tensor:
+    """Of the right shape: Triton's kernels take no such tensors."""
+    assert call.lengths is not None, "the host says how long they are"
+    return call.query.new_empty(*call.query.shape[:2], call.value_pool.shape[3])
+
+
+class Device:
+    """An engine on tensors of a GPU that hold nothing."""
+
+    def __init__(self, family: str, **settings: Any) -> None:
+        self.downloads = 0
+        model = tiny_model(family, dtype=torch.bfloat16)
+        module = copy.deepcopy(model.module)
+        for owner in module.modules():
+            for name, param in list(owner._parameters.items()):
+                if param is not None:
+                    fake = torch.empty(param.shape, dtype=param.dtype, device=GPU)
+                    owner._parameters[name] = torch.nn.Parameter(fake, requires_grad=False)
+            for name, buffer in list(owner._buffers.items()):
+                if buffer is not None:
+                    owner._buffers[name] = torch.empty(buffer.shape, dtype=buffer.dtype, device=GPU)
+        head = module.get_output_embeddings()
+        self.model = type(model)(
+            module=module,
+            tokenizer=model.tokenizer,
+            layout=model.layout,
+            weights=torch.empty(0, dtype=torch.bfloat16, device=GPU),
+            head=Head(head, tuple(head.parameters())),
+            max_positions=model.max_positions,
+            eos_token_ids=(),
+            backbone=Backbone(module.base_model),
+        )
+        self.engine = Engine(self.model, SamplingSettings(**settings), choose=sample_plain)
+
+    def add(self, request: Request) -> None:
+        self.engine.add(request)
+
+    def step(self, drafts: Any = ()) -> Launches:
+        launches = Launches()
+        with launches:
+            self.engine.step(dict(drafts))
+        return launches
+
+    def downloaded(self, token_ids_D: Tensor, logprobs_D: Tensor) -> tuple[list[int], list[float]]:
+        assert token_ids_D.device == logprobs_D.device == GPU
+        self.downloads += 1
+        return [DRAWN] * len(token_ids_D), [-1.0] * len(logprobs_D)
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    monkeypatch.setattr(module_forward, "attention_for", lambda *of: attention)
+    monkeypatch.setattr(module_forward.device_attention, "paged_attention", attention)
+
+    def make(family: str = "llama", **settings: Any) -> Device:
+        device = Device(family, **{"max_running": 8, "kv_tokens": 4096} | settings)
+        monkeypatch.setattr(drawing, "downloaded", device.downloaded)
+        return device
+
+    return make
+
+
+def several(device: Device, sampling: Sampling) -> None:
+    device.add(request_of(0, num_samples=3, sampling=sampling))
+    device.add(request_of(1, text="0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20", sampling=sampling))
+
+
+def test_what_asks_the_device_raises() -> None:
+    x = torch.zeros(3, device=GPU)
+    for asks in (lambda: x.sum().item(), lambda: bool(x[0] > 0), x.tolist, x.cpu, x.nonzero, lambda: x[x > 0]):
+        with pytest.raises((RuntimeError, NotImplementedError)):
+            asks()
+    for copies in (lambda: torch.tensor([1, 2], device=GPU), lambda: x[torch.tensor([0, 2])]):
+        with Launches() as launches:
+            copies()
+        assert launches.waited, "the host waits for such a copy"
+
+
+@pytest.mark.parametrize("family", slow_but(["llama"], ["llama", "qwen3", "gemma2", "smollm3"]))
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        Sampling(max_tokens=40),
+        Sampling(temperature=0.0, max_tokens=40),
+        Sampling(temperature=0.7, top_k=5, top_p=0.8, max_tokens=40),
+    ],
+    ids=["plain", "greedy", "filters"],
+)
+def test_a_step_waits_for_the_device_once(made: Any, family: str, sampling: Sampling) -> None:
+    """Prompts, chunks of them, first tokens, blocks that are full: each step, from the first on."""
+    device = made(family, max_prefill_tokens=12)
+    several(device, sampling)
+    for _ in range(8):
+        before = device.downloads
+        launches = device.step()
+        record = device.engine.last_step
+        assert record is not None
+        assert launches.waited == []
+        starts = 1 if device.downloads - before > 1 else 0  # samples whose prompt was there draw a token of their own
+        assert device.downloads - before <= 1 + starts
+
+
+def test_drafts_ask_for_nothing_either(made: Any) -> None:
+    device = made()
+    several(device, Sampling(max_tokens=40))
+    device.step()
+    for count in (1, 3, 15):
+        keys = list(device.engine.state.rows.keys)
+        assert device.step({keys[0]: [DRAWN] * count, keys[-1]: [DRAWN, 5]}).waited == []
+
+
+def test_samples_come_and_go_without_a_wait(made: Any) -> None:
+    device = made(max_running=2, kv_tokens=48)
+    for uid in range(4):
+        device.add(request_of(uid, sampling=Sampling(max_tokens=10 + uid)))
+    steps = 0
+    while device.engine.has_work:
+        assert device.step().waited == []
+        steps += 1
+    assert 20 < steps < 80
+
+
+def test_launches_of_a_decode_step_stay_within_their_budget(made: Any) -> None:
+    device = made()
+    several(device, Sampling(max_tokens=40))
+    for _ in range(3):
+        launches = device.step()
+    layers = device.model.config.num_hidden_layers
+    assert sum(launches.counts.values()) <= OPS_OF_A_STEP + layers * OPS_OF_A_LAYER, launches.counts.most_common(20)
+
+
+def test_the_pool_and_the_rows_keep_their_addresses(made: Any) -> None:
+    """What a captured step reads and writes is where it was."""
+    device = made(max_running=4)
+    several(device, Sampling(max_tokens=60))
+    device.step()
+    state = device.engine.state
+    tensors = [state.pool.layers[0].key, state.rows._token_ids, state.rows._computed, state.rows._noise_keys]
+    assert state.pool.layers[0].key.shape[0] == 4096 // 16 + 1, "all of them, and the spare one"
+    for _ in range(18):
+        device.step()
+    assert state.pool.layers[0].key is tensors[0]
+    assert [state.rows._token_ids, state.rows._computed, state.rows._noise_keys] == tensors[1:]
+
+
+def test_uploads_and_the_download_carry_the_numbers() -> None:
+    numbers = across.uploaded([[1, 2], [3, 2**40]], torch.int64, "cpu")
+    assert numbers.tolist() == [[1, 2], [3, 2**40]]
+    ids, logprobs = torch.tensor([5, 151_935]), torch.tensor([-0.1, -11.0])
+    assert across.downloaded(ids, logprobs) == (ids.tolist(), logprobs.tolist())
+    both = torch.stack([ids.double(), logprobs.double()]).tolist()
+    assert both == [ids.tolist(), logprobs.tolist()], "as one tensor of float64 they are the same"
+
+
+def test_filters_and_tails_of_a_device_are_those_of_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The ways that ask for nothing, on a CPU, against the ways that it takes."""
+    from plait.generation import sampler
+
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(64, 3_000, generator=generator, dtype=torch.float64) * 3
+    keys = noise.draw_keys(torch.arange(64), torch.zeros(64, dtype=torch.int64))
+    asked = [Sampling(top_k=k, top_p=p) for k in (0, 1, 700) for p in (1.0, 0.3, 0.97)]
+    rows = SamplingRows.of([asked[i % len(asked)] for i in range(64)], 3_000, torch.device("cpu"))
+    expected = sampler.sample_plain(logits, keys, rows, num_candidates=8)
+    weights = (logits - logits.amax(-1, keepdim=True)).exp()
+    bound = sampler.filter_threshold(logits, weights, rows)
+    kept = rows.top_k_B
+    assert kept is not None
+    by_k = SamplingRows(None, None, kept, None, False, rows.most_top_k)
+    of_k = sampler.filter_threshold(logits, weights, by_k)
+    assert rows.top_p_B is not None
+    torch.testing.assert_close(sampler._whole_top_p(logits, weights, rows.top_p_B, of_k), bound, rtol=0, atol=0)
+    tail = torch.rand(64, 3_000, generator=generator)
+    uniform = torch.rand(64, generator=generator, dtype=torch.float64)
+    whole, some = sampler._tail_pick(tail, uniform), torch.arange(0, 64, 3)
+    assert sampler._tail_pick(tail[some], uniform[some]).equal(whole[some])
+    assert expected[0].shape == (64,)

@@ -1,0 +1,111 @@
+"""The Triton kernel against the plain twin, by Triton's interpreter on a CPU. Without triton these are skipped."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from plait.generation.paged import paged_attention_plain
+from plait.kernels.paged_call import PagedCall
+from tests.cases import examples
+from tests.kernels.test_paged_attention import SIZES, random_tree, work
+
+pytest.importorskip("triton", reason="triton is not installed: the attention of GPUs is not tested")
+
+
+@pytest.fixture(scope="module")
+def device() -> ModuleType:
+    """The module, whose kernels are interpreted (`tests/conftest.py`)."""
+    from plait.kernels import device_attention, device_kernels
+
+    if not device_kernels.INTERPRETED:
+        pytest.skip("a GPU is here: TRITON_INTERPRET=1 has its kernels interpreted")
+    return device_attention
+
+
+def allowed(dtype: torch.dtype) -> dict[str, float]:
+    return {"atol": 2e-6, "rtol": 1e-5} if dtype == torch.float32 else {"atol": 2e-2, "rtol": 2e-2}
+
+
+def near(call: PagedCall, attention: Callable[[PagedCall], Tensor]) -> None:
+    torch.testing.assert_close(attention(call), paged_attention_plain(call), **allowed(call.query.dtype))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("sizes", SIZES, ids=str)
+@pytest.mark.parametrize("options", [{}, {"window": 9}, {"softcap": 2.0}, {"window": 33, "softcap": 1.0}], ids=str)
+@pytest.mark.parametrize("sinks", [False, True], ids=["", "sinks"])
+def test_it_computes_what_the_plain_twin_says(
+    device: ModuleType, dtype: torch.dtype, sizes: tuple[int, ...], options: dict[str, Any], sinks: bool
+) -> None:
+    given = work(dtype, sizes, [0, 5, 40, 16, 150], [1, 3, 1, 20, 2], seed=1)
+    generator = torch.Generator().manual_seed(2)
+    extra = {"sinks": torch.randn(sizes[0], generator=generator)} if sinks else {}
+    near(PagedCall(*given, scale=0.3, **options, **extra), device.paged_attention)
+
+
+@pytest.mark.parametrize("window", [None, 4, 70])
+@pytest.mark.parametrize("splits", [1, 4])
+def test_trees_see_their_ancestors_alone(
+    device: ModuleType, monkeypatch: pytest.MonkeyPatch, window: int | None, splits: int
+) -> None:
+    monkeypatch.setattr(device, "splits_of", lambda *numbers: splits)
+    generator = torch.Generator().manual_seed(5)
+    counts = [7, 1, 16, 3]
+    given = work(torch.float32, (4, 2, 16, 16), [0, 20, 100, 33], counts, seed=3)
+    ancestors = (random_tree(7, generator), None, random_tree(16, generator), None)
+    near(PagedCall(*given, ancestors, scale=0.4, window=window), device.paged_attention)
+
+
+@pytest.mark.parametrize("splits", [2, 8])
+@pytest.mark.parametrize("sinks", [False, True], ids=["", "sinks"])
+def test_keys_that_are_dealt_out_come_together(
+    device: ModuleType, monkeypatch: pytest.MonkeyPatch, splits: int, sinks: bool
+) -> None:
+    """Also where a part has no keys, or none that its window lets see."""
+    monkeypatch.setattr(device, "splits_of", lambda *numbers: splits)
+    for window in (None, 100):
+        given = work(torch.float32, (6, 2, 20, 12), [0, 300, 63], [1, 1, 40], seed=4)
+        extra = {"sinks": torch.linspace(-1, 1, 6)} if sinks else {}
+        near(PagedCall(*given, scale=0.3, window=window, **extra), device.paged_attention)
+
+
+@settings(max_examples=examples(10, 60))
+@given(data=st.data())
+def test_any_mix_of_samples(device: ModuleType, data: st.DataObject) -> None:
+    groups, key_heads = data.draw(st.integers(1, 5)), data.draw(st.integers(1, 3))
+    sizes = (groups * key_heads, key_heads, data.draw(st.integers(3, 40)), data.draw(st.integers(3, 40)))
+    counts = data.draw(st.lists(st.integers(1, 40), min_size=1, max_size=5))
+    held = [data.draw(st.integers(0, 90)) for _ in counts]
+    window = data.draw(st.none() | st.integers(1, 60))
+    near(PagedCall(*work(torch.float32, sizes, held, counts, seed=6), scale=0.3, window=window), device.paged_attention)
+
+
+def test_a_sample_is_the_same_in_any_company(device: ModuleType) -> None:
+    """To the bit, where keys are not dealt out."""
+    query, keys, values, tables, starts, held = work(torch.float32, (4, 2, 16, 16), [30, 7, 81], [1, 5, 1], seed=7)
+    together = device.paged_attention(PagedCall(query, keys, values, tables, starts, held, scale=0.3))
+    for sample in range(3):
+        rows = slice(int(starts[sample]), int(starts[sample + 1]))
+        one = PagedCall(
+            query[rows], keys, values, tables[sample : sample + 1], starts[sample : sample + 2] - starts[sample],
+            held[sample : sample + 1], scale=0.3,
+        )  # fmt: skip
+        torch.testing.assert_close(device.paged_attention(one), together[rows], atol=1e-6, rtol=0)
+
+
+def test_how_keys_are_dealt_out() -> None:
+    from plait.kernels.device_attention import splits_of
+
+    assert splits_of(1_000, 100_000, 264) == 1, "the device is full"
+    assert splits_of(3, 200, 264) == 1, "few keys are not worth it"
+    assert splits_of(3, 4_096, 264) == 16
+    assert splits_of(66, 4_096, 264) == 4
+    assert splits_of(3, 5_000, 264) == splits_of(3, 8_000, 264) == 32
