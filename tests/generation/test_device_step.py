@@ -86,7 +86,7 @@ class Launches(TorchDispatchMode):
 
 
 def attention(call: PagedCall) -> Tensor:
-    """Of the right shape: Triton's kernels take no such tensors."""
+    """Something of the right shape: Triton's kernels take no such tensors."""
     assert call.lengths is not None, "the host says how long they are"
     return call.query.new_empty(*call.query.shape[:2], call.value_pool.shape[3])
 

@@ -146,7 +146,7 @@ class _Step:
 
 
 def _empty_batch(size: int, most_keys: int, width: int, device: torch.device) -> RaggedBatch:
-    """Of samples with so many keys at most; what it says on the host holds for all batches of its graph."""
+    """A batch of samples with so many keys at most; what it says on the host holds for all batches of its graph."""
 
     def zeros(dtype: torch.dtype, *shape: int) -> Tensor:
         return torch.zeros(shape, dtype=dtype, device=device)

@@ -20,7 +20,7 @@ MAX_DRAFT_TOKENS = 15
 MIN_POOL_BYTES = 1 << 16
 MIN_KV_BYTES = 1 << 20
 GPU_SHARE = 0.3
-"""Of a GPU's memory, for keys and values, where nothing is said."""
+"""What of a GPU's memory keys and values may take, where nothing is said."""
 
 
 def _check_temperature(value: float) -> float:

@@ -27,7 +27,7 @@ MOST_TREE_TOKENS = 63
 TILE = 64
 """Pairs of a row and a head of a tile at most; 16 at least, which the matrix units take."""
 KEYS = 64
-"""Of one step of a program, at most as many as fit its registers."""
+"""Keys that a program takes at a time, as many as fit its registers."""
 MOST_SPLITS = 32
 KEYS_OF_SPLIT = 256
 """Fewer are not worth a program of their own."""
