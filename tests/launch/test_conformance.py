@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
+import signal
 
 import pytest
 
@@ -11,35 +13,69 @@ from plait.errors import RunError
 from plait.launch.failures import Ended, WorkerError
 from plait.launch.in_process import InProcess
 from plait.launch.local import LocalProcesses
-from tests.launch.workers import Closing, Echo, Summing, Unbuildable
+from tests.launch.nodes import joined
+from tests.launch.workers import Closing, Echo, Place, Summing, Unbuildable
 
-LAUNCHERS = {"in-process": InProcess, "local": LocalProcesses}
 LIMIT_S = 60.0
 
 
-@pytest.fixture(params=LAUNCHERS)
+@contextlib.contextmanager
+def _embedded(**options):
+    yield InProcess(**options)
+
+
+@contextlib.contextmanager
+def _local(**options):
+    yield LocalProcesses(**options)
+
+
+@contextlib.contextmanager
+def _elsewhere(**options):
+    """All ranks on a node that has joined."""
+    with joined(1, own=False) as (gathered, _):
+        yield LocalProcesses(nodes=gathered.nodes, **options)
+
+
+@contextlib.contextmanager
+def _two_nodes(**options):
+    """Half of the ranks here, half on a node that has joined."""
+    with joined(2) as (gathered, _):
+        yield LocalProcesses(nodes=gathered.nodes, **options)
+
+
+LAUNCHERS = {"in-process": _embedded, "local": _local, "elsewhere": _elsewhere}
+"""Of groups of any size; `two-nodes` needs an even one."""
+EVERY = {**LAUNCHERS, "two-nodes": _two_nodes}
+
+
+@pytest.fixture(params=LAUNCHERS, scope="module")
 def launcher(request):
-    return LAUNCHERS[request.param]()
+    with LAUNCHERS[request.param]() as found:
+        yield found
 
 
-SIZES = [("in-process", 1), ("local", 1), ("local", 2)]
+SIZES = [("in-process", 1), ("local", 1), ("local", 2), ("elsewhere", 2), ("two-nodes", 2), ("two-nodes", 4)]
 
 
-def start(param):
-    name, num_ranks = param
-    return LAUNCHERS[name]().start(Echo, num_ranks, arguments=(1, "two"), options={"three": 3})
+@pytest.fixture(params=SIZES, ids=str, scope="module")
+def starting(request):
+    """Starts the same group again and again."""
+    name, num_ranks = request.param
+    with EVERY[name]() as found:
+        yield lambda: found.start(Echo, num_ranks, arguments=(1, "two"), options={"three": 3})
 
 
 @pytest.fixture(params=SIZES, ids=str, scope="module")
 def group(request):
     """One for all tests that leave it as it was."""
-    with start(request.param) as running:
+    name, num_ranks = request.param
+    with EVERY[name]() as found, found.start(Echo, num_ranks, arguments=(1, "two"), options={"three": 3}) as running:
         yield running
 
 
-@pytest.fixture(params=SIZES, ids=str)
-def fresh(request):
-    with start(request.param) as running:
+@pytest.fixture
+def fresh(starting):
+    with starting() as running:
         yield running
 
 
@@ -166,11 +202,49 @@ def test_a_constructor_that_raises_fails_the_start(launcher):
     assert caught.value.failure.action == "start"
 
 
-@pytest.mark.parametrize(("name", "num_ranks"), [("in-process", 1), ("local", 2)])
+@pytest.mark.parametrize("name", EVERY)
+def test_what_a_worker_tells_is_heard_in_order_before_its_answer(name):
+    heard = []
+    num_ranks = 1 if name == "in-process" else 2
+    with (
+        EVERY[name](heard=lambda rank, text: heard.append((rank, text))) as launcher,
+        launcher.start(Echo, num_ranks) as group,
+    ):
+        for rank in range(num_ranks):
+            group.submit(rank, "tell", 3).result(LIMIT_S)
+            assert heard == [(each, str(text)) for each in range(rank + 1) for text in range(3)]
+
+
+def test_a_signal_reaches_the_process_of_its_rank(fresh):
+    last = fresh.num_ranks - 1
+    fresh.submit(last, "count_signals", signal.SIGTERM).result(LIMIT_S)
+    fresh.signal(last, signal.SIGTERM)
+    assert fresh.submit(last, "wait_for_signal", LIMIT_S).result(LIMIT_S) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "num_ranks", "expected"),
+    [
+        ("in-process", 1, [(0, 0)]),
+        ("local", 2, [(0, 0), (0, 1)]),
+        ("elsewhere", 2, [(0, 0), (0, 1)]),
+        ("two-nodes", 4, [(0, 0), (0, 1), (1, 0), (1, 1)]),
+    ],
+)
+def test_workers_know_their_node_and_their_place_on_it(name, num_ranks, expected):
+    with EVERY[name]() as launcher, launcher.start(Place, num_ranks) as group:
+        places = group.submit(range(num_ranks), "place").result(LIMIT_S)
+    assert [(place.node, place.local_rank) for place in places] == expected
+    assert [place.device for place in places] == [local for _, local in expected]
+    assert {place.address for place in places} == {"127.0.0.1"}
+    assert {place.host for place in places} == {os.uname().nodename}
+
+
+@pytest.mark.parametrize(("name", "num_ranks"), [("in-process", 1), ("local", 2), ("elsewhere", 2), ("two-nodes", 2)])
 def test_the_store_serves_torch_distributed(name, num_ranks):
     import torch.distributed as dist
 
-    with LAUNCHERS[name]().start(Summing, num_ranks) as group:
+    with EVERY[name]() as launcher, launcher.start(Summing, num_ranks) as group:
         ranks = range(num_ranks)
         assert group.submit(ranks, "sum", 2).result(LIMIT_S) == [2.0 * num_ranks] * num_ranks
         group.submit(ranks, "again").result(LIMIT_S)

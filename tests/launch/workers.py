@@ -57,6 +57,24 @@ class Echo:
     def pid(self):
         return os.getpid()
 
+    def tell(self, count):
+        for number in range(count):
+            self.context.tell(str(number))
+
+    def count_signals(self, number):
+        self.signals = 0
+
+        def count(number, frame):
+            self.signals += 1
+
+        signal.signal(number, count)
+
+    def wait_for_signal(self, seconds):
+        end = time.monotonic() + seconds
+        while self.signals == 0 and time.monotonic() < end:
+            time.sleep(0.01)
+        return self.signals
+
     def environment(self, name):
         return os.environ.get(name)
 
@@ -102,6 +120,11 @@ class Closing(Echo):
     def close(self):
         with open(self.file, "a") as out:
             out.write(f"closed {self.context.rank}\n")
+
+
+class Place(Echo):
+    def place(self):
+        return self.context.place
 
 
 class Storing(Echo):

@@ -223,7 +223,7 @@ def test_more_threads_than_cores_are_said() -> None:
 def test_the_timer_of_a_second_signal_ends_with_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(supervisor, "LEAVE_S", 0.1)
     with subprocess.Popen(["sleep", "60"]) as leader:
-        group: Any = SimpleNamespace(pids=(leader.pid,))
+        group: Any = SimpleNamespace(signal=lambda rank, number: leader.send_signal(number))
         with supervisor._signals(group):
             for _ in range(2):
                 os.kill(os.getpid(), signal.SIGINT)

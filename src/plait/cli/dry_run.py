@@ -12,7 +12,7 @@ from typing import Any
 from plait.cli.staleness_report import staleness_text
 from plait.cost.device_memory import DeviceMemory, Facts, memory_by_device
 from plait.cost.estimate import Arithmetic, human_bytes, memory_table
-from plait.cost.placement import parameters_of, resolve_plan
+from plait.cost.placement import num_devices, parameters_of, resolve_plan
 from plait.cost.rank_order import BetterOrder, better_orders
 from plait.cost.workload import Lengths
 from plait.dataflow import CallKind, Dataflow
@@ -35,17 +35,22 @@ _PLAIN: dict[str, Any] = {"box": None, "pad_edge": False, "header_style": "bold"
 """How a plain table of rich is drawn."""
 
 
-def dry_run(recipe: Recipe, *, resume: bool = False) -> int:
+def dry_run(recipe: Recipe, *, resume: bool = False, nodes: int = 1) -> int:
     """Resolve everything that needs no weights, as a run does, and print it. Leaves nothing behind.
+
+    Args:
+        nodes: machines that the run would be on; no other is asked.
 
     Raises:
         UserError: the run would be refused: the folder, a tracker, the data, the flow, a reward or the model.
     """
+    if nodes > 1 and recipe.devices == 0:
+        recipe = recipe.model_copy(update={"devices": nodes * num_devices(recipe)})
     with claim(recipe, resume=resume):
         if (shape := shape_of(recipe)) is not None:
-            print_shape(outline(recipe), shape)
+            print_shape(outline(recipe), shape, nodes)
             return 0
-        prepared = prepare(recipe, measure=False)
+        prepared = prepare(recipe, measure=False, nodes=nodes)
         with ExitStack() as stack:
             open_pools(prepared, stack)
     print_plan(prepared)
@@ -57,7 +62,7 @@ def shape_of(recipe: Recipe) -> str | None:
     return recipe.model if is_shape(recipe.model) else None
 
 
-def print_shape(found: Outline, name: str) -> None:
+def print_shape(found: Outline, name: str, nodes: int = 1) -> None:
     """As `print_plan`, of models that are not there: prompts count as long as they may be.
 
     Raises:
@@ -67,9 +72,9 @@ def print_shape(found: Outline, name: str) -> None:
         raise ConfigError(f"`epochs` counts the rows of data, which {name!r} has no tokenizer for; set `steps`")
     check_device(found.recipe)
     if is_searched(found.recipe):
-        plan, _ = found_for_run(found, Lengths.fixed(found.longest_tokens), measure=False)
+        plan, _ = found_for_run(found, Lengths.fixed(found.longest_tokens), measure=False, nodes=nodes)
     else:
-        plan = resolve_plan(found.recipe, found.flow, found.models, found.shapes)
+        plan = resolve_plan(found.recipe, found.flow, found.models, found.shapes, nodes=nodes)
     data = f"no data is read, as {name!r} has no tokenizer: {_rows_of(found.flow)} count {found.longest_tokens} tokens"
     _print(found, plan, data)
 

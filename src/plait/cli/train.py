@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -15,6 +17,7 @@ from plait.errors import ConfigError
 from plait.observe.screen import say
 
 if TYPE_CHECKING:
+    from plait.launch.nodes.place import Attached, NodeOptions
     from plait.recipes.recipe import Recipe
 
 TRUST = {"--trust-run-code": "run the flow and rewards that a recipe in a run's own folder names"}
@@ -25,8 +28,19 @@ FLAGS = {
 }
 
 
+NODE_OPTIONS = {
+    "--nodes": "commands that make up the run, one on each node, all with the same recipe and keys",
+    "--node": "which of them this is, from 0 on; 0 leads",
+    "--leader": "HOST:PORT where node 0 listens until all have come",
+    "--address": "host name or address of this node, on which its ranks talk to those of others; by default the one by "
+    "which it reaches the leader",
+}
+"""Of a run on several nodes (docs/cluster.md): they differ from node to node, so they are no keys of the recipe."""
+
+
 def train(*tokens: Annotated[str, Parameter(allow_leading_hyphen=True)]) -> int:
     """Train a model: generate, score, learn, again and again."""
+    tokens, place = node_options(tokens)
     path, overrides, flags = read_recipe("train", tokens, FLAGS)
 
     from plait.recipes.stages import stage_names
@@ -36,23 +50,80 @@ def train(*tokens: Annotated[str, Parameter(allow_leading_hyphen=True)]) -> int:
     if path is not None and stage_names(path):
         from plait.cli.train_stages import train_stages
 
+        _check_one_node(place)
         return train_stages(path, overrides, dry_run="--dry-run" in flags, resume="--resume" in flags, trust=trust)
     loaded = user_recipe(path, overrides, trust_run_code=trust)
+    attached = attached_by(loaded, place)
+    if attached is not None and not attached.leads:
+        return 0 if "--dry-run" in flags else _serve(attached, loaded)
     if "--dry-run" in flags:
         say("checking everything but the weights …", file=sys.stderr)
         from plait.cli.dry_run import dry_run
 
-        return dry_run(loaded, resume="--resume" in flags)
-    return _run(loaded, path, resume="--resume" in flags)
+        return dry_run(loaded, resume="--resume" in flags, nodes=1 if attached is None else attached.num_nodes)
+    return _run(loaded, path, attached, resume="--resume" in flags)
 
 
-def _run(recipe: Recipe, path: Path | None, *, resume: bool) -> int:
+def node_options(tokens: Sequence[str]) -> tuple[list[str], NodeOptions]:
+    """The tokens that are none of `NODE_OPTIONS`, and what these say.
+
+    Raises:
+        ConfigError: one has no value, or a number is none.
+    """
+    from plait.launch.nodes.place import NodeOptions
+
+    said: dict[str, str] = {}
+    rest, queue = [], list(tokens)
+    while queue:
+        token = queue.pop(0)
+        name, equals, value = token.partition("=")
+        if name not in NODE_OPTIONS:
+            rest.append(token)
+            continue
+        if not equals and (not queue or queue[0].startswith("--")):
+            raise ConfigError(f"`{name}` needs a value: {NODE_OPTIONS[name]}")
+        said[name] = value if equals else queue.pop(0)
+    numbers: dict[str, int] = {}
+    for name in ("--nodes", "--node"):
+        if name in said:
+            if re.fullmatch(r"\d{1,6}", said[name]) is None:
+                raise ConfigError(f"`{name}`: expected a whole number, found `{said[name]}`")
+            numbers[name] = int(said[name])
+    return rest, NodeOptions(numbers.get("--nodes"), numbers.get("--node"), said.get("--leader"), said.get("--address"))
+
+
+def attached_by(recipe: Recipe, place: NodeOptions) -> Attached | None:
+    """The part of this command in a run on several nodes; None where it runs on this machine alone.
+
+    Raises:
+        ConfigError: options or variables contradict each other or the recipe.
+    """
+    from plait.launch.nodes.place import attached
+
+    return attached(recipe.launcher, place, os.environ)
+
+
+def _check_one_node(place: NodeOptions) -> None:
+    if place.given:
+        raise ConfigError(
+            f"{place.given[0]}: a recipe with several stages runs on one machine; give each stage a recipe of its own"
+        )
+
+
+def _serve(attached: Attached, recipe: Recipe) -> int:
+    """Serve the run that node 0 leads; what is to be trained it says."""
+    from plait.launch.nodes.joining import join
+
+    return join(attached, Path(os.path.expanduser(recipe.run_dir)), lambda text: say(text, file=sys.stderr))
+
+
+def _run(recipe: Recipe, path: Path | None, attached: Attached | None, *, resume: bool) -> int:
     check_place(recipe, resume=resume)
     with opening(title_of("train", path), recipe_facts(recipe, resume=resume)):
         from plait.cli.report import print_outcome
         from plait.runtime.api import run
 
-        outcome = run(recipe, resume=resume, recipe_file=path)
+        outcome = run(recipe, resume=resume, recipe_file=path, attached=attached)
     print_outcome(recipe, outcome)
     return 0 if outcome.finished else 130
 
@@ -97,6 +168,8 @@ def options() -> Iterator[Option]:
 
     for flag, text in FLAGS.items():
         yield Option(flag, "", text)
+    for name, text in NODE_OPTIONS.items():
+        yield Option(name, "", text)
     keys = {key: (default, text) for key, default, text in describe_keys() if key != "options"}
     for algorithm in BUILT_IN:  # the default algorithm comes first; of the others, what it does not have
         for key, default, text in describe_keys(options_class(load_flow(algorithm))):

@@ -10,7 +10,6 @@ from pathlib import Path
 from plait.cost.device_memory import Placed, parameter_rows
 from plait.dataflow import Dataflow
 from plait.errors import ConfigError, LayoutError
-from plait.layout.mesh import Cluster
 from plait.layout.params import Parameters
 from plait.layout.shards import check, check_instances
 from plait.models.files.hub import read_config
@@ -29,7 +28,14 @@ rest is for keys and values, activations and logits.
 """
 
 
-def resolve_plan(recipe: Recipe, flow: Dataflow, models: Sequence[RoleModel], shapes: Mapping[str, ModelShape]) -> Plan:
+def resolve_plan(
+    recipe: Recipe,
+    flow: Dataflow,
+    models: Sequence[RoleModel],
+    shapes: Mapping[str, ModelShape],
+    *,
+    nodes: int = 1,
+) -> Plan:
     """The plan of a run: every call of every model placed, on layouts that its model and the devices allow.
 
     A named plan puts one copy of a model on each device; where weights and optimizer state of one would not leave room
@@ -38,6 +44,7 @@ def resolve_plan(recipe: Recipe, flow: Dataflow, models: Sequence[RoleModel], sh
     Args:
         models: which model each role begins as.
         shapes: by the model's name.
+        nodes: machines that the ranks are on, equally many on each.
 
     Raises:
         ConfigError: `plan` or `devices` cannot be used, or a key of the plan file (which is named).
@@ -53,7 +60,8 @@ def resolve_plan(recipe: Recipe, flow: Dataflow, models: Sequence[RoleModel], sh
         plan = named_plan(recipe.plan, flow, planned, devices)
     else:
         label, plan = f"plan `{recipe.plan}`", _from_file(recipe)
-    _check_devices(recipe, plan)
+    _check_devices(recipe, plan, nodes)
+    plan = on_nodes(plan, nodes, label)
     _check_adapters(recipe, plan, label)
     plan = complete(plan, flow, planned, label)
     _check_exact(recipe, plan, models)
@@ -64,6 +72,25 @@ def resolve_plan(recipe: Recipe, flow: Dataflow, models: Sequence[RoleModel], sh
         plan = _with_room(flow, planned, Placed(recipe, models, shapes, parameters, plan))
     check_layouts(plan, parameters, label)
     return plan
+
+
+def on_nodes(plan: Plan, nodes: int, label: str = "`plan`") -> Plan:
+    """A plan whose ranks are on so many machines.
+
+    Raises:
+        LayoutError: the machines cannot have equally many; or the plan says another number.
+    """
+    if plan.nodes not in (1, nodes):
+        raise LayoutError(
+            f"{label}: its `nodes` are {plan.nodes}, but this run is on {nodes}; leave `nodes` out of it, or give "
+            "another plan"
+        )
+    if plan.num_ranks % nodes:
+        raise LayoutError(
+            f"{label}: {plan.num_ranks} ranks cannot be divided among the {nodes} nodes of this run, equally many on "
+            f"each; set `devices`, or `num_ranks` of a plan file, to a multiple of {nodes}"
+        )
+    return replace(plan, nodes=nodes)
 
 
 def planned_models(models: Sequence[RoleModel], shapes: Mapping[str, ModelShape]) -> dict[str, PlannedModel]:
@@ -79,7 +106,7 @@ def planned_models(models: Sequence[RoleModel], shapes: Mapping[str, ModelShape]
 def check_layouts(plan: Plan, parameters: Mapping[str, Parameters], label: str) -> None:
     """Raises LayoutError, which begins with `label`, where a role's model (by the role) or the devices do not allow a
     layout of a completed plan."""
-    cluster = Cluster(1, plan.num_ranks)
+    cluster = plan.cluster
     for role, own in parameters.items():
         placement, mode = placements_of(plan, role), "train"
         try:
@@ -151,8 +178,9 @@ def num_devices(recipe: Recipe) -> int:
     return max(1, recipe.devices)
 
 
-def _check_devices(recipe: Recipe, plan: Plan) -> None:
-    if recipe.device == "cuda" and plan.num_ranks > 1:
+def _check_devices(recipe: Recipe, plan: Plan, nodes: int) -> None:
+    """Of one machine; those of several are counted where they join."""
+    if recipe.device == "cuda" and plan.num_ranks > 1 and nodes == 1:
         import torch
 
         if (count := torch.cuda.device_count()) < plan.num_ranks:
@@ -188,14 +216,15 @@ def _check_exact(recipe: Recipe, plan: Plan, models: Sequence[RoleModel]) -> Non
 def _with_room(flow: Dataflow, planned: Mapping[str, PlannedModel], placed: Placed) -> Plan:
     """The named plan with the least tp whose parameters leave room on every device; `plan` itself where none does."""
     recipe, plan = placed.recipe, placed.plan
-    room = PARAMETERS_SHARE * device_bytes(recipe, plan.num_ranks)
+    per_node = plan.cluster.devices
+    room = PARAMETERS_SHARE * device_bytes(recipe, per_node)
     candidate, tp = plan, 1
-    while tp <= plan.num_ranks:
+    while tp <= per_node:
         tried = replace(placed, plan=candidate)
         if all(sum(count for _, count in parameter_rows(ranks[0], tried)) <= room for ranks in tried.alike):
             return candidate
         tp *= 2
-        candidate = named_plan(recipe.plan, flow, planned, plan.num_ranks, tp=tp)
+        candidate = replace(named_plan(recipe.plan, flow, planned, plan.num_ranks, tp=tp), nodes=plan.nodes)
         try:
             check_layouts(candidate, placed.parameters, "")
         except LayoutError:

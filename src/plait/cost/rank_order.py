@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 from plait.cost.placement import parameters_of
 from plait.layout.holdings import weights
-from plait.layout.mesh import Cluster
 from plait.layout.move import plan_move
 from plait.layout.regroup import regrouped
 from plait.recipes.recipe import Recipe
@@ -41,7 +40,7 @@ def better_orders(recipe: Recipe, models: Sequence[RoleModel], plan: Plan) -> li
 
 
 def _of_role(recipe: Recipe, one: RoleModel, plan: Plan) -> Iterator[BetterOrder]:
-    home, cluster = placements_of(plan, one.role).home, Cluster(1, plan.num_ranks)
+    home, cluster = placements_of(plan, one.role).home, plan.cluster
     others = [
         p
         for p in plan.placements

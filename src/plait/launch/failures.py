@@ -40,14 +40,17 @@ class PeerState:
     """Where its main thread was; empty if that could not be had or it was idle."""
     raised: str = ""
     """The exception that it had just raised, perhaps because of the failure."""
+    node: str = ""
+    """Where it runs; empty in a group of one machine."""
 
     def __str__(self) -> str:
+        who = _named(self.rank, self.node)
         if not self.action:
-            return f"rank {self.rank} was idle"
+            return f"{who} was idle"
         if self.raised:
-            return f"rank {self.rank} raised in `{self.action}` after {self.seconds:.1f} s: {self.raised}"
+            return f"{who} raised in `{self.action}` after {self.seconds:.1f} s: {self.raised}"
         waits = f", waiting for {self.waits_for}" if self.waits_for else ""
-        return f"rank {self.rank} was in `{self.action}` for {self.seconds:.1f} s{waits}"
+        return f"{who} was in `{self.action}` for {self.seconds:.1f} s{waits}"
 
 
 @dataclass(frozen=True)
@@ -70,11 +73,13 @@ class Failure:
     """The last lines that the rank printed."""
     output_file: str = ""
     """Where all that it printed is; empty if no folder was given."""
+    node: str = ""
+    """Where the rank runs, in words; empty in a group of one machine."""
 
     def __str__(self) -> str:
         action = f" in `{self.action}` after {self.seconds:.1f} s" if self.action else ""
         waits = f"; it was waiting for {self.waits_for}" if self.waits_for else ""
-        parts = [f"rank {self.rank} {self.cause}{action}{waits}"]
+        parts = [f"{_named(self.rank, self.node)} {self.cause}{action}{waits}"]
         parts += [f"  meanwhile {peer}" for peer in self.peers]
         if self.traceback:
             parts.append(f"rank {self.rank}:\n{_indented(self.traceback)}")
@@ -94,6 +99,10 @@ class WorkerError(RunError):
 
     def __reduce__(self) -> tuple[type[WorkerError], tuple[Failure]]:
         return WorkerError, (self.failure,)
+
+
+def _named(rank: int, node: str) -> str:
+    return f"rank {rank} on {node}" if node else f"rank {rank}"
 
 
 def _indented(text: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from plait.errors import LayoutError
 from plait.launch.failures import Ended, Failure, WorkerError
-from plait.launch.interface import START_DEADLINE_S, Handle, WorkerContext
+from plait.launch.interface import START_DEADLINE_S, Handle, Place, WorkerContext
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store  # what torch.distributed.Store is
@@ -19,7 +20,14 @@ if TYPE_CHECKING:
 class InProcess:
     """Constructs the worker here. An action runs while it is submitted: there is nothing that it could overlap with,
     and it can be neither killed nor found frozen. What it prints goes where this process prints. Arguments and results
-    are handed over as they are, not copied."""
+    are handed over as they are, not copied.
+
+    Args:
+        heard: called with (0, text) of what the worker tells.
+    """
+
+    def __init__(self, *, heard: Callable[[int, str], None] = lambda rank, text: None) -> None:
+        self._heard = heard
 
     def start(
         self,
@@ -35,7 +43,8 @@ class InProcess:
             raise LayoutError(
                 f"the in-process launcher has one rank, asked for {num_ranks}; launch local processes instead"
             )
-        context = WorkerContext(0, 1, _memory_store)
+        place = Place(0, socket.gethostname())
+        context = WorkerContext(0, 1, _memory_store, place, lambda text: self._heard(0, text))
         made = _run("start", lambda: worker(context, *arguments, **(options or {})))
         return EmbeddedGroup(made.result(deadline_s))
 
@@ -59,6 +68,11 @@ class EmbeddedGroup:
         chosen = tuple(ranks) if not isinstance(ranks, int) else (ranks,)
         assert chosen == (0,), f"ranks {ranks} of a group of 1"
         return _run(method, lambda: getattr(self._worker, method)(*args, **kwargs), several=several)
+
+    def signal(self, rank: int, number: int) -> None:
+        """See `Group.signal`: to this very process."""
+        assert rank == 0, f"rank {rank} of a group of 1"
+        os.kill(os.getpid(), number)
 
     def wait(self, handles: Sequence[Handle], deadline_s: float) -> list[Handle]:
         """See `Group.wait`: all are done."""

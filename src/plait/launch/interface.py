@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
 if TYPE_CHECKING:
@@ -13,12 +15,47 @@ START_DEADLINE_S = 180.0
 """For all workers of a group to import what they need and be constructed."""
 
 
-class WorkerContext:
-    """What a worker knows about its group; the first argument of its constructor."""
+@dataclass(frozen=True)
+class Place:
+    """Where a rank is.
 
-    def __init__(self, rank: int, num_ranks: int, open_store: Callable[[], Store]) -> None:
+    node:       number of its machine, of those of the group; host: its name
+    local_rank: number of the rank among those of its machine
+    device:     number of its device among those that its process sees
+    address:    on which it talks to ranks of other machines
+    status:     a file of its machine with a line for each rank of the group, which the leader sees too; None: none
+    """
+
+    node: int = 0
+    host: str = ""
+    local_rank: int = 0
+    device: int = 0
+    address: str = "127.0.0.1"
+    status: Path | None = None
+
+
+class WorkerContext:
+    """What a worker knows about its group; the first argument of its constructor.
+
+    Args:
+        open_store: opens the group's key-value store.
+        tell: has the process that launched the group hear a text.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        num_ranks: int,
+        open_store: Callable[[], Store],
+        place: Place | None = None,
+        tell: Callable[[str], None] = lambda text: None,
+    ) -> None:
         self.rank = rank
         self.num_ranks = num_ranks
+        self.place = place or Place()
+        self.tell = tell
+        """Say something to the process that launched the group: its `heard` is called with the rank and the text, in
+        the order in which the rank says it and before what the rank's action returns."""
         self._open_store = open_store
         self._store: Store | None = None
         self._waits: tuple[str, ...] = ()
@@ -104,6 +141,10 @@ class Group(Protocol):
         Raises:
             WorkerError: a rank of the group has died or frozen. ValueError: the arguments are too large.
         """
+        ...
+
+    def signal(self, rank: int, number: int) -> None:
+        """Send a signal to the process of a rank; nothing happens where that has ended."""
         ...
 
     def wait(self, handles: Sequence[Handle], deadline_s: float) -> list[Handle]:

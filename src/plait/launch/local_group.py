@@ -1,4 +1,4 @@
-"""A group of worker processes on this machine, and the handles of what it was asked."""
+"""A group of worker processes, here or on other machines, and the handles of what it was asked."""
 
 from __future__ import annotations
 
@@ -12,9 +12,8 @@ from typing import Any, Self
 from plait.launch.failures import Ended, Failure, WorkerError
 from plait.launch.interface import Handle
 from plait.launch.monitor import Monitor, Pending, Rank
-from plait.launch.process import WorkerProcess
 from plait.launch.stall import Stillness
-from plait.launch.wire import Call, Channel, Raised, Reply, Start, Stop, pickled_arguments
+from plait.launch.wire import Call, Raised, Reply, Start, Stop, pickled_arguments
 
 
 class LocalGroup:
@@ -22,20 +21,19 @@ class LocalGroup:
 
     def __init__(
         self,
-        processes: list[WorkerProcess],
-        key: bytes,
+        ranks: list[Rank],
         freeze_after_s: float,
         doing: Callable[[], Sequence[str]] = tuple,
         stillness: Stillness | None = None,
+        heard: Callable[[int, str], None] = lambda rank, text: None,
     ) -> None:
-        channels = [Channel(process.link, key, controller=True) for process in processes]
-        self._ranks = [Rank(i, *both) for i, both in enumerate(zip(processes, channels, strict=True))]
-        self.pids = tuple(process.pid for process in processes)
+        self._ranks = ranks
+        self.pids = tuple(rank.process.pid for rank in ranks)
         self._handles: dict[int, LocalHandle] = {}
         self._numbers = itertools.count()
         self._untold: list[tuple[LocalHandle, int]] = []
         """(handle, place) of exceptions that nobody has been told."""
-        self._monitor = Monitor(self._ranks, freeze_after_s, self._deliver, doing, stillness)
+        self._monitor = Monitor(self._ranks, freeze_after_s, self._deliver, doing, stillness, heard)
 
     @property
     def num_ranks(self) -> int:
@@ -72,6 +70,12 @@ class LocalGroup:
             handle, number = LocalHandle(self, chosen, method, several=several), next(self._numbers)
             self._enqueue(handle, number, [Call(number, method, pickled)] * len(chosen))
         return handle
+
+    def signal(self, rank: int, number: int) -> None:
+        """See `Group.signal`."""
+        with self._monitor.changed:
+            if not self._ranks[rank].dead:
+                self._ranks[rank].process.send_signal(number)
 
     def _enqueue(self, handle: LocalHandle, number: int, messages: Sequence[Start | Call]) -> None:
         self._handles[number] = handle
@@ -133,7 +137,8 @@ class LocalGroup:
         assert reply is not None and isinstance(reply.value, Raised), "no exception is there"  # noqa: PT018
         failure = handle.failures[place]
         if failure is None:
-            process = self._ranks[handle.ranks[place]].process
+            rank = self._ranks[handle.ranks[place]]
+            process = rank.process
             handle.failures[place] = failure = Failure(
                 Ended.RAISED,
                 handle.ranks[place],
@@ -144,6 +149,7 @@ class LocalGroup:
                 peers=() if self._monitor.closing else self._monitor.look_at_peers(handle.ranks[place]),
                 output=process.output_tail(),
                 output_file=str(process.output_file or ""),
+                node=rank.node,
             )
         error = WorkerError(failure)
         if reply.value.exception is not None:
@@ -173,6 +179,7 @@ class LocalGroup:
                 peers,
                 output,
                 file,
+                rank.node,
             )
         )
 

@@ -14,9 +14,9 @@ from dataclasses import dataclass, field, replace
 
 from plait.launch.failures import Ended, Failure, PeerState
 from plait.launch.keys import Keys
-from plait.launch.process import WorkerProcess
+from plait.launch.node import Process
 from plait.launch.stall import Stillness, stalled_of
-from plait.launch.wire import Ask, Beat, Channel, Forged, Look, Raised, Reply, Seen, Told
+from plait.launch.wire import Ask, Beat, Channel, Forged, Look, Raised, Reply, Said, Seen, Told
 
 _TICK_S = 0.1
 """Between two looks at clocks and processes; what comes by a connection is seen at once."""
@@ -24,6 +24,8 @@ _ASKED_PER_STALL = 10
 """How often ranks that stand still are asked for whom they wait, in the time after which they count as stalled."""
 SETTLE_S = 0.15
 """An exception is held back so long: if a peer's death was its cause, that is the error."""
+NODES_SETTLE_S = 2.0
+"""The same where ranks are on several machines, whose loss is seen later; longer where one is silent."""
 _DUMPS_S = 1.0
 """For stacks of ranks that do not say where they are, all together."""
 LOOK_S = 0.5
@@ -43,8 +45,10 @@ class Pending:
 @dataclass
 class Rank:
     rank: int
-    process: WorkerProcess
+    process: Process
     channel: Channel
+    node: str = ""
+    """Where it runs, in words; empty in a group of one machine."""
     pending: deque[Pending] = field(default_factory=deque)
     heard: bool = False
     """Since the clocks were last looked at."""
@@ -74,7 +78,12 @@ class Rank:
         if dump and head and self.seen is None and self.ever_heard and not self.dead:
             stack = self.process.dump_stack()
         return PeerState(
-            self.rank, head.method if head else "", seconds, seen.waits_for if head else "", stack if head else ""
+            self.rank,
+            head.method if head else "",
+            seconds,
+            seen.waits_for if head else "",
+            stack if head else "",
+            node=self.node,
         )
 
 
@@ -88,6 +97,7 @@ class Monitor:
         doing: says what each rank does within its action, empty where it says nothing; asked when a rank is found dead
             or frozen, before the others, or a stopped one that is woken for its stack, go on.
         stillness: finds ranks that live and do nothing; None: they may.
+        heard: called with (rank, text) of what workers tell; returns at once.
     """
 
     def __init__(
@@ -97,6 +107,7 @@ class Monitor:
         deliver: Callable[[int, Pending, Reply], None],
         doing: Callable[[], Sequence[str]] = tuple,
         stillness: Stillness | None = None,
+        heard: Callable[[int, str], None] = lambda rank, text: None,
     ):
         self.changed = threading.Condition(threading.RLock())
         self.failure: Failure | None = None
@@ -107,6 +118,7 @@ class Monitor:
         self._deliver = deliver
         self._doing = doing
         self._stillness = stillness
+        self._heard = heard
         self._keys = Keys()
         self._asked_s: float | None = None
         """When ranks were asked for whom they wait, because some stand still."""
@@ -160,7 +172,9 @@ class Monitor:
 
     def _states(self, ranks: list[Rank]) -> tuple[PeerState, ...]:
         raised = {
-            number: PeerState(number, pending.method, reply.seconds, raised=reply.value.name)
+            number: PeerState(
+                number, pending.method, reply.seconds, raised=reply.value.name, node=self._ranks[number].node
+            )
             for _, number, pending, reply in self._held
             if isinstance(reply.value, Raised)
         }
@@ -233,6 +247,8 @@ class Monitor:
             match message:
                 case Beat():
                     pass
+                case Said(text):
+                    self._heard(rank.rank, text)
                 case Seen():
                     if message.number == rank.look:
                         rank.seen = message
@@ -255,14 +271,16 @@ class Monitor:
         if rank.pending:
             rank.pending[0].since = time.monotonic()
         if isinstance(reply.value, Raised) and len(self._ranks) > 1:
-            self._held.append((time.monotonic() + SETTLE_S, rank.rank, pending, reply))
+            due = time.monotonic() + (NODES_SETTLE_S if rank.node else SETTLE_S)
+            self._held.append((due, rank.rank, pending, reply))
             return
         self._deliver(rank.rank, pending, reply)
         self.changed.notify_all()
 
     def _look_after(self, elapsed: float) -> None:
         now = time.monotonic()
-        if self._failing is None:  # else the failure has the first word
+        doubtful = any(rank.process.doubtful for rank in self._ranks if not rank.dead)
+        if self._failing is None and not doubtful:  # else a failure has the first word
             while self._held and self._held[0][0] <= now:
                 _, number, pending, reply = self._held.pop(0)
                 self._deliver(number, pending, reply)
@@ -328,7 +346,7 @@ class Monitor:
         seconds = time.monotonic() - head.since if head else 0.0
         self._did = self._doing()
         action = self._named(rank.rank, head.method if head else "")
-        failure = Failure(ended, rank.rank, action, seconds, cause, stack, waits_for)
+        failure = Failure(ended, rank.rank, action, seconds, cause, stack, waits_for, node=rank.node)
         self._failing = (rank, failure, time.monotonic() + LOOK_S)
         self.ask([other for other in self._ranks if other is not rank])
 

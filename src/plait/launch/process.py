@@ -32,9 +32,12 @@ class WorkerProcess:
         key: the group's, handed over on stdin: neither arguments nor environment show it.
         environment: variables over those of this process.
         output_file: to which its stdout and stderr are appended; None keeps them for `output_tail` only.
+        folder: that it works in, if there is such a folder; else that of this process.
     """
 
-    def __init__(self, key: bytes, environment: Mapping[str, str], output_file: Path | None) -> None:
+    def __init__(
+        self, key: bytes, environment: Mapping[str, str], output_file: Path | None, folder: Path | None = None
+    ) -> None:
         self.output_file = output_file
         self.link, theirs = socket.socketpair()
         life_read, self._guard = os.pipe()
@@ -51,6 +54,7 @@ class WorkerProcess:
             stderr=self._output,
             pass_fds=fds,
             env=os.environ | dict(environment),
+            cwd=folder if folder is not None and folder.is_dir() else None,
             start_new_session=True,
         )
         theirs.close()
@@ -63,6 +67,11 @@ class WorkerProcess:
     @property
     def pid(self) -> int:
         return self._process.pid
+
+    @property
+    def doubtful(self) -> bool:
+        """Its machine is this one."""
+        return False
 
     @property
     def exited(self) -> bool:
@@ -127,6 +136,11 @@ class WorkerProcess:
         start = max(self._output_start, end - _TAIL_BYTES)
         text = os.pread(self._output.fileno(), max(0, end - start), start).decode(errors="replace")
         return "\n".join(text.splitlines()[-_TAIL_LINES:])
+
+    def send_signal(self, number: int) -> None:
+        """Send a signal to the process itself; nothing happens if it has ended."""
+        if not self.exited:
+            os.kill(self.pid, number)
 
     def signal_group(self) -> None:
         """Kill the process and whatever it started, but in a session of its own; see `kill`."""

@@ -1,4 +1,4 @@
-"""Messages between the controller and one worker: framed, tagged with the group's key, never blocking the reader.
+"""Messages between the controller and a worker or a node: framed, tagged with a key, never blocking the reader.
 
 A frame is its length, an HMAC-SHA256 tag and a pickled message. The tag covers the direction and a running number, so
 that a frame can be neither forged, nor repeated, nor sent back. It is checked before anything is unpickled.
@@ -12,7 +12,9 @@ import socket
 import struct
 from collections import deque
 from dataclasses import dataclass
+from typing import Any
 
+from plait.launch.interface import Place
 from plait.launch.keys import Answer, Question
 
 KEY_BYTES = 32
@@ -38,6 +40,7 @@ class Start:
     rank: int
     num_ranks: int
     beat_s: float
+    place: Place
 
 
 @dataclass(frozen=True)
@@ -77,6 +80,13 @@ class Beat:
 
 
 @dataclass(frozen=True)
+class Said:
+    """To whoever launched the group; see `WorkerContext.tell`."""
+
+    text: str
+
+
+@dataclass(frozen=True)
 class Raised:
     name: str
     """The exception in one line."""
@@ -108,9 +118,6 @@ class Ask:
 
     number: int
     question: Question
-
-
-Message = Start | Call | Look | Stop | Told | Beat | Reply | Seen | Ask
 
 
 class Forged(Exception):
@@ -149,7 +156,7 @@ class Channel:
 
     # -- sending
 
-    def put(self, message: Message) -> bool:
+    def put(self, message: object) -> bool:
         """Queue a message and send as much as goes without waiting; whether all went, see `flush`."""
         body = pickle.dumps(message, protocol=5)
         head = _HEAD.pack(len(body), self._tagged(self._to, self._num_sent, body))
@@ -176,13 +183,13 @@ class Channel:
 
     # -- receiving
 
-    def receive(self) -> list[Message]:
+    def receive(self) -> list[Any]:
         """The messages that are there, without waiting; sets `ended` after the last.
 
         Raises:
             Forged: what came was not made with the key.
         """
-        messages: list[Message] = []
+        messages: list[Any] = []
         while len(messages) < _MESSAGES_AT_ONCE and (body := self._next_body()) is not None:
             messages.append(pickle.loads(body))
         return messages

@@ -34,9 +34,9 @@ from plait.launch.wire import (
     Call,
     Channel,
     Look,
-    Message,
     Raised,
     Reply,
+    Said,
     Seen,
     Start,
     Stop,
@@ -89,7 +89,7 @@ class _Service:
         self._numbers = itertools.count()
         threading.Thread(target=self._serve_until_end, name="plait-service", daemon=True).start()
 
-    def send(self, message: Message) -> None:
+    def send(self, message: object) -> None:
         with self._sending:
             self._channel.put(message)
             self._channel.flush(wait=True)
@@ -130,7 +130,7 @@ class _Service:
                 if self._channel.ended:  # the controller is gone
                     return
 
-    def _take(self, message: Message) -> None:
+    def _take(self, message: object) -> None:
         match message:
             case Look():
                 waits_for = self.context.waits_for if self.context else ""
@@ -180,7 +180,8 @@ def _construct(service: _Service, start: Start, main: _ControllersMain) -> Any:
 
         return ControllersStore(service.ask)
 
-    service.context = WorkerContext(start.rank, start.num_ranks, open_store)
+    tell = lambda text: service.send(Said(text))  # noqa: E731
+    service.context = WorkerContext(start.rank, start.num_ranks, open_store, start.place, tell)
     return worker(service.context, *args, **kwargs)
 
 

@@ -156,6 +156,11 @@ class Recipe(Settings):
         le=MOST_RANKS,
         description="processes of a named plan, one per device; 0: every CUDA device, or one on the CPU",
     )
+    launcher: Literal["auto", "local", "attach"] = Field(
+        "auto",
+        description="where the processes are: local (this machine), attach (a command on each node, docs/cluster.md), "
+        "or auto (attach where torchrun, srun or --nodes has begun the command, else local)",
+    )
     freeze_after_s: float = Field(
         30.0,
         ge=1,

@@ -11,6 +11,9 @@ from typing import Any
 
 from plait.cost.placement import num_devices
 from plait.errors import ConfigError, DataError
+from plait.launch.nodes.gathering import Gathered
+from plait.launch.nodes.place import Attached
+from plait.observe.loading import loading
 from plait.observe.progress import Progress
 from plait.recipes.recipe import Recipe
 from plait.recipes.role_models import REWARD_ROLES
@@ -19,6 +22,7 @@ from plait.recipes.trust import user_recipe
 from plait.runtime.claim import claim
 from plait.runtime.controller import Outcome
 from plait.runtime.controller import train as train_session
+from plait.runtime.directory import RunDirectory
 from plait.runtime.evaluation import Evaluation
 from plait.runtime.executor import Executor
 from plait.runtime.filling import build_roles
@@ -27,6 +31,7 @@ from plait.runtime.measure import measure
 from plait.runtime.prepare import is_searched, prepare
 from plait.runtime.process import set_up
 from plait.runtime.processes.alone import Alone
+from plait.runtime.processes.nodes import devices_of, gathered_nodes
 from plait.runtime.refinement import refine
 from plait.runtime.reward_pools import open_pools
 from plait.runtime.run_files import RunFiles
@@ -89,38 +94,53 @@ def run(
     resume: bool = False,
     flow: Callable[..., Any] | None = None,
     recipe_file: Path | None = None,
+    attached: Attached | None = None,
 ) -> Outcome:
-    """Claim the folder, prepare, open, train, close.
+    """Claim the folder, wait for other nodes if there are to be some, prepare, open, train, close.
 
     Args:
         flow: the function that `recipe.algorithm` names, where it is at hand.
         recipe_file: that the recipe was read from, of which the folder gets a copy.
+        attached: the part of this command in a run on several nodes, which it leads; None: there is no other.
     """
     origin = Origin.here(recipe_file)
     set_up(recipe.threads)
-    with claim(recipe, resume=resume) as directory:
-        plan = None
+    with claim(recipe, resume=resume) as directory, gathered_nodes(recipe, attached, directory.path, loading) as nodes:
         if resume:
             recipe = as_begun(directory.files.recipe, recipe)
-            plan = kept_plan(recipe, directory.files)
-        orders = _orders_in(directory.files.plan) if resume else ()
-        prepared = prepare(recipe, flow=flow, plan=plan, orders=orders)
-        if prepared.plan.num_ranks > 1:
-            from plait.runtime.processes.supervisor import supervise
-
-            return supervise(prepared, directory, resume=resume, flow=flow, origin=origin)
-        with Session(prepared, directory, resume=resume, leading=Alone(prepared), origin=origin) as session:
-            outcome = train_session(session)
-        refine(prepared, directory.path)
-        return outcome
+        if nodes is not None and recipe.devices == 0:
+            recipe = recipe.model_copy(update={"devices": devices_of(recipe, nodes.nodes)})
+        return _run_claimed(recipe, directory, resume, flow, origin, nodes)
 
 
-def kept_plan(recipe: Recipe, files: RunFiles) -> Plan | None:
+def _run_claimed(
+    recipe: Recipe,
+    directory: RunDirectory,
+    resume: bool,
+    flow: Callable[..., Any] | None,
+    origin: Origin,
+    nodes: Gathered | None,
+) -> Outcome:
+    num_nodes = 1 if nodes is None else nodes.num_nodes
+    plan = kept_plan(recipe, directory.files, num_nodes) if resume else None
+    orders = _orders_in(directory.files.plan) if resume else ()
+    prepared = prepare(recipe, flow=flow, plan=plan, orders=orders, nodes=num_nodes)
+    if prepared.plan.num_ranks > 1 or nodes is not None:
+        from plait.runtime.processes.supervisor import supervise
+
+        return supervise(prepared, directory, resume=resume, flow=flow, origin=origin, nodes=nodes)
+    with Session(prepared, directory, resume=resume, leading=Alone(prepared), origin=origin) as session:
+        outcome = train_session(session)
+    refine(prepared, directory.path)
+    return outcome
+
+
+def kept_plan(recipe: Recipe, files: RunFiles, nodes: int = 1) -> Plan | None:
     """The plan that was found when a run began, for a recipe that leaves it to be found; None: it is resolved anew."""
     if not is_searched(recipe) or not files.plan.is_file():
         return None
     plan = Plan.load(files.plan)
-    return plan if plan.num_ranks == num_devices(recipe) else None
+    return plan if (plan.num_ranks, plan.nodes) == (num_devices(recipe), nodes) else None
 
 
 def _orders_in(path: Path) -> tuple[Schedule, ...]:

@@ -13,6 +13,7 @@ from typing import Protocol
 
 from plait.cost.calibration import VENDORS, Calibration
 from plait.cost.cluster import ClusterSpec
+from plait.cost.hardware import Link
 from plait.cost.model_costs import ModelCosts, parameters_of_shape
 from plait.cost.move_bound import LARGE, BoundedMoves
 from plait.cost.placement import check_layouts, num_devices, parameters_of, planned_models
@@ -188,7 +189,7 @@ class Planning:
         """A completed plan of what a search found; a call that is not on its own stands where its role does. Where
         scoring may begin on ranks that generate, the plan lets it."""
         plan = Plan(name, self.cluster.num_devices, tuple(p for place in places for p in place.placements))
-        found = self.completed(plan, f"plan {name}")
+        found = self.completed(replace(plan, nodes=self.cluster.nodes), f"plan {name}")
         return found if self.nothing_to_hide(found) else replace(found, policies=(PolicyChoice(FUSION),))
 
     def nothing_to_hide(self, plan: Plan) -> str:
@@ -206,22 +207,32 @@ AUTO_EVALUATIONS = 3000
 """Plans that a run tries: a number, not seconds, so that all of its processes find the same."""
 
 
-def found_for_run(found: Outline, prompts: Lengths, *, measure: bool) -> tuple[Plan, Calibration]:
+def found_for_run(found: Outline, prompts: Lengths, *, measure: bool, nodes: int = 1) -> tuple[Plan, Calibration]:
     """The plan of a run with `plan` auto on several devices, and where its seconds come from: for prompts of these
     lengths, responses as long as they may be.
 
     Args:
         measure: a profile of this machine where none is kept; False: by what is kept, or conservative numbers.
+        nodes: machines like this one, with equally many devices each.
 
     Raises:
         ConfigError: none fits in memory.
     """
     recipe, shape = found.recipe, found.shapes[found.recipe.model]
+    count = num_devices(recipe)
+    if count % nodes:
+        raise ConfigError(f"`devices`: expected a multiple of the {nodes} nodes of this run, found {count}")
     machine = measured_machine if measure else machine_of
-    cluster, calibration = machine(recipe, shape, num_devices(recipe))
+    cluster, calibration = machine(recipe, shape, count // nodes)
+    if nodes > 1:
+        cluster = replace(cluster, nodes=nodes, inter=_NETWORK, name=f"{nodes} machines like this")
     lengths = lengths_of(None, recipe, lambda: prompts)
     planning = Planning(recipe, found.flow, found.models, found.shapes, cluster, lengths, calibration)
     return auto_plan(planning), calibration
+
+
+_NETWORK = Link(0.125e9, 500e-6)
+"""Between machines of which nothing is known: one gigabit a second."""
 
 
 class Outline(Protocol):

@@ -54,6 +54,7 @@ def prepare(
     plan: Plan | None = None,
     orders: Sequence[Schedule] = (),
     measure: bool = True,
+    nodes: int = 1,
 ) -> Prepared:
     """Resolve a recipe.
 
@@ -63,6 +64,7 @@ def prepare(
             there.
         trains: False where the model is only measured: it may then be an adapter alone.
         plan: that was found for a recipe that leaves it to be found.
+        nodes: machines that the run is on.
         orders: found for the run before, where its plan leaves some to be found; see `fusing.with_order`.
         measure: this machine, where a plan is to be found and nothing fits the run that was measured before.
 
@@ -73,13 +75,13 @@ def prepare(
     found = outline(recipe, flow=flow, to_come=to_come, trains=trains)
     recipe, models, shapes = found.recipe, found.models, found.shapes
     if plan is None and not is_searched(recipe):
-        plan = resolve_plan(recipe, found.flow, models, shapes)
+        plan = resolve_plan(recipe, found.flow, models, shapes, nodes=nodes)
     tokenizer = load_tokenizer(recipe.model)
     _check_tokens(models, tokenizer, recipe)
     data = read_data(found.flow, recipe, tokenizer, shapes[recipe.model])
     check_ids(tokenizer, shapes[recipe.model].vocabulary, _ids_of(data.train_set, data.given), recipe.model)
     if plan is None:
-        plan, _ = found_for_run(found, _lengths_in(data), measure=measure)
+        plan, _ = found_for_run(found, _lengths_in(data), measure=measure, nodes=nodes)
     if recipe.epochs is not None:
         num_rows = len(next(iter(data.given.values())) if data.train_set is None else data.train_set)
         recipe = recipe.model_copy(update={"steps": recipe.steps_of(num_rows), "epochs": None})

@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 from plait.errors import DataError
 from plait.file_form import FileForm
-from plait.layout.mesh import Layout, Mesh, Parallelism
+from plait.layout.mesh import Cluster, Layout, Mesh, Parallelism
 from plait.output import write_file
 from plait.schedule.schedule import Schedule
 from plait.schedule.timeline import Timeline
@@ -77,6 +77,8 @@ class PolicyChoice:
 class Plan:
     """placements, schedules by their names, policies, and the predicted timeline or None where nobody predicted.
 
+    nodes: machines that the ranks are on, equally many on each, in order (`cluster`)
+
     Raises `DataError`, naming the part, when it contradicts itself.
     """
 
@@ -86,10 +88,30 @@ class Plan:
     schedules: tuple[Schedule, ...] = ()
     policies: tuple[PolicyChoice, ...] = ()
     predicted: Timeline | None = None
+    nodes: int = 1
+
+    @property
+    def cluster(self) -> Cluster:
+        """Which ranks share a node."""
+        return Cluster(self.nodes, self.num_ranks // self.nodes)
+
+    def spread_tp(self) -> tuple[Placement, ...]:
+        """Placements whose tensor parallelism goes over several nodes."""
+        found = []
+        for p in self.placements:
+            groups = [p.ranks[at : at + p.tp] for at in range(0, len(p.ranks), p.tp)]
+            if any(len({self.cluster.node_of(rank) for rank in group}) > 1 for group in groups):
+                found.append(p)
+        return tuple(found)
 
     def __post_init__(self) -> None:
         if not 1 <= self.num_ranks <= MOST_RANKS:
             raise DataError(f"plan {self.name}: expected num_ranks from 1 to {MOST_RANKS}, found {self.num_ranks}")
+        if not 1 <= self.nodes <= self.num_ranks or self.num_ranks % self.nodes:
+            raise DataError(
+                f"plan {self.name}: expected nodes that the {self.num_ranks} ranks can be divided among equally, found "
+                f"{self.nodes}"
+            )
         several = [p for p in self.placements if p.mode in SEVERAL]
         for what, names in (
             ("placement", [f"{p.call} {p.mode}" for p in self.placements if p.mode not in SEVERAL]),
@@ -147,6 +169,7 @@ class Plan:
             "version": FORM.version,
             "name": self.name,
             "num_ranks": self.num_ranks,
+            **({"nodes": self.nodes} if self.nodes > 1 else {}),
             "placements": [_placement_record(p) for p in self.placements],
             "policies": [{"name": p.name, "settings": dict(p.settings)} for p in self.policies],
             "schedules": [json.loads(s.to_json()) for s in self.schedules],
@@ -158,7 +181,7 @@ class Plan:
     def from_json(cls, text: str, name: str = "plan") -> Plan:
         """Read the file form; `name` is for messages. Raises `DataError`."""
         record = FORM.parse(text, name)
-        known = {"format", "version", "name", "num_ranks", "placements", "policies", "schedules", "predicted"}
+        known = {"format", "version", "name", "num_ranks", "nodes", "placements", "policies", "schedules", "predicted"}
         unknown = sorted(record.keys() - known)
         if unknown:
             raise DataError(f"{name}: unknown key {unknown[0]!r}; expected {', '.join(sorted(known))}")
@@ -176,6 +199,7 @@ class Plan:
                 tuple(Schedule.from_json(json.dumps(s), name) for s in record.get("schedules", [])),
                 tuple(PolicyChoice(p["name"], tuple(p["settings"].items())) for p in record.get("policies", [])),
                 None if predicted is None else Timeline.from_json(json.dumps(predicted), name),
+                record.get("nodes", 1),
             )
         except (KeyError, TypeError, AttributeError) as error:
             raise DataError(f"{name}: a part of the plan is missing or does not fit: {error}") from error
@@ -240,6 +264,7 @@ _LIST = ("a list", lambda value: isinstance(value, list))
 _PARTS: dict[str, tuple[str, Callable[[object], bool]]] = {
     "name": _TEXT,
     "num_ranks": _NUMBER,
+    "nodes": _NUMBER,
     "placements": _LIST,
     "policies": _LIST,
     "schedules": _LIST,

@@ -102,7 +102,7 @@ class Setting:
 
     @cached_property
     def cluster(self) -> Cluster:
-        return Cluster(1, self.plan.num_ranks)
+        return self.plan.cluster
 
     @cached_property
     def places(self) -> dict[str, RolePlacement]:

@@ -12,10 +12,10 @@ from pathlib import Path
 
 from plait.schedule.work import Result, Work
 
-_BYTES = 128
+LINE_BYTES = 128
 """Bytes of one rank's line."""
 _COUNT_BYTES = 8
-_TEXT_BYTES = _BYTES - _COUNT_BYTES
+_TEXT_BYTES = LINE_BYTES - _COUNT_BYTES
 
 
 class StatusFile:
@@ -23,14 +23,14 @@ class StatusFile:
 
     def __init__(self, path: Path | None, rank: int) -> None:
         self.rank = rank
-        self._start = rank * _BYTES
+        self._start = rank * LINE_BYTES
         self._file = -1 if path is None else os.open(path, os.O_WRONLY)
         self._doing = ""
         self._count = 0
 
     @staticmethod
     def create(path: Path, num_ranks: int) -> None:
-        path.write_bytes(b"\0" * (num_ranks * _BYTES))
+        path.write_bytes(b"\0" * (num_ranks * LINE_BYTES))
 
     @contextlib.contextmanager
     def doing(self, action: str) -> Iterator[None]:
@@ -83,4 +83,4 @@ def _lines(path: Path) -> list[bytes]:
         data = path.read_bytes()
     except OSError:
         return []
-    return [data[at : at + _BYTES] for at in range(0, len(data), _BYTES)]
+    return [data[at : at + LINE_BYTES] for at in range(0, len(data), LINE_BYTES)]

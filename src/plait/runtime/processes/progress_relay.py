@@ -1,27 +1,30 @@
-"""Progress from the leader to the process that shows it: calls of `observe.progress.Progress`, as lines of a file."""
+"""Progress from the leader to the process that shows it: calls of `observe.progress.Progress`, as texts."""
 
 from __future__ import annotations
 
 import json
+import queue
 import threading
 import time
-from collections.abc import Mapping
-from pathlib import Path
-from typing import Any, TextIO
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from plait.observe.progress import Progress
 
 _WRITE_S = 0.1
 """Units of a phase are told at most so often."""
-_READ_S = 0.1
 _END_S = 10.0
 
 
 class RelayedProgress:
-    """What the leader calls in place of `Progress`. Use as a context manager."""
+    """What the leader calls in place of `Progress`. Use as a context manager.
 
-    def __init__(self, path: Path) -> None:
-        self._file: TextIO = open(path, "a", encoding="utf-8")  # noqa: SIM115  closed in __exit__
+    Args:
+        tell: has the process that shows it hear a text (`WorkerContext.tell`).
+    """
+
+    def __init__(self, tell: Callable[[str], None]) -> None:
+        self._tell_text = tell
         self._count = 0
         self._told_s = 0.0
 
@@ -49,7 +52,6 @@ class RelayedProgress:
 
     def __exit__(self, *_: object) -> None:
         self._flush_count()
-        self._file.close()
 
     def _flush_count(self) -> None:
         if self._count:
@@ -57,38 +59,32 @@ class RelayedProgress:
             self._count, self._told_s = 0, time.monotonic()
 
     def _tell(self, what: str, *values: Any) -> None:
-        self._file.write(json.dumps([what, *values]) + "\n")
-        self._file.flush()
+        self._tell_text(json.dumps([what, *values]))
 
 
 class ProgressRelay:
-    """Reads such a file from a thread, as it grows, and shows what it says. Use as a context manager."""
+    """Shows what the leader tells, from a thread of its own. Use as a context manager."""
 
-    def __init__(self, path: Path, progress: Progress) -> None:
-        path.write_text("")
-        self._file: TextIO = open(path, encoding="utf-8")  # noqa: SIM115  closed in __exit__
+    def __init__(self, progress: Progress) -> None:
         self._progress = progress
-        self._ended = threading.Event()
+        self._heard: queue.SimpleQueue[str | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._follow, name="plait-relay", daemon=True)
+
+    def hear(self, rank: int, text: str) -> None:
+        """Take what a rank tells; returns at once."""
+        self._heard.put(text)
 
     def __enter__(self) -> ProgressRelay:
         self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._ended.set()
+        self._heard.put(None)
         self._thread.join(_END_S)
-        self._file.close()
 
     def _follow(self) -> None:
-        rest = ""
-        while True:
-            last = self._ended.wait(_READ_S)
-            *lines, rest = (rest + self._file.read()).split("\n")
-            for line in lines:
-                self._show(*json.loads(line))
-            if last:
-                return
+        while (text := self._heard.get()) is not None:
+            self._show(*json.loads(text))
 
     def _show(self, what: str, *values: Any) -> None:
         progress = self._progress

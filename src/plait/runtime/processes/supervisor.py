@@ -9,32 +9,39 @@ import pickle
 import shutil
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
 from plait.checkpoint.store import CheckpointStore
 from plait.errors import RunError, UserError
 from plait.launch.failures import Ended, Failure, WorkerError
-from plait.launch.local import LocalProcesses
+from plait.launch.local import LocalNode, LocalProcesses
 from plait.launch.local_group import LocalGroup
+from plait.launch.nodes.gathering import Gathered
 from plait.observe.loading import loading
 from plait.observe.progress import Progress
 from plait.runtime.controller import Outcome
 from plait.runtime.directory import RunDirectory
 from plait.runtime.history import Origin
 from plait.runtime.prepared import Prepared
+from plait.runtime.processes.nodes import threads_of
 from plait.runtime.processes.progress_relay import ProgressRelay
-from plait.runtime.processes.worker import PROGRESS, STATUS, Job, Worker
+from plait.runtime.processes.worker import Job, Worker
 from plait.runtime.step_metrics import watched
 from plait.runtime.stopping import signals_to
+from plait.schedule.plan import Plan
 from plait.workers.ranks import LEADER
-from plait.workers.status_file import StatusFile, read_progress, read_status
+from plait.workers.status_file import LINE_BYTES, StatusFile, read_progress, read_status
 
-WORKERS = "workers"
-"""Folder of a run directory: what each rank printed."""
+WORKERS, STATUS = "workers", "actions"
+"""Folder of a run directory: what each rank printed; and a file in it: what each is doing."""
 RUN_S = 365 * 24 * 3600.0
+_ONE_WISH_S = 2.0
+"""Signals to several nodes in so short a time are one."""
 LEAVE_S = 5.0
 """After a second signal, for the leader to leave."""
 
@@ -46,6 +53,7 @@ def supervise(
     resume: bool,
     origin: Origin | None = None,
     flow: Callable[..., Any] | None = None,
+    nodes: Gathered | None = None,
 ) -> Outcome:
     """Run a plan of several ranks to its end.
 
@@ -53,37 +61,46 @@ def supervise(
         directory: claimed; the leader writes it.
         origin: for the run's history.
         flow: the function that the recipe's `algorithm` names, where it is at hand.
+        nodes: machines on which the ranks are to be; None: this one.
 
     Raises:
         UserError: something in the recipe cannot be used.
+        RanksLost: a rank died, froze or stalled, or its node was lost; the run can be taken up.
         RunError: the run had to stop; says which rank, in what, who waited for whom, and where it can be taken up.
         KeyboardInterrupt: a signal before the first step, or a second one.
     """
-    recipe, num_ranks = prepared.recipe, prepared.plan.num_ranks
-    folder = directory.path / WORKERS
+    recipe, plan = prepared.recipe, prepared.plan
+    num_ranks = plan.num_ranks
+    path = directory.path if nodes is None else directory.path.resolve()
+    folder = path / WORKERS
     if not resume:
         shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True, exist_ok=True)
-    StatusFile.create(folder / STATUS, num_ranks)
-    cores = len(os.sched_getaffinity(0))
-    threads = recipe.threads or max(1, cores // num_ranks)
-    launcher = LocalProcesses(
-        threads=threads,
-        output_dir=folder,
-        freeze_after_s=recipe.freeze_after_s,
-        doing=lambda: read_status(folder / STATUS),
-        progress=lambda: read_progress(folder / STATUS),
-        stalled_after_s=recipe.stalled_after_s,
-    )
+    status = folder / STATUS
+    StatusFile.create(status, num_ranks)
+    places = [LocalNode()] if nodes is None else nodes.nodes
+    threads = threads_of(recipe, num_ranks, places)
     loading(f"{num_ranks} processes, each with its part of {recipe.model}")
-    job = Job(recipe, prepared.plan, _by_name(flow), directory.path, folder, resume, threads, origin or Origin.here())
+    job = Job(recipe, plan, _by_name(flow), path, resume, threads, origin or Origin.here())
     try:
-        with Progress(recipe.steps, watched=watched(prepared)) as progress, ProgressRelay(folder / PROGRESS, progress):
-            if recipe.device == "cpu" and (note := crowding(num_ranks, threads, cores)):
-                progress.message(note)
-            return _run(launcher, num_ranks, job)
+        with Progress(recipe.steps, watched=watched(prepared)) as progress, ProgressRelay(progress) as relay:
+            crowded = recipe.device == "cpu" and len(places) == 1
+            for note in (crowding(num_ranks, threads, places[0].cores) if crowded else "", spread(plan)):
+                if note:
+                    progress.message(note)
+            launcher = LocalProcesses(
+                threads=threads,
+                output_dir=folder,
+                freeze_after_s=recipe.freeze_after_s,
+                doing=lambda: read_status(status),
+                progress=lambda: read_progress(status),
+                stalled_after_s=recipe.stalled_after_s,
+                heard=relay.hear,
+                status=(status, LINE_BYTES),
+                nodes=places,
+            )
+            return _run(launcher, num_ranks, job, nodes, status)
     finally:
-        (folder / PROGRESS).unlink(missing_ok=True)
         (folder / STATUS).unlink(missing_ok=True)
         directory.note_begun()
         if not directory.begun:
@@ -100,10 +117,23 @@ def crowding(num_ranks: int, threads: int, cores: int) -> str:
     )
 
 
-def _run(launcher: LocalProcesses, num_ranks: int, job: Job) -> Outcome:
+def spread(plan: Plan) -> str:
+    """What a person should know where tensor parallelism goes over the network; else nothing."""
+    calls = [f"{p.call} ({p.mode}, tp {p.tp})" for p in plan.spread_tp()]
+    if not calls:
+        return ""
+    return (
+        f"tensor parallelism of {', '.join(calls)} spans nodes: two sums of each layer go over the network in each "
+        "forward; keep the ranks of a tp group on one node"
+    )
+
+
+def _run(launcher: LocalProcesses, num_ranks: int, job: Job, nodes: Gathered | None, status: Path) -> Outcome:
     signals: _Signals | None = None
     try:
         with launcher.start(Worker, num_ranks, arguments=(job,)) as group, _signals(group) as signals:
+            if nodes is not None:
+                nodes.on_wish(signals.wished)
             leader = group.submit(LEADER, "run")
             if num_ranks > 1:
                 group.submit(range(1, num_ranks), "run")
@@ -113,19 +143,24 @@ def _run(launcher: LocalProcesses, num_ranks: int, job: Job) -> Outcome:
     except WorkerError as error:
         if isinstance(error.__cause__, KeyboardInterrupt) or (signals is not None and signals.ended_it(error.failure)):
             raise KeyboardInterrupt from None
-        raise _explained(error, job) from error
+        raise _explained(error, job, status) from error
 
 
-def _explained(error: WorkerError, job: Job) -> Exception:
+class RanksLost(RunError):
+    """Ranks are gone, not wrong: the run can go on from its last checkpoint."""
+
+
+def _explained(error: WorkerError, job: Job, status: Path) -> Exception:
     """What the user is told: an error of the input or of the run itself as one process would say it."""
     cause, failure = error.__cause__, error.failure
     if isinstance(cause, UserError) or (isinstance(cause, RunError) and failure.rank == LEADER):
         return cause
     if failure.ended in (Ended.RAISED, Ended.LATE):  # of the dead and the frozen it was read at once
-        actions = read_status(job.workers_dir / STATUS)
+        actions = read_status(status)
         peers = tuple(replace(peer, action=_action(actions, peer.rank, peer.action)) for peer in failure.peers)
         failure = replace(failure, action=_action(actions, failure.rank, failure.action), peers=peers)
-    return RunError(f"{failure}\n{_good(job)}")
+    kind = RanksLost if failure.ended in (Ended.DIED, Ended.FROZEN, Ended.STALLED) else RunError
+    return kind(f"{failure}\n{_good(job)}")
 
 
 def _action(actions: list[str], rank: int, method: str) -> str:
@@ -148,20 +183,29 @@ class _Signals:
     if it does not, so does this process."""
 
     def __init__(self, group: LocalGroup) -> None:
-        self._leader = group.pids[LEADER]
+        self._group = group
         self._asked = 0
+        self._wished_s = -_ONE_WISH_S
         self._timer: threading.Timer | None = None
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
+        if time.monotonic() - self._wished_s < _ONE_WISH_S:
+            return
         self._asked += 1
         if self._asked > 2:
             raise KeyboardInterrupt
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(self._leader, signal.SIGTERM)
+        # From a thread: the signal may have come in the middle of a message.
+        threading.Thread(target=self._group.signal, args=(LEADER, signal.SIGTERM), daemon=True).start()
         if self._asked == 2:
             self._timer = threading.Timer(LEAVE_S, lambda: os.kill(os.getpid(), signal.SIGINT))
             self._timer.daemon = True
             self._timer.start()
+
+    def wished(self) -> None:
+        """A node was asked to stop the run: as a first signal here. Slurm signals all nodes at once."""
+        if self._asked == 0:
+            self._asked, self._wished_s = 1, time.monotonic()
+            self._group.signal(LEADER, signal.SIGTERM)
 
     def end(self) -> None:
         """The run has ended: nobody is to be interrupted for it any more."""

@@ -35,9 +35,6 @@ from plait.workers.status_file import StatusFile
 from plait.workers.transport import Transport
 from plait.workers.worker_group import WorkerGroup
 
-STATUS, PROGRESS = "actions", "progress.jsonl"
-"""Files in the folder of the workers."""
-
 
 @dataclass(frozen=True)
 class Job:
@@ -48,7 +45,6 @@ class Job:
     flow: Callable[..., Any] | None
     """The function that `recipe.algorithm` names, where it can be sent by its name."""
     run_dir: Path
-    workers_dir: Path
     resume: bool
     threads: int
     """Compute threads of each process."""
@@ -62,11 +58,11 @@ class Worker:
         self.rank = context.rank
         self._context = context
         self._job = job
-        self._status = StatusFile(job.workers_dir / STATUS, context.rank)
+        self._status = StatusFile(context.place.status, context.rank)
         set_up(job.threads)
         backend = "gloo"
         if job.recipe.device == "cuda":
-            torch.cuda.set_device(context.rank)
+            torch.cuda.set_device(context.place.device)
             backend = "cpu:gloo,cuda:nccl"
         dist.init_process_group(
             backend,
@@ -88,7 +84,9 @@ class Worker:
         if self.rank == LEADER:
             with self._status.doing("prepare"):
                 plan = job.plan if is_searched(job.recipe) else None
-                prepared = prepare(job.recipe, flow=job.flow, plan=plan, orders=job.plan.schedules)
+                prepared = prepare(
+                    job.recipe, flow=job.flow, plan=plan, orders=job.plan.schedules, nodes=job.plan.nodes
+                )
             assert prepared.plan == job.plan, "the leader resolves another plan than the process that started it"
             directory = RunDirectory.lent(job.run_dir)
             with Session(prepared, directory, resume=job.resume, leading=self, origin=job.origin) as session:
@@ -104,7 +102,7 @@ class Worker:
 
     def progress(self) -> RelayedProgress:
         """Shown by the process that started the run."""
-        return RelayedProgress(self._job.workers_dir / PROGRESS)
+        return RelayedProgress(self._context.tell)
 
     def workers(self, recorder: Recorder) -> WorkerGroup:
         """Join the other ranks, as their leader."""

@@ -1,0 +1,41 @@
+"""What this machine has, as far as it can be known without torch."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from plait import __version__
+
+
+def visible_devices() -> int:
+    """CUDA devices that this process may use, without torch: those of CUDA_VISIBLE_DEVICES, else of the driver."""
+    said = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if said is not None:
+        return len([one for one in said.split(",") if one.strip() and one.strip() != "-1"])
+    with contextlib.suppress(OSError):
+        return len(os.listdir("/proc/driver/nvidia/gpus"))
+    return 0
+
+
+def memory_bytes() -> int:
+    """Of this machine, or of the control group that holds this process where that has less."""
+    own = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    for file in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
+        with contextlib.suppress(OSError, ValueError):
+            return min(own, int(Path(file).read_text()))
+    return own
+
+
+def versions() -> tuple[tuple[str, str], ...]:
+    """What must be equal on all nodes, without importing any of it."""
+    found = [("plait", __version__), ("Python", platform.python_version())]
+    for name in ("torch", "transformers", "numpy"):
+        try:
+            found.append((name, version(name)))
+        except PackageNotFoundError:
+            found.append((name, "nothing"))
+    return tuple(found)

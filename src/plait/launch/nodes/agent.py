@@ -1,0 +1,278 @@
+"""The process of a node: starts the ranks that the leader asks for, carries what they say, and ends with the leader."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import shutil
+import signal
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from plait.errors import RunError
+from plait.launch.machine import memory_bytes, versions, visible_devices
+from plait.launch.nodes.interfaces import interface_variables
+from plait.launch.nodes.introduction import worker_key
+from plait.launch.nodes.messages import (
+    About,
+    Alive,
+    End,
+    Exited,
+    Found,
+    Joined,
+    Kill,
+    Launch,
+    Launched,
+    Leaving,
+    Lines,
+    Question,
+    Signal,
+    Touch,
+    Welcome,
+    Wish,
+)
+from plait.launch.nodes.relay import Cut, Relay
+from plait.launch.process import WorkerProcess
+from plait.launch.wire import Channel
+
+TICK_S = 0.1
+BEAT_S = 1.0
+_LAST_WORDS_S = 2.0
+_WELCOME_S = 60.0
+"""Of a leader's silence, before it has said how long it may be."""
+
+
+@dataclass
+class Own:
+    """The ranks of this node, while there are some."""
+
+    order: Launch
+    processes: dict[int, WorkerProcess]
+    status: Path
+    told: set[int]
+    """Whose end has been said."""
+    seen: bytes = b""
+    """Of the status file, what has been said."""
+
+
+class Agent:
+    """One connection to the leader, from its introduction to its end.
+
+    Args:
+        channel: to the leader, who has shown that it has the run's key.
+        key: of the connection.
+        joined: who this is.
+        say: is told what a person at this node should know.
+    """
+
+    def __init__(self, channel: Channel, key: bytes, joined: Joined, say: Callable[[str], None]) -> None:
+        self._relay = Relay(channel)
+        self._key = key
+        self._joined = joined
+        self._silent_after_s = _WELCOME_S
+        self._say = say
+        self._own: Own | None = None
+        self._folder = Path(tempfile.mkdtemp(prefix="plait-node-"))
+        self._jobs: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._signals = 0
+        self._beat = time.monotonic()
+        threading.Thread(target=self._do_jobs, name="plait-node", daemon=True).start()
+
+    def serve(self) -> int:
+        """Until the leader ends the run; the exit code that it gives.
+
+        Raises:
+            RunError: the leader is lost, or a second signal has come. No rank is left.
+        """
+        relay = self._relay
+        relay.send(self._joined)
+        try:
+            while True:
+                for message in relay.turn(TICK_S):
+                    if isinstance(message, End):
+                        if message.text:
+                            self._say(message.text)
+                        return message.code
+                    self._take(message)
+                self._look_after()
+        except KeyboardInterrupt:
+            relay.send(Leaving("it was interrupted twice"))
+            raise
+        except Cut as cut:
+            raise RunError(f"the leader is lost: {cut}; the ranks of this node are ended") from None
+        finally:
+            self._end_ranks()
+            with contextlib.suppress(OSError):
+                relay.flush(_LAST_WORDS_S)
+            relay.close()
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+    def signalled(self, number: int, frame: object) -> None:
+        """A handler of SIGINT and SIGTERM: the first asks the leader to stop the run, the second ends this."""
+        self._signals += 1
+        if self._signals == 1:
+            self._jobs.put(lambda: self._relay.send(Wish()))
+        else:
+            raise KeyboardInterrupt
+
+    # -- what the leader says
+
+    def _take(self, message: object) -> None:
+        match message:
+            case Alive():
+                pass
+            case Welcome(silent_after_s):
+                self._silent_after_s = silent_after_s
+                self._say(f"{self._joined.label} has joined the run")
+            case Launch():
+                self._jobs.put(partial(self._launch, message))
+            case Kill(number):
+                self._jobs.put(partial(self._kill, number))
+            case Question():
+                self._jobs.put(partial(self._answer, message))
+            case Touch():
+                self._jobs.put(partial(self._touch, message))
+            case Signal(rank, number):
+                if self._own is not None and rank in self._own.processes:
+                    self._own.processes[rank].send_signal(number)
+            case _:
+                raise AssertionError(f"a node was sent {message}")
+
+    def _do_jobs(self) -> None:
+        """What may take a while, one after the other, beside what is carried."""
+        while True:
+            self._jobs.get()()
+
+    def _launch(self, order: Launch) -> None:
+        self._end_ranks()
+        key = worker_key(self._key, order.group)
+        environment = {**interface_variables(self._joined.address, os.environ), **dict(order.environment)}
+        status = self._folder / f"status-{order.group}"
+        status.write_bytes(b"\0" * (order.num_ranks * order.line_bytes))
+        processes: dict[int, WorkerProcess] = {}
+        try:
+            folder = None if order.output_dir is None else Path(order.output_dir)
+            if folder is not None:
+                folder.mkdir(parents=True, exist_ok=True)
+            for rank in order.ranks:
+                output = None if folder is None else folder / f"rank{rank}.log"
+                processes[rank] = WorkerProcess(key, environment, output, Path(order.folder))
+        except OSError as error:
+            for process in processes.values():
+                process.kill()
+            self._relay.send(Found(order.number, (f"cannot start its ranks: {error}",)))
+            return
+        # The leader has these streams before it is told of them: what workers say first is not lost.
+        for rank, process in processes.items():
+            self._relay.attach(rank, process.link)
+        self._relay.send(Launched(tuple(process.pid for process in processes.values()), str(status)))
+        self._own = Own(order, processes, status, set())
+
+    def _kill(self, number: int) -> None:
+        self._end_ranks()
+        self._relay.send(Found(number, ()))
+
+    def _answer(self, question: Question) -> None:
+        own = self._own
+        process = own.processes.get(question.rank) if own is not None else None
+        self._relay.send(Found(question.number, () if process is None else self._asked(process, question.about)))
+
+    def _asked(self, process: WorkerProcess, about: About) -> tuple[str, ...]:
+        match about:
+            case About.STATE:
+                return (process.state(),)
+            case About.STACK:
+                return (process.dump_stack(),)
+            case About.STACK_OF_STOPPED:
+                return (process.dump_stack(stopped=True),)
+            case About.OUTPUT:
+                return (process.output_tail(),)
+            case About.DEATH:
+                found = process.cause_of_death()
+                self._tell_lines()  # before the answer: what it did when it died
+                return found
+
+    def _touch(self, touch: Touch) -> None:
+        try:
+            Path(touch.path).write_text(touch.text)
+        except OSError as error:
+            self._relay.send(Found(touch.number, (f"it cannot be written there: {error.strerror}",)))
+            return
+        self._relay.send(Found(touch.number, ()))
+
+    # -- what is looked after
+
+    def _look_after(self) -> None:
+        if self._relay.silence_s > self._silent_after_s:
+            raise Cut(f"nothing came from it for {self._relay.silence_s:.0f} s (a cut network, or it is frozen)")
+        if time.monotonic() - self._beat >= BEAT_S:
+            self._beat = time.monotonic()
+            self._relay.send(Alive())
+        own = self._own
+        if own is None:
+            return
+        self._tell_lines()
+        for rank, process in own.processes.items():
+            if rank not in own.told and process.exited:
+                own.told.add(rank)
+                self._relay.send(Exited(rank))
+
+    def _tell_lines(self) -> None:
+        own = self._own
+        if own is None:
+            return
+        with contextlib.suppress(OSError):
+            now = own.status.read_bytes()
+            if now != own.seen:
+                own.seen = now
+                width = own.order.line_bytes
+                for rank in own.order.ranks:
+                    self._relay.send(Lines(rank * width, now[rank * width : (rank + 1) * width]))
+
+    def _end_ranks(self) -> None:
+        own, self._own = self._own, None
+        if own is None:
+            return
+        for process in own.processes.values():
+            process.signal_group()  # all at once, so that none sees another's end for long
+        for rank, process in own.processes.items():
+            self._relay.detach(rank)
+            process.kill()
+
+
+@contextlib.contextmanager
+def signals_of(agent: Agent) -> Iterator[None]:
+    """Have SIGINT and SIGTERM go to an agent while inside."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    old = {number: signal.signal(number, agent.signalled) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, before in old.items():
+            signal.signal(number, before)
+
+
+def who(task: int, node: int, address: str, *, own_devices: bool) -> Joined:
+    """What this process says of itself and of its machine."""
+    import socket
+
+    return Joined(
+        task,
+        node,
+        socket.gethostname(),
+        os.getpid(),
+        address,
+        visible_devices(),
+        own_devices,
+        len(os.sched_getaffinity(0)),
+        memory_bytes(),
+        versions(),
+    )

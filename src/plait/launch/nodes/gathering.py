@@ -1,0 +1,238 @@
+"""The leader waits until all other commands of the run have joined it; then it listens no longer."""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import secrets
+import select
+import socket
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Sequence
+from pathlib import Path
+
+from plait.errors import ConfigError, RunError
+from plait.launch.node import Node
+from plait.launch.nodes.introduction import GREETING_S, Stranger, welcomed
+from plait.launch.nodes.link import NodeLink
+from plait.launch.nodes.messages import Joined, Welcome
+from plait.launch.wire import Channel, Forged
+
+JOIN_S = 180.0
+"""For all nodes to come."""
+NODE_SILENT_S = 15.0
+"""Without a word, after which a node, or its leader, counts as lost: half of what a rank has."""
+_MOST_GREETINGS = 64
+_SEEN_S = 10.0
+"""For a file that one node writes to be seen by another: a network's file systems may be slow in that."""
+
+
+class Gathered:
+    """The nodes of a run.
+
+    nodes: where ranks are started, in the order of their ranks: machine by machine
+    """
+
+    def __init__(self, links: Sequence[NodeLink], own: Node | None) -> None:
+        self._links = list(links)
+        self._own = own
+        self._ended = False
+
+    @property
+    def nodes(self) -> list[Node]:
+        there = [link for link in self._links if not link.gone]
+        return [*([self._own] if self._own is not None else []), *sorted(there, key=_order)]
+
+    @property
+    def links(self) -> list[NodeLink]:
+        """Those that are not this process's own and are not lost."""
+        return [link for link in self._links if not link.gone]
+
+    @property
+    def num_nodes(self) -> int:
+        """Machines; several places may be on one."""
+        return len({node.node for node in self.nodes})
+
+    def check_equal(self) -> None:
+        """Raises ConfigError where machines have different numbers of commands: a plan is for equal ones."""
+        counts = Counter(node.node for node in self.nodes)
+        if len(set(counts.values())) > 1:
+            raise ConfigError(
+                "expected the same number of commands on each node, found "
+                + ", ".join(f"{count} on node {node}" for node, count in sorted(counts.items()))
+            )
+
+    def check_folder(self, folder: Path) -> None:
+        """See that all nodes share a folder: each writes a word there, which is read here.
+
+        Raises:
+            ConfigError: one does not; names the node.
+        """
+        for link in self.links:
+            path, word = folder / f".node-{link.joined.task}-{secrets.token_hex(4)}", secrets.token_hex(16)
+            try:
+                why = link.touch(path, word)
+                if not why and not _seen(path, word):
+                    why = "what it writes there is not seen by node 0"
+            finally:
+                path.unlink(missing_ok=True)
+            if why:
+                raise ConfigError(
+                    f"key `run_dir`: {folder} is not shared by all nodes: on {link.name}: {why}; give a folder on a "
+                    "file system that all nodes mount under the same path"
+                )
+
+    def on_wish(self, wished: Callable[[], None]) -> None:
+        """Have it called when a node was asked by a signal to stop the run."""
+        for link in self._links:
+            link.wished = wished
+
+    def end(self, code: int, text: str = "") -> None:
+        """Let all nodes leave with an exit code; harmless when done before."""
+        if not self._ended:
+            self._ended = True
+            for link in self._links:
+                link.end(code, text)
+
+
+def gather(
+    listener: socket.socket,
+    key: bytes,
+    tasks: Collection[int],
+    own: Joined,
+    *,
+    place: Node | None,
+    silent_after_s: float = NODE_SILENT_S,
+    deadline_s: float = JOIN_S,
+    told: Callable[[str], None] = lambda text: None,
+    lost: Callable[[], str] = lambda: "",
+) -> Gathered:
+    """Wait for all commands of a run.
+
+    Args:
+        listener: closed when this returns or raises.
+        tasks: numbers of the commands that are to come.
+        own: what this command would say of itself: versions must be equal.
+        place: of ranks in this process's machine; None: none are to be here.
+        told: is told who has come.
+        lost: why it is no use to wait any longer; empty while it is.
+
+    Raises:
+        RunError: some have not come in time, or will not; names those that have.
+        ConfigError: one has another version of something.
+    """
+    come: queue.SimpleQueue[NodeLink] = queue.SimpleQueue()
+    links: dict[int, NodeLink] = {}
+    greeting = threading.BoundedSemaphore(_MOST_GREETINGS)
+    end = time.monotonic() + deadline_s
+    try:
+        with listener:
+            while set(links) != set(tasks):
+                _accept(listener, key, silent_after_s, come, greeting)
+                with contextlib.suppress(queue.Empty):
+                    while True:
+                        _admit(come.get_nowait(), links, tasks, own, silent_after_s, told)
+                why = next((f"{link.name} is lost: {link.gone}" for link in links.values() if link.gone), "") or lost()
+                if why or time.monotonic() >= end:
+                    raise RunError(_missing(listener, tasks, links, why or f"not there after {deadline_s:g} s"))
+    except BaseException as error:
+        for link in links.values():
+            link.end(1, f"node 0 gave up: {error}")
+        raise
+    gathered = Gathered(list(links.values()), place)
+    try:
+        gathered.check_equal()
+    except ConfigError as error:
+        gathered.end(2, str(error))
+        raise
+    return gathered
+
+
+def _accept(
+    listener: socket.socket,
+    key: bytes,
+    silent_after_s: float,
+    come: queue.SimpleQueue[NodeLink],
+    greeting: threading.BoundedSemaphore,
+) -> None:
+    """Take a connection if there is one. A thread of its own asks who it is, so that strangers hold up nobody."""
+    if not select.select([listener], [], [], 0.1)[0]:
+        return
+    link, _ = listener.accept()
+    if not greeting.acquire(blocking=False):
+        link.close()
+        return
+
+    def greet() -> None:
+        try:
+            channel, own = welcomed(link, key)
+            come.put(NodeLink(channel, own, _first_word(channel), silent_after_s))
+        except Stranger:
+            return
+        finally:
+            greeting.release()
+
+    threading.Thread(target=greet, name="plait-greeting", daemon=True).start()
+
+
+def _first_word(channel: Channel) -> Joined:
+    end = time.monotonic() + GREETING_S
+    try:
+        while (left := end - time.monotonic()) > 0 and not channel.ended:
+            if select.select([channel.link], [], [], left)[0]:
+                for message in channel.receive():
+                    if isinstance(message, Joined):
+                        return message
+    except Forged as error:
+        raise Stranger(str(error)) from error
+    channel.link.close()
+    raise Stranger("it has not said who it is")
+
+
+def _admit(
+    link: NodeLink,
+    links: dict[int, NodeLink],
+    tasks: Collection[int],
+    own: Joined,
+    silent_after_s: float,
+    told: Callable[[str], None],
+) -> None:
+    task, name = link.joined.task, link.name
+    if task not in tasks or task in links:
+        other = f"it is {links[task].name} already" if task in links else f"expected {min(tasks)} to {max(tasks)}"
+        link.end(2, f"this command says that it is number {task} of the run, but {other}; see --node")
+        return
+    for (what, version), (_, ours) in zip(link.joined.versions, own.versions, strict=False):
+        if version != ours:
+            text = f"{name} has {what} {version}, node 0 has {ours}; install the same on all nodes"
+            link.end(2, text)
+            raise ConfigError(text)
+    links[task] = link
+    link.send(Welcome(silent_after_s))
+    told(f"{name} has joined ({len(links)} of {len(tasks)})")
+
+
+def _missing(listener: socket.socket, tasks: Collection[int], links: dict[int, NodeLink], why: str) -> str:
+    address, port = listener.getsockname()
+    waiting = ", ".join(str(task) for task in sorted(set(tasks) - set(links)))
+    there = ", ".join(link.name for link in links.values()) or "none"
+    return (
+        f"expected {len(tasks)} more commands of this run to join at {address}:{port}; {why}: number {waiting} has not "
+        f"come, joined: {there}. Are they started, with the same --leader, and does a firewall let this port through?"
+    )
+
+
+def _seen(path: Path, word: str) -> bool:
+    end = time.monotonic() + _SEEN_S
+    while time.monotonic() < end:
+        with contextlib.suppress(OSError):
+            if path.read_text() == word:
+                return True
+        time.sleep(0.1)
+    return False
+
+
+def _order(link: NodeLink) -> tuple[int, int]:
+    return link.node, link.joined.task

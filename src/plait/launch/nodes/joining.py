@@ -1,0 +1,72 @@
+"""A command that does not lead joins the run of the one that does, and serves it to its end."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from contextlib import nullcontext
+from pathlib import Path
+
+from plait.errors import RunError
+from plait.launch.nodes.agent import Agent, signals_of, who
+from plait.launch.nodes.gathering import JOIN_S
+from plait.launch.nodes.interfaces import resolved
+from plait.launch.nodes.introduction import Stranger, dialled, introduced
+from plait.launch.nodes.messages import Joined
+from plait.launch.nodes.place import Attached
+from plait.launch.nodes.run_key import FILE, VARIABLE, nodes_key
+from plait.launch.wire import Channel
+
+_BETWEEN_TRIES_S = 0.3
+
+
+def join(attached: Attached, folder: Path, say: Callable[[str], None], *, deadline_s: float = JOIN_S) -> int:
+    """Serve the run of the leader until it ends; the exit code that it gives.
+
+    Args:
+        folder: of the run, shared by all nodes: the key is there, where no variable has it.
+
+    Raises:
+        ConfigError: the leader's host is unknown, the key cannot be used, or an address is none of this machine.
+        RunError: the leader does not answer in time, or is lost. No rank is left.
+    """
+    address = (resolved(attached.leader[0]), attached.leader[1])
+    say(f"node {attached.node} waits for the leader at {attached.leader[0]}:{attached.leader[1]}")
+    channel, key = _met(address, folder, time.monotonic() + deadline_s)
+    own = resolved(attached.address) if attached.address is not None else channel.link.getsockname()[0]
+    return serve(channel, key, who(attached.task, attached.node, own, own_devices=attached.own_devices), say)
+
+
+def serve(
+    channel: Channel,
+    key: bytes,
+    me: Joined,
+    say: Callable[[str], None],
+    *,
+    signals: bool = True,
+) -> int:
+    """Serve a leader with whom the introductions are made. Raises as `join`.
+
+    Args:
+        me: who this is (`agent.who`).
+        signals: whether SIGINT and SIGTERM ask the leader to stop the run.
+    """
+    agent = Agent(channel, key, me, say)
+    with signals_of(agent) if signals else nullcontext():
+        return agent.serve()
+
+
+def _met(address: tuple[str, int], folder: Path, deadline: float) -> tuple[Channel, bytes]:
+    why = f"there is no key of the run: neither {folder / FILE} nor the variable {VARIABLE}"
+    while True:
+        key = nodes_key(folder, os.environ)
+        if key is not None:
+            link = dialled(address, deadline)
+            try:
+                return introduced(link, key)
+            except Stranger as stranger:  # the key may be that of an earlier run, which the leader will replace
+                why = f"what listens at {address[0]}:{address[1]} is no leader of this run: {stranger}"
+        if time.monotonic() >= deadline:
+            raise RunError(f"this node could not join: {why}")
+        time.sleep(_BETWEEN_TRIES_S)

@@ -1,0 +1,318 @@
+"""The leader's end of a node: its ranks as processes that are asked over its connection, and its loss."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from plait.errors import RunError
+from plait.launch.interface import Place
+from plait.launch.node import Began, Order
+from plait.launch.nodes.agent import BEAT_S, TICK_S
+from plait.launch.nodes.introduction import worker_key
+from plait.launch.nodes.messages import (
+    About,
+    Alive,
+    End,
+    Exited,
+    Found,
+    Joined,
+    Kill,
+    Launch,
+    Launched,
+    Leaving,
+    Lines,
+    Question,
+    Signal,
+    Touch,
+    Wish,
+)
+from plait.launch.nodes.relay import Cut, Relay
+from plait.launch.wire import Channel
+
+DOUBT_S = 2.5 * BEAT_S
+"""Of silence, after which a node may be lost: an error of a rank may then have that as its cause."""
+_START_S = 60.0
+_ANSWER_S = 3.0
+_GONE_S = 12.0
+"""For all processes of a node to be gone."""
+
+
+class NodeLink:
+    """A node that has joined. One thread carries what it and its ranks say.
+
+    Args:
+        channel: to its agent, which has shown that it has the run's key.
+        key: of the connection.
+        joined: who it says that it is.
+        silent_after_s: without a word of it, after which it counts as lost.
+        wished: called when the agent was asked by a signal to stop the run.
+        explain: says more of why a node was lost, if anybody knows; empty if not.
+    """
+
+    def __init__(
+        self,
+        channel: Channel,
+        key: bytes,
+        joined: Joined,
+        silent_after_s: float,
+        wished: Callable[[], None] = lambda: None,
+        explain: Callable[[], str] = lambda: "",
+    ) -> None:
+        self.joined = joined
+        self.wished = wished
+        self.explain = explain
+        self.gone = ""
+        """Why the node is lost; empty while it is there."""
+        self.changed = threading.Condition(threading.RLock())
+        self.exited: set[int] = set()
+        self._relay = Relay(channel)
+        self._key = key
+        self._silent_after_s = silent_after_s
+        self._numbers = itertools.count(1)
+        self._found: dict[int, tuple[str, ...]] = {}
+        self._launched: Launched | None = None
+        self._status: Path | None = None
+        self._running = self._ending = False
+        self._thread = threading.Thread(target=self._run, name=f"plait-node-{joined.task}", daemon=True)
+        self._thread.start()
+
+    @property
+    def name(self) -> str:
+        return self.joined.label
+
+    @property
+    def node(self) -> int:
+        return self.joined.node
+
+    @property
+    def cores(self) -> int:
+        return self.joined.cores
+
+    @property
+    def devices(self) -> int:
+        return self.joined.devices
+
+    @property
+    def own_devices(self) -> bool:
+        return self.joined.own_devices
+
+    @property
+    def doubtful(self) -> bool:
+        """Whether it has been silent for longer than it ever is."""
+        return bool(self.gone) or self._relay.silence_s > DOUBT_S
+
+    def begin(self, order: Order) -> Began:
+        """See `Node.begin`."""
+        number = next(self._numbers)
+        key = worker_key(self._key, order.group)
+        ends: list[socket.socket] = []
+        with self.changed:
+            self._status, self._launched = order.status, None
+            self.exited.clear()
+            self._running = True
+        for rank in order.ranks:
+            ours, theirs = socket.socketpair()
+            ends.append(ours)
+            self._relay.attach(rank, theirs)
+        folder = None if order.output_dir is None else str(order.output_dir)
+        environment = tuple(order.environment.items())
+        ranks, here = tuple(order.ranks), os.getcwd()
+        self._relay.send(
+            Launch(number, order.group, ranks, order.num_ranks, environment, folder, here, order.line_bytes)
+        )
+        self._wait(lambda: self._launched or self._found.get(number), _START_S)
+        with self.changed:
+            launched, refused = self._launched, self._found.pop(number, ())
+        if launched is None:
+            for end in ends:
+                end.close()
+            raise RunError(f"{self.name} {self.gone or ''.join(refused) or 'did not start its ranks'}")
+        processes = [
+            RemoteProcess(self, rank, pid, end, order.output_of(rank))
+            for rank, pid, end in zip(order.ranks, launched.pids, ends, strict=True)
+        ]
+        places = [
+            Place(
+                self.node,
+                self.joined.host,
+                order.first_local + index,
+                index if self.joined.own_devices else order.first_local + index,
+                self.joined.address,
+                Path(launched.status),
+            )
+            for index in range(len(order.ranks))
+        ]
+        return Began(processes, key, places)
+
+    def touch(self, path: Path, text: str) -> str:
+        """Have the node write a file; empty if it did, else why not."""
+        found = self.ask(lambda number: Touch(number, str(path), text), _START_S)
+        return self.gone or ("it did not answer" if found is None else "".join(found))
+
+    def send(self, message: object) -> None:
+        self._relay.send(message)
+
+    def ask(self, question: Callable[[int], object], seconds: float = _ANSWER_S) -> tuple[str, ...] | None:
+        """What the agent answers; None if it does not in time, or is lost."""
+        number = next(self._numbers)
+        self._relay.send(question(number))
+        self._wait(lambda: self._found.get(number), seconds)
+        with self.changed:
+            return self._found.pop(number, None)
+
+    def kill(self) -> None:
+        """End all ranks of the node, and wait until they are gone, or the node is lost."""
+        with self.changed:
+            running, self._running = self._running, False
+        if running and not self.gone:
+            self.ask(Kill, _GONE_S)
+
+    def end(self, code: int, text: str) -> None:
+        """Let the agent leave with an exit code."""
+        with self.changed:
+            self._ending = True
+        if not self.gone:
+            self._relay.send(End(code, text))
+            self._wait(lambda: self.gone or None, _ANSWER_S)
+        self._thread.join(_ANSWER_S)
+
+    # -- the thread
+
+    def _wait(self, condition: Callable[[], object], seconds: float) -> None:
+        """Until the condition gives something, the node is lost, or time is up."""
+        end = time.monotonic() + seconds
+        with self.changed:
+            while condition() is None and not self.gone and (left := end - time.monotonic()) > 0:
+                self.changed.wait(left)
+
+    def _run(self) -> None:
+        why, beat = "", time.monotonic()
+        try:
+            while not why:
+                for message in self._relay.turn(TICK_S):
+                    why = self._take(message) or why
+                if self._relay.silence_s > self._silent_after_s:
+                    why = f"nothing came from it for {self._relay.silence_s:.0f} s (a cut network, or it is frozen)"
+                if time.monotonic() - beat >= BEAT_S:
+                    beat = time.monotonic()
+                    self._relay.send(Alive())
+        except Cut as cut:
+            why = f"{cut} (its process or its machine has ended)"
+        except BaseException as error:  # a defect of ours: who waits is told
+            why = f"the leader's end of it failed: {error!r}"
+        more = "" if self._ending else self.explain()
+        with self.changed:
+            self.gone = f"{why}; {more}" if more else why
+            self.changed.notify_all()
+        self._relay.close()
+
+    def _take(self, message: object) -> str:
+        """Why the node goes, if it does."""
+        match message:
+            case Alive():
+                return ""
+            case Lines(start, data):
+                self._mirror(start, data)
+            case Launched():
+                with self.changed:
+                    self._launched = message
+                    self.changed.notify_all()
+            case Exited(rank):
+                with self.changed:
+                    self.exited.add(rank)
+                    self.changed.notify_all()
+            case Found(number, texts):
+                with self.changed:
+                    self._found[number] = texts
+                    self.changed.notify_all()
+            case Wish():
+                self.wished()
+            case Leaving(why):
+                return why
+            case _:
+                raise AssertionError(f"the leader was sent {message}")
+        return ""
+
+    def _mirror(self, start: int, data: bytes) -> None:
+        """Lines of the node's status file, where those of all ranks are read."""
+        if self._status is None:
+            return
+        try:
+            file = os.open(self._status, os.O_WRONLY)
+        except OSError:  # the run is over
+            return
+        try:
+            os.pwrite(file, data, start)
+        finally:
+            os.close(file)
+
+
+class RemoteProcess:
+    """A worker process of another node; see `process.WorkerProcess`, whose words these are."""
+
+    def __init__(self, node: NodeLink, rank: int, pid: int, link: socket.socket, output_file: Path | None) -> None:
+        self.pid = pid
+        self.link = link
+        self.output_file = output_file
+        self._node = node
+        self._rank = rank
+        self._killed = False
+
+    @property
+    def exited(self) -> bool:
+        return bool(self._node.gone) or self._rank in self._node.exited
+
+    @property
+    def doubtful(self) -> bool:
+        return self._node.doubtful
+
+    def wait(self, deadline: float) -> bool:
+        while not self.exited:
+            if (left := deadline - time.monotonic()) <= 0:
+                return False
+            with self._node.changed:
+                self._node.changed.wait(min(left, TICK_S))
+        return True
+
+    def state(self) -> str:
+        return self._asked(About.STATE)
+
+    def dump_stack(self, *, stopped: bool = False) -> str:
+        return self._asked(About.STACK_OF_STOPPED if stopped else About.STACK)
+
+    def cause_of_death(self) -> tuple[str, str]:
+        found = None
+        if not self._node.gone:
+            found = self._node.ask(lambda number: Question(number, self._rank, About.DEATH))
+        if self._node.gone or not found:
+            why = self._node.gone or "its agent says nothing of it"
+            return f"is lost with its node: {why}", ""
+        return found[0], found[1]
+
+    def output_tail(self) -> str:
+        return self._asked(About.OUTPUT)
+
+    def send_signal(self, number: int) -> None:
+        self._node.send(Signal(self._rank, number))
+
+    def signal_group(self) -> None:
+        """Nothing: the agent kills the ranks of its node all at once, see `kill`."""
+
+    def kill(self) -> None:
+        if self._killed:
+            return
+        self._killed = True
+        self._node.kill()
+        self.link.close()
+
+    def _asked(self, about: About) -> str:
+        if self._node.gone or self._killed:
+            return ""
+        found = self._node.ask(lambda number: Question(number, self._rank, about))
+        return found[0] if found else ""

@@ -1,0 +1,181 @@
+"""What the leader and the agent of a node say to each other. Pickled in frames of `wire.Channel`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+# -- of either
+
+
+@dataclass(frozen=True)
+class Alive:
+    """Nothing else was to be said."""
+
+
+@dataclass(frozen=True)
+class Data:
+    """Bytes of the connection between the leader and a rank's worker, which neither end of this one can read."""
+
+    rank: int
+    data: bytes
+
+
+@dataclass(frozen=True)
+class Closed:
+    """That connection has ended."""
+
+    rank: int
+
+
+# -- of the agent
+
+
+@dataclass(frozen=True)
+class Joined:
+    """The first message: who this is.
+
+    task:         number of the command among all that make up the run, from 1 on (the leader's is 0)
+    node:         number of the machine; -1: to be told by `host`
+    address:      on which its ranks talk to those of other nodes
+    devices:      CUDA devices that it sees
+    own_devices:  whether it sees none but those of its own ranks
+    memory_bytes: of the machine, or of the control group that it is in
+    versions:     (what, version) that must be equal on all nodes
+    """
+
+    task: int
+    node: int
+    host: str
+    pid: int
+    address: str
+    devices: int
+    own_devices: bool
+    cores: int
+    memory_bytes: int
+    versions: tuple[tuple[str, str], ...]
+
+    @property
+    def label(self) -> str:
+        return f"node {self.node} ({self.host})"
+
+
+@dataclass(frozen=True)
+class Launched:
+    """pids: of the ranks, in the order of `Launch`; status: file on the node that has their lines."""
+
+    pids: tuple[int, ...]
+    status: str
+
+
+@dataclass(frozen=True)
+class Exited:
+    rank: int
+
+
+@dataclass(frozen=True)
+class Lines:
+    """What the ranks of the node say that they do, from a place in the status file on."""
+
+    start: int
+    data: bytes
+
+
+@dataclass(frozen=True)
+class Found:
+    """The answer to a question. Empty where it could not be had."""
+
+    number: int
+    texts: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Wish:
+    """The agent was asked by a signal to stop the run."""
+
+
+@dataclass(frozen=True)
+class Leaving:
+    """The agent ends, and its ranks with it."""
+
+    why: str
+
+
+# -- of the leader
+
+
+@dataclass(frozen=True)
+class Welcome:
+    """The agent belongs to the run. Silence of the leader's after which it counts as lost."""
+
+    silent_after_s: float
+
+
+@dataclass(frozen=True)
+class Launch:
+    """Start a worker process for each of these ranks; answered by `Launched`, or `Found` of `number` if that fails.
+
+    group:       number of the group, of which the workers' key is made
+    output_dir:  gets `rankR.log` of each
+    folder:      that they work in, where the node has it
+    line_bytes:  of one rank in the status file
+    """
+
+    number: int
+    group: int
+    ranks: tuple[int, ...]
+    num_ranks: int
+    environment: tuple[tuple[str, str], ...]
+    output_dir: str | None
+    folder: str
+    line_bytes: int
+
+
+class About(Enum):
+    """What is asked of a rank's process; see `process.WorkerProcess`."""
+
+    STATE = "state"
+    STACK = "stack"
+    STACK_OF_STOPPED = "stack of stopped"
+    DEATH = "death"
+    OUTPUT = "output"
+
+
+@dataclass(frozen=True)
+class Question:
+    number: int
+    rank: int
+    about: About
+
+
+@dataclass(frozen=True)
+class Touch:
+    """Write a file with this text; answered by Found: empty if it is written, else why not."""
+
+    number: int
+    path: str
+    text: str
+
+
+@dataclass(frozen=True)
+class Signal:
+    rank: int
+    number: int
+
+
+@dataclass(frozen=True)
+class Kill:
+    """End all ranks; answered by Found when they are gone."""
+
+    number: int
+
+
+@dataclass(frozen=True)
+class End:
+    """The run is over: leave with this exit code.
+
+    text: what node 0 said of it; empty if it ended well
+    """
+
+    code: int
+    text: str

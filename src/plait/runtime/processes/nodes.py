@@ -1,0 +1,92 @@
+"""The machines of a run: those that have joined the command that leads, or this one alone."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+from plait.errors import UserError
+from plait.launch.local import LocalNode
+from plait.launch.node import Node
+from plait.launch.nodes.agent import who
+from plait.launch.nodes.gathering import NODE_SILENT_S, Gathered, gather
+from plait.launch.nodes.interfaces import interface_variables, resolved
+from plait.launch.nodes.introduction import listening
+from plait.launch.nodes.place import Attached
+from plait.launch.nodes.run_key import leaders_key
+from plait.recipes.recipe import Recipe
+
+
+@contextmanager
+def gathered_nodes(
+    recipe: Recipe, attached: Attached | None, folder: Path, say: Callable[[str], None]
+) -> Iterator[Gathered | None]:
+    """The nodes of a run while inside; at its end they are told how it ended, and leave. None: this machine alone.
+
+    Args:
+        attached: the part of this command in a run of several, which it leads.
+        folder: of the run.
+
+    Raises:
+        ConfigError: the address is none of this machine, the nodes do not share the folder, or have other versions.
+        RunError: nodes have not come in time.
+    """
+    if attached is None:
+        yield None
+        return
+    silent_after_s = min(NODE_SILENT_S, recipe.freeze_after_s)
+    with ExitStack() as stack:
+        key = stack.enter_context(leaders_key(folder, os.environ))
+        gathered = _attached(attached, key, silent_after_s, say)
+        try:
+            gathered.check_folder(folder.resolve())
+            yield gathered
+        except BaseException as error:
+            gathered.end(_code(error), f"node 0: {error or type(error).__name__}")
+            raise
+        gathered.end(0)
+
+
+def devices_of(recipe: Recipe, nodes: Sequence[Node]) -> int:
+    """Ranks of a run that does not say how many: one for each device of the nodes, or on the CPU one for each node."""
+    if recipe.device == "cpu":
+        return len(nodes)
+    by_node: dict[int, list[Node]] = {}
+    for node in nodes:
+        by_node.setdefault(node.node, []).append(node)
+    return sum(
+        sum(one.devices for one in there) if there[0].own_devices else max(one.devices for one in there)
+        for there in by_node.values()
+    )
+
+
+def threads_of(recipe: Recipe, num_ranks: int, nodes: Sequence[Node]) -> int:
+    """Compute threads of each rank: as many as the recipe says, else as its node has cores for all its ranks. The same
+    on all nodes: the number of threads has a say in the bits."""
+    if recipe.threads:
+        return recipe.threads
+    share = num_ranks // len(nodes)
+    there = [sum(other.node == node.node for other in nodes) for node in nodes]
+    return max(1, min(node.cores // (share * count) for node, count in zip(nodes, there, strict=True)))
+
+
+def _attached(attached: Attached, key: bytes, silent_after_s: float, say: Callable[[str], None]) -> Gathered:
+    address = resolved(attached.leader[0])
+    own = address if attached.address is None else resolved(attached.address)
+    place = LocalNode(own, interface_variables(own, os.environ), own_devices=attached.own_devices)
+    listener = listening(address, attached.leader[1])
+    say(
+        f"waiting for {attached.tasks - 1} more command{'s' * (attached.tasks > 2)} of this run (by {attached.by}) at "
+        f"{attached.leader[0]}:{attached.leader[1]}"
+    )
+    me = who(0, 0, own, own_devices=attached.own_devices)
+    tasks = range(1, attached.tasks)
+    return gather(listener, key, tasks, me, place=place, silent_after_s=silent_after_s, told=say)
+
+
+def _code(error: BaseException) -> int:
+    if isinstance(error, KeyboardInterrupt):
+        return 130
+    return 2 if isinstance(error, UserError) else 1

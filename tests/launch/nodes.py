@@ -1,0 +1,74 @@
+"""Nodes of this machine: agents in processes of their own, which dial a leader on loopback."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+
+from plait.launch.local import LocalNode
+from plait.launch.nodes.agent import who
+from plait.launch.nodes.gathering import gather
+from plait.launch.nodes.introduction import listening
+
+KEY = bytes(range(32))
+AGENT = """
+import sys, time
+from plait.errors import RunError
+from plait.launch.nodes.introduction import dialled, introduced
+from plait.launch.nodes.agent import who
+from plait.launch.nodes.joining import serve
+
+port, task, node, key = int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), bytes.fromhex(sys.argv[4])
+channel, own = introduced(dialled(("127.0.0.1", port), time.monotonic() + 30), key)
+try:
+    code = serve(channel, own, who(task, node, "127.0.0.1", own_devices=False), print)
+except RunError as error:
+    print(error)
+    code = 1
+sys.exit(code)
+"""
+
+
+def agent(port, task, node=None, key=KEY):
+    node = task if node is None else node
+    return subprocess.Popen(
+        [sys.executable, "-c", AGENT, str(port), str(task), str(node), key.hex()],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+
+
+def end(process):
+    """Kill it if it runs; what it printed, where nobody has read that."""
+    process.kill()
+    return "" if process.stdout.closed else process.communicate()[0]
+
+
+def me():
+    return who(0, 0, "127.0.0.1", own_devices=False)
+
+
+@contextlib.contextmanager
+def joined(num_nodes, *, own=True, silent_after_s=15.0, per_node=1):
+    """(nodes that have been gathered, processes of the agents) while inside; the agents are gone after."""
+    listener = listening("127.0.0.1", 0)
+    port = listener.getsockname()[1]
+    first = 1 if own else 0
+    tasks = range(1, num_nodes * per_node + 1 - first)
+    agents = [agent(port, task, (task - 1 + first) // per_node if own else task - 1) for task in tasks]
+    gathered = None
+    try:
+        place = LocalNode() if own else None
+        gathered = gather(listener, KEY, tasks, me(), place=place, silent_after_s=silent_after_s, deadline_s=60.0)
+        yield gathered, agents
+    finally:
+        if gathered is not None:
+            gathered.end(0)
+        for one in agents:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                one.wait(10)
+            end(one)

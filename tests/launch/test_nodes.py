@@ -1,0 +1,275 @@
+"""Groups over several nodes: what each loss looks like, that nothing is left, and what listens where."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from plait.errors import ConfigError, RunError
+from plait.launch.failures import Ended, WorkerError
+from plait.launch.local import LocalProcesses
+from plait.launch.nodes.gathering import gather
+from plait.launch.nodes.interfaces import interface_of
+from plait.launch.nodes.introduction import Stranger, dialled, introduced, listening
+from plait.launch.nodes.run_key import FILE, leaders_key, nodes_key
+from tests.launch.nodes import KEY, agent, end, joined, me
+from tests.launch.test_strangers import listened_on
+from tests.launch.workers import Echo, Summing
+
+LIMIT_S = 60.0
+HOST = os.uname().nodename
+
+
+def gone(pid: int, within_s: float = 10.0) -> bool:
+    until = time.monotonic() + within_s
+    while time.monotonic() < until:
+        try:
+            if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
+                return True
+        except OSError:
+            return True
+        time.sleep(0.02)
+    return False
+
+
+def failure_of(group, handle, rank):
+    with pytest.raises(WorkerError) as caught:
+        handle.result(LIMIT_S)
+    failure = caught.value.failure
+    assert (failure.ended, failure.rank) == (Ended.DIED, rank), str(failure)
+    assert failure.node == f"node 1 ({HOST})"
+    assert all(gone(pid) for pid in group.pids)
+    return str(caught.value)
+
+
+def test_a_dead_worker_of_another_node_is_named_with_its_cause_and_its_output() -> None:
+    with joined(2) as (gathered, _), LocalProcesses(nodes=gathered.nodes).start(Echo, 2) as group:
+        waiting = group.submit(0, "hang_in_python", 1)
+        text = failure_of(group, group.submit(1, "exit_hard", 9), 1)
+        assert f"rank 1 on node 1 ({HOST}) ended its process (exit code 9) in `exit_hard`" in text
+        assert f"meanwhile rank 0 on node 0 ({HOST}) was in `hang_in_python`" in text
+        assert "waiting for rank 1 (recv 3F0)" in text
+        assert "about to leave" in text, "its output comes from its node"
+        del waiting
+
+
+def test_a_frozen_worker_of_another_node_is_named_with_where_it_was() -> None:
+    with (
+        joined(2) as (gathered, _),
+        LocalProcesses(nodes=gathered.nodes, freeze_after_s=1.0).start(Echo, 2) as group,
+    ):
+        handle = group.submit(1, "stop_self")
+        with pytest.raises(WorkerError) as caught:
+            handle.result(LIMIT_S)
+        failure = caught.value.failure
+        assert (failure.ended, failure.rank, failure.node) == (Ended.FROZEN, 1, f"node 1 ({HOST})")
+        assert "it is stopped by a signal" in failure.cause
+        assert "stop_self" in failure.traceback
+        assert all(gone(pid) for pid in group.pids)
+
+
+def test_a_node_whose_process_dies_is_named_and_its_ranks_are_gone() -> None:
+    with joined(3) as (gathered, agents), LocalProcesses(nodes=gathered.nodes).start(Echo, 3) as group:
+        handle = group.submit([0, 1, 2], "hang_in_python")
+        started = time.monotonic()
+        agents[0].kill()
+        text = failure_of(group, handle, 1)
+        assert time.monotonic() - started < 10
+        assert f"rank 1 on node 1 ({HOST}) is lost with its node: its connection was closed" in text
+        assert [link.name for link in gathered.links] == [f"node 2 ({HOST})"], "the others stay for another group"
+        with LocalProcesses(nodes=gathered.nodes).start(Echo, 2) as smaller:
+            assert smaller.submit([0, 1], "back", 7).result(LIMIT_S) == [7, 7]
+
+
+def test_a_node_that_is_silent_counts_as_lost_and_ends_its_ranks_by_itself() -> None:
+    with (
+        joined(2, silent_after_s=2.0) as (gathered, (process,)),
+        LocalProcesses(nodes=gathered.nodes).start(Echo, 2) as group,
+    ):
+        handle = group.submit([0, 1], "hang_in_python")
+        process.send_signal(signal.SIGSTOP)
+        try:
+            with pytest.raises(WorkerError, match=r"nothing came from it for 2 s \(a cut network, or it is frozen\)"):
+                handle.result(LIMIT_S)
+            assert gone(group.pids[0])
+        finally:
+            process.send_signal(signal.SIGCONT)
+        assert process.wait(LIMIT_S) == 1, "it has heard nothing of its leader either"
+        assert gone(group.pids[1])
+        assert "the leader is lost" in process.communicate()[0]
+
+
+def test_a_node_whose_leader_dies_ends_its_ranks_and_itself(tmp_path: Path) -> None:
+    script = tmp_path / "leads.py"
+    script.write_text(
+        "import sys, time\n"
+        "from tests.launch.nodes import joined\n"
+        "from tests.launch.workers import Echo\n"
+        "from plait.launch.local import LocalProcesses\n"
+        "if __name__ == '__main__':\n"
+        "    with joined(2) as (gathered, agents), LocalProcesses(nodes=gathered.nodes).start(Echo, 2) as group:\n"
+        "        print(*group.pids, agents[0].pid, flush=True)\n"
+        "        time.sleep(100)\n"
+    )
+    import sys
+
+    paths = os.pathsep.join([str(Path(__file__).parents[2]), *sys.path])
+    leader = subprocess.Popen(
+        [sys.executable, str(script)], stdout=subprocess.PIPE, text=True, env=os.environ | {"PYTHONPATH": paths}
+    )
+    assert leader.stdout is not None
+    pids = [int(word) for word in leader.stdout.readline().split()]
+    assert len(pids) == 3
+    leader.kill()
+    leader.communicate()
+    assert all(gone(pid) for pid in pids)
+
+
+def test_nothing_listens_that_was_not_asked_for() -> None:
+    """The leader, until all have come; then nobody, but for what gloo opens on the interface that was named."""
+    listener = listening("127.0.0.1", 0)
+    port = listener.getsockname()[1]
+    assert listened_on([os.getpid()]) == [("0100007F", port)]
+    process = agent(port, 1)
+    try:
+        gathered = gather(listener, KEY, [1], me(), place=None)
+        everyone = [os.getpid(), process.pid]
+        assert listened_on(everyone) == []
+        with LocalProcesses(nodes=gathered.nodes).start(Summing, 2) as group:
+            assert group.submit([0, 1], "sum", 2).result(LIMIT_S) == [4.0, 4.0]
+            assert listened_on(everyone) == []
+            assert {address for address, _ in listened_on(group.pids)} == {"0100007F"}
+        gathered.end(0)
+        assert process.wait(LIMIT_S) == 0
+    finally:
+        end(process)
+
+
+def test_strangers_and_other_keys_do_not_join_and_hold_up_nobody() -> None:
+    listener = listening("127.0.0.1", 0)
+    port = listener.getsockname()[1]
+    with contextlib.ExitStack() as stack:
+        for word in (b"", b"GET / HTTP/1.1\r\n\r\n", os.urandom(4096)):
+            stranger = stack.enter_context(socket.create_connection(("127.0.0.1", port)))
+            stranger.sendall(word)
+        other = agent(port, 1, key=bytes(32))
+        right = agent(port, 1)
+        for process in (other, right):
+            stack.callback(end, process)
+        gathered = gather(listener, KEY, [1], me(), place=None, deadline_s=LIMIT_S)
+        assert [link.joined.pid for link in gathered.links] == [right.pid]
+        gathered.end(3)
+        assert right.wait(LIMIT_S) == 3, "the exit code that the leader gives"
+        assert other.wait(LIMIT_S) == 1
+
+
+def test_a_leader_that_is_none_gets_no_word_of_the_key() -> None:
+    listener = listening("127.0.0.1", 0)
+    with listener, dialled(listener.getsockname(), time.monotonic() + 5) as link:
+        theirs, _ = listener.accept()
+        with theirs:
+            theirs.sendall(b"SSH-2.0-something else entirely\n")
+            with pytest.raises(Stranger, match="no leader of a run"):
+                introduced(link, KEY)
+
+
+def test_nodes_that_do_not_come_are_counted() -> None:
+    listener = listening("127.0.0.1", 0)
+    port = listener.getsockname()[1]
+    process = agent(port, 2)
+    try:
+        with pytest.raises(RunError) as caught:
+            gather(listener, KEY, [1, 2], me(), place=None, deadline_s=4.0)
+        assert f"expected 2 more commands of this run to join at 127.0.0.1:{port}; not there after 4 s" in str(
+            caught.value
+        )
+        assert f"number 1 has not come, joined: node 2 ({HOST})" in str(caught.value)
+        assert process.wait(LIMIT_S) == 1
+    finally:
+        assert "node 0 gave up" in end(process)
+
+
+def test_a_command_that_is_given_twice_is_told_so_and_the_first_stays() -> None:
+    listener = listening("127.0.0.1", 0)
+    port = listener.getsockname()[1]
+    first = agent(port, 1)
+    processes = [first]
+    try:
+        import threading
+
+        threading.Timer(2.0, lambda: processes.append(agent(port, 1))).start()
+        threading.Timer(5.0, lambda: processes.append(agent(port, 2))).start()
+        gathered = gather(listener, KEY, [1, 2], me(), place=None, deadline_s=LIMIT_S)
+        assert gathered.links[0].joined.pid == first.pid
+        assert processes[1].wait(LIMIT_S) == 2
+        assert "says that it is number 1 of the run, but it is node 1" in processes[1].communicate()[0]
+        gathered.end(0)
+        assert [process.wait(LIMIT_S) for process in (first, processes[2])] == [0, 0]
+    finally:
+        for process in processes:
+            end(process)
+
+
+def test_another_version_is_refused_on_both_sides() -> None:
+    from dataclasses import replace
+
+    listener = listening("127.0.0.1", 0)
+    process = agent(listener.getsockname()[1], 1)
+    try:
+        older = replace(me(), versions=tuple((what, "0.1" if what == "torch" else v) for what, v in me().versions))
+        with pytest.raises(ConfigError, match=r"node 1 .* has torch .*, node 0 has 0.1; install the same"):
+            gather(listener, KEY, [1], older, place=None, deadline_s=LIMIT_S)
+        assert process.wait(LIMIT_S) == 2
+    finally:
+        end(process)
+
+
+def test_a_folder_that_is_not_shared_is_found(tmp_path: Path) -> None:
+    with joined(2) as (gathered, _):
+        gathered.check_folder(tmp_path)
+        assert not list(tmp_path.iterdir()), "nothing is left of the check"
+        with pytest.raises(ConfigError, match=r"is not shared by all nodes: on node 1 .* it cannot be written there"):
+            gathered.check_folder(tmp_path / "not there")
+
+
+def test_unequal_nodes_are_refused() -> None:
+    listener = listening("127.0.0.1", 0)
+    port = listener.getsockname()[1]
+    processes = [agent(port, task, node) for task, node in ((1, 0), (2, 0), (3, 1))]
+    try:
+        with pytest.raises(ConfigError, match="found 2 on node 0, 1 on node 1"):
+            gather(listener, KEY, [1, 2, 3], me(), place=None, deadline_s=LIMIT_S)
+        assert [process.wait(LIMIT_S) for process in processes] == [2, 2, 2]
+    finally:
+        for process in processes:
+            end(process)
+
+
+def test_the_key_is_in_a_file_that_nobody_else_reads_or_in_a_variable(tmp_path: Path) -> None:
+    assert nodes_key(tmp_path, {}) is None
+    with leaders_key(tmp_path, {}) as key:
+        assert (tmp_path / FILE).stat().st_mode & 0o777 == 0o600
+        assert nodes_key(tmp_path, {}) == key
+        (tmp_path / FILE).chmod(0o644)
+        with pytest.raises(ConfigError, match=r"may be read by others \(mode 644\)"):
+            nodes_key(tmp_path, {})
+    assert not (tmp_path / FILE).exists()
+    said = {"PLAIT_RUN_KEY": "correct horse battery"}
+    with leaders_key(tmp_path, said) as key:
+        assert not (tmp_path / FILE).exists()
+        assert nodes_key(tmp_path, said) == key
+    with pytest.raises(ConfigError, match="at least 16 characters"):
+        nodes_key(tmp_path, {"PLAIT_RUN_KEY": "short"})
+
+
+def test_an_address_has_an_interface() -> None:
+    assert interface_of("127.0.0.1") == "lo"
+    with pytest.raises(ConfigError, match=r"192\.0\.2\.77 is none of this machine's, which are 127\.0\.0\.1 \(lo\)"):
+        interface_of("192.0.2.77")

@@ -1,0 +1,87 @@
+"""`plait train` begun on several "nodes" of this machine: commands that find each other over loopback."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from plait.recipes.recipe import Recipe
+from plait.runtime.stored_recipe import recipe_text
+
+LIMIT_S = 240
+
+
+@dataclass(frozen=True)
+class Ended:
+    code: int
+    text: str
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def begin(
+    recipe: Recipe,
+    number: int,
+    options: Sequence[str],
+    environment: Mapping[str, str] | None = None,
+    *,
+    before: Sequence[str] = (),
+) -> subprocess.Popen[str]:
+    """One command of a run; `PLAIT_MARK` marks all that it starts.
+
+    Args:
+        number: of the node, for the file of its recipe.
+        before: a command that runs it.
+    """
+    path = recipe.run_dir.with_suffix(f".{number}.yaml")
+    path.write_text(recipe_text(recipe))
+    marked = os.environ | {"PLAIT_MARK": str(recipe.run_dir)} | dict(environment or {})
+    return subprocess.Popen(
+        [*before, sys.executable, "-m", "plait", "train", str(path), *options],
+        env=marked,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def ends(commands: Sequence[subprocess.Popen[str]], limit_s: float = LIMIT_S) -> list[Ended]:
+    """How each ended; none is left."""
+    try:
+        texts = [command.communicate(timeout=limit_s)[0] for command in commands]
+        return [Ended(command.returncode, text) for command, text in zip(commands, texts, strict=True)]
+    finally:
+        for command in commands:
+            command.kill()
+            command.communicate()
+
+
+def begin_nodes(recipe: Recipe, nodes: int, *options: str) -> list[subprocess.Popen[str]]:
+    """As a user would begin them by hand."""
+    leader = f"127.0.0.1:{free_port()}"
+    return [
+        begin(recipe, node, ["--nodes", str(nodes), "--node", str(node), "--leader", leader, *options])
+        for node in range(nodes)
+    ]
+
+
+def left_of(run_dir: Path) -> list[str]:
+    """Processes that carry a run's mark."""
+    mark, found = f"PLAIT_MARK={run_dir}".encode(), []
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit():
+            try:
+                if mark in (folder / "environ").read_bytes().split(b"\0"):
+                    found.append(folder.name)
+            except OSError:
+                continue
+    return found
