@@ -179,7 +179,7 @@ def num_devices(recipe: Recipe) -> int:
 
 
 def _check_devices(recipe: Recipe, plan: Plan, nodes: int) -> None:
-    """Of one machine; those of several are counted where they join."""
+    """Raises ConfigError where one machine has too few; those of several are counted where they join."""
     if recipe.device == "cuda" and plan.num_ranks > 1 and nodes == 1:
         import torch
 

@@ -22,7 +22,7 @@ def visible_devices() -> int:
 
 
 def memory_bytes() -> int:
-    """Of this machine, or of the control group that holds this process where that has less."""
+    """Memory of this machine, or of the control group that holds this process where that has less."""
     own = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     for file in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
         with contextlib.suppress(OSError, ValueError):

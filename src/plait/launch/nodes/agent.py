@@ -45,7 +45,7 @@ TICK_S = 0.1
 BEAT_S = 1.0
 _LAST_WORDS_S = 2.0
 _WELCOME_S = 60.0
-"""Of a leader's silence, before it has said how long it may be."""
+"""Silence of a leader that has not said yet how long it may be."""
 
 
 @dataclass
@@ -58,7 +58,7 @@ class Own:
     told: set[int]
     """Whose end has been said."""
     seen: bytes = b""
-    """Of the status file, what has been said."""
+    """What has been said of the status file."""
 
 
 class Agent:

@@ -36,7 +36,7 @@ from plait.launch.nodes.relay import Cut, Relay
 from plait.launch.wire import Channel
 
 DOUBT_S = 2.5 * BEAT_S
-"""Of silence, after which a node may be lost: an error of a rank may then have that as its cause."""
+"""Silence after which a node may be lost: an error of a rank may then have that as its cause."""
 _START_S = 60.0
 _ANSWER_S = 3.0
 _GONE_S = 12.0

@@ -15,7 +15,7 @@ from plait.launch.wire import Channel, Forged
 
 _READ_BYTES = 1 << 20
 _LONGEST_TURN_S = 0.5
-"""Of silence, what one turn counts at most: when this process itself was held up, it was not the other's."""
+"""What one turn counts of silence at most: when this process itself was held up, it was not the other's."""
 
 
 class Cut(Exception):
