@@ -132,6 +132,7 @@ def test_torchrun_and_slurm_begin_it_too(place: Path, placed: Callable[..., Reci
         }
         for task in range(4)
     ]
+    job = str(free_port())
     slurm = [
         {
             "SLURM_PROCID": str(task),
@@ -140,7 +141,7 @@ def test_torchrun_and_slurm_begin_it_too(place: Path, placed: Callable[..., Reci
             "SLURM_NODEID": str(task % 2),
             "SLURM_LOCALID": str(task // 2),
             "SLURM_STEP_NODELIST": "localhost,otherhost",
-            "SLURM_JOB_ID": str(free_port()),
+            "SLURM_JOB_ID": job,
         }
         for task in range(4)
     ]
