@@ -35,7 +35,7 @@ NODE_OPTIONS = {
     "--address": "host name or address of this node, on which its ranks talk to those of others; by default the one by "
     "which it reaches the leader",
 }
-"""Options of a run on several nodes (docs/cluster.md): they differ from node to node, so they are no keys of the recipe."""
+"""Options of a run on several nodes (docs/cluster.md): they differ from node to node, so they are no recipe keys."""
 
 
 def train(*tokens: Annotated[str, Parameter(allow_leading_hyphen=True)]) -> int:

@@ -1,0 +1,134 @@
+"""Two machines made of network namespaces, joined by a link of limited bandwidth: a group over it, what listens there,
+and a link that is cut. Skipped where namespaces may not be made."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+LEADER = """
+import sys, time
+from plait.launch.failures import WorkerError
+from plait.launch.local import LocalNode, LocalProcesses
+from plait.launch.nodes.agent import who
+from plait.launch.nodes.gathering import gather
+from plait.launch.nodes.interfaces import interface_variables
+from plait.launch.nodes.introduction import listening
+from tests.launch.nodes import KEY
+from tests.launch.workers import Summing
+
+if __name__ == "__main__":
+    listener = listening("10.77.0.1", 4077)
+    here = LocalNode("10.77.0.1", interface_variables("10.77.0.1", {}))
+    me = who(0, 0, "10.77.0.1", own_devices=False)
+    gathered = gather(listener, KEY, [1], me, place=here, silent_after_s=4.0, deadline_s=60.0)
+    with LocalProcesses(nodes=gathered.nodes).start(Summing, 2) as group:
+        print("sum", *group.submit([0, 1], "sum", 3).result(60.0), flush=True)
+        handle = group.submit([0, 1], "sum", 1, 10**9)
+        sys.stdin.readline()
+        started = time.monotonic()
+        print("cutting", flush=True)
+        try:
+            handle.result(60.0)
+        except WorkerError as error:
+            print(f"after {time.monotonic() - started:.0f} s", str(error).splitlines()[0], flush=True)
+"""
+AGENT = """
+import time
+from plait.errors import RunError
+from plait.launch.nodes.agent import who
+from plait.launch.nodes.introduction import dialled, introduced
+from plait.launch.nodes.joining import serve
+from tests.launch.nodes import KEY
+
+channel, own = introduced(dialled(("10.77.0.1", 4077), time.monotonic() + 60), KEY)
+try:
+    serve(channel, own, who(1, 1, channel.link.getsockname()[0], own_devices=False), print)
+except RunError as error:
+    print(error)
+"""
+
+
+def ip(*words: str) -> None:
+    done = subprocess.run(["ip", *words], capture_output=True, text=True)
+    if done.returncode:
+        raise OSError(done.stderr.strip())
+
+
+@pytest.fixture
+def machines():
+    """Names of two namespaces; their link has 10.77.0.1 and 10.77.0.2, 200 Mbit/s and 5 ms."""
+    names = [f"plait{os.getpid()}{side}" for side in "ab"]
+    with contextlib.ExitStack() as stack:
+        try:
+            for name in names:
+                ip("netns", "add", name)
+                stack.callback(subprocess.run, ["ip", "netns", "del", name], capture_output=True)
+                ip("-n", name, "link", "set", "lo", "up")
+            ip("link", "add", "plv0", "netns", names[0], "type", "veth", "peer", "name", "plv1", "netns", names[1])
+            for number, name in enumerate(names):
+                ip("-n", name, "addr", "add", f"10.77.0.{number + 1}/24", "dev", f"plv{number}")
+                ip("-n", name, "link", "set", f"plv{number}", "up")
+        except OSError as error:
+            pytest.skip(f"network namespaces cannot be made here: {error}")
+        slow = ["tc", "qdisc", "add", "dev", "plv0", "root", "netem", "delay", "5ms", "rate", "200mbit"]
+        subprocess.run(["ip", "netns", "exec", names[0], *slow], capture_output=True)  # not every kernel can
+        yield names
+
+
+def in_machine(name: str, code: str, folder: Path) -> subprocess.Popen[str]:
+    script = folder / f"{name}.py"
+    script.write_text(code)
+    paths = os.pathsep.join([str(Path(__file__).parents[2]), *sys.path])
+    return subprocess.Popen(
+        ["ip", "netns", "exec", name, sys.executable, str(script)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env=os.environ | {"PYTHONPATH": paths},
+    )
+
+
+def listening_in(name: str) -> set[str]:
+    """Addresses on which anything in a namespace listens, as the kernel writes them."""
+    found = set()
+    for file in ("tcp", "tcp6"):
+        text = subprocess.run(
+            ["ip", "netns", "exec", name, "cat", f"/proc/net/{file}"], capture_output=True, text=True
+        ).stdout
+        rows = [line.split() for line in text.splitlines()[1:]]
+        found |= {row[1].partition(":")[0] for row in rows if row[3] == "0A"}
+    return found
+
+
+@pytest.mark.slow
+def test_two_machines_sum_listen_where_they_were_told_and_find_a_cut(machines: list[str], tmp_path: Path) -> None:
+    leader, agent = (in_machine(name, code, tmp_path) for name, code in zip(machines, (LEADER, AGENT), strict=True))
+    try:
+        assert leader.stdout is not None
+        assert leader.stdin is not None
+        assert leader.stdout.readline() == "sum 6.0 6.0\n"
+        assert listening_in(machines[0]) == {"01004D0A"}, "gloo, on 10.77.0.1; the leader's own port is closed"
+        assert listening_in(machines[1]) == {"02004D0A"}, "10.77.0.2"
+        leader.stdin.write("\n")
+        leader.stdin.flush()
+        assert leader.stdout.readline() == "cutting\n"
+        ip("-n", machines[1], "link", "set", "plv1", "down")
+        started = time.monotonic()
+        told = leader.communicate(timeout=60)[0]
+        assert time.monotonic() - started < 30
+        assert "rank 1 on node 1" in told, told
+        assert "is lost with its node: nothing came from it for 4 s (a cut network, or it is frozen)" in told
+        assert "the leader is lost" in agent.communicate(timeout=60)[0]
+    finally:
+        for process in (leader, agent):
+            process.kill()
+            if process.stdout is not None and not process.stdout.closed:
+                process.communicate()
