@@ -8,8 +8,6 @@ import platform
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from plait import __version__
-
 
 def visible_devices() -> int:
     """CUDA devices that this process may use, without torch: those of CUDA_VISIBLE_DEVICES, else of the driver."""
@@ -32,8 +30,8 @@ def memory_bytes() -> int:
 
 def versions() -> tuple[tuple[str, str], ...]:
     """What must be equal on all nodes, without importing any of it."""
-    found = [("plait", __version__), ("Python", platform.python_version())]
-    for name in ("torch", "transformers", "numpy"):
+    found = [("Python", platform.python_version())]
+    for name in ("plait", "torch", "transformers", "numpy"):
         try:
             found.append((name, version(name)))
         except PackageNotFoundError:
