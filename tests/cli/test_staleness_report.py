@@ -25,7 +25,7 @@ def test_a_split_generates_beside_training(tmp_path: Path, capsys: pytest.Captur
 
 
 def test_shared_devices_wait_for_the_rollouts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    text = said(tmp_path, capsys, "--devices", "2", "--max_staleness", "2")
+    text = said(tmp_path, capsys, "--devices", "2", "--plan", "colocated", "--max_staleness", "2")
     assert "batches up to b + 2 are generated; at most 3 are open" in text
     assert "the actor is trained when the rollouts of the step have ended" in text
 
