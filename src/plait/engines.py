@@ -254,12 +254,9 @@ class Workers(Protocol):
         """What the others recorded since the last time, on the leader's clock."""
         ...
 
-    def row_traffic(self) -> dict[str, float]:
-        """Metrics: bytes of rows that the leader has sent and received since the last time."""
-        ...
-
-    def speculation(self) -> dict[str, float]:
-        """Metrics: how drafts went since the last time; none where no engine makes any."""
+    def performance(self) -> dict[str, float]:
+        """Metrics since the last time: rows sent and received, how drafts went, how busy stages were in generation;
+        each where there is such a thing."""
         ...
 
     def sync_references(self, share: float | None) -> None:

@@ -218,7 +218,7 @@ def test_rows_advance_by_what_they_drew() -> None:
     assert batch.places_T.tolist() == [1 * 4 + 1, 4 * 4 + 3, 9 * 4, 9 * 4 + 1, 9 * 4 + 2, 9 * 4 + 3, 2 * 4]
     noise_keys, places = rows.draws((1, 6))
     assert (noise_keys.tolist(), places.tolist()) == ([50] * 7, [2, 2, 3, 4, 5, 6, 7])
-    rows.advance([90, 99], [1, 3])
+    rows.advance([(0, 0), (0, 1)], [90, 99], [1, 3])
     assert rows.batch({}).token_ids_T.tolist() == [90, 99]
     assert rows.batch({}).position_ids_T.tolist() == [6, 10]
     assert rows.draws((1, 1))[1].tolist() == [3, 5]

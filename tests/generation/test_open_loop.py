@@ -15,6 +15,7 @@ import torch
 from plait.data.records import FinishReason, Prompt
 from plait.errors import CallError, DataError
 from plait.generation.engine import Engine, WeightUpdate, drain
+from plait.generation.joint import Alone
 from plait.generation.moves import SampleMoves
 from plait.generation.request import Request
 from plait.generation.sampler import sample as draw
@@ -154,7 +155,7 @@ def test_who_chooses_tokens_may_be_another() -> None:
         token_ids_B, logprobs_B = draw(logits_BV, draw_keys_B, rows)
         return torch.full_like(token_ids_B, 7), logprobs_B
 
-    engine = Engine(model_of(), SamplingSettings(), choose=choose)
+    engine = Engine(model_of(), SamplingSettings(), joint=Alone(choose))
     engine.add(request(0, 5, [3, 3]))
     assert {sample.token_ids for sample in drain(engine)} == {(7, 7, 7)}
     assert seen == [2, 2, 2]

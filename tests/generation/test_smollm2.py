@@ -18,6 +18,7 @@ from plait.data.packed import pack
 from plait.data.records import Prompt, Sample
 from plait.generation.compiled_forward import CompiledForward
 from plait.generation.engine import Engine, drain
+from plait.generation.joint import Alone
 from plait.generation.request import Request
 from plait.generation.sampler import sample as draw
 from plait.generation.settings import Sampling, SamplingSettings
@@ -194,7 +195,7 @@ def kept_logits(
             kept[key] = logits_V.clone()
         return draw(logits_BV, draw_keys_B, rows)
 
-    engine = Engine(model, SamplingSettings(exact=True, **changes), choose=choose)  # type: ignore[arg-type]
+    engine = Engine(model, SamplingSettings(exact=True, **changes), joint=Alone(choose))  # type: ignore[arg-type]
     for uid, ids in prompts.items():
         engine.add(Request(Prompt(uid, "", ids), 2, Sampling(temperature=0.9), NoiseKey(3), lengths=(6, 4)))
     samples, num_preempted = [], 0

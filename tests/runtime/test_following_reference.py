@@ -50,7 +50,7 @@ def test_it_is_a_slow_average_of_the_policy(
     monkeypatch.setattr(WorkerGroup, "sync_references", watched)
     keys = KEYS | {"dtype": dtype, "reference.sync_every": 2, "reference.mixup": 0.25}
     began = torch.empty(0)
-    original = WorkerGroup.row_traffic
+    original = WorkerGroup.performance
 
     def at_first(workers: WorkerGroup) -> dict[str, float]:
         nonlocal began
@@ -58,7 +58,7 @@ def test_it_is_a_slow_average_of_the_policy(
             began = workers.model("ref").trained.flat.flat("cpu").clone()
         return original(workers)
 
-    monkeypatch.setattr(WorkerGroup, "row_traffic", at_first)
+    monkeypatch.setattr(WorkerGroup, "performance", at_first)
     run(make_recipe(**keys))
     assert len(seen) == 2, "after steps 2 and 4"
     expected = began.to(seen[0][0].dtype)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -15,6 +16,7 @@ from plait.generation.request import Request
 from plait.generation.settings import Sampling
 from plait.kernels.noise import NoiseKey
 from plait.layout.mesh import Layout
+from plait.models.parallel.peers import Transfer
 from plait.policy.step import StepKind
 from plait.workers.commands import ScoreCall
 from plait.workers.follower import FollowerLoop
@@ -67,26 +69,34 @@ class Pair:
 
     def __init__(self, *ranks: int) -> None:
         self.engines = [Tokens(), Tokens()]
-        self.word = torch.zeros(1, dtype=torch.int64)
+        self.words: deque[torch.Tensor] = deque()
         self.sent: list[int] = []
         self.members = [
-            LockstepEngine(engine, SimpleNamespace(all=self.peers(ranks, index)))  # type: ignore[arg-type]
+            LockstepEngine(engine, team(self.peers(ranks, index)))  # type: ignore[arg-type]
             for index, engine in enumerate(self.engines)
         ]
 
     def peers(self, ranks: tuple[int, ...], index: int) -> Any:
-        def broadcast(word: torch.Tensor, source: int) -> None:
-            if source == index:
-                self.word = word.clone()
-                self.sent.append(word.numel() * word.itemsize)
-            word[:] = self.word
+        def isend(word: torch.Tensor, *rest: Any) -> Transfer:
+            self.words.append(word)
+            self.sent.append(word.numel() * word.itemsize)
+            return Transfer(word, lambda: None)
 
-        return SimpleNamespace(ranks=ranks, index=index, size=2, broadcast=broadcast)
+        def irecv(word: torch.Tensor, *rest: Any) -> Transfer:
+            return Transfer(word, lambda: word.copy_(self.words.popleft()))
+
+        return SimpleNamespace(ranks=ranks, index=index, size=2, isend=isend, irecv=irecv)
 
     def step(self, *reads: Callable[[], None]) -> None:
-        for lockstep, read in zip(self.members, reads or (never, never), strict=True):
+        """The rank that decides first: nobody takes messages in the background here."""
+        pairs = zip(self.members, reads or (never, never), strict=True)
+        for lockstep, read in sorted(pairs, key=lambda pair: not pair[0].decides):
             lockstep.step(read)
         assert self.engines[0].log == self.engines[1].log
+
+
+def team(peers: Any) -> Any:
+    return SimpleNamespace(all=peers, pp=SimpleNamespace(index=0, size=1))
 
 
 def never() -> None:
@@ -138,7 +148,7 @@ def test_forgotten_requests_leave_at_the_same_step_and_what_came_behind_stays() 
 
 
 def test_samples_go_to_the_commands_that_asked_for_them() -> None:
-    lockstep = LockstepEngine(Tokens(), SimpleNamespace(all=SimpleNamespace(ranks=(1,), index=0, size=1)))  # type: ignore[arg-type]
+    lockstep = LockstepEngine(Tokens(), team(SimpleNamespace(ranks=(1,), index=0, size=1)))  # type: ignore[arg-type]
     lockstep.hear(4, [request(1, 1), request(2, 2)])
     lockstep.hear(6, [request(3, 1)])
     found = lockstep.step(never)
@@ -179,8 +189,8 @@ class Rank:
         self.coming: list[tuple[int, Message]] = []
         monkeypatch.setattr(ScoreCall, "of", lambda message: Call(message.header["call"], self.log))
         offloads = SimpleNamespace(units=(1,) if leaves else (), want=lambda *needs: None)
-        team = SimpleNamespace(all=SimpleNamespace(ranks=(1,), index=0, size=1))
-        roles = {"actor": SimpleNamespace(engine=Tokens(self.log), instance=team, mover=None)}
+        alone = team(SimpleNamespace(ranks=(1,), index=0, size=1))
+        roles = {"actor": SimpleNamespace(engine=Tokens(self.log), instance=alone, mover=None)}
         self._parts: Any = SimpleNamespace(rank=1, offloads=offloads, roles=roles, flow=None)
 
     def command(self, after: int, number: int, do: Do, **header: Any) -> None:

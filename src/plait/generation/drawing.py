@@ -8,7 +8,7 @@ Shapes: D tokens that are drawn: of each row, then one of each other sample. V v
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,12 +17,25 @@ from torch import Tensor
 
 from plait.generation.across import downloaded, uploaded
 from plait.generation.flight import InFlight
-from plait.generation.records import Choose
+from plait.generation.joint import Joint, Tokens
 from plait.generation.response import Response
 from plait.generation.rows import NO_DRAFTS, DecodeBatch, Drafts
 from plait.generation.sampler import SamplingRows
 from plait.kernels import noise
 from plait.policy.step import Key, Start, StepPlan
+
+
+@dataclass(frozen=True)
+class Draws:
+    """Tokens that a step draws, perhaps on another rank."""
+
+    samples: list[Response]
+    """That draw, in the order of the tokens; the first of them are rows of the batch."""
+    num_new: tuple[int, ...]
+    """Of each of these rows, the tokens that it draws."""
+    drafts: Drafts
+    tokens: Callable[[], Tokens]
+    """Waits for them."""
 
 
 @dataclass(frozen=True)
@@ -44,54 +57,62 @@ class Drawing:
 
     Args:
         rows, flight: of the engine.
-        choose: draws one token per row of logits.
+        joint: the ranks that step it.
         exact: each in a call of its own: sums over the vocabulary may be split by the number of rows, too.
     """
 
-    def __init__(self, rows: DecodeBatch, flight: InFlight, tokenizer: Any, choose: Choose, *, exact: bool) -> None:
+    def __init__(self, rows: DecodeBatch, flight: InFlight, tokenizer: Any, joint: Joint, *, exact: bool) -> None:
         self._rows, self._flight, self._tokenizer = rows, flight, tokenizer
-        self._choose, self._exact = choose, exact
+        self._joint, self._exact = joint, exact
 
-    def of_starts(self, starts: Sequence[Start]) -> Drawn:
+    def of_starts(self, starts: Sequence[Start]) -> Draws:
         """First tokens of samples whose prompt is computed."""
         logits_DV = torch.cat(self._flight.begin(starts))
-        return self._given(
-            logits_DV, [(start.uid, index) for start in starts for index in start.indices], (), NO_DRAFTS
-        )
+        keys = [(start.uid, index) for start in starts for index in start.indices]
+        return self._begun(logits_DV, keys, self._rows, (), NO_DRAFTS)
 
-    def of_step(self, logits_DV: Tensor, plan: StepPlan, drafts: Drafts) -> Drawn:
-        """Further tokens for the samples that draw in a step, of which the first are its rows."""
-        return self._given(logits_DV, plan.drawn, plan.num_new, drafts)
+    def of_step(self, logits_DV: Tensor, rows: DecodeBatch, plan: StepPlan, drafts: Drafts) -> Draws:
+        """Further tokens for the samples that draw in a step, of which the first are its rows.
 
-    def _given(self, logits_DV: Tensor, keys: Sequence[Key], num_new: Sequence[int], drafts: Drafts) -> Drawn:
-        """
         Args:
-            num_new: of the first of the keys, which are the rows of the batch, the tokens that each draws.
+            rows: of the step, as they were computed.
         """
-        samples, num_rows = [self._flight.started[key] for key in keys], len(num_new)
-        token_ids_D, logprobs_D = self._draw(logits_DV, num_new, samples[num_rows:])
+        return self._begun(logits_DV, plan.drawn, rows, plan.num_new, drafts)
+
+    def _begun(
+        self, logits_DV: Tensor, keys: Sequence[Key], rows: DecodeBatch, num_new: tuple[int, ...], drafts: Drafts
+    ) -> Draws:
+        samples = [self._flight.started[key] for key in keys]
+        drawn = self._draw(logits_DV, rows, num_new, samples[len(num_new) :]) if self._joint.draws else None
+        return Draws(samples, num_new, drafts, self._joint.tell(drawn, len(logits_DV)))
+
+    def end(self, draws: Draws) -> Drawn:
+        """Wait for the tokens, and give them to the samples."""
+        samples, drafts, num_rows = draws.samples, draws.drafts, len(draws.num_new)
+        keys = [response.key for response in samples]
+        token_ids_D, logprobs_D = draws.tokens()
         token_ids, logprobs = downloaded(token_ids_D, logprobs_D)
         kept = take(samples, drafts, token_ids, logprobs, self._tokenizer)
         ended = {response.key: response for response in samples if response.finish_reason is not None}
         if num_rows and not drafts:
-            self._rows.advance(token_ids[:num_rows], kept[:num_rows], token_ids_D[:num_rows])
+            self._rows.advance(keys[:num_rows], token_ids[:num_rows], kept[:num_rows], token_ids_D[:num_rows])
         elif num_rows:
             newest = [response.token_ids[-1] for response in samples[:num_rows]]
-            self._rows.advance(newest, kept[:num_rows])
-        lengths = zip(keys, num_new, kept, strict=False) if drafts else ()
+            self._rows.advance(keys[:num_rows], newest, kept[:num_rows])
+        lengths = zip(keys, draws.num_new, kept, strict=False) if drafts else ()
         num_wrong = {key: new - count for key, new, count in lengths if new > count}
         return Drawn(ended, sum(kept), [key for key in keys[num_rows:] if key not in ended], num_wrong)
 
-    def _draw(self, logits_DV: Tensor, num_new: Sequence[int], others: Sequence[Response]) -> tuple[Tensor, Tensor]:
+    def _draw(self, logits_DV: Tensor, rows: DecodeBatch, num_new: Sequence[int], others: Sequence[Response]) -> Tokens:
         """One token for each row of logits.
 
         Args:
-            num_new: of each row of the batch, in their order, the tokens that it draws; empty: none of them draws.
+            num_new: of each of `rows`, in their order, the tokens that it draws; empty: none of them draws.
 
         Returns:
             token_ids_D (int64), logprobs_D.
         """
-        rows = self._rows
+        choose = self._joint.choose
         num_drawn, vocab_size = logits_DV.shape
         device = logits_DV.device
         columns: list[tuple[Tensor, ...]] = [rows.draws(num_new)] if num_new else []
@@ -101,13 +122,13 @@ class Drawing:
         noise_keys_D, places_D = columns[0] if len(columns) == 1 else map(torch.cat, zip(*columns, strict=True))
         draw_keys_D = noise.draw_keys(noise_keys_D, places_D)
         if not self._exact and not others and num_drawn == len(num_new):
-            return self._choose(logits_DV, draw_keys_D, rows.parameters(vocab_size))
+            return choose(logits_DV, draw_keys_D, rows.parameters(vocab_size))
         samplings = [s for s, count in zip(rows.samplings, num_new, strict=False) for _ in range(count)]
         samplings += [s.request.sampling for s in others]
         if not self._exact:
-            return self._choose(logits_DV, draw_keys_D, SamplingRows.of(samplings, vocab_size, device))
+            return choose(logits_DV, draw_keys_D, SamplingRows.of(samplings, vocab_size, device))
         each = [SamplingRows.of([sampling], vocab_size, device) for sampling in samplings]
-        pairs = [self._choose(logits_DV[i : i + 1], draw_keys_D[i : i + 1], one) for i, one in enumerate(each)]
+        pairs = [choose(logits_DV[i : i + 1], draw_keys_D[i : i + 1], one) for i, one in enumerate(each)]
         token_ids_D, logprobs_D = (torch.cat(column) for column in zip(*pairs, strict=True))
         return token_ids_D, logprobs_D
 

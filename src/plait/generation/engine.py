@@ -1,34 +1,37 @@
 """The generation engine: continuous batching over a paged pool of keys and values, one ragged step at a time.
 
-`policy.batching` decides each step; this file carries the decisions out. A group's prompt is computed once and its
-blocks serve all its samples. What a sample says is a function of weights, prompt, parameters and noise key: not of who
-else runs, of chunks, drafts, preemption or the order of arrival, up to the rounding of the forward; in exact mode to
-the bit.
+`policy.batching` decides each step; this file carries the decisions out. On ranks that hold a model in stages steps
+follow each other before their tokens are known: a step is *launched*, and *lands* when its tokens are there. A group's
+prompt is computed once and its blocks serve all its samples. What a sample says is a function of weights, prompt,
+parameters and noise key: not of who else runs, of chunks, drafts, preemption or the order of arrival, up to the
+rounding of the forward; in exact mode to the bit.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 
 import torch
 
 from plait.data.records import FinishReason, Sample
-from plait.generation.checks import allow, check_exact, check_new, check_room
-from plait.generation.drawing import Drawing
+from plait.generation.checks import allow, check_exact, check_kv, check_new, check_room
+from plait.generation.drawing import Drawing, Draws
 from plait.generation.forward import ChunkTokens
-from plait.generation.records import Choose, HeldKV
+from plait.generation.joint import Alone, Joint
+from plait.generation.records import HeldKV
 from plait.generation.records import StepRecord as StepRecord
 from plait.generation.records import WeightUpdate as WeightUpdate
 from plait.generation.request import Request
 from plait.generation.response import PendingPrompt
 from plait.generation.rows import NO_DRAFTS, Drafts
-from plait.generation.sampler import sample
 from plait.generation.settings import SamplingSettings
 from plait.generation.speculator import Speculates, speculator_of
 from plait.generation.state import EngineState
+from plait.generation.turns import Landed, Turn, Turns
 from plait.models.language_model import LanguageModel
-from plait.policy.step import StepPlan
+from plait.policy.step import Share, StepPlan
 from plait.speculation.counts import Counts
 
 
@@ -39,7 +42,7 @@ class Engine:
         model: its weights may change while no work is in flight, or between two steps; then call `update_weights`.
         settings: limits and mode of the engine; the rest of them travels with each request.
         policy_version: stamped on the tokens until `update_weights`.
-        choose: draws the tokens.
+        joint: the ranks that step it together; by default this process alone.
         speculates: makes drafts; by default a `Speculator`, where the settings ask for one.
         keep_memory: of packed weights, while nothing is in flight, for the next time. False where the process needs it
             for something else then.
@@ -54,7 +57,7 @@ class Engine:
         settings: SamplingSettings,
         *,
         policy_version: int = 0,
-        choose: Choose = sample,
+        joint: Joint | None = None,
         speculates: Speculates | None = None,
         keep_memory: bool = True,
     ) -> None:
@@ -65,7 +68,10 @@ class Engine:
         self.updates = self.state.updates
         self.last_step: StepRecord | None = None
         self.speculates = speculates if speculates is not None else speculator_of(settings)
-        self._drawing = Drawing(state.rows, state.flight, model.tokenizer, choose, exact=settings.exact)
+        self._joint = joint if joint is not None else Alone()
+        self._drawing = Drawing(state.rows, state.flight, model.tokenizer, self._joint, exact=settings.exact)
+        self._turns = Turns()
+        self._landed = Landed([])
 
     # -- what is there
 
@@ -76,7 +82,8 @@ class Engine:
 
     @property
     def has_work(self) -> bool:
-        return self.state.has_work
+        """Whether `step` has something to do, or to give out."""
+        return self.state.has_work or bool(self._landed.finished)
 
     @property
     def num_running(self) -> int:
@@ -136,50 +143,117 @@ class Engine:
 
     @torch.no_grad()
     def step(self, drafts: Drafts = NO_DRAFTS) -> list[Sample]:
-        """Compute one step: a further token for each running sample, and prompts as there are places.
+        """Compute one step: a further token for each running sample, and prompts as there are places; where steps
+        follow each other before their tokens are known, for a share of them.
 
         Args:
             drafts: of running samples, guesses of their next tokens. Those that come true are drawn in this step, too:
                 the samples are the same. Where there is no room for all drafts, none is computed.
 
         Returns:
-            The samples that it finished.
+            The samples that have ended, in it or in earlier steps whose tokens have come.
 
         Raises:
-            RunError: the model gave logits that are not finite.
+            RunError: the model gave logits that are not finite; another rank is gone, or does not answer.
             CallError: nothing is in flight, or the weights changed without `update_weights`.
         """
-        began, state = time.perf_counter(), self.state
-        allow(state.has_work, "step: no sample is in flight; ask `has_work` first")
-        allow(not state.is_stale, "step: the weights changed while samples were in flight; call `update_weights`")
-        finished, num_begun = self._start_ready()
-        num_drawn = num_begun
-        drafts = drafts or self.speculates.drafts(state.flight.started, state.rows.keys)
+        allow(self.has_work, "step: no sample is in flight; ask `has_work` first")
+        allow(not self.state.is_stale, "step: the weights changed while samples were in flight; call `update_weights`")
+        waited_s, record = self._joint.waited_s, None
+        if self.state.has_work:
+            record = self._launch(drafts)
+        if not self.state.has_work:
+            self._joint.rest()
+            self.state.rest()
+            self.speculates.rest()
+        landed, self._landed = self._landed, Landed([])
+        self.last_step = record and replace(
+            record,
+            num_finished=len(landed.finished),
+            num_drawn=landed.num_drawn,
+            waited_s=self._joint.waited_s - waited_s,
+        )
+        return landed.finished
+
+    def land(self) -> None:
+        """Wait for the tokens of all steps in flight; the next `step` gives out what they ended. Called before samples
+        leave, come, or are computed with other weights."""
+        self._land_all_but(0)
+        self._joint.rest()
+
+    def _launch(self, drafts: Drafts) -> StepRecord | None:
+        """Compute the next step, and land those that had to before it or have to now. None: no sample is idle, so that
+        the oldest landed in its place."""
+        began, state, scheduler = time.perf_counter(), self.state, self.state.scheduler
+        busy_s = began - self._joint.waited_s
+        groups, share = self._share()
+        if share is None:
+            self._start_ready()
+        drafts = drafts or self.speculates.drafts(state.flight.started, share.rows if share else state.rows.keys)
         drafts = state.flight.shortened(drafts) if drafts else NO_DRAFTS
-        plan = state.scheduler.plan({key: len(draft) for key, draft in drafts.items()})
+        plan = scheduler.plan({key: len(draft) for key, draft in drafts.items()}, share)
+        if plan.is_empty and self._turns:
+            self._land_all_but(len(self._turns) - 1)
+            return None
         drafts = {key: drafts[key] for key in plan.rows if key in drafts} if plan.num_drafted else NO_DRAFTS
         self._apply(plan)
         packing_s = self._prepare()
-        chunks = [ChunkTokens(state.flight.chunk(chunk), chunk.completes) for chunk in plan.chunks]
-        logits_RV = state.forward.logits(state.rows, drafts, chunks)
-        logits_DV = state.flight.drawn_logits(plan, logits_RV)
-        if logits_DV is not None:
-            drawn = self._drawing.of_step(logits_DV, plan, drafts)
-            finished, num_drawn = finished + state.settle(drawn), num_drawn + drawn.num_tokens
-        self.speculates.done(plan, num_drawn - num_begun, time.perf_counter() - began - packing_s)
-        if not state.has_work:
-            state.rest()
-            self.speculates.rest()
-        self.last_step = StepRecord.of(plan, len(finished), num_drawn, packing_s)
-        return finished
+        if self._joint.most_groups > 1 and (plan.rows or plan.chunks):
+            self._joint.expect(self._turns.num_next(scheduler, plan, groups))
+        draws = self._compute(plan, drafts)
+        seconds = time.perf_counter() - self._joint.waited_s - busy_s - packing_s
+        self._turns.launch(Turn(plan, draws, seconds))
+        record = replace(StepRecord.of(plan, 0, 0), packing_s=packing_s, num_groups=len(self._turns))
+        self._land_all_but(groups - 1)
+        return record
 
-    def _start_ready(self) -> tuple[list[Sample], int]:
+    def _share(self) -> tuple[int, Share | None]:
+        """How many steps are to be in flight, and what of the samples the next one computes; None: all of them.
+
+        Who would have to give way may be in flight: then all steps land first.
+        """
+        scheduler, groups = self.state.scheduler, 1
+        if self._joint.most_groups > 1:
+            groups = self._joint.num_groups(scheduler.num_wanted)
+        if groups == 1:
+            self._land_all_but(0)
+            return 1, None
+        share = scheduler.share(self._turns.drawing, groups)
+        if self._turns and not scheduler.has_room(share):
+            self._land_all_but(0)
+            share = scheduler.share((), groups)
+        return groups, share
+
+    def _compute(self, plan: StepPlan, drafts: Drafts) -> Draws | None:
+        """The forward of a step, and its draws, where samples draw in it."""
+        state = self.state
+        rows = state.rows.part(plan.rows)
+        chunks = [ChunkTokens(state.flight.chunk(chunk), chunk.completes) for chunk in plan.chunks]
+        logits_RV = state.forward.logits(rows, drafts, chunks)
+        logits_DV = state.flight.drawn_logits(plan, logits_RV)
+        return None if logits_DV is None else self._drawing.of_step(logits_DV, rows, plan, drafts)
+
+    def _land_all_but(self, count: int) -> None:
+        """The oldest steps in flight land, so that no more than so many are."""
+        while len(self._turns) > count:
+            busy_s = time.perf_counter() - self._joint.waited_s
+            turn = self._turns.oldest()
+            num_drawn = 0 if turn.draws is None else self._settle(turn.draws)
+            seconds = turn.seconds + time.perf_counter() - self._joint.waited_s - busy_s
+            self.speculates.done(turn.plan, num_drawn, seconds)
+
+    def _settle(self, draws: Draws) -> int:
+        """Samples get their tokens; how many these are."""
+        drawn = self._drawing.end(draws)
+        self._landed.finished += self.state.settle(drawn)
+        self._landed.num_drawn += drawn.num_tokens
+        return drawn.num_tokens
+
+    def _start_ready(self) -> None:
         """Samples whose prompt is computed draw their first token, so that they have a row in the step."""
         starts = self.state.scheduler.start_ready()
-        if not starts:
-            return [], 0
-        drawn = self._drawing.of_starts(starts)
-        return self.state.settle(drawn), drawn.num_tokens
+        if starts:
+            self._settle(self._drawing.of_starts(starts))
 
     def _apply(self, plan: StepPlan) -> None:
         """Blocks and rows as the plan has them before the forward."""
@@ -188,7 +262,6 @@ class Engine:
         state.enter(plan.joined)
         if plan.grown:
             state.rows.set_tables({key: running[key].table for key in plan.grown}, max(plan.num_new))
-        assert state.rows.keys == list(plan.rows), "rows and decisions are about the same samples"
         state.reserve()
         state.pool.copy(plan.copies)
 
@@ -206,6 +279,7 @@ class Engine:
         Returns:
             The samples taken out, with what they had said: none of them will be delivered by `step`.
         """
+        self.land()
         out = self.state.flight.take_out(prompt_uid, index, self.state.scheduler.sequences.waiting)
         self.state.take_out([response.key for response in out])
         return [response.sample(self.model.tokenizer, FinishReason.ABORTED) for response in out]
@@ -221,6 +295,8 @@ class Engine:
         Raises:
             CallError: `kv` is neither.
         """
+        check_kv(kv)
+        self.land()
         self.state.update_weights(version, kv)
         self.speculates.new_policy()
 

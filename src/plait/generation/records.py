@@ -45,9 +45,14 @@ class StepRecord:
     packing_s: float = 0.0
     """Seconds of it that went into packing the weights (and once into proving a faster backend): when work begins,
     whatever the step computes."""
+    waited_s: float = 0.0
+    """Seconds of it in which this rank waited for other ranks of the instance."""
+    num_groups: int = 1
+    """Steps in flight while it was computed, itself among them."""
 
     @classmethod
-    def of(cls, plan: StepPlan, num_finished: int, num_drawn: int, packing_s: float) -> StepRecord:
+    def of(cls, plan: StepPlan, num_finished: int, num_drawn: int) -> StepRecord:
+        """Of a step that was planned, with what was drawn and ended meanwhile."""
         return cls(
             plan.kind,
             plan.num_sequences,
@@ -57,7 +62,6 @@ class StepRecord:
             plan.num_chunk_tokens,
             num_drawn,
             len(plan.preempted),
-            packing_s,
         )
 
     def done(self, call: str, num_bytes: int, *, units: int) -> Done:

@@ -106,6 +106,25 @@ class DecodeBatch:
     def clear(self) -> None:
         self.remove(tuple(self.keys))
 
+    def part(self, keys: Sequence[Key]) -> DecodeBatch:
+        """The rows of these samples, in this order, as they are now: copies, where they are not all that there are."""
+        if list(keys) == self.keys:
+            return self
+        rows = self._places(keys)
+        index = uploaded(rows, torch.int64, self._computed.device)
+        found = DecodeBatch(len(keys), self._block_tokens, self._computed.device)
+        found.keys, found.samplings = list(keys), [self.samplings[row] for row in rows]
+        found._host = [self._host[row] for row in rows]
+        found._token_ids, found._computed = self._token_ids[index], self._computed[index]
+        found._noise_keys, found._drawn = self._noise_keys[index], self._drawn[index]
+        found._tables, found._starts = self._tables[index], self._starts
+        return found
+
+    def _places(self, keys: Sequence[Key]) -> list[int]:
+        """The rows of these samples."""
+        rows = {key: row for row, key in enumerate(self.keys)}
+        return [rows[key] for key in keys]
+
     def set_tables(self, tables: Mapping[Key, Sequence[int]], num_new: int = 1) -> None:
         """The block tables of these samples have changed in the blocks that so many new tokens of each lie in."""
         if not tables:
@@ -172,25 +191,29 @@ class DecodeBatch:
             self._parameters = SamplingRows.of(self.samplings, vocab_size, self._computed.device)
         return self._parameters
 
-    def advance(self, newest: Sequence[int], num_drawn: Sequence[int], newest_B: Tensor | None = None) -> None:
-        """All rows have drawn tokens: so many each, with these ids the last ones.
+    def advance(
+        self, keys: Sequence[Key], newest: Sequence[int], num_drawn: Sequence[int], newest_B: Tensor | None = None
+    ) -> None:
+        """The rows of these samples have drawn tokens: so many each, with these ids the last ones.
 
         Args:
             newest_B: the ids where they were drawn, if every row drew one.
         """
-        count = len(self.keys)
-        for row, token_id, number in zip(self._host, newest, num_drawn, strict=True):
+        is_whole = list(keys) == self.keys
+        places = range(len(self.keys)) if is_whole else self._places(keys)
+        rows = slice(len(self.keys)) if is_whole else uploaded(places, torch.int64, self._computed.device)
+        for row, token_id, number in zip((self._host[place] for place in places), newest, num_drawn, strict=True):
             row.newest, row.num_computed = token_id, row.num_computed + number
         if newest_B is not None:
             assert max(num_drawn, default=1) == 1, "rows that drew one token each"
-            self._token_ids[:count] = newest_B
-            self._computed[:count] += 1
-            self._drawn[:count] += 1
+            self._token_ids[rows] = newest_B
+            self._computed[rows] += 1
+            self._drawn[rows] += 1
             return
         newest_B, drawn_B = uploaded([newest, num_drawn], torch.int64, self._computed.device).unbind(0)
-        self._token_ids[:count] = newest_B
-        self._computed[:count] += drawn_B
-        self._drawn[:count] += drawn_B
+        self._token_ids[rows] = newest_B
+        self._computed[rows] += drawn_B
+        self._drawn[rows] += drawn_B
 
     def _reserve(self, num_rows: int, num_columns: int) -> None:
         rows, columns = self._tables.shape

@@ -56,6 +56,7 @@ _SPECULATION = word_or_number(
     lambda number: 1 <= number <= MAX_DRAFT_TOKENS,
     f"auto, off or a number of tokens from 1 to {MAX_DRAFT_TOKENS}",
 )
+_GROUPS = word_or_number(("auto",), int, lambda number: number >= 1, "auto or a number of groups from 1 on")
 
 
 @dataclass(frozen=True)
@@ -141,6 +142,11 @@ class SamplingSettings(Settings):
         64 << 20,
         ge=MIN_POOL_BYTES,
         description="memory for the texts in which guesses are looked up: prompts, their samples, earlier ones",
+    )
+    decode_groups: Annotated[int | Literal["auto"], _GROUPS] = Field(
+        "auto",
+        description="where a model generates in stages (pp above 1): groups of samples that go round them at the same "
+        "time, so that no stage waits; auto: as many as fill the stages",
     )
     exact: bool = Field(
         False,

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from plait.data.records import Sample
-from plait.generation.checks import check_kv
 from plait.generation.drawing import Drawn
 from plait.generation.flight import InFlight
 from plait.generation.forward import Forward
@@ -110,7 +109,6 @@ class EngineState:
 
     def update_weights(self, version: int, kv: HeldKV) -> None:
         """See `Engine.update_weights`."""
-        check_kv(kv)
         if self.has_work:
             self.updates.append(WeightUpdate(version, kv, len(self.flight.started)))
             if kv == "recompute":

@@ -112,7 +112,27 @@ class BackboneModel:
             hidden_size = self.config.get_text_config().hidden_size
             inputs_TH = self.weights.new_empty((len(token_ids_T), hidden_size))
             pp.recv(inputs_TH, pp.index - 1, STAGE_TAG, "hidden states")
-        hidden_TH = self._decoder(
+        hidden_TH = self.hidden_of(inputs_TH, token_ids_T, position_ids_T, context, checkpoint=checkpoint, read=read)
+        if not self.team.is_last_stage:
+            pp.send(hidden_TH, pp.index + 1, STAGE_TAG, "hidden states")
+        return hidden_TH
+
+    def hidden_of(
+        self,
+        inputs_TH: Tensor | None,
+        token_ids_T: Tensor,
+        position_ids_T: Tensor,
+        context: AttentionContext,
+        *,
+        checkpoint: bool = False,
+        read: Tensor | None = None,
+    ) -> Tensor:
+        """`hidden` of this stage alone.
+
+        Args:
+            inputs_TH: [T, H] of the stage before, compute dtype; None on the first.
+        """
+        return self._decoder(
             token_ids_T,
             position_ids_T,
             context,
@@ -120,9 +140,6 @@ class BackboneModel:
             read=read if self.team.is_last_stage else None,
             inputs_TH=inputs_TH,
         )
-        if not self.team.is_last_stage:
-            pp.send(hidden_TH, pp.index + 1, STAGE_TAG, "hidden states")
-        return hidden_TH
 
     def _decoder(
         self,

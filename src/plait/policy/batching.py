@@ -3,6 +3,10 @@
 The engine executes these decisions; a simulator given the same numbers takes the same ones. They depend on requests,
 lengths and limits alone (no clock, no free memory), so a resumed run repeats them.
 
+Where steps follow each other before their tokens are known (a model in stages), each computes a *share* of the samples:
+of those whose last token is known, the ones that have waited the longest, and so many that all shares are equal. As
+samples end, shares get smaller; what is free is filled by those that wait.
+
 Words: a *prompt* is computed once, in chunks where it is long, and then starts its samples, all at once or as places
 become free; they share its blocks. A sample is *preempted* when the pool is too small: its blocks are freed and it
 waits, ahead of all that have not started, until its tokens are computed again. The *order* of samples is that in which
@@ -11,14 +15,15 @@ they were asked for; who is younger gives way.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from itertools import islice
+from math import ceil
 from types import MappingProxyType
 
 from plait.policy.blocks import Blocks
 from plait.policy.room import Room
 from plait.policy.sequences import Prompt, Sequences, Started, order_of
-from plait.policy.step import Chunk, Key, Limits, Start, StepPlan
+from plait.policy.step import Chunk, Key, Limits, Share, Start, StepPlan
 
 NO_DRAFTS: Mapping[Key, int] = MappingProxyType({})
 
@@ -31,6 +36,8 @@ class Scheduler:
         self.limits = limits
         self.sequences = Sequences()
         self.room = Room(limits, self.sequences)
+        self._turn = 0
+        """The number of the last step."""
 
     @property
     def running(self) -> dict[Key, Started]:
@@ -41,6 +48,12 @@ class Scheduler:
     def blocks(self) -> Blocks:
         """Who holds which block of the pool."""
         return self.room.blocks
+
+    @property
+    def num_wanted(self) -> int:
+        """Samples that run, and those that wait for which there are places."""
+        places = max(0, self.limits.max_running - len(self.running))
+        return len(self.running) + sum(1 for _ in islice(self.sequences.waiting, places))
 
     @property
     def has_work(self) -> bool:
@@ -133,32 +146,56 @@ class Scheduler:
             places -= self._begin(prompt, places, starts)
         return tuple(starts)
 
-    def plan(self, num_drafted: Mapping[Key, int] = NO_DRAFTS) -> StepPlan:
+    def share(self, in_flight: Collection[Key], num_groups: int) -> Share:
+        """The next share of so many: of those that run, and with those that wait and have a place.
+
+        Args:
+            in_flight: running samples whose last token is not known.
+        """
+        idle = [sample for key, sample in self.running.items() if key not in in_flight]
+        most = ceil(len(self.running) / num_groups)
+        if len(idle) > most:
+            chosen = {sample.key for sample in sorted(idle, key=lambda sample: sample.turn)[:most]}
+            idle = [sample for sample in idle if sample.key in chosen]
+        return Share(tuple(sample.key for sample in idle), ceil(self.num_wanted / num_groups))
+
+    def has_room(self, share: Share) -> bool:
+        """Whether the rows of a share can be computed, and nobody gives way for it."""
+        return self.room.has_room([self.running[key] for key in share.rows], NO_DRAFTS)
+
+    def plan(self, num_drafted: Mapping[Key, int] = NO_DRAFTS, share: Share | None = None) -> StepPlan:
         """Decide one step: first come, first served; further tokens for all that run, new ones as places allow.
 
         Args:
             num_drafted: of running samples, guesses of their next tokens that are computed behind the newest one. They
                 take room that is free: where it is too little for all, none is computed.
+            share: what it computes at most, where samples are in flight; none of these may have to give way
+                (`has_room`). None: of all that run further tokens.
         """
+        self._turn += 1
         joined = self._join() if self.sequences.preempted else ()
-        if num_drafted and not self.room.has_room(num_drafted):
+        asked = list(self.running.values()) if share is None else [self.running[key] for key in share.rows]
+        if num_drafted and not self.room.has_room(asked, num_drafted):
             num_drafted = NO_DRAFTS
-        preempted, copies, grown = self._make_room(num_drafted)
-        context, num_new = 0, []
-        for key, sample in self.running.items():
+        preempted, copies, grown = self._make_room(asked, num_drafted)
+        context, num_new, rows = 0, [], []
+        for sample in asked:
+            if preempted and sample.key not in self.running:
+                continue
             context += sample.num_computed_tokens
-            count = 1 + num_drafted.get(key, 0) if num_drafted else 1
+            count = 1 + num_drafted.get(sample.key, 0) if num_drafted else 1
             sample.num_computed_tokens += count
             sample.num_tokens += count
+            sample.turn = self._turn
+            rows.append(sample.key)
             num_new.append(count)
-        rows = tuple(self.running)
-        chunks, starts = self._fill()
+        chunks, starts = self._fill(None if share is None else share.most - len(rows))
         return StepPlan(
             preempted=tuple(preempted),
             copies=tuple(copies),
             grown=tuple(grown),
             joined=tuple(key for key in joined if key in self.running),
-            rows=rows,
+            rows=tuple(rows),
             num_new=tuple(num_new),
             num_row_context=context,
             chunks=tuple(chunks),
@@ -182,12 +219,14 @@ class Scheduler:
             self.sequences.enter(sample)
         return tuple(sample.key for sample in joined)
 
-    def _make_room(self, num_drafted: Mapping[Key, int]) -> tuple[list[Key], list[tuple[int, int]], list[Key]]:
-        """Blocks that they may write for the new tokens of all running samples: (preempted, copies, grown)."""
+    def _make_room(
+        self, samples: Iterable[Started], num_drafted: Mapping[Key, int]
+    ) -> tuple[list[Key], list[tuple[int, int]], list[Key]]:
+        """Blocks that they may write for the new tokens of these running samples: (preempted, copies, grown)."""
         preempted: list[Key] = []
         copies: list[tuple[int, int]] = []
         grown: list[Key] = []
-        asking = self.room.asking(num_drafted)
+        asking = self.room.asking(samples, num_drafted)
         if len(asking) > self.blocks.num_free:
             asking.sort(key=order_of)
         for sample in asking:
@@ -199,9 +238,11 @@ class Scheduler:
                 grown.append(sample.key)
         return preempted, copies, grown
 
-    def _fill(self) -> tuple[list[Chunk], list[Start]]:
-        """Chunks and starts for the places that are free."""
+    def _fill(self, most: int | None) -> tuple[list[Chunk], list[Start]]:
+        """Chunks and starts for the places that are free, for so many samples at most."""
         places = self.limits.max_running - len(self.running)
+        if most is not None:
+            places = min(places, most)
         budget = self.limits.max_prefill_tokens
         chunks: list[Chunk] = []
         starts: list[Start] = []
@@ -227,6 +268,7 @@ class Scheduler:
         if isinstance(item, Started):
             item.num_tokens += 1
             self.sequences.enter(item)
+            item.turn = self._turn
             return 1
         indices = item.pending[:places]
         for index in indices:
@@ -241,6 +283,7 @@ class Scheduler:
                 list(item.table),
                 item.names,
                 item.is_current,
+                self._turn,
             )
         starts.append(Start(item.uid, tuple(indices)))
         del item.pending[: len(indices)]

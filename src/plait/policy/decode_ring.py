@@ -1,21 +1,18 @@
 """Pipelined decoding: several groups of samples go round the stages of a model, so that no stage waits.
 
-With one batch, decoding on P stages keeps one stage in P busy, for the next token needs the last one. G groups in
-flight fill the ring. Reconstructed from Pipe-RLHF (paper notes D2, D3): the names *intra-batch* (one batch cut into
-groups) and *inter-batch* (several full batches) are the literature's.
+With one group, decoding on P stages keeps one stage in P busy, for the next token needs the last one. G groups in
+flight fill the ring. Reconstructed from Pipe-RLHF, of which no source says how many groups there are.
 
 t is the time of one stage on one group, c the time of one hop between stages, the last one back to the first included.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import ceil
 
 from plait.errors import ConfigError
-from plait.schedule.action import Action, Kind, action_id
-from plait.schedule.schedule import Schedule
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,92 +38,75 @@ class Ring:
         """Share of time in which a stage is busy: min(1, G t / (P (t + c)))."""
         return self.num_groups * self.stage_s / self.round_s
 
-    @property
-    def feedback_slots(self) -> int:
-        """Slots of t between the sampling of a group's token and its next use on stage 0: G − P + 1 when positive.
 
-        All but the last of them may hide the way back and the bookkeeping of ended samples.
-        """
-        return max(0, self.num_groups - self.num_stages + 1)
+@dataclass(frozen=True, slots=True)
+class StageCost:
+    """What a stage takes on n samples, fixed_s + n · sample_s, and a hop. In any unit: ratios decide."""
 
-    def released_s(self, group: int, prefilled_s: float = 0.0) -> float:
-        """When the group's first decode step may start: groups march at equal spacing t once all are prefilled."""
-        return prefilled_s + group * self.stage_s
+    fixed_s: float
+    sample_s: float
+    hop_s: float = 0.0
+
+    def stage_s(self, num_samples: int) -> float:
+        return self.fixed_s + num_samples * self.sample_s
+
+    def ring(self, num_stages: int, num_groups: int, num_samples: int) -> Ring:
+        """With the samples cut into so many groups, as equal as they can be."""
+        return Ring(num_stages, num_groups, self.stage_s(ceil(num_samples / num_groups)), self.hop_s)
 
 
-def groups_to_fill(num_stages: int, stage_s: float, hop_s: float) -> int:
-    """The least G that keeps every stage busy: ceil(P (t + c) / t); P + 1 for any hop up to t / P."""
-    return max(1, ceil(num_stages * (stage_s + hop_s) / stage_s - 1e-9))
+COSTS = {"cpu": StageCost(6.0, 1.0, 0.5), "cuda": StageCost(160.0, 1.0, 3.0)}
+"""By type of device, in the time that one more sample takes. On a CPU core a stage is bound by its products from some
+six samples on, and a hop over gloo takes half a sample. A data-centre GPU reads its weights in the time of products of
+some 160 samples."""
 
 
-def intra_batch_gain(step_s: Callable[[int], float], batch: int, num_stages: int, hop_s: float) -> float:
-    """Speed-up of cutting a batch into P groups: (t(B) + c) / (t(B / P) + c). P when compute-bound, 1 when the time of
-    a stage does not depend on the size of its batch.
+def num_groups(cost: StageCost, num_stages: int, num_samples: int) -> int:
+    """The number of groups with the shortest round, the fewest among equals; never more than samples.
+
+    P where hops cost nothing; P + 1 where the hops of a round take longer than what a group costs however small it is
+    (P c > fixed_s), for that is what one group more costs; fewer where reading the weights is all that takes time.
     """
-    return (step_s(batch) + hop_s) / (step_s(ceil(batch / num_stages)) + hop_s)
+    counts = range(1, max(1, min(num_samples, num_stages + 1)) + 1) if num_stages > 1 else (1,)
+    rounds = {count: cost.ring(num_stages, count, max(1, num_samples)).round_s for count in counts}
+    return min(counts, key=lambda count: (rounds[count] * (1 + 1e-12 * count), count))
 
 
-def groups_of_batch(step_s: Callable[[int], float], batch: int, num_stages: int, hop_s: float) -> Ring:
-    """Cut one batch into the number of groups with the shortest round; the fewest groups among equals.
+@dataclass(slots=True)
+class StageUse:
+    """What a rank did in steps that decode: its stage of how many, seconds, those of them in which it waited for other
+    ranks, steps, and groups that were in flight, added up over the steps."""
 
-    step_s: seconds of one stage on a group of n samples
-    """
-    rings = (
-        Ring(num_stages, groups, step_s(ceil(batch / groups)), hop_s)
-        for groups in range(1, min(batch, 2 * num_stages + 1) + 1)
-    )
-    return min(rings, key=lambda ring: (ring.round_s * (1 + 1e-12), ring.num_groups))
+    stage: int
+    num_stages: int
+    seconds: float = 0.0
+    waited_s: float = 0.0
+    steps: int = 0
+    groups: int = 0
 
-
-def groups_in_flight(
-    step_s: Callable[[int], float], batch: int, num_stages: int, hop_s: float, max_groups: int
-) -> Ring:
-    """Full batches in flight, each of `batch` samples: as many as fill the ring, at most what the KV cache holds."""
-    if max_groups < 1:
-        raise ConfigError(f"max_groups: expected room for at least one batch, found {max_groups}")
-    stage_s = step_s(batch)
-    return Ring(num_stages, min(max_groups, groups_to_fill(num_stages, stage_s, hop_s)), stage_s, hop_s)
+    def add(self, seconds: float, waited_s: float, groups: int) -> None:
+        """One step more."""
+        self.seconds += seconds
+        self.waited_s += waited_s
+        self.steps += 1
+        self.groups += groups
 
 
-def may_start(batch: int, newest_trained: int, max_staleness: int) -> bool:
-    """Consumption delay, generator's side: batch b may start once version b − η exists (versions count from 0).
+def busy_shares(uses: Iterable[StageUse]) -> dict[str, float]:
+    """Of the ranks of one run that decode in stages: `stage_N`, the share of its decoding in which a rank of the stage
+    was busy, in the mean over ranks; `closed_form`, that of a ring with hops that cost nothing and stages that take
+    equal time. Empty where nothing was decoded in stages."""
+    found = [use for use in uses if use.num_stages > 1 and use.steps and use.seconds > 0]
+    if not found:
+        return {}
+    stages: dict[int, list[float]] = {}
+    for use in found:
+        stages.setdefault(use.stage, []).append(1 - use.waited_s / use.seconds)
+    steps = sum(use.steps for use in found)
+    ideal = sum(min(1.0, use.groups / use.steps / use.num_stages) * use.steps for use in found) / steps
+    shares = {f"stage_{stage}": _mean(stages[stage]) for stage in sorted(stages)}
+    return shares | {"closed_form": ideal}
 
-    max_staleness: η; 0 is synchronous
-    """
-    return batch - newest_trained <= max_staleness
 
-
-def may_consume(batch: int, open_groups: dict[int, int], staleness: int, max_staleness: int) -> bool:
-    """Consumption delay, trainer's side: all groups of the batch are done and its weights are fresh enough.
-
-    open_groups: batch → groups of it still decoding
-    staleness:   updates since the weights that sampled the batch
-    """
-    return open_groups.get(batch, 0) == 0 and staleness <= max_staleness
-
-
-def ring_schedule(
-    num_stages: int, num_groups: int, num_rounds: int, *, model: str = "", prefill: bool = False
-) -> Schedule:
-    """The static order of a ring: rank s runs stage s of groups 0 … G−1, round after round.
-
-    Stage s of a round waits for stage s−1; stage 0 of the next round waits for the last stage of this one. With
-    `prefill` all prefills go first (the start delay).
-    """
-    rows: list[list[Action]] = [[] for _ in range(num_stages)]
-    last = num_stages - 1
-    for round in range(-1 if prefill else 0, num_rounds):
-        kind = Kind.PREFILL if round < 0 else Kind.DECODE
-        mark = None if round < 0 else round
-        for group in range(num_groups):
-            for stage in range(num_stages):
-                if stage:
-                    waits: tuple[str, ...] = (action_id(kind, model, 0, stage - 1, group, mark),)
-                elif round > 0:
-                    waits = (action_id(Kind.DECODE, model, 0, last, group, round - 1),)
-                elif round == 0 and prefill:
-                    waits = (action_id(Kind.PREFILL, model, 0, last, group),)
-                else:
-                    waits = ()
-                rows[stage].append(Action(kind, model, 0, stage, group, mark, rank=stage, waits=waits))
-    return Schedule(tuple(tuple(row) for row in rows), "decode ring")
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)

@@ -5,7 +5,7 @@ Words as in `policy.batching`.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 
 from plait.policy.blocks import Blocks, num_blocks_for
 from plait.policy.sequences import Prompt, Sequences, Started, order_of
@@ -72,19 +72,20 @@ class Room:
         item.num_computed_tokens = len(shared) * block_tokens
         return True
 
-    def has_room(self, num_drafted: Mapping[Key, int]) -> bool:
-        """Whether all that run may compute their drafts, and nobody gives way for it."""
-        running = self._sequences.running.items()
-        lacking = (self._num_lacking(sample, 1 + num_drafted.get(key, 0)) for key, sample in running)
+    def has_room(self, samples: Iterable[Started], num_drafted: Mapping[Key, int]) -> bool:
+        """Whether these running samples may compute their newest tokens with their drafts, and nobody gives way for
+        it."""
+        lacking = (self._num_lacking(sample, 1 + num_drafted.get(sample.key, 0)) for sample in samples)
         return sum(lacking) <= self.blocks.num_free
 
-    def asking(self, num_drafted: Mapping[Key, int]) -> list[Started]:
-        """Running samples whose new tokens may need blocks: the next of the table, or a copy of a shared one."""
+    def asking(self, samples: Iterable[Started], num_drafted: Mapping[Key, int]) -> list[Started]:
+        """Those of these running samples whose new tokens may need blocks: the next of the table, or a copy of a shared
+        one."""
         block_tokens, blocks = self._limits.block_tokens, self.blocks
         return [
             sample
-            for key, sample in self._sequences.running.items()
-            if sample.num_computed_tokens + num_drafted.get(key, 0) >= len(sample.table) * block_tokens
+            for sample in samples
+            if sample.num_computed_tokens + num_drafted.get(sample.key, 0) >= len(sample.table) * block_tokens
             or blocks.is_shared(sample.table[-1])
         ]
 

@@ -31,6 +31,8 @@ class Started:
     """Prefix keys of the full blocks of its prompt."""
     is_current: bool = True
     """What it holds was computed with the present weights, so others may share it."""
+    turn: int = 0
+    """The number of the last step that computed it; 0: none here."""
 
 
 @dataclass(slots=True)

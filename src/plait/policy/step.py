@@ -57,6 +57,16 @@ class Start:
 
 
 @dataclass(frozen=True, slots=True)
+class Share:
+    """What a step computes where several are in flight."""
+
+    rows: tuple[Key, ...]
+    """Running samples whose last token is known; the others are in flight, or wait for their turn."""
+    most: int
+    """Samples of the step, those that it starts included."""
+
+
+@dataclass(frozen=True, slots=True)
 class StepPlan:
     """What one step does, in this order: preempt, copy blocks, compute rows and chunks, draw."""
 
@@ -88,6 +98,11 @@ class StepPlan:
         drawn += [(chunk.uid, chunk.index) for chunk in self.chunks if chunk.completes and chunk.index is not None]
         drawn += [(start.uid, index) for start in self.starts for index in start.indices]
         return drawn
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether it neither computes nor draws anything."""
+        return not (self.rows or self.chunks or self.starts)
 
     @property
     def num_drafted(self) -> int:

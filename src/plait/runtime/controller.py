@@ -118,7 +118,7 @@ def finish_metrics(session: Session, state: StepState, seconds: float) -> dict[s
     metrics["timing_s/step"] = seconds
     metrics["perf/throughput"] = tokens_of(state) / seconds
     metrics["perf/resident_bytes"] = resident_bytes()
-    metrics |= session.workers.row_traffic() | session.workers.speculation()
+    metrics |= session.workers.performance()
     metrics["training/policy_version"] = session.done.policy_version
     taken = session.done.step, state.drawn
     metrics["training/epoch"] = session.feed.epoch(*taken)

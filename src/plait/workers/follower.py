@@ -244,7 +244,8 @@ class FollowerLoop:
             case Do.SPANS:
                 rank_state.offloads.want()
                 spans = _as_values(recorder.take().spans, header["zero"])
-                self._answer(header["number"], Message({"spans": spans}), "a timeline")
+                uses = [astuple(lockstep.take_use()) for lockstep in self._engines.values()]
+                self._answer(header["number"], Message({"spans": spans, "uses": uses}), "a timeline")
             case _:
                 raise AssertionError(f"a command `{do}` that nobody serves")
 

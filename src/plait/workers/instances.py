@@ -1,10 +1,11 @@
 """An instance of several ranks that generates: every rank runs the same engine on its part of the model, step by step.
 
 All ranks are given the same requests at the same step, and so make the same decisions; the first rank of the last
-stage draws the tokens, and tells the others. What is drafted depends on seconds that a rank measured, so one rank says
-it, too.
+stage draws the tokens, and tells the others. Where there are stages, it is not waited for: other samples' steps go
+between a step and its tokens (`policy.decode_ring`). What is drafted depends on seconds that a rank measured, so one
+rank says it, too.
 
-Shapes: B rows, V vocabulary.
+Shapes: B rows, D tokens that are drawn, T tokens of a step, H hidden size, V vocabulary.
 """
 
 from __future__ import annotations
@@ -16,16 +17,20 @@ import torch
 from torch import Tensor
 
 from plait.generation.engine import Engine
+from plait.generation.joint import Tokens
 from plait.generation.response import Response
 from plait.generation.rows import Drafts
-from plait.generation.sampler import SamplingRows, sample
+from plait.generation.sampler import sample
 from plait.generation.settings import SamplingSettings
 from plait.generation.speculator import NoSpeculation, Speculates, speculator_of
+from plait.models.compute.attention import AttentionContext
 from plait.models.language_model import LanguageModel
 from plait.models.parallel.team import Team
+from plait.policy.decode_ring import COSTS, num_groups
 from plait.policy.step import Key, StepPlan
 from plait.speculation.counts import Counts
 from plait.workers.ranks import LEADER
+from plait.workers.step_links import Kind, OneToAll, StageLink, Waited
 
 
 def engine_of(model: LanguageModel, settings: SamplingSettings, team: Team, *, keep_memory: bool = True) -> Engine:
@@ -38,9 +43,10 @@ def engine_of(model: LanguageModel, settings: SamplingSettings, team: Team, *, k
     """
     if team.all.size == 1:
         return Engine(model, settings, keep_memory=keep_memory)
-    whole: Any = _Staged(model) if team.pp.size > 1 else model
-    speculates = NoSpeculation() if settings.speculation == "off" else DraftedByOne(settings, team)
-    return Engine(whole, settings, choose=_drawn_by_one(team), speculates=speculates)
+    joint = JointRanks(model, settings, team)
+    whole: Any = _Staged(model, joint.stages) if team.pp.size > 1 else model
+    speculates = NoSpeculation() if settings.speculation == "off" else DraftedByOne(settings, team, joint.waited)
+    return Engine(whole, settings, joint=joint, speculates=speculates)
 
 
 def deciding(team: Team) -> int:
@@ -48,28 +54,82 @@ def deciding(team: Team) -> int:
     return team.all.ranks.index(LEADER) if LEADER in team.all.ranks else 0
 
 
-def _drawn_by_one(team: Team) -> Callable[[Tensor, Tensor, SamplingRows], tuple[Tensor, Tensor]]:
-    source = team.all.ranks.index(team.layout.rank_at(0, 0, team.pp.size - 1))
+class JointRanks:
+    """The ranks of an instance of several; see `generation.joint.Joint`."""
 
-    def choose(logits_BV: Tensor, keys_B: Tensor, parameters: SamplingRows) -> tuple[Tensor, Tensor]:
-        drawn_2B = torch.empty(2, len(keys_B), dtype=torch.float64, device=keys_B.device)
-        if team.all.index == source:
-            # A token id is exact in float64, and so is a log-prob.
-            drawn_2B[0], drawn_2B[1] = sample(logits_BV, keys_B, parameters)
-        team.all.broadcast(drawn_2B, source)
-        return drawn_2B[0].long(), drawn_2B[1]
+    choose = staticmethod(sample)
 
-    return choose
+    def __init__(self, model: LanguageModel, settings: SamplingSettings, team: Team) -> None:
+        self.waited = Waited()
+        source = team.all.ranks.index(team.layout.rank_at(0, 0, team.pp.size - 1))
+        self._tokens = OneToAll(team.all, source, Kind.TOKENS, "drawn tokens", self.waited)
+        hidden_size = model.config.get_text_config().hidden_size
+        on_cpu = model.device.type == "cpu"
+        self.stages = StageLink(
+            team.pp,
+            lambda rows: model.weights.new_empty((rows, hidden_size)),
+            self.waited,
+            is_ahead=on_cpu and not settings.exact,
+        )
+        self._device, self._num_stages = model.device, team.pp.size
+        self._asked = settings.decode_groups
+
+    @property
+    def waited_s(self) -> float:
+        """See Joint.waited_s."""
+        return self.waited.seconds
+
+    @property
+    def draws(self) -> bool:
+        """See Joint.draws."""
+        return self._tokens.tells
+
+    @property
+    def most_groups(self) -> int:
+        """See Joint.most_groups."""
+        if self._num_stages == 1:
+            return 1
+        return self._num_stages + 1 if self._asked == "auto" else self._asked
+
+    def num_groups(self, num_samples: int) -> int:
+        """See Joint.num_groups."""
+        if self._asked == "auto":
+            return num_groups(COSTS.get(self._device.type, COSTS["cpu"]), self._num_stages, num_samples)
+        return max(1, min(self.most_groups, num_samples))
+
+    def expect(self, num_rows: int) -> None:
+        """See Joint.expect."""
+        self.stages.expect(num_rows)
+
+    def rest(self) -> None:
+        """See Joint.rest."""
+        self.stages.rest()
+        self._tokens.rest()
+
+    def tell(self, drawn: Tokens | None, num_drawn: int) -> Callable[[], Tokens]:
+        """See Joint.tell."""
+        # A token id is exact in float64, and so is a log-prob.
+        drawn_2D = torch.empty(2, num_drawn, dtype=torch.float64)
+        if drawn is None:
+            transfer = self._tokens.listen(drawn_2D)
+            return lambda: self._tokens_of(self.waited.wait(transfer))
+        drawn_2D[0], drawn_2D[1] = drawn
+        self._tokens.tell(drawn_2D)
+        return lambda: self._tokens_of(drawn_2D)
+
+    def _tokens_of(self, drawn_2D: Tensor) -> Tokens:
+        token_ids_D, logprobs_D = drawn_2D.to(self._device)
+        return token_ids_D.long(), logprobs_D
 
 
 class DraftedByOne:
     """Drafts of a step, by the rank that delivers the instance's samples; the others are told. See `Speculates`."""
 
-    def __init__(self, settings: SamplingSettings, team: Team) -> None:
-        self._peers = team.all
-        self._source = deciding(team)
-        drafts = team.all.index == self._source
-        self._own: Speculates = speculator_of(settings) if drafts else NoSpeculation()
+    def __init__(self, settings: SamplingSettings, team: Team, waited: Waited) -> None:
+        self._lengths, self._drafts = (
+            OneToAll(team.all, deciding(team), kind, "drafts", waited) for kind in (Kind.NUM_DRAFTS, Kind.DRAFTS)
+        )
+        self._own: Speculates = speculator_of(settings) if self._lengths.tells else NoSpeculation()
 
     @property
     def counts(self) -> Counts | None:
@@ -82,13 +142,13 @@ class DraftedByOne:
             return {}
         found = self._own.drafts(started, running)
         lengths_B = torch.tensor([len(found.get(key, ())) for key in running])
-        self._peers.broadcast(lengths_B, self._source)
+        self._lengths.said(lengths_B)
         if not (total := int(lengths_B.sum())):
             return {}
         token_ids_D = torch.zeros(total, dtype=torch.int64)
         if found:
             token_ids_D[:] = torch.tensor([token_id for key in running for token_id in found.get(key, ())])
-        self._peers.broadcast(token_ids_D, self._source)
+        self._drafts.said(token_ids_D)
         parts = token_ids_D.split(lengths_B.tolist())
         return {key: part.tolist() for key, part in zip(running, parts, strict=True) if len(part)}
 
@@ -99,6 +159,8 @@ class DraftedByOne:
     def rest(self) -> None:
         """See Speculates.rest."""
         self._own.rest()
+        self._lengths.rest()
+        self._drafts.rest()
 
     def new_policy(self) -> None:
         """See Speculates.new_policy."""
@@ -110,15 +172,26 @@ class DraftedByOne:
 
 
 class _Staged:
-    """A model of which this rank has a stage; where that is not the last, its logits are zeros that nobody reads."""
+    """A model of which this rank has a stage, in steps: hidden states pass by a link of the instance; where the stage
+    is not the last, logits are zeros that nobody reads."""
 
-    def __init__(self, model: LanguageModel) -> None:
-        self._model = model
+    def __init__(self, model: LanguageModel, link: StageLink) -> None:
+        self._model, self._link = model, link
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._model, name)
 
+    def hidden(
+        self, token_ids_T: Tensor, position_ids_T: Tensor, context: AttentionContext, *, read: Tensor | None = None
+    ) -> Tensor:
+        """See BackboneModel.hidden."""
+        inputs_TH = self._link.receive(len(token_ids_T))
+        hidden_TH = self._model.hidden_of(inputs_TH, token_ids_T, position_ids_T, context, read=read)
+        self._link.send(hidden_TH)
+        return hidden_TH
+
     def logits(self, hidden_NH: Tensor) -> Tensor:
+        """See LanguageModel.logits."""
         if self._model.team.is_last_stage:
             return self._model.logits(hidden_NH)
         vocabulary = self._model.config.get_text_config().vocab_size

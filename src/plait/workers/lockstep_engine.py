@@ -7,6 +7,7 @@ rank says.
 
 from __future__ import annotations
 
+import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 
@@ -15,12 +16,15 @@ import torch
 from plait.data.records import Sample
 from plait.generation.engine import Engine, StepRecord
 from plait.generation.request import Request
+from plait.models.parallel.peers import Transfer
 from plait.models.parallel.team import Team
+from plait.policy.decode_ring import StageUse
 from plait.policy.step import Key
 from plait.schedule.work import MOVED_ON, Done
 from plait.speculation.counts import Counts
 from plait.workers.gathering import Gathering, GathersSamples
 from plait.workers.instances import deciding
+from plait.workers.step_links import Kind, OneToAll, Waited
 
 Word = Sequence[Request] | Gathering | None
 """What an instance is told: requests; samples that leave, or come; None: nobody waits for the samples asked for."""
@@ -30,15 +34,21 @@ class LockstepEngine:
     """The engine of this rank, and what the leader has asked of its instance.
 
     Before a step the rank that decides (the leader's, where it is in the instance, else the first) tells the others
-    the number of the newest command that it has heard: 8 bytes. They take commands up to that one, and wait for those
-    that have not come yet. A rank that generates alone tells nobody.
+    the number of the newest command that it has heard: 8 bytes, and goes on. They take commands up to that one, and
+    wait for those that have not come yet. A rank that generates alone tells nobody.
     """
 
     def __init__(self, engine: Engine, team: Team, mover: GathersSamples | None = None) -> None:
         self._engine = engine
         self._mover = mover
         self._peers = team.all
-        self._deciding = deciding(team)
+        self._waited = Waited()
+        self._words = OneToAll(team.all, deciding(team), Kind.WORD, "what a step begins with", self._waited)
+        self._coming: Transfer | None = None
+        """What the next step begins with, asked for ahead."""
+        self._stage = (team.pp.index, team.pp.size)
+        self._use = StageUse(*self._stage)
+        """How busy this rank was."""
         self._heard: deque[tuple[int, Word]] = deque()
         """Commands that no step has begun with yet, in their order."""
         self._newest = -1
@@ -81,7 +91,12 @@ class LockstepEngine:
     @property
     def decides(self) -> bool:
         """Whether this rank says what a step begins with; where the leader is elsewhere, it delivers the samples."""
-        return self._peers.index == self._deciding
+        return self._words.tells
+
+    def take_use(self) -> StageUse:
+        """How busy this rank was in its steps, since somebody last took it."""
+        use, self._use = self._use, StageUse(*self._stage)
+        return use
 
     def update_weights(self, version: int) -> None:
         """The weights have changed while nothing is in flight."""
@@ -107,26 +122,36 @@ class LockstepEngine:
         Returns:
             Number of a command → samples that it asked for and that are finished now.
         """
+        began, waited_s = time.perf_counter(), self._waited.seconds
         self._take(self._agreed(read))
         self.last_step = None
         before = self._engine.received_bytes
         finished: dict[int, list[Sample]] = defaultdict(list)
         if self._engine.has_work:
             for sample in self._engine.step():
-                finished[self._asked[sample.prompt.uid]].append(sample)
+                if (number := self._asked.get(sample.prompt.uid)) is not None:  # else it was forgotten as it ended
+                    finished[number].append(sample)
             self.last_step = self._engine.last_step
             self.last_bytes = self._engine.received_bytes - before
+        if self.last_step is not None:
+            waited_s = self._waited.seconds - waited_s + self.last_step.waited_s
+            self._use.add(time.perf_counter() - began, waited_s, self.last_step.num_groups)
         if self.is_empty:
             self._asked.clear()
+            self._words.rest()
+        elif self.is_joint and not self.decides:
+            self._coming = self._words.listen(_word(0))
         return finished
 
     def _agreed(self, read: Callable[[], None]) -> int:
         """The newest command that the rank that decides has heard; this one has heard it, too."""
         if not self.is_joint:
             return self._newest
-        word = torch.tensor([self._newest])
-        self._peers.broadcast(word, self._deciding)
-        newest = int(word)
+        if self.decides:
+            self._words.tell(_word(self._newest))
+            return self._newest
+        coming, self._coming = self._coming or self._words.listen(_word(0)), None
+        newest = int(self._waited.wait(coming))
         while self._newest < newest:
             read()
         return newest
@@ -155,3 +180,8 @@ class LockstepEngine:
         for (_, target), keys in gathering.pairs.items():
             if target == mover.place:
                 self._asked |= {uid: gathering.numbers[uid] for uid, _ in keys}
+
+
+def _word(number: int) -> torch.Tensor:
+    """int64 [1]"""
+    return torch.tensor([number])

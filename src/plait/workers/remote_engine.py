@@ -15,6 +15,7 @@ from plait.generation.request import Request
 from plait.generation.settings import Sampling
 from plait.kernels.noise import NoiseKey
 from plait.layout.mesh import Layout
+from plait.policy.decode_ring import StageUse
 from plait.policy.migration import InstanceLoad, Unfinished, decide
 from plait.policy.step import Key
 from plait.schedule.work import MOVED_ON, Done
@@ -85,6 +86,10 @@ class RemoteEngine:
         own = None if self._own is None else self._own.speculation
         known = [*self._speculation.values(), *([] if own is None else [own])]
         return sum(known, Counts()) if known else None
+
+    def take_use(self) -> StageUse | None:
+        """See `LockstepEngine.take_use`, of the leader in its own instance; None: it is in none."""
+        return None if self._lockstep is None else self._lockstep.take_use()
 
     @property
     def has_work(self) -> bool:

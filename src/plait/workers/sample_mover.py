@@ -85,6 +85,7 @@ class SampleMover:
         for end in (source, target):
             assert (end.engine is not None) == (self.rank in end.layout.mesh.ranks), f"rank {self.rank} in {end}"
         self._peers, self._source, self._target = peers, source.layout, target.layout
+        self._engines = tuple(end.engine for end in (source, target) if end.engine is not None)
         self._leaving, self._entering = (
             None if end.engine is None else SampleMoves(end.engine.state) for end in (source, target)
         )
@@ -108,6 +109,8 @@ class SampleMover:
             RunError: a rank is gone, or nothing came from it until the deadline of `peers`.
             ModelError: the model is in parts, and which heads a rank has cannot be said.
         """
+        for engine in self._engines:
+            engine.land()
         offer = self._offered(keys, final)
         answer = self._answered(offer)
         held = self._holdings(offer, answer)

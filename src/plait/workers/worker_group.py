@@ -6,6 +6,7 @@ from collections.abc import Collection
 from typing import Any
 
 from plait.observe.progress import Progress
+from plait.policy.decode_ring import StageUse, busy_shares
 from plait.rewards.pool import RewardPool
 from plait.schedule.timeline import Span
 from plait.speculation.counts import Counts
@@ -35,6 +36,8 @@ class WorkerGroup:
         self._engines: dict[str, RemoteEngine] = {}
         self._counted = (0, 0)
         self._speculation: dict[str, Counts] = {}
+        self._uses: list[StageUse] = []
+        """Of the others, since the last `performance`."""
         self.rank_state.offloads.recorder = announcer.recorder
         self.checkpoint = CheckpointParts(announcer, num_ranks)
         self.leader_weights = LeaderWeights(announcer)
@@ -46,13 +49,20 @@ class WorkerGroup:
         found: list[Span] = []
         with self.announcer.status.doing("timeline"):
             for rank in self._others:
-                found += [
-                    Span(*values) for values in self.announcer.answer(rank, number, "its timeline").header["spans"]
-                ]
+                header = self.announcer.answer(rank, number, "its timeline").header
+                found += [Span(*values) for values in header["spans"]]
+                self._uses += [StageUse(*values) for values in header["uses"]]
         return found
 
-    def row_traffic(self) -> dict[str, float]:
-        """Metrics: bytes of rows that this rank has sent and received since the last time; none where it is alone."""
+    def performance(self) -> dict[str, float]:
+        """Metrics since the last time: bytes of rows that this rank has sent and received, how drafts went, how busy
+        stages were while they decoded (as of the last `spans`); each where there is such a thing."""
+        own = [use for engine in self._engines.values() if (use := engine.take_use()) is not None]
+        decoding, self._uses = busy_shares((*self._uses, *own)), []
+        busy = {f"perf/decode_busy/{name}": share for name, share in decoding.items()}
+        return self._row_traffic() | self._draft_counts() | busy
+
+    def _row_traffic(self) -> dict[str, float]:
         if not self._others:
             return {}
         now = self.announcer.transport.sent_bytes, self.announcer.transport.received_bytes
@@ -60,8 +70,7 @@ class WorkerGroup:
         self._counted = now
         return {"perf/rows_sent_bytes": sent, "perf/rows_received_bytes": received}
 
-    def speculation(self) -> dict[str, float]:
-        """Metrics: how drafts went since the last time; none where no engine makes any."""
+    def _draft_counts(self) -> dict[str, float]:
         counts = {role: now for role, engine in self._engines.items() if (now := engine.speculation) is not None}
         if not counts:
             return {}

@@ -1,0 +1,153 @@
+"""Decoding in stages as a ring, against one group, data parallelism and one worker; emulated stages and the formula.
+
+    python benchmarks/pipelined_decode.py                        # on two idle cores
+    python benchmarks/pipelined_decode.py --tiny --repeats 1     # does the benchmark itself work?
+
+Two workers of one thread each and a random model; B samples of equal lengths are decoded, in turns, `--repeats` times:
+
+    one group     the model in two stages, all samples in one step: one stage works at a time
+    ring 2, 3     the same, so many groups in flight
+    two batches   2 B samples, in two groups of B: twice the keys and values, for full batches
+    dp            the whole model on both workers, half of the samples each
+    one worker    all of it on one
+
+Speeds are tokens per second against one group. The ceiling of a ring of two groups is (t(B) + c) / (t(B / 2) + c), with
+the time t of a stage and of a hop c as measured in the same run: t is what the slower stage takes for a step without
+waiting, c what a round of one group takes beyond both stages, halved. That of two batches is 2. A whole model on a
+worker, and only that, is computed by the compiled forward: `dp` and `one worker` say what one would do without stages.
+
+Then 2, 4 and 8 workers whose stages sleep (`--sleep` ms): rounds per second of G = 1, P, P + 1 and 2 P groups against
+1 / max(P (t + c), G t). These are emulated.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from statistics import median
+
+from placed.decoding import Decoded, DecodeWorker, write_model
+from sides import positive, row
+
+from plait.launch.interface import Group
+from plait.launch.local import LocalProcesses
+from plait.policy.decode_ring import Ring
+
+DEADLINE_S = 900.0
+LAYERS = 8
+Runs = dict[str, list[list[Decoded]]]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = _parser().parse_args(arguments)
+    with tempfile.TemporaryDirectory(prefix="plait-decode-") as name:
+        folder = Path(name)
+        write_model(folder / "model", 2 if options.tiny else LAYERS, is_tiny=options.tiny)
+        with started(2, folder / "model", options.dtype) as group:
+            for batch in options.batches:
+                report(batch, real(group, batch, options))
+        for stages in options.stages:
+            write_model(folder / f"{stages}", stages, is_tiny=True)
+            with started(stages, folder / f"{stages}", "float32") as group:
+                emulated(group, stages, options)
+    return 0
+
+
+def started(count: int, folder: Path, dtype: str) -> Group:
+    return LocalProcesses(threads=1).start(DecodeWorker, count, arguments=(str(folder), dtype))
+
+
+def real(group: Group, batch: int, options: argparse.Namespace) -> Runs:
+    """Of each kind and repeat, what the workers measured; a first turn does not count."""
+    tokens = options.tokens
+
+    def staged(samples: int, groups: int) -> Callable[[], list[Decoded]]:
+        return lambda: ask(group, "staged", samples, tokens, groups)
+
+    kinds: dict[str, Callable[[], list[Decoded]]] = {
+        "one group": staged(batch, 1),
+        "half": staged(max(1, batch // 2), 1),
+        "ring 2": staged(batch, 2),
+        "ring 3": staged(batch, 3),
+        "two batches": staged(2 * batch, 2),
+        "dp": lambda: ask(group, "whole", batch, tokens, share=True),
+        "one worker": lambda: ask(group, "whole", batch, tokens, share=False),
+    }
+    found: Runs = defaultdict(list)
+    for number in range(options.repeats + 1):
+        for kind, run in kinds.items():
+            measured = run()
+            if number:
+                found[kind].append(measured)
+    return found
+
+
+def ask(group: Group, method: str, *arguments: int | float, **options: bool) -> list[Decoded]:
+    results = group.submit(range(group.num_ranks), method, *arguments, **options).result(DEADLINE_S)
+    return [one for one in results if one is not None]
+
+
+def report(batch: int, found: Runs) -> None:
+    rate = {kind: median(rates(kind, runs)) for kind, runs in found.items()}
+    whole_s, half_s = (
+        median(max(one.step_s for one in ranks) for ranks in found[kind]) for kind in ("one group", "half")
+    )
+    both_s = median(sum(one.step_s for one in ranks) for ranks in found["one group"])
+    hop_s = max(0.0, batch / rate["one group"] - both_s) / 2
+    ceiling = (whole_s + hop_s) / (half_s + hop_s)
+    print(row(f"B = {batch}", ["tokens/s", "speed", "ceiling", "of it", "busy 0", "busy 1"]))
+    ceilings = {"one group": 1.0, "ring 2": ceiling, "two batches": 2.0}
+    for kind in ("one group", "ring 2", "ring 3", "two batches", "dp", "one worker"):
+        speed, most = rate[kind] / rate["one group"], ceilings.get(kind)
+        shares = [f"{median(one.busy for one in ranks):.0%}" for ranks in zip(*found[kind], strict=True)]
+        known = [f"{most:.3f}", f"{speed / most:.1%}"] if most else ["", ""]
+        print(row(kind, [f"{rate[kind]:.1f}", f"{speed:.3f}", *known, *(shares if most or "ring" in kind else ())]))
+    print(f"t({batch}) {1e3 * whole_s:.2f} ms, t({batch // 2}) {1e3 * half_s:.2f} ms, c {1e3 * hop_s:.2f} ms\n")
+
+
+def rates(kind: str, runs: Sequence[Sequence[Decoded]]) -> list[float]:
+    """Tokens per second of each repeat: whole models add theirs up, stages say the same ones."""
+    tokens = [sum(one.tokens for one in ranks) if kind in ("dp", "one worker") else ranks[0].tokens for ranks in runs]
+    return [count / max(one.seconds for one in ranks) for count, ranks in zip(tokens, runs, strict=True)]
+
+
+def emulated(group: Group, stages: int, options: argparse.Namespace) -> None:
+    """Every group has two samples; a round is a token of each of them."""
+    rounds: dict[int, float] = {}
+    shares: dict[int, float] = {}
+    step_s = 0.0
+    for groups in (1, stages, stages + 1, 2 * stages):
+        samples, sleep_s = 2 * groups, options.sleep / 1e3
+        runs = [ask(group, "staged", samples, options.rounds, groups, sleep_s) for _ in range(options.repeats)]
+        rounds[groups] = median(max(one.seconds for one in ranks) / options.rounds for ranks in runs)
+        shares[groups] = median(sum(one.busy for one in ranks) / stages for ranks in runs)
+        if groups == 1:
+            step_s = median(sum(one.step_s for one in ranks) / stages for ranks in runs)
+    hop_s = max(0.0, rounds[1] / stages - step_s)
+    print(row(f"emulated, P = {stages}", ["ms a round", "formula", "ratio", "busy", "formula"]))
+    for groups, seconds in rounds.items():
+        ring = Ring(stages, groups, step_s, hop_s)
+        numbers = [f"{1e3 * seconds:.1f}", f"{1e3 * ring.round_s:.1f}", f"{seconds / ring.round_s:.3f}"]
+        print(row(f"G = {groups}", [*numbers, f"{shares[groups]:.0%}", f"{ring.utilisation:.0%}"]))
+    print()
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tiny", action="store_true", help="a model of two small layers")
+    parser.add_argument("--dtype", choices=("float32", "bfloat16", "float64"), default="float32")
+    parser.add_argument("--batches", type=positive, nargs="+", default=[8, 16, 32, 64], help="B, some numbers")
+    parser.add_argument("--tokens", type=positive, default=64, help="of a sample")
+    parser.add_argument("--stages", type=positive, nargs="*", default=[2, 4, 8], help="workers that sleep")
+    parser.add_argument("--sleep", type=float, default=40.0, help="milliseconds of a stage in each step")
+    parser.add_argument("--rounds", type=positive, default=24, help="tokens of each emulated sample")
+    parser.add_argument("--repeats", type=positive, default=7)
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

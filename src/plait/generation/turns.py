@@ -1,0 +1,68 @@
+"""Steps in flight: those that have been launched and whose tokens have not been given to their samples."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from math import ceil
+
+from plait.data.records import Sample
+from plait.generation.drawing import Draws
+from plait.policy.batching import Scheduler
+from plait.policy.step import Key, StepPlan
+
+
+@dataclass(frozen=True)
+class Turn:
+    """A step in flight."""
+
+    plan: StepPlan
+    draws: Draws | None
+    """None: nobody draws in it."""
+    seconds: float
+    """That this rank was busy with it."""
+
+
+@dataclass
+class Landed:
+    """What steps that have landed came to, and nobody has been told."""
+
+    finished: list[Sample]
+    num_drawn: int = 0
+
+
+class Turns:
+    """Those of an engine, the oldest first; they land in this order, on all ranks of an instance at the same place."""
+
+    def __init__(self) -> None:
+        self._open: deque[Turn] = deque()
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def launch(self, turn: Turn) -> None:
+        """Its tokens are on their way."""
+        self._open.append(turn)
+
+    def oldest(self) -> Turn:
+        """Is in flight no longer."""
+        return self._open.popleft()
+
+    @property
+    def drawing(self) -> set[Key]:
+        """Samples whose last token is not known."""
+        return {response.key for turn in self._open if turn.draws is not None for response in turn.draws.samples}
+
+    def num_next(self, scheduler: Scheduler, plan: StepPlan, num_groups: int) -> int:
+        """Rows of the step behind a planned one, if nobody ends or comes: those that wait for their turn, and those
+        whose tokens will be known by then.
+
+        Args:
+            plan: decided, not launched.
+            num_groups: steps in flight, the planned one among them; before the next one the others land.
+        """
+        running = len(scheduler.running)
+        landing = [*(turn.plan for turn in self._open), plan]
+        landing = landing[: max(0, len(landing) + 1 - num_groups)]
+        idle = running - len(self.drawing) - len(plan.drawn) + sum(len(one.drawn) for one in landing)
+        return min(idle, ceil(running / num_groups))

@@ -1,0 +1,166 @@
+"""Runs in worker processes: an instance of several stages generates, with steps in flight."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from plait.data.records import Prompt, Sample
+from plait.generation.engine import Engine, drain
+from plait.generation.request import Request
+from plait.generation.settings import Sampling, SamplingSettings
+from plait.kernels.noise import NoiseKey
+from plait.layout.mesh import Layout, Mesh, Parallelism
+from plait.models.backbone_model import copy_of
+from plait.models.parallel.partial import part_of
+from plait.models.parallel.team import make_teams
+from plait.workers.instances import engine_of
+from plait.workers.lockstep_engine import LockstepEngine
+from tests.models.tiny import tiny_model
+
+Said = dict[tuple[int, int], tuple[tuple[int, ...], tuple[float, ...]]]
+"""Tokens and log-probs."""
+LAYERS = 4
+_teams: dict[Any, Any] = {}
+_models: dict[Any, Any] = {}
+
+
+def request(uid: int, num_tokens: int, lengths: Sequence[int] = (), **sampling: Any) -> Request:
+    """Of recorded lengths, or of samples that end by themselves (`num_samples`)."""
+    token_ids = tuple((7 * at + 31 * uid) % 290 + 5 for at in range(num_tokens))
+    count = sampling.pop("num_samples", len(lengths))
+    asked = Sampling(**{"max_tokens": 60, **({"stop_token_ids": ()} if lengths else {}), **sampling})
+    return Request(Prompt(uid, "", token_ids), count, asked, NoiseKey(5), lengths=tuple(lengths) or None)
+
+
+def said(samples: Sequence[Sample]) -> Said:
+    return {(one.prompt.uid, one.index): (one.token_ids, one.logprobs) for one in samples}
+
+
+def whole_model(dtype: str = "float64") -> Any:
+    return tiny_model(dtype=getattr(torch, dtype), num_hidden_layers=LAYERS)
+
+
+def alone(requests: Sequence[Request], **settings: Any) -> Said:
+    """What one process says, without stages."""
+    if "alone" not in _models:
+        _models["alone"] = whole_model()
+    engine = Engine(_models["alone"], SamplingSettings(**settings))
+    for one in requests:
+        engine.add(one)
+    return said(list(drain(engine)))
+
+
+@dataclass
+class Found:
+    """Of one rank."""
+
+    said: Said = field(default_factory=dict)
+    in_flight: list[int] = field(default_factory=list)
+    """Of each step, the steps in flight."""
+    rows: list[int] = field(default_factory=list)
+    """Of each step, the sequences that it computed."""
+    preempted: int = 0
+    drafted: int = 0
+    left: int = 0
+    """Blocks and bytes held in the end."""
+    use: Any = None
+
+
+def team_of(worker: Any, layout: Layout, timeout_s: float = 60.0) -> Any:
+    key = (layout, timeout_s)
+    if key not in _teams:
+        _teams[key] = make_teams([layout], worker.rank, timeout_s=timeout_s, waiting_for=worker.context.waiting_for)
+    return _teams[key][layout]
+
+
+def engine_on(worker: Any, sizes: dict[str, int], settings: dict[str, Any], timeout_s: float = 60.0) -> Any:
+    """(the engine, the team) of this rank."""
+    count = worker.context.num_ranks
+    layout = Layout(Mesh(tuple(range(count))), Parallelism(1, sizes.get("tp", 1), sizes.get("pp", 1)))
+    team = team_of(worker, layout, timeout_s)
+    if layout not in _models:
+        _models[layout] = part_of(copy_of(whole_model()), team)
+    return engine_of(_models[layout], SamplingSettings(**settings), team), team
+
+
+def note(found: Found, engine: Engine, samples: Sequence[Sample]) -> None:
+    found.said |= said(samples)
+    if engine.last_step is not None:
+        found.in_flight.append(engine.last_step.num_groups)
+        found.rows.append(engine.last_step.num_sequences)
+        found.preempted += engine.last_step.num_preempted
+
+
+def ended(found: Found, engine: Engine) -> Found:
+    found.left = engine.kv_bytes + engine.state.scheduler.blocks.num_held
+    if engine.speculation is not None:
+        found.drafted = int(engine.speculation.drafted)
+    return found
+
+
+def generated(worker: Any, sizes: dict[str, int], settings: dict[str, Any], requests: Sequence[Request]) -> Found:
+    """All at once."""
+    engine, _ = engine_on(worker, sizes, settings)
+    for one in requests:
+        engine.add(one)
+    found = Found()
+    while engine.has_work:
+        note(found, engine, engine.step())
+    return ended(found, engine)
+
+
+def disturbed(worker: Any, groups: int, requests: Sequence[Request]) -> Found:
+    """Requests come while others run, one sample is taken out, and the weights are said to have changed."""
+    engine, _ = engine_on(worker, {"pp": worker.context.num_ranks}, {"decode_groups": groups, "exact": True})
+    found = Found()
+    for number, one in enumerate(requests):
+        engine.add(one)
+        for _ in range(3):
+            note(found, engine, engine.step())
+        if number == 1:
+            taken = engine.abort(one.prompt.uid, 0)
+            found.said |= {(uid, -1): tokens for (uid, _), tokens in said(taken).items()}
+        if number == 2:
+            engine.update_weights(engine.policy_version)
+    while engine.has_work:
+        note(found, engine, engine.step())
+    return ended(found, engine)
+
+
+def locked(worker: Any, groups: int, requests: Sequence[Request]) -> Found:
+    """By the ranks' own loop; the first rank says what a step begins with."""
+    engine, team = engine_on(worker, {"pp": worker.context.num_ranks}, {"decode_groups": groups})
+    lockstep, found = LockstepEngine(engine, team), Found()
+    coming = [(0, requests[:1]), (1, requests[1:])]
+
+    def hear() -> None:
+        lockstep.hear(*coming.pop(0))
+
+    steps = 0
+    while coming or not lockstep.is_empty:
+        if lockstep.decides and steps in (0, 4):
+            hear()
+        for samples in lockstep.step(hear).values():
+            found.said |= said(samples)
+        steps += 1
+    found.use = lockstep.take_use()
+    return ended(found, engine)
+
+
+def stalled(worker: Any, which: int, timeout_s: float, requests: Sequence[Request]) -> Found:
+    """One stage stops in the middle of a step, for longer than others wait."""
+    engine, _ = engine_on(worker, {"pp": worker.context.num_ranks}, {"decode_groups": 3}, timeout_s)
+    for one in requests:
+        engine.add(one)
+    for _ in range(4):
+        engine.step()
+    if worker.rank == which:
+        time.sleep(3 * timeout_s)
+    while engine.has_work:
+        engine.step()
+    return Found()

@@ -1,0 +1,165 @@
+"""Stages that decode as a ring, on real processes: samples are those of one process, whatever is in flight."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from plait.generation.request import Request
+from plait.launch.failures import WorkerError
+from plait.launch.interface import Group
+from plait.launch.local import LocalProcesses
+from tests.cases import examples
+from tests.models.parallel.team_workers import TeamWorker
+from tests.workers.ring_runs import Found, alone, request
+
+LIMIT_S = 120.0
+
+
+@pytest.fixture(scope="module")
+def two() -> Iterator[Group]:
+    with LocalProcesses(threads=1).start(TeamWorker, 2) as group:
+        yield group
+
+
+@pytest.fixture(scope="module")
+def four() -> Iterator[Group]:
+    with LocalProcesses(threads=1).start(TeamWorker, 4) as group:
+        yield group
+
+
+def ask(group: Group, function: str, *arguments: Any) -> list[Found]:
+    handle = group.submit(range(group.num_ranks), "run", "tests.workers.ring_runs", function, *arguments)
+    found = handle.result(LIMIT_S)
+    assert all(one.said == found[0].said for one in found), "every rank of an instance says the same"
+    assert [one.left for one in found] == [0] * len(found), "nothing is left in a pool"
+    return found
+
+
+def equals(found: list[Found], requests: Sequence[Request], *, exact: bool) -> None:
+    expected = alone(requests, exact=exact)
+    got = found[0].said
+    if exact:
+        assert got == expected
+        return
+    assert {key: tokens for key, (tokens, _) in got.items()} == {key: tokens for key, (tokens, _) in expected.items()}
+    for key, (_, logprobs) in got.items():
+        assert logprobs == pytest.approx(expected[key][1], abs=1e-11), key
+
+
+ALL_AT_ONCE = [request(uid, 5 + 3 * uid, [6, 6]) for uid in range(4)]
+"""Eight samples that end in the same round."""
+AT_THE_FIRST = [request(0, 9, [1, 1, 1]), request(1, 30, [1, 7]), request(2, 4, [12])]
+"""Ends at the first token, and far apart."""
+BY_THEMSELVES = [request(uid, 6 + uid, num_samples=3, max_tokens=9) for uid in range(3)]
+"""At a stop token, or at the limit."""
+
+
+@pytest.mark.parametrize("groups", [1, 2, 3, 4])
+@pytest.mark.parametrize("requests", [ALL_AT_ONCE, AT_THE_FIRST, BY_THEMSELVES], ids=["at once", "first", "stop"])
+def test_two_stages_say_what_one_process_says(two: Group, groups: int, requests: list[Request]) -> None:
+    """G = 1, P, P + 1, 2 P, to the bit."""
+    found = ask(two, "generated", {"pp": 2}, {"decode_groups": groups, "exact": True}, requests)
+    equals(found, requests, exact=True)
+    assert found[0].in_flight == found[1].in_flight
+    most = max(found[0].in_flight)
+    assert most == groups if requests is ALL_AT_ONCE else most <= groups, "few are left of those that end early"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("groups", [1, 4, 5, 8])
+@pytest.mark.parametrize("requests", [ALL_AT_ONCE, AT_THE_FIRST, BY_THEMSELVES], ids=["at once", "first", "stop"])
+def test_four_stages_say_what_one_process_says(four: Group, groups: int, requests: list[Request]) -> None:
+    found = ask(four, "generated", {"pp": 4}, {"decode_groups": groups, "exact": True}, requests)
+    equals(found, requests, exact=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("groups", [1, 2, 3])
+def test_ranks_that_share_layers_are_stages_together(four: Group, groups: int) -> None:
+    requests = [*ALL_AT_ONCE, request(9, 40, [3, 17])]
+    found = ask(four, "generated", {"tp": 2, "pp": 2}, {"decode_groups": groups}, requests)
+    equals(found, requests, exact=False)
+
+
+@settings(max_examples=examples(12, 60))
+@given(
+    st.lists(
+        st.tuples(st.integers(1, 40), st.lists(st.integers(1, 9), min_size=1, max_size=4)), min_size=1, max_size=5
+    ),
+    st.sampled_from(["auto", 1, 2, 3, 4]),
+    st.integers(1, 9),
+    st.sampled_from([8, 4096]),
+)
+def test_any_lengths(
+    two: Group, drawn: list[tuple[int, list[int]]], groups: Any, max_running: int, max_prefill_tokens: int
+) -> None:
+    """Messages are received ahead (which exact mode does not do), prompts come in chunks, few places are filled again
+    and again."""
+    requests = [request(uid, tokens, lengths) for uid, (tokens, lengths) in enumerate(drawn)]
+    how = {"decode_groups": groups, "max_running": max_running, "max_prefill_tokens": max_prefill_tokens}
+    equals(ask(two, "generated", {"pp": 2}, how, requests), requests, exact=False)
+
+
+def test_shares_are_equal_and_get_smaller_as_samples_end(two: Group) -> None:
+    requests = [request(uid, 8, [2, 20]) for uid in range(6)]
+    found = ask(two, "generated", {"pp": 2}, {"decode_groups": 2}, requests)
+    equals(found, requests, exact=False)
+    rows = found[0].rows
+    assert max(rows[2:]) == 6
+    assert set(rows[-20:-2]) == {3}, "six samples are left of twelve, three in each step"
+
+
+@pytest.mark.parametrize("groups", [2, 3])
+def test_a_pool_that_is_too_small_lands_all_before_anybody_gives_way(two: Group, groups: int) -> None:
+    requests = [request(uid, 20, [40, 40]) for uid in range(4)]
+    how = {"decode_groups": groups, "kv_tokens": 160, "exact": True}
+    found = ask(two, "generated", {"pp": 2}, how, requests)
+    equals(found, requests, exact=True)
+    assert found[0].preempted > 0
+    assert max(found[0].in_flight) == groups
+
+
+@pytest.mark.parametrize("groups", [1, 2, 3])
+def test_drafts_within_the_ring(two: Group, groups: int) -> None:
+    """Greedy samples of one prompt repeat themselves; what is guessed changes no sample."""
+    requests = [request(uid, 12, [30, 30, 30], temperature=0.0) for uid in range(2)]
+    found = ask(two, "generated", {"pp": 2}, {"decode_groups": groups, "speculation": 4, "exact": True}, requests)
+    equals(found, requests, exact=True)
+    assert max(one.drafted for one in found) >= 10
+
+
+@pytest.mark.parametrize("groups", [1, 2, 3])
+def test_samples_come_and_go_and_weights_change_while_others_are_in_flight(two: Group, groups: int) -> None:
+    """All steps in flight land first; who was taken out had said the beginning of what it would have said."""
+    requests = [request(uid, 9 + uid, [9, 14]) for uid in range(4)]
+    found = ask(two, "disturbed", groups, requests)[0]
+    expected = alone(requests, exact=True)
+    taken, _ = found.said.pop((1, -1))
+    assert 0 < len(taken) < 9
+    assert taken == expected.pop((1, 0))[0][: len(taken)]
+    assert found.said == expected
+
+
+@pytest.mark.parametrize("groups", [1, 3])
+def test_one_rank_says_what_a_step_begins_with_and_goes_on(two: Group, groups: int) -> None:
+    requests = [request(uid, 7, [12, 12]) for uid in range(3)]
+    found = ask(two, "locked", groups, requests)
+    equals(found, requests, exact=False)
+    for stage, one in enumerate(found):
+        assert (one.use.stage, one.use.num_stages) == (stage, 2)
+        assert 0 <= one.use.waited_s < one.use.seconds
+        assert one.use.groups / one.use.steps > (2 if groups == 3 else 0.99)
+
+
+def test_a_stage_that_stands_still_is_named() -> None:
+    """Nobody waits without end, and who waits says for whom."""
+    with LocalProcesses(threads=1).start(TeamWorker, 2) as group:
+        requests = [request(uid, 7, [30, 30]) for uid in range(3)]
+        handle = group.submit(range(2), "run", "tests.workers.ring_runs", "stalled", 1, 1.5, requests)
+        with pytest.raises(WorkerError, match=r"rank 0 expected rank 1 to take part in (recv|send) .* within 1.5 s"):
+            handle.result(LIMIT_S)
