@@ -185,6 +185,10 @@ TP2: dict[str, str] = {"actor.generate": "0,1 dp2", "actor.train": "0,1 tp2", "r
 TOGETHER: dict[str, str] = {"actor.generate": "0,1 tp2", "actor.train": "0,1 pp2", "ref.logprobs": "1"}
 PP2: dict[str, str] = {"actor.generate": "1", "actor.train": "0,1 pp2 schedule=gpipe", "ref.logprobs": "1,0 dp2"}
 
+_ONE_GROUP: Keys = {"sampling.decode_groups": 1}
+"""Stages that decode all samples in one step, as those did that the record was made by: rows of other products round
+otherwise."""
+
 CASES |= {
     # One process, but led as a plan is.
     "plan.nothing_stays-1": Case(
@@ -198,7 +202,7 @@ CASES |= {
     "plan.grpo-tp2.bfloat16": Case(GRPO | _BF16, TP2),
     "plan.grpo-generates-tp2": Case(GRPO | _F32, TOGETHER),
     "plan.grpo-generates-pp2": Case(
-        GRPO | _F64, {"actor.generate": "0,1 pp2", "actor.train": "0", "ref.logprobs": "0,1 tp2"}
+        GRPO | _F64 | _ONE_GROUP, {"actor.generate": "0,1 pp2", "actor.train": "0", "ref.logprobs": "0,1 tp2"}
     ),
     "plan.grpo-pp2-gpipe": Case(GRPO | _F32, PP2),
     "plan.grpo-generates-dp2tp2": Case(
@@ -206,7 +210,8 @@ CASES |= {
         {"actor.generate": "0,1,2,3 dp2 tp2", "actor.train": "0,1,2,3 dp2 pp2", "ref.logprobs": "1"},
     ),
     "plan.grpo-generates-tp2pp2": Case(
-        GRPO | _F64, {"actor.generate": "0,1,2,3 tp2 pp2", "actor.train": "2,3 tp2", "ref.logprobs": "0,1 dp2"}
+        GRPO | _F64 | _ONE_GROUP,
+        {"actor.generate": "0,1,2,3 tp2 pp2", "actor.train": "2,3 tp2", "ref.logprobs": "0,1 dp2"},
     ),
     "plan.grpo-dp2tp2": Case(
         GRPO | _BF16, {"actor.generate": "0,1,2,3 dp4", "actor.train": "0,1,2,3 dp2 tp2", "ref.logprobs": "3"}
@@ -217,7 +222,7 @@ CASES |= {
     "plan.grpo-instances": Case(
         GRPO | _F32, {"actor.generate": "2 | 0,1 tp2", "actor.train": "0,1,2 dp3", "ref.logprobs": "2"}
     ),
-    "plan.grpo-nothing_stays-2": Case(GRPO | _BF16, NOTHING_STAYS),
+    "plan.grpo-nothing_stays-2": Case(GRPO | _BF16 | _ONE_GROUP, NOTHING_STAYS),
     "plan.lora-dp2": Case(
         GRPO | _F32 | _LORA, {"actor.generate": "0,1 dp2", "actor.train": "1,0 dp2", "ref.logprobs": "0,1 dp2"}
     ),
@@ -228,7 +233,7 @@ CASES |= {
     "plan.ppo-mixed-4": Case(PPO | _F32, MIXED),
     "plan.ppo-leaving-4": Case(PPO | _F64, LEAVING),
     "plan.ppo-instances-4": Case(
-        PPO | _F32,
+        PPO | _F32 | _ONE_GROUP,
         {
             "actor.generate": "0 | 2,1 pp2 | 3",
             "actor.train": "0,1 tp2",
