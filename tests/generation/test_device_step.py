@@ -17,6 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from plait.generation import across, drawing, module_forward
 from plait.generation.engine import Engine
+from plait.generation.joint import Alone
 from plait.generation.request import Request
 from plait.generation.sampler import SamplingRows, sample_plain
 from plait.generation.settings import Sampling, SamplingSettings
@@ -117,7 +118,7 @@ class Device:
             eos_token_ids=(),
             backbone=Backbone(module.base_model),
         )
-        self.engine = Engine(self.model, SamplingSettings(**settings), choose=sample_plain)
+        self.engine = Engine(self.model, SamplingSettings(**settings), joint=Alone(sample_plain))
 
     def add(self, request: Request) -> None:
         self.engine.add(request)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import StrEnum
-from typing import Self
+from typing import Any, Self
 
 from pydantic import Field, model_validator
 
 from plait.algorithms.correction import BOUNDS, Corrected, Correction
 from plait.algorithms.kl import KLPlace
 from plait.algorithms.losses import Aggregation, KLEstimator
+from plait.errors import ConfigError
 from plait.settings import Settings
 
 
@@ -81,6 +83,22 @@ class PolicyOptions(UpdateOptions):
                 "`options.correction` to off"
             )
         return self
+
+    @classmethod
+    def of_older_samples(cls, options: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Stated options where samples may be of older weights: these are corrected for, unless they say otherwise."""
+        if options.get("old_logprobs") == LogprobSource.ENGINE:
+            return options
+        return {"correction": Correction.TIS, **options}
+
+    def check_older_samples(self) -> None:
+        """Raises ConfigError where samples may be of older weights, and nothing compares the policies."""
+        if self.old_logprobs is LogprobSource.ENGINE and self.updates == 1:
+            raise ConfigError(
+                "`options.old_logprobs` is engine, but a batch that is used once has no ratio to them, and "
+                "`max_staleness` lets samples be of other weights; set `options.old_logprobs` to trainer, or "
+                "`options.mini_batches` or `options.epochs` above 1"
+            )
 
     @property
     def corrected(self) -> Corrected | None:

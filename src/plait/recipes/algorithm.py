@@ -8,8 +8,6 @@ from collections.abc import Callable, Collection, Mapping
 from types import SimpleNamespace
 from typing import Any
 
-from plait.algorithms.correction import Correction
-from plait.algorithms.options import LogprobSource, PolicyOptions
 from plait.dataflow import Dataflow, trace
 from plait.errors import ConfigError, FlowError
 from plait.recipes.keys import nearest
@@ -65,17 +63,13 @@ def trace_algorithm(
     cls = options_class(flow)
     if cls is None and options:
         raise ConfigError(f"key `options`: the flow takes no `options`, found {sorted(options)}")
-    corrects = max_staleness > 0 and cls is not None and issubclass(cls, PolicyOptions)
-    if corrects and options.get("old_logprobs") != LogprobSource.ENGINE:
-        options = {"correction": Correction.TIS, **options}
+    may_lag = max_staleness > 0 and hasattr(cls, "of_older_samples")
+    if may_lag:
+        options = cls.of_older_samples(options)
     with UserCode(f"key `options`: the class of the options of `{title_of(flow)}`", ConfigError, users=is_users(flow)):
         given = None if cls is None else validate_options(cls, options)
-    if corrects and given.old_logprobs is LogprobSource.ENGINE and given.updates == 1:
-        raise ConfigError(
-            "`options.old_logprobs` is engine, but a batch that is used once has no ratio to them, and `max_staleness` "
-            "lets samples be of other weights; set `options.old_logprobs` to trainer, or `options.mini_batches` or "
-            "`options.epochs` above 1"
-        )
+    if may_lag:
+        given.check_older_samples()
     return trace(flow, roles=roles, options=given, name=name)
 
 

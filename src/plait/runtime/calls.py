@@ -109,7 +109,7 @@ class Calls:
 
     def restored(self, drawn: DrawnBatch, state: StepState) -> None:
         """See Rollout.restored."""
-        self._rollout.restored(drawn, state)
+        self.rollout.restored(drawn, state)
 
     def settle(self) -> None:
         """See RewardCalls.settle."""
