@@ -77,7 +77,11 @@ def test_stop_token_ids(ask, tmp_path: Path) -> None:
         ([], "[0]\n[1]\n", "lengths.jsonl:1: expected a list of positive whole numbers, found [0]"),
         ([], "[1]\n[\n", "lengths.jsonl:2: malformed JSON"),
         ([], "[1]\n[99999]\n", "prompts.jsonl:3: the prompt has"),
-        (["--system-prompt", "brief", "--device", "cuda"], None, "--device is cuda, but torch finds no CUDA device; set it to cpu"),
+        (
+            ["--system-prompt", "brief", "--device", "cuda"],
+            None,
+            "--device is cuda, but torch finds no CUDA device; set it to cpu",
+        ),
     ],
 )
 def test_checked_before_the_model_is_loaded(
