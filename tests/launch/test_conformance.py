@@ -14,6 +14,7 @@ from plait.launch.failures import Ended, WorkerError
 from plait.launch.in_process import InProcess
 from plait.launch.local import LocalProcesses
 from tests.launch.nodes import joined
+from tests.launch.ray_nodes import placed_by_ray
 from tests.launch.workers import Closing, Echo, Place, Summing, Unbuildable
 
 LIMIT_S = 60.0
@@ -43,21 +44,50 @@ def _two_nodes(**options):
         yield LocalProcesses(nodes=gathered.nodes, **options)
 
 
-LAUNCHERS = {"in-process": _embedded, "local": _local, "elsewhere": _elsewhere}
-"""Of groups of any size; `two-nodes` needs an even one."""
-EVERY = {**LAUNCHERS, "two-nodes": _two_nodes}
+@contextlib.contextmanager
+def _ray(**options):
+    """All ranks on one node of a Ray cluster."""
+    with placed_by_ray(nodes=1) as gathered:
+        yield LocalProcesses(nodes=gathered.nodes, **options)
 
 
-@pytest.fixture(params=LAUNCHERS, scope="module")
+@contextlib.contextmanager
+def _ray_two(**options):
+    """Half of the ranks on each of two nodes of a Ray cluster."""
+    with placed_by_ray(nodes=2) as gathered:
+        yield LocalProcesses(nodes=gathered.nodes, **options)
+
+
+LAUNCHERS = {"in-process": _embedded, "local": _local, "elsewhere": _elsewhere, "ray": _ray}
+"""Of groups of any size; the others need an even one."""
+EVERY = {**LAUNCHERS, "two-nodes": _two_nodes, "ray-two": _ray_two}
+
+
+def _slow(case):
+    values = (case,) if isinstance(case, str) else case
+    return pytest.param(*values, marks=[pytest.mark.slow] * values[0].startswith("ray"))
+
+
+@pytest.fixture(params=[_slow(name) for name in LAUNCHERS], scope="module")
 def launcher(request):
     with LAUNCHERS[request.param]() as found:
         yield found
 
 
-SIZES = [("in-process", 1), ("local", 1), ("local", 2), ("elsewhere", 2), ("two-nodes", 2), ("two-nodes", 4)]
+SIZES = [
+    ("in-process", 1),
+    ("local", 1),
+    ("local", 2),
+    ("elsewhere", 2),
+    ("two-nodes", 2),
+    ("two-nodes", 4),
+    ("ray", 2),
+    ("ray-two", 4),
+]
+SIZED = [pytest.param(size, marks=[pytest.mark.slow] * size[0].startswith("ray"), id=str(size)) for size in SIZES]
 
 
-@pytest.fixture(params=SIZES, ids=str, scope="module")
+@pytest.fixture(params=SIZED, scope="module")
 def starting(request):
     """Starts the same group again and again."""
     name, num_ranks = request.param
@@ -65,7 +95,7 @@ def starting(request):
         yield lambda: found.start(Echo, num_ranks, arguments=(1, "two"), options={"three": 3})
 
 
-@pytest.fixture(params=SIZES, ids=str, scope="module")
+@pytest.fixture(params=SIZED, scope="module")
 def group(request):
     """One for all tests that leave it as it was."""
     name, num_ranks = request.param
@@ -202,7 +232,7 @@ def test_a_constructor_that_raises_fails_the_start(launcher):
     assert caught.value.failure.action == "start"
 
 
-@pytest.mark.parametrize("name", EVERY)
+@pytest.mark.parametrize("name", [_slow(name) for name in EVERY])
 def test_what_a_worker_tells_is_heard_in_order_before_its_answer(name):
     heard = []
     num_ranks = 1 if name == "in-process" else 2
@@ -229,6 +259,8 @@ def test_a_signal_reaches_the_process_of_its_rank(fresh):
         ("local", 2, [(0, 0), (0, 1)]),
         ("elsewhere", 2, [(0, 0), (0, 1)]),
         ("two-nodes", 4, [(0, 0), (0, 1), (1, 0), (1, 1)]),
+        _slow(("ray", 2, [(0, 0), (0, 1)])),
+        _slow(("ray-two", 4, [(0, 0), (0, 1), (1, 0), (1, 1)])),
     ],
 )
 def test_workers_know_their_node_and_their_place_on_it(name, num_ranks, expected):
@@ -236,11 +268,15 @@ def test_workers_know_their_node_and_their_place_on_it(name, num_ranks, expected
         places = group.submit(range(num_ranks), "place").result(LIMIT_S)
     assert [(place.node, place.local_rank) for place in places] == expected
     assert [place.device for place in places] == [local for _, local in expected]
-    assert {place.address for place in places} == {"127.0.0.1"}
+    if not name.startswith("ray"):  # whose nodes have the address that Ray found
+        assert {place.address for place in places} == {"127.0.0.1"}
     assert {place.host for place in places} == {os.uname().nodename}
 
 
-@pytest.mark.parametrize(("name", "num_ranks"), [("in-process", 1), ("local", 2), ("elsewhere", 2), ("two-nodes", 2)])
+@pytest.mark.parametrize(
+    ("name", "num_ranks"),
+    [("in-process", 1), ("local", 2), ("elsewhere", 2), ("two-nodes", 2), _slow(("ray-two", 2))],
+)
 def test_the_store_serves_torch_distributed(name, num_ranks):
     import torch.distributed as dist
 

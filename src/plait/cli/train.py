@@ -29,7 +29,8 @@ FLAGS = {
 
 
 NODE_OPTIONS = {
-    "--nodes": "commands that make up the run, one on each node, all with the same recipe and keys",
+    "--nodes": "commands that make up the run, one on each node, all with the same recipe and keys; or, with "
+    "`launcher` ray, the nodes that Ray is to give",
     "--node": "which of them this is, from 0 on; 0 leads",
     "--leader": "HOST:PORT where node 0 listens until all have come",
     "--address": "host name or address of this node, on which its ranks talk to those of others; by default the one by "
@@ -60,8 +61,9 @@ def train(*tokens: Annotated[str, Parameter(allow_leading_hyphen=True)]) -> int:
         say("checking everything but the weights …", file=sys.stderr)
         from plait.cli.dry_run import dry_run
 
-        return dry_run(loaded, resume="--resume" in flags, nodes=1 if attached is None else attached.num_nodes)
-    return _run(loaded, path, attached, resume="--resume" in flags)
+        nodes = (place.nodes or 1) if attached is None else attached.num_nodes
+        return dry_run(loaded, resume="--resume" in flags, nodes=nodes)
+    return _run(loaded, path, attached, place.nodes or 0, resume="--resume" in flags)
 
 
 def node_options(tokens: Sequence[str]) -> tuple[list[str], NodeOptions]:
@@ -117,13 +119,13 @@ def _serve(attached: Attached, recipe: Recipe) -> int:
     return join(attached, Path(os.path.expanduser(recipe.run_dir)), lambda text: say(text, file=sys.stderr))
 
 
-def _run(recipe: Recipe, path: Path | None, attached: Attached | None, *, resume: bool) -> int:
+def _run(recipe: Recipe, path: Path | None, attached: Attached | None, num_nodes: int, *, resume: bool) -> int:
     check_place(recipe, resume=resume)
     with opening(title_of("train", path), recipe_facts(recipe, resume=resume)):
         from plait.cli.report import print_outcome
         from plait.runtime.api import run
 
-        outcome = run(recipe, resume=resume, recipe_file=path, attached=attached)
+        outcome = run(recipe, resume=resume, recipe_file=path, attached=attached, num_nodes=num_nodes)
     print_outcome(recipe, outcome)
     return 0 if outcome.finished else 130
 

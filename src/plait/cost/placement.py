@@ -179,8 +179,9 @@ def num_devices(recipe: Recipe) -> int:
 
 
 def _check_devices(recipe: Recipe, plan: Plan, nodes: int) -> None:
-    """Raises ConfigError where one machine has too few; those of several are counted where they join."""
-    if recipe.device == "cuda" and plan.num_ranks > 1 and nodes == 1:
+    """Raises ConfigError where this machine has too few; those of others are counted where they join, or by Ray."""
+    here = nodes == 1 and recipe.launcher != "ray"
+    if recipe.device == "cuda" and plan.num_ranks > 1 and here:
         import torch
 
         if (count := torch.cuda.device_count()) < plan.num_ranks:

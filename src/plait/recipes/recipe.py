@@ -156,10 +156,10 @@ class Recipe(Settings):
         le=MOST_RANKS,
         description="processes of a named plan, one per device; 0: every CUDA device, or one on the CPU",
     )
-    launcher: Literal["auto", "local", "attach"] = Field(
+    launcher: Literal["auto", "local", "ray", "attach"] = Field(
         "auto",
-        description="where the processes are: local (this machine), attach (a command on each node, docs/cluster.md), "
-        "or auto (attach where torchrun, srun or --nodes has begun the command, else local)",
+        description="where the processes are: local (this machine), ray (nodes of a Ray cluster), attach (a command on "
+        "each node; docs/cluster.md), or auto (attach where torchrun, srun or --nodes has begun it, else local)",
     )
     freeze_after_s: float = Field(
         30.0,

@@ -95,6 +95,7 @@ def run(
     flow: Callable[..., Any] | None = None,
     recipe_file: Path | None = None,
     attached: Attached | None = None,
+    num_nodes: int = 0,
 ) -> Outcome:
     """Claim the folder, wait for other nodes if there are to be some, prepare, open, train, close.
 
@@ -102,10 +103,14 @@ def run(
         flow: the function that `recipe.algorithm` names, where it is at hand.
         recipe_file: that the recipe was read from, of which the folder gets a copy.
         attached: the part of this command in a run on several nodes, which it leads; None: there is no other.
+        num_nodes: on which the recipe's launcher ray is to start the ranks; 0: as few as have room.
     """
     origin = Origin.here(recipe_file)
     set_up(recipe.threads)
-    with claim(recipe, resume=resume) as directory, gathered_nodes(recipe, attached, directory.path, loading) as nodes:
+    with (
+        claim(recipe, resume=resume) as directory,
+        gathered_nodes(recipe, attached, num_nodes, directory.path, loading) as nodes,
+    ):
         if resume:
             recipe = as_begun(directory.files.recipe, recipe)
         if nodes is not None and recipe.devices == 0:

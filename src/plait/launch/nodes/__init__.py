@@ -5,6 +5,7 @@
 * `introduction`: how two ends meet over the network, and prove to each other that they have the key.
 * `interfaces`: the network interface that has an address.
 * `messages`, `relay`: what goes over the connection of a node: words of its own, and the bytes of its ranks.
+* `on_ray`: has Ray start the agents; `room`: on how many nodes of a cluster, and what is said where there is no room.
 * `agent`: the process of a node; `link`: the leader's end; `gathering`: the leader waits until all are there.
 
 **The leader listens only until all nodes have come**, on the address that it was told. Each end proves that it has the

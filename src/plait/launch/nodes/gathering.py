@@ -75,7 +75,7 @@ class Gathered:
             try:
                 why = link.touch(path, word)
                 if not why and not _seen(path, word):
-                    why = "what it writes there is not seen by node 0"
+                    why = "what it writes there is not seen by the leader"
             finally:
                 path.unlink(missing_ok=True)
             if why:
@@ -206,7 +206,7 @@ def _admit(
         return
     for (what, version), (_, ours) in zip(link.joined.versions, own.versions, strict=False):
         if version != ours:
-            text = f"{name} has {what} {version}, node 0 has {ours}; install the same on all nodes"
+            text = f"{name} has {what} {version}, {own.label} has {ours}; install the same on all nodes"
             link.end(2, text)
             raise ConfigError(text)
     links[task] = link

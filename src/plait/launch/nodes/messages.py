@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
+LEADS_ALONE = -1
+"""In the place of its node's number: a leader with no ranks of its own."""
+
 # -- of either
 
 
@@ -36,7 +39,7 @@ class Joined:
     """The first message: who this is.
 
     task:         number of the command among all that make up the run, from 1 on (the leader's is 0)
-    node:         number of the machine; -1: to be told by `host`
+    node:         number of the machine, or LEADS_ALONE
     address:      on which its ranks talk to those of other nodes
     devices:      CUDA devices that it sees
     own_devices:  whether it sees none but those of its own ranks
@@ -57,7 +60,7 @@ class Joined:
 
     @property
     def label(self) -> str:
-        return f"node {self.node} ({self.host})"
+        return f"{'the leader' if self.node == LEADS_ALONE else f'node {self.node}'} ({self.host})"
 
 
 @dataclass(frozen=True)

@@ -67,12 +67,15 @@ def attached(launcher: str, options: NodeOptions, environ: Mapping[str, str]) ->
     """The part that this command has; None where it is a run of its own on this machine.
 
     Args:
-        launcher: of the recipe: `auto` and `attach` look, the latter must find something.
+        launcher: of the recipe: `auto` and `attach` look, the latter must find something. With `ray` only `--nodes`
+            may be said, which this does not use.
 
     Raises:
         ConfigError: what is said contradicts itself, is not enough, or is for another launcher.
     """
     if launcher not in ("auto", "attach"):
+        if launcher == "ray" and options.nodes == 0:
+            raise ConfigError("expected --nodes of 1 or more with `launcher` ray, found 0")
         if options.given and (launcher == "local" or options.given != ["--nodes"]):
             raise ConfigError(
                 f"{options.given[0]} is for a run that is begun on each node, but `launcher` is {launcher}; leave "

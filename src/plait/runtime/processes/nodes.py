@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+import secrets
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from plait.errors import UserError
+from plait.errors import ConfigError, UserError
 from plait.launch.local import LocalNode
 from plait.launch.node import Node
 from plait.launch.nodes.agent import who
@@ -15,31 +16,41 @@ from plait.launch.nodes.gathering import NODE_SILENT_S, Gathered, gather
 from plait.launch.nodes.interfaces import interface_variables, resolved
 from plait.launch.nodes.introduction import listening
 from plait.launch.nodes.place import Attached
+from plait.launch.nodes.room import Need
 from plait.launch.nodes.run_key import leaders_key
 from plait.recipes.recipe import Recipe
+from plait.runtime.planning import ranks_of
 
 
 @contextmanager
 def gathered_nodes(
-    recipe: Recipe, attached: Attached | None, folder: Path, say: Callable[[str], None]
+    recipe: Recipe, attached: Attached | None, num_nodes: int, folder: Path, say: Callable[[str], None]
 ) -> Iterator[Gathered | None]:
     """The nodes of a run while inside; at its end they are told how it ended, and leave. None: this machine alone.
 
     Args:
         attached: the part of this command in a run of several, which it leads.
+        num_nodes: that Ray is to give, where that is the launcher; 0: as few as have room.
         folder: of the run.
 
     Raises:
-        ConfigError: the address is none of this machine, the nodes do not share the folder, or have other versions.
+        ConfigError: the address is none of this machine, the nodes do not share the folder, or have other versions; or
+            Ray is to start them, and cannot.
         RunError: nodes have not come in time.
     """
-    if attached is None:
+    if attached is None and recipe.launcher != "ray":
         yield None
         return
     silent_after_s = min(NODE_SILENT_S, recipe.freeze_after_s)
     with ExitStack() as stack:
-        key = stack.enter_context(leaders_key(folder, os.environ))
-        gathered = _attached(attached, key, silent_after_s, say)
+        if attached is not None:
+            key = stack.enter_context(leaders_key(folder, os.environ))
+            gathered = _attached(attached, key, silent_after_s, say)
+        else:
+            from plait.launch.nodes.on_ray import started_by_ray
+
+            need, key = _need(recipe, num_nodes), secrets.token_bytes(32)
+            gathered = stack.enter_context(started_by_ray(need, key, silent_after_s=silent_after_s, say=say))
         try:
             gathered.check_folder(folder.resolve())
             yield gathered
@@ -84,6 +95,15 @@ def _attached(attached: Attached, key: bytes, silent_after_s: float, say: Callab
     me = who(0, 0, own, own_devices=attached.own_devices)
     tasks = range(1, attached.tasks)
     return gather(listener, key, tasks, me, place=place, silent_after_s=silent_after_s, told=say)
+
+
+def _need(recipe: Recipe, num_nodes: int) -> Need:
+    """What a run asks of a Ray cluster. Raises ConfigError where nothing says how many ranks it has."""
+    num_ranks = ranks_of(recipe.plan) or recipe.devices
+    if num_ranks == 0:
+        raise ConfigError("`launcher` ray: say with `devices` how many ranks the run has, or give a plan file")
+    cores = {"CPU": float(recipe.threads or 1)}
+    return Need(num_ranks, {"GPU": 1.0, **cores} if recipe.device == "cuda" else cores, num_nodes)
 
 
 def _code(error: BaseException) -> int:
