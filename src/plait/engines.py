@@ -19,6 +19,7 @@ from plait.data.rows import NO_VALUES, FloatArray, Rows
 from plait.dataflow import CallKind, Column, Node
 from plait.generation.request import Request
 from plait.observe.progress import Progress
+from plait.policy.step import Key
 from plait.rewards.pool import RewardPool
 from plait.schedule.dispatch import Clock
 from plait.schedule.timeline import Span
@@ -79,9 +80,24 @@ class GenerationEngine(Protocol):
         ...
 
     @property
-    def gathered_s(self) -> float | None:
-        """Seconds from the last `gather` until its samples had left their instances; None: they have not, or there was
-        none."""
+    def moves_samples(self) -> bool:
+        """Whether unfinished samples may go on in other instances."""
+        ...
+
+    @property
+    def unfinished(self) -> tuple[tuple[Key, ...], ...]:
+        """Unfinished samples of each instance, in the order in which they were asked for."""
+        ...
+
+    @property
+    def is_moving(self) -> bool:
+        """Whether samples are on their way to other instances."""
+        ...
+
+    @property
+    def moved_s(self) -> float | None:
+        """Seconds from the last `gather` or `move` until its samples had left their instances; None: they have not, or
+        there was none."""
         ...
 
     @property
@@ -96,6 +112,11 @@ class GenerationEngine(Protocol):
     def gather(self, max_batch: int) -> int:
         """Have all unfinished samples go on in as few instances as take them, each at most `max_batch`; how many
         move."""
+        ...
+
+    def move(self, pairs: Mapping[tuple[int, int], Sequence[Key]]) -> int:
+        """Have samples go on in other instances: (source, target) → those that move. Left out are those that are not in
+        the source; all, while others are on their way. How many move."""
         ...
 
     def step(self) -> list[Sample]:

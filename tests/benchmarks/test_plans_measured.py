@@ -1,4 +1,4 @@
-"""The benchmarks of predictions and of stage fusion: their figures by hand, and that they run."""
+"""The benchmarks of predictions and of samples that move: their figures by hand, and that they run."""
 
 from __future__ import annotations
 
@@ -33,6 +33,23 @@ def test_settings_are_factors_of_a_recipe(measured: ModuleType) -> None:
     assert recipe["sampling"] == {"max_response_tokens": 24}
 
 
+def test_samples_spread_evenly_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two instances. With slots for all: two steps of two samples on each, one of one, at 1 + n seconds: 8. With one
+    slot each: the two short ones, then the long ones, in steps of 2 seconds: 4 + 6. Nobody gives among equals."""
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    bench = importlib.import_module("sample_reallocation")
+    lengths = {0: [2, 3], 1: [2, 3]}
+    assert bench.even_s(lengths, 2, lambda n: 1.0 + n, 8) == 8.0
+    assert bench.even_s(lengths, 2, lambda n: 1.0 + n, 1) == 10.0
+    off, on, even, moved = bench.simulated(lengths, lengths, 2, "one core, 135M", 8)
+    assert off == on == pytest.approx(even)
+    assert moved == 0
+    long = {0: range(93, 101), 1: range(13, 21)}
+    off, on, even, moved = bench.simulated(long, long, 2, "one core, 135M", 8)
+    assert even <= on < off
+    assert moved > 0
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "said"),
@@ -40,6 +57,7 @@ def test_settings_are_factors_of_a_recipe(measured: ModuleType) -> None:
         (["plans_measured.py", "--parts", "settings", "--steps", "1"], "peak memory: mean"),
         (["plans_measured.py", "--parts", "plans", "--steps", "1"], "Kendall tau"),
         (["stage_fusion.py", "--distributions", "1", "--steps", "2", "--shares", "0.5", "--tokens", "12"], "ceiling"),
+        (["sample_reallocation.py", "--instances", "4", "--distributions", "1", "--tokens", "12"], "lengths 1"),
     ],
 )
 def test_they_run(arguments: list[str], said: str) -> None:

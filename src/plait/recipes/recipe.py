@@ -141,6 +141,11 @@ class Recipe(Settings):
         "them, and the devices of the others score; auto: where the plan lets it be, and where that pays; off: samples "
         "end where they begin",
     )
+    rebalance: Literal["auto", "off"] = Field(
+        "off",
+        description="auto: instances that would end last give unfinished samples to those that would end first, where "
+        "that pays; off: they keep them",
+    )
     max_staleness: int = Field(
         0,
         ge=0,

@@ -22,6 +22,7 @@ RESUMABLE_KEYS = frozenset(
         "plan",
         "devices",
         "fusion",
+        "rebalance",
         "launcher",
         "freeze_after_s",
         "stalled_after_s",

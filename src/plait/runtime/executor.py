@@ -16,6 +16,7 @@ from plait.runtime.batches import Batches
 from plait.runtime.calls import Calls
 from plait.runtime.drawn import DrawnBatch
 from plait.runtime.graph_order import GraphOrder
+from plait.runtime.rebalancing import Rebalancer
 from plait.runtime.roles import RewardRole, RoleRuntime
 from plait.runtime.step import StepState
 from plait.runtime.tail import FusionGate
@@ -52,9 +53,10 @@ class Executor:
         self._clock = workers.clock(pools, progress)
         self._under_way: _Steps | None = None
 
-    def decide_by(self, gate: FusionGate) -> None:
-        """Have it say when the last samples of a rollout are gathered, where the recipe leaves that open."""
-        self._calls.rollout.gate = gate
+    def decide_by(self, gate: FusionGate | None, rebalancer: Rebalancer | None) -> None:
+        """Have them say when the last samples of a rollout are gathered, where the recipe leaves that open, and which
+        samples go on in other instances."""
+        self._calls.rollout.gate, self._calls.rollout.rebalancer = gate, rebalancer
 
     @property
     def is_training(self) -> bool:

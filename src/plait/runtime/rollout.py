@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from math import inf
 
 import numpy as np
 
@@ -21,6 +22,7 @@ from plait.kernels.noise import NoiseKey
 from plait.observe.progress import Progress
 from plait.recipes.recipe import Recipe
 from plait.runtime.drawn import DrawnBatch
+from plait.runtime.rebalancing import Balance, Bounds, Rebalancer
 from plait.runtime.rewarding import RewardCalls
 from plait.runtime.step import StepState
 from plait.runtime.streams import PartialRollout
@@ -45,6 +47,8 @@ class Rollout:
         self._has_said_how = False
         self.gate: FusionGate | None = None
         """Of a run; None: no steps are kept by which it could be decided when samples are gathered."""
+        self.rebalancer: Rebalancer | None = None
+        """Of a run; None: instances keep their samples."""
 
     def work(
         self, node: Node, engine: GenerationEngine, state: StepState, draw: Draw, fused: Task | None
@@ -145,6 +149,7 @@ class Rollout:
         tail = None
         if fused is not None:
             tail = Tail(fused, engine, self._recipe, count * len(prompts), self._judge(node, engine, state, count))
+        balance = self._balance(node, engine, state, prompts)
         while engine.has_work:
             done, finished = engine.advance(node.call) if engine.ready else (None, [])
             if self._rewarding.poll(node):
@@ -154,10 +159,16 @@ class Rollout:
                     self._rewarding.submit(node, group, state)
             if tail is not None:
                 tail.look(len(finished))
+            if balance is not None:
+                balance.look(frees=tail is not None)
             yield done
         if tail is not None:
-            state.count("perf/samples_moved", tail.num_moved)
             tail.end()
+        if balance is not None:
+            balance.end()
+        if tail is not None or balance is not None:
+            counts = [one.num_moved for one in (tail, balance) if one is not None]
+            state.count("perf/samples_moved", sum(counts))
         return list(growing.groups.values())
 
     def _judge(self, node: Node, engine: GenerationEngine, state: StepState, count: int) -> Judge | None:
@@ -166,6 +177,19 @@ class Rollout:
             return None
         most = self._recipe.sampling.max_running
         return self.gate.judge(state.step, node.call, count * len(state.prompts), engine.num_instances, most)
+
+    def _balance(
+        self, node: Node, engine: GenerationEngine, state: StepState, prompts: Sequence[Prompt]
+    ) -> Balance | None:
+        """What has samples of this rollout move between instances; None: they do not. A rollout that draws in rounds
+        is left alone: what was decided is known by its step."""
+        if self.rebalancer is None or not engine.moves_samples or node.generation.resample is not None:
+            return None
+        sampling = self._recipe.sampling
+        kv_tokens = inf if sampling.kv_tokens is None else sampling.kv_tokens
+        bounds = Bounds(sampling.max_running, sampling.max_response_tokens, kv_tokens)
+        tokens = {prompt.uid: len(prompt.token_ids) for prompt in prompts}
+        return self.rebalancer.balance((state.step + 1, node.call), engine, tokens, bounds)
 
     def _say_how(self, node: Node, engine: GenerationEngine, fused: Task | None) -> None:
         """A person should know, once, that a run generates the slower way, and why; and where fusion hides nothing."""

@@ -14,6 +14,7 @@ RUN_DIR/
     merged/                    of a stage with adapters: its whole final weights, which later stages begin with
     run.json, code/            see `history`
     fusion.jsonl               when the last samples of each rollout were gathered, and why
+    rebalancing.jsonl          which samples instances gave to others, and why
     forecast.json              seconds of each call as the plan foretold them, beside those measured, where it did
     summary.txt                what the command printed at the end
     run.lock                   locked by the process that works here (`run_lock`)
@@ -31,6 +32,7 @@ EVALUATIONS = "evaluations.jsonl"
 PLAN = "plan.json"
 FORECAST = "forecast.json"
 FUSION = "fusion.jsonl"
+REBALANCING = "rebalancing.jsonl"
 DOCTOR = "doctor.jsonl"
 REWARD_OUTPUT = "rewards.log"
 SUMMARY = "summary.txt"
@@ -58,6 +60,10 @@ class RunFiles:
     @property
     def fusion(self) -> Path:
         return self.path / FUSION
+
+    @property
+    def rebalancing(self) -> Path:
+        return self.path / REBALANCING
 
     @property
     def metrics(self) -> Path:

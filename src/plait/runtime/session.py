@@ -36,6 +36,7 @@ from plait.runtime.measure import measure
 from plait.runtime.patient import Patient
 from plait.runtime.prepared import Prepared
 from plait.runtime.progressed import Progressed, check_not_gone, resumed_from
+from plait.runtime.rebalancing import Rebalancer
 from plait.runtime.records import Records, value_of
 from plait.runtime.reward_pools import open_pools
 from plait.runtime.roles import ModelRole, RoleRuntime
@@ -120,6 +121,7 @@ class Session:
             self._publish_weights()
         self.executor = Executor(prepared.flow, self.roles, recipe, self.recorder, self.progress, self.workers)
         self.gate: FusionGate | None = None
+        self.rebalancer: Rebalancer | None = None
         self.feed = prepared.feed(self.done.prompts_drawn)
         self.batches = Batches(self.feed, recipe.prompts_per_step, self._drawn_before(checkpoint))
         with contextlib.ExitStack() as undo:
@@ -138,15 +140,20 @@ class Session:
             undo.pop_all()
 
     def _open_gate(self) -> None:
-        """What decides when the last samples of a rollout are gathered, where recipe and plan leave that open."""
+        """What decides when the last samples of a rollout are gathered, where recipe and plan leave that open, and
+        which go on in other instances."""
         recipe, flow = self.recipe, self.prepared.flow
-        if recipe.fusion != "auto" or not fuses("auto", self.prepared.plan) or not flow.of_kind(CallKind.GENERATE):
+        gathers = recipe.fusion == "auto" and fuses("auto", self.prepared.plan)
+        if not (gathers or recipe.rebalance == "auto") or not flow.of_kind(CallKind.GENERATE):
             return
         first = max(1, self.done.step + 1 - LENGTHS_OF_STEPS)
         files = [self.directory.files.samples(step) for step in range(first, self.done.step + 1)]
         lengths = [[len(row["token_ids"]) for row in read_rows(file)] for file in files if file.is_file()]
-        self.gate = FusionGate(self.directory.files.fusion, lengths)
-        self.executor.decide_by(self.gate)
+        if gathers:
+            self.gate = FusionGate(self.directory.files.fusion, lengths)
+        if recipe.rebalance == "auto":
+            self.rebalancer = Rebalancer(self.directory.files.rebalancing, lengths)
+        self.executor.decide_by(self.gate, self.rebalancer)
 
     def begin_step(self) -> StepState:
         """The batch of the next step, its samples drawn before or not, with the carried values."""
@@ -166,13 +173,16 @@ class Session:
             self.workers.sync_references(reference.mixup)
         self._publish_weights()
         self.recorder.extend(self.workers.spans())
-        if self.gate is not None:
+        if self.gate is not None or self.rebalancer is not None:
             node = self.prepared.flow.of_kind(CallKind.GENERATE)[0]
             role = self.roles[str(node.role)]
             assert isinstance(role, ModelRole), f"{node.call}: its role is no model"
             assert role.engine is not None, f"{node.call}: nothing generates"
             lengths = [len(sample.token_ids) for sample in state.generated[node.id].samples]
-            self.gate.learn(self.recorder.peek(), lengths, role.engine.num_instances)
+            if self.gate is not None:
+                self.gate.learn(self.recorder.peek(), lengths, role.engine.num_instances)
+            if self.rebalancer is not None:
+                self.rebalancer.learn(self.recorder.peek(), lengths)
 
     def _drawn_before(self, checkpoint: Checkpoint | None) -> list[StepState]:
         """The batches that were open when a checkpoint was written, as they were. Raises RunError."""

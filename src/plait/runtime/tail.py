@@ -6,7 +6,6 @@ kept in the run's folder, and a run that is resumed decides the same again.
 
 from __future__ import annotations
 
-import json
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -15,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from plait.engines import GenerationEngine
-from plait.observe.run_log import cut_torn_line, read_rows
 from plait.policy.fusion_gate import Choice, Seen, choose, gain_s, line_through
 from plait.recipes.recipe import Recipe
+from plait.runtime.decisions import Decisions
 from plait.schedule.dispatch import Task
 from plait.schedule.timeline import Timeline
 from plait.schedule.work import COMPUTE
@@ -37,21 +36,17 @@ class FusionGate:
     """
 
     def __init__(self, path: Path, lengths: Sequence[Sequence[int]] = ()) -> None:
-        self._path = path
+        self._decisions = Decisions(path)
         self._lengths: deque[tuple[int, ...]] = deque(map(tuple, lengths), maxlen=LENGTHS_OF_STEPS)
-        self._decided: dict[tuple[int, str], dict[str, Any]] = {}
         self._seen: Seen | None = None
         self._move_s: float | None = None
-        if path.is_file():
-            cut_torn_line(path)
-        for row in read_rows(path) if path.is_file() else ():
-            self._decided[row["step"], row["call"]] = row
+        for row in self._decisions.rows:
             self._seen = Seen(**row["seen"]) if row["seen"] else self._seen
             self._move_s = row["move_s"] or self._move_s
 
     def judge(self, step: int, call: str, batch: int, instances: int, max_batch: int) -> Judge:
         """What decides in a rollout of `batch` samples; `step` counts from 0."""
-        before = self._decided.get((step + 1, call))
+        before = self._decisions.of((step + 1, call))
         lengths = tuple(length for one in self._lengths for length in one)
         if before is not None:
             choice = Choice(before["moved_at"], before["gain_s"], before["needed_s"], before["why"])
@@ -86,11 +81,7 @@ class FusionGate:
     def keep(self, key: tuple[int, str], row: dict[str, Any], move_s: float | None) -> None:
         """A rollout has ended, and what was decided in it is written."""
         self._move_s = move_s or self._move_s
-        if key in self._decided:
-            return
-        self._decided[key] = row
-        with open(self._path, "a") as file:
-            file.write(json.dumps(row) + "\n")
+        self._decisions.keep(key, row)
 
 
 class Judge:
@@ -138,7 +129,7 @@ class Judge:
 
     def end(self, num_moved: int, move_s: float | None) -> None:
         seen = None if self._seen is None else asdict(self._seen)
-        row = {"step": self._key[0], "call": self._key[1], **asdict(self._choice), "seen": seen}
+        row = asdict(self._choice) | {"seen": seen}
         row |= {"moved_at": self._moved_at if num_moved else 0, "moved": num_moved, "move_s": move_s}
         self._gate.keep(self._key, row, move_s if num_moved else None)
 
@@ -186,4 +177,4 @@ class Tail:
     def end(self) -> None:
         """All samples have ended."""
         if self._judge is not None:
-            self._judge.end(self.num_moved, self._engine.gathered_s)
+            self._judge.end(self.num_moved, self._engine.moved_s)

@@ -112,6 +112,11 @@ class Setting:
     def offload_policy(self) -> OffloadPolicy:
         return OffloadPolicy(self.models, self.plan, adapted=self.recipe.lora.rank > 0)
 
+    @property
+    def moves_samples(self) -> bool:
+        """Whether unfinished samples may go on in other instances."""
+        return self.recipe.rebalance == "auto" or fuses(self.recipe.fusion, self.plan)
+
     @cached_property
     def copies(self) -> dict[str, tuple[Copies, ...]]:
         """What is moved together of every role; a copy's number is its place there."""
@@ -136,6 +141,7 @@ class RankState:
         self.rank, self.recipe, self.flow = setting.rank, setting.recipe, setting.flow
         self.cluster, self.places, self.copies = setting.cluster, setting.places, setting.copies
         self.fuses = fuses(setting.recipe.fusion, setting.plan)
+        self.moves_samples = setting.moves_samples
         self.roles = roles
         self._follow_moves = dict(follow_moves or {})
         self.joint_teams = dict(joint_teams or {})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
@@ -59,8 +59,12 @@ class RemoteEngine:
         """Prompt → the command that asked for its samples, which they are delivered under."""
         self._leaving: dict[int, dict[int, list[Key]]] = {}
         """Command by which samples move → instance that they have not left yet → which they are."""
-        self._gathered_at_s = 0.0
-        self.gathered_s: float | None = None
+        self._began: dict[Key, int] = {}
+        """Sample that has moved → the instance that it began in, which may have others of its prompt to begin with."""
+        self._moving: dict[int, frozenset[int]] = {}
+        """Command by which samples move → all instances that have a part in it."""
+        self._moved_at_s = 0.0
+        self.moved_s: float | None = None
         self._loads = [0] * len(self.instances)
         """Expected tokens of what each instance was given of the rollout, done or not: who was idle when is the clock's
         to say."""
@@ -103,7 +107,7 @@ class RemoteEngine:
     @property
     def at_work(self) -> frozenset[int]:
         """Ranks of the instances that have samples, or are about to get or to give some."""
-        places = {*self._where.values(), *(place for left in self._leaving.values() for place in left)}
+        places = {*self._where.values(), *(place for moving in self._moving.values() for place in moving)}
         if self._pending:
             places = {*range(len(self.instances))}
         elif self._works and self._own_place is not None:
@@ -177,8 +181,8 @@ class RemoteEngine:
         for sample in finished:
             del self._where[sample.prompt.uid, sample.index]
         if not self.has_work:
-            self._prompts.clear()
-            self._numbers.clear()
+            for kept in (self._prompts, self._numbers, self._began):
+                kept.clear()
         return works, finished
 
     def _have_left(self, number: int, place: int, left: Collection[Key]) -> None:
@@ -187,8 +191,8 @@ class RemoteEngine:
             if key in self._where and key not in left:
                 self._where[key] = place
         if not self._leaving[number]:
-            del self._leaving[number]
-            self.gathered_s = time.perf_counter() - self._gathered_at_s
+            del self._leaving[number], self._moving[number]
+            self.moved_s = time.perf_counter() - self._moved_at_s
 
     @property
     def num_instances(self) -> int:
@@ -203,33 +207,64 @@ class RemoteEngine:
         counts = Counter(self._where.values())
         return tuple(counts[place] for place in range(len(self.instances)))
 
+    @property
+    def moves_samples(self) -> bool:
+        return self._announcer.rank_state.moves_samples and len(self.instances) > 1
+
+    @property
+    def unfinished(self) -> tuple[tuple[Key, ...], ...]:
+        found: list[list[Key]] = [[] for _ in self.instances]
+        for key, place in self._where.items():
+            found[place].append(key)
+        return tuple(map(tuple, found))
+
+    @property
+    def is_moving(self) -> bool:
+        return bool(self._moving)
+
     def gather(self, max_batch: int) -> int:
         """Have all unfinished samples go on in as few instances as take them, each at most `max_batch`; how many
-        move. Which they are is decided by what the leader knows: it counts samples, and the tokens of their prompts."""
+        move. Which they are is decided by what the leader knows: it counts samples, and the tokens of their prompts.
+        None does where one would come back to where it began."""
         loads = [InstanceLoad(place, tuple(self._unfinished_of(place)), _ROOM) for place in range(len(self.instances))]
         loads = [load for load in loads if load.unfinished]
         migration = None if self._pending or len(loads) < 2 else decide(loads, len(self._where), max_batch)
         if migration is None or not migration.moves:
             return 0
-        self._gathered_at_s, self.gathered_s = time.perf_counter(), None
         keys = list(self._where)
         pairs: dict[tuple[int, int], list[Key]] = defaultdict(list)
         for move in migration.moves:
             pairs[move.source, move.target].append(keys[move.sample])
-            self._where[keys[move.sample]] = move.target
-        numbers = {uid: self._numbers[uid] for moved in pairs.values() for uid, _ in moved}
-        gathering = Gathering(pairs, numbers)
+        if any(self._began.get(key) == target for (_, target), moved in pairs.items() for key in moved):
+            return 0
+        return self.move(pairs)
+
+    def move(self, pairs: Mapping[tuple[int, int], Sequence[Key]]) -> int:
+        """See GenerationEngine.move."""
+        here = {pair: [key for key in keys if self._where.get(key) == pair[0]] for pair, keys in pairs.items()}
+        here = {pair: keys for pair, keys in here.items() if keys}
+        if self._moving or self._pending or not here:
+            return 0
+        self._moved_at_s, self.moved_s = time.perf_counter(), None
+        for (source, target), moved in here.items():
+            for key in moved:
+                self._where[key] = target
+                self._began.setdefault(key, source)
+        numbers = {uid: self._numbers[uid] for keys in here.values() for uid, _ in keys}
+        gathering = Gathering(here, numbers)
         ranks = {rank for place in gathering.instances for rank in self.instances[place].mesh.ranks}
         header = {"do": Do.MIGRATE, "role": self._role, **gathering.to_header()}
         number = self._announcer.tell(ranks, Message(header), None)
+        self._moving[number] = gathering.instances
         self._leaving[number] = {
-            source: [key for pair, keys in pairs.items() if pair[0] == source for key in keys]
+            source: [key for pair, keys in here.items() if pair[0] == source for key in keys]
             for source in gathering.sources
         }
         if self._own_place in gathering.instances:
             assert self._lockstep is not None, "the leader's instance has no engine"
+            self._announcer.rank_state.offloads.want((self._role, "decode"))
             self._lockstep.hear(number, gathering)
-        return len(migration.moves)
+        return sum(map(len, here.values()))
 
     def _unfinished_of(self, place: int) -> Iterator[Unfinished]:
         for number, ((uid, _), where) in enumerate(self._where.items()):
@@ -260,7 +295,7 @@ class RemoteEngine:
             assert self._lockstep is not None, "the leader's instance has no engine"
             self._lockstep.hear(number, None)
             self._own_step()
-        for kept in (self._where, self._prompts, self._numbers, self._leaving):
+        for kept in (self._where, self._prompts, self._numbers, self._began, self._leaving, self._moving):
             kept.clear()
 
     def update_weights(self, version: int) -> None:

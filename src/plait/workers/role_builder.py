@@ -62,9 +62,10 @@ class RoleBuilder:
         self.aliasing = Aliasing(
             setting.models, setting.plan, setting.offload_policy, setting.recipe.dtype.value, self._parameters
         )
-        self._everywhere = _everywhere(self.places) if fuses(setting.recipe.fusion, setting.plan) else {}
+        self._everywhere = _everywhere(self.places) if setting.moves_samples else {}
+        self._scores_alone = bool(self._everywhere) and fuses(setting.recipe.fusion, setting.plan)
         alone = [instance for place in self.places.values() for instance in place.scoring.instances()]
-        further = (*self._everywhere.values(), *alone) if self._everywhere else ()
+        further = (*self._everywhere.values(), *(alone if self._scores_alone else ()))
         layouts = dict.fromkeys((*layouts_of(setting.plan), *further))
         self.teams = make_teams(layouts, setting.rank, timeout_s=WAIT_S, waiting_for=setting.waiting_for)
         self._loader = part_loader(setting.recipe)
@@ -132,7 +133,7 @@ class RoleBuilder:
             tokens = place.micro_batch_tokens
             same = place.scoring == place.train and (place.score is None or tokens.get("score") == tokens.get("train"))
             part.scorer = part.trainer if same else self._trainer(part, place.scoring, team, trained=False)
-            if self._everywhere:
+            if self._scores_alone:
                 instance = place.scoring.instance_of(rank)
                 part.alone = self._trainer(part, instance, self.teams[instance], trained=False)
         for instance in place.generate:

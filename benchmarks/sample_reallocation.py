@@ -1,0 +1,272 @@
+"""Samples that instances give to others during a rollout: off, on, and spread evenly at every step.
+
+    python benchmarks/sample_reallocation.py                        # simulated and on two workers, on two idle cores
+    python benchmarks/sample_reallocation.py --parts simulated      # a minute
+    python benchmarks/sample_reallocation.py --lengths RUN_DIR/samples/step-*.jsonl --parts simulated
+    python benchmarks/sample_reallocation.py --tiny --repeats 1     # does the benchmark itself work?
+
+Simulated: 4 to 32 instances, to which groups of samples are dealt as the leader deals them. Lengths are those of the
+files given (an earlier step tells the run what to expect, the next one is generated), or drawn: a group's length is
+log-normal, its samples' around it. What decides is the run's own (`runtime.rebalancing`), at a simulated clock; steps
+take what the curve says, and a move holds up both sides for two steps.
+
+    off      samples end where they begin
+    on       `rebalance: auto`, with the curve fitted and the lengths seen in a rollout before
+    even     at every step samples are spread evenly over the instances, and moves are free
+
+Real: SmolLM2-135M-Instruct (`--tiny`: a random model of two layers) on two workers of one thread, as in
+`stage_fusion.py`, without scoring; responses of all kinds are compared token for token. Seconds are of generation.
+"""
+
+from __future__ import annotations
+
+import argparse
+import heapq
+import json
+import random
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
+from statistics import median
+from typing import Any, cast
+
+from placed.recipes import grpo
+from placed.runs import Finished, RunFailed
+from sides import positive, row
+from stage_fusion import WARM_UP, distributions, one_run, samples_of
+
+from plait.observe.run_log import read_rows
+from plait.runtime.rebalancing import STEPS_OF_A_MOVE, Balance, Bounds, Rebalancer
+from plait.schedule.timeline import Span, Timeline
+
+CURVES: dict[str, Callable[[int], float]] = {
+    "one core, 135M": lambda running: 0.0134 + 0.0020 * running,
+    "one GPU, 8B": lambda running: 0.00435 + 0.000047 * running,
+}
+"""Seconds of a decode step: measured on one core, and as computed for an H200 from its bandwidth."""
+PROMPT = 128
+"""Tokens of a prompt, simulated."""
+Key = tuple[int, int]
+Lengths = Mapping[int, Sequence[int]]
+"""Prompt → the lengths of its samples."""
+
+
+class Instances:
+    """Simulated instances: what a `Balance` asks of an engine, and the steps that they take."""
+
+    def __init__(self, lengths: Lengths, count: int, step_s: Callable[[int], float], slots: int) -> None:
+        self.num_instances, self.step_s, self.slots = count, step_s, slots
+        self.left: list[dict[Key, int]] = [{} for _ in range(count)]
+        for number, (uid, group) in enumerate(lengths.items()):  # equal groups are dealt by turns
+            self.left[number % count] |= {(uid, index): length for index, length in enumerate(group)}
+        self.now = 0.0
+        self.spans: list[Span] = []
+        self.moved_s: float | None = None
+        self._moves: dict[int, list[tuple[int, Key]]] = {}
+        self._asked_at = 0.0
+        self._held_up = [0.0] * count
+        self._due: list[tuple[float, int]] = []
+
+    @property
+    def running(self) -> tuple[int, ...]:
+        return tuple(map(len, self.left))
+
+    @property
+    def unfinished(self) -> tuple[tuple[Key, ...], ...]:
+        return tuple(tuple(one) for one in self.left)
+
+    @property
+    def is_moving(self) -> bool:
+        return bool(self._moves)
+
+    def move(self, pairs: Mapping[tuple[int, int], Sequence[Key]]) -> int:
+        """They move as their instance has ended its step."""
+        self._asked_at, self.moved_s = self.now, None
+        for (source, target), keys in pairs.items():
+            self._moves.setdefault(source, []).extend((target, key) for key in keys)
+        return sum(map(len, pairs.values()))
+
+    def run(self, balance: Balance | None) -> float:
+        """Seconds until the last sample ends."""
+        for place in range(self.num_instances):
+            self._begin(place)
+        ended = 0.0
+        while self._due:
+            self.now, place = heapq.heappop(self._due)
+            for key in list(self.left[place])[: self.slots]:
+                self.left[place][key] -= 1
+                if self.left[place][key] <= 0:
+                    del self.left[place][key]
+                    ended = self.now
+            self._give(place)
+            if balance is not None and any(self.running):
+                balance.look(frees=False)
+            self._begin(place)
+        if balance is not None:
+            balance.end()
+        return ended
+
+    def _begin(self, place: int) -> None:
+        count = min(len(self.left[place]), self.slots)
+        if count and not any(other == place for _, other in self._due):
+            took, self._held_up[place] = self.step_s(count) + self._held_up[place], 0.0
+            heapq.heappush(self._due, (self.now + took, place))
+            self.spans.append(Span("generate", "DECODE", place, 0.0, self.step_s(count), tokens=count))
+
+    def _give(self, source: int) -> None:
+        pause_s = STEPS_OF_A_MOVE * self.step_s(1)
+        for target, key in self._moves.pop(source, []):
+            if key in self.left[source]:
+                self.left[target][key] = self.left[source].pop(key)
+                self._held_up[source] = self._held_up[target] = pause_s
+                self._begin(target)
+        if not self._moves and self.moved_s is None:
+            self.moved_s = max(pause_s, self.now - self._asked_at)
+
+
+def even_s(lengths: Lengths, count: int, step_s: Callable[[int], float], slots: int) -> float:
+    """Seconds where every step has its unfinished samples spread evenly; those beyond all slots wait for one."""
+    left = sorted((length for group in lengths.values() for length in group), reverse=True)
+    begun = [left.pop() for _ in range(min(len(left), count * slots))]
+    seconds = 0.0
+    while begun:
+        steps = min(begun)
+        seconds += steps * step_s(-(-len(begun) // count))
+        begun = [length - steps for length in begun if length > steps]
+        begun += [left.pop() for _ in range(min(len(left), count * slots - len(begun)))]
+    return seconds
+
+
+def drawn(prompts: int, samples: int, seed: int, limit: int) -> Lengths:
+    """Groups of correlated lengths, cut at a limit."""
+    draw = random.Random(seed)
+    found = {}
+    for uid in range(prompts):
+        middle = draw.lognormvariate(0.0, 0.7) * limit / 4
+        found[uid] = [max(1, min(limit, round(middle * draw.lognormvariate(0.0, 0.5)))) for _ in range(samples)]
+    return found
+
+
+def recorded(file: Path) -> Lengths:
+    """Lengths in a file of a run's samples."""
+    found: dict[int, list[int]] = {}
+    uids: dict[str, int] = {}
+    for one in read_rows(file):
+        found.setdefault(uids.setdefault(str(one["uid"]), len(uids)), []).append(len(one["token_ids"]))
+    return found
+
+
+def simulated(before: Lengths, lengths: Lengths, count: int, curve: str, slots: int) -> tuple[float, float, float, int]:
+    """Seconds off, on and even, and how many samples moved."""
+    step_s = CURVES[curve]
+    first = Instances(before, count, step_s, slots)
+    first.run(None)
+    off = Instances(lengths, count, step_s, slots).run(None)
+    engine = Instances(lengths, count, step_s, slots)
+    with tempfile.TemporaryDirectory() as name:
+        rebalancer = Rebalancer(Path(name) / "decisions.jsonl", clock=lambda: engine.now)
+        rebalancer.learn(Timeline(tuple(first.spans)), [length for group in before.values() for length in group])
+        longest = max(length for group in (*before.values(), *lengths.values()) for length in group)
+        bounds = Bounds(slots, longest, float("inf"))
+        balance = rebalancer.balance((1, "generate"), cast(Any, engine), dict.fromkeys(lengths, PROMPT), bounds)
+        on = engine.run(balance)
+    return off, on, even_s(lengths, count, step_s, slots), balance.num_moved
+
+
+def simulate(options: argparse.Namespace) -> None:
+    print(row("simulated", ["off", "on", "even", "speed", "of gain", "moved"], "medians of rollouts"))
+    for curve in CURVES:
+        for count in options.instances:
+            found = []
+            for first, second in _rollouts(count, options):
+                found.append(simulated(first, second, count, curve, options.slots))
+            off, on, even, moved = (median(column) for column in zip(*found, strict=True))
+            speeds = [one[0] / one[1] for one in found]
+            part = (off - on) / (off - even) if off > even else 1.0
+            values = [f"{off:.2f}", f"{on:.2f}", f"{even:.2f}", f"{off / on:.3f}", f"{part:.0%}", f"{moved:.0f}"]
+            print(row(f"{curve}, {count}", values, f"slowest {min(speeds):.3f}"), flush=True)
+
+
+def _rollouts(count: int, options: argparse.Namespace) -> list[tuple[Lengths, Lengths]]:
+    if options.lengths:
+        steps = [recorded(Path(file)) for file in options.lengths]
+        return list(pairwise(steps))
+    groups = max(1, count * options.per_instance // options.group)
+    steps = [drawn(groups, options.group, seed, options.limit) for seed in range(options.repeats + 1)]
+    return list(pairwise(steps))
+
+
+def measure(options: argparse.Namespace, folder: Path) -> None:
+    """On two workers."""
+    recipe = base_recipe(folder, options)
+    one = distributions(Counter(), options)[0]
+    seen = one_run(recipe | {"rebalance": "off", "steps": 1}, folder / "free", one)
+    counts = Counter(token for sample in samples_of(seen, first=1) for token in sample)
+    print(row("two workers", ["off", "on", "speed", "moved"], "seconds of generation, medians of steps"))
+    for number, one in enumerate(distributions(counts, options)):
+        runs: dict[str, list[Finished]] = {"off": [], "auto": []}
+        for repeat in range(options.repeats):
+            for kind, of in runs.items():
+                of.append(one_run(recipe | {"rebalance": kind}, folder / f"{number}-{kind}-{repeat}", one))
+        off, on = (median(_generation_s(run) for run in of) for of in runs.values())
+        rows = [rows for run in runs["auto"] for rows in read_rows(run.run_dir / "metrics.jsonl")[WARM_UP:]]
+        moved = median(rows["perf/samples_moved"] for rows in rows)
+        print(row(f"lengths {number + 1}", [f"{off:.3f}", f"{on:.3f}", f"{off / on:.3f}", f"{moved:.0f}"]), flush=True)
+        first = samples_of(runs["off"][0], first=1)
+        if any(samples_of(run, first=1) != first for of in runs.values() for run in of):
+            print("  (responses differ between kinds)")
+
+
+def base_recipe(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
+    steps = WARM_UP + options.steps
+    recipe = grpo(folder, is_tiny=options.tiny, prompts=options.prompts, samples=options.group, steps=steps)
+    calls = {"actor.generate": "decode", "actor.train": "train", "ref.logprobs": "score"}
+    placements = [{"call": call, "mode": mode, "ranks": [0, 1], "dp": 2} for call, mode in calls.items()]
+    plan = folder / "plan.json"
+    record = {"format": "plait-plan", "version": 1, "name": "two", "num_ranks": 2, "placements": placements}
+    plan.write_text(json.dumps(record))
+    return recipe | {"plan": str(plan), "fusion": "off", "optimizer": {"learning_rate": 1e-12}}
+
+
+def _generation_s(run: Finished) -> float:
+    steps = [[span for span in spans if span.action.startswith("actor.generate")] for spans in run.spans()]
+    return median(max(span.end_s for span in spans) - min(span.start_s for span in spans) for spans in steps)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = _parser().parse_args(arguments)
+    if "simulated" in options.parts:
+        simulate(options)
+    if "real" in options.parts:
+        with tempfile.TemporaryDirectory(prefix="plait-reallocation-") as name:
+            try:
+                measure(options, Path(name))
+            except RunFailed as error:
+                print(error, file=sys.stderr)
+                return 2
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tiny", action="store_true", help="a random model of two layers")
+    parser.add_argument("--parts", nargs="*", choices=("simulated", "real"), default=["simulated", "real"])
+    parser.add_argument("--repeats", type=positive, default=5, help="rollouts simulated, runs of each kind")
+    parser.add_argument("--instances", type=positive, nargs="*", default=[4, 8, 16, 32])
+    parser.add_argument("--lengths", nargs="*", default=[], help="files of a run's samples, in the order of its steps")
+    parser.add_argument("--per-instance", type=positive, default=32, help="samples, simulated")
+    parser.add_argument("--group", type=positive, default=8, help="samples of a prompt")
+    parser.add_argument("--limit", type=positive, default=512, help="tokens of a response, simulated")
+    parser.add_argument("--slots", type=positive, default=64, help="samples that an instance runs at once, simulated")
+    parser.add_argument("--steps", type=positive, default=3, help="of each real run, behind its first")
+    parser.add_argument("--prompts", type=positive, default=8, help="of a real step")
+    parser.add_argument("--tokens", type=positive, default=64, help="limit of a real response")
+    parser.add_argument("--distributions", type=positive, default=4, help="of real lengths")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

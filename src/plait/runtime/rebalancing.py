@@ -1,0 +1,212 @@
+"""Samples that instances give to others during a rollout (`rebalance: auto`), so that all end at about the same time.
+
+What a step takes is fitted to the decode steps of the run's last step; how long samples will be is told by the
+lengths of its last steps: of those that are longer than what an instance's samples have said, evenly. What was decided
+is kept in the run's folder, and a run that is resumed decides the same again.
+"""
+
+from __future__ import annotations
+
+import time
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from plait.engines import GenerationEngine
+from plait.policy.fusion_gate import line_through
+from plait.policy.rebalance import Growing, InstanceWork, MoveCost, rebalance
+from plait.policy.step import Key
+from plait.runtime.decisions import CallOfStep, Decisions
+from plait.schedule.timeline import Timeline
+
+LENGTHS_OF_STEPS = 4
+"""Steps whose responses say how long those of the next will be."""
+STEPS_OF_A_MOVE = 2
+"""Decode steps that a move counts as before there was one."""
+STEPS_BETWEEN = 32
+"""Of the instance that decodes slowest, after which ends are foretold again; or when an instance has half of the
+samples left that it had then."""
+LEAST_LEFT = 32
+"""Steps, or all that the limit allows if that is less, of a sample that is longer than any before."""
+
+
+@dataclass(frozen=True)
+class Curve:
+    """fixed_s, each_s: seconds of a decode step, and more for each sample in it; move_s: in which samples that move
+    stand still"""
+
+    fixed_s: float
+    each_s: float
+    move_s: float
+
+    def step_s(self, running: int, context: float) -> float:
+        """See policy.rebalance.StepSeconds; what contexts add is part of the fit."""
+        return self.fixed_s + self.each_s * running
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """What of an instance is bounded: samples at once, tokens of a response, tokens of keys and values."""
+
+    slots: int
+    response: int
+    kv_tokens: float
+
+
+class Rebalancer:
+    """What a run knows to decide by, and what it has decided.
+
+    Args:
+        path: the file of its decisions.
+        lengths: of responses of its last steps.
+        clock: seconds.
+    """
+
+    def __init__(
+        self, path: Path, lengths: Sequence[Sequence[int]] = (), clock: Callable[[], float] = time.perf_counter
+    ) -> None:
+        self.decisions, self.clock = Decisions(path), clock
+        self._lengths: deque[tuple[int, ...]] = deque(map(tuple, lengths), maxlen=LENGTHS_OF_STEPS)
+        self.curve: Curve | None = None
+        self._move_s: float | None = None
+        for row in self.decisions.rows:
+            self.curve = Curve(**row["curve"]) if row["curve"] else self.curve
+            self._move_s = row["move_s"] or self._move_s
+
+    def balance(self, key: CallOfStep, engine: GenerationEngine, prompts: Mapping[int, int], bounds: Bounds) -> Balance:
+        """What decides in one rollout.
+
+        Args:
+            prompts: uid → tokens, of all that are generated for.
+        """
+        return Balance(self, key, engine, prompts, bounds)
+
+    @property
+    def lengths(self) -> list[int]:
+        """Of responses of the last steps, sorted."""
+        return sorted(length for one in self._lengths for length in one)
+
+    def learn(self, timeline: Timeline, lengths: Sequence[int]) -> None:
+        """After a step.
+
+        Args:
+            timeline: what every rank did in it.
+            lengths: of its responses.
+        """
+        self._lengths.append(tuple(lengths))
+        steps = [(span.tokens, span.duration_s) for span in timeline.spans if span.kind == "DECODE" and span.tokens]
+        if steps:
+            fixed_s, each_s = line_through(steps)
+            move_s = STEPS_OF_A_MOVE * (fixed_s + each_s) if self._move_s is None else self._move_s
+            self.curve = Curve(fixed_s, each_s, move_s)
+
+    def keep(self, key: CallOfStep, row: dict[str, Any], move_s: float | None) -> None:
+        """A rollout has ended, and what was decided in it is written."""
+        self._move_s = move_s or self._move_s
+        self.decisions.keep(key, row)
+
+
+class Balance:
+    """Looks at one rollout after each step of its engine, and has samples move."""
+
+    def __init__(
+        self,
+        rebalancer: Rebalancer,
+        key: CallOfStep,
+        engine: GenerationEngine,
+        prompts: Mapping[int, int],
+        bounds: Bounds,
+    ) -> None:
+        self._rebalancer, self._key, self._engine = rebalancer, key, engine
+        self._prompts, self._bounds = prompts, bounds
+        self._curve, self._lengths = rebalancer.curve, rebalancer.lengths
+        before = rebalancer.decisions.of(key)
+        self._asked: deque[dict[str, Any]] | None = None if before is None else deque(before["moves"])
+        """Moves that a run before this one has made, and that are made again."""
+        self._made: list[dict[str, Any]] = []
+        self._steps = [0.0] * engine.num_instances
+        """Decode steps of each instance, about."""
+        self._judged_at, self._judged_with = 0.0, (0,) * engine.num_instances
+        self._looked_at_s = rebalancer.clock()
+        self._moved: set[Key] = set()
+        self.num_moved = 0
+
+    def look(self, *, frees: bool) -> None:
+        """After a step of the engine.
+
+        Args:
+            frees: instances without samples have been given to others.
+        """
+        now = self._rebalancer.clock()
+        running = self._engine.running
+        if self._curve is not None:
+            for place, count in enumerate(running):
+                if count:
+                    each = self._curve.step_s(min(count, self._bounds.slots), 0.0)
+                    self._steps[place] += (now - self._looked_at_s) / each if each > 0 else 0.0
+        self._looked_at_s = now
+        if self._engine.is_moving:
+            return
+        if self._asked is not None:
+            self._repeat(self._asked, sum(running))
+        elif self._curve is not None and self._lengths and self._is_due(running):
+            self._judged_at, self._judged_with = max(self._steps), running
+            self._decide(self._curve, frees=frees)
+
+    def end(self) -> None:
+        """All samples have ended."""
+        curve = None if self._curve is None else vars(self._curve)
+        move_s = self._engine.moved_s if self.num_moved else None
+        self._rebalancer.keep(self._key, {"moves": self._made, "curve": curve, "move_s": move_s}, move_s)
+
+    def _is_due(self, running: Sequence[int]) -> bool:
+        if max(self._steps) - self._judged_at >= STEPS_BETWEEN:
+            return True
+        return any(2 * now < then for now, then in zip(running, self._judged_with, strict=True))
+
+    def _repeat(self, asked: deque[dict[str, Any]], left: int) -> None:
+        """As many samples are left as were then: the same move, as far as they are where they were."""
+        while asked and left <= asked[0]["left"]:
+            move = asked.popleft()
+            pairs = {(source, target): [(uid, index) for uid, index in keys] for source, target, keys in move["pairs"]}
+            self._move(pairs, move)
+            if self._engine.is_moving:
+                return
+
+    def _decide(self, curve: Curve, *, frees: bool) -> None:
+        unfinished = self._engine.unfinished
+        works = [
+            InstanceWork(
+                place, tuple(self._growing(place, keys)), self._bounds.kv_tokens, takes=bool(keys) or not frees
+            )
+            for place, keys in enumerate(unfinished)
+        ]
+        found = rebalance(works, curve.step_s, self._bounds.slots, MoveCost(curve.move_s))
+        pairs: dict[tuple[int, int], list[Key]] = {}
+        for shift in found.shifts:
+            pairs.setdefault((shift.source, shift.target), []).append(shift.sample.key)
+        if pairs:
+            row = {"left": sum(map(len, unfinished)), "before_s": found.before_s, "after_s": found.after_s}
+            row["pairs"] = [[*pair, [list(key) for key in keys]] for pair, keys in pairs.items()]
+            self._move(pairs, row)
+
+    def _growing(self, place: int, keys: Sequence[Key]) -> Iterator[Growing]:
+        """What is expected of the samples of an instance: what is left of earlier ones that were as long, evenly."""
+        done, count = int(self._steps[place]), len(keys)
+        longer = self._lengths[bisect_right(self._lengths, done) :]
+        most = max(1, self._bounds.response - done)
+        for number, key in enumerate(keys):
+            left = longer[(2 * number + 1) * len(longer) // (2 * count)] - done if longer else LEAST_LEFT
+            begun = number < self._bounds.slots
+            context = self._prompts[key[0]] + (done if begun else 0)
+            yield Growing(key, context, min(most, left), begun and key not in self._moved)
+
+    def _move(self, pairs: Mapping[tuple[int, int], Sequence[Key]], row: dict[str, Any]) -> None:
+        """Have samples move, and remember it as this row of the run's decisions."""
+        if count := self._engine.move(pairs):
+            self.num_moved += count
+            self._moved |= {key for keys in pairs.values() for key in keys}
+            self._made.append(row)
