@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import time
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from plait.cli import main
-from plait.cost.measuring import measure
+from plait.cost.measuring import by_layer, measure
 from plait.cost.model_costs import ModelCosts
 from plait.cost.profile import LinkRecord, Profile, interpolated, load_profile, profile_path
 from plait.cost.workload import Lengths, SampleLengths, Workload
@@ -69,6 +70,25 @@ def test_generation_packs_its_weights() -> None:
     found = costs().call("actor.generate", "decode", Layout.on(range(1)))
     assert found.terms["packing"] == pytest.approx(2 * elements() / 1e6)
     assert found.terms["layers"] == pytest.approx(4 * PROFILE.decode_s(1, 11))
+
+
+def test_a_part_decodes_as_its_layers_compute_otherwise() -> None:
+    """What one process compiles takes 1.1 s for a layer; a stage's layers take what they take of one token in a row."""
+    slow = PROFILE.model_copy(update={"forward": ((10, 3.0), (20, 4.0))})
+    flow, lengths = a_flow(), SampleLengths(Lengths.fixed(10), Lengths.fixed(2))
+    workload = Workload(1, 1, lengths, micro_batch_tokens=100)
+    found = ModelCosts(workload, dict.fromkeys(flow.roles, SHAPE), flow, slow.cluster(2), profile=slow)
+    whole = found.call("actor.generate", "decode", Layout.on(range(1)))
+    staged = found.call("actor.generate", "decode", Layout.on(range(2), pp=2))
+    assert whole.terms["layers"] == pytest.approx(4 * PROFILE.decode_s(1, 11))
+    assert staged.terms["layers"] == pytest.approx(4 * 3.0)
+
+
+def test_a_layer_takes_at_least_the_reading_of_its_weights() -> None:
+    models = (object(), object())
+    seconds = {id(models[0]): 1.0, id(models[1]): 0.9}  # the larger was faster: something else ran meanwhile
+    found = by_layer(lambda model, size: seconds[id(model)], models, [(1,), (2,)], time.monotonic() + 9, 0.25)
+    assert found == [((1,), 0.25, 0.75), ((2,), 0.25, 0.75)]
 
 
 def test_other_shapes_take_as_long_as_their_weights() -> None:

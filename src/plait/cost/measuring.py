@@ -16,6 +16,7 @@ import torch
 from plait.cost.limit import COPIED_BYTES
 from plait.cost.machine import machine_name
 from plait.cost.measured_links import measure_links
+from plait.cost.model_work import ModelWork
 from plait.cost.profile import Points, Profile
 from plait.data.packed import PackedBatch, pack
 from plait.data.records import Prompt
@@ -65,7 +66,9 @@ def measure(
     rows, decoded = (QUICK_ROW_TOKENS, QUICK_DECODED) if quick else (ROW_TOKENS, DECODED)
     most = shape.max_positions - _said(shape.max_positions) - 1
     decoded = tuple(dict.fromkeys((samples, min(context, most)) for samples, context in decoded))
-    each = lambda run, sizes: _by_layer(run, few, many, sizes, until)  # noqa: E731
+    copy_rate = _copy_rate(device)
+    least_s = ModelWork(shape, dtype, 1).read(1) / copy_rate
+    each = lambda run, sizes: by_layer(run, (few, many), sizes, until, least_s)  # noqa: E731
     forward = each(_forward_s, [(tokens,) for tokens in rows])
     backward = each(_backward_s, [(tokens,) for tokens in rows])
     decode = each(_decode_s, decoded)
@@ -85,7 +88,7 @@ def measure(
         head=head,
         drawing=_drawing([(samples, rest) for (samples, _), _, rest in decode]),
         products=_products(shape, dtype, device),
-        copy_bytes_per_s=_copy_rate(device),
+        copy_bytes_per_s=copy_rate,
         packing_bytes_per_s=_packing_rate(many),
         optimizer_s=_optimizer_s(few),
         send=sends,
@@ -117,14 +120,23 @@ class _NoTexts:
         return ""
 
 
-def _by_layer(
-    run: Callable[..., float], few: LanguageModel, many: LanguageModel, sizes: Sequence[tuple[int, ...]], until: float
+def by_layer(
+    run: Callable[..., float],
+    models: tuple[LanguageModel, LanguageModel],
+    sizes: Sequence[tuple[int, ...]],
+    until: float,
+    least_s: float,
 ) -> list[tuple[tuple[int, ...], float, float]]:
-    """(size, seconds of a layer, of everything else) of each size; two at least, and others till the time is up."""
+    """(size, seconds of a layer, of everything else) of each size; two at least, and others till the time is up.
+
+    Args:
+        least_s: what reading a layer's weights takes, and so a layer at least: those of few layers stay in caches,
+            those of a whole model do not; and on a busy machine a difference of two times may be anything.
+    """
     found: list[tuple[tuple[int, ...], float, float]] = []
     for size in sizes:
-        short, long = run(few, *size), run(many, *size)
-        layer = max(1e-9, (long - short) / (MANY - FEW))
+        short, long = (run(model, *size) for model in models)
+        layer = max(least_s, (long - short) / (MANY - FEW))
         found.append((size, layer, max(0.0, short - FEW * layer)))
         if len(found) >= 2 and (long > LONG_S or time.monotonic() > until):
             break

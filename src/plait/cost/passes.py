@@ -85,10 +85,17 @@ class Passes:
         return terms
 
     def decode_layer(self, rows: float, context: float) -> Terms:
-        """Seconds of one layer: one token more of `rows` samples, whose contexts have `context` tokens together."""
-        tp, work = self.layout.parallelism.tp, self.work
+        """Seconds of one layer: one token more of `rows` samples, whose contexts have `context` tokens together.
+
+        A part of a model is not compiled for decoding: its layers take at least what they take in other forwards.
+        """
+        sizes, work = self.layout.parallelism, self.work
+        tp = sizes.tp
         if self.profile is not None:
-            return self._measured(self.profile.decode_s(rows, context), rows)
+            seconds = self.profile.decode_s(rows, context)
+            if sizes.tp * sizes.pp > 1:
+                seconds = max(seconds, self.profile.layer_s(rows, backward=False))
+            return self._measured(seconds, rows)
         return self.layer(rows, context, work.read(rows) / tp + work.kept(context, tp))
 
     def _measured(self, seconds: float, tokens: float) -> Terms:
