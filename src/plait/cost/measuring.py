@@ -83,7 +83,7 @@ def measure(
         shape=shape,
         memory_gib=_memory_gib(device),
         forward=tuple((tokens, layer) for (tokens,), layer, _ in forward),
-        backward=tuple((tokens, layer) for (tokens,), layer, _ in backward),
+        backward=_no_faster(backward, forward),
         decode=tuple((samples, context, layer) for (samples, context), layer, _ in decode),
         head=head,
         drawing=_drawing([(samples, rest) for (samples, _), _, rest in decode]),
@@ -141,6 +141,14 @@ def by_layer(
         if len(found) >= 2 and (long > LONG_S or time.monotonic() > until):
             break
     return found
+
+
+def _no_faster(
+    backward: Sequence[tuple[tuple[int, ...], float, float]], forward: Sequence[tuple[tuple[int, ...], float, float]]
+) -> Points:
+    """Backwards of a layer take no less than its forwards: they compute twice as much."""
+    least = {size: layer for size, layer, _ in forward}
+    return tuple((size[0], max(layer, least.get(size, 0.0))) for size, layer, _ in backward)
 
 
 def _row(tokens: int, model: LanguageModel) -> PackedBatch:
