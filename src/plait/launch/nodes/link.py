@@ -39,6 +39,8 @@ DOUBT_S = 2.5 * BEAT_S
 """Silence after which a node may be lost: an error of a rank may then have that as its cause."""
 _START_S = 60.0
 _ANSWER_S = 3.0
+_DEATH_S = 10.0
+"""To hear why a rank died: where its node is lost, whoever started that may be asked for some seconds."""
 _GONE_S = 12.0
 """For all processes of a node to be gone."""
 
@@ -289,7 +291,7 @@ class RemoteProcess:
     def cause_of_death(self) -> tuple[str, str]:
         found = None
         if not self._node.gone:
-            found = self._node.ask(lambda number: Question(number, self._rank, About.DEATH))
+            found = self._node.ask(lambda number: Question(number, self._rank, About.DEATH), _DEATH_S)
         if self._node.gone or not found:
             why = self._node.gone or "its agent says nothing of it"
             return f"is lost with its node: {why}", ""
