@@ -109,8 +109,8 @@ def _connect(ray: Any, need: Need, say: Callable[[str], None]) -> None:
     named = os.environ.get("RAY_ADDRESS", "")
     if "://" in named:
         raise ConfigError(
-            f"the variable RAY_ADDRESS: expected HOST:PORT of the cluster's head, found {named}; the command runs on a "
-            "node of the cluster itself: begin it there, or by `ray job submit`"
+            f"the variable RAY_ADDRESS: expected HOST:PORT of the cluster's head, found {named}; begin the command on "
+            "a node of the cluster itself"
         )
     try:
         ray.init(address="auto", **quiet)
