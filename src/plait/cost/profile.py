@@ -61,7 +61,7 @@ class RunRecord(Settings):
 
     @property
     def error(self) -> float:
-        """Of the seconds of a step, as a share of those measured."""
+        """Error of the seconds of a step, as a share of those measured."""
         return abs(self.foretold_s / self.measured_s - 1.0)
 
     @property

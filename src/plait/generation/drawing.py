@@ -32,7 +32,7 @@ class Draws:
     samples: list[Response]
     """That draw, in the order of the tokens; the first of them are rows of the batch."""
     num_new: tuple[int, ...]
-    """Of each of these rows, the tokens that it draws."""
+    """How many tokens each of these rows draws."""
     drafts: Drafts
     tokens: Callable[[], Tokens]
     """Waits for them."""

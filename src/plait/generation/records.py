@@ -52,7 +52,7 @@ class StepRecord:
 
     @classmethod
     def of(cls, plan: StepPlan, num_finished: int, num_drawn: int) -> StepRecord:
-        """Of a step that was planned, with what was drawn and ended meanwhile."""
+        """The record of a step that was planned, with what was drawn and ended meanwhile."""
         return cls(
             plan.kind,
             plan.num_sequences,

@@ -18,7 +18,7 @@ KEYS = 16
 
 
 def _summed(emit: Emit, vectors: list[Any]) -> Any:
-    """Of 16 vectors the vector of their sums: four rounds, each halves the vectors and the lanes that one has."""
+    """The vector of the sums of 16 vectors: four rounds, each halves the vectors and the lanes that one has."""
     rounds = (lane_halves(8), lane_halves(4), lane_pairs(2), lane_pairs(1))
     owners = [[number] * 16 for number in range(16)]  # which vector's terms each lane holds
     for first, second in rounds:

@@ -321,8 +321,9 @@ def logprobs(
     lse_C: Tensor,
     likeliest_C: Tensor,
 ) -> None:
-    """Of softmax(logits / temperature): log-probs of the targets, entropies, log-sum-exps, into float32 tensors; and
-    into one of bool whether no token is likelier than the target."""
+    """Read from softmax(logits / temperature) log-probs of the targets, entropies, log-sum-exps, into float32 tensors;
+    and into one of bool whether no token is likelier than the target.
+    """
     arrays = [array_of(t) for t in (targets_C, logprobs_C, entropies_C, lse_C, likeliest_C)]
     logits, by = array_of(logits_CV), np.float32(temperature)
     _share_out(lambda start, stop: _logprobs(logits, by, *arrays, start, stop), len(logits), logits.size)

@@ -28,7 +28,7 @@ else:
     ATTENDED_ROWS, KEYS = 16, 16
 
 _TURNED_BYTES = 1024
-"""Of 16 keys of 32 dims."""
+"""Bytes of 16 keys of 32 dims."""
 
 
 @njit(nogil=True, error_model="numpy", forceinline=True)

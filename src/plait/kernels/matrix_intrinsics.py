@@ -28,7 +28,7 @@ GROUP_ROWS = 256
 """Rows that pass a panel together: their sums, and of a part of their terms the rows themselves, stay in the caches."""
 
 SUM_BYTES = 4 * MATRIX_ROWS * 32
-"""Of the float32 sums of a `matrix_tile`."""
+"""Bytes of the float32 sums of a `matrix_tile`."""
 
 
 def by_unit(emit: Callable[..., Any]) -> Callable[..., Any]:

@@ -30,7 +30,7 @@ class NoiseKey:
     """What the noise of a request depends on beside prompt uid, sample index and position."""
 
     seed: int
-    """Of the run."""
+    """The run's seed."""
     rollout: int = 0
     """Which rollout of the run (usually the step)."""
     attempt: int = 0

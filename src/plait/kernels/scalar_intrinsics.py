@@ -57,11 +57,11 @@ def matrix_units() -> bool:
 
 
 ARCH_PRCTL, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA = 158, 0x1023, 18
-"""Of Linux on x86-64."""
+"""Number of the system call on Linux, x86-64."""
 
 
 def is_bfloat16(like: Any) -> bool:
-    """Of a numba array type."""
+    """Whether a numba array type holds bfloat16."""
     return like.dtype == types.uint16
 
 
@@ -127,7 +127,7 @@ def _in_order(builder: Any, bits: Any) -> Any:
 
 @intrinsic
 def larger(typingctx, left, right):
-    """Of two int32; of numbers that are `ordered` a maximum that a vectoriser may reorder."""
+    """The larger of two int32, or of two numbers that are `ordered`: a maximum that a vectoriser may reorder."""
 
     def codegen(context, builder, signature, args):
         return builder.select(builder.icmp_signed(">", *args), *args)
@@ -136,7 +136,7 @@ def larger(typingctx, left, right):
 
 
 _EXP_TERMS = (1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1)
-"""Of Cephes' expf (Moshier)."""
+"""Coefficients of Cephes' expf (Moshier)."""
 
 
 @intrinsic

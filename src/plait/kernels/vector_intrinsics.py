@@ -147,7 +147,7 @@ class Emit:
 
 
 def lane_halves(width: int) -> tuple[list[int], list[int]]:
-    """Of two vectors the even and the odd runs of `width` lanes: those of the first, then those of the second."""
+    """The even and the odd runs of `width` lanes of two vectors: those of the first, then those of the second."""
     even = [lane for lane in range(32) if lane // width % 2 == 0]
     return even, [lane + width for lane in even]
 

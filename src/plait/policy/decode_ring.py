@@ -93,9 +93,10 @@ class StageUse:
 
 
 def busy_shares(uses: Iterable[StageUse]) -> dict[str, float]:
-    """Of the ranks of one run that decode in stages: `stage_N`, the share of its decoding in which a rank of the stage
-    was busy, in the mean over ranks; `closed_form`, that of a ring with hops that cost nothing and stages that take
-    equal time. Empty where nothing was decoded in stages."""
+    """How busy the ranks of one run are that decode in stages: `stage_N`, the share of its decoding in which a rank of
+    the stage was busy, in the mean over ranks; `closed_form`, that of a ring with hops that cost nothing and stages
+    that take equal time. Empty where nothing was decoded in stages.
+    """
     found = [use for use in uses if use.num_stages > 1 and use.steps and use.seconds > 0]
     if not found:
         return {}

@@ -27,7 +27,7 @@ LENGTHS_OF_STEPS = 4
 STEPS_OF_A_MOVE = 2
 """Decode steps that a move counts as before there was one."""
 STEPS_BETWEEN = 32
-"""Of the instance that decodes slowest, after which ends are foretold again; or when an instance has half of the
+"""Steps of the instance that decodes slowest, after which ends are foretold again; or when an instance has half of the
 samples left that it had then."""
 LEAST_LEFT = 32
 """Steps, or all that the limit allows if that is less, of a sample that is longer than any before."""
@@ -86,7 +86,7 @@ class Rebalancer:
 
     @property
     def lengths(self) -> list[int]:
-        """Of responses of the last steps, sorted."""
+        """Lengths of the responses of the last steps, sorted."""
         return sorted(length for one in self._lengths for length in one)
 
     def learn(self, timeline: Timeline, lengths: Sequence[int]) -> None:

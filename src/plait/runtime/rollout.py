@@ -46,9 +46,9 @@ class Rollout:
         self._rollouts = [node.id for node in flow.of_kind(CallKind.GENERATE)]
         self._has_said_how = False
         self.gate: FusionGate | None = None
-        """Of a run; None: no steps are kept by which it could be decided when samples are gathered."""
+        """When a run gathers samples; None: no steps are kept by which that could be decided."""
         self.rebalancer: Rebalancer | None = None
-        """Of a run; None: instances keep their samples."""
+        """When a run rebalances samples; None: instances keep theirs."""
 
     def work(
         self, node: Node, engine: GenerationEngine, state: StepState, draw: Draw, fused: Task | None
@@ -172,7 +172,7 @@ class Rollout:
         return list(growing.groups.values())
 
     def _judge(self, node: Node, engine: GenerationEngine, state: StepState, count: int) -> Judge | None:
-        """Of this rollout; None: the recipe says when samples are gathered."""
+        """Who judges this rollout; None: the recipe says when samples are gathered."""
         if self._recipe.fusion != "auto" or self.gate is None:
             return None
         most = self._recipe.sampling.max_running

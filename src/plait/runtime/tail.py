@@ -119,11 +119,11 @@ class Judge:
         return True
 
     def score_s(self) -> float:
-        """Of a sample, by one instance."""
+        """Seconds of scoring a sample, by one instance."""
         return 0.0 if self._seen is None else self._seen.score_s
 
     def steps_in(self, seconds: float, running: Sequence[int]) -> float:
-        """Of generation, of the instance with the most samples."""
+        """Steps of generation in so many seconds, of the instance with the most samples."""
         each = 0.0 if self._seen is None else self._seen.decode_s(max(running))
         return seconds / each if each > 0 else 0.0
 

@@ -192,7 +192,7 @@ class _Steps:
         return task
 
     def _functions(self, step: int, number: int) -> Work[None]:
-        """Of a call that functions answer: a group as soon as it has ended, while others are generated."""
+        """The work of a call that functions answer: a group as soon as it has ended, while others are generated."""
         call, now = self.graph.calls[number], self.clock.now_s
         seconds = self.functions_s[call.call]
         if call.source in self._generated:

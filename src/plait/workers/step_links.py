@@ -21,13 +21,13 @@ from plait.models.backbone_model import STAGE_TAG
 from plait.models.parallel.peers import Peers, Transfer
 
 MOST_SENDS = 8
-"""Of one kind on their way at once: who is so far ahead waits."""
+"""The most messages of one kind on their way at once: who is so far ahead waits."""
 _TAGS = 64
-"""Of a kind, in turn, so that no two messages on their way have the same."""
+"""Tags of a kind, taken in turn, so that no two messages on their way have the same."""
 
 
 class Kind(IntEnum):
-    """Of messages; each has tags of its own, beside STAGE_TAG."""
+    """Kinds of messages; each has tags of its own, beside STAGE_TAG."""
 
     HIDDEN = 1
     MORE_HIDDEN = 2
@@ -139,11 +139,11 @@ class StageLink:
         self._expected = deque((0,))
         """Rows of the first messages of the steps that have not begun; all ranks say the same."""
         self._posted: deque[Transfer] = deque()
-        """Of them, where there are any."""
+        """Receives of these messages, where there are any."""
         self._first = 0
         """Rows of the first message of the step under way."""
         self._number = 0
-        """Of the step."""
+        """Number of the step."""
 
     def expect(self, num_rows: int) -> None:
         """The step behind the one that begins now has so many rows, or fewer, or more."""

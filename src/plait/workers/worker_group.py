@@ -37,7 +37,7 @@ class WorkerGroup:
         self._counted = (0, 0)
         self._speculation: dict[str, Counts] = {}
         self._uses: list[StageUse] = []
-        """Of the others, since the last `performance`."""
+        """What the other ranks said since the last `performance`."""
         self.rank_state.offloads.recorder = announcer.recorder
         self.checkpoint = CheckpointParts(announcer, num_ranks)
         self.leader_weights = LeaderWeights(announcer)

@@ -25,7 +25,7 @@ class Need:
     nodes: int = 0
 
     def share(self, nodes: int) -> dict[str, float]:
-        """Of each resource, what one of so many nodes must have."""
+        """What one of so many nodes must have of each resource."""
         return {name: self.num_ranks // nodes * each for name, each in self.per_rank.items()}
 
 
