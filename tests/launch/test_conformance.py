@@ -245,7 +245,15 @@ def test_what_a_worker_tells_is_heard_in_order_before_its_answer(name):
             assert heard == [(each, str(text)) for each in range(rank + 1) for text in range(3)]
 
 
-def test_a_signal_reaches_the_process_of_its_rank(fresh):
+@pytest.fixture
+def given_back():
+    """The rank in this process leaves no handler here."""
+    before = signal.getsignal(signal.SIGTERM)
+    yield
+    signal.signal(signal.SIGTERM, before)
+
+
+def test_a_signal_reaches_the_process_of_its_rank(fresh, given_back):
     last = fresh.num_ranks - 1
     fresh.submit(last, "count_signals", signal.SIGTERM).result(LIMIT_S)
     fresh.signal(last, signal.SIGTERM)
