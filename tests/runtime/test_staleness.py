@@ -230,7 +230,6 @@ REFUSED = [
     ({"algorithm": "sft", "options": {}}, "generates no samples"),
     ({"options": {"old_logprobs": "engine"}}, "has no ratio to them"),
     ({"options": {"old_logprobs": "engine", "epochs": 2, "correction": "tis"}}, "takes the engine's for both"),
-    ({"on_update": "keep"}, "on_update"),
 ]
 
 

@@ -152,9 +152,6 @@ class Recipe(Settings):
         description="versions between the weights that draw a sample and the update that uses it, at most: so many "
         "batches are generated ahead (docs/staleness.md)",
     )
-    on_update: Literal["wait"] = Field(
-        "wait", description="samples in flight at an update: wait (a sample is of the version that it began with)"
-    )
     devices: int = Field(
         0,
         ge=0,

@@ -104,7 +104,8 @@ def _by_options(options: NodeOptions) -> Attached:
             for name, value in (("--nodes", nodes), ("--node", node), ("--leader", options.leader))
             if value is None
         ]
-        raise ConfigError(f"{' and '.join(lacking)} is missing beside {', '.join(options.given)}; {_NEEDS}")
+        verb = "is" if len(lacking) == 1 else "are"
+        raise ConfigError(f"{' and '.join(lacking)} {verb} missing beside {', '.join(options.given)}; {_NEEDS}")
     if nodes < 1 or not 0 <= (node or 0) < nodes:
         raise ConfigError(f"expected --node from 0 to {max(0, nodes - 1)} with --nodes {nodes}, found {node}")
     leader = ("", 0) if options.leader is None else leader_of(options.leader)
