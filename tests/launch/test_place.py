@@ -77,7 +77,7 @@ def test_the_first_of_slurms_hosts(names: str, first: str) -> None:
     [
         ("attach", NodeOptions(), {}, "nothing says which node this is; give `--nodes N --node I --leader HOST:PORT`"),
         ("auto", NodeOptions(nodes=2), {}, "--node and --leader are missing beside --nodes"),
-        ("auto", NodeOptions(node=1), {}, "--nodes and --leader is missing beside --node"),
+        ("auto", NodeOptions(node=1), {}, "--nodes and --leader are missing beside --node"),
         ("auto", NodeOptions(2, 2, "a:1"), {}, "expected --node from 0 to 1 with --nodes 2, found 2"),
         ("auto", NodeOptions(0, 0, "a:1"), {}, "expected --node from 0 to 0 with --nodes 0"),
         ("auto", NodeOptions(2, 0, "a"), {}, "--leader: expected HOST:PORT with a port from 1 to 65535, found `a`"),
