@@ -39,6 +39,7 @@ from sides import positive, row
 from stage_fusion import WARM_UP, distributions, one_run, samples_of
 
 from plait.observe.run_log import read_rows
+from plait.policy.migration import AT_ONCE, HowToMove
 from plait.runtime.rebalancing import STEPS_OF_A_MOVE, Balance, Bounds, Rebalancer
 from plait.schedule.timeline import Span, Timeline
 
@@ -82,8 +83,8 @@ class Instances:
     def is_moving(self) -> bool:
         return bool(self._moves)
 
-    def move(self, pairs: Mapping[tuple[int, int], Sequence[Key]]) -> int:
-        """They move as their instance has ended its step."""
+    def move(self, pairs: Mapping[tuple[int, int], Sequence[Key]], how: HowToMove = AT_ONCE) -> int:
+        """They move as their instance has ended its step, at once."""
         self._asked_at, self.moved_s = self.now, None
         for (source, target), keys in pairs.items():
             self._moves.setdefault(source, []).extend((target, key) for key in keys)

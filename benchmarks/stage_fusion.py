@@ -3,6 +3,7 @@
     python benchmarks/stage_fusion.py                        # on two idle cores, about half an hour
     python benchmarks/stage_fusion.py --distributions 4      # ten minutes
     python benchmarks/stage_fusion.py --tiny --repeats 1     # does the benchmark itself work?
+    python benchmarks/stage_fusion.py --distributions 1 --picture fused-step.svg    # the last steps as a picture
 
 The work: SmolLM2-135M-Instruct generates on two instances; a reference, a critic and a reward model of its size score
 on the same two workers. Training is cut to one sample of each prompt, so that a step is generation and scoring.
@@ -39,7 +40,8 @@ from sides import positive, row
 
 from plait.observe.run_log import read_rows
 from plait.policy.fusion_gate import line_through
-from plait.schedule.timeline import Span
+from plait.schedule.gantt import svg_gantts
+from plait.schedule.timeline import Span, Timeline
 
 WARM_UP = 1
 MEANS = (0.08, 0.15, 0.25, 0.4, 0.6, 1.0)
@@ -70,6 +72,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
                         place = folder / f"{number}-{kind}-{repeat}"
                         runs[kind].append(one_run(recipe | {"fusion": _word(kind)}, place, one))
                 report(number, one, runs)
+                if options.picture is not None and number == 0:
+                    draw(options.picture, runs)
         except RunFailed as error:
             print(error, file=sys.stderr)
             return 2
@@ -174,6 +178,17 @@ def report(number: int, one: Distribution, runs: dict[str, list[Finished]]) -> N
         print("  (responses differ between kinds)")
 
 
+def draw(picture: Path, runs: dict[str, list[Finished]]) -> None:
+    """Generation and scoring of the last step of each kind's first run, one above the other."""
+    panels = []
+    for kind, of in runs.items():
+        spans = [span for span in of[0].spans()[-1] if _stage(span)]
+        first = min(span.start_s for span in spans)
+        title = f"fusion: {kind}, {seconds_of(spans):.2f} s"
+        panels.append((title, Timeline(tuple(spans), source="measured").shifted(-first)))
+    picture.write_text(svg_gantts(panels))
+
+
 def _word(kind: str) -> float | str:
     return kind if kind in ("off", "auto") else float(kind)
 
@@ -189,6 +204,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--distributions", type=positive, default=12)
     parser.add_argument("--shares", nargs="*", default=["0.25", "0.5"], help="of samples, that are forced")
     parser.add_argument("--micro-batch-tokens", type=positive, default=1024)
+    parser.add_argument("--picture", type=Path, help="SVG of the first distribution's steps")
     return parser
 
 

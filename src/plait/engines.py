@@ -19,6 +19,7 @@ from plait.data.rows import NO_VALUES, FloatArray, Rows
 from plait.dataflow import CallKind, Column, Node
 from plait.generation.request import Request
 from plait.observe.progress import Progress
+from plait.policy.migration import AT_ONCE, HowToMove
 from plait.policy.step import Key
 from plait.rewards.pool import RewardPool
 from plait.schedule.dispatch import Clock
@@ -96,8 +97,7 @@ class GenerationEngine(Protocol):
 
     @property
     def moved_s(self) -> float | None:
-        """Seconds from the last `gather` or `move` until its samples had left their instances; None: they have not, or
-        there was none."""
+        """Seconds in which the samples that moved last stood still; None: they have not left, or none moved."""
         ...
 
     @property
@@ -109,12 +109,12 @@ class GenerationEngine(Protocol):
         """Ask for samples of a prompt; they join those in flight."""
         ...
 
-    def gather(self, max_batch: int) -> int:
-        """Have all unfinished samples go on in as few instances as take them, each at most `max_batch`; how many
-        move."""
+    def gathering(self, max_batch: int) -> Mapping[tuple[int, int], Sequence[Key]]:
+        """What would have to `move` so that all unfinished samples go on in as few instances as take them, each at most
+        `max_batch`; nothing, where that is no fewer."""
         ...
 
-    def move(self, pairs: Mapping[tuple[int, int], Sequence[Key]]) -> int:
+    def move(self, pairs: Mapping[tuple[int, int], Sequence[Key]], how: HowToMove = AT_ONCE) -> int:
         """Have samples go on in other instances: (source, target) → those that move. Left out are those that are not in
         the source; all, while others are on their way. How many move."""
         ...

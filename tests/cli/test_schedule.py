@@ -134,6 +134,16 @@ def test_timelines_are_shown_compared_and_converted(capsys, tmp_path):
     assert "a runs" in out
     assert json.loads(run(capsys, "trace", "diff", a, b, "--json")[1])["same_rows"] is False
 
+    picture = tmp_path / "both.svg"
+    assert run(capsys, "trace", "picture", picture, a, b)[0] == 0
+    assert picture.read_text().count("<title>") == 2 * 48
+    code, _, err = run(capsys, "trace", "picture", picture, a)
+    assert (code, "--overwrite" in err) == (2, True)
+    assert run(capsys, "trace", "picture", picture, a, "--overwrite")[0] == 0
+    assert picture.read_text().count("<title>") == 48
+    code, _, err = run(capsys, "trace", "picture", tmp_path / "none.svg")
+    assert (code, "expected at least one timeline" in err) == (2, True)
+
     assert run(capsys, "trace", "chrome", a, chrome)[0] == 0
     assert sum(event["ph"] == "X" for event in read_trace(chrome)) == 48
     assert run(capsys, "trace", "diff", a, chrome)[0] == 0

@@ -1,10 +1,14 @@
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from plait.policy.migration import (
+    HowToMove,
     InstanceLoad,
     Move,
+    MoveTimes,
     Transfer,
     Unfinished,
     cheaper_transfer,
@@ -133,3 +137,17 @@ def test_drift_is_the_largest_gap_between_the_distributions():
     assert drift([1, 2, 3, 4], [1, 2, 3, 4]) == 0
     assert drift([1, 2, 3, 4], [5, 6]) == 1
     assert drift([1, 2, 3, 4], [3, 4, 5, 6]) == 0.5
+
+
+def test_how_samples_move() -> None:
+    """A token of 100 bytes takes 0.1 s at 1000 bytes a second. Samples are computed again where that is sooner, and the
+    bulk of the others goes ahead where it takes more than half a step."""
+    contexts = {(0, 0): 10, (1, 0): 2}
+    times = MoveTimes(setup_s=0.0, bytes_per_s=1000.0, token_bytes=100, prefill_token_s=0.2)
+    assert times.how(contexts, step_s=2.3) == HowToMove(frozenset(), ahead=True)
+    assert times.how(contexts, step_s=2.5) == HowToMove(frozenset(), ahead=False)
+    assert not replace(times, may_go_ahead=False).how(contexts, step_s=1.0).ahead
+    slow = replace(times, prefill_token_s=0.05)
+    assert slow.how(contexts, step_s=0.1) == HowToMove(frozenset(contexts), ahead=False), "nothing is sent"
+    late = replace(times, setup_s=0.5)
+    assert late.how(contexts, step_s=1.0) == HowToMove(frozenset({(1, 0)}), ahead=True)

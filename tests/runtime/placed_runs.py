@@ -185,6 +185,17 @@ PLANS: dict[str, tuple[Flow, str | dict[str, str]]] = {
         },
     ),
     "ppo-fused-2": (FUSED_PPO, "colocated 2"),
+    "ppo-fused-mixed-4": (
+        FUSED_PPO,
+        {
+            "actor.generate": "0,1 tp2 | 2 | 3",
+            "actor.train": "0,1,2,3 dp4",
+            "ref.logprobs": "0,1,2,3 dp2 tp2",
+            "critic.train": "0,1,2,3 dp2 pp2",
+            "critic.values": "0,1,2,3 dp4",
+            "reward.score": "0,1,2,3 dp2 pp2",
+        },
+    ),
     "safe-fused-4": (FUSED_SAFE, "colocated 4"),
     "safe-fused-split-4": (FUSED_SAFE, "split 4"),
     "grpo-followed-2": (

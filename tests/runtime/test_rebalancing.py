@@ -52,7 +52,7 @@ def test_what_rebalance_may_not_be(make_recipe: Callable[..., Recipe], word: Any
 @pytest.mark.parametrize(("plan", "change"), slow_but([("dp2", "speculation")], CASES))
 def test_moves_change_nothing(make_recipe: Callable[..., Recipe], tmp_path: Path, plan: str, change: str) -> None:
     """The moves of the second step are given as decisions that a run before had made: half of the samples go over
-    when 20 are left, and others come back when 12 are."""
+    when 20 are left, the bulk of them ahead, and others come back when 12 are, of which some are computed again."""
     keys = KEYS | CHANGES[change]
     one = make_recipe(**(keys | {"steps": 2}), run_dir=str(tmp_path / "one"))
     run(one)
@@ -65,7 +65,9 @@ def test_moves_change_nothing(make_recipe: Callable[..., Recipe], tmp_path: Path
     over = [key for group in groups for key in group[::2]]
     back = [key for group in groups for key in group[1::2]]
     asked = {"step": 2, "call": "actor.generate", "curve": {"fixed_s": 1.0, "each_s": 1.0, "move_s": 1.0}}
-    asked |= {"moves": [{"left": 20, "pairs": [[0, 1, over]]}, {"left": 12, "pairs": [[1, 0, back]]}], "move_s": None}
+    first = {"left": 20, "pairs": [[0, 1, over]], "ahead": True, "recompute": over[:2]}
+    second = {"left": 12, "pairs": [[1, 0, back]], "ahead": False, "recompute": back[::3]}
+    asked |= {"moves": [first, second], "move_s": None}
     with open(placed.run_dir / "rebalancing.jsonl", "a") as file:
         file.write(json.dumps(asked) + '\n{"step": 3, "torn')
     run(placed.model_copy(update={"steps": 2}), resume=True)

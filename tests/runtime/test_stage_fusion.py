@@ -76,7 +76,7 @@ def test_auto_decides_by_what_steps_took_and_repeats_it(make_recipe: Callable[..
     assert all((row["moved"] > 0) <= (row["gain_s"] >= row["needed_s"] > 0) for row in decided)
     again = make_recipe(**(keys | {"steps": 2}), run_dir=str(tmp_path / "again"), plan=str(lets))
     run(again)
-    asked = decided[2] | {"moved_at": 5, "moved": 3}
+    asked = decided[2] | {"moved_at": 5, "moved": 3, "ahead": True}
     with open(again.run_dir / "fusion.jsonl", "a") as file:
         file.write(json.dumps(asked) + "\n" + '{"step": 4, "torn')
     run(again.model_copy(update={"steps": 4}), resume=True)
@@ -102,8 +102,12 @@ def test_fusion_changes_nothing(make_recipe: Callable[..., Recipe], tmp_path: Pa
     assert_equal_runs(fused.run_dir, one.run_dir)
     rows = read_rows(fused.run_dir / "metrics.jsonl")
     assert sum(int(row["perf/samples_moved"]) for row in rows) > 0
+    for file in (fused.run_dir / "samples").glob("step-*.jsonl"):
+        assert len({row["policy_version"] for row in read_rows(file)}) == 1
     spans = [span for span in load_any(fused.run_dir / "trace.json").spans if span.step == 2]
+    trained = [span for span in spans if span.action.startswith("actor.train/")]
     scored = [span for span in spans if span.action.startswith("ref.logprobs/")]
     generated = [span for span in spans if span.action.startswith("actor.generate/")]
+    assert min(s.start_s for s in trained) >= max(s.end_s for s in (*scored, *generated)), "of all samples"
     if name != "scores on one":  # the rank that scores may be the one that generates to the end
         assert min(s.start_s for s in scored) < max(s.end_s for s in generated), "while others still generated"

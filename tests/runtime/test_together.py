@@ -139,7 +139,7 @@ FAILING = """
 
 
     def giving_up(self):
-        left = sum(self._left)
+        left = sum(self.running)
         give_up(self)
         given_up.write_text(str(left))
 

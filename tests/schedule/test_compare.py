@@ -1,5 +1,5 @@
 from plait.schedule.compare import compare
-from plait.schedule.gantt import ascii_gantt, svg_gantt
+from plait.schedule.gantt import ascii_gantt, svg_gantt, svg_gantts
 from plait.schedule.generators import one_f_one_b
 from plait.schedule.pipeline import fused_workload
 from plait.schedule.timeline import Span, Timeline
@@ -62,3 +62,13 @@ def test_a_picture_has_a_box_for_every_action():
     assert sorted(titles) == sorted(span.action for span in picture.spans)
     assert "a < b" in [node.text for node in root.iter("{http://www.w3.org/2000/svg}text")]
     ElementTree.fromstring(svg_gantt(Timeline(())))
+
+
+def test_two_timelines_are_drawn_on_one_scale():
+    """The longer one fills the width; half as long is half as wide."""
+    import xml.etree.ElementTree as ElementTree
+
+    short, long = timeline(("0F0", 0, 5)), timeline(("0F0", 0, 10))
+    root = ElementTree.fromstring(svg_gantts([("short", short), ("long", long)], width=1084))
+    grounds = [node for node in root.iter("{http://www.w3.org/2000/svg}rect") if node.get("fill") == "#eeeeee"]
+    assert [node.get("width") for node in grounds] == ["500.0", "1000.0"]

@@ -7,6 +7,7 @@ import random
 import numpy as np
 import pytest
 
+from plait.speculation.acceptance import Acceptance
 from plait.speculation.counts import Counts
 from plait.speculation.drafter import Asked, PoolDrafter
 from plait.speculation.speculation import How, Speculation
@@ -130,3 +131,17 @@ def test_counts_add_up_and_travel_as_numbers() -> None:
     assert figures["mean_acceptance_length"] == pytest.approx(1 + counts.accepted / counts.rows)
     assert figures["draft_acceptance_rate"] == pytest.approx(counts.accepted / counts.drafted)
     assert Counts().figures()["draft_tokens"] == 0
+
+
+def test_what_another_has_learned_is_known_once() -> None:
+    """Of each cell the one that has seen more: told twice, nothing counts twice."""
+    here, there = Acceptance(), Acceptance()
+    here.learn(np.array([0, 0, 1]), np.array([1, 0, 1]))
+    there.learn(np.array([0, 2, 2, 2]), np.array([1, 1, 1, 0]))
+    for _ in range(2):
+        here.take(there.learned)
+    trials, hits = here.learned
+    assert trials[:3].tolist() == [2, 1, 3]
+    assert hits[:3].tolist() == [1, 1, 2]
+    there.take(here.learned)
+    np.testing.assert_array_equal(there.table_C, here.table_C)

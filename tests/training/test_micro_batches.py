@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from plait.policy.packing import MicroBatch, SampleSize, split_micro_batches
-from plait.training.micro_batches import split_over
+from plait.training.micro_batches import shares_over, split_over
 
 
 def group(uid: int, prompt: int, *responses: int) -> list[SampleSize]:
@@ -92,3 +92,32 @@ def test_a_pipeline_has_enough_micro_batches():
     assert sorted(micro.num_tokens for micro in micros) == [16, 16, 32, 32]
     (few,) = split_over(samples[:3], 1000, least=8)
     assert [micro.samples for micro in few] == [(0,), (1,), (2,)]
+
+
+def test_shares_by_time_count_the_squares_of_lengths():
+    """Four prompts of a token each, with responses: 9, 6, 5 and 4 tokens are two shares of 13 and 11. Where a pair
+    counts as much as a token they take 54, 27, 20 and 14, and the longest is alone, beside 61."""
+    samples = [SampleSize(uid, 1, tokens - 1) for uid, tokens in enumerate((9, 6, 5, 4))]
+    assert shares_over(samples, 2) == ((0, 3), (1, 2))
+    assert shares_over(samples, 2, pair_tokens=1.0) == ((0,), (1, 2, 3))
+
+
+@given(GROUPS.filter(bool), st.integers(2, 4), st.sampled_from([1e-4, 0.01, 1.0]))
+def test_shares_by_time_have_every_sample_once_and_are_balanced_to_one(groups, ways, pair_tokens):
+    samples = samples_of(groups)
+    shares = shares_over(samples, ways, pair_tokens=pair_tokens)
+    assert sorted(chain.from_iterable(shares)) == list(range(len(samples)))
+    alone = [time_of([sample], pair_tokens) for sample in samples]
+    loads = [time_of([samples[i] for i in share], pair_tokens) for share in shares]
+    assert max(loads) <= sum(alone) / ways + max(alone) + 1e-6
+
+
+def time_of(samples, pair_tokens):
+    """Tokens and pairs of a row with each prompt once."""
+    total = 0.0
+    for prompt in {s.group: s.prompt_tokens for s in samples}.values():
+        total += prompt + pair_tokens * prompt * (prompt + 1) / 2
+    for s in samples:
+        r, p = s.response_tokens, s.prompt_tokens
+        total += r + pair_tokens * (r * p + r * (r + 1) / 2)
+    return total

@@ -19,8 +19,11 @@ from plait.models.backbone_model import copy_of
 from plait.models.parallel.partial import part_of
 from plait.models.parallel.team import make_teams
 from plait.policy.step import Key
+from plait.schedule.work import to_the_end
 from plait.workers.instances import engine_of
-from plait.workers.sample_mover import End, SampleMover, SamplesMoved
+from plait.workers.messages import Message
+from plait.workers.sample_mover import End, SampleMover, SamplesMoved, _speaker
+from plait.workers.sample_offers import Answer, Given, Lack
 from tests.models.tiny import tiny_model
 
 FREE = Sampling(max_tokens=60, stop_token_ids=())
@@ -48,6 +51,8 @@ class Found:
     said: Said
     """By samples that ended in its engines; of an instance, every rank says the same."""
     moves: list[SamplesMoved] = field(default_factory=list)
+    lacks: list[tuple[Lack, ...]] = field(default_factory=list)
+    """What travelled, of what went ahead and of moves, in turn."""
     num_held: list[int] = field(default_factory=list)
     """Blocks that somebody holds in the target's pool: before samples come, after, and in the end."""
     num_prefilled: int = 0
@@ -87,19 +92,41 @@ def mover_of(
     return SampleMover(peers, End(source, leaving), End(target, entering), kv=kv, bucket_bytes=BUCKET_BYTES)
 
 
-def moved(found: Found, mover: SampleMover, keys: Sequence[Key], final: bool, engine: Engine | None = None) -> None:
-    """One stage; between its first messages the engine makes two steps."""
-    steps, left = mover.moving(keys, final=final), 2
-    while True:
-        try:
-            next(steps)
-        except StopIteration as end:
-            found.moves.append(end.value)
-            break
-        if engine is not None and left:
-            found.said |= said(engine.step())
-            left -= 1
+def ahead(
+    found: Found, mover: SampleMover, between: tuple[Layout, Layout], keys: Sequence[Key], *engines: Engine | None
+) -> None:
+    """The bulk goes ahead; meanwhile the engines make two steps. What instances tell each other passes by rank 0 in a
+    run; here they tell it themselves."""
+    source, target = between
+    is_source, is_target = (mover.rank in one.mesh.ranks for one in between)
+    prompts = [one.prompt for one in ASKED if one.prompt.uid in {uid for uid, _ in keys}]
+    if is_target:
+        answer = mover.here(prompts)
+        tell(mover, target, source, answer.to_message())
+    else:
+        answer = Answer.from_message(mover._receive(target, "an answer"))
+    if is_source:
+        given = mover.give(keys, answer, len(found.moves))
+        tell(mover, source, target, given.to_message())
+    else:
+        given = Given.from_message(mover._receive(source, "what is given"))
+    if is_target:
+        mover.take(given, len(found.moves))
+    found.lacks.append(given.answer.lacks)
+    for engine in engines:
+        steps(found, engine, 2)
+
+
+def tell(mover: SampleMover, own: Layout, other: Layout, message: Message) -> None:
+    if mover.rank == _speaker(own):
+        mover._send([rank for rank in other.mesh.ranks if rank not in own.mesh.ranks], message, "a word")
+
+
+def moved(found: Found, mover: SampleMover, keys: Sequence[Key], recompute: Sequence[Key] = ()) -> None:
+    """Samples leave, and are there."""
+    found.moves.append(to_the_end(mover.moving(keys, recompute=recompute)))
     move = found.moves[-1]
+    found.lacks.append(move.lacks)
     planned = {link: size for link, size in move.plan.link_bytes.items() if mover.rank in link}
     if move.report.link_bytes != planned:
         found.wrong.append(f"planned {planned}, counted {move.report.link_bytes}")
@@ -154,8 +181,8 @@ def one_to_one(worker: Any, family: str, dtype: str, exact: bool) -> Found:
         entering.add(OTHER)
         entering.step()
         found.num_held.append(entering.state.scheduler.blocks.num_held)
-    moved(found, mover, KEYS, False, leaving)
-    moved(found, mover, KEYS, True)
+    ahead(found, mover, (source, target), KEYS, leaving)
+    moved(found, mover, KEYS)
     if entering is not None:
         found.num_held.append(entering.state.scheduler.blocks.num_held)
         entering.step()
@@ -175,16 +202,16 @@ def in_turn(worker: Any, case: str) -> Found:
         steps(found, leaving, 2)
     if entering is not None and case.startswith("other weights"):
         entering.update_weights(1)
-    moved(found, mover, [(2, 0)], True)
+    moved(found, mover, [(2, 0)])
     steps(found, entering, 1)
-    moved(found, mover, [(2, 1)], False)
+    ahead(found, mover, (source, target), [(2, 1)])
     steps(found, leaving, 1)
     if entering is not None and case == "the other has ended":
         entering.abort(2, 0)
     if leaving is not None and case == "computed again":
         leaving.update_weights(leaving.policy_version)
         steps(found, leaving, 1)
-    moved(found, mover, [] if case == "given up" else [(2, 1)], True)
+    moved(found, mover, [] if case == "given up" else [(2, 1)], [(2, 1)] if case == "recompute" else [])
     if entering is not None:
         found.num_held.append(entering.state.scheduler.blocks.num_held)
     return ended(found, leaving, entering)
@@ -205,10 +232,10 @@ def between(worker: Any, before: Any, after: Any, family: str, dtype: str) -> Fo
     if entering is not None:
         entering.add(OTHER)
     steps(found, entering, 2)
-    moved(found, mover, KEYS, False)
+    ahead(found, mover, (source, target), KEYS)
     steps(found, leaving, 2)
     steps(found, entering, 1)
-    moved(found, mover, [key for key in KEYS if key not in found.said], True)
+    moved(found, mover, [key for key in KEYS if key not in found.said])
     steps(found, entering, 1)
     if entering is not None and entering.last_step is not None:
         found.num_prefilled = entering.last_step.num_prefill_tokens

@@ -98,7 +98,7 @@ def test_each_rank_gets_its_share_of_a_call() -> None:
     rows = rows_of()
     layout = Layout.on((0, 1, 2, 3), dp=2, tp=2)
     place = RolePlacement("actor", train=layout, score=layout)
-    parts: Any = SimpleNamespace(places={"actor": place}, recipe=SimpleNamespace(seed=0))
+    parts: Any = SimpleNamespace(places={"actor": place}, recipe=SimpleNamespace(seed=0), pair_tokens={"actor": 0.0})
     score = ScoreCall("actor", Score.LOGPROBS, "actor.logprobs", rows).messages(parts)
     assert sorted(score) == [1, 2, 3]
     whole = {

@@ -50,14 +50,16 @@ def test_samples_go_on_in_another_process(two: Group, dtype: str, exact: bool) -
     else:
         assert {key: said[0] for key, said in found.items()} == {key: said[0] for key, said in expected.items()}
     assert target.num_prefilled == 0, "nothing is computed again"
-    bulk, rest = target.moves
+    [move] = target.moves
+    bulk, rest = target.lacks
     prompts = (Lack(0, -1, 0, 19), Lack(1, -1, 0, 7), Lack(2, -1, 0, 40))
-    assert bulk.lacks == (*prompts, *(Lack(0, index, 19, 21) for index in range(3)), Lack(1, 0, 7, 8))
+    assert bulk == (*prompts, *(Lack(0, index, 19, 21) for index in range(3)), Lack(1, 0, 7, 8))
     ends = (Lack(0, 0, 21, 23), Lack(0, 2, 21, 23), Lack(1, 0, 8, 10), Lack(2, 0, 40, 42), Lack(2, 1, 40, 42))
-    assert rest.lacks == ends
+    assert rest == ends
     token_bytes = 2 * (2 + 2) * 8 * (4 if dtype == "float32" else 2)
-    for move in (bulk, rest):
-        assert move.report.received == {0: token_bytes * sum(lack.length for lack in move.lacks)}
+    assert move.ahead is not None
+    for report, lacks in ((move.ahead, bulk), (move.report, rest)):
+        assert report.received == {0: token_bytes * sum(lack.length for lack in lacks)}
     # Prompts have 1, 0 and 2 full blocks, which their 2, 1 and 2 samples share; each has one block of its own.
     assert target.num_held == [1, 1 + (1 + 2) + 1 + (2 + 2)]
 
@@ -74,6 +76,7 @@ def test_samples_go_on_in_another_process(two: Group, dtype: str, exact: bool) -
         ("computed again", ([(-1, 0, 40), (0, 40, 41)], [(-1, 32, 40), (1, 40, 41)], [(-1, 32, 40), (1, 40, 43)]), 4),
         ("other weights", ([], [], []), 3),
         ("other weights, kept", ([(0, 0, 41)], [(1, 0, 41)], [(1, 41, 42)]), 6),
+        ("recompute", ([(-1, 0, 40), (0, 40, 41)], [(-1, 32, 40), (1, 40, 41)], []), 4),
         ("given up", ([(-1, 0, 40), (0, 40, 41)], [(-1, 32, 40), (1, 40, 41)], []), 3),
     ],
 )
@@ -82,7 +85,7 @@ def test_a_prompt_that_is_there_is_shared(two: Group, case: str, lacks: Any, blo
     weights."""
     source, target = ask(two, "in_turn", case)
     assert source.wrong == target.wrong == []
-    assert [list(move.lacks) for move in target.moves] == [[Lack(2, *each) for each in stage] for stage in lacks]
+    assert [list(lacks) for lacks in target.lacks] == [[Lack(2, *each) for each in stage] for stage in lacks]
     assert target.num_held == [blocks]
     expected, found = alone("llama", "float32", False), all_said([source, target])
     assert found.keys() == ({(2, 1)} if case == "the other has ended" else {(2, 0), (2, 1)})

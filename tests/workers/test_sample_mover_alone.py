@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
@@ -12,6 +13,7 @@ from plait.generation.settings import SamplingSettings
 from plait.layout.mesh import Layout
 from plait.models.parallel.peers import Peers
 from plait.policy.step import Key
+from plait.schedule.work import to_the_end
 from plait.workers.sample_mover import End, SampleMover
 from tests.generation.test_engine import by_uid
 from tests.generation.test_open_loop import model_of, request
@@ -20,7 +22,7 @@ from tests.training.exact import ExactFloat64
 HERE = Layout.on((0,))
 
 
-@settings(max_examples=5, deadline=None, phases=[Phase.generate])
+@settings(max_examples=8, deadline=None, phases=[Phase.generate])
 @given(
     asked=st.lists(
         st.tuples(st.integers(1, 40), st.lists(st.integers(2, 20), min_size=1, max_size=3), st.integers(0, 1)),
@@ -30,15 +32,19 @@ HERE = Layout.on((0,))
     pool=st.sampled_from([None, 64, 96]),
     cache=st.sampled_from([0, 32, 200]),
     stages=st.lists(
-        st.tuples(st.sets(st.tuples(st.integers(0, 2), st.integers(0, 2))), st.booleans(), st.integers(0, 4)),
+        st.tuples(
+            st.sets(st.tuples(st.integers(0, 2), st.integers(0, 2))),
+            st.sampled_from(["ahead", "ahead", "at once", "recompute", "some"]),
+            st.integers(0, 4),
+        ),
         min_size=1,
         max_size=4,
     ),
     recompute=st.integers(0, 8),
 )
 def test_samples_that_move_say_the_same(asked, pool, cache, stages, recompute) -> None:
-    """Any samples, in any stages, into a pool that may be too small or have their beginnings, from a source that may
-    compute all again on the way: and nothing is left over in either pool."""
+    """Any samples, at any token, ahead or at once or computed again, into a pool that may be too small or have their
+    beginnings, from a source that may compute all again on the way: and nothing is left over in either pool."""
     options = {"max_running": 4, "max_prefill_tokens": 25, "prefix_cache_tokens": cache}
     source = Engine(model_of(), SamplingSettings(**options))
     target = Engine(model_of(), SamplingSettings(**options, kv_tokens=pool))
@@ -49,10 +55,15 @@ def test_samples_that_move_say_the_same(asked, pool, cache, stages, recompute) -
             source.add(request(uid, size, lengths, head))
             delivered += source.step()
         target.add(request(9, 20, [30], 0))
-        for number, (keys, final, count) in enumerate(stages):
+        for number, (keys, how, count) in enumerate(stages):
             here: list[Key] = [key for key in sorted(keys) if key in SampleMoves(source.state).started]
-            list(mover.moving(here, final=final))
-            assert final == all(key not in SampleMoves(source.state).started for key in here) or not here
+            if how == "ahead":
+                prompts = [request(uid, size, lengths, head).prompt for uid, (size, lengths, head) in enumerate(asked)]
+                mover.take(mover.give(here, mover.here(prompts), number), number)
+            else:
+                again = here if how == "recompute" else here[::2] if how == "some" else ()
+                to_the_end(mover.moving(here, recompute=again))
+            assert (how != "ahead") == all(key not in SampleMoves(source.state).started for key in here) or not here
             if number == recompute:
                 source.update_weights(source.policy_version)
             for engine in (source, target):
@@ -64,8 +75,11 @@ def test_samples_that_move_say_the_same(asked, pool, cache, stages, recompute) -
             assert blocks.num_held == 0
             assert blocks.num_cached * 16 <= cache
             assert (engine.kv_bytes == 0) == (blocks.num_cached == 0)
-        said = {key: one.token_ids for key, one in by_uid(delivered).items() if key != "9.0"}
+        said = {key: one for key, one in by_uid(delivered).items() if key != "9.0"}
         alone = Engine(model_of(), SamplingSettings())
         for uid, (size, lengths, head) in enumerate(asked):
             alone.add(request(uid, size, lengths, head))
-        assert said == {key: one.token_ids for key, one in by_uid(drain(alone)).items()}
+        expected = by_uid(drain(alone))
+    assert {key: one.token_ids for key, one in said.items()} == {key: one.token_ids for key, one in expected.items()}
+    for key, one in said.items():
+        assert one.logprobs == pytest.approx(expected[key].logprobs, abs=1e-9)

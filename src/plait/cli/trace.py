@@ -1,4 +1,4 @@
-"""`plait trace show FILE`, `plait trace diff A B`, `plait trace chrome FILE OUT`: look at timelines."""
+"""`plait trace show FILE`, `diff A B`, `picture OUT FILES`, `chrome FILE OUT`: look at timelines."""
 
 from __future__ import annotations
 
@@ -88,6 +88,46 @@ def diff(
     else:
         say(_described(comparison), end="")
     return 0 if comparison.same_rows else 1
+
+
+@trace.command
+def picture(out: Path, *files: Path, step: Whole | None = None, overwrite: bool = False) -> int:
+    """Draw timelines, one above the other on one scale: a row for each rank and lane, a box for each action.
+
+    Parameters
+    ----------
+    out
+        The picture to write, SVG.
+    files
+        Timelines, or Chrome traces of runs.
+    step
+        Only this training step.
+    overwrite
+        Replace a picture that exists.
+    """
+    from plait.errors import ConfigError
+    from plait.output import check_file, write_file
+    from plait.schedule.gantt import svg_gantts
+
+    if not files:
+        raise ConfigError("FILES: expected at least one timeline, found none")
+    check_file(out, "OUT", overwrite=overwrite, inputs=files)
+    timelines = [_load(file, step) for file in files]
+    begins = [min((span.start_s for span in one.spans), default=0.0) for one in timelines]
+    from_zero = [one.shifted(-first) for one, first in zip(timelines, begins, strict=True)]
+    titles = [_title_of(file, one, step) for file, one in zip(files, timelines, strict=True)]
+    try:
+        write_file(out, svg_gantts(list(zip(titles, from_zero, strict=True))))
+    except OSError as error:
+        raise ConfigError(f"OUT: cannot write {out}: {error.strerror}") from error
+    return 0
+
+
+def _title_of(path: Path, timeline: Timeline, step: int | None) -> str:
+    """The run's folder, or the file; the step, and how long it took."""
+    name = path.parent.name if path.name == "trace.json" and path.parent.name else path.stem
+    of_step = "" if step is None else f", step {step}"
+    return f"{name}{of_step}: {timeline.source}, {timeline.makespan_s:.3g} s"
 
 
 @trace.command

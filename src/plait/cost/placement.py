@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from plait.cost.device_memory import Placed, parameter_rows
+from plait.cost.model_work import ModelWork
 from plait.dataflow import Dataflow
 from plait.errors import ConfigError, LayoutError
 from plait.layout.params import Parameters
@@ -99,7 +100,9 @@ def planned_models(models: Sequence[RoleModel], shapes: Mapping[str, ModelShape]
     for one in models:
         shape = shapes[one.name]
         head = shape.head_in_layers(1 if one.scalar else shape.vocabulary)
-        found[one.role] = PlannedModel(one.scalar, shape.parameters, shape.layers, head)
+        work = ModelWork(shape, "bfloat16", 1)
+        pair_tokens = work.attention(1) / work.products(1)
+        found[one.role] = PlannedModel(one.scalar, shape.parameters, shape.layers, head, pair_tokens)
     return found
 
 

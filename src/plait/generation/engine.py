@@ -137,7 +137,7 @@ class Engine:
         check_room(state.scheduler, uid, num_tokens, max(limits))
         state.expect_work()
         flight.pending[uid] = PendingPrompt(request, limits, request.num_samples)
-        state.scheduler.add(uid, num_tokens, range(request.num_samples), state.names(request))
+        state.scheduler.add(uid, num_tokens, range(request.num_samples), state.names(request.prompt))
 
     # -- a step
 

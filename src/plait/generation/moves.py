@@ -9,11 +9,11 @@ from collections.abc import KeysView
 
 from torch import Tensor
 
+from plait.data.records import Prompt
 from plait.errors import CallError
 from plait.generation import transfer
 from plait.generation.checks import allow, check_kv, check_room, check_stages
 from plait.generation.records import HeldKV, WeightUpdate
-from plait.generation.request import Request
 from plait.generation.state import EngineState
 from plait.generation.transfer import Place, SampleState
 from plait.models.language_model import LanguageModel
@@ -94,9 +94,9 @@ class SampleMoves:
             state.take_out([key])
         return found
 
-    def num_shared(self, request: Request) -> int:
+    def num_shared(self, prompt: Prompt) -> int:
         """Tokens of the prompt whose keys and values are here, for an imported sample of it to share."""
-        prompt, names = request.prompt, self._state.names(request)
+        names = self._state.names(prompt)
         return self._state.scheduler.room.num_shared(prompt.uid, len(prompt.token_ids), names)
 
     def import_sample(self, *stages: SampleState, kv: HeldKV = "recompute") -> None:
@@ -120,7 +120,7 @@ class SampleMoves:
         allow(key not in flight.started, f"import_sample: sample {key[0]}.{key[1]} is in flight already")
         allow(key[0] not in flight.pending, f"import_sample: prompt {key[0]} is in flight already, and not all started")
         response = last.response(state.model.max_positions, state.model.eos_token_ids, flight.policy_version)
-        num_prompt, names = len(request.prompt.token_ids), state.names(request)
+        num_prompt, names = len(request.prompt.token_ids), state.names(request.prompt)
         check_room(state.scheduler, key[0], num_prompt, response.limit)
         state.expect_work()
         same_weights = last.policy_version == flight.policy_version
@@ -128,7 +128,7 @@ class SampleMoves:
             state.updates.append(WeightUpdate(flight.policy_version, kv, 1))
         is_current, computed = last.is_current and same_weights, 0
         if same_weights or kv == "keep":
-            computed = transfer.contiguous(stages, self.num_shared(request) if is_current else 0)
+            computed = transfer.contiguous(stages, self.num_shared(request.prompt) if is_current else 0)
         flight.started[key] = response
         here = state.scheduler.add_started(
             key, num_prompt, len(response.tokens), computed, names, is_current=is_current

@@ -14,6 +14,7 @@ from plait.generation.response import Response
 from plait.generation.rows import NO_DRAFTS, Drafts
 from plait.generation.settings import MAX_DRAFT_TOKENS, SamplingSettings
 from plait.policy.step import Key, StepPlan
+from plait.speculation.acceptance import Learned
 from plait.speculation.counts import MOST_PLACES, Counts
 from plait.speculation.drafter import Asked, Drafter, PoolDrafter
 from plait.speculation.speculation import How, Speculation
@@ -49,6 +50,14 @@ class Speculates(Protocol):
         """A sample of a prompt was drawn earlier, with these log-probs."""
         ...
 
+    def learned(self) -> Learned | None:
+        """What is known of how often guesses come true; None: nothing is."""
+        ...
+
+    def learn(self, learned: Learned) -> None:
+        """Know that, too: samples have come from an engine that knows it."""
+        ...
+
     @property
     def counts(self) -> Counts | None:
         """How drafts went since the engine was made; None: it makes none."""
@@ -75,6 +84,13 @@ class NoSpeculation:
 
     def recall(self, prompt_ids: tuple[int, ...], token_ids: Sequence[int], logprobs: Sequence[float]) -> None:
         """See Speculates.recall."""
+
+    def learned(self) -> Learned | None:
+        """See Speculates.learned."""
+        return None
+
+    def learn(self, learned: Learned) -> None:
+        """See Speculates.learn."""
 
 
 def speculator_of(settings: SamplingSettings) -> Speculates:
@@ -152,6 +168,14 @@ class Speculator:
         """See Speculates.recall."""
         if token_ids:
             self.speculation.drafter.record(prompt_ids, np.array(token_ids, np.int64), np.exp(np.array(logprobs)))
+
+    def learned(self) -> Learned | None:
+        """See Speculates.learned."""
+        return self.speculation.acceptance.learned
+
+    def learn(self, learned: Learned) -> None:
+        """See Speculates.learn."""
+        self.speculation.acceptance.take(learned)
 
     def _hear(self, started: Mapping[Key, Response], running: Sequence[Key]) -> None:
         """What was said since the last time; samples that are new, and those that have ended."""

@@ -7,13 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from plait.data.records import Sample
+from plait.data.records import Prompt, Sample
 from plait.generation.drawing import Drawn
 from plait.generation.flight import InFlight
 from plait.generation.forward import Forward
 from plait.generation.pool import KVPool
 from plait.generation.records import HeldKV, WeightUpdate
-from plait.generation.request import Request
 from plait.generation.rows import DecodeBatch
 from plait.generation.settings import SamplingSettings
 from plait.models.language_model import LanguageModel
@@ -56,9 +55,9 @@ class EngineState:
         """Whether the weights are not those that are known of."""
         return self._weights_version != self.model.weights_version
 
-    def names(self, request: Request) -> tuple[bytes, ...] | None:
+    def names(self, prompt: Prompt) -> tuple[bytes, ...] | None:
         """See `Scheduler.add`."""
-        return prefix_keys(request.prompt.token_ids) if self.limits.cache_blocks else None
+        return prefix_keys(prompt.token_ids) if self.limits.cache_blocks else None
 
     def expect_work(self) -> None:
         """Before samples are added: what is held counts only if it is of the weights as they are."""

@@ -7,10 +7,12 @@ those for scoring. Paper notes B2 and B3; the tuner of the threshold is `policy.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from math import ceil
+
+from plait.policy.step import Key
 
 
 class Transfer(StrEnum):
@@ -100,6 +102,55 @@ def cheaper_transfer(
     """
     send_s = setup_s + sample.kv_bytes / bytes_per_s
     return Transfer.KV if send_s < prefill_s(sample.tokens) else Transfer.RECOMPUTE
+
+
+@dataclass(frozen=True)
+class HowToMove:
+    """recompute: samples whose keys and values are computed again where they go; ahead: the bulk of the others' goes
+    ahead while both instances go on, and they stand still for the rest alone"""
+
+    recompute: frozenset[Key] = frozenset()
+    ahead: bool = False
+
+
+AT_ONCE = HowToMove()
+LEAST_AHEAD = 0.5
+"""Of a decode step, that keys and values must travel to go ahead: it takes the leader's word three more times."""
+
+
+@dataclass(frozen=True)
+class MoveTimes:
+    """What moving samples takes, by the cost model.
+
+    setup_s, bytes_per_s: of a message from one instance to another
+    token_bytes:          keys and values of a token
+    prefill_token_s:      to compute those of a token again, on one instance
+    may_go_ahead:         whether messages go beside others of their ranks
+    """
+
+    setup_s: float
+    bytes_per_s: float
+    token_bytes: int
+    prefill_token_s: float
+    may_go_ahead: bool = True
+
+    def how(self, contexts: Mapping[Key, int], step_s: float) -> HowToMove:
+        """How samples move best.
+
+        Args:
+            contexts: sample → its tokens so far.
+            step_s: of a decode step, for which the source would stand still.
+        """
+        samples = {key: Unfinished(0, tokens, tokens * self.token_bytes) for key, tokens in contexts.items()}
+        prefill_s = lambda tokens: tokens * self.prefill_token_s  # noqa: E731
+        again = frozenset(
+            key
+            for key, one in samples.items()
+            if cheaper_transfer(one, self.setup_s, self.bytes_per_s, prefill_s) is Transfer.RECOMPUTE
+        )
+        sent_bytes = sum(one.kv_bytes for key, one in samples.items() if key not in again)
+        ahead = self.may_go_ahead and sent_bytes / self.bytes_per_s > LEAST_AHEAD * step_s
+        return HowToMove(again, ahead)
 
 
 def kv_bytes(tokens: int, num_layers: int, num_kv_heads: int, head_dim: int, bytes_per_element: int) -> int:

@@ -17,10 +17,10 @@ from plait.runtime.history import CODE, HISTORY
 from plait.runtime.run_files import (
     BEST,
     CHECKPOINTS,
+    DECISIONS,
     DOCTOR,
     EVALUATIONS,
     FORECAST,
-    FUSION,
     METRICS,
     PLAN,
     RECIPE,
@@ -34,7 +34,7 @@ from plait.runtime.run_lock import LOCK, Lent, Lock
 _LOGS = (METRICS, TRACE)
 """Files that grow row by row; a checkpoint states how long each was."""
 _LOGGED = (METRICS, EVALUATIONS, DOCTOR, TRACE, SAMPLES, "tensorboard", "wandb")
-_CLEARED = (RECIPE, PLAN, CHECKPOINTS, *_LOGGED, BEST, FINAL, MERGED, HISTORY, CODE, SUMMARY, FORECAST, FUSION)
+_CLEARED = (RECIPE, PLAN, CHECKPOINTS, *_LOGGED, BEST, FINAL, MERGED, HISTORY, CODE, SUMMARY, FORECAST, *DECISIONS)
 """What `overwrite` removes, in this order: without a recipe nothing can be resumed by mistake half-way."""
 _STEP_FILE = re.compile(r"\.?(?:step|eval)-(\d+)\b.*")
 

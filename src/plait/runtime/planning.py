@@ -33,7 +33,7 @@ from plait.runtime.lengths import lengths_of
 from plait.runtime.machine import machine_of, measured_machine
 from plait.schedule.completion import complete
 from plait.schedule.named_plans import AUTO, NAMES, named_plan
-from plait.schedule.plan import FUSION, Plan, PolicyChoice
+from plait.schedule.plan import FUSION, SHARES, Plan, PolicyChoice
 from plait.schedule.stage_fusion import nothing_to_hide
 from plait.simulator.places import Place
 from plait.simulator.step_graph import Rollouts, StepGraph
@@ -187,10 +187,13 @@ class Planning:
 
     def plan_of(self, places: Sequence[Place], name: str) -> Plan:
         """A completed plan of what a search found; a call that is not on its own stands where its role does. Where
-        scoring may begin on ranks that generate, the plan lets it."""
+        scoring may begin on ranks that generate, the plan lets it; samples are divided by predicted time."""
         plan = Plan(name, self.cluster.num_devices, tuple(p for place in places for p in place.placements))
         found = self.completed(replace(plan, nodes=self.cluster.nodes), f"plan {name}")
-        return found if self.nothing_to_hide(found) else replace(found, policies=(PolicyChoice(FUSION),))
+        names = [] if self.nothing_to_hide(found) else [FUSION]
+        if any(p.dp > 1 and p.mode in ("train", "score") for p in found.placements):
+            names.append(SHARES)
+        return self.completed(replace(found, policies=tuple(map(PolicyChoice, names))), f"plan {name}")
 
     def nothing_to_hide(self, plan: Plan) -> str:
         """See `stage_fusion.nothing_to_hide`."""

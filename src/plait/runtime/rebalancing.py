@@ -17,6 +17,7 @@ from typing import Any
 
 from plait.engines import GenerationEngine
 from plait.policy.fusion_gate import line_through
+from plait.policy.migration import AT_ONCE, HowToMove, MoveTimes
 from plait.policy.rebalance import Growing, InstanceWork, MoveCost, rebalance
 from plait.policy.step import Key
 from plait.runtime.decisions import CallOfStep, Decisions
@@ -62,13 +63,18 @@ class Rebalancer:
     Args:
         path: the file of its decisions.
         lengths: of responses of its last steps.
+        times: what moves take; None: they go at once.
         clock: seconds.
     """
 
     def __init__(
-        self, path: Path, lengths: Sequence[Sequence[int]] = (), clock: Callable[[], float] = time.perf_counter
+        self,
+        path: Path,
+        lengths: Sequence[Sequence[int]] = (),
+        times: MoveTimes | None = None,
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self.decisions, self.clock = Decisions(path), clock
+        self.decisions, self.times, self.clock = Decisions(path), times, clock
         self._lengths: deque[tuple[int, ...]] = deque(map(tuple, lengths), maxlen=LENGTHS_OF_STEPS)
         self.curve: Curve | None = None
         self._move_s: float | None = None
@@ -172,7 +178,8 @@ class Balance:
         while asked and left <= asked[0]["left"]:
             move = asked.popleft()
             pairs = {(source, target): [(uid, index) for uid, index in keys] for source, target, keys in move["pairs"]}
-            self._move(pairs, move)
+            recompute = frozenset((uid, index) for uid, index in move.get("recompute", ()))
+            self._move(pairs, move, HowToMove(recompute, move.get("ahead", False)))
             if self._engine.is_moving:
                 return
 
@@ -191,7 +198,9 @@ class Balance:
         if pairs:
             row = {"left": sum(map(len, unfinished)), "before_s": found.before_s, "after_s": found.after_s}
             row["pairs"] = [[*pair, [list(key) for key in keys]] for pair, keys in pairs.items()]
-            self._move(pairs, row)
+            how = self._how(curve, [shift.sample for shift in found.shifts])
+            row |= {"recompute": [list(key) for key in sorted(how.recompute)], "ahead": how.ahead}
+            self._move(pairs, row, how)
 
     def _growing(self, place: int, keys: Sequence[Key]) -> Iterator[Growing]:
         """What is expected of the samples of an instance: what is left of earlier ones that were as long, evenly."""
@@ -204,9 +213,14 @@ class Balance:
             context = self._prompts[key[0]] + (done if begun else 0)
             yield Growing(key, context, min(most, left), begun and key not in self._moved)
 
-    def _move(self, pairs: Mapping[tuple[int, int], Sequence[Key]], row: dict[str, Any]) -> None:
+    def _how(self, curve: Curve, samples: Sequence[Growing]) -> HowToMove:
+        if self._rebalancer.times is None:
+            return AT_ONCE
+        return self._rebalancer.times.how({one.key: one.context for one in samples}, curve.step_s(len(samples), 0.0))
+
+    def _move(self, pairs: Mapping[tuple[int, int], Sequence[Key]], row: dict[str, Any], how: HowToMove) -> None:
         """Have samples move, and remember it as this row of the run's decisions."""
-        if count := self._engine.move(pairs):
+        if count := self._engine.move(pairs, how):
             self.num_moved += count
             self._moved |= {key for keys in pairs.values() for key in keys}
             self._made.append(row)

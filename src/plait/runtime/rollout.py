@@ -148,7 +148,8 @@ class Rollout:
             state.growing[node.id] = growing
         tail = None
         if fused is not None:
-            tail = Tail(fused, engine, self._recipe, count * len(prompts), self._judge(node, engine, state, count))
+            batch = {(prompt.uid, index): len(prompt.token_ids) for prompt in prompts for index in range(count)}
+            tail = Tail(fused, engine, self._recipe, batch, self._judge(node, engine, state, count))
         balance = self._balance(node, engine, state, prompts)
         while engine.has_work:
             done, finished = engine.advance(node.call) if engine.ready else (None, [])

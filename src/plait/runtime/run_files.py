@@ -33,6 +33,8 @@ PLAN = "plan.json"
 FORECAST = "forecast.json"
 FUSION = "fusion.jsonl"
 REBALANCING = "rebalancing.jsonl"
+DECISIONS = (FUSION, REBALANCING)
+"""Files of decisions that depended on the clock."""
 DOCTOR = "doctor.jsonl"
 REWARD_OUTPUT = "rewards.log"
 SUMMARY = "summary.txt"

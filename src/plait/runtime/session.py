@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Protocol, Self
 
@@ -12,6 +13,7 @@ import torch
 from safetensors import SafetensorError
 
 from plait.checkpoint.store import Checkpoint, CheckpointStore
+from plait.cost.sample_moves import sample_move_times
 from plait.dataflow import CallKind
 from plait.engines import Workers
 from plait.errors import ConfigError, ModelError, RunError
@@ -23,6 +25,7 @@ from plait.observe.progress import Progress
 from plait.observe.run_log import read_rows
 from plait.output import write_file
 from plait.policy.fusion_gate import fuses
+from plait.policy.migration import MoveTimes
 from plait.recipes.role_models import main_role
 from plait.runtime.batches import Batches
 from plait.runtime.directory import RunDirectory
@@ -32,6 +35,7 @@ from plait.runtime.evaluation import Evaluation
 from plait.runtime.executor import Executor
 from plait.runtime.filling import build_roles
 from plait.runtime.history import History, Origin
+from plait.runtime.machine import machine_of
 from plait.runtime.measure import measure
 from plait.runtime.patient import Patient
 from plait.runtime.prepared import Prepared
@@ -43,6 +47,7 @@ from plait.runtime.roles import ModelRole, RoleRuntime
 from plait.runtime.step import StepState
 from plait.runtime.stored_recipe import changed_keys, recipe_text
 from plait.runtime.tail import LENGTHS_OF_STEPS, FusionGate
+from plait.schedule.placements import placements_of
 from plait.schedule.timeline import trace_events
 from plait.workers.recorder import Recorder
 
@@ -150,10 +155,20 @@ class Session:
         files = [self.directory.files.samples(step) for step in range(first, self.done.step + 1)]
         lengths = [[len(row["token_ids"]) for row in read_rows(file)] for file in files if file.is_file()]
         if gathers:
-            self.gate = FusionGate(self.directory.files.fusion, lengths)
+            self.gate = FusionGate(self.directory.files.fusion, lengths, self._move_times())
         if recipe.rebalance == "auto":
-            self.rebalancer = Rebalancer(self.directory.files.rebalancing, lengths)
+            self.rebalancer = Rebalancer(self.directory.files.rebalancing, lengths, self._move_times())
         self.executor.decide_by(self.gate, self.rebalancer)
+
+    def _move_times(self) -> MoveTimes:
+        """What it takes to have samples go on in other instances. Messages of NCCL meet in the order in which both
+        sides post them, so that nothing can go ahead beside others."""
+        recipe, plan = self.recipe, self.prepared.plan
+        cluster, _ = machine_of(recipe, self.prepared.shape, plan.num_ranks)
+        role = str(self.prepared.flow.of_kind(CallKind.GENERATE)[0].role)
+        instance = placements_of(plan, role).generate[0]
+        times = sample_move_times(self.prepared.shape, recipe.dtype.value, instance, cluster)
+        return replace(times, may_go_ahead=recipe.device != "cuda")
 
     def begin_step(self) -> StepState:
         """The batch of the next step, its samples drawn before or not, with the carried values."""

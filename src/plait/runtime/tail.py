@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from plait.engines import GenerationEngine
 from plait.policy.fusion_gate import Choice, Seen, choose, gain_s, line_through
+from plait.policy.migration import AT_ONCE, HowToMove, MoveTimes
+from plait.policy.step import Key
 from plait.recipes.recipe import Recipe
 from plait.runtime.decisions import Decisions
 from plait.schedule.dispatch import Task
@@ -33,10 +35,11 @@ class FusionGate:
     Args:
         path: the file of its decisions; what is there was decided before, by the run that is resumed.
         lengths: of responses of its last steps.
+        times: what moves take; None: they go at once.
     """
 
-    def __init__(self, path: Path, lengths: Sequence[Sequence[int]] = ()) -> None:
-        self._decisions = Decisions(path)
+    def __init__(self, path: Path, lengths: Sequence[Sequence[int]] = (), times: MoveTimes | None = None) -> None:
+        self._decisions, self.times = Decisions(path), times
         self._lengths: deque[tuple[int, ...]] = deque(map(tuple, lengths), maxlen=LENGTHS_OF_STEPS)
         self._seen: Seen | None = None
         self._move_s: float | None = None
@@ -52,7 +55,7 @@ class FusionGate:
             choice = Choice(before["moved_at"], before["gain_s"], before["needed_s"], before["why"])
         else:
             choice = choose(self._seen, lengths, batch, instances, max_batch, seed=step)
-        return Judge(self, (step + 1, call), choice, self._seen, lengths, is_repeated=before is not None)
+        return Judge(self, (step + 1, call), choice, self._seen, lengths, before)
 
     def learn(self, timeline: Timeline, lengths: Sequence[int], instances: int) -> None:
         """After a step.
@@ -94,12 +97,13 @@ class Judge:
         choice: Choice,
         seen: Seen | None,
         lengths: Sequence[int],
-        *,
-        is_repeated: bool,
+        before: Mapping[str, Any] | None,
     ) -> None:
         self._gate, self._key, self._choice, self._seen, self._lengths = gate, key, choice, seen, lengths
-        self._is_repeated = is_repeated
+        self._before = before
+        """What a run before this one decided in it; None: none did."""
         self._moved_at = 0
+        self._how = AT_ONCE
 
     def gathers(self, running: Sequence[int], steps_done: int, waiting_s: float, max_batch: int) -> bool:
         """
@@ -111,7 +115,7 @@ class Judge:
         left = sum(running)
         if not 0 < left <= self._choice.threshold:
             return False
-        if not self._is_repeated:
+        if self._before is None:
             assert self._seen is not None, "a threshold of nothing"
             if gain_s(self._seen, self._lengths, running, steps_done, waiting_s, max_batch) < self._seen.needed_s:
                 return False
@@ -127,10 +131,24 @@ class Judge:
         each = 0.0 if self._seen is None else self._seen.decode_s(max(running))
         return seconds / each if each > 0 else 0.0
 
+    def how(self, contexts: Mapping[Key, int]) -> HowToMove:
+        """How the samples move that are gathered now.
+
+        Args:
+            contexts: of each its tokens, about.
+        """
+        if self._before is not None:
+            keys = frozenset((uid, index) for uid, index in self._before.get("recompute", ()))
+            self._how = HowToMove(keys, self._before.get("ahead", False))
+        elif self._gate.times is not None and self._seen is not None:
+            self._how = self._gate.times.how(contexts, self._seen.decode_s(len(contexts)))
+        return self._how
+
     def end(self, num_moved: int, move_s: float | None) -> None:
         seen = None if self._seen is None else asdict(self._seen)
         row = asdict(self._choice) | {"seen": seen}
         row |= {"moved_at": self._moved_at if num_moved else 0, "moved": num_moved, "move_s": move_s}
+        row |= {"recompute": [list(key) for key in sorted(self._how.recompute)], "ahead": self._how.ahead}
         self._gate.keep(self._key, row, move_s if num_moved else None)
 
 
@@ -138,17 +156,24 @@ class Tail:
     """
     Args:
         task: of the rollout, which keeps the ranks busy that still generate.
-        count: samples of the rollout.
-        judge: says when samples are gathered; None: the recipe's share does.
+        batch: samples of the rollout → tokens of their prompts.
+        judge: says when samples are gathered, and how; None: the recipe's share says when, and they go at once.
     """
 
-    def __init__(self, task: Task, engine: GenerationEngine, recipe: Recipe, count: int, judge: Judge | None) -> None:
-        self._task = task
+    def __init__(
+        self,
+        task: Task,
+        engine: GenerationEngine,
+        recipe: Recipe,
+        batch: Mapping[Key, int],
+        judge: Judge | None,
+    ) -> None:
+        self._task, self._batch = task, batch
         self._engine = engine
         self._judge = judge
-        self._most = int(recipe.fusion * count) if isinstance(recipe.fusion, float) else 0
+        self._most = int(recipe.fusion * len(batch)) if isinstance(recipe.fusion, float) else 0
         self._max_batch = recipe.sampling.max_running
-        self._count = self._unfinished = count
+        self._count = self._unfinished = len(batch)
         self._steps = 0.0
         self._free_s = 0.0
         """Seconds that instances without samples have had, all together."""
@@ -165,7 +190,7 @@ class Tail:
         self._free_s += (now - self._looked_at_s) * sum(1 for one in running if one == 0)
         self._looked_at_s = now
         if finished and not self.num_moved and self._gathers(running):
-            self.num_moved = self._engine.gather(self._max_batch)
+            self._gather()
         self._task.release(self._task.mesh - self._engine.at_work)
 
     def _gathers(self, running: Sequence[int]) -> bool:
@@ -173,6 +198,14 @@ class Tail:
             return 0 < self._unfinished <= self._most
         waiting = (self._count - self._unfinished) * self._judge.score_s() - self._free_s
         return self._judge.gathers(running, int(self._steps), max(0.0, waiting), self._max_batch)
+
+    def _gather(self) -> None:
+        pairs = self._engine.gathering(self._max_batch)
+        keys = [key for moved in pairs.values() for key in moved]
+        how = AT_ONCE
+        if keys and self._judge is not None:
+            how = self._judge.how({key: self._batch[key] + int(self._steps) for key in keys})
+        self.num_moved = self._engine.move(pairs, how) if pairs else 0
 
     def end(self) -> None:
         """All samples have ended."""

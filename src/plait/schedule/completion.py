@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from math import inf
 
 from plait.dataflow import CallKind, Dataflow, Node
 from plait.errors import ConfigError, DataError
@@ -16,7 +17,7 @@ from plait.layout.shards import balanced_stages
 from plait.schedule.fused import FUSED, FusedOrder, check_calls, shared_rows
 from plait.schedule.named_plans import MODE_OF, PlannedModel, model_calls
 from plait.schedule.placements import DEFAULT_SCHEDULE, is_fused, order_of, parts_of, to_be_found
-from plait.schedule.plan import FUSION, Mode, Placement, Plan
+from plait.schedule.plan import FUSION, SHARES, Mode, Placement, Plan, PolicyChoice
 from plait.schedule.schedule import Schedule
 
 SCHEDULES = (DEFAULT_SCHEDULE, "gpipe", "one at a time")
@@ -62,12 +63,7 @@ def complete(plan: Plan, flow: Dataflow, models: Mapping[str, PlannedModel], lab
             raise ConfigError(
                 f"{label}: {node.call}: prefill on other instances than decode cannot be run yet; leave prefill out"
             )
-    unknown = next((one for one in plan.policies if one.name != FUSION or one.settings), None)
-    if unknown is not None:
-        settings = " with settings" if unknown.name == FUSION else ""
-        raise ConfigError(
-            f"{label}: `policies`: expected `{FUSION}` without settings, or none, found `{unknown.name}`{settings}"
-        )
+    policies = tuple(_completed_policy(one, models, f"{label}: `policies`") for one in plan.policies)
     placements = tuple(_divided(p, models[str(node.role)]) for node in calls for p in _placed(node, plan, calls))
     if _is_evaluated_apart(flow, calls):
         placements += plan.placements_of(EVALUATE, "decode") or _where_trained(placements)
@@ -76,7 +72,25 @@ def complete(plan: Plan, flow: Dataflow, models: Mapping[str, PlannedModel], lab
     idle = [rank for rank in range(plan.num_ranks) if rank not in used]
     if idle:
         raise ConfigError(f"{label}: rank {idle[0]} has nothing to do; lower `num_ranks`, or place a call on it")
-    return replace(plan, placements=placements)
+    return replace(plan, placements=placements, policies=policies)
+
+
+def _completed_policy(policy: PolicyChoice, models: Mapping[str, PlannedModel], label: str) -> PolicyChoice:
+    """With settings for all models. Raises ConfigError."""
+    if policy.name == FUSION and not policy.settings:
+        return policy
+    if policy.name != SHARES:
+        settings = " with settings" if policy.name == FUSION else ""
+        raise ConfigError(
+            f"{label}: expected `{FUSION}` without settings, `{SHARES}`, or none, found `{policy.name}`{settings}"
+        )
+    stated = dict(policy.settings)
+    for role, value in stated.items():
+        if role not in models:
+            raise ConfigError(f"{label}: settings of `{SHARES}`: expected roles {', '.join(models)}, found `{role}`")
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < inf:
+            raise ConfigError(f"{label}: `{SHARES}` of {role}: expected a number from 0 on, found {value!r}")
+    return replace(policy, settings=tuple((role, stated.get(role, one.pair_tokens)) for role, one in models.items()))
 
 
 def _is_evaluated_apart(flow: Dataflow, calls: Sequence[Node]) -> bool:

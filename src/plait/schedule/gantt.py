@@ -45,63 +45,87 @@ def svg_gantt(timeline: Timeline, title: str = "", width: int = 1200, row_height
 
     The first model is blue, the second red; forwards are light, backwards dark; grey ground is idle.
     """
-    rows = _rows(timeline)
-    end = max((span.end_s for span in timeline.spans), default=0.0) or 1.0
-    roles = list(dict.fromkeys(span.role for span in timeline.spans))
-    left, top = 72, 34 if title else 12
+    return svg_gantts([(title, timeline)], width, row_height)
+
+
+def svg_gantts(panels: Sequence[tuple[str, Timeline]], width: int = 1200, row_height: int = 26) -> str:
+    """Timelines with their titles, one above the other on one scale; see `svg_gantt`."""
+    spans = [span for _, timeline in panels for span in timeline.spans]
+    end = max((span.end_s for span in spans), default=0.0) or 1.0
+    roles = list(dict.fromkeys(span.role for span in spans))
+    left = 72
     scale = (width - left - 12) / end
-    height = top + len(rows) * row_height + 52
+    drawn: list[str] = []
+    y = 0
+    for title, timeline in panels:
+        y += 34 if title else 12
+        own = max((span.end_s for span in timeline.spans), default=0.0) or 1.0
+        if title:
+            drawn.append(f'<text x="{left}" y="{y - 14}" font-size="14" fill="#222">{escape(title)}</text>')
+        for name, row in _rows(timeline):
+            drawn += _row(name, row, roles, (left, y), (own * scale, scale, row_height))
+            y += row_height
+        drawn.append(_axis(end, own, left, y, scale))
+        y += 22
+    drawn.append(_legend(spans, roles, left, y + 16))
+    height = y + 30
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" viewBox="0 0 {width} {height}" '
         'font-family="Helvetica, Arial, sans-serif" font-size="11">',
         f'<rect width="{width}" height="{height}" fill="white"/>',
     ]
-    if title:
-        parts.append(f'<text x="{left}" y="20" font-size="14" fill="#222">{escape(title)}</text>')
-    for k, (name, spans) in enumerate(rows):
-        y = top + k * row_height
+    return "\n".join([*parts, *drawn, "</svg>"]) + "\n"
+
+
+def _row(
+    name: str, spans: Sequence[Span], roles: Sequence[str], at: tuple[float, float], sizes: tuple[float, float, int]
+) -> list[str]:
+    """
+    Args:
+        at: left upper corner of its ground.
+        sizes: width of the ground, of a second, and height of a row.
+    """
+    (left, y), (ground, scale, row_height) = at, sizes
+    parts = [
+        f'<text x="{left - 8}" y="{y + row_height / 2 + 3}" text-anchor="end" fill="#222">{escape(name)}</text>'
+        f'<rect x="{left}" y="{y + 1}" width="{ground:.1f}" height="{row_height - 3}" fill="#eeeeee"/>'
+    ]
+    for span in spans:
+        dark, light = _COLOURS[roles.index(span.role) % len(_COLOURS)]
+        fill = light if span.kind == "F" else dark
+        x, wide = left + span.start_s * scale, span.duration_s * scale
         parts.append(
-            f'<text x="{left - 8}" y="{y + row_height / 2 + 3}" text-anchor="end" fill="#222">{escape(name)}</text>'
-            f'<rect x="{left}" y="{y + 1}" width="{end * scale:.1f}" height="{row_height - 3}" fill="#eeeeee"/>'
+            f'<rect x="{x:.1f}" y="{y + 1}" width="{wide:.1f}" height="{row_height - 3}" fill="{fill}" '
+            f'stroke="white" stroke-width="0.7"><title>{escape(span.action)} {span.start_s:g} to {span.end_s:g}'
+            "</title></rect>"
         )
-        for span in spans:
-            dark, light = _COLOURS[roles.index(span.role) % len(_COLOURS)]
-            fill = light if span.kind == "F" else dark
-            x, wide = left + span.start_s * scale, span.duration_s * scale
+        number = _INDEX.search(span.action)
+        if number and wide >= 7 * len(number[1]) + 2:
+            ink = "#111" if span.kind == "F" else "white"
             parts.append(
-                f'<rect x="{x:.1f}" y="{y + 1}" width="{wide:.1f}" height="{row_height - 3}" fill="{fill}" '
-                f'stroke="white" stroke-width="0.7"><title>{escape(span.action)} {span.start_s:g} to {span.end_s:g}'
-                "</title></rect>"
+                f'<text x="{x + wide / 2:.1f}" y="{y + row_height / 2 + 3}" text-anchor="middle" fill="{ink}">'
+                f"{number[1]}</text>"
             )
-            number = _INDEX.search(span.action)
-            if number and wide >= 7 * len(number[1]) + 2:
-                ink = "#111" if span.kind == "F" else "white"
-                parts.append(
-                    f'<text x="{x + wide / 2:.1f}" y="{y + row_height / 2 + 3}" text-anchor="middle" fill="{ink}">'
-                    f"{number[1]}</text>"
-                )
-    y = top + len(rows) * row_height
-    parts.append(_axis(end, left, y, scale))
-    parts.append(_legend(timeline, roles, left, y + 38))
-    return "\n".join([*parts, "</svg>"]) + "\n"
+    return parts
 
 
-def _axis(end: float, left: float, y: float, scale: float) -> str:
+def _axis(end: float, own: float, left: float, y: float, scale: float) -> str:
+    """Marks up to the end of this timeline, `own`, as far apart as suits the longest, which ends at `end`."""
     step = next(s for m in range(-6, 12) for s in (10.0**m, 2 * 10.0**m, 5 * 10.0**m) if end / s <= 12)
     marks = []
     k = 0
-    while k * step <= end * (1 + 1e-9):
+    while k * step <= own * (1 + 1e-9):
         x = left + k * step * scale
         marks.append(f'<text x="{x:.1f}" y="{y + 14}" text-anchor="middle" fill="#555">{k * step:g}</text>')
         k += 1
     return "".join(marks)
 
 
-def _legend(timeline: Timeline, roles: Sequence[str], x: float, y: float) -> str:
+def _legend(spans: Sequence[Span], roles: Sequence[str], x: float, y: float) -> str:
     parts = []
     for role in roles:
         dark, light = _COLOURS[roles.index(role) % len(_COLOURS)]
-        kinds = {span.kind for span in timeline.spans if span.role == role}
+        kinds = {span.kind for span in spans if span.role == role}
         named = [("forward", light), ("backward", dark)] if kinds <= {"F", "B"} else [("", dark)]
         for text, fill in named:
             words = " ".join(word for word in (role, text) if word)

@@ -42,6 +42,8 @@ class PlannedModel:
     """For the layers of pipeline stages that a plan does not state; 0: not known, they are as equal as they can be."""
     head_in_layers: float = 0.0
     """What its head is worth of them, as of `ModelShape.head_in_layers`."""
+    pair_tokens: float = 0.0
+    """What a pair of a query and a key takes in its layers, in tokens."""
 
 
 def model_calls(flow: Dataflow, models: Mapping[str, PlannedModel]) -> tuple[Node, ...]:

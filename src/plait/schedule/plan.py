@@ -31,6 +31,9 @@ After = Literal["keep", "drop", "offload"]
 
 FUSION = "fusion"
 """Policy of a plan: models score in parts on ranks that generate, as these have no samples left (`fusion: auto`)."""
+SHARES = "shares"
+"""Policy of a plan: samples are divided over dp by predicted time. Its settings are roles, and what a pair of a query
+and a key takes in their models, in tokens; without it samples are divided by their tokens."""
 
 SEVERAL: tuple[Mode, ...] = ("prefill", "decode")
 """Modes that instances of different size may serve: a call then has several placements, on devices of their own."""
@@ -94,6 +97,11 @@ class Plan:
     def cluster(self) -> Cluster:
         """Which ranks share a node."""
         return Cluster(self.nodes, self.num_ranks // self.nodes)
+
+    def pair_tokens(self, role: str) -> float:
+        """What a pair of a query and a key counts in a role's model where samples are divided, in tokens."""
+        settings = next((one.settings for one in self.policies if one.name == SHARES), ())
+        return float(dict(settings).get(role, 0.0))
 
     def spread_tp(self) -> tuple[Placement, ...]:
         """Placements whose tensor parallelism goes over several nodes."""

@@ -28,8 +28,8 @@ class Done:
     `actor.train/b0/1F3`: the last part is the id that the action has in its schedule. Of a move its name and the place
     of the action in the rank's row, such as `actor.weights/3`."""
     kind: str = ""
-    """PREFILL, DECODE, SCORE (a forward), TRAIN (forward and backward), STEP (an optimizer step), of a pipeline
-    `schedule.Kind`, of a move the name of `layout.MoveKind`, OFFLOAD, ONLOAD."""
+    """PREFILL, DECODE, SCORE (a forward), TRAIN (forward and backward), STEP (an optimizer step), SAMPLES (that go on
+    in another instance), of a pipeline `schedule.Kind`, of a move the name of `layout.MoveKind`, OFFLOAD, ONLOAD."""
     tokens: int = 0
     """Tokens of the packed row that were computed; 0 for a STEP."""
     bytes: int = 0

@@ -15,6 +15,9 @@ import numpy as np
 from plait.kernels.draft_lookup import CELLS, NUM_CONFIDENCES, NUM_SOURCES
 from plait.speculation.pool import FloatArray, IntArray
 
+Learned = tuple[FloatArray, FloatArray]
+"""Trials and hits of all cells, flat."""
+
 PRIOR = 8.0
 """Trials that a wider class counts as in a narrower one."""
 REFRESH = 256
@@ -40,6 +43,19 @@ class Acceptance:
         self._fresh += len(cells)
         if self._fresh >= REFRESH or self._fresh * 8 >= self.trials_C.sum():
             self.table_C, self._fresh = self._table(), 0
+
+    @property
+    def learned(self) -> Learned:
+        """What it knows, for another that learns of the same policy."""
+        return self.trials_C.reshape(-1).copy(), self.hits_C.reshape(-1).copy()
+
+    def take(self, learned: Learned) -> None:
+        """Know what another knows, of each cell of which that has seen more: told twice, nothing counts twice."""
+        trials_C, hits_C = (counts.reshape(CELLS) for counts in learned)
+        more_C = trials_C > self.trials_C
+        self.trials_C = np.where(more_C, trials_C, self.trials_C)
+        self.hits_C = np.where(more_C, hits_C, self.hits_C)
+        self.table_C, self._fresh = self._table(), 0
 
     def forget(self) -> None:
         """The policy has changed: what was learned counts less."""

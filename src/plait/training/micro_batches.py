@@ -1,6 +1,7 @@
 """The split of a mini-batch over data-parallel ranks, and of each rank's share into micro-batches. Imports no torch.
 
-Like every split it changes the time, never the result. Ranks take about equal numbers of packed tokens; a group stays
+Like every split it changes the time, never the result. Ranks take about equal loads: packed tokens, or, where it is
+said what a pair of a query and a key takes, about equal times, with the squares of the lengths in them. A group stays
 on one rank while that keeps them balanced, and is cut, its prompt paid again, where it does not.
 """
 
@@ -22,6 +23,7 @@ def split_over(
     least: int = 1,
     share_prompts: bool = True,
     whole_groups: bool = False,
+    pair_tokens: float = 0.0,
 ) -> tuple[tuple[MicroBatch, ...], ...]:
     """The micro-batches of each of `ways` ranks, at most `budget_tokens` packed tokens each.
 
@@ -29,6 +31,7 @@ def split_over(
         least: micro-batches wanted on each rank, about equal: so many keep a pipeline busy. Fewer where there are
             fewer samples.
         share_prompts, whole_groups: as of `split_micro_batches`, which is what one rank gets that wants one.
+        pair_tokens: what a pair of a query and a key takes, in tokens; 0: loads are tokens alone.
 
     Returns:
         Every sample in exactly one micro-batch of one rank; ranks without samples have none. A pure function of its
@@ -36,26 +39,33 @@ def split_over(
     """
     how = {"share_prompts": share_prompts, "whole_groups": whole_groups}
     of_ranks = []
-    for share in shares_over(samples, ways, **how):
+    for share in shares_over(samples, ways, pair_tokens=pair_tokens, **how):
         members = [samples[i] for i in share]
         micros = split_micro_batches(members, budget_tokens, **how)
         if len(micros) < least and len(members) > len(micros):
-            micros = _at_least(members, least, budget_tokens, **how)
+            micros = _at_least(members, least, budget_tokens, pair_tokens, **how)
         of_ranks.append(tuple(_renumbered(micro, share) for micro in micros))
     return tuple(of_ranks)
 
 
 def shares_over(
-    samples: Sequence[SampleSize], ways: int, *, share_prompts: bool = True, whole_groups: bool = False
+    samples: Sequence[SampleSize],
+    ways: int,
+    *,
+    share_prompts: bool = True,
+    whole_groups: bool = False,
+    pair_tokens: float = 0.0,
 ) -> tuple[tuple[int, ...], ...]:
     """The samples of each of `ways` ranks, which `split_over` cuts into micro-batches: every sample on one rank."""
     if ways == 1:
         return (tuple(range(len(samples))),)
-    shares = _balanced(samples, ways, share_prompts=share_prompts, whole_groups=whole_groups)
+    shares = _balanced(samples, ways, pair_tokens, share_prompts=share_prompts, whole_groups=whole_groups)
     return (*shares, *[()] * (ways - len(shares)))
 
 
-def _balanced(samples: Sequence[SampleSize], ways: int, *, in_turn: bool = False, **how: bool) -> list[tuple[int, ...]]:
+def _balanced(
+    samples: Sequence[SampleSize], ways: int, pair_tokens: float, *, in_turn: bool = False, **how: bool
+) -> list[tuple[int, ...]]:
     """Samples of each of at most `ways` parts, by the cheapest of some ways to cut groups.
 
     Args:
@@ -64,10 +74,11 @@ def _balanced(samples: Sequence[SampleSize], ways: int, *, in_turn: bool = False
     """
     total = sum(micro.num_tokens for micro in _pieces(samples, None, **how))
     caps = [None] if how["whole_groups"] else [None, *(max(1, -(-total // (ways * n))) for n in PIECES_OF_A_SHARE)]
-    best: tuple[int, list[tuple[int, ...]]] | None = None
+    best: tuple[float, list[tuple[int, ...]]] | None = None
     for cap in caps:
-        parts = _spread(_pieces(samples, cap, **how), ways)
-        loads = [_micro_batch(samples, part, how["share_prompts"]).num_tokens for part in parts]
+        pieces = _pieces(samples, cap, **how)
+        parts = _spread(pieces, [_load(samples, piece, pair_tokens) for piece in pieces], ways)
+        loads = [_load(samples, _micro_batch(samples, part, how["share_prompts"]), pair_tokens) for part in parts]
         cost = max(loads, default=0) + (sum(loads) if in_turn else 0)
         if best is None or cost < best[0]:
             best = cost, parts
@@ -75,9 +86,11 @@ def _balanced(samples: Sequence[SampleSize], ways: int, *, in_turn: bool = False
     return best[1]
 
 
-def _at_least(samples: Sequence[SampleSize], least: int, budget_tokens: int, **how: bool) -> tuple[MicroBatch, ...]:
+def _at_least(
+    samples: Sequence[SampleSize], least: int, budget_tokens: int, pair_tokens: float, **how: bool
+) -> tuple[MicroBatch, ...]:
     """About equal micro-batches, `least` of them as far as groups allow it; more where one exceeds the budget."""
-    parts = _balanced(samples, least, in_turn=True, **how)
+    parts = _balanced(samples, least, pair_tokens, in_turn=True, **how)
     micros = [_micro_batch(samples, part, how["share_prompts"]) for part in parts]
     if any(micro.num_tokens > budget_tokens for micro in micros):
         micros = [
@@ -102,15 +115,29 @@ def _pieces(samples: Sequence[SampleSize], cap: int | None, **how: bool) -> list
     return pieces
 
 
-def _spread(pieces: Sequence[MicroBatch], ways: int) -> list[tuple[int, ...]]:
-    """Samples of each part: pieces from the largest on, each to the part that has least (LPT, Graham 1969)."""
-    loads = [0] * ways
+def _spread(pieces: Sequence[MicroBatch], weights: Sequence[float], ways: int) -> list[tuple[int, ...]]:
+    """Samples of each part: pieces from the heaviest on, each to the part that has least (LPT, Graham 1969)."""
+    loads: list[float] = [0] * ways
     parts: list[list[int]] = [[] for _ in range(ways)]
-    for piece in sorted(pieces, key=lambda piece: (-piece.num_tokens, piece.samples)):
+    for weight, piece in sorted(zip(weights, pieces, strict=True), key=lambda pair: (-pair[0], pair[1].samples)):
         part = min(range(ways), key=lambda k: (loads[k], k))
-        loads[part] += piece.num_tokens
+        loads[part] += weight
         parts[part].extend(piece.samples)
     return [tuple(sorted(part)) for part in parts if part]
+
+
+def _load(samples: Sequence[SampleSize], micro: MicroBatch, pair_tokens: float) -> float:
+    """What a micro-batch takes, in tokens. A token attends to all of its context up to itself: within a prompt, and
+    from each response to the prompt and itself."""
+    if pair_tokens == 0:
+        return micro.num_tokens
+    pairs = 0
+    for group in micro.groups:
+        prompt = samples[group[0]].prompt_tokens
+        pairs += prompt * (prompt + 1) // 2
+        for response in (samples[i].response_tokens for i in group):
+            pairs += response * prompt + response * (response + 1) // 2
+    return micro.num_tokens + pair_tokens * pairs
 
 
 def _micro_batch(samples: Sequence[SampleSize], part: Sequence[int], share_prompts: bool) -> MicroBatch:

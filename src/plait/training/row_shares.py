@@ -19,13 +19,19 @@ def drawn_batches(
 
 
 def shares_of(
-    rows: Rows, batches: Iterable[Sequence[int]], ways: int, *, whole_groups: bool = False
+    rows: Rows,
+    batches: Iterable[Sequence[int]],
+    ways: int,
+    *,
+    whole_groups: bool = False,
+    pair_tokens: float = 0.0,
 ) -> tuple[tuple[int, ...], ...]:
     """The rows of each of `ways` ranks in any of these batches.
 
     Args:
         rows: ordered.
         batches: positions of the rows of each, which are divided by themselves.
+        whole_groups, pair_tokens: as of `micro_batches.shares_over`.
 
     Returns:
         Positions, ascending. A row of several batches (epochs) may be several ranks'.
@@ -33,7 +39,8 @@ def shares_of(
     sizes = sizes_of(rows)
     of_ranks: list[set[int]] = [set() for _ in range(ways)]
     for members in batches:
-        shares = shares_over([sizes[i] for i in members], ways, whole_groups=whole_groups)
-        for mine, share in zip(of_ranks, shares, strict=True):
-            mine.update(members[i] for i in share)
+        mine = [sizes[i] for i in members]
+        shares = shares_over(mine, ways, whole_groups=whole_groups, pair_tokens=pair_tokens)
+        for of_rank, share in zip(of_ranks, shares, strict=True):
+            of_rank.update(members[i] for i in share)
     return tuple(tuple(sorted(mine)) for mine in of_ranks)

@@ -33,6 +33,8 @@ class ExecutionSettings:
     """Recompute layer activations in the backward pass."""
     share_prompts: bool = True
     """Compute a group's prompt once. False gives the same result and is here to show that it does."""
+    pair_tokens: float = 0.0
+    """What a pair of a query and a key takes, in tokens, where samples are divided over dp ranks (`plan.SHARES`)."""
     pipeline: Rule = one_f_one_b
     """Makes the schedule of each mini-batch where the model is cut into stages; any valid one gives the same result
     (`schedule.generators` has some)."""
@@ -55,6 +57,7 @@ class ExecutionSettings:
             least=default if self.micro_batches is None else self.micro_batches,
             share_prompts=self.share_prompts,
             whole_groups=whole_groups,
+            pair_tokens=self.pair_tokens,
         )
 
 

@@ -66,7 +66,8 @@ class ScoreCall:
         rows = Rows(tuple(replace(sample, logprobs=(), token_versions=None) for sample in self.rows.samples))
 
         def arrays_of(ways: int) -> list[Arrays]:
-            shares = shares_of(rows.ordered(), [range(len(rows))], ways)
+            pair_tokens = rank_state.pair_tokens[self.role]
+            shares = shares_of(rows.ordered(), [range(len(rows))], ways, pair_tokens=pair_tokens)
             return pack_shares(rows, (), [sorted(rows.order[i] for i in share) for share in shares])
 
         return _by_rank(self.layout(rank_state), header, arrays_of)
@@ -157,7 +158,11 @@ class TrainCall:
 
         def arrays_of(ways: int) -> list[Arrays]:
             shares = shares_of(
-                rows, self._batches(rows, rank_state), ways, whole_groups=self.node.training.whole_groups
+                rows,
+                self._batches(rows, rank_state),
+                ways,
+                whole_groups=self.node.training.whole_groups,
+                pair_tokens=rank_state.pair_tokens[self.role],
             )
             return [(*values, *arrays) for arrays in pack_shares(rows, of_rows, shares, mask)]
 

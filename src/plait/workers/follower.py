@@ -108,7 +108,7 @@ class FollowerLoop:
             case Do.GENERATE:
                 self._ask(header["role"], command, unpack_requests(header["requests"]))
             case Do.MIGRATE:
-                self._ask(header["role"], command, Gathering.of(header))
+                self._ask(header["role"], command, Gathering.of(command))
             case Do.FORGET:
                 self._forget(header["number"], header["role"], header["call"])
             case Do.END:
@@ -214,9 +214,9 @@ class FollowerLoop:
             if delivers:
                 for number, samples in finished.items():
                     self._answer(number, pack_samples(samples, lockstep.speculation), "samples")
-                for number, left in lockstep.left.items():
-                    self._answer(number, Message({"left": left}), "word that samples have left")
-            lockstep.left.clear()
+                for number, said in lockstep.told:
+                    self._answer(number, said, "word of samples that move")
+            lockstep.told.clear()
             is_empty = lockstep.is_empty
             yield lockstep.last_done(f"{role}.generate")
         self._generating.remove(role)

@@ -3,41 +3,122 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Any, Protocol
 
+from plait.data.records import Prompt
 from plait.policy.step import Key
+from plait.workers.messages import Do, Message
+
+Pair = tuple[int, int]
+"""Numbers of two instances: source and target."""
+
+
+class Stage(StrEnum):
+    """What of a move is done; the first three only where the bulk goes ahead."""
+
+    HERE = "here"
+    """Targets say what they have of the prompts."""
+    GIVE = "give"
+    """Sources begin to send, and say what; later, that it is through."""
+    TAKE = "take"
+    """Targets begin to receive that."""
+    REST = "rest"
+    """What is left travels, and the samples go on in the targets."""
 
 
 @dataclass(frozen=True)
 class Gathering:
     """Samples that leave some instances for others.
 
-    pairs:   (source, target), numbers of instances → the samples that move
-    numbers: prompt → the command that asked for its samples, which they are delivered under
+    pairs:     the samples that move
+    numbers:   prompt → the command that asked for its samples, which they are delivered under
+    recompute: those whose keys and values are computed again in the target
+    stage:     what is done now
+    move:      a number that both sides know the move by
+    prompts:   HERE: of the samples
+    said:      GIVE, TAKE: what the other instance of each pair has said
     """
 
-    pairs: Mapping[tuple[int, int], Sequence[Key]]
+    pairs: Mapping[Pair, Sequence[Key]]
     numbers: Mapping[int, int]
+    recompute: frozenset[Key] = frozenset()
+    stage: Stage = Stage.REST
+    move: int = 0
+    prompts: Sequence[Prompt] = ()
+    said: Mapping[Pair, Message] = field(default_factory=dict)
 
     @property
     def instances(self) -> frozenset[int]:
-        """All that have a part in it."""
-        return frozenset(place for pair in self.pairs for place in pair)
+        """All that have a part in the move."""
+        return self.sources | self.targets
 
     @property
     def sources(self) -> frozenset[int]:
         return frozenset(source for source, _ in self.pairs)
 
-    def to_header(self) -> dict[str, Any]:
-        """As JSON values."""
+    @property
+    def targets(self) -> frozenset[int]:
+        return frozenset(target for _, target in self.pairs)
+
+    @property
+    def concerned(self) -> frozenset[int]:
+        """Instances that do this stage."""
+        match self.stage:
+            case Stage.HERE | Stage.TAKE:
+                return self.targets
+            case Stage.GIVE:
+                return self.sources
+            case Stage.REST:
+                return self.instances
+
+    def to_message(self, role: str) -> Message:
+        """The command."""
         pairs = [[*pair, [list(key) for key in keys]] for pair, keys in sorted(self.pairs.items())]
-        return {"pairs": pairs, "numbers": [list(item) for item in self.numbers.items()]}
+        said = by_pair(self.said)
+        header = {
+            "do": Do.MIGRATE,
+            "role": role,
+            "pairs": pairs,
+            "numbers": [list(item) for item in self.numbers.items()],
+            "recompute": [list(key) for key in sorted(self.recompute)],
+            "stage": self.stage.value,
+            "move": self.move,
+            "prompts": [[prompt.uid, list(prompt.token_ids)] for prompt in self.prompts],
+            "said": said.header,
+        }
+        return Message(header, said.arrays)
 
     @classmethod
-    def of(cls, header: Mapping[str, Any]) -> Gathering:
-        pairs = {(source, target): [(uid, index) for uid, index in keys] for source, target, keys in header["pairs"]}
-        return cls(pairs, dict(header["numbers"]))
+    def of(cls, message: Message) -> Gathering:
+        header = message.header
+        return cls(
+            {(source, target): [(uid, index) for uid, index in keys] for source, target, keys in header["pairs"]},
+            dict(header["numbers"]),
+            frozenset((uid, index) for uid, index in header["recompute"]),
+            Stage(header["stage"]),
+            header["move"],
+            [Prompt(uid, "", tuple(token_ids)) for uid, token_ids in header["prompts"]],
+            of_pairs(Message(header["said"], message.arrays)),
+        )
+
+
+def by_pair(messages: Mapping[Pair, Message]) -> Message:
+    """All of them as one."""
+    header: dict[str, Any] = {
+        "pairs": [[*pair, message.header, len(message.arrays)] for pair, message in messages.items()]
+    }
+    return Message(header, tuple(array for message in messages.values() for array in message.arrays))
+
+
+def of_pairs(message: Message) -> dict[Pair, Message]:
+    """The inverse of `by_pair`."""
+    found, at = {}, 0
+    for source, target, header, count in message.header["pairs"]:
+        found[source, target] = Message(header, message.arrays[at : at + count])
+        at += count
+    return found
 
 
 class GathersSamples(Protocol):
@@ -46,6 +127,14 @@ class GathersSamples(Protocol):
     place: int
     """The number of the rank's instance."""
 
-    def gather(self, gathering: Gathering) -> list[Key]:
-        """Do it; the samples that the rank's instance has given away."""
+    received_bytes: int
+    """Keys and values that came to the rank by the last move."""
+
+    @property
+    def is_through(self) -> bool:
+        """Whether all that the rank has given ahead is on the other side."""
+        ...
+
+    def do(self, gathering: Gathering) -> Message | None:
+        """Do this rank's part of a stage; what its instance tells the leader of it."""
         ...

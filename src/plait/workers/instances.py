@@ -28,6 +28,7 @@ from plait.models.language_model import LanguageModel
 from plait.models.parallel.team import Team
 from plait.policy.decode_ring import COSTS, num_groups
 from plait.policy.step import Key, StepPlan
+from plait.speculation.acceptance import Learned
 from plait.speculation.counts import Counts
 from plait.workers.ranks import LEADER
 from plait.workers.step_links import Kind, OneToAll, StageLink, Waited
@@ -169,6 +170,14 @@ class DraftedByOne:
     def recall(self, prompt_ids: tuple[int, ...], token_ids: Sequence[int], logprobs: Sequence[float]) -> None:
         """See Speculates.recall."""
         self._own.recall(prompt_ids, token_ids, logprobs)
+
+    def learned(self) -> Learned | None:
+        """See Speculates.learned; None on ranks that are told drafts."""
+        return self._own.learned()
+
+    def learn(self, learned: Learned) -> None:
+        """See Speculates.learn."""
+        self._own.learn(learned)
 
 
 class _Staged:

@@ -19,11 +19,11 @@ from plait.generation.request import Request
 from plait.models.parallel.peers import Transfer
 from plait.models.parallel.team import Team
 from plait.policy.decode_ring import StageUse
-from plait.policy.step import Key
-from plait.schedule.work import MOVED_ON, Done
+from plait.schedule.work import LINK, MOVED_ON, Done
 from plait.speculation.counts import Counts
-from plait.workers.gathering import Gathering, GathersSamples
+from plait.workers.gathering import Gathering, GathersSamples, Stage
 from plait.workers.instances import deciding
+from plait.workers.messages import Message
 from plait.workers.step_links import Kind, OneToAll, Waited
 
 Word = Sequence[Request] | Gathering | None
@@ -59,8 +59,12 @@ class LockstepEngine:
         """Activations that came from other ranks in the last step."""
         self.last_step: StepRecord | None = None
         """None after a step that computed nothing."""
-        self.left: dict[int, list[Key]] = {}
-        """Command by which samples were to leave this instance → those that have, since somebody last took them."""
+        self.told: list[tuple[int, Message]] = []
+        """Commands by which samples move, and what this instance has to say of them, since somebody last took it."""
+        self._moved: int | None = None
+        """The command by which samples came or left in the last step, which did nothing else; None: none did."""
+        self._giving: int | None = None
+        """The command by which samples' keys and values go ahead, until they are through."""
 
     @property
     def speculation(self) -> Counts | None:
@@ -73,7 +77,10 @@ class LockstepEngine:
         return self._peers.size > 1
 
     def last_done(self, call: str) -> Done:
-        """The last step as an action of a call, recorded where it computed something."""
+        """The last step as an action of a call, recorded where it computed something, or samples moved."""
+        if self._moved is not None and self._mover is not None:
+            name = f"{call}/samples{self._moved}"
+            return Done(name, "SAMPLES", bytes=self._mover.received_bytes, lane=LINK, units=0)
         if self.last_step is None:
             return MOVED_ON
         return self.last_step.done(call, self.last_bytes, units=self.last_step.num_finished)
@@ -123,11 +130,11 @@ class LockstepEngine:
             Number of a command → samples that it asked for and that are finished now.
         """
         began, waited_s = time.perf_counter(), self._waited.seconds
+        self.last_step, self._moved = None, None
         self._take(self._agreed(read))
-        self.last_step = None
         before = self._engine.received_bytes
         finished: dict[int, list[Sample]] = defaultdict(list)
-        if self._engine.has_work:
+        if self._engine.has_work and self._moved is None:
             for sample in self._engine.step():
                 if (number := self._asked.get(sample.prompt.uid)) is not None:  # else it was forgotten as it ended
                     finished[number].append(sample)
@@ -136,6 +143,9 @@ class LockstepEngine:
         if self.last_step is not None:
             waited_s = self._waited.seconds - waited_s + self.last_step.waited_s
             self._use.add(time.perf_counter() - began, waited_s, self.last_step.num_groups)
+        if self._giving is not None and self._mover is not None and (self.is_empty or self._mover.is_through):
+            self.told.append((self._giving, Message({"through": True})))
+            self._giving = None
         if self.is_empty:
             self._asked.clear()
             self._words.rest()
@@ -174,9 +184,13 @@ class LockstepEngine:
     def _gather(self, number: int, gathering: Gathering) -> None:
         mover = self._mover
         assert mover is not None, "samples move between instances, and this one has no way to another"
-        left = mover.gather(gathering)
-        if mover.place in gathering.sources:
-            self.left[number] = left
+        if (said := mover.do(gathering)) is not None:
+            self.told.append((number, said))
+        if gathering.stage is Stage.GIVE:
+            self._giving = number
+        if gathering.stage is not Stage.REST:
+            return
+        self._moved = number
         for (_, target), keys in gathering.pairs.items():
             if target == mover.place:
                 self._asked |= {uid: gathering.numbers[uid] for uid, _ in keys}

@@ -1,20 +1,23 @@
 """Unfinished samples of a role that go on in other instances: what each rank does.
 
-All ranks of both instances do it at a boundary between two of their steps, in the order in which the leader lists the
-pairs, so that nobody waits for a rank that waits for somebody else.
+What goes ahead is begun by each instance at a boundary of its own steps, and nobody waits. For the rest all ranks of
+both instances meet at a boundary between two of their steps, in the order in which the leader lists the pairs, so that
+nobody waits for a rank that waits for somebody else.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from plait.generation.engine import Engine
 from plait.layout.mesh import Layout
 from plait.models.parallel.team import Peers
 from plait.policy.step import Key
 from plait.schedule.work import to_the_end
-from plait.workers.gathering import Gathering
+from plait.workers.gathering import Gathering, Pair, Stage, by_pair
+from plait.workers.messages import Message
 from plait.workers.sample_mover import End, SampleMover
+from plait.workers.sample_offers import Answer, Given
 
 
 class SampleMoverOfRank:
@@ -31,21 +34,79 @@ class SampleMoverOfRank:
         self._engine = engine
         self._peers = peers
         self._rank = peers.ranks[peers.index]
+        self._ahead: dict[Pair, SampleMover] = {}
+        """Those of the move whose bulk goes ahead."""
         self.place = next(i for i, one in enumerate(instances) if self._rank in one.mesh.ranks)
         """The number of this rank's instance."""
+        self.received_bytes = 0
+        """See GathersSamples.received_bytes."""
 
-    def gather(self, gathering: Gathering) -> list[Key]:
-        """Do it; the samples that this rank's instance has given away. Those that had ended, or had not begun, stay.
+    @property
+    def is_through(self) -> bool:
+        """See GathersSamples.is_through."""
+        return all(mover.is_through for (source, _), mover in self._ahead.items() if source == self.place)
+
+    def do(self, gathering: Gathering) -> Message | None:
+        """See GathersSamples.do.
 
         Raises:
             RunError: a rank of the other instance is gone, or did not come in time.
+            ModelError: the model is in parts, and which heads a rank has cannot be said.
         """
+        if self.place not in gathering.concerned:
+            return None
+        match gathering.stage:
+            case Stage.HERE:
+                self._ahead = {pair: mover for pair, mover in self._ahead.items() if pair[1] != self.place}
+                return self._said(gathering, 1, self._here)
+            case Stage.GIVE:
+                self._ahead = {pair: mover for pair, mover in self._ahead.items() if pair[0] != self.place}
+                return self._said(gathering, 0, self._give)
+            case Stage.TAKE:
+                self._said(gathering, 1, self._take)
+                return None
+            case Stage.REST:
+                left = self._rest(gathering)
+                return Message({"left": left}) if self.place in gathering.sources else None
+
+    def _said(self, gathering: Gathering, side: int, do: Callable[[Gathering, Pair], Message]) -> Message:
+        """What is done of each pair on whose source side (0) or target side (1) this rank is, together."""
+        pairs = [pair for pair in sorted(gathering.pairs) if pair[side] == self.place]
+        said = by_pair({pair: do(gathering, pair) for pair in pairs})
+        return Message({gathering.stage.value: said.header}, said.arrays)
+
+    def _here(self, gathering: Gathering, pair: Pair) -> Message:
+        asked = {uid for uid, _ in gathering.pairs[pair]}
+        return self._mover(pair).here([prompt for prompt in gathering.prompts if prompt.uid in asked]).to_message()
+
+    def _give(self, gathering: Gathering, pair: Pair) -> Message:
+        keys = [key for key in gathering.pairs[pair] if key not in gathering.recompute]
+        answer = Answer.from_message(gathering.said[pair])
+        return self._mover(pair).give(keys, answer, self._number(gathering, pair)).to_message()
+
+    def _take(self, gathering: Gathering, pair: Pair) -> Message:
+        self._mover(pair).take(Given.from_message(gathering.said[pair]), self._number(gathering, pair))
+        return Message({})
+
+    def _number(self, gathering: Gathering, pair: Pair) -> int:
+        """Of what goes ahead of a pair; two ranks of different pairs may have messages on their way at once."""
+        return gathering.move * len(self._instances) ** 2 + pair[0] * len(self._instances) + pair[1]
+
+    def _rest(self, gathering: Gathering) -> list[Key]:
+        """The samples that this rank's instance has given away. Those that had ended, or had not begun, stay."""
         left: list[Key] = []
-        for (source, target), keys in sorted(gathering.pairs.items()):
-            if self.place not in (source, target):
-                continue
-            ends = (End(self._instances[k], self._engine if k == self.place else None) for k in (source, target))
-            mover = SampleMover(self._peers, *ends, kv="keep")
-            moved = to_the_end(mover.moving(keys))
-            left += moved.keys if self.place == source else ()
+        self.received_bytes = 0
+        for pair, keys in sorted(gathering.pairs.items()):
+            if self.place in pair:
+                moved = to_the_end(self._mover(pair).moving(keys, recompute=gathering.recompute))
+                left += moved.keys if self.place == pair[0] else ()
+                reports = (moved.report, *([] if moved.ahead is None else [moved.ahead]))
+                self.received_bytes += sum(sum(report.received.values()) for report in reports)
+        self._ahead.clear()
         return left
+
+    def _mover(self, pair: Pair) -> SampleMover:
+        if pair not in self._ahead:
+            ends = (End(self._instances[k], self._engine if k == self.place else None) for k in pair)
+            self._ahead[pair] = SampleMover(self._peers, *ends, kv="keep")
+        return self._ahead[pair]

@@ -142,6 +142,8 @@ class RankState:
         self.cluster, self.places, self.copies = setting.cluster, setting.places, setting.copies
         self.fuses = fuses(setting.recipe.fusion, setting.plan)
         self.moves_samples = setting.moves_samples
+        self.pair_tokens = {one.role: setting.plan.pair_tokens(one.role) for one in setting.models}
+        """See `Plan.pair_tokens`."""
         self.roles = roles
         self._follow_moves = dict(follow_moves or {})
         self.joint_teams = dict(joint_teams or {})

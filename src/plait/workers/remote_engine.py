@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
@@ -16,15 +16,16 @@ from plait.generation.settings import Sampling
 from plait.kernels.noise import NoiseKey
 from plait.layout.mesh import Layout
 from plait.policy.decode_ring import StageUse
-from plait.policy.migration import InstanceLoad, Unfinished, decide
+from plait.policy.migration import AT_ONCE, HowToMove, InstanceLoad, Unfinished, decide
 from plait.policy.step import Key
 from plait.schedule.work import MOVED_ON, Done
 from plait.speculation.counts import Counts
 from plait.workers.announcer import Announcer
-from plait.workers.gathering import Gathering
+from plait.workers.gathering import Gathering, Stage
 from plait.workers.lockstep_engine import LockstepEngine
 from plait.workers.messages import Do, Message, pack_requests, unpack_samples, unpack_speculation
 from plait.workers.ranks import LEADER
+from plait.workers.staged_move import StagedMove
 
 _ROOM = 1 << 62
 """What does not fit into the keys and values of an instance waits there: it need not be known here."""
@@ -57,12 +58,13 @@ class RemoteEngine:
         """Unfinished sample → the number of its instance."""
         self._numbers: dict[int, int] = {}
         """Prompt → the command that asked for its samples, which they are delivered under."""
-        self._leaving: dict[int, dict[int, list[Key]]] = {}
-        """Command by which samples move → instance that they have not left yet → which they are."""
+        self._leaving: dict[int, list[Key]] = {}
+        """Instance → samples that are about to leave it."""
         self._began: dict[Key, int] = {}
         """Sample that has moved → the instance that it began in, which may have others of its prompt to begin with."""
-        self._moving: dict[int, frozenset[int]] = {}
-        """Command by which samples move → all instances that have a part in it."""
+        self._moving: StagedMove | None = None
+        """Samples that are on their way to other instances."""
+        self._num_moves = 0
         self._moved_at_s = 0.0
         self.moved_s: float | None = None
         self._loads = [0] * len(self.instances)
@@ -97,7 +99,7 @@ class RemoteEngine:
 
     @property
     def has_work(self) -> bool:
-        return bool(self._pending or self._where or self._leaving)
+        return bool(self._pending or self._where or self._moving)
 
     @property
     def keeps_weights(self) -> bool:
@@ -107,7 +109,7 @@ class RemoteEngine:
     @property
     def at_work(self) -> frozenset[int]:
         """Ranks of the instances that have samples, or are about to get or to give some."""
-        places = {*self._where.values(), *(place for moving in self._moving.values() for place in moving)}
+        places = {*self._where.values(), *(self._moving.gathering.instances if self._moving else ())}
         if self._pending:
             places = {*range(len(self.instances))}
         elif self._works and self._own_place is not None:
@@ -119,8 +121,13 @@ class RemoteEngine:
         """Whether `step` would do something at once."""
         if self._may_deal or self._works:
             return True
-        waited = {*self._numbers.values(), *self._leaving}
+        waited = self._waited
         return any(self._announcer.transport.has(source, number) for source in self._sources for number in waited)
+
+    @property
+    def _waited(self) -> set[int]:
+        """Commands that others are to answer."""
+        return {*self._numbers.values(), *(self._moving.numbers if self._moving else ())}
 
     @property
     def _works(self) -> bool:
@@ -165,34 +172,64 @@ class RemoteEngine:
         wait_s = 0.0 if works else POLL_S
         while sources and (
             found := self._announcer.transport.poll(
-                list(sources), wait_s, f"{self._role}.generate", answers={*self._numbers.values(), *self._leaving}
+                list(sources), wait_s, f"{self._role}.generate", answers=self._waited
             )
         ):
             source, answer = found
-            if (left := answer.header.get("left")) is None:
+            if self._moving is not None and (number := answer.header["answers"]) in self._moving.numbers:
+                self._heard(number, sources[source], answer)
+            else:
                 finished += unpack_samples(answer, self._prompts)
                 if (counts := unpack_speculation(answer)) is not None:
                     self._speculation[source] = counts
-            else:
-                self._have_left(answer.header["answers"], sources[source], {(uid, index) for uid, index in left})
             wait_s = 0.0
             if not self.has_work:
                 break
         for sample in finished:
             del self._where[sample.prompt.uid, sample.index]
+        self._move_on()
         if not self.has_work:
             for kept in (self._prompts, self._numbers, self._began):
                 kept.clear()
         return works, finished
 
-    def _have_left(self, number: int, place: int, left: Collection[Key]) -> None:
-        """Samples have left an instance by the command of this number; others of it had not begun there, and stay."""
-        for key in self._leaving[number].pop(place):
-            if key in self._where and key not in left:
+    def _heard(self, number: int, place: int, word: Message) -> None:
+        """An instance says something of samples that move. Those that had not begun there when others left, stay."""
+        assert self._moving is not None, f"instance {place} has samples move, and nobody asked it"
+        self._moving.heard(number, place, word)
+        if (left := word.header.get("left")) is None:
+            return
+        gone = {(uid, index) for uid, index in left}
+        for key in self._leaving.pop(place):
+            if key in self._where and key not in gone:
                 self._where[key] = place
-        if not self._leaving[number]:
-            del self._leaving[number], self._moving[number]
+        if self._moving.is_over:
+            self._moving = None
             self.moved_s = time.perf_counter() - self._moved_at_s
+
+    def _move_on(self) -> None:
+        """Have the next stage of a move done, if nothing has to be heard before."""
+        moving = self._moving
+        while moving is not None and (stage := moving.due(self._where)) is not None:
+            if stage.stage is Stage.REST:
+                self._begin_to_leave(stage)
+            ranks = {rank for place in stage.concerned for rank in self.instances[place].mesh.ranks}
+            number = self._announcer.tell(ranks, stage.to_message(self._role), None)
+            moving.told(stage, number)
+            if self._own_place in stage.concerned:
+                assert self._lockstep is not None, "the leader's instance has no engine"
+                self._announcer.rank_state.offloads.want((self._role, "decode"))
+                self._lockstep.hear(number, stage)
+
+    def _begin_to_leave(self, gathering: Gathering) -> None:
+        """From now on they stand still, and count in their targets."""
+        self._moved_at_s = time.perf_counter()
+        self._leaving = {source: [] for source in gathering.sources}
+        for (source, target), keys in gathering.pairs.items():
+            self._leaving[source] += keys
+            for key in keys:
+                self._where[key] = target
+                self._began.setdefault(key, source)
 
     @property
     def num_instances(self) -> int:
@@ -220,50 +257,37 @@ class RemoteEngine:
 
     @property
     def is_moving(self) -> bool:
-        return bool(self._moving)
+        return self._moving is not None
 
-    def gather(self, max_batch: int) -> int:
-        """Have all unfinished samples go on in as few instances as take them, each at most `max_batch`; how many
-        move. Which they are is decided by what the leader knows: it counts samples, and the tokens of their prompts.
-        None does where one would come back to where it began."""
+    def gathering(self, max_batch: int) -> dict[tuple[int, int], list[Key]]:
+        """See GenerationEngine.gathering. It is decided by what the leader knows: it counts samples, and the tokens of
+        their prompts. None moves where one would come back to where it began."""
         loads = [InstanceLoad(place, tuple(self._unfinished_of(place)), _ROOM) for place in range(len(self.instances))]
         loads = [load for load in loads if load.unfinished]
         migration = None if self._pending or len(loads) < 2 else decide(loads, len(self._where), max_batch)
-        if migration is None or not migration.moves:
-            return 0
+        if migration is None or self._moving is not None:
+            return {}
         keys = list(self._where)
         pairs: dict[tuple[int, int], list[Key]] = defaultdict(list)
         for move in migration.moves:
             pairs[move.source, move.target].append(keys[move.sample])
         if any(self._began.get(key) == target for (_, target), moved in pairs.items() for key in moved):
-            return 0
-        return self.move(pairs)
+            return {}
+        return dict(pairs)
 
-    def move(self, pairs: Mapping[tuple[int, int], Sequence[Key]]) -> int:
+    def move(self, pairs: Mapping[tuple[int, int], Sequence[Key]], how: HowToMove = AT_ONCE) -> int:
         """See GenerationEngine.move."""
         here = {pair: [key for key in keys if self._where.get(key) == pair[0]] for pair, keys in pairs.items()}
         here = {pair: keys for pair, keys in here.items() if keys}
         if self._moving or self._pending or not here:
             return 0
-        self._moved_at_s, self.moved_s = time.perf_counter(), None
-        for (source, target), moved in here.items():
-            for key in moved:
-                self._where[key] = target
-                self._began.setdefault(key, source)
+        self.moved_s = None
+        self._num_moves += 1
         numbers = {uid: self._numbers[uid] for keys in here.values() for uid, _ in keys}
-        gathering = Gathering(here, numbers)
-        ranks = {rank for place in gathering.instances for rank in self.instances[place].mesh.ranks}
-        header = {"do": Do.MIGRATE, "role": self._role, **gathering.to_header()}
-        number = self._announcer.tell(ranks, Message(header), None)
-        self._moving[number] = gathering.instances
-        self._leaving[number] = {
-            source: [key for pair, keys in here.items() if pair[0] == source for key in keys]
-            for source in gathering.sources
-        }
-        if self._own_place in gathering.instances:
-            assert self._lockstep is not None, "the leader's instance has no engine"
-            self._announcer.rank_state.offloads.want((self._role, "decode"))
-            self._lockstep.hear(number, gathering)
+        prompts = [self._prompts[uid] for uid in numbers] if how.ahead else ()
+        gathering = Gathering(here, numbers, how.recompute, move=self._num_moves, prompts=prompts)
+        self._moving = StagedMove(gathering, ahead=how.ahead)
+        self._move_on()
         return sum(map(len, here.values()))
 
     def _unfinished_of(self, place: int) -> Iterator[Unfinished]:
@@ -278,10 +302,10 @@ class RemoteEngine:
         joining = self._announcer.joining(f"{self._role}.generate") if lockstep.is_joint else nullcontext()
         with joining:
             found = lockstep.step(_nothing_to_wait_for)
-        for number, left in lockstep.left.items():
+        for number, said in lockstep.told:
             assert self._own_place is not None, "an engine of no instance"
-            self._have_left(number, self._own_place, left)
-        lockstep.left.clear()
+            self._heard(number, self._own_place, said)
+        lockstep.told.clear()
         return [sample for samples in found.values() for sample in samples]
 
     def give_up(self) -> None:
@@ -295,8 +319,9 @@ class RemoteEngine:
             assert self._lockstep is not None, "the leader's instance has no engine"
             self._lockstep.hear(number, None)
             self._own_step()
-        for kept in (self._where, self._prompts, self._numbers, self._began, self._leaving, self._moving):
+        for kept in (self._where, self._prompts, self._numbers, self._began, self._leaving):
             kept.clear()
+        self._moving = None
 
     def update_weights(self, version: int) -> None:
         """The role's weights have changed: bring them to the instances; later samples are stamped with `version`."""

@@ -194,6 +194,7 @@ class RoleBuilder:
             micro_batch_tokens=tokens or recipe.micro_batch_tokens,
             checkpoint_activations=recipe.checkpoint_activations,
             micro_batches=count if trained else None,
+            pair_tokens=self.setting.plan.pair_tokens(role_model.role),
             pipeline=rule,
         )
         updates = update_settings(role_model.role, flow, recipe) if trained and role_model.trained else None

@@ -1,24 +1,27 @@
 """Samples that go on in another instance, from the ranks of the one to the ranks of the other.
 
-Every rank of both instances makes a `SampleMover` and runs `moving` at the same time, in two stages:
+Every rank of both instances makes a `SampleMover`. The bulk of keys and values may go ahead, while both sides go on:
 
-    while the source goes on    mover.moving(keys, final=False)     mover.moving()
-    then the rest               mover.moving(keys)                  mover.moving()     they go on in the target
+    the target     answer = mover.here(prompts)                     which of the prompts' tokens it has
+    the source     given = mover.give(keys, answer, number)         threads begin to send
+    the target     mover.take(given, number)                        threads begin to receive
 
-In each the source offers samples, the target answers which tokens of them it lacks, and keys and values of just these
-travel by one planned move, re-split by heads and layers where the instances differ. A prompt travels once for all its
+Then, or without that, all ranks of both run `mover.moving(keys)` at the same time: the source offers samples, the
+target answers which tokens of them it lacks, keys and values of just these travel by one planned move, re-split by
+heads and layers where the instances differ, and the samples go on in the target. A prompt travels once for all its
 samples, and not at all as far as the target's pool has its blocks. Nothing is reserved between the stages: what a pool
-has lost by then is asked for again.
+has lost by then is asked for again. Nothing is asked for of samples that are computed again in the target.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
+from plait.data.records import Prompt
 from plait.generation.engine import Engine
 from plait.generation.moves import SampleMoves
 from plait.generation.records import HeldKV
@@ -34,8 +37,10 @@ from plait.reallocation.communicator import Channel
 from plait.reallocation.memory import allocate
 from plait.reallocation.mover import MoveReport, moving
 from plait.schedule.work import Work
+from plait.workers.background_move import BackgroundMove
 from plait.workers.messages import Message
-from plait.workers.sample_offers import Answer, Lack, Offer, gaps, shares_prompt
+from plait.workers.ranks import LEADER
+from plait.workers.sample_offers import Answer, Given, Lack, Offer, gaps, shares_prompt
 
 _PROMPT = -1
 """In place of a sample's index: what all samples of a prompt share."""
@@ -43,11 +48,15 @@ _NAME = "samples"
 """The move's, in records and errors."""
 _NUM_TAGS = 2
 """Tags of offers and answers: one for their lengths, one for themselves."""
+_AHEAD_TAG = 1 << 28
+"""Tags from here on belong to what goes ahead, `_TAGS_AHEAD` to each of the last `_MOVES_AHEAD` moves: nothing of one
+that was given up is taken for another's."""
+_TAGS_AHEAD, _MOVES_AHEAD = 1 << 16, 1 << 12
 
 
 @dataclass(frozen=True)
 class SamplesMoved:
-    """One stage on one rank."""
+    """What a rank did of a move."""
 
     keys: tuple[Key, ...]
     """Samples that were offered."""
@@ -55,6 +64,8 @@ class SamplesMoved:
     """What the target asked for."""
     plan: MovePlan
     report: MoveReport
+    ahead: MoveReport | None = None
+    """Of what went ahead; None: nothing did."""
 
 
 @dataclass(frozen=True)
@@ -67,11 +78,22 @@ class End:
     """That of this rank in it; None: it has none there."""
 
 
+@dataclass(eq=False)
+class _Ahead:
+    """What goes ahead of samples, on one rank. move: None on ranks of both instances, until it is taken as well"""
+
+    given: Given
+    held: Holdings
+    """Of the target."""
+    buffers: dict[str, Tensor]
+    move: BackgroundMove | None = None
+
+
 class SampleMover:
     """The way from one instance to another, as one of their ranks sees it.
 
     Args:
-        peers: all ranks of both, and maybe others; nobody else uses their group while samples move.
+        peers: all ranks of both, and maybe others; nobody else uses their group in `moving`.
         source, target: instances of one model. They may have ranks in common.
         kv: in the target, of samples whose source has another policy version, as of `import_sample`.
             "recompute": their keys and values are not asked for.
@@ -86,24 +108,105 @@ class SampleMover:
             assert (end.engine is not None) == (self.rank in end.layout.mesh.ranks), f"rank {self.rank} in {end}"
         self._peers, self._source, self._target = peers, source.layout, target.layout
         self._engines = tuple(end.engine for end in (source, target) if end.engine is not None)
+        self._giver, self._taker = source.engine, target.engine
         self._leaving, self._entering = (
             None if end.engine is None else SampleMoves(end.engine.state) for end in (source, target)
         )
         self._kv = kv
         self._cluster = Cluster(1, 1 + max(*self._source.mesh.ranks, *self._target.mesh.ranks))
         self._bucket_bytes = bucket_bytes
+        self._ahead: _Ahead | None = None
+        """What goes ahead, from when it was given or taken."""
         self._arrived: dict[Key, list[SampleState]] = {}
         """In the target: what came of samples (of prompts, with `_PROMPT`) that are still in the source."""
 
-    def moving(self, keys: Sequence[Key] = (), *, final: bool = True) -> Work[SamplesMoved]:
-        """Do this rank's part of one stage, an action of the move per `next()`.
+    # -- the bulk, which goes ahead
 
-        Between two `next()` engines of one rank may step; ranks of larger instances step together, so not here.
+    @property
+    def is_through(self) -> bool:
+        """Whether what was given is on the other side, or nothing was."""
+        return self._ahead is None or self._ahead.move is None or self._ahead.move.is_done
+
+    def here(self, prompts: Sequence[Prompt]) -> Answer:
+        """On ranks of the target: what of these prompts is lacking here."""
+        moves = self._entering
+        assert moves is not None, f"rank {self.rank} is not of the target"
+        lacks = [
+            Lack(prompt.uid, _PROMPT, *each)
+            for prompt in prompts
+            for each in gaps(moves.num_shared(prompt), len(prompt.token_ids), ())
+        ]
+        return self._answer(moves, lacks)
+
+    def give(self, keys: Sequence[Key], answer: Answer, number: int) -> Given:
+        """On ranks of the source: begin to send what there is of samples by now; they go on here meanwhile.
+
+        Args:
+            keys: those that have not started, or have ended, are left out.
+            answer: of the target, about their prompts.
+            number: of the move, which both sides know it by.
+
+        Raises:
+            ModelError: the model is in parts, and which heads a rank has cannot be said.
+        """
+        moves = self._leaving
+        assert moves is not None, f"rank {self.rank} is not of the source"
+        self._have_through()
+        for engine in self._engines:
+            engine.land()
+        offer = self._offer(moves, keys)
+        lacks: list[Lack] = []
+        for uid in offer.sharing(answer.policy_version):
+            lacks += [lack for lack in answer.lacks if lack.uid == uid]
+        for state in offer.states:
+            lacks += self._of_sample(state, answer.policy_version, ())
+        given = Given(offer, replace(answer, lacks=tuple(lacks)))
+        plan, held = self._planned(given.offer, given.answer)
+        self._ahead = _Ahead(given, held[1], self._leave(offer, given.answer, held[0]))
+        if self._entering is None:
+            self._ahead.move = self._sent_ahead(plan, self._ahead.buffers, number)
+        return given
+
+    def take(self, given: Given, number: int) -> None:
+        """On ranks of the target: begin to receive what the source has given."""
+        moves = self._entering
+        assert moves is not None, f"rank {self.rank} is not of the target"
+        if self._ahead is not None and self._ahead.move is not None:
+            self._have_through()
+        plan, held = self._planned(given.offer, given.answer)
+        buffers = {} if self._ahead is None else self._ahead.buffers
+        buffers |= allocate(held[1], self.rank, moves.model.device)
+        self._ahead = _Ahead(given, held[1], buffers)
+        self._ahead.move = self._sent_ahead(plan, buffers, number)
+
+    def _sent_ahead(self, plan: MovePlan, buffers: Mapping[str, Tensor], number: int) -> BackgroundMove:
+        assert plan.num_messages < _TAGS_AHEAD, f"{plan.num_messages} messages of one move"
+        first = _AHEAD_TAG + number % _MOVES_AHEAD * _TAGS_AHEAD
+        channel = Channel(self._peers.group, self._peers.timeout_s, first)
+        return BackgroundMove(moving(plan, self.rank, buffers, channel, name=_NAME), _NAME)
+
+    def _have_through(self) -> MoveReport | None:
+        """Wait for what goes ahead, and keep what arrived; None: nothing does."""
+        ahead, self._ahead = self._ahead, None
+        if ahead is None or ahead.move is None:
+            return None
+        others = self._target if self._entering is None else self._source
+        with self._peers.waiting_for(f"rank {', '.join(map(str, others.mesh.ranks))} (what goes ahead of {_NAME})"):
+            report = ahead.move.finish(self._peers.timeout_s)
+        if self._entering is not None:
+            self._keep(ahead.given.offer, ahead.given.answer, ahead.held, ahead.buffers)
+        return report
+
+    # -- the rest
+
+    def moving(self, keys: Sequence[Key] = (), *, recompute: Collection[Key] = ()) -> Work[SamplesMoved]:
+        """Do this rank's part, an action of the move per `next()`: samples leave the source, and are in the target when
+        its ranks have come to the end.
 
         Args:
             keys: on ranks of the source: samples that have started there; those that have ended since are left out.
-                Others whose bulk was moved are given up: they stay.
-            final: on ranks of the source: they leave it now, and are in the target when its ranks have come to the end.
+                Others whose bulk went ahead are given up: they stay.
+            recompute: on ranks of the source: those whose keys and values do not travel.
 
         Raises:
             RunError: a rank is gone, or nothing came from it until the deadline of `peers`.
@@ -111,28 +214,35 @@ class SampleMover:
         """
         for engine in self._engines:
             engine.land()
-        offer = self._offered(keys, final)
+        ahead = self._have_through()
+        offer = self._offered(keys, recompute)
         answer = self._answered(offer)
-        held = self._holdings(offer, answer)
-        plan = plan_move(*held, self._cluster, bucket_bytes=self._bucket_bytes)
+        plan, held = self._planned(offer, answer)
         buffers = self._leave(offer, answer, held[0])
+        if self._leaving is not None:
+            for state in offer.states:
+                self._leaving.export_sample(*state.key, until=0)
         if self._entering is not None:
             buffers |= allocate(held[1], self.rank, self._entering.model.device)
         channel = Channel(self._peers.group, self._peers.timeout_s, _NUM_TAGS, self._peers.waiting_for)
         report = yield from moving(plan, self.rank, buffers, channel, name=_NAME)
         if self._entering is not None:
             self._take_in(offer, answer, held[1], buffers)
-        return SamplesMoved(tuple(state.key for state in offer.states), answer.lacks, plan, report)
+        return SamplesMoved(tuple(state.key for state in offer.states), answer.lacks, plan, report, ahead)
 
     # -- what is told
 
-    def _offered(self, keys: Sequence[Key], final: bool) -> Offer:
+    def _offer(self, moves: SampleMoves, keys: Sequence[Key], recompute: Collection[Key] = ()) -> Offer:
+        here = [key for key in keys if key in moves.started]
+        states = tuple(moves.export_sample(*key, until=0, final=False) for key in here)
+        return Offer(states, tuple(key for key in here if key in recompute))
+
+    def _offered(self, keys: Sequence[Key], recompute: Collection[Key]) -> Offer:
         others = [rank for rank in self._target.mesh.ranks if rank not in self._source.mesh.ranks]
-        if self._leaving is None:
+        if self._leaving is None or self._giver is None:
             return Offer.from_message(self._receive(self._source, "an offer of samples"))
-        here = [key for key in keys if key in self._leaving.started]
-        offer = Offer(tuple(self._leaving.export_sample(*key, until=0, final=False) for key in here), final)
-        if self.rank == self._source.mesh.ranks[0]:
+        offer = replace(self._offer(self._leaving, keys, recompute), learned=self._giver.speculates.learned())
+        if self.rank == _speaker(self._source):
             self._send(others, offer.to_message(), "an offer of samples")
         return offer
 
@@ -140,12 +250,14 @@ class SampleMover:
         others = [rank for rank in self._source.mesh.ranks if rank not in self._target.mesh.ranks]
         if self._entering is None:
             return Answer.from_message(self._receive(self._target, "what is lacking of samples"))
-        part = self._entering.model.part
-        shape = None if part is None else part.cache
-        answer = Answer(tuple(self._lacking(offer, self._entering)), self._entering.policy_version, shape)
-        if self.rank == self._target.mesh.ranks[0]:
+        answer = self._answer(self._entering, self._lacking(offer, self._entering))
+        if self.rank == _speaker(self._target):
             self._send(others, answer.to_message(), "what is lacking of samples")
         return answer
+
+    def _answer(self, moves: SampleMoves, lacks: Sequence[Lack]) -> Answer:
+        part = moves.model.part
+        return Answer(tuple(lacks), moves.policy_version, None if part is None else part.cache)
 
     def _send(self, ranks: Sequence[int], message: Message, what: str) -> None:
         body = torch.frombuffer(message.to_bytes(), dtype=torch.uint8)
@@ -154,7 +266,7 @@ class SampleMover:
                 self._peers.send(tensor, self._peers.ranks.index(rank), tag, f"{_NAME}: {what}")
 
     def _receive(self, instance: Layout, what: str) -> Message:
-        peer, what = self._peers.ranks.index(instance.mesh.ranks[0]), f"{_NAME}: {what}"
+        peer, what = self._peers.ranks.index(_speaker(instance)), f"{_NAME}: {what}"
         size = self._peers.recv(torch.zeros(1, dtype=torch.int64), peer, 0, what)
         body = torch.empty(int(size), dtype=torch.uint8)
         return Message.from_bytes(self._peers.recv(body, peer, 1, what).numpy())
@@ -162,25 +274,28 @@ class SampleMover:
     # -- what is lacking
 
     def _lacking(self, offer: Offer, moves: SampleMoves) -> list[Lack]:
-        """What of the prompts neither the pool nor an earlier stage has, and of samples no earlier stage brought."""
+        """What of the prompts neither the pool nor what went ahead has, and of samples what did not go ahead."""
         self._drop_others(offer)
         lacks = []
         for uid, state in offer.sharing(moves.policy_version).items():
-            request = state.request
-            ranges = gaps(
-                moves.num_shared(request), len(request.prompt.token_ids), self._arrived.get((uid, _PROMPT), ())
-            )
+            prompt, arrived = state.request.prompt, self._arrived.get((uid, _PROMPT), ())
+            ranges = gaps(moves.num_shared(prompt), len(prompt.token_ids), arrived)
             lacks += [Lack(uid, _PROMPT, *each) for each in ranges]
         for state in offer.states:
-            if state.policy_version != moves.policy_version and self._kv == "recompute":
-                continue
-            shares = shares_prompt(state, moves.policy_version)
-            first = len(state.request.prompt.token_ids) if shares else 0
-            lacks += [
-                Lack(*state.key, *each)
-                for each in gaps(first, state.num_computed_tokens, self._arrived.get(state.key, ()))
-            ]
+            if state.key not in offer.recompute:
+                lacks += self._of_sample(state, moves.policy_version, self._arrived.get(state.key, ()))
         return lacks
+
+    def _of_sample(self, state: SampleState, policy_version: int, arrived: Sequence[SampleState]) -> list[Lack]:
+        """What a target of this version lacks of a sample's own tokens.
+
+        Args:
+            arrived: what it has of them.
+        """
+        if state.policy_version != policy_version and self._kv == "recompute":
+            return []
+        first = len(state.request.prompt.token_ids) if shares_prompt(state, policy_version) else 0
+        return [Lack(*state.key, *each) for each in gaps(first, state.num_computed_tokens, arrived)]
 
     def _drop_others(self, offer: Offer) -> None:
         """Forget what came of samples that ended in the source, or was computed again there."""
@@ -191,8 +306,13 @@ class SampleMover:
 
     # -- keys and values
 
+    def _planned(self, offer: Offer, answer: Answer) -> tuple[MovePlan, tuple[Holdings, Holdings]]:
+        """The move of what is lacking; holdings of the source, in its buffer `leaving`, and of the target, in
+        `entering`."""
+        held = self._holdings(offer, answer)
+        return plan_move(*held, self._cluster, bucket_bytes=self._bucket_bytes), held
+
     def _holdings(self, offer: Offer, answer: Answer) -> tuple[Holdings, Holdings]:
-        """Holdings of the source, in its buffer `leaving`, and of the target, in `entering`."""
         if not offer.states:
             nothing = Holdings((), "uint8", {}, {})
             return nothing, nothing
@@ -209,7 +329,7 @@ class SampleMover:
         return answer.shape
 
     def _leave(self, offer: Offer, answer: Answer, held: Holdings) -> dict[str, Tensor]:
-        """Copy what is lacking out of the pool; what leaves for good leaves now."""
+        """Copy what is lacking out of the pool."""
         moves = self._leaving
         if moves is None:
             return {}
@@ -217,26 +337,30 @@ class SampleMover:
         for lack, flat in self._parts(offer, answer, held, buffers):
             key = sharing[lack.uid].key if lack.index == _PROMPT else lack.key
             moves.export_sample(*key, since=lack.start, until=lack.stop, final=False, out=flat)
-        if offer.final:
-            for state in offer.states:
-                moves.export_sample(*state.key, until=0)
         return buffers
 
-    def _take_in(self, offer: Offer, answer: Answer, held: Holdings, buffers: Mapping[str, Tensor]) -> None:
-        """Keep what arrived; with the last of it the samples go on here."""
-        moves = self._entering
-        assert moves is not None, f"rank {self.rank} is not of the target"
+    def _keep(self, offer: Offer, answer: Answer, held: Holdings, buffers: Mapping[str, Tensor]) -> None:
+        """Keep what arrived."""
         states, sharing = {state.key: state for state in offer.states}, offer.sharing(answer.policy_version)
         for lack, flat in self._parts(offer, answer, held, buffers):
             state = sharing[lack.uid] if lack.index == _PROMPT else states[lack.key]
             stage = replace(state, shape=self._shape(offer, answer), start=lack.start, stop=lack.stop, kv=flat)
             self._arrived.setdefault(lack.key, []).append(stage)
-        if offer.final:
-            for state in offer.states:
-                prompt = self._arrived.get((state.key[0], _PROMPT), ())
-                shared = prompt if shares_prompt(state, answer.policy_version) else ()
-                moves.import_sample(*shared, *self._arrived.get(state.key, ()), state, kv="keep")  # it was sent
-            self._arrived.clear()
+
+    def _take_in(self, offer: Offer, answer: Answer, held: Holdings, buffers: Mapping[str, Tensor]) -> None:
+        """With the last of what arrived the samples go on here."""
+        moves = self._entering
+        assert moves is not None, f"rank {self.rank} is not of the target"
+        assert self._taker is not None, f"rank {self.rank} has no engine in the target"
+        self._keep(offer, answer, held, buffers)
+        for state in offer.states:
+            prompt = self._arrived.get((state.key[0], _PROMPT), ())
+            shared = prompt if shares_prompt(state, answer.policy_version) else ()
+            own = () if state.key in offer.recompute else self._arrived.get(state.key, ())
+            moves.import_sample(*shared, *own, state, kv="keep")  # it was sent
+        self._arrived.clear()
+        if offer.learned is not None and self._giver is None:
+            self._taker.speculates.learn(offer.learned)
 
     def _parts(
         self, offer: Offer, answer: Answer, held: Holdings, buffers: Mapping[str, Tensor]
@@ -247,3 +371,8 @@ class SampleMover:
             flat = next((buffers[name] for name in names), offer.states[0].kv)
             found = parts(held, self._shape(offer, answer), len(answer.lacks), self.rank, flat)
             yield from zip(answer.lacks, found, strict=True)
+
+
+def _speaker(instance: Layout) -> int:
+    """The rank that tells the other instance: the one that says what its steps begin with (`instances.deciding`)."""
+    return LEADER if LEADER in instance.mesh.ranks else instance.mesh.ranks[0]

@@ -15,22 +15,26 @@ from plait.generation.transfer import SampleState
 from plait.layout.batches import CacheShape, LayerCache
 from plait.policy.step import Key
 from plait.reallocation.memory import DTYPES
+from plait.speculation.acceptance import Learned
 from plait.workers.messages import Message, pack_requests, unpack_requests
 
 
 @dataclass(frozen=True)
 class Offer:
-    """Samples between two tokens, without keys and values, and whether the source lets them go with this move."""
+    """Samples between two tokens, without keys and values."""
 
     states: tuple[SampleState, ...]
-    final: bool
+    recompute: tuple[Key, ...] = ()
+    """Those whose keys and values do not travel."""
+    learned: Learned | None = None
+    """What the source knows of how often guesses come true; None: nothing."""
 
     def sharing(self, policy_version: int) -> dict[int, SampleState]:
         """Prompt uid → a sample whose prompt's keys and values serve all that `shares_prompt` in a target of this
         version."""
         found: dict[int, SampleState] = {}
         for state in self.states:
-            if shares_prompt(state, policy_version):
+            if state.key not in self.recompute and shares_prompt(state, policy_version):
                 found.setdefault(state.key[0], state)
         return found
 
@@ -48,7 +52,7 @@ class Offer:
             for state in self.states
         ]
         header = {
-            "final": self.final,
+            "recompute": [list(key) for key in self.recompute],
             "policy_version": self.states[0].policy_version if self.states else 0,
             "requests": pack_requests(list(requests.values())),
             "shape": pack_shape(self.states[0].shape) if self.states else None,
@@ -60,14 +64,16 @@ class Offer:
             np.array([token for state in self.states for token in state.token_ids], dtype=np.int64),
             np.array([logprob for state in self.states for logprob in state.logprobs], dtype=np.float64),
             np.array([start for state in self.states for start in state.version_starts], dtype=np.int64).reshape(-1, 2),
+            *(self.learned or ()),
         )
         return Message(header, arrays)
 
     @classmethod
     def from_message(cls, message: Message) -> Offer:
-        header, (heads, tokens, logprobs, versions) = message.header, message.arrays
+        header, (heads, tokens, logprobs, versions, *counts) = message.header, message.arrays
+        learned = (counts[0], counts[1]) if counts else None
         if not len(heads):
-            return cls((), header["final"])
+            return cls((), learned=learned)
         requests = {request.prompt.uid: request for request in unpack_requests(header["requests"])}
         shape, nothing = unpack_shape(header["shape"]), torch.zeros(0, dtype=DTYPES[header["dtype"]])
         states, said, began = [], 0, 0
@@ -91,7 +97,7 @@ class Offer:
                 )
             )
             said, began = said + num_tokens, began + num_versions
-        return cls(tuple(states), header["final"])
+        return cls(tuple(states), tuple((uid, index) for uid, index in header["recompute"]), learned)
 
 
 def shares_prompt(state: SampleState, policy_version: int) -> bool:
@@ -137,6 +143,24 @@ class Answer:
         shape = message.header["shape"]
         lacks = tuple(Lack(*row) for row in message.arrays[0].tolist())
         return cls(lacks, message.header["policy_version"], None if shape is None else unpack_shape(shape))
+
+
+@dataclass(frozen=True)
+class Given:
+    """What a source sends ahead of samples: they as they were then, and what of them travels."""
+
+    offer: Offer
+    answer: Answer
+
+    def to_message(self) -> Message:
+        offer, answer = self.offer.to_message(), self.answer.to_message()
+        return Message({"offer": offer.header, "answer": answer.header}, (*offer.arrays, *answer.arrays))
+
+    @classmethod
+    def from_message(cls, message: Message) -> Given:
+        header, arrays = message.header, message.arrays
+        offer = Offer.from_message(Message(header["offer"], arrays[:-1]))
+        return cls(offer, Answer.from_message(Message(header["answer"], arrays[-1:])))
 
 
 def pack_shape(shape: CacheShape) -> dict[str, object]:

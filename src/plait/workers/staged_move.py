@@ -1,0 +1,90 @@
+"""Samples on their way to other instances, as the leader sees it: which stage is next, and whose word it waits for."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+
+from plait.policy.step import Key
+from plait.workers.gathering import Gathering, Pair, Stage, of_pairs
+from plait.workers.messages import Message
+
+_AFTER = {Stage.HERE: Stage.GIVE, Stage.GIVE: Stage.TAKE, Stage.TAKE: Stage.REST}
+
+
+class StagedMove:
+    """
+    Args:
+        gathering: what moves.
+        ahead: the bulk goes ahead, while both sides go on.
+    """
+
+    def __init__(self, gathering: Gathering, *, ahead: bool) -> None:
+        self._gathering = gathering
+        self._next: Stage | None = Stage.HERE if ahead else Stage.REST
+        """Told when nobody's word is missing; None: all have been."""
+        self._missing: dict[int, set[int]] = {}
+        """Command → instances of which something is still to be heard."""
+        self._said: dict[Pair, Message] = {}
+        """By the last stage that was told."""
+        self._given: set[int] = set()
+        """Sources that have begun to send."""
+
+    @property
+    def gathering(self) -> Gathering:
+        return self._gathering
+
+    @property
+    def numbers(self) -> Collection[int]:
+        """Commands that are still to be answered."""
+        return self._missing.keys()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the samples have left."""
+        return self._next is None and not self._missing
+
+    def due(self, unfinished: Mapping[Key, int]) -> Gathering | None:
+        """What is to be told now; None: others have to say something before.
+
+        Args:
+            unfinished: sample → its instance; those that have ended do not move any more.
+        """
+        if self._next is None or self._waits:
+            return None
+        pairs = self._gathering.pairs
+        if self._next in (Stage.GIVE, Stage.REST):
+            pairs = {pair: [key for key in keys if unfinished.get(key) == pair[0]] for pair, keys in pairs.items()}
+        said = self._said if self._next in (Stage.GIVE, Stage.TAKE) else {}
+        return replace(self._gathering, pairs=pairs, stage=self._next, said=said)
+
+    @property
+    def _waits(self) -> bool:
+        """Targets can be told what comes before all of it is through: it is not before they are."""
+        if self._next is Stage.TAKE:
+            return self._given != self._gathering.sources
+        return bool(self._missing)
+
+    def told(self, gathering: Gathering, number: int) -> None:
+        """What was due has been told, by the command of this number."""
+        self._next = _AFTER.get(gathering.stage)
+        self._said = {}
+        match gathering.stage:
+            case Stage.HERE:
+                self._missing[number] = set(gathering.targets)
+            case Stage.GIVE | Stage.REST:
+                self._missing[number] = set(gathering.sources)
+            case Stage.TAKE:
+                pass
+
+    def heard(self, number: int, place: int, message: Message) -> None:
+        """An instance has said what the command of this number asks it for."""
+        for stage in (Stage.HERE, Stage.GIVE):
+            if (header := message.header.get(stage.value)) is not None:
+                self._said |= of_pairs(Message(header, message.arrays))
+        if Stage.GIVE.value in message.header:
+            self._given.add(place)
+            return  # that it is through, comes later
+        self._missing[number].remove(place)
+        if not self._missing[number]:
+            del self._missing[number]
