@@ -11,6 +11,7 @@ from plait.launch.local import LocalNode
 from plait.launch.nodes.agent import who
 from plait.launch.nodes.gathering import gather
 from plait.launch.nodes.introduction import listening
+from tests.memory_groups import inside
 
 KEY = bytes(range(32))
 AGENT = """
@@ -31,10 +32,12 @@ sys.exit(code)
 """
 
 
-def agent(port, task, node=None, key=KEY):
+def agent(port, task, node=None, key=KEY, group=None):
+    """group: of bounded memory, that it is in."""
     node = task if node is None else node
+    arguments = ["-c", AGENT, str(port), str(task), str(node), key.hex()]
     return subprocess.Popen(
-        [sys.executable, "-c", AGENT, str(port), str(task), str(node), key.hex()],
+        [sys.executable, *arguments] if group is None else inside(group, *arguments),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -53,13 +56,17 @@ def me():
 
 
 @contextlib.contextmanager
-def joined(num_nodes, *, own=True, silent_after_s=15.0, per_node=1):
-    """(nodes that have been gathered, processes of the agents) while inside; the agents are gone after."""
+def joined(num_nodes, *, own=True, silent_after_s=15.0, per_node=1, group=None):
+    """(nodes that have been gathered, processes of the agents) while inside; the agents are gone after.
+
+    group: of bounded memory, that all agents and their ranks are in
+    """
     listener = listening("127.0.0.1", 0)
     port = listener.getsockname()[1]
     first = 1 if own else 0
     tasks = range(1, num_nodes * per_node + 1 - first)
-    agents = [agent(port, task, (task - 1 + first) // per_node if own else task - 1) for task in tasks]
+    numbers = {task: (task - 1 + first) // per_node if own else task - 1 for task in tasks}
+    agents = [agent(port, task, number, group=group) for task, number in numbers.items()]
     gathered = None
     try:
         place = LocalNode() if own else None

@@ -1,4 +1,4 @@
-"""A Ray cluster of two nodes, which are processes of this machine; skips where ray is not installed."""
+"""A Ray cluster of three nodes, which are processes of this machine; skips where ray is not installed."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from plait.launch.nodes.gathering import Gathered
 from plait.launch.nodes.room import Need
 from tests.launch.nodes import KEY
 
+NODES = 3
 CORES = 16
 """That Ray counts on each of the nodes: suites hold several groups at a time."""
 
@@ -27,7 +28,8 @@ def cluster_address() -> str:
 
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": CORES, "include_dashboard": False})
     atexit.register(cluster.shutdown)
-    cluster.add_node(num_cpus=CORES)
+    for _ in range(NODES - 1):
+        cluster.add_node(num_cpus=CORES)
     cluster.wait_for_nodes()
     ray.init(address=cluster.address, log_to_driver=False, logging_level="ERROR")
     atexit.register(ray.shutdown)

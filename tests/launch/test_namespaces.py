@@ -3,14 +3,16 @@ and a link that is cut. Skipped where namespaces may not be made."""
 
 from __future__ import annotations
 
-import contextlib
 import os
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from tests.launch.namespaces import cut, inside, listening_in, two_machines
 
 LEADER = """
 import sys, time
@@ -55,30 +57,9 @@ except RunError as error:
 """
 
 
-def ip(*words: str) -> None:
-    done = subprocess.run(["ip", *words], capture_output=True, text=True)
-    if done.returncode:
-        raise OSError(done.stderr.strip())
-
-
 @pytest.fixture
-def machines():
-    """Names of two namespaces; their link has 10.77.0.1 and 10.77.0.2, 200 Mbit/s and 5 ms."""
-    names = [f"plait{os.getpid()}{side}" for side in "ab"]
-    with contextlib.ExitStack() as stack:
-        try:
-            for name in names:
-                ip("netns", "add", name)
-                stack.callback(subprocess.run, ["ip", "netns", "del", name], capture_output=True)
-                ip("-n", name, "link", "set", "lo", "up")
-            ip("link", "add", "plv0", "netns", names[0], "type", "veth", "peer", "name", "plv1", "netns", names[1])
-            for number, name in enumerate(names):
-                ip("-n", name, "addr", "add", f"10.77.0.{number + 1}/24", "dev", f"plv{number}")
-                ip("-n", name, "link", "set", f"plv{number}", "up")
-        except OSError as error:
-            pytest.skip(f"network namespaces cannot be made here: {error}")
-        slow = ["tc", "qdisc", "add", "dev", "plv0", "root", "netem", "delay", "5ms", "rate", "200mbit"]
-        subprocess.run(["ip", "netns", "exec", names[0], *slow], capture_output=True)  # not every kernel can
+def machines() -> Iterator[list[str]]:
+    with two_machines() as names:
         yield names
 
 
@@ -87,25 +68,13 @@ def in_machine(name: str, code: str, folder: Path) -> subprocess.Popen[str]:
     script.write_text(code)
     paths = os.pathsep.join([str(Path(__file__).parents[2]), *sys.path])
     return subprocess.Popen(
-        ["ip", "netns", "exec", name, sys.executable, str(script)],
+        inside(name, sys.executable, str(script)),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
         env=os.environ | {"PYTHONPATH": paths},
     )
-
-
-def listening_in(name: str) -> set[str]:
-    """Addresses on which anything in a namespace listens, as the kernel writes them."""
-    found = set()
-    for file in ("tcp", "tcp6"):
-        text = subprocess.run(
-            ["ip", "netns", "exec", name, "cat", f"/proc/net/{file}"], capture_output=True, text=True
-        ).stdout
-        rows = [line.split() for line in text.splitlines()[1:]]
-        found |= {row[1].partition(":")[0] for row in rows if row[3] == "0A"}
-    return found
 
 
 @pytest.mark.slow
@@ -120,7 +89,7 @@ def test_two_machines_sum_listen_where_they_were_told_and_find_a_cut(machines: l
         leader.stdin.write("\n")
         leader.stdin.flush()
         assert leader.stdout.readline() == "cutting\n"
-        ip("-n", machines[1], "link", "set", "plv1", "down")
+        cut(machines)
         started = time.monotonic()
         told = leader.communicate(timeout=60)[0]
         assert time.monotonic() - started < 30

@@ -4,24 +4,28 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import socket
 import subprocess
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from plait.errors import ConfigError, RunError
 from plait.launch.failures import Ended, WorkerError
 from plait.launch.local import LocalProcesses
-from plait.launch.nodes.gathering import gather
+from plait.launch.nodes.agent import BEAT_S, TICK_S
+from plait.launch.nodes.gathering import Gathered, gather
 from plait.launch.nodes.interfaces import interface_of
 from plait.launch.nodes.introduction import Stranger, dialled, introduced, listening
 from plait.launch.nodes.run_key import FILE, leaders_key, nodes_key
 from tests.launch.nodes import KEY, agent, end, joined, me
 from tests.launch.test_strangers import listened_on
 from tests.launch.workers import Echo, Summing
+from tests.memory_groups import bounded
 
 LIMIT_S = 60.0
 HOST = os.uname().nodename
@@ -73,6 +77,67 @@ def test_a_frozen_worker_of_another_node_is_named_with_where_it_was() -> None:
         assert "it is stopped by a signal" in failure.cause
         assert "stop_self" in failure.traceback
         assert all(gone(pid) for pid in group.pids)
+
+
+def test_a_rank_that_the_kernel_ends_for_want_of_memory_is_named_with_the_limit() -> None:
+    with (
+        bounded(300 << 20) as group_of_memory,
+        joined(2, group=group_of_memory) as (gathered, _),
+        LocalProcesses(nodes=gathered.nodes).start(Echo, 2) as group,
+    ):
+        text = failure_of(group, group.submit(1, "hoard"), 1)
+        assert (
+            f"rank 1 on node 1 ({HOST}) was killed by SIGKILL, out of memory: the kernel has ended 1 process for it; "
+            "0.29 GiB is all that its control group has in `hoard`"
+        ) in text
+        assert gathered.nodes[1].name == f"node 1 ({HOST})", "the node itself is there"
+
+
+def test_what_a_lost_node_had_of_memory_is_said_where_it_was_nearly_all() -> None:
+    with (
+        bounded(400 << 20) as group_of_memory,
+        joined(2, group=group_of_memory) as (gathered, agents),
+        LocalProcesses(nodes=gathered.nodes).start(Echo, 2) as group,
+    ):
+        handle = group.submit(1, "hold", 350 << 20)
+        handle.result(LIMIT_S)
+        time.sleep(2 * BEAT_S + TICK_S)  # it is said every second
+        agents[0].kill()
+        text = failure_of(group, group.submit(1, "hang_in_python"), 1)
+        assert re.search(r"is lost with its node: .*; its memory was \d\d% full when that was last heard", text), text
+        assert "of 0.39 GiB" in text
+
+
+def test_a_group_begins_again_on_the_nodes_that_are_left() -> None:
+    """Three nodes: 1 is lost, with the group; the others start another, of other ranks, on the same connections."""
+    with joined(3) as (gathered, agents):
+        with LocalProcesses(nodes=gathered.nodes).start(Echo, 3) as group:
+            handle = group.submit([0, 1, 2], "hang_in_python")
+            agents[0].kill()
+            assert f"rank 1 on node 1 ({HOST}) is lost with its node" in failure_of(group, handle, 1)
+        gathered.tell("node 0: it begins again")
+        for _ in range(3):
+            assert [node.node for node in gathered.nodes] == [0, 2]
+            with LocalProcesses(nodes=gathered.nodes).start(Echo, 4) as group:
+                assert group.submit([0, 1, 2, 3], "back", 7).result(LIMIT_S) == [7] * 4
+                block = os.urandom(3_000_000)
+                assert group.submit(3, "back", block).result(LIMIT_S) == block
+        gathered.end(0)
+        assert "node 0: it begins again" in agents[1].communicate(timeout=LIMIT_S)[0]
+
+
+def test_of_machines_with_several_commands_equally_many_go_on() -> None:
+    here = [SimpleNamespace(joined=SimpleNamespace(task=task), node=node, gone="") for task, node in SIX]
+    three = Gathered(here, None)  # pyright: ignore[reportArgumentType]
+    assert [link.node for link in three.nodes] == [0, 0, 1, 1, 2, 2]
+    here[3].gone = "its connection was closed"
+    assert [link.node for link in three.nodes] == [0, 0, 2, 2], "four of whole machines, not three of each one"
+    here[5].gone = here[1].gone = "its connection was closed"
+    assert [link.node for link in three.nodes] == [0, 1, 2]
+
+
+SIX = [(0, 0), (1, 0), (2, 1), (3, 1), (4, 2), (5, 2)]
+"""(number of the command, machine)."""
 
 
 def test_a_node_whose_process_dies_is_named_and_its_ranks_are_gone() -> None:

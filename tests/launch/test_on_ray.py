@@ -17,7 +17,7 @@ from plait.launch.local import LocalProcesses
 from plait.launch.nodes.on_ray import started_by_ray
 from plait.launch.nodes.room import Need
 from tests.launch.nodes import KEY
-from tests.launch.ray_nodes import CORES, addressed, cluster_address, placed_by_ray
+from tests.launch.ray_nodes import CORES, NODES, addressed, cluster_address, placed_by_ray
 from tests.launch.test_nodes import gone
 from tests.launch.workers import Echo
 
@@ -36,7 +36,7 @@ def test_without_the_package_it_is_said_how_to_install_it(monkeypatch: pytest.Mo
 
 @pytest.mark.slow
 def test_room_that_is_taken_is_waited_for_to_a_deadline_and_shown() -> None:
-    with placed_by_ray(nodes=2, num_ranks=2 * CORES):
+    with placed_by_ray(nodes=NODES, num_ranks=NODES * CORES):
         started = time.monotonic()
         with pytest.raises(RunError) as caught, placed_by_ray(nodes=2, num_ranks=2, placed_s=1.0):
             pass
@@ -45,7 +45,7 @@ def test_room_that_is_taken_is_waited_for_to_a_deadline_and_shown() -> None:
         assert "Ray has found no room within 1 s" in said
         assert needed == "needed: 2 ranks, each with 1 CPU; 1 CPU on each of 2 nodes"
         assert head.split() == ["node", "CPU", "free", "of"]
-        assert [re.sub(r"\(\w+\)", "()", line).split() for line in nodes] == [[HOST, "()", "0", str(CORES)]] * 2
+        assert [re.sub(r"\(\w+\)", "()", line).split() for line in nodes] == [[HOST, "()", "0", str(CORES)]] * NODES
     with placed_by_ray(nodes=2, num_ranks=2, placed_s=LIMIT_S) as gathered:
         assert gathered.num_nodes == 2, "the room was given back"
 
@@ -53,7 +53,10 @@ def test_room_that_is_taken_is_waited_for_to_a_deadline_and_shown() -> None:
 @pytest.mark.slow
 def test_room_that_cannot_be_is_not_waited_for() -> None:
     started = time.monotonic()
-    with pytest.raises(ConfigError, match="could not hold the ranks"), placed_by_ray(nodes=3, num_ranks=3):
+    with (
+        pytest.raises(ConfigError, match="could not hold the ranks"),
+        placed_by_ray(nodes=NODES + 1, num_ranks=NODES + 1),
+    ):
         pass
     with pytest.raises(ConfigError, match="could not hold the ranks"), placed_by_ray(nodes=0, num_ranks=10 * CORES):
         pass

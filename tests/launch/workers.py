@@ -102,6 +102,14 @@ class Echo:
         print("about to leave")
         os._exit(code)
 
+    def hold(self, size):
+        self.held = bytearray(b"x") * size
+
+    def hoard(self):
+        held = []
+        while True:
+            held.append(bytearray(b"x") * (16 << 20))
+
     def crash(self):
         os.kill(os.getpid(), signal.SIGSEGV)
 

@@ -3,12 +3,8 @@ processes whose memory is bounded (a cgroup), where this machine lets one be mad
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
 import subprocess
-import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -17,15 +13,11 @@ import pytest
 from plait.observe.run_log import read_rows
 from plait.recipes.recipe import Recipe
 from plait.runtime.stored_recipe import recipe_text
+from tests.memory_groups import bounded, inside
 from tests.runtime.conftest import make_recipe as make_recipe
 from tests.runtime.conftest import tiny_folder as tiny_folder
 
 LIMIT_BYTES = 2 << 30
-ROOTS = {
-    Path("/sys/fs/cgroup/memory"): ("memory.limit_in_bytes", "memory.memsw.limit_in_bytes"),
-    Path("/sys/fs/cgroup"): ("memory.max", "memory.swap.max"),
-}
-"""Where groups are made, and the files of their limits: of memory, and with swap (version 1) or of swap (2)."""
 
 REWARD = """
 def hoards(completions, prompts, **columns):
@@ -35,33 +27,12 @@ def hoards(completions, prompts, **columns):
             held.append(bytearray(b"x") * (64 << 20))
     return [float(text.count("7")) for text in completions]
 """
-INSIDE = """
-import os, sys
-open(sys.argv[1], "w").write(str(os.getpid()))
-os.execv(sys.executable, [sys.executable, "-m", "plait", *sys.argv[2:]])
-"""
 
 
 @pytest.fixture
 def group() -> Iterator[Path]:
-    """The folder of a new group of bounded memory."""
-    for root, (limit, swap) in ROOTS.items():
-        folder = root / f"plait-test-{os.getpid()}"
-        with contextlib.suppress(OSError):
-            folder.mkdir()
-            try:
-                (folder / limit).write_text(str(LIMIT_BYTES))
-                with contextlib.suppress(OSError):  # swap is not counted here
-                    (folder / swap).write_text(str(LIMIT_BYTES if "memsw" in swap else 0))
-                yield folder
-            finally:
-                for _ in range(50):  # the kernel lets go of the last process a moment later
-                    with contextlib.suppress(OSError):
-                        folder.rmdir()
-                        break
-                    time.sleep(0.1)
-            return
-    pytest.skip("no group of bounded memory can be made here")
+    with bounded(LIMIT_BYTES) as folder:
+        yield folder
 
 
 @pytest.mark.slow
@@ -72,7 +43,7 @@ def test_the_kernel_ends_a_worker_and_the_run_goes_on(
     keys = {"reward.functions": [f"{tmp_path}/hoards.py:hoards"], "reward.on_error": "drop", "reward.workers": 2}
     recipe = make_recipe(steps=4, **keys)
     (tmp_path / "recipe.yaml").write_text(recipe_text(recipe))
-    command = [sys.executable, "-c", INSIDE, str(group / "cgroup.procs"), "train", str(tmp_path / "recipe.yaml")]
+    command = inside(group, "-m", "plait", "train", str(tmp_path / "recipe.yaml"))
     ended = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert ended.returncode == 0, ended.stderr[-2000:]
     rows = read_rows(recipe.run_dir / "metrics.jsonl")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import subprocess
@@ -44,10 +45,18 @@ def begin(
     """
     path = recipe.run_dir.with_suffix(f".{number}.yaml")
     path.write_text(recipe_text(recipe))
-    marked = os.environ | {"PLAIT_MARK": str(recipe.run_dir)} | dict(environment or {})
+    command = [*before, sys.executable, "-m", "plait", "train", str(path), *options]
+    return started(command, {"PLAIT_MARK": str(recipe.run_dir), **(environment or {})})
+
+
+def started(
+    command: Sequence[str], environment: Mapping[str, str], folder: Path | None = None
+) -> subprocess.Popen[str]:
+    """A command with these variables over ours; what it prints, on stderr too, is piped."""
     return subprocess.Popen(
-        [*before, sys.executable, "-m", "plait", "train", str(path), *options],
-        env=marked,
+        command,
+        cwd=folder,
+        env={**os.environ, **environment},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -85,3 +94,13 @@ def left_of(run_dir: Path) -> list[str]:
             except OSError:
                 continue
     return found
+
+
+def process_of(run_dir: Path, rank: int) -> int:
+    """The process that writes a rank's log."""
+    log = str((run_dir / "workers" / f"rank{rank}.log").resolve())
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if os.readlink(folder / "fd" / "1") == log:
+                return int(folder.name)
+    raise AssertionError(f"no process writes {log}")

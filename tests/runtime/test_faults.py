@@ -19,6 +19,7 @@ from plait.recipes.recipe_file import load_recipe
 from plait.runtime.api import run
 from plait.runtime.stored_recipe import recipe_text
 from tests.cases import slow_but
+from tests.runtime.nodes import left_of
 from tests.runtime.plans import assert_equal_runs, write_plan
 
 LIMIT_S = 240
@@ -138,19 +139,6 @@ def plait_train(recipe: Recipe) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=LIMIT_S)
 
 
-def left_of(recipe: Recipe) -> list[str]:
-    """Processes that carry the mark."""
-    mark, found = f"PLAIT_MARK={recipe.run_dir}".encode(), []
-    for folder in Path("/proc").iterdir():
-        if folder.name.isdigit():
-            try:
-                if mark in (folder / "environ").read_bytes().split(b"\0"):
-                    found.append(folder.name)
-            except OSError:
-                continue
-    return found
-
-
 PLANS = {
     "plan": {"actor.generate": "0,1 dp2", "actor.train": "0,1 tp2", "ref.logprobs": "0,1 dp2"},
     "together": {"actor.generate": "0,1 tp2", "actor.train": "0,1 dp2", "ref.logprobs": "0,1 tp2"},
@@ -204,7 +192,7 @@ def test_an_error_of_the_input_is_said_as_by_one_process(
     assert broken.returncode == 2, broken.stderr
     assert "error: planted: look at the key" in broken.stderr
     assert "Traceback" not in broken.stderr
-    assert left_of(recipe) == []
+    assert left_of(recipe.run_dir) == []
     assert run(recipe, resume=True).finished
     assert_equal_runs(recipe.run_dir, undisturbed)
 
@@ -234,7 +222,7 @@ def broken_off(
     assert "the checkpoint of step 1 is good" in broken.stderr
     if fault == "raise":
         assert "exec(lines[2])" in broken.stderr, "the worker's own traceback"
-    assert left_of(recipe) == []
+    assert left_of(recipe.run_dir) == []
     ports = set(plant.with_name("ports").read_text().split())
     assert ports, "those of the store, or of the connections to peers"
     rows = [row.split() for row in Path("/proc/net/tcp").read_text().splitlines()[1:]]

@@ -16,7 +16,7 @@ import pytest
 from plait.recipes.recipe import Recipe
 from plait.runtime.api import run
 from tests.cases import slow_but
-from tests.runtime.nodes import begin, begin_nodes, ends, free_port, left_of
+from tests.runtime.nodes import begin, begin_nodes, ends, free_port, left_of, process_of
 from tests.runtime.placed_runs import PLANS, where
 from tests.runtime.plans import assert_equal_runs
 
@@ -62,7 +62,7 @@ def test_a_lost_node_is_named_and_the_run_goes_on_elsewhere(place: Path, placed:
     assert run(whole).finished
     recipe = placed(flow, "lost", **keys)
     commands = begin_nodes(recipe, 2)
-    _wait_for(recipe.run_dir / "checkpoints" / "step-2")
+    wait_for(recipe.run_dir / "checkpoints" / "step-2")
     commands[1].kill()
     started = time.monotonic()
     leader, _ = ends(commands)
@@ -76,11 +76,58 @@ def test_a_lost_node_is_named_and_the_run_goes_on_elsewhere(place: Path, placed:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("name", ["grpo-split-2", "grpo-colocated-2"])
+def test_a_run_goes_on_by_itself_on_the_node_that_is_left(
+    name: str, place: Path, placed: Callable[..., Recipe]
+) -> None:
+    """Split needs two ranks, so on one a plan is found; colocated fits one too."""
+    (flow, keys), plan = PLANS[name]
+    keys = {**keys, **where(place, f"left-{name}", plan), "checkpoint.every": 1}
+    whole = placed(flow, f"left-not-{name}", **keys)
+    assert run(whole).finished
+    recipe = placed(flow, f"left-{name}", **keys, restarts=1)
+    commands = begin_nodes(recipe, 2)
+    wait_for(recipe.run_dir / "checkpoints" / "step-2")
+    commands[1].kill()
+    leader, _ = ends(commands)
+    assert leader.code == 0, leader.text
+    error = re.search(r"error: rank 1 on node 1 \(\S+\) is lost with its node: its connection was closed", leader.text)
+    told = re.search(r"restart 1 of 1: .* from the checkpoint of step \d+, on 1 rank of 1 node, plan \w+", leader.text)
+    assert error is not None, leader.text
+    assert told is not None, leader.text
+    assert error.start() < told.start()
+    assert left_of(recipe.run_dir) == []
+    assert_equal_runs(recipe.run_dir, whole.run_dir)
+    assert json.loads((recipe.run_dir / "run.json").read_text())["stays"][-1]["restart"]["number"] == 1
+
+
+@pytest.mark.slow
+def test_a_killed_rank_of_another_node_is_restarted_there(place: Path, placed: Callable[..., Recipe]) -> None:
+    """All nodes are left: who watches the other one reads why it begins again, and that it has ended."""
+    (flow, keys), plan = PLANS["ppo-standalone-4"]
+    keys = {**keys, **where(place, "stays", plan), "checkpoint.every": 1, "steps": 4}
+    whole = placed(flow, "stays-not", **keys)
+    assert run(whole).finished
+    recipe = placed(flow, "stays", **keys, restarts=2)
+    commands = begin_nodes(recipe, 2)
+    wait_for(recipe.run_dir / "checkpoints" / "step-1")
+    os.kill(process_of(recipe.run_dir, 3), signal.SIGKILL)
+    leader, other = ends(commands)
+    assert (leader.code, other.code) == (0, 0), leader.text + other.text
+    assert re.search(r"error: rank 3 on node 1 \(\S+\) was killed by SIGKILL", leader.text)
+    for text in (leader.text, other.text):
+        assert re.search(r"restart 1 of 2: .* on 4 ranks of 2 nodes, plan standalone", text), text
+    assert re.search(r"node 0: rank 3 on node 1 \(\S+\) was killed by SIGKILL", other.text)
+    assert_equal_runs(recipe.run_dir, whole.run_dir, tolerance=0.0)
+    assert left_of(recipe.run_dir) == []
+
+
+@pytest.mark.slow
 def test_a_dead_leader_ends_the_other_node(place: Path, placed: Callable[..., Recipe]) -> None:
     (flow, keys), plan = PLANS["grpo-split-2"]
     recipe = placed(flow, "headless", **keys, **where(place, "headless", plan), **{"checkpoint.every": 1})
     commands = begin_nodes(recipe, 2)
-    _wait_for(recipe.run_dir / "checkpoints" / "step-1")
+    wait_for(recipe.run_dir / "checkpoints" / "step-1")
     commands[0].kill()
     _, other = ends(commands)
     assert other.code == 1
@@ -93,7 +140,7 @@ def test_a_signal_to_another_node_ends_the_step_and_saves(place: Path, placed: C
     (flow, keys), plan = PLANS["grpo-split-2"]
     recipe = placed(flow, "asked", **keys, **where(place, "asked", plan), steps=200, **{"checkpoint.every": 0})
     commands = begin_nodes(recipe, 2)
-    _wait_for(recipe.run_dir / "metrics.jsonl")
+    wait_for(recipe.run_dir / "metrics.jsonl")
     for command in reversed(commands):  # as Slurm does
         os.kill(command.pid, signal.SIGTERM)
     leader, other = ends(commands)
@@ -152,7 +199,7 @@ def test_torchrun_and_slurm_begin_it_too(place: Path, placed: Callable[..., Reci
         assert_equal_runs(recipe.run_dir, here.run_dir, tolerance=0.0)
 
 
-def _wait_for(path: Path) -> None:
+def wait_for(path: Path) -> None:
     end = time.monotonic() + LIMIT_S
     while not path.exists():
         assert time.monotonic() < end, f"{path} was not written"

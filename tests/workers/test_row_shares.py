@@ -28,8 +28,6 @@ WEIGHTS, SCORE, MASK = (
     Column(n, lv, 0, i)
     for i, (n, lv) in enumerate([("weights", Level.TOKEN), ("score", Level.SAMPLE), ("mask", Level.TOKEN)])
 )
-STUB = 6 * 8
-"""Bytes of a row outside the share: uid, index, two lengths, how it ended, its last trained token."""
 PROMPT_TOKENS = 24
 """At most, of a prompt of these runs."""
 HEADS = 7 * 8
@@ -107,8 +105,10 @@ def test_each_rank_gets_its_share_of_a_call() -> None:
     }
     assert whole == {1: [1, 2, 3], 2: [0, 2], 3: [0, 2]}, "row 2 has no tokens at all"
     # Rank 2: 4 tokens of responses and 1 of their prompt, which has a uid and a length; places of 2 rows; 2 numbers of
-    # how many there are.
-    assert score[2].num_array_bytes == 8 * (4 + 1 + 2 + 2 + 2) + 2 * HEADS + 2 * STUB
+    # how many there are. The stubs are those of all rows, the same for every rank.
+    stubs = score[2].arrays[1]
+    assert score[2].num_array_bytes == 8 * (4 + 1 + 2 + 2 + 2) + 2 * HEADS + stubs.nbytes
+    assert stubs is score[1].arrays[1]
     node: Any = SimpleNamespace(
         id=3,
         call="actor.train",
@@ -122,8 +122,9 @@ def test_each_rank_gets_its_share_of_a_call() -> None:
         found, ordered = TrainCall.of(train[rank], flow).rows, rows.ordered()
         there = np.isfinite(found.columns[WEIGHTS])
         assert there.tolist() == np.isin(np.arange(9), ordered.token_places(own)).tolist()
-    # As above, with log-probs and two columns of 4 tokens; and the mask of 5 tokens elsewhere in one byte.
-    assert train[2].num_array_bytes == score[2].num_array_bytes + 8 * (4 + 4 + 4) + 1
+    # As above, with log-probs and two columns of 4 tokens; the mask of all tokens is with the stubs.
+    packed = train[2].arrays[1]
+    assert train[2].num_array_bytes - packed.nbytes == score[2].num_array_bytes - stubs.nbytes + 8 * (4 + 4 + 4)
 
 
 PLANS = {

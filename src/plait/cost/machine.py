@@ -8,6 +8,7 @@ from pathlib import Path
 
 from plait.cost.cluster import ClusterSpec
 from plait.cost.hardware import DEVICES, Device, Link, Software
+from plait.memory_limits import limit
 
 
 def machine_name(device: str) -> str:
@@ -35,7 +36,7 @@ def conservative_cluster(device: str, devices: int) -> ClusterSpec:
         near = Link(50e9, 10e-6)
         return ClusterSpec(1, devices, gpu, near, near, Link(20e9, 10e-6), name="this machine")
     cores = os.cpu_count() or 1
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // devices
+    memory = limit().bytes // devices
     cpu = Device("cpu", 20e9 * cores / devices, memory, 8e9 / devices, 1e-6, 20e9 * cores / devices)
     link = Link(0.5e9, 200e-6)
     software = Software(products=0.5, memory=0.8, links=0.8, layer_s=300e-6, hop_s=400e-6)

@@ -6,7 +6,6 @@ is left the head's.
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -24,6 +23,7 @@ from plait.generation.engine import Engine
 from plait.generation.request import Request
 from plait.generation.settings import Sampling, SamplingSettings
 from plait.kernels.noise import NoiseKey
+from plait.memory_limits import machine_bytes
 from plait.models.files.pretrained import new_module
 from plait.models.language_loading import from_module
 from plait.models.language_model import LanguageModel
@@ -276,7 +276,7 @@ def _held_out_error(profile: Profile, model: LanguageModel) -> float:
 def _memory_gib(device: str) -> float:
     if device == "cuda":
         return torch.cuda.get_device_properties(0).total_memory / 2**30
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    return machine_bytes() / 2**30
 
 
 def _seconds(work: Callable[[], object], model: LanguageModel | None, *, device: str = "cpu") -> float:

@@ -13,6 +13,7 @@ from plait.dataflow import Dataflow
 from plait.errors import ConfigError, LayoutError
 from plait.layout.params import Parameters
 from plait.layout.shards import check, check_instances
+from plait.memory_limits import limit
 from plait.models.files.hub import read_config
 from plait.models.shape import ModelShape
 from plait.recipes.keys import nearest
@@ -247,10 +248,10 @@ def device_bytes_if_here(recipe: Recipe, devices: int) -> int | None:
 
 
 def device_bytes(recipe: Recipe, devices: int) -> int:
-    """Memory of one device; of the CPU, an equal part of the machine's. Its size, not what is free: a plan does not
-    depend on what else runs."""
+    """Memory of one device; of the CPU, an equal part of the machine's, or of the control group's that bounds it. Its
+    size, not what is free: a plan does not depend on what else runs."""
     if recipe.device == "cuda":
         import torch
 
         return torch.cuda.get_device_properties(0).total_memory
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // devices
+    return limit().bytes // devices

@@ -90,6 +90,10 @@ class Failure:
         return "\n".join(parts)
 
 
+class NodeLost(RunError):
+    """A node of the group was lost before it had started its ranks."""
+
+
 class WorkerError(RunError):
     """An action did not give its result. `__cause__` is the worker's exception where it can be sent."""
 

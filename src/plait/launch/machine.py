@@ -6,7 +6,6 @@ import contextlib
 import os
 import platform
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 
 
 def visible_devices() -> int:
@@ -17,15 +16,6 @@ def visible_devices() -> int:
     with contextlib.suppress(OSError):
         return len(os.listdir("/proc/driver/nvidia/gpus"))
     return 0
-
-
-def memory_bytes() -> int:
-    """Memory of this machine, or of the control group that holds this process where that has less."""
-    own = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    for file in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
-        with contextlib.suppress(OSError, ValueError):
-            return min(own, int(Path(file).read_text()))
-    return own
 
 
 def versions() -> tuple[tuple[str, str], ...]:

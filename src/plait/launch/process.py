@@ -15,6 +15,8 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
+from plait.memory_limits import KernelKills
+
 _BOOT = (
     "import sys, json; sys.path[:] = json.loads(sys.argv[1]); "
     "from plait.launch.worker import main; main(*map(int, sys.argv[2:]))"
@@ -47,6 +49,7 @@ class WorkerProcess:
         self._output_start = self._output.seek(0, os.SEEK_END)
         fds = [theirs.fileno(), life_read, self._crash_file.fileno()]
         paths = json.dumps([path for path in sys.path if isinstance(path, str)])
+        self._kills = KernelKills()
         self._process = subprocess.Popen(
             [sys.executable, "-c", _BOOT, paths, *map(str, fds)],
             stdin=subprocess.PIPE,
@@ -126,7 +129,7 @@ class WorkerProcess:
             return f"ended its process (exit code {status.si_status})", stack
         code = status.si_status
         name = signal.Signals(code).name if code in list(signal.Signals) else f"signal {code}"
-        return f"was killed by {name}{' (out of memory?)' if name == 'SIGKILL' else ''}", stack
+        return f"was killed by {name}{self._kills.words() if name == 'SIGKILL' else ''}", stack
 
     def output_tail(self) -> str:
         """The last lines that it has printed."""

@@ -174,6 +174,13 @@ class Recipe(Settings):
         description="of several devices: a process that does nothing for so long, and waits for none that does, counts "
         "as stalled; 0: never",
     )
+    restarts: int = Field(
+        0,
+        ge=0,
+        le=1000,
+        description="how often the run goes on by itself, from its last checkpoint and on what is left, after a "
+        "process died, froze or stalled or a node was lost (docs/cluster.md)",
+    )
     threads: int = Field(0, ge=0, le=4096, description="CPU threads; 0: one per core")
     micro_batch_tokens: int = Field(4096, ge=1, description="tokens of a forward in scoring and training")
     checkpoint_activations: bool = Field(

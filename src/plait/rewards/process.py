@@ -16,6 +16,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from plait.memory_limits import KernelKills
 from plait.rewards.worker import IN_WORKER
 
 _BOOT = (
@@ -46,6 +47,7 @@ class WorkerProcess:
         # One thread each and a fixed hash seed: workers share cores with training, and give the same scores again.
         environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0", IN_WORKER: "1"}
         paths = json.dumps([path for path in sys.path if isinstance(path, str)])
+        self._kills = KernelKills()
         with open(output, "ab") if output else contextlib.nullcontext(2) as sink:
             self._process = subprocess.Popen(
                 [sys.executable, "-c", _BOOT, paths, *map(str, (*fds, memory_bytes or 0))],
@@ -112,7 +114,7 @@ class WorkerProcess:
         code = self._process.returncode
         if code is not None and code < 0:
             name = signal.Signals(-code).name if -code in list(signal.Signals) else f"signal {-code}"
-            return f"killed its worker process ({name}{', out of memory?' if name == 'SIGKILL' else ''})", stack
+            return f"killed its worker process ({name}{self._kills.words() if name == 'SIGKILL' else ''})", stack
         return f"ended its worker process (exit code {code})", stack
 
     def kill(self) -> None:

@@ -29,6 +29,7 @@ from plait.runtime.filling import build_roles
 from plait.runtime.history import Origin
 from plait.runtime.measure import measure
 from plait.runtime.prepare import is_searched, prepare
+from plait.runtime.prepared import Prepared
 from plait.runtime.process import set_up
 from plait.runtime.processes.alone import Alone
 from plait.runtime.processes.nodes import devices_of, gathered_nodes
@@ -126,14 +127,17 @@ def _run_claimed(
     origin: Origin,
     nodes: Gathered | None,
 ) -> Outcome:
-    num_nodes = 1 if nodes is None else nodes.num_nodes
-    plan = kept_plan(recipe, directory.files, num_nodes) if resume else None
-    orders = _orders_in(directory.files.plan) if resume else ()
-    prepared = prepare(recipe, flow=flow, plan=plan, orders=orders, nodes=num_nodes)
-    if prepared.plan.num_ranks > 1 or nodes is not None:
-        from plait.runtime.processes.supervisor import supervise
+    def prepared_for(recipe: Recipe, resume: bool = True) -> Prepared:
+        num_nodes = 1 if nodes is None else nodes.num_nodes
+        plan = kept_plan(recipe, directory.files, num_nodes) if resume else None
+        orders = _orders_in(directory.files.plan) if resume else ()
+        return prepare(recipe, flow=flow, plan=plan, orders=orders, nodes=num_nodes)
 
-        return supervise(prepared, directory, resume=resume, flow=flow, origin=origin, nodes=nodes)
+    prepared = prepared_for(recipe, resume)
+    if prepared.plan.num_ranks > 1 or nodes is not None or recipe.restarts > 0:
+        from plait.runtime.processes.restarting import supervise_on
+
+        return supervise_on(prepared, directory, prepared_for, resume=resume, flow=flow, origin=origin, nodes=nodes)
     with Session(prepared, directory, resume=resume, leading=Alone(prepared), origin=origin) as session:
         outcome = train_session(session)
     refine(prepared, directory.path)

@@ -26,6 +26,7 @@ RESUMABLE_KEYS = frozenset(
         "launcher",
         "freeze_after_s",
         "stalled_after_s",
+        "restarts",
         "reward.timeout_s",
         "cost.timeout_s",
         "reward.memory_gb",

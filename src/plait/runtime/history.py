@@ -1,7 +1,8 @@
 """How a run came to be: RUN_DIR/run.json has each stay at it (a start or a resume), RUN_DIR/code what it ran.
 
-A stay: when it began and ended, and how; the steps that it did; the command, the versions, the machine; and of each
-file of the user's that it ran (flow, rewards, judges, the recipe as it was given) the path, the SHA-256 and a copy.
+A stay: when it began and ended, and how; after which error, if the run went on by itself; the steps that it did; the
+command, the versions, the machine; and of each file of the user's that it ran (flow, rewards, judges, the recipe as it
+was given) the path, the SHA-256 and a copy.
 Files that these import are not among them. `saved_step` is the newest step that a checkpoint was ever written of.
 """
 
@@ -36,6 +37,15 @@ _COPIED_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
+class Restart:
+    """Why a run has gone on by itself: number `number` of `most`, after `error`."""
+
+    number: int
+    most: int
+    error: str
+
+
+@dataclass(frozen=True)
 class Origin:
     """What began a stay, as the process that the user started knows it."""
 
@@ -43,6 +53,7 @@ class Origin:
     folder: str
     """In which the command was given; relative paths are from there."""
     recipe_file: Path | None = None
+    restart: Restart | None = None
 
     @classmethod
     def here(cls, recipe_file: Path | None = None) -> Origin:
@@ -86,6 +97,8 @@ class History:
             "versions": versions(),
             "code": code,
         }
+        if origin.restart is not None:
+            stay["restart"] = vars(origin.restart)
         self._stays.append(stay)
         self._write()
         return [

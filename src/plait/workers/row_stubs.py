@@ -3,11 +3,16 @@
 A rank must know of every row how long it is and which of its tokens are trained: from that all ranks draw the same
 mini-batches, divide them alike, and have the same denominators. What it says and its columns it needs of its share.
 
+The stubs of all rows go to every rank, so they are what the leader sends more of with each rank: they are packed once,
+small numbers in a few bytes (`tests/workers/test_many_workers.py` has what 64 ranks cost).
+
 Shapes: N rows, A of them outside the share.
 """
 
 from __future__ import annotations
 
+import struct
+import zlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -34,21 +39,15 @@ def pack_shares(
 
     Args:
         shares: positions of the rows that go whole, ascending.
-        mask: one of `columns`, of 1.0 and 0.0: goes whole, a bit per token outside the share.
+        mask: one of `columns`, of 1.0 and 0.0: goes whole, a bit per token.
     """
     kept_R = None if mask is None else rows.columns[mask] != 0
-    stub = np.zeros((0, 6), dtype=np.int64)
+    stubs = np.zeros(0, dtype=np.uint8)
     if any(len(share) < len(rows) for share in shares):
-        stub = np.array([_stub_of(rows, i, kept_R) for i in range(len(rows))], dtype=np.int64)
+        stubs = _packed(np.array([_stub_of(rows, i, kept_R) for i in range(len(rows))], dtype=np.int64), kept_R)
     of_call = Rows(rows.samples, {column: rows.columns[column] for column in columns})
-    found = []
-    for share in shares:
-        present = set(share)
-        absent = [i for i in range(len(rows)) if i not in present]
-        bits = np.zeros(0, np.bool_) if kept_R is None else kept_R[rows.token_places(absent)]
-        places = np.array(share, dtype=np.int64)
-        found.append((places, stub[absent], np.packbits(bits), *pack_rows(of_call.select(share), columns)))
-    return found
+    places = [np.array(share, dtype=np.int64) for share in shares]
+    return [(own, stubs, *pack_rows(of_call.select(share), columns)) for own, share in zip(places, shares, strict=True)]
 
 
 def unpack_share(arrays: Sequence[NDArray[Any]], columns: Sequence[Column] = (), mask: Column | None = None) -> Rows:
@@ -57,14 +56,14 @@ def unpack_share(arrays: Sequence[NDArray[Any]], columns: Sequence[Column] = (),
     Outside the share tokens are ABSENT, but for the last trained one of each response; columns are NaN, but for the
     mask.
     """
-    share, stub, bits, *rest = arrays
+    share, packed, *rest = arrays
     part = unpack_rows(rest, columns)
     present = tuple(share.tolist())
     inside = set(present)
-    absent = [i for i in range(len(share) + len(stub)) if i not in inside]
+    stubs, bits = _unpacked(packed) if len(packed) else (np.zeros((len(share), _NUMBERS), np.int64), None)
+    absent = [i for i in range(len(stubs)) if i not in inside]
     whole = dict(zip(present, part.samples, strict=True))
-    hollow = {i: _hollow(*record) for i, record in zip(absent, stub.tolist(), strict=True)}
-    rows = Rows(tuple(whole[i] if i in whole else hollow[i] for i in range(len(whole) + len(hollow))))
+    rows = Rows(tuple(whole[i] if i in whole else _hollow(*stub) for i, stub in enumerate(stubs.tolist())))
     places = {Level.TOKEN: rows.token_places(present), Level.SAMPLE: share}
     filled = {}
     for column in columns:
@@ -72,10 +71,32 @@ def unpack_share(arrays: Sequence[NDArray[Any]], columns: Sequence[Column] = (),
         filled[column][places[column.level]] = part.columns[column]
     away = rows.token_places(absent)
     kept = np.ones(len(away), np.bool_)
-    if mask is not None:
-        kept = np.unpackbits(bits, count=len(away)).astype(np.bool_)
+    if mask is not None and bits is not None:
+        kept = np.unpackbits(bits, count=rows.num_tokens).astype(np.bool_)[away]
         filled[mask][away] = kept
-    return Rows(_with_last_tokens(rows, absent, kept, stub[:, 5]), filled)
+    return Rows(_with_last_tokens(rows, absent, kept, stubs[absent, _NUMBERS - 1]), filled)
+
+
+_NUMBERS = 6
+"""Of a stub."""
+_COUNT = struct.Struct("<Q")
+
+
+def _packed(stubs: NDArray[np.int64], kept_R: NDArray[np.bool_] | None) -> NDArray[np.uint8]:
+    """[N, 6] and a bit per token, compressed: byte for byte, so that the high ones, which are equal, take nothing."""
+    planes = np.ascontiguousarray(stubs.T).view(np.uint8).reshape(_NUMBERS, len(stubs), 8).transpose(0, 2, 1)
+    bits = b"" if kept_R is None else np.packbits(kept_R).tobytes()
+    return np.frombuffer(zlib.compress(_COUNT.pack(len(stubs)) + planes.tobytes() + bits), np.uint8)
+
+
+def _unpacked(packed: NDArray[np.uint8]) -> tuple[NDArray[np.int64], NDArray[np.uint8] | None]:
+    """The stubs [N, 6], and the bits; None: all tokens are trained."""
+    data = np.frombuffer(zlib.decompress(packed.tobytes()), np.uint8)
+    count = _COUNT.unpack_from(data)[0]
+    end = _COUNT.size + count * _NUMBERS * 8
+    planes = data[_COUNT.size : end].reshape(_NUMBERS, 8, count).transpose(0, 2, 1)
+    bits = data[end:]
+    return np.ascontiguousarray(planes).view(np.int64).reshape(_NUMBERS, count).T, bits if len(bits) else None
 
 
 def _stub_of(rows: Rows, position: int, kept_R: NDArray[np.bool_] | None) -> tuple[int, ...]:

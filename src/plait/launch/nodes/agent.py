@@ -15,28 +15,12 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from plait import memory_limits
 from plait.errors import RunError
-from plait.launch.machine import memory_bytes, versions, visible_devices
+from plait.launch.machine import versions, visible_devices
+from plait.launch.nodes import messages
 from plait.launch.nodes.interfaces import interface_variables
 from plait.launch.nodes.introduction import worker_key
-from plait.launch.nodes.messages import (
-    About,
-    Alive,
-    End,
-    Exited,
-    Found,
-    Joined,
-    Kill,
-    Launch,
-    Launched,
-    Leaving,
-    Lines,
-    Question,
-    Signal,
-    Touch,
-    Welcome,
-    Wish,
-)
 from plait.launch.nodes.relay import Cut, Relay
 from plait.launch.process import WorkerProcess
 from plait.launch.wire import Channel
@@ -52,7 +36,7 @@ _WELCOME_S = 60.0
 class Own:
     """The ranks of this node, while there are some."""
 
-    order: Launch
+    order: messages.Launch
     processes: dict[int, WorkerProcess]
     status: Path
     told: set[int]
@@ -71,7 +55,7 @@ class Agent:
         say: is told what a person at this node should know.
     """
 
-    def __init__(self, channel: Channel, key: bytes, joined: Joined, say: Callable[[str], None]) -> None:
+    def __init__(self, channel: Channel, key: bytes, joined: messages.Joined, say: Callable[[str], None]) -> None:
         self._relay = Relay(channel)
         self._key = key
         self._joined = joined
@@ -95,14 +79,14 @@ class Agent:
         try:
             while True:
                 for message in relay.turn(TICK_S):
-                    if isinstance(message, End):
+                    if isinstance(message, messages.End):
                         if message.text:
                             self._say(message.text)
                         return message.code
                     self._take(message)
                 self._look_after()
         except KeyboardInterrupt:
-            relay.send(Leaving("it was interrupted twice"))
+            relay.send(messages.Leaving("it was interrupted twice"))
             raise
         except Cut as cut:
             raise RunError(f"the leader is lost: {cut}; the ranks of this node are ended") from None
@@ -117,7 +101,7 @@ class Agent:
         """A handler of SIGINT and SIGTERM: the first asks the leader to stop the run, the second ends this."""
         self._signals += 1
         if self._signals == 1:
-            self._jobs.put(lambda: self._relay.send(Wish()))
+            self._jobs.put(lambda: self._relay.send(messages.Wish()))
         else:
             raise KeyboardInterrupt
 
@@ -125,20 +109,16 @@ class Agent:
 
     def _take(self, message: object) -> None:
         match message:
-            case Alive():
+            case messages.Alive():
                 pass
-            case Welcome(silent_after_s):
+            case messages.Welcome(silent_after_s):
                 self._silent_after_s = silent_after_s
                 self._say(f"{self._joined.label} has joined the run")
-            case Launch():
-                self._jobs.put(partial(self._launch, message))
-            case Kill(number):
-                self._jobs.put(partial(self._kill, number))
-            case Question():
-                self._jobs.put(partial(self._answer, message))
-            case Touch():
-                self._jobs.put(partial(self._touch, message))
-            case Signal(rank, number):
+            case messages.Note(text):
+                self._say(text)
+            case messages.Asked(number, what):
+                self._jobs.put(partial(self._answer, number, what))
+            case messages.Signal(rank, number):
                 if self._own is not None and rank in self._own.processes:
                     self._own.processes[rank].send_signal(number)
             case _:
@@ -149,14 +129,37 @@ class Agent:
         while True:
             self._jobs.get()()
 
-    def _launch(self, order: Launch) -> None:
+    def _answer(self, number: int, what: object) -> None:
+        self._relay.send(messages.Answered(number, self._done(what)))
+
+    def _done(self, what: object) -> messages.Answer:
+        """Do what the leader asks for; the answer to it."""
+        match what:
+            case messages.Launch():
+                return self._launched(what)
+            case messages.Question(rank, about):
+                process = self._own.processes.get(rank) if self._own is not None else None
+                return () if process is None else self._asked(process, about)
+            case messages.Touch(path, text):
+                try:
+                    Path(path).write_text(text)
+                except OSError as error:
+                    return (f"it cannot be written there: {error.strerror}",)
+                return ()
+            case messages.Kill():
+                self._end_ranks()
+                return ()
+            case _:
+                raise AssertionError(f"a node was asked for {what}")
+
+    def _launched(self, order: messages.Launch) -> messages.Answer:
         self._end_ranks()
         key = worker_key(self._key, order.group)
         environment = {**interface_variables(self._joined.address, os.environ), **dict(order.environment)}
         status = self._folder / f"status-{order.group}"
-        status.write_bytes(b"\0" * (order.num_ranks * order.line_bytes))
         processes: dict[int, WorkerProcess] = {}
         try:
+            status.write_bytes(b"\0" * (order.num_ranks * order.line_bytes))
             folder = None if order.output_dir is None else Path(order.output_dir)
             if folder is not None:
                 folder.mkdir(parents=True, exist_ok=True)
@@ -166,45 +169,27 @@ class Agent:
         except OSError as error:
             for process in processes.values():
                 process.kill()
-            self._relay.send(Found(order.number, (f"cannot start its ranks: {error}",)))
-            return
+            return (f"cannot start its ranks: {error}",)
         # The leader has these streams before it is told of them: what workers say first is not lost.
         for rank, process in processes.items():
             self._relay.attach(rank, process.link)
-        self._relay.send(Launched(tuple(process.pid for process in processes.values()), str(status)))
         self._own = Own(order, processes, status, set())
+        return messages.Launched(tuple(process.pid for process in processes.values()), str(status))
 
-    def _kill(self, number: int) -> None:
-        self._end_ranks()
-        self._relay.send(Found(number, ()))
-
-    def _answer(self, question: Question) -> None:
-        own = self._own
-        process = own.processes.get(question.rank) if own is not None else None
-        self._relay.send(Found(question.number, () if process is None else self._asked(process, question.about)))
-
-    def _asked(self, process: WorkerProcess, about: About) -> tuple[str, ...]:
+    def _asked(self, process: WorkerProcess, about: messages.About) -> tuple[str, ...]:
         match about:
-            case About.STATE:
+            case messages.About.STATE:
                 return (process.state(),)
-            case About.STACK:
+            case messages.About.STACK:
                 return (process.dump_stack(),)
-            case About.STACK_OF_STOPPED:
+            case messages.About.STACK_OF_STOPPED:
                 return (process.dump_stack(stopped=True),)
-            case About.OUTPUT:
+            case messages.About.OUTPUT:
                 return (process.output_tail(),)
-            case About.DEATH:
+            case messages.About.DEATH:
                 found = process.cause_of_death()
                 self._tell_lines()  # before the answer: what it did when it died
                 return found
-
-    def _touch(self, touch: Touch) -> None:
-        try:
-            Path(touch.path).write_text(touch.text)
-        except OSError as error:
-            self._relay.send(Found(touch.number, (f"it cannot be written there: {error.strerror}",)))
-            return
-        self._relay.send(Found(touch.number, ()))
 
     # -- what is looked after
 
@@ -213,7 +198,7 @@ class Agent:
             raise Cut(f"nothing came from it for {self._relay.silence_s:.0f} s (a cut network, or it is frozen)")
         if time.monotonic() - self._beat >= BEAT_S:
             self._beat = time.monotonic()
-            self._relay.send(Alive())
+            self._relay.send(messages.Alive(memory_limits.used_bytes()))
         own = self._own
         if own is None:
             return
@@ -221,7 +206,7 @@ class Agent:
         for rank, process in own.processes.items():
             if rank not in own.told and process.exited:
                 own.told.add(rank)
-                self._relay.send(Exited(rank))
+                self._relay.send(messages.Exited(own.order.group, rank))
 
     def _tell_lines(self) -> None:
         own = self._own
@@ -233,7 +218,8 @@ class Agent:
                 own.seen = now
                 width = own.order.line_bytes
                 for rank in own.order.ranks:
-                    self._relay.send(Lines(rank * width, now[rank * width : (rank + 1) * width]))
+                    line = now[rank * width : (rank + 1) * width]
+                    self._relay.send(messages.Lines(own.order.group, rank * width, line))
 
     def _end_ranks(self) -> None:
         own, self._own = self._own, None
@@ -260,11 +246,11 @@ def signals_of(agent: Agent) -> Iterator[None]:
             signal.signal(number, before)
 
 
-def who(task: int, node: int, address: str, *, own_devices: bool) -> Joined:
+def who(task: int, node: int, address: str, *, own_devices: bool) -> messages.Joined:
     """What this process says of itself and of its machine."""
     import socket
 
-    return Joined(
+    return messages.Joined(
         task,
         node,
         socket.gethostname(),
@@ -273,6 +259,6 @@ def who(task: int, node: int, address: str, *, own_devices: bool) -> Joined:
         visible_devices(),
         own_devices,
         len(os.sched_getaffinity(0)),
-        memory_bytes(),
+        memory_limits.limit().bytes,
         versions(),
     )

@@ -9,7 +9,6 @@ import select
 import socket
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
@@ -17,7 +16,7 @@ from plait.errors import ConfigError, RunError
 from plait.launch.node import Node
 from plait.launch.nodes.introduction import GREETING_S, Stranger, welcomed
 from plait.launch.nodes.link import NodeLink
-from plait.launch.nodes.messages import Joined, Welcome
+from plait.launch.nodes.messages import Joined, Note, Welcome
 from plait.launch.wire import Channel, Forged
 
 JOIN_S = 180.0
@@ -30,10 +29,7 @@ _SEEN_S = 10.0
 
 
 class Gathered:
-    """The nodes of a run.
-
-    nodes: where ranks are started, in the order of their ranks: machine by machine
-    """
+    """The nodes of a run."""
 
     def __init__(self, links: Sequence[NodeLink], own: Node | None) -> None:
         self._links = list(links)
@@ -42,8 +38,13 @@ class Gathered:
 
     @property
     def nodes(self) -> list[Node]:
-        there = [link for link in self._links if not link.gone]
-        return [*([self._own] if self._own is not None else []), *sorted(there, key=_order)]
+        """Where ranks are started, in the order of their ranks: machine by machine. Where some were lost, the most of
+        the others that are equally many on each machine, as plans have them."""
+        machines = self._machines()
+        counts = {len(there) for there in machines}
+        sizes = {count: count * sum(len(there) >= count for there in machines) for count in counts}
+        best = max(sizes, key=lambda count: (sizes[count], count), default=0)
+        return [node for there in machines if len(there) >= best for node in there[:best]]
 
     @property
     def links(self) -> list[NodeLink]:
@@ -57,12 +58,20 @@ class Gathered:
 
     def check_equal(self) -> None:
         """Raises ConfigError where machines have different numbers of commands: a plan is for equal ones."""
-        counts = Counter(node.node for node in self.nodes)
-        if len(set(counts.values())) > 1:
+        machines = self._machines()
+        if len({len(there) for there in machines}) > 1:
             raise ConfigError(
                 "expected the same number of commands on each node, found "
-                + ", ".join(f"{count} on node {node}" for node, count in sorted(counts.items()))
+                + ", ".join(f"{len(there)} on node {there[0].node}" for there in machines)
             )
+
+    def _machines(self) -> list[list[Node]]:
+        """All that are not lost: the places of each machine, this process's own first."""
+        own: list[Node] = [] if self._own is None else [self._own]
+        by_node: dict[int, list[Node]] = {}
+        for node in (*own, *sorted(self.links, key=_order)):
+            by_node.setdefault(node.node, []).append(node)
+        return [by_node[number] for number in sorted(by_node)]
 
     def check_folder(self, folder: Path) -> None:
         """See that all nodes share a folder: each writes a word there, which is read here.
@@ -88,6 +97,11 @@ class Gathered:
         """Have it called when a node was asked by a signal to stop the run."""
         for link in self._links:
             link.wished = wished
+
+    def tell(self, text: str) -> None:
+        """Have those who watch the other nodes read a text."""
+        for link in self.links:
+            link.send(Note(text))
 
     def end(self, code: int, text: str = "") -> None:
         """Let all nodes leave with an exit code; harmless when done before."""

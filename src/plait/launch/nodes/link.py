@@ -11,27 +11,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 from plait.errors import RunError
+from plait.launch.failures import NodeLost
 from plait.launch.interface import Place
 from plait.launch.node import Began, Order
+from plait.launch.nodes import messages
 from plait.launch.nodes.agent import BEAT_S, TICK_S
 from plait.launch.nodes.introduction import worker_key
-from plait.launch.nodes.messages import (
-    About,
-    Alive,
-    End,
-    Exited,
-    Found,
-    Joined,
-    Kill,
-    Launch,
-    Launched,
-    Leaving,
-    Lines,
-    Question,
-    Signal,
-    Touch,
-    Wish,
-)
 from plait.launch.nodes.relay import Cut, Relay
 from plait.launch.wire import Channel
 
@@ -43,6 +28,10 @@ _DEATH_S = 10.0
 """To hear why a rank died: where its node is lost, whoever started that may be asked for some seconds."""
 _GONE_S = 12.0
 """For all processes of a node to be gone."""
+
+
+_FULL = 0.9
+"""Share of a node's memory in use, at which its loss may be for want of more."""
 
 
 class NodeLink:
@@ -61,7 +50,7 @@ class NodeLink:
         self,
         channel: Channel,
         key: bytes,
-        joined: Joined,
+        joined: messages.Joined,
         silent_after_s: float,
         wished: Callable[[], None] = lambda: None,
         explain: Callable[[], str] = lambda: "",
@@ -77,9 +66,11 @@ class NodeLink:
         self._key = key
         self._silent_after_s = silent_after_s
         self._numbers = itertools.count(1)
-        self._found: dict[int, tuple[str, ...]] = {}
-        self._launched: Launched | None = None
+        self._answers: dict[int, messages.Answer] = {}
+        self._group = -1
+        """That its ranks belong to: of an earlier one, nothing is heard any longer."""
         self._status: Path | None = None
+        self._used_bytes = 0
         self._running = self._ending = False
         self._thread = threading.Thread(target=self._run, name=f"plait-node-{joined.task}", daemon=True)
         self._thread.start()
@@ -111,11 +102,10 @@ class NodeLink:
 
     def begin(self, order: Order) -> Began:
         """See `Node.begin`."""
-        number = next(self._numbers)
         key = worker_key(self._key, order.group)
         ends: list[socket.socket] = []
         with self.changed:
-            self._status, self._launched = order.status, None
+            self._status, self._group = order.status, order.group
             self.exited.clear()
             self._running = True
         for rank in order.ranks:
@@ -125,16 +115,15 @@ class NodeLink:
         folder = None if order.output_dir is None else str(order.output_dir)
         environment = tuple(order.environment.items())
         ranks, here = tuple(order.ranks), os.getcwd()
-        self._relay.send(
-            Launch(number, order.group, ranks, order.num_ranks, environment, folder, here, order.line_bytes)
+        launched = self.ask(
+            messages.Launch(order.group, ranks, order.num_ranks, environment, folder, here, order.line_bytes), _START_S
         )
-        self._wait(lambda: self._launched or self._found.get(number), _START_S)
-        with self.changed:
-            launched, refused = self._launched, self._found.pop(number, ())
-        if launched is None:
+        if not isinstance(launched, messages.Launched):
             for end in ends:
                 end.close()
-            raise RunError(f"{self.name} {self.gone or ''.join(refused) or 'did not start its ranks'}")
+            if self.gone:
+                raise NodeLost(f"{self.name} is lost: {self.gone}")
+            raise RunError(f"{self.name} {''.join(launched or ()) or 'did not start its ranks'}")
         processes = [
             RemoteProcess(self, rank, pid, end, order.output_of(rank))
             for rank, pid, end in zip(order.ranks, launched.pids, ends, strict=True)
@@ -154,33 +143,37 @@ class NodeLink:
 
     def touch(self, path: Path, text: str) -> str:
         """Have the node write a file; empty if it did, else why not."""
-        found = self.ask(lambda number: Touch(number, str(path), text), _START_S)
-        return self.gone or ("it did not answer" if found is None else "".join(found))
+        why = self.ask(messages.Touch(str(path), text), _START_S)
+        return self.gone or ("".join(why) if isinstance(why, tuple) else "it did not answer")
 
     def send(self, message: object) -> None:
         self._relay.send(message)
 
-    def ask(self, question: Callable[[int], object], seconds: float = _ANSWER_S) -> tuple[str, ...] | None:
+    def ask(
+        self,
+        what: messages.Launch | messages.Question | messages.Touch | messages.Kill,
+        seconds: float = _ANSWER_S,
+    ) -> messages.Answer | None:
         """What the agent answers; None if it does not in time, or is lost."""
         number = next(self._numbers)
-        self._relay.send(question(number))
-        self._wait(lambda: self._found.get(number), seconds)
+        self._relay.send(messages.Asked(number, what))
+        self._wait(lambda: self._answers.get(number), seconds)
         with self.changed:
-            return self._found.pop(number, None)
+            return self._answers.pop(number, None)
 
     def kill(self) -> None:
         """End all ranks of the node, and wait until they are gone, or the node is lost."""
         with self.changed:
             running, self._running = self._running, False
         if running and not self.gone:
-            self.ask(Kill, _GONE_S)
+            self.ask(messages.Kill(), _GONE_S)
 
     def end(self, code: int, text: str) -> None:
         """Let the agent leave with an exit code."""
         with self.changed:
             self._ending = True
         if not self.gone:
-            self._relay.send(End(code, text))
+            self._relay.send(messages.End(code, text))
             self._wait(lambda: self.gone or None, _ANSWER_S)
         self._thread.join(_ANSWER_S)
 
@@ -203,39 +196,44 @@ class NodeLink:
                     why = f"nothing came from it for {self._relay.silence_s:.0f} s (a cut network, or it is frozen)"
                 if time.monotonic() - beat >= BEAT_S:
                     beat = time.monotonic()
-                    self._relay.send(Alive())
+                    self._relay.send(messages.Alive())
         except Cut as cut:
             why = f"{cut} (its process or its machine has ended)"
         except BaseException as error:  # a defect of ours: who waits is told
             why = f"the leader's end of it failed: {error!r}"
         more = "" if self._ending else self.explain()
         with self.changed:
-            self.gone = f"{why}; {more}" if more else why
+            self.gone = "; ".join(filter(None, (why, self._full_memory(), more)))
             self.changed.notify_all()
         self._relay.close()
+
+    def _full_memory(self) -> str:
+        """What is to be said where the node's memory was nearly all used when it was last heard; else nothing."""
+        used, whole = self._used_bytes, self.joined.memory_bytes
+        if used < _FULL * whole:
+            return ""
+        return f"its memory was {used / whole:.0%} full when that was last heard ({_gib(used)} of {_gib(whole)})"
 
     def _take(self, message: object) -> str:
         """Why the node goes, if it does."""
         match message:
-            case Alive():
-                return ""
-            case Lines(start, data):
-                self._mirror(start, data)
-            case Launched():
+            case messages.Alive(used_bytes):
+                self._used_bytes = used_bytes
+            case messages.Lines(group, start, data):
+                if group == self._group:
+                    self._mirror(start, data)
+            case messages.Exited(group, rank):
                 with self.changed:
-                    self._launched = message
-                    self.changed.notify_all()
-            case Exited(rank):
+                    if group == self._group:
+                        self.exited.add(rank)
+                        self.changed.notify_all()
+            case messages.Answered(number, answer):
                 with self.changed:
-                    self.exited.add(rank)
+                    self._answers[number] = answer
                     self.changed.notify_all()
-            case Found(number, texts):
-                with self.changed:
-                    self._found[number] = texts
-                    self.changed.notify_all()
-            case Wish():
+            case messages.Wish():
                 self.wished()
-            case Leaving(why):
+            case messages.Leaving(why):
                 return why
             case _:
                 raise AssertionError(f"the leader was sent {message}")
@@ -283,25 +281,25 @@ class RemoteProcess:
         return True
 
     def state(self) -> str:
-        return self._asked(About.STATE)
+        return self._asked(messages.About.STATE)
 
     def dump_stack(self, *, stopped: bool = False) -> str:
-        return self._asked(About.STACK_OF_STOPPED if stopped else About.STACK)
+        return self._asked(messages.About.STACK_OF_STOPPED if stopped else messages.About.STACK)
 
     def cause_of_death(self) -> tuple[str, str]:
-        found = None
+        said = None
         if not self._node.gone:
-            found = self._node.ask(lambda number: Question(number, self._rank, About.DEATH), _DEATH_S)
-        if self._node.gone or not found:
+            said = self._node.ask(messages.Question(self._rank, messages.About.DEATH), _DEATH_S)
+        if self._node.gone or not isinstance(said, tuple) or not said:
             why = self._node.gone or "its agent says nothing of it"
             return f"is lost with its node: {why}", ""
-        return found[0], found[1]
+        return said[0], said[1]
 
     def output_tail(self) -> str:
-        return self._asked(About.OUTPUT)
+        return self._asked(messages.About.OUTPUT)
 
     def send_signal(self, number: int) -> None:
-        self._node.send(Signal(self._rank, number))
+        self._node.send(messages.Signal(self._rank, number))
 
     def signal_group(self) -> None:
         """Nothing: the agent kills the ranks of its node all at once, see `kill`."""
@@ -313,8 +311,12 @@ class RemoteProcess:
         self._node.kill()
         self.link.close()
 
-    def _asked(self, about: About) -> str:
+    def _asked(self, about: messages.About) -> str:
         if self._node.gone or self._killed:
             return ""
-        found = self._node.ask(lambda number: Question(number, self._rank, about))
-        return found[0] if found else ""
+        said = self._node.ask(messages.Question(self._rank, about))
+        return said[0] if isinstance(said, tuple) and said else ""
+
+
+def _gib(count: int) -> str:
+    return f"{count / 2**30:.2f} GiB"

@@ -13,7 +13,9 @@ LEADS_ALONE = -1
 
 @dataclass(frozen=True)
 class Alive:
-    """Nothing else was to be said."""
+    """Said every second. An agent says how much of its node's memory is used."""
+
+    used_bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -64,32 +66,28 @@ class Joined:
 
 
 @dataclass(frozen=True)
-class Launched:
-    """pids: of the ranks, in the order of `Launch`; status: file on the node that has their lines."""
-
-    pids: tuple[int, ...]
-    status: str
-
-
-@dataclass(frozen=True)
 class Exited:
+    """A rank's process, of the group of that number, has ended."""
+
+    group: int
     rank: int
 
 
 @dataclass(frozen=True)
 class Lines:
-    """What the ranks of the node say that they do, from a place in the status file on."""
+    """What the ranks of the node say that they do, from a place in the group's status file on."""
 
+    group: int
     start: int
     data: bytes
 
 
 @dataclass(frozen=True)
-class Found:
-    """The answer to a question. Empty where it could not be had."""
+class Answered:
+    """What came of an `Asked` of that number."""
 
     number: int
-    texts: tuple[str, ...]
+    answer: Answer
 
 
 @dataclass(frozen=True)
@@ -116,7 +114,7 @@ class Welcome:
 
 @dataclass(frozen=True)
 class Launch:
-    """Start a worker process for each of these ranks; answered by `Launched`, or `Found` of `number` if that fails.
+    """Start a worker process for each of these ranks; answered by `Launched`, or why that failed.
 
     group:       number of the group, of which the workers' key is made
     output_dir:  gets `rankR.log` of each
@@ -124,7 +122,6 @@ class Launch:
     line_bytes:  of one rank in the status file
     """
 
-    number: int
     group: int
     ranks: tuple[int, ...]
     num_ranks: int
@@ -146,16 +143,16 @@ class About(Enum):
 
 @dataclass(frozen=True)
 class Question:
-    number: int
+    """Answered by what `process.WorkerProcess` says; by nothing where that could not be had."""
+
     rank: int
     about: About
 
 
 @dataclass(frozen=True)
 class Touch:
-    """Write a file with this text; answered by Found: empty if it is written, else why not."""
+    """Write a file with this text; answered by nothing if it is written, else why not."""
 
-    number: int
     path: str
     text: str
 
@@ -168,9 +165,34 @@ class Signal:
 
 @dataclass(frozen=True)
 class Kill:
-    """End all ranks; answered by Found when they are gone."""
+    """End all ranks; answered by nothing when they are gone."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What the agent is to do, one after the other; each is answered by `Answered` of its number."""
 
     number: int
+    what: Launch | Question | Touch | Kill
+
+
+@dataclass(frozen=True)
+class Launched:
+    """pids: of the ranks, in the order of `Launch`; status: file on the node that has their lines."""
+
+    pids: tuple[int, ...]
+    status: str
+
+
+Answer = Launched | tuple[str, ...]
+"""To a `Launch` that went well, or to all else."""
+
+
+@dataclass(frozen=True)
+class Note:
+    """To be said to whoever watches the node."""
+
+    text: str
 
 
 @dataclass(frozen=True)

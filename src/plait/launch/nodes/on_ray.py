@@ -23,7 +23,7 @@ from plait.launch.nodes.gathering import JOIN_S, Gathered, gather
 from plait.launch.nodes.introduction import dialled, introduced, listening
 from plait.launch.nodes.joining import serve
 from plait.launch.nodes.messages import LEADS_ALONE
-from plait.launch.nodes.room import Need, Room, num_nodes, passed, table
+from plait.launch.nodes.room import Need, Rooms, node_counts, passed, table
 
 PLACED_S = 60.0
 """For Ray to find room; then it is said who has what."""
@@ -49,8 +49,7 @@ def started_by_ray(
     """
     with ExitStack() as stack:
         ray = stack.enter_context(_cluster(need, say))
-        count = num_nodes(need, _rooms(ray))
-        group = stack.enter_context(_placed(ray, need, count, placed_s, say))
+        group, count = stack.enter_context(_placed(ray, need, placed_s, say))
         address = ray.util.get_node_ip_address()
         listener = listening(address, 0)
         leader = (address, listener.getsockname()[1])
@@ -130,15 +129,18 @@ def _connect(ray: Any, need: Need, say: Callable[[str], None]) -> None:
 
 
 @contextmanager
-def _placed(ray: Any, need: Need, count: int, seconds: float, say: Callable[[str], None]) -> Iterator[Any]:
-    """A placement group that has its room; given back at the end."""
-    from ray.util.placement_group import placement_group, remove_placement_group
-
-    strategy = "STRICT_SPREAD" if count > 1 else "STRICT_PACK"
-    group = placement_group([need.share(count) for _ in range(count)], strategy=strategy)
-    try:
-        end, said = time.monotonic() + seconds, min(_SAY_AFTER_S, seconds)
-        if not group.wait(timeout_seconds=said):
+def _placed(ray: Any, need: Need, seconds: float, say: Callable[[str], None]) -> Iterator[tuple[Any, int]]:
+    """A placement group that has its room, and on how many nodes; given back at the end."""
+    end, soon = time.monotonic() + seconds, min(_SAY_AFTER_S, seconds)
+    now, ever = node_counts(need, _rooms(ray))
+    for count in now[:-1]:  # what looks free may be used by tasks of which Ray does not say where they are
+        with _bundles(need, count) as group:
+            if group.wait(timeout_seconds=soon):
+                yield group, count
+                return
+    count = (now or ever)[-1 if now else 0]
+    with _bundles(need, count) as group:
+        if not group.wait(timeout_seconds=soon):
             say(f"waiting for room in the Ray cluster, for {seconds:g} s at most\n{table(need, count, _rooms(ray))}")
             while not group.wait(timeout_seconds=min(1.0, max(0.0, end - time.monotonic()))):
                 if time.monotonic() >= end:
@@ -146,6 +148,17 @@ def _placed(ray: Any, need: Need, count: int, seconds: float, say: Callable[[str
                         f"Ray has found no room within {seconds:g} s; wait until others have left, or give fewer "
                         f"`devices`\n{table(need, count, _rooms(ray))}"
                     )
+        yield group, count
+
+
+@contextmanager
+def _bundles(need: Need, count: int) -> Iterator[Any]:
+    """A placement group with a share of the ranks on each of so many nodes, which may have to wait; removed after."""
+    from ray.util.placement_group import placement_group, remove_placement_group
+
+    strategy = "STRICT_SPREAD" if count > 1 else "STRICT_PACK"
+    group = placement_group([need.share(count) for _ in range(count)], strategy=strategy)
+    try:
         yield group
     finally:
         remove_placement_group(group)
@@ -212,25 +225,5 @@ def _why(ray: Any, ref: Any, seconds: float) -> str:
     return ""
 
 
-def _rooms(ray: Any) -> list[Room]:
-    """The nodes of the cluster that live, by name."""
-    free = _free(ray)
-    rooms = [
-        Room(
-            f"{node['NodeManagerHostname']} ({node['NodeID'][:8]})",
-            node["Resources"],
-            None if free is None else free.get(node["NodeID"], {}),
-        )
-        for node in ray.nodes()
-        if node["Alive"]
-    ]
-    return sorted(rooms, key=lambda room: room.name)
-
-
-def _free(ray: Any) -> dict[str, dict[str, float]] | None:
-    """What nobody uses, by node. Only for choosing and for what is said: Ray tells this for developers, not for all, so
-    where it is gone nothing else is."""
-    try:
-        return ray._private.state.available_resources_per_node()
-    except Exception:
-        return None
+def _rooms(ray: Any) -> Rooms:
+    return Rooms.of(ray.nodes(), ray.util.placement_group_table(), ray.cluster_resources(), ray.available_resources())

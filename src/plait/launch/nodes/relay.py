@@ -58,8 +58,10 @@ class Relay:
             self._wake()
 
     def attach(self, rank: int, end: socket.socket) -> None:
-        """Carry what is said on `end`, which is owned from now on, to the stream of that rank at the other end."""
+        """Carry what is said on `end`, which is owned from now on, to the stream of that rank at the other end.
+        What was its connection before is closed."""
         end.setblocking(False)
+        self.detach(rank)
         with self._lock:
             self._streams[rank] = _Stream(end)
         self._wake()

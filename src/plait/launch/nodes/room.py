@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from plait.errors import ConfigError
 
@@ -31,45 +33,97 @@ class Need:
 
 @dataclass(frozen=True)
 class Room:
-    """What a node of the cluster has of each resource, and what of that nobody uses; None: that is not known."""
+    """What a node of the cluster has of each resource, and what of that no placement group has."""
 
     name: str
     total: Mapping[str, float]
-    free: Mapping[str, float] | None
+    free: Mapping[str, float]
 
 
-def num_nodes(need: Need, rooms: Sequence[Room]) -> int:
-    """On how many nodes the ranks are to be: on the fewest that have room now, else on the fewest that would have it if
-    nobody else used them.
+@dataclass(frozen=True)
+class Rooms:
+    """The nodes of a cluster, by name.
+
+    elsewhere: of each resource, what is used on nodes of which Ray does not say which: as much less is free there
+    """
+
+    nodes: Sequence[Room]
+    elsewhere: Mapping[str, float]
+
+    @classmethod
+    def of(
+        cls,
+        nodes: Sequence[Mapping[str, Any]],
+        groups: Mapping[str, Mapping[str, Any]],
+        whole: Mapping[str, float],
+        free: Mapping[str, float],
+    ) -> Rooms:
+        """What Ray tells: `ray.nodes()`, `ray.util.placement_group_table()`, `ray.cluster_resources()` and
+        `ray.available_resources()`. What placement groups have is known by node; of all other tasks and actors only
+        what they use together, which is theirs where there is but one node."""
+        live = {node["NodeID"]: node for node in nodes if node["Alive"]}
+        held: dict[str, Counter[str]] = {node: Counter() for node in live}
+        for group in groups.values():
+            for index, bundle in group["bundles"].items():
+                where = group["bundles_to_node_id"].get(index)  # of one that waits: no node
+                if where in held and group["state"] != "REMOVED":
+                    held[where].update(bundle)
+        used = {name: total - free.get(name, 0.0) for name, total in whole.items()}
+        elsewhere = {name: amount - sum(one[name] for one in held.values()) for name, amount in used.items()}
+        elsewhere = {name: amount for name, amount in elsewhere.items() if amount > _NOTHING}
+        if len(live) == 1:
+            held[next(iter(live))].update(elsewhere)
+            elsewhere = {}
+        rooms = [
+            Room(
+                f"{node['NodeManagerHostname']} ({number[:8]})",
+                node["Resources"],
+                {name: max(0.0, total - held[number][name]) for name, total in node["Resources"].items()},
+            )
+            for number, node in live.items()
+        ]
+        return cls(sorted(rooms, key=lambda room: room.name), elsewhere)
+
+
+_NOTHING = 1e-6
+"""Shares of a core are summed in floating point."""
+
+
+def node_counts(need: Need, rooms: Rooms) -> tuple[list[int], list[int]]:
+    """On how many nodes the ranks may be, the fewest first: those for which there is room now, as far as it is known
+    what others use; and those for which there would be if nobody did.
 
     Raises:
-        ConfigError: no nodes would; says what is needed, and what there is on which node.
+        ConfigError: there would be none; says what is needed, and what there is on which node.
     """
     if need.nodes and need.num_ranks % need.nodes:
         raise ConfigError(f"{need.num_ranks} ranks (key `devices`) cannot be divided among --nodes {need.nodes}")
     counts = [need.nodes] if need.nodes else [n for n in range(1, need.num_ranks + 1) if need.num_ranks % n == 0]
-    for there in ([room.free or {} for room in rooms], [room.total for room in rooms]):
-        for count in counts:
-            if sum(_holds(one, need.share(count)) for one in there) >= count:
-                return count
-    raise ConfigError(
-        "`launcher` ray: the nodes of the cluster could not hold the ranks if they were empty; give fewer "
-        f"`devices`, or other --nodes\n{table(need, need.nodes, rooms)}"
-    )
+
+    def held(there: Sequence[Mapping[str, float]]) -> list[int]:
+        return [count for count in counts if sum(_holds(one, need.share(count)) for one in there) >= count]
+
+    ever = held([room.total for room in rooms.nodes])
+    if not ever:
+        raise ConfigError(
+            "`launcher` ray: the nodes of the cluster could not hold the ranks if they were empty; give fewer "
+            f"`devices`, or other --nodes\n{table(need, need.nodes, rooms)}"
+        )
+    return held([room.free for room in rooms.nodes]), ever
 
 
-def table(need: Need, nodes: int, rooms: Sequence[Room]) -> str:
+def table(need: Need, nodes: int, rooms: Rooms) -> str:
     """What is needed, and what is free on which node. `nodes` 0: on how many is not settled."""
     whole = f"{need.num_ranks} ranks, each with {_amounts(need.per_rank)}"
     lines = [f"needed: {whole}" + (f"; {_amounts(need.share(nodes))} on each of {nodes} nodes" if nodes else "")]
-    width = max((len(room.name) for room in rooms), default=4)
+    width = max((len(room.name) for room in rooms.nodes), default=4)
     lines.append(f"{'node':<{width}}" + "".join(f"{name + ' free':>12}{'of':>8}" for name in need.per_rank))
-    for room in rooms:
-        cells = ""
-        for name in need.per_rank:
-            free = "?" if room.free is None else f"{room.free.get(name, 0.0):g}"
-            cells += f"{free:>12}{room.total.get(name, 0.0):>8g}"
-        lines.append(f"{room.name:<{width}}{cells}")
+    for room in rooms.nodes:
+        cells = (f"{room.free.get(name, 0.0):>12g}{room.total.get(name, 0.0):>8g}" for name in need.per_rank)
+        lines.append(f"{room.name:<{width}}{''.join(cells)}")
+    used = {name: rooms.elsewhere[name] for name in need.per_rank if name in rooms.elsewhere}
+    if used:
+        lines.append(f"less {_amounts(used)} of tasks and actors without a placement group: Ray does not say on which")
     return "\n".join(lines)
 
 

@@ -18,7 +18,7 @@ from typing import Any
 
 from plait.checkpoint.store import CheckpointStore
 from plait.errors import RunError, UserError
-from plait.launch.failures import Ended, Failure, WorkerError
+from plait.launch.failures import Ended, Failure, NodeLost, WorkerError
 from plait.launch.local import LocalNode, LocalProcesses
 from plait.launch.local_group import LocalGroup
 from plait.launch.nodes.gathering import Gathered
@@ -144,10 +144,27 @@ def _run(launcher: LocalProcesses, num_ranks: int, job: Job, nodes: Gathered | N
         if isinstance(error.__cause__, KeyboardInterrupt) or (signals is not None and signals.ended_it(error.failure)):
             raise KeyboardInterrupt from None
         raise _explained(error, job, status) from error
+    except NodeLost as error:
+        raise RanksLost(str(error), _good(job)) from error
+    finally:
+        if nodes is not None:
+            nodes.on_wish(lambda: None)
 
 
 class RanksLost(RunError):
-    """Ranks are gone, not wrong: the run can go on from its last checkpoint."""
+    """Ranks are gone, not wrong: the run can go on from its last checkpoint.
+
+    Args:
+        what: happened.
+        good: where the run can be taken up.
+        failure: of the rank that was the first; None: a node was lost before it had begun.
+    """
+
+    def __init__(self, what: str, good: str, failure: Failure | None = None) -> None:
+        super().__init__(f"{what}\n{good}")
+        self.what = what
+        self.good = good
+        self.failure = failure
 
 
 def _explained(error: WorkerError, job: Job, status: Path) -> Exception:
@@ -159,8 +176,9 @@ def _explained(error: WorkerError, job: Job, status: Path) -> Exception:
         actions = read_status(status)
         peers = tuple(replace(peer, action=_action(actions, peer.rank, peer.action)) for peer in failure.peers)
         failure = replace(failure, action=_action(actions, failure.rank, failure.action), peers=peers)
-    kind = RanksLost if failure.ended in (Ended.DIED, Ended.FROZEN, Ended.STALLED) else RunError
-    return kind(f"{failure}\n{_good(job)}")
+    if failure.ended in (Ended.DIED, Ended.FROZEN, Ended.STALLED):
+        return RanksLost(str(failure), _good(job), failure)
+    return RunError(f"{failure}\n{_good(job)}")
 
 
 def _action(actions: list[str], rank: int, method: str) -> str:

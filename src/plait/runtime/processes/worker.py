@@ -19,7 +19,7 @@ from plait.recipes.role_models import MODEL_ROLES, REWARD_ROLES, role_models
 from plait.runtime.controller import Outcome, train
 from plait.runtime.directory import RunDirectory
 from plait.runtime.history import Origin
-from plait.runtime.prepare import is_searched, prepare
+from plait.runtime.prepare import prepare
 from plait.runtime.process import set_up
 from plait.runtime.processes.progress_relay import RelayedProgress
 from plait.runtime.refinement import refine
@@ -83,11 +83,9 @@ class Worker:
         self._status.tick()
         if self.rank == LEADER:
             with self._status.doing("prepare"):
-                plan = job.plan if is_searched(job.recipe) else None
-                prepared = prepare(
-                    job.recipe, flow=job.flow, plan=plan, orders=job.plan.schedules, nodes=job.plan.nodes
-                )
-            assert prepared.plan == job.plan, "the leader resolves another plan than the process that started it"
+                orders, nodes = job.plan.schedules, job.plan.nodes
+                prepared = prepare(job.recipe, flow=job.flow, plan=job.plan, orders=orders, nodes=nodes)
+            assert prepared.plan == job.plan, "the leader completes the plan otherwise than who started it"
             directory = RunDirectory.lent(job.run_dir)
             with Session(prepared, directory, resume=job.resume, leading=self, origin=job.origin) as session:
                 outcome = train(session)

@@ -1,0 +1,161 @@
+"""A run that goes on by itself after ranks were lost: from its last checkpoint, on what is left, so often as it may.
+
+Only what was lost without being wrong is begun again: a process that died, froze or stalled, or a node. What raises is
+an error of the input, of the user's code or of ours, and comes again; so does a loss that repeats itself: the same end
+in the same action of the same ranks, with no step saved in between.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from plait.checkpoint.store import CheckpointStore
+from plait.errors import RunError, UserError
+from plait.launch.machine import visible_devices
+from plait.launch.nodes.gathering import Gathered
+from plait.observe.screen import say
+from plait.recipes.recipe import Recipe
+from plait.runtime.controller import Outcome
+from plait.runtime.directory import RunDirectory
+from plait.runtime.history import Origin, Restart
+from plait.runtime.planning import ranks_of
+from plait.runtime.prepared import Prepared
+from plait.runtime.processes.supervisor import RanksLost, supervise
+from plait.schedule.named_plans import AUTO
+
+
+def supervise_on(
+    prepared: Prepared,
+    directory: RunDirectory,
+    prepared_for: Callable[[Recipe], Prepared],
+    *,
+    resume: bool,
+    origin: Origin,
+    flow: Callable[..., Any] | None = None,
+    nodes: Gathered | None = None,
+) -> Outcome:
+    """`supervise`, and again after a loss, as often as `restarts` of the recipe says.
+
+    Args:
+        prepared_for: resolves another recipe of the run, for the nodes that are left.
+
+    Raises:
+        RanksLost: nothing is left, no plan fits what is, the loss came again, or the restarts are used up. The first
+            error stands first in it.
+        UserError, RunError, KeyboardInterrupt: as `supervise`.
+    """
+    restarts = Restarts(prepared.recipe.restarts)
+    while True:
+        places = _places(nodes)
+        try:
+            return supervise(prepared, directory, resume=resume, origin=origin, flow=flow, nodes=nodes)
+        except RanksLost as lost:
+            restarts.count(lost, _saved(directory), _places(nodes))
+            prepared = _on_what_is_left(prepared, prepared_for, lost, places, nodes)
+            resume = directory.begun
+            number, most = restarts.done, restarts.most
+            origin = replace(origin, restart=Restart(number, most, lost.what))
+            text = _told(number, most, _saved(directory), prepared)
+            say(f"error: {lost.what}\n{text}", file=sys.stderr)
+            if nodes is not None:
+                nodes.tell(f"node 0: {lost.what.splitlines()[0]}\n{text}")
+
+
+class Restarts:
+    """Counts the losses of a run, and says which is the last.
+
+    Args:
+        most: losses after which the run goes on.
+    """
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self.done = 0
+        self._first: RanksLost | None = None
+        self._last: tuple[object, ...] = ()
+
+    def count(self, lost: RanksLost, saved: int, places: int) -> None:
+        """Take a loss after which the run is to go on.
+
+        Args:
+            saved: newest step that has a checkpoint; 0: none has.
+            places: where ranks can still be.
+
+        Raises:
+            RanksLost: it is not to go on.
+        """
+        first = self._first = self._first or lost
+        failure = lost.failure
+        last = (saved, places, *(() if failure is None else (failure.ended, failure.rank, failure.action)))
+        came_again, self._last = last == self._last, last
+        why = ""
+        if places == 0:
+            why = "no node is left"
+        elif self.done >= self.most:
+            why = f"`restarts` is {self.most}" if self.most else ""
+        elif came_again:
+            why = "the same came again, with no step saved in between"
+        else:
+            self.done += 1
+            return
+        if not why:
+            raise lost
+        raise RanksLost(_both(first, lost, self.done), f"{lost.good}\nnot restarted again: {why}", failure)
+
+
+def _both(first: RanksLost, last: RanksLost, restarts: int) -> str:
+    if first is last:
+        return first.what
+    times = "once" if restarts == 1 else f"{restarts} times"
+    return f"{first.what}\nthis was the first error; the run was restarted {times}, and then: {last.what}"
+
+
+def _on_what_is_left(
+    prepared: Prepared,
+    prepared_for: Callable[[Recipe], Prepared],
+    lost: RanksLost,
+    places: int,
+    nodes: Gathered | None,
+) -> Prepared:
+    """The run on the places that are left, by the plan that its recipe names if that fits there, else by one that is
+    found. Raises RanksLost where none fits."""
+    recipe, had = prepared.recipe, prepared.plan.num_ranks
+    left = had // places * _places(nodes)
+    if nodes is None and recipe.device == "cuda" and 0 < visible_devices() < had:
+        left = visible_devices()
+    if left == had:
+        return prepared
+    named = [] if ranks_of(recipe.plan) else [recipe.plan]
+    why: UserError | None = None
+    for plan in dict.fromkeys((*named, AUTO)):
+        try:
+            return prepared_for(recipe.model_copy(update={"devices": left, "plan": plan}))
+        except UserError as error:
+            why = error
+    raise RanksLost(
+        lost.what, f"{lost.good}\nnot restarted: on what is left no plan fits: {why}", lost.failure
+    ) from why
+
+
+def _told(number: int, most: int, saved: int, prepared: Prepared) -> str:
+    plan = prepared.plan
+    ranks = f"{plan.num_ranks} rank{'s' * (plan.num_ranks > 1)}"
+    where = f"{ranks} of {plan.nodes} node{'s' * (plan.nodes > 1)}, plan {plan.name}"
+    begins = f"the checkpoint of step {saved}" if saved else "the beginning: no step is saved"
+    return f"restart {number} of {most}: the run goes on from {begins}, on {where}"
+
+
+def _places(nodes: Gathered | None) -> int:
+    return 1 if nodes is None else len(nodes.nodes)
+
+
+def _saved(directory: RunDirectory) -> int:
+    """Step of the newest checkpoint that is whole; 0: there is none."""
+    try:
+        checkpoint = CheckpointStore(directory.files.checkpoints, keep_last=1).latest()
+    except RunError:
+        return 0
+    return 0 if checkpoint is None else checkpoint.step
