@@ -1,12 +1,12 @@
 """Plans foretold and run: fourteen of two workers for GRPO and PPO, and eight settings of the demo's and the film's
 recipes on one.
 
-    python benchmarks/plans_measured.py                        # on two idle cores, about a quarter of an hour
+    python benchmarks/plans_measured.py                        # on two idle cores, about half an hour
     python benchmarks/plans_measured.py --parts plans          # or settings
     python benchmarks/plans_measured.py --tiny --repeats 1     # does the benchmark itself work?
 
-A profile of this machine is measured first where none is kept. One run of each algorithm (the first plan, the first
-setting) then corrects it, as any run of a user does; it counts in no figure. All others are foretold before they run,
+A profile of this machine is measured first, in whole. One run of each algorithm (the first plan, the first setting)
+then corrects it, as any run of a user does; it counts in no figure. All others are foretold before they run,
 and each is a run of its own, its first step left out.
 
     plans      predicted and measured seconds of a step, Kendall's tau of each algorithm's plans (Kendall 1938: the
@@ -37,6 +37,7 @@ from placed.runs import Finished, RunFailed, finish, start
 from sides import positive, row
 
 from plait.cost.estimate import memory_table
+from plait.data.package_file import cache_folder
 from plait.runtime.planning import plan_file
 
 PARTS = ("plans", "settings")
@@ -75,8 +76,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     with tempfile.TemporaryDirectory(prefix="plait-plans-") as name:
         folder = Path(name)
-        if options.tiny:  # nothing of a random model stays in the user's cache
-            os.environ["PLAIT_CACHE"] = str(folder / "cache")
+        os.environ["PLAIT_CACHE"] = str(own_cache(folder / "cache", empty=options.tiny))
         try:
             if "plans" in parts:
                 for algorithm in ("grpo", "ppo"):
@@ -87,6 +87,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(error, file=sys.stderr)
             return 2
     return 0
+
+
+def own_cache(folder: Path, *, empty: bool) -> Path:
+    """A cache without profiles: what other runs have measured has no say here, and nothing stays in the user's.
+
+    Args:
+        empty: without models and data, too.
+    """
+    folder.mkdir()
+    for one in () if empty or not cache_folder().is_dir() else cache_folder().iterdir():
+        if one.name != "profiles":
+            (folder / one.name).symlink_to(one.resolve())
+    return folder
 
 
 def recipe_of(algorithm: str, folder: Path, options: argparse.Namespace) -> dict[str, Any]:

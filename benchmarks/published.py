@@ -168,8 +168,8 @@ def _real_table() -> Iterator[str]:
 
 
 def _step_table() -> Iterator[str]:
-    layer_s = Software().layer_s
-    yield "| HybridFlow, seconds of a step of PPO | published | predicted | error | with layers of 250 us | error |"
+    layer_s = read_cluster(str(ROOT / "recipes/clusters/real.yaml")).software.layer_s
+    yield "| HybridFlow, seconds of a step of PPO | published | predicted | error | with ReaL's floor | error |"
     yield "|---|---|---|---|---|---|"
     for point in hybridflow_points():
         other = hybridflow_seconds(point, layer_s)

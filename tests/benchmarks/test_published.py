@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +11,9 @@ from types import ModuleType
 
 import pytest
 
+from plait.cli import main
 from plait.cost.cluster import read_cluster
+from plait.cost.hardware import Software
 
 ROOT = Path(__file__).parents[2]
 
@@ -50,11 +53,36 @@ def test_the_constants_are_the_fit(published: ModuleType) -> None:
 
 
 def test_nothing_is_fitted_to_hybridflow() -> None:
+    """Of its engine's own are the floor of a layer, which is plait's default, and the pool that takes what is left."""
     real, hybridflow = (read_cluster(str(ROOT / f"recipes/clusters/{name}.yaml")) for name in ("real", "hybridflow"))
-    assert replace(hybridflow.software, pool_share=0.0) == real.software
+    assert hybridflow.software.layer_s == Software().layer_s
+    assert replace(hybridflow.software, pool_share=0.0, layer_s=real.software.layer_s) == real.software
     assert (hybridflow.device, hybridflow.intra, hybridflow.inter) == (real.device, real.intra, real.inter)
 
 
 def test_bytes_of_transitions_are_those_of_the_paper(published: ModuleType) -> None:
     """70B from 8 stages of 8 to groups of 8: a node takes in 7/8 of 138 GB at 20 GB/s of its link's 25."""
     assert published.transition_seconds("70B", 64) == pytest.approx(7 / 8 * 137.95e9 / 20e9, rel=0.02)
+
+
+def test_a_user_foretells_a_row_by_recipe_and_cluster_file(
+    published: ModuleType, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """ReaL's 34B actor beside models of 7B on 32 devices, by its heuristic plan: as the table has it."""
+    (row,) = [point for point in published.real_points() if point.name == "Actor 34B, 384 tokens"]
+    command = [
+        "simulate",
+        str(ROOT / "recipes/published/real.yaml"),
+        "--plan",
+        "real",
+        "--json",
+        "--lengths",
+        "128:384",
+    ]
+    command += ["--cluster", str(ROOT / "recipes/clusters/real.yaml"), "--devices", str(row.devices)]
+    for key, value in row.keys:
+        command += [f"--{key}", str(value)]
+    assert main(command) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["seconds_per_step"] == pytest.approx(published.real_seconds(row), rel=1e-3)
+    assert {(one["tp"], one["pp"], one["dp"]) for one in found["calls"]} == {(8, 4, 1)}

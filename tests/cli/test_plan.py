@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+import yaml
 
 from plait.cli import main
 from plait.schedule.plan import Plan
@@ -81,6 +82,16 @@ def test_a_person_gets_a_table(recipe: str, capsys: pytest.CaptureFixture[str]) 
         assert words in out
 
 
+@pytest.mark.parametrize("columns", [60, 120])
+def test_it_fits_the_terminal(
+    columns: int, recipe: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    code, out, _ = run(capsys, "plan", recipe, "--cluster", "8xA100-80G", "--seconds", 0.2)
+    assert code == 0
+    assert max(map(len, out.splitlines())) <= columns
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -92,6 +103,9 @@ def test_a_person_gets_a_table(recipe: str, capsys: pytest.CaptureFixture[str]) 
         (("plan", "--cluster", "4xH100", "--out", "none/plan.json"), "--out"),
         (("plan", "--cluster", "1xRTX-4090", "--seconds", "0.2"), "has room for"),
         (("simulate", "--cluster", "4xH100", "--plan", "splitt"), "split"),
+        (("simulate", "--cluster", "4xH100", "--plan", "hybridflo"), "hybridflow"),
+        (("simulate", "--clustr", "4xH100"), "--cluster"),
+        (("plan", "--cluster", "4xH100", "--prompts_per_stp", "4"), "prompts_per_step"),
     ],
 )
 def test_what_cannot_be_used_is_said_in_one_message(
@@ -102,3 +116,41 @@ def test_what_cannot_be_used_is_said_in_one_message(
     assert said in err
     assert err.startswith("error: ")
     assert err.count("\n") == 1
+
+
+def test_keys_of_the_recipe_may_stand_behind_it(recipe: str, capsys: pytest.CaptureFixture[str]) -> None:
+    place = ("--cluster", "4xA100-80G", "--lengths", "64:128", "--json")
+    _, whole, _ = run(capsys, "simulate", recipe, *place, "--plan", "one-mesh")
+    code, half, _ = run(capsys, "simulate", recipe, "--prompts_per_step", "32", *place, "--plan", "one-mesh")
+    assert code == 0
+    seconds = [json.loads(text)["seconds_per_step"] for text in (whole, half)]
+    assert seconds[1] < seconds[0]
+
+
+def test_of_several_stages_one_is_meant(recipe: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    stages = {"first": {"algorithm": "sft"}, "second": {"model": "@first", "algorithm": "grpo", "steps": 1}}
+    common = yaml.safe_load(RECIPE) | {"stages": stages}
+    for key in ("algorithm", "sampling"):
+        del common[key]
+    (tmp_path / "stages.yaml").write_text(yaml.safe_dump(common))
+    place = ("--cluster", "2xH100", "--lengths", "64:128", "--json")
+    for words, said in (((), "found nothing"), (("--stage", "secnd"), "did you mean `second`")):
+        code, _, err = run(capsys, "simulate", "stages.yaml", *place, *words)
+        assert code == 2
+        assert "first, second" in err
+        assert said in err
+    code, out, _ = run(capsys, "simulate", "stages.yaml", *place, "--stage", "second")
+    assert code == 0
+    assert {one["call"] for one in json.loads(out)["calls"]} == {"actor.generate", "actor.train"}
+    assert run(capsys, "simulate", recipe, "--stage", "second")[0] == 2
+
+
+def test_keys_and_values_take_their_share_of_the_cluster_that_is_planned_for(
+    recipe: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """0.3 of 80 GiB, and of 141: what a GPU's pool takes by default, though no GPU is here."""
+    for cluster, gib in (("2xH100", 80), ("2xH200", 141)):
+        _, out, _ = run(capsys, "simulate", recipe, "--cluster", cluster, "--lengths", "64:128", "--json")
+        call = json.loads(out)
+        held = [terms.get("actor decode", 0) for terms in (one["terms"] for one in call["memory"])]
+        assert max(held) <= 0.3 * gib * 2**30

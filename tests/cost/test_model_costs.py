@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from plait.cost.cluster import ClusterSpec
 from plait.cost.costs import CallCost, Costs
+from plait.cost.drafts import NO_DRAFTS, Drafts
 from plait.cost.hardware import Device, Link, Software
-from plait.cost.model_costs import ModelCosts, parameters_of_shape
+from plait.cost.model_costs import ModelCosts, _pieces, parameters_of_shape
+from plait.cost.model_work import ModelWork
 from plait.cost.moves import move_cost
 from plait.cost.workload import Lengths, SampleLengths, Workload
 from plait.dataflow import Dataflow
@@ -15,6 +19,7 @@ from plait.layout.holdings import weights
 from plait.layout.mesh import Layout
 from plait.layout.move import plan_move
 from plait.models.shape import ModelShape
+from plait.policy.decode_ring import COSTS, num_groups
 from plait.recipes.algorithm import load_flow, trace_algorithm
 from plait.recipes.role_models import MODEL_ROLES, REWARD_ROLES
 
@@ -108,19 +113,53 @@ def elements() -> int:
 
 
 def test_a_pipeline_fills_and_drains_once() -> None:
-    """Eight micro-batches (four a stage); the last stage, with the head, is the slower of two."""
+    """Four micro-batches, a prompt with its samples each; the last stage, with the head, is the slower of two. Of 1,536
+    bytes of ids and results each stage gets all, one of the two over the link to its host."""
     found = costs_of(WORK).call("ref.logprobs", "score", Layout.on(range(2), pp=2))
-    layer = (2 * 12 * LAYER + 4 * 118 * 64) / 0.5e9
+    layer = (2 * 24 * LAYER + 4 * 236 * 64) / 0.5e9
     check(
         found,
         {
-            "products": 8 * 2 * 2 * 12 * LAYER / 0.5e9,
-            "attention": 8 * 2 * 4 * 118 * 64 / 0.5e9,
-            "head": 8 * max(2 * 8 * HEAD / 0.5e9, 2 * HEAD / 0.5e8),
+            "products": 4 * 2 * 2 * 24 * LAYER / 0.5e9,
+            "attention": 4 * 2 * 4 * 236 * 64 / 0.5e9,
+            "head": 4 * max(2 * 16 * HEAD / 0.5e9, 2 * HEAD / 0.5e8),
             "filling and draining": 2 * layer,
-            "hops": 1e-4 + 12 * 64 * 2 / 0.5e8,
+            "hops": 1e-4 + 24 * 64 * 2 / 0.5e8,
+            "rows": 1536 / 0.5e7,
         },
     )
+
+
+def test_a_prompts_samples_are_cut_where_that_fills_a_pipeline_better() -> None:
+    """One prompt of a token with 8 samples of 8: in eight pieces the prompt is computed eight times, which is less than
+    a pipeline that waits. In two prompts of 100 tokens with 2 samples each it is more."""
+    assert _pieces(8, 8, 1.0, 8.0, 8) == (8.0, 8)
+    assert _pieces(4, 2, 100.0, 8.0, 8) == (2.0, 2)
+    assert _pieces(4, 8, 10.0, 8.0, 1) == (1.0, 1)  # half of a prompt's samples, the whole of the prompt
+
+
+def test_rows_go_through_one_rank() -> None:
+    """8 samples: 4 prompts there, responses and log-probs back, of which one of two ranks has its half; to two copies
+    that train ids, log-probs and what the loss reads."""
+    costs = costs_of(WORK)
+    generated = costs.call("actor.generate", "decode", Layout.on(range(2), dp=2))
+    assert generated.terms["rows"] == pytest.approx(8 * (4 * 8 + 2 * 8 * 8) / 2 / 0.5e7)
+    train = next(node for node in costs.flow.nodes if node.call == "actor.train")
+    trained = costs.call("actor.train", "train", Layout.on(range(2), dp=2))
+    assert trained.terms["rows"] == pytest.approx(8 * 8 * (8 + (2 + len(train.inputs)) * 8) / 2 / 0.5e7)
+    far = costs_of(WORK, a_cluster(4, nodes=2)).call("ref.logprobs", "score", Layout.on(range(4), dp=4))
+    sent = 1536 * 3 / 4
+    assert far.terms["rows"] == pytest.approx(sent / 2 / 0.5e7 + sent / 2 / 0.5e7 + 3 * 1e-3)
+
+
+def test_heads_that_do_not_divide_make_one_device_the_slower() -> None:
+    """Three key-value heads of three query heads each over two devices: six query heads on one of them; of the MLP
+    half."""
+    odd = replace(SHAPE, heads=9, kv_heads=3, attention_parameters=900, intermediate=10, hidden=10)
+    work = ModelWork(odd, "bfloat16", 1)
+    assert work.share(2) == pytest.approx((900 * 6 / 9 + 300 / 2) / 1200)
+    assert work.share(1) == 1.0
+    assert ModelWork(SHAPE, "bfloat16", 1).share(4) == 0.25
 
 
 def test_decoding_takes_a_step_for_each_token_but_the_first() -> None:
@@ -132,6 +171,81 @@ def test_decoding_takes_a_step_for_each_token_but_the_first() -> None:
     assert found.seconds - prompts.seconds == pytest.approx(2 * 7 * (4 * 1.0 + head))
     assert found.instance_seconds == (found.seconds,)
     assert found.working_bytes == (4 * 16 * 2 * 4 * 64 * 2,)
+
+
+def test_stages_decode_as_a_ring_of_as_many_groups_as_a_run_has() -> None:
+    """Layers of a second: two groups keep both stages busy, one at a time, so a token of all takes no longer than on
+    one device, and with one group as the recipe may say, or a cluster's software, as long as both stages one by one."""
+    slow = a_cluster(software=Software(1.0, 1.0, 1.0, layer_s=1.0, hop_s=0.0))
+    layout = Layout.on(range(2), pp=2)
+
+    def terms(cluster: ClusterSpec, groups: int = 0) -> float:
+        work = Workload(4, 2, LENGTHS, decode_groups=groups, device="cpu")
+        found = costs_of(work, cluster).call("actor.generate", "decode", layout).terms
+        return found["launching"]
+
+    rule = num_groups(COSTS["cpu"], 2, 8)
+    assert rule in (2, 3)
+    assert terms(slow) == pytest.approx(7 * 2 * rule, rel=0.01)
+    assert terms(slow, 1) == pytest.approx(7 * 4, rel=0.01)
+    one_group = replace(slow, software=replace(slow.software, decode_groups_per_stage=0))
+    assert terms(one_group) == pytest.approx(terms(slow, 1))
+
+
+def test_a_pool_of_keys_and_values_bounds_what_runs() -> None:
+    """Room for the keys and values of two samples of 16 tokens: four at a time take twice as many steps as eight."""
+    fixed = a_cluster(software=Software(1.0, 1.0, 1.0, layer_s=1.0, hop_s=0.0))
+    most, few = (
+        costs_of(Workload(4, 2, LENGTHS, kv_tokens=tokens, device="cuda"), fixed).call(
+            "actor.generate", "decode", Layout.on(range(1))
+        )
+        for tokens in (8 * 16, 2 * 16)
+    )
+    assert few.terms["launching"] == pytest.approx(4 * most.terms["launching"], rel=1e-3)
+    assert few.working_bytes[0] == most.working_bytes[0] // 4
+
+
+def test_guesses_take_rows_and_save_steps() -> None:
+    """Two tokens a step of three rows: half as many steps, each of as long where rows are free, else of three times."""
+    fixed = a_cluster(software=Software(1.0, 1.0, 1.0, layer_s=1.0, hop_s=0.0))
+    plain, guessed = (
+        costs_of(Workload(4, 2, LENGTHS, drafts=drafts), fixed).call("actor.generate", "decode", Layout.on(range(1)))
+        for drafts in (NO_DRAFTS, Drafts(tokens=2.0, rows=3.0))
+    )
+    assert guessed.terms["launching"] == pytest.approx(plain.terms["launching"] / 2, rel=1e-3)
+    assert guessed.terms["products"] == pytest.approx(plain.terms["products"] * 1.5)
+
+
+def test_instances_that_give_each_other_samples_end_together() -> None:
+    lengths = SampleLengths(Lengths.fixed(8), Lengths.recorded([2, 3, 4, 40]))
+    fixed = a_cluster(software=Software(1.0, 1.0, 1.0, layer_s=1.0, hop_s=0.0))
+    layout = Layout.on(range(2), dp=2)
+    apart, even = (
+        costs_of(Workload(8, 1, lengths, max_running=1, rebalances=flag), fixed).call(
+            "actor.generate", "decode", layout
+        )
+        for flag in (False, True)
+    )
+    assert len(set(even.instance_seconds)) == 1
+    assert max(apart.instance_seconds) >= even.instance_seconds[0] >= sum(apart.instance_seconds) / 2 * 0.999
+    assert sum(even.terms.values()) == pytest.approx(even.seconds)
+
+
+def test_ways_in_which_a_generation_may_end() -> None:
+    """Two instances, one long sample each: gathered, they end as late, and one instance is free since before."""
+    lengths = SampleLengths(Lengths.fixed(8), Lengths.recorded([2, 2, 2, 2, 2, 2, 2, 100]))
+    fixed = a_cluster(software=Software(1.0, 1.0, 1.0, layer_s=1.0, hop_s=0.0))
+    layout = Layout.on(range(2), dp=2)
+    alone, gathered = (
+        costs_of(Workload(16, 1, lengths, gathers=flag), fixed).call("actor.generate", "decode", layout).tails
+        for flag in (False, True)
+    )
+    assert len(alone) == 1
+    assert gathered[0] == alone[0]
+    best = max(gathered, key=lambda tail: tail.idle_s)
+    assert best.idle_s > alone[0].idle_s
+    assert best.end_s == pytest.approx(alone[0].end_s, rel=0.1)
+    assert best.move_s > 0
 
 
 def test_a_move_is_that_of_the_planner() -> None:

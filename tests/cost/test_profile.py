@@ -12,6 +12,7 @@ import pytest
 from plait.cli import main
 from plait.cost.measuring import by_layer, measure
 from plait.cost.model_costs import ModelCosts
+from plait.cost.model_work import ModelWork
 from plait.cost.profile import LinkRecord, Profile, interpolated, load_profile, profile_path
 from plait.cost.workload import Lengths, SampleLengths, Workload
 from plait.errors import DataError
@@ -89,6 +90,36 @@ def test_a_layer_takes_at_least_the_reading_of_its_weights() -> None:
     seconds = {id(models[0]): 1.0, id(models[1]): 0.9}  # the larger was faster: something else ran meanwhile
     found = by_layer(lambda model, size: seconds[id(model)], models, [(1,), (2,)], time.monotonic() + 9, 0.25)
     assert found == [((1,), 0.25, 0.75), ((2,), 0.25, 0.75)]
+
+
+def on_two(profile: Profile, layout: Layout, call: str = "ref.logprobs"):
+    flow, lengths = a_flow(), SampleLengths(Lengths.fixed(10), Lengths.fixed(2))
+    workload = Workload(2, 1, lengths, micro_batch_tokens=100)
+    found = ModelCosts(workload, dict.fromkeys(flow.roles, SHAPE), flow, profile.cluster(2), profile=profile)
+    return found.call(call, "score", layout).terms
+
+
+def test_what_does_not_go_with_weights_stays_where_these_are_cut() -> None:
+    """Of the least row, of ten tokens, products take 1/100 of a second: the rest of it stays."""
+    rate = 100 * ModelWork(SHAPE, "bfloat16", 1).products(10)
+    profile = PROFILE.model_copy(update={"products": ((16, rate),)})
+    assert profile.fixed_s == pytest.approx(0.99)
+    terms = on_two(profile, Layout.on(range(2), tp=2))
+    assert terms["layers"] == pytest.approx(4 * (0.99 + (2.4 - 0.99) / 2))
+
+
+def test_sums_between_products_take_what_they_were_measured_to() -> None:
+    """Of 24 tokens of 64 numbers in bfloat16, twice a layer."""
+    profile = PROFILE.model_copy(update={"between": LinkRecord(bytes_per_s=1e6, latency_s=1e-2)})
+    terms = on_two(profile, Layout.on(range(2), tp=2))
+    assert terms["tensor parallel"] == pytest.approx(4 * 2 * (1e-2 + 24 * 64 * 2 / 1e6))
+
+
+def test_processes_that_compute_at_the_same_time_slow_each_other_down() -> None:
+    busy = PROFILE.model_copy(update={"contention": 1.5})
+    one, two = Layout.on(range(1)), Layout.on(range(2), dp=2)
+    assert on_two(busy, one)["layers"] == pytest.approx(on_two(PROFILE, one)["layers"])
+    assert on_two(busy, two)["layers"] == pytest.approx(1.5 * on_two(PROFILE, two)["layers"])
 
 
 def test_other_shapes_take_as_long_as_their_weights() -> None:

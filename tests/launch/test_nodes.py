@@ -304,6 +304,15 @@ def test_a_folder_that_is_not_shared_is_found(tmp_path: Path) -> None:
             gathered.check_folder(tmp_path / "not there")
 
 
+def test_what_messages_between_nodes_take_is_measured() -> None:
+    with joined(2) as (gathered, _):
+        found = gathered.reach()
+        assert found is not None
+        assert found.bytes_per_s > 1e6
+        assert 0 < found.latency_s < 1
+        assert gathered.least_memory is not None
+
+
 def test_unequal_nodes_are_refused() -> None:
     listener = listening("127.0.0.1", 0)
     port = listener.getsockname()[1]

@@ -11,10 +11,10 @@ from plait.layout.move_plan import MoveKind
 from plait.layout.nesting import nest, nested
 from plait.layout.params import Param, Parameters
 from plait.layout.regroup import regrouped
-from plait.layout.simulate import allocate, view
 from tests.cases import examples
 from tests.layout.cases import pairs
 from tests.layout.judge import judge, places
+from tests.layout.played_moves import allocate, view
 
 SMALL = decoder_parameters(
     layers=2, hidden=6, intermediate=8, heads=4, kv_heads=4, head_dim=2, vocabulary=16, cut_vocabulary=True

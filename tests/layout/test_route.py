@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from plait.errors import DataError, LayoutError, RunError
+from plait.errors import LayoutError, RunError
 from plait.layout.atoms import MoveClass, demand
 from plait.layout.boxes import Box, Holding, Slice, boxes_of_range
 from plait.layout.decoder import decoder_parameters
@@ -14,12 +14,11 @@ from plait.layout.holdings import Holdings, packed, weights
 from plait.layout.mesh import Cluster, Layout
 from plait.layout.move import plan_move
 from plait.layout.move_cost import Bandwidths, cost
-from plait.layout.move_file import from_json, to_json
 from plait.layout.move_plan import MoveKind, MovePlan
 from plait.layout.params import Param
 from plait.layout.route import split
-from plait.layout.simulate import allocate, execute
 from tests.layout.judge import judge
+from tests.layout.played_moves import allocate, execute
 
 ONE = (Param("w", (240,)),)
 
@@ -131,18 +130,6 @@ def test_the_judge_sees_a_missing_message() -> None:
 def test_the_text_of_a_plan() -> None:
     plan = plan_move(string({0: (0, 240)}, "a"), string({0: (0, 40), 1: (0, 240)}, "b"), Cluster(1, 2))
     assert plan.to_text() == "rank 0: COPY#160 0@0SEND>1#960\nrank 1: 0@0RECV<0#960\n"
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [("{", "x: expected a move in JSON"), ("{}", r'x: expected a move file \("format": "plait-move"\)')],
-)
-def test_what_is_no_plan_is_refused(text: str, message: str) -> None:
-    with pytest.raises(DataError, match=message):
-        from_json(text, "x")
-    broken = to_json(plan_move(string({0: (0, 9)}, "a"), string({1: (0, 9)}, "b"), Cluster(1, 2)))
-    with pytest.raises(DataError, match="x: expected the rows of a move"):
-        from_json(broken.replace('"SEND"', '"THROW"'), "x")
 
 
 def test_cost_by_hand() -> None:

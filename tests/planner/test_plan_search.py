@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import product
+from random import Random
 
 import pytest
 from hypothesis import given, settings
@@ -13,11 +14,13 @@ from plait.cost.model_costs import parameters_of_shape
 from plait.cost.placement import check_layouts
 from plait.dataflow import trace
 from plait.models.shape import ModelShape
-from plait.planner.plan_baselines import baselines, compositions, set_partitions
+from plait.planner.plan_baselines import baselines, compositions, one_mesh, set_partitions
+from plait.planner.plan_moves import Moves
 from plait.planner.plan_objective import Objective
 from plait.planner.plan_search import Budget, Found, search
 from plait.planner.plan_space import PlanProblem, PlanSpace, RoleFacts
 from plait.schedule.completion import complete
+from plait.schedule.fused import FUSED
 from plait.schedule.named_plans import PlannedModel
 from plait.schedule.plan import Plan
 from plait.simulator.step_graph import Rollouts, StepGraph
@@ -153,6 +156,51 @@ def test_layers_are_cut_so_that_they_have_room_where_equal_work_has_not() -> Non
     assert sum(pipeline.stages) == LAYERS
     for form in space.forms(train, (0, 1, 2, 3)):
         assert form.static_bytes <= 41
+
+
+def test_roles_train_together_on_the_same_ranks_or_not_at_all() -> None:
+    """Four stages of the actor, two copies of two stages of the critic beside them, the other way round. Where one of
+    them goes elsewhere, both train alone."""
+    of = replace(problem(4), pairs=(("actor", "critic"),))
+    space, everyone = PlanSpace(of), (0, 1, 2, 3)
+    actor, critic = (of.graph.slots_of(role)["train"] for role in ("actor", "critic"))
+    (sizes,) = [one for one in space.parallelisms(actor, everyone) if one.pp == 4]
+    found = space.together(space.place(actor, everyone, space.form_of(actor, everyone, sizes)), critic, 2)
+    assert found is not None
+    first, second = (place.placements[0] for place in found)
+    assert (first.schedule, second.schedule) == (FUSED, FUSED)
+    assert (second.ranks, second.dp, second.tp, second.pp) == ((1, 0, 3, 2), 2, 1, 2)
+    state = list(one_mesh(space) or ())
+    state[actor], state[critic] = found
+    assert space.lawful(state) == tuple(state)
+    half = (0, 1)
+    state[critic] = space.place(critic, half, space.forms(critic, half)[0])
+    alone = space.lawful(state)
+    assert {place.placements[0].schedule for place in alone} <= {"", "one at a time"}
+
+
+def test_a_search_proposes_training_together() -> None:
+    """Stages are forced, as tensor parallelism costs much and a device has room for a part of a model alone."""
+    of = replace(problem(4, memory=260, tp=1), pairs=(("actor", "critic"),))
+    moves, rng = Moves(PlanSpace(of)), Random("fused")
+    state = moves.greedy()
+    assert state is not None
+    seen = set()
+    for _ in range(3000):
+        state = moves.near(state, rng)
+        seen |= {place.placements[0].schedule for place in state}
+    assert FUSED in seen
+
+
+def test_no_plan_is_worth_less_than_its_bound() -> None:
+    of = problem(4)
+    space = PlanSpace(of)
+    objective, moves, rng = Objective(space), Moves(space), Random("bounds")
+    state = moves.greedy()
+    assert state is not None
+    for _ in range(300):
+        state = moves.near(state, rng)
+        assert objective.bound(state) <= objective(state).value * (1 + 1e-12)
 
 
 def test_the_heuristic_of_real_is_tensor_parallel_inside_nodes_and_a_pipeline_over_them() -> None:

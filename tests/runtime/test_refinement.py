@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from plait.cost.calibration import calibrated
-from plait.cost.profile import KindRecord, kept_profiles
+from plait.cost.profile import DraftRecord, KindRecord, kept_profiles
 from plait.recipes.recipe import Recipe
 from plait.runtime.api import run
-from plait.runtime.refinement import run_record
+from plait.runtime.refinement import drafts_of, run_record
 from tests.runtime.profiles import keep_made_up_profile
 
 MakeRecipe = Callable[..., Recipe]
@@ -32,6 +32,15 @@ def test_a_record_by_hand() -> None:
     assert found.kinds == {"score": KindRecord(profile_s=3.0, foretold_s=6.0, measured_s=6.0)}
     assert found.error == pytest.approx(0.2)
     assert found.errors == {"score": 0.0}
+
+
+def test_what_guesses_came_to_by_hand() -> None:
+    """Half of the steps computed guesses: 1.5 tokens a sample of 2 rows more, as 40 guesses of which 10 came true
+    gained 10 tokens to 20 samples. So a step is 1.25 tokens of 2 rows in the mean."""
+    spec = {"mean_acceptance_length": 1.5, "drafted_steps": 0.5, "draft_tokens": 40, "accepted_tokens": 10}
+    found = drafts_of([{f"perf/spec/{name}": value for name, value in spec.items()}] * 3)
+    assert found == DraftRecord(tokens=1.25, rows=2.0)
+    assert drafts_of([{"timing_s/step": 1.0}]) is None
 
 
 def test_nothing_is_known_of_steps_that_were_not_measured() -> None:

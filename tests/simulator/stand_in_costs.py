@@ -11,11 +11,20 @@ from plait.schedule.plan import Mode
 
 
 @dataclass(frozen=True)
+class Tail:
+    end_s: float
+    idle_s: float
+    move_s: float = 0.0
+
+
+@dataclass(frozen=True)
 class Cost:
     seconds: float
     terms: Mapping[str, float] = field(default_factory=dict)
     bytes: int = 0
     working_bytes: tuple[int, ...] = (0,)
+    tails: tuple[Tail, ...] = ()
+    first_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -36,6 +45,7 @@ class StandIn:
     weights: bytes of a role
     memory:  bytes of a device
     tax:     of tensor parallelism, in parts of the work for each further device; of decoding ten times as much
+    tails:   of generations by several instances, `end_s` beside the seconds of the call
     """
 
     work: Mapping[str, float]
@@ -46,6 +56,8 @@ class StandIn:
     tax: float = 0.02
     move_s: float = 0.1
     activations: int = 4
+    tails: tuple[Tail, ...] = ()
+    first_s: float = 0.0
 
     @property
     def cluster(self) -> Devices:
@@ -72,7 +84,9 @@ class StandIn:
             "slower": slower,
         }
         working = tuple(int(self.activations * share * one / sizes.tp / sizes.pp) + 1 for one in in_flight)
-        return Cost(sum(terms.values()), terms, 0, working)
+        several = mode == "decode" and sizes.dp > 1
+        first_s = self.first_s if mode == "decode" else 0.0
+        return Cost(sum(terms.values()), terms, 0, working, self.tails if several else (), first_s)
 
     def move(self, role: str, source: Layout, target: Layout) -> Cost:
         return Cost(self.move_s * self.weights[role] / 10 if source != target else 0.0, {}, self.weights[role])

@@ -18,10 +18,10 @@ from plait.policy import batching
 from plait.policy.blocks import prefix_keys
 from plait.policy.migration import Transfer
 from plait.policy.step import Key, StepPlan
-from plait.simulator import engine as simulator
-from plait.simulator.engine import SimulatedEngine
 from tests.generation.test_engine import requests
 from tests.models.tiny import tiny_model
+from tests.simulator import played_engine as simulator
+from tests.simulator.played_engine import SimulatedEngine
 
 Decided = list[StepPlan]
 

@@ -20,7 +20,7 @@ from plait.simulator.step_graph import Rollouts, Slot, StepCall, StepGraph
 from plait.simulator.step_program import IDLE, Played, StepSimulator
 from plait.simulator.steps import Prediction, predict
 from tests.schedule.test_placements import PPO
-from tests.simulator.stand_in_costs import StandIn
+from tests.simulator.stand_in_costs import StandIn, Tail
 
 MODELS = {role: PlannedModel(scalar=role in ("critic", "reward")) for role in ("actor", "critic", "ref", "reward")}
 WORK = {
@@ -86,16 +86,66 @@ def test_colocated_is_one_call_after_another() -> None:
 def test_scores_on_ranks_of_their_own_are_computed_beside_generation_in_parts() -> None:
     """Split: actor and reference on two ranks, critic and reward on the others. Two groups make a part there (2 x 1024
     tokens, 512 of a group: 4 groups), so scoring has 2 parts: reward 2 s from half of generation on, and its last part
-    ends 1 s after generation (20.4 s) and so do the values, which have waited for their devices until 21.4."""
+    ends 1 s after generation (20.4 s) and so do the values, which have waited for their devices until 21.4. Where all
+    samples end at the end, scoring begins there."""
     prediction = predicted(named_plan("split", PPO, MODELS, 4))
     found = starts(prediction)
     assert found["actor.generate"] == (0.0, 20.4)
-    assert found["reward.score"] == (0.0, 21.4)
+    assert found["reward.score"] == (19.4, 21.4)
     assert found["critic.values"] == (21.4, 23.4)
     assert found["ref.logprobs"] == (20.4, 24.4)
     assert found["critic.train"] == (23.4, 29.4)
     assert found["actor.train"] == (24.4, 36.4)
     assert prediction.seconds_per_step == pytest.approx(36.4)
+    late = starts(predicted(named_plan("split", PPO, MODELS, 4), first_s=20.4))
+    assert late["reward.score"] == (20.4, 22.4)
+
+
+def test_ranks_without_samples_score_while_others_generate() -> None:
+    """Four instances that have 2.4 s to spare each in the mean: scores of 4 s are begun in them, all but a quarter of
+    each (1.5, 0.75 and 0.15 of the last). Gathering would end generation 0.5 s later, and have 3 s to spare."""
+    away = (Tail(10.4, 9.6), Tail(10.9, 12.0, 0.05))
+    plan = complete(named_plan("colocated", PPO, MODELS, 4), PPO, MODELS, "plan")
+    graph = replace(GRAPH, fuses=True)
+    plain, fused, gathered = (
+        predict(plan, one, costs(4, tails=tails))
+        for one, tails in ((GRAPH, away), (graph, away[:1]), (graph, (away[0], Tail(9.9, 12.0, 0.05))))
+    )
+    assert plain.seconds_per_step == pytest.approx(23.4)
+    assert fused.seconds_per_step == pytest.approx(23.4 - 2.4)
+    assert gathered.seconds_per_step == pytest.approx(23.4 - 0.5 - 3.0)
+    assert predict(plan, graph, costs(4, tails=away)).seconds_per_step == fused.seconds_per_step
+
+
+def test_a_step_draws_the_next_batch_beside_training_where_weights_are_of_its_own() -> None:
+    """Actor and reference on two ranks, and generation on two others: 20.4 s of generation beside 4 s of the reference,
+    12 of training, 4 of the critics' scores and 6 of their training; on ranks that train it is one after the other."""
+
+    def step_s(generates: tuple[int, ...], ahead: bool) -> float:
+        plan = Plan(
+            "apart",
+            1 + generates[-1],
+            (
+                Placement("actor.generate", "decode", generates, dp=len(generates)),
+                *(
+                    Placement(f"{call}", mode, (0, 1), dp=2)
+                    for call, mode in (
+                        ("actor.train", "train"),
+                        ("ref.logprobs", "score"),
+                        ("critic.train", "train"),
+                        ("critic.values", "score"),
+                        ("reward.score", "score"),
+                    )
+                ),
+            ),
+        )
+        whole = complete(plan, PPO, MODELS, "plan")
+        return predict(whole, replace(GRAPH, ahead=ahead), costs(plan.num_ranks)).seconds_per_step
+
+    trained = 2 + 4 + 2 + 12 + 6
+    assert step_s((2, 3), False) == pytest.approx(20.4 + 1.0 + 4 + 2 + 12 + 6, abs=1.5)
+    assert step_s((2, 3), True) == pytest.approx(max(20.4, trained) + 0.1, abs=0.2)
+    assert step_s((0, 1), True) == pytest.approx(20.4 + trained, abs=0.2)
 
 
 def test_new_weights_are_moved_to_instances_of_another_layout() -> None:
@@ -210,6 +260,8 @@ def test_roles_that_train_together_fill_each_others_gaps() -> None:
     assert one_by_one["critic.train"][1] - one_by_one["actor.train"][0] == pytest.approx(22.5)
     assert together["actor.train"] == together["critic.train"]
     assert together["actor.train"][1] - together["actor.train"][0] == pytest.approx(18.0)
+    alone, both = (max(one.peak_bytes for one in steps(schedule).memory) for schedule in ("", FUSED))
+    assert both > alone  # activations of both are there at the same time
 
 
 def test_more_ranks_than_devices_are_refused() -> None:

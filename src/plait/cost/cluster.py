@@ -102,7 +102,7 @@ class _SoftwareKeys(Settings):
     layer_us: float = Field(Software.layer_s * 1e6, ge=0)
     hop_us: float = Field(Software.hop_s * 1e6, ge=0)
     micro_batches_per_stage: int = Field(Software.micro_batches_per_stage, ge=1)
-    decode_groups_per_stage: int = Field(Software.decode_groups_per_stage, ge=0)
+    decode_groups_per_stage: int | None = Field(Software.decode_groups_per_stage, ge=0)
     pool_share: float = Field(Software.pool_share, ge=0, le=1)
 
     def software(self) -> Software:

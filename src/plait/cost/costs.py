@@ -15,6 +15,23 @@ from plait.schedule.plan import Mode
 
 
 @dataclass(frozen=True)
+class Tail:
+    """One way in which a generation may end.
+
+    end_s:  its seconds
+    idle_s: instance seconds until then in which instances have no samples left
+    move_s: in which samples stand still that are gathered on fewer instances; 0: none are
+    """
+
+    end_s: float
+    idle_s: float
+    move_s: float = 0.0
+
+    def times(self, factor: float) -> Tail:
+        return Tail(factor * self.end_s, factor * self.idle_s, factor * self.move_s)
+
+
+@dataclass(frozen=True)
 class CallCost:
     """
     seconds:          from its start on free devices to its end on all of them
@@ -23,6 +40,8 @@ class CallCost:
     working_bytes:    of a device of each pipeline stage, beside weights and optimizer state: activations, the head's
                       chunk, keys and values
     instance_seconds: of generation, the end of each instance (dp), in their order; else empty
+    tails:            of generation by several instances, the ways in which it may end; `seconds` is of the first
+    first_s:          of generation, when its first prompts have all their samples
     """
 
     seconds: float
@@ -30,12 +49,18 @@ class CallCost:
     bytes: int = 0
     working_bytes: tuple[int, ...] = (0,)
     instance_seconds: tuple[float, ...] = ()
+    tails: tuple[Tail, ...] = ()
+    first_s: float = 0.0
 
     def times(self, factor: float) -> CallCost:
         """Taking so many times as long; bytes stay."""
         terms = {name: factor * seconds for name, seconds in self.terms.items()}
         each = tuple(factor * seconds for seconds in self.instance_seconds)
-        return replace(self, seconds=factor * self.seconds, terms=terms, instance_seconds=each)
+        tails = tuple(one.times(factor) for one in self.tails)
+        first = factor * self.first_s
+        return replace(
+            self, seconds=factor * self.seconds, terms=terms, instance_seconds=each, tails=tails, first_s=first
+        )
 
 
 @dataclass(frozen=True)

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
+from plait.cost.drafts import NO_DRAFTS, Drafts
 from plait.cost.passes import Passes, Terms, added, scaled, total
 
 LONGEST_PIECE = 64
@@ -86,22 +87,31 @@ def _scattered(count: int) -> list[int]:
 
 
 class Decoding:
-    """What one instance takes to decode."""
+    """What one instance takes to decode.
 
-    def __init__(self, passes: Passes, prompt_tokens: float) -> None:
+    Args:
+        groups: of samples that go round so many stages, of so many that run.
+        drafts: what is guessed and computed of next tokens.
+    """
+
+    def __init__(
+        self, passes: Passes, prompt_tokens: float, groups: Callable[[int, int], int], drafts: Drafts = NO_DRAFTS
+    ) -> None:
         self._passes, self._prompt_tokens = passes, prompt_tokens
-        self._steps: dict[tuple[int, float], Terms] = {}
+        self._groups, self._drafts = groups, drafts
 
     def seconds(self, pieces: Sequence[Piece]) -> Terms:
         """Seconds of all steps."""
-        return added(*(scaled(self.step(one.running, one.said), one.steps) for one in pieces))
+        fewer = self._drafts.tokens
+        return added(*(scaled(self.step(one.running, one.said), one.steps / fewer) for one in pieces))
 
     def step(self, running: int, said: float) -> Terms:
-        """One token more for each of `running` samples, which have said so many tokens together."""
+        """A step of `running` samples, which have said so many tokens together: one token more for each, or as many as
+        come true of its guesses."""
         passes, sizes = self._passes, self._passes.layout.parallelism
         software = passes.cluster.software
-        groups = max(1, min(running, software.decode_groups_per_stage * sizes.pp))
-        rows = running / groups
+        groups = self._groups(sizes.pp, running)
+        rows = running * self._drafts.rows / groups
         context = (running * self._prompt_tokens + said) / groups
         work = passes.work
         layer = passes.decode_layer(rows, context)

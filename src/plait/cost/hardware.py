@@ -54,7 +54,7 @@ class Software:
     hop_s:                   from one pipeline stage to the next while tokens are drawn, beside the link's own time
     micro_batches_per_stage: of a pipeline, in training and scoring, at least
     decode_groups_per_stage: of a pipeline that generates: groups of samples that go round at the same time; 0: all
-                             samples are one group, and one stage in pp is busy
+                             samples are one group, and one stage in pp is busy; None: as many as plait's own rule says
     pool_share:              of a device's memory that weights and the pool of keys and values take while tokens are
                              drawn, so that no more samples run than the pool has room for; 0: as many as may run
     """
@@ -65,7 +65,7 @@ class Software:
     layer_s: float = 250 * MICRO
     hop_s: float = 50 * MICRO
     micro_batches_per_stage: int = 4
-    decode_groups_per_stage: int = 0
+    decode_groups_per_stage: int | None = None
     pool_share: float = 0.0
 
 

@@ -1,11 +1,13 @@
-"""What two processes of this machine send each other, and sum, over gloo, in bytes per second. Imports torch late."""
+"""What two processes of this machine send each other, and sum, over gloo, in bytes per second, and how much they slow
+each other down. Imports torch late."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import timedelta
-from statistics import median
+from statistics import fmean, median
 from typing import Any
 
 from plait.cost.profile import LinkRecord
@@ -14,15 +16,34 @@ from plait.launch.local import LocalProcesses
 
 SIZES = (1 << 10, 1 << 16, 1 << 20, 1 << 23)
 REPEATS = 9
+BETWEEN_SIZES = (1 << 12, 1 << 16, 1 << 20)
+"""Bytes of sums between which both compute, as those of a model that is cut."""
+BETWEEN_REPEATS = 40
+WORK_BYTES = 48 << 20
+"""Of weights that one turn of computing reads: more than caches hold."""
+WORK_ROWS, WORK_WIDTH = 32, 1024
+TURNS = 6
 WAIT_S = 60.0
 
 
-def measure_links() -> tuple[LinkRecord, LinkRecord]:
-    """Measure sends from one process to another, and sums over both: a latency and a bandwidth each."""
+@dataclass(frozen=True)
+class Links:
+    """send, all_reduce: of processes that do nothing else; between: sums in the model's dtype by processes that compute
+    before each, with the wait for each other; contention: times as long as alone that computing takes where both do"""
+
+    send: LinkRecord
+    all_reduce: LinkRecord
+    between: LinkRecord
+    contention: float
+
+
+def measure_links(dtype: str) -> Links:
+    """Measure two processes of one thread each."""
     with LocalProcesses().start(Pair, 2) as group:
-        sends, sums = group.submit([0, 1], "measure").result(WAIT_S)[0]
+        found = group.submit([0, 1], "measure", dtype).result(WAIT_S)[0]
+    sends, sums, between, alone_s, both_s = found
     # A ring of two carries 2 (p - 1) / p = 1 times the bytes.
-    return _fitted(sends), _fitted(sums)
+    return Links(_fitted(sends), _fitted(sums), _fitted(between), max(1.0, both_s / alone_s))
 
 
 def _fitted(points: list[tuple[int, float]]) -> LinkRecord:
@@ -31,22 +52,62 @@ def _fitted(points: list[tuple[int, float]]) -> LinkRecord:
     return LinkRecord(bytes_per_s=size / max(most - least, 1e-9), latency_s=least)
 
 
+Measured = list[tuple[int, float]]
+"""(bytes, seconds)."""
+
+
 class Pair:
     """One of two ranks."""
 
     def __init__(self, context: WorkerContext) -> None:
+        import torch
         import torch.distributed as dist
 
+        torch.set_num_threads(1)
         self.rank = context.rank
         wait = timedelta(seconds=WAIT_S)
         dist.init_process_group("gloo", store=context.store(), rank=context.rank, world_size=2, timeout=wait)
         self._dist: Any = dist
 
-    def measure(self) -> tuple[list[tuple[int, float]], list[tuple[int, float]]]:
-        """(bytes, seconds) of sends one way, and of sums."""
-        return [(n, self._timed(self._there_and_back, n) / 2) for n in SIZES], [
-            (n, self._timed(self._summed, n)) for n in SIZES
-        ]
+    def measure(self, dtype: str) -> tuple[Measured, Measured, Measured, float, float]:
+        """Of sends one way, of sums, of sums between which both compute; seconds of computing alone, and of both."""
+        import torch
+
+        sends = [(n, self._timed(self._there_and_back, n) / 2) for n in SIZES]
+        sums = [(n, self._timed(self._summed, n)) for n in SIZES]
+        kind = getattr(torch, dtype)
+        count = WORK_BYTES // (WORK_WIDTH * WORK_WIDTH * kind.itemsize)
+        weights = [torch.ones(WORK_WIDTH, WORK_WIDTH, dtype=kind) for _ in range(count)]
+        rows = torch.ones(WORK_ROWS, WORK_WIDTH, dtype=kind)
+        with torch.inference_mode():
+            alone_s = self._computing(rows, weights) if self.rank == 0 else 0.0
+            self._dist.barrier()
+            both_s = self._computing(rows, weights)
+            self._dist.barrier()
+            between = [(n, self._between(rows, weights, n)) for n in BETWEEN_SIZES]
+        return sends, sums, between, alone_s, both_s
+
+    def _computing(self, rows: Any, weights: list[Any]) -> float:
+        import torch
+
+        taken = []
+        for _ in range(TURNS):
+            started = time.perf_counter()
+            for weight in weights:
+                torch.mm(rows, weight)
+            taken.append(time.perf_counter() - started)
+        return median(taken[1:])
+
+    def _between(self, rows: Any, weights: list[Any], num_bytes: int) -> float:
+        import torch
+
+        tensor, taken = torch.zeros(num_bytes // rows.itemsize, dtype=rows.dtype), []
+        for turn in range(BETWEEN_REPEATS):
+            torch.mm(rows, weights[turn % len(weights)])
+            started = time.perf_counter()
+            self._dist.all_reduce(tensor, async_op=True).wait()
+            taken.append(time.perf_counter() - started)
+        return fmean(sorted(taken[1:])[: -BETWEEN_REPEATS // 10])  # without what the machine did otherwise
 
     def _timed(self, work: Callable[[Any], None], num_bytes: int) -> float:
         import torch

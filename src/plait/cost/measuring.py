@@ -73,7 +73,7 @@ def measure(
     backward = each(_backward_s, [(tokens,) for tokens in rows])
     decode = each(_decode_s, decoded)
     head = tuple((tokens, max(1e-9, rest)) for (tokens,), _, rest in forward)
-    sends, reduces = measure_links()
+    links = measure_links(dtype)
     found = Profile(
         machine=machine_name(device),
         device=device,
@@ -91,8 +91,10 @@ def measure(
         copy_bytes_per_s=copy_rate,
         packing_bytes_per_s=_packing_rate(many),
         optimizer_s=_optimizer_s(few),
-        send=sends,
-        all_reduce=reduces,
+        send=links.send,
+        all_reduce=links.all_reduce,
+        between=links.between,
+        contention=links.contention if device == "cpu" else 1.0,
         error=0.0,
     )
     return found.model_copy(update={"error": QUICK_ERROR if quick else _held_out_error(found, many)})

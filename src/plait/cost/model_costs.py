@@ -2,28 +2,28 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import cache
 from math import ceil
 from typing import Literal
 
 from plait.cost.cluster import ClusterSpec
 from plait.cost.costs import CallCost, MoveCost
-from plait.cost.decoding import Decoding, Piece, dealt, profile
-from plait.cost.generation_memory import held_tokens, packed_bytes
+from plait.cost.generating import Generating
 from plait.cost.held_memory import optimizer_bytes
 from plait.cost.model_work import ModelWork
 from plait.cost.moves import move_cost
 from plait.cost.passes import Micro, Passes, Terms, added, scaled, total
 from plait.cost.profile import Profile
+from plait.cost.row_traffic import generated_bytes, rows_traffic, scored_bytes, trained_bytes
 from plait.cost.traffic import Traffic
 from plait.cost.working_memory import LargestBatch, activation_bytes, head_gradient_bytes, logits_bytes
 from plait.cost.workload import Samples, Workload
 from plait.dataflow import Dataflow, Node
 from plait.layout.decoder import decoder_parameters
 from plait.layout.mesh import Layout, Parallelism
-from plait.layout.params import Heads, Parameters
+from plait.layout.params import Parameters
 from plait.layout.shards import shard, stage_bounds
 from plait.models.shape import ModelShape
 from plait.recipes.role_models import SCALAR_ROLES
@@ -76,7 +76,7 @@ class ModelCosts:
         self.cluster = cluster
         self.workload, self.shapes, self.flow = workload, dict(shapes), flow
         self._nodes = {node.call: node for node in flow.nodes}
-        self._reserved_bytes, self._profile = reserved_bytes, profile
+        self._profile = profile
         ratios = profile.ratios(cluster.num_devices) if profile is not None and corrected else {}
         self._ratios = {kind: one.value for kind, one in ratios.items()}
         self._given = dict(parameters or {})
@@ -87,6 +87,15 @@ class ModelCosts:
         self._parameters = cache(self._parameters_of)
         self._held = cache(self._held_of)
         self._passes = cache(self._passes_of)
+        self._generating = Generating(
+            workload,
+            cluster,
+            self.shapes,
+            self._passes,
+            lambda role, sizes: self._held(role, sizes, False),
+            reserved_bytes=reserved_bytes,
+            profile=profile,
+        )
 
     def _call(
         self, call: str, mode: Mode, layout: Layout, *, micro_batch_tokens: int | None = None, schedule: str = ""
@@ -122,6 +131,8 @@ class ModelCosts:
         share = ceil(samples.count / layout.parallelism.dp)
         micro, count = self._micro(node, samples, share, layout, budget)
         terms = passes.scoring(micro, count)
+        sent = scored_bytes(self.workload.lengths, samples)
+        terms |= rows_traffic(self.cluster, layout, sent, copies=layout.parallelism.tp * layout.parallelism.pp)
         num_bytes = self._tp_bytes(passes, micro, layout) * count * layout.parallelism.dp
         return CallCost(total(terms), terms, num_bytes, self._forward_bytes(node, layout, budget, train=False))
 
@@ -142,6 +153,8 @@ class ModelCosts:
         update, update_bytes = self._update(role, layout)
         steps = mini_batches * options.epochs
         terms = scaled(added(step, update), steps)
+        sent = trained_bytes(self.workload.lengths, samples, len(node.inputs))
+        terms |= rows_traffic(self.cluster, layout, sent, copies=sizes.tp * sizes.pp)
         moved = self._tp_bytes(passes, micro, layout) * count * sizes.dp * (2 + self.workload.checkpoint_activations)
         working = self._forward_bytes(node, layout, budget, train=True)
         return CallCost(total(terms), terms, steps * (moved + update_bytes), working)
@@ -163,68 +176,27 @@ class ModelCosts:
         return terms, int(received * sum(self._trained_elements(role, sizes)))
 
     def _generate(self, node: Node, layout: Layout, *, prompts_alone: bool) -> CallCost:
-        role, workload = str(node.role), self.workload
-        samples = workload.samples_of(self.flow, node)
-        count = min(layout.parallelism.dp, samples.prompts)
-        shares = dealt(workload.lengths.responses.of(samples.count), samples.per_prompt, count)
-        running = self._running(role, layout, max(map(len, shares)))
-        passes = self._passes(role, layout.instances()[0])
-        decoding = Decoding(passes, workload.lengths.prompts.mean)
-        found: dict[tuple[int, tuple[Piece, ...]], Terms] = {}
-        instances: list[Terms] = []
-        for share in shares:
-            pieces = () if prompts_alone else profile(share, running)
-            key = (len(share), pieces)
-            if key not in found:
-                prompts = self._prompts(passes, samples, len(share) // samples.per_prompt)
-                found[key] = added(self._packing(role, layout), prompts, decoding.seconds(pieces))
-            instances.append(found[key])
-        seconds = tuple(total(terms) for terms in instances)
-        longest = max(range(len(seconds)), key=seconds.__getitem__)
-        idle = (0.0,) * (layout.parallelism.dp - count)
-        return CallCost(
-            seconds[longest], instances[longest], 0, self._cache_bytes(role, layout, running), seconds + idle
-        )
-
-    def _packing(self, role: str, layout: Layout) -> Terms:
-        """Weights that are laid out anew for decoding, where the measured engine does that, and one device has all."""
-        rate = None if self._profile is None else self._profile.packing_bytes_per_s
-        sizes = layout.parallelism
-        if rate is None or sizes.tp * sizes.pp > 1:
-            return {}
-        return {"packing": self._held(role, Parallelism(), False)[0] / rate}
-
-    def _prompts(self, passes: Passes, samples: Samples, prompts: int) -> Terms:
-        """Prompts of one instance, each computed once for all of its samples."""
-        lengths, most = self.workload.lengths.prompts, self.workload.max_prefill_tokens
-        tokens = prompts * lengths.mean
-        groups = self.cluster.software.decode_groups_per_stage * passes.layout.parallelism.pp
-        chunks = max(ceil(tokens / most), min(groups, prompts))
-        micro = Micro(tokens, prompts * (lengths.mean_square + lengths.mean) / 2, prompts) / chunks
-        return {"prompts": total(passes.scoring(micro, chunks, in_turn=groups == 0))}
+        samples = self.workload.samples_of(self.flow, node)
+        found = self._generating.cost(str(node.role), samples, layout, prompts_alone=prompts_alone)
+        if prompts_alone:
+            return found
+        rows = rows_traffic(self.cluster, layout, generated_bytes(self.workload.lengths, samples), copies=1)
+        return replace(found, seconds=found.seconds + total(rows), terms={**found.terms, **rows})
 
     def _micro(self, node: Node, samples: Samples, share: int, layout: Layout, budget: int) -> tuple[Micro, int]:
-        """The average micro-batch of a copy's share of samples, and their number."""
-        lengths, pp = self.workload.lengths, layout.parallelism.pp
-        p, r, each = lengths.prompts, lengths.responses, samples.per_prompt
-        tokens = p.mean / each + r.mean
-        pairs = (p.mean_square + p.mean) / 2 / each + r.mean * p.mean + (r.mean_square + r.mean) / 2
-        least = min(share, self.cluster.software.micro_batches_per_stage * pp) if pp > 1 else 1
-        count = max(least, min(share, ceil(share * tokens / budget)))
-        return Micro(share * tokens, share * pairs, share * r.mean) / count, count
+        """The average micro-batch of a copy's share of samples, and their number.
 
-    def _running(self, role: str, layout: Layout, share: int) -> int:
-        """Samples that an instance decodes at a time."""
-        workload, sizes = self.workload, layout.parallelism
-        each = ceil(workload.lengths.prompts.mean + workload.lengths.responses.mean)
-        running = min(share, workload.max_running)
-        if workload.kv_tokens is not None:
-            running = min(running, workload.kv_tokens // each)
-        if pool := self.cluster.software.pool_share:
-            held = max(self._held(role, Parallelism(1, sizes.tp, sizes.pp, sizes.stages), False))
-            room = pool * self.cluster.device.memory_bytes - held - self._reserved_bytes
-            running = min(running, int(room / (each * max(self._token_bytes(role, layout)))))
-        return max(1, running)
+        Samples of a prompt stay together, so that it is computed once, unless a pipeline is filled better by pieces of
+        them, or a share is less than a prompt's samples.
+        """
+        lengths, pp = self.workload.lengths, layout.parallelism.pp
+        p, r, each = lengths.prompts, lengths.responses, min(samples.per_prompt, share)
+        least = self.cluster.software.micro_batches_per_stage * pp if pp > 1 else 1
+        prompts, count = _pieces(share, each, p.mean, r.mean, least)
+        tokens = prompts * p.mean + share * r.mean
+        pairs = prompts * (p.mean_square + p.mean) / 2 + share * (r.mean * p.mean + (r.mean_square + r.mean) / 2)
+        count = max(count, min(share, ceil(tokens / budget)))
+        return Micro(tokens, pairs, share * r.mean) / count, count
 
     # Bytes
 
@@ -252,23 +224,6 @@ class ModelCosts:
                 here += logits_bytes(shape, width) + (head_gradient_bytes(shape, width) if trained else 0)
             found.append(here)
         return tuple(found)
-
-    def _cache_bytes(self, role: str, layout: Layout, running: int) -> tuple[int, ...]:
-        lengths, sizes = self.workload.lengths, layout.parallelism
-        context = lengths.prompts.longest + lengths.responses.longest
-        tokens = held_tokens(running, context, self.workload.kv_tokens)
-        packs = self.workload.packed and sizes.tp * sizes.pp == 1
-        copied = packed_bytes(self.shapes[role], self.workload.dtype) if packs else 0
-        return tuple(tokens * each + copied for each in self._token_bytes(role, layout))
-
-    def _token_bytes(self, role: str, layout: Layout) -> tuple[int, ...]:
-        """Keys and values of a token on a device of each stage."""
-        shape, sizes = self.shapes[role], layout.parallelism
-        heads = Heads(shape.heads, shape.kv_heads, shared=True)
-        most = max(stop - first for first, stop in (heads.part_range(i, sizes.tp) for i in range(sizes.tp)))
-        bounds = stage_bounds(shape.layers, sizes)
-        per_layer = 2 * most * shape.head_dim * BYTES[self.workload.dtype]
-        return tuple((stop - start) * per_layer for start, stop in itertools.pairwise(bounds))
 
     def _tp_bytes(self, passes: Passes, micro: Micro, layout: Layout) -> int:
         """That the devices of one copy receive in one forward of a micro-batch: sums over tp, and hops."""
@@ -323,7 +278,25 @@ class ModelCosts:
             return self._given[role]
         return parameters_of_shape(self.shapes[role], 1 if role in SCALAR_ROLES else None)
 
-    def _passes_of(self, role: str, layout: Layout) -> Passes:
+    def _passes_of(self, role: str, layout: Layout, devices: Layout | None = None) -> Passes:
         shape = self.shapes[role]
         outputs = 1 if role in SCALAR_ROLES else shape.vocabulary
-        return Passes(self.cluster, ModelWork(shape, self.workload.dtype, outputs), layout, self._profile)
+        return Passes(self.cluster, ModelWork(shape, self.workload.dtype, outputs), layout, self._profile, devices)
+
+
+def _pieces(share: int, each: int, prompt: float, response: float, least: int) -> tuple[float, int]:
+    """Prompts that are computed for `share` samples, `each` to a prompt, and in how many micro-batches: of the ways to
+    cut a prompt's samples the one that takes a pipeline least, all tokens and one micro-batch to fill it
+    (`training.micro_batches`).
+
+    Args:
+        least: micro-batches that are wanted.
+    """
+    groups = max(1.0, share / each)
+    ways = []
+    for parts in range(1, each + 1 if least > 1 else 2):
+        count = max(1, min(least, share, int(groups * parts)))
+        tokens = groups * parts * prompt + share * response
+        ways.append((tokens * (1 + 1 / count), groups * parts, count))
+    _, prompts, count = min(ways)
+    return prompts, count

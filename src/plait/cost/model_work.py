@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
+from plait.layout.params import Heads
 from plait.models.shape import ModelShape
 from plait.training.memory import BYTES
 
@@ -43,6 +44,17 @@ class ModelWork:
     def head(self) -> int:
         """Weights of the head."""
         return self.outputs * self.shape.hidden
+
+    def share(self, tp: int) -> float:
+        """Of a layer's work, of the device that has most of it over tp: heads and columns need not divide."""
+        shape = self.shape
+        if tp == 1 or (shape.kv_heads % tp == 0 and shape.intermediate % tp == 0):
+            return 1 / tp
+        heads = Heads(shape.heads, shape.kv_heads)
+        most = max(stop - first for first, stop in (heads.part_range(i, tp) for i in range(tp)))
+        rest = self.products(1) / 2 - shape.attention_parameters
+        columns = -(-shape.active_intermediate // tp) / shape.active_intermediate
+        return (shape.attention_parameters * most / shape.heads + rest * columns) / (self.products(1) / 2)
 
     def products(self, tokens: float) -> float:
         """Floating point operations of a layer's matrix products in a forward."""

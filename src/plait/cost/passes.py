@@ -46,10 +46,23 @@ def added(*parts: Mapping[str, float]) -> Terms:
 
 
 class Passes:
-    """What passes of one model over one layout take."""
+    """What passes of one model over one layout take.
 
-    def __init__(self, cluster: ClusterSpec, work: ModelWork, layout: Layout, profile: Profile | None = None) -> None:
+    Args:
+        devices: of all that compute at the same time, where they are more than one instance's.
+    """
+
+    def __init__(
+        self,
+        cluster: ClusterSpec,
+        work: ModelWork,
+        layout: Layout,
+        profile: Profile | None = None,
+        devices: Layout | None = None,
+    ) -> None:
         self.cluster, self.work, self.layout, self.profile = cluster, work, layout, profile
+        self.devices = devices or layout
+        self.share = work.share(layout.parallelism.tp)
         self.traffic = Traffic(cluster, layout)
         bounds = stage_bounds(work.shape.layers, layout.parallelism)
         self.stage_layers = tuple(stop - start for start, stop in itertools.pairwise(bounds))
@@ -70,11 +83,11 @@ class Passes:
         """Seconds of one layer: what computes, what reading takes beyond that, what launching kernels takes beyond
         both.
         """
-        tp = self.layout.parallelism.tp
+        tp, share = self.layout.parallelism.tp, self.share
         if self.profile is not None:
             return self._measured(self.profile.layer_s(tokens, backward=passes > 1), tokens)
-        products = passes * self.work.products(tokens) / tp / self.flops_per_s
-        attention = passes * self.work.attention(pairs) / tp / self.flops_per_s
+        products = passes * self.work.products(tokens) * share / self.flops_per_s
+        attention = passes * self.work.attention(pairs) * share / self.flops_per_s
         reading = max(0.0, read_bytes / self.bytes_per_s - products - attention)
         launching = max(0.0, passes * self.cluster.software.layer_s - products - attention - reading)
         terms = {"products": products, "attention": attention, "reading": reading, "launching": launching}
@@ -99,13 +112,33 @@ class Passes:
         return self.layer(rows, context, work.read(rows) / tp + work.kept(context, tp))
 
     def _measured(self, seconds: float, tokens: float) -> Terms:
-        """A measured layer's time, by the weights that a token passes in this model's, divided over tp."""
+        """A measured layer's time, by the weights that a token passes in this model's. Over tp the part that goes with
+        weights is divided, and the rest is not."""
+        assert self.profile is not None, "nothing was measured"
         tp, other = self.layout.parallelism.tp, ModelWork(self._profile_shape, self.work.dtype, 1)
-        terms = {"layers": seconds * self.work.products(1) / other.products(1) / tp}
+        fixed = min(seconds, self.profile.fixed_s) if tp > 1 else 0.0
+        seconds = fixed + (seconds - fixed) * self.share
+        terms = {"layers": seconds * self.work.products(1) / other.products(1) * self.contention}
         if tp > 1:
             row = tokens * self.work.shape.hidden * self.work.width
-            terms["tensor parallel"] = 2 * self.traffic.all_reduce("tp", row)
+            terms["tensor parallel"] = 2 * self._sum_s(row)
         return terms
+
+    def _sum_s(self, num_bytes: float) -> float:
+        """A sum of activations over tp, as processes that compute between sums were measured to take."""
+        assert self.profile is not None, "nothing was measured"
+        found, tp = self.profile.between, self.layout.parallelism.tp
+        if found is None or self.cluster.nodes > 1:
+            return self.traffic.all_reduce("tp", num_bytes)
+        return found.latency_s + 2 * (tp - 1) / tp * num_bytes / found.bytes_per_s
+
+    @property
+    def contention(self) -> float:
+        """Times as long as alone that processes of a machine compute, by how many of them a call has."""
+        most = self.cluster.num_devices - 1
+        if self.profile is None or most < 1:
+            return 1.0
+        return 1.0 + (self.profile.contention - 1.0) * (len(self.devices.mesh.ranks) - 1) / most
 
     @property
     def _profile_shape(self) -> ModelShape:
@@ -118,7 +151,7 @@ class Passes:
         if self.profile is not None:
             measured = self.profile.shape
             share = work.head / (measured.vocabulary * measured.hidden)
-            return self.profile.head_s(rows) * share / tp if rows else 0.0
+            return self.profile.head_s(rows) * share / tp * self.contention if rows else 0.0
         computing = 2 * rows * work.head / tp / self.flops_per_s
         return max(computing, work.head * work.width / tp / self.bytes_per_s) if rows else 0.0
 
@@ -128,7 +161,7 @@ class Passes:
             return self.head(rows)
         measured = self.profile.shape
         share = self.work.head / (measured.vocabulary * measured.hidden)
-        return self.profile.drawing_s(rows) * share / self.layout.parallelism.tp
+        return self.profile.drawing_s(rows) * share / self.layout.parallelism.tp * self.contention
 
     def hop(self, micro: Micro) -> float:
         """Activations from one stage to the next."""

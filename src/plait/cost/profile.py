@@ -18,7 +18,9 @@ from statistics import median
 from pydantic import Field, ValidationError
 
 from plait.cost.cluster import ClusterSpec
+from plait.cost.drafts import NO_DRAFTS, Drafts
 from plait.cost.hardware import GIB, Device, Link, Software
+from plait.cost.model_work import ModelWork
 from plait.data.package_file import cache_folder
 from plait.errors import DataError
 from plait.file_form import FileForm
@@ -46,11 +48,20 @@ class KindRecord(Settings):
     measured_s: float = Field(gt=0)
 
 
+class DraftRecord(Settings):
+    """What guessing next tokens came to in the steps of a run: tokens that a sample got in one, and rows that were
+    computed for it."""
+
+    tokens: float = Field(ge=1)
+    rows: float = Field(ge=1)
+
+
 class RunRecord(Settings):
     """A run of so many devices, after its end: foretold from its plan and the lengths that it had, and measured.
 
     kinds:     `decode`, `score`, `train`, `move`
     functions: names of reward functions → their seconds for a sample, in one process
+    drafts:    with `sampling.speculation`
     """
 
     devices: int = Field(ge=1)
@@ -58,6 +69,7 @@ class RunRecord(Settings):
     measured_s: float = Field(gt=0)
     kinds: Mapping[str, KindRecord] = Field(default_factory=dict)
     functions: Mapping[str, float] = Field(default_factory=dict)
+    drafts: DraftRecord | None = None
 
     @property
     def error(self) -> float:
@@ -114,12 +126,22 @@ class Profile(Settings):
     optimizer_s: float | None = Field(None, gt=0)
     send: LinkRecord
     all_reduce: LinkRecord
+    between: LinkRecord | None = None
+    contention: float = Field(1.0, ge=1)
     error: float = Field(ge=0)
     runs: tuple[RunRecord, ...] = ()
 
     def layer_s(self, tokens: float, *, backward: bool) -> float:
         """Seconds of a layer over a row of so many tokens."""
         return interpolated(self.backward if backward else self.forward, tokens)
+
+    @property
+    def fixed_s(self) -> float:
+        """Seconds of a layer that do not go with its weights, and stay where it is cut over tp: what its least row
+        takes beyond its products."""
+        rows, seconds = self.forward[0]
+        computing = ModelWork(self.shape, self.dtype, 1).products(rows) / interpolated(self.products, rows)
+        return max(0.0, seconds - computing)
 
     def decode_s(self, samples: float, context: float) -> float:
         """Seconds of a layer for one token more of each sample.
@@ -156,6 +178,11 @@ class Profile(Settings):
     def function_s(self, names: str) -> float | None:
         """Seconds of these reward functions for a sample, in the newest run that had them."""
         return next((one.functions[names] for one in reversed(self.runs) if names in one.functions), None)
+
+    def drafts(self) -> Drafts:
+        """What guesses came to in the newest run that made them; nothing where none did."""
+        found = next((one.drafts for one in reversed(self.runs) if one.drafts is not None), None)
+        return NO_DRAFTS if found is None else Drafts(found.tokens, found.rows)
 
     def with_run(self, record: RunRecord) -> Profile:
         return self.model_copy(update={"runs": (*self.runs, record)[-KEPT_RUNS:]})

@@ -9,6 +9,7 @@ from functools import cached_property, lru_cache
 from itertools import accumulate
 from statistics import NormalDist
 
+from plait.cost.drafts import NO_DRAFTS, Drafts
 from plait.cost.working_memory import is_fused, is_packed
 from plait.dataflow import CallKind, Dataflow, Node
 from plait.errors import ConfigError
@@ -102,6 +103,10 @@ class Workload:
     lora_rank:   of the adapters of trained roles; 0: whole models are trained
     follows:     whether the reference follows the actor
     fused, packed: as of `working_memory.is_fused` and `is_packed`
+    device:      cpu or cuda
+    decode_groups: of samples that go round the stages of an instance; 0: as many as plait's own rule says
+    rebalances:  whether instances give each other samples; gathers: whether the last samples may be gathered on few
+    drafts:      tokens that are guessed
     function_s:  seconds in which the reward functions score one sample, in one process; workers: processes of them
     """
 
@@ -118,6 +123,11 @@ class Workload:
     follows: bool = False
     fused: bool = False
     packed: bool = False
+    device: str = "cpu"
+    decode_groups: int = 0
+    rebalances: bool = False
+    gathers: bool = False
+    drafts: Drafts = NO_DRAFTS
     function_s: float = 0.0
     workers: int = 1
 
@@ -150,6 +160,10 @@ class Workload:
             follows=recipe.reference.sync_every > 0,
             fused=is_fused(recipe),
             packed=is_packed(recipe),
+            device=recipe.device,
+            decode_groups=0 if recipe.sampling.decode_groups == "auto" else recipe.sampling.decode_groups,
+            rebalances=recipe.rebalance == "auto",
+            gathers=recipe.fusion != "off",
             workers=recipe.reward.workers,
         )
 

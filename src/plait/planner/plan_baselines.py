@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import combinations
 from math import inf
 
@@ -16,12 +16,8 @@ MOST_UNITS = 16
 
 def baselines(space: PlanSpace) -> dict[str, tuple[Place, ...]]:
     """By name, those that the problem has."""
-    found: dict[str, tuple[Place, ...] | None] = {
-        "one mesh": one_mesh(space),
-        "ReaL heuristic": real_heuristic(space),
-        "HybridFlow": hybridflow(space),
-    }
-    return {name: places for name, places in found.items() if places is not None}
+    found = {name: make(space) for name, make in BASELINES.items()}
+    return {TITLES[name]: places for name, places in found.items() if places is not None}
 
 
 def one_mesh(space: PlanSpace) -> tuple[Place, ...] | None:
@@ -154,3 +150,12 @@ def one_layout(space: PlanSpace, ranks: tuple[int, ...], sizes: Parallelism) -> 
 
 def _same(one: Parallelism, other: Parallelism) -> bool:
     return (one.dp, one.tp, one.pp) == (other.dp, other.tp, other.pp)
+
+
+BASELINES: Mapping[str, Callable[[PlanSpace], tuple[Place, ...] | None]] = {
+    "one-mesh": one_mesh,
+    "real": real_heuristic,
+    "hybridflow": hybridflow,
+}
+"""By the words by which a user asks for them."""
+TITLES = {"one-mesh": "one mesh", "real": "ReaL heuristic", "hybridflow": "HybridFlow"}

@@ -28,10 +28,12 @@ class Moves:
         self._meshes = [[ranks for ranks in space.meshes if space.forms(slot, ranks)] for slot in self._slots]
         """The meshes on which each slot can be."""
         self._known = [frozenset(meshes) for meshes in self._meshes]
-        self._near = {ranks: _neighbours(ranks, space.meshes) for ranks in space.meshes}
+        self._nearby: dict[tuple[int, int, int], list[tuple[int, ...]]] = {}
         self._by_ends = {(ranks[0], ranks[-1] + 1): ranks for ranks in space.meshes}
         self._devices = space.problem.num_devices
         self._cuts = sorted({ranks[0] for ranks in space.meshes})
+        train = {role: self.graph.slots_of(role)["train"] for pair in space.problem.pairs for role in pair}
+        self._pairs = [(train[one], train[other]) for one, other in space.problem.pairs]
         self._roles = [tuple(self.graph.slots_of(role).values()) for role in self.graph.roles]
 
     def greedy(self) -> State | None:
@@ -92,7 +94,17 @@ class Moves:
             return self._changed(state, self._role_moved(state, rng))
         if kind < 0.94:
             return self._changed(state, self._exchanged(state, rng))
+        if kind < 0.97 and self._pairs:
+            return self._changed(state, self._fused(state, rng))
         return self._changed(state, self._afters_changed(state, rng))
+
+    def _fused(self, state: State, rng: Random) -> dict[int, Place | None]:
+        """Two roles train together, on the devices of one that is cut into stages."""
+        slot, other = rng.sample(rng.choice(self._pairs), 2)
+        p = state[slot].placements[0]
+        parts = [pp for pp in range(2, p.pp + 1) if p.pp % pp == 0]
+        places = self.space.together(state[slot], other, rng.choice(parts)) if parts else None
+        return {} if places is None else {place.slot: place for place in places}
 
     def _changed(self, state: State, places: dict[int, Place | None]) -> State:
         found = tuple(places.get(slot) or place for slot, place in enumerate(state))
@@ -113,13 +125,20 @@ class Moves:
             cuts = {0, self._devices}
             for one in state:
                 cuts |= {one.placements[0].ranks[0], one.placements[-1].ranks[-1] + 1}
-            some = self._between(sorted(cuts))
+            some = [ranks for ranks in self._between(sorted(cuts)) if ranks in self._known[slot] and ranks != now]
         elif draw < 0.80:
-            some = self._near.get(now, [])
+            some = self._near_of(slot, now)
         else:
             some = mine
-        some = [ranks for ranks in some if ranks != now and ranks in self._known[slot]]
         return self._on(slot, rng.choice(some or mine), rng, _after(place))
+
+    def _near_of(self, slot: int, ranks: tuple[int, ...]) -> list[tuple[int, ...]]:
+        """Neighbours of a mesh on which a slot can be."""
+        key = (slot, ranks[0], len(ranks))
+        if key not in self._nearby:
+            near = _neighbours(ranks, self.space.meshes)
+            self._nearby[key] = [other for other in near if other in self._known[slot]]
+        return self._nearby[key]
 
     def _like_another(self, state: State, rng: Random) -> dict[int, Place | None]:
         """A slot on the devices of another; where it is of the same role, in the same layout if that can be."""

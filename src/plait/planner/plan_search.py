@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import product
-from math import exp, inf, prod
+from math import inf, log, prod
 from random import Random
 from typing import Literal
 
@@ -244,10 +244,13 @@ class _Hunt:
         chain.waited += 1
         if tried == chain.state:
             return
+        # How much worse a plan may be to be accepted is drawn before it is judged: most need not be simulated then.
+        least = self.nearest.judged.value if self.nearest is not None else chain.value
+        most = chain.value + (-log(1.0 - chain.rng.random()) / chain.beta * least if chain.beta > 0 else inf)
+        if self.objective.bound(tried) > most:
+            return
         value = self.judge(tried).value
-        least = self.nearest.judged.value if self.nearest is not None else value
-        worse = (value - chain.value) / least
-        if worse <= 0 or (chain.beta < inf and chain.rng.random() < exp(-chain.beta * worse)):
+        if value <= most:
             chain.state, chain.value = tried, value
         if value < chain.best * (1 - 1e-9):
             chain.best, chain.waited = value, 0

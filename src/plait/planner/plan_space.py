@@ -5,9 +5,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 
+from plait.errors import DataError
 from plait.layout.mesh import Layout, Mesh, Parallelism
 from plait.planner.stage_layers import cut_layers
+from plait.schedule.fused import FUSED, shared_rows
 from plait.schedule.plan import After, Placement
 from plait.simulator.costs import Costs
 from plait.simulator.places import Asked, Place, Places
@@ -44,6 +47,7 @@ class PlanProblem:
     """
     roles: of every role of the graph
     micro_batch_tokens: to choose from, beside the recipe's (None)
+    pairs: of roles that may train together
     """
 
     graph: StepGraph
@@ -51,6 +55,7 @@ class PlanProblem:
     roles: Mapping[str, RoleFacts]
     micro_batch_tokens: tuple[int, ...] = ()
     smallest_mesh: int = 1
+    pairs: tuple[tuple[str, str], ...] = ()
 
     @property
     def num_devices(self) -> int:
@@ -89,6 +94,7 @@ class PlanSpace:
         self.simulator = StepSimulator(problem.graph, problem.costs)
         cluster = problem.costs.cluster.mesh_cluster
         self.meshes = tuple(mesh.ranks for mesh in cluster.legal_meshes(problem.smallest_mesh))
+        self._whole = frozenset(self.meshes)
         self._all: dict[tuple[int, object], tuple[Form, ...]] = {}
         self._forms: dict[tuple[int, object], tuple[Form, ...]] = {}
         self._made: dict[tuple[int, tuple[int, ...], Form, After], Place] = {}
@@ -113,7 +119,7 @@ class PlanSpace:
         """Equal for meshes on which everything takes as long."""
         per_node = self.problem.costs.cluster.mesh_cluster.devices
         first, size = ranks[0], len(ranks)
-        if ranks[-1] - first != size - 1 or list(ranks) != list(range(first, first + size)):
+        if ranks not in self._whole and ranks != tuple(range(first, first + size)):
             return ranks
         return size, None if first // per_node == ranks[-1] // per_node else first % per_node
 
@@ -261,7 +267,46 @@ class PlanSpace:
                 home = places[self.graph.home_of(self.graph.slots[slot].role)]
                 if home is place or not ((place.parts >= 0) & (place.parts != home.parts)).any():
                     found[slot] = self.with_after(place, "offload")
+        self._part_unlike(found)
         return tuple(found)
+
+    def _part_unlike(self, places: list[Place]) -> None:
+        """Roles that train together have the same rows, or train one after the other."""
+        fused = [slot for slot, place in enumerate(places) if place.placements[0].schedule == FUSED]
+        if not fused:
+            return
+        try:
+            shared_rows({self.graph.slots[slot].role: places[slot].placements[0] for slot in fused})
+        except DataError:
+            for slot in fused:
+                p = places[slot].placements[0]
+                places[slot] = self.places.place(slot, [replace(p, ranks=tuple(sorted(p.ranks)), schedule="")])
+
+    def together(self, one: Place, slot: int, pp: int) -> tuple[Place, Place] | None:
+        """A training that is cut into stages, and that of another role on the same devices, its stages the other way.
+
+        Args:
+            slot: of the other; pp: its stages, which divide those of the first.
+        """
+        p = one.placements[0]
+        sizes = next(
+            (
+                sizes
+                for sizes in self.parallelisms(slot, p.ranks)
+                if (sizes.dp, sizes.tp, sizes.pp) == (p.dp * p.pp // pp, p.tp, pp)
+            ),
+            None,
+        )
+        if sizes is None:
+            return None
+        layout = p.layout
+        ranks = tuple(
+            layout.rank_at(dp, tp, pp * copy + pp - 1 - stage)
+            for dp, copy, stage, tp in product(range(p.dp), range(p.pp // pp), range(pp), range(p.tp))
+        )
+        form, _ = self._form(slot, ranks, sizes, None, FUSED)
+        first = self.places.place(one.slot, [replace(p, schedule=FUSED)])
+        return first, self.place(slot, ranks, form)
 
 
 def _by_stage(values: Sequence[int], sizes: Parallelism) -> list[int]:

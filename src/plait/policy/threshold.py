@@ -40,13 +40,15 @@ class Rollout:
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """total_s: until every sample is scored; generation_s: until the last sample ends; kept: instances that finish the
-    tail, all of them where nothing migrates; migrated_s: when the migration happens, None where it does not.
+    tail, all of them where nothing migrates; migrated_s: when the migration happens, None where it does not; free_s:
+    instance seconds until `generation_s` in which instances have no samples.
     """
 
     total_s: float
     generation_s: float
     kept: int
     migrated_s: float | None
+    free_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,10 +95,12 @@ def outcome(rollout: Rollout, steps: Sequence[Sequence[int]], threshold: int) ->
     count = len(all_ends)
     serial_s = (all_ends[-1] if all_ends else 0.0) + count * rollout.score_s / rollout.num_instances
     generation_s = all_ends[-1] if all_ends else 0.0
+    as_they_are = sum(generation_s - max(row, default=0.0) for row in ends)
     if rollout.frees:
         serial_s = drained(rollout, ends, 0.0, 0.0)
+    stays = Outcome(serial_s, generation_s, rollout.num_instances, None, as_they_are)
     if threshold <= 0 or count == 0:
-        return Outcome(serial_s, generation_s, rollout.num_instances, None)
+        return stays
     now = 0.0 if threshold >= count else all_ends[count - threshold - 1]
     left = [
         [s - _steps_by(now, row, rollout.step_s) for s, end in zip(row, row_ends, strict=True) if end > now]
@@ -105,18 +109,17 @@ def outcome(rollout: Rollout, steps: Sequence[Sequence[int]], threshold: int) ->
     unfinished = sum(map(len, left))
     kept = max(1, ceil(unfinished / rollout.max_batch))
     if unfinished == 0 or kept >= rollout.num_instances:
-        return Outcome(serial_s, generation_s, rollout.num_instances, None)
-    loads = merged(left, kept)
-    resumed_s = now + rollout.migration_s
+        return stays
+    loads = [finish_times(load, rollout.step_s, now + rollout.migration_s) for load in merged(left, kept)]
+    tail = sorted(end for load in loads for end in load)
+    freed = sorted(min(now, max(row, default=0.0)) for row in ends)[: rollout.num_instances - kept]
+    free_s = sum(tail[-1] - one for one in freed) + sum(tail[-1] - max(load, default=now) for load in loads)
     if rollout.frees:
         before = drained(rollout, ends, 0.0, 0.0, until_s=now)
-        total_s = drained(rollout, [finish_times(load, rollout.step_s, resumed_s) for load in loads], now, before)
-        return Outcome(
-            total_s, max(map(max, (finish_times(one, rollout.step_s, resumed_s) for one in loads))), kept, now
-        )
-    tail = sorted(end for load in loads for end in finish_times(load, rollout.step_s, resumed_s))
-    total_s = _drain(rollout, kept, now, (count - unfinished) * rollout.score_s, tail)
-    return Outcome(total_s, tail[-1], kept, now)
+        total_s = drained(rollout, loads, now, before)
+    else:
+        total_s = _drain(rollout, kept, now, (count - unfinished) * rollout.score_s, tail)
+    return Outcome(total_s, tail[-1], kept, now, free_s)
 
 
 def drained(

@@ -28,11 +28,12 @@ from plait.runtime.executor import Executor
 from plait.runtime.filling import build_roles
 from plait.runtime.history import Origin
 from plait.runtime.measure import measure
+from plait.runtime.network import NOT_MEASURED
 from plait.runtime.prepare import is_searched, prepare
 from plait.runtime.prepared import Prepared
 from plait.runtime.process import set_up
 from plait.runtime.processes.alone import Alone
-from plait.runtime.processes.nodes import devices_of, gathered_nodes
+from plait.runtime.processes.nodes import devices_of, gathered_nodes, network_of
 from plait.runtime.refinement import refine
 from plait.runtime.reward_pools import open_pools
 from plait.runtime.run_files import RunFiles
@@ -131,7 +132,8 @@ def _run_claimed(
         num_nodes = 1 if nodes is None else nodes.num_nodes
         plan = kept_plan(recipe, directory.files, num_nodes) if resume else None
         orders = _orders_in(directory.files.plan) if resume else ()
-        return prepare(recipe, flow=flow, plan=plan, orders=orders, nodes=num_nodes)
+        network = network_of(nodes) if plan is None and is_searched(recipe) else NOT_MEASURED
+        return prepare(recipe, flow=flow, plan=plan, orders=orders, nodes=num_nodes, network=network)
 
     prepared = prepared_for(recipe, resume)
     if prepared.plan.num_ranks > 1 or nodes is not None or recipe.restarts > 0:

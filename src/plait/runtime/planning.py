@@ -8,12 +8,13 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import combinations
 from pathlib import Path
 from typing import Protocol
 
 from plait.cost.calibration import VENDORS, Calibration
 from plait.cost.cluster import ClusterSpec
-from plait.cost.hardware import Link
+from plait.cost.drafts import NO_DRAFTS
 from plait.cost.model_costs import ModelCosts, parameters_of_shape
 from plait.cost.move_bound import LARGE, BoundedMoves
 from plait.cost.placement import check_layouts, num_devices, parameters_of, planned_models
@@ -24,14 +25,18 @@ from plait.layout.params import Parameters
 from plait.layout.shards import most_tp
 from plait.models.files.known_shapes import is_shape
 from plait.models.shape import ModelShape
+from plait.planner.plan_baselines import BASELINES
 from plait.planner.plan_search import Budget, Found, search
 from plait.planner.plan_space import MOST_STAGES, PlanProblem, PlanSpace, RoleFacts
+from plait.policy.fusion_gate import fuses
 from plait.recipes.keys import nearest
 from plait.recipes.recipe import Recipe
 from plait.recipes.role_models import REWARD_ROLES, RoleModel, is_reward
 from plait.runtime.lengths import lengths_of
 from plait.runtime.machine import machine_of, measured_machine
+from plait.runtime.network import NOT_MEASURED, Network
 from plait.schedule.completion import complete
+from plait.schedule.fused import check_calls
 from plait.schedule.named_plans import AUTO, NAMES, named_plan
 from plait.schedule.plan import FUSION, SHARES, Plan, PolicyChoice
 from plait.schedule.stage_fusion import nothing_to_hide
@@ -74,7 +79,10 @@ class Planning:
     @cached_property
     def workload(self) -> Workload:
         found = Workload.of(self.recipe, self.flow, self.lengths)
-        return replace(found, function_s=max(self.function_s.values(), default=0.0))
+        profile, drafts = self.calibration.profile, NO_DRAFTS
+        if profile is not None and self.recipe.sampling.speculation != "off":
+            drafts = profile.drafts()
+        return replace(found, function_s=max(self.function_s.values(), default=0.0), drafts=drafts)
 
     @cached_property
     def costs(self) -> ModelCosts:
@@ -108,6 +116,8 @@ class Planning:
             owners=owners,  # type: ignore[arg-type]
             rollouts=Rollouts(recipe.prompts_per_step, group, recipe.micro_batch_tokens),
             nested=recipe.dtype == "bfloat16" and not adapted,
+            fuses=recipe.fusion != "off",
+            ahead=recipe.max_staleness > 0,
         )
 
     @cached_property
@@ -116,7 +126,18 @@ class Planning:
         halves = (tokens // 2,) if tokens >= 1024 else ()
         large = self.cluster.num_devices > LARGE
         costs = BoundedMoves(self.costs) if large else self.costs
-        return PlanProblem(self.graph, costs, {one.role: self._facts(one) for one in self.models}, halves)
+        facts = {one.role: self._facts(one) for one in self.models}
+        return PlanProblem(self.graph, costs, facts, halves, pairs=self._pairs)
+
+    @property
+    def _pairs(self) -> tuple[tuple[str, str], ...]:
+        """Roles that may train together, two and two."""
+        found = []
+        for pair in combinations([one.role for one in self.models if one.trained], 2):
+            with contextlib.suppress(ConfigError):
+                check_calls(self.flow, pair)
+                found.append(pair)
+        return () if self.recipe.lora.rank > 0 else tuple(found)
 
     def _facts(self, one: RoleModel) -> RoleFacts:
         shape, adapted = self.shapes[one.name], self.recipe.lora.rank > 0
@@ -148,13 +169,19 @@ class Planning:
         return found
 
     def given(self, name: str) -> Plan:
-        """A named plan of the cluster's devices, with the least tensor parallelism that has room, or that of a file.
+        """A named plan of the cluster's devices, with the least tensor parallelism that has room; one that others would
+        make (`plan_baselines`), or that of a file.
 
         Raises:
             UserError: there is none, or a run could not follow it.
         """
         if name == AUTO and self.cluster.num_devices > 1:
             return auto_plan(self)
+        if name in BASELINES:
+            places = BASELINES[name](self.space)
+            if places is None:
+                raise ConfigError(f"plan `{name}`: a model has no room on {self.cluster.num_devices} devices so")
+            return self.plan_of(places, name)
         name = NAMES[0] if name == AUTO else name
         if name not in NAMES:
             plan = plan_file(name)
@@ -177,7 +204,7 @@ class Planning:
 
     def predict(self, plan: Plan) -> Prediction:
         """Play a completed plan."""
-        return predict(plan, self.graph, self.costs)
+        return predict(plan, replace(self.graph, fuses=fuses(self.recipe.fusion, plan)), self.costs)
 
     def search(self, budget: Budget, seed: int = 0, warm: Plan | None = None) -> Found:
         """Baselines are the named plans, and those that others would make."""
@@ -210,13 +237,16 @@ AUTO_EVALUATIONS = 3000
 """Plans that a run tries: a number, not seconds, so that all of its processes find the same."""
 
 
-def found_for_run(found: Outline, prompts: Lengths, *, measure: bool, nodes: int = 1) -> tuple[Plan, Calibration]:
+def found_for_run(
+    found: Outline, prompts: Lengths, *, measure: bool, nodes: int = 1, network: Network = NOT_MEASURED
+) -> tuple[Plan, Calibration]:
     """The plan of a run with `plan` auto on several devices, and where its seconds come from: for prompts of these
     lengths, responses as long as they may be.
 
     Args:
         measure: a profile of this machine where none is kept; False: by what is kept, or conservative numbers.
         nodes: machines like this one, with equally many devices each.
+        network: what is known of them.
 
     Raises:
         ConfigError: none fits in memory.
@@ -228,14 +258,11 @@ def found_for_run(found: Outline, prompts: Lengths, *, measure: bool, nodes: int
     machine = measured_machine if measure else machine_of
     cluster, calibration = machine(recipe, shape, count // nodes)
     if nodes > 1:
-        cluster = replace(cluster, nodes=nodes, inter=_NETWORK, name=f"{nodes} machines like this")
+        cluster = network.joins(cluster, nodes, recipe.device)
+        calibration = replace(calibration, source=f"{calibration.source}; {network.label}")
     lengths = lengths_of(None, recipe, lambda: prompts)
     planning = Planning(recipe, found.flow, found.models, found.shapes, cluster, lengths, calibration)
     return auto_plan(planning), calibration
-
-
-_NETWORK = Link(0.125e9, 500e-6)
-"""Between machines of which nothing is known: one gigabit a second."""
 
 
 class Outline(Protocol):
@@ -314,11 +341,11 @@ def plan_file(name: str) -> Plan:
     """Raises ConfigError where there is no such file."""
     path = Path(os.path.expanduser(name))
     if not path.is_file():
-        words = (AUTO, *NAMES)
+        words = (AUTO, *NAMES, *BASELINES)
         raise ConfigError(f"`plan`: expected {', '.join(words)} or a plan file, found `{name}`{nearest(name, words)}")
     return Plan.load(path)
 
 
 def ranks_of(name: str) -> int:
     """Ranks of a plan file; 0 for a named plan."""
-    return 0 if name in (*NAMES, AUTO) else plan_file(name).num_ranks
+    return 0 if name in (*NAMES, AUTO, *BASELINES) else plan_file(name).num_ranks

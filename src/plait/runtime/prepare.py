@@ -18,6 +18,7 @@ from plait.data.prompts import PromptSet
 from plait.dataflow import CallKind, Dataflow
 from plait.errors import ConfigError, ModelError
 from plait.models.files.known_shapes import is_shape
+from plait.observe.loading import loading
 from plait.recipes.algorithm import load_flow, trace_algorithm
 from plait.recipes.checks import (
     check_adapters,
@@ -34,6 +35,7 @@ from plait.recipes.recipe import Recipe
 from plait.recipes.role_models import MODEL_ROLES, REWARD_ROLES, RoleModel, ToCome, role_models
 from plait.rewards.functions import RewardFunction, functions_of, reward_functions
 from plait.runtime.fusing import with_order
+from plait.runtime.network import NOT_MEASURED, Network
 from plait.runtime.planning import found_for_run
 from plait.runtime.prepared import Outline, Prepared, longest_tokens
 from plait.runtime.reading import RunData, read_data
@@ -55,6 +57,7 @@ def prepare(
     orders: Sequence[Schedule] = (),
     measure: bool = True,
     nodes: int = 1,
+    network: Network = NOT_MEASURED,
 ) -> Prepared:
     """Resolve a recipe.
 
@@ -65,6 +68,7 @@ def prepare(
         trains: False where the model is only measured: it may then be an adapter alone.
         plan: that was found for a recipe that leaves it to be found.
         nodes: machines that the run is on.
+        network: what is known of them.
         orders: found for the run before, where its plan leaves some to be found; see `fusing.with_order`.
         measure: this machine, where a plan is to be found and nothing fits the run that was measured before.
 
@@ -81,7 +85,8 @@ def prepare(
     data = read_data(found.flow, recipe, tokenizer, shapes[recipe.model])
     check_ids(tokenizer, shapes[recipe.model].vocabulary, _ids_of(data.train_set, data.given), recipe.model)
     if plan is None:
-        plan, _ = found_for_run(found, _lengths_in(data), measure=measure, nodes=nodes)
+        plan, source = found_for_run(found, _lengths_in(data), measure=measure, nodes=nodes, network=network)
+        loading(f"the plan was found by numbers {source.source}")
     if recipe.epochs is not None:
         num_rows = len(next(iter(data.given.values())) if data.train_set is None else data.train_set)
         recipe = recipe.model_copy(update={"steps": recipe.steps_of(num_rows), "epochs": None})
@@ -141,11 +146,13 @@ def outline(
     flow: Callable[..., Any] | None = None,
     to_come: Mapping[str, ToCome] | None = None,
     trains: bool = True,
+    device_memory: int | None = None,
 ) -> Outline:
     """What can be resolved without devices, data and tokenizers; the models may be known by their shapes alone.
 
     Args:
         flow, to_come, trains: as of `prepare`.
+        device_memory: bytes of a device of another cluster than this machine, of which keys and values take a share.
 
     Raises:
         UserError: a key, the flow or a model cannot be used; the message names the key and the remedy.
@@ -172,6 +179,8 @@ def outline(
         shape, device = shapes[recipe.model], recipe.device
         token_bytes = kv_bytes_per_token(shape, recipe.dtype)
         room = partial(device_bytes_if_here, recipe, num_devices(recipe))
+        if device_memory is not None:
+            room = lambda: device_memory  # noqa: E731
         recipe = with_sampling(recipe, recipe.sampling.sized(shape.max_positions, token_bytes, device, room))
     check_models(models, to_come or {})
     _check_stop(recipe, shapes[recipe.model])

@@ -10,7 +10,7 @@ from pathlib import Path
 from statistics import median
 
 from plait.cost.machine import machine_name
-from plait.cost.profile import KindRecord, Profile, RunRecord, keep_profile, kept_profiles, profile_path
+from plait.cost.profile import DraftRecord, KindRecord, Profile, RunRecord, keep_profile, kept_profiles, profile_path
 from plait.dataflow import CallKind, Dataflow
 from plait.errors import UserError
 from plait.observe.run_log import read_steps
@@ -48,7 +48,8 @@ def refine(prepared: Prepared, folder: Path) -> Profile | None:
     record = run_record(plan.num_ranks, kinds_of(prepared.flow), said[0], said[1], rows[WARM_UP:])
     if record is None or source.profile is None:
         return None
-    record = record.model_copy(update={"functions": _functions(prepared, rows[WARM_UP:])})
+    steady = rows[WARM_UP:]
+    record = record.model_copy(update={"functions": _functions(prepared, steady), "drafts": drafts_of(steady)})
     with contextlib.suppress(OSError):
         return _kept_with(source.profile, record)
     return None
@@ -111,6 +112,23 @@ def _functions(prepared: Prepared, rows: Sequence[Mapping[str, float]]) -> dict[
             samples = recipe.prompts_per_step * source.generation.num_samples(recipe.samples_per_prompt)
             found[names] = median(busy) / samples
     return found
+
+
+def drafts_of(rows: Sequence[Mapping[str, float]]) -> DraftRecord | None:
+    """What guesses came to, in the mean over all steps of decoding; None where none were made.
+
+    In a step that computes guesses a sample has one row more for each, and gets `perf/spec/mean_acceptance_length`
+    tokens; all other steps have a row and a token a sample.
+    """
+    length, share, drafted, accepted = (
+        [row[f"perf/spec/{name}"] for row in rows if f"perf/spec/{name}" in row]
+        for name in ("mean_acceptance_length", "drafted_steps", "draft_tokens", "accepted_tokens")
+    )
+    if not length or not share or not sum(accepted):
+        return None
+    gained, part = median(length) - 1.0, median(share)
+    guessed = gained * sum(drafted) / sum(accepted)
+    return DraftRecord(tokens=1 + part * gained, rows=1 + part * guessed)
 
 
 def _never() -> None:

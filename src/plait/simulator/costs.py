@@ -2,11 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Literal, Protocol
 
 from plait.layout.mesh import Cluster, Layout
 from plait.schedule.plan import Mode
+
+
+class Tail(Protocol):
+    """One way in which a generation may end."""
+
+    @property
+    def end_s(self) -> float: ...
+
+    @property
+    def idle_s(self) -> float:
+        """Instance seconds until then in which instances have no samples left."""
+        ...
+
+    @property
+    def move_s(self) -> float:
+        """In which samples stand still that are gathered."""
+        ...
 
 
 class CallCost(Protocol):
@@ -29,6 +46,16 @@ class CallCost(Protocol):
     def working_bytes(self) -> tuple[int, ...]:
         """By pipeline stage: activations, keys and values, logits of a chunk: what is held while it runs, beside
         weights and optimizer state."""
+        ...
+
+    @property
+    def first_s(self) -> float:
+        """Of a generation, when its first prompts have all their samples."""
+        ...
+
+    @property
+    def tails(self) -> Sequence[Tail]:
+        """Of a generation by several instances, the ways in which it may end; `seconds` is of the first."""
         ...
 
 

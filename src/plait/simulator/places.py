@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from plait.layout.mesh import Layout
+from plait.schedule.completion import SCHEDULES
 from plait.schedule.plan import After, Placement
 from plait.simulator.costs import CallCost, Costs
 from plait.simulator.step_graph import StepGraph
@@ -150,6 +151,16 @@ class Places:
         state_s = self.costs.offload(role, layout, "state").seconds if trained else 0.0
         state = tuple(one - other for one, other in zip(whole, held, strict=True))
         return Asked(calls, held, state, self.costs.offload(role, layout, "weights").seconds, state_s)
+
+
+def trained_together(graph: StepGraph, places: Sequence[Place]) -> list[tuple[int, ...]]:
+    """Slots that one schedule of the plan trains at the same time, of each such schedule."""
+    named: dict[str, list[int]] = {}
+    for slot, place in enumerate(places):
+        schedule = place.placements[0].schedule
+        if schedule and schedule not in SCHEDULES and graph.slots[slot].mode == "train":
+            named.setdefault(schedule, []).append(slot)
+    return [tuple(slots) for slots in named.values() if len(slots) > 1]
 
 
 def _manner(p: Placement) -> tuple[object, ...]:

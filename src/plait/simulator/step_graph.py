@@ -70,6 +70,9 @@ class StepGraph:
     trained: roles whose weights change
     owners:  role → whose weights it computes with, where several frozen roles share them; itself where it is not named
     nested:  whether a part of a model lies in the whole of it where a rank keeps both
+    fuses:   whether scoring may begin on ranks that generate, as these have no samples left
+    ahead:   whether a step draws the samples of a batch behind its own (`max_staleness`), beside training where what
+             generates has weights of its own
     """
 
     calls: tuple[StepCall, ...]
@@ -78,6 +81,8 @@ class StepGraph:
     owners: Mapping[str, Hashable] = field(default_factory=dict)
     rollouts: Rollouts = Rollouts()
     nested: bool = False
+    fuses: bool = False
+    ahead: bool = False
 
     @classmethod
     def of(
@@ -90,6 +95,8 @@ class StepGraph:
         owners: Mapping[str, Hashable] | None = None,
         rollouts: Rollouts = Rollouts(),
         nested: bool = False,
+        fuses: bool = False,
+        ahead: bool = False,
     ) -> StepGraph:
         """
         Args:
@@ -115,7 +122,7 @@ class StepGraph:
                 )
             )
         trained = frozenset(str(node.role) for node in placed if node.kind is CallKind.TRAIN)
-        return cls(tuple(calls), slots, trained, owners or {}, rollouts, nested)
+        return cls(tuple(calls), slots, trained, owners or {}, rollouts, nested, fuses, ahead)
 
     @cached_property
     def calls_of(self) -> tuple[tuple[int, ...], ...]:
@@ -134,6 +141,27 @@ class StepGraph:
         """The keys that each call in step 0 waits for, and those where it scores beside generation."""
         keys = lambda calls: frozenset((0, one) for one in calls)  # noqa: E731
         return tuple((keys(call.needs), keys(call.beside)) for call in self.calls)
+
+    @cached_property
+    def draws(self) -> frozenset[int]:
+        """Calls that generate."""
+        return frozenset(
+            number
+            for number, call in enumerate(self.calls)
+            if call.slot != NO_MODEL and self.slots[call.slot].mode == "decode"
+        )
+
+    @cached_property
+    def scores_of(self) -> Mapping[int, tuple[int, ...]]:
+        """Generation → calls of models that may score its samples as they end, and wait for nothing else."""
+        return {
+            draw: tuple(
+                number
+                for number, call in enumerate(self.calls)
+                if call.source == draw and call.slot != NO_MODEL and not call.beside
+            )
+            for draw in self.draws
+        }
 
     def slots_of(self, role: str) -> dict[Mode, int]:
         return {slot.mode: number for number, slot in enumerate(self.slots) if slot.role == role}

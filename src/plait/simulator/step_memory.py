@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from plait.simulator.places import KEEP, WHOLE, Floats, Place
+from plait.simulator.places import KEEP, WHOLE, Floats, Place, trained_together
 from plait.simulator.step_graph import StepGraph
 from plait.simulator.step_weights import Weights
 
@@ -28,12 +28,15 @@ class RankMemory:
 
 def peak_bytes(graph: StepGraph, places: Sequence[Place], weights: Sequence[Weights]) -> Floats:
     """[ranks] the most that each holds. What a call does not need has left its devices when it begins, so the most is
-    held during some call, or while weights are moved, whatever their order."""
+    held during some call, or during calls that train together, or while weights are moved, whatever their order."""
     kept = kept_bytes(weights)
     peak = kept
-    for family, one in zip(graph.families, weights, strict=True):
-        for slot in family:
-            peak = np.maximum(peak, kept + one.present[slot] + places[slot].working)
+    present = {slot: held for one in weights for slot, held in one.present.items()}
+    for slot, place in enumerate(places):
+        peak = np.maximum(peak, kept + present[slot] + place.working)
+    for group in trained_together(graph, places):
+        peak = np.maximum(peak, kept + sum(present[slot] + places[slot].working for slot in group))
+    for one in weights:
         if one.moving is not None:
             peak = np.maximum(peak, kept + one.moving)
     return peak
@@ -78,5 +81,12 @@ def _terms(rank: int, graph: StepGraph, places: Sequence[Place], weights: Sequen
             extra.append({f"{what}: brought back": one.present[slot][rank], f"{what}": places[slot].working[rank]})
         if one.moving is not None:
             extra.append({f"{graph.slots[family[0]].role}: copies that move": one.moving[rank]})
+    present = {slot: held for one in weights for slot, held in one.present.items()}
+    for group in trained_together(graph, places):
+        names = {slot: str(graph.slots[slot]) for slot in group}
+        extra.append(
+            {f"{name}: brought back": present[slot][rank] for slot, name in names.items()}
+            | {name: places[slot].working[rank] for slot, name in names.items()}
+        )
     found |= max(extra, key=lambda terms: sum(terms.values()))
     return {what: int(count) for what, count in found.items() if count}

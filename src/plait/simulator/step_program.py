@@ -13,16 +13,17 @@ from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from plait.layout.mesh import Layout
-from plait.schedule.completion import SCHEDULES
 from plait.schedule.dispatch import Dispatcher, Key, Task
 from plait.schedule.work import Done, Work
 from plait.simulator.atoms import atoms_of
 from plait.simulator.clock import SimulatedClock
-from plait.simulator.costs import Costs
+from plait.simulator.costs import CallCost, Costs
 from plait.simulator.places import Floats, Place
 from plait.simulator.step_graph import NO_MODEL, StepGraph
 from plait.simulator.step_memory import peak_bytes
+from plait.simulator.step_order import StepOrder
 from plait.simulator.step_weights import Copies, Unit, Weights, weights_of
+from plait.simulator.tails import Spare, spare_of
 
 KIND = {"decode": "DECODE", "prefill": "PREFILL", "score": "SCORE", "train": "TRAIN"}
 MOVE, LOAD, LEAVE, FUNCTIONS = "MOVE", "ONLOAD", "OFFLOAD", "FUNCTIONS"
@@ -34,8 +35,9 @@ IDLE = "filling and draining"
 
 @dataclass(frozen=True)
 class Action:
-    """What was done, on all ranks of a mask at once. `call` is the number of the call that it was done for, the number
-    of calls where it ends the step."""
+    """What was done, on all ranks of a mask at once; of a call that scores parts beside generation its seconds as if in
+    one piece, until its end. `call` is the number of the call that it was done for, the number of calls where it ends
+    the step."""
 
     name: str
     kind: str
@@ -103,7 +105,7 @@ class StepSimulator:
         ends = []
         for step in range(steps):
             dispatcher = Dispatcher(program, clock, here=None)
-            dispatcher.add((step, number) for number in range(len(self.graph.calls)))
+            dispatcher.add((step, number) for number in program.order.calls())
             if program.units:
                 dispatcher.add([(step, len(self.graph.calls))])
             dispatcher.run()
@@ -129,15 +131,18 @@ class _Steps:
         self.copies = [copies for one in self.weights for copies in one.copies]
         self._there = dict.fromkeys(self.units, 0)
         self._stale: set[Copies] = set(self.copies)
-        self._generated: dict[int, tuple[float, float]] = {}
-        """Generation of this step → its start and its end."""
+        self._generated: dict[int, tuple[float, float, float]] = {}
+        """Generation of this step → its start, when its first prompts have all their samples, and its end."""
+        self._spare: dict[int, Spare] = {}
+        """Generation of this step → what its ranks have to spare until its end."""
         self._meshes = [self._mask(number) for number in range(len(self.graph.calls))]
         self._begins = [self._mask(number, begins=True) for number in range(len(self.graph.calls))]
         self._everywhere = 0
         for mask in self._begins:
             self._everywhere |= mask
         self._atoms = atoms_of((*self._meshes, *self._begins))
-        self._groups = self._together()
+        self.order = StepOrder(self.graph, self.places, self.copies)
+        self._groups = self.order.together()
 
     def _mask(self, number: int, *, begins: bool = False) -> int:
         """Ranks that a call keeps busy; to begin, with those that bring it weights."""
@@ -155,24 +160,19 @@ class _Steps:
         step, number = key
         if number == len(self.graph.calls):
             return [(step, one) for one in range(number)]
+        if self.graph.ahead:
+            return [(step, one) for one in self.order.needs_ahead(number)]
         waits = self.graph.waits[number][self._streams(number)]
         return waits if step == 0 else [(step, one) for _, one in waits]
 
     def _streams(self, number: int) -> bool:
         source = self.graph.calls[number].source
-        return source in self._generated and not self._meshes[number] & self._meshes[source]
+        if source is None or source not in self._generated or self.graph.ahead:
+            return False
+        return not self._meshes[number] & self._meshes[source]
 
     def partners(self, key: Key) -> tuple[Key, ...]:
         return tuple((key[0], number) for number in self._groups.get(key[1], (key[1],)))
-
-    def _together(self) -> dict[int, tuple[int, ...]]:
-        """Training call → all that one schedule of the plan computes with it, where there are others."""
-        named: dict[str, list[int]] = {}
-        for number, call in enumerate(self.graph.calls):
-            if call.slot != NO_MODEL and self.graph.slots[call.slot].mode == "train":
-                named.setdefault(self.places[call.slot].placements[0].schedule, []).append(number)
-        groups = [tuple(found) for name, found in named.items() if name not in ("", *SCHEDULES) and len(found) > 1]
-        return {number: group for group in groups for number in group}
 
     def mesh(self, key: Key) -> frozenset[int]:
         return self._atoms[self._everywhere if key[1] == len(self.graph.calls) else self._begins[key[1]]]
@@ -195,9 +195,10 @@ class _Steps:
         """The work of a call that functions answer: a group as soon as it has ended, while others are generated."""
         call, now = self.graph.calls[number], self.clock.now_s
         seconds = self.functions_s[call.call]
+        end = now + seconds
         if call.source in self._generated:
-            seconds = _streamed(now, seconds, self.graph.rollouts.groups, *self._generated[call.source])
-        yield from self._taking(Action(call.call, FUNCTIONS, "", 0, now, now + seconds, step, number))
+            end = _streamed(now, seconds, self.graph.rollouts.groups, *self._generated[call.source])
+        yield from self._taking(Action(call.call, FUNCTIONS, "", 0, end - seconds, end, step, number))
 
     def _trained_together(self, step: int, numbers: Sequence[int]) -> Work[None]:
         """Training calls of one schedule: each fills the gaps of the others, so that together they take as long as all
@@ -208,7 +209,7 @@ class _Steps:
         if self.units:
             for number in numbers:
                 yield from self._room(step, number, self.places[self.graph.calls[number].slot].mask, slots)
-        costs = [self.places[self.graph.calls[number].slot].costs[0] for number in numbers]
+        costs = [self._cost(number) for number in numbers]
         busy = sum(one.seconds - one.terms.get(IDLE, 0.0) for one in costs)
         now = self.clock.now_s
         end = now + max(busy, *(one.seconds for one in costs))
@@ -233,14 +234,41 @@ class _Steps:
             self._stale |= {one for one in self.copies if one.role == slot.role}
         now = self.clock.now_s
         seconds = place.seconds[self.graph.calls_of[call.slot].index(number)]
+        end = None
         if slot.mode == "decode":
-            self._generated[number] = (now, now + seconds)
+            seconds += self._ending(number, place)
+            first = now + min(seconds, self._cost(number).first_s)
+            self._generated[number] = (now, first, now + seconds)
         elif self._streams(number):
             assert call.source is not None
-            seconds = _streamed(now, seconds, place.chunks, *self._generated[call.source])
-        cost = place.costs[self.graph.calls_of[call.slot].index(number)]
-        action = Action(call.call, KIND[slot.mode], slot.role, place.mask, now, now + seconds, step, number, cost.bytes)
-        yield from self._taking(action)
+            end = _streamed(now, seconds, place.chunks, *self._generated[call.source])
+        elif call.source in self._spare and not call.beside:
+            seconds -= self._spare[call.source].hidden(place.mask, seconds)
+        end = now + seconds if end is None else end
+        kind, num_bytes = KIND[slot.mode], self._cost(number).bytes
+        yield from self._taking(
+            Action(call.call, kind, slot.role, place.mask, end - seconds, end, step, number, num_bytes)
+        )
+
+    def _cost(self, number: int) -> CallCost:
+        slot = self.graph.calls[number].slot
+        return self.places[slot].costs[self.graph.calls_of[slot].index(number)]
+
+    def _ending(self, number: int, place: Place) -> float:
+        """By how much a generation ends later, or sooner, where its last samples are gathered."""
+        tails, dp = self._cost(number).tails, place.placements[0].dp
+        if not self.graph.fuses or self.graph.ahead or len(place.placements) > 1 or not tails:
+            return 0.0
+        scores = [(one, self.places[self.graph.calls[one].slot]) for one in self.graph.scores_of[number]]
+        shared = [
+            other.seconds[self.graph.calls_of[other.slot].index(one)]
+            for one, other in scores
+            if other.mask & place.mask
+        ]
+        if not shared:
+            return 0.0
+        spare = self._spare[number] = spare_of(tails, dp, sum(shared))
+        return spare.end_s
 
     def _bringing(self, step: int, number: int, slot: int) -> Work[None]:
         """New weights, where they are not there as they are."""
@@ -298,25 +326,26 @@ class _Steps:
 
     def _taking(self, action: Action) -> Work[None]:
         self.actions.append(action)
-        yield from self._waiting(action.kind, action.end_s - action.start_s)
+        yield from self._waiting(action.kind, action.end_s - self.clock.now_s)
 
     def _waiting(self, kind: str, seconds: float) -> Work[None]:
         yield from self.clock.take(Done(kind, kind), 0, "", seconds, _said)
 
     def end_step(self) -> None:
         self._generated.clear()
+        self._spare.clear()
 
 
-def _streamed(now: float, seconds: float, chunks: int, begun: float, ended: float) -> float:
+def _streamed(now: float, seconds: float, chunks: int, begun: float, first: float, ended: float) -> float:
     """When scoring ends that goes in equal parts whose samples end one part after another, evenly, while they are
-    generated.
+    generated; none before `first`.
 
     Part k of n begins when its samples have ended, at begun + k/n of generation, and the part before has been scored.
     So the end is the largest of: all parts from now; all from the end of the first part's samples; the last alone from
     the end of generation.
     """
-    first = begun + (ended - begun) / chunks
-    return max(now + seconds, first + seconds, ended + seconds / chunks) - now
+    first = max(first, begun + (ended - begun) / chunks)
+    return max(now + seconds, first + seconds, ended + seconds / chunks)
 
 
 def _nothing() -> Work[None]:

@@ -146,6 +146,8 @@ class Agent:
                 except OSError as error:
                     return (f"it cannot be written there: {error.strerror}",)
                 return ()
+            case messages.Echo():
+                return ()
             case messages.Kill():
                 self._end_ranks()
                 return ()

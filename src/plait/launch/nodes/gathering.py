@@ -15,7 +15,7 @@ from pathlib import Path
 from plait.errors import ConfigError, RunError
 from plait.launch.node import Node
 from plait.launch.nodes.introduction import GREETING_S, Stranger, welcomed
-from plait.launch.nodes.link import NodeLink
+from plait.launch.nodes.link import NodeLink, Reach
 from plait.launch.nodes.messages import Joined, Note, Welcome
 from plait.launch.wire import Channel, Forged
 
@@ -92,6 +92,19 @@ class Gathered:
                     f"key `run_dir`: {folder} is not shared by all nodes: on {link.name}: {why}; give a folder on a "
                     "file system that all nodes mount under the same path"
                 )
+
+    def reach(self) -> Reach | None:
+        """What messages between machines take, of the node that they take longest to; None: it is not known."""
+        own = None if self._own is None else self._own.node
+        known = [one for link in self.links if link.node != own and (one := link.measure()) is not None]
+        if not known:
+            return None
+        return Reach(min(one.bytes_per_s for one in known), max(one.latency_s for one in known))
+
+    @property
+    def least_memory(self) -> int | None:
+        """Bytes of the machine with least memory, of those that have joined; None: none has."""
+        return min((link.joined.memory_bytes for link in self.links), default=None)
 
     def on_wish(self, wished: Callable[[], None]) -> None:
         """Have it called when a node was asked by a signal to stop the run."""

@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 from plait.errors import RunError
 from plait.launch.failures import NodeLost
@@ -32,6 +33,17 @@ _GONE_S = 12.0
 
 _FULL = 0.9
 """Share of a node's memory in use, at which its loss may be for want of more."""
+
+
+ECHOED_BYTES, ECHOES = 4 << 20, 3
+"""Of a message that says how fast the network is, and how often it is sent."""
+
+
+class Reach(NamedTuple):
+    """Of the connection to a node: bytes per second, and seconds of a message without any."""
+
+    bytes_per_s: float
+    latency_s: float
 
 
 class NodeLink:
@@ -146,12 +158,22 @@ class NodeLink:
         why = self.ask(messages.Touch(str(path), text), _START_S)
         return self.gone or ("".join(why) if isinstance(why, tuple) else "it did not answer")
 
+    def measure(self) -> Reach | None:
+        """What messages to the node take, the shortest of a few; None: it does not answer."""
+        taken: dict[int, float] = {}
+        for size in (0, ECHOED_BYTES) * ECHOES:
+            began = time.perf_counter()
+            if self.ask(messages.Echo(bytes(size))) is None:
+                return None
+            taken[size] = min(taken.get(size, _ANSWER_S), time.perf_counter() - began)
+        return Reach(ECHOED_BYTES / max(taken[ECHOED_BYTES] - taken[0], 1e-9), taken[0] / 2)
+
     def send(self, message: object) -> None:
         self._relay.send(message)
 
     def ask(
         self,
-        what: messages.Launch | messages.Question | messages.Touch | messages.Kill,
+        what: messages.Launch | messages.Question | messages.Touch | messages.Echo | messages.Kill,
         seconds: float = _ANSWER_S,
     ) -> messages.Answer | None:
         """What the agent answers; None if it does not in time, or is lost."""

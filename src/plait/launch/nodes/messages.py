@@ -158,6 +158,13 @@ class Touch:
 
 
 @dataclass(frozen=True)
+class Echo:
+    """Answered by nothing: says how long so many bytes take."""
+
+    payload: bytes
+
+
+@dataclass(frozen=True)
 class Signal:
     rank: int
     number: int
@@ -173,7 +180,7 @@ class Asked:
     """What the agent is to do, one after the other; each is answered by `Answered` of its number."""
 
     number: int
-    what: Launch | Question | Touch | Kill
+    what: Launch | Question | Touch | Echo | Kill
 
 
 @dataclass(frozen=True)

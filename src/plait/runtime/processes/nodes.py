@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+from plait.cost.hardware import Link
 from plait.errors import ConfigError, UserError
 from plait.launch.local import LocalNode
 from plait.launch.node import Node
@@ -19,6 +20,7 @@ from plait.launch.nodes.place import Attached
 from plait.launch.nodes.room import Need
 from plait.launch.nodes.run_key import leaders_key
 from plait.recipes.recipe import Recipe
+from plait.runtime.network import NOT_MEASURED, Network
 from plait.runtime.planning import ranks_of
 
 
@@ -58,6 +60,14 @@ def gathered_nodes(
             gathered.end(_code(error), f"node 0: {error or type(error).__name__}")
             raise
         gathered.end(0)
+
+
+def network_of(nodes: Gathered | None) -> Network:
+    """What was found of the machines that have joined, for a plan that is to be found."""
+    reach = None if nodes is None or nodes.num_nodes == 1 else nodes.reach()
+    if nodes is None or reach is None:
+        return NOT_MEASURED
+    return Network(Link(reach.bytes_per_s, reach.latency_s), nodes.least_memory)
 
 
 def devices_of(recipe: Recipe, nodes: Sequence[Node]) -> int:

@@ -1,0 +1,107 @@
+"""The options that `plait plan` and `plait simulate` share, and what they are asked about: a recipe on a cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from cyclopts import Parameter
+
+from plait.cli.app import Whole
+from plait.errors import ConfigError
+
+if TYPE_CHECKING:
+    from plait.recipes.recipe import Recipe
+    from plait.runtime.planning import Planning
+
+Keys = Annotated[str, Parameter(allow_leading_hyphen=True)]
+"""A token of the recipe's keys behind it, `--model llama-2-13b`."""
+
+OFFERED = ("--cluster", "--lengths", "--seconds", "--timeline", "--picture", "--json")
+"""Offered where a key is near to them; others are near to keys."""
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class OnCluster:
+    """Each field is an option."""
+
+    cluster: str | None = None
+    """A file, or a name such as 16xH100; this machine when left out."""
+    devices: Whole | None = None
+    """As many, in place of the cluster's."""
+    lengths: str | None = None
+    """Response tokens: 512, or MEDIAN~SIGMA, either after PROMPT: tokens (128:300~0.8), or a run's folder. Without
+    PROMPT: the data's prompts are read."""
+    stage: str | None = None
+    """Of a recipe of several stages, the one that is meant."""
+    overwrite: bool = False
+    """Replace files that exist."""
+    as_json: Annotated[bool, Parameter(name="--json", negative="")] = False
+    """Print the result as JSON."""
+
+    def planning(self, path: Path, keys: Sequence[str], plan: str | None = None) -> Planning:
+        """What is known of the recipe there.
+
+        Args:
+            keys: `--key value`, in place of the file's.
+            plan: a plan file, whose ranks are the devices where nothing else says how many.
+
+        Raises:
+            UserError: the recipe, a key, the cluster or the lengths cannot be used.
+        """
+        if self.devices is not None and self.devices < 1:
+            raise ConfigError(f"--devices: expected at least 1, found {self.devices}")
+        recipe = self._recipe(path, keys)
+        from plait.cost.calibration import VENDORS
+        from plait.cost.cluster import read_cluster
+        from plait.runtime.lengths import lengths_of
+        from plait.runtime.machine import machine_of
+        from plait.runtime.planning import Planning, ranks_of
+        from plait.runtime.prepare import outline, prompt_lengths
+
+        ranks = ranks_of(plan or recipe.plan)
+        if self.cluster is None:
+            found = outline(recipe)
+            count = self.devices or ranks or max(1, recipe.devices)
+            spec, source = machine_of(recipe, found.shapes[recipe.model], count)
+        else:
+            spec, source = read_cluster(self.cluster, self.devices), VENDORS
+            found = outline(recipe, device_memory=spec.device.memory_bytes)
+        sizes = lengths_of(self.lengths, found.recipe, lambda: prompt_lengths(found))
+        return Planning(found.recipe, found.flow, found.models, found.shapes, spec, sizes, source)
+
+    def _recipe(self, path: Path, keys: Sequence[str]) -> Recipe:
+        """The recipe, or that of the stage; models that other stages make have the shape of those that they begin
+        with."""
+        from plait.recipes.keys import nearest, parse_overrides
+        from plait.recipes.stages import load_stages, stage_names
+        from plait.recipes.trust import user_recipe
+
+        names = stage_names(path)
+        overrides = parse_overrides(keys, OFFERED, names)
+        if not names:
+            if self.stage is not None:
+                raise ConfigError(f"--stage: {path} has no stages, found `{self.stage}`; leave it out")
+            return user_recipe(path, overrides, trust_run_code=False)
+        if self.stage not in names:
+            found = "nothing" if self.stage is None else f"`{self.stage}`{nearest(self.stage, names)}"
+            raise ConfigError(
+                f"--stage: {path} has several, each with a plan of its own: {', '.join(names)}; found {found}"
+            )
+        return load_stages(path, overrides).foreseen(self.stage)
+
+
+def check_files(overwrite: bool, **paths: Path | None) -> None:
+    """Raises ConfigError where a file may not be written."""
+    from plait.output import check_file
+
+    files = {option: path for option, path in paths.items() if path is not None}
+    for option, path in files.items():
+        if not path.parent.is_dir():
+            raise ConfigError(f"--{option}: expected a file in an existing folder, found {path}")
+        check_file(path, f"--{option}", overwrite=overwrite)
+    if len({path.resolve() for path in files.values()}) < len(files):
+        raise ConfigError(f"expected a file each for {', '.join(f'--{option}' for option in files)}, found one twice")

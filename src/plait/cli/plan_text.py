@@ -1,0 +1,188 @@
+"""What `plait plan` and `plait simulate` print of a plan: tables and a picture that fit the terminal."""
+
+from __future__ import annotations
+
+import shutil
+import textwrap
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from plait.cli.plan_report import Report
+from plait.cost.estimate import human_bytes
+from plait.schedule.gantt import ascii_gantt
+from plait.schedule.plan import Placement
+from plait.schedule.timeline import Timeline
+from plait.simulator.step_memory import RankMemory
+from plait.simulator.steps import CallRecord
+
+GANTT_RANKS = 16
+"""Rows of the picture in a terminal: of more ranks every so-manieth."""
+LEAST_COLUMNS, MOST_COLUMNS = 40, 120
+LABEL = 14
+"""Characters of the words that the first lines begin with."""
+
+
+def plan_text(report: Report, columns: int | None = None) -> str:
+    """
+    Args:
+        columns: of the terminal; None: as many as it has.
+    """
+    found = shutil.get_terminal_size().columns if columns is None else columns
+    width = max(LEAST_COLUMNS, min(MOST_COLUMNS, found))
+    lines = [
+        *_facts(report, width),
+        "",
+        *_calls(report, width),
+        "",
+        *_memory(report, width),
+        "",
+        *_gantt(report, width),
+        *_others(report, width),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _facts(report: Report, width: int) -> Iterator[str]:
+    prediction, planning, found = report.prediction, report.planning, report.found
+    cluster, sizes = planning.cluster, planning.lengths
+    yield from _line(
+        "plan", f"{report.plan.name} on {cluster.name} ({_devices(report.plan.num_ranks)}), predicted", width
+    )
+    yield from _line("step", f"{prediction.seconds_per_step:.4g} s", width)
+    yield from _line("tokens", f"{report.tokens_per_s:,.0f} a second, of prompts and responses", width)
+    if (price := report.price_of_1000_steps) is not None:
+        said = f"{price:,.2f}, at {cluster.price_per_device_hour:g} for a device's hour"
+        yield from _line("1,000 steps", said, width)
+    lengths = (
+        f"prompts of {sizes.prompts.mean:,.0f} tokens (at most {sizes.prompts.longest:,}), responses of "
+        f"{sizes.responses.mean:,.0f} ({sizes.responses.longest:,})"
+    )
+    yield from _line("lengths", lengths, width)
+    yield from _line("numbers", f"{_numbers(report)}; nothing of this was run", width)
+    if cluster.num_devices > 1:
+        hidden = planning.nothing_to_hide(report.plan)
+        said = f"nothing to hide: {hidden}" if hidden else "scoring may begin beside generation"
+        yield from _line("fusion", said, width)
+    if planning.recipe.max_staleness:
+        yield from _line("staleness", "a step draws the batch behind the one that it trains on", width)
+    if found is not None:
+        how = "all of them" if found.stopped_by == "exhaustive" else f"in {found.seconds:.1f} s"
+        yield from _line("tried", f"{found.evaluations:,} plans, {how}", width)
+    if not prediction.feasible:
+        worst = max(prediction.memory, key=lambda one: one.peak_bytes)
+        said = f"rank {worst.rank} would hold {human_bytes(worst.peak_bytes)} of {human_bytes(worst.limit_bytes)}"
+        yield from _line("does not fit", said, width)
+
+
+def _devices(count: int) -> str:
+    return "1 device" if count == 1 else f"{count} devices"
+
+
+def _numbers(report: Report) -> str:
+    """Where seconds come from, and how far off they have been."""
+    found = report.planning.calibration
+    if found.error is None:
+        return found.source
+    said = f"off by {found.error:.0%} in the mean" if found.runs else f"expected to be off by {found.error:.0%}"
+    kinds = ", ".join(f"{kind} {error:.0%}" for kind, error in found.kinds.items())
+    return f"{found.source}; {said}{f' ({kinds})' if kinds else ''}"
+
+
+def _calls(report: Report, width: int) -> Iterator[str]:
+    records = report.prediction.calls
+    names = {id(one): one.call if one.placements else f"{one.call} ({one.kind.lower()})" for one in records}
+    rows: list[tuple[str, str, str, CallRecord]] = []
+    for one in records:
+        if not one.placements:
+            rows.append((names[id(one)], "", "", one))
+        rows += [(names[id(one)], _ranks(p.ranks), _cut(p), one) for p in one.placements]
+    ranks = max(len("ranks"), *(len(row[1]) for row in rows))
+    cut = max(len("cut"), *(len(row[2]) for row in rows))
+    wide = min(max(len("call"), *map(len, names.values())), max(12, width - ranks - cut - 22))
+    most = width - (wide + ranks + cut + 22) - 2 >= 12
+    yield f"{'call':<{wide}}  {'ranks':<{ranks}}  {'cut':<{cut}}{'start':>8}{'seconds':>10}" + (
+        "  most of it" if most else ""
+    )
+    for name, where, how, one in rows:
+        largest = max(one.terms.items(), key=lambda item: item[1], default=("", 0.0))[0]
+        line = f"{_short(name, wide):<{wide}}  {where:<{ranks}}  {how:<{cut}}{one.start_s:>8.3g}{one.seconds:>10.4g}"
+        yield f"{line}  {largest}".rstrip() if most else line
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    return f"{ranks[0]}" if len(ranks) == 1 else f"{min(ranks)}-{max(ranks)}"
+
+
+def _cut(p: Placement) -> str:
+    """Copies, ways in which matrices are cut, and stages, as far as there are several; what becomes of the memory."""
+    sizes = [f"{name}{size}" for name, size in (("dp", p.dp), ("tp", p.tp), ("pp", p.pp)) if size > 1]
+    words = [p.schedule] if p.schedule else []
+    return " ".join([*sizes, *words, *([] if p.after == "keep" else [p.after])])
+
+
+def _memory(report: Report, width: int) -> Iterator[str]:
+    groups = _alike(report.prediction.memory)
+    names = [f"rank {ranks}" for ranks, _ in groups]
+    wide = max(len("memory"), *map(len, names))
+    yield f"{'memory':<{wide}}{'at most':>11}{'of':>11}  largest"
+    for name, (_, one) in zip(names, groups, strict=True):
+        largest = sorted(one.terms.items(), key=lambda item: -item[1])[:3]
+        terms = ", ".join(f"{what} {human_bytes(count)}" for what, count in largest)
+        head = f"{name:<{wide}}{human_bytes(one.peak_bytes):>11}{human_bytes(one.limit_bytes):>11}  "
+        yield from _hung(head, terms, width)
+
+
+def _gantt(report: Report, width: int) -> Iterator[str]:
+    timeline = report.prediction.timeline
+    spans = [span for span in timeline.spans if span.step == 1]
+    ranks = sorted({span.rank for span in spans})
+    shown = set(ranks[:: -(-len(ranks) // GANTT_RANKS)])
+    picture = ascii_gantt(Timeline(tuple(replace(s) for s in spans if s.rank in shown)), min(80, width - 12))
+    yield from picture.rstrip().splitlines()
+    words = [f"{kind[0]} {kind.lower()}" for kind in dict.fromkeys(span.kind for span in spans)]
+    yield from _hung("", ", ".join(words), width)
+
+
+def _others(report: Report, width: int) -> Iterator[str]:
+    rows = [*report.alternatives(), *report.baseline_rows()]
+    if not rows:
+        return
+    wide = max(len(row["name"]) for row in rows)
+    yield ""
+    yield f"{'other plans':<{wide}}{'seconds':>10}  why not"
+    for row in rows:
+        yield from _hung(f"{row['name']:<{wide}}{row['seconds_per_step']:>10.4g}  ", row["why"], width)
+
+
+def _line(label: str, text: str, width: int) -> list[str]:
+    return _hung(f"{label:<{LABEL}}", text, width)
+
+
+def _hung(head: str, text: str, width: int) -> list[str]:
+    """A text behind a head; what does not fit stands below it, under the text, or where that has little room
+    indented."""
+    indent = " " * (len(head) if width - len(head) >= 24 else 4)
+    return textwrap.wrap(
+        head + text, width, subsequent_indent=indent, drop_whitespace=True, break_on_hyphens=False
+    ) or [head]
+
+
+def _short(text: str, most: int) -> str:
+    return text if len(text) <= most else text[: most - 1] + "…"
+
+
+def _alike(memory: Sequence[RankMemory]) -> list[tuple[str, RankMemory]]:
+    """Ranks that hold as much of everything, together."""
+    groups: dict[tuple[object, ...], list[RankMemory]] = {}
+    for one in memory:
+        groups.setdefault((one.peak_bytes, *sorted(one.terms.items())), []).append(one)
+    found = []
+    for same in groups.values():
+        ranks = [one.rank for one in same]
+        whole = ranks == list(range(ranks[0], ranks[-1] + 1)) and len(ranks) > 1
+        found.append((f"{ranks[0]}-{ranks[-1]}" if whole else _some(ranks), same[0]))
+    return found
+
+
+def _some(ranks: Sequence[int]) -> str:
+    return ",".join(map(str, ranks[:3])) + ("…" if len(ranks) > 3 else "")

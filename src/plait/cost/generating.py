@@ -1,0 +1,192 @@
+"""Seconds and bytes of a generation: prompts, steps of decoding, weights that are packed, the pool of keys and values,
+and what instances have to spare at its end. Torch-free."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from math import ceil
+
+from plait.cost.cluster import ClusterSpec
+from plait.cost.costs import CallCost, Tail
+from plait.cost.decoding import Decoding, Piece, dealt, profile
+from plait.cost.generation_memory import packed_bytes, pool_tokens
+from plait.cost.passes import Micro, Passes, Terms, added, scaled, total
+from plait.cost.profile import Profile
+from plait.cost.workload import Samples, Workload
+from plait.layout.mesh import Layout, Parallelism
+from plait.layout.params import Heads
+from plait.layout.shards import stage_bounds
+from plait.models.shape import ModelShape
+from plait.policy.decode_ring import COSTS, num_groups
+from plait.policy.threshold import Rollout, outcome
+from plait.training.memory import BYTES
+
+SHARES = (32, 16, 8, 4)
+"""Parts of a rollout's samples that are unfinished when the last are gathered, as far as it is foretold."""
+STEPS_OF_A_MOVE = 2
+"""Decode steps in which samples that move stand still."""
+
+
+class Generating:
+    """What generations of a workload take.
+
+    Args:
+        shapes: role → the shape of its model.
+        passes: of a role over the layout of an instance, and that of all instances.
+        held_bytes: of a role's weights on a device of each stage.
+        reserved_bytes, profile: as of `ModelCosts`.
+    """
+
+    def __init__(
+        self,
+        workload: Workload,
+        cluster: ClusterSpec,
+        shapes: Mapping[str, ModelShape],
+        passes: Callable[[str, Layout, Layout], Passes],
+        held_bytes: Callable[[str, Parallelism], tuple[int, ...]],
+        *,
+        reserved_bytes: int = 0,
+        profile: Profile | None = None,
+    ) -> None:
+        self._workload, self._cluster, self._shapes = workload, cluster, shapes
+        self._passes, self._held = passes, held_bytes
+        self._reserved_bytes, self._profile = reserved_bytes, profile
+        self._groups = cache(self._num_groups)
+
+    def cost(self, role: str, samples: Samples, layout: Layout, *, prompts_alone: bool) -> CallCost:
+        """
+        Args:
+            prompts_alone: no token is decoded.
+        """
+        workload = self._workload
+        count = min(layout.parallelism.dp, samples.prompts)
+        shares = dealt(workload.lengths.responses.of(samples.count), samples.per_prompt, count)
+        running = self._running(role, layout, max(map(len, shares)))
+        passes = self._passes(role, layout.instances()[0], layout)
+        decoding = Decoding(passes, workload.lengths.prompts.mean, self._groups, workload.drafts)
+        known: dict[tuple[int, tuple[Piece, ...]], Terms] = {}
+        instances: list[Terms] = []
+        for share in shares:
+            pieces = () if prompts_alone else profile(share, running)
+            key = (len(share), pieces)
+            if key not in known:
+                prompts = self._prompts(passes, samples, len(share) // samples.per_prompt)
+                known[key] = added(self._packing(role, layout), prompts, decoding.seconds(pieces))
+            instances.append(known[key])
+        seconds = tuple(total(terms) for terms in instances)
+        longest = max(range(len(seconds)), key=seconds.__getitem__)
+        terms = instances[longest]
+        if workload.rebalances and count > 1 and not prompts_alone:
+            seconds, terms = _levelled(seconds, terms, decoding, workload.lengths.responses.longest)
+        spare = () if prompts_alone else self._tails(seconds, shares, decoding, running)
+        idle = (0.0,) * (layout.parallelism.dp - count)
+        working = self.cache_bytes(role, layout, running)
+        return CallCost(
+            total(terms), terms, 0, working, seconds + idle, spare, self._first_s(terms, samples, shares, running)
+        )
+
+    def _first_s(self, terms: Terms, samples: Samples, shares: Sequence[Sequence[int]], running: int) -> float:
+        """When prompts that began first have all their samples: the longest of one prompt's."""
+        responses = self._workload.lengths.responses
+        longest = responses.of(samples.per_prompt)[-1] / responses.longest
+        return total(terms) * longest * min(1.0, running / max(map(len, shares)))
+
+    def _tails(
+        self, seconds: Sequence[float], shares: Sequence[Sequence[int]], decoding: Decoding, running: int
+    ) -> tuple[Tail, ...]:
+        """What instances have to spare as they are, and when the last samples are gathered on few of them."""
+        if len(seconds) < 2:
+            return ()
+        end = max(seconds)
+        spare = Tail(end, sum(end - one for one in seconds))
+        if not self._workload.gathers:
+            return (spare,)
+        most = min(running, max(map(len, shares)))
+        said = self._workload.lengths.responses.longest / 2
+        low, high = (total(decoding.step(count, count * said)) for count in (1, most))
+        slope = (high - low) / max(1, most - 1)
+        step_s = lambda count: low + slope * (count - 1)  # noqa: E731
+        rollout = Rollout(len(shares), step_s, 0.0, self._workload.max_running, STEPS_OF_A_MOVE * low, frees=True)
+        # Of an instance with more samples than run at once, as many as are among the last.
+        last = [[length - 1 for length in sorted(share)[:: -(-len(share) // running)]] for share in shares]
+        count = sum(map(len, last))
+        serial = outcome(rollout, last, 0)
+        found = [spare]
+        for part in SHARES:
+            gathered = outcome(rollout, last, count // part)
+            if gathered.migrated_s is not None:
+                later, more = gathered.generation_s - serial.generation_s, gathered.free_s - serial.free_s
+                found.append(Tail(end + later, spare.idle_s + more, rollout.migration_s))
+        return tuple(found)
+
+    def _num_groups(self, stages: int, running: int) -> int:
+        """Groups of samples that go round the stages of an instance at the same time."""
+        if stages == 1:
+            return 1
+        per_stage, stated = self._cluster.software.decode_groups_per_stage, self._workload.decode_groups
+        if per_stage is not None:
+            return max(1, min(running, per_stage * stages))
+        return max(1, min(running, stated)) if stated else num_groups(COSTS[self._workload.device], stages, running)
+
+    def _packing(self, role: str, layout: Layout) -> Terms:
+        """Weights that are laid out anew for decoding, where the measured engine does that, and one device has all."""
+        rate = None if self._profile is None else self._profile.packing_bytes_per_s
+        sizes = layout.parallelism
+        if rate is None or sizes.tp * sizes.pp > 1:
+            return {}
+        return {"packing": self._held(role, Parallelism())[0] / rate}
+
+    def _prompts(self, passes: Passes, samples: Samples, prompts: int) -> Terms:
+        """Prompts of one instance, each computed once for all of its samples."""
+        lengths, most = self._workload.lengths.prompts, self._workload.max_prefill_tokens
+        tokens = prompts * lengths.mean
+        groups = self._groups(passes.layout.parallelism.pp, prompts * samples.per_prompt)
+        chunks = max(ceil(tokens / most), min(groups, prompts))
+        micro = Micro(tokens, prompts * (lengths.mean_square + lengths.mean) / 2, prompts) / chunks
+        return {"prompts": total(passes.scoring(micro, chunks, in_turn=groups == 1))}
+
+    def _running(self, role: str, layout: Layout, share: int) -> int:
+        """Samples that an instance decodes at a time."""
+        workload, sizes = self._workload, layout.parallelism
+        each = ceil(workload.lengths.prompts.mean + workload.lengths.responses.mean)
+        running = min(share, workload.max_running)
+        if workload.kv_tokens is not None:
+            running = min(running, workload.kv_tokens // each)
+        if pool := self._cluster.software.pool_share:
+            held = max(self._held(role, Parallelism(1, sizes.tp, sizes.pp, sizes.stages)))
+            room = pool * self._cluster.device.memory_bytes - held - self._reserved_bytes
+            running = min(running, int(room / (each * max(self._token_bytes(role, layout)))))
+        return max(1, running)
+
+    def cache_bytes(self, role: str, layout: Layout, running: int) -> tuple[int, ...]:
+        """Of a device of each stage: keys and values, and weights that are packed."""
+        workload, sizes = self._workload, layout.parallelism
+        context = workload.lengths.prompts.longest + workload.lengths.responses.longest
+        tokens = running * context
+        if workload.kv_tokens is not None and not self._cluster.software.pool_share:
+            tokens = pool_tokens(running, context, workload.kv_tokens, workload.device)
+        packs = workload.packed and sizes.tp * sizes.pp == 1
+        copied = packed_bytes(self._shapes[role], workload.dtype) if packs else 0
+        return tuple(tokens * each + copied for each in self._token_bytes(role, layout))
+
+    def _token_bytes(self, role: str, layout: Layout) -> tuple[int, ...]:
+        """Keys and values of a token on a device of each stage."""
+        shape, sizes = self._shapes[role], layout.parallelism
+        heads = Heads(shape.heads, shape.kv_heads, shared=True)
+        most = max(stop - first for first, stop in (heads.part_range(i, sizes.tp) for i in range(sizes.tp)))
+        bounds = stage_bounds(shape.layers, sizes)
+        per_layer = 2 * most * shape.head_dim * BYTES[self._workload.dtype]
+        return tuple((stop - start) * per_layer for start, stop in itertools.pairwise(bounds))
+
+
+def _levelled(
+    seconds: tuple[float, ...], terms: Terms, decoding: Decoding, longest: int
+) -> tuple[tuple[float, ...], Terms]:
+    """Instances that give each other samples end together: after the mean of what they take, but not before the longest
+    sample could by itself."""
+    alone = (longest - 1) * total(decoding.step(1, longest / 2))
+    last = max(seconds)
+    end = min(last, max(alone, sum(seconds) / len(seconds)))
+    return (end,) * len(seconds), scaled(terms, end / last)
