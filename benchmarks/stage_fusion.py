@@ -3,7 +3,7 @@
     python benchmarks/stage_fusion.py                        # on two idle cores, about half an hour
     python benchmarks/stage_fusion.py --distributions 4      # ten minutes
     python benchmarks/stage_fusion.py --tiny --repeats 1     # does the benchmark itself work?
-    python benchmarks/stage_fusion.py --distributions 1 --picture fused-step.svg    # the last steps as a picture
+    python benchmarks/stage_fusion.py --distributions 3 --first 3 --picture fused-step.svg    # of one, a picture too
 
 The work: SmolLM2-135M-Instruct generates on two instances; a reference, a critic and a reward model of its size score
 on the same two workers. Training is cut to one sample of each prompt, so that a step is generation and scoring.
@@ -65,14 +65,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
             seen = one_run(recipe | {"fusion": "off", "steps": 1}, folder / "free", Distribution((), options.tokens))
             counts = Counter(token for sample in samples_of(seen, first=1) for token in sample)
             kinds = ("off", "auto", *options.shares)
-            for number, one in enumerate(distributions(counts, options)):
+            numbered = list(enumerate(distributions(counts, options)))[options.first - 1 :]
+            for number, one in numbered:
                 runs: dict[str, list[Finished]] = {kind: [] for kind in kinds}
                 for repeat in range(options.repeats):
                     for kind in kinds:
                         place = folder / f"{number}-{kind}-{repeat}"
                         runs[kind].append(one_run(recipe | {"fusion": _word(kind)}, place, one))
                 report(number, one, runs)
-                if options.picture is not None and number == 0:
+                if options.picture is not None and number == options.first - 1:
                     draw(options.picture, runs)
         except RunFailed as error:
             print(error, file=sys.stderr)
@@ -204,7 +205,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--distributions", type=positive, default=12)
     parser.add_argument("--shares", nargs="*", default=["0.25", "0.5"], help="of samples, that are forced")
     parser.add_argument("--micro-batch-tokens", type=positive, default=1024)
-    parser.add_argument("--picture", type=Path, help="SVG of the first distribution's steps")
+    parser.add_argument("--first", type=positive, default=1, help="of the distributions, from 1")
+    parser.add_argument("--picture", type=Path, help="SVG of the last steps of the first distribution")
     return parser
 
 
