@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import product
 
 import pytest
 
@@ -16,8 +17,9 @@ from plait.cost.moves import move_cost
 from plait.cost.workload import Lengths, SampleLengths, Workload
 from plait.dataflow import Dataflow
 from plait.layout.holdings import weights
-from plait.layout.mesh import Layout
+from plait.layout.mesh import Layout, Parallelism
 from plait.layout.move import plan_move
+from plait.layout.shards import held_elements, shard
 from plait.models.shape import ModelShape
 from plait.policy.decode_ring import COSTS, num_groups
 from plait.recipes.algorithm import load_flow, trace_algorithm
@@ -292,3 +294,15 @@ def test_layers_that_go_one_way_are_planned_as_one() -> None:
             plan = plan_move(held, weights(parameters, target, "bfloat16", "target"), cluster.mesh_cluster)
             found = move_cost(parameters, source, target, "bfloat16", cluster)
             assert found.bytes == (0 if source == target else plan.total_bytes)
+
+
+@pytest.mark.parametrize("sizes", [(1, 1, 1), (2, 2, 1), (1, 3, 2), (4, 2, 2), (1, 2, 4)])
+def test_bytes_of_many_layouts_are_those_of_each_device(sizes: tuple[int, int, int]) -> None:
+    """What a search adds up is what flat buffers have, tied embeddings and heads that do not divide included."""
+    dp, tp, pp = sizes
+    for shape in (SHAPE, replace(SHAPE, tied=True, vocabulary=101, intermediate=130)):
+        parameters = parameters_of_shape(shape)
+        layout = Parallelism(dp, tp, pp)
+        for i, stage, once in product(range(tp), range(pp), (False, True)):
+            whole = shard(parameters, layout, i, stage, once=once).num_elements
+            assert held_elements(parameters, layout, i, stage, once=once) == whole

@@ -12,8 +12,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
+import numpy as np
+from numpy.typing import NDArray
+
 from plait.cost.drafts import NO_DRAFTS, Drafts
 from plait.cost.passes import Passes, Terms, added, scaled, total
+
+Floats = NDArray[np.float64]
 
 LONGEST_PIECE = 64
 """Steps that are taken as equal at most."""
@@ -71,6 +76,46 @@ def _pieces(changes: dict[int, list[int]]) -> tuple[Piece, ...]:
     return tuple(found)
 
 
+COARSE = 24
+"""Pieces whose terms say what many are spent on."""
+
+
+def coarse(pieces: Sequence[Piece]) -> list[Piece]:
+    """Few pieces in place of many, each the mean of some that follow each other."""
+    found = []
+    for part in range(min(COARSE, len(pieces))):
+        some = (
+            pieces[len(pieces) * part // COARSE : len(pieces) * (part + 1) // COARSE]
+            if len(pieces) > COARSE
+            else [pieces[part]]
+        )
+        steps = sum(one.steps for one in some)
+        running = round(sum(one.steps * one.running for one in some) / steps)
+        found.append(Piece(steps, running, sum(one.steps * one.said for one in some) / steps))
+    return found
+
+
+@dataclass(frozen=True, eq=False)
+class Pieces:
+    """Of several instances, one after the other: `Piece`s as arrays, and where those of each instance begin."""
+
+    steps: Floats
+    running: Floats
+    said: Floats
+    starts: NDArray[np.int64]
+
+    @classmethod
+    def of(cls, shares: Sequence[tuple[int, ...]], running: int) -> Pieces:
+        """
+        Args:
+            shares: lengths of the samples of each instance; running: of them at a time.
+        """
+        found = [profile(share, running) or (Piece(0, 1, 0.0),) for share in shares]
+        each = np.array([(one.steps, one.running, one.said) for pieces in found for one in pieces], float)
+        starts = np.cumsum([0, *(len(pieces) for pieces in found[:-1])])
+        return cls(each[:, 0], each[:, 1], each[:, 2], starts)
+
+
 def dealt(lengths: Sequence[int], per_prompt: int, instances: int) -> list[tuple[int, ...]]:
     """Lengths of each instance's samples: prompts go round, with all of their samples, in an order that has nothing to
     do with lengths."""
@@ -104,6 +149,20 @@ class Decoding:
         """Seconds of all steps."""
         fewer = self._drafts.tokens
         return added(*(scaled(self.step(one.running, one.said), one.steps / fewer) for one in pieces))
+
+    def totals(self, pieces: Pieces) -> Floats:
+        """Seconds of each instance's steps: `seconds` of its pieces, summed up, for all at once."""
+        passes, sizes = self._passes, self._passes.layout.parallelism
+        if passes.profile is not None:
+            steps = (self.step(int(n), said) for n, said in zip(pieces.running, pieces.said, strict=True))
+            taken = np.fromiter(map(total, steps), float, len(pieces.steps))
+        else:
+            counts = {int(n): self._groups(sizes.pp, int(n)) for n in np.unique(pieces.running)}
+            groups = np.array([counts[int(n)] for n in pieces.running], float)
+            rows = pieces.running * self._drafts.rows / groups
+            context = (pieces.running * self._prompt_tokens + pieces.said) / groups
+            taken = passes.decode_steps(rows, context, groups)
+        return np.add.reduceat(taken * pieces.steps, pieces.starts) / self._drafts.tokens
 
     def step(self, running: int, said: float) -> Terms:
         """A step of `running` samples, which have said so many tokens together: one token more for each, or as many as

@@ -10,12 +10,12 @@ from math import ceil
 
 from plait.cost.cluster import ClusterSpec
 from plait.cost.costs import CallCost, Tail
-from plait.cost.decoding import Decoding, Piece, dealt, profile
+from plait.cost.decoding import Decoding, Pieces, coarse, dealt, profile
 from plait.cost.generation_memory import packed_bytes, pool_tokens
 from plait.cost.passes import Micro, Passes, Terms, added, scaled, total
 from plait.cost.profile import Profile
 from plait.cost.workload import Samples, Workload
-from plait.layout.mesh import Layout, Parallelism
+from plait.layout.mesh import Layout, Mesh, Parallelism
 from plait.layout.params import Heads
 from plait.layout.shards import stage_bounds
 from plait.models.shape import ModelShape
@@ -23,7 +23,7 @@ from plait.policy.decode_ring import COSTS, num_groups
 from plait.policy.threshold import Rollout, outcome
 from plait.training.memory import BYTES
 
-SHARES = (32, 16, 8, 4)
+SHARES = (16, 4)
 """Parts of a rollout's samples that are unfinished when the last are gathered, as far as it is foretold."""
 STEPS_OF_A_MOVE = 2
 """Decode steps in which samples that move stand still."""
@@ -54,6 +54,8 @@ class Generating:
         self._passes, self._held = passes, held_bytes
         self._reserved_bytes, self._profile = reserved_bytes, profile
         self._groups = cache(self._num_groups)
+        self._shares = cache(self._shares_of)
+        self._pieces = cache(lambda samples, count, running: Pieces.of(self._shares(samples, count), running))
 
     def cost(self, role: str, samples: Samples, layout: Layout, *, prompts_alone: bool) -> CallCost:
         """
@@ -62,30 +64,35 @@ class Generating:
         """
         workload = self._workload
         count = min(layout.parallelism.dp, samples.prompts)
-        shares = dealt(workload.lengths.responses.of(samples.count), samples.per_prompt, count)
+        shares = self._shares(samples, count)
         running = self._running(role, layout, max(map(len, shares)))
-        passes = self._passes(role, layout.instances()[0], layout)
+        passes = self._passes(role, _instance(layout), layout)
         decoding = Decoding(passes, workload.lengths.prompts.mean, self._groups, workload.drafts)
-        known: dict[tuple[int, tuple[Piece, ...]], Terms] = {}
-        instances: list[Terms] = []
-        for share in shares:
-            pieces = () if prompts_alone else profile(share, running)
-            key = (len(share), pieces)
-            if key not in known:
-                prompts = self._prompts(passes, samples, len(share) // samples.per_prompt)
-                known[key] = added(self._packing(role, layout), prompts, decoding.seconds(pieces))
-            instances.append(known[key])
-        seconds = tuple(total(terms) for terms in instances)
-        longest = max(range(len(seconds)), key=seconds.__getitem__)
-        terms = instances[longest]
+        sizes = {size: self._begun(role, passes, samples, size) for size in {len(share) for share in shares}}
+        begun = [total(sizes[len(share)]) for share in shares]
+        decoded = [0.0] * count if prompts_alone else decoding.totals(self._pieces(samples, count, running)).tolist()
+        seconds = tuple(one + other for one, other in zip(begun, decoded, strict=True))
+        longest = max(range(count), key=seconds.__getitem__)
+        steps = {} if prompts_alone else decoding.seconds(coarse(profile(shares[longest], running)))
+        if decoded[longest] > 0:
+            steps = scaled(steps, decoded[longest] / total(steps))
+        terms = added(sizes[len(shares[longest])], steps)
         if workload.rebalances and count > 1 and not prompts_alone:
             seconds, terms = _levelled(seconds, terms, decoding, workload.lengths.responses.longest)
         spare = () if prompts_alone else self._tails(seconds, shares, decoding, running)
         idle = (0.0,) * (layout.parallelism.dp - count)
         working = self.cache_bytes(role, layout, running)
-        return CallCost(
-            total(terms), terms, 0, working, seconds + idle, spare, self._first_s(terms, samples, shares, running)
-        )
+        first_s = self._first_s(terms, samples, shares, running)
+        return CallCost(total(terms), terms, 0, working, seconds + idle, spare, first_s)
+
+    def _shares_of(self, samples: Samples, count: int) -> list[tuple[int, ...]]:
+        """Response lengths of each of so many instances."""
+        return dealt(self._workload.lengths.responses.of(samples.count), samples.per_prompt, count)
+
+    def _begun(self, role: str, passes: Passes, samples: Samples, size: int) -> Terms:
+        """Before an instance with so many samples decodes."""
+        prompts = self._prompts(passes, samples, size // samples.per_prompt)
+        return added(self._packing(role, passes.layout), prompts)
 
     def _first_s(self, terms: Terms, samples: Samples, shares: Sequence[Sequence[int]], running: int) -> float:
         """When prompts that began first have all their samples: the longest of one prompt's."""
@@ -108,7 +115,7 @@ class Generating:
         low, high = (total(decoding.step(count, count * said)) for count in (1, most))
         slope = (high - low) / max(1, most - 1)
         step_s = lambda count: low + slope * (count - 1)  # noqa: E731
-        rollout = Rollout(len(shares), step_s, 0.0, self._workload.max_running, STEPS_OF_A_MOVE * low, frees=True)
+        rollout = Rollout(len(shares), step_s, 0.0, self._workload.max_running, STEPS_OF_A_MOVE * low)
         # Of an instance with more samples than run at once, as many as are among the last.
         last = [[length - 1 for length in sorted(share)[:: -(-len(share) // running)]] for share in shares]
         count = sum(map(len, last))
@@ -179,6 +186,13 @@ class Generating:
         bounds = stage_bounds(shape.layers, sizes)
         per_layer = 2 * most * shape.head_dim * BYTES[self._workload.dtype]
         return tuple((stop - start) * per_layer for start, stop in itertools.pairwise(bounds))
+
+
+def _instance(layout: Layout) -> Layout:
+    """The first of its copies."""
+    sizes = layout.parallelism
+    ranks = layout.mesh.ranks[: sizes.tp * sizes.pp]
+    return Layout(Mesh(ranks), Parallelism(1, sizes.tp, sizes.pp, sizes.stages))
 
 
 def _levelled(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from plait.layout.mesh import Parallelism
 from plait.layout.params import Parameters
-from plait.layout.shards import shard, zero_range
+from plait.layout.shards import held_elements, zero_range
 from plait.training.memory import parameter_bytes
 
 
@@ -19,7 +19,20 @@ def optimizer_bytes(
         followed: whether a reference follows the weights, by an average of the masters.
     """
     per = parameter_bytes(dtype, trained=True, followed=followed)
-    once = shard(parameters, sizes, tp, pp, once=True).num_elements
+    once = held_elements(parameters, sizes, tp, pp, once=True)
     start, stop = zero_range(once, dp, sizes.dp)
-    gradients = shard(parameters, sizes, tp, pp).num_elements * per.gradients
+    gradients = held_elements(parameters, sizes, tp, pp) * per.gradients
     return (stop - start) * (per.masters + per.moments + per.average) + gradients
+
+
+def state_bytes(elements: int, once: int, dp: int, dtype: str, *, followed: bool) -> int:
+    """As `optimizer_bytes`, of the dp rank with most.
+
+    Args:
+        elements: of the rank's weights; once: of those whose masters are there.
+        dp: ranks that share the masters.
+    """
+    per = parameter_bytes(dtype, trained=True, followed=followed)
+    ranges = (zero_range(once, index, dp) for index in (0, dp - 1))
+    most = max(stop - start for start, stop in ranges)
+    return most * (per.masters + per.moments + per.average) + elements * per.gradients

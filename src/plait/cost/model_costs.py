@@ -11,7 +11,7 @@ from typing import Literal
 from plait.cost.cluster import ClusterSpec
 from plait.cost.costs import CallCost, MoveCost
 from plait.cost.generating import Generating
-from plait.cost.held_memory import optimizer_bytes
+from plait.cost.held_memory import state_bytes
 from plait.cost.model_work import ModelWork
 from plait.cost.moves import move_cost
 from plait.cost.passes import Micro, Passes, Terms, added, scaled, total
@@ -24,7 +24,7 @@ from plait.dataflow import Dataflow, Node
 from plait.layout.decoder import decoder_parameters
 from plait.layout.mesh import Layout, Parallelism
 from plait.layout.params import Parameters
-from plait.layout.shards import shard, stage_bounds
+from plait.layout.shards import held_elements, stage_bounds
 from plait.models.shape import ModelShape
 from plait.recipes.role_models import SCALAR_ROLES
 from plait.schedule.plan import Mode
@@ -86,6 +86,7 @@ class ModelCosts:
         self.offload = cache(self._offload)
         self._parameters = cache(self._parameters_of)
         self._held = cache(self._held_of)
+        self._elements = cache(self._elements_of)
         self._passes = cache(self._passes_of)
         self._generating = Generating(
             workload,
@@ -250,28 +251,33 @@ class ModelCosts:
         return MoveCost(total(terms), terms, sum(each) * sizes.dp * sizes.tp)
 
     def _held_of(self, role: str, sizes: Parallelism, trained: bool) -> tuple[int, ...]:
-        parameters, width = self._parameters(role), BYTES[self.workload.dtype]
+        width, dtype = BYTES[self.workload.dtype], self.workload.dtype
         followed = self.workload.follows and role == "actor"
         found = []
-        for stage in range(sizes.pp):
-            most = 0
-            for tp in range(sizes.tp):
-                held = shard(parameters, sizes, tp, stage).num_elements * width
-                if trained:
-                    ends = {0, sizes.dp - 1}
-                    held += max(
-                        optimizer_bytes(parameters, sizes, tp, stage, dp, self.workload.dtype, followed=followed)
-                        for dp in ends
-                    )
-                most = max(most, held)
-            found.append(most)
+        for parts in self._elements(role, sizes.tp, sizes.pp, sizes.stages):
+            held = [count * width for count, _ in parts]
+            if trained:
+                held = [
+                    one + state_bytes(count, once, sizes.dp, dtype, followed=followed)
+                    for one, (count, once) in zip(held, parts, strict=True)
+                ]
+            found.append(max(held))
         return tuple(found)
+
+    def _elements_of(self, role: str, tp: int, pp: int, stages: tuple[int, ...]) -> tuple[set[tuple[int, int]], ...]:
+        """Of each stage what its devices hold: elements of weights, and of those that are trained there."""
+        parameters, sizes = self._parameters(role), Parallelism(1, tp, pp, stages)
+        return tuple(
+            {
+                (held_elements(parameters, sizes, i, stage), held_elements(parameters, sizes, i, stage, once=True))
+                for i in range(tp)
+            }
+            for stage in range(pp)
+        )
 
     def _trained_elements(self, role: str, sizes: Parallelism) -> tuple[int, ...]:
         """Trained elements of a device of each stage, before dp divides them."""
-        return tuple(
-            shard(self._parameters(role), sizes, 0, stage, once=True).num_elements for stage in range(sizes.pp)
-        )
+        return tuple(held_elements(self._parameters(role), sizes, 0, stage, once=True) for stage in range(sizes.pp))
 
     def _parameters_of(self, role: str) -> Parameters:
         if role in self._given:

@@ -6,6 +6,9 @@ import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
+
 from plait.cost.cluster import ClusterSpec
 from plait.cost.model_work import ModelWork
 from plait.cost.profile import Profile
@@ -15,6 +18,7 @@ from plait.layout.shards import stage_bounds
 from plait.models.shape import ModelShape
 
 Terms = dict[str, float]
+Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -110,6 +114,27 @@ class Passes:
                 seconds = max(seconds, self.profile.layer_s(rows, backward=False))
             return self._measured(seconds, rows)
         return self.layer(rows, context, work.read(rows) / tp + work.kept(context, tp))
+
+    def decode_steps(self, rows: Floats, context: Floats, groups: Floats) -> Floats:
+        """Seconds of steps of decoding by a device's numbers, for many at once: `groups` of as many rows go round the
+        stages (`decoding.Decoding.step` has the terms)."""
+        work, tp, software = self.work, self.layout.parallelism.tp, self.cluster.software
+        computing = (work.products(1) * rows + work.attention(1) * context) * self.share / self.flops_per_s
+        experts = np.minimum(work.shape.experts, rows * work.shape.experts_per_token)
+        read = (work.dense + experts * work.expert) * work.width / tp + work.kept(1, tp) * context
+        layer = np.maximum(np.maximum(computing, read / self.bytes_per_s), software.layer_s)
+        row_bytes = work.shape.hidden * work.width
+        if tp > 1:
+            fixed, each = (self.traffic.all_reduce("tp", count) for count in (0.0, row_bytes))
+            layer = layer + 2 * (fixed + rows * (each - fixed))
+        head = np.maximum(2 * rows * work.head / self.flops_per_s, work.head * work.width / self.bytes_per_s) / tp
+        stages = [count * layer for count in self.stage_layers]
+        stages[-1] = stages[-1] + head
+        if len(stages) == 1:
+            return stages[0]
+        fixed, each = (self.traffic.hop(count) for count in (0.0, row_bytes))
+        way = sum(stages[1:], stages[0]) + len(stages) * (fixed + rows * (each - fixed) + software.hop_s)
+        return np.maximum(way, groups * np.maximum.reduce(stages))
 
     def _measured(self, seconds: float, tokens: float) -> Terms:
         """A measured layer's time, by the weights that a token passes in this model's. Over tp the part that goes with

@@ -10,6 +10,9 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Literal
 
+import numpy as np
+from numpy.typing import NDArray
+
 from plait.cost.cluster import ClusterSpec
 from plait.layout.mesh import Layout
 
@@ -61,27 +64,26 @@ class Traffic:
 @lru_cache(maxsize=65536)
 def _sharing(per_node: int, layout: Layout, axis: Axis) -> int:
     """Groups along an axis that have members in one node and elsewhere; of the node with most of them."""
-    groups: dict[tuple[int, int], set[int]] = {}
-    for rank in layout.mesh.ranks:
-        at = layout.coordinates(rank)
-        key = {"dp": (at.tp, at.pp), "tp": (at.dp, at.pp), "pp": (at.dp, at.tp)}[axis]
-        groups.setdefault(key, set()).add(rank // per_node)
-    crossing: dict[int, int] = {}
-    for nodes in groups.values():
-        for node in nodes if len(nodes) > 1 else ():
-            crossing[node] = crossing.get(node, 0) + 1
-    return max(crossing.values(), default=0)
+    nodes = np.moveaxis(_nodes(per_node, layout), ("dp", "pp", "tp").index(axis), -1)
+    groups = np.sort(nodes.reshape(-1, nodes.shape[-1]), axis=1)
+    crossing = groups[groups[:, 0] != groups[:, -1]]
+    first = np.ones(crossing.shape, bool)
+    first[:, 1:] = crossing[:, 1:] != crossing[:, :-1]
+    return int(np.bincount(crossing[first]).max(initial=0))
 
 
 @lru_cache(maxsize=65536)
 def _hops(per_node: int, layout: Layout) -> int:
     """Devices of one node whose peers in the next stage are on another, all of one stage; the most of them."""
+    nodes = _nodes(per_node, layout)
+    leaving = nodes[:, :-1] != nodes[:, 1:]
+    return max(
+        (int(np.bincount(nodes[:, stage][leaving[:, stage]]).max(initial=0)) for stage in range(nodes.shape[1] - 1)),
+        default=0,
+    )
+
+
+def _nodes(per_node: int, layout: Layout) -> NDArray[np.int64]:
+    """[dp, pp, tp] the node of each rank."""
     sizes = layout.parallelism
-    leaving: dict[tuple[int, int], int] = {}
-    for dp in range(sizes.dp):
-        for pp in range(sizes.pp - 1):
-            for tp in range(sizes.tp):
-                node, other = (layout.rank_at(dp, tp, stage) // per_node for stage in (pp, pp + 1))
-                if node != other:
-                    leaving[node, pp] = leaving.get((node, pp), 0) + 1
-    return max(leaving.values(), default=0)
+    return np.array(layout.mesh.ranks).reshape(sizes.dp, sizes.pp, sizes.tp) // per_node

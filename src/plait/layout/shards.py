@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 from plait.errors import LayoutError
 from plait.layout.mesh import Cluster, Layout, Parallelism
-from plait.layout.params import ALIGNMENT_ELEMENTS, Block, FlatLayout, Param, Parameters
+from plait.layout.params import ALIGNMENT_ELEMENTS, Block, FlatLayout, Param, Parameters, aligned
 
 
 def check(parameters: Parameters, layout: Layout, cluster: Cluster | None = None) -> None:
@@ -160,6 +160,30 @@ def _held_by_stage(same: _Same, bounds: tuple[int, ...]) -> tuple[tuple[tuple[Pa
         for stage in stages:
             found[stage].append((param, stages[0]))
     return tuple(map(tuple, found))
+
+
+def held_elements(parameters: Parameters, parallelism: Parallelism, tp: int, pp: int, *, once: bool = False) -> int:
+    """`shard(…).num_elements`, summed up without making its blocks: searches ask for thousands of layouts."""
+    by_layer, first, last, both = _elements(_Same(parameters), parallelism.tp, tp)
+    bounds = stage_bounds(parameters.num_layers, parallelism)
+    is_first, is_last = pp == 0, pp == len(bounds) - 2
+    found = by_layer[bounds[pp + 1]] - by_layer[bounds[pp]] + first * is_first + last * is_last
+    return found + both * (is_first or (is_last and not once))
+
+
+@lru_cache(maxsize=1024)
+def _elements(same: _Same, ways: int, index: int) -> tuple[tuple[int, ...], int, int, int]:
+    """Elements of one of `ways` parts, gaps included: of all layers before each, and what is on the first stage, on the
+    last, on both."""
+    layers = [0] * same.parameters.num_layers
+    ends = {"first": 0, "last": 0, "both": 0}
+    for param in same.parameters.params:
+        count = aligned(Block(param, *param.tp_range(index, ways)).num_elements)
+        if param.layer is None:
+            ends[param.ends] += count
+        else:
+            layers[param.layer] += count
+    return (0, *accumulate(layers)), ends["first"], ends["last"], ends["both"]
 
 
 def zero_range(num_elements: int, index: int, ways: int) -> tuple[int, int]:

@@ -196,8 +196,12 @@ class _Hunt:
     def _whole_space(self) -> Iterator[State]:
         """All plans, if they are few; nothing else."""
         graph, space = self.space.graph, self.space
+        slots = range(len(graph.slots))
+        forms = [sum(len(space.forms(slot, ranks)) for ranks in space.meshes) for slot in slots]
+        if prod(count * len(space.afters(slot)) for slot, count in zip(slots, forms, strict=True)) > MOST_EXHAUSTIVE:
+            return
         choices: list[list[Place]] = []
-        for slot in range(len(graph.slots)):
+        for slot in slots:
             afters: Sequence[After] = space.afters(slot)
             choices.append(
                 [
@@ -207,9 +211,7 @@ class _Hunt:
                     for form in space.forms(slot, ranks)
                 ]
             )
-        if prod(map(len, choices)) <= MOST_EXHAUSTIVE:
-            seen = dict.fromkeys(space.lawful(places) for places in product(*choices))
-            yield from seen
+        yield from dict.fromkeys(space.lawful(places) for places in product(*choices))
 
     def _walk(self, starts: Sequence[State]) -> Stop:
         chains = self._chains(starts)

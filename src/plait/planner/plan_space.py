@@ -17,6 +17,8 @@ from plait.simulator.places import Asked, Place, Places
 from plait.simulator.step_graph import StepGraph
 from plait.simulator.step_program import StepSimulator
 
+LARGE = 16
+"""Devices beyond which micro-batches and schedules that take less memory are for those alone that have no room else."""
 MOST_STAGES = 16
 """The most stages of a pipeline: more are slower than tensor parallelism wherever that is allowed."""
 
@@ -177,9 +179,11 @@ class PlanSpace:
         if mode in ("train", "score"):
             tokens += self.problem.micro_batch_tokens
         schedules = ("", "one at a time") if mode == "train" and sizes.pp > 1 else ("",)
-        found = []
+        found: list[Form] = []
         for schedule in schedules:
             for one in tokens:
+                if found and self.problem.num_devices > LARGE:
+                    return found  # the fastest has room
                 form, fits = self._form(slot, ranks, sizes, one, schedule)
                 if fits:
                     found.append(form)

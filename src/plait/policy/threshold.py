@@ -102,10 +102,10 @@ def outcome(rollout: Rollout, steps: Sequence[Sequence[int]], threshold: int) ->
     if threshold <= 0 or count == 0:
         return stays
     now = 0.0 if threshold >= count else all_ends[count - threshold - 1]
-    left = [
-        [s - _steps_by(now, row, rollout.step_s) for s, end in zip(row, row_ends, strict=True) if end > now]
-        for row, row_ends in zip(steps, ends, strict=True)
-    ]
+    left = []
+    for row, row_ends in zip(steps, ends, strict=True):
+        done = _steps_by(now, row, rollout.step_s) if any(end > now for end in row_ends) else 0
+        left.append([s - done for s, end in zip(row, row_ends, strict=True) if end > now])
     unfinished = sum(map(len, left))
     kept = max(1, ceil(unfinished / rollout.max_batch))
     if unfinished == 0 or kept >= rollout.num_instances:
