@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -19,8 +20,10 @@ from plait.models.files.saving import save_pretrained
 from plait.models.scalar_loading import scalar_of
 from plait.recipes.recipe import Recipe
 from plait.runtime.api import run
-from plait.runtime.streams import PartialRollout
+from plait.runtime.streams import PartialRollout, where_free
+from plait.schedule.dispatch import Task
 from plait.schedule.timeline import load_any
+from plait.schedule.work import MOVED_ON, to_the_end
 from tests.models.tiny import tiny_model, tiny_tokenizer
 from tests.runtime.plans import assert_equal_runs, write_plan
 
@@ -156,3 +159,27 @@ def test_a_part_of_a_rollout_is_there_when_its_last_sample_is() -> None:
     rows = first()
     assert rows is not None
     assert [sample.uid for sample in rows.samples] == ["1.0", "1.1", "3.0", "3.1"]
+
+
+def test_copies_without_the_leader_are_told_of_a_part_more() -> None:
+    """Six parts, two copies: the leader's takes one at a time, the other has a second one while it is at its first, as
+    long as two are left. Results come in the order of the parts, and ranks are free at the end."""
+    log: list[str] = []
+
+    def call(rows: Any, name: str, place: int | None) -> Any:
+        log.append(f"begins {name} on {place}")
+        yield MOVED_ON
+        yield MOVED_ON if place == 0 else None
+        log.append(f"ends {name}")
+        return np.array([float(name[-1])])
+
+    task = Task(((0, 1),), "score", iter(()), frozenset())
+    task.beside = [task]
+    instances = (frozenset({0}), frozenset({1}))
+    parts: list[Any] = [lambda number=number: number for number in range(6)]
+    work = where_free(parts, instances, task, call, "score")
+    found = to_the_end(work)
+    assert [float(values[0]) for _, values in found] == [0, 1, 2, 3, 4, 5]
+    assert log[:3] == ["begins score/p0 on 0", "begins score/p1 on 1", "begins score/p2 on 1"]
+    assert len({line.split()[1] for line in log if line.startswith("begins")}) == 6
+    assert task.mesh == frozenset()

@@ -13,6 +13,7 @@ from plait.data.records import Prompt, Sample
 from plait.data.rows import FloatArray, Rows
 from plait.schedule.dispatch import Task
 from plait.schedule.work import MOVED_ON, Work
+from plait.workers.ranks import LEADER
 
 Part = Callable[[], Rows | None]
 """Rows that are scored by one call; None: they are not there yet."""
@@ -112,29 +113,40 @@ def where_free(
 ) -> Work[list[Scored]]:
     """As `in_parts`, each part by one copy of the model, as soon as nobody else keeps the ranks of one busy.
 
-    Which copy scores a part, and when, is the clock's to say; what is scored together is not.
+    Which copy scores a part, and when, is the clock's to say; what is scored together is not. Copies without the leader
+    are told of a part more than they are at, while there is one for each copy: the leader may be in the middle of an
+    action when they have ended the first.
 
     Args:
         instances: the ranks of each.
         task: of this call; it keeps busy the ranks of the instances that are at work.
     """
     waiting = dict(enumerate(parts))
-    going: dict[int, tuple[int, Rows, Work[FloatArray]]] = {}
+    going: list[deque[tuple[int, Rows, Work[FloatArray]]]] = [deque() for _ in instances]
     scored: dict[int, Scored] = {}
-    while waiting or going:
+    while waiting or any(going):
         moved = False
-        for place, ranks in enumerate(instances):
-            number, rows = _next_part(waiting) if place not in going else (0, None)
-            if rows is not None and task.take(ranks):
-                del waiting[number]
-                going[place] = number, rows, call(rows, f"{name}/p{number}", place)
-        for place, (number, rows, work) in list(going.items()):
+        for had in (0, 1):
+            for place, ranks in enumerate(instances):
+                if len(going[place]) != had or (had and (LEADER in ranks or len(waiting) < len(instances))):
+                    continue
+                number, rows = _next_part(waiting)
+                if rows is not None and (had or task.take(ranks)):
+                    del waiting[number]
+                    going[place].append((number, rows, call(rows, f"{name}/p{number}", place)))
+                    yield next(going[place][-1][2]) or MOVED_ON
+                    moved = True
+        for place, given in enumerate(going):
+            if not given:
+                continue
+            number, rows, work = given[0]
             try:
                 done = next(work)
             except StopIteration as end:
-                del going[place]
+                given.popleft()
                 scored[number] = rows, end.value
-                task.release(instances[place])
+                if not given:
+                    task.release(instances[place])
                 moved = True
                 continue
             if done is not None:
