@@ -7,6 +7,7 @@ import os
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -104,3 +105,14 @@ def process_of(run_dir: Path, rank: int) -> int:
             if os.readlink(folder / "fd" / "1") == log:
                 return int(folder.name)
     raise AssertionError(f"no process writes {log}")
+
+
+def wait_for(path: Path, commands: Sequence[subprocess.Popen[str]]) -> None:
+    """Until a run has written a file; its commands are ended where it does not."""
+    end = time.monotonic() + LIMIT_S
+    while not path.exists():
+        if time.monotonic() > end or any(command.poll() is not None for command in commands):
+            for command in commands:
+                command.kill()
+            raise AssertionError(f"{path} was not written: {[command.communicate()[0] for command in commands]}")
+        time.sleep(0.05)

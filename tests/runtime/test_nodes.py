@@ -16,11 +16,10 @@ import pytest
 from plait.recipes.recipe import Recipe
 from plait.runtime.api import run
 from tests.cases import slow_but
-from tests.runtime.nodes import begin, begin_nodes, ends, free_port, left_of, process_of
+from tests.runtime.nodes import begin, begin_nodes, ends, free_port, left_of, process_of, wait_for
 from tests.runtime.placed_runs import PLANS, where
 from tests.runtime.plans import assert_equal_runs
 
-LIMIT_S = 240
 SEVERAL = [
     "grpo-colocated-2",
     "grpo-split-2",
@@ -62,7 +61,7 @@ def test_a_lost_node_is_named_and_the_run_goes_on_elsewhere(place: Path, placed:
     assert run(whole).finished
     recipe = placed(flow, "lost", **keys)
     commands = begin_nodes(recipe, 2)
-    wait_for(recipe.run_dir / "checkpoints" / "step-2")
+    wait_for(recipe.run_dir / "checkpoints" / "step-2", commands)
     commands[1].kill()
     started = time.monotonic()
     leader, _ = ends(commands)
@@ -87,7 +86,7 @@ def test_a_run_goes_on_by_itself_on_the_node_that_is_left(
     assert run(whole).finished
     recipe = placed(flow, f"left-{name}", **keys, restarts=1)
     commands = begin_nodes(recipe, 2)
-    wait_for(recipe.run_dir / "checkpoints" / "step-2")
+    wait_for(recipe.run_dir / "checkpoints" / "step-2", commands)
     commands[1].kill()
     leader, _ = ends(commands)
     assert leader.code == 0, leader.text
@@ -110,7 +109,7 @@ def test_a_killed_rank_of_another_node_is_restarted_there(place: Path, placed: C
     assert run(whole).finished
     recipe = placed(flow, "stays", **keys, restarts=2)
     commands = begin_nodes(recipe, 2)
-    wait_for(recipe.run_dir / "checkpoints" / "step-1")
+    wait_for(recipe.run_dir / "checkpoints" / "step-1", commands)
     os.kill(process_of(recipe.run_dir, 3), signal.SIGKILL)
     leader, other = ends(commands)
     assert (leader.code, other.code) == (0, 0), leader.text + other.text
@@ -127,7 +126,7 @@ def test_a_dead_leader_ends_the_other_node(place: Path, placed: Callable[..., Re
     (flow, keys), plan = PLANS["grpo-split-2"]
     recipe = placed(flow, "headless", **keys, **where(place, "headless", plan), **{"checkpoint.every": 1})
     commands = begin_nodes(recipe, 2)
-    wait_for(recipe.run_dir / "checkpoints" / "step-1")
+    wait_for(recipe.run_dir / "checkpoints" / "step-1", commands)
     commands[0].kill()
     _, other = ends(commands)
     assert other.code == 1
@@ -140,7 +139,7 @@ def test_a_signal_to_another_node_ends_the_step_and_saves(place: Path, placed: C
     (flow, keys), plan = PLANS["grpo-split-2"]
     recipe = placed(flow, "asked", **keys, **where(place, "asked", plan), steps=200, **{"checkpoint.every": 0})
     commands = begin_nodes(recipe, 2)
-    wait_for(recipe.run_dir / "metrics.jsonl")
+    wait_for(recipe.run_dir / "metrics.jsonl", commands)
     for command in reversed(commands):  # as Slurm does
         os.kill(command.pid, signal.SIGTERM)
     leader, other = ends(commands)
@@ -197,10 +196,3 @@ def test_torchrun_and_slurm_begin_it_too(place: Path, placed: Callable[..., Reci
         found = ends([begin(recipe, task, [], variables) for task, variables in enumerate(tasks)])
         assert [one.code for one in found] == [0] * 4, [one.text for one in found]
         assert_equal_runs(recipe.run_dir, here.run_dir, tolerance=0.0)
-
-
-def wait_for(path: Path) -> None:
-    end = time.monotonic() + LIMIT_S
-    while not path.exists():
-        assert time.monotonic() < end, f"{path} was not written"
-        time.sleep(0.05)

@@ -29,6 +29,7 @@ from plait.runtime.filling import build_roles
 from plait.runtime.history import Origin
 from plait.runtime.measure import measure
 from plait.runtime.network import NOT_MEASURED
+from plait.runtime.planning import ranks_of
 from plait.runtime.prepare import is_searched, prepare
 from plait.runtime.prepared import Prepared
 from plait.runtime.process import set_up
@@ -115,7 +116,7 @@ def run(
     ):
         if resume:
             recipe = as_begun(directory.files.recipe, recipe)
-        if nodes is not None and recipe.devices == 0:
+        if nodes is not None and recipe.devices == 0 and ranks_of(recipe.plan) == 0:
             recipe = recipe.model_copy(update={"devices": devices_of(recipe, nodes.nodes)})
         return _run_claimed(recipe, directory, resume, flow, origin, nodes)
 
