@@ -46,7 +46,7 @@ test: setup-test lint
 	$(ONE) $(BIN)/pytest -n $(WORKERS) --dist loadfile -m "not slow"
 
 test-all: setup-test lint
-	$(ONE) HYPOTHESIS_PROFILE=random $(BIN)/pytest -n $(WORKERS) --dist loadfile
+	$(ONE) COLD=1 HYPOTHESIS_PROFILE=random $(BIN)/pytest -n $(WORKERS) --dist loadfile
 
 clean:
 	rm -rf $(VENV) build dist

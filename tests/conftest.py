@@ -14,6 +14,10 @@ if not Path("/dev/nvidiactl").exists():
 
 from hypothesis import settings
 
+from tests import warm
+
+warm.install()
+
 # `make test` tries the same examples each time; `make test-all` tries new ones.
 settings.register_profile("fixed", deadline=None, derandomize=True)
 settings.register_profile("random", deadline=None)

@@ -16,7 +16,7 @@ from pydantic import Field, model_validator
 
 from plait.algorithms.advantages import FloatArray, scaled, token_mean, whitened
 from plait.algorithms.critic import CriticOptions, token_rewards, train_critic
-from plait.algorithms.policy import KLController, policy_logprobs, train_policy
+from plait.algorithms.policy import KLController, PolicyLogprobs, policy_logprobs, train_policy
 from plait.dataflow import Generated, Level, Prompts, Role, carried, per_batch, per_sample
 from plait.dataflow.handles import ColumnHandle
 
@@ -68,21 +68,9 @@ def ppo(
     samples = actor.generate(prompts)
     scores = shaped_scores(reward.score(samples), samples, options)
     logprobs = policy_logprobs(actor, ref, samples, options, options.kl_in, options.kl_controller)
-    rewards = token_rewards(samples, scores, logprobs, options, role=critic.name)
-    if options.whiten_rewards:
-        rewards = per_batch(scaled, rewards, name="whitened_rewards", level=Level.TOKEN)
+    rewards = shaped_rewards(samples, scores, logprobs, critic, options)
     advantages = train_critic(critic, samples, rewards, options)
-    if options.whiten_advantages:
-        advantages = per_batch(whitened, advantages, name="advantages", level=Level.TOKEN)
-    per_batch(token_mean, advantages, name=f"{critic.name}/advantages/mean", level=Level.BATCH)
-    train_policy(
-        actor,
-        samples,
-        advantages,
-        logprobs,
-        after=options.critic_warmup_steps,
-        weigh_kl=options.weigh_kl_by_ratio,
-    )
+    train_actor(actor, samples, advantages, logprobs, critic, options)
 
 
 def shaped_scores(scores: ColumnHandle, samples: Generated, options: PPOOptions) -> ColumnHandle:
@@ -104,6 +92,44 @@ def shaped_scores(scores: ColumnHandle, samples: Generated, options: PPOOptions)
             penalty=options.missing_eos_penalty,
         )
     return scores
+
+
+def shaped_rewards(
+    samples: Generated,
+    scores: ColumnHandle,
+    logprobs: PolicyLogprobs,
+    critic: Role,
+    options: PPOOptions,
+    *,
+    kl_share: float = 1.0,
+) -> ColumnHandle:
+    """The reward of each token, which the critic learns the sum of: its share of the KL, and the score at the last."""
+    rewards = token_rewards(samples, scores, logprobs, options, role=critic.name, share=kl_share)
+    if options.whiten_rewards:
+        rewards = per_batch(scaled, rewards, name="whitened_rewards", level=Level.TOKEN)
+    return rewards
+
+
+def train_actor(
+    actor: Role,
+    samples: Generated,
+    advantages: ColumnHandle,
+    logprobs: PolicyLogprobs,
+    critic: Role,
+    options: PPOOptions,
+) -> None:
+    """By the clipped surrogate, once the critic's warm-up is over; the metric `{critic}/advantages/mean`."""
+    if options.whiten_advantages:
+        advantages = per_batch(whitened, advantages, name="advantages", level=Level.TOKEN)
+    per_batch(token_mean, advantages, name=f"{critic.name}/advantages/mean", level=Level.BATCH)
+    train_policy(
+        actor,
+        samples,
+        advantages,
+        logprobs,
+        after=options.critic_warmup_steps,
+        weigh_kl=options.weigh_kl_by_ratio,
+    )
 
 
 def updated_moments(moments: FloatArray, scores: FloatArray) -> FloatArray:

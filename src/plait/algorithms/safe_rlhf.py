@@ -15,10 +15,10 @@ from typing import Self
 import numpy as np
 from pydantic import Field, model_validator
 
-from plait.algorithms.advantages import FloatArray, scaled, token_mean, whitened
+from plait.algorithms.advantages import FloatArray
 from plait.algorithms.critic import token_rewards, train_critic
-from plait.algorithms.policy import policy_logprobs, train_policy
-from plait.algorithms.ppo import PPOOptions, shaped_scores
+from plait.algorithms.policy import policy_logprobs
+from plait.algorithms.ppo import PPOOptions, shaped_rewards, shaped_scores, train_actor
 from plait.algorithms.sft import cross_entropy
 from plait.dataflow import Given, Level, Prompts, Role, carried, per_batch, per_sample
 from plait.dataflow.handles import ColumnHandle
@@ -64,9 +64,7 @@ def safe_rlhf(
     multiplier = lagrange_multiplier(costs, options)
     scores = shaped_scores(reward.score(samples), samples, options)
     logprobs = policy_logprobs(actor, ref, samples, options, options.kl_in, options.kl_controller)
-    rewards = token_rewards(samples, scores, logprobs, options, role=critic.name, share=0.5)
-    if options.whiten_rewards:
-        rewards = per_batch(scaled, rewards, name="whitened_rewards", level=Level.TOKEN)
+    rewards = shaped_rewards(samples, scores, logprobs, critic, options, kl_share=0.5)
     token_costs = token_rewards(samples, costs, logprobs, options, role=cost_critic.name, share=-0.5)
     advantages = per_sample(
         combined,
@@ -76,17 +74,7 @@ def safe_rlhf(
         name="lagrangian_advantages",
         level=Level.TOKEN,
     )
-    if options.whiten_advantages:
-        advantages = per_batch(whitened, advantages, name="advantages", level=Level.TOKEN)
-    per_batch(token_mean, advantages, name=f"{critic.name}/advantages/mean", level=Level.BATCH)
-    train_policy(
-        actor,
-        samples,
-        advantages,
-        logprobs,
-        after=options.critic_warmup_steps,
-        weigh_kl=options.weigh_kl_by_ratio,
-    )
+    train_actor(actor, samples, advantages, logprobs, critic, options)
     if options.ptx_coef > 0:
         actor.train(
             examples,
