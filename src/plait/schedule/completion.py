@@ -16,12 +16,9 @@ from plait.errors import ConfigError, DataError
 from plait.layout.shards import balanced_stages
 from plait.schedule.fused import FUSED, FusedOrder, check_calls, shared_rows
 from plait.schedule.named_plans import MODE_OF, PlannedModel, model_calls
-from plait.schedule.placements import DEFAULT_SCHEDULE, is_fused, order_of, parts_of, to_be_found
-from plait.schedule.plan import FUSION, SHARES, Mode, Placement, Plan, PolicyChoice
+from plait.schedule.placements import is_fused, order_of, parts_of, to_be_found
+from plait.schedule.plan import FUSION, SCHEDULES, SHARES, Mode, Placement, Plan, PolicyChoice
 from plait.schedule.schedule import Schedule
-
-SCHEDULES = (DEFAULT_SCHEDULE, "gpipe", "one at a time")
-"""Pipeline schedules by rule (`schedule.generators`), which fit any number of micro-batches."""
 
 EVALUATED = "actor"
 """The role that answers held-out prompts."""

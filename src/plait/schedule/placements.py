@@ -9,11 +9,9 @@ from typing import Any
 
 from plait.layout.mesh import Layout
 from plait.schedule.fused import FUSED, FusedOrder, fused_order, models_of
-from plait.schedule.plan import After, Mode, Placement, Plan
+from plait.schedule.plan import DEFAULT_SCHEDULE, After, Mode, Placement, Plan
 from plait.schedule.schedule import Schedule
 from plait.schedule.stated import StatedOrder, stated_order
-
-DEFAULT_SCHEDULE = "1F1B"
 
 PartKey = tuple[Any, ...]
 """Which part of a model a rank has, and with whom it computes: on one rank, equal keys are one part."""

@@ -35,6 +35,10 @@ SHARES = "shares"
 """Policy of a plan: samples are divided over dp by predicted time. Its settings are roles, and what a pair of a query
 and a key takes in their models, in tokens; without it samples are divided by their tokens."""
 
+DEFAULT_SCHEDULE = "1F1B"
+SCHEDULES = (DEFAULT_SCHEDULE, "gpipe", "one at a time")
+"""Rules for the order of a training's pipeline, by the names that placements give."""
+
 SEVERAL: tuple[Mode, ...] = ("prefill", "decode")
 """Modes that instances of different size may serve: a call then has several placements, on devices of their own."""
 

@@ -10,8 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from plait.layout.mesh import Layout
-from plait.schedule.completion import SCHEDULES
-from plait.schedule.plan import After, Placement
+from plait.schedule.plan import SCHEDULES, After, Placement
 from plait.simulator.costs import CallCost, Costs
 from plait.simulator.step_graph import StepGraph
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from plait.simulator.places import KEEP, WHOLE, Floats, Place, trained_together
 from plait.simulator.step_graph import StepGraph
-from plait.simulator.step_weights import Weights
+
+if TYPE_CHECKING:
+    from plait.simulator.step_weights import Weights
 
 
 @dataclass(frozen=True)

@@ -5,10 +5,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from plait.simulator.places import Place, trained_together
 from plait.simulator.step_graph import NO_MODEL, StepGraph
-from plait.simulator.step_weights import Copies
+
+if TYPE_CHECKING:
+    from plait.simulator.step_weights import Copies
 
 
 @dataclass(frozen=True)

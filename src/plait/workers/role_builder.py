@@ -38,7 +38,7 @@ from plait.workers.rank_state import RankState, RoleState, Setting
 from plait.workers.ranks import WAIT_S
 
 _PIPELINES = {"1F1B": one_f_one_b, "gpipe": gpipe, "one at a time": one_at_a_time}
-"""`schedule.placements.SCHEDULES`."""
+"""`schedule.plan.SCHEDULES`."""
 
 
 def make_rank_state(setting: Setting) -> RankState:
