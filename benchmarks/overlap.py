@@ -32,8 +32,7 @@ from sides import positive, row
 
 from plait.observe.run_log import read_rows
 from plait.recipes.recipe_file import read_tree
-from plait.runtime.off_policy import covered_s
-from plait.schedule.timeline import load_any
+from plait.schedule.timeline import covered_s, load_any
 
 ROOT = Path(__file__).resolve().parents[1]
 MOST = 2

@@ -71,6 +71,11 @@ class GenerationEngine(Protocol):
         ...
 
     @property
+    def shares_devices(self) -> bool:
+        """Whether other calls may compute on its ranks while it generates: nothing leaves the devices in between."""
+        ...
+
+    @property
     def gathers(self) -> bool:
         """Whether unfinished samples may go on in other instances, and models score where none is left."""
         ...
@@ -117,6 +122,15 @@ class GenerationEngine(Protocol):
     def move(self, pairs: Mapping[tuple[int, int], Sequence[Key]], how: HowToMove = AT_ONCE) -> int:
         """Have samples go on in other instances: (source, target) → those that move. Left out are those that are not in
         the source; all, while others are on their way. How many move."""
+        ...
+
+    def halt(self, *, parks: bool) -> None:
+        """Have all samples stop as they are: they are given out by the next steps, unfinished (FinishReason.OPEN), but
+        for those of which nothing had been begun. What is asked for later with `Request.going_on` goes on.
+
+        Args:
+            parks: the engine keeps what it has computed of them.
+        """
         ...
 
     def step(self) -> list[Sample]:

@@ -105,6 +105,27 @@ def test_the_corrected_loss_equals_the_oracle(
             assert found.metrics["actor/correction_cut"] == pytest.approx((mask * cuts).sum() / count)
 
 
+@pytest.mark.parametrize("how", ON)
+def test_tokens_of_several_versions_are_weighed_each_by_its_own(how: Correction) -> None:
+    """A response whose tokens three policies drew: each is weighed by the probability that its own version gave it."""
+    rng = np.random.default_rng(7)
+    lengths, versions = [6, 3], np.array([0, 0, 1, 1, 2, 2, 2, 2, 2])
+    drift = 0.01 if how is Correction.GEO_MASK else 0.5
+    logprobs_of = [-3 + rng.normal(size=9)]
+    for _ in range(2):
+        logprobs_of.append(logprobs_of[-1] + drift * rng.normal(size=9))
+    sampling = np.stack(logprobs_of)[versions, np.arange(9)]
+    old = logprobs_of[2]
+    weights, _ = oracle(old - sampling, lengths, np.ones(9), how.value, *BOUNDS[how])
+    outputs = Outputs(lengths, old, sampling_logprobs=sampling)
+    loss = partial(policy_loss, **PLAIN, correction=Corrected(how, *BOUNDS[how]))
+    for cut in range(3):
+        found = run_loss(loss, outputs, {"advantages": np.ones(9)}, cut)
+        np.testing.assert_allclose(found.gradients["logprobs"], -weights / 9, rtol=1e-9)
+    if how in (Correction.TIS, Correction.ICEPOP):
+        assert weights[versions == 2] == pytest.approx(1), "tokens of the newest version count once"
+
+
 def test_weights_by_hand() -> None:
     """Two responses: w = 4 and 1/4, whose product and geometric mean are 1; and w = 3."""
     outputs = Outputs([2, 1], np.zeros(3), sampling_logprobs=-np.log([4.0, 0.25, 3.0]))

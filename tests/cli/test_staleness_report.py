@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
 from plait.cli import main
+from plait.cli.staleness_report import seconds_of_steps
+from plait.schedule.timeline import Span, Timeline
 from tests.cli.test_shape_alone import recipe
 
 
@@ -32,3 +35,39 @@ def test_shared_devices_wait_for_the_rollouts(tmp_path: Path, capsys: pytest.Cap
 
 def test_nothing_is_said_where_nothing_is_drawn_ahead(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "max_staleness" not in said(tmp_path, capsys, "--devices", "2", "--plan", "split")
+
+
+def test_the_gain_is_foretold_where_sides_are_apart(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = said(tmp_path, capsys, "--devices", "2", "--plan", "split", "--max_staleness", "1")
+    found = re.search(r"Predicted: (\S+) s a step, .* in place of (\S+) s with nothing ahead \((\S+) times", text)
+    assert found is not None
+    ahead, alone, ratio = map(float, found.groups())
+    assert 0 < ahead < alone
+    assert ratio == pytest.approx(alone / ahead, rel=0.02)
+    shared = said(tmp_path, capsys, "--devices", "2", "--plan", "colocated", "--max_staleness", "1")
+    assert "No gain is foretold for shared devices" in shared
+
+
+@pytest.mark.parametrize(
+    ("on_update", "expected"),
+    [
+        ("keep", "a copy of these is held beside the pool, of at most `sampling.max_running` samples"),
+        ("recompute", "go on, and their keys and values are computed again"),
+    ],
+)
+def test_samples_that_go_on(on_update: str, expected: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    keys = ("--devices", "2", "--plan", "colocated", "--max_staleness", "1", "--on_update", on_update)
+    text = said(tmp_path, capsys, *keys)
+    assert expected in text
+    assert "places that become free go to the next batch" in text
+
+
+def test_seconds_of_the_busiest_rank_by_hand() -> None:
+    spans = [
+        Span("actor.generate", "DECODE", 1, 0.0, 6.0, step=1),
+        Span("ref.logprobs", "SCORE", 1, 5.0, 7.0, step=1),
+        Span("actor.train", "TRAIN", 0, 7.0, 10.0, step=1),
+        Span("actor.generate", "DECODE", 1, 10.0, 16.0, step=2),
+        Span("actor.train", "TRAIN", 0, 16.0, 20.0, step=2),
+    ]
+    assert seconds_of_steps(Timeline(tuple(spans))) == (10.0, 6.5)

@@ -142,6 +142,7 @@ def plait_train(recipe: Recipe) -> subprocess.CompletedProcess[str]:
 PLANS = {
     "plan": {"actor.generate": "0,1 dp2", "actor.train": "0,1 tp2", "ref.logprobs": "0,1 dp2"},
     "together": {"actor.generate": "0,1 tp2", "actor.train": "0,1 dp2", "ref.logprobs": "0,1 tp2"},
+    "ring": {"actor.generate": "0,1 pp2", "actor.train": "0,1 tp2", "ref.logprobs": "0,1 dp2"},
 }
 QUICK = (("kill", "train", 1),)
 
@@ -167,6 +168,15 @@ def test_a_fault_within_a_collective_is_found(
     """Two ranks generate together, token by token: the other one is in the middle of a sum that never ends."""
     recipe = recipe_of(place, tiny_folder, f"{fault}-together-{rank}", plan=str(place / "together.json"))
     broken_off(recipe, fault, SUM, rank, undisturbed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("fault", ["kill", "stop", "raise"])
+def test_a_stage_of_a_ring_is_named(fault: str, rank: int, place: Path, tiny_folder: Path, undisturbed: Path) -> None:
+    """Two stages decode with steps in flight, and one of them does not go on."""
+    recipe = recipe_of(place, tiny_folder, f"{fault}-ring-{rank}", plan=str(place / "ring.json"))
+    broken_off(recipe, fault, "actor.generate", rank, undisturbed)
 
 
 @pytest.mark.slow

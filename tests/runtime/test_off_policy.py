@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from plait.runtime.off_policy import covered_s, idle_ratio, idle_ratios
+from plait.runtime.off_policy import idle_ratio, idle_ratios
 from plait.schedule.plan import Placement, Plan
-from plait.schedule.timeline import Span, Timeline
+from plait.schedule.timeline import Span, Timeline, covered_s
 
 SPANS = (
     Span("a", "DECODE", 0, 0.0, 2.0),

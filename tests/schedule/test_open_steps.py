@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from plait.algorithms.grpo import GRPOOptions, grpo
 from plait.dataflow import CallKind, Dataflow, Node, trace
+from plait.runtime.running_on import Beside
 from plait.schedule.dispatch import Dispatcher, Key, Task
 from plait.schedule.needs import needs_of
 from plait.schedule.open_steps import OpenSteps
@@ -37,7 +38,7 @@ def test_the_first_step_draws_as_many_batches_as_may_be_open() -> None:
     one = open_steps(2)
     assert one.calls(0, drawn=()) == [*((0, node.id) for node in FLOW.nodes), (1, GENERATE), (2, GENERATE)]
     rest = [(1, node.id) for node in FLOW.nodes if node.id != GENERATE]
-    assert one.calls(1, drawn={1, 2}) == [*rest, (3, GENERATE)]
+    assert one.calls(1, drawn={(1, GENERATE), (2, GENERATE)}) == [*rest, (3, GENERATE)]
     assert [one.version_of(batch) for batch in range(5)] == [0, 0, 0, 1, 2]
 
 
@@ -45,7 +46,7 @@ def test_nothing_is_drawn_for_steps_behind_the_last() -> None:
     one = open_steps(2, steps=4)
     assert list(one.ahead(1)) == [2, 3]
     assert list(one.ahead(2)) == [3]
-    assert [key for key in one.calls(3, drawn={3}) if key[1] == GENERATE] == []
+    assert [key for key in one.calls(3, drawn={(3, GENERATE)}) if key[1] == GENERATE] == []
 
 
 def test_rollouts_draw_prompts_in_the_order_of_their_batches() -> None:
@@ -111,9 +112,62 @@ class Run:
     def run(self, steps: int) -> None:
         for self.step in range(steps):
             dispatcher = Dispatcher(self, self.clock)
-            waiting = {batch for batch in self.drawn if batch >= self.step}
+            waiting = {(batch, GENERATE) for batch in self.drawn if batch >= self.step}
             dispatcher.add(self.open.calls(self.step, waiting))
             dispatcher.run()
+            self.version = self.published = self.step + 1
+
+
+@dataclass
+class Halting(Run):
+    """Rollouts of later batches halt with the step, and go on in the next; a sample is a row of actions."""
+
+    said: dict[int, list[int]] = field(default_factory=dict)
+    """Batch → the version of each action of its rollout, so far."""
+    beside: Beside = field(default_factory=lambda: Beside(0, ()))
+
+    def mesh(self, key: Key) -> frozenset[int]:
+        return frozenset() if self.open.halts(self.step, key) else super().mesh(key)
+
+    def begin(self, keys: tuple[Key, ...]) -> Task:
+        task = super().begin(keys)
+        node = self.open.flow.nodes[keys[0][1]]
+        if self.open.halts(self.step, keys[0]) and self.open.beside is not None and not self.open.beside(node):
+            task.mesh = super().mesh(keys[0])
+        task.work = self.ending(task.work, keys)
+        return task
+
+    def ending(self, work: Work[None], keys: tuple[Key, ...]) -> Work[None]:
+        yield from work
+        self.beside.ended.update(keys)
+
+    def work(self, batch: int, node: Node) -> Work[None]:
+        if node.kind is not CallKind.GENERATE:
+            yield from super().work(batch, node)
+            return
+        said = self.said.setdefault(batch, [])
+        while len(said) < self.actions:
+            if batch > self.step and self.beside.until <= self.beside.ended:
+                return
+            version = self.published if self.open.apart(node) else self.version
+            assert version >= 0, "it was drawn with weights that are half trained"
+            done = Done(f"{node.call}/{len(said)}", node.kind.name)
+            rank = self.ranks.get(node.kind, 9)
+            yield from self.clock.take(done, rank, "", self.seconds.get(node.kind, 0.0), lambda: None)
+            said.append(version)
+            self.drawn[batch] = said[0]
+            self.most_open = max(self.most_open, len(self.drawn) - len(self.trained))
+
+    def run(self, steps: int) -> None:
+        for self.step in range(steps):
+            dispatcher = Dispatcher(self, self.clock)
+            whole = {(batch, GENERATE) for batch, said in self.said.items() if len(said) == self.actions}
+            keys = self.open.calls(self.step, whole)
+            own = [key for key in keys if key[0] == self.step]
+            self.beside = Beside(self.step, (), self.open.until(self.step, own))
+            dispatcher.add(keys)
+            dispatcher.run()
+            assert len(self.said[self.step]) == self.actions, "all samples are there when they are trained on"
             self.version = self.published = self.step + 1
 
 
@@ -141,6 +195,48 @@ def test_every_batch_is_trained_once_by_its_version_and_nobody_waits_for_ever(
     if not apart:  # one rank does all there is to do, and nothing twice
         per_step = 2 * sum(seconds.get(node.kind, 0.0) for node in FLOW.nodes if node.kind in ALONE)
         assert run.clock.now_s == pytest.approx(steps * per_step, rel=1e-6)
+
+
+@given(
+    most=st.integers(1, 4),
+    steps=st.integers(1, 7),
+    apart=st.booleans(),
+    generating=st.floats(0.1, 10),
+    training=st.floats(0.1, 10),
+    scoring=st.floats(0, 3),
+    actions=st.integers(1, 9),
+)
+def test_samples_that_go_on_are_never_older_than_they_may_be(
+    most: int, steps: int, apart: bool, generating: float, training: float, scoring: float, actions: int
+) -> None:
+    """Whichever side is slower, each action of a rollout is done once, and by weights that are young enough."""
+    seconds = {CallKind.GENERATE: generating / actions, CallKind.TRAIN: training, CallKind.SCORE: scoring}
+    one = OpenSteps(FLOW, needs_of(FLOW, ["reward"]), most, steps, lambda node: apart, lambda node: apart)
+    run = Halting(one, APART if apart else ALONE, seconds, actions)
+    run.run(steps)
+    assert [batch for batch, _ in run.trained] == list(range(steps))
+    assert set(run.said) == set(range(steps))
+    for batch, versions in run.said.items():
+        assert versions == sorted(versions)
+        assert len(versions) == actions
+        assert 0 <= batch - versions[0] <= most
+        assert versions[-1] <= batch
+    assert run.most_open <= most + 1
+
+
+def test_rollouts_ahead_go_on_beside_what_they_leave_alone() -> None:
+    before = needs_of(FLOW, ["reward"])
+    apart = OpenSteps(FLOW, before, 1, 6, lambda node: True, lambda node: True)
+    shared = OpenSteps(FLOW, before, 1, 6, lambda node: False, lambda node: False)
+    own = [(0, node.id) for node in FLOW.nodes]
+    assert apart.until(0, own) == frozenset(own)
+    assert shared.until(0, own) == {(0, GENERATE)}
+    assert apart.needs(0, (1, GENERATE)) == frozenset()
+    assert (1, GENERATE) in shared.needs(0, (0, TRAIN))
+    assert shared.calls(1, drawn={(1, GENERATE)})[-1][0] == 1, "nothing to fill where the step has no rollout"
+    assert apart.calls(1, drawn={(1, GENERATE)})[-1] == (2, GENERATE)
+    assert shared.halts(0, (1, GENERATE))
+    assert not shared.halts(0, (0, GENERATE))
 
 
 @pytest.mark.parametrize(("generating", "training"), [(1.0, 1.0), (10.0, 1.0), (1.0, 10.0)])

@@ -23,13 +23,14 @@ from plait.recipes.recipe import Recipe
 from plait.runtime.claim import claim
 from plait.runtime.forecast import STEP, predicted_seconds
 from plait.runtime.machine import machine_of
-from plait.runtime.planning import found_for_run
+from plait.runtime.planning import found_for_run, planning_for_run
 from plait.runtime.prepare import is_searched, outline, prepare
 from plait.runtime.prepared import Outline, Prepared
 from plait.runtime.reward_pools import open_pools
 from plait.schedule.named_plans import AUTO, NAMES
 from plait.schedule.plan import Plan
 from plait.schedule.stage_fusion import nothing_to_hide
+from plait.schedule.timeline import Timeline
 
 _PLAIN: dict[str, Any] = {"box": None, "pad_edge": False, "header_style": "bold"}
 """How a plain table of rich is drawn."""
@@ -53,7 +54,7 @@ def dry_run(recipe: Recipe, *, resume: bool = False, nodes: int = 1) -> int:
         prepared = prepare(recipe, measure=False, nodes=nodes)
         with ExitStack() as stack:
             open_pools(prepared, stack)
-    print_plan(prepared)
+    print_plan(prepared, nodes)
     return 0
 
 
@@ -76,16 +77,16 @@ def print_shape(found: Outline, name: str, nodes: int = 1) -> None:
     else:
         plan = resolve_plan(found.recipe, found.flow, found.models, found.shapes, nodes=nodes)
     data = f"no data is read, as {name!r} has no tokenizer: {_rows_of(found.flow)} count {found.longest_tokens} tokens"
-    _print(found, plan, data)
+    _print(found, plan, data, nodes)
 
 
-def print_plan(prepared: Prepared) -> None:
+def print_plan(prepared: Prepared, nodes: int = 1) -> None:
     """The graph, the batch in prompts, samples, tokens and optimizer steps, where calls run, and an estimate of the
     memory of each device."""
-    _print(prepared, prepared.plan, _data_text(prepared))
+    _print(prepared, prepared.plan, _data_text(prepared), nodes)
 
 
-def _print(prepared: Outline | Prepared, plan: Plan, data: str) -> None:
+def _print(prepared: Outline | Prepared, plan: Plan, data: str, nodes: int) -> None:
     from rich.text import Text
 
     from plait.observe.console import SafeConsole
@@ -101,8 +102,9 @@ def _print(prepared: Outline | Prepared, plan: Plan, data: str) -> None:
     console.print(_placement_table(plan, _named_by(prepared.recipe)))
     if plan.predicted is not None:
         console.print(_predicted_text(prepared, plan))
-    if ahead := staleness_text(prepared.recipe, prepared.flow, prepared.models, plan):
-        console.print(ahead)
+    if prepared.recipe.max_staleness:
+        foretold = _foretold(prepared, plan, nodes)
+        console.print(staleness_text(prepared.recipe, prepared.flow, prepared.models, plan, foretold))
     if plan.num_ranks > 1 and (hidden := nothing_to_hide(plan, prepared.flow, [one.role for one in prepared.models])):
         console.print(f"fusion has nothing to hide: {hidden}")
     for better in better_orders(prepared.recipe, prepared.models, plan):
@@ -116,6 +118,17 @@ def _predicted_text(prepared: Outline | Prepared, plan: Plan) -> str:
     recipe = prepared.recipe
     _, source = machine_of(recipe, prepared.shapes[recipe.model], plan.num_ranks)
     return f"predicted: {predicted_seconds(plan.predicted)[STEP]:.3g} s a step, by {source.source}"
+
+
+def _foretold(prepared: Outline | Prepared, plan: Plan, nodes: int) -> Timeline | None:
+    """The steps of a plan with nothing drawn ahead, for prompts as long as the longest; None: nobody can say."""
+    if plan.predicted is not None:
+        return plan.predicted
+    prompts = Lengths.fixed(prepared.longest_tokens)
+    try:
+        return planning_for_run(prepared, prompts, measure=False, nodes=nodes).predict(plan).timeline
+    except ConfigError:
+        return None
 
 
 def _hanging(line: str, columns: int) -> str:

@@ -1,4 +1,4 @@
-"""What a dry run says of batches that are drawn ahead: what they are drawn beside, and what that takes."""
+"""What a dry run says of batches that are drawn ahead: what they are drawn beside, what that takes and gains."""
 
 from __future__ import annotations
 
@@ -10,23 +10,41 @@ from plait.recipes.recipe import Recipe
 from plait.recipes.role_models import RoleModel
 from plait.schedule.placements import placements_of
 from plait.schedule.plan import Plan
+from plait.schedule.timeline import Timeline, covered_s
+
+_ON_UPDATE = {
+    "wait": "Samples end with the weights that they began with",
+    "keep": "Samples that are running when new weights come go on with the keys and values that they have; while the "
+    "weights are written a copy of these is held beside the pool, of at most `sampling.max_running` samples",
+    "recompute": "Samples that are running when new weights come go on, and their keys and values are computed again",
+}
 
 
-def staleness_text(recipe: Recipe, flow: Dataflow, models: Sequence[RoleModel], plan: Plan) -> str:
-    """In sentences; empty where nothing is drawn ahead."""
+def staleness_text(
+    recipe: Recipe, flow: Dataflow, models: Sequence[RoleModel], plan: Plan, foretold: Timeline | None = None
+) -> str:
+    """In sentences; empty where nothing is drawn ahead.
+
+    Args:
+        foretold: the steps of the plan, if nothing is drawn ahead; None: nobody can say.
+    """
     most = recipe.max_staleness
     if most == 0:
         return ""
     ahead = f"batch b + {most} is" if most == 1 else f"batches up to b + {most} are"
     text = f"max_staleness {most}: while batch b is scored and trained, {ahead} generated; at most {most + 1} are open"
+    text += f". {_ON_UPDATE[recipe.on_update]}"
     trained = {node.role for node in flow.of_kind(CallKind.TRAIN)}
+    policy = OffloadPolicy(models, plan, adapted=recipe.lora.rank > 0)
+    apart = True
     for role in dict.fromkeys(str(node.role) for node in flow.of_kind(CallKind.GENERATE)):
         if role in trained:
-            text += f". {_of_role(role, OffloadPolicy(models, plan, adapted=recipe.lora.rank > 0), plan)}"
-    return text
+            apart &= bool(policy.held_copies(role))
+            text += f". {_of_role(role, policy, plan, recipe)}"
+    return f"{text}. {_gain(foretold, apart=apart)}" if foretold is not None else text
 
 
-def _of_role(role: str, policy: OffloadPolicy, plan: Plan) -> str:
+def _of_role(role: str, policy: OffloadPolicy, plan: Plan, recipe: Recipe) -> str:
     place = placements_of(plan, role)
     generating = sorted({rank for one in place.generate for rank in one.mesh.ranks})
     training = sorted(place.train.mesh.ranks) if place.train is not None else []
@@ -35,11 +53,33 @@ def _of_role(role: str, policy: OffloadPolicy, plan: Plan) -> str:
             f"What generates on {_ranks(generating)} keeps the {role}'s weights of the step's beginning during "
             f"training on {_ranks(training)}: its copy, which the plan has in any case; no further version is held"
         )
+    overlaps = "when the rollouts of the step have ended, and what overlaps is the rest"
+    if recipe.on_update != "wait":
+        overlaps = "when its own samples are there, and what overlaps is their end: places that become free go to the "
+        overlaps += "next batch"
     return (
         f"The weights that generate on {_ranks(generating)} are those trained on {_ranks(training)}, or leave the "
-        f"device, or score as well: the {role} is trained when the rollouts of the step have ended, and what overlaps "
-        "is the rest"
+        f"device, or score as well: the {role} is trained {overlaps}; no further version is held"
     )
+
+
+def _gain(foretold: Timeline, *, apart: bool) -> str:
+    if not apart:
+        return "No gain is foretold for shared devices: it depends on how unequal the lengths of samples are"
+    alone, ahead = seconds_of_steps(foretold)
+    return (
+        f"Predicted: {ahead:.3g} s a step, that of the busiest rank, in place of {alone:.3g} s with nothing ahead "
+        f"({alone / ahead:.2f} times as fast)"
+    )
+
+
+def seconds_of_steps(foretold: Timeline) -> tuple[float, float]:
+    """Seconds of a step, with nothing drawn ahead, and with the busiest rank always busy: which is the most that can be
+    gained, and what is gained by one batch ahead where ranks share no call."""
+    count = len({span.step for span in foretold.spans})
+    ranks = {span.rank for span in foretold.spans}
+    busy = [covered_s((one.start_s, one.end_s) for one in foretold.spans if one.rank == rank) for rank in ranks]
+    return foretold.makespan_s / count, max(busy) / count
 
 
 def _ranks(ranks: Sequence[int]) -> str:

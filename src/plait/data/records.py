@@ -14,6 +14,8 @@ class FinishReason(StrEnum):
     LENGTH = "length"
     """Truncated at the response limit."""
     ABORTED = "aborted"
+    OPEN = "open"
+    """Unfinished: it goes on with later weights."""
 
 
 @dataclass(frozen=True)
@@ -55,3 +57,13 @@ class Sample:
     @property
     def uid(self) -> str:
         return f"{self.prompt.uid}.{self.index}"
+
+    @property
+    def versions(self) -> tuple[int, ...]:
+        """The policy version of each token."""
+        return self.token_versions or (self.policy_version,) * len(self.token_ids)
+
+    @property
+    def oldest_version(self) -> int:
+        """The policy version of its oldest token."""
+        return min(self.token_versions or (self.policy_version,))

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from plait.generation.across import downloaded, uploaded
-from plait.generation.flight import InFlight
+from plait.generation.flight import Drawn, InFlight
 from plait.generation.joint import Joint, Tokens
 from plait.generation.response import Response
 from plait.generation.rows import NO_DRAFTS, DecodeBatch, Drafts
@@ -36,20 +36,6 @@ class Draws:
     drafts: Drafts
     tokens: Callable[[], Tokens]
     """Waits for them."""
-
-
-@dataclass(frozen=True)
-class Drawn:
-    """What a step's draws come to."""
-
-    ended: dict[Key, Response]
-    """Samples that it has ended."""
-    num_tokens: int
-    """That all samples got."""
-    begun: list[Key]
-    """Samples that had no row, and have not ended."""
-    num_wrong: dict[Key, int]
-    """How many drafted tokens of a row do not count."""
 
 
 class Drawing:

@@ -20,6 +20,7 @@ from plait.generation.checks import allow, check_exact, check_kv, check_new, che
 from plait.generation.drawing import Drawing, Draws
 from plait.generation.forward import ChunkTokens
 from plait.generation.joint import Alone, Joint
+from plait.generation.moves import Parking
 from plait.generation.records import HeldKV
 from plait.generation.records import StepRecord as StepRecord
 from plait.generation.records import WeightUpdate as WeightUpdate
@@ -72,6 +73,7 @@ class Engine:
         self._drawing = Drawing(state.rows, state.flight, model.tokenizer, self._joint, exact=settings.exact)
         self._turns = Turns()
         self._landed = Landed([])
+        self._parking = Parking(state)
 
     # -- what is there
 
@@ -97,8 +99,8 @@ class Engine:
 
     @property
     def kv_bytes(self) -> int:
-        """Memory of the pool."""
-        return self.state.pool.num_bytes
+        """Memory of the pool, and of what is parked."""
+        return self.state.pool.num_bytes + self._parking.num_bytes
 
     @property
     def kv_tokens(self) -> tuple[int, int]:
@@ -124,7 +126,7 @@ class Engine:
     # -- what comes
 
     def add(self, request: Request) -> None:
-        """Queue a request; `step` does the work.
+        """Queue a request; `step` does the work. Samples that have begun before go on ahead of those that have not.
 
         Raises:
             DataError: the prompt is empty or leaves no room for a response, or the pool is too small for both.
@@ -136,8 +138,10 @@ class Engine:
         check_new(uid, flight.pending, flight.started)
         check_room(state.scheduler, uid, num_tokens, max(limits))
         state.expect_work()
-        flight.pending[uid] = PendingPrompt(request, limits, request.num_samples)
-        state.scheduler.add(uid, num_tokens, range(request.num_samples), state.names(request.prompt))
+        self._parking.resume(request)
+        if fresh := tuple(request.fresh):
+            flight.pending[uid] = PendingPrompt(request, limits, len(fresh))
+            state.scheduler.add(uid, num_tokens, fresh, state.names(request.prompt))
 
     # -- a step
 
@@ -245,6 +249,8 @@ class Engine:
     def _settle(self, draws: Draws) -> int:
         """Samples get their tokens; how many these are."""
         drawn = self._drawing.end(draws)
+        self.state.scheduler.take_back(drawn.num_wrong)
+        self._parking.park(key for key, one in drawn.ended.items() if one.is_parked)
         self._landed.finished += self.state.settle(drawn)
         self._landed.num_drawn += drawn.num_tokens
         return drawn.num_tokens
@@ -283,6 +289,27 @@ class Engine:
         out = self.state.flight.take_out(prompt_uid, index, self.state.scheduler.sequences.waiting)
         self.state.take_out([response.key for response in out])
         return [response.sample(self.model.tokenizer, FinishReason.ABORTED) for response in out]
+
+    def halt(self, *, parks: bool) -> list[Sample]:
+        """Take all samples out as they are, so that they go on later (`GoingOn`).
+
+        Args:
+            parks: keys and values of those that have begun stay here until then, so that they may be kept.
+
+        Returns:
+            Samples that had ended and were not given out, and the others with what they have said: FinishReason.OPEN.
+        """
+        self.land()
+        flight = self.state.flight
+        if parks:
+            self._parking.park(tuple(flight.started))
+        out = []
+        for uid in dict.fromkeys((*(key[0] for key in flight.started), *flight.pending)):
+            out += flight.take_out(uid, None, tuple(self.state.scheduler.sequences.waiting))
+        self.state.take_out([response.key for response in out])
+        self.speculates.rest()
+        landed, self._landed = self._landed, Landed([])
+        return landed.finished + [response.sample(self.model.tokenizer, FinishReason.OPEN) for response in out]
 
     def update_weights(self, version: int, kv: HeldKV = "recompute") -> None:
         """The model's weights have changed: stamp tokens from now on with `version`.

@@ -6,6 +6,7 @@ Shapes: R rows of logits that are read, D tokens that are drawn, V vocabulary.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -14,6 +15,20 @@ from plait.generation.ragged import NewTokens
 from plait.generation.response import PendingPrompt, Response
 from plait.generation.rows import Drafts
 from plait.policy.step import Chunk, Key, Start, StepPlan
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """What a step's draws come to."""
+
+    ended: dict[Key, Response]
+    """Samples that it has ended."""
+    num_tokens: int
+    """That all samples got."""
+    begun: list[Key]
+    """Samples that had no row, and have not ended."""
+    num_wrong: dict[Key, int]
+    """How many drafted tokens of a row do not count."""
 
 
 class InFlight:

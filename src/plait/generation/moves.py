@@ -1,11 +1,14 @@
 """Samples that leave an engine between two tokens, and go on in another: what either side does with its own state.
 
-See `transfer` for what travels. Between processes `workers.sample_mover` does all of it.
+See `transfer` for what travels. Between processes `workers.sample_mover` does all of it. Samples may also stand still
+between two versions of the weights, and go on in the same engine (`Parking`).
 """
 
 from __future__ import annotations
 
-from collections.abc import KeysView
+from collections.abc import Iterable, KeysView, Sequence
+from functools import cached_property
+from typing import Protocol
 
 from torch import Tensor
 
@@ -13,11 +16,34 @@ from plait.data.records import Prompt
 from plait.errors import CallError
 from plait.generation import transfer
 from plait.generation.checks import allow, check_kv, check_room, check_stages
+from plait.generation.flight import InFlight
+from plait.generation.pool import KVPool
 from plait.generation.records import HeldKV, WeightUpdate
-from plait.generation.state import EngineState
+from plait.generation.request import Request
+from plait.generation.response import Response
 from plait.generation.transfer import Place, SampleState
 from plait.models.language_model import LanguageModel
+from plait.policy.batching import Scheduler
 from plait.policy.step import Key
+
+
+class Holds(Protocol):
+    """What is asked of an engine's state; see `state.EngineState`."""
+
+    model: LanguageModel
+    scheduler: Scheduler
+    pool: KVPool
+    flight: InFlight
+    updates: list[WeightUpdate]
+    epoch: int
+
+    def names(self, prompt: Prompt) -> tuple[bytes, ...] | None: ...
+
+    def expect_work(self) -> None: ...
+
+    def reserve(self) -> None: ...
+
+    def take_out(self, keys: Sequence[Key]) -> None: ...
 
 
 class SampleMoves:
@@ -27,7 +53,7 @@ class SampleMoves:
         state: of the engine (`Engine.state`).
     """
 
-    def __init__(self, state: EngineState) -> None:
+    def __init__(self, state: Holds) -> None:
         self._state = state
         self._place = Place.of(state.model)
 
@@ -138,3 +164,54 @@ class SampleMoves:
             sample = state.scheduler.sequences.find(key)
             assert sample is not None, "a sample that was added is there"
             transfer.write(stages, sample.table, state.pool, self._place, here)
+
+
+class Parking:
+    """Keys and values of samples that have left an engine and will come back to it, when its weights are others.
+
+    What they have said travels with their requests (`GoingOn`).
+
+    Args:
+        state: of the engine.
+    """
+
+    def __init__(self, state: Holds) -> None:
+        self._state = state
+        self._parked: dict[Key, SampleState] = {}
+
+    @cached_property
+    def _moves(self) -> SampleMoves:
+        return SampleMoves(self._state)
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory of what is parked."""
+        return sum(one.kv.numel() * one.kv.itemsize for one in self._parked.values())
+
+    def park(self, keys: Iterable[Key]) -> None:
+        """Keep a copy of the keys and values of samples that are about to leave, until the next version has begun."""
+        version = self._state.flight.policy_version
+        self._parked = {key: one for key, one in self._parked.items() if one.policy_version == version}
+        for key in keys:
+            self._parked[key] = self._moves.export_sample(*key, final=False)
+
+    def resume(self, request: Request) -> None:
+        """Samples of a request that have begun before go on.
+
+        Raises:
+            DataError: the pool is too small for one of them, alone.
+        """
+        state, flight = self._state, self._state.flight
+        prompt, names = request.prompt, state.names(request.prompt)
+        for sample in request.going_on.begun:
+            key = (prompt.uid, sample.index)
+            limit = request.limit(sample.index, state.model.max_positions)
+            parked = self._parked.pop(key, None)
+            response = Response.resumed(request, sample, limit, state.model.eos_token_ids, flight.policy_version)
+            if sample.index in request.going_on.keeps:
+                assert parked is not None, f"sample {key} is to be kept, and is not parked here"
+                assert parked.token_ids == sample.token_ids, f"sample {key} was parked with other tokens"
+                self._moves.import_sample(parked, kv="keep")
+            else:
+                state.scheduler.add_started(key, len(prompt.token_ids), len(response.tokens), 0, names)
+            flight.started[key] = response

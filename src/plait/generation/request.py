@@ -2,12 +2,30 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 
-from plait.data.records import Prompt
+from plait.data.records import Prompt, Sample
 from plait.errors import DataError
 from plait.generation.settings import Sampling
 from plait.kernels.noise import NoiseKey
+
+
+@dataclass(frozen=True)
+class GoingOn:
+    """What is asked of samples that have begun before, by weights of other versions perhaps."""
+
+    begun: tuple[Sample, ...] = ()
+    """Samples of the prompt that go on behind the tokens that they have."""
+    left_out: frozenset[int] = frozenset()
+    """Indices of which nothing is drawn: they have ended, or stay as they are."""
+    stops: Mapping[int, int] = field(default_factory=dict)
+    """Index → tokens of the response at which it stops, unfinished."""
+    keeps: frozenset[int] = frozenset()
+    """Indices of `begun` that go on with the keys and values that lie parked in the engine; those of others are
+    computed again."""
+    parks: bool = False
+    """Keys and values of those that stop are parked."""
 
 
 @dataclass(frozen=True)
@@ -24,6 +42,8 @@ class Request:
     noise: NoiseKey
     lengths: tuple[int, ...] | None = None
     """Recorded lengths to replay: sample i has exactly lengths[i] tokens, whatever it says. None: it ends by itself."""
+    going_on: GoingOn = GoingOn()
+    """Of samples that have begun before, or that stop before they end."""
 
     def __post_init__(self) -> None:
         name = f"prompt {self.prompt.uid}"
@@ -35,6 +55,17 @@ class Request:
             )
         if self.lengths is not None and min(self.lengths) < 1:
             raise DataError(f"{name}: expected lengths of at least 1 token, found {min(self.lengths)}")
+
+    @property
+    def indices(self) -> tuple[int, ...]:
+        """Samples that are drawn, or go on."""
+        return tuple(index for index in range(self.num_samples) if index not in self.going_on.left_out)
+
+    @property
+    def fresh(self) -> Iterator[int]:
+        """Those of them that have not begun."""
+        begun = {sample.index for sample in self.going_on.begun}
+        return (index for index in self.indices if index not in begun)
 
     def limit(self, index: int, max_positions: int) -> int:
         """Tokens of response `index` at most, in a model of so many positions.

@@ -42,6 +42,8 @@ class Response:
     stop_token_ids: frozenset[int]
     version_starts: list[tuple[int, int]]
     """(first token, policy version) of each stretch of tokens, ascending."""
+    stop_at: int | None = None
+    """Tokens at which it stops, unfinished (`GoingOn.stops`)."""
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     finish_reason: FinishReason | None = None
@@ -66,11 +68,32 @@ class Response:
             noise_key=noise.signed(request.noise.sample_key(request.prompt.uid, index)),
             stop_token_ids=frozenset(eos_token_ids if stop is None else stop),
             version_starts=[(0, first)] if first == then else [(0, first), (1, then)],
+            stop_at=request.going_on.stops.get(index),
         )
+
+    @classmethod
+    def resumed(
+        cls, request: Request, sample: Sample, limit: int, eos_token_ids: tuple[int, ...], version: int
+    ) -> Response:
+        """A sample that has begun before, and whose next token is of `version`."""
+        pending = PendingPrompt(request, (limit,) * request.num_samples, 0)
+        found = cls.begun(pending, sample.index, eos_token_ids, (version, version))
+        found.token_ids, found.logprobs = list(sample.token_ids), list(sample.logprobs)
+        versions = sample.versions
+        starts = [at for at, one in enumerate(versions) if at == 0 or one != versions[at - 1]]
+        found.version_starts = [(at, versions[at]) for at in starts]
+        if versions[-1] != version:
+            found.new_version(version)
+        return found
 
     @property
     def key(self) -> Key:
         return self.request.prompt.uid, self.index
+
+    @property
+    def is_parked(self) -> bool:
+        """Whether it has stopped, and its keys and values are wanted when it goes on."""
+        return self.finish_reason is FinishReason.OPEN and self.request.going_on.parks
 
     @property
     def tokens(self) -> list[int]:
@@ -80,7 +103,8 @@ class Response:
     @property
     def num_left(self) -> int:
         """Tokens that it may still get."""
-        return self.limit - len(self.token_ids)
+        most = self.limit if self.stop_at is None else min(self.limit, self.stop_at)
+        return most - len(self.token_ids)
 
     def extend(self, token_ids: Sequence[int], logprobs: Sequence[float], tokenizer: Any) -> int:
         """Further tokens, up to the one that ends it.
@@ -118,7 +142,9 @@ class Response:
             stop = request.sampling.stop
             if stop and completes_stop(tokenizer, self.token_ids, stop):
                 return FinishReason.STOP
-        return FinishReason.LENGTH if len(self.token_ids) == self.limit else None
+        if len(self.token_ids) == self.limit:
+            return FinishReason.LENGTH
+        return FinishReason.OPEN if len(self.token_ids) == self.stop_at else None
 
     def new_version(self, version: int) -> None:
         """Tokens from now on are those of other weights."""

@@ -8,8 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from plait.data.records import Prompt, Sample
-from plait.generation.drawing import Drawn
-from plait.generation.flight import InFlight
+from plait.generation.flight import Drawn, InFlight
 from plait.generation.forward import Forward
 from plait.generation.pool import KVPool
 from plait.generation.records import HeldKV, WeightUpdate
@@ -86,7 +85,6 @@ class EngineState:
 
         What ended samples hold may be found by prompts that go on with them.
         """
-        self.scheduler.take_back(drawn.num_wrong)
         self.enter(drawn.begun)
         ended = drawn.ended
         if not ended:

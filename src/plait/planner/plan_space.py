@@ -31,7 +31,7 @@ class RoleFacts:
     first, last: of what the first and last stage compute beside layers, in that unit
     max_tp:      ways in which its narrowest matrix can be cut; 1 with adapters
     max_pp:      1 with adapters
-    one_device:  its instances have one device each (`sampling.exact`)
+    whole_layers: its instances do not divide layers (`sampling.exact`): sums over ranks round in another way
     may_drop:    False where what is dropped could not be brought back
     """
 
@@ -40,7 +40,7 @@ class RoleFacts:
     last: float = 0.0
     max_tp: int = 1
     max_pp: int = MOST_STAGES
-    one_device: bool = False
+    whole_layers: bool = False
     may_drop: bool = True
 
 
@@ -142,7 +142,7 @@ class PlanSpace:
         most_tp = min(facts.max_tp, cluster.devices)
         found = []
         for sizes in Parallelism.all_of(len(ranks)):
-            if facts.one_device and mode == "decode" and sizes.tp * sizes.pp > 1:
+            if facts.whole_layers and mode == "decode" and sizes.tp > 1:
                 continue
             if sizes.tp > most_tp or sizes.pp > min(facts.max_pp, len(facts.layer_work), MOST_STAGES):
                 continue

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from plait.dataflow import CallKind, Dataflow
+from plait.dataflow import CallKind, Dataflow, Node
 from plait.errors import ConfigError, FlowError
 from plait.models.devices import check_cuda
 from plait.models.files.adapter_folder import adapter_of
 from plait.models.files.hub import read_config
 from plait.models.files.known_shapes import is_shape
 from plait.models.shape import ModelShape
-from plait.policy.blocks import BLOCK_TOKENS
+from plait.policy.blocks import BLOCK_TOKENS, num_blocks_for
 from plait.recipes.recipe import Recipe
 from plait.recipes.role_models import REWARD_ROLES, RoleModel, ToCome
 from plait.rewards.settings import RewardSettings
@@ -73,8 +73,13 @@ def check_sampling(recipe: Recipe) -> None:
 
 def check_staleness(flow: Dataflow, recipe: Recipe) -> None:
     """Raises ConfigError where samples may be older than the weights that train on them, but the flow draws none, or
-    draws them with what it computes in the same step."""
+    draws them with what it computes in the same step; or where they are to go on with new weights, and cannot."""
     if (most := recipe.max_staleness) == 0:
+        if recipe.on_update != "wait":
+            raise ConfigError(
+                f"`on_update` is {recipe.on_update}, but with `max_staleness` 0 no sample is running when new weights "
+                "come; raise `max_staleness`, or leave `on_update` out"
+            )
         return
     rollouts = flow.of_kind(CallKind.GENERATE)
     if not rollouts:
@@ -90,6 +95,45 @@ def check_staleness(flow: Dataflow, recipe: Recipe) -> None:
                 f"`max_staleness` is {most}, but {node.call} of the flow `{flow.name}` waits for {', '.join(waits)} of "
                 "the same step, so its samples cannot be drawn before that step; set `max_staleness` to 0"
             )
+    if recipe.on_update != "wait":
+        _check_going_on(rollouts, flow.name, recipe)
+
+
+def _check_going_on(rollouts: Sequence[Node], flow: str, recipe: Recipe) -> None:
+    """Raises ConfigError where samples cannot go on with new weights."""
+    wait, is_moved = "set `on_update` to wait", recipe.fusion not in ("auto", "off")
+    if len(rollouts) > 1 or rollouts[0].generation.resample is not None:
+        what = "generates more than once" if len(rollouts) > 1 else "draws again, by what was drawn, in the same step"
+        raise ConfigError(
+            f"`on_update` is {recipe.on_update}, but the flow `{flow}` {what}, and what is unfinished can be gone on "
+            f"with of one rollout alone; {wait}"
+        )
+    for key, value, is_set in (
+        ("fusion", recipe.fusion, is_moved),
+        ("rebalance", recipe.rebalance, recipe.rebalance != "off"),
+    ):
+        if is_set:
+            raise ConfigError(
+                f"`on_update` is {recipe.on_update} and `{key}` is {value}: instances whose samples end early get "
+                f"those of the next batches, so none has to move; set `{key}` to off, or `on_update` to wait"
+            )
+
+
+def check_kept(recipe: Recipe, shape: ModelShape) -> None:
+    """Raises ConfigError where keys and values are to be kept over an update, but may have to give way before: what is
+    computed again is of other weights, and nobody would know."""
+    if recipe.on_update != "keep":
+        return
+    most = prompt_limit(recipe, shape) + recipe.sampling.max_response_tokens
+    needed = recipe.sampling.max_running * num_blocks_for(most)
+    if (blocks := recipe.sampling.num_blocks(shape.max_positions)) < needed:
+        raise ConfigError(
+            f"`on_update` is keep, but keys and values have room for {blocks * BLOCK_TOKENS} tokens and "
+            f"`sampling.max_running` ({recipe.sampling.max_running}) samples of {most} tokens take "
+            f"{needed * BLOCK_TOKENS}: who gives way would be computed again. Raise `sampling.kv_tokens` (or "
+            "`sampling.kv_memory`), lower `sampling.max_running` or `data.max_prompt_tokens`, or set `on_update` to "
+            "recompute"
+        )
 
 
 def check_device(recipe: Recipe) -> None:

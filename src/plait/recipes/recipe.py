@@ -152,6 +152,12 @@ class Recipe(Settings):
         description="versions between the weights that draw a sample and the update that uses it, at most: so many "
         "batches are generated ahead (docs/staleness.md)",
     )
+    on_update: Literal["wait", "keep", "recompute"] = Field(
+        "wait",
+        description="with max_staleness, of samples that are running when new weights come: wait (they end first), "
+        "keep (they go on with the keys and values that they have), recompute (they go on, and keys and values are "
+        "computed again with the new weights)",
+    )
     devices: int = Field(
         0,
         ge=0,

@@ -7,7 +7,9 @@ from collections.abc import Collection, Sequence
 from plait.data.records import Prompt
 from plait.runtime.drawn import DrawnBatch
 from plait.runtime.feed import Feed
+from plait.runtime.moments import Standing
 from plait.runtime.step import StepState
+from plait.schedule.dispatch import Key
 
 
 class Batches:
@@ -27,9 +29,22 @@ class Batches:
         """The batches that were drawn when a step ended last: what a checkpoint keeps."""
 
     @property
-    def drawn(self) -> frozenset[int]:
-        """The batches whose samples are there."""
-        return frozenset(step for step, state in self._open.items() if state.generated)
+    def drawn(self) -> frozenset[Key]:
+        """The rollouts whose samples are all there."""
+        return frozenset((step, node) for step, state in self._open.items() for node in state.generated)
+
+    @property
+    def standing(self) -> Standing:
+        """Where the samples of open batches stand that have not ended."""
+        found: dict[int, dict[int, int]] = {}
+        for state in self._open.values():
+            for node, growing in state.growing.items():
+                if node not in state.generated:
+                    begun = state.begun.get(node, {})
+                    for uid, index in growing.unfinished:
+                        said = begun[uid, index].token_ids if (uid, index) in begun else ()
+                        found.setdefault(uid, {})[index] = len(said)
+        return found
 
     def at(self, step: int) -> StepState:
         """The batch that `step` trains on; one that was not open gets the next prompts of the run."""

@@ -107,6 +107,16 @@ class Calls:
         engine = self._model(node).engine
         return engine is not None and engine.keeps_weights
 
+    def runs_beside(self, node: Node) -> bool:
+        """Whether a GENERATE call may go on while other calls of other batches compute: with weights of its own, where
+        nothing has to leave the device for them, and where ranks that generate together do nothing else together."""
+        engine = self._model(node).engine
+        if engine is None or not engine.keeps_weights or not engine.shares_devices:
+            return False
+        mesh = self._mesh(node)
+        others = [one for one in self._flow.nodes if one.kind is not CallKind.GENERATE]
+        return len(mesh) == engine.num_instances or all(mesh.isdisjoint(self._mesh(one)) for one in others)
+
     def restored(self, drawn: DrawnBatch, state: StepState) -> None:
         """See Rollout.restored."""
         self.rollout.restored(drawn, state)

@@ -1,7 +1,8 @@
 """The samples of a batch that no step has trained on yet, as a checkpoint keeps them.
 
-A checkpoint is written between two steps, where rollouts have ended: so it holds whole batches, and what follows from
-their samples (columns, groups) is made again. Scores of reward functions are asked for again.
+A checkpoint is written between two steps, where rollouts have ended or halted: so it holds batches with all their
+samples, finished or not, and what follows from these (columns, groups) is made again. Scores of reward functions are
+asked for again.
 """
 
 from __future__ import annotations
@@ -31,9 +32,10 @@ class DrawnBatch:
     prompts: tuple[int, ...]
     """Uids of the prompts that it began with."""
     samples: Mapping[int, tuple[Sample, ...]]
-    """Id of each GENERATE node → all that it drew."""
-    kept: Mapping[int, tuple[int, ...]]
-    """The same → uids of the prompts whose groups are trained on."""
+    """Id of each GENERATE node → all that it drew; unfinished ones are FinishReason.OPEN. Their noise is a function of
+    their place."""
+    kept: Mapping[int, tuple[int, ...] | None]
+    """The same → uids of the prompts whose groups are trained on; None: not all of its samples are finished."""
     said: tuple[tuple[str, float, int], ...]
     """Metrics: name, number, id of the node that said it."""
     model_scores: Mapping[int, Mapping[str, float]]
@@ -42,12 +44,17 @@ class DrawnBatch:
     @classmethod
     def of(cls, state: StepState) -> DrawnBatch:
         """What a batch is now, when nothing but its rollouts has run."""
+        samples = {node: rows.samples for node, rows in state.generated.items()}
+        kept: dict[int, tuple[int, ...] | None] = {node: tuple(state.born[node].groups) for node in state.generated}
+        for node in sorted(state.growing.keys() - samples.keys()):
+            finished = (sample for group in state.growing[node].groups.values() for sample in group)
+            samples[node], kept[node] = (*finished, *state.begun.get(node, {}).values()), None
         return cls(
             state.step,
             state.drawn,
             tuple(prompt.uid for prompt in state.prompts),
-            {node: rows.samples for node, rows in state.generated.items()},
-            {node: tuple(state.born[node].groups) for node in state.generated},
+            samples,
+            kept,
             tuple((name, value, state.said_by.get(name, -1)) for name, value in state.metrics.items()),
             {node: dict(scores) for node, scores in state.model_scores.items()},
         )
@@ -58,12 +65,12 @@ class DrawnBatch:
         rollouts: dict[str, Any] = {}
         for node, samples in self.samples.items():
             name = f"batch-{self.step}.{node}"
-            versions = [v for s in samples for v in s.token_versions or (s.policy_version,) * len(s.token_ids)]
+            versions = [version for sample in samples for version in sample.versions]
             tensors[f"{name}.token_ids"] = torch.tensor([t for s in samples for t in s.token_ids], dtype=torch.int64)
             tensors[f"{name}.logprobs"] = torch.tensor([p for s in samples for p in s.logprobs], dtype=torch.float64)
             tensors[f"{name}.versions"] = torch.tensor(versions, dtype=torch.int64)
             rollouts[str(node)] = {
-                "kept": list(self.kept[node]),
+                "kept": None if (kept := self.kept[node]) is None else list(kept),
                 "samples": [
                     [
                         s.prompt.uid,
@@ -110,7 +117,10 @@ class DrawnBatch:
             stated["drawn"],
             tuple(stated["prompts"]),
             samples,
-            {int(node): tuple(rollout["kept"]) for node, rollout in stated["rollouts"].items()},
+            {
+                int(node): None if rollout["kept"] is None else tuple(rollout["kept"])
+                for node, rollout in stated["rollouts"].items()
+            },
             tuple((name, value, node) for name, value, node in stated["said"]),
             {int(node): dict(scores) for node, scores in stated["model_scores"].items()},
         )

@@ -16,8 +16,10 @@ from plait.runtime.batches import Batches
 from plait.runtime.calls import Calls
 from plait.runtime.drawn import DrawnBatch
 from plait.runtime.graph_order import GraphOrder
+from plait.runtime.moments import Moments
 from plait.runtime.rebalancing import Rebalancer
 from plait.runtime.roles import RewardRole, RoleRuntime
+from plait.runtime.running_on import Beside
 from plait.runtime.step import StepState
 from plait.runtime.tail import FusionGate
 from plait.schedule.dispatch import Dispatcher, Key, Task
@@ -48,7 +50,8 @@ class Executor:
         self._recorder = recorder
         needs = needs_of(flow, [name for name, role in roles.items() if isinstance(role, RewardRole)])
         self._calls = Calls(flow, roles, recipe, recorder, progress)
-        self._open = OpenSteps(flow, needs, recipe.max_staleness, recipe.steps, self._calls.keeps_weights)
+        beside = None if recipe.on_update == "wait" else self._calls.runs_beside
+        self._open = OpenSteps(flow, needs, recipe.max_staleness, recipe.steps, self._calls.keeps_weights, beside)
         pools = [role.pool for role in roles.values() if isinstance(role, RewardRole) and role.pool is not None]
         self._clock = workers.clock(pools, progress)
         self._under_way: _Steps | None = None
@@ -57,6 +60,10 @@ class Executor:
         """Have them say when the last samples of a rollout are gathered, where the recipe leaves that open, and which
         samples go on in other instances."""
         self._calls.rollout.gate, self._calls.rollout.rebalancer = gate, rebalancer
+
+    def run_on(self, moments: Moments) -> None:
+        """Have samples go on with later weights; see Rollout.run_on."""
+        self._calls.rollout.run_on(moments)
 
     @property
     def is_training(self) -> bool:
@@ -74,12 +81,22 @@ class Executor:
         """
         self._recorder.step = state.step + 1
         self._under_way = program = _Steps(self.flow, self._calls, self._open, batches, state.step, self._recorder)
+        keys = self._open.calls(state.step, batches.drawn)
+        self._calls.rollout.beside = program.beside = self._beside(state.step, keys)
         dispatcher = Dispatcher(program, self._clock)
-        dispatcher.add(self._open.calls(state.step, batches.drawn))
+        dispatcher.add(keys)
         dispatcher.run()
         program.order(state).restore()
         self._recorder.step = state.step + 1
         self._under_way = None
+
+    def _beside(self, step: int, keys: Sequence[Key]) -> Beside | None:
+        """The rollouts of a step whose calls are these, where they may halt."""
+        if self._open.beside is None:
+            return None
+        rollouts = [key for key in keys if self.flow.nodes[key[1]].kind is CallKind.GENERATE]
+        own = [key for key in keys if key[0] == step]
+        return Beside(step, tuple(batch for batch, _ in rollouts), self._open.until(step, own))
 
     def restored(self, drawn: DrawnBatch, state: StepState) -> StepState:
         """A batch that an earlier stay of the run has drawn, as it was then.
@@ -133,6 +150,8 @@ class _Steps:
     recorder: Recorder | None = None
     """What calls do is recorded as of the step that their batch is trained in; None: as of the last."""
     is_training: bool = False
+    beside: Beside | None = None
+    """Rollouts that may halt; None: there are none."""
     _orders: dict[int, GraphOrder] = field(default_factory=dict)
     _begun: dict[int, StepState] = field(default_factory=dict)
     """Batches of which a call has begun."""
@@ -162,7 +181,15 @@ class _Steps:
         return tuple((step, one.id) for one in self.calls.partners(node, step))
 
     def mesh(self, key: Key) -> frozenset[int]:
+        if self.open.halts(self.step, key):
+            return frozenset()  # it is asked for at once, and goes on where the rollout of the step does
         return self.calls.mesh(self.flow.nodes[key[1]], begins=True)
+
+    def _busy(self, key: Key) -> frozenset[int]:
+        """The ranks that a call keeps busy when it has begun."""
+        node = self.flow.nodes[key[1]]
+        beside = self.open.beside if self.open.halts(self.step, key) else None
+        return frozenset() if beside is not None and beside(node) else self.calls.mesh(node)
 
     def begin(self, keys: tuple[Key, ...]) -> Task:
         """Have weights brought to where they are not as they are; then the call, or the calls together."""
@@ -173,26 +200,29 @@ class _Steps:
         trainers = [(node, trainer) for node in nodes if (trainer := self.calls.trainer(node)) is not None]
         self._record(state)
         moves = [trainer.syncing_weights(node.kind) for node, trainer in trainers]
-        task.work = self._of_step(state, self._work(nodes, state, moves, task))
+        task.work = self._of_step(state, self._work(nodes, state, moves, task), keys)
         return task
 
     def _record(self, state: StepState) -> None:
         if self.recorder is not None:
             self.recorder.step = state.step + 1
 
-    def _of_step(self, state: StepState, work: Work[None]) -> Work[None]:
+    def _of_step(self, state: StepState, work: Work[None], keys: Sequence[Key]) -> Work[None]:
         while True:
             self._record(state)
             try:
                 done = next(work)
             except StopIteration:
-                return
+                break
             yield done
+        if self.beside is not None:
+            self.beside.ended.update(keys)
 
     def _work(self, nodes: Sequence[Node], state: StepState, moves: Sequence[Work[None]], task: Task) -> Work[None]:
         for move in moves:
             yield from move
-        task.mesh = frozenset(rank for node in nodes for rank in self.calls.mesh(node))  # those that brought are free
+        task.mesh = frozenset(rank for key in task.keys for rank in self._busy(key))  # those that brought are free
+        task.shares = frozenset(rank for node in nodes for rank in self.calls.mesh(node)) - task.mesh
         order = self.order(state)
         if len(nodes) > 1:
             yield from self._together(nodes, state, order)

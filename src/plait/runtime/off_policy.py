@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 
 import numpy as np
 
-from plait.data.records import Sample
 from plait.dataflow import Dataflow
 from plait.runtime.drawn import DrawnBatch
 from plait.runtime.step import StepState
 from plait.schedule.plan import Plan
-from plait.schedule.timeline import Timeline
+from plait.schedule.timeline import Timeline, covered_s
 
 SIDES = {"rollouter": ("prefill", "decode"), "trainer": ("train",)}
 """Name of a side → what its ranks do in a plan."""
@@ -27,25 +26,22 @@ def off_policy_metrics(
         most: versions that samples may be behind.
     """
     samples = [one for node, rows in state.generated.items() if not flow.nodes[node].is_greedy for one in rows.samples]
-    lags = [state.step - oldest_version(sample) for sample in samples]
+    lags = [state.step - sample.oldest_version for sample in samples]
     assert max(lags) <= most, f"samples of step {state.step + 1} are {max(lags)} versions old, and {most} may be"
     asked = sum(rows.num_asked for rows in state.growing.values())
     given = sum(len(state.generated[node]) for node in state.growing)
     assert asked == given, f"step {state.step + 1} asked for {asked} samples and trains on {given}"
     later = [sample.policy_version for batch in waiting for drawn in batch.samples.values() for sample in drawn]
     in_flight = sum(version == state.step for version in later)
+    mixed = sum(sample.token_versions is not None for sample in samples)
     return {
         "off_policy/mean": float(np.mean(lags)),
         "off_policy/max": float(max(lags)),
         "off_policy/in_flight": in_flight,
         "off_policy/in_queue": len(later) - in_flight,
+        "off_policy/mixed": mixed / len(samples),
         "off_policy/dropped": asked - given,
     }
-
-
-def oldest_version(sample: Sample) -> int:
-    """The policy version of its oldest token."""
-    return min(sample.token_versions or (sample.policy_version,))
 
 
 def idle_ratios(timeline: Timeline, plan: Plan, seconds: float) -> dict[str, float]:
@@ -62,12 +58,3 @@ def idle_ratio(timeline: Timeline, rank: int, seconds: float) -> float:
     """Share of some seconds in which a rank computed nothing."""
     busy = [(span.start_s, span.end_s) for span in timeline.spans if span.rank == rank and span.lane == "compute"]
     return max(0.0, 1 - covered_s(busy) / seconds)
-
-
-def covered_s(intervals: Iterable[tuple[float, float]]) -> float:
-    """Seconds in at least one of some intervals (start, end)."""
-    total, until = 0.0, float("-inf")
-    for start, end in sorted(intervals):
-        total += max(0.0, end - max(start, until))
-        until = max(until, end)
-    return total

@@ -146,7 +146,7 @@ class Planning:
             last=shape.head_in_layers(1 if one.scalar else shape.vocabulary),
             max_tp=1 if adapted else most_tp(self.parameters[one.role]),
             max_pp=1 if adapted else MOST_STAGES,
-            one_device=self.recipe.sampling.exact,
+            whole_layers=self.recipe.sampling.exact,
             may_drop=not adapted,
         )
 
@@ -251,6 +251,13 @@ def found_for_run(
     Raises:
         ConfigError: none fits in memory.
     """
+    planning = planning_for_run(found, prompts, measure=measure, nodes=nodes)
+    return auto_plan(planning), planning.calibration
+
+
+def planning_for_run(found: Outline, prompts: Lengths, *, measure: bool, nodes: int = 1) -> Planning:
+    """What foretells a run; its arguments are those of `found_for_run`. Raises ConfigError for devices that nodes cannot
+    share evenly."""
     recipe, shape = found.recipe, found.shapes[found.recipe.model]
     count = num_devices(recipe)
     if count % nodes:
@@ -261,8 +268,7 @@ def found_for_run(
         cluster = network.joins(cluster, nodes, recipe.device)
         calibration = replace(calibration, source=f"{calibration.source}; {network.label}")
     lengths = lengths_of(None, recipe, lambda: prompts)
-    planning = Planning(recipe, found.flow, found.models, found.shapes, cluster, lengths, calibration)
-    return auto_plan(planning), calibration
+    return Planning(recipe, found.flow, found.models, found.shapes, cluster, lengths, calibration)
 
 
 class Outline(Protocol):

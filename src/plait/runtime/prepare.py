@@ -24,6 +24,7 @@ from plait.recipes.checks import (
     check_adapters,
     check_calls,
     check_device,
+    check_kept,
     check_models,
     check_rewards,
     check_sampling,
@@ -182,6 +183,7 @@ def outline(
         if device_memory is not None:
             room = lambda: device_memory  # noqa: E731
         recipe = with_sampling(recipe, recipe.sampling.sized(shape.max_positions, token_bytes, device, room))
+        check_kept(recipe, shape)
     check_models(models, to_come or {})
     _check_stop(recipe, shapes[recipe.model])
     return Outline(recipe, dataflow, models, shapes, functions, judges)

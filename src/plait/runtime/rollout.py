@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from functools import partial
 from math import inf
 
 import numpy as np
@@ -22,8 +23,10 @@ from plait.kernels.noise import NoiseKey
 from plait.observe.progress import Progress
 from plait.recipes.recipe import Recipe
 from plait.runtime.drawn import DrawnBatch
+from plait.runtime.moments import Moments
 from plait.runtime.rebalancing import Balance, Bounds, Rebalancer
 from plait.runtime.rewarding import RewardCalls
+from plait.runtime.running_on import Asked, Beside, RunningOn
 from plait.runtime.step import StepState
 from plait.runtime.streams import PartialRollout
 from plait.runtime.tail import FusionGate, Judge, Tail
@@ -49,6 +52,13 @@ class Rollout:
         """When a run gathers samples; None: no steps are kept by which that could be decided."""
         self.rebalancer: Rebalancer | None = None
         """When a run rebalances samples; None: instances keep theirs."""
+        self.beside: Beside | None = None
+        """The rollouts of the step under way, where those of later batches halt with it; None: all end in it."""
+        self._running_on = RunningOn(rewarding)
+
+    def run_on(self, moments: Moments) -> None:
+        """Have samples go on with later weights."""
+        self._running_on = RunningOn(self._rewarding, moments, keeps=self._recipe.on_update == "keep")
 
     def work(
         self, node: Node, engine: GenerationEngine, state: StepState, draw: Draw, fused: Task | None
@@ -60,7 +70,14 @@ class Rollout:
             fused: the task of the call, where others score on ranks that have nothing left to generate.
         """
         resample = node.generation.resample
-        if resample is None:
+        if self.beside is not None or node.id in state.growing:
+            self._say_how(node, engine, None)
+            beside = self.beside or Beside(state.step, (state.step,))
+            says = partial(self._progress.phase, node.call, unit="samples")
+            if not (yield from self._running_on.work(self._asked(node, state), engine, state, beside, says)):
+                return
+            groups = generated = list(state.growing[node.id].groups.values())
+        elif resample is None:
             groups = yield from self._round(node, engine, state, state.prompts, fused)
             generated = groups
         else:
@@ -85,8 +102,13 @@ class Rollout:
             if node.generation.resample is None:
                 state.growing[node.id] = growing = PartialRollout(state.prompts, self._count(node))
                 for sample in drawn.samples[node.id]:
-                    growing.take(sample)
-            self._fill(node, state, [groups[uid] for uid in drawn.kept[node.id]], list(groups.values()))
+                    if sample.finish_reason is not FinishReason.OPEN:
+                        growing.take(sample)
+            if (kept := drawn.kept[node.id]) is not None:
+                self._fill(node, state, [groups[uid] for uid in kept], list(groups.values()))
+            else:
+                begun = [sample for sample in drawn.samples[node.id] if sample.finish_reason is FinishReason.OPEN]
+                state.begun[node.id] = {(sample.prompt.uid, sample.index): sample for sample in begun}
         state.metrics = {name: value for name, value, _ in drawn.said}
         state.said_by = {name: node for name, _, node in drawn.said}
         state.model_scores = {node: dict(scores) for node, scores in drawn.model_scores.items()}
@@ -94,6 +116,12 @@ class Rollout:
     def _count(self, node: Node) -> int:
         """Samples of each prompt."""
         return node.generation.num_samples(self._recipe.samples_per_prompt)
+
+    def _asked(self, node: Node, state: StepState) -> Asked:
+        """What the node asks of every prompt of a batch."""
+        sampling = self._recipe.sampling.sampling(**({"temperature": 0.0} if node.generation.greedy else {}))
+        rollout = state.step * len(self._rollouts) + self._rollouts.index(node.id)
+        return Asked(node, self._count(node), sampling, NoiseKey(self._recipe.seed, rollout))
 
     def _until_enough(
         self, node: Node, engine: GenerationEngine, state: StepState, draw: Draw, resample: Resample
@@ -137,11 +165,10 @@ class Rollout:
     ) -> Work[list[list[Sample]]]:
         """One group of samples per prompt, in order of the prompts."""
         self._say_how(node, engine, fused)
-        count = self._count(node)
-        sampling = self._recipe.sampling.sampling(**({"temperature": 0.0} if node.generation.greedy else {}))
-        rollout = state.step * len(self._rollouts) + self._rollouts.index(node.id)
+        asked = self._asked(node, state)
+        count = asked.count
         for prompt in prompts:
-            engine.add(Request(prompt, count, sampling, NoiseKey(self._recipe.seed, rollout)))
+            engine.add(Request(prompt, count, asked.sampling, asked.noise))
         self._progress.phase(node.call, count * len(prompts), "samples")
         growing = PartialRollout(prompts, count)
         if node.generation.resample is None:

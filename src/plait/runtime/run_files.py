@@ -13,6 +13,7 @@ RUN_DIR/
     best/, final/              Hugging Face folders
     merged/                    of a stage with adapters: its whole final weights, which later stages begin with
     run.json, code/            see `history`
+    moments.jsonl              where samples stood that went on with new weights
     fusion.jsonl               when the last samples of each rollout were gathered, and why
     rebalancing.jsonl          which samples instances gave to others, and why
     forecast.json              seconds of each call as the plan foretold them, beside those measured, where it did
@@ -33,8 +34,9 @@ PLAN = "plan.json"
 FORECAST = "forecast.json"
 FUSION = "fusion.jsonl"
 REBALANCING = "rebalancing.jsonl"
-DECISIONS = (FUSION, REBALANCING)
-"""Files of decisions that depended on the clock."""
+MOMENTS = "moments.jsonl"
+DECISIONS = (FUSION, REBALANCING, MOMENTS)
+"""Files of what depended on the clock."""
 DOCTOR = "doctor.jsonl"
 REWARD_OUTPUT = "rewards.log"
 SUMMARY = "summary.txt"
@@ -66,6 +68,10 @@ class RunFiles:
     @property
     def rebalancing(self) -> Path:
         return self.path / REBALANCING
+
+    @property
+    def moments(self) -> Path:
+        return self.path / MOMENTS
 
     @property
     def metrics(self) -> Path:

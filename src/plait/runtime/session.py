@@ -37,6 +37,7 @@ from plait.runtime.filling import build_roles
 from plait.runtime.history import History, Origin
 from plait.runtime.machine import machine_of
 from plait.runtime.measure import measure
+from plait.runtime.moments import Moments
 from plait.runtime.patient import Patient
 from plait.runtime.prepared import Prepared
 from plait.runtime.progressed import Progressed, check_not_gone, resumed_from
@@ -127,6 +128,7 @@ class Session:
         self.executor = Executor(prepared.flow, self.roles, recipe, self.recorder, self.progress, self.workers)
         self.gate: FusionGate | None = None
         self.rebalancer: Rebalancer | None = None
+        self.moments: Moments | None = None
         self.feed = prepared.feed(self.done.prompts_drawn)
         self.batches = Batches(self.feed, recipe.prompts_per_step, self._drawn_before(checkpoint))
         with contextlib.ExitStack() as undo:
@@ -142,6 +144,7 @@ class Session:
             )
             self.doctor = stack.enter_context(self._open_doctor()) if recipe.doctor.enabled else None
             self._open_gate()
+            self._open_moments()
             undo.pop_all()
 
     def _open_gate(self) -> None:
@@ -170,6 +173,14 @@ class Session:
         times = sample_move_times(self.prepared.shape, recipe.dtype.value, instance, cluster)
         return replace(times, may_go_ahead=recipe.device != "cuda")
 
+    def _open_moments(self) -> None:
+        """Where samples stand that go on with new weights, where the recipe has them do so. Raises RunError."""
+        if (kv := self.recipe.on_update) == "wait":
+            return
+        self.moments = Moments(self.directory.files.moments, kv)
+        self.moments.recompute(self.done.policy_version)
+        self.executor.run_on(self.moments)
+
     def begin_step(self) -> StepState:
         """The batch of the next step, its samples drawn before or not, with the carried values."""
         state = self.batches.at(self.done.step)
@@ -181,6 +192,8 @@ class Session:
         self.done.step += 1
         self.done.policy_version += 1
         self.batches.end(state.step)
+        if self.moments is not None:
+            self.moments.keep(self.done.policy_version, self.batches.standing)
         self.done.prompts_drawn = self.feed.drawn
         self.done.carried |= {name: value.tolist() for name, value in state.next_carried.items()}
         reference = self.recipe.reference
@@ -255,6 +268,8 @@ class Session:
         if self.saved == self.done.step:
             return
         self.done.clock_s = self.recorder.now_s
+        if self.moments is not None:
+            self.moments.recompute(self.done.policy_version)
         try:
             offsets = self.records.sync()
             if self.doctor is not None:

@@ -6,9 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from plait.data.examples import Given
-from plait.data.records import Prompt
+from plait.data.records import Prompt, Sample
 from plait.data.rows import FloatArray, Rows
 from plait.dataflow import Column
+from plait.policy.step import Key
 from plait.rewards.scores import GroupScores
 from plait.runtime.streams import PartialRollout
 
@@ -34,6 +35,10 @@ class StepState:
     """The same before any sample was left out for want of a reward: what models score, whichever ended first."""
     growing: dict[int, PartialRollout] = field(default_factory=dict)
     """Id of each GENERATE node that has begun, and does not draw again → its samples as far as they are finished."""
+    begun: dict[int, dict[Key, Sample]] = field(default_factory=dict)
+    """Id of each GENERATE node that was halted → its samples that are unfinished and have said something."""
+    sent: dict[int, set[int]] = field(default_factory=dict)
+    """Id of each such node → uids of the prompts whose groups are with the reward functions."""
     batch: dict[Column, FloatArray] = field(default_factory=dict)
     """Values for the whole batch."""
     generated: dict[int, Rows] = field(default_factory=dict)

@@ -54,7 +54,7 @@ class StepFacts:
         facts = {"samples": float(len(samples))}
         version = metrics.get("training/policy_version")
         if version is not None:
-            facts["version_lag"] = lag = version - 1 - min(sample.policy_version for sample in samples)
+            facts["version_lag"] = lag = version - 1 - min(sample.oldest_version for sample in samples)
             facts["off_policy"] = float(0 < lag <= self._patient.recipe.max_staleness)
         if sampling.stop:
             return facts | {"stop_strings": 1.0}

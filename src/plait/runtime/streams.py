@@ -7,7 +7,7 @@ computed together, and a rounding must not depend on the clock.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from plait.data.records import Prompt, Sample
 from plait.data.rows import FloatArray, Rows
@@ -44,6 +44,18 @@ class PartialRollout:
         self.prompts = tuple(prompts)
         self.count = count
         self.groups: dict[int, list[Sample]] = {prompt.uid: [] for prompt in prompts}
+
+    @property
+    def unfinished(self) -> Iterator[tuple[int, int]]:
+        """(prompt uid, index) of each sample that is not finished."""
+        for uid, group in self.groups.items():
+            finished = {sample.index for sample in group}
+            yield from ((uid, index) for index in range(self.count) if index not in finished)
+
+    @property
+    def whole(self) -> list[list[Sample]]:
+        """Groups of which all samples are finished, each by index."""
+        return [sorted(group, key=lambda one: one.index) for group in self.groups.values() if len(group) == self.count]
 
     @property
     def num_asked(self) -> int:

@@ -30,6 +30,8 @@ class Task:
     ranks have nothing left to do for it."""
     role: str = ""
     """For records."""
+    shares: frozenset[int] = frozenset()
+    """Ranks that compute for it beside others: it is waited for, but keeps nobody from them."""
     beside: Sequence[Task] = field(default=(), repr=False)
     """All that are under way, itself included."""
 

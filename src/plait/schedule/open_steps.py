@@ -3,6 +3,9 @@
 A step scores and trains one batch, and draws the samples of the batches behind it that may be drawn by now: of as many
 as versions may lie between. With none between, a step draws its own batch, and nothing else. Nothing of a step is under
 way when it has ended, so what generates has one version of the weights at a time, and that is published then.
+
+Rollouts of later batches end with the step that began them (they are waited for), or they halt with it: what is
+unfinished then goes on in the next step.
 """
 
 from __future__ import annotations
@@ -23,6 +26,8 @@ class OpenSteps:
         most: versions that may lie between the weights that draw a sample and the update that uses it.
         steps: of the run; no samples are drawn for steps behind the last.
         apart: whether a GENERATE call computes with weights of its own, that training leaves as they are.
+        beside: None: rollouts are waited for. Else those of later batches halt, and it says whether a GENERATE call may
+            go on beside the other calls of a step, or beside its rollouts only.
     """
 
     flow: Dataflow
@@ -30,35 +35,49 @@ class OpenSteps:
     most: int = 0
     steps: int = 1
     apart: Callable[[Node], bool] = lambda node: False
+    beside: Callable[[Node], bool] | None = None
 
     def version_of(self, batch: int) -> int:
-        """The version of the weights that draw a batch, of a run that is not made longer."""
+        """The version of the weights that draw a batch, of a run that is not made longer; where rollouts halt, the
+        oldest that may."""
         return max(0, batch - self.most)
 
     def ahead(self, step: int) -> range:
         """The batches that may be drawn while `step` is done, and that later steps train on."""
         return range(step + 1, min(step + self.most, self.steps - 1) + 1)
 
-    def calls(self, step: int, drawn: Collection[int]) -> list[Key]:
+    def calls(self, step: int, drawn: Collection[Key]) -> list[Key]:
         """All calls that run in a step: its own, then rollouts ahead.
 
         Args:
-            drawn: batches whose samples are there.
+            drawn: rollouts whose samples are all there.
         """
-        own = [node for node in self.flow.nodes if step not in drawn or node.kind is not CallKind.GENERATE]
-        later = [batch for batch in self.ahead(step) if batch not in drawn]
-        return [(step, node.id) for node in own] + [(batch, node.id) for batch in later for node in self._rollouts]
+        own = [(step, node.id) for node in self.flow.nodes if (step, node.id) not in drawn]
+        if not self.until(step, own):
+            return own
+        later = [(batch, node.id) for batch in self.ahead(step) for node in self._rollouts]
+        return own + [key for key in later if key not in drawn]
+
+    def until(self, step: int, own: Collection[Key]) -> frozenset[Key]:
+        """Those of the own calls of a step with whose end rollouts ahead end or halt: all, or its rollouts."""
+        if self.beside is None or all(self.beside(node) for node in self._rollouts):
+            return frozenset(own)
+        return frozenset(key for key in own if self.flow.nodes[key[1]].kind is CallKind.GENERATE)
+
+    def halts(self, step: int, key: Key) -> bool:
+        """Whether a call is a rollout that halts with the step."""
+        return self.beside is not None and key[0] > step
 
     def needs(self, step: int, key: Key) -> frozenset[Key]:
         """The calls that must have ended before one of `calls(step)` begins.
 
-        Rollouts draw prompts in the order of their batches. Where what generates computes with the weights that are
+        Rollouts that are waited for draw prompts in the order of their batches. Where what generates computes with the weights that are
         trained, they are trained when all rollouts of the step have ended: so its samples are of the version that the
         step begins with, whatever the clock.
         """
         batch, node = key[0], self.flow.nodes[key[1]]
         found = {(batch, one) for one in self.before[node.id]}
-        if node.kind is CallKind.GENERATE:
+        if node.kind is CallKind.GENERATE and self.beside is None:
             found |= {(other, one.id) for other in range(step, batch) for one in self._rollouts}
         if node.kind is CallKind.TRAIN:
             shared = [one for one in self._rollouts if one.role == node.role and not self.apart(one)]

@@ -223,3 +223,12 @@ def write_chrome_trace(path: str | Path, timeline: Timeline) -> None:
     """Write the timeline, with its memory curves, as a Chrome trace that Perfetto opens."""
     counters = (TraceCounter("memory held", point.time_s, point.held, point.rank) for point in timeline.memory)
     write_trace(path, [*trace_events(timeline.spans), *counters])
+
+
+def covered_s(intervals: Iterable[tuple[float, float]]) -> float:
+    """Seconds in at least one of some intervals (start, end)."""
+    total, until = 0.0, float("-inf")
+    for start, end in sorted(intervals):
+        total += max(0.0, end - max(start, until))
+        until = max(until, end)
+    return total

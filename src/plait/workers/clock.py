@@ -54,8 +54,8 @@ class RunClock:
         links = [link for of_pool, _ in found for link in of_pool]
         left = self._last_s + WAIT_S - time.monotonic()
         seconds = min([LOOK_S, *(seconds for _, seconds in found)]) if found else left
-        others = [task for task in tasks if task.mesh - {LEADER}]
-        ranks = sorted({rank for task in others for rank in task.mesh - {LEADER}})
+        others = [task for task in tasks if (task.mesh | task.shares) - {LEADER}]
+        ranks = sorted({rank for task in others for rank in (task.mesh | task.shares) - {LEADER}})
         assert ranks or links, f"nobody would ever go on with {[task.name for task in tasks]}"
         whom = f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
         what = f"{whom} ({', '.join(task.name for task in others)})" if ranks else "reward functions"

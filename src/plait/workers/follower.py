@@ -13,14 +13,13 @@ from typing import Any
 
 import torch
 
-from plait.generation.request import Request
 from plait.policy.turns import Turn, next_turn
 from plait.schedule.timeline import Span
 from plait.schedule.work import MOVED_ON, Work
 from plait.workers.announcer import Call
 from plait.workers.commands import ScoreCall, TrainCall, TrainTogetherCall
 from plait.workers.gathering import Gathering
-from plait.workers.lockstep_engine import LockstepEngine
+from plait.workers.lockstep_engine import Halt, LockstepEngine, Word
 from plait.workers.messages import Do, Message, pack_samples, unpack_requests
 from plait.workers.rank_state import RankState
 from plait.workers.ranks import LEADER, WAIT_S
@@ -109,6 +108,8 @@ class FollowerLoop:
                 self._ask(header["role"], command, unpack_requests(header["requests"]))
             case Do.MIGRATE:
                 self._ask(header["role"], command, Gathering.of(command))
+            case Do.HALT:
+                self._ask(header["role"], command, Halt(header["parks"]))
             case Do.FORGET:
                 self._forget(header["number"], header["role"], header["call"])
             case Do.END:
@@ -139,7 +140,7 @@ class FollowerLoop:
         is_joint = len(ranks) > 1
         self._begin(command.header, call.call, actions, role=call.role, is_joint=is_joint, is_alone=trains)
 
-    def _ask(self, role: str, command: Message, word: Sequence[Request] | Gathering) -> None:
+    def _ask(self, role: str, command: Message, word: Word) -> None:
         """An instance at work begins a later step with it; one that is not has a work more."""
         lockstep = self._lockstep(role)
         lockstep.hear(command.header["number"], word)

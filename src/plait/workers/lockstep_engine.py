@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 
@@ -26,8 +27,17 @@ from plait.workers.instances import deciding
 from plait.workers.messages import Message
 from plait.workers.step_links import Kind, OneToAll, Waited
 
-Word = Sequence[Request] | Gathering | None
-"""What an instance is told: requests; samples that leave, or come; None: nobody waits for the samples asked for."""
+
+@dataclass(frozen=True)
+class Halt:
+    """All samples stop as they are, and are delivered; `parks` as of `Engine.halt`."""
+
+    parks: bool
+
+
+Word = Sequence[Request] | Gathering | Halt | None
+"""What an instance is told: requests; samples that leave, or come; to halt; None: nobody waits for the samples asked
+for."""
 
 
 class LockstepEngine:
@@ -131,13 +141,10 @@ class LockstepEngine:
         """
         began, waited_s = time.perf_counter(), self._waited.seconds
         self.last_step, self._moved = None, None
-        self._take(self._agreed(read))
+        samples = self._take(self._agreed(read))
         before = self._engine.received_bytes
-        finished: dict[int, list[Sample]] = defaultdict(list)
         if self._engine.has_work and self._moved is None:
-            for sample in self._engine.step():
-                if (number := self._asked.get(sample.prompt.uid)) is not None:  # else it was forgotten as it ended
-                    finished[number].append(sample)
+            samples += self._engine.step()
             self.last_step = self._engine.last_step
             self.last_bytes = self._engine.received_bytes - before
         if self.last_step is not None:
@@ -146,6 +153,10 @@ class LockstepEngine:
         if self._giving is not None and self._mover is not None and (self.is_empty or self._mover.is_through):
             self.told.append((self._giving, Message({"through": True})))
             self._giving = None
+        finished: dict[int, list[Sample]] = defaultdict(list)
+        for sample in samples:
+            if (number := self._asked.get(sample.prompt.uid)) is not None:  # else it was forgotten as it ended
+                finished[number].append(sample)
         if self.is_empty:
             self._asked.clear()
             self._words.rest()
@@ -166,11 +177,16 @@ class LockstepEngine:
             read()
         return newest
 
-    def _take(self, newest: int) -> None:
+    def _take(self, newest: int) -> list[Sample]:
+        """Begin with the commands up to this one; the samples that they have stopped."""
+        halted: list[Sample] = []
         while self._heard and self._heard[0][0] <= newest:
             number, requests = self._heard.popleft()
             if isinstance(requests, Gathering):
                 self._gather(number, requests)
+                continue
+            if isinstance(requests, Halt):
+                halted += self._engine.halt(parks=requests.parks)
                 continue
             if requests is None:
                 for uid in self._asked:
@@ -180,6 +196,7 @@ class LockstepEngine:
             for request in requests:
                 self._engine.add(request)
                 self._asked[request.prompt.uid] = number
+        return halted
 
     def _gather(self, number: int, gathering: Gathering) -> None:
         mover = self._mover

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from plait.data.records import FinishReason, Prompt, Sample
 from plait.data.rows import Rows
 from plait.dataflow import Column
-from plait.generation.request import Request
+from plait.generation.request import GoingOn, Request
 from plait.generation.settings import Sampling
 from plait.kernels.noise import NoiseKey
 from plait.speculation.counts import Counts
@@ -40,6 +40,8 @@ class Do(StrEnum):
     """Requests for the instance of the rank."""
     MIGRATE = "migrate"
     """Samples of a role go on in other instances than those that began with them."""
+    HALT = "halt"
+    """All samples of a role stop as they are, and are delivered unfinished."""
     FORGET = "forget"
     """Requests of a role given before, or a call: nobody waits for what comes of them any longer."""
     MOVE = "move"
@@ -198,19 +200,45 @@ def pack_requests(requests: Sequence[Request]) -> list[dict[str, Any]]:
             "sampling": dataclasses.asdict(request.sampling),
             "noise": dataclasses.asdict(request.noise),
             "lengths": None if request.lengths is None else list(request.lengths),
+            "going_on": _pack_going_on(request.going_on),
         }
         for request in requests
     ]
 
 
+def _pack_going_on(one: GoingOn) -> dict[str, Any] | None:
+    """As JSON values; None: nothing has begun before, and nothing stops."""
+    if one == GoingOn():
+        return None
+    return {
+        "begun": [[s.index, list(s.token_ids), list(s.logprobs), list(s.versions)] for s in one.begun],
+        "left_out": sorted(one.left_out),
+        "stops": [list(item) for item in one.stops.items()],
+        "keeps": sorted(one.keeps),
+        "parks": one.parks,
+    }
+
+
+def _unpack_going_on(value: Mapping[str, Any] | None, prompt: Prompt) -> GoingOn:
+    if value is None:
+        return GoingOn()
+    begun = tuple(
+        Sample(prompt, index, tuple(ids), tuple(logprobs), "", FinishReason.OPEN, versions[-1], tuple(versions))
+        for index, ids, logprobs, versions in value["begun"]
+    )
+    left_out, keeps = frozenset(value["left_out"]), frozenset(value["keeps"])
+    return GoingOn(begun, left_out, dict(value["stops"]), keeps, value["parks"])
+
+
 def unpack_requests(values: Sequence[Mapping[str, Any]]) -> list[Request]:
     return [
         Request(
-            Prompt(value["uid"], "", tuple(value["token_ids"])),
+            prompt := Prompt(value["uid"], "", tuple(value["token_ids"])),
             value["num_samples"],
             Sampling(**{k: tuple(v) if isinstance(v, list) else v for k, v in value["sampling"].items()}),
             NoiseKey(**value["noise"]),
             None if value["lengths"] is None else tuple(value["lengths"]),
+            _unpack_going_on(value["going_on"], prompt),
         )
         for value in values
     ]

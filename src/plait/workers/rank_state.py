@@ -162,6 +162,11 @@ class RankState:
         self.offloads.want()
         self.movers = {one.role: movers_of(self.places[one.role]) for one in setting.models}
 
+    @property
+    def keeps_all(self) -> bool:
+        """Whether nothing ever leaves its device."""
+        return self._offload_policy.keeps_all
+
     def copies_for(self, role: str, mode: Mode) -> frozenset[tuple[str, int]]:
         """The copies that a role's calls of a mode need, as (role, number in `copies`)."""
         return frozenset((role, n) for n, copies in enumerate(self.copies[role]) if mode in copies.modes)

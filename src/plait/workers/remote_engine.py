@@ -9,7 +9,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
-from plait.data.records import Prompt, Sample
+from plait.data.records import FinishReason, Prompt, Sample
 from plait.generation.engine import Engine
 from plait.generation.request import Request
 from plait.generation.settings import Sampling
@@ -22,7 +22,7 @@ from plait.schedule.work import MOVED_ON, Done
 from plait.speculation.counts import Counts
 from plait.workers.announcer import Announcer
 from plait.workers.gathering import Gathering, Stage
-from plait.workers.lockstep_engine import LockstepEngine
+from plait.workers.lockstep_engine import Halt, LockstepEngine
 from plait.workers.messages import Do, Message, pack_requests, unpack_samples, unpack_speculation
 from plait.workers.ranks import LEADER
 from plait.workers.staged_move import StagedMove
@@ -72,6 +72,8 @@ class RemoteEngine:
         to say."""
         self._rollout: tuple[NoiseKey, Sampling] | None = None
         """What the requests that are dealt have in common."""
+        self._parked: dict[int, int] = {}
+        """Prompt → the instance where samples of it lie parked."""
         self._speculation: dict[int, Counts] = {}
         """By the rank that delivers samples, as of its last ones."""
         self.policy_version = 0
@@ -105,6 +107,11 @@ class RemoteEngine:
     def keeps_weights(self) -> bool:
         """See GenerationEngine.keeps_weights."""
         return bool(self._announcer.rank_state.held_copies[self._role])
+
+    @property
+    def shares_devices(self) -> bool:
+        """See GenerationEngine.shares_devices."""
+        return self._announcer.rank_state.keeps_all
 
     @property
     def at_work(self) -> frozenset[int]:
@@ -186,7 +193,9 @@ class RemoteEngine:
             if not self.has_work:
                 break
         for sample in finished:
-            del self._where[sample.prompt.uid, sample.index]
+            place = self._where.pop((sample.prompt.uid, sample.index))
+            if sample.finish_reason is FinishReason.OPEN:
+                self._parked[sample.prompt.uid] = place
         self._move_on()
         if not self.has_work:
             for kept in (self._prompts, self._numbers, self._began):
@@ -308,6 +317,18 @@ class RemoteEngine:
         lockstep.told.clear()
         return [sample for samples in found.values() for sample in samples]
 
+    def halt(self, *, parks: bool) -> None:
+        """See GenerationEngine.halt."""
+        self._pending.clear()
+        if not self._where:
+            return
+        ranks = [rank for one in self.instances for rank in one.mesh.ranks if rank in self.at_work]
+        header = {"do": Do.HALT, "role": self._role, "parks": parks}
+        number = self._announcer.tell(ranks, Message(header), None)
+        if self._works:
+            assert self._lockstep is not None, "the leader's instance has no engine"
+            self._lockstep.hear(number, Halt(parks))
+
     def give_up(self) -> None:
         """Nobody waits for the samples any longer: they are forgotten."""
         if not self.has_work:
@@ -342,7 +363,10 @@ class RemoteEngine:
         order = sorted(range(len(self._pending)), key=lambda i: (-_expected_tokens(self._pending[i]), i))
         shares: dict[int, list[int]] = defaultdict(list)
         for i in order:
+            parked = self._parked.pop(self._pending[i].prompt.uid, None)
             place = min(range(len(self.instances)), key=lambda k: (self._loads[k], k))
+            if parked is not None and self._pending[i].going_on.keeps:
+                place = parked
             self._loads[place] += _expected_tokens(self._pending[i])
             shares[place].append(i)
         for place, members in sorted(shares.items()):
@@ -351,7 +375,7 @@ class RemoteEngine:
             number = announcer.tell(self.instances[place].mesh.ranks, message, needed)
             for request in requests:
                 self._numbers[request.prompt.uid] = number
-                self._where |= {(request.prompt.uid, index): place for index in range(request.num_samples)}
+                self._where |= {(request.prompt.uid, index): place for index in request.indices}
             if place == self._own_place:
                 assert self._lockstep is not None, "the leader's instance has no engine"
                 announcer.rank_state.offloads.want((self._role, "decode"))
@@ -367,4 +391,5 @@ def _nothing_to_wait_for() -> None:
 def _expected_tokens(request: Request) -> int:
     """Tokens of prompt and responses; without recorded lengths, responses that reach their limit."""
     lengths = request.lengths or (request.sampling.max_tokens,) * request.num_samples
-    return len(request.prompt.token_ids) + sum(lengths)
+    said = sum(len(sample.token_ids) for sample in request.going_on.begun)
+    return len(request.prompt.token_ids) + sum(lengths[index] for index in request.indices) - said

@@ -1,0 +1,95 @@
+"""Where samples stood that went on with new weights: kept in the run's folder, so that a run that is resumed has each
+of them stand there again when these weights come.
+
+What a sample says is then a function of the seed and of this record, however fast each side of the run was.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from plait.errors import RunError
+from plait.generation.records import HeldKV
+from plait.observe.run_log import cut_torn_line, read_rows
+
+Standing = Mapping[int, Mapping[int, int]]
+"""Prompt uid → index of each sample of it that has not ended → tokens that it had said."""
+
+
+@dataclass(frozen=True)
+class Moment:
+    """New weights came."""
+
+    kv: HeldKV
+    """What became of keys and values of the samples that had said something with the weights before."""
+    standing: Standing
+
+
+class Moments:
+    """Those of a run, one for each policy version that came.
+
+    A row of JSON each; the last row of a version counts.
+
+    Args:
+        path: of the file. What is there was so in an earlier stay of the run, and is repeated.
+        kv: what becomes of keys and values, unless a checkpoint is written or read.
+    """
+
+    def __init__(self, path: Path, kv: HeldKV) -> None:
+        self._path, self._kv = path, kv
+        if path.is_file():
+            cut_torn_line(path)
+        rows = read_rows(path) if path.is_file() else ()
+        self._moments = {row["version"]: Moment(row["kv"], _standing(row["open"])) for row in rows}
+
+    def at(self, version: int) -> Moment | None:
+        """When the weights of this version came; None: they have not, in no stay of the run."""
+        return self._moments.get(version)
+
+    def keep(self, version: int, standing: Standing) -> None:
+        """The weights of this version come, and samples stand so.
+
+        Raises:
+            RunError: they stood elsewhere in an earlier stay of the run; or the file cannot be written.
+        """
+        before = self._moments.get(version)
+        if before is None:
+            self._write(version, Moment(self._kv, standing))
+        elif before.standing != standing:
+            raise RunError(
+                f"samples stand elsewhere after step {version} than {self._path} has it of an earlier stay of this "
+                "run: its recipe, its data or the machine's arithmetic has changed. Put them back; or remove the file, "
+                "and the run goes on from its checkpoint with a record of its own"
+            )
+
+    def recompute(self, version: int) -> None:
+        """A checkpoint is written, or read, which holds no keys and values: with the weights of this version all are
+        computed again.
+
+        Raises:
+            RunError: the file cannot be written.
+        """
+        moment = self._moments.get(version)
+        if moment is not None and moment.kv != "recompute":
+            self._write(version, Moment("recompute", moment.standing))
+
+    def _write(self, version: int, moment: Moment) -> None:
+        self._moments[version] = moment
+        stood = [[uid, [list(item) for item in of.items()]] for uid, of in moment.standing.items()]
+        row = {"version": version, "kv": moment.kv, "open": stood}
+        try:
+            with open(self._path, "a") as file:
+                file.write(json.dumps(row) + "\n")
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError as error:
+            raise RunError(f"{self._path} cannot be written: {error.strerror or error}") from error
+
+
+def _standing(rows: list[Any]) -> dict[int, dict[int, int]]:
+    return {uid: dict(samples) for uid, samples in rows}

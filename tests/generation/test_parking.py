@@ -1,0 +1,211 @@
+"""Samples that halt and go on with other weights: what an engine that was updated in the middle would have said."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from plait.data.records import FinishReason, Prompt, Sample
+from plait.generation.engine import Engine, drain
+from plait.generation.records import HeldKV
+from plait.generation.request import GoingOn, Request
+from plait.generation.settings import Sampling, SamplingSettings
+from plait.kernels.noise import NoiseKey
+from tests.cases import examples
+from tests.models.tiny import tiny_model
+
+MODEL = tiny_model(dtype=torch.float64)
+WEIGHTS = [parameter.detach().clone() for parameter in MODEL.module.parameters()]
+KINDS: list[HeldKV] = ["keep", "recompute"]
+
+
+def set_weights(version: int) -> None:
+    """Other weights for every version, the same ones again for the same."""
+    generator = torch.Generator().manual_seed(version)
+    with torch.no_grad():
+        for parameter, first in zip(MODEL.module.parameters(), WEIGHTS, strict=True):
+            noise = torch.randn(first.shape, generator=generator, dtype=first.dtype)
+            parameter.copy_(first + 0.02 * version * noise)
+
+
+def engine(**keys: Any) -> Engine:
+    set_weights(0)
+    return Engine(MODEL, SamplingSettings(exact=True, **keys))
+
+
+def request(uid: int, num_tokens: int, lengths: Sequence[int]) -> Request:
+    prompt = Prompt(uid, "", tuple((7 * at + 31 * uid) % 290 + 5 for at in range(num_tokens)))
+    sampling = Sampling(max_tokens=60, stop_token_ids=())
+    return Request(prompt, len(lengths), sampling, NoiseKey(5), lengths=tuple(lengths))
+
+
+REQUESTS = [request(0, 9, [3, 12, 20]), request(1, 30, [1, 15]), request(2, 4, [18])]
+
+
+def said(samples: Sequence[Sample]) -> dict[tuple[int, int], tuple[Any, ...]]:
+    return {(s.prompt.uid, s.index): (s.token_ids, s.logprobs, s.versions) for s in samples}
+
+
+def publish(one: Engine, version: int) -> None:
+    set_weights(version)
+    one.update_weights(version)
+
+
+def again(
+    requests: Sequence[Request],
+    samples: Sequence[Sample],
+    *,
+    keeps: bool,
+    stops: dict[tuple[int, int], int] | None = None,
+) -> list[Request]:
+    """Those of the samples that have not ended, up to where they are to stop."""
+    found = []
+    for one in requests:
+        mine = [sample for sample in samples if sample.prompt.uid == one.prompt.uid]
+        begun = tuple(s for s in mine if s.finish_reason is FinishReason.OPEN and s.token_ids)
+        ended = frozenset(s.index for s in mine if s.finish_reason is not FinishReason.OPEN)
+        until = {i: n for (uid, i), n in (stops or {}).items() if uid == one.prompt.uid and i not in ended}
+        kept = frozenset(s.index for s in begun) if keeps else frozenset()
+        going_on = replace(one, going_on=GoingOn(begun, ended, until, kept, parks=keeps))
+        if going_on.indices:
+            found.append(going_on)
+    return found
+
+
+def halted(requests: Sequence[Request], steps: Sequence[int], kv: HeldKV, **keys: Any) -> list[Sample]:
+    """All samples, halted after so many steps of each version, and gone on with the next."""
+    one, samples, asked = engine(**keys), [], list(requests)
+    for version, count in enumerate(steps):
+        for each in asked:
+            one.add(each)
+        for _ in range(count):
+            if one.has_work:
+                samples += one.step()
+        samples += (stopped := one.halt(parks=kv == "keep"))
+        assert not one.has_work
+        assert one.state.scheduler.blocks.num_held == 0
+        publish(one, version + 1)
+        asked = again(requests, [*samples], keeps=kv == "keep")
+        samples = [sample for sample in samples if sample.finish_reason is not FinishReason.OPEN]
+        del stopped
+    for each in asked:
+        one.add(each)
+    return [*samples, *drain(one)]
+
+
+@pytest.mark.parametrize("kv", KINDS)
+@pytest.mark.parametrize("steps", [[4], [2, 5, 1]])
+def test_they_say_what_an_engine_says_whose_weights_change_on_the_way(kv: HeldKV, steps: list[int]) -> None:
+    """Tokens, log-probs and versions, to the bit."""
+    found = said(halted(REQUESTS, steps, kv))
+    one, samples = engine(), []
+    for each in REQUESTS:
+        one.add(each)
+    for version, count in enumerate(steps):
+        for _ in range(count):
+            samples += one.step()
+        set_weights(version + 1)
+        one.update_weights(version + 1, kv)
+    expected = said([*samples, *drain(one)])
+    assert found == expected
+    assert len({version for _, _, versions in found.values() for version in versions}) == len(steps) + 1
+
+
+def test_keys_and_values_that_are_kept_are_not_those_of_the_new_weights() -> None:
+    kept, fresh = (said(halted(REQUESTS, [4], kv)) for kv in KINDS)
+    assert kept != fresh
+    assert kept[0, 0] == fresh[0, 0], "it ended before"
+
+
+@settings(max_examples=examples(10, 60), deadline=None)
+@given(
+    st.lists(st.integers(0, 6), min_size=1, max_size=3),
+    st.sampled_from(KINDS),
+    st.sampled_from([{}, {"max_running": 2}, {"max_prefill_tokens": 5}, {"speculation": 3}]),
+    st.sampled_from([{}, {"max_running": 3}]),
+)
+def test_where_they_stood_says_all_that_follows(
+    steps: list[int], kv: HeldKV, keys: dict[str, Any], others: dict[str, Any]
+) -> None:
+    """In another engine, with other places, that has them stop there."""
+    one, samples, asked, standing = engine(**keys), [], list(REQUESTS), []
+    for version, count in enumerate(steps):
+        for each in asked:
+            one.add(each)
+        for _ in range(count):
+            if one.has_work:
+                samples += one.step()
+        samples += one.halt(parks=kv == "keep")
+        standing.append({k: len(v[0]) for k, v in said([s for s in samples if s.finish_reason == "open"]).items()})
+        publish(one, version + 1)
+        asked = _kept(again(REQUESTS, samples, keeps=kv == "keep"), version)
+        samples = [sample for sample in samples if sample.finish_reason is not FinishReason.OPEN]
+    for each in asked:
+        one.add(each)
+    expected = said([*samples, *drain(one)])
+
+    other, samples, begun = engine(**others), [], {}
+    for version, stands in enumerate(standing):
+        for each in _until(
+            _kept(again(REQUESTS, [*samples, *begun.values()], keeps=kv == "keep"), version - 1), stands
+        ):
+            each = replace(each, going_on=replace(each.going_on, parks=kv == "keep"))
+            if each.indices:
+                other.add(each)
+        while other.has_work:
+            for sample in other.step():
+                key = sample.prompt.uid, sample.index
+                begun.pop(key, None)
+                if sample.finish_reason is FinishReason.OPEN:
+                    begun[key] = sample
+                else:
+                    samples.append(sample)
+        assert {key: n for key, n in stands.items() if n} == {k: len(s.token_ids) for k, s in begun.items()}
+        publish(other, version + 1)
+    for each in _kept(again(REQUESTS, [*samples, *begun.values()], keeps=kv == "keep"), len(standing) - 1):
+        other.add(each)
+    assert said([*samples, *drain(other)]) == expected
+
+
+def _kept(requests: Sequence[Request], version: int) -> list[Request]:
+    """Keys and values are kept of samples that said something with the last weights."""
+    found = []
+    for one in requests:
+        going = one.going_on
+        last = {sample.index for sample in going.begun if sample.policy_version == version}
+        found.append(replace(one, going_on=replace(going, keeps=going.keeps & last)))
+    return found
+
+
+def _until(requests: Sequence[Request], stands: dict[tuple[int, int], int]) -> list[Request]:
+    found = []
+    for one in requests:
+        going, uid = one.going_on, one.prompt.uid
+        said = {sample.index: len(sample.token_ids) for sample in going.begun}
+        stops = {i: n for (u, i), n in stands.items() if u == uid and i not in going.left_out}
+        stay = {i for i, n in stops.items() if n <= said.get(i, 0)}
+        begun = tuple(sample for sample in going.begun if sample.index not in stay)
+        until = {i: n for i, n in stops.items() if i not in stay}
+        found.append(replace(one, going_on=GoingOn(begun, going.left_out | stay, until, going.keeps - stay)))
+    return found
+
+
+def test_what_is_parked_takes_memory_until_it_goes_on() -> None:
+    one = engine()
+    for each in REQUESTS:
+        one.add(each)
+    for _ in range(4):
+        one.step()
+    samples = one.halt(parks=True)
+    assert one.kv_bytes > 0
+    publish(one, 1)
+    for each in again(REQUESTS, samples, keeps=True):
+        one.add(each)
+    list(drain(one))
+    assert one.kv_bytes == 0

@@ -1,0 +1,202 @@
+"""Samples that go on with new weights: none is older than it may be, none is lost or drawn twice, and what a run comes to
+is a function of its seed and of the record of where samples stood."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import textwrap
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from plait.errors import ConfigError, RunError
+from plait.observe.run_log import read_rows
+from plait.recipes.recipe import Recipe
+from plait.runtime.api import run
+from tests.cases import slow_but
+from tests.runtime.placed_runs import GRPO, PPO, SAFE, where
+from tests.runtime.plans import assert_equal_runs
+from tests.runtime.test_resume import in_child, kill, kill_and_resume, result_of
+from tests.runtime.test_staleness import SLOW
+
+MakeRecipe = Callable[..., Recipe]
+Placed = Callable[..., Recipe]
+STEPS = 5
+FEW: dict[str, Any] = {"sampling.max_running": 5, "sampling.max_response_tokens": 12}
+"""Places for fewer samples than a batch has, so that the next batch begins in those that become free."""
+
+
+def samples_of(run_dir: Path) -> list[list[dict[str, Any]]]:
+    """Of each step, those that it trained on."""
+    files = sorted((run_dir / "samples").glob("step-*"))
+    return [[json.loads(line) for line in path.open()] for path in files]
+
+
+def oldest(sample: dict[str, Any]) -> int:
+    return min(sample.get("token_versions") or [sample["policy_version"]])
+
+
+def check(run_dir: Path, most: int, per_step: int = 12) -> None:
+    """What holds of every run: ages, and each sample once."""
+    steps = samples_of(run_dir)
+    for step, samples in enumerate(steps):
+        assert len(samples) == per_step
+        assert all(0 <= step - oldest(sample) <= most for sample in samples)
+        for sample in samples:
+            versions = sample.get("token_versions")
+            assert versions is None or (len(versions) == len(sample["token_ids"]) and versions == sorted(versions))
+    uids = [sample["uid"] for samples in steps for sample in samples]
+    assert len(set(uids)) == len(uids)
+    for row in read_rows(run_dir / "metrics.jsonl"):
+        ages = [row["step"] - 1 - oldest(sample) for sample in steps[row["step"] - 1]]
+        assert row["off_policy/max"] == max(ages) <= most
+        assert row["off_policy/mean"] == pytest.approx(sum(ages) / len(ages))
+        mixed = sum("token_versions" in sample for sample in steps[row["step"] - 1])
+        assert row["off_policy/mixed"] == pytest.approx(mixed / per_step)
+        assert row["off_policy/dropped"] == 0
+
+
+def replayed(recipe: Recipe, name: str) -> Path:
+    """The run again from its beginning, along the record of the one that was."""
+    folder = recipe.run_dir.with_name(name)
+    folder.mkdir()
+    for file in ("recipe.yaml", "run.lock", "moments.jsonl"):
+        shutil.copy(recipe.run_dir / file, folder / file)
+    assert run(recipe.model_copy(update={"run_dir": folder}), resume=True).finished
+    return folder
+
+
+@pytest.mark.parametrize(("on_update", "most"), [("keep", 1), ("recompute", 2)])
+def test_the_next_batch_fills_the_places_that_become_free(make_recipe: MakeRecipe, on_update: str, most: int) -> None:
+    recipe = make_recipe(steps=STEPS, max_staleness=most, on_update=on_update, **FEW)
+    assert run(recipe).finished
+    check(recipe.run_dir, most)
+    rows = read_rows(recipe.run_dir / "metrics.jsonl")
+    assert sum(row["off_policy/mixed"] for row in rows) > 0, "samples went on with new weights"
+    moments = read_rows(recipe.run_dir / "moments.jsonl")
+    assert [row["version"] for row in moments if row["version"] < STEPS] == list(range(1, STEPS))
+    assert any(tokens for row in moments for _, samples in row["open"] for _, tokens in samples)
+    again = replayed(recipe, "again")
+    assert result_of(again) == result_of(recipe.run_dir)
+    assert (again / "moments.jsonl").read_text() == (recipe.run_dir / "moments.jsonl").read_text()
+
+
+@pytest.mark.parametrize("on_update", ["keep", "recompute"])
+def test_killed_runs_resume_exactly(make_recipe: MakeRecipe, tmp_path: Path, on_update: str) -> None:
+    """On one process the order of all steps is one, so the record of a run is a function of its seed, too."""
+    kill_and_resume(make_recipe, tmp_path, points=2, seed=4, max_staleness=2, on_update=on_update, **FEW)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("on_update", ["keep", "recompute"])
+def test_killed_runs_resume_exactly_50(make_recipe: MakeRecipe, tmp_path: Path, on_update: str) -> None:
+    kill_and_resume(make_recipe, tmp_path, points=50, seed=5, max_staleness=2, on_update=on_update, **FEW)
+
+
+APART = {"actor.generate": "1", "actor.train": "0", "ref.logprobs": "0"}
+LEADS = {"actor.generate": "0", "actor.train": "1", "ref.logprobs": "0"}
+RING = {"actor.generate": "1,2 pp2", "actor.train": "0", "ref.logprobs": "0"}
+PARTS = {"actor.generate": "1,2 tp2", "actor.train": "0", "ref.logprobs": "0"}
+PLANS: dict[str, tuple[tuple[str, dict[str, Any]], str, int, str | dict[str, str]]] = {
+    f"{name}-{on_update}-{most}": (flow, on_update, most, plan)
+    for on_update, most in (("keep", 1), ("recompute", 2))
+    for name, flow, plan in (
+        ("apart", GRPO, APART),
+        ("leads", GRPO, LEADS),
+        ("split", GRPO, "split 2"),
+        ("colocated", GRPO, "colocated 2"),
+        ("two", GRPO, {"actor.generate": "1,2 dp2", "actor.train": "0", "ref.logprobs": "1"}),
+        ("ring", GRPO, RING),
+        ("parts", GRPO, PARTS),
+        ("ring-scores", GRPO, RING | {"ref.logprobs": "1,2 pp2"}),
+        ("away", GRPO, APART | {"ref.logprobs": "1 after=offload"}),
+        ("ppo", PPO, APART | {"critic.train": "0", "critic.values": "0"}),
+        ("safe", SAFE, "split 2"),
+    )
+}
+QUICK = ("apart-keep-1",)
+
+
+@pytest.mark.parametrize("name", slow_but(QUICK, PLANS))
+def test_a_run_is_a_function_of_its_seed_and_its_record(name: str, place: Path, placed: Placed) -> None:
+    """Whatever the clock did the first time: again along its record, and then by one process alone."""
+    (flow, keys), on_update, most, plan = PLANS[name]
+    keys = {**keys, **FEW, "steps": STEPS, "max_staleness": most, "on_update": on_update, "checkpoint.every": 2}
+    recipe = placed(flow, f"goes-on-{name}", **keys, **where(place, f"goes-on-{name}", plan))
+    assert run(recipe).finished
+    check(recipe.run_dir, most, len(samples_of(recipe.run_dir)[0]))
+    alone = placed(flow, f"goes-on-{name}", **keys)
+    assert_equal_runs(replayed(alone, f"alone-{name}"), recipe.run_dir)
+    if name not in QUICK:
+        assert_equal_runs(replayed(recipe, f"again-{name}"), recipe.run_dir)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("on_update", ["keep", "recompute"])
+@pytest.mark.parametrize("point", range(6))
+def test_a_killed_run_of_two_ends_as_its_record_says(on_update: str, point: int, place: Path, placed: Placed) -> None:
+    """Killed whenever, resumed, and then undisturbed along the record that both stays have left."""
+    keys = {**GRPO[1], **FEW, "steps": STEPS, "max_staleness": 2, "on_update": on_update, "checkpoint.every": 2}
+    name = f"killed-{on_update}-{point}"
+    recipe = placed("grpo", name, **keys, **where(place, name, APART))
+    pid = in_child(lambda: run(recipe))
+    rows = recipe.run_dir / "moments.jsonl"
+    wait_until(lambda: rows.is_file() and len(rows.read_text().splitlines()) > point % STEPS)
+    assert kill(pid)
+    assert run(recipe, resume=True).finished
+    check(recipe.run_dir, 2)
+    assert_equal_runs(replayed(placed("grpo", name, **keys), f"undisturbed-{name}"), recipe.run_dir)
+
+
+def wait_until(holds: Callable[[], bool], limit_s: float = 120.0) -> None:
+    end = time.monotonic() + limit_s
+    while not holds():
+        assert time.monotonic() < end, "it took too long"
+        time.sleep(0.01)
+
+
+def test_a_run_that_fits_its_record_no_longer_says_so(make_recipe: MakeRecipe, tmp_path: Path) -> None:
+    recipe = make_recipe(steps=3, max_staleness=1, on_update="recompute", **FEW)
+    run(recipe)
+    rows = read_rows(recipe.run_dir / "moments.jsonl")
+    uid, samples = next((uid, samples) for uid, samples in rows[0]["open"] if any(n for _, n in samples))
+    for sample in samples:
+        sample[1] += 50
+    (recipe.run_dir / "moments.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with pytest.raises(RunError, match=r"samples stand elsewhere after step 1 than .*moments.jsonl has it"):
+        replayed(recipe, "other")
+
+
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"max_staleness": 0}, "with `max_staleness` 0 no sample is running when new weights come"),
+    ({"options": {"dynamic_sampling": True}}, "draws again, by what was drawn, in the same step"),
+    ({"algorithm": "remax"}, "generates more than once"),
+    ({"fusion": 0.5}, "`fusion` is 0.5: instances whose samples end early"),
+    ({"rebalance": "auto"}, "`rebalance` is auto"),
+    ({"sampling.kv_tokens": 64}, "keys and values have room for 64 tokens"),
+]
+
+
+@pytest.mark.parametrize(("keys", "message"), REFUSED, ids=[message for _, message in REFUSED])
+def test_what_cannot_be_is_refused(make_recipe: MakeRecipe, keys: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        run(make_recipe(**{"max_staleness": 1, "on_update": "keep", "data.max_prompt_tokens": 20, **keys}))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("on_update", ["keep", "recompute"])
+@pytest.mark.parametrize(("step_s", "train_s"), [(0.1, 0.0), (0.0, 1.0)], ids=["generation", "training"])
+def test_a_side_that_is_far_slower(step_s: float, train_s: float, on_update: str, place: Path, placed: Placed) -> None:
+    """Nobody waits for ever, no sample gets too old, and the record tells the same run to a machine of other speed."""
+    name = f"slower-{on_update}-{step_s}"
+    flow = place / f"{name}.py"
+    flow.write_text(textwrap.dedent(SLOW).replace("STEP_S", str(step_s)).replace("TRAIN_S", str(train_s)))
+    keys = {**GRPO[1], **FEW, "steps": STEPS, "max_staleness": 2, "on_update": on_update}
+    recipe = placed("grpo", name, **keys, algorithm=f"{flow}:grpo", **where(place, name, APART))
+    assert run(recipe).finished
+    check(recipe.run_dir, 2)
+    assert_equal_runs(replayed(placed("grpo", name, **keys), f"other-{name}"), recipe.run_dir)
