@@ -8,8 +8,6 @@ from pathlib import Path
 import pytest
 
 from plait.cli import main
-from plait.cli.staleness_report import seconds_of_steps
-from plait.schedule.timeline import Span, Timeline
 from tests.cli.test_shape_alone import recipe
 
 
@@ -39,13 +37,11 @@ def test_nothing_is_said_where_nothing_is_drawn_ahead(tmp_path: Path, capsys: py
 
 def test_the_gain_is_foretold_where_sides_are_apart(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text = said(tmp_path, capsys, "--devices", "2", "--plan", "split", "--max_staleness", "1")
-    found = re.search(r"Predicted: (\S+) s a step, .* in place of (\S+) s with nothing ahead \((\S+) times", text)
+    found = re.search(r"Predicted: (\S+) s a step, in place of (\S+) s with nothing ahead \((\S+) times", text)
     assert found is not None
     ahead, alone, ratio = map(float, found.groups())
     assert 0 < ahead < alone
     assert ratio == pytest.approx(alone / ahead, rel=0.02)
-    shared = said(tmp_path, capsys, "--devices", "2", "--plan", "colocated", "--max_staleness", "1")
-    assert "No gain is foretold for shared devices" in shared
 
 
 @pytest.mark.parametrize(
@@ -60,14 +56,4 @@ def test_samples_that_go_on(on_update: str, expected: str, tmp_path: Path, capsy
     text = said(tmp_path, capsys, *keys)
     assert expected in text
     assert "places that become free go to the next batch" in text
-
-
-def test_seconds_of_the_busiest_rank_by_hand() -> None:
-    spans = [
-        Span("actor.generate", "DECODE", 1, 0.0, 6.0, step=1),
-        Span("ref.logprobs", "SCORE", 1, 5.0, 7.0, step=1),
-        Span("actor.train", "TRAIN", 0, 7.0, 10.0, step=1),
-        Span("actor.generate", "DECODE", 1, 10.0, 16.0, step=2),
-        Span("actor.train", "TRAIN", 0, 16.0, 20.0, step=2),
-    ]
-    assert seconds_of_steps(Timeline(tuple(spans))) == (10.0, 6.5)
+    assert "is not foretold" in text

@@ -1,5 +1,5 @@
-"""Samples that go on with new weights: none is older than it may be, none is lost or drawn twice, and what a run comes to
-is a function of its seed and of the record of where samples stood."""
+"""Samples that go on with new weights: none is older than it may be, none is lost or drawn twice, and what a run comes
+to is a function of its seed and of the record of where samples stood."""
 
 from __future__ import annotations
 
@@ -163,7 +163,7 @@ def test_a_run_that_fits_its_record_no_longer_says_so(make_recipe: MakeRecipe, t
     recipe = make_recipe(steps=3, max_staleness=1, on_update="recompute", **FEW)
     run(recipe)
     rows = read_rows(recipe.run_dir / "moments.jsonl")
-    uid, samples = next((uid, samples) for uid, samples in rows[0]["open"] if any(n for _, n in samples))
+    samples = next(samples for _, samples in rows[0]["open"] if any(tokens for _, tokens in samples))
     for sample in samples:
         sample[1] += 50
     (recipe.run_dir / "moments.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))

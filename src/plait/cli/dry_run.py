@@ -6,6 +6,7 @@ import os
 import textwrap
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,6 @@ from plait.runtime.reward_pools import open_pools
 from plait.schedule.named_plans import AUTO, NAMES
 from plait.schedule.plan import Plan
 from plait.schedule.stage_fusion import nothing_to_hide
-from plait.schedule.timeline import Timeline
 
 _PLAIN: dict[str, Any] = {"box": None, "pad_edge": False, "header_style": "bold"}
 """How a plain table of rich is drawn."""
@@ -120,13 +120,14 @@ def _predicted_text(prepared: Outline | Prepared, plan: Plan) -> str:
     return f"predicted: {predicted_seconds(plan.predicted)[STEP]:.3g} s a step, by {source.source}"
 
 
-def _foretold(prepared: Outline | Prepared, plan: Plan, nodes: int) -> Timeline | None:
-    """The steps of a plan with nothing drawn ahead, for prompts as long as the longest; None: nobody can say."""
-    if plan.predicted is not None:
-        return plan.predicted
+def _foretold(prepared: Outline | Prepared, plan: Plan, nodes: int) -> tuple[float, float] | None:
+    """Seconds of a step of a plan as the recipe has it, and with nothing drawn ahead, for prompts as long as the
+    longest; None: nobody can say."""
     prompts = Lengths.fixed(prepared.longest_tokens)
     try:
-        return planning_for_run(prepared, prompts, measure=False, nodes=nodes).predict(plan).timeline
+        planning = planning_for_run(prepared, prompts, measure=False, nodes=nodes)
+        alone = replace(planning, recipe=planning.recipe.model_copy(update={"max_staleness": 0}))
+        return planning.predict(plan).seconds_per_step, alone.predict(plan).seconds_per_step
     except ConfigError:
         return None
 

@@ -10,7 +10,6 @@ from plait.recipes.recipe import Recipe
 from plait.recipes.role_models import RoleModel
 from plait.schedule.placements import placements_of
 from plait.schedule.plan import Plan
-from plait.schedule.timeline import Timeline, covered_s
 
 _ON_UPDATE = {
     "wait": "Samples end with the weights that they began with",
@@ -21,12 +20,16 @@ _ON_UPDATE = {
 
 
 def staleness_text(
-    recipe: Recipe, flow: Dataflow, models: Sequence[RoleModel], plan: Plan, foretold: Timeline | None = None
+    recipe: Recipe,
+    flow: Dataflow,
+    models: Sequence[RoleModel],
+    plan: Plan,
+    foretold: tuple[float, float] | None = None,
 ) -> str:
     """In sentences; empty where nothing is drawn ahead.
 
     Args:
-        foretold: the steps of the plan, if nothing is drawn ahead; None: nobody can say.
+        foretold: seconds of a step as the recipe has it, and with nothing drawn ahead; None: nobody can say.
     """
     most = recipe.max_staleness
     if most == 0:
@@ -41,7 +44,9 @@ def staleness_text(
         if role in trained:
             apart &= bool(policy.held_copies(role))
             text += f". {_of_role(role, policy, plan, recipe)}"
-    return f"{text}. {_gain(foretold, apart=apart)}" if foretold is not None else text
+    if not apart and recipe.on_update != "wait":
+        return f"{text}. What that gains depends on how unequal the lengths of samples are, and is not foretold"
+    return text if foretold is None else f"{text}. {_gain(*foretold)}"
 
 
 def _of_role(role: str, policy: OffloadPolicy, plan: Plan, recipe: Recipe) -> str:
@@ -63,23 +68,11 @@ def _of_role(role: str, policy: OffloadPolicy, plan: Plan, recipe: Recipe) -> st
     )
 
 
-def _gain(foretold: Timeline, *, apart: bool) -> str:
-    if not apart:
-        return "No gain is foretold for shared devices: it depends on how unequal the lengths of samples are"
-    alone, ahead = seconds_of_steps(foretold)
+def _gain(ahead_s: float, alone_s: float) -> str:
     return (
-        f"Predicted: {ahead:.3g} s a step, that of the busiest rank, in place of {alone:.3g} s with nothing ahead "
-        f"({alone / ahead:.2f} times as fast)"
+        f"Predicted: {ahead_s:.3g} s a step, in place of {alone_s:.3g} s with nothing ahead "
+        f"({alone_s / ahead_s:.2f} times as fast)"
     )
-
-
-def seconds_of_steps(foretold: Timeline) -> tuple[float, float]:
-    """Seconds of a step, with nothing drawn ahead, and with the busiest rank always busy: which is the most that can be
-    gained, and what is gained by one batch ahead where ranks share no call."""
-    count = len({span.step for span in foretold.spans})
-    ranks = {span.rank for span in foretold.spans}
-    busy = [covered_s((one.start_s, one.end_s) for one in foretold.spans if one.rank == rank) for rank in ranks]
-    return foretold.makespan_s / count, max(busy) / count
 
 
 def _ranks(ranks: Sequence[int]) -> str:

@@ -251,13 +251,18 @@ def found_for_run(
     Raises:
         ConfigError: none fits in memory.
     """
-    planning = planning_for_run(found, prompts, measure=measure, nodes=nodes)
+    planning = planning_for_run(found, prompts, measure=measure, nodes=nodes, network=network)
     return auto_plan(planning), planning.calibration
 
 
-def planning_for_run(found: Outline, prompts: Lengths, *, measure: bool, nodes: int = 1) -> Planning:
-    """What foretells a run; its arguments are those of `found_for_run`. Raises ConfigError for devices that nodes cannot
-    share evenly."""
+def planning_for_run(
+    found: Outline, prompts: Lengths, *, measure: bool, nodes: int = 1, network: Network = NOT_MEASURED
+) -> Planning:
+    """What foretells a run; its arguments are those of `found_for_run`.
+
+    Raises:
+        ConfigError: nodes cannot share the devices evenly.
+    """
     recipe, shape = found.recipe, found.shapes[found.recipe.model]
     count = num_devices(recipe)
     if count % nodes:

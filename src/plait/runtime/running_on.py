@@ -1,5 +1,5 @@
-"""Rollouts whose samples go on with later weights: several batches in one engine, and what is unfinished at the end of a
-step stands still until the next weights are there.
+"""Rollouts whose samples go on with later weights: several batches in one engine, and what is unfinished at the end of
+a step stands still until the next weights are there.
 """
 
 from __future__ import annotations
@@ -84,8 +84,8 @@ class RunningOn:
         beside: Beside,
         says: Callable[[int], None],
     ) -> Work[bool]:
-        """Samples of the batch's prompts, as far as they come in this step; one step of the engine per `next()`. Whether
-        all of them are there.
+        """Samples of the batch's prompts, as far as they come in this step; one step of the engine per `next()`.
+        Whether all of them are there.
 
         Args:
             says: told how many samples are asked for.

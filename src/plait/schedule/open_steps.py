@@ -71,9 +71,9 @@ class OpenSteps:
     def needs(self, step: int, key: Key) -> frozenset[Key]:
         """The calls that must have ended before one of `calls(step)` begins.
 
-        Rollouts that are waited for draw prompts in the order of their batches. Where what generates computes with the weights that are
-        trained, they are trained when all rollouts of the step have ended: so its samples are of the version that the
-        step begins with, whatever the clock.
+        Rollouts that are waited for draw prompts in the order of their batches. Where what generates computes with the
+        weights that are trained, they are trained when all rollouts of the step have ended: so its samples are of the
+        version that the step begins with, whatever the clock.
         """
         batch, node = key[0], self.flow.nodes[key[1]]
         found = {(batch, one) for one in self.before[node.id]}
