@@ -5,13 +5,16 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from plait.launch.failures import Ended, Failure
 from plait.recipes.recipe import Recipe
-from plait.runtime.processes.restarting import Restarts
-from plait.runtime.processes.supervisor import RanksLost
+from plait.runtime.directory import RunDirectory
+from plait.runtime.history import Origin, Restart
+from plait.runtime.processes.restarting import RanksLost, Restarts, supervised
 from tests.runtime.nodes import left_of
 from tests.runtime.plans import assert_equal_runs
 from tests.runtime.test_faults import place as place
@@ -150,3 +153,29 @@ def test_an_error_is_not_restarted(code: str, exit_code: int, says: str, place: 
     assert done.returncode == exit_code, done.stderr
     assert says in done.stderr
     assert "restart" not in done.stderr
+
+
+ENDED: Any = object()
+
+
+def test_a_loss_begins_the_same_plan_again_as_a_resume(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    plan = SimpleNamespace(num_ranks=2, nodes=1, name="split")
+    prepared: Any = SimpleNamespace(recipe=SimpleNamespace(restarts=1, device="cpu"), plan=plan)
+    directory = RunDirectory.create(tmp_path / "run", "steps: 3\n")
+    stays: list[tuple[bool, Origin]] = []
+
+    def supervise(prepared: Any, *, resume: bool, origin: Origin) -> Any:
+        stays.append((resume, origin))
+        if len(stays) == 1:
+            raise lost("rank 1 was killed")
+        return ENDED
+
+    with directory:
+        ended = supervised(supervise, prepared, directory, lambda recipe: prepared, resume=False, origin=Origin.here())
+    assert ended is ENDED
+    assert [resume for resume, _ in stays] == [False, True]
+    assert [origin.restart for _, origin in stays] == [None, Restart(1, 1, "rank 1 was killed")]
+    assert capsys.readouterr().err.splitlines() == [
+        "error: rank 1 was killed",
+        "restart 1 of 1: the run goes on from the beginning: no step is saved, on 2 ranks of 1 node, plan split",
+    ]

@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -138,9 +139,11 @@ def _run_claimed(
 
     prepared = prepared_for(recipe, resume)
     if prepared.plan.num_ranks > 1 or nodes is not None or recipe.restarts > 0:
-        from plait.runtime.processes.restarting import supervise_on
+        from plait.runtime.processes.restarting import supervised
+        from plait.runtime.processes.supervisor import supervise
 
-        return supervise_on(prepared, directory, prepared_for, resume=resume, flow=flow, origin=origin, nodes=nodes)
+        of_run = partial(supervise, directory=directory, flow=flow, nodes=nodes)
+        return supervised(of_run, prepared, directory, prepared_for, resume=resume, origin=origin, nodes=nodes)
     with Session(prepared, directory, resume=resume, leading=Alone(prepared), origin=origin) as session:
         outcome = train_session(session)
     refine(prepared, directory.path)

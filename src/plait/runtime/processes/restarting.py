@@ -10,34 +10,58 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Protocol
 
 from plait.checkpoint.store import CheckpointStore
 from plait.errors import RunError, UserError
+from plait.launch.failures import Failure
 from plait.launch.machine import visible_devices
 from plait.launch.nodes.gathering import Gathered
 from plait.observe.screen import say
 from plait.recipes.recipe import Recipe
-from plait.runtime.controller import Outcome
 from plait.runtime.directory import RunDirectory
 from plait.runtime.history import Origin, Restart
 from plait.runtime.planning import ranks_of
 from plait.runtime.prepared import Prepared
-from plait.runtime.processes.supervisor import RanksLost, supervise
 from plait.schedule.named_plans import AUTO
 
+if TYPE_CHECKING:
+    from plait.runtime.controller import Outcome
 
-def supervise_on(
+
+class RanksLost(RunError):
+    """Ranks are gone, not wrong: the run can go on from its last checkpoint.
+
+    Args:
+        what: happened.
+        good: where the run can be taken up.
+        failure: of the rank that was the first; None: a node was lost before it had begun.
+    """
+
+    def __init__(self, what: str, good: str, failure: Failure | None = None) -> None:
+        super().__init__(f"{what}\n{good}")
+        self.what = what
+        self.good = good
+        self.failure = failure
+
+
+class Supervise(Protocol):
+    """`supervisor.supervise` of a directory, flow and nodes: runs a plan to its end."""
+
+    def __call__(self, prepared: Prepared, *, resume: bool, origin: Origin) -> Outcome: ...
+
+
+def supervised(
+    supervise: Supervise,
     prepared: Prepared,
     directory: RunDirectory,
     prepared_for: Callable[[Recipe], Prepared],
     *,
     resume: bool,
     origin: Origin,
-    flow: Callable[..., Any] | None = None,
     nodes: Gathered | None = None,
 ) -> Outcome:
-    """`supervise`, and again after a loss, as often as `restarts` of the recipe says.
+    """Run a plan, and again after a loss, as often as `restarts` of the recipe says.
 
     Args:
         prepared_for: resolves another recipe of the run, for the nodes that are left.
@@ -51,7 +75,7 @@ def supervise_on(
     while True:
         places = _places(nodes)
         try:
-            return supervise(prepared, directory, resume=resume, origin=origin, flow=flow, nodes=nodes)
+            return supervise(prepared, resume=resume, origin=origin)
         except RanksLost as lost:
             restarts.count(lost, _saved(directory), _places(nodes))
             prepared = _on_what_is_left(prepared, prepared_for, lost, places, nodes)

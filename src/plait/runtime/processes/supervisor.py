@@ -30,6 +30,7 @@ from plait.runtime.history import Origin
 from plait.runtime.prepared import Prepared
 from plait.runtime.processes.nodes import threads_of
 from plait.runtime.processes.progress_relay import ProgressRelay
+from plait.runtime.processes.restarting import RanksLost
 from plait.runtime.processes.worker import Job, Worker
 from plait.runtime.step_metrics import watched
 from plait.runtime.stopping import signals_to
@@ -149,22 +150,6 @@ def _run(launcher: LocalProcesses, num_ranks: int, job: Job, nodes: Gathered | N
     finally:
         if nodes is not None:
             nodes.on_wish(lambda: None)
-
-
-class RanksLost(RunError):
-    """Ranks are gone, not wrong: the run can go on from its last checkpoint.
-
-    Args:
-        what: happened.
-        good: where the run can be taken up.
-        failure: of the rank that was the first; None: a node was lost before it had begun.
-    """
-
-    def __init__(self, what: str, good: str, failure: Failure | None = None) -> None:
-        super().__init__(f"{what}\n{good}")
-        self.what = what
-        self.good = good
-        self.failure = failure
 
 
 def _explained(error: WorkerError, job: Job, status: Path) -> Exception:
