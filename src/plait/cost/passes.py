@@ -5,17 +5,20 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from plait.cost.cluster import ClusterSpec
 from plait.cost.model_work import ModelWork
-from plait.cost.profile import Profile
 from plait.cost.traffic import Traffic
 from plait.layout.mesh import Layout
 from plait.layout.shards import stage_bounds
 from plait.models.shape import ModelShape
+
+if TYPE_CHECKING:
+    from plait.cost.cluster import ClusterSpec
+    from plait.cost.profile import Profile
 
 Terms = dict[str, float]
 Floats = NDArray[np.float64]

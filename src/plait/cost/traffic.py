@@ -8,13 +8,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from plait.cost.cluster import ClusterSpec
 from plait.layout.mesh import Layout
+
+if TYPE_CHECKING:
+    from plait.cost.cluster import ClusterSpec
 
 Axis = Literal["dp", "tp", "pp"]
 
