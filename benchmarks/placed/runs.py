@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import resource
+import shutil
 import subprocess
 import sys
 import time
@@ -114,7 +115,11 @@ def start(job: dict[str, Any], folder: Path, threads: int) -> subprocess.Popen[b
 
 
 def finish(process: subprocess.Popen[bytes], folder: Path, warm_up: int) -> Finished:
-    """Raises `RunFailed` with the end of the run's output."""
+    """Wait for a run. Its weights are not kept: those of all runs of a benchmark would fill a disk.
+
+    Raises:
+        RunFailed: with the end of the run's output.
+    """
     try:
         code = process.wait(DEADLINE_S)
     except subprocess.TimeoutExpired as error:
@@ -123,6 +128,8 @@ def finish(process: subprocess.Popen[bytes], folder: Path, warm_up: int) -> Fini
     if code != 0:
         tail = (folder / "log").read_text(errors="replace")[-3000:]
         raise RunFailed(f"a run ended with {code}; the end of its output:\n{tail}")
+    for weights in ("final", "checkpoints"):
+        shutil.rmtree(folder / "run" / weights, ignore_errors=True)
     return Finished(folder / "run", warm_up, json.loads((folder / "cpu.json").read_text()))
 
 
