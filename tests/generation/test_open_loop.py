@@ -22,11 +22,11 @@ from plait.generation.sampler import sample as draw
 from plait.generation.settings import Sampling, SamplingSettings
 from plait.generation.transfer import SampleState
 from plait.kernels.noise import NoiseKey
-from plait.layout import simulate
 from plait.layout.mesh import Cluster, Layout
 from plait.layout.move import plan_move
 from plait.models.language_model import LanguageModel
 from tests.generation.test_engine import by_uid, request_of
+from tests.layout import played_moves
 from tests.models.tiny import tiny_llama, tiny_model
 
 FREE = Sampling(max_tokens=40, stop_token_ids=())
@@ -171,10 +171,10 @@ def moved(state: SampleState) -> SampleState:
     source, target = (state.holdings(Layout.on((rank,))) for rank in (0, 1))
     cluster = Cluster(1, 2)
     plan = plan_move(source, target, cluster, bucket_bytes=4096)
-    memory = simulate.allocate(source, target)
+    memory = played_moves.allocate(source, target)
     words = {torch.float32: torch.float32, torch.float64: torch.float64, torch.bfloat16: torch.float16}[state.kv.dtype]
     memory[0]["kv"][:] = state.kv.view(words).numpy()
-    simulate.execute(plan, memory)
+    played_moves.execute(plan, memory)
     return replace(state, kv=torch.from_numpy(memory[1]["kv"]).view(state.kv.dtype))
 
 

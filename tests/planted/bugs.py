@@ -37,8 +37,8 @@ SAMPLING = (
     Bug(
         "stale reference",
         "plait.workers.loading:_Shelf._fresh",
-        "return copy_of(self._language[one.name])",
-        "return self._language[one.name]",
+        "return copy_of(self._language[role_model.name])",
+        "return self._language[role_model.name]",
         ("runtime/test_doctor.py::test_a_reference_that_changes_later_is_named",),
         doctor="stale_reference",
     ),
@@ -377,7 +377,7 @@ GENERATION = (
     ),
     Bug(
         "wrong drafts that are taken for computed",
-        "plait.generation.engine:Engine._advance",
+        "plait.generation.drawing:Drawing.end",
         "if new > count",
         "if new < count",
         ("generation/test_drafts.py::test_drafts_change_no_token[chunks-0.6]",),

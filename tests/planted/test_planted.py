@@ -46,6 +46,12 @@ def outcomes_of(checks: tuple[str, ...]) -> Outcomes:
     return outcomes
 
 
+@pytest.mark.parametrize("bug", BUGS, ids=str)
+def test_every_bug_can_be_planted(bug: Bug) -> None:
+    with planted(bug):
+        pass
+
+
 @pytest.mark.parametrize("bug", slow_but(BUGS[::6], BUGS), ids=str)
 def test_the_suite_catches(bug: Bug) -> None:
     with planted(bug):

@@ -54,7 +54,9 @@ def sent(rows: Rows, ranks: int, *, trains: bool, tp: int = 1) -> int:
     """Bytes that the leader sends for one call over so many ranks."""
     layout = Layout.on(tuple(range(ranks)), dp=ranks // tp, tp=tp)
     place = RolePlacement("actor", train=layout, score=layout)
-    state: Any = SimpleNamespace(places={"actor": place}, recipe=SimpleNamespace(seed=0), copies={})
+    state: Any = SimpleNamespace(
+        places={"actor": place}, recipe=SimpleNamespace(seed=0), copies={}, pair_tokens={"actor": 0.0}
+    )
     inputs = {"advantages": ADVANTAGES, "ref_logprobs": LOGPROBS, "mask": MASK}
     node: Any = SimpleNamespace(id=3, call="actor.train", role="actor", inputs=inputs, training=TrainOptions())
     call = TrainCall(node, rows, 1) if trains else ScoreCall("actor", Score.LOGPROBS, "actor.logprobs", rows)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from inspect import Parameter
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -164,7 +165,7 @@ def _of_signature(command: App) -> Iterator[Option]:
         positional = argument.index is not None
         name = _as_value(argument.name) if positional else argument.name
         default = argument.field_info.default
-        unset = default is None or default is False or default == ()
+        unset = default is None or default is False or default is Parameter.empty or default == ()  # empty: of `*files`
         text = "required" if argument.required else "" if unset else str(default)
         yield Option(name, text, (argument.parameter.help or "").rstrip("."))
 
