@@ -17,7 +17,6 @@ from plait.errors import ConfigError, RunError
 from plait.observe.run_log import read_rows
 from plait.recipes.recipe import Recipe
 from plait.runtime.api import run
-from tests.cases import slow_but
 from tests.runtime.placed_runs import GRPO, PPO, SAFE, where
 from tests.runtime.plans import assert_equal_runs
 from tests.runtime.test_resume import in_child, kill, kill_and_resume, result_of
@@ -118,10 +117,10 @@ PLANS: dict[str, tuple[tuple[str, dict[str, Any]], str, int, str | dict[str, str
         ("safe", SAFE, "split 2"),
     )
 }
-QUICK = ("apart-keep-1",)
 
 
-@pytest.mark.parametrize("name", slow_but(QUICK, PLANS))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", PLANS)
 def test_a_run_is_a_function_of_its_seed_and_its_record(name: str, place: Path, placed: Placed) -> None:
     """Whatever the clock did the first time: again along its record, and then by one process alone."""
     (flow, keys), on_update, most, plan = PLANS[name]
@@ -131,8 +130,7 @@ def test_a_run_is_a_function_of_its_seed_and_its_record(name: str, place: Path, 
     check(recipe.run_dir, most, len(samples_of(recipe.run_dir)[0]))
     alone = placed(flow, f"goes-on-{name}", **keys)
     assert_equal_runs(replayed(alone, f"alone-{name}"), recipe.run_dir)
-    if name not in QUICK:
-        assert_equal_runs(replayed(recipe, f"again-{name}"), recipe.run_dir)
+    assert_equal_runs(replayed(recipe, f"again-{name}"), recipe.run_dir)
 
 
 @pytest.mark.slow
