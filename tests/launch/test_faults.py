@@ -15,7 +15,7 @@ import pytest
 from plait.launch import monitor
 from plait.launch.failures import Ended, WorkerError
 from plait.launch.local import LocalProcesses
-from tests.launch.workers import Echo, Summing, Unbuildable
+from tests.launch.workers import Echo, Summing, Unbuildable, waiter
 
 LIMIT_S = 60.0
 FREEZE_S = 1.2
@@ -55,8 +55,8 @@ def pair(tmp_path):
 # -- death
 
 
-def test_kill_9_names_rank_action_and_who_waited(pair):
-    waiting = pair.submit(0, "hang_in_python", peer=1)
+def test_kill_9_names_rank_action_and_who_waited(pair, tmp_path):
+    waiting = waiter(pair, 0, 1, tmp_path)
     killed = pair.submit(1, "nap", 1000.0)
     pair.submit(1, "back").done  # noqa: B018  more may stand behind
     time.sleep(0.3)
@@ -66,10 +66,10 @@ def test_kill_9_names_rank_action_and_who_waited(pair):
     assert "SIGKILL" in failure.cause
     assert 0.2 < failure.seconds < LIMIT_S
     (peer,) = failure.peers
-    assert (peer.rank, peer.action) == (0, "hang_in_python")
+    assert (peer.rank, peer.action) == (0, "wait_for_peer")
     assert peer.waits_for == "rank 1 (recv 3F0)"
     assert "hang_in_python" in peer.stack
-    assert "rank 0 was in `hang_in_python`" in str(failure)
+    assert "rank 0 was in `wait_for_peer`" in str(failure)
     assert failure_of(killed) == failure
     assert not any(alive(pid) for pid in pair.pids), "a group ends as a whole"
     with pytest.raises(WorkerError, match="SIGKILL"):
@@ -131,9 +131,9 @@ def test_an_exception_is_held_back_for_the_death_that_may_have_caused_it(pair, m
 
 
 @pytest.mark.parametrize("by", ["itself", "controller"])
-def test_a_stopped_process_is_found_by_its_silence(by):
+def test_a_stopped_process_is_found_by_its_silence(by, tmp_path):
     with LocalProcesses(freeze_after_s=FREEZE_S).start(Echo, 2) as group:
-        waiting = group.submit(0, "hang_in_python", peer=1)
+        waiting = waiter(group, 0, 1, tmp_path)
         if by == "itself":
             action = "stop_self"
             group.submit(1, action)
@@ -188,12 +188,12 @@ def test_an_exception_interrupts_who_waits_for_another_rank_once(pair):
     assert failure_of(failed) == failure
 
 
-def test_one_rank_of_several_that_raises_fails_the_handle_at_once(pair):
-    pair.submit(0, "hang_in_python", peer=1)
+def test_one_rank_of_several_that_raises_fails_the_handle_at_once(pair, tmp_path):
+    waiter(pair, 0, 1, tmp_path)
     failure = failure_of(pair.submit([0, 1], "fail", "not today"))
     assert (failure.rank, failure.action) == (1, "fail")
     (peer,) = failure.peers
-    assert (peer.action, peer.waits_for) == ("hang_in_python", "rank 1 (recv 3F0)")
+    assert (peer.action, peer.waits_for) == ("wait_for_peer", "rank 1 (recv 3F0)")
     assert "not today" in str(failure)
     pair.close(grace_s=0.1)
 

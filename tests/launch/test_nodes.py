@@ -24,7 +24,7 @@ from plait.launch.nodes.introduction import Stranger, dialled, introduced, liste
 from plait.launch.nodes.run_key import FILE, leaders_key, nodes_key
 from tests.launch.nodes import KEY, agent, end, joined, me
 from tests.launch.test_strangers import listened_on
-from tests.launch.workers import Echo, Summing
+from tests.launch.workers import Echo, Summing, waiter
 from tests.memory_groups import bounded
 
 LIMIT_S = 60.0
@@ -53,15 +53,15 @@ def failure_of(group, handle, rank):
     return str(caught.value)
 
 
-def test_a_dead_worker_of_another_node_is_named_with_its_cause_and_its_output() -> None:
+def test_a_dead_worker_of_another_node_is_named_with_its_cause_and_its_output(tmp_path) -> None:
     with joined(2) as (gathered, _), LocalProcesses(nodes=gathered.nodes).start(Echo, 2) as group:
-        waiting = group.submit(0, "hang_in_python", 1)
+        handle = waiter(group, 0, 1, tmp_path)
         text = failure_of(group, group.submit(1, "exit_hard", 9), 1)
         assert f"rank 1 on node 1 ({HOST}) ended its process (exit code 9) in `exit_hard`" in text
-        assert f"meanwhile rank 0 on node 0 ({HOST}) was in `hang_in_python`" in text
+        assert f"meanwhile rank 0 on node 0 ({HOST}) was in `wait_for_peer`" in text
         assert "waiting for rank 1 (recv 3F0)" in text
         assert "about to leave" in text, "its output comes from its node"
-        del waiting
+        del handle
 
 
 def test_a_frozen_worker_of_another_node_is_named_with_where_it_was() -> None:

@@ -66,7 +66,7 @@ def test_room_that_cannot_be_is_not_waited_for() -> None:
 @pytest.mark.slow
 def test_a_dead_worker_is_named_with_its_cause_and_its_output() -> None:
     with placed_by_ray(nodes=2) as gathered, LocalProcesses(nodes=gathered.nodes).start(Echo, 2) as group:
-        group.submit(0, "hang_in_python", 1)
+        group.submit(0, "hang_in_python")
         with pytest.raises(WorkerError) as caught:
             group.submit(1, "exit_hard", 9).result(LIMIT_S)
         failure = caught.value.failure

@@ -9,7 +9,7 @@ import pytest
 from plait.launch.failures import Ended, WorkerError
 from plait.launch.local import LocalProcesses
 from plait.launch.stall import Stillness, stalled_of
-from tests.launch.workers import Echo
+from tests.launch.workers import Echo, waiter
 
 LIMIT_S = 60.0
 STALLED_S = 1.0
@@ -44,9 +44,9 @@ def test_who_is_to_blame(suspects, waits_for, blamed):
     assert stalled_of(suspects, waits_for) == blamed
 
 
-def test_a_rank_that_hangs_is_found_and_who_waited_for_it():
+def test_a_rank_that_hangs_is_found_and_who_waited_for_it(tmp_path):
     with LocalProcesses(progress=lambda: [3, 5], stalled_after_s=STALLED_S).start(Echo, 2) as group:
-        waiting = group.submit(0, "hang_in_python", peer=1)
+        waiting = waiter(group, 0, 1, tmp_path)
         group.submit(1, "hang_in_python")
         with pytest.raises(WorkerError, match=r"rank 1 stalled: no progress for .* s in `hang_in_python`") as caught:
             waiting.result(LIMIT_S)
@@ -56,9 +56,9 @@ def test_a_rank_that_hangs_is_found_and_who_waited_for_it():
         assert [peer.waits_for for peer in failure.peers] == ["rank 1 (recv 3F0)"]
 
 
-def test_a_rank_may_wait_for_one_that_goes_on():
+def test_a_rank_may_wait_for_one_that_goes_on(tmp_path):
     numbers = itertools.count(1)
     with LocalProcesses(progress=lambda: [3, next(numbers)], stalled_after_s=STALLED_S).start(Echo, 2) as group:
-        waiting = group.submit(0, "hang_in_python", peer=1)
+        waiting = waiter(group, 0, 1, tmp_path)
         assert group.submit(1, "nap", 4 * STALLED_S).result(LIMIT_S)
         assert not waiting.done

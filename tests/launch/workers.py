@@ -81,13 +81,15 @@ class Echo:
     def say(self, text):
         print(text)
 
-    def hang_in_python(self, peer=None):
+    def hang_in_python(self):
         while True:
-            if peer is None:
-                time.sleep(0.05)
-            else:
-                with self.context.waiting_for(f"rank {peer} (recv 3F0)"):
-                    time.sleep(0.05)
+            time.sleep(0.05)
+
+    def wait_for_peer(self, peer, file):
+        """Wait for a rank for ever; the file is there from then on."""
+        with self.context.waiting_for(f"rank {peer} (recv 3F0)"):
+            open(file, "w").close()
+            self.hang_in_python()
 
     def spawn_and_hang(self, file):
         child = subprocess.Popen(["sleep", "1000"])
@@ -178,3 +180,18 @@ class Summing:
 
     def die(self):
         os.kill(os.getpid(), signal.SIGKILL)
+
+
+def waiter(group, rank, peer, folder, limit_s=30.0):
+    """The handle of a rank that waits for another by now.
+
+    Args:
+        folder: where it may leave a file.
+    """
+    file = os.path.join(folder, f"rank {rank} waits")
+    handle = group.submit(rank, "wait_for_peer", peer, file)
+    until = time.monotonic() + limit_s
+    while not os.path.exists(file):
+        assert time.monotonic() < until, f"rank {rank} does not begin to wait"
+        time.sleep(0.01)
+    return handle
