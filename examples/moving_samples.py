@@ -30,27 +30,43 @@ class Instance:
         there = End(THERE, None if is_here else self.engine)
         self.mover = SampleMover(make_teams([BOTH], context.rank)[BOTH].all, here, there)
 
-    def begin(self, text, num_samples):
-        """Say a few tokens; send the bulk while more are said; send the rest."""
-        prompt = Prompt(0, text, tuple(self.model.tokenizer.encode(text)))
-        self.engine.add(Request(prompt, num_samples, Sampling(max_tokens=24), NoiseKey(7)))
+    def prompt(self, text):
+        return Prompt(0, text, tuple(self.model.tokenizer.encode(text)))
+
+    def lacks(self, text):
+        """There: what of the prompt is not known yet."""
+        return self.mover.here([self.prompt(text)])
+
+    def begin(self, text, num_samples, lacks):
+        """Here: say a few tokens; the bulk begins to travel, and more are said meanwhile."""
+        self.engine.add(Request(self.prompt(text), num_samples, Sampling(max_tokens=24), NoiseKey(7)))
         for _ in range(8):
             self.engine.step()
-        keys = [(0, index) for index in range(num_samples)]
-        for _ in self.mover.moving(keys, final=False):
+        self.keys = [(0, index) for index in range(num_samples)]
+        return self.mover.give(self.keys, lacks, number=0)
+
+    def take(self, given):
+        """There: receive the bulk."""
+        self.mover.take(given, number=0)
+
+    def leave(self):
+        """Here: say more until the bulk is through, then send the rest."""
+        while not self.mover.is_through:
             self.engine.step()
-        moved = list(self.mover.moving(keys))
-        return f"{len(keys)} samples left; the rest of them were {sum(action.bytes for action in moved):,} bytes"
+        moved = list(self.mover.moving(self.keys))
+        return f"{len(self.keys)} samples left; the rest of them were {sum(action.bytes for action in moved):,} bytes"
 
     def go_on(self):
-        for _ in range(2):
-            list(self.mover.moving())
+        list(self.mover.moving())
         return [sample.text for sample in drain(self.engine)]
 
 
 if __name__ == "__main__":
     model = sys.argv[1] if len(sys.argv) > 1 else "smollm2-135m-instruct"
     with LocalProcesses().start(Instance, 2, arguments=[model]) as group:
-        begun = group.submit(0, "begin", "Once upon a time", 3)
+        lacks = group.submit(1, "lacks", "Once upon a time").result(120.0)
+        given = group.submit(0, "begin", "Once upon a time", 3, lacks).result(120.0)
+        group.submit(1, "take", given)
+        left = group.submit(0, "leave")
         texts = group.submit(1, "go_on").result(120.0)
-        print(begun.result(120.0), *map(repr, texts), sep="\n")
+        print(left.result(120.0), *map(repr, texts), sep="\n")
