@@ -58,6 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with tempfile.TemporaryDirectory(prefix="plait-") as name:
         folder = Path(name)
         recipe = grpo(folder, is_tiny=options.tiny, prompts=options.prompts, samples=4, steps=1 + options.steps)
+        recipe["plan"] = options.plan
         try:
             for number in range(options.repeats):
                 for place, kind in enumerate(KINDS):
@@ -99,7 +100,7 @@ def measured(kind: str, recipe: Mapping[str, Any], folder: Path, address: str) -
     """Run it; raises `RunFailed` with the end of its output."""
     folder.mkdir()
     file, run = folder / "recipe.yaml", folder / "run"
-    keys = {"devices": RANKS, "plan": "colocated", "run_dir": str(run)}
+    keys = {"devices": RANKS, "run_dir": str(run)}
     file.write_text(yaml.safe_dump({**recipe, **keys}))
     begun = time.monotonic()
     processes = [_started(file, options, address) for options in commands(kind)]
@@ -151,6 +152,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--tiny", action="store_true", help="a random model of two layers")
     parser.add_argument("--steps", type=positive, default=8, help="of each run, that count")
     parser.add_argument("--prompts", type=positive, default=8, help="of a step, 4 samples each")
+    parser.add_argument("--plan", default="colocated", help="of the runs; `split` leaves each core free half the time")
     parser.add_argument("--repeats", type=positive, default=3)
     return parser
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -29,14 +30,35 @@ def dashboard(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")]))
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     port = free_port()
-    head = {"num_cpus": 0, "include_dashboard": True, "dashboard_port": port}
+    head = {
+        "num_cpus": 0,
+        "include_dashboard": True,
+        "dashboard_port": port,
+        "dashboard_agent_listen_port": free_port(),
+    }
     cluster = Cluster(initialize_head=True, head_node_args=head)
     try:
-        cluster.add_node(num_cpus=2)
+        cluster.add_node(num_cpus=2, dashboard_agent_listen_port=free_port())
         cluster.wait_for_nodes()
+        _wait_for_agents(f"http://127.0.0.1:{port}")
         yield f"http://127.0.0.1:{port}"
     finally:
         cluster.shutdown()
+
+
+def _wait_for_agents(address: str, limit_s: float = 120.0) -> None:
+    """Until the cluster takes jobs, which is some seconds after its nodes are there."""
+    from ray.job_submission import JobSubmissionClient
+
+    until = time.monotonic() + limit_s
+    while True:
+        try:
+            JobSubmissionClient(address).submit_job(entrypoint="true")
+            return
+        except (ConnectionError, RuntimeError):
+            if time.monotonic() >= until:
+                raise
+        time.sleep(1.0)
 
 
 def test_a_job_trains_on_the_nodes_of_the_cluster(dashboard: str, tmp_path: Path) -> None:
