@@ -25,69 +25,27 @@ from plait.rewards.pool import RewardPool
 from plait.schedule.dispatch import Clock
 from plait.schedule.timeline import Span
 from plait.schedule.work import Done, Result, Work
-from plait.speculation.counts import Counts
 
 
-class GenerationEngine(Protocol):
-    """Draws responses to prompts, a step at a time; samples come in the order in which they are finished."""
+@dataclass(frozen=True)
+class Traits:
+    """What a generation engine is, in the whole of a run."""
 
-    policy_version: int
-    """Stamped on the tokens that are drawn."""
+    num_instances: int
+    """That generate side by side."""
+    keeps_weights: bool
+    """It draws from weights of its own, which are those that were published last (`update_weights`) also while the role
+    is trained."""
+    shares_devices: bool
+    """Other calls may compute on its ranks while it generates: nothing leaves the devices in between."""
 
-    @property
-    def model(self) -> Any:
-        """What this process has of the model; None: nothing."""
-        ...
 
-    @property
-    def not_compiled(self) -> str | None:
-        """Why the compiled forward is not used, in words; None: it is, or the engine has no such thing."""
-        ...
-
-    @property
-    def speculation(self) -> Counts | None:
-        """How drafts went since the engine was made; None: it has none."""
-        ...
-
-    @property
-    def has_work(self) -> bool:
-        """Whether a request has samples that have not been given out."""
-        ...
-
-    @property
-    def ready(self) -> bool:
-        """Whether a step would do something at once."""
-        ...
-
-    @property
-    def num_instances(self) -> int:
-        """That generate side by side."""
-        ...
-
-    @property
-    def keeps_weights(self) -> bool:
-        """Whether it draws from weights of its own, which are those that were published last (`update_weights`) also
-        while the role is trained."""
-        ...
-
-    @property
-    def shares_devices(self) -> bool:
-        """Whether other calls may compute on its ranks while it generates: nothing leaves the devices in between."""
-        ...
+class InstanceMoves(Protocol):
+    """Has unfinished samples of an engine go on in other instances of it: one move at a time."""
 
     @property
     def gathers(self) -> bool:
-        """Whether unfinished samples may go on in other instances, and models score where none is left."""
-        ...
-
-    @property
-    def running(self) -> tuple[int, ...]:
-        """Unfinished samples of each instance."""
-        ...
-
-    @property
-    def moves_samples(self) -> bool:
-        """Whether unfinished samples may go on in other instances."""
+        """Whether the end of a rollout may be gathered in few instances, and models score where none is left."""
         ...
 
     @property
@@ -105,15 +63,6 @@ class GenerationEngine(Protocol):
         """Seconds in which the samples that moved last stood still; None: they have not left, or none moved."""
         ...
 
-    @property
-    def at_work(self) -> frozenset[int]:
-        """Ranks of the instances that have samples in flight, or are about to."""
-        ...
-
-    def add(self, request: Request) -> None:
-        """Ask for samples of a prompt; they join those in flight."""
-        ...
-
     def gathering(self, max_batch: int) -> Mapping[tuple[int, int], Sequence[Key]]:
         """What would have to `move` so that all unfinished samples go on in as few instances as take them, each at most
         `max_batch`; nothing, where that is no fewer."""
@@ -124,6 +73,60 @@ class GenerationEngine(Protocol):
         the source; all, while others are on their way. How many move."""
         ...
 
+
+class GenerationEngine(Protocol):
+    """Draws responses to prompts, a step at a time; samples come in the order in which they are finished."""
+
+    policy_version: int
+    """Stamped on the tokens that are drawn."""
+
+    @property
+    def traits(self) -> Traits: ...
+
+    @property
+    def moves(self) -> InstanceMoves | None:
+        """None: samples end in the instance in which they began."""
+        ...
+
+    @property
+    def model(self) -> Any:
+        """What this process has of the model; None: nothing."""
+        ...
+
+    @property
+    def not_compiled(self) -> str | None:
+        """Why the compiled forward is not used, in words; None: it is, or the engine has no such thing."""
+        ...
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a request has samples that have not been given out."""
+        ...
+
+    @property
+    def ready(self) -> bool:
+        """Whether `advance` would do something at once."""
+        ...
+
+    @property
+    def running(self) -> tuple[int, ...]:
+        """Unfinished samples of each instance."""
+        ...
+
+    @property
+    def at_work(self) -> frozenset[int]:
+        """Ranks of the instances that have samples in flight, or are about to."""
+        ...
+
+    def add(self, request: Request) -> None:
+        """Ask for samples of a prompt; they join those in flight."""
+        ...
+
+    def advance(self, call: str) -> tuple[Done, list[Sample]]:
+        """One step for all samples in flight: the record of it as an action of a call, and the samples that it
+        finished."""
+        ...
+
     def halt(self, *, parks: bool) -> None:
         """Have all samples stop as they are: they are given out by the next steps, unfinished (FinishReason.OPEN), but
         for those of which nothing had been begun. What is asked for later with `Request.going_on` goes on.
@@ -131,14 +134,6 @@ class GenerationEngine(Protocol):
         Args:
             parks: the engine keeps what it has computed of them.
         """
-        ...
-
-    def step(self) -> list[Sample]:
-        """One step for all samples in flight; the samples that it finished."""
-        ...
-
-    def advance(self, call: str) -> tuple[Done, list[Sample]]:
-        """As `step`, with the record of it as an action of a call."""
         ...
 
     def update_weights(self, version: int) -> None:

@@ -30,11 +30,11 @@ MOVES = """
 
     def look(self, *, frees):
         # In the second step and later half of the samples of one instance go over, their keys and values ahead.
-        if self.num_moved or self._engine.is_moving or sum(self._engine.running) > 10 or not all(self._engine.running):
+        if self.num_moved or self._moves.is_moving or sum(self._engine.running) > 10 or not all(self._engine.running):
             return
         rank, stage = (int(lines[0]), lines[1]) if lines else (0, "rest")
         source = rank if stage in ("give", "rest") else 1 - rank
-        keys = self._engine.unfinished[source][::2]
+        keys = self._moves.unfinished[source][::2]
         self._move({(source, 1 - source): keys}, {}, HowToMove(frozenset(keys[:1]), ahead=True))
 
     @contextlib.contextmanager

@@ -28,7 +28,14 @@ class Ranks:
         self.told: list[tuple[tuple[int, ...], list[int]]] = []
         self.coming: list[tuple[int, Message]] = []
         place = SimpleNamespace(generate=instances)
-        self.rank_state = SimpleNamespace(places={"actor": place}, roles={}, copies_for=lambda role, mode: frozenset())
+        self.rank_state = SimpleNamespace(
+            places={"actor": place},
+            roles={},
+            copies_for=lambda role, mode: frozenset(),
+            held_copies={"actor": ()},
+            keeps_all=True,
+            moves_samples=False,
+        )
         self.transport, self.status = self, SimpleNamespace(doing=lambda what: nullcontext())
 
         self.has_fresh_weights = True
@@ -62,7 +69,7 @@ def dealt(engine: RemoteEngine, ranks: Ranks, *requests: Request) -> list[tuple[
     before = len(ranks.told)
     for one in requests:
         engine.add(one)
-    engine.step()
+    engine.advance("actor.generate")
     return ranks.told[before:]
 
 
@@ -96,7 +103,7 @@ def test_what_an_instance_was_given_counts_until_another_rollout() -> None:
     assert dealt(engine, ranks, fifth, sixth) == [((1,), [6]), ((2,), [5])], "rank 2 is idle"
     ranks.finish(1, first, sixth)
     ranks.finish(2, fifth)
-    engine.step()
+    engine.advance("actor.generate")
     assert not engine.has_work
     assert dealt(engine, ranks, request(7, 1, 1), request(8, 1, 1)) == [((1,), [7]), ((2,), [8])], "23 and 24"
     assert dealt(engine, ranks, request(9, 1, 1)) == [((1,), [9])], "25 after 23 and 24"
@@ -119,6 +126,6 @@ def test_weights_are_moved_only_to_instances_that_have_nothing_in_flight() -> No
     ranks.has_fresh_weights = False
     assert dealt(engine, ranks, request(2, 1, 1)) == [], "rank 1 is at work"
     ranks.finish(1, first)
-    engine.step()
-    engine.step()
+    engine.advance("actor.generate")
+    engine.advance("actor.generate")
     assert ranks.told[1:] == [((2,), [2])]

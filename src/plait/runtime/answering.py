@@ -119,7 +119,7 @@ def _answer(
     while engine.has_work:
         if stop():
             raise EvaluationStopped
-        finished = engine.step()
+        _, finished = engine.advance("evaluate")
         for sample in finished:
             samples[_place(sample)] = sample
             for pool in pools.values():

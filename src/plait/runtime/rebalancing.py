@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from plait.engines import GenerationEngine
+from plait.engines import GenerationEngine, InstanceMoves
 from plait.policy.fusion_gate import line_through
 from plait.policy.migration import AT_ONCE, HowToMove, MoveTimes
 from plait.policy.rebalance import Growing, InstanceWork, MoveCost, rebalance
@@ -82,13 +82,15 @@ class Rebalancer:
             self.curve = Curve(**row["curve"]) if row["curve"] else self.curve
             self._move_s = row["move_s"] or self._move_s
 
-    def balance(self, key: CallOfStep, engine: GenerationEngine, prompts: Mapping[int, int], bounds: Bounds) -> Balance:
-        """What decides in one rollout.
+    def balance(
+        self, key: CallOfStep, engine: GenerationEngine, prompts: Mapping[int, int], bounds: Bounds
+    ) -> Balance | None:
+        """What decides in one rollout; None: the engine moves no samples.
 
         Args:
             prompts: uid → tokens, of all that are generated for.
         """
-        return Balance(self, key, engine, prompts, bounds)
+        return None if engine.moves is None else Balance(self, key, engine, engine.moves, prompts, bounds)
 
     @property
     def lengths(self) -> list[int]:
@@ -123,19 +125,20 @@ class Balance:
         rebalancer: Rebalancer,
         key: CallOfStep,
         engine: GenerationEngine,
+        moves: InstanceMoves,
         prompts: Mapping[int, int],
         bounds: Bounds,
     ) -> None:
-        self._rebalancer, self._key, self._engine = rebalancer, key, engine
+        self._rebalancer, self._key, self._engine, self._moves = rebalancer, key, engine, moves
         self._prompts, self._bounds = prompts, bounds
         self._curve, self._lengths = rebalancer.curve, rebalancer.lengths
         before = rebalancer.decisions.of(key)
         self._asked: deque[dict[str, Any]] | None = None if before is None else deque(before["moves"])
         """Moves that a run before this one has made, and that are made again."""
         self._made: list[dict[str, Any]] = []
-        self._steps = [0.0] * engine.num_instances
+        self._steps = [0.0] * engine.traits.num_instances
         """Decode steps of each instance, about."""
-        self._judged_at, self._judged_with = 0.0, (0,) * engine.num_instances
+        self._judged_at, self._judged_with = 0.0, (0,) * engine.traits.num_instances
         self._looked_at_s = rebalancer.clock()
         self._moved: set[Key] = set()
         self.num_moved = 0
@@ -154,7 +157,7 @@ class Balance:
                     each = self._curve.step_s(min(count, self._bounds.slots), 0.0)
                     self._steps[place] += (now - self._looked_at_s) / each if each > 0 else 0.0
         self._looked_at_s = now
-        if self._engine.is_moving:
+        if self._moves.is_moving:
             return
         if self._asked is not None:
             self._repeat(self._asked, sum(running))
@@ -165,7 +168,7 @@ class Balance:
     def end(self) -> None:
         """All samples have ended."""
         curve = None if self._curve is None else vars(self._curve)
-        move_s = self._engine.moved_s if self.num_moved else None
+        move_s = self._moves.moved_s if self.num_moved else None
         self._rebalancer.keep(self._key, {"moves": self._made, "curve": curve, "move_s": move_s}, move_s)
 
     def _is_due(self, running: Sequence[int]) -> bool:
@@ -180,11 +183,11 @@ class Balance:
             pairs = {(source, target): [(uid, index) for uid, index in keys] for source, target, keys in move["pairs"]}
             recompute = frozenset((uid, index) for uid, index in move.get("recompute", ()))
             self._move(pairs, move, HowToMove(recompute, move.get("ahead", False)))
-            if self._engine.is_moving:
+            if self._moves.is_moving:
                 return
 
     def _decide(self, curve: Curve, *, frees: bool) -> None:
-        unfinished = self._engine.unfinished
+        unfinished = self._moves.unfinished
         works = [
             InstanceWork(
                 place, tuple(self._growing(place, keys)), self._bounds.kv_tokens, takes=bool(keys) or not frees
@@ -220,7 +223,7 @@ class Balance:
 
     def _move(self, pairs: Mapping[tuple[int, int], Sequence[Key]], row: dict[str, Any], how: HowToMove) -> None:
         """Have samples move, and remember it as this row of the run's decisions."""
-        if count := self._engine.move(pairs, how):
+        if count := self._moves.move(pairs, how):
             self.num_moved += count
             self._moved |= {key for keys in pairs.values() for key in keys}
             self._made.append(row)

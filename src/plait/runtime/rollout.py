@@ -176,7 +176,8 @@ class Rollout:
         tail = None
         if fused is not None:
             batch = {(prompt.uid, index): len(prompt.token_ids) for prompt in prompts for index in range(count)}
-            tail = Tail(fused, engine, self._recipe, batch, self._judge(node, engine, state, count))
+            assert engine.moves is not None, f"{node.call}: nothing can be gathered"
+            tail = Tail(fused, engine, engine.moves, self._recipe, batch, self._judge(node, engine, state, count))
         balance = self._balance(node, engine, state, prompts)
         while engine.has_work:
             done, finished = engine.advance(node.call) if engine.ready else (None, [])
@@ -204,14 +205,14 @@ class Rollout:
         if self._recipe.fusion != "auto" or self.gate is None:
             return None
         most = self._recipe.sampling.max_running
-        return self.gate.judge(state.step, node.call, count * len(state.prompts), engine.num_instances, most)
+        return self.gate.judge(state.step, node.call, count * len(state.prompts), engine.traits.num_instances, most)
 
     def _balance(
         self, node: Node, engine: GenerationEngine, state: StepState, prompts: Sequence[Prompt]
     ) -> Balance | None:
         """What has samples of this rollout move between instances; None: they do not. A rollout that draws in rounds
         is left alone: what was decided is known by its step."""
-        if self.rebalancer is None or not engine.moves_samples or node.generation.resample is not None:
+        if self.rebalancer is None or node.generation.resample is not None:
             return None
         sampling = self._recipe.sampling
         kv_tokens = inf if sampling.kv_tokens is None else sampling.kv_tokens

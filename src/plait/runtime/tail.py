@@ -13,7 +13,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from plait.engines import GenerationEngine
+from plait.engines import GenerationEngine, InstanceMoves
 from plait.policy.fusion_gate import Choice, Seen, choose, gain_s, line_through
 from plait.policy.migration import AT_ONCE, HowToMove, MoveTimes
 from plait.policy.step import Key
@@ -156,6 +156,7 @@ class Tail:
     """
     Args:
         task: of the rollout, which keeps the ranks busy that still generate.
+        moves: of the engine.
         batch: samples of the rollout → tokens of their prompts.
         judge: says when samples are gathered, and how; None: the recipe's share says when, and they go at once.
     """
@@ -164,12 +165,13 @@ class Tail:
         self,
         task: Task,
         engine: GenerationEngine,
+        moves: InstanceMoves,
         recipe: Recipe,
         batch: Mapping[Key, int],
         judge: Judge | None,
     ) -> None:
         self._task, self._batch = task, batch
-        self._engine = engine
+        self._engine, self._moves = engine, moves
         self._judge = judge
         self._most = int(recipe.fusion * len(batch)) if isinstance(recipe.fusion, float) else 0
         self._max_batch = recipe.sampling.max_running
@@ -200,14 +202,14 @@ class Tail:
         return self._judge.gathers(running, int(self._steps), max(0.0, waiting), self._max_batch)
 
     def _gather(self) -> None:
-        pairs = self._engine.gathering(self._max_batch)
+        pairs = self._moves.gathering(self._max_batch)
         keys = [key for moved in pairs.values() for key in moved]
         how = AT_ONCE
         if keys and self._judge is not None:
             how = self._judge.how({key: self._batch[key] + int(self._steps) for key in keys})
-        self.num_moved = self._engine.move(pairs, how) if pairs else 0
+        self.num_moved = self._moves.move(pairs, how) if pairs else 0
 
     def end(self) -> None:
         """All samples have ended."""
         if self._judge is not None:
-            self._judge.end(self.num_moved, self._engine.moved_s)
+            self._judge.end(self.num_moved, self._moves.moved_s)

@@ -1,0 +1,83 @@
+"""Which instance of a role gets which requests, and what is outstanding: asked for, and not delivered yet."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from plait.data.records import FinishReason, Prompt, Sample
+from plait.generation.request import Request
+from plait.generation.settings import Sampling
+from plait.kernels.noise import NoiseKey
+from plait.policy.step import Key
+
+
+@dataclass
+class Outstanding:
+    """What the leader waits for from the instances of a role."""
+
+    pending: list[Request] = field(default_factory=list)
+    """Asked for, and not dealt yet."""
+    where: dict[Key, int] = field(default_factory=dict)
+    """Unfinished sample → the number of its instance, in the order in which they were dealt."""
+    prompts: dict[int, Prompt] = field(default_factory=dict)
+    """By uid, of what is dealt."""
+    numbers: dict[int, int] = field(default_factory=dict)
+    """Prompt → the command that asked for its samples, which they are delivered under."""
+
+    def dealt(self, requests: Sequence[Request], place: int, number: int) -> None:
+        """An instance has been told these requests, by the command of this number."""
+        for request in requests:
+            uid = request.prompt.uid
+            self.prompts[uid], self.numbers[uid] = request.prompt, number
+            self.where |= {(uid, index): place for index in request.indices}
+
+    def running(self, num_instances: int) -> tuple[int, ...]:
+        """Unfinished samples of each instance."""
+        counts = Counter(self.where.values())
+        return tuple(counts[place] for place in range(num_instances))
+
+    def forget_prompts(self) -> None:
+        """All samples are delivered."""
+        self.prompts.clear()
+        self.numbers.clear()
+
+
+class Dealer:
+    """Deals requests to instances: the longest expected first, each to the one with the least expected tokens of its
+    rollout, done or not. So who generates what depends on the requests alone: who is idle is the clock's to say."""
+
+    def __init__(self, num_instances: int) -> None:
+        self._loads = [0] * num_instances
+        """Expected tokens of what each instance was given of the rollout."""
+        self._rollout: tuple[NoiseKey, Sampling] | None = None
+        """What the requests that are dealt have in common."""
+        self._parked: dict[int, int] = {}
+        """Prompt → the instance where samples of it lie parked."""
+
+    def deal(self, requests: Sequence[Request]) -> list[tuple[int, list[Request]]]:
+        """(instance, what it gets, in the order in which it was asked for), by the numbers of the instances."""
+        if self._rollout != (rollout := (requests[0].noise, requests[0].sampling)):
+            self._rollout, self._loads = rollout, [0] * len(self._loads)
+        shares: dict[int, list[int]] = defaultdict(list)
+        for i in sorted(range(len(requests)), key=lambda i: (-expected_tokens(requests[i]), i)):
+            parked = self._parked.pop(requests[i].prompt.uid, None)
+            place = min(range(len(self._loads)), key=lambda k: (self._loads[k], k))
+            if parked is not None and requests[i].going_on.keeps:
+                place = parked
+            self._loads[place] += expected_tokens(requests[i])
+            shares[place].append(i)
+        return [(place, [requests[i] for i in sorted(members)]) for place, members in sorted(shares.items())]
+
+    def delivered(self, sample: Sample, place: int) -> None:
+        """An instance has given a sample out; where it is not finished, it may lie parked there."""
+        if sample.finish_reason is FinishReason.OPEN:
+            self._parked[sample.prompt.uid] = place
+
+
+def expected_tokens(request: Request) -> int:
+    """Tokens of prompt and responses; without recorded lengths, responses that reach their limit."""
+    lengths = request.lengths or (request.sampling.max_tokens,) * request.num_samples
+    said = sum(len(sample.token_ids) for sample in request.going_on.begun)
+    return len(request.prompt.token_ids) + sum(lengths[index] for index in request.indices) - said

@@ -1,0 +1,142 @@
+"""Unfinished samples that go on in other instances of a role, as the leader has them moved."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+from plait.policy.migration import AT_ONCE, HowToMove, InstanceLoad, Unfinished, decide
+from plait.policy.step import Key
+from plait.workers.dealing import Outstanding
+from plait.workers.gathering import Gathering, Stage
+from plait.workers.messages import Message
+from plait.workers.staged_move import StagedMove
+
+_ROOM = 1 << 62
+"""What does not fit into the keys and values of an instance waits there: it need not be known here."""
+
+
+class RemoteMoves:
+    """`engines.InstanceMoves` over the instances of a role: one move at a time, its stages told as they are due.
+
+    Args:
+        num_instances: of the role.
+        outstanding: of the role's engine; samples that begin to leave are counted in their targets.
+        tell: has the instances that a stage concerns do it; returns the number of the command.
+        gathers: see InstanceMoves.
+    """
+
+    def __init__(
+        self, num_instances: int, outstanding: Outstanding, tell: Callable[[Gathering], int], *, gathers: bool
+    ) -> None:
+        self._num_instances, self._outstanding, self._tell = num_instances, outstanding, tell
+        self.gathers = gathers
+        self._under_way: StagedMove | None = None
+        self._count = 0
+        self._began_at_s = 0.0
+        self._leaving: dict[int, list[Key]] = {}
+        """Instance → samples that are about to leave it."""
+        self._began: dict[Key, int] = {}
+        """Sample that has moved → the instance that it began in, which may have others of its prompt to begin with."""
+        self.moved_s: float | None = None
+        """See InstanceMoves."""
+
+    @property
+    def unfinished(self) -> tuple[tuple[Key, ...], ...]:
+        keys: list[list[Key]] = [[] for _ in range(self._num_instances)]
+        for key, place in self._outstanding.where.items():
+            keys[place].append(key)
+        return tuple(map(tuple, keys))
+
+    @property
+    def is_moving(self) -> bool:
+        return self._under_way is not None
+
+    @property
+    def instances(self) -> frozenset[int]:
+        """Those with a part in the move under way."""
+        return frozenset() if self._under_way is None else self._under_way.gathering.instances
+
+    @property
+    def numbers(self) -> frozenset[int]:
+        """Commands that instances are still to answer."""
+        return frozenset() if self._under_way is None else frozenset(self._under_way.numbers)
+
+    def gathering(self, max_batch: int) -> dict[tuple[int, int], list[Key]]:
+        """See InstanceMoves. It is decided by what the leader knows: it counts samples, and the tokens of their
+        prompts. None moves where one would come back to where it began."""
+        where, places = self._outstanding.where, range(self._num_instances)
+        loads = [InstanceLoad(place, tuple(self._unfinished_of(place)), _ROOM) for place in places]
+        loads = [load for load in loads if load.unfinished]
+        dealt = not self._outstanding.pending and len(loads) > 1
+        migration = decide(loads, len(where), max_batch) if dealt else None
+        if migration is None or self.is_moving:
+            return {}
+        keys = list(where)
+        pairs: dict[tuple[int, int], list[Key]] = defaultdict(list)
+        for move in migration.moves:
+            pairs[move.source, move.target].append(keys[move.sample])
+        if any(self._began.get(key) == target for (_, target), moved in pairs.items() for key in moved):
+            return {}
+        return dict(pairs)
+
+    def _unfinished_of(self, place: int) -> Iterator[Unfinished]:
+        for number, ((uid, _), where) in enumerate(self._outstanding.where.items()):
+            if where == place:
+                yield Unfinished(number, len(self._outstanding.prompts[uid].token_ids), 0)
+
+    def move(self, pairs: Mapping[tuple[int, int], Sequence[Key]], how: HowToMove = AT_ONCE) -> int:
+        """See InstanceMoves."""
+        out = self._outstanding
+        here = {pair: [key for key in keys if out.where.get(key) == pair[0]] for pair, keys in pairs.items()}
+        here = {pair: keys for pair, keys in here.items() if keys}
+        if self.is_moving or out.pending or not here:
+            return 0
+        self.moved_s = None
+        self._count += 1
+        numbers = {uid: out.numbers[uid] for keys in here.values() for uid, _ in keys}
+        prompts = [out.prompts[uid] for uid in numbers] if how.ahead else ()
+        gathering = Gathering(here, numbers, how.recompute, move=self._count, prompts=prompts)
+        self._under_way = StagedMove(gathering, ahead=how.ahead)
+        self.go_on()
+        return sum(map(len, here.values()))
+
+    def go_on(self) -> None:
+        """Have the next stage of the move done, if nothing has to be heard before."""
+        moving = self._under_way
+        while moving is not None and (stage := moving.due(self._outstanding.where)) is not None:
+            if stage.stage is Stage.REST:
+                self._begin_to_leave(stage)
+            moving.told(stage, self._tell(stage))
+
+    def _begin_to_leave(self, gathering: Gathering) -> None:
+        """From now on they stand still, and count in their targets."""
+        self._began_at_s = time.perf_counter()
+        self._leaving = {source: [] for source in gathering.sources}
+        for (source, target), keys in gathering.pairs.items():
+            self._leaving[source] += keys
+            for key in keys:
+                self._outstanding.where[key] = target
+                self._began.setdefault(key, source)
+
+    def heard(self, number: int, place: int, message: Message) -> None:
+        """An instance says something of the move. Samples that had not begun there when others left, stay."""
+        assert self._under_way is not None, f"instance {place} has samples move, and nobody asked it"
+        self._under_way.heard(number, place, message)
+        if (left := message.header.get("left")) is None:
+            return
+        gone = {(uid, index) for uid, index in left}
+        where = self._outstanding.where
+        for key in self._leaving.pop(place):
+            if key in where and key not in gone:
+                where[key] = place
+        if self._under_way.is_over:
+            self._under_way = None
+            self.moved_s = time.perf_counter() - self._began_at_s
+
+    def forget(self) -> None:
+        """No sample is outstanding: nobody waits for the move, and where samples began does not matter any longer."""
+        self._under_way = None
+        self._leaving.clear()
+        self._began.clear()
