@@ -27,6 +27,7 @@ from plait.runtime.directory import RunDirectory
 from plait.runtime.evaluation import Evaluation
 from plait.runtime.executor import Executor
 from plait.runtime.filling import build_roles
+from plait.runtime.given_evaluation import evaluate_given
 from plait.runtime.history import Origin
 from plait.runtime.measure import measure
 from plait.runtime.network import NOT_MEASURED
@@ -210,4 +211,4 @@ def evaluate_model(recipe: Recipe) -> Evaluation:
         roles = build_roles(prepared, workers, pools)
         progress.start()
         executor = Executor(prepared.flow, roles, recipe, recorder, progress, workers)
-        return measure(prepared, roles, judges, executor.evaluate_given, progress)
+        return measure(prepared, roles, judges, partial(evaluate_given, executor), progress)

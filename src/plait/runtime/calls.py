@@ -14,7 +14,6 @@ from plait.engines import Training, TrainingEngine
 from plait.errors import RunError
 from plait.observe.progress import Progress
 from plait.recipes.recipe import Recipe
-from plait.runtime.drawn import DrawnBatch
 from plait.runtime.rewarding import RewardCalls
 from plait.runtime.roles import ModelRole, RewardRole, RoleRuntime
 from plait.runtime.rollout import Draw, Rollout
@@ -38,8 +37,8 @@ class Calls:
         self._recorder = recorder
         self._progress = progress
         self._of_next_step = {node.inputs["value"] for node in flow.of_kind(CallKind.BECOMES)}
-        self._rewarding = RewardCalls(flow, roles, recorder, progress)
-        self.rollout = Rollout(flow, self._rewarding, recipe, progress)
+        self.rewarding = RewardCalls(flow, roles, recorder, progress)
+        self.rollout = Rollout(flow, self.rewarding, recipe, progress)
         self._max_response_tokens = recipe.sampling.max_response_tokens
         self._groups = self._groups_of()
 
@@ -54,7 +53,7 @@ class Calls:
             return frozenset()
         mesh = trainer.mesh(node.kind, begins=begins)
         resample = node.generation.resample if node.kind is CallKind.GENERATE else None
-        if resample is not None and (judge := self._rewarding.scorer_of(resample.reward)) is not None:
+        if resample is not None and (judge := self.rewarding.scorer_of(resample.reward)) is not None:
             mesh |= judge.mesh(CallKind.SCORE, begins=begins)
         return mesh
 
@@ -63,7 +62,7 @@ class Calls:
         role = self._roles.get(str(node.role))
         if isinstance(role, ModelRole):
             return role.trainer
-        return None if role is None else self._rewarding.scorer_of(str(node.role))
+        return None if role is None else self.rewarding.scorer_of(str(node.role))
 
     def streams(self, node: Node) -> bool:
         """Whether a call scores parts of a rollout, as its samples are finished: on other ranks than those that
@@ -77,7 +76,8 @@ class Calls:
         if trainer is None or not may_stream(node, self._flow) or self.streams(node):
             return False
         engine = self._model(source).engine
-        return engine is not None and engine.gathers and engine.num_instances > 1 and bool(trainer.scoring_instances)
+        moves = None if engine is None else engine.moves
+        return moves is not None and moves.gathers and bool(trainer.scoring_instances)
 
     def work(self, node: Node, state: StepState, draw: Draw, task: Task) -> Work[Any]:
         """What a call does, its weights being where it needs them. That of a TRAIN node returns metrics, or None where
@@ -94,7 +94,7 @@ class Calls:
                 is_fused = any(self.scores_where_free(other) for other in readers)
                 return self.rollout.work(node, engine, state, draw, task if is_fused else None)
             case CallKind.SCORE if isinstance(self._roles[str(node.role)], RewardRole):
-                return self._rewarding.work(node, state, self._spread(node, state, task), task.release)
+                return self.rewarding.work(node, state, self._spread(node, state, task), task.release)
             case CallKind.SCORE:
                 return self._scored(node, state, self._spread(node, state, task))
             case CallKind.TRAIN:
@@ -105,25 +105,17 @@ class Calls:
     def keeps_weights(self, node: Node) -> bool:
         """Whether a GENERATE call goes on with the weights that were published last while its role is trained."""
         engine = self._model(node).engine
-        return engine is not None and engine.keeps_weights
+        return engine is not None and engine.traits.keeps_weights
 
     def runs_beside(self, node: Node) -> bool:
         """Whether a GENERATE call may go on while other calls of other batches compute: with weights of its own, where
         nothing has to leave the device for them, and where ranks that generate together do nothing else together."""
         engine = self._model(node).engine
-        if engine is None or not engine.keeps_weights or not engine.shares_devices:
+        if engine is None or not engine.traits.keeps_weights or not engine.traits.shares_devices:
             return False
         mesh = self._mesh(node)
         others = [one for one in self._flow.nodes if one.kind is not CallKind.GENERATE]
-        return len(mesh) == engine.num_instances or all(mesh.isdisjoint(self._mesh(one)) for one in others)
-
-    def restored(self, drawn: DrawnBatch, state: StepState) -> None:
-        """See Rollout.restored."""
-        self.rollout.restored(drawn, state)
-
-    def settle(self) -> None:
-        """See RewardCalls.settle."""
-        self._rewarding.settle()
+        return len(mesh) == engine.traits.num_instances or all(mesh.isdisjoint(self._mesh(one)) for one in others)
 
     # -- score
 

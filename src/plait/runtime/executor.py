@@ -5,27 +5,22 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
-from plait.data.records import Prompt
 from plait.dataflow import CallKind, Dataflow, Node
 from plait.engines import Workers
 from plait.observe.progress import Progress
 from plait.recipes.recipe import Recipe
 from plait.runtime.batches import Batches
 from plait.runtime.calls import Calls
-from plait.runtime.drawn import DrawnBatch
 from plait.runtime.graph_order import GraphOrder
-from plait.runtime.moments import Moments
-from plait.runtime.rebalancing import Rebalancer
 from plait.runtime.roles import RewardRole, RoleRuntime
 from plait.runtime.running_on import Beside
 from plait.runtime.step import StepState
-from plait.runtime.tail import FusionGate
 from plait.schedule.dispatch import Dispatcher, Key, Task
 from plait.schedule.needs import needs_of
 from plait.schedule.open_steps import OpenSteps
-from plait.schedule.work import Work
+from plait.schedule.work import Work, nothing
 from plait.workers.recorder import Recorder
 
 
@@ -46,24 +41,14 @@ class Executor:
         workers: Workers,
     ) -> None:
         self.flow = flow
-        self.progress = progress
         self._recorder = recorder
         needs = needs_of(flow, [name for name, role in roles.items() if isinstance(role, RewardRole)])
-        self._calls = Calls(flow, roles, recipe, recorder, progress)
-        beside = None if recipe.on_update == "wait" else self._calls.runs_beside
-        self._open = OpenSteps(flow, needs, recipe.max_staleness, recipe.steps, self._calls.keeps_weights, beside)
+        self.calls = Calls(flow, roles, recipe, recorder, progress)
+        beside = None if recipe.on_update == "wait" else self.calls.runs_beside
+        self._open = OpenSteps(flow, needs, recipe.max_staleness, recipe.steps, self.calls.keeps_weights, beside)
         pools = [role.pool for role in roles.values() if isinstance(role, RewardRole) and role.pool is not None]
-        self._clock = workers.clock(pools, progress)
+        self.clock = workers.clock(pools, progress)
         self._under_way: _Steps | None = None
-
-    def decide_by(self, gate: FusionGate | None, rebalancer: Rebalancer | None) -> None:
-        """Have them say when the last samples of a rollout are gathered, where the recipe leaves that open, and which
-        samples go on in other instances."""
-        self._calls.rollout.gate, self._calls.rollout.rebalancer = gate, rebalancer
-
-    def run_on(self, moments: Moments) -> None:
-        """Have samples go on with later weights; see Rollout.run_on."""
-        self._calls.rollout.run_on(moments)
 
     @property
     def is_training(self) -> bool:
@@ -80,10 +65,10 @@ class Executor:
             RunError: every sample of the step lost its reward, or a call failed.
         """
         self._recorder.step = state.step + 1
-        self._under_way = program = _Steps(self.flow, self._calls, self._open, batches, state.step, self._recorder)
+        self._under_way = program = _Steps(self.flow, self.calls, self._open, batches, state.step, self._recorder)
         keys = self._open.calls(state.step, batches.drawn)
-        self._calls.rollout.beside = program.beside = self._beside(state.step, keys)
-        dispatcher = Dispatcher(program, self._clock)
+        self.calls.rollout.beside = program.beside = self._beside(state.step, keys)
+        dispatcher = Dispatcher(program, self.clock)
         dispatcher.add(keys)
         dispatcher.run()
         program.order(state).restore()
@@ -98,44 +83,6 @@ class Executor:
         own = [key for key in keys if key[0] == step]
         return Beside(step, tuple(batch for batch, _ in rollouts), self._open.until(step, own))
 
-    def restored(self, drawn: DrawnBatch, state: StepState) -> StepState:
-        """A batch that an earlier stay of the run has drawn, as it was then.
-
-        Args:
-            state: of the batch, with its prompts and given samples.
-        """
-        self._calls.restored(drawn, state)
-        return state
-
-    def settle(self) -> None:
-        """Have reward functions end what they were given, so that they can be asked for something else.
-
-        Raises:
-            RunError: one failed, and its policy is to stop.
-        """
-        self._calls.settle()
-
-    def evaluate_given(self, state: StepState) -> dict[str, float]:
-        """The metrics that training on the given samples of `state` would have, without training on them."""
-        program = _Evaluation(self.flow, self._calls, self._open, _Given(state), state.step)
-        for node in self.flow.nodes:  # one after another: metrics of a name are those of the last
-            dispatcher = Dispatcher(program, self._clock)
-            dispatcher.add([(state.step, node.id)])
-            dispatcher.run()
-        return program.metrics
-
-
-class Opened(Protocol):
-    """The batches that a program works on (`batches.Batches`)."""
-
-    def at(self, step: int) -> StepState:
-        """The batch that a step trains on."""
-        ...
-
-    def draw(self, state: StepState, count: int) -> Sequence[Prompt]:
-        """Further prompts for it."""
-        ...
-
 
 @dataclass
 class _Steps:
@@ -144,11 +91,11 @@ class _Steps:
     flow: Dataflow
     calls: Calls
     open: OpenSteps
-    batches: Opened
+    batches: Batches
     step: int
     """That scores and trains."""
-    recorder: Recorder | None = None
-    """What calls do is recorded as of the step that their batch is trained in; None: as of the last."""
+    recorder: Recorder
+    """What calls do is recorded as of the step that their batch is trained in."""
     is_training: bool = False
     beside: Beside | None = None
     """Rollouts that may halt; None: there are none."""
@@ -196,20 +143,16 @@ class _Steps:
         state = self._begun[keys[0][0]] = self.batches.at(keys[0][0])
         nodes = [self.flow.nodes[number] for _, number in keys]
         mesh = frozenset(rank for key in keys for rank in self.mesh(key))
-        task = Task(keys, " + ".join(node.call for node in nodes), _nothing(), mesh, nodes[0].role or "")
+        task = Task(keys, " + ".join(node.call for node in nodes), nothing(), mesh, nodes[0].role or "")
         trainers = [(node, trainer) for node in nodes if (trainer := self.calls.trainer(node)) is not None]
-        self._record(state)
+        self.recorder.step = state.step + 1
         moves = [trainer.syncing_weights(node.kind) for node, trainer in trainers]
         task.work = self._of_step(state, self._work(nodes, state, moves, task), keys)
         return task
 
-    def _record(self, state: StepState) -> None:
-        if self.recorder is not None:
-            self.recorder.step = state.step + 1
-
     def _of_step(self, state: StepState, work: Work[None], keys: Sequence[Key]) -> Work[None]:
         while True:
-            self._record(state)
+            self.recorder.step = state.step + 1
             try:
                 done = next(work)
             except StopIteration:
@@ -234,7 +177,7 @@ class _Steps:
                 done = next(work)
             except StopIteration as end:
                 if node.kind is CallKind.TRAIN:
-                    self._training_ended(node, end.value, order)
+                    order.training_ended(node, end.value)
                 order.claim(node)
                 return
             order.claim(node)
@@ -249,54 +192,10 @@ class _Steps:
             order.claim(node)
         results = yield from self.calls.trained_together(trainings)
         for node, metrics in zip(nodes, results, strict=True):
-            self._training_ended(node, metrics, order)
+            order.training_ended(node, metrics)
             order.claim(node)
 
     def _call(self, node: Node, state: StepState, task: Task) -> Work[Any]:
         if node.kind is CallKind.TRAIN and state.step >= node.training.after:
             self.is_training = True
         return self.calls.work(node, state, partial(self.batches.draw, state), task)
-
-    def _training_ended(self, node: Node, metrics: dict[str, float] | None, order: GraphOrder) -> None:
-        order.training_ended(node, metrics)
-
-
-@dataclass(frozen=True)
-class _Given:
-    """`Opened`: one batch, of given samples."""
-
-    state: StepState
-
-    def at(self, step: int) -> StepState:
-        return self.state
-
-    def draw(self, state: StepState, count: int) -> Sequence[Prompt]:
-        return ()
-
-
-@dataclass
-class _Evaluation(_Steps):
-    """The same calls, where those that train evaluate."""
-
-    metrics: dict[str, float] = field(default_factory=dict)
-
-    def needs(self, key: Key) -> Collection[Key]:
-        return ()
-
-    def partners(self, key: Key) -> tuple[Key, ...]:
-        return (key,)
-
-    def _call(self, node: Node, state: StepState, task: Task) -> Work[Any]:
-        assert node.kind is not CallKind.GENERATE, "a flow that generates is evaluated by what it says"
-        if node.kind is CallKind.TRAIN:
-            return self.calls.evaluated(node, state)
-        return super()._call(node, state, task)
-
-    def _training_ended(self, node: Node, metrics: dict[str, float] | None, order: GraphOrder) -> None:
-        self.metrics |= metrics or {}
-
-
-def _nothing() -> Work[None]:
-    """A work that has ended."""
-    return
-    yield

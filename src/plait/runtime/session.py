@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Protocol, Self
 
@@ -34,6 +35,7 @@ from plait.runtime.drawn import read_drawn, stored_drawn
 from plait.runtime.evaluation import Evaluation
 from plait.runtime.executor import Executor
 from plait.runtime.filling import build_roles
+from plait.runtime.given_evaluation import evaluate_given
 from plait.runtime.history import History, Origin
 from plait.runtime.machine import machine_of
 from plait.runtime.measure import measure
@@ -161,7 +163,8 @@ class Session:
             self.gate = FusionGate(self.directory.files.fusion, lengths, self._move_times())
         if recipe.rebalance == "auto":
             self.rebalancer = Rebalancer(self.directory.files.rebalancing, lengths, self._move_times())
-        self.executor.decide_by(self.gate, self.rebalancer)
+        rollout = self.executor.calls.rollout
+        rollout.gate, rollout.rebalancer = self.gate, self.rebalancer
 
     def _move_times(self) -> MoveTimes:
         """What it takes to have samples go on in other instances. Messages of NCCL meet in the order in which both
@@ -179,7 +182,7 @@ class Session:
             return
         self.moments = Moments(self.directory.files.moments, kv)
         self.moments.recompute(self.done.policy_version)
-        self.executor.run_on(self.moments)
+        self.executor.calls.rollout.run_on(self.moments)
 
     def begin_step(self) -> StepState:
         """The batch of the next step, its samples drawn before or not, with the carried values."""
@@ -208,7 +211,7 @@ class Session:
             assert role.engine is not None, f"{node.call}: nothing generates"
             lengths = [len(sample.token_ids) for sample in state.generated[node.id].samples]
             if self.gate is not None:
-                self.gate.learn(self.recorder.peek(), lengths, role.engine.num_instances)
+                self.gate.learn(self.recorder.peek(), lengths, role.engine.traits.num_instances)
             if self.rebalancer is not None:
                 self.rebalancer.learn(self.recorder.peek(), lengths)
 
@@ -216,10 +219,11 @@ class Session:
         """The batches that were open when a checkpoint was written, as they were. Raises RunError."""
         if checkpoint is None or not checkpoint.state.get("open"):
             return []
-        return [
-            self.executor.restored(one, StepState(one.step, prompts, one.drawn, self.feed.given(one.step)))
-            for one, prompts in read_drawn(checkpoint, self.feed.prompt)
-        ]
+        drawn = []
+        for batch, prompts in read_drawn(checkpoint, self.feed.prompt):
+            drawn.append(state := StepState(batch.step, prompts, batch.drawn, self.feed.given(batch.step)))
+            self.executor.calls.rollout.restored(batch, state)
+        return drawn
 
     @property
     def good(self) -> str:
@@ -240,8 +244,9 @@ class Session:
 
     def evaluate(self, stop: Callable[[], bool] = lambda: False) -> Evaluation:
         """Measure the held-out items with the weights as they are; see `measure`."""
-        self.executor.settle()
-        return measure(self.prepared, self.roles, self.judges, self.executor.evaluate_given, self.progress, stop=stop)
+        self.executor.calls.rewarding.settle()
+        given = partial(evaluate_given, self.executor)
+        return measure(self.prepared, self.roles, self.judges, given, self.progress, stop=stop)
 
     def record_evaluation(self, evaluation: Evaluation) -> None:
         """Write an evaluation of the weights as they are; the best one's are kept in `best/`, unless there is but one.

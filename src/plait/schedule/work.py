@@ -51,6 +51,12 @@ Work = Generator[Done | None, None, Result]
 """Its `return` is the result. None: nothing can be done until others have done something, and nothing was done."""
 
 
+def nothing() -> Work[None]:
+    """A work that has ended."""
+    return
+    yield
+
+
 def to_the_end(work: Work[Result]) -> Result:
     """Do all of a work that waits for nobody; its result."""
     while True:

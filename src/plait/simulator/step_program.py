@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from plait.layout.mesh import Layout
 from plait.schedule.dispatch import Dispatcher, Key, Task
-from plait.schedule.work import Done, Work
+from plait.schedule.work import Done, Work, nothing
 from plait.simulator.atoms import atoms_of
 from plait.simulator.clock import SimulatedClock
 from plait.simulator.costs import CallCost, Costs
@@ -182,7 +182,7 @@ class _Steps:
         if number == len(self.graph.calls):
             return Task(keys, "end", self._leaving(step), self.mesh(keys[0]))
         name = " + ".join(self.graph.calls[one].call for _, one in keys)
-        task = Task(keys, name, _nothing(), frozenset(rank for key in keys for rank in self.mesh(key)))
+        task = Task(keys, name, nothing(), frozenset(rank for key in keys for rank in self.mesh(key)))
         if len(keys) > 1:
             task.work = self._trained_together(step, [one for _, one in keys])
         elif self.graph.calls[number].slot == NO_MODEL:
@@ -346,11 +346,6 @@ def _streamed(now: float, seconds: float, chunks: int, begun: float, first: floa
     """
     first = max(first, begun + (ended - begun) / chunks)
     return max(now + seconds, first + seconds, ended + seconds / chunks)
-
-
-def _nothing() -> Work[None]:
-    return
-    yield
 
 
 def _said() -> None:

@@ -15,7 +15,7 @@ import torch
 
 from plait.policy.turns import Turn, next_turn
 from plait.schedule.timeline import Span
-from plait.schedule.work import MOVED_ON, Work
+from plait.schedule.work import MOVED_ON, Work, nothing
 from plait.workers.announcer import Call
 from plait.workers.commands import ScoreCall, TrainCall, TrainTogetherCall
 from plait.workers.gathering import Gathering
@@ -167,7 +167,7 @@ class FollowerLoop:
             lockstep.hear(command.header["number"], None)
         for number in [number for number, one in self._works.items() if not one.turn.is_joint]:
             del self._works[number]
-        self._begin(command.header, str(Do.END), _nothing(), is_alone=True)
+        self._begin(command.header, str(Do.END), nothing(), is_alone=True)
 
     def _lockstep(self, role: str) -> LockstepEngine:
         if role not in self._engines:
@@ -249,12 +249,6 @@ class FollowerLoop:
                 self._answer(header["number"], Message({"spans": spans, "uses": uses}), "a timeline")
             case _:
                 raise AssertionError(f"a command `{do}` that nobody serves")
-
-
-def _nothing() -> Work[None]:
-    """A work that has ended."""
-    return
-    yield
 
 
 def _as_values(spans: Sequence[Span], zero_s: float) -> list[Any]:
