@@ -121,7 +121,7 @@ def test_samples_are_the_oracles_however_they_are_scheduled(
             for _ in range(pauses[which]):
                 if engine.has_work:
                     delivered += engine.step()
-                    assert engine.num_running <= max_running
+                    assert engine.occupancy.num_running <= max_running
         delivered += drain(engine)
     assert_same(by_uid(delivered), {u: s for u, s in expected(family).items() if int(u.split(".")[0]) in chosen})
 
@@ -196,12 +196,12 @@ def test_every_sample_counts_once_also_while_waiting() -> None:
     engine = engine_of(model_of("llama"), max_running=3)
     for uid in range(2):
         engine.add(request_of(uid, num_samples=4, sampling=Sampling(max_tokens=6, stop_token_ids=())))
-    assert (engine.num_running, engine.num_waiting) == (0, 8)
+    assert (engine.occupancy.num_running, engine.occupancy.num_waiting) == (0, 8)
     engine.step()
-    assert (engine.num_running, engine.num_waiting) == (3, 5)
-    assert engine.kv_bytes > 0
+    assert (engine.occupancy.num_running, engine.occupancy.num_waiting) == (3, 5)
+    assert engine.occupancy.kv_bytes > 0
     assert len(by_uid(drain(engine))) == 8
-    assert (engine.num_running, engine.num_waiting, engine.kv_bytes) == (0, 0, 0)
+    assert (engine.occupancy.num_running, engine.occupancy.num_waiting, engine.occupancy.kv_bytes) == (0, 0, 0)
 
 
 def test_the_pool_grows_with_long_responses() -> None:
@@ -211,7 +211,7 @@ def test_the_pool_grows_with_long_responses() -> None:
     engine.add(request_of(1, sampling=Sampling(max_tokens=3, stop_token_ids=())))
     engine.step()
     engine.step()
-    before = engine.kv_bytes
+    before = engine.occupancy.kv_bytes
     samples = by_uid(iter(list(drain(engine))))
     assert len(samples["0.0"].token_ids) == 600
     assert before < 2 * 700 * 2 * 2 * 2 * 8 * 8, "the pool was sized for the longest response at once"
@@ -287,7 +287,7 @@ def test_abort_returns_what_was_said_and_leaves_the_others_alone() -> None:
         engine.add(request)
     delivered = [s for _ in range(3) for s in engine.step()]
     out = engine.abort(0, 1) + engine.abort(2)
-    assert engine.num_running > 0
+    assert engine.occupancy.num_running > 0
     assert {s.uid for s in out} | {s.uid for s in delivered if s.prompt.uid == 2} >= {"0.1", "2.3"}
     assert engine.abort(2) + engine.abort(0, 1) + engine.abort(99) == []
     delivered += drain(engine)
@@ -310,7 +310,7 @@ def test_abort_of_everything_leaves_no_work_and_no_memory() -> None:
     out = engine.abort(0)
     assert sorted((s.index, len(s.token_ids)) for s in out) == [(0, 1), (1, 1), (2, 0), (3, 0)]
     assert not engine.has_work
-    assert engine.kv_bytes == 0
+    assert engine.occupancy.kv_bytes == 0
 
 
 def test_weights_change_between_rollouts() -> None:

@@ -52,10 +52,10 @@ def test_a_cached_prefix_is_not_computed_again_until_the_weights_change() -> Non
         assert engine.last_step is not None
         computed.append(engine.last_step.num_prefill_tokens)
         list(drain(engine))
-        assert engine.kv_bytes > 0
+        assert engine.occupancy.kv_bytes > 0
         if uid == 2:
             engine.update_weights(1)
-            assert engine.kv_bytes == 0
+            assert engine.occupancy.kv_bytes == 0
     assert computed == [50, 50 - 48, 50 - 48, 50]
 
 
@@ -66,7 +66,7 @@ def test_a_conversation_goes_on_from_what_was_said(exact: bool) -> None:
     engine = Engine(model_of(), SamplingSettings(prefix_cache_tokens=200, exact=exact))
     engine.add(request(0, 20, [30, 24]))
     first, _ = sorted(drain(engine), key=lambda sample: sample.index)
-    assert engine.kv_tokens[0] == 0
+    assert engine.occupancy.kv_tokens[0] == 0
     assert engine.state.scheduler.blocks.num_cached == 1 + 2 + 1, "the prompt's, and what each said"
     turn = Prompt(1, "", (*first.prompt.token_ids, *first.token_ids, 17, 4, 99))
     asked = Request(turn, 2, FREE, NoiseKey(6), lengths=(9, 5))
@@ -106,7 +106,7 @@ def test_a_pool_too_small_for_one_is_refused_by_name() -> None:
     ):
         engine.add(request(0, 30, [3]))
     engine.add(request(0, 30, [2]))
-    assert engine.kv_tokens == (0, 32)
+    assert engine.occupancy.kv_tokens == (0, 32)
     assert len(list(drain(engine))) == 1
 
 
@@ -210,7 +210,7 @@ def test_a_sample_goes_on_elsewhere_bit_by_bit(family: str, dtype: torch.dtype, 
     found = by_uid([*drain(source), *drain(target)])
     del found["9.0"]
     assert found == stayed
-    assert source.kv_bytes == target.kv_bytes == 0
+    assert source.occupancy.kv_bytes == target.occupancy.kv_bytes == 0
 
 
 def test_what_does_not_arrive_is_computed_again() -> None:

@@ -203,9 +203,9 @@ def test_what_is_parked_takes_memory_until_it_goes_on() -> None:
     for _ in range(4):
         one.step()
     samples = one.halt(parks=True)
-    assert one.kv_bytes > 0
+    assert one.occupancy.kv_bytes > 0
     publish(one, 1)
     for each in again(REQUESTS, samples, keeps=True):
         one.add(each)
     list(drain(one))
-    assert one.kv_bytes == 0
+    assert one.occupancy.kv_bytes == 0

@@ -107,7 +107,7 @@ class Loop(RuleBasedStateMachine):
             while engine.has_work:
                 self.step(self.engines.index(engine), 1)
             assert engine.state.scheduler.blocks.num_held == 0
-            assert (engine.kv_bytes == 0) == (engine.state.scheduler.blocks.num_cached == 0)
+            assert (engine.occupancy.kv_bytes == 0) == (engine.state.scheduler.blocks.num_cached == 0)
         assert not self.due, "every sample is delivered"
         with torch.no_grad():
             self.model.weights.copy_(self.weights)

@@ -175,7 +175,7 @@ def test_a_resumed_run_has_the_pool_that_it_began_with(
 
     def watched(engine: Engine, model: Any, settings: Any, **options: Any) -> None:
         begin(engine, model, settings, **options)
-        sizes.append(engine.kv_tokens[1])
+        sizes.append(engine.occupancy.kv_tokens[1])
 
     monkeypatch.setattr(Engine, "__init__", watched)
     run(recipe, resume=True)

@@ -43,7 +43,7 @@ FLOW = """
 
 
     def patient(self):
-        if self.num_running + self.num_waiting <= 8:
+        if self.occupancy.num_running + self.occupancy.num_waiting <= 8:
             for _ in range(600):
                 if begun.exists():
                     break

@@ -97,7 +97,7 @@ def note(found: Found, engine: Engine, samples: Sequence[Sample]) -> None:
 
 
 def ended(found: Found, engine: Engine) -> Found:
-    found.left = engine.kv_bytes + engine.state.scheduler.blocks.num_held
+    found.left = engine.occupancy.kv_bytes + engine.state.scheduler.blocks.num_held
     if engine.speculation is not None:
         found.drafted = int(engine.speculation.drafted)
     return found

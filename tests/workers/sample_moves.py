@@ -140,8 +140,8 @@ def ended(found: Found, *engines: Engine | None) -> Found:
         if engine is None:
             continue
         found.said |= said(list(drain(engine)))
-        if engine.kv_bytes or engine.state.scheduler.blocks.num_held:
-            found.wrong.append(f"{engine.kv_bytes} bytes, {engine.state.scheduler.blocks.num_held} blocks are left")
+        if engine.occupancy.kv_bytes or engine.state.scheduler.blocks.num_held:
+            found.wrong.append(f"{engine.occupancy.kv_bytes} bytes, {engine.state.scheduler.blocks.num_held} blocks are left")
     return found
 
 

@@ -74,7 +74,7 @@ def test_samples_that_move_say_the_same(asked, pool, cache, stages, recompute) -
             blocks = engine.state.scheduler.blocks
             assert blocks.num_held == 0
             assert blocks.num_cached * 16 <= cache
-            assert (engine.kv_bytes == 0) == (blocks.num_cached == 0)
+            assert (engine.occupancy.kv_bytes == 0) == (blocks.num_cached == 0)
         said = {key: one for key, one in by_uid(delivered).items() if key != "9.0"}
         alone = Engine(model_of(), SamplingSettings())
         for uid, (size, lengths, head) in enumerate(asked):

@@ -21,6 +21,7 @@ from plait.generation.drawing import Drawing, Draws
 from plait.generation.forward import ChunkTokens
 from plait.generation.joint import Alone, Joint
 from plait.generation.moves import Parking
+from plait.generation.occupancy import Occupancy
 from plait.generation.records import HeldKV
 from plait.generation.records import StepRecord as StepRecord
 from plait.generation.records import WeightUpdate as WeightUpdate
@@ -32,6 +33,7 @@ from plait.generation.speculator import Speculates, speculator_of
 from plait.generation.state import EngineState
 from plait.generation.turns import Landed, Turn, Turns
 from plait.models.language_model import LanguageModel
+from plait.policy.shares import has_room, next_share, num_wanted
 from plait.policy.step import Share, StepPlan
 from plait.speculation.counts import Counts
 
@@ -74,6 +76,7 @@ class Engine:
         self._turns = Turns()
         self._landed = Landed([])
         self._parking = Parking(state)
+        self.occupancy = Occupancy(state, self._parking)
 
     # -- what is there
 
@@ -86,27 +89,6 @@ class Engine:
     def has_work(self) -> bool:
         """Whether `step` has something to do, or to give out."""
         return self.state.has_work or bool(self._landed.finished)
-
-    @property
-    def num_running(self) -> int:
-        """Samples in the batch."""
-        return len(self.state.scheduler.running)
-
-    @property
-    def num_waiting(self) -> int:
-        """Samples that have not started, or wait to be computed again."""
-        return self.state.scheduler.sequences.num_waiting
-
-    @property
-    def kv_bytes(self) -> int:
-        """Memory of the pool, and of what is parked."""
-        return self.state.pool.num_bytes + self._parking.num_bytes
-
-    @property
-    def kv_tokens(self) -> tuple[int, int]:
-        """(tokens in blocks that somebody holds, tokens that the pool may hold)."""
-        blocks, block_tokens = self.state.scheduler.blocks, self.state.limits.block_tokens
-        return blocks.num_held * block_tokens, blocks.num_blocks * block_tokens
 
     @property
     def received_bytes(self) -> int:
@@ -218,14 +200,14 @@ class Engine:
         """
         scheduler, groups = self.state.scheduler, 1
         if self._joint.most_groups > 1:
-            groups = self._joint.num_groups(scheduler.num_wanted)
+            groups = self._joint.num_groups(num_wanted(scheduler))
         if groups == 1:
             self._land_all_but(0)
             return 1, None
-        share = scheduler.share(self._turns.drawing, groups)
-        if self._turns and not scheduler.has_room(share):
+        share = next_share(scheduler, self._turns.drawing, groups)
+        if self._turns and not has_room(scheduler, share):
             self._land_all_but(0)
-            share = scheduler.share((), groups)
+            share = next_share(scheduler, (), groups)
         return groups, share
 
     def _compute(self, plan: StepPlan, drafts: Drafts) -> Draws | None:
@@ -286,9 +268,7 @@ class Engine:
             The samples taken out, with what they had said: none of them will be delivered by `step`.
         """
         self.land()
-        out = self.state.flight.take_out(prompt_uid, index, self.state.scheduler.sequences.waiting)
-        self.state.take_out([response.key for response in out])
-        return [response.sample(self.model.tokenizer, FinishReason.ABORTED) for response in out]
+        return self.state.stop((prompt_uid,), FinishReason.ABORTED, index)
 
     def halt(self, *, parks: bool) -> list[Sample]:
         """Take all samples out as they are, so that they go on later (`GoingOn`).
@@ -303,13 +283,11 @@ class Engine:
         flight = self.state.flight
         if parks:
             self._parking.park(tuple(flight.started))
-        out = []
-        for uid in dict.fromkeys((*(key[0] for key in flight.started), *flight.pending)):
-            out += flight.take_out(uid, None, tuple(self.state.scheduler.sequences.waiting))
-        self.state.take_out([response.key for response in out])
+        uids = dict.fromkeys((*(uid for uid, _ in flight.started), *flight.pending))
+        open_samples = self.state.stop(uids, FinishReason.OPEN)
         self.speculates.rest()
         landed, self._landed = self._landed, Landed([])
-        return landed.finished + [response.sample(self.model.tokenizer, FinishReason.OPEN) for response in out]
+        return landed.finished + open_samples
 
     def update_weights(self, version: int, kv: HeldKV = "recompute") -> None:
         """The model's weights have changed: stamp tokens from now on with `version`.

@@ -5,9 +5,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
-from plait.data.records import Prompt, Sample
+from plait.data.records import FinishReason, Prompt, Sample
 from plait.generation.flight import Drawn, InFlight
 from plait.generation.forward import Forward
 from plait.generation.pool import KVPool
@@ -96,6 +96,13 @@ class EngineState:
         contexts = {key: prefix_keys(response.tokens[:-1]) for key, response in ended.items()} if cached else None
         self.scheduler.remove(ended, contexts)
         return [response.sample(self.model.tokenizer) for response in ended.values()]
+
+    def stop(self, uids: Iterable[int], reason: FinishReason, index: int | None = None) -> list[Sample]:
+        """Samples of prompts, or of each the one of this index, are taken out; these, with what they had said."""
+        waiting = tuple(self.scheduler.sequences.waiting)
+        out = [response for uid in uids for response in self.flight.take_out(uid, index, waiting)]
+        self.take_out([response.key for response in out])
+        return [response.sample(self.model.tokenizer, reason) for response in out]
 
     def take_out(self, keys: Sequence[Key]) -> None:
         """Samples that are not in flight any more give up what they have."""

@@ -3,10 +3,6 @@
 The engine executes these decisions; a simulator given the same numbers takes the same ones. They depend on requests,
 lengths and limits alone (no clock, no free memory), so a resumed run repeats them.
 
-Where steps follow each other before their tokens are known (a model in stages), each computes a *share* of the samples:
-of those whose last token is known, the ones that have waited the longest, and so many that all shares are equal. As
-samples end, shares get smaller; what is free is filled by those that wait.
-
 Words: a *prompt* is computed once, in chunks where it is long, and then starts its samples, all at once or as places
 become free; they share its blocks. A sample is *preempted* when the pool is too small: its blocks are freed and it
 waits, ahead of all that have not started, until its tokens are computed again. The *order* of samples is that in which
@@ -15,9 +11,8 @@ they were asked for; who is younger gives way.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from itertools import islice
-from math import ceil
 from types import MappingProxyType
 
 from plait.policy.blocks import Blocks
@@ -48,12 +43,6 @@ class Scheduler:
     def blocks(self) -> Blocks:
         """Who holds which block of the pool."""
         return self.room.blocks
-
-    @property
-    def num_wanted(self) -> int:
-        """Samples that run, and those that wait for which there are places."""
-        places = max(0, self.limits.max_running - len(self.running))
-        return len(self.running) + sum(1 for _ in islice(self.sequences.waiting, places))
 
     @property
     def has_work(self) -> bool:
@@ -146,23 +135,6 @@ class Scheduler:
             places -= self._begin(prompt, places, starts)
         return tuple(starts)
 
-    def share(self, in_flight: Collection[Key], num_groups: int) -> Share:
-        """The next share of so many: of those that run, and with those that wait and have a place.
-
-        Args:
-            in_flight: running samples whose last token is not known.
-        """
-        idle = [sample for key, sample in self.running.items() if key not in in_flight]
-        most = ceil(len(self.running) / num_groups)
-        if len(idle) > most:
-            chosen = {sample.key for sample in sorted(idle, key=lambda sample: sample.turn)[:most]}
-            idle = [sample for sample in idle if sample.key in chosen]
-        return Share(tuple(sample.key for sample in idle), ceil(self.num_wanted / num_groups))
-
-    def has_room(self, share: Share) -> bool:
-        """Whether the rows of a share can be computed, and nobody gives way for it."""
-        return self.room.has_room([self.running[key] for key in share.rows], NO_DRAFTS)
-
     def plan(self, num_drafted: Mapping[Key, int] = NO_DRAFTS, share: Share | None = None) -> StepPlan:
         """Decide one step: first come, first served; further tokens for all that run, new ones as places allow.
 
@@ -170,7 +142,7 @@ class Scheduler:
             num_drafted: of running samples, guesses of their next tokens that are computed behind the newest one. They
                 take room that is free: where it is too little for all, none is computed.
             share: what it computes at most, where samples are in flight; none of these may have to give way
-                (`has_room`). None: of all that run further tokens.
+                (`shares.has_room`). None: of all that run further tokens.
         """
         self._turn += 1
         joined = self._join() if self.sequences.preempted else ()

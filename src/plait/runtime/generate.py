@@ -82,7 +82,7 @@ def generate(job: Job, keep: Callable[[Sample], None], done: Collection[tuple[in
     give_back_freed()
     for request in requests:
         _ask(engine, request, done)
-    num_asked = engine.num_waiting
+    num_asked = engine.occupancy.num_waiting
     started = time.perf_counter()
     samples, meter = _drain(engine, Meter(is_kv_limited=job.engine.kv_tokens is not None), keep)
     seconds = time.perf_counter() - started
@@ -218,7 +218,7 @@ def _drain(engine: Engine, meter: Meter, keep: Callable[[Sample], None]) -> tupl
     with Progress(0) as progress, stop_signals(progress) as stop, contextlib.suppress(KeyboardInterrupt):
         stop.doing = "stopping after this step, with the responses so far"
         progress.start()
-        progress.phase("generate", engine.num_waiting, "samples")
+        progress.phase("generate", engine.occupancy.num_waiting, "samples")
         while engine.has_work and not stop.asked:
             before = time.perf_counter()
             finished = engine.step()
@@ -227,7 +227,7 @@ def _drain(engine: Engine, meter: Meter, keep: Callable[[Sample], None]) -> tupl
                 keep(sample)
             record = engine.last_step
             assert record is not None, "a step leaves a record"
-            meter.step(record, time.perf_counter() - before, engine.kv_bytes)
-            progress.advance(len(finished), note=meter.now(engine))
+            meter.step(record, time.perf_counter() - before, engine.occupancy.kv_bytes)
+            progress.advance(len(finished), note=meter.now(engine.occupancy))
     samples.sort(key=lambda sample: (sample.prompt.uid, sample.index))
     return samples, meter

@@ -11,7 +11,8 @@ import numpy as np
 
 from plait.cost.limit import MachineRates, ideal_steps, limit_seconds
 from plait.data.records import Sample
-from plait.generation.engine import Engine, StepRecord
+from plait.generation.occupancy import Occupancy
+from plait.generation.records import StepRecord
 from plait.models.shape import ModelShape
 from plait.policy.step import StepKind
 from plait.speculation.counts import Counts
@@ -50,14 +51,14 @@ class Meter:
             self.prefill_seconds += seconds
         self.kv_peak_bytes = max(self.kv_peak_bytes, kv_bytes)
 
-    def now(self, engine: Engine) -> str:
+    def now(self, occupancy: Occupancy) -> str:
         """A line for the progress display."""
         tokens, seconds = (sum(column) for column in zip(*self._recent, strict=True))
-        held, room = engine.kv_tokens
+        held, room = occupancy.kv_tokens
         use = f" ({held / room:.0%})" if self.is_kv_limited else ""
         return (
-            f"{_rate(tokens, seconds):,.0f} tokens/s  {engine.num_running} running, {engine.num_waiting} waiting  "
-            f"cache {held:,} tokens{use} in {engine.kv_bytes / 2**20:,.1f} MiB"
+            f"{_rate(tokens, seconds):,.0f} tokens/s  {occupancy.num_running} running, {occupancy.num_waiting} waiting  "
+            f"cache {held:,} tokens{use} in {occupancy.kv_bytes / 2**20:,.1f} MiB"
         )
 
 

@@ -1,0 +1,39 @@
+"""Shares of a batch: where steps follow each other before their tokens are known (a model in stages), each computes a
+part of the samples. Of those whose last token is known it takes the ones that have waited the longest, and so many that
+all shares are equal. As samples end, shares get smaller; what is free is filled by those that wait.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from itertools import islice
+from math import ceil
+
+from plait.policy.batching import NO_DRAFTS, Scheduler
+from plait.policy.step import Key, Share
+
+
+def num_wanted(scheduler: Scheduler) -> int:
+    """Samples that run, and those that wait for which there are places."""
+    running = len(scheduler.running)
+    places = max(0, scheduler.limits.max_running - running)
+    return running + sum(1 for _ in islice(scheduler.sequences.waiting, places))
+
+
+def next_share(scheduler: Scheduler, in_flight: Collection[Key], num_groups: int) -> Share:
+    """The next share of so many: of those that run, and with those that wait and have a place.
+
+    Args:
+        in_flight: running samples whose last token is not known.
+    """
+    idle = [sample for key, sample in scheduler.running.items() if key not in in_flight]
+    most = ceil(len(scheduler.running) / num_groups)
+    if len(idle) > most:
+        chosen = {sample.key for sample in sorted(idle, key=lambda sample: sample.turn)[:most]}
+        idle = [sample for sample in idle if sample.key in chosen]
+    return Share(tuple(sample.key for sample in idle), ceil(num_wanted(scheduler) / num_groups))
+
+
+def has_room(scheduler: Scheduler, share: Share) -> bool:
+    """Whether the rows of a share can be computed, and nobody gives way for it."""
+    return scheduler.room.has_room([scheduler.running[key] for key in share.rows], NO_DRAFTS)
