@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 
 from plait.cost import device_memory
-from plait.cost.device_memory import Facts, memory_by_device
+from plait.cost.device_memory import memory_by_device
+from plait.cost.placed import Facts
 from plait.cost.placement import check_layouts
 from plait.cost.rank_order import better_orders
 from plait.layout.decoder import decoder_parameters

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from plait.cost.call_memory import working_rows
 from plait.cost.cluster import read_cluster
-from plait.cost.device_memory import _working, parameter_rows
+from plait.cost.held_parameters import parameter_rows
 from plait.cost.model_costs import ModelCosts
 from plait.cost.workload import Lengths, SampleLengths, Workload
 from plait.schedule.plan import Placement, Plan
@@ -46,7 +47,7 @@ def test_what_calls_take(sizes):
     costs = costs_of(facts)
     for one in facts.models:
         for rank in range(4):
-            for (role, mode), rows in _working(rank, facts, one).items():
+            for (role, mode), rows in working_rows(rank, facts, one).items():
                 layout = next(p.layout for p in facts.plan.placements if (p.call.split(".")[0], p.mode) == (role, mode))
                 call = next(p.call for p in facts.plan.placements if (p.call.split(".")[0], p.mode) == (role, mode))
                 found = costs.call(call, mode, layout).working_bytes[layout.coordinates(rank).pp]

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from plait.cost.device_memory import Facts
+from plait.cost.placed import Facts
 from plait.cost.placement import parameters_of
 from plait.errors import ConfigError
 from plait.models.files.saving import save_pretrained

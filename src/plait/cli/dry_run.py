@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from plait.cli.staleness_report import staleness_text
-from plait.cost.device_memory import DeviceMemory, Facts, memory_by_device
+from plait.cost.device_memory import DeviceMemory, memory_by_device
 from plait.cost.estimate import Arithmetic, human_bytes, memory_table
+from plait.cost.placed import Facts
 from plait.cost.placement import num_devices, parameters_of, resolve_plan
 from plait.cost.rank_order import BetterOrder, better_orders
 from plait.cost.workload import Lengths

@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-from plait.layout.mesh import Parallelism
+from plait.layout.mesh import Layout
 from plait.layout.params import Parameters
 from plait.layout.shards import held_elements, zero_range
 from plait.training.memory import parameter_bytes
 
 
-def optimizer_bytes(
-    parameters: Parameters, sizes: Parallelism, tp: int, pp: int, dp: int, dtype: str, *, followed: bool
-) -> int:
+def optimizer_bytes(parameters: Parameters, layout: Layout, rank: int, dtype: str, *, followed: bool) -> int:
     """Masters, moments and gradients: gradients are summed over the whole block, masters and moments are held for the
-    range of this dp rank.
+    range of the rank's place along dp.
 
     Args:
-        tp, pp, dp: the rank's place.
         followed: whether a reference follows the weights, by an average of the masters.
     """
     per = parameter_bytes(dtype, trained=True, followed=followed)
-    once = held_elements(parameters, sizes, tp, pp, once=True)
-    start, stop = zero_range(once, dp, sizes.dp)
-    gradients = held_elements(parameters, sizes, tp, pp) * per.gradients
+    sizes, at = layout.parallelism, layout.coordinates(rank)
+    once = held_elements(parameters, sizes, at.tp, at.pp, once=True)
+    start, stop = zero_range(once, at.dp, sizes.dp)
+    gradients = held_elements(parameters, sizes, at.tp, at.pp) * per.gradients
     return (stop - start) * (per.masters + per.moments + per.average) + gradients
 
 

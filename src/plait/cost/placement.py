@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from plait.cost.device_memory import Placed, parameter_rows
+from plait.cost.held_parameters import parameter_rows
 from plait.cost.model_work import ModelWork
+from plait.cost.placed import Placed
 from plait.dataflow import Dataflow
 from plait.errors import ConfigError, LayoutError
 from plait.layout.params import Parameters

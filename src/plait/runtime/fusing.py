@@ -7,7 +7,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 
-from plait.cost.device_memory import ACTIVATIONS, Facts, memory_by_device, micro_batch_bytes
+from plait.cost.call_memory import ACTIVATIONS, micro_batch_bytes
+from plait.cost.device_memory import memory_by_device
+from plait.cost.placed import Facts
 from plait.cost.placement import device_bytes, planned_models
 from plait.cost.working_memory import is_fused
 from plait.dataflow import CallKind

@@ -7,9 +7,9 @@ from functools import partial
 from itertools import islice
 from typing import Any
 
-from plait.cost.device_memory import Facts
 from plait.cost.estimate import ModelShape, model_shape
 from plait.cost.generation_memory import kv_bytes_per_token
+from plait.cost.placed import Facts
 from plait.cost.placement import device_bytes_if_here, num_devices, parameters_of, resolve_plan
 from plait.cost.workload import Lengths
 from plait.data.examples import ExampleSet

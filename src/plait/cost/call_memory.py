@@ -1,0 +1,130 @@
+"""What the calls of a plan take on a device beside parameters and optimizer state. Torch-free."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from plait.cost.estimate import Rows
+from plait.cost.generation_memory import packed_bytes, pool_tokens
+from plait.cost.offload_policy import Use
+from plait.cost.placed import Facts
+from plait.cost.working_memory import (
+    LargestBatch,
+    activation_bytes,
+    head_gradient_bytes,
+    is_fused,
+    is_packed,
+    logits_bytes,
+)
+from plait.dataflow import CallKind
+from plait.layout.mesh import Layout
+from plait.layout.params import Heads
+from plait.layout.shards import stage_bounds
+from plait.models.shape import ModelShape
+from plait.policy.blocks import BLOCK_TOKENS
+from plait.recipes.role_models import RoleModel
+from plait.schedule.fused import FusedOrder
+from plait.schedule.placements import WHOLE, part_key
+from plait.schedule.plan import Mode
+from plait.schedule.stated import StatedOrder
+from plait.training.memory import BYTES
+
+PACKED = "weights packed for decoding"
+ACTIVATIONS = "activations"
+
+
+def working_rows(rank: int, facts: Facts, one: RoleModel) -> dict[Use, Rows]:
+    """What each kind of call of a role takes on a device beside parameters and optimizer state."""
+    recipe, place = facts.recipe, facts.places[one.role]
+    found: dict[Use, Rows] = {}
+    instance = place.instance_on(rank)
+    if instance is not None and (cached := _cache_bytes(rank, facts, one, instance)):
+        found[one.role, "decode"] = [("KV cache", cached)]
+        if is_packed(recipe) and part_key(instance, rank) == WHOLE:
+            found[one.role, "decode"].append((PACKED, packed_bytes(facts.shapes[one.name], recipe.dtype)))
+    asked: tuple[tuple[Mode, Layout | None], ...] = (("train", place.train), ("score", place.score))
+    for mode, layout in asked:
+        if layout is not None and rank in layout.mesh.ranks:
+            found[one.role, mode] = _forward_rows(rank, facts, one, mode, layout)
+    return found
+
+
+def _forward_rows(rank: int, facts: Facts, one: RoleModel, mode: Mode, layout: Layout) -> Rows:
+    """What a call that trains or scores takes."""
+    recipe, shape, width = facts.recipe, facts.shapes[one.name], BYTES[facts.recipe.dtype]
+    rows = [(ACTIVATIONS, _activations(rank, facts, one, mode, layout, fused=is_fused(recipe)))]
+    if not one.scalar and layout.coordinates(rank).pp == layout.parallelism.pp - 1:
+        rows.append(("logits of one chunk", logits_bytes(shape, width)))
+        if mode == "train" and recipe.lora.rank == 0:
+            rows.append(("gradient of the head", head_gradient_bytes(shape, width)))
+    return [(what, count) for what, count in rows if count]
+
+
+def micro_batch_bytes(facts: Facts, one: RoleModel, mode: Mode, layout: Layout, *, fused: bool) -> float:
+    """What the largest micro-batch keeps of a layer of this rank."""
+    recipe, shape, sizes = facts.recipe, facts.shapes[one.name], layout.parallelism
+    tokens = facts.places[one.role].micro_batch_tokens.get(mode, recipe.micro_batch_tokens)
+    share = {"prompts_per_step": -(-recipe.prompts_per_step // sizes.dp), "micro_batch_tokens": tokens}
+    batch = LargestBatch.of(recipe.model_copy(update=share), facts.flow, facts.longest_tokens)
+    whole = activation_bytes(shape, batch, BYTES[recipe.dtype], fused=fused, checkpointed=recipe.checkpoint_activations)
+    return whole / shape.layers / sizes.tp
+
+
+def _activations(rank: int, facts: Facts, one: RoleModel, mode: Mode, layout: Layout, *, fused: bool) -> int:
+    """What micro-batches of the largest size keep of this rank's layers at a time."""
+    # 1F1B: a stage has as many micro-batches in flight as there are stages from it to the end. Scoring keeps
+    # nothing for a backward: one layer's activations at a time.
+    stage, order = layout.coordinates(rank).pp, facts.places[one.role].schedule
+    in_flight = order.in_flight[stage] if isinstance(order, StatedOrder) else layout.parallelism.pp - stage
+    if isinstance(order, FusedOrder):  # or alone, by 1F1B
+        in_flight = max(in_flight, order.in_flight[order.layout.coordinates(rank).pp][one.role])
+    layers = in_flight * _stage_layers(layout, rank, facts.shapes[one.name]) if mode == "train" else 1
+    return int(layers * micro_batch_bytes(facts, one, mode, layout, fused=fused))
+
+
+def joint_rows(facts: Facts, working: Mapping[Use, Rows]) -> dict[Use, Rows]:
+    """What training calls of several roles take at the same time: activations of all, and one head at work."""
+    found: dict[Use, Rows] = {}
+    for role, mode in working:
+        roles = facts.together(role) if mode == "train" else ()
+        if len(roles) > 1:
+            rows: dict[str, int] = {}
+            for what, count in (row for one in roles for row in working.get((one, mode), ())):
+                rows[what] = rows.get(what, 0) + count if what == ACTIVATIONS else max(rows.get(what, 0), count)
+            found[role, mode] = list(rows.items())
+    return found
+
+
+def plain_activations(rank: int, facts: Facts) -> int:
+    """Activations of the largest call, of a family whose layers are not fused."""
+    found = [0]
+    for one in facts.models:
+        place = facts.places[one.role]
+        asked: tuple[tuple[Mode, Layout | None], ...] = (("train", place.train), ("score", place.score))
+        for mode, layout in asked:
+            if layout is not None and rank in layout.mesh.ranks:
+                found.append(_activations(rank, facts, one, mode, layout, fused=False))
+    return max(found)
+
+
+def _cache_bytes(rank: int, facts: Facts, one: RoleModel, instance: Layout) -> int:
+    """Keys and values of the samples that an instance runs at a time: its layers, its heads."""
+    recipe, shape, place = facts.recipe, facts.shapes[one.name], facts.places[one.role]
+    calls = [node for node in facts.flow.calls(one.role) if node.kind is CallKind.GENERATE]
+    if not calls:
+        return 0
+    samples = recipe.prompts_per_step * max(n.generation.num_samples(recipe.samples_per_prompt) for n in calls)
+    running = min(recipe.sampling.max_running, -(-samples // len(place.generate)))
+    first, stop = Heads(shape.heads, shape.kv_heads, shared=True).part_range(
+        instance.coordinates(rank).tp, instance.parallelism.tp
+    )
+    layers = _stage_layers(instance, rank, shape)
+    per_token = 2 * layers * (stop - first) * shape.head_dim * BYTES[recipe.dtype]
+    context = facts.longest_tokens + recipe.sampling.max_response_tokens
+    pool = recipe.sampling.num_blocks(shape.max_positions) * BLOCK_TOKENS
+    return pool_tokens(running, context, pool, recipe.device) * per_token
+
+
+def _stage_layers(layout: Layout, rank: int, shape: ModelShape) -> int:
+    bounds, stage = stage_bounds(shape.layers, layout.parallelism), layout.coordinates(rank).pp
+    return bounds[stage + 1] - bounds[stage]

@@ -1,0 +1,84 @@
+"""Weights and optimizer state that a device holds under a plan. Torch-free."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from plait.cost.aliasing import flat_of
+from plait.cost.estimate import Rows, adapter_parameters
+from plait.cost.held_memory import optimizer_bytes
+from plait.cost.offload_policy import Owner, Use
+from plait.cost.placed import Placed
+from plait.schedule.placements import PartKey, part_key
+from plait.schedule.plan import After
+from plait.training.memory import BYTES, parameter_bytes
+
+
+@dataclass(frozen=True)
+class HeldPart:
+    """Weights or optimizer state on one device."""
+
+    what: str
+    num_bytes: int
+    after: After
+    uses: frozenset[Use]
+    """That need it."""
+    owner: Owner = ()
+    key: PartKey = ()
+    is_state: bool = False
+
+
+def parameter_rows(rank: int, placed: Placed) -> Rows:
+    """Weights and optimizer state of one device. A layout that gives the device the same part as another is a view of
+    it, and what it gives of another's blocks lies in the memory of those; frozen roles that begin as the same share
+    theirs, and with adapters all roles do."""
+    return rows_of(held_parts(rank, placed))
+
+
+def rows_of(held: Sequence[HeldPart]) -> Rows:
+    """Several parts of a role's weights as one row."""
+    together: dict[str, int] = {}
+    for one in held:
+        together[one.what] = together.get(one.what, 0) + one.num_bytes
+    return list(together.items())
+
+
+def held_parts(rank: int, placed: Placed) -> list[HeldPart]:
+    """Each part of a model's weights, and each role's optimizer state, on one device."""
+    recipe, parameters, offload_policy = placed.recipe, placed.parameters, placed.offload_policy
+    adapted, width = recipe.lora.rank > 0, BYTES[recipe.dtype]
+    weights: dict[tuple[Owner, PartKey], tuple[list[str], int]] = {}
+    states: list[HeldPart] = []
+    for one in placed.models:
+        place = placed.places[one.role]
+        for layout in place.layouts_on(rank):
+            nest = placed.aliasing.of(one.role, rank).get(key := part_key(layout, rank))
+            block = flat_of(parameters[one.role], layout, rank).num_elements if nest is None else nest.own
+            part = (offload_policy.owner(one.role), key)
+            names, _ = weights.setdefault(part, ([], block))
+            if one.role not in names:
+                names.append(one.role)
+        if place.train is not None and rank in place.train.mesh.ranks:
+            uses: frozenset[Use] = frozenset({(one.role, "train")})
+            if adapted:
+                count = adapter_parameters(placed.shapes[one.name], recipe.lora.rank)
+                total = count * parameter_bytes(recipe.dtype, trained=True).total
+                states.append(
+                    HeldPart(
+                        f"{one.role}: adapter, its masters, moments and gradients", total, "keep", uses, is_state=True
+                    )
+                )
+            else:
+                followed = any(other.follows == one.role for other in placed.models)
+                total = optimizer_bytes(parameters[one.role], place.train, rank, recipe.dtype, followed=followed)
+                after = offload_policy.of_state(one.role, rank)
+                what = f"{one.role}: masters, moments and gradients"
+                states.append(HeldPart(what, total, after, uses, is_state=True))
+    found = []
+    for (owner, key), (names, count) in weights.items():
+        what = f"{', '.join(names)}: weights ({recipe.dtype})"
+        used = frozenset(offload_policy.uses(names[0], rank, key))
+        after = offload_policy.of_weights(names[0], rank, key)
+        found.append(HeldPart(what, count * width, after, used, owner, key))
+    return [replace(one, what=f"{one.what}, away when idle") if one.after != "keep" else one for one in found + states]

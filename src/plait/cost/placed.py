@@ -1,0 +1,108 @@
+"""What the memory of a plan's devices depends on: models, their parameters, and where they lie. Torch-free."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from plait.cost.aliasing import Aliasing
+from plait.cost.offload_policy import OffloadPolicy
+from plait.dataflow import Dataflow
+from plait.layout.params import Parameters
+from plait.layout.shards import shard, zero_range
+from plait.models.shape import ModelShape
+from plait.recipes.recipe import Recipe
+from plait.recipes.role_models import RoleModel
+from plait.schedule.fused import FusedOrder
+from plait.schedule.placements import PartKey, RolePlacement, part_key, placements_of
+from plait.schedule.plan import Plan
+
+
+@dataclass(frozen=True)
+class Placed:
+    """What the memory of a device's parameters depends on.
+
+    shapes:         by the model's name
+    parameters:     by the role
+    """
+
+    recipe: Recipe
+    models: Sequence[RoleModel]
+    shapes: Mapping[str, ModelShape]
+    parameters: Mapping[str, Parameters]
+    plan: Plan
+
+    @cached_property
+    def places(self) -> Mapping[str, RolePlacement]:
+        """By the role."""
+        return {one.role: placements_of(self.plan, one.role) for one in self.models}
+
+    @cached_property
+    def offload_policy(self) -> OffloadPolicy:
+        return OffloadPolicy(self.models, self.plan, adapted=self.recipe.lora.rank > 0)
+
+    @cached_property
+    def aliasing(self) -> Aliasing:
+        return Aliasing(self.models, self.plan, self.offload_policy, self.recipe.dtype, self.parameters.__getitem__)
+
+    @cached_property
+    def moved(self) -> Mapping[str, Mapping[int, frozenset[PartKey]]]:
+        """Role → rank that takes part in a move of its weights → the parts that it needs for that."""
+        found: dict[str, dict[int, frozenset[PartKey]]] = {}
+        for role, place in self.places.items():
+            needed: dict[int, set[PartKey]] = {}
+            for copies in self.offload_policy.copies(role):
+                for rank in copies.ranks:
+                    needed.setdefault(rank, set())
+                for rank, key in copies.parts:
+                    needed[rank].add(key)
+            for rank in needed.keys() & set(place.home.mesh.ranks):
+                needed[rank].add(part_key(place.home, rank))
+            found[role] = {rank: frozenset(keys) for rank, keys in needed.items()}
+        return found
+
+    @cached_property
+    def alike(self) -> list[list[int]]:
+        """All ranks, ascending; together those that differ in nothing that decides how much they hold."""
+        found: dict[tuple[object, ...], list[int]] = {}
+        for rank in range(self.plan.num_ranks):
+            found.setdefault(_kind(rank, self), []).append(rank)
+        return list(found.values())
+
+
+@dataclass(frozen=True)
+class Facts(Placed):
+    """What all of its memory depends on.
+
+    longest_tokens: of the prompts; where nothing is generated, of the given samples
+    """
+
+    flow: Dataflow
+    longest_tokens: int
+
+    def together(self, role: str) -> tuple[str, ...]:
+        """The roles that train when this one does."""
+        order = self.places[role].schedule
+        return order.roles if isinstance(order, FusedOrder) else (role,)
+
+
+def _kind(rank: int, placed: Placed) -> tuple[object, ...]:
+    """All that the memory of a device depends on: its coordinates in the layouts of each role, who computes there,
+    which of these parts are one, and what leaves. Devices of one kind hold as much."""
+    numbers: dict[PartKey, int] = {}
+    kinds: list[object] = []
+    for role, place in placed.places.items():
+        for layout in place.layouts_on(rank):
+            number = numbers.setdefault(part_key(layout, rank), len(numbers))
+            at, sizes = layout.coordinates(rank), layout.parallelism
+            uses = (layout == place.train, layout == place.score, layout == place.instance_on(rank))
+            kinds.append((role, uses, at.tp, at.pp, sizes, number))
+            if uses[0]:
+                once = shard(placed.parameters[role], sizes, at.tp, at.pp, once=True).num_elements
+                start, stop = zero_range(once, at.dp, sizes.dp)
+                kinds.append(stop - start)
+        kinds += [place.after.get((mode, rank)) for mode in ("train", "score", "decode")]
+        if (needed := placed.moved[role].get(rank)) is not None:
+            kinds.append(frozenset(numbers[key] for key in needed))
+    return tuple(kinds)
