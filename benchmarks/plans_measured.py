@@ -38,7 +38,6 @@ from sides import positive, row
 
 from plait.cost.estimate import memory_table
 from plait.data.package_file import cache_folder
-from plait.runtime.planning import plan_file
 
 PARTS = ("plans", "settings")
 WARM_UP = 1
@@ -125,7 +124,7 @@ def plans(algorithm: str, folder: Path, options: argparse.Namespace) -> tuple[di
     for corrected, found in ((True, predicted), (False, plain)):
         planning = planning_of(recipe, 2, corrected=corrected)
         for name, file in files.items():
-            found[name] = planning.predict(planning.completed(plan_file(str(file)), name)).seconds_per_step
+            found[name] = planning.predict(planning.given(str(file))).seconds_per_step
     measured: dict[str, list[float]] = {name: [] for name in files}
     for repeat in range(options.repeats):
         for number, (name, file) in enumerate(files.items()):

@@ -20,6 +20,7 @@ from plait.layout.move import plan_move
 from plait.layout.move_plan import MoveKind
 from plait.recipes.recipe import Recipe
 from plait.runtime.api import run
+from plait.runtime.network import Machines
 from plait.runtime.prepare import prepare
 from plait.schedule.timeline import load_any
 from tests.launch.namespaces import ADDRESSES, cut, inside, listening_in, processes_of, received_bytes, two_machines
@@ -69,7 +70,7 @@ def test_weights_enter_the_other_machine_once_as_planned_and_nothing_else_listen
 
 def planned_bytes(recipe: Recipe) -> int:
     """What the plan of the move has enter node 1, times the moves that the run did."""
-    models = prepare(recipe, nodes=2).models
+    models = prepare(recipe, machines=Machines(2)).models
     parameters = parameters_of(models)["actor"]
     trained, copied = (Layout.on(ranks, dp=2) for ranks in ((0, 1), (2, 3)))
     home, copies = weights(parameters, trained, "float64", "home"), weights(parameters, copied, "float64", "copies")

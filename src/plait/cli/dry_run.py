@@ -25,10 +25,11 @@ from plait.recipes.recipe import Recipe
 from plait.runtime.claim import claim
 from plait.runtime.forecast import STEP, predicted_seconds
 from plait.runtime.machine import machine_of
-from plait.runtime.planning import found_for_run, planning_for_run
+from plait.runtime.network import Machines
 from plait.runtime.prepare import is_searched, outline, prepare
 from plait.runtime.prepared import Outline, Prepared
 from plait.runtime.reward_pools import open_pools
+from plait.runtime.run_planning import found_for_run, planning_for_run
 from plait.schedule.named_plans import AUTO, NAMES
 from plait.schedule.plan import Plan
 from plait.schedule.stage_fusion import nothing_to_hide
@@ -52,7 +53,7 @@ def dry_run(recipe: Recipe, *, resume: bool = False, nodes: int = 1) -> int:
         if (shape := shape_of(recipe)) is not None:
             print_shape(outline(recipe), shape, nodes)
             return 0
-        prepared = prepare(recipe, measure=False, nodes=nodes)
+        prepared = prepare(recipe, machines=Machines(nodes, measures=False))
         with ExitStack() as stack:
             open_pools(prepared, stack)
     print_plan(prepared, nodes)
@@ -74,7 +75,7 @@ def print_shape(found: Outline, name: str, nodes: int = 1) -> None:
         raise ConfigError(f"`epochs` counts the rows of data, which {name!r} has no tokenizer for; set `steps`")
     check_device(found.recipe)
     if is_searched(found.recipe):
-        plan, _ = found_for_run(found, Lengths.fixed(found.longest_tokens), measure=False, nodes=nodes)
+        plan, _ = found_for_run(found, Lengths.fixed(found.longest_tokens), Machines(nodes, measures=False))
     else:
         plan = resolve_plan(found.recipe, found.flow, found.models, found.shapes, nodes=nodes)
     data = f"no data is read, as {name!r} has no tokenizer: {_rows_of(found.flow)} count {found.longest_tokens} tokens"
@@ -126,7 +127,7 @@ def _foretold(prepared: Outline | Prepared, plan: Plan, nodes: int) -> tuple[flo
     longest; None: nobody can say."""
     prompts = Lengths.fixed(prepared.longest_tokens)
     try:
-        planning = planning_for_run(prepared, prompts, measure=False, nodes=nodes)
+        planning = planning_for_run(prepared, prompts, Machines(nodes, measures=False))
         alone = replace(planning, recipe=planning.recipe.model_copy(update={"max_staleness": 0}))
         return planning.predict(plan).seconds_per_step, alone.predict(plan).seconds_per_step
     except ConfigError:

@@ -59,7 +59,8 @@ class OnCluster:
         from plait.cost.cluster import read_cluster
         from plait.runtime.lengths import lengths_of
         from plait.runtime.machine import machine_of
-        from plait.runtime.planning import Planning, ranks_of
+        from plait.runtime.plan_files import ranks_of
+        from plait.runtime.planning import Planning
         from plait.runtime.prepare import outline, prompt_lengths
 
         ranks = ranks_of(plan or recipe.plan)

@@ -30,10 +30,10 @@ from plait.runtime.filling import build_roles
 from plait.runtime.given_evaluation import evaluate_given
 from plait.runtime.history import Origin
 from plait.runtime.measure import measure
-from plait.runtime.network import NOT_MEASURED
-from plait.runtime.planning import ranks_of
+from plait.runtime.network import NOT_MEASURED, Machines
+from plait.runtime.plan_files import ranks_of
 from plait.runtime.prepare import is_searched, prepare
-from plait.runtime.prepared import Prepared
+from plait.runtime.prepared import Kept, Prepared
 from plait.runtime.process import set_up
 from plait.runtime.processes.alone import Alone
 from plait.runtime.processes.nodes import devices_of, gathered_nodes, network_of
@@ -134,9 +134,9 @@ def _run_claimed(
     def prepared_for(recipe: Recipe, resume: bool = True) -> Prepared:
         num_nodes = 1 if nodes is None else nodes.num_nodes
         plan = kept_plan(recipe, directory.files, num_nodes) if resume else None
-        orders = _orders_in(directory.files.plan) if resume else ()
+        kept = Kept(plan, _orders_in(directory.files.plan) if resume else ())
         network = network_of(nodes) if plan is None and is_searched(recipe) else NOT_MEASURED
-        return prepare(recipe, flow=flow, plan=plan, orders=orders, nodes=num_nodes, network=network)
+        return prepare(recipe, flow=flow, kept=kept, machines=Machines(num_nodes, network))
 
     prepared = prepared_for(recipe, resume)
     if prepared.plan.num_ranks > 1 or nodes is not None or recipe.restarts > 0:

@@ -42,3 +42,21 @@ class Network:
 
 
 NOT_MEASURED = Network()
+
+
+@dataclass(frozen=True)
+class Machines:
+    """Where a run is, and how its plan may be foretold.
+
+    count:    machines like this one, with equally many devices each
+    network:  what is known of them
+    measures: a profile of this one is made where none fits that was kept; False: by what is kept, or conservative
+              numbers
+    """
+
+    count: int = 1
+    network: Network = NOT_MEASURED
+    measures: bool = True
+
+
+THIS_ONE = Machines()

@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import math
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import combinations
-from pathlib import Path
-from typing import Protocol
 
 from plait.cost.calibration import VENDORS, Calibration
 from plait.cost.cluster import ClusterSpec
 from plait.cost.drafts import NO_DRAFTS
 from plait.cost.model_costs import ModelCosts, parameters_of_shape
 from plait.cost.move_bound import LARGE, BoundedMoves
-from plait.cost.placement import check_layouts, num_devices, parameters_of, planned_models
-from plait.cost.workload import Lengths, SampleLengths, Workload
+from plait.cost.placement import check_layouts, parameters_of, planned_models
+from plait.cost.workload import SampleLengths, Workload
 from plait.dataflow import CallKind, Dataflow
 from plait.errors import ConfigError, LayoutError
 from plait.layout.params import Parameters
@@ -29,12 +26,9 @@ from plait.planner.plan_baselines import BASELINES
 from plait.planner.plan_search import Budget, Found, search
 from plait.planner.plan_space import MOST_STAGES, PlanProblem, PlanSpace, RoleFacts
 from plait.policy.fusion_gate import fuses
-from plait.recipes.keys import nearest
 from plait.recipes.recipe import Recipe
 from plait.recipes.role_models import REWARD_ROLES, RoleModel, is_reward
-from plait.runtime.lengths import lengths_of
-from plait.runtime.machine import machine_of, measured_machine
-from plait.runtime.network import NOT_MEASURED, Network
+from plait.runtime.plan_files import plan_file
 from plait.schedule.completion import complete
 from plait.schedule.fused import check_calls
 from plait.schedule.named_plans import AUTO, NAMES, named_plan
@@ -68,7 +62,7 @@ class Planning:
         return parameters_of(self.models)
 
     @cached_property
-    def function_s(self) -> dict[str, float]:
+    def _function_s(self) -> dict[str, float]:
         """Role that functions alone score for → their seconds for a sample, where runs have measured them."""
         profile = self.calibration.profile
         names = {role: function_names(self.recipe, role) for role in REWARD_ROLES}
@@ -82,7 +76,7 @@ class Planning:
         profile, drafts = self.calibration.profile, NO_DRAFTS
         if profile is not None and self.recipe.sampling.speculation != "off":
             drafts = profile.drafts()
-        return replace(found, function_s=max(self.function_s.values(), default=0.0), drafts=drafts)
+        return replace(found, function_s=max(self._function_s.values(), default=0.0), drafts=drafts)
 
     @cached_property
     def costs(self) -> ModelCosts:
@@ -112,7 +106,7 @@ class Planning:
             self.flow,
             [one.role for one in self.models],
             [one.role for one in self.models if is_reward(one, self.flow)],
-            functions=[role for role in self.flow.roles if role in self.function_s],
+            functions=[role for role in self.flow.roles if role in self._function_s],
             owners=owners,  # type: ignore[arg-type]
             rollouts=Rollouts(recipe.prompts_per_step, group, recipe.micro_batch_tokens),
             nested=recipe.dtype == "bfloat16" and not adapted,
@@ -154,13 +148,13 @@ class Planning:
     def space(self) -> PlanSpace:
         return PlanSpace(self.problem)
 
-    def completed(self, plan: Plan, label: str) -> Plan:
+    def _completed(self, plan: Plan, label: str) -> Plan:
         """Raises UserError where a run could not follow it."""
         whole = complete(plan, self.flow, planned_models(self.models, self.shapes), label)
         check_layouts(whole, self.parameters, label)
         return whole
 
-    def named(self) -> dict[str, tuple[Place, ...]]:
+    def _named(self) -> dict[str, tuple[Place, ...]]:
         """Named plans of the devices, with the least tensor parallelism that has room, that the models allow."""
         found: dict[str, tuple[Place, ...]] = {}
         for name in NAMES:
@@ -185,12 +179,12 @@ class Planning:
         name = NAMES[0] if name == AUTO else name
         if name not in NAMES:
             plan = plan_file(name)
-            return self.completed(plan, f"plan `{name}`")
+            return self._completed(plan, f"plan `{name}`")
         devices, tp, found = self.cluster.num_devices, 1, None
         models = planned_models(self.models, self.shapes)
         while tp <= self.cluster.devices_per_node:
             try:
-                plan = self.completed(named_plan(name, self.flow, models, devices, tp=tp), f"`plan` {name}")
+                plan = self._completed(named_plan(name, self.flow, models, devices, tp=tp), f"`plan` {name}")
             except LayoutError:
                 if found is None:
                     raise
@@ -208,7 +202,7 @@ class Planning:
 
     def search(self, budget: Budget, seed: int = 0, warm: Plan | None = None) -> Found:
         """Baselines are the named plans, and those that others would make."""
-        given = tuple(self.named().items())
+        given = tuple(self._named().items())
         start = None if warm is None else tuple(places_of(warm, self.space.places))
         return search(self.problem, budget, seed=seed, given=given, warm=start, space=self.space)
 
@@ -216,11 +210,11 @@ class Planning:
         """A completed plan of what a search found; a call that is not on its own stands where its role does. Where
         scoring may begin on ranks that generate, the plan lets it; samples are divided by predicted time."""
         plan = Plan(name, self.cluster.num_devices, tuple(p for place in places for p in place.placements))
-        found = self.completed(replace(plan, nodes=self.cluster.nodes), f"plan {name}")
+        found = self._completed(replace(plan, nodes=self.cluster.nodes), f"plan {name}")
         names = [] if self.nothing_to_hide(found) else [FUSION]
         if any(p.dp > 1 and p.mode in ("train", "score") for p in found.placements):
             names.append(SHARES)
-        return self.completed(replace(found, policies=tuple(map(PolicyChoice, names))), f"plan {name}")
+        return self._completed(replace(found, policies=tuple(map(PolicyChoice, names))), f"plan {name}")
 
     def nothing_to_hide(self, plan: Plan) -> str:
         """See `stage_fusion.nothing_to_hide`."""
@@ -235,61 +229,6 @@ def function_names(recipe: Recipe, role: str) -> str:
 
 AUTO_EVALUATIONS = 3000
 """Plans that a run tries: a number, not seconds, so that all of its processes find the same."""
-
-
-def found_for_run(
-    found: Outline, prompts: Lengths, *, measure: bool, nodes: int = 1, network: Network = NOT_MEASURED
-) -> tuple[Plan, Calibration]:
-    """The plan of a run with `plan` auto on several devices, and where its seconds come from: for prompts of these
-    lengths, responses as long as they may be.
-
-    Args:
-        measure: a profile of this machine where none is kept; False: by what is kept, or conservative numbers.
-        nodes: machines like this one, with equally many devices each.
-        network: what is known of them.
-
-    Raises:
-        ConfigError: none fits in memory.
-    """
-    planning = planning_for_run(found, prompts, measure=measure, nodes=nodes, network=network)
-    return auto_plan(planning), planning.calibration
-
-
-def planning_for_run(
-    found: Outline, prompts: Lengths, *, measure: bool, nodes: int = 1, network: Network = NOT_MEASURED
-) -> Planning:
-    """What foretells a run; its arguments are those of `found_for_run`.
-
-    Raises:
-        ConfigError: nodes cannot share the devices evenly.
-    """
-    recipe, shape = found.recipe, found.shapes[found.recipe.model]
-    count = num_devices(recipe)
-    if count % nodes:
-        raise ConfigError(f"`devices`: expected a multiple of the {nodes} nodes of this run, found {count}")
-    machine = measured_machine if measure else machine_of
-    cluster, calibration = machine(recipe, shape, count // nodes)
-    if nodes > 1:
-        cluster = network.joins(cluster, nodes, recipe.device)
-        calibration = replace(calibration, source=f"{calibration.source}; {network.label}")
-    lengths = lengths_of(None, recipe, lambda: prompts)
-    return Planning(recipe, found.flow, found.models, found.shapes, cluster, lengths, calibration)
-
-
-class Outline(Protocol):
-    """What predictions ask of `runtime.prepare`."""
-
-    @property
-    def recipe(self) -> Recipe: ...
-
-    @property
-    def flow(self) -> Dataflow: ...
-
-    @property
-    def models(self) -> Sequence[RoleModel]: ...
-
-    @property
-    def shapes(self) -> Mapping[str, ModelShape]: ...
 
 
 def auto_plan(planning: Planning) -> Plan:
@@ -346,17 +285,3 @@ def tokens_of(planning: Planning) -> float:
     samples = [workload.samples_of(planning.flow, node) for node in rows]
     lengths = workload.lengths
     return math.fsum(one.prompts * lengths.prompts.mean + one.count * lengths.responses.mean for one in samples)
-
-
-def plan_file(name: str) -> Plan:
-    """Raises ConfigError where there is no such file."""
-    path = Path(os.path.expanduser(name))
-    if not path.is_file():
-        words = (AUTO, *NAMES, *BASELINES)
-        raise ConfigError(f"`plan`: expected {', '.join(words)} or a plan file, found `{name}`{nearest(name, words)}")
-    return Plan.load(path)
-
-
-def ranks_of(name: str) -> int:
-    """Ranks of a plan file; 0 for a named plan."""
-    return 0 if name in (*NAMES, AUTO, *BASELINES) else plan_file(name).num_ranks

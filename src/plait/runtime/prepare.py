@@ -36,10 +36,10 @@ from plait.recipes.recipe import Recipe
 from plait.recipes.role_models import MODEL_ROLES, REWARD_ROLES, RoleModel, ToCome, role_models
 from plait.rewards.functions import RewardFunction, functions_of, reward_functions
 from plait.runtime.fusing import with_order
-from plait.runtime.network import NOT_MEASURED, Network
-from plait.runtime.planning import found_for_run
-from plait.runtime.prepared import Outline, Prepared, longest_tokens
+from plait.runtime.network import THIS_ONE, Machines
+from plait.runtime.prepared import NOTHING_KEPT, Kept, Outline, Prepared, longest_tokens
 from plait.runtime.reading import RunData, read_data
+from plait.runtime.run_planning import found_for_run
 from plait.runtime.stored_recipe import with_sampling
 from plait.runtime.tokenizers import check_ids, load_tokenizer
 from plait.schedule.named_plans import AUTO
@@ -54,11 +54,8 @@ def prepare(
     flow: Callable[..., Any] | None = None,
     to_come: Mapping[str, ToCome] | None = None,
     trains: bool = True,
-    plan: Plan | None = None,
-    orders: Sequence[Schedule] = (),
-    measure: bool = True,
-    nodes: int = 1,
-    network: Network = NOT_MEASURED,
+    kept: Kept = NOTHING_KEPT,
+    machines: Machines = THIS_ONE,
 ) -> Prepared:
     """Resolve a recipe.
 
@@ -67,11 +64,8 @@ def prepare(
         to_come: key of the recipe → the model that an earlier stage will put there; until then one of its shape stands
             there.
         trains: False where the model is only measured: it may then be an adapter alone.
-        plan: that was found for a recipe that leaves it to be found.
-        nodes: machines that the run is on.
-        network: what is known of them.
-        orders: found for the run before, where its plan leaves some to be found; see `fusing.with_order`.
-        measure: this machine, where a plan is to be found and nothing fits the run that was measured before.
+        kept: what an earlier stay of the run has found.
+        machines: that the run is on.
 
     Raises:
         UserError: a key, the flow, the data or the model cannot be used; the message names the key and the remedy.
@@ -79,14 +73,15 @@ def prepare(
     check_device(recipe)
     found = outline(recipe, flow=flow, to_come=to_come, trains=trains)
     recipe, models, shapes = found.recipe, found.models, found.shapes
+    plan = kept.plan
     if plan is None and not is_searched(recipe):
-        plan = resolve_plan(recipe, found.flow, models, shapes, nodes=nodes)
+        plan = resolve_plan(recipe, found.flow, models, shapes, nodes=machines.count)
     tokenizer = load_tokenizer(recipe.model)
     _check_tokens(models, tokenizer, recipe)
     data = read_data(found.flow, recipe, tokenizer, shapes[recipe.model])
     check_ids(tokenizer, shapes[recipe.model].vocabulary, _ids_of(data.train_set, data.given), recipe.model)
     if plan is None:
-        plan, source = found_for_run(found, _lengths_in(data), measure=measure, nodes=nodes, network=network)
+        plan, source = found_for_run(found, _lengths_in(data), machines)
         loading(f"the plan was found by numbers {source.source}")
     if recipe.epochs is not None:
         num_rows = len(next(iter(data.given.values())) if data.train_set is None else data.train_set)
@@ -94,7 +89,7 @@ def prepare(
         check_trained_steps(found.flow, recipe)
     if to_be_found(plan):
         longest = longest_tokens(data.train_set, data.given)
-        plan = with_order(Facts(recipe, models, shapes, parameters_of(models), plan, found.flow, longest), orders)
+        plan = with_order(Facts(recipe, models, shapes, parameters_of(models), plan, found.flow, longest), kept.orders)
     return Prepared(
         recipe,
         found.flow,

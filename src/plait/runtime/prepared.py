@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +17,7 @@ from plait.recipes.role_models import RoleModel
 from plait.rewards.functions import RewardFunction
 from plait.runtime.feed import Feed
 from plait.schedule.plan import Plan
+from plait.schedule.schedule import Schedule
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,21 @@ class Outline:
         if self.flow.of_kind(CallKind.GENERATE):
             return data.max_prompt_tokens or max(1, positions - self.recipe.sampling.max_response_tokens)
         return data.max_example_tokens or positions
+
+
+@dataclass(frozen=True)
+class Kept:
+    """What was found for a run when it began, and stays so.
+
+    plan:   of a recipe that leaves it to be found; None: it is resolved, or found, anew
+    orders: schedules that a plan leaves to be found; see `fusing.with_order`
+    """
+
+    plan: Plan | None = None
+    orders: Sequence[Schedule] = ()
+
+
+NOTHING_KEPT = Kept()
 
 
 @dataclass(frozen=True)

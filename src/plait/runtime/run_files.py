@@ -23,7 +23,6 @@ RUN_DIR/
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 
 from plait.recipes.stages import FINAL
@@ -43,67 +42,25 @@ SUMMARY = "summary.txt"
 SAMPLES, CHECKPOINTS, BEST = "samples", "checkpoints", "best"
 
 
-@dataclass(frozen=True)
 class RunFiles:
     """Where each thing of the run in a folder lies, there or not."""
 
-    path: Path
-
-    @property
-    def recipe(self) -> Path:
-        return self.path / RECIPE
-
-    @property
-    def plan(self) -> Path:
-        return self.path / PLAN
-
-    @property
-    def forecast(self) -> Path:
-        return self.path / FORECAST
-
-    @property
-    def fusion(self) -> Path:
-        return self.path / FUSION
-
-    @property
-    def rebalancing(self) -> Path:
-        return self.path / REBALANCING
-
-    @property
-    def moments(self) -> Path:
-        return self.path / MOMENTS
-
-    @property
-    def metrics(self) -> Path:
-        return self.path / METRICS
-
-    @property
-    def evaluations(self) -> Path:
-        return self.path / EVALUATIONS
-
-    @property
-    def trace(self) -> Path:
-        return self.path / TRACE
-
-    @property
-    def doctor(self) -> Path:
-        return self.path / DOCTOR
-
-    @property
-    def reward_output(self) -> Path:
-        return self.path / REWARD_OUTPUT
-
-    @property
-    def checkpoints(self) -> Path:
-        return self.path / CHECKPOINTS
-
-    @property
-    def best(self) -> Path:
-        return self.path / BEST
-
-    @property
-    def final(self) -> Path:
-        return self.path / FINAL
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.recipe = path / RECIPE
+        self.plan = path / PLAN
+        self.forecast = path / FORECAST
+        self.fusion = path / FUSION
+        self.rebalancing = path / REBALANCING
+        self.moments = path / MOMENTS
+        self.metrics = path / METRICS
+        self.evaluations = path / EVALUATIONS
+        self.trace = path / TRACE
+        self.doctor = path / DOCTOR
+        self.reward_output = path / REWARD_OUTPUT
+        self.checkpoints = path / CHECKPOINTS
+        self.best = path / BEST
+        self.final = path / FINAL
 
     def samples(self, step: int) -> Path:
         return self.path / SAMPLES / f"step-{step:06d}.jsonl"

@@ -21,7 +21,7 @@ from plait.observe.screen import say
 from plait.recipes.recipe import Recipe
 from plait.runtime.directory import RunDirectory
 from plait.runtime.history import Origin, Restart
-from plait.runtime.planning import ranks_of
+from plait.runtime.plan_files import ranks_of
 from plait.runtime.prepared import Prepared
 from plait.schedule.named_plans import AUTO
 

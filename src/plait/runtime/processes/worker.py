@@ -19,7 +19,9 @@ from plait.recipes.role_models import MODEL_ROLES, REWARD_ROLES, role_models
 from plait.runtime.controller import Outcome, train
 from plait.runtime.directory import RunDirectory
 from plait.runtime.history import Origin
+from plait.runtime.network import Machines
 from plait.runtime.prepare import prepare
+from plait.runtime.prepared import Kept
 from plait.runtime.process import set_up
 from plait.runtime.processes.progress_relay import RelayedProgress
 from plait.runtime.refinement import refine
@@ -83,8 +85,8 @@ class Worker:
         self._status.tick()
         if self.rank == LEADER:
             with self._status.doing("prepare"):
-                orders, nodes = job.plan.schedules, job.plan.nodes
-                prepared = prepare(job.recipe, flow=job.flow, plan=job.plan, orders=orders, nodes=nodes)
+                kept, machines = Kept(job.plan, job.plan.schedules), Machines(job.plan.nodes)
+                prepared = prepare(job.recipe, flow=job.flow, kept=kept, machines=machines)
             assert prepared.plan == job.plan, "the leader completes the plan otherwise than who started it"
             directory = RunDirectory.lent(job.run_dir)
             with Session(prepared, directory, resume=job.resume, leading=self, origin=job.origin) as session:
