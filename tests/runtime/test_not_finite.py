@@ -76,7 +76,7 @@ def test_nor_by_the_command_and_an_earlier_step_still_is(
     recipe = make_recipe(steps=2, **{"checkpoint.every": 1})
     with monkeypatch.context() as patch:
         poisoned_after(2, "masters", patch)
-        patch.setattr("plait.workers.rank_state.broken_state", lambda *_: [])
+        patch.setattr("plait.workers.rank_optimizers.broken_state", lambda *_: [])
         patch.setattr(Session, "export_final", lambda self: None)
         run(recipe)
     asked = ["export", str(recipe.run_dir), "--out", str(tmp_path / "out")]

@@ -44,8 +44,6 @@ from plait.runtime.stored_recipe import with_sampling
 from plait.runtime.tokenizers import check_ids, load_tokenizer
 from plait.schedule.named_plans import AUTO
 from plait.schedule.placements import to_be_found
-from plait.schedule.plan import Plan
-from plait.schedule.schedule import Schedule
 
 
 def prepare(

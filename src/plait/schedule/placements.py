@@ -57,6 +57,11 @@ class RolePlacement:
         found = (self.home, *self.generate, *(layout for layout in (self.score, self.train) if layout is not None))
         return tuple(dict.fromkeys(found))
 
+    @cached_property
+    def movers(self) -> tuple[int, ...]:
+        """Ranks that take part in bringing the role's weights from its home to where else they are used."""
+        return () if self.uses.keys() <= parts_of(self.home) else self.ranks
+
     def layouts_on(self, rank: int) -> tuple[Layout, ...]:
         """Those of `layouts` that have a place for a rank, in their order."""
         return self._by_rank.get(rank, ())

@@ -38,7 +38,7 @@ class CheckpointParts:
         """
         number = self._announcer.tell((LEADER, *self._others), Message({"do": Do.SAVE, "folder": str(folder)}))
         with self._announcer.status.doing("save"):
-            counts, broken = self._announcer.recorder.drain(self._state.saving_all(folder))
+            counts, broken = self._announcer.recorder.drain(self._state.optimizers.saving(folder))
             for rank in self._others:
                 header = self._announcer.answer(rank, number, "its part of the checkpoint").header
                 counts |= header["counts"]
@@ -51,7 +51,7 @@ class CheckpointParts:
         header = {"do": Do.LOAD, "folder": str(folder), "counts": counts, "threads": threads}
         self._announcer.tell((LEADER, *self._others), Message(header))
         with self._announcer.joining("load"):
-            self._announcer.recorder.drain(self._state.loading_all(folder, counts))
+            self._announcer.recorder.drain(self._state.optimizers.loading(folder, counts))
         for role, place in self._state.places.items():
             if place.train is not None:
                 self._announcer.trained(role)

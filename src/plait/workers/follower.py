@@ -237,11 +237,11 @@ class FollowerLoop:
             case Do.GATHER:
                 rank_state.gather(header["role"])
             case Do.SAVE:
-                counts, found = yield from rank_state.saving_all(Path(header["folder"]))
+                counts, found = yield from rank_state.optimizers.saving(Path(header["folder"]))
                 self._answer(header["number"], Message({"counts": counts, "broken": found}), "what was saved")
             case Do.LOAD:
                 torch.set_num_threads(header["threads"])
-                yield from rank_state.loading_all(Path(header["folder"]), header["counts"])
+                yield from rank_state.optimizers.loading(Path(header["folder"]), header["counts"])
             case Do.SPANS:
                 rank_state.offloads.want()
                 spans = _as_values(recorder.take().spans, header["zero"])

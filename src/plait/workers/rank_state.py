@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from pathlib import Path
 from typing import Any, Literal
 
 from torch import Tensor
@@ -23,7 +22,6 @@ from plait.layout.mesh import Cluster, Layout
 from plait.layout.move import plan_move
 from plait.layout.move_plan import MovePlan
 from plait.layout.params import Parameters
-from plait.models.files.finite import Broken
 from plait.models.language_model import LanguageModel
 from plait.models.parallel.peers import WaitingFor
 from plait.models.parallel.team import Team
@@ -42,12 +40,8 @@ from plait.training.trainer import Trainer
 from plait.workers.gathering import GathersSamples
 from plait.workers.loading import build_models
 from plait.workers.offload_manager import Need, OffloadManager, OffloadUnit
-from plait.workers.optimizer_state import broken_state, loading_state, saving_state
+from plait.workers.rank_optimizers import RankOptimizers
 from plait.workers.ranks import WAIT_S
-
-Counts = dict[str, dict[str, int]]
-"""Role → counts of its optimizer."""
-
 
 Model = LanguageModel | ScalarModel
 
@@ -160,7 +154,12 @@ class RankState:
         """By the buffer (its id) that leaves and comes back."""
         self.offloads = self._offloads()
         self.offloads.want()
-        self.movers = {one.role: movers_of(self.places[one.role]) for one in setting.models}
+        trained = {
+            role: (part.trainer, part.parameters)
+            for role, part in roles.items()
+            if part.one.trained and part.trainer is not None
+        }
+        self.optimizers = RankOptimizers(trained, self.offloads, self.cluster, self.rank)
 
     @property
     def keeps_all(self) -> bool:
@@ -199,7 +198,7 @@ class RankState:
         assert train is not None, f"role {role} follows {followed}, which is not trained"
         buffers: dict[str, Tensor] = {}
         if self.rank in train.mesh.ranks:
-            optimizer = self._trainer_of(followed).optimizer
+            optimizer = self.optimizers.trained[followed][0].optimizer
             self.offloads.want((followed, "train"), (role, "home"))
             if share is not None:
                 optimizer.average(share)
@@ -295,50 +294,3 @@ class RankState:
         if self.rank in plan.rows:
             execute(plan, self.rank, buffers, self._channel, name=f"{role}.gather")
         return model
-
-    @property
-    def trained(self) -> tuple[str, ...]:
-        """Roles of which this rank trains a part, in an order that all ranks share."""
-        return tuple(role for role, part in self.roles.items() if part.one.trained and part.trainer is not None)
-
-    def broken(self, role: str) -> list[Broken]:
-        """What this rank has of a trained role's optimizer that is not finite."""
-        self.offloads.want((role, "train"))
-        return broken_state(self._trainer_of(role), self.rank)
-
-    def saving(self, role: str, folder: Path) -> Work[dict[str, int]]:
-        """Write what this rank holds of a trained role's optimizer. Returns its counts."""
-        self.offloads.want((role, "train"))
-        return saving_state(self._trainer_of(role), self.cluster, self.rank, folder)
-
-    def loading(self, role: str, folder: Path, counts: Mapping[str, int] | None) -> Work[None]:
-        """Continue from a checkpoint of any plan; see `optimizer_state.loading_state`."""
-        self.offloads.want((role, "train"))
-        parameters = self.roles[role].parameters
-        return loading_state(self._trainer_of(role), parameters, self.cluster, self.rank, folder, counts)
-
-    def _trainer_of(self, role: str) -> Trainer:
-        trainer = self.roles[role].trainer
-        assert trainer is not None, f"role {role} is not trained on rank {self.rank}"
-        return trainer
-
-    def saving_all(self, folder: Path) -> Work[tuple[Counts, list[Broken]]]:
-        """Write what this rank holds of the optimizers' state. Returns the counts of what it trains, and what of it is
-        not finite: such a role is not written, and the checkpoint cannot be used."""
-        counts: Counts = {}
-        found: list[Broken] = []
-        for role in self.trained:
-            found += self.broken(role)
-            if not found:
-                counts[role] = yield from self.saving(role, folder)
-        return counts, found
-
-    def loading_all(self, folder: Path, counts: Mapping[str, Mapping[str, int]] | None) -> Work[None]:
-        """Continue from a checkpoint of any plan; `counts` are of its state, None where one process saved it."""
-        for role in self.trained:
-            yield from self.loading(role, folder, None if counts is None else counts[role])
-
-
-def movers_of(place: RolePlacement) -> tuple[int, ...]:
-    """Ranks that take part in bringing a role's weights from its home to where else they are used."""
-    return () if place.uses.keys() <= parts_of(place.home) else place.ranks

@@ -42,7 +42,7 @@ class RemoteTrainer:
             one for n, one in enumerate(rank_state.copies[self.role]) if MODE_OF[kind] in one.modes and n not in held
         ]
         away = copies and (begins or any(one.after == "drop" for one in copies))
-        return found | frozenset(rank_state.movers[self.role] if away else ())
+        return found | frozenset(rank_state.places[self.role].movers if away else ())
 
     def syncing_weights(self, kind: CallKind) -> Work[None]:
         """Have the role's weights brought to where a call of this kind computes; see `WorkerGroup.syncing_weights`."""

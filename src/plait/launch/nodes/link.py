@@ -68,6 +68,8 @@ class NodeLink:
         explain: Callable[[], str] = lambda: "",
     ) -> None:
         self.joined = joined
+        self.name, self.node = joined.label, joined.node
+        self.cores, self.devices, self.own_devices = joined.cores, joined.devices, joined.own_devices
         self.wished = wished
         self.explain = explain
         self.gone = ""
@@ -86,26 +88,6 @@ class NodeLink:
         self._running = self._ending = False
         self._thread = threading.Thread(target=self._run, name=f"plait-node-{joined.task}", daemon=True)
         self._thread.start()
-
-    @property
-    def name(self) -> str:
-        return self.joined.label
-
-    @property
-    def node(self) -> int:
-        return self.joined.node
-
-    @property
-    def cores(self) -> int:
-        return self.joined.cores
-
-    @property
-    def devices(self) -> int:
-        return self.joined.devices
-
-    @property
-    def own_devices(self) -> bool:
-        return self.joined.own_devices
 
     @property
     def doubtful(self) -> bool:
