@@ -138,7 +138,8 @@ class LocalGroup:
         failure = handle.failures[place]
         if failure is None:
             rank = self._ranks[handle.ranks[place]]
-            process = rank.process
+            peers = () if self._monitor.closing else self._monitor.look_at_peers(rank.rank)
+            output, file = rank.process.output()
             handle.failures[place] = failure = Failure(
                 Ended.RAISED,
                 handle.ranks[place],
@@ -146,9 +147,9 @@ class LocalGroup:
                 reply.seconds,
                 f"raised {reply.value.name}",
                 reply.value.traceback,
-                peers=() if self._monitor.closing else self._monitor.look_at_peers(handle.ranks[place]),
-                output=process.output_tail(),
-                output_file=str(process.output_file or ""),
+                peers=peers,
+                output=output,
+                output_file=file,
                 node=rank.node,
             )
         error = WorkerError(failure)
@@ -166,7 +167,7 @@ class LocalGroup:
         cause = f"has not answered within the deadline of {deadline_s:g} s"
         if state.action != handle.method:
             cause += f"; `{handle.method}` waits behind it"
-        output, file = rank.process.output_tail(), str(rank.process.output_file or "")
+        output, file = rank.process.output()
         return WorkerError(
             Failure(
                 Ended.LATE,

@@ -362,7 +362,7 @@ class Monitor:
             stack = process.dump_stack(stopped=True)
         peers = self._states([other for other in self._ranks if other is not rank])
         peers = tuple(replace(peer, action=self._named(peer.rank, peer.action)) for peer in peers)
-        output, file = process.output_tail(), str(process.output_file or "")
+        output, file = process.output()
         self.kill_all()
         self.failure = replace(failure, traceback=stack, peers=peers, output=output, output_file=file)
         self.changed.notify_all()

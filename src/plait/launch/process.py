@@ -33,14 +33,14 @@ class WorkerProcess:
     Args:
         key: the group's, handed over on stdin: neither arguments nor environment show it.
         environment: variables over those of this process.
-        output_file: to which its stdout and stderr are appended; None keeps them for `output_tail` only.
+        output_file: to which its stdout and stderr are appended; None keeps them for `output` only.
         folder: that it works in, if there is such a folder; else that of this process.
     """
 
     def __init__(
         self, key: bytes, environment: Mapping[str, str], output_file: Path | None, folder: Path | None = None
     ) -> None:
-        self.output_file = output_file
+        self._output_file = output_file
         self.link, theirs = socket.socketpair()
         life_read, self._guard = os.pipe()
         self._crash_file = tempfile.TemporaryFile()  # noqa: SIM115  closed in kill()
@@ -131,8 +131,11 @@ class WorkerProcess:
         name = signal.Signals(code).name if code in list(signal.Signals) else f"signal {code}"
         return f"was killed by {name}{self._kills.words() if name == 'SIGKILL' else ''}", stack
 
-    def output_tail(self) -> str:
-        """The last lines that it has printed."""
+    def output(self) -> tuple[str, str]:
+        """See `node.Process`."""
+        return self._last_lines(), str(self._output_file or "")
+
+    def _last_lines(self) -> str:
         if self._output.closed:
             return ""
         end = os.fstat(self._output.fileno()).st_size

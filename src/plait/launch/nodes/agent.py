@@ -187,7 +187,7 @@ class Agent:
             case messages.About.STACK_OF_STOPPED:
                 return (process.dump_stack(stopped=True),)
             case messages.About.OUTPUT:
-                return (process.output_tail(),)
+                return process.output()[:1]
             case messages.About.DEATH:
                 found = process.cause_of_death()
                 self._tell_lines()  # before the answer: what it did when it died

@@ -263,7 +263,7 @@ class RemoteProcess:
     def __init__(self, node: NodeLink, rank: int, pid: int, link: socket.socket, output_file: Path | None) -> None:
         self.pid = pid
         self.link = link
-        self.output_file = output_file
+        self._output_file = output_file
         self._node = node
         self._rank = rank
         self._killed = False
@@ -299,8 +299,8 @@ class RemoteProcess:
             return f"is lost with its node: {why}", ""
         return said[0], said[1]
 
-    def output_tail(self) -> str:
-        return self._asked(messages.About.OUTPUT)
+    def output(self) -> tuple[str, str]:
+        return self._asked(messages.About.OUTPUT), str(self._output_file or "")
 
     def send_signal(self, number: int) -> None:
         self._node.send(messages.Signal(self._rank, number))
