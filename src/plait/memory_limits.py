@@ -88,7 +88,7 @@ def _kills() -> int | None:
 
 @cache
 def _folders() -> tuple[Path, ...]:
-    """Of this process's memory control group and those that it is in, from the inside out; none: there are none."""
+    """Those of this process's memory control group and of the groups around it, from the inside out."""
     try:
         lines = [line.split(":", 2) for line in _GROUPS.read_text().splitlines()]
     except OSError:

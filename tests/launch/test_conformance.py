@@ -11,18 +11,12 @@ import pytest
 
 from plait.errors import RunError
 from plait.launch.failures import Ended, WorkerError
-from plait.launch.in_process import InProcess
 from plait.launch.local import LocalProcesses
 from tests.launch.nodes import joined
 from tests.launch.ray_nodes import placed_by_ray
 from tests.launch.workers import Closing, Echo, Place, Summing, Unbuildable
 
 LIMIT_S = 60.0
-
-
-@contextlib.contextmanager
-def _embedded(**options):
-    yield InProcess(**options)
 
 
 @contextlib.contextmanager
@@ -58,7 +52,7 @@ def _ray_two(**options):
         yield LocalProcesses(nodes=gathered.nodes, **options)
 
 
-LAUNCHERS = {"in-process": _embedded, "local": _local, "elsewhere": _elsewhere, "ray": _ray}
+LAUNCHERS = {"local": _local, "elsewhere": _elsewhere, "ray": _ray}
 """Of groups of any size; the others need an even one."""
 EVERY = {**LAUNCHERS, "two-nodes": _two_nodes, "ray-two": _ray_two}
 
@@ -75,7 +69,6 @@ def launcher(request):
 
 
 SIZES = [
-    ("in-process", 1),
     ("local", 1),
     ("local", 2),
     ("elsewhere", 2),
@@ -235,25 +228,16 @@ def test_a_constructor_that_raises_fails_the_start(launcher):
 @pytest.mark.parametrize("name", [_slow(name) for name in EVERY])
 def test_what_a_worker_tells_is_heard_in_order_before_its_answer(name):
     heard = []
-    num_ranks = 1 if name == "in-process" else 2
     with (
         EVERY[name](heard=lambda rank, text: heard.append((rank, text))) as launcher,
-        launcher.start(Echo, num_ranks) as group,
+        launcher.start(Echo, 2) as group,
     ):
-        for rank in range(num_ranks):
+        for rank in range(2):
             group.submit(rank, "tell", 3).result(LIMIT_S)
             assert heard == [(each, str(text)) for each in range(rank + 1) for text in range(3)]
 
 
-@pytest.fixture
-def given_back():
-    """The rank in this process leaves no handler here."""
-    before = signal.getsignal(signal.SIGTERM)
-    yield
-    signal.signal(signal.SIGTERM, before)
-
-
-def test_a_signal_reaches_the_process_of_its_rank(fresh, given_back):
+def test_a_signal_reaches_the_process_of_its_rank(fresh):
     last = fresh.num_ranks - 1
     fresh.submit(last, "count_signals", signal.SIGTERM).result(LIMIT_S)
     fresh.signal(last, signal.SIGTERM)
@@ -263,7 +247,6 @@ def test_a_signal_reaches_the_process_of_its_rank(fresh, given_back):
 @pytest.mark.parametrize(
     ("name", "num_ranks", "expected"),
     [
-        ("in-process", 1, [(0, 0)]),
         ("local", 2, [(0, 0), (0, 1)]),
         ("elsewhere", 2, [(0, 0), (0, 1)]),
         ("two-nodes", 4, [(0, 0), (0, 1), (1, 0), (1, 1)]),
@@ -283,7 +266,7 @@ def test_workers_know_their_node_and_their_place_on_it(name, num_ranks, expected
 
 @pytest.mark.parametrize(
     ("name", "num_ranks"),
-    [("in-process", 1), ("local", 2), ("elsewhere", 2), ("two-nodes", 2), _slow(("ray-two", 2))],
+    [("local", 2), ("elsewhere", 2), ("two-nodes", 2), _slow(("ray-two", 2))],
 )
 def test_the_store_serves_torch_distributed(name, num_ranks):
     import torch.distributed as dist

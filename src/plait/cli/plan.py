@@ -25,7 +25,7 @@ class Search:
     seconds: Number = 5.0
     """Time to search; Ctrl-C ends it earlier and shows the best so far."""
     seed: Whole = 0
-    """Of the search."""
+    """What the search draws from."""
     out: Path | None = None
     """File for the plan, which `--plan` of `plait train` takes."""
 

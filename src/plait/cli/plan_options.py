@@ -36,7 +36,7 @@ class OnCluster:
     """Response tokens: 512, or MEDIAN~SIGMA, either after PROMPT: tokens (128:300~0.8), or a run's folder. Without
     PROMPT: the data's prompts are read."""
     stage: str | None = None
-    """Of a recipe of several stages, the one that is meant."""
+    """The one that is meant, of a recipe of several stages."""
     overwrite: bool = False
     """Replace files that exist."""
     as_json: Annotated[bool, Parameter(name="--json", negative="")] = False

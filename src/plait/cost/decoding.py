@@ -97,7 +97,7 @@ def coarse(pieces: Sequence[Piece]) -> list[Piece]:
 
 @dataclass(frozen=True, eq=False)
 class Pieces:
-    """Of several instances, one after the other: `Piece`s as arrays, and where those of each instance begin."""
+    """`Piece`s of several instances, one instance after the other, as arrays, and where those of each begin."""
 
     steps: Floats
     running: Floats

@@ -168,7 +168,7 @@ class Generating:
         return max(1, running)
 
     def cache_bytes(self, role: str, layout: Layout, running: int) -> tuple[int, ...]:
-        """Of a device of each stage: keys and values, and weights that are packed."""
+        """What a device of each stage holds: keys and values, and weights that are packed."""
         workload, sizes = self._workload, layout.parallelism
         context = workload.lengths.prompts.longest + workload.lengths.responses.longest
         tokens = running * context

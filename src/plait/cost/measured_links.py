@@ -20,7 +20,7 @@ BETWEEN_SIZES = (1 << 12, 1 << 16, 1 << 20)
 """Bytes of sums between which both compute, as those of a model that is cut."""
 BETWEEN_REPEATS = 40
 WORK_BYTES = 48 << 20
-"""Of weights that one turn of computing reads: more than caches hold."""
+"""Weights that one turn of computing reads: more than caches hold."""
 WORK_ROWS, WORK_WIDTH = 32, 1024
 TURNS = 6
 WAIT_S = 60.0
@@ -70,7 +70,7 @@ class Pair:
         self._dist: Any = dist
 
     def measure(self, dtype: str) -> tuple[Measured, Measured, Measured, float, float]:
-        """Of sends one way, of sums, of sums between which both compute; seconds of computing alone, and of both."""
+        """Sends one way, sums, sums between which both compute; seconds of computing alone, and of both."""
         import torch
 
         sends = [(n, self._timed(self._there_and_back, n) / 2) for n in SIZES]

@@ -265,7 +265,7 @@ class ModelCosts:
         return tuple(found)
 
     def _elements_of(self, role: str, tp: int, pp: int, stages: tuple[int, ...]) -> tuple[set[tuple[int, int]], ...]:
-        """Of each stage what its devices hold: elements of weights, and of those that are trained there."""
+        """What the devices of each stage hold: elements of weights, and of those that are trained there."""
         parameters, sizes = self._parameters(role), Parallelism(1, tp, pp, stages)
         return tuple(
             {

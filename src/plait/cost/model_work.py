@@ -46,7 +46,7 @@ class ModelWork:
         return self.outputs * self.shape.hidden
 
     def share(self, tp: int) -> float:
-        """Of a layer's work, of the device that has most of it over tp: heads and columns need not divide."""
+        """The share of a layer's work on the device that has most of it over tp: heads and columns need not divide."""
         shape = self.shape
         if tp == 1 or (shape.kv_heads % tp == 0 and shape.intermediate % tp == 0):
             return 1 / tp

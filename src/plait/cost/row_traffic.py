@@ -15,17 +15,17 @@ ITEM_BYTES = 8
 
 
 def generated_bytes(lengths: SampleLengths, samples: Samples) -> float:
-    """Of all samples: prompts there, responses and their log-probs back."""
+    """What generation sends of all samples: prompts there, responses and their log-probs back."""
     return ITEM_BYTES * (samples.prompts * lengths.prompts.mean + 2 * samples.count * lengths.responses.mean)
 
 
 def scored_bytes(lengths: SampleLengths, samples: Samples) -> float:
-    """Of all samples: ids there, a number for each token of a response back."""
+    """What scoring sends of all samples: ids there, a number for each token of a response back."""
     return ITEM_BYTES * samples.count * (lengths.prompts.mean + 2 * lengths.responses.mean)
 
 
 def trained_bytes(lengths: SampleLengths, samples: Samples, columns: int) -> float:
-    """Of all samples: ids, log-probs and so many columns of the responses."""
+    """What training is sent of all samples: ids, log-probs and so many columns of the responses."""
     return ITEM_BYTES * samples.count * (lengths.prompts.mean + (2 + columns) * lengths.responses.mean)
 
 

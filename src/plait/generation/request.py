@@ -43,7 +43,7 @@ class Request:
     lengths: tuple[int, ...] | None = None
     """Recorded lengths to replay: sample i has exactly lengths[i] tokens, whatever it says. None: it ends by itself."""
     going_on: GoingOn = GoingOn()
-    """Of samples that have begun before, or that stop before they end."""
+    """What samples go on with that have begun before, or that stop before they end."""
 
     def __post_init__(self) -> None:
         name = f"prompt {self.prompt.uid}"

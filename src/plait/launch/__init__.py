@@ -5,7 +5,6 @@
         print(training.result(deadline_s=600.0))
 
 * `interface`: what a launcher, a group, a handle and a worker are; a worker's context (rank, rendezvous).
-* `in_process`: one rank in this very process: no server, no spawn.
 * `local`: one process per rank on this machine; `process` is one of them, `worker` its other side, `wire` between them.
 * `keys`: the rendezvous of `torch.distributed`, which the controller keeps; `store` is how a worker asks for it.
 * `failures`: the one error that a rank's death, freeze, exception or lateness becomes.

@@ -115,7 +115,7 @@ class HowToMove:
 
 AT_ONCE = HowToMove()
 LEAST_AHEAD = 0.5
-"""Of a decode step, that keys and values must travel to go ahead: it takes the leader's word three more times."""
+"""The share of a decode step that keys and values must travel to go ahead: the leader has to speak three more times."""
 
 
 @dataclass(frozen=True)

@@ -50,12 +50,12 @@ class CallCost(Protocol):
 
     @property
     def first_s(self) -> float:
-        """Of a generation, when its first prompts have all their samples."""
+        """When the first prompts of a generation have all their samples."""
         ...
 
     @property
     def tails(self) -> Sequence[Tail]:
-        """Of a generation by several instances, the ways in which it may end; `seconds` is of the first."""
+        """The ways in which a generation by several instances may end; `seconds` is of the first."""
         ...
 
 

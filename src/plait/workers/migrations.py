@@ -89,7 +89,7 @@ class SampleMoverOfRank:
         return Message({})
 
     def _number(self, gathering: Gathering, pair: Pair) -> int:
-        """Of what goes ahead of a pair; two ranks of different pairs may have messages on their way at once."""
+        """The number of what goes ahead of a pair; ranks of different pairs may have messages on their way at once."""
         return gathering.move * len(self._instances) ** 2 + pair[0] * len(self._instances) + pair[1]
 
     def _rest(self, gathering: Gathering) -> list[Key]:

@@ -78,7 +78,7 @@ def unpack_share(arrays: Sequence[NDArray[Any]], columns: Sequence[Column] = (),
 
 
 _NUMBERS = 6
-"""Of a stub."""
+"""What a stub says."""
 _COUNT = struct.Struct("<Q")
 
 

@@ -65,7 +65,7 @@ class SamplesMoved:
     plan: MovePlan
     report: MoveReport
     ahead: MoveReport | None = None
-    """Of what went ahead; None: nothing did."""
+    """The move of what went ahead; None: nothing did."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ class _Ahead:
 
     given: Given
     held: Holdings
-    """Of the target."""
+    """What the target holds."""
     buffers: dict[str, Tensor]
     move: BackgroundMove | None = None
 

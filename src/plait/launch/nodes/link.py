@@ -36,11 +36,11 @@ _FULL = 0.9
 
 
 ECHOED_BYTES, ECHOES = 4 << 20, 3
-"""Of a message that says how fast the network is, and how often it is sent."""
+"""Size of a message that says how fast the network is, and how often it is sent."""
 
 
 class Reach(NamedTuple):
-    """Of the connection to a node: bytes per second, and seconds of a message without any."""
+    """How fast a node is reached: bytes per second, and seconds of a message without any."""
 
     bytes_per_s: float
     latency_s: float
