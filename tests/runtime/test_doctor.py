@@ -29,8 +29,8 @@ from plait.observe.run_log import read_rows
 from plait.recipes.recipe import Recipe
 from plait.runtime import api
 from plait.runtime.claim import claim
-from plait.runtime.controller import finish_metrics
 from plait.runtime.doctor import RunDoctor
+from plait.runtime.finished_step import finish_metrics
 from plait.runtime.patient import Patient
 from plait.runtime.prepare import prepare
 from plait.runtime.process import set_up

@@ -211,4 +211,5 @@ def evaluate_model(recipe: Recipe) -> Evaluation:
         roles = build_roles(prepared, workers, pools)
         progress.start()
         executor = Executor(prepared.flow, roles, recipe, recorder, progress, workers)
-        return measure(prepared, roles, judges, partial(evaluate_given, executor), progress)
+        given = partial(evaluate_given, prepared.flow, executor.calls, executor.clock)
+        return measure(prepared, roles, judges, given, progress)

@@ -8,13 +8,9 @@ from dataclasses import dataclass
 from plait.errors import RunError
 from plait.runtime.answering import EvaluationStopped
 from plait.runtime.evaluation import Evaluation
-from plait.runtime.off_policy import idle_ratios, off_policy_metrics
-from plait.runtime.process import resident_bytes
+from plait.runtime.finished_step import finish_metrics
 from plait.runtime.session import Session
-from plait.runtime.step import StepState
-from plait.runtime.step_metrics import step_metrics, tokens_of
 from plait.runtime.stopping import Stop, saying_what_is_good, stop_signals
-from plait.workers.recorder import seconds_by_call
 
 
 @dataclass(frozen=True)
@@ -103,27 +99,6 @@ def evaluate(session: Session, stop: Stop, doing: str) -> Evaluation | None:
         return None
     session.record_evaluation(evaluation)
     return evaluation
-
-
-def finish_metrics(session: Session, state: StepState, seconds: float) -> dict[str, float]:
-    """All numbers of a step, times last."""
-    metrics = step_metrics(session.prepared.flow, state)
-    timeline = session.recorder.peek()
-    if most := session.recipe.max_staleness:
-        metrics |= off_policy_metrics(session.prepared.flow, state, session.batches.whole, most)
-        idle = idle_ratios(timeline, session.prepared.plan, seconds)
-        metrics |= {f"perf/{side}_idle_ratio": share for side, share in idle.items()}
-    for call, busy in seconds_by_call(timeline).items():
-        metrics[f"timing_s/{call}"] = busy
-    metrics["timing_s/step"] = seconds
-    metrics["perf/throughput"] = tokens_of(state) / seconds
-    metrics["perf/resident_bytes"] = resident_bytes()
-    metrics |= session.workers.performance()
-    metrics["training/policy_version"] = session.done.policy_version
-    taken = session.done.step, state.drawn
-    metrics["training/epoch"] = session.feed.epoch(*taken)
-    metrics |= {f"training/epoch/{name}": n for name, n in session.feed.passes(*taken).items()}
-    return metrics
 
 
 def is_due(every: int, step: int) -> bool:

@@ -57,7 +57,8 @@ class Meter:
         held, room = occupancy.kv_tokens
         use = f" ({held / room:.0%})" if self.is_kv_limited else ""
         return (
-            f"{_rate(tokens, seconds):,.0f} tokens/s  {occupancy.num_running} running, {occupancy.num_waiting} waiting  "
+            f"{_rate(tokens, seconds):,.0f} tokens/s  "
+            f"{occupancy.num_running} running, {occupancy.num_waiting} waiting  "
             f"cache {held:,} tokens{use} in {occupancy.kv_bytes / 2**20:,.1f} MiB"
         )
 

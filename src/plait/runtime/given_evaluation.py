@@ -7,18 +7,18 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 from plait.data.records import Prompt
-from plait.dataflow import CallKind, Node
-from plait.runtime.executor import Executor
+from plait.dataflow import CallKind, Dataflow, Node
+from plait.runtime.calls import Calls
 from plait.runtime.step import StepState
-from plait.schedule.dispatch import Dispatcher, Key, Task
+from plait.schedule.dispatch import Clock, Dispatcher, Key, Task
 from plait.schedule.work import Work, nothing
 
 
-def evaluate_given(executor: Executor, state: StepState) -> dict[str, float]:
+def evaluate_given(flow: Dataflow, calls: Calls, clock: Clock, state: StepState) -> dict[str, float]:
     """The metrics that training on the given samples of `state` would have."""
-    program = _Evaluation(executor, state)
-    for node in executor.flow.nodes:  # one after another: metrics of a name are those of the last
-        dispatcher = Dispatcher(program, executor.clock)
+    program = _Evaluation(flow, calls, state)
+    for node in flow.nodes:  # one after another: metrics of a name are those of the last
+        dispatcher = Dispatcher(program, clock)
         dispatcher.add([(state.step, node.id)])
         dispatcher.run()
     return program.metrics
@@ -28,7 +28,8 @@ def evaluate_given(executor: Executor, state: StepState) -> dict[str, float]:
 class _Evaluation:
     """`schedule.dispatch.Program`, of which one call is run at a time."""
 
-    executor: Executor
+    flow: Dataflow
+    calls: Calls
     state: StepState
     metrics: dict[str, float] = field(default_factory=dict)
 
@@ -39,25 +40,24 @@ class _Evaluation:
         return (key,)
 
     def mesh(self, key: Key) -> frozenset[int]:
-        return self.executor.calls.mesh(self.executor.flow.nodes[key[1]], begins=True)
+        return self.calls.mesh(self.flow.nodes[key[1]], begins=True)
 
     def begin(self, keys: tuple[Key, ...]) -> Task:
-        node = self.executor.flow.nodes[keys[0][1]]
+        node = self.flow.nodes[keys[0][1]]
         task = Task(keys, node.call, nothing(), self.mesh(keys[0]), node.role or "")
-        trainer = self.executor.calls.trainer(node)
+        trainer = self.calls.trainer(node)
         task.work = self._work(node, None if trainer is None else trainer.syncing_weights(node.kind), task)
         return task
 
     def _work(self, node: Node, move: Work[None] | None, task: Task) -> Work[None]:
-        calls = self.executor.calls
         assert node.kind is not CallKind.GENERATE, "a flow that generates is evaluated by what it says"
         if move is not None:
             yield from move
-        task.mesh = calls.mesh(node)  # those that brought weights are free
+        task.mesh = self.calls.mesh(node)  # those that brought weights are free
         if node.kind is CallKind.TRAIN:
-            self.metrics |= yield from calls.evaluated(node, self.state)
+            self.metrics |= yield from self.calls.evaluated(node, self.state)
         else:
-            yield from calls.work(node, self.state, _draws_nothing, task)
+            yield from self.calls.work(node, self.state, _draws_nothing, task)
 
 
 def _draws_nothing(count: int) -> Sequence[Prompt]:

@@ -245,7 +245,7 @@ class Session:
     def evaluate(self, stop: Callable[[], bool] = lambda: False) -> Evaluation:
         """Measure the held-out items with the weights as they are; see `measure`."""
         self.executor.calls.rewarding.settle()
-        given = partial(evaluate_given, self.executor)
+        given = partial(evaluate_given, self.prepared.flow, self.executor.calls, self.executor.clock)
         return measure(self.prepared, self.roles, self.judges, given, self.progress, stop=stop)
 
     def record_evaluation(self, evaluation: Evaluation) -> None:
