@@ -20,9 +20,9 @@ from plait.models.parallel.team import Team
 from plait.models.scalar_model import ScalarModel
 from plait.policy.packing import MicroBatch
 from plait.schedule.work import Done, Work
+from plait.training.evaluation import loss_over
 from plait.training.mini_batch import LossCall, MiniBatch, mask_of
 from plait.training.optimizer import MasterOptimizer
-from plait.training.outputs import Outputs
 from plait.training.passes import OpenMiniBatch, forwards
 from plait.training.results import MiniBatchResult, counted, train_metrics
 from plait.training.rollout_check import coverage, rollout_comparison
@@ -226,30 +226,13 @@ class Trainer:
     # -- evaluate
 
     def evaluate(self, rows: Rows, call: LossCall) -> Work[dict[str, float]]:
-        """The loss over all rows as one mini-batch, without an update; one micro-batch per `next()`.
-
-        A frozen role has it too.
-
-        Returns:
-            `{role}/loss`, `{role}/entropy` and what the loss logs, as one step of `train` over these rows would say
-            them. Empty without rows; the loss alone, 0, where every token is masked.
-
-        Raises:
-            RunError: as of `train`.
-        """
+        """The loss over all rows as one mini-batch, without an update; see `evaluation.loss_over`. A frozen role has it
+        too. Empty without rows; the loss alone, 0, where every token is masked."""
         batch = MiniBatch(rows.ordered(), call, self.role, self._samples)
         if batch.totals.tokens == 0:
             return {f"{self.role}/loss": 0.0} if len(rows) else {}
-        tally = Tally(batch)
-
-        def take(micro: MicroBatch, outputs: Outputs) -> None:
-            tally.add(micro, outputs, batch.share(micro, outputs, needs_gradient=False))
-
         micros = self._split(batch.rows, call.whole_groups)[self.team.dp.index]
-        stage = ScoringStage(self._part, batch.rows, micros, batch.temperature, take)
-        yield from counted(forwards(stage, self.role, call.name or f"{self.role}.evaluate"), self.team)
-        totals = tally.over(self.team, self.model.device)
-        return {f"{self.role}/loss": totals.loss, **totals.means}
+        return (yield from loss_over(self._part, batch, micros, self.role, call.name or f"{self.role}.evaluate"))
 
     def _split(self, rows: Rows, whole_groups: bool = False) -> tuple[tuple[MicroBatch, ...], ...]:
         """The micro-batches of every dp rank."""
