@@ -18,7 +18,8 @@ from plait.planner.evaluate import score
 from plait.planner.greedy import greedy
 from plait.planner.tables import schedule_from, tables_of
 from plait.schedule.completion import complete
-from plait.schedule.fused import FusedOrder, fused_calls
+from plait.schedule.fused import FusedOrder
+from plait.schedule.joint_training import fused_calls
 from plait.schedule.named_plans import PlannedModel
 from plait.schedule.pipeline import Pipeline, Workload, fused_workload
 from plait.schedule.placements import layouts_of, placements_of

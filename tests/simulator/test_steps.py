@@ -17,7 +17,8 @@ from plait.schedule.named_plans import PlannedModel, named_plan
 from plait.schedule.plan import Placement, Plan
 from plait.simulator.places import Places
 from plait.simulator.step_graph import Rollouts, Slot, StepCall, StepGraph
-from plait.simulator.step_program import IDLE, Played, StepSimulator
+from plait.simulator.step_program import IDLE
+from plait.simulator.step_simulator import Played, StepSimulator
 from plait.simulator.steps import Prediction, predict
 from tests.schedule.test_placements import PPO
 from tests.simulator.stand_in_costs import StandIn, Tail

@@ -7,7 +7,7 @@ is left the head's.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -17,6 +17,7 @@ from plait.cost.machine import machine_name
 from plait.cost.measured_links import measure_links
 from plait.cost.model_work import ModelWork
 from plait.cost.profile import Points, Profile
+from plait.cost.stopwatch import now, repeats, seconds_of, typical
 from plait.data.packed import PackedBatch, pack
 from plait.data.records import Prompt
 from plait.generation.engine import Engine
@@ -163,7 +164,7 @@ def _row(tokens: int, model: LanguageModel) -> PackedBatch:
 def _forward_s(model: LanguageModel, tokens: int) -> float:
     batch = _row(tokens, model)
     with torch.no_grad():
-        return _seconds(lambda: model.logprobs(batch, 1.0), model)
+        return seconds_of(lambda: model.logprobs(batch, 1.0), model.device.type)
 
 
 def _backward_s(model: LanguageModel, tokens: int) -> float:
@@ -171,27 +172,27 @@ def _backward_s(model: LanguageModel, tokens: int) -> float:
     batch, module = _row(tokens, model), model.module
     module.requires_grad_(True)
     taken: list[float] = []
-    for _ in _repeats(taken):
+    for _ in repeats(taken):
         logprobs, _ = model.logprobs(batch, 1.0)
         total = logprobs.sum()
-        started = _now(model)
+        started = now(model.device.type)
         total.backward()
-        taken.append(_now(model) - started)
+        taken.append(now(model.device.type) - started)
         module.zero_grad(set_to_none=True)
     module.requires_grad_(False)
-    return _typical(taken)
+    return typical(taken)
 
 
 def _decode_s(model: LanguageModel, samples: int, context: int) -> float:
     """Seconds of a step in which each of `samples` draws a token, after prompts of so many tokens."""
     engine = _begun(model, samples, context)
     taken: list[float] = []
-    for _ in _repeats(taken):
-        started = _now(model)
+    for _ in repeats(taken):
+        started = now(model.device.type)
         engine.step()
-        taken.append(_now(model) - started)
+        taken.append(now(model.device.type) - started)
     engine.abort(0)
-    return _typical(taken)
+    return typical(taken)
 
 
 def _said(positions: int) -> int:
@@ -237,7 +238,7 @@ def _optimizer_s(model: LanguageModel) -> float:
     from plait.training.settings import OptimizerSettings
 
     optimizer = MasterOptimizer(model, OptimizerSettings.model_validate({}), 100)
-    seconds = _seconds(lambda: optimizer.step(True), model)
+    seconds = seconds_of(lambda: optimizer.step(True), model.device.type)
     return seconds / optimizer.masters.numel()
 
 
@@ -249,7 +250,7 @@ def _products(shape: ModelShape, dtype: str, device: str) -> Points:
     for rows in ROW_TOKENS:
         left = torch.ones(rows, shape.hidden, dtype=weight.dtype, device=device)
         with torch.inference_mode():
-            seconds = _seconds(lambda left=left: cpu_linear.linear(left, weight), None, device=device)
+            seconds = seconds_of(lambda left=left: cpu_linear.linear(left, weight), device)
         found.append((rows, 2 * rows * shape.hidden * shape.intermediate / seconds))
     return tuple(found)
 
@@ -257,7 +258,7 @@ def _products(shape: ModelShape, dtype: str, device: str) -> Points:
 def _copy_rate(device: str) -> float:
     source = torch.ones(COPIED_BYTES, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
-    return 2 * COPIED_BYTES / _seconds(lambda: target.copy_(source), None, device=device)
+    return 2 * COPIED_BYTES / seconds_of(lambda: target.copy_(source), device)
 
 
 def _held_out_error(profile: Profile, model: LanguageModel) -> float:
@@ -279,34 +280,3 @@ def _memory_gib(device: str) -> float:
     if device == "cuda":
         return torch.cuda.get_device_properties(0).total_memory / 2**30
     return machine_bytes() / 2**30
-
-
-def _seconds(work: Callable[[], object], model: LanguageModel | None, *, device: str = "cpu") -> float:
-    taken: list[float] = []
-    for _ in _repeats(taken):
-        started = _now(model, device)
-        work()
-        taken.append(_now(model, device) - started)
-    return _typical(taken)
-
-
-def _repeats(taken: Sequence[float]) -> Iterator[int]:
-    """Three times at least, the first of which warms up; further ones as long as they are short."""
-    for number in range(12):
-        if number >= 3 and sum(taken) > 0.3:
-            return
-        yield number
-
-
-def _typical(taken: Sequence[float]) -> float:
-    """The shortest: what else the machine does only adds to it. The first warms up."""
-    return min(taken[1:])
-
-
-def _now(model: LanguageModel | None, device: str = "cpu") -> float:
-    """Seconds, all that was asked for being done. Of one thread of a CPU those that it had it for, so that what else
-    the machine does adds little."""
-    device = device if model is None else model.device.type
-    if device == "cuda":
-        torch.cuda.synchronize()
-    return time.process_time() if device == "cpu" and torch.get_num_threads() == 1 else time.perf_counter()

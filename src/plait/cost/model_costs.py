@@ -17,11 +17,11 @@ from plait.cost.moves import move_cost
 from plait.cost.passes import Micro, Passes, Terms, added, scaled, total
 from plait.cost.profile import Profile
 from plait.cost.row_traffic import generated_bytes, rows_traffic, scored_bytes, trained_bytes
+from plait.cost.shape_parameters import parameters_of_shape
 from plait.cost.traffic import Traffic
 from plait.cost.working_memory import LargestBatch, activation_bytes, head_gradient_bytes, logits_bytes
 from plait.cost.workload import Samples, Workload
 from plait.dataflow import Dataflow, Node
-from plait.layout.decoder import decoder_parameters
 from plait.layout.mesh import Layout, Parallelism
 from plait.layout.params import Parameters
 from plait.layout.shards import held_elements, stage_bounds
@@ -29,23 +29,6 @@ from plait.models.shape import ModelShape
 from plait.recipes.role_models import SCALAR_ROLES
 from plait.schedule.plan import Mode
 from plait.training.memory import BYTES, parameter_bytes
-
-
-def parameters_of_shape(shape: ModelShape, outputs: int | None = None) -> Parameters:
-    """The parameters of a decoder of this shape, experts as dense layers' equals; `outputs` of a scalar model."""
-    mixture = shape.expert_layers > 0
-    return decoder_parameters(
-        layers=shape.layers,
-        hidden=shape.hidden,
-        intermediate=shape.expert_intermediate if mixture else shape.intermediate,
-        heads=shape.heads,
-        kv_heads=shape.kv_heads,
-        head_dim=shape.head_dim,
-        vocabulary=shape.vocabulary,
-        tied=shape.tied,
-        experts=shape.experts if mixture else 0,
-        outputs=outputs,
-    )
 
 
 class ModelCosts:

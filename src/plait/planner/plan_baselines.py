@@ -8,6 +8,7 @@ from math import inf
 
 from plait.layout.mesh import Parallelism
 from plait.planner.plan_space import Form, PlanSpace
+from plait.schedule.named_plans import BASELINES
 from plait.simulator.places import Place
 
 MOST_UNITS = 16
@@ -16,8 +17,8 @@ MOST_UNITS = 16
 
 def baselines(space: PlanSpace) -> dict[str, tuple[Place, ...]]:
     """By name, those that the problem has."""
-    found = {name: make(space) for name, make in BASELINES.items()}
-    return {TITLES[name]: places for name, places in found.items() if places is not None}
+    found = {name: make(space) for name, make in MAKERS.items()}
+    return {BASELINES[name]: places for name, places in found.items() if places is not None}
 
 
 def one_mesh(space: PlanSpace) -> tuple[Place, ...] | None:
@@ -152,10 +153,9 @@ def _same(one: Parallelism, other: Parallelism) -> bool:
     return (one.dp, one.tp, one.pp) == (other.dp, other.tp, other.pp)
 
 
-BASELINES: Mapping[str, Callable[[PlanSpace], tuple[Place, ...] | None]] = {
+MAKERS: Mapping[str, Callable[[PlanSpace], tuple[Place, ...] | None]] = {
     "one-mesh": one_mesh,
     "real": real_heuristic,
     "hybridflow": hybridflow,
 }
-"""By the words by which a user asks for them."""
-TITLES = {"one-mesh": "one mesh", "real": "ReaL heuristic", "hybridflow": "HybridFlow"}
+"""By the words of `named_plans.BASELINES`."""

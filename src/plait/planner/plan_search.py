@@ -19,7 +19,8 @@ from typing import Literal
 from plait.planner import plan_baselines
 from plait.planner.plan_moves import Moves
 from plait.planner.plan_objective import Judged, Objective
-from plait.planner.plan_space import PlanProblem, PlanSpace
+from plait.planner.plan_problem import PlanProblem
+from plait.planner.plan_space import PlanSpace
 from plait.schedule.plan import After
 from plait.simulator.places import Place
 

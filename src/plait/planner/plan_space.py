@@ -3,65 +3,21 @@ pipeline schedules, and what becomes of its memory. All of them can be followed 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 
 from plait.errors import DataError
 from plait.layout.mesh import Layout, Mesh, Parallelism
+from plait.planner.plan_problem import MOST_STAGES, PlanProblem
 from plait.planner.stage_layers import cut_layers
 from plait.schedule.fused import FUSED, shared_rows
 from plait.schedule.plan import After, Placement
-from plait.simulator.costs import Costs
 from plait.simulator.places import Asked, Place, Places
-from plait.simulator.step_graph import StepGraph
-from plait.simulator.step_program import StepSimulator
+from plait.simulator.step_simulator import StepSimulator
 
 LARGE = 16
 """Devices beyond which micro-batches and schedules that take less memory are for those alone that have no room else."""
-MOST_STAGES = 16
-"""The most stages of a pipeline: more are slower than tensor parallelism wherever that is allowed."""
-
-
-@dataclass(frozen=True)
-class RoleFacts:
-    """What limits the layouts of a role's model.
-
-    layer_work:  of each layer, in any unit
-    first, last: of what the first and last stage compute beside layers, in that unit
-    max_tp:      ways in which its narrowest matrix can be cut; 1 with adapters
-    max_pp:      1 with adapters
-    whole_layers: its instances do not divide layers (`sampling.exact`): sums over ranks round in another way
-    may_drop:    False where what is dropped could not be brought back
-    """
-
-    layer_work: tuple[float, ...]
-    first: float = 0.0
-    last: float = 0.0
-    max_tp: int = 1
-    max_pp: int = MOST_STAGES
-    whole_layers: bool = False
-    may_drop: bool = True
-
-
-@dataclass(frozen=True)
-class PlanProblem:
-    """
-    roles: of every role of the graph
-    micro_batch_tokens: to choose from, beside the recipe's (None)
-    pairs: of roles that may train together
-    """
-
-    graph: StepGraph
-    costs: Costs
-    roles: Mapping[str, RoleFacts]
-    micro_batch_tokens: tuple[int, ...] = ()
-    smallest_mesh: int = 1
-    pairs: tuple[tuple[str, str], ...] = ()
-
-    @property
-    def num_devices(self) -> int:
-        return self.costs.cluster.mesh_cluster.num_devices
 
 
 @dataclass(frozen=True, eq=False)

@@ -20,7 +20,7 @@ from plait.runtime.rollout import Draw, Rollout
 from plait.runtime.step import StepState
 from plait.runtime.streams import PARTS_OF_AN_INSTANCE, Spread, in_parts, where_free
 from plait.schedule.dispatch import Task
-from plait.schedule.fused import fused_calls
+from plait.schedule.joint_training import fused_calls
 from plait.schedule.needs import may_stream
 from plait.schedule.work import Work
 from plait.workers.recorder import Recorder

@@ -6,9 +6,8 @@ import os
 from pathlib import Path
 
 from plait.errors import ConfigError
-from plait.planner.plan_baselines import BASELINES
 from plait.recipes.keys import nearest
-from plait.schedule.named_plans import AUTO, NAMES
+from plait.schedule.named_plans import AUTO, BASELINES, NAMES
 from plait.schedule.plan import Plan
 
 

@@ -12,9 +12,10 @@ from itertools import combinations
 from plait.cost.calibration import VENDORS, Calibration
 from plait.cost.cluster import ClusterSpec
 from plait.cost.drafts import NO_DRAFTS
-from plait.cost.model_costs import ModelCosts, parameters_of_shape
+from plait.cost.model_costs import ModelCosts
 from plait.cost.move_bound import LARGE, BoundedMoves
 from plait.cost.placement import check_layouts, parameters_of, planned_models
+from plait.cost.shape_parameters import parameters_of_shape
 from plait.cost.workload import SampleLengths, Workload
 from plait.dataflow import CallKind, Dataflow
 from plait.errors import ConfigError, LayoutError
@@ -22,15 +23,16 @@ from plait.layout.params import Parameters
 from plait.layout.shards import most_tp
 from plait.models.files.known_shapes import is_shape
 from plait.models.shape import ModelShape
-from plait.planner.plan_baselines import BASELINES
+from plait.planner.plan_baselines import MAKERS
+from plait.planner.plan_problem import MOST_STAGES, PlanProblem, RoleFacts
 from plait.planner.plan_search import Budget, Found, search
-from plait.planner.plan_space import MOST_STAGES, PlanProblem, PlanSpace, RoleFacts
+from plait.planner.plan_space import PlanSpace
 from plait.policy.fusion_gate import fuses
 from plait.recipes.recipe import Recipe
 from plait.recipes.role_models import REWARD_ROLES, RoleModel, is_reward
 from plait.runtime.plan_files import plan_file
 from plait.schedule.completion import complete
-from plait.schedule.fused import check_calls
+from plait.schedule.joint_training import check_calls
 from plait.schedule.named_plans import AUTO, NAMES, named_plan
 from plait.schedule.plan import FUSION, SHARES, Plan, PolicyChoice
 from plait.schedule.stage_fusion import nothing_to_hide
@@ -171,8 +173,8 @@ class Planning:
         """
         if name == AUTO and self.cluster.num_devices > 1:
             return auto_plan(self)
-        if name in BASELINES:
-            places = BASELINES[name](self.space)
+        if name in MAKERS:
+            places = MAKERS[name](self.space)
             if places is None:
                 raise ConfigError(f"plan `{name}`: a model has no room on {self.cluster.num_devices} devices so")
             return self.plan_of(places, name)

@@ -14,7 +14,8 @@ from math import inf
 from plait.dataflow import CallKind, Dataflow, Node
 from plait.errors import ConfigError, DataError
 from plait.layout.shards import balanced_stages
-from plait.schedule.fused import FUSED, FusedOrder, check_calls, shared_rows
+from plait.schedule.fused import FUSED, FusedOrder, shared_rows
+from plait.schedule.joint_training import check_calls
 from plait.schedule.named_plans import MODE_OF, PlannedModel, model_calls
 from plait.schedule.placements import is_fused, order_of, parts_of, to_be_found
 from plait.schedule.plan import FUSION, SCHEDULES, SHARES, Mode, Placement, Plan, PolicyChoice

@@ -12,11 +12,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
 
-from plait.dataflow import CallKind, Dataflow, Node, Score
-from plait.errors import ConfigError, DataError
+from plait.errors import DataError
 from plait.layout.mesh import Layout, Mesh, Parallelism
 from plait.schedule.action import Kind
-from plait.schedule.needs import needs_of
 from plait.schedule.pipeline import Pipeline, Workload, schedule_of
 from plait.schedule.plan import Placement
 from plait.schedule.schedule import Schedule
@@ -257,50 +255,6 @@ def shared_rows(placements: Mapping[str, Placement]) -> dict[tuple[str, int], tu
                     f"`ranks` of {role}: rank {rank} has stage {stage} of its copy {d}, and not the place beside "
                     f"{first} that the order needs; list the ranks of each copy of {first} together, in one order"
                 )
-    return found
-
-
-# -- which calls of a flow
-
-
-def fused_calls(flow: Dataflow, roles: Sequence[str]) -> tuple[tuple[Node, ...], ...]:
-    """Training calls that roles which train together do by one schedule: the first of each role, then the second of
-    each, while each has one. Each group is in the order of the flow."""
-    of_roles = [[node for node in flow.calls(role) if node.kind is CallKind.TRAIN] for role in roles]
-    return tuple(tuple(sorted(group, key=lambda node: node.id)) for group in zip(*of_roles, strict=False))
-
-
-def check_calls(flow: Dataflow, roles: Sequence[str]) -> None:
-    """
-    Raises:
-        ConfigError: calls that would train together depend on each other, or make unequal numbers of optimizer steps.
-    """
-    rewards = {str(node.role) for node in flow.of_kind(CallKind.SCORE) if node.scoring is Score.SCORE}
-    before = needs_of(flow, rewards)
-    for group in fused_calls(flow, roles):
-        numbers = {node.id for node in group}
-        for node in group:
-            needed = _all_before(node.id, before)
-            if other := next((flow.nodes[one] for one in sorted(needed & numbers)), None):
-                raise ConfigError(
-                    f"{node.call} cannot train together with {other.call}: the flow `{flow.name}` has it wait for that"
-                )
-        steps = [node.training.mini_batches * node.training.epochs for node in group]
-        if len(set(steps)) > 1:
-            found = ", ".join(f"{node.call} {count}" for node, count in zip(group, steps, strict=True))
-            raise ConfigError(
-                f"expected as many optimizer steps (mini_batches x epochs) in a training step of all that train "
-                f"together, found {found}"
-            )
-
-
-def _all_before(node: int, before: Mapping[int, frozenset[int]]) -> set[int]:
-    found: set[int] = set()
-    left = [node]
-    while left:
-        new = before[left.pop()] - found
-        found |= new
-        left += new
     return found
 
 

@@ -20,6 +20,9 @@ from plait.schedule.plan import Mode, Placement, Plan
 
 NAMES = ("colocated", "split", "standalone")
 
+BASELINES = {"one-mesh": "one mesh", "real": "ReaL heuristic", "hybridflow": "HybridFlow"}
+"""Plans that others would make (`planner.plan_baselines`): the word by which a user asks for one, and its title."""
+
 AUTO = "auto"
 """In place of a name: the plan is found before the run."""
 

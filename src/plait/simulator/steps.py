@@ -13,7 +13,8 @@ from plait.simulator.costs import Costs
 from plait.simulator.places import Place, Places
 from plait.simulator.step_graph import StepGraph
 from plait.simulator.step_memory import RankMemory, kept_bytes, memory_of
-from plait.simulator.step_program import Action, Played, StepSimulator
+from plait.simulator.step_program import Action
+from plait.simulator.step_simulator import Played, StepSimulator
 from plait.simulator.step_weights import Weights
 
 STEPS = 3

@@ -1,0 +1,24 @@
+"""The parameters of a model that is known by its shape alone."""
+
+from __future__ import annotations
+
+from plait.layout.decoder import decoder_parameters
+from plait.layout.params import Parameters
+from plait.models.shape import ModelShape
+
+
+def parameters_of_shape(shape: ModelShape, outputs: int | None = None) -> Parameters:
+    """The parameters of a decoder of this shape, experts as dense layers' equals; `outputs` of a scalar model."""
+    mixture = shape.expert_layers > 0
+    return decoder_parameters(
+        layers=shape.layers,
+        hidden=shape.hidden,
+        intermediate=shape.expert_intermediate if mixture else shape.intermediate,
+        heads=shape.heads,
+        kv_heads=shape.kv_heads,
+        head_dim=shape.head_dim,
+        vocabulary=shape.vocabulary,
+        tied=shape.tied,
+        experts=shape.experts if mixture else 0,
+        outputs=outputs,
+    )

@@ -1,0 +1,53 @@
+"""What a plan is searched for: calls and their costs, and what limits the layouts of each role."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from plait.simulator.costs import Costs
+from plait.simulator.step_graph import StepGraph
+
+MOST_STAGES = 16
+"""The most stages of a pipeline: more are slower than tensor parallelism wherever that is allowed."""
+
+
+@dataclass(frozen=True)
+class RoleFacts:
+    """What limits the layouts of a role's model.
+
+    layer_work:  of each layer, in any unit
+    first, last: of what the first and last stage compute beside layers, in that unit
+    max_tp:      ways in which its narrowest matrix can be cut; 1 with adapters
+    max_pp:      1 with adapters
+    whole_layers: its instances do not divide layers (`sampling.exact`): sums over ranks round in another way
+    may_drop:    False where what is dropped could not be brought back
+    """
+
+    layer_work: tuple[float, ...]
+    first: float = 0.0
+    last: float = 0.0
+    max_tp: int = 1
+    max_pp: int = MOST_STAGES
+    whole_layers: bool = False
+    may_drop: bool = True
+
+
+@dataclass(frozen=True)
+class PlanProblem:
+    """
+    roles: of every role of the graph
+    micro_batch_tokens: to choose from, beside the recipe's (None)
+    pairs: of roles that may train together
+    """
+
+    graph: StepGraph
+    costs: Costs
+    roles: Mapping[str, RoleFacts]
+    micro_batch_tokens: tuple[int, ...] = ()
+    smallest_mesh: int = 1
+    pairs: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def num_devices(self) -> int:
+        return self.costs.cluster.mesh_cluster.num_devices

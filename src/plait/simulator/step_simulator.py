@@ -1,0 +1,87 @@
+"""Whole steps in simulated seconds, by the dispatcher of a run: calls, moves of weights, what leaves devices and comes.
+
+What overlaps is what overlaps in a run: calls on disjoint ranks whose needs have ended, scoring in parts beside
+generation. A step begins when the one before has ended, as in a run.
+
+Ranks that the same calls use are one to the dispatcher, so a step of six calls takes a fraction of a millisecond on any
+number of devices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+
+from plait.layout.mesh import Layout
+from plait.schedule.dispatch import Dispatcher
+from plait.simulator.clock import SimulatedClock
+from plait.simulator.costs import Costs
+from plait.simulator.places import Floats, Place
+from plait.simulator.step_graph import NO_MODEL, StepGraph
+from plait.simulator.step_memory import peak_bytes
+from plait.simulator.step_program import Action, StepProgram
+from plait.simulator.step_weights import Weights, weights_of
+
+
+@dataclass(frozen=True)
+class Played:
+    """actions of all steps; ends_s: of each step; peak: [ranks] the most bytes that each holds"""
+
+    actions: tuple[Action, ...]
+    ends_s: tuple[float, ...]
+    peak: Floats
+
+    @property
+    def step_s(self) -> float:
+        """Seconds of a step, once steps repeat themselves."""
+        first, *_, last = (0.0, *self.ends_s) if len(self.ends_s) == 1 else self.ends_s
+        return (last - first) / max(1, len(self.ends_s) - 1)
+
+
+class StepSimulator:
+    """Plays steps of one flow; what is known of weights is kept from plan to plan."""
+
+    def __init__(self, graph: StepGraph, costs: Costs) -> None:
+        self.graph, self.costs = graph, costs
+        self._weights: dict[Hashable, Weights] = {}
+        self._functions_s = {
+            one.call: costs.call(one.call, "score", Layout.on((0,))).seconds
+            for one in graph.calls
+            if one.slot == NO_MODEL
+        }
+
+    def weights(self, places: Sequence[Place]) -> tuple[Weights, ...]:
+        """The weights of each family.
+
+        Args:
+            places: of each slot, in their order.
+        """
+        found = []
+        for family in self.graph.families:
+            mine = tuple(places[slot] for slot in family)
+            if mine not in self._weights:
+                if len(self._weights) > 200_000:
+                    self._weights.clear()
+                self._weights[mine] = weights_of(self.graph, self.costs, mine)
+            found.append(self._weights[mine])
+        return tuple(found)
+
+    def play(self, places: Sequence[Place], *, steps: int = 1) -> Played:
+        """
+        Args:
+            places: of each slot, in their order.
+            steps: from the state in which each step leaves the next: weights are where they were trained.
+        """
+        weights = self.weights(places)
+        clock = SimulatedClock()
+        program = StepProgram(self.graph, places, weights, clock, self._functions_s)
+        ends = []
+        for step in range(steps):
+            dispatcher = Dispatcher(program, clock, here=None)
+            dispatcher.add((step, number) for number in program.order.calls())
+            if program.units:
+                dispatcher.add([(step, len(self.graph.calls))])
+            dispatcher.run()
+            program.end_step()
+            ends.append(clock.now_s)
+        return Played(tuple(program.actions), tuple(ends), peak_bytes(self.graph, places, weights))
