@@ -95,7 +95,7 @@ def whole_space(space: PlanSpace):
 
 def best_of_all(of: PlanProblem) -> tuple[float, int]:
     space = PlanSpace(of)
-    objective = Objective(space)
+    objective = Objective(space.problem)
     plans = whole_space(space)
     return min(judged.value for places in plans if (judged := objective(places)).usable), len(plans)
 
@@ -196,7 +196,7 @@ def test_a_search_proposes_training_together() -> None:
 def test_no_plan_is_worth_less_than_its_bound() -> None:
     of = problem(4)
     space = PlanSpace(of)
-    objective, moves, rng = Objective(space), Moves(space), Random("bounds")
+    objective, moves, rng = Objective(space.problem), Moves(space), Random("bounds")
     state = moves.greedy()
     assert state is not None
     for _ in range(300):

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from plait.planner.plan_space import PlanSpace
+from plait.planner.plan_problem import PlanProblem
 from plait.simulator.places import Place
 from plait.simulator.step_program import IDLE
+from plait.simulator.step_simulator import StepSimulator
 from plait.simulator.tails import PARTS
 
 EXCESS_WEIGHT = 3.0
@@ -37,11 +38,12 @@ class Objective:
     evaluations: steps simulated so far
     """
 
-    def __init__(self, space: PlanSpace) -> None:
-        self.space = space
+    def __init__(self, problem: PlanProblem) -> None:
+        self._problem = problem
+        self._simulator = StepSimulator(problem.graph, problem.costs)
         self.evaluations = 0
-        self._limit = float(space.problem.costs.cluster.device.memory_bytes)
-        self._everyone = (1 << space.problem.num_devices) - 1
+        self._limit = float(problem.costs.cluster.device.memory_bytes)
+        self._everyone = (1 << problem.num_devices) - 1
         self._known: dict[tuple[Place, ...], Judged] = {}
         self._least: dict[Place, float] = {}
 
@@ -66,7 +68,7 @@ class Objective:
         """Seconds of a place's calls, whatever of them is behind others."""
         found = self._least.get(place)
         if found is None:
-            graph, found = self.space.graph, sum(place.seconds)
+            graph, found = self._problem.graph, sum(place.seconds)
             mode = graph.slots[place.slot].mode
             if mode == "score" and graph.fuses:
                 found /= PARTS
@@ -79,7 +81,7 @@ class Objective:
 
     def _judged(self, places: tuple[Place, ...]) -> Judged:
         self.evaluations += 1
-        played = self.space.simulator.play(places)
+        played = self._simulator.play(places)
         seconds = played.step_s
         excess = max(0.0, float(played.peak.max()) / self._limit - 1.0)
         used = 0
@@ -90,5 +92,5 @@ class Objective:
         if excess > 0:
             value += seconds * (EXCESS_WEIGHT * excess + MISFIT)
         if idle:
-            value += seconds * (idle / self.space.problem.num_devices + MISFIT)
+            value += seconds * (idle / self._problem.num_devices + MISFIT)
         return Judged(value, seconds, excess, idle)

@@ -128,7 +128,7 @@ class _Hunt:
     def run(self, given: Sequence[tuple[str, State]], warm: State | None) -> Found:
         began = self.budget.clock()
         self._began = began
-        self.objective = Objective(self.space)
+        self.objective = Objective(self.space.problem)
         self.moves = Moves(self.space)
         named = [*plan_baselines.baselines(self.space).items(), *given]
         baselines = tuple(Candidate(places, self.judge(places), name) for name, places in named)

@@ -14,7 +14,6 @@ from plait.planner.stage_layers import cut_layers
 from plait.schedule.fused import FUSED, shared_rows
 from plait.schedule.plan import After, Placement
 from plait.simulator.places import Asked, Place, Places
-from plait.simulator.step_simulator import StepSimulator
 
 LARGE = 16
 """Devices beyond which micro-batches and schedules that take less memory are for those alone that have no room else."""
@@ -49,7 +48,6 @@ class PlanSpace:
         self.problem = problem
         self.graph = problem.graph
         self.places = Places(problem.graph, problem.costs, problem.num_devices)
-        self.simulator = StepSimulator(problem.graph, problem.costs)
         cluster = problem.costs.cluster.mesh_cluster
         self.meshes = tuple(mesh.ranks for mesh in cluster.legal_meshes(problem.smallest_mesh))
         self._whole = frozenset(self.meshes)
