@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import os
 import socket
 import subprocess
 import sys
@@ -32,16 +31,12 @@ from typing import Any
 
 import yaml
 from placed.recipes import grpo
+from placed.runs import DEADLINE_S, RunFailed, begin, said_in
 from sides import positive, row
 
 from plait.observe.run_log import read_rows
 
-DEADLINE_S = 3600.0
 RANKS = 2
-
-
-class RunFailed(Exception):
-    """A run ended with an error, or took too long."""
 
 
 @dataclass(frozen=True)
@@ -103,7 +98,8 @@ def measured(kind: str, recipe: Mapping[str, Any], folder: Path, address: str) -
     keys = {"devices": RANKS, "run_dir": str(run)}
     file.write_text(yaml.safe_dump({**recipe, **keys}))
     begun = time.monotonic()
-    processes = [_started(file, options, address) for options in commands(kind)]
+    where = {"RAY_ADDRESS": address} if address else {}
+    processes = [begin(["-m", "plait", "train", str(file), *options], folder, where) for options in commands(kind)]
     try:
         first_s = _first_row_s(run / "metrics.jsonl", processes, begun)
         for process in processes:
@@ -113,18 +109,10 @@ def measured(kind: str, recipe: Mapping[str, Any], folder: Path, address: str) -
             process.kill()
             process.wait()
     if any(process.returncode for process in processes):
-        tail = (folder / "log").read_text(errors="replace")[-3000:]
-        raise RunFailed(f"{kind}: a run ended with {[process.returncode for process in processes]}:\n{tail}")
+        codes = [process.returncode for process in processes]
+        raise RunFailed(f"{kind}: a run ended with {codes}:\n{said_in(folder)}")
     steps = [float(one["timing_s/step"]) for one in read_rows(run / "metrics.jsonl")]
     return Measured(median(steps[1:]), first_s - begun - steps[0])
-
-
-def _started(file: Path, options: Sequence[str], address: str) -> subprocess.Popen[bytes]:
-    environment = os.environ | {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
-    environment |= {"RAY_ADDRESS": address} if address else {}
-    with open(file.parent / "log", "ab") as log:
-        command = [sys.executable, "-m", "plait", "train", str(file), *options]
-        return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment)
 
 
 def _first_row_s(file: Path, processes: Sequence[subprocess.Popen[bytes]], begun: float) -> float:

@@ -14,6 +14,7 @@ import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -103,15 +104,25 @@ def start(job: dict[str, Any], folder: Path, threads: int) -> subprocess.Popen[b
     here = Path(__file__).resolve().parents[1]
     paths = [str(here), str(here.parent / "src"), *filter(None, [os.environ.get("PYTHONPATH")])]
     one = {name: str(threads) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")}
+    return begin(["-m", "placed.runs", str(file)], folder, one | {"PYTHONPATH": os.pathsep.join(paths)})
+
+
+def begin(command: Sequence[str], folder: Path, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    """Start Python with these arguments, and these variables beside its own; what it says goes to the folder's log."""
     offline = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
-    with open(folder / "log", "wb") as log:
+    with open(folder / "log", "ab") as log:
         return subprocess.Popen(
-            [sys.executable, "-m", "placed.runs", str(file)],
+            [sys.executable, *command],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
-            env={**os.environ, **one, **offline, "PYTHONPATH": os.pathsep.join(paths)},
+            env={**os.environ, **offline, **environment},
         )
+
+
+def said_in(folder: Path) -> str:
+    """The end of what the processes of a folder said."""
+    return (folder / "log").read_text(errors="replace")[-3000:]
 
 
 def finish(process: subprocess.Popen[bytes], folder: Path, warm_up: int) -> Finished:
@@ -126,8 +137,7 @@ def finish(process: subprocess.Popen[bytes], folder: Path, warm_up: int) -> Fini
         process.terminate()
         raise RunFailed(f"a run in {folder} took more than {DEADLINE_S:.0f} s") from error
     if code != 0:
-        tail = (folder / "log").read_text(errors="replace")[-3000:]
-        raise RunFailed(f"a run ended with {code}; the end of its output:\n{tail}")
+        raise RunFailed(f"a run ended with {code}; the end of its output:\n{said_in(folder)}")
     for weights in ("final", "checkpoints"):
         shutil.rmtree(folder / "run" / weights, ignore_errors=True)
     return Finished(folder / "run", warm_up, json.loads((folder / "cpu.json").read_text()))
