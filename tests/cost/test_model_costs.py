@@ -12,9 +12,9 @@ from plait.cost.costs import CallCost, Costs
 from plait.cost.drafts import NO_DRAFTS, Drafts
 from plait.cost.hardware import Device, Link, Software
 from plait.cost.model_costs import ModelCosts, _pieces
-from plait.cost.shape_parameters import parameters_of_shape
 from plait.cost.model_work import ModelWork
 from plait.cost.moves import move_cost
+from plait.cost.shape_parameters import parameters_of_shape
 from plait.cost.workload import Lengths, SampleLengths, Workload
 from plait.dataflow import Dataflow
 from plait.layout.holdings import weights

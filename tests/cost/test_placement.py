@@ -12,10 +12,10 @@ import pytest
 from plait.cli.dry_run import dry_run
 from plait.cost import placement
 from plait.cost.device_memory import memory_by_device
-from plait.cost.held_parameters import parameter_rows
-from plait.cost.placed import Facts, Placed
 from plait.cost.estimate import PROCESS, model_shape
 from plait.cost.generation_memory import packed_bytes
+from plait.cost.held_parameters import parameter_rows
+from plait.cost.placed import Facts, Placed
 from plait.cost.placement import parameters_of, resolve_plan
 from plait.cost.working_memory import PROCESS_BYTES
 from plait.errors import ConfigError, DataError, LayoutError

@@ -10,15 +10,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from plait.cost.shape_parameters import parameters_of_shape
 from plait.cost.placement import check_layouts
+from plait.cost.shape_parameters import parameters_of_shape
 from plait.dataflow import trace
 from plait.models.shape import ModelShape
 from plait.planner.plan_baselines import baselines, compositions, one_mesh, set_partitions
 from plait.planner.plan_moves import Moves
 from plait.planner.plan_objective import Objective
-from plait.planner.plan_search import Budget, Found, search
 from plait.planner.plan_problem import PlanProblem, RoleFacts
+from plait.planner.plan_search import Budget, Found, search
 from plait.planner.plan_space import PlanSpace
 from plait.schedule.completion import complete
 from plait.schedule.fused import FUSED

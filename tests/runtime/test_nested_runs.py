@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from plait.cost.estimate import model_shape
 from plait.cost.held_parameters import parameter_rows
 from plait.cost.placed import Placed
-from plait.cost.estimate import model_shape
 from plait.cost.placement import parameters_of, resolve_plan
 from plait.recipes.algorithm import load_flow, trace_algorithm
 from plait.recipes.recipe import Recipe

@@ -141,7 +141,9 @@ def ended(found: Found, *engines: Engine | None) -> Found:
             continue
         found.said |= said(list(drain(engine)))
         if engine.occupancy.kv_bytes or engine.state.scheduler.blocks.num_held:
-            found.wrong.append(f"{engine.occupancy.kv_bytes} bytes, {engine.state.scheduler.blocks.num_held} blocks are left")
+            found.wrong.append(
+                f"{engine.occupancy.kv_bytes} bytes, {engine.state.scheduler.blocks.num_held} blocks are left"
+            )
     return found
 
 

@@ -21,9 +21,7 @@ from plait.runtime.planning import Planning, auto_plan
 from plait.schedule.plan import Plan
 
 
-def found_for_run(
-    found: Foretellable, prompts: Lengths, machines: Machines = THIS_ONE
-) -> tuple[Plan, Calibration]:
+def found_for_run(found: Foretellable, prompts: Lengths, machines: Machines = THIS_ONE) -> tuple[Plan, Calibration]:
     """The plan of a run with `plan` auto on several devices, and where its seconds come from: for prompts of these
     lengths, responses as long as they may be.
 

@@ -1,4 +1,4 @@
-"""The calls of simulated steps: what the dispatcher of a run begins, moves of weights, what leaves devices and comes."""
+"""The calls of simulated steps: what a dispatcher begins, moves of weights, what leaves devices and what comes."""
 
 from __future__ import annotations
 
