@@ -43,10 +43,10 @@ class Traits:
 class InstanceMoves(Protocol):
     """Has unfinished samples of an engine go on in other instances of it: one move at a time."""
 
-    @property
-    def gathers(self) -> bool:
-        """Whether the end of a rollout may be gathered in few instances, and models score where none is left."""
-        ...
+    gathers: bool
+    """Whether the end of a rollout may be gathered in few instances, and models score where none is left."""
+    moved_s: float | None
+    """Seconds in which the samples that moved last stood still; None: they have not left, or none moved."""
 
     @property
     def unfinished(self) -> tuple[tuple[Key, ...], ...]:
@@ -56,11 +56,6 @@ class InstanceMoves(Protocol):
     @property
     def is_moving(self) -> bool:
         """Whether samples are on their way to other instances."""
-        ...
-
-    @property
-    def moved_s(self) -> float | None:
-        """Seconds in which the samples that moved last stood still; None: they have not left, or none moved."""
         ...
 
     def gathering(self, max_batch: int) -> Mapping[tuple[int, int], Sequence[Key]]:
@@ -79,18 +74,13 @@ class GenerationEngine(Protocol):
 
     policy_version: int
     """Stamped on the tokens that are drawn."""
-
-    @property
-    def traits(self) -> Traits: ...
+    traits: Traits
+    model: Any
+    """What this process has of the model; None: nothing."""
 
     @property
     def moves(self) -> InstanceMoves | None:
         """None: samples end in the instance in which they began."""
-        ...
-
-    @property
-    def model(self) -> Any:
-        """What this process has of the model; None: nothing."""
         ...
 
     @property
