@@ -7,7 +7,7 @@ import json
 import shutil
 import textwrap
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from plait.errors import ConfigError, RunError
 from plait.observe.run_log import read_rows
 from plait.recipes.recipe import Recipe
 from plait.runtime.api import run
+from plait.runtime.stored_recipe import recipe_text
 from tests.runtime.placed_runs import GRPO, PPO, SAFE, where
 from tests.runtime.plans import assert_equal_runs
 from tests.runtime.test_resume import in_child, kill, kill_and_resume, result_of
@@ -84,6 +85,38 @@ def test_the_next_batch_fills_the_places_that_become_free(make_recipe: MakeRecip
     assert (again / "moments.jsonl").read_text() == (recipe.run_dir / "moments.jsonl").read_text()
 
 
+def test_one_process_repeats_what_devices_of_their_own_recorded(make_recipe: MakeRecipe) -> None:
+    """The first time generation was faster than training, so that all of batch 1 was there when version 1 came; then it
+    was slower, and had come into the middle of batch 2 when version 2 came. One process alone would have drawn nothing
+    of batch 2 in the step of batch 1, which had all of its samples."""
+    recipe = make_recipe(steps=3, max_staleness=1, on_update="keep", **FEW)
+    stood = RECORDS["whole, then begun"]
+    folder = begun_along(recipe, [{"version": at, "kv": "keep", "open": stood[at]} for at in stood])
+    assert run(recipe, resume=True).finished
+    check(folder, 1)
+    steps = samples_of(folder)
+    assert {version for step in steps[:2] for one in step for version in versions_of(one)} == {0}
+    of_two = {one["uid"]: versions_of(one) for one in steps[2]}
+    assert of_two["8.1"] == [1] * 7 + [2] * 5
+    assert of_two["8.2"] == [1] * 3 + [2] * 9
+    assert of_two["8.3"] == [2] * 12
+    assert {version for uid, versions in of_two.items() if uid < "8.1" for version in versions} == {1}
+
+
+def versions_of(sample: dict[str, Any]) -> list[int]:
+    """Of each token."""
+    return sample.get("token_versions") or [sample["policy_version"]] * len(sample["token_ids"])
+
+
+def begun_along(recipe: Recipe, rows: Sequence[dict[str, Any]]) -> Path:
+    """The folder of a run that was killed before its first checkpoint, and left this record."""
+    recipe.run_dir.mkdir()
+    (recipe.run_dir / "recipe.yaml").write_text(recipe_text(recipe))
+    (recipe.run_dir / "run.lock").touch()
+    (recipe.run_dir / "moments.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return recipe.run_dir
+
+
 @pytest.mark.parametrize("on_update", ["keep", "recompute"])
 def test_killed_runs_resume_exactly(make_recipe: MakeRecipe, tmp_path: Path, on_update: str) -> None:
     """On one process the order of all steps is one, so the record of a run is a function of its seed, too."""
@@ -131,6 +164,77 @@ def test_a_run_is_a_function_of_its_seed_and_its_record(name: str, place: Path, 
     alone = placed(flow, f"goes-on-{name}", **keys)
     assert_equal_runs(replayed(alone, f"alone-{name}"), recipe.run_dir)
     assert_equal_runs(replayed(recipe, f"again-{name}"), recipe.run_dir)
+
+
+NOTHING_AHEAD = [[uid, [[index, 0] for index in range(4)]] for uid in (3, 4, 5)]
+RECORDS: dict[str, dict[int, list[Any]]] = {
+    "whole, then begun": {1: [], 2: [[8, [[1, 7], [2, 3], [3, 0]]]], 3: []},
+    "nothing, then whole": {1: NOTHING_AHEAD, 2: [], 3: []},
+}
+"""Version → what stood where in a run of three steps."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("record", RECORDS)
+def test_all_plans_repeat_a_record_alike(record: str, place: Path, placed: Placed) -> None:
+    """Which of them would have recorded it, or neither."""
+    keys = {**GRPO[1], **FEW, "steps": 3, "max_staleness": 1, "on_update": "keep"}
+    rows = [{"version": at, "kv": "keep", "open": stood} for at, stood in RECORDS[record].items()]
+    alone = placed("grpo", f"alone-{record}", **keys)
+    begun_along(alone, rows)
+    assert run(alone, resume=True).finished
+    for name, plan in (("apart", APART), ("leads", LEADS), ("colocated", "colocated 2")):
+        recipe = placed("grpo", f"{name}-{record}", **keys, **where(place, name, plan))
+        begun_along(recipe, rows)
+        assert run(recipe, resume=True).finished
+        assert_equal_runs(recipe.run_dir, alone.run_dir)
+
+
+RACES = """
+    import time
+
+    import torch.distributed as dist
+
+    from plait.algorithms.grpo import grpo as grpo
+    from plait.generation.engine import Engine
+    from plait.training.trainer import Trainer
+
+    step, train, begun = Engine.step, Trainer.train, []
+
+
+    def slow_step(self, *args):
+        time.sleep(0.2 if dist.is_initialized() and self.policy_version == 1 else 0)
+        return step(self, *args)
+
+
+    def slow_train(self, *args, **keys):
+        begun.append(self)
+        time.sleep(4.0 if dist.is_initialized() and len(begun) == 1 else 0)
+        return (yield from train(self, *args, **keys))
+
+
+    Engine.step, Trainer.train = slow_step, slow_train
+"""
+"""The first update is slow, and so is the generation beside the second."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("on_update", ["keep", "recompute"])
+def test_a_batch_that_is_whole_before_its_step_and_one_that_is_not(on_update: str, place: Path, placed: Placed) -> None:
+    """In either order: what is drawn beside a step does not depend on whether its own samples are all there."""
+    flow = place / f"races-{on_update}.py"
+    flow.write_text(textwrap.dedent(RACES))
+    keys = {**GRPO[1], **FEW, "steps": STEPS, "max_staleness": 1, "on_update": on_update, "checkpoint.every": 2}
+    keys |= {"algorithm": f"{flow}:grpo"}
+    recipe = placed("grpo", f"races-{on_update}", **keys, **where(place, f"races-{on_update}", APART))
+    assert run(recipe).finished
+    stood = {row["version"]: row["open"] for row in read_rows(recipe.run_dir / "moments.jsonl")}
+    assert stood[1] == [], "all samples of the next batch were there when version 1 came"
+    assert any(tokens for _, samples in stood[2] for _, tokens in samples), "and some were being drawn at version 2"
+    check(recipe.run_dir, 1)
+    alone = placed("grpo", f"races-{on_update}", **keys)
+    assert_equal_runs(replayed(alone, f"races-alone-{on_update}"), recipe.run_dir)
+    assert_equal_runs(replayed(recipe, f"races-again-{on_update}"), recipe.run_dir)
 
 
 @pytest.mark.slow
@@ -193,8 +297,8 @@ def test_a_side_that_is_far_slower(step_s: float, train_s: float, on_update: str
     name = f"slower-{on_update}-{step_s}"
     flow = place / f"{name}.py"
     flow.write_text(textwrap.dedent(SLOW).replace("STEP_S", str(step_s)).replace("TRAIN_S", str(train_s)))
-    keys = {**GRPO[1], **FEW, "steps": STEPS, "max_staleness": 2, "on_update": on_update}
-    recipe = placed("grpo", name, **keys, algorithm=f"{flow}:grpo", **where(place, name, APART))
+    keys = {**GRPO[1], **FEW, "steps": STEPS, "max_staleness": 2, "on_update": on_update, "algorithm": f"{flow}:grpo"}
+    recipe = placed("grpo", name, **keys, **where(place, name, APART))
     assert run(recipe).finished
     check(recipe.run_dir, 2)
     assert_equal_runs(replayed(placed("grpo", name, **keys), f"other-{name}"), recipe.run_dir)

@@ -127,6 +127,8 @@ def test_the_next_batch_is_drawn_while_one_is_trained(place: Path, placed: Place
 SLOW = """
     import time
 
+    import torch.distributed as dist
+
     from plait.algorithms.grpo import grpo as grpo
     from plait.generation.engine import Engine
     from plait.training.trainer import Trainer
@@ -134,18 +136,19 @@ SLOW = """
     step, train = Engine.step, Trainer.train
 
 
-    def slow_step(self):
-        time.sleep(STEP_S)
-        return step(self)
+    def slow_step(self, *args):
+        time.sleep(STEP_S if dist.is_initialized() else 0)
+        return step(self, *args)
 
 
     def slow_train(self, *args, **keys):
-        time.sleep(TRAIN_S)
+        time.sleep(TRAIN_S if dist.is_initialized() else 0)
         return (yield from train(self, *args, **keys))
 
 
     Engine.step, Trainer.train = slow_step, slow_train
 """
+"""Where there are several processes."""
 
 
 @pytest.mark.slow

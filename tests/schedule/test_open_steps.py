@@ -147,7 +147,7 @@ class Halting(Run):
             return
         said = self.said.setdefault(batch, [])
         while len(said) < self.actions:
-            if batch > self.step and self.beside.until <= self.beside.ended:
+            if self.beside.stands(batch):
                 return
             version = self.published if self.open.apart(node) else self.version
             assert version >= 0, "it was drawn with weights that are half trained"
@@ -233,8 +233,12 @@ def test_rollouts_ahead_go_on_beside_what_they_leave_alone() -> None:
     assert shared.until(0, own) == {(0, GENERATE)}
     assert apart.needs(0, (1, GENERATE)) == frozenset()
     assert (1, GENERATE) in shared.needs(0, (0, TRAIN))
-    assert shared.calls(1, drawn={(1, GENERATE)})[-1][0] == 1, "nothing to fill where the step has no rollout"
-    assert apart.calls(1, drawn={(1, GENERATE)})[-1] == (2, GENERATE)
+    for one in (shared, apart):
+        assert one.calls(1, drawn={(1, GENERATE)})[-1] == (2, GENERATE), "which batches are open is no matter of plans"
+    rest = [(1, node.id) for node in FLOW.nodes if node.id != GENERATE]
+    assert Beside(1, (2,), apart.until(1, rest)).stands(2) is False
+    assert Beside(1, (2,), shared.until(1, rest)).stands(2), "nothing to fill where the step has no rollout"
+    assert not Beside(1, (1, 2), shared.until(1, [*rest, (1, GENERATE)])).stands(2)
     assert shared.halts(0, (1, GENERATE))
     assert not shared.halts(0, (0, GENERATE))
 

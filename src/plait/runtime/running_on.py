@@ -29,8 +29,8 @@ class Beside:
     step: int
     batches: tuple[int, ...]
     """Whose rollouts run, in the order in which they ask."""
-    until: frozenset[CallKey] = frozenset()
-    """With the end of these calls those of later batches halt."""
+    until: frozenset[CallKey] | None = None
+    """With the end of these calls those of later batches halt; with none, before they have begun. None: they do not."""
     ended: set[CallKey] = field(default_factory=set)
     """Calls that have ended."""
     asked: set[int] = field(default_factory=set)
@@ -45,9 +45,13 @@ class Beside:
     def all_asked(self) -> bool:
         return self.asked.issuperset(self.batches)
 
+    def stands(self, batch: int) -> bool:
+        """Whether a batch is not to be drawn any further in this step."""
+        return batch > self.step and self.until is not None and self.until <= self.ended
+
     def halt(self, engine: GenerationEngine, *, parks: bool) -> None:
         """Once, when its time has come."""
-        if not self.halted and bool(self.until) and self.until <= self.ended:
+        if not self.halted and any(map(self.stands, self.batches)):
             self.halted = True
             engine.halt(parks=parks)
 
@@ -98,17 +102,21 @@ class RunningOn:
                 self._submit(node, group, state)
         while not beside.may_ask(state.step):
             yield None
-        requests = list(self._requests(asked, state, growing, beside.step))
+        repeats = self._moments is not None and self._moments.at(beside.step + 1) is not None
+        stands = not repeats and beside.stands(
+            state.step
+        )  # the record, if there is one, says who is drawn, and how far
+        requests = [] if stands else list(self._requests(asked, state, growing, beside.step))
         mine = {(request.prompt.uid, index) for request in requests for index in request.indices}
         self._out |= dict.fromkeys(mine, (node, state))
         for request in requests:
             engine.add(request)
-        says(len(mine))
+        if mine:
+            says(len(mine))
         beside.asked.add(state.step)
         yield MOVED_ON
         while not beside.all_asked:
             yield None
-        repeats = self._moments is not None and self._moments.at(beside.step + 1) is not None
         while engine.has_work and not mine.isdisjoint(self._out):
             if not repeats:  # else its samples stop by themselves
                 beside.halt(engine, parks=self._keeps)

@@ -53,13 +53,13 @@ class OpenSteps:
             drawn: rollouts whose samples are all there.
         """
         own = [(step, node.id) for node in self.flow.nodes if (step, node.id) not in drawn]
-        if not self.until(step, own):
-            return own
         later = [(batch, node.id) for batch in self.ahead(step) for node in self._rollouts]
         return own + [key for key in later if key not in drawn]
 
     def until(self, step: int, own: Collection[Key]) -> frozenset[Key]:
-        """Those of the own calls of a step with whose end rollouts ahead end or halt: all, or its rollouts."""
+        """Those of the own calls of a step with whose end rollouts ahead end or halt: all, or its rollouts; none where
+        these are drawn, so that rollouts ahead stand where they are.
+        """
         if self.beside is None or all(self.beside(node) for node in self._rollouts):
             return frozenset(own)
         return frozenset(key for key in own if self.flow.nodes[key[1]].kind is CallKind.GENERATE)
