@@ -12,7 +12,7 @@ import pytest
 from plait.recipes.recipe import Recipe
 from plait.runtime.api import run
 from tests.cases import slow_but
-from tests.runtime.placed_runs import PLANS, where
+from tests.runtime.placed_runs import GRPO, PLANS, where
 from tests.runtime.plans import assert_equal_runs
 
 QUICK = ("grpo-nothing-stays-2", "grpo-followed-2")
@@ -43,3 +43,24 @@ def test_a_plan_changes_nothing(
     outcome = run(recipe)
     assert outcome.finished
     assert_equal_runs(recipe.run_dir, reference(flow, keys))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("groups", ["auto", 1, 3])
+def test_stages_in_exact_mode_generate_what_one_process_does_to_the_bit(
+    groups: str | int, placed: Callable[..., Recipe], place: Path
+) -> None:
+    """Steps in flight have other samples in them, and the rest of the step is the same program."""
+    keys = {**GRPO[1], "steps": 3, "dtype": "float32", "sampling.exact": True}
+    name, plan = f"exact-{groups}", {"actor.generate": "0,1 pp2", "actor.train": "0", "ref.logprobs": "0"}
+    ring = placed("grpo", name, **keys, **{"sampling.decode_groups": groups}, **where(place, name, plan))
+    alone = placed("grpo", f"{name}-alone", **keys)
+    for recipe in (ring, alone):
+        assert run(recipe).finished
+    assert bits_of(ring.run_dir) == bits_of(alone.run_dir)
+
+
+def bits_of(run_dir: Path) -> dict[str, bytes]:
+    """Samples with their log-probs, and the weights."""
+    files = [*sorted((run_dir / "samples").iterdir()), run_dir / "final/model.safetensors"]
+    return {file.name: file.read_bytes() for file in files}

@@ -212,10 +212,12 @@ def _check_adapters(recipe: Recipe, plan: Plan, label: str) -> None:
 
 def _check_exact(recipe: Recipe, plan: Plan, models: Sequence[RoleModel]) -> None:
     for one in models if recipe.sampling.exact else ():
-        if any(len(instance.mesh) > 1 for instance in placements_of(plan, one.role).generate):
+        tp = max((instance.parallelism.tp for instance in placements_of(plan, one.role).generate), default=1)
+        if tp > 1:
             raise ConfigError(
-                f"`sampling.exact` needs instances of one device, but those of the {one.role} have several in the plan "
-                f"`{plan.name}`; set tp and pp of its generation to 1, or leave `sampling.exact` out"
+                f"`sampling.exact` needs whole layers, as sums over ranks round in another way, but instances of the "
+                f"{one.role} have tp {tp} in the plan `{plan.name}`; set tp of its generation to 1 (pp may be more), "
+                "or leave `sampling.exact` out"
             )
 
 
