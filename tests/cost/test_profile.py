@@ -73,6 +73,36 @@ def test_generation_packs_its_weights() -> None:
     assert found.terms["layers"] == pytest.approx(4 * PROFILE.decode_s(1, 11))
 
 
+@pytest.mark.parametrize(
+    ("sample_s", "hop_s", "groups", "round_s"),
+    [(0.1, 0.5, 2, 9.8), (0.1, 1.5, 3, 10.8), (0.0, 0.5, 1, 5.0)],
+    ids=["hops cost less than a group", "hops cost more", "weights are all that takes time"],
+)
+def test_as_many_groups_go_round_stages_as_are_quickest_by_what_was_measured(
+    sample_s: float, hop_s: float, groups: int, round_s: float
+) -> None:
+    """24 samples on two stages of two layers, each of 1 s and `sample_s` for every sample: of G groups a round takes
+    2 (2 + 48 sample_s / G + hop_s), or what G groups take on one stage. G is 2 until two hops take the 2 s of one group
+    more. Every sample says two tokens, the first of them with its prompt. A recipe may state another G."""
+    link = LinkRecord(bytes_per_s=1e30, latency_s=hop_s)
+    layers = {"forward": ((1, 0.0), (2, 0.0)), "head": ((1, 1e-9), (11, 1e-9))}
+    profile = PROFILE.model_copy(
+        update={**layers, "decode": ((1, 10, 1 + sample_s), (24, 10, 1 + 24 * sample_s)), "send": link}
+        | {"all_reduce": link}
+    )
+    flow, lengths = a_flow(), SampleLengths(Lengths.fixed(10), Lengths.fixed(2))
+    layout = Layout.on(range(2), pp=2)
+
+    def costs(stated: int = 0) -> ModelCosts:
+        workload = Workload(4, 6, lengths, decode_groups=stated)
+        return ModelCosts(workload, dict.fromkeys(flow.roles, SHAPE), flow, profile.cluster(2), profile=profile)
+
+    assert costs().decode_groups("actor.generate", layout) == groups
+    terms = costs().call("actor.generate", "decode", layout).terms
+    assert terms["layers"] + terms.get("hops", 0.0) == pytest.approx(round_s, rel=1e-6)
+    assert [costs(stated).decode_groups("actor.generate", layout) for stated in (1, 4, 99)] == [1, 4, 24]
+
+
 def test_a_part_decodes_as_its_layers_compute_otherwise() -> None:
     """What one process compiles takes 1.1 s for a layer; a stage's layers take what they take of one token in a row."""
     slow = PROFILE.model_copy(update={"forward": ((10, 3.0), (20, 4.0))})

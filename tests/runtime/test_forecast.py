@@ -20,8 +20,10 @@ from plait.runtime.forecast import STEP, Beside, forecast_beside, predicted_seco
 from plait.runtime.lengths import lengths_of
 from plait.runtime.machine import measured_machine
 from plait.runtime.prepare import prepare
+from plait.runtime.stored_recipe import as_begun, changed_keys, recipe_text
 from plait.schedule.plan import Plan
 from plait.schedule.timeline import Span, Timeline
+from tests.runtime.plans import write_plan
 from tests.runtime.profiles import keep_made_up_profile
 
 MakeRecipe = Callable[..., Recipe]
@@ -74,6 +76,25 @@ def test_a_plan_is_found_of_several_devices_alone(make_recipe: MakeRecipe) -> No
     assert several[0] == several[1]
     assert several[0].predicted is not None
     assert predicted_seconds(several[0].predicted)[STEP] > 10, "a layer takes seconds, as the profile says"
+
+
+@pytest.mark.usefixtures("profile")
+def test_how_many_groups_go_round_stages_is_decided_once_and_kept(make_recipe: MakeRecipe, tmp_path: Path) -> None:
+    """A run that is resumed has the number that it began with, whatever was measured meanwhile."""
+    stages = write_plan(tmp_path, "stages", {"actor.generate": "0,1 pp2", "actor.train": "0", "ref.logprobs": "0"})
+    recipe = make_recipe(plan=str(stages), steps=1)
+    begun = prepare(recipe).recipe
+    assert recipe.sampling.decode_groups == "auto"
+    assert begun.sampling.decode_groups == 2
+    assert prepare(make_recipe(steps=1)).recipe.sampling.decode_groups == "auto", "without stages"
+    kept = tmp_path / "kept.yaml"
+    kept.write_text(recipe_text(begun.model_copy(update={"sampling": begun.sampling.model_copy(update=THREE)})))
+    assert as_begun(kept, recipe).sampling.decode_groups == 3
+    assert changed_keys(kept, recipe) == []
+    assert as_begun(kept, begun).sampling.decode_groups == 2, "the user says so"
+
+
+THREE = {"decode_groups": 3}
 
 
 def test_what_no_profile_fits_is_measured_once(

@@ -135,12 +135,12 @@ class Decoding:
     """What one instance takes to decode.
 
     Args:
-        groups: of samples that go round so many stages, of so many that run.
+        groups: of samples that go round the stages, of so many that run.
         drafts: what is guessed and computed of next tokens.
     """
 
     def __init__(
-        self, passes: Passes, prompt_tokens: float, groups: Callable[[int, int], int], drafts: Drafts = NO_DRAFTS
+        self, passes: Passes, prompt_tokens: float, groups: Callable[[int], int], drafts: Drafts = NO_DRAFTS
     ) -> None:
         self._passes, self._prompt_tokens = passes, prompt_tokens
         self._groups, self._drafts = groups, drafts
@@ -152,12 +152,12 @@ class Decoding:
 
     def totals(self, pieces: Pieces) -> Floats:
         """Seconds of each instance's steps: `seconds` of its pieces, summed up, for all at once."""
-        passes, sizes = self._passes, self._passes.layout.parallelism
+        passes = self._passes
         if passes.profile is not None:
             steps = (self.step(int(n), said) for n, said in zip(pieces.running, pieces.said, strict=True))
             taken = np.fromiter(map(total, steps), float, len(pieces.steps))
         else:
-            counts = {int(n): self._groups(sizes.pp, int(n)) for n in np.unique(pieces.running)}
+            counts = {int(n): self._groups(int(n)) for n in np.unique(pieces.running)}
             groups = np.array([counts[int(n)] for n in pieces.running], float)
             rows = pieces.running * self._drafts.rows / groups
             context = (pieces.running * self._prompt_tokens + pieces.said) / groups
@@ -169,7 +169,7 @@ class Decoding:
         come true of its guesses."""
         passes, sizes = self._passes, self._passes.layout.parallelism
         software = passes.cluster.software
-        groups = self._groups(sizes.pp, running)
+        groups = self._groups(running)
         rows = running * self._drafts.rows / groups
         context = (running * self._prompt_tokens + said) / groups
         work = passes.work

@@ -53,7 +53,7 @@ class Generating:
         self._workload, self._cluster, self._shapes = workload, cluster, shapes
         self._passes, self._held = passes, held_bytes
         self._reserved_bytes, self._profile = reserved_bytes, profile
-        self._groups = cache(self._num_groups)
+        self._measured_groups = cache(self._measured_groups_of)
         self._shares = cache(self._shares_of)
         self._pieces = cache(lambda samples, count, running: Pieces.of(self._shares(samples, count), running))
 
@@ -67,8 +67,9 @@ class Generating:
         shares = self._shares(samples, count)
         running = self._running(role, layout, max(map(len, shares)))
         passes = self._passes(role, _instance(layout), layout)
-        decoding = Decoding(passes, workload.lengths.prompts.mean, self._groups, workload.drafts)
-        sizes = {size: self._begun(role, passes, samples, size) for size in {len(share) for share in shares}}
+        groups = self._groups(role, layout, running)
+        decoding = Decoding(passes, workload.lengths.prompts.mean, groups, workload.drafts)
+        sizes = {size: self._begun(role, passes, samples, size, groups) for size in {len(share) for share in shares}}
         begun = [total(sizes[len(share)]) for share in shares]
         decoded = [0.0] * count if prompts_alone else decoding.totals(self._pieces(samples, count, running)).tolist()
         seconds = tuple(one + other for one, other in zip(begun, decoded, strict=True))
@@ -89,9 +90,9 @@ class Generating:
         """Response lengths of each of so many instances."""
         return dealt(self._workload.lengths.responses.of(samples.count), samples.per_prompt, count)
 
-    def _begun(self, role: str, passes: Passes, samples: Samples, size: int) -> Terms:
+    def _begun(self, role: str, passes: Passes, samples: Samples, size: int, groups: Callable[[int], int]) -> Terms:
         """Before an instance with so many samples decodes."""
-        prompts = self._prompts(passes, samples, size // samples.per_prompt)
+        prompts = self._prompts(passes, size // samples.per_prompt, groups(size))
         return added(self._packing(role, passes.layout), prompts)
 
     def _first_s(self, terms: Terms, samples: Samples, shares: Sequence[Sequence[int]], running: int) -> float:
@@ -128,14 +129,41 @@ class Generating:
                 found.append(Tail(end + later, spare.idle_s + more, rollout.migration_s))
         return tuple(found)
 
-    def _num_groups(self, stages: int, running: int) -> int:
-        """Groups of samples that go round the stages of an instance at the same time."""
-        if stages == 1:
-            return 1
+    def groups(self, role: str, layout: Layout, share: int) -> int:
+        """Groups of samples that go round the stages of an instance which has so many samples, while as many of them
+        run as can."""
+        running = self._running(role, layout, share)
+        return self._groups(role, layout, running)(running)
+
+    def _groups(self, role: str, layout: Layout, most: int) -> Callable[[int], int]:
+        """Groups of samples that go round the stages of an instance at the same time, of so many that run.
+
+        Args:
+            most: samples that run at once.
+        """
+        stages, device = layout.parallelism.pp, self._workload.device
         per_stage, stated = self._cluster.software.decode_groups_per_stage, self._workload.decode_groups
+        if stages == 1:
+            return lambda running: 1
         if per_stage is not None:
-            return max(1, min(running, per_stage * stages))
-        return max(1, min(running, stated)) if stated else num_groups(COSTS[self._workload.device], stages, running)
+            count = per_stage * stages
+        elif stated or self._profile is not None:
+            count = stated or self._measured_groups(role, layout, most)
+        else:
+            return lambda running: num_groups(COSTS[device], stages, running)
+        return lambda running: max(1, min(running, count))
+
+    def _measured_groups_of(self, role: str, layout: Layout, running: int) -> int:
+        """The number with the shortest round of so many samples that have said half of what they say, the fewest among
+        equals; as `decode_ring.num_groups`, by the seconds of stages and hops."""
+        lengths, passes = self._workload.lengths, self._passes(role, _instance(layout), layout)
+
+        def round_s(count: int) -> float:
+            decoding = Decoding(passes, lengths.prompts.mean, lambda _: count, self._workload.drafts)
+            return total(decoding.step(running, running * lengths.responses.mean / 2))
+
+        counts = range(1, min(running, layout.parallelism.pp + 1) + 1)
+        return min(counts, key=lambda count: (round_s(count) * (1 + 1e-12 * count), count))
 
     def _packing(self, role: str, layout: Layout) -> Terms:
         """Weights that are laid out anew for decoding, where the measured engine does that, and one device has all."""
@@ -145,11 +173,10 @@ class Generating:
             return {}
         return {"packing": self._held(role, Parallelism())[0] / rate}
 
-    def _prompts(self, passes: Passes, samples: Samples, prompts: int) -> Terms:
+    def _prompts(self, passes: Passes, prompts: int, groups: int) -> Terms:
         """Prompts of one instance, each computed once for all of its samples."""
         lengths, most = self._workload.lengths.prompts, self._workload.max_prefill_tokens
         tokens = prompts * lengths.mean
-        groups = self._groups(passes.layout.parallelism.pp, prompts * samples.per_prompt)
         chunks = max(ceil(tokens / most), min(groups, prompts))
         micro = Micro(tokens, prompts * (lengths.mean_square + lengths.mean) / 2, prompts) / chunks
         return {"prompts": total(passes.scoring(micro, chunks, in_turn=groups == 1))}

@@ -101,6 +101,12 @@ class ModelCosts:
     def held_bytes(self, role: str, layout: Layout, *, trained: bool) -> tuple[int, ...]:
         return self._held(role, layout.parallelism, trained)
 
+    def decode_groups(self, call: str, layout: Layout, instances: int = 1) -> int:
+        """Groups of samples that go round the stages of one of so many instances that share the samples of a call."""
+        node = self._nodes[call]
+        share = ceil(self.workload.samples_of(self.flow, node).count / instances)
+        return self._generating.groups(str(node.role), layout, share)
+
     # Calls
 
     def _functions(self, node: Node) -> CallCost:

@@ -39,7 +39,7 @@ from plait.runtime.fusing import with_order
 from plait.runtime.network import THIS_ONE, Machines
 from plait.runtime.prepared import NOTHING_KEPT, Kept, Outline, Prepared, longest_tokens
 from plait.runtime.reading import RunData, read_data
-from plait.runtime.run_planning import found_for_run
+from plait.runtime.run_planning import found_for_run, with_groups
 from plait.runtime.stored_recipe import with_sampling
 from plait.runtime.tokenizers import check_ids, load_tokenizer
 from plait.schedule.named_plans import AUTO
@@ -81,6 +81,7 @@ def prepare(
     if plan is None:
         plan, source = found_for_run(found, _lengths_in(data), machines)
         loading(f"the plan was found by numbers {source.source}")
+    recipe = with_groups(found, plan, partial(_lengths_in, data), machines)
     if recipe.epochs is not None:
         num_rows = len(next(iter(data.given.values())) if data.train_set is None else data.train_set)
         recipe = recipe.model_copy(update={"steps": recipe.steps_of(num_rows), "epochs": None})

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Protocol
 
 from plait.cost.calibration import Calibration
 from plait.cost.placement import num_devices
 from plait.cost.workload import Lengths
-from plait.dataflow import Dataflow
+from plait.dataflow import CallKind, Dataflow
 from plait.errors import ConfigError
 from plait.models.shape import ModelShape
 from plait.recipes.recipe import Recipe
@@ -18,6 +18,8 @@ from plait.runtime.lengths import lengths_of
 from plait.runtime.machine import machine_of, measured_machine
 from plait.runtime.network import THIS_ONE, Machines
 from plait.runtime.planning import Planning, auto_plan
+from plait.runtime.stored_recipe import with_sampling
+from plait.schedule.placements import placements_of
 from plait.schedule.plan import Plan
 
 
@@ -49,6 +51,25 @@ def planning_for_run(found: Foretellable, prompts: Lengths, machines: Machines =
         calibration = replace(calibration, source=f"{calibration.source}; {machines.network.label}")
     lengths = lengths_of(None, recipe, lambda: prompts)
     return Planning(recipe, found.flow, found.models, found.shapes, cluster, lengths, calibration)
+
+
+def with_groups(
+    found: Foretellable, plan: Plan, prompts: Callable[[], Lengths], machines: Machines = THIS_ONE
+) -> Recipe:
+    """The recipe with the number of groups of samples that go round the stages which generate, where it leaves that
+    open and there are such: by what this machine was measured to take, else by the rule for its kind of device.
+
+    Args:
+        plan: completed.
+    """
+    recipe = found.recipe
+    calls = {node.call: placements_of(plan, str(node.role)).generate for node in found.flow.of_kind(CallKind.GENERATE)}
+    rings = [(call, one, len(some)) for call, some in calls.items() for one in some if one.parallelism.pp > 1]
+    if recipe.sampling.decode_groups != "auto" or not rings:
+        return recipe
+    costs = planning_for_run(found, prompts(), replace(machines, measures=False)).costs
+    groups = max(costs.decode_groups(*ring) for ring in rings)
+    return with_sampling(recipe, recipe.sampling.model_copy(update={"decode_groups": groups}))
 
 
 class Foretellable(Protocol):

@@ -19,12 +19,17 @@ def recipe_text(recipe: Recipe) -> str:
 
 
 def as_begun(old: Path, recipe: Recipe) -> Recipe:
-    """The recipe of a run that is resumed: where it leaves the size of the KV pool open, what the stored one says."""
+    """The recipe of a run that is resumed: where it leaves the size of the KV pool open, or how many groups of samples
+    are in flight, what the stored one says."""
     sampling = read_tree(old).get("sampling")
-    stored = sampling.get("kv_tokens") if isinstance(sampling, dict) else None
-    if stored is None or recipe.sampling.kv_tokens is not None:
+    update: dict[str, Any] = {}
+    if not isinstance(sampling, dict):
         return recipe
-    return with_sampling(recipe, recipe.sampling.model_copy(update={"kv_tokens": stored, "kv_memory": None}))
+    if recipe.sampling.kv_tokens is None and (stored := sampling.get("kv_tokens")) is not None:
+        update |= {"kv_tokens": stored, "kv_memory": None}
+    if recipe.sampling.decode_groups == "auto":
+        update |= {"decode_groups": sampling.get("decode_groups", "auto")}
+    return with_sampling(recipe, recipe.sampling.model_copy(update=update))
 
 
 def _stored(path: Path) -> dict[str, Any]:
