@@ -180,11 +180,14 @@ def report(number: int, one: Distribution, runs: dict[str, list[Finished]]) -> N
 
 
 def draw(picture: Path, runs: dict[str, list[Finished]]) -> None:
-    """Generation and scoring of the last step of each kind's first run, one above the other."""
+    """The last step of each kind's first run, one above the other: all that was done from the beginning of generation
+    to the end of the last score."""
     panels = []
     for kind, of in runs.items():
-        spans = [span for span in of[0].spans()[-1] if _stage(span)]
-        first = min(span.start_s for span in spans)
+        step = of[0].spans()[-1]
+        stages = [span for span in step if _stage(span)]
+        first, last = min(span.start_s for span in stages), max(span.end_s for span in stages)
+        spans = [span for span in step if first <= span.start_s < last]
         title = f"fusion: {kind}, {seconds_of(spans):.2f} s"
         panels.append((title, Timeline(tuple(spans), source="measured").shifted(-first)))
     picture.write_text(svg_gantts(panels))

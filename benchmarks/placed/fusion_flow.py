@@ -1,5 +1,5 @@
 """A flow whose steps are generation and scoring by three models; one sample of each group is trained on, so that
-training takes next to nothing beside them."""
+training takes little beside them. As in PPO, training reads all scores: none of it comes between them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def scored(prompts: Prompts, actor: Role, reward: Role, critic: Role, ref: Role,
     rewards = reward.score(samples)
     kept, values = ref.logprobs(samples), critic.values(samples)
     first = per_group(first_alone, rewards, name="first")
-    actor.train(samples, loss=policy_loss, keep=first, kept=kept)
+    actor.train(samples, loss=policy_loss, keep=first, kept=kept, old=values)
     critic.train(samples, loss=value_loss, keep=first, old=values)
 
 
@@ -31,8 +31,8 @@ def first_alone(rewards: np.ndarray) -> np.ndarray:
     return found
 
 
-def policy_loss(batch: Any, kept: Any) -> Any:
-    return batch.aggregate((batch.logprobs - kept) ** 2, "token-mean")
+def policy_loss(batch: Any, kept: Any, old: Any) -> Any:
+    return batch.aggregate((batch.logprobs - kept) ** 2 + 0.0 * old, "token-mean")
 
 
 def value_loss(batch: Any, old: Any) -> Any:

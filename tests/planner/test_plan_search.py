@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import product
 from random import Random
@@ -14,16 +15,18 @@ from plait.cost.placement import check_layouts
 from plait.cost.shape_parameters import parameters_of_shape
 from plait.dataflow import trace
 from plait.models.shape import ModelShape
+from plait.planner import plan_search
 from plait.planner.plan_baselines import baselines, compositions, one_mesh, set_partitions
 from plait.planner.plan_moves import Moves
-from plait.planner.plan_objective import Objective
+from plait.planner.plan_objective import Judged, Objective
 from plait.planner.plan_problem import PlanProblem, RoleFacts
 from plait.planner.plan_search import Budget, Found, search
-from plait.planner.plan_space import PlanSpace
+from plait.planner.plan_space import PlanSpace, fused_slots
 from plait.schedule.completion import complete
 from plait.schedule.fused import FUSED
 from plait.schedule.named_plans import PlannedModel
 from plait.schedule.plan import Plan
+from plait.simulator.places import Place
 from plait.simulator.step_graph import Rollouts, StepGraph
 from plait.simulator.steps import predict
 from tests.schedule.test_placements import PPO, SFT, loss
@@ -191,6 +194,31 @@ def test_a_search_proposes_training_together() -> None:
         state = moves.near(state, rng)
         seen |= {place.placements[0].schedule for place in state}
     assert FUSED in seen
+
+
+@pytest.mark.parametrize(("seconds", "is_proposed"), [(96.9, True), (97.1, False)])
+def test_roles_train_together_only_where_a_step_gains_three_percent(
+    seconds: float, is_proposed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of plans that all take 100 s, but for those that train two roles together."""
+
+    class Stated(Objective):
+        def __call__(self, places: Sequence[Place]) -> Judged:
+            value = seconds if fused_slots(places) else 100.0
+            return Judged(value, value, 0.0, 0)
+
+    monkeypatch.setattr(plan_search, "Objective", Stated)
+    of = replace(problem(4, memory=260, tp=1), pairs=(("actor", "critic"),))
+    space, rng = PlanSpace(of), Random("fused")
+    moves = Moves(space)
+    state = moves.greedy()
+    assert state is not None
+    while not fused_slots(state):
+        state = moves.near(state, rng)
+    assert fused_slots(space.apart(state)) == []
+    found = search(of, Budget(50), given=[("fused", state)], warm=state, space=space)
+    assert found.best is not None
+    assert bool(fused_slots(found.best.places)) is is_proposed
 
 
 def test_no_plan_is_worth_less_than_its_bound() -> None:

@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plait.policy.fusion_gate import Seen, choose, fuses, gain_s, line_through
-from plait.policy.threshold import Rollout, drained, outcome
+from plait.policy.fusion_gate import (
+    Remaining,
+    RolloutSize,
+    Seen,
+    choose,
+    decode_line,
+    fuses,
+    gain_s,
+    line_through,
+    pays,
+)
+from plait.policy.threshold import Rollout, Waiting, comings, drained, outcome, waits_at
 from plait.schedule.plan import FUSION, Plan, PolicyChoice
 
 FREES = Rollout(num_instances=2, step_s=lambda n: 1.0, score_s=2.0, max_batch=8, frees=True)
@@ -15,9 +27,31 @@ FREES = Rollout(num_instances=2, step_s=lambda n: 1.0, score_s=2.0, max_batch=8,
 
 def test_an_instance_scores_as_soon_as_it_has_no_sample_left() -> None:
     """One ends at 1 s and scores its sample until 3 s; the other's ends at 5 s, and both score it in one."""
-    assert drained(FREES, [[1.0], [5.0]], 0.0, 0.0) == 6.0
+    ends = [[1.0], [5.0]]
+    coming = comings(FREES, ends, FREES.parts([1, 1]), {(0, 0): 1, (1, 0): 1})
+    assert coming == [(1.0, 2.0), (5.0, 2.0)]
+    assert drained(FREES, ends, coming, Waiting()) == 6.0
     assert outcome(FREES, [[1], [5]], 0).total_s == 6.0
-    assert drained(FREES, [[1.0], [5.0]], 0.0, 0.0, until_s=2.0) == 1.0, "half of a sample is scored by then"
+    assert waits_at(FREES, ends, coming, 2.0) == 1.0, "half of a sample is scored by then"
+
+
+def test_samples_that_are_scored_together_wait_for_the_last_of_them() -> None:
+    """Each of four samples takes 2 s to score. As they are: one instance scores from 3 s on, both from 5 s on: 8 s.
+    Two are gathered at 1 s: scored one by one, the freed instance has 4 s of work until 5 s, and 4 s are left for both:
+    7 s. Where both samples of an instance are a part, it has nothing to do before 3 s."""
+    steps = [[1, 3], [1, 5]]
+    assert outcome(FREES, steps, 0).total_s == 8.0
+    assert outcome(FREES, steps, 2).total_s == 7.0
+    in_parts = replace(FREES, together=2)
+    assert outcome(in_parts, steps, 0).total_s == 8.0
+    assert outcome(in_parts, steps, 2).total_s == 8.0
+
+
+def test_weights_that_come_back_are_waited_for() -> None:
+    """The first instance scores its sample from 2 s to 4 s; at 5 s the second's is left, for the first alone until 6 s,
+    for both from then on."""
+    slow = replace(FREES, load_s=1.0)
+    assert outcome(slow, [[1], [5]], 0).total_s == 6.5
 
 
 def test_gathering_by_hand() -> None:
@@ -31,6 +65,7 @@ def test_gathering_by_hand() -> None:
     assert outcome(slow, [[1, 5], [1, 5]], 2).total_s == 8.0
 
 
+TWO = RolloutSize(samples=8, instances=2, max_batch=8)
 SEEN = Seen(fixed_s=1.0, each_s=0.0, score_s=2.0, move_s=0.5, step_s=10.0)
 
 
@@ -43,22 +78,37 @@ def test_what_gathering_must_gain() -> None:
 def test_the_gain_of_what_is_left_by_hand() -> None:
     """One sample left on each, of 4 more steps, and 4 s of scoring wait. Staying: 4 s, then 8 s of work on two: 8 s.
     Gathered: one scores from now on 4 s; the others end at 4.5 s, and both score them in 2 s: 6.5 s."""
-    assert gain_s(SEEN, [3, 7], [1, 1], 3, 4.0, 8) == pytest.approx(1.5)
-    assert gain_s(SEEN, [3, 7], [1, 1], 3, 4.0, 1) == 0.0, "each instance takes one"
-    assert gain_s(SEEN, [3, 7], [2, 0], 3, 4.0, 8) == 0.0, "they are in one instance"
-    assert gain_s(SEEN, [3, 7], [1, 1], 7, 4.0, 8) == 0.0, "no response was longer"
-    assert gain_s(SEEN, [3, 7], [1, 1], 3, 0.0, 8) < 0, "nothing waits: the moves are lost"
+    left = Remaining([[0], [1]], 3, 4.0)
+    assert gain_s(SEEN, [3, 7], left, TWO) == pytest.approx(1.5)
+    assert gain_s(SEEN, [3, 7], left, replace(TWO, max_batch=1)) == 0.0, "each instance takes one"
+    assert gain_s(SEEN, [3, 7], replace(left, unfinished=[[0, 1], []]), TWO) == 0.0, "they are in one instance"
+    assert gain_s(SEEN, [3, 7], replace(left, steps_done=7), TWO) == 0.0, "no response was longer"
+    assert gain_s(SEEN, [3, 7], replace(left, waiting_s=0.0), TWO) < 0, "nothing waits: the moves are lost"
+
+
+def test_what_would_lose_if_steps_took_a_fifth_more_is_left_alone() -> None:
+    """A further sample adds 0.375 s to a step of 1 s. Staying: 4 steps of 1.375 s, then 8 s of work on two: 9.5 s.
+    Gathered: 4 steps of 1.75 s, in which what waits is scored, then 4 s on two: 9 s. If the further sample added 0.45 s
+    to 0.8 s, and scoring took 1.6 s, they would be 8.2 s and 8.4 s."""
+    left = Remaining([[0], [1]], 3, 4.0)
+    assert pays(SEEN, [3, 7], left, TWO)
+    assert not pays(replace(SEEN, move_s=0.6), [3, 7], left, TWO), "three times the moves"
+    slower = replace(SEEN, each_s=0.375, move_s=0.0, step_s=0.0)
+    assert gain_s(slower, [3, 7], left, TWO) == pytest.approx(0.5)
+    wrong = replace(slower, fixed_s=0.8, each_s=0.45, score_s=1.6)
+    assert gain_s(wrong, [3, 7], replace(left, waiting_s=3.2), TWO) == pytest.approx(-0.2)
+    assert not pays(slower, [3, 7], left, TWO)
 
 
 def test_nothing_is_gathered_where_nothing_is_known_or_gained() -> None:
     lengths = [1, 1, 1, 9]
-    assert choose(None, lengths, 8, 2, 8, 0).why == "no step was measured yet"
-    assert choose(SEEN, lengths, 8, 1, 8, 0).threshold == 0
-    assert choose(Seen(1.0, 0.0, 0.0, 0.5, 10.0), lengths, 8, 2, 8, 0).why == "nothing could be scored meanwhile"
-    equal = choose(SEEN, [5], 8, 2, 8, 0)
+    assert choose(None, lengths, TWO, 0).why == "no step was measured yet"
+    assert choose(SEEN, lengths, replace(TWO, instances=1), 0).threshold == 0
+    assert choose(Seen(1.0, 0.0, 0.0, 0.5, 10.0), lengths, TWO, 0).why == "nothing could be scored meanwhile"
+    equal = choose(SEEN, [5], TWO, 0)
     assert (equal.threshold, equal.why) == (0, "it would gain too little")
-    assert choose(Seen(1.0, 0.0, 2.0, 50.0, 10.0), lengths, 8, 2, 8, 0).threshold == 0, "the moves take too long"
-    paid = choose(SEEN, lengths, 8, 2, 8, 0)
+    assert choose(Seen(1.0, 0.0, 2.0, 50.0, 10.0), lengths, TWO, 0).threshold == 0, "the moves take too long"
+    paid = choose(SEEN, lengths, TWO, 0)
     assert paid.threshold > 0
     assert paid.gain_s >= paid.needed_s
 
@@ -75,8 +125,9 @@ def test_a_choice_is_as_good_as_it_says(
     lengths: list[int], fixed: float, each: float, score: float, move: float, seed: int
 ) -> None:
     seen = Seen(fixed, each, score, move, 10.0)
-    found = choose(seen, lengths, 16, 2, 16, seed)
-    assert found == choose(seen, lengths, 16, 2, 16, seed)
+    size = RolloutSize(16, 2, 16, together=4)
+    found = choose(seen, lengths, size, seed)
+    assert found == choose(seen, lengths, size, seed)
     assert 0 <= found.threshold <= 8
     assert found.threshold == 0 or found.gain_s >= found.needed_s
 
@@ -88,6 +139,11 @@ def test_a_line_through_steps() -> None:
     fixed, each = line_through([(1, 1.0), (2, 4.0)])
     assert fixed >= 0
     assert each > 0
+
+
+def test_steps_that_were_held_up_do_not_count() -> None:
+    steps = [(1, 2.0), (1, 2.0), (1, 50.0), (3, 4.0), (3, 4.0), (3, 90.0)]
+    assert decode_line(steps) == pytest.approx((1.0, 1.0))
 
 
 def test_what_is_scored_together_follows_from_recipe_and_plan() -> None:

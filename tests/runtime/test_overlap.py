@@ -23,7 +23,7 @@ from plait.runtime.api import run
 from plait.runtime.streams import PartialRollout, where_free
 from plait.schedule.dispatch import Task
 from plait.schedule.timeline import load_any
-from plait.schedule.work import MOVED_ON, to_the_end
+from plait.schedule.work import MOVED_ON
 from tests.models.tiny import tiny_model, tiny_tokenizer
 from tests.runtime.plans import assert_equal_runs, write_plan
 
@@ -178,8 +178,20 @@ def test_copies_without_the_leader_are_told_of_a_part_more() -> None:
     instances = (frozenset({0}), frozenset({1}))
     parts: list[Any] = [lambda number=number: number for number in range(6)]
     work = where_free(parts, instances, task, call, "score")
-    found = to_the_end(work)
+    kept: list[tuple[int, frozenset[int], frozenset[int]]] = []
+    while True:
+        try:
+            next(work)
+        except StopIteration as end:
+            found = end.value
+            break
+        if sum(line.startswith("begins") for line in log) == 6:
+            kept.append((6 - sum(line.startswith("ends") for line in log), task.mesh, task.shares))
+    under_way, mesh, shares = kept[1]
+    assert under_way > 0, "a part is still computed"
+    assert 1 not in mesh, "all parts are given out: another call may tell it of one"
+    assert 1 in shares, "and it is still waited for"
     assert [float(values[0]) for _, values in found] == [0, 1, 2, 3, 4, 5]
     assert log[:3] == ["begins score/p0 on 0", "begins score/p1 on 1", "begins score/p2 on 1"]
     assert len({line.split()[1] for line in log if line.startswith("begins")}) == 6
-    assert task.mesh == frozenset()
+    assert task.mesh == task.shares == frozenset()

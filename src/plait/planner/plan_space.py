@@ -230,15 +230,21 @@ class PlanSpace:
 
     def _part_unlike(self, places: list[Place]) -> None:
         """Roles that train together have the same rows, or train one after the other."""
-        fused = [slot for slot, place in enumerate(places) if place.placements[0].schedule == FUSED]
+        fused = fused_slots(places)
         if not fused:
             return
         try:
             shared_rows({self.graph.slots[slot].role: places[slot].placements[0] for slot in fused})
         except DataError:
-            for slot in fused:
-                p = places[slot].placements[0]
-                places[slot] = self.places.place(slot, [replace(p, ranks=tuple(sorted(p.ranks)), schedule="")])
+            places[:] = self.apart(places)
+
+    def apart(self, places: Sequence[Place]) -> tuple[Place, ...]:
+        """The same plan, where roles that train together train one after the other."""
+        found = list(places)
+        for slot in fused_slots(places):
+            p = places[slot].placements[0]
+            found[slot] = self.places.place(slot, [replace(p, ranks=tuple(sorted(p.ranks)), schedule="")])
+        return tuple(found)
 
     def together(self, one: Place, slot: int, pp: int) -> tuple[Place, Place] | None:
         """A training that is cut into stages, and that of another role on the same devices, its stages the other way.
@@ -265,6 +271,11 @@ class PlanSpace:
         form, _ = self._form(slot, ranks, sizes, None, FUSED)
         first = self.places.place(one.slot, [replace(p, schedule=FUSED)])
         return first, self.place(slot, ranks, form)
+
+
+def fused_slots(places: Sequence[Place]) -> list[int]:
+    """Trainings that go on together with another role's."""
+    return [slot for slot, place in enumerate(places) if place.placements[0].schedule == FUSED]
 
 
 def _by_stage(values: Sequence[int], sizes: Parallelism) -> list[int]:

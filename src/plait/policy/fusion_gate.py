@@ -1,22 +1,28 @@
 """When the last samples of a rollout are gathered (`fusion: auto`): where that is foretold to gain more than it costs.
 
 At the beginning of a rollout a threshold is tuned on the lengths of the last steps (`threshold.tune`); when so few
-samples are unfinished, and as each of them ends, what is left is judged again.
+samples are unfinished, and as each of them ends, what is left is judged again. What steps took is measured, and so
+never exact: gathering must gain as much as it needs to by what was measured, and lose nothing where that is wrong.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
 from math import ceil
+from statistics import median
 
-from plait.policy.threshold import Rollout, drained, finish_times, merged, tune
+from plait.policy.threshold import Left, Rollout, Waiting, comings, drained, finish_times, merged, tune
 from plait.schedule.plan import FUSION, Plan
 
 LEAST_SHARE = 0.02
 """What gathering must gain, of a step."""
 TIMES_MOVES = 3.0
 """As much as the moves take, that gathering must gain."""
+WRONG = 0.2
+"""Each of the terms may be wrong by so large a share, and gathering must not lose."""
 DRAWS = 4
 THRESHOLDS = 16
 """That are tried, up to half of the samples."""
@@ -34,6 +40,17 @@ def fuses(fusion: float | str, plan: Plan) -> bool:
 
 
 @dataclass(frozen=True)
+class RolloutSize:
+    """What a rollout is: samples in all, instances that generate them, how many an instance takes at once, and how many
+    are scored together (a part), when the last of them has ended."""
+
+    samples: int
+    instances: int
+    max_batch: int
+    together: int = 1
+
+
+@dataclass(frozen=True)
 class Seen:
     """What the last steps took.
 
@@ -41,6 +58,7 @@ class Seen:
     score_s:         of one instance to score a sample, by all models that score where samples are generated
     move_s:          in which samples that move stand still
     step_s:          of a training step
+    load_s:          of an instance until weights of models that score are back from host memory
     """
 
     fixed_s: float
@@ -48,6 +66,7 @@ class Seen:
     score_s: float
     move_s: float
     step_s: float
+    load_s: float = 0.0
 
     @property
     def needed_s(self) -> float:
@@ -57,8 +76,33 @@ class Seen:
     def decode_s(self, running: int) -> float:
         return self.fixed_s + self.each_s * running
 
-    def rollout(self, instances: int, max_batch: int) -> Rollout:
-        return Rollout(instances, self.decode_s, self.score_s, max_batch, self.move_s, frees=True)
+    def rollout(self, size: RolloutSize) -> Rollout:
+        return Rollout(
+            size.instances,
+            self.decode_s,
+            self.score_s,
+            size.max_batch,
+            self.move_s,
+            frees=True,
+            together=size.together,
+            load_s=self.load_s,
+        )
+
+    def doubted(self) -> list[Seen]:
+        """What steps may take in truth, where a gain is least: a further sample in a step, moves and loads take longer,
+        and the others longer or less long."""
+        more, less = 1 + WRONG, 1 - WRONG
+        return [
+            replace(
+                self,
+                fixed_s=fixed * self.fixed_s,
+                each_s=more * self.each_s,
+                score_s=score * self.score_s,
+                move_s=more * self.move_s,
+                load_s=more * self.load_s,
+            )
+            for fixed, score in product((less, more), repeat=2)
+        ]
 
 
 @dataclass(frozen=True)
@@ -71,8 +115,8 @@ class Choice:
     why: str = ""
 
 
-def choose(seen: Seen | None, lengths: Sequence[int], batch: int, instances: int, max_batch: int, seed: int) -> Choice:
-    """What to do in a rollout of `batch` samples.
+def choose(seen: Seen | None, lengths: Sequence[int], size: RolloutSize, seed: int) -> Choice:
+    """What to do in a rollout.
 
     Args:
         lengths: of responses of the last steps.
@@ -80,44 +124,96 @@ def choose(seen: Seen | None, lengths: Sequence[int], batch: int, instances: int
     """
     if seen is None or not lengths:
         return Choice(0, why="no step was measured yet")
-    if instances < 2 or seen.score_s <= 0:
+    if size.instances < 2 or seen.score_s <= 0:
         return Choice(0, why="nothing could be scored meanwhile")
-    tried = range(0, batch // 2 + 1, max(1, batch // 2 // THRESHOLDS))
-    found = tune(seen.rollout(instances, max_batch), lengths, batch, draws=DRAWS, seed=seed, thresholds=tried)
-    gain = found.serial_s - found.total_s
+    most = size.samples
+    tried = range(0, most // 2 + 1, max(1, most // 2 // THRESHOLDS))
+    tuned = tune(seen.rollout(size), lengths, most, draws=DRAWS, seed=seed, thresholds=tried)
+    gain = tuned.serial_s - tuned.total_s
     if gain < seen.needed_s:
         return Choice(0, gain, seen.needed_s, "it would gain too little")
-    return Choice(found.threshold, gain, seen.needed_s)
+    return Choice(tuned.threshold, gain, seen.needed_s)
 
 
-def gain_s(
-    seen: Seen, lengths: Sequence[int], running: Sequence[int], steps_done: int, waiting_s: float, max_batch: int
-) -> float:
+@dataclass(frozen=True)
+class Remaining:
+    """What of a rollout is left.
+
+    unfinished: of each instance: the number of the part with which each unfinished sample is scored
+    steps_done: of generation, about
+    waiting_s:  instance seconds of scoring that wait
+    """
+
+    unfinished: Sequence[Sequence[int]]
+    steps_done: int
+    waiting_s: float
+
+
+def pays(seen: Seen, lengths: Sequence[int], left: Remaining, size: RolloutSize) -> bool:
+    """Whether gathering now gains what it must, and loses nothing where what was measured is wrong by a fifth."""
+    if gain_s(seen, lengths, left, size) < seen.needed_s:
+        return False
+    for one in seen.doubted():
+        waiting_s = left.waiting_s * one.score_s / seen.score_s
+        if gain_s(one, lengths, replace(left, waiting_s=waiting_s), size) < 0:
+            return False
+    return True
+
+
+def gain_s(seen: Seen, lengths: Sequence[int], left: Remaining, size: RolloutSize) -> float:
     """Seconds that gathering now would gain.
 
     Args:
-        lengths: of responses of the last steps: those that are longer than `steps_done` say what is left.
-        running: unfinished samples of each instance.
-        waiting_s: instance seconds of scoring that wait.
+        lengths: of responses of the last steps: those that are longer than what is done say what is left.
     """
-    left = sorted(length - steps_done for length in lengths if length > steps_done)
-    count = sum(running)
-    if not left or count == 0:
-        return 0.0
-    quantiles = [left[(2 * i + 1) * len(left) // (2 * count)] for i in range(count)]
-    rows: list[list[int]] = [[] for _ in running]
-    open_places = [place for place, number in enumerate(running) for _ in range(number)]
-    # By turns, so that no instance has all of the long ones.
-    order = sorted(range(count), key=lambda k: (open_places[:k].count(open_places[k]), open_places[k]))
-    for quantile, k in zip(quantiles, order, strict=True):
-        rows[open_places[k]].append(quantile)
-    kept = max(1, ceil(count / max_batch))
+    rows = _expected(lengths, left)
+    count = sum(map(len, rows))
+    kept = max(1, ceil(count / size.max_batch))
     if kept >= sum(1 for row in rows if row):
         return 0.0
-    rollout = seen.rollout(len(running), max_batch)
-    stay = drained(rollout, [finish_times(row, seen.decode_s) for row in rows], 0.0, waiting_s)
-    loads = [finish_times(load, seen.decode_s, seen.move_s) for load in merged(rows, kept)]
-    return stay - drained(rollout, loads, 0.0, waiting_s)
+    rollout = seen.rollout(size)
+    sizes = Counter({one.part: size.together for row in rows for one in row})
+
+    def end_s(loads: Sequence[Sequence[Left]], stand_still_s: float, free_s: float) -> float:
+        ends = [finish_times([one.steps for one in load], seen.decode_s, stand_still_s) for load in loads]
+        coming = comings(rollout, ends, [[one.part for one in load] for load in loads], sizes)
+        return drained(rollout, ends, coming, Waiting(0.0, left.waiting_s, free_s))
+
+    return end_s(rows, 0.0, 0.0) - end_s(merged(rows, kept), seen.move_s, seen.move_s + seen.load_s)
+
+
+def _expected(lengths: Sequence[int], left: Remaining) -> list[list[Left]]:
+    """What is left of each unfinished sample: quantiles of what is left of those that were longer, dealt by turns to
+    instances, and in each to its parts, so that none has all of the long ones. Nothing, if none was longer."""
+    steps = sorted(length - left.steps_done for length in lengths if length > left.steps_done)
+    count = sum(map(len, left.unfinished))
+    rows: list[list[Left]] = [[] for _ in left.unfinished]
+    if not steps:
+        return rows
+    turns = [list(_by_turns(row)) for row in left.unfinished]
+    order = [(k, place) for place, row in enumerate(turns) for k in range(len(row))]
+    for i, (k, place) in enumerate(sorted(order)):
+        rows[place].append(Left(steps[(2 * i + 1) * len(steps) // (2 * count)], turns[place][k]))
+    return rows
+
+
+def _by_turns(parts: Sequence[int]) -> Iterable[int]:
+    """The same numbers, the first of each before the second of any."""
+    met: Counter[int] = Counter()
+    order: list[tuple[int, int]] = []
+    for part in parts:
+        order.append((met[part], part))
+        met[part] += 1
+    return (part for _, part in sorted(order, key=lambda one: one[0]))
+
+
+def decode_line(steps: Iterable[tuple[int, float]]) -> tuple[float, float]:
+    """(seconds of a decode step, more for each sample in it), from (samples, seconds) of steps, one at least: the line
+    through the medians of steps with as many samples, so that a few that were held up do not count."""
+    by_count: defaultdict[int, list[float]] = defaultdict(list)
+    for count, seconds in steps:
+        by_count[count].append(seconds)
+    return line_through([(count, median(seconds)) for count, seconds in by_count.items() for _ in seconds])
 
 
 def line_through(points: Sequence[tuple[int, float]]) -> tuple[float, float]:

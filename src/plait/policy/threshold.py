@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import random
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil
+from typing import NamedTuple
 
 StepTime = Callable[[int], float]
 """Seconds of one decode step of an instance with so many samples."""
@@ -27,6 +29,9 @@ class Rollout:
     migration_s:   seconds during which the samples that move stand still
     frees:         an instance whose samples have all ended scores, whether others move or not; else all score after the
                    last sample, but for instances that a migration frees
+    together:      samples of an instance, one behind the other, that are scored at once (a part), when the last of them
+                   has ended; where `frees`
+    load_s:        from when an instance is free until it scores: weights come back
     """
 
     num_instances: int
@@ -35,6 +40,19 @@ class Rollout:
     max_batch: int
     migration_s: float = 0.0
     frees: bool = False
+    together: int = 1
+    load_s: float = 0.0
+
+    def parts(self, counts: Sequence[int]) -> list[list[Hashable]]:
+        """The part of each sample of each instance that has so many."""
+        return [[(place, k // self.together) for k in range(count)] for place, count in enumerate(counts)]
+
+
+class Left(NamedTuple):
+    """An unfinished sample: decode steps that it still needs, and the part that it is scored with."""
+
+    steps: int
+    part: Hashable
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,58 +109,116 @@ def outcome(rollout: Rollout, steps: Sequence[Sequence[int]], threshold: int) ->
     steps: decode steps of each sample of each instance
     """
     ends = [finish_times(row, rollout.step_s) for row in steps]
+    parts = rollout.parts([len(row) for row in steps])
+    sizes = Counter(part for row in parts for part in row)
     all_ends = sorted(end for row in ends for end in row)
     count = len(all_ends)
     serial_s = (all_ends[-1] if all_ends else 0.0) + count * rollout.score_s / rollout.num_instances
     generation_s = all_ends[-1] if all_ends else 0.0
     as_they_are = sum(generation_s - max(row, default=0.0) for row in ends)
+    coming = comings(rollout, ends, parts, sizes)
     if rollout.frees:
-        serial_s = drained(rollout, ends, 0.0, 0.0)
+        serial_s = drained(rollout, ends, coming, Waiting())
     stays = Outcome(serial_s, generation_s, rollout.num_instances, None, as_they_are)
     if threshold <= 0 or count == 0:
         return stays
     now = 0.0 if threshold >= count else all_ends[count - threshold - 1]
-    left = []
-    for row, row_ends in zip(steps, ends, strict=True):
+    left: list[list[Left]] = []
+    for row, row_ends, row_parts in zip(steps, ends, parts, strict=True):
         done = _steps_by(now, row, rollout.step_s) if any(end > now for end in row_ends) else 0
-        left.append([s - done for s, end in zip(row, row_ends, strict=True) if end > now])
+        left.append([Left(s - done, p) for s, end, p in zip(row, row_ends, row_parts, strict=True) if end > now])
     unfinished = sum(map(len, left))
     kept = max(1, ceil(unfinished / rollout.max_batch))
     if unfinished == 0 or kept >= rollout.num_instances:
         return stays
-    loads = [finish_times(load, rollout.step_s, now + rollout.migration_s) for load in merged(left, kept)]
-    tail = sorted(end for load in loads for end in load)
+    moved_s = now + rollout.migration_s
+    loads = merged(left, kept)
+    later = [finish_times([one.steps for one in load], rollout.step_s, moved_s) for load in loads]
+    tail = sorted(end for row in later for end in row)
     freed = sorted(min(now, max(row, default=0.0)) for row in ends)[: rollout.num_instances - kept]
-    free_s = sum(tail[-1] - one for one in freed) + sum(tail[-1] - max(load, default=now) for load in loads)
+    free_s = sum(tail[-1] - one for one in freed) + sum(tail[-1] - max(row, default=now) for row in later)
     if rollout.frees:
-        before = drained(rollout, ends, 0.0, 0.0, until_s=now)
-        total_s = drained(rollout, loads, now, before)
+        waiting_s = waits_at(rollout, ends, coming, now)
+        coming = comings(rollout, later, [[one.part for one in load] for load in loads], sizes)
+        total_s = drained(rollout, later, coming, Waiting(now, waiting_s, moved_s + rollout.load_s))
     else:
         total_s = _drain(rollout, kept, now, (count - unfinished) * rollout.score_s, tail)
     return Outcome(total_s, tail[-1], kept, now, free_s)
 
 
-def drained(
-    rollout: Rollout, ends: Sequence[Sequence[float]], now: float, work_s: float, *, until_s: float | None = None
-) -> float:
+Coming = Sequence[tuple[float, float]]
+"""When scoring can begin with something more, and the device seconds that it takes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """now_s, work_s: device seconds of scoring that wait now; free_s: from when on instances without samples score,
+    where that is later"""
+
+    now_s: float = 0.0
+    work_s: float = 0.0
+    free_s: float = 0.0
+
+
+def comings(
+    rollout: Rollout,
+    ends: Iterable[Sequence[float]],
+    parts: Iterable[Sequence[Hashable]],
+    sizes: Mapping[Hashable, int],
+) -> list[tuple[float, float]]:
+    """Parts as they can be scored: each as its last sample ends.
+
+    Args:
+        ends, parts: of each sample of each instance.
+        sizes: samples of each part, with those that have ended before.
+    """
+    last: dict[Hashable, float] = {}
+    for row, labels in zip(ends, parts, strict=True):
+        for end, part in zip(row, labels, strict=True):
+            last[part] = max(end, last.get(part, end))
+    return [(end, sizes[part] * rollout.score_s) for part, end in last.items()]
+
+
+def drained(rollout: Rollout, ends: Iterable[Sequence[float]], coming: Coming, waiting: Waiting) -> float:
     """When all samples are scored, as a fluid, where instances score as soon as they have none left to generate.
 
     Args:
-        ends: when each sample of each instance that generates ends; instances that are not among them score from `now`.
-        work_s: device seconds of scoring that wait at `now`.
-        until_s: return the device seconds that wait then.
+        ends: when each sample of each instance that generates ends; instances that are not among them score already.
+        coming: what can be scored from when on.
+        waiting: what waits before.
     """
     rows = [row for row in ends if row]
-    speed = rollout.num_instances - len(rows)
-    changes = sorted([(end, 0) for row in rows for end in row] + [(max(row), 1) for row in rows])
-    for end, freed in changes:
-        if until_s is not None and end > until_s:
+    done_s, work_s = waiting.now_s, waiting.work_s
+    now, speed = waiting.now_s, 0
+    for at, more, freed in _changes(rollout, rows, coming, waiting):
+        if work_s > 0 and speed > 0:
+            done_s = min(at, now + work_s / speed)
+            work_s = max(0.0, work_s - (at - now) * speed)
+        now, work_s, speed = at, work_s + more, speed + freed
+    if work_s > 0:
+        return now + work_s / rollout.num_instances
+    return max([done_s, *(max(row) for row in rows)])
+
+
+def waits_at(rollout: Rollout, ends: Iterable[Sequence[float]], coming: Coming, now_s: float) -> float:
+    """Device seconds of scoring that wait at a time of `drained`, from the beginning on."""
+    work_s, now, speed = 0.0, 0.0, 0
+    for at, more, freed in _changes(rollout, [row for row in ends if row], coming, Waiting()):
+        if at > now_s:
             break
-        work_s = max(0.0, work_s - (end - now) * speed) + (0.0 if freed else rollout.score_s)
-        speed, now = speed + freed, end
-    if until_s is not None:
-        return max(0.0, work_s - (until_s - now) * speed)
-    return now + work_s / rollout.num_instances
+        work_s = max(0.0, work_s - (at - now) * speed) + more
+        now, speed = at, speed + freed
+    return max(0.0, work_s - (now_s - now) * speed)
+
+
+def _changes(
+    rollout: Rollout, rows: Sequence[Sequence[float]], coming: Coming, waiting: Waiting
+) -> list[tuple[float, float, int]]:
+    """(when, device seconds that can be scored from then on, instances that score from then on), in order of time."""
+    free = (max(waiting.now_s, waiting.free_s), 0.0, rollout.num_instances - len(rows))
+    return sorted(
+        [free, *((at, more, 0) for at, more in coming), *((max(row) + rollout.load_s, 0.0, 1) for row in rows)]
+    )
 
 
 def tune(
@@ -190,12 +266,12 @@ def _steps_by(now: float, steps: Sequence[int], step_s: StepTime) -> int:
     return done
 
 
-def merged(left: Sequence[Sequence[int]], kept: int) -> list[list[int]]:
+def merged(left: Sequence[Sequence[Left]], kept: int) -> list[list[Left]]:
     """The loads of the kept instances after migration: the fullest keep theirs, the others' longest go first."""
-    ranked = sorted(left, key=lambda row: (-len(row), -sum(row)))
+    ranked = sorted(left, key=lambda row: (-len(row), -sum(one.steps for one in row)))
     loads = [list(row) for row in ranked[:kept]]
-    for steps in sorted((s for row in ranked[kept:] for s in row), reverse=True):
-        min(loads, key=len).append(steps)
+    for one in sorted((one for row in ranked[kept:] for one in row), key=lambda one: -one.steps):
+        min(loads, key=len).append(one)
     return loads
 
 

@@ -18,7 +18,7 @@ from plait.runtime.rewarding import RewardCalls
 from plait.runtime.roles import ModelRole, RewardRole, RoleRuntime
 from plait.runtime.rollout import Draw, Rollout
 from plait.runtime.step import StepState
-from plait.runtime.streams import PARTS_OF_AN_INSTANCE, Spread, in_parts, where_free
+from plait.runtime.streams import Spread, in_parts, where_free
 from plait.schedule.dispatch import Task
 from plait.schedule.joint_training import fused_calls
 from plait.schedule.needs import may_stream
@@ -124,8 +124,7 @@ class Calls:
         trainer, limit = self.trainer(node), self._max_response_tokens
         if trainer is not None and self.scores_where_free(node):
             rollout, instances = state.growing[node.rows], trainer.scoring_instances
-            share = -(-rollout.expected_tokens(limit) // (PARTS_OF_AN_INSTANCE * len(instances)))
-            parts = rollout.parts(limit, min(share, trainer.tokens_of_a_part))
+            parts = rollout.parts(limit, min(rollout.share(limit, len(instances)), trainer.tokens_of_a_part))
             return partial(where_free, parts, instances, task)
         parts = [lambda: state.born[node.rows]]
         if trainer is not None and self.streams(node):

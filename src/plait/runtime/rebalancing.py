@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from plait.engines import GenerationEngine, InstanceMoves
-from plait.policy.fusion_gate import line_through
+from plait.policy.fusion_gate import decode_line
 from plait.policy.migration import AT_ONCE, HowToMove, MoveTimes
 from plait.policy.rebalance import Growing, InstanceWork, MoveCost, rebalance
 from plait.policy.step import Key
@@ -107,7 +107,7 @@ class Rebalancer:
         self._lengths.append(tuple(lengths))
         steps = [(span.tokens, span.duration_s) for span in timeline.spans if span.kind == "DECODE" and span.tokens]
         if steps:
-            fixed_s, each_s = line_through(steps)
+            fixed_s, each_s = decode_line(steps)
             move_s = STEPS_OF_A_MOVE * (fixed_s + each_s) if self._move_s is None else self._move_s
             self.curve = Curve(fixed_s, each_s, move_s)
 

@@ -21,6 +21,7 @@ from plait.errors import RunError
 from plait.generation.request import Request
 from plait.kernels.noise import NoiseKey
 from plait.observe.progress import Progress
+from plait.policy.fusion_gate import RolloutSize
 from plait.recipes.recipe import Recipe
 from plait.runtime.drawn import DrawnBatch
 from plait.runtime.moments import Moments
@@ -29,7 +30,7 @@ from plait.runtime.rewarding import RewardCalls
 from plait.runtime.running_on import Asked, Beside, RunningOn
 from plait.runtime.step import StepState
 from plait.runtime.streams import PartialRollout
-from plait.runtime.tail import FusionGate, Judge, Tail
+from plait.runtime.tail import Batch, FusionGate, Judge, Tail
 from plait.schedule.dispatch import Task
 from plait.schedule.work import MOVED_ON, Work
 from plait.user_code import CALL_LIMIT_S, UserCode, is_users, title_of
@@ -175,9 +176,9 @@ class Rollout:
             state.growing[node.id] = growing
         tail = None
         if fused is not None:
-            batch = {(prompt.uid, index): len(prompt.token_ids) for prompt in prompts for index in range(count)}
             assert engine.moves is not None, f"{node.call}: nothing can be gathered"
-            tail = Tail(fused, engine, engine.moves, self._recipe, batch, self._judge(node, engine, state, count))
+            batch = self._batch(growing, engine)
+            tail = Tail(fused, engine, engine.moves, self._recipe, batch, self._judge(node, engine, state, batch))
         balance = self._balance(node, engine, state, prompts)
         while engine.has_work:
             done, finished = engine.advance(node.call) if engine.ready else (None, [])
@@ -200,12 +201,22 @@ class Rollout:
             state.count("perf/samples_moved", sum(counts))
         return list(growing.groups.values())
 
-    def _judge(self, node: Node, engine: GenerationEngine, state: StepState, count: int) -> Judge | None:
+    def _batch(self, growing: PartialRollout, engine: GenerationEngine) -> Batch:
+        """What is generated, and what of it is scored together by models with as many copies as there are instances."""
+        limit, copies = self._recipe.sampling.max_response_tokens, engine.traits.num_instances
+        most = min(growing.share(limit, copies), copies * self._recipe.micro_batch_tokens)
+        samples = range(growing.count)
+        prompts = {(prompt.uid, index): len(prompt.token_ids) for prompt in growing.prompts for index in samples}
+        return Batch(prompts, growing.numbers(limit, most))
+
+    def _judge(self, node: Node, engine: GenerationEngine, state: StepState, batch: Batch) -> Judge | None:
         """Who judges this rollout; None: the recipe says when samples are gathered."""
         if self._recipe.fusion != "auto" or self.gate is None:
             return None
-        most = self._recipe.sampling.max_running
-        return self.gate.judge(state.step, node.call, count * len(state.prompts), engine.traits.num_instances, most)
+        most, samples = self._recipe.sampling.max_running, len(batch.prompts)
+        together = -(-samples // len({*batch.parts.values()}))
+        size = RolloutSize(samples, engine.traits.num_instances, most, together)
+        return self.gate.judge(state.step, node.call, size)
 
     def _balance(
         self, node: Node, engine: GenerationEngine, state: StepState, prompts: Sequence[Prompt]

@@ -6,7 +6,7 @@ computed together, and a rounding must not depend on the clock.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from plait.data.records import Prompt, Sample
@@ -85,16 +85,26 @@ class PartialRollout:
     def parts(self, max_response_tokens: int, tokens_of_a_part: int) -> list[Part]:
         """Whole groups in the order of the prompts: as many in a part as would have at most `tokens_of_a_part` if all
         responses were as long as they may be, or one."""
-        parts: list[list[int]] = []
-        tokens = 0
+        parts: defaultdict[int, list[int]] = defaultdict(list)
+        for uid, number in self.numbers(max_response_tokens, tokens_of_a_part).items():
+            parts[number].append(uid)
+        return [lambda uids=uids: self.rows_of(uids) for uids in parts.values()]
+
+    def numbers(self, max_response_tokens: int, tokens_of_a_part: int) -> dict[int, int]:
+        """Uid of a prompt → the number of the part of `parts` that its group is in."""
+        numbers: dict[int, int] = {}
+        number = tokens = 0
         for prompt in self.prompts:
             expected = len(prompt.token_ids) + self.count * max_response_tokens
-            if not parts or tokens + expected > tokens_of_a_part:
-                parts.append([])
-                tokens = 0
-            parts[-1].append(prompt.uid)
+            if numbers and tokens + expected > tokens_of_a_part:
+                number, tokens = number + 1, 0
+            numbers[prompt.uid] = number
             tokens += expected
-        return [lambda uids=uids: self.rows_of(uids) for uids in parts]
+        return numbers
+
+    def share(self, max_response_tokens: int, copies: int) -> int:
+        """Tokens of a part, where each of so many copies of a model is to have some."""
+        return -(-self.expected_tokens(max_response_tokens) // (PARTS_OF_AN_INSTANCE * copies))
 
 
 def in_parts(parts: Sequence[Part], call: Call, name: str) -> Work[list[Scored]]:
@@ -127,7 +137,8 @@ def where_free(
 
     Which copy scores a part, and when, is the clock's to say; what is scored together is not. Copies without the leader
     are told of a part more than they are at, while there is one for each copy: the leader may be in the middle of an
-    action when they have ended the first.
+    action when they have ended the first. For the same reason they are let go when all parts are given out, not when
+    they have ended theirs: they can be told of another call's part behind it.
 
     Args:
         instances: the ranks of each.
@@ -148,6 +159,8 @@ def where_free(
                     going[place].append((number, rows, call(rows, f"{name}/p{number}", place)))
                     yield next(going[place][-1][2]) or MOVED_ON
                     moved = True
+        if not waiting:
+            task.share([rank for ranks in instances if LEADER not in ranks for rank in ranks])
         for place, given in enumerate(going):
             if not given:
                 continue

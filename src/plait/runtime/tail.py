@@ -7,20 +7,21 @@ kept in the run's folder, and a run that is resumed decides the same again.
 from __future__ import annotations
 
 import time
-from collections import deque
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from plait.engines import GenerationEngine, InstanceMoves
-from plait.policy.fusion_gate import Choice, Seen, choose, gain_s, line_through
+from plait.policy.fusion_gate import Choice, Remaining, RolloutSize, Seen, choose, decode_line, pays
 from plait.policy.migration import AT_ONCE, HowToMove, MoveTimes
 from plait.policy.step import Key
 from plait.recipes.recipe import Recipe
 from plait.runtime.decisions import Decisions
 from plait.schedule.dispatch import Task
-from plait.schedule.timeline import Timeline
+from plait.schedule.timeline import Span, Timeline
 from plait.schedule.work import COMPUTE
 
 LENGTHS_OF_STEPS = 4
@@ -36,10 +37,17 @@ class FusionGate:
         path: the file of its decisions; what is there was decided before, by the run that is resumed.
         lengths: of responses of its last steps.
         times: what moves take; None: they go at once.
+        clock: seconds.
     """
 
-    def __init__(self, path: Path, lengths: Sequence[Sequence[int]] = (), times: MoveTimes | None = None) -> None:
-        self._decisions, self.times = Decisions(path), times
+    def __init__(
+        self,
+        path: Path,
+        lengths: Sequence[Sequence[int]] = (),
+        times: MoveTimes | None = None,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self._decisions, self.times, self.clock = Decisions(path), times, clock
         self._lengths: deque[tuple[int, ...]] = deque(map(tuple, lengths), maxlen=LENGTHS_OF_STEPS)
         self._seen: Seen | None = None
         self._move_s: float | None = None
@@ -47,15 +55,15 @@ class FusionGate:
             self._seen = Seen(**row["seen"]) if row["seen"] else self._seen
             self._move_s = row["move_s"] or self._move_s
 
-    def judge(self, step: int, call: str, batch: int, instances: int, max_batch: int) -> Judge:
-        """What decides in a rollout of `batch` samples; `step` counts from 0."""
+    def judge(self, step: int, call: str, size: RolloutSize) -> Judge:
+        """What decides in a rollout; `step` counts from 0."""
         before = self._decisions.of((step + 1, call))
         lengths = tuple(length for one in self._lengths for length in one)
         if before is not None:
             choice = Choice(before["moved_at"], before["gain_s"], before["needed_s"], before["why"])
         else:
-            choice = choose(self._seen, lengths, batch, instances, max_batch, seed=step)
-        return Judge(self, (step + 1, call), choice, self._seen, lengths, before)
+            choice = choose(self._seen, lengths, size, seed=step)
+        return Judge(self, (step + 1, call), choice, _Known(self._seen, lengths, size), before)
 
     def learn(self, timeline: Timeline, lengths: Sequence[int], instances: int) -> None:
         """After a step.
@@ -68,23 +76,31 @@ class FusionGate:
         self._lengths.append(tuple(lengths))
         steps = [(span.tokens, span.duration_s) for span in timeline.spans if span.kind == "DECODE" and span.tokens]
         ranks = {span.rank for span in timeline.spans if span.kind == "DECODE"}
-        scored = sum(
-            span.duration_s
-            for span in timeline.spans
-            if span.kind == "SCORE" and span.rank in ranks and span.lane == COMPUTE
-        )
         if not steps or not lengths:
             return
-        fixed_s, each_s = line_through(steps)
+        here = [span for span in timeline.spans if span.rank in ranks]
+        scores = [span for span in here if span.kind == "SCORE" and span.lane == COMPUTE]
+        roles = {span.role for span in scores}
+        loaded_s = sum(span.duration_s for span in here if span.kind == "ONLOAD" and span.role in roles)
+        fixed_s, each_s = decode_line(steps)
         wide = max(1, len(ranks) // max(1, instances))
         move_s = STEPS_OF_A_MOVE * (fixed_s + each_s) if self._move_s is None else self._move_s
-        score_s = scored / len(lengths) / wide
-        self._seen = Seen(fixed_s, each_s, score_s, move_s, timeline.makespan_s)
+        score_s = _scored_s(scores) / len(lengths) / wide
+        self._seen = Seen(fixed_s, each_s, score_s, move_s, timeline.makespan_s, loaded_s / len(ranks))
 
     def keep(self, key: tuple[int, str], row: dict[str, Any], move_s: float | None) -> None:
         """A rollout has ended, and what was decided in it is written."""
         self._move_s = move_s or self._move_s
         self._decisions.keep(key, row)
+
+
+@dataclass(frozen=True)
+class _Known:
+    """seen: what the last steps took; None: there were none. lengths: of their responses"""
+
+    seen: Seen | None
+    lengths: Sequence[int]
+    size: RolloutSize
 
 
 class Judge:
@@ -95,31 +111,26 @@ class Judge:
         gate: FusionGate,
         key: tuple[int, str],
         choice: Choice,
-        seen: Seen | None,
-        lengths: Sequence[int],
+        known: _Known,
         before: Mapping[str, Any] | None,
     ) -> None:
-        self._gate, self._key, self._choice, self._seen, self._lengths = gate, key, choice, seen, lengths
+        self._gate, self._key, self._choice, self._known, self._seen = gate, key, choice, known, known.seen
         self._before = before
         """What a run before this one decided in it; None: none did."""
+        self.clock = gate.clock
         self._moved_at = 0
         self._how = AT_ONCE
 
-    def gathers(self, running: Sequence[int], steps_done: int, waiting_s: float, max_batch: int) -> bool:
-        """
-        Args:
-            running: unfinished samples of each instance.
-            steps_done: of generation, about.
-            waiting_s: instance seconds for which others have been free already.
-        """
-        left = sum(running)
-        if not 0 < left <= self._choice.threshold:
+    def gathers(self, left: Remaining) -> bool:
+        """Whether what is left is gathered now."""
+        count = sum(map(len, left.unfinished))
+        if not 0 < count <= self._choice.threshold:
             return False
         if self._before is None:
             assert self._seen is not None, "a threshold of nothing"
-            if gain_s(self._seen, self._lengths, running, steps_done, waiting_s, max_batch) < self._seen.needed_s:
+            if not pays(self._seen, self._known.lengths, left, self._known.size):
                 return False
-        self._moved_at = left
+        self._moved_at = count
         return True
 
     def score_s(self) -> float:
@@ -152,12 +163,20 @@ class Judge:
         self._gate.keep(self._key, row, move_s if num_moved else None)
 
 
+@dataclass(frozen=True)
+class Batch:
+    """The samples of a rollout. prompts: sample → tokens of its prompt; parts: uid of a prompt → the number of the part
+    that its samples are scored with"""
+
+    prompts: Mapping[Key, int]
+    parts: Mapping[int, int]
+
+
 class Tail:
     """
     Args:
         task: of the rollout, which keeps the ranks busy that still generate.
         moves: of the engine.
-        batch: samples of the rollout → tokens of their prompts.
         judge: says when samples are gathered, and how; None: the recipe's share says when, and they go at once.
     """
 
@@ -167,49 +186,67 @@ class Tail:
         engine: GenerationEngine,
         moves: InstanceMoves,
         recipe: Recipe,
-        batch: Mapping[Key, int],
+        batch: Batch,
         judge: Judge | None,
     ) -> None:
         self._task, self._batch = task, batch
         self._engine, self._moves = engine, moves
         self._judge = judge
-        self._most = int(recipe.fusion * len(batch)) if isinstance(recipe.fusion, float) else 0
+        self._most = int(recipe.fusion * len(batch.prompts)) if isinstance(recipe.fusion, float) else 0
         self._max_batch = recipe.sampling.max_running
-        self._count = self._unfinished = len(batch)
+        self._unfinished = len(batch.prompts)
+        self._sizes = Counter(batch.parts[uid] for uid, _ in batch.prompts)
+        """Samples of each part that nobody can have scored yet."""
         self._steps = 0.0
-        self._free_s = 0.0
-        """Seconds that instances without samples have had, all together."""
-        self._looked_at_s = time.perf_counter()
+        self._waiting_s = 0.0
+        """Instance seconds of scoring that could be done, were instances free."""
+        self._looked_at_s = 0.0 if judge is None else judge.clock()
         self.num_moved = 0
 
     def look(self, finished: int) -> None:
         """After a step of the engine that has finished so many samples."""
         self._unfinished -= finished
-        now = time.perf_counter()
         running = self._engine.running
-        if self._judge is not None and running:
+        if self._judge is not None:
+            now = self._judge.clock()
             self._steps += self._judge.steps_in(now - self._looked_at_s, running)
-        self._free_s += (now - self._looked_at_s) * sum(1 for one in running if one == 0)
-        self._looked_at_s = now
-        if finished and not self.num_moved and self._gathers(running):
+            free = sum(1 for one in running if one == 0)
+            self._waiting_s = max(0.0, self._waiting_s - (now - self._looked_at_s) * free)
+            self._looked_at_s = now
+        if finished and not self.num_moved and self._gathers():
             self._gather()
         self._task.release(self._task.mesh - self._engine.at_work)
 
-    def _gathers(self, running: Sequence[int]) -> bool:
+    def _gathers(self) -> bool:
         if self._judge is None:
             return 0 < self._unfinished <= self._most
-        waiting = (self._count - self._unfinished) * self._judge.score_s() - self._free_s
-        return self._judge.gathers(running, int(self._steps), max(0.0, waiting), self._max_batch)
+        unfinished = [[self._batch.parts[uid] for uid, _ in keys] for keys in self._moves.unfinished]
+        for part in self._sizes.keys() - {part for parts in unfinished for part in parts}:
+            self._waiting_s += self._sizes.pop(part) * self._judge.score_s()
+        return self._judge.gathers(Remaining(unfinished, int(self._steps), self._waiting_s))
 
     def _gather(self) -> None:
         pairs = self._moves.gathering(self._max_batch)
         keys = [key for moved in pairs.values() for key in moved]
         how = AT_ONCE
         if keys and self._judge is not None:
-            how = self._judge.how({key: self._batch[key] + int(self._steps) for key in keys})
+            how = self._judge.how({key: self._batch.prompts[key] + int(self._steps) for key in keys})
         self.num_moved = self._moves.move(pairs, how) if pairs else 0
 
     def end(self) -> None:
         """All samples have ended."""
         if self._judge is not None:
             self._judge.end(self.num_moved, self._moves.moved_s)
+
+
+def _scored_s(spans: Sequence[Span]) -> float:
+    """Seconds of all these scores, had each model taken as long for a token as in the middle one of its own: some are
+    held up, and the first of a run takes longer."""
+    of_call: defaultdict[str, list[Span]] = defaultdict(list)
+    for span in spans:
+        of_call[span.action.split("/", 1)[0]].append(span)
+    total_s = 0.0
+    for scores in of_call.values():
+        rates = [span.duration_s / span.tokens for span in scores if span.tokens]
+        total_s += median(rates) * sum(span.tokens for span in scores) if rates else 0.0
+    return total_s

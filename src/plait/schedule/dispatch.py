@@ -44,7 +44,13 @@ class Task:
 
     def release(self, ranks: Collection[int] | None = None) -> None:
         """These ranks (all of them) have nothing left to do for it."""
-        self.mesh = frozenset() if ranks is None else self.mesh - frozenset(ranks)
+        gone = self.mesh | self.shares if ranks is None else frozenset(ranks)
+        self.mesh, self.shares = self.mesh - gone, self.shares - gone
+
+    def share(self, ranks: Collection[int]) -> None:
+        """They go on computing for it, but no longer keep others from them."""
+        kept = self.mesh & frozenset(ranks)
+        self.mesh, self.shares = self.mesh - kept, self.shares | kept
 
 
 class Program(Protocol):

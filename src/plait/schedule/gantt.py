@@ -5,11 +5,28 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from html import escape
+from itertools import groupby
 
+from plait.schedule.idle import Wait, waits
 from plait.schedule.timeline import Span, Timeline
+from plait.schedule.work import COMPUTE
 
-_COLOURS = (("#4c78a8", "#9ecae9"), ("#e45756", "#ff9d98"), ("#54a24b", "#b7e2a9"), ("#b279a2", "#e0bfd8"))
+_COLOURS = (
+    ("#4c78a8", "#9ecae9"),
+    ("#e45756", "#ff9d98"),
+    ("#54a24b", "#b7e2a9"),
+    ("#b279a2", "#e0bfd8"),
+    ("#f58518", "#ffbf79"),
+    ("#439894", "#83bcb6"),
+    ("#b79a20", "#f2cf5b"),
+    ("#79706e", "#bab0ac"),
+)
 _INDEX = re.compile(r"(\d+)(?:\.\d+)?$")
+_PART = re.compile(r"/p(\d+)(?:/mb(\d+))?$")
+_LEAST_WAIT = 4.0
+"""Width of a wait that is drawn."""
+_LETTER = 5.6
+"""Width of one, about."""
 
 
 def ascii_gantt(timeline: Timeline, width: int = 100) -> str:
@@ -43,7 +60,9 @@ def ascii_gantt(timeline: Timeline, width: int = 100) -> str:
 def svg_gantt(timeline: Timeline, title: str = "", width: int = 1200, row_height: int = 26) -> str:
     """The timeline as an SVG picture: a row per lane, a box per action with its micro-batch where it fits.
 
-    The first model is blue, the second red; forwards are light, backwards dark; grey ground is idle.
+    Of pipelines the first model is blue, the second red; forwards are light, backwards dark. What else ranks do has a
+    colour for each call, and parts of a call their numbers (`3`, or `3.1` for the second micro-batch of one). Grey
+    ground is idle. Where it was measured, a dashed box is a rank that waits, with what for (`schedule.idle`).
     """
     return svg_gantts([(title, timeline)], width, row_height)
 
@@ -52,23 +71,30 @@ def svg_gantts(panels: Sequence[tuple[str, Timeline]], width: int = 1200, row_he
     """Timelines with their titles, one above the other on one scale; see `svg_gantt`."""
     spans = [span for _, timeline in panels for span in timeline.spans]
     end = max((span.end_s for span in spans), default=0.0) or 1.0
-    roles = list(dict.fromkeys(span.role for span in spans))
+    named = list(dict.fromkeys(_named(span) for span in spans))
     left = 72
     scale = (width - left - 12) / end
     drawn: list[str] = []
+    waiting = False
     y = 0
     for title, timeline in panels:
         y += 34 if title else 12
         own = max((span.end_s for span in timeline.spans), default=0.0) or 1.0
         if title:
             drawn.append(f'<text x="{left}" y="{y - 14}" font-size="14" fill="#222">{escape(title)}</text>')
+        idle = waits(timeline, _LEAST_WAIT / scale) if timeline.source == "measured" else []
+        waiting |= bool(idle)
         for name, row in _rows(timeline):
-            drawn += _row(name, row, roles, (left, y), (own * scale, scale, row_height))
+            drawn += _row(name, row, named, (left, y), (own * scale, scale, row_height))
+            if row[0].lane == COMPUTE:
+                mine = [one for one in idle if one.rank == row[0].rank]
+                drawn += [part for one in mine for part in _wait(one, (left, y), scale, row_height)]
             y += row_height
         drawn.append(_axis(end, own, left, y, scale))
         y += 22
-    drawn.append(_legend(spans, roles, left, y + 16))
-    height = y + 30
+    lines, last = _legend(spans, named, left, y + 16, width - 12, waiting=waiting)
+    drawn += lines
+    height = int(last) + 14
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" viewBox="0 0 {width} {height}" '
         'font-family="Helvetica, Arial, sans-serif" font-size="11">',
@@ -78,7 +104,7 @@ def svg_gantts(panels: Sequence[tuple[str, Timeline]], width: int = 1200, row_he
 
 
 def _row(
-    name: str, spans: Sequence[Span], roles: Sequence[str], at: tuple[float, float], sizes: tuple[float, float, int]
+    name: str, spans: Sequence[Span], named: Sequence[str], at: tuple[float, float], sizes: tuple[float, float, int]
 ) -> list[str]:
     """
     Args:
@@ -91,7 +117,7 @@ def _row(
         f'<rect x="{left}" y="{y + 1}" width="{ground:.1f}" height="{row_height - 3}" fill="#eeeeee"/>'
     ]
     for span in spans:
-        dark, light = _COLOURS[roles.index(span.role) % len(_COLOURS)]
+        dark, light = _COLOURS[named.index(_named(span)) % len(_COLOURS)]
         fill = light if span.kind == "F" else dark
         x, wide = left + span.start_s * scale, span.duration_s * scale
         parts.append(
@@ -99,14 +125,44 @@ def _row(
             f'stroke="white" stroke-width="0.7"><title>{escape(span.action)} {span.start_s:g} to {span.end_s:g}'
             "</title></rect>"
         )
-        number = _INDEX.search(span.action)
-        if number and wide >= 7 * len(number[1]) + 2:
+        number = _number(span)
+        if number and wide >= 7 * len(number) + 2:
             ink = "#111" if span.kind == "F" else "white"
-            parts.append(
-                f'<text x="{x + wide / 2:.1f}" y="{y + row_height / 2 + 3}" text-anchor="middle" fill="{ink}">'
-                f"{number[1]}</text>"
-            )
+            parts.append(_text(number, x + wide / 2, y + row_height / 2 + 3, ink))
     return parts
+
+
+def _wait(wait: Wait, at: tuple[float, float], scale: float, row_height: int) -> list[str]:
+    (left, y), wide = at, (wait.end_s - wait.start_s) * scale
+    x = left + wait.start_s * scale
+    parts = [
+        f'<rect x="{x + 1:.1f}" y="{y + 2}" width="{wide - 2:.1f}" height="{row_height - 5}" fill="none" '
+        f'stroke="#888" stroke-dasharray="3 2"><title>{escape(str(wait))}</title></rect>'
+    ]
+    if wait.until is not None:
+        whole = f"for rank {wait.until.rank}: {wait.until.action}"
+        text = next((one for one in (whole, f"rank {wait.until.rank}") if _LETTER * len(one) + 4 <= wide), "")
+        if text:
+            parts.append(_text(text, x + wide / 2, y + row_height / 2 + 3, "#555"))
+    return parts
+
+
+def _text(text: str, x: float, y: float, ink: str) -> str:
+    return f'<text x="{x:.1f}" y="{y}" text-anchor="middle" fill="{ink}">{escape(text)}</text>'
+
+
+def _named(span: Span) -> str:
+    """What has a colour of its own: in pipelines a model, else a call."""
+    call = span.action.split("/", 1)[0]
+    return span.role if span.kind in ("F", "B") or "." not in call else call.split(" ", 1)[0]
+
+
+def _number(span: Span) -> str:
+    """What is written on a box: its micro-batch, or of a call in parts its part."""
+    if (part := _PART.search(span.action)) is not None:
+        return part[1] if part[2] in (None, "0") else f"{part[1]}.{part[2]}"
+    index = None if span.kind == "SAMPLES" else _INDEX.search(span.action)
+    return "" if index is None else index[1]
 
 
 def _axis(end: float, own: float, left: float, y: float, scale: float) -> str:
@@ -121,18 +177,28 @@ def _axis(end: float, own: float, left: float, y: float, scale: float) -> str:
     return "".join(marks)
 
 
-def _legend(spans: Sequence[Span], roles: Sequence[str], x: float, y: float) -> str:
-    parts = []
-    for role in roles:
-        dark, light = _COLOURS[roles.index(role) % len(_COLOURS)]
-        kinds = {span.kind for span in spans if span.role == role}
-        named = [("forward", light), ("backward", dark)] if kinds <= {"F", "B"} else [("", dark)]
-        for text, fill in named:
-            words = " ".join(word for word in (role, text) if word)
-            parts.append(f'<rect x="{x:.0f}" y="{y - 9}" width="11" height="11" fill="{fill}"/>')
-            parts.append(f'<text x="{x + 15:.0f}" y="{y}" fill="#222">{escape(words)}</text>')
-            x += 34 + 6.2 * len(words)
-    return "".join(parts)
+def _legend(
+    spans: Sequence[Span], named: Sequence[str], x: float, y: float, right: float, *, waiting: bool
+) -> tuple[list[str], float]:
+    """What the colours mean, in as many lines as that takes, and where the last of them is."""
+    parts, left = [], x
+    kinds = {name: {span.kind for span in of} for name, of in groupby(sorted(spans, key=_named), key=_named)}
+    entries: list[tuple[str, str]] = []
+    for place, name in enumerate(named):
+        dark, light = _COLOURS[place % len(_COLOURS)]
+        pipelined = kinds[name] <= {"F", "B"}
+        entries += [(f"{name} forward", light), (f"{name} backward", dark)] if pipelined else [(name, dark)]
+    if waiting:
+        entries.append(("waits (for what ended last before it went on)", "none"))
+    for text, fill in entries:
+        text = text.strip()
+        if x > left and x + 15 + 6.2 * len(text) > right:
+            x, y = left, y + 18
+        edge = ' stroke="#888" stroke-dasharray="3 2"' if fill == "none" else ""
+        parts.append(f'<rect x="{x:.0f}" y="{y - 9}" width="11" height="11" fill="{fill}"{edge}/>')
+        parts.append(f'<text x="{x + 15:.0f}" y="{y}" fill="#222">{escape(text)}</text>')
+        x += 34 + 6.2 * len(text)
+    return parts, y
 
 
 def _rows(timeline: Timeline) -> list[tuple[str, list[Span]]]:

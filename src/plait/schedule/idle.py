@@ -1,0 +1,52 @@
+"""Where ranks did nothing, and what let them go on, as a timeline tells it."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from plait.schedule.timeline import Span, Timeline
+from plait.schedule.work import DISK
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """A rank did nothing, on no lane, and then went on.
+
+    until: what ended last on another rank before it went on, and not before it had begun to wait: it goes on when that
+           tells it something. None: nothing ended there meanwhile.
+    """
+
+    rank: int
+    start_s: float
+    end_s: float
+    until: Span | None = None
+
+    def __str__(self) -> str:
+        seconds = f"waits {self.start_s:g} to {self.end_s:g}"
+        return seconds if self.until is None else f"{seconds} for rank {self.until.rank}: {self.until.action}"
+
+
+def waits(timeline: Timeline, least_s: float = 0.0) -> list[Wait]:
+    """Times of more than `least_s` in which a rank did nothing, from the start of the timeline to its last action, by
+    rank and time. What is written to a disk counts as nothing: it waits for nobody."""
+    spans = [span for span in timeline.spans if span.lane != DISK]
+    begin_s = min((span.start_s for span in spans), default=0.0)
+    found = []
+    for rank in timeline.ranks:
+        others = sorted((span for span in spans if span.rank != rank), key=lambda span: span.end_s)
+        ends = [span.end_s for span in others]
+        for start, end in _gaps([span for span in spans if span.rank == rank], begin_s):
+            if end - start > least_s:
+                last = bisect_right(ends, end) - 1
+                found.append(Wait(rank, start, end, others[last] if last >= 0 and ends[last] > start else None))
+    return found
+
+
+def _gaps(spans: list[Span], begin_s: float) -> Iterator[tuple[float, float]]:
+    busy_until = begin_s
+    for span in sorted(spans, key=lambda span: span.start_s):
+        if span.start_s > busy_until:
+            yield busy_until, span.start_s
+        busy_until = max(busy_until, span.end_s)
