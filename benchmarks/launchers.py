@@ -89,6 +89,17 @@ def running_cluster() -> Iterator[str]:
         yield cluster.address
     finally:
         cluster.shutdown()
+        _wait_until_gone(cluster.address)
+
+
+def _wait_until_gone(address: str) -> None:
+    """Until nothing listens there, so that the next run does not find a cluster that is ending."""
+    host, port = address.rsplit(":", 1)
+    until = time.monotonic() + 60.0
+    with contextlib.suppress(OSError):
+        while time.monotonic() < until:
+            socket.create_connection((host, int(port)), timeout=5.0).close()
+            time.sleep(0.2)
 
 
 def measured(kind: str, recipe: Mapping[str, Any], folder: Path, address: str) -> Measured:
