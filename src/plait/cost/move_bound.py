@@ -3,15 +3,16 @@ lacks, over its links. Messages, their order and latencies are left out; the res
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cache
 from typing import Literal
 
 import numpy as np
 
-from plait.cost.costs import CallCost, MoveCost
-from plait.cost.model_costs import ModelCosts
+from plait.cost.costs import CallCost, Costs, MoveCost
 from plait.layout.mesh import Layout
 from plait.layout.shards import stage_bounds
+from plait.models.shape import ModelShape
 from plait.schedule.plan import Mode
 
 LARGE = 16
@@ -19,10 +20,14 @@ LARGE = 16
 
 
 class BoundedMoves:
-    """`costs.Costs`: another's, but for moves."""
+    """`costs.Costs`: another's, but for moves.
 
-    def __init__(self, costs: ModelCosts) -> None:
-        self._costs = costs
+    Args:
+        shapes: of each role's model.
+    """
+
+    def __init__(self, costs: Costs, shapes: Mapping[str, ModelShape]) -> None:
+        self._costs, self._shapes = costs, shapes
         self.cluster = costs.cluster
         self.move = cache(self._move)
 
@@ -40,7 +45,7 @@ class BoundedMoves:
     def _move(self, role: str, source: Layout, target: Layout) -> MoveCost:
         if source == target:
             return MoveCost(0.0, {}, 0)
-        layers = self._costs.shapes[role].layers
+        layers = self._shapes[role].layers
         whole = Layout.on((0,))
         num_bytes = self._costs.held_bytes(role, whole, trained=False)[0]
         into_devices, into_nodes = lacking(layers, source, target, self.cluster.devices_per_node)

@@ -121,7 +121,7 @@ class Planning:
         tokens = self.recipe.micro_batch_tokens
         halves = (tokens // 2,) if tokens >= 1024 else ()
         large = self.cluster.num_devices > LARGE
-        costs = BoundedMoves(self.costs) if large else self.costs
+        costs = BoundedMoves(self.costs, self.costs.shapes) if large else self.costs
         facts = {one.role: self._facts(one) for one in self.models}
         return PlanProblem(self.graph, costs, facts, halves, pairs=self._pairs)
 
