@@ -264,6 +264,7 @@ def test_half_a_pair_is_an_error():
         run_loss(loss_of(dpo, DPOOptions(reference_free=True)), outputs)
 
 
+@pytest.mark.process
 def test_flows_import_without_torch():
     modules = ("sft", "reward_model", "dpo", "ppo", "safe_rlhf")
     code = f"import sys, {', '.join(f'plait.algorithms.{name}' for name in modules)}; sys.exit('torch' in sys.modules)"

@@ -123,6 +123,7 @@ def test_kl_without_a_reference_names_the_role():
         trace(grpo, roles=["actor", "reward"], options=GRPOOptions(kl_coef=0.1))
 
 
+@pytest.mark.process
 def test_algorithms_import_without_torch():
     modules = ("grpo", "rloo", "reinforce_pp", "remax")
     code = f"import sys, {', '.join(f'plait.algorithms.{name}' for name in modules)}; sys.exit('torch' in sys.modules)"

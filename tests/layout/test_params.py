@@ -69,6 +69,7 @@ def test_blocks_are_aligned_and_disjoint(shapes: list[list[int]]) -> None:
     assert layout.num_elements >= end
 
 
+@pytest.mark.process
 def test_needs_no_torch() -> None:
     code = "import sys, plait.layout.params; sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

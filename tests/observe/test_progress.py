@@ -148,6 +148,7 @@ def test_stop_may_be_called_twice_and_before_start():
     progress.stop()
 
 
+@pytest.mark.process
 def test_the_package_needs_neither_torch_nor_rich_until_used():
     code = (
         "import sys, plait.observe.progress, plait.observe.run_log, plait.observe.trackers, plait.runtime.directory;"

@@ -116,6 +116,7 @@ def in_child(work) -> None:
     assert os.waitstatus_to_exitcode(status) == 0, text
 
 
+@pytest.mark.process
 def test_a_full_disk_leaves_whole_rows_only(tmp_path: Path):
     """A limit on the size of files stands for the full disk: the kernel cuts the write and then refuses it."""
     path = tmp_path / "x.jsonl"

@@ -320,6 +320,7 @@ def test_every_sample_runs_to_its_end_in_any_pool(
     assert batch.blocks.num_cached <= cache_blocks
 
 
+@pytest.mark.process
 def test_imports_no_torch() -> None:
     code = "import sys, plait.policy.batching, plait.generation.settings; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0

@@ -49,6 +49,7 @@ def sent(make_recipe: MakeRecipe, tmp_path: Path) -> Path:
     ],
     ids=["resume", "dry run", "eval"],
 )
+@pytest.mark.process
 def test_a_recipe_in_a_run_names_no_code(
     sent: Path, command: Callable[[str], int], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -59,6 +60,7 @@ def test_a_recipe_in_a_run_names_no_code(
     assert not (sent.parent / "imported").exists()
 
 
+@pytest.mark.process
 def test_an_export_imports_nothing(sent: Path) -> None:
     (sent.parent / "reward.py").write_text("raise SystemExit('the reward was imported')")
     assert main(["export", str(sent), "--out", str(sent.parent / "out")]) == 0
@@ -67,6 +69,7 @@ def test_an_export_imports_nothing(sent: Path) -> None:
     assert not (sent.parent / "imported").exists()
 
 
+@pytest.mark.process
 def test_the_users_word_is_a_recipe_of_his_own_or_the_keys_or_a_flag(sent: Path) -> None:
     stored, steps = str(sent / "recipe.yaml"), "2"
     assert main(["train", str(sent.parent / "mine.json"), "--resume", "--steps", steps]) == 0
