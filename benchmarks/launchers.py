@@ -85,11 +85,12 @@ def running_cluster() -> Iterator[str]:
     from ray.cluster_utils import Cluster
 
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": RANKS, "include_dashboard": False})
+    address = cluster.address
     try:
-        yield cluster.address
+        yield address
     finally:
         cluster.shutdown()
-        _wait_until_gone(cluster.address)
+        _wait_until_gone(address)
 
 
 def _wait_until_gone(address: str) -> None:
