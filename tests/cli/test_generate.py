@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -104,16 +105,47 @@ def test_what_is_guessed_changes_no_response(
         (["--history", "PROMPTS"], "--history is what guesses are taken from, but --speculation is off"),
         (["--speculation", "auto", "--history", "PROMPTS"], "prompts.jsonl:1: expected a sample of a model of"),
         (["--speculation", "auto", "--history", "none.jsonl"], "none.jsonl"),
+        (["--draft-model", "MODEL"], "--draft-model guesses next tokens, but --speculation is off; set it to auto"),
+        (["--speculation", "auto", "--draft-model", "nowhere"], "--draft-model: model: "),
+        (["--speculation", "auto", "--draft-model", "OTHER"], "`--draft-model` is `"),
     ],
 )
 def test_speculation_is_refused_by_its_option(
-    given: list[str], arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
+    given: list[str], arguments: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    prompts = given[given.index("--prompts") + 1]
-    assert main([*given, *(prompts if word == "PROMPTS" else word for word in arguments)]) == 2
+    words = {"PROMPTS": given[given.index("--prompts") + 1], "MODEL": given[given.index("--model") + 1]}
+    if "OTHER" in arguments:
+        words["OTHER"] = with_other_tokens(Path(words["MODEL"]), tmp_path / "other")
+    assert main([*given, *(words.get(word, word) for word in arguments)]) == 2
     error = capsys.readouterr().err
     assert said in error
     assert is_one_error(error)
+
+
+def with_other_tokens(model: Path, folder: Path) -> str:
+    """The same model, with a tokenizer in which two tokens have changed places."""
+    shutil.copytree(model, folder)
+    file = folder / "tokenizer.json"
+    tree = json.loads(file.read_text())
+    ids = tree["model"]["vocab"]
+    ids["a"], ids["e"] = ids["e"], ids["a"]
+    file.write_text(json.dumps(tree))
+    return str(folder)
+
+
+def test_a_draft_model_changes_no_response(
+    given: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The model itself, which is always right."""
+    long = [*given[:-6], "--max-tokens", "30", "--n", "2", "--dtype", "float64", "--threads", "1"]
+    assert main(long) == 0
+    plain = [(row["token_ids"], row["finish_reason"]) for row in rows(tmp_path)]
+    capsys.readouterr()
+    model = given[given.index("--model") + 1]
+    assert main([*long, "--overwrite", "--speculation", "5", "--draft-model", model, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)["speculation"]
+    assert found["acceptance_of_model"] == 1.0
+    assert [(row["token_ids"], row["finish_reason"]) for row in rows(tmp_path)] == plain
 
 
 def test_a_cache_for_one_sample_at_a_time_gives_the_same_responses(given: list[str], tmp_path: Path) -> None:

@@ -6,15 +6,27 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from plait.cost.device_memory import Facts, memory_by_device
+from plait.cost.estimate import memory_table
+from plait.cost.generation_memory import packed_bytes
+from plait.cost.placement import parameters_of
+from plait.errors import ConfigError, ModelError
+from plait.models.files.saving import save_pretrained
 from plait.observe.run_log import read_rows
 from plait.recipes.recipe import Recipe
 from plait.runtime.api import run
+from plait.runtime.prepare import prepare
+from tests.models.tiny import tiny_model, tiny_tokenizer
 from tests.runtime.placed_runs import GRPO, recipe_in, where
 from tests.runtime.plans import assert_equal_runs
 
 STEPS = 6
 """Of 3 among 12 prompts: a pass and a half."""
+
+MODEL = "MODEL"
+"""In place of the folder of the policy as it begins."""
 
 HOW: dict[str, dict[str, Any]] = {
     "auto": {"sampling.speculation": "auto"},
@@ -22,6 +34,8 @@ HOW: dict[str, dict[str, Any]] = {
     "chunks": {"sampling.speculation": 3, "sampling.max_prefill_tokens": 7, "sampling.max_running": 5},
     "a pool of keys that is too small": {"sampling.speculation": 4, "sampling.kv_tokens": 96},
     "a pool of texts that is too small": {"sampling.speculation": 4, "sampling.draft_pool_bytes": 1 << 16},
+    "a draft model": {"sampling.speculation": 4, "sampling.draft_model": MODEL},
+    "a draft model, where it pays": {"sampling.speculation": "auto", "sampling.draft_model": MODEL},
 }
 PLACES = {
     "instances": {"actor.generate": "0,1 dp2", "actor.train": "0,1 dp2", "ref.logprobs": "0"},
@@ -33,6 +47,7 @@ PLACES = {
 def recipe_of(place: Path, tiny_folder: Path, run_dir: str, **keys: Any) -> Recipe:
     # Cold, so that a model of random weights says some of what it said before.
     base = {"steps": STEPS, "sampling.max_response_tokens": 12, "sampling.temperature": 0.1}
+    keys = {key: str(tiny_folder) if value == MODEL else value for key, value in keys.items()}
     return recipe_in(place, tiny_folder, "grpo", run_dir, **(GRPO[1] | base | keys))
 
 
@@ -53,7 +68,7 @@ def test_a_run_with_drafts_is_the_run_without(how: str, place: Path, tiny_folder
     run(recipe)
     assert_equal_runs(Path(recipe.run_dir), plain)
     assert accepted(plain) == 0
-    if how != "auto":
+    if HOW[how]["sampling.speculation"] != "auto":
         assert accepted(Path(recipe.run_dir)) > 0
 
 
@@ -70,11 +85,22 @@ def test_in_exact_mode_to_the_bit(place: Path, tiny_folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "plan", ["tp2", *(pytest.param(name, marks=pytest.mark.slow) for name in ("instances", "pp2"))]
+    ("plan", "model"),
+    [
+        ("tp2", MODEL),
+        *(
+            pytest.param(plan, model, marks=pytest.mark.slow)
+            for plan in ("instances", "pp2")
+            for model in (None, MODEL)
+        ),
+    ],
 )
-def test_all_ranks_take_the_same_drafts(plan: str, place: Path, tiny_folder: Path, plain: Path) -> None:
-    keys = where(place, f"spec-{plan}", PLACES[plan]) | {"sampling.speculation": 4}
-    recipe = recipe_of(place, tiny_folder, f"on-{plan}", **keys)
+def test_all_ranks_take_the_same_drafts(
+    plan: str, model: str | None, place: Path, tiny_folder: Path, plain: Path
+) -> None:
+    """One rank of an instance drafts, and has the draft model."""
+    keys = where(place, f"spec-{plan}", PLACES[plan]) | {"sampling.speculation": 4, "sampling.draft_model": model}
+    recipe = recipe_of(place, tiny_folder, f"on-{plan}-{model}", **keys)
     run(recipe)
     assert_equal_runs(Path(recipe.run_dir), plain)
     assert accepted(Path(recipe.run_dir)) > 0
@@ -86,3 +112,56 @@ def test_a_resumed_run_has_lost_what_it_knew_and_nothing_else(place: Path, tiny_
     recipe = recipe_of(place, tiny_folder, "resumed", **keys)
     run(recipe, resume=True)
     assert_equal_runs(Path(recipe.run_dir), plain)
+
+
+def other_tokens(folder: Path) -> Path:
+    """A model whose tokenizer has other ids."""
+    model = tiny_model("llama", dtype=torch.float32)
+    model.tokenizer = tiny_tokenizer()
+    model.tokenizer.add_tokens(["another"])
+    ids = model.tokenizer.get_vocab()
+    assert max(ids.values()) < 320
+    save_pretrained(model, folder)
+    return folder
+
+
+def test_a_draft_model_has_the_tokens_of_the_policy(tmp_path: Path, place: Path, tiny_folder: Path) -> None:
+    """Here the policy has a token more than the draft model knows."""
+    more = other_tokens(tmp_path / "more")
+    keys = {"sampling.speculation": "auto", "sampling.draft_model": str(tiny_folder)}
+    recipe = recipe_of(place, more, "more", **keys)
+    said = (
+        r"`sampling.draft_model` is `.*tiny`, which guesses the tokens of `.*more`, but 1 of these, such as 'another'"
+    )
+    with pytest.raises(ConfigError, match=said):
+        prepare(recipe)
+    keys = {"sampling.speculation": 3, "sampling.draft_model": str(tmp_path)}
+    none = recipe_of(place, tiny_folder, "none", **keys)
+    with pytest.raises(ModelError, match=r"key `sampling.draft_model`: model: "):
+        prepare(none)
+
+
+def test_a_draft_model_is_of_use_only_where_something_is_guessed(place: Path, tiny_folder: Path) -> None:
+    with pytest.raises(ConfigError, match=r"draft_model is '.*', but nothing is guessed; set speculation to auto"):
+        recipe_of(place, tiny_folder, "off", **{"sampling.draft_model": MODEL})
+
+
+def test_its_weights_and_keys_stand_in_the_forecast(place: Path, tiny_folder: Path) -> None:
+    """A model of the policy's shape: as many bytes as that, of each engine that drafts."""
+    keys = {"sampling.speculation": "auto", "sampling.draft_model": MODEL, "dtype": "float32"}
+    prepared = prepare(recipe_of(place, tiny_folder, "forecast", **keys))
+    table = memory_table(prepared.recipe, prepared.flow, prepared.models, prepared.shapes, prepared.longest_tokens)
+    rows = dict(table.expected)
+    assert rows["draft model: weights (float32)"] == rows["actor: weights (float32)"]
+    assert rows["draft model: weights packed for decoding"] == packed_bytes(prepared.shape, "float32")
+    caches = [size for what, size in rows.items() if "KV cache" in what]
+    assert len(caches) == 2
+    assert caches[0] == caches[1]
+    placed = prepare(recipe_of(place, tiny_folder, "tp2", **keys, **where(place, "forecast-tp2", PLACES["tp2"])))
+    parameters = parameters_of(placed.models)
+    facts = Facts(
+        placed.recipe, placed.models, placed.shapes, parameters, placed.plan, placed.flow, placed.longest_tokens
+    )
+    devices = {rank: [what for what, _ in one.rows] for one in memory_by_device(facts) for rank in one.ranks}
+    drafts = {rank: sum("draft model" in what for what in rows) for rank, rows in devices.items()}
+    assert drafts == {0: 3, 1: 0}, "the leader drafts, whichever place it has in the instance"

@@ -45,7 +45,7 @@ def drawn(states_N: Tensor, place: int, sampling: Sampling, logits_VV: Tensor = 
 
 
 def by_noise(states_N: Tensor, place: int, sampling: Sampling) -> Tensor:
-    """A drafter that knows the noise, and draws by its wrong belief."""
+    """A drafter that knows the noise, and draws by its wrong belief, as a draft model does."""
     return drawn(states_N, place, sampling, GUESSED_VV)
 
 

@@ -17,7 +17,8 @@ PROMPT = (40, 41, 42, 43, 44)
 
 
 def asked(slot: int = 0, *, place: int, key: int = 0, greedy: bool = True, limit: int = 15) -> Asked:
-    return Asked(np.array([slot]), np.array([key], np.uint64), np.array([place]), np.array([greedy]), np.array([limit]))
+    arrays = (np.array([slot]), np.array([key], np.uint64), np.array([place]), np.array([greedy]), np.array([limit]))
+    return Asked(*arrays, ())
 
 
 def guessed(pool: PoolDrafter, one: Asked, most: int = 4) -> list[int]:
@@ -154,6 +155,6 @@ def test_the_budget_holds_and_texts_stay_whole(steps: list[tuple[str, int, int, 
     if said:
         slots = np.array(sorted(said))
         zeros = np.zeros(len(slots), np.int64)
-        everything = Asked(slots, zeros.view(np.uint64), zeros + 3, zeros.astype(bool), zeros + 8)
+        everything = Asked(slots, zeros.view(np.uint64), zeros + 3, zeros.astype(bool), zeros + 8, ())
         guesses: Guesses = pool.guess(everything, 8, SURE, 0.0)
         assert (guesses.lengths_B <= 8).all()

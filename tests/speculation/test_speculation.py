@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 
 import numpy as np
 import pytest
 
 from plait.speculation.acceptance import Acceptance
 from plait.speculation.counts import Counts
-from plait.speculation.drafter import Asked, PoolDrafter
+from plait.speculation.drafter import Asked, CostlyDrafter, PoolDrafter
 from plait.speculation.speculation import How, Speculation
 
 PROMPT = tuple(range(200, 220))
@@ -23,12 +24,21 @@ class Simulated:
     Args:
         share: of tokens that are as in `known`; the others are not known from before.
         row_s: seconds of a row beside the 18 ms of a step; by default as on a CPU with AVX-512.
+        model: makes a draft model of this.
     """
 
-    def __init__(self, how: How, num_samples: int, share: float, row_s: float = 0.0016) -> None:
+    def __init__(
+        self,
+        how: How,
+        num_samples: int,
+        share: float,
+        row_s: float = 0.0016,
+        model: Callable[[Simulated], CostlyDrafter] | None = None,
+    ) -> None:
         self.random, self.row_s, self.share = random.Random(3), row_s, share
         self.clock_s = 0.0
-        self.speculation = Speculation(how, PoolDrafter(1 << 22), self._now)
+        drafts = None if model is None else model(self)
+        self.speculation = Speculation(how, PoolDrafter(1 << 22), self._now, model=drafts)
         self.num_samples, self.seconds, self.plain, self.tokens = num_samples, 0.0, 0.0, 0
         self.known = [1000 + self.random.randrange(100_000) for _ in range(4000)]
         self.speculation.drafter.record(PROMPT, np.array(self.known), np.full(len(self.known), 0.9))
@@ -57,7 +67,7 @@ class Simulated:
     def step(self) -> None:
         slots = np.arange(self.num_samples)
         places = np.array([len(said) for said in self.said])
-        asked = Asked(slots, slots.astype(np.uint64), places, slots < 0, np.full(len(slots), 15))
+        asked = Asked(slots, slots.astype(np.uint64), places, slots < 0, np.full(len(slots), 15), ())
         before = self.clock_s
         guesses = self.speculation.guess(asked, CONTEXT)
         taken = self.clock_s - before + self.forward_s(len(slots) + sum(map(len, guesses)))

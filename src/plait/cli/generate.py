@@ -126,16 +126,22 @@ def _sampling(options: Options) -> Sampling:
 
 
 def _engine(options: Options) -> SamplingSettings:
-    """Raises ConfigError, naming the option, where speculation is none of its choices."""
+    """Raises ConfigError, naming the option, where speculation is none of its choices, or a draft model is of no
+    use."""
     from pydantic import ValidationError
 
     from plait.generation.settings import SamplingSettings
 
+    if options.draft_model is not None and options.speculation == "off":
+        raise ConfigError("--draft-model guesses next tokens, but --speculation is off; set it to auto")
+    if options.draft_model is not None and options.device != "cpu":
+        raise ConfigError(f"--draft-model computes on a CPU only, and --device is {options.device}; leave it out")
     try:
         return SamplingSettings(
             max_running=options.max_running,
             kv_tokens=options.kv_tokens,
             speculation=options.speculation,  # type: ignore[arg-type]
+            draft_model=options.draft_model,
         )
     except ValidationError as error:
         detail = error.errors()[0]

@@ -62,6 +62,8 @@ class Options:
     """Tokens that the cache holds at most; by default what max_running samples may need."""
     speculation: str = "off"
     """auto, off, or how many next tokens are guessed from what is known; changes no response."""
+    draft_model: str | None = None
+    """A small model with the tokenizer of --model, which guesses, too, where that pays."""
     history: Path | None = None
     """Output of an earlier run, or samples of training: what --speculation guesses from, too."""
     seed: Whole = 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from plait.cost.draft_memory import draft_cache, drafts_on
 from plait.cost.estimate import Rows
 from plait.cost.generation_memory import packed_bytes, pool_tokens
 from plait.cost.offload_policy import Use
@@ -40,6 +41,8 @@ def working_rows(rank: int, facts: Facts, one: RoleModel) -> dict[Use, Rows]:
     instance = place.instance_on(rank)
     if instance is not None and (cached := _cache_bytes(rank, facts, one, instance)):
         found[one.role, "decode"] = [("KV cache", cached)]
+        if drafts_on(rank, instance):
+            found[one.role, "decode"] += draft_cache(recipe, facts.shapes, _held_tokens(facts, one))
         if is_packed(recipe) and part_key(instance, rank) == WHOLE:
             found[one.role, "decode"].append((PACKED, packed_bytes(facts.shapes[one.name], recipe.dtype)))
     asked: tuple[tuple[Mode, Layout | None], ...] = (("train", place.train), ("score", place.score))
@@ -109,20 +112,26 @@ def plain_activations(rank: int, facts: Facts) -> int:
 
 def _cache_bytes(rank: int, facts: Facts, one: RoleModel, instance: Layout) -> int:
     """Keys and values of the samples that an instance runs at a time: its layers, its heads."""
-    recipe, shape, place = facts.recipe, facts.shapes[one.name], facts.places[one.role]
+    shape = facts.shapes[one.name]
+    first, stop = Heads(shape.heads, shape.kv_heads, shared=True).part_range(
+        instance.coordinates(rank).tp, instance.parallelism.tp
+    )
+    layers = _stage_layers(instance, rank, shape)
+    per_token = 2 * layers * (stop - first) * shape.head_dim * BYTES[facts.recipe.dtype]
+    return _held_tokens(facts, one) * per_token
+
+
+def _held_tokens(facts: Facts, one: RoleModel) -> int:
+    """For which the pool of an instance takes memory; 0 where the role generates nothing."""
+    recipe, place = facts.recipe, facts.places[one.role]
     calls = [node for node in facts.flow.calls(one.role) if node.kind is CallKind.GENERATE]
     if not calls:
         return 0
     samples = recipe.prompts_per_step * max(n.generation.num_samples(recipe.samples_per_prompt) for n in calls)
     running = min(recipe.sampling.max_running, -(-samples // len(place.generate)))
-    first, stop = Heads(shape.heads, shape.kv_heads, shared=True).part_range(
-        instance.coordinates(rank).tp, instance.parallelism.tp
-    )
-    layers = _stage_layers(instance, rank, shape)
-    per_token = 2 * layers * (stop - first) * shape.head_dim * BYTES[recipe.dtype]
     context = facts.longest_tokens + recipe.sampling.max_response_tokens
-    pool = recipe.sampling.num_blocks(shape.max_positions) * BLOCK_TOKENS
-    return pool_tokens(running, context, pool, recipe.device) * per_token
+    pool = recipe.sampling.num_blocks(facts.shapes[one.name].max_positions) * BLOCK_TOKENS
+    return pool_tokens(running, context, pool, recipe.device)
 
 
 def _stage_layers(layout: Layout, rank: int, shape: ModelShape) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from plait.cost.draft_memory import draft_cache, draft_weights
 from plait.cost.generation_memory import kv_bytes_per_token, packed_bytes, pool_tokens
 from plait.cost.working_memory import (
     PROCESS_BYTES,
@@ -100,6 +101,8 @@ def memory_table(
         limit = f", a pool of {kept}" if recipe.device == "cuda" else limit
         kv_bytes = kept * kv_bytes_per_token(shape, recipe.dtype)
         rows.append((f"KV cache ({running} samples x {context} tokens{limit})", kv_bytes))
+        rows += draft_cache(recipe, shapes, kept)
+        held += draft_weights(recipe, shapes)
     batch = LargestBatch.of(recipe, flow, longest_tokens)
     activations = _largest_activations(recipe, models, shapes, batch, fused=is_fused(recipe))
     forward = [(f"activations ({batch.tokens} tokens)", activations)]

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from plait.cost.aliasing import flat_of
+from plait.cost.draft_memory import draft_weights, drafts_on
 from plait.cost.estimate import Rows, adapter_parameters
 from plait.cost.held_memory import optimizer_bytes
 from plait.cost.offload_policy import Owner, Use
@@ -81,4 +82,13 @@ def held_parts(rank: int, placed: Placed) -> list[HeldPart]:
         used = frozenset(offload_policy.uses(names[0], rank, key))
         after = offload_policy.of_weights(names[0], rank, key)
         found.append(HeldPart(what, count * width, after, used, owner, key))
-    return [replace(one, what=f"{one.what}, away when idle") if one.after != "keep" else one for one in found + states]
+    found += [*states, *_draft_models(rank, placed)]
+    return [replace(one, what=f"{one.what}, away when idle") if one.after != "keep" else one for one in found]
+
+
+def _draft_models(rank: int, placed: Placed) -> list[HeldPart]:
+    """Those of the engines that draft on a device; they stay."""
+    instances = [place.instance_on(rank) for place in placed.places.values()]
+    num_engines = sum(instance is not None and drafts_on(rank, instance) for instance in instances)
+    rows = draft_weights(placed.recipe, placed.shapes) * num_engines
+    return [HeldPart(what, num_bytes, "keep", frozenset()) for what, num_bytes in rows]

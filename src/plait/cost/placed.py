@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from plait.cost.aliasing import Aliasing
+from plait.cost.draft_memory import drafts_on
 from plait.cost.offload_policy import OffloadPolicy
 from plait.dataflow import Dataflow
 from plait.layout.params import Parameters
@@ -103,6 +104,8 @@ def _kind(rank: int, placed: Placed) -> tuple[object, ...]:
                 start, stop = zero_range(once, at.dp, sizes.dp)
                 kinds.append(stop - start)
         kinds += [place.after.get((mode, rank)) for mode in ("train", "score", "decode")]
+        if placed.recipe.sampling.draft_model is not None and (instance := place.instance_on(rank)) is not None:
+            kinds.append(drafts_on(rank, instance))
         if (needed := placed.moved[role].get(rank)) is not None:
             kinds.append(frozenset(numbers[key] for key in needed))
     return tuple(kinds)

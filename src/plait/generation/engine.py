@@ -46,12 +46,13 @@ class Engine:
         settings: limits and mode of the engine; the rest of them travels with each request.
         policy_version: stamped on the tokens until `update_weights`.
         joint: the ranks that step it together; by default this process alone.
-        speculates: makes drafts; by default a `Speculator`, where the settings ask for one.
+        speculates: makes drafts; by default a `Speculator`, where the settings ask for one, with their draft model.
         keep_memory: of packed weights, while nothing is in flight, for the next time. False where the process needs it
             for something else then.
 
     Raises:
         ConfigError: exact mode on another device than a CPU.
+        ModelError: the draft model cannot be used.
     """
 
     def __init__(
@@ -70,7 +71,7 @@ class Engine:
         """What is in flight; samples leave it and come to it by `moves.SampleMoves`."""
         self.updates = self.state.updates
         self.last_step: StepRecord | None = None
-        self.speculates = speculates if speculates is not None else speculator_of(settings)
+        self.speculates = speculates if speculates is not None else speculator_of(settings, model)
         self._joint = joint if joint is not None else Alone()
         self._drawing = Drawing(state.rows, state.flight, model.tokenizer, self._joint, exact=settings.exact)
         self._turns = Turns()

@@ -23,8 +23,8 @@ import torch
 from torch import Tensor
 
 from plait.generation.across import uploaded
-from plait.generation.request import Sampling
 from plait.kernels import draw, noise, paged_attention
+from plait.speculation.drafter import SampledBy
 
 NUM_CANDIDATES = 64
 
@@ -48,7 +48,7 @@ class SamplingRows:
     """The largest top-k of the rows that have one; 0: none has."""
 
     @classmethod
-    def of(cls, samplings: Sequence[Sampling], vocab_size: int, device: torch.device) -> SamplingRows:
+    def of(cls, samplings: Sequence[SampledBy], vocab_size: int, device: torch.device) -> SamplingRows:
         greedy = [s.temperature == 0 for s in samplings]
         temperature = [s.temperature or 1.0 for s in samplings]
         # Filters never remove the most probable token, so a greedy row needs none.

@@ -143,6 +143,11 @@ class SamplingSettings(Settings):
         ge=MIN_POOL_BYTES,
         description="memory for the texts in which guesses are looked up: prompts, their samples, earlier ones",
     )
+    draft_model: str | None = Field(
+        None,
+        description="a small model with the tokenizer of `model`, a folder or a hub id: where its guesses pay for its "
+        "seconds, it guesses, too. By default none",
+    )
     decode_groups: Annotated[int | Literal["auto"], _GROUPS] = Field(
         "auto",
         description="where a model generates in stages (pp above 1): groups of samples that go round them at the same "
@@ -158,6 +163,15 @@ class SamplingSettings(Settings):
     def _check_pool(self) -> Self:
         if self.kv_tokens is not None and self.kv_memory is not None:
             raise ValueError("kv_tokens and kv_memory both say how large the pool is; leave one of them out")
+        return self
+
+    @model_validator(mode="after")
+    def _check_drafts(self) -> Self:
+        if self.draft_model is not None and self.speculation == "off":
+            raise ValueError(
+                f"draft_model is {self.draft_model!r}, but nothing is guessed; set speculation to auto, or leave "
+                "draft_model out"
+            )
         return self
 
     def num_blocks(self, max_positions: int) -> int:

@@ -9,14 +9,17 @@ from typing import Protocol
 
 import numpy as np
 
+from plait.generation.model_drafter import ModelDrafter
 from plait.generation.ragged import SHORT_ROWS
 from plait.generation.response import Response
 from plait.generation.rows import NO_DRAFTS, Drafts
 from plait.generation.settings import MAX_DRAFT_TOKENS, SamplingSettings
+from plait.models.language_model import LanguageModel
+from plait.models.loading import load_model
 from plait.policy.step import Key, StepPlan
 from plait.speculation.acceptance import Learned
 from plait.speculation.counts import MOST_PLACES, Counts
-from plait.speculation.drafter import Asked, Drafter, PoolDrafter
+from plait.speculation.drafter import Asked, CostlyDrafter, Drafter, PoolDrafter
 from plait.speculation.speculation import How, Speculation
 
 assert MOST_PLACES == MAX_DRAFT_TOKENS == SHORT_ROWS - 1, "a draft and the token before it are computed as few rows"
@@ -93,11 +96,27 @@ class NoSpeculation:
         """See Speculates.learn."""
 
 
-def speculator_of(settings: SamplingSettings) -> Speculates:
-    """As the settings ask for it."""
+def speculator_of(settings: SamplingSettings, model: LanguageModel) -> Speculates:
+    """As the settings ask for it; the draft model is read, if there is one.
+
+    Args:
+        model: the policy, or this rank's part of it.
+
+    Raises:
+        ModelError: the draft model cannot be used.
+    """
     if settings.speculation == "off":
         return NoSpeculation()
-    return Speculator(settings.speculation, PoolDrafter(settings.draft_pool_bytes))
+    drafts = None
+    if settings.draft_model is not None:
+        dtype = str(model.dtype).removeprefix("torch.")
+        drafts = ModelDrafter(
+            load_model(settings.draft_model, dtype=dtype, device=model.device),
+            vocabulary=model.config.get_text_config().vocab_size,
+            num_blocks=settings.num_blocks(model.max_positions),
+            most_tokens=settings.max_prefill_tokens,
+        )
+    return Speculator(settings.speculation, PoolDrafter(settings.draft_pool_bytes), drafts)
 
 
 @dataclass(slots=True)
@@ -111,10 +130,14 @@ class _Heard:
 
 
 class Speculator:
-    """Drafts by what this process knows; see `Speculates`."""
+    """Drafts by what this process knows; see `Speculates`.
 
-    def __init__(self, how: How, drafter: Drafter) -> None:
-        self.speculation = Speculation(how, drafter)
+    Args:
+        how, drafter, model: see `Speculation`.
+    """
+
+    def __init__(self, how: How, drafter: Drafter, model: CostlyDrafter | None = None) -> None:
+        self.speculation = Speculation(how, drafter, model=model)
         self._heard: dict[Key, _Heard] = {}
         self._free: list[int] = []
         self._num_slots = 0
@@ -144,7 +167,8 @@ class Speculator:
             dtype=np.int64,
         ).T
         slots_B, keys_B, places_B, greedy_B, limits_B = np.ascontiguousarray(numbers)
-        asked = Asked(slots_B, keys_B.view(np.uint64), places_B, greedy_B.astype(bool), limits_B)
+        samplings = [one.request.sampling for one in samples]
+        asked = Asked(slots_B, keys_B.view(np.uint64), places_B, greedy_B.astype(bool), limits_B, samplings)
         guesses = self.speculation.guess(asked, self._context)
         return {key: guess for key, guess in zip(running, guesses, strict=True) if guess}
 

@@ -29,9 +29,10 @@ WALK = 16
 SEEN = 16
 """Tokens before an entry that are compared at most; as many alike are as good as all."""
 
-OWN, SIBLING, EARLIER = 0, 1, 2
-"""Where a guess comes from: the sample's own text and its prompt; other samples of the prompt; those of before."""
-NUM_SOURCES = 3
+OWN, SIBLING, EARLIER, MODEL = 0, 1, 2, 3
+"""Where a guess comes from: the sample's own text and its prompt; other samples of the prompt; those of before; a draft
+model, which looks nothing up."""
+NUM_SOURCES = 4
 MATCHES = (3, 4, 6, 10, 16)
 """A context that is as long or longer counts as another kind of context: 2, 3, 4–5, 6–9, 10–15, 16 and more tokens."""
 NUM_MATCHES = len(MATCHES) + 1

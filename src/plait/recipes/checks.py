@@ -142,6 +142,11 @@ def check_device(recipe: Recipe) -> None:
         raise ConfigError(
             f"`sampling.exact` promises equal bits on a CPU only, and `device` is {recipe.device}; set one of them back"
         )
+    if recipe.sampling.draft_model is not None and recipe.device != "cpu":
+        raise ConfigError(
+            "`sampling.draft_model` is set, but a draft model computes on a CPU only, and `device` is "
+            f"{recipe.device}; leave `sampling.draft_model` out"
+        )
     if recipe.device == "cuda":
         check_cuda(recipe.dtype, "`device`")
 

@@ -69,6 +69,15 @@ def role_model(role: str, recipe: Recipe, *, trained: bool) -> RoleModel:
     return RoleModel(role, name, role in SCALAR_ROLES, trained, key, follows)
 
 
+def draft_model(name: str, key: str) -> RoleModel:
+    """A draft model as what the checks of models take.
+
+    Args:
+        key: of the recipe, or an option, for messages.
+    """
+    return RoleModel("draft model", name, scalar=False, trained=False, key=key)
+
+
 def main_role(models: Sequence[RoleModel]) -> RoleModel:
     """What a run is for: the actor where it is trained, else the first role that is."""
     trained = [one for one in models if one.trained]

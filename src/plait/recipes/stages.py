@@ -19,7 +19,7 @@ from plait.recipes.recipe_file import merged, read_tree, recipe_of, without_othe
 from plait.recipes.role_models import MODEL_ROLES, REWARD_ROLES, ToCome, main_role, role_models
 from plait.recipes.trust import check_origin
 
-MODEL_KEYS = ("model", "reward.model", "cost.model", "critic.model", "cost_critic.model")
+MODEL_KEYS = ("model", "reward.model", "cost.model", "critic.model", "cost_critic.model", "sampling.draft_model")
 
 FINAL, MERGED = "final", "merged"
 """Folders of a run with the weights that it ended with: an adapter alone is in the first, whole weights then in the

@@ -14,7 +14,7 @@ from plait.data.prompts import PromptEncoder
 from plait.data.records import Prompt, Sample
 from plait.data.settings import DataSettings
 from plait.data.sources import Row, Source
-from plait.errors import ConfigError, DataError
+from plait.errors import ConfigError, DataError, ModelError
 from plait.generation.engine import Engine
 from plait.generation.request import Request
 from plait.generation.settings import Sampling, SamplingSettings
@@ -25,11 +25,12 @@ from plait.models.shape import ModelShape
 from plait.observe.progress import Progress
 from plait.policy.blocks import BLOCK_TOKENS, num_blocks_for
 from plait.recipes.checks import check_models
-from plait.recipes.role_models import RoleModel
+from plait.recipes.role_models import RoleModel, draft_model
 from plait.runtime.generation_report import OWN_COLUMNS, GenerationReport, Meter, limit_of
 from plait.runtime.stopping import stop_signals
-from plait.runtime.tokenizers import check_ids, load_tokenizer
+from plait.runtime.tokenizers import check_draft_model, check_ids, load_tokenizer
 
+DRAFT_OPTION = "--draft-model"
 ANY_LENGTH = 1 << 62
 """The limit of a tokenizer: prompts that are too long are refused by us, with their line."""
 
@@ -69,7 +70,8 @@ def generate(job: Job, keep: Callable[[Sample], None], done: Collection[tuple[in
 
     Raises:
         DataError: a prompt leaves no room for a response.
-        ConfigError: a stop token that the model does not have, or a cache that is too small for one sample.
+        ConfigError: a stop token that the model does not have, a cache that is too small for one sample, or a draft
+            model with other tokens.
         ModelError: the model cannot be used.
     """
     if job.device != "cpu":
@@ -126,9 +128,14 @@ def _checked(job: Job) -> tuple[ModelShape, list[Request], list[Earlier]]:
         )
     shape = model_shape(job.model)
     check_models((RoleModel("actor", job.model, scalar=False, trained=False, key="model"),), {})
+    drafts = job.engine.draft_model
+    if drafts is not None:
+        _check_draft_shape(drafts)
     if beyond := [token for token in job.sampling.stop_token_ids or () if token >= shape.vocabulary]:
         raise ConfigError(f"--stop-token-ids: the model has {shape.vocabulary} tokens, found {beyond[0]}")
     tokenizer = load_tokenizer(job.model)
+    if drafts is not None:
+        check_draft_model(tokenizer, job.model, drafts, DRAFT_OPTION)
     tokenizer.model_max_length = ANY_LENGTH
     settings = DataSettings(source=source.name, system_prompt=job.system_prompt)
     encoder = PromptEncoder(tokenizer, settings, conversational=source.conversational)
@@ -149,6 +156,15 @@ def _checked(job: Job) -> tuple[ModelShape, list[Request], list[Earlier]]:
         _check_positions(request, row, shape.max_positions)
     _check_cache(requests, source.rows, job.engine, shape.max_positions)
     return shape, requests, [_earlier(row, encoder, shape.vocabulary) for row in job.history]
+
+
+def _check_draft_shape(name: str) -> None:
+    """Raises where a draft model could not be loaded, or is a reward model."""
+    try:
+        model_shape(name)
+    except ModelError as error:
+        raise ModelError(f"{DRAFT_OPTION}: {error}") from error
+    check_models((draft_model(name, DRAFT_OPTION),), {})
 
 
 def _earlier(row: Row, encoder: PromptEncoder, vocabulary: int) -> Earlier:

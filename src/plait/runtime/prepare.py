@@ -33,7 +33,7 @@ from plait.recipes.checks import (
     check_unused,
 )
 from plait.recipes.recipe import Recipe
-from plait.recipes.role_models import MODEL_ROLES, REWARD_ROLES, RoleModel, ToCome, role_models
+from plait.recipes.role_models import MODEL_ROLES, REWARD_ROLES, RoleModel, ToCome, draft_model, role_models
 from plait.rewards.functions import RewardFunction, functions_of, reward_functions
 from plait.runtime.fusing import with_order
 from plait.runtime.network import THIS_ONE, Machines
@@ -41,7 +41,7 @@ from plait.runtime.prepared import NOTHING_KEPT, Kept, Outline, Prepared, longes
 from plait.runtime.reading import RunData, read_data
 from plait.runtime.run_planning import found_for_run, with_groups
 from plait.runtime.stored_recipe import with_sampling
-from plait.runtime.tokenizers import check_ids, load_tokenizer
+from plait.runtime.tokenizers import check_draft_model, check_ids, load_tokenizer, unlike_tokens
 from plait.schedule.named_plans import AUTO
 from plait.schedule.placements import to_be_found
 
@@ -105,6 +105,8 @@ def prepare(
         data.held_out_given,
     )
 
+
+DRAFT_KEY = "sampling.draft_model"
 
 FORETOLD_ROWS = 512
 """Rows of the data whose lengths stand for all in predictions."""
@@ -178,7 +180,8 @@ def outline(
             room = lambda: device_memory  # noqa: E731
         recipe = with_sampling(recipe, recipe.sampling.sized(shape.max_positions, token_bytes, device, room))
         check_kept(recipe, shape)
-    check_models(models, to_come or {})
+    drafts = recipe.sampling.draft_model
+    check_models(models if drafts is None else (*models, draft_model(drafts, DRAFT_KEY)), to_come or {})
     _check_stop(recipe, shapes[recipe.model])
     return Outline(recipe, dataflow, models, shapes, functions, judges)
 
@@ -203,8 +206,9 @@ def _shapes(models: tuple[RoleModel, ...], recipe: Recipe) -> dict[str, ModelSha
         ModelError: a model cannot be used; the message begins with its key.
     """
     shapes: dict[str, ModelShape] = {}
-    for key, name in (("model", recipe.model), *((one.key, one.name) for one in models)):
-        if name not in shapes:
+    of_drafts = ((DRAFT_KEY, recipe.sampling.draft_model),)
+    for key, name in (("model", recipe.model), *((one.key, one.name) for one in models), *of_drafts):
+        if name is not None and name not in shapes:
             try:
                 shapes[name] = model_shape(name)
             except ModelError as error:
@@ -227,13 +231,12 @@ def _check_tokens(models: tuple[RoleModel, ...], tokenizer: Any, recipe: Recipe)
 
     A frozen reward model has its own tokens: samples are rendered for it.
     """
-    ids = tokenizer.get_vocab()
+    if (drafts := recipe.sampling.draft_model) is not None:
+        check_draft_model(tokenizer, recipe.model, drafts, DRAFT_KEY)
     for one in models:
         if one.name == recipe.model or (one.role in REWARD_ROLES and not one.trained):
             continue
-        others = load_tokenizer(one.name, one.key).get_vocab()
-        unlike = [token for token, place in ids.items() if others.get(token) != place]
-        if unlike:
+        if unlike := unlike_tokens(tokenizer, one.name, one.key):
             remedy = f"give another `{one.key}`"
             if one.role not in REWARD_ROLES and one.key != f"{one.role}.model":
                 remedy = f"set `{one.role}.model`, such as to `{recipe.model}` (it gets a new head)"

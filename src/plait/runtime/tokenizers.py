@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from plait.errors import ModelError
+from plait.errors import ConfigError, ModelError
 from plait.models.files.adapter_folder import adapter_of
 from plait.models.files.hub import resolve
 from plait.models.files.pretrained import tokenizer_of
@@ -33,6 +33,30 @@ def load_tokenizer(model: str, key: str = "model") -> Any:
         raise
     except (OSError, ValueError) as error:
         raise ModelError(f"key `{key}`: `{model}` has no tokenizer that can be read: {error}") from error
+
+
+def unlike_tokens(tokenizer: Any, other: str, key: str) -> list[str]:
+    """Tokens of a tokenizer that have another id in that of another model, or none.
+
+    Raises:
+        ModelError: see `load_tokenizer`.
+    """
+    ids = load_tokenizer(other, key).get_vocab()
+    return [token for token, place in tokenizer.get_vocab().items() if ids.get(token) != place]
+
+
+def check_draft_model(tokenizer: Any, model: str, name: str, key: str) -> None:
+    """Raises ConfigError where a draft model does not speak the tokens of the model in whose place it guesses.
+
+    Args:
+        tokenizer: of that model.
+    """
+    if unlike := unlike_tokens(tokenizer, name, key):
+        raise ConfigError(
+            f"`{key}` is `{name}`, which guesses the tokens of `{model}`, but {len(unlike)} of these, such as "
+            f"{unlike[0]!r}, have another id there or none; give a model with the tokenizer of `{model}`, or leave it "
+            "out"
+        )
 
 
 def check_ids(tokenizer: Any, vocabulary: int, ids: Iterable[tuple[str, Sequence[int]]], name: str) -> None:

@@ -3,7 +3,8 @@
 What a sample says does not depend on guesses, so a guess that was looked up and left alone teaches as much as one
 that was computed. A *trial* is a guessed token of which all before came true; it has come true or not. Trials are
 counted by cells (`draft_lookup.CELLS`): greedy or not, source, length of the context, place in the guess, confidence.
-Where a cell has few, those of wider classes speak for it, last the confidence itself.
+Where a cell has few, those of wider classes speak for it, last the confidence itself; of a draft model, which looks
+nothing up, TRUST.
 
 Shapes: C cells.
 """
@@ -12,7 +13,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from plait.kernels.draft_lookup import CELLS, NUM_CONFIDENCES, NUM_SOURCES
+from plait.kernels.draft_lookup import CELLS, MODEL, NUM_CONFIDENCES, NUM_SOURCES
 from plait.speculation.pool import FloatArray, IntArray
 
 Learned = tuple[FloatArray, FloatArray]
@@ -20,6 +21,8 @@ Learned = tuple[FloatArray, FloatArray]
 
 PRIOR = 8.0
 """Trials that a wider class counts as in a narrower one."""
+TRUST = 0.8
+"""Chance that a guess of a draft model is taken to come true before there are trials: it is tried, then."""
 REFRESH = 256
 """Trials after which the table is made anew."""
 FORGET = 0.5
@@ -72,13 +75,17 @@ class Acceptance:
     def _table(self) -> FloatArray:
         """Widest classes first, each the prior of the next."""
         confidences = (np.arange(NUM_CONFIDENCES) + 0.5) / NUM_CONFIDENCES
-        table = np.broadcast_to(0.5 * confidences, CELLS)
-        for over in (
-            (_SOURCE_AXIS, _MATCH_AXIS, _DEPTH_AXIS),
-            (_MATCH_AXIS, _DEPTH_AXIS),
-            (_DEPTH_AXIS,),
-            (),
-        ):
-            trials, hits = self.trials_C.sum(over, keepdims=True), self.hits_C.sum(over, keepdims=True)
-            table = (hits + PRIOR * table) / (trials + PRIOR)
+        over = (_SOURCE_AXIS, _MATCH_AXIS, _DEPTH_AXIS)
+        looked_up = _posterior(self.trials_C[:, :MODEL], self.hits_C[:, :MODEL], over, 0.5 * confidences)
+        shape = (CELLS[0], 1, 1, 1, NUM_CONFIDENCES)
+        trusted = np.full(shape, TRUST)
+        table = np.concatenate([*[np.broadcast_to(looked_up, shape)] * MODEL, trusted], axis=_SOURCE_AXIS)
+        for over in ((_MATCH_AXIS, _DEPTH_AXIS), (_DEPTH_AXIS,), ()):
+            table = _posterior(self.trials_C, self.hits_C, over, table)
         return np.ascontiguousarray(table).reshape(-1)
+
+
+def _posterior(trials_C: FloatArray, hits_C: FloatArray, over: tuple[int, ...], prior: FloatArray) -> FloatArray:
+    """Shares of hits in classes that are the sums of cells over these axes, which stay with length 1."""
+    trials, hits = trials_C.sum(over, keepdims=True), hits_C.sum(over, keepdims=True)
+    return (hits + PRIOR * prior) / (trials + PRIOR)

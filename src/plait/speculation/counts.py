@@ -13,8 +13,9 @@ from plait.speculation.pool import FloatArray
 
 MOST_PLACES = 15
 """Tokens of a guess at most."""
-SOURCES = ("prompt", "siblings", "history")
-"""By their numbers in `draft_lookup`: its prompt and its own words, other samples of the prompt, earlier ones."""
+SOURCES = ("prompt", "siblings", "history", "model")
+"""By their numbers in `draft_lookup`: its prompt and its own words, other samples of the prompt, earlier ones; a draft
+model."""
 
 
 def _zeros_of_places() -> FloatArray:
@@ -40,7 +41,7 @@ class Counts:
     saved_s: float = 0.0
     """Seconds that plain steps would have taken longer for the same tokens, by the fitted cost of a step."""
     drafting_s: float = 0.0
-    """Seconds of looking guesses up and choosing."""
+    """Seconds of looking guesses up, of the draft model, and of choosing."""
     tried_at: FloatArray = field(default_factory=_zeros_of_places)
     """By place in the guess: computed guesses of which all before came true."""
     accepted_at: FloatArray = field(default_factory=_zeros_of_places)

@@ -1,18 +1,34 @@
-"""Where guesses come from: what every source of them does, and the one that looks known texts up.
+"""Where guesses come from: what every source of them does, what one does whose guesses take seconds that count, and the
+one that looks known texts up.
 
 Shapes: B samples asked for, K tokens of a guess, C cells of acceptance, T tokens said.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from plait.kernels import draft_lookup
+from plait.kernels.draft_lookup import CELLS, DEPTHS, MODEL, NUM_CONFIDENCES
 from plait.speculation.pool import FloatArray, IntArray, TextPool
+
+
+class SampledBy(Protocol):
+    """How a sample draws; see `generation.settings.Sampling`."""
+
+    @property
+    def temperature(self) -> float: ...
+
+    @property
+    def top_k(self) -> int: ...
+
+    @property
+    def top_p(self) -> float: ...
 
 
 @dataclass(frozen=True)
@@ -27,6 +43,14 @@ class Asked:
     greedy_B: NDArray[np.bool_]
     limits_B: IntArray
     """Tokens of a guess at most."""
+    samplings: Sequence[SampledBy]
+    """[B]: how they draw, for who draws in their place; where nobody does, it may be empty."""
+
+    def part(self, rows_R: IntArray) -> Self:
+        """Some of the samples."""
+        arrays = (self.slots_B, self.keys_B, self.places_B, self.greedy_B, self.limits_B)
+        samplings = [self.samplings[row] for row in rows_R.tolist()] if self.samplings else ()
+        return type(self)(*(array[rows_R] for array in arrays), samplings)
 
 
 @dataclass(frozen=True)
@@ -39,6 +63,12 @@ class Guesses:
     """What the acceptance of each token is learned by (`acceptance.Acceptance`)."""
     survival_BK: FloatArray
     """Chance that it and all before it come true; falls along a chain. 0 behind its end."""
+
+    @classmethod
+    def none(cls, num_samples: int, most: int) -> Self:
+        """For so many samples no guess, with room for one of so many tokens."""
+        shape = num_samples, most
+        return cls(np.zeros(shape, np.int32), np.zeros(shape[0], np.int64), np.zeros(shape, np.int64), np.zeros(shape))
 
     @property
     def num_tokens(self) -> int:
@@ -87,15 +117,30 @@ class Drafter(Protocol):
         ...
 
 
+class CostlyDrafter(Drafter, Protocol):
+    """A source whose guesses take seconds, which count against what they save."""
+
+    def seconds_of(self, slots_B: IntArray) -> tuple[float, float]:
+        """What guesses for these samples take, as far as is known (0: not at all): to catch up with what they have said
+        since they were guessed for last, once; and each further token of all guesses together."""
+        ...
+
+
+def drafted_cells(greedy_B: NDArray[np.bool_], depth: int, confidence_B: FloatArray) -> IntArray:
+    """[B]: cells of tokens that a draft model guesses at a place in the guess, with the probabilities that it gives
+    them."""
+    bucket = int(np.searchsorted(DEPTHS, depth, side="right"))
+    confidences_B = np.clip(np.nan_to_num(confidence_B) * NUM_CONFIDENCES, 0, NUM_CONFIDENCES - 1).astype(np.int64)
+    first = np.ravel_multi_index((0, MODEL, 0, bucket, 0), CELLS)
+    return greedy_B * int(np.prod(CELLS[1:])) + first + confidences_B
+
+
 class PoolDrafter(TextPool):
     """Guesses from the pool of known texts."""
 
     def guess(self, asked: Asked, most: int, acceptance_C: FloatArray, least: float) -> Guesses:
         """See Drafter.guess."""
-        shape = len(asked.slots_B), most
-        found = Guesses(
-            np.zeros(shape, np.int32), np.zeros(shape[0], np.int64), np.zeros(shape, np.int64), np.zeros(shape)
-        )
+        found = Guesses.none(len(asked.slots_B), most)
         draft_lookup.propose(
             asked.slots_B,
             asked.keys_B,

@@ -2,8 +2,8 @@
 
 `auto` looks guesses up, chooses by acceptance and cost, and computes a few that it does not believe in where it has
 not measured what so many rows take. Where guesses do not pay, they are looked up seldom, which is enough to notice
-when they would. What it chooses depends on seconds that were measured; what samples say does not depend on what it
-chooses.
+when they would. A draft model is asked beside, where its guesses are expected to pay for its seconds, too (`costly`).
+What it chooses depends on seconds that were measured; what samples say does not depend on what it chooses.
 
 Shapes: B running samples, K tokens of a guess, S slots, T tokens said.
 """
@@ -21,8 +21,9 @@ from plait.kernels.draft_lookup import CELLS, NUM_SOURCES
 from plait.speculation import choice
 from plait.speculation.acceptance import Acceptance
 from plait.speculation.choice import Choice
+from plait.speculation.costly import Costly, LookedUp, Wanted
 from plait.speculation.counts import MOST_PLACES, Counts
-from plait.speculation.drafter import Asked, Drafter, Guesses
+from plait.speculation.drafter import Asked, CostlyDrafter, Drafter, Guesses
 from plait.speculation.pool import FloatArray, IntArray
 from plait.speculation.step_cost import StepCost
 
@@ -57,14 +58,26 @@ class Speculation:
 
     Args:
         how: tokens of every guess, or "auto".
-        drafter: where guesses come from.
+        drafter: where guesses are looked up.
         clock: seconds.
+        model: whose guesses take seconds that count; None: there is none.
     """
 
-    def __init__(self, how: How, drafter: Drafter, clock: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(
+        self,
+        how: How,
+        drafter: Drafter,
+        clock: Callable[[], float] = time.perf_counter,
+        *,
+        model: CostlyDrafter | None = None,
+    ) -> None:
         self.drafter, self.acceptance, self.cost, self.counts = drafter, Acceptance(), StepCost(), Counts()
         self._how, self._clock = how, clock
         self._most = AUTO_MOST if how == "auto" else how
+        self._drafters: list[Drafter] = [drafter] if model is None else [drafter, model]
+        self._costly = None if model is None else Costly(model, self._most)
+        self._drafted_s, self._is_trial = 0.0, False
+        """What the model took in this step, and whether to see what would come of it."""
         self._probes: dict[tuple[int, int], int] = {}
         self._since_guess, self._since_plain, self._resting = 0, 0, 0
         self._window: list[tuple[float, float]] = []
@@ -87,12 +100,14 @@ class Speculation:
                 for array in (self._lengths_S, self._computed_S, self._at_S)
             )
         self._lengths_S[slot] = 0
-        self.drafter.begin(slot, prompt_ids)
+        for drafter in self._drafters:
+            drafter.begin(slot, prompt_ids)
 
     def end(self, slot: int) -> None:
         """The sample in a slot says nothing more."""
         self._lengths_S[slot] = 0
-        self.drafter.end(slot)
+        for drafter in self._drafters:
+            drafter.end(slot)
 
     def hear(self, slots_B: IntArray, counts_B: IntArray, token_ids_T: IntArray, probs_T: FloatArray) -> None:
         """What samples have said since they were heard last; see `Drafter.say`."""
@@ -106,7 +121,8 @@ class Speculation:
             cells_X, places_X, hits_X = cells_X[:count], places_X[:count], hits_X[:count]
             self.acceptance.learn(cells_X, hits_X)
             self._count_computed(cells_X[places_X >= 0], places_X[places_X >= 0], hits_X[places_X >= 0])
-        self.drafter.say(slots_B, counts_B, token_ids_T, probs_T)
+        for drafter in self._drafters:
+            drafter.say(slots_B, counts_B, token_ids_T, probs_T)
 
     def _count_computed(self, cells: IntArray, places: IntArray, hits: IntArray) -> None:
         sources, counts = cells // _PER_SOURCE % NUM_SOURCES, self.counts
@@ -119,7 +135,8 @@ class Speculation:
     def grow_old(self) -> None:
         """The policy has changed."""
         self.acceptance.forget()
-        self.drafter.grow_old()
+        for drafter in self._drafters:
+            drafter.grow_old()
 
     def guess(self, asked: Asked, num_context: int) -> list[list[int]]:
         """Guesses that are to be computed, one for each sample that was asked for; empty ones, where none pays.
@@ -128,18 +145,22 @@ class Speculation:
             num_context: tokens that the samples hold.
         """
         began = self._clock()
-        count = len(asked.slots_B)
+        count, guesses, again_s = len(asked.slots_B), None, 0.0
         found: list[list[int]] = [[] for _ in range(count)]
         if is_due := self._is_due():
             self._since_guess = 0
             guesses = self.drafter.guess(asked, self._most, self.acceptance.table_C, self._least(count, num_context))
-            lengths_B = self._chosen(guesses, num_context).lengths_B
+        self._drafted_s, self._is_trial = 0.0, False
+        if self._costly is not None and (self._how != "auto" or self._costly.is_due()):
+            guesses, again_s = self._drafted(self._costly, asked, guesses, num_context)
+        if guesses is not None:
+            lengths_B = self._chosen(guesses, num_context, again_s).lengths_B
             self._remember(asked.slots_B, guesses, lengths_B)
             for row in lengths_B.nonzero()[0].tolist():
                 found[row] = guesses.token_ids_BK[row, : lengths_B[row]].tolist()
         self._last_s = self._clock() - began
         if is_due:
-            self._looking_s = _smoothed(self._looking_s, self._last_s)
+            self._looking_s = _smoothed(self._looking_s, self._last_s - self._drafted_s)
         self.counts.drafting_s += self._last_s
         return found
 
@@ -162,14 +183,19 @@ class Speculation:
         self._step_s = _smoothed(self._step_s, seconds)
         self._since_guess += 1
         self.counts.steps += 1
+        if self._costly is not None:
+            self._costly.done(seconds)
         if num_drafted == 0:
             self._since_plain, self._resting = 0, max(0, self._resting - 1)
-            return
-        self._since_plain += 1
+            if self._drafted_s == 0.0 or self._is_trial:
+                self.counts.saved_s -= self._drafted_s
+                return
+        else:
+            self._since_plain += 1
+            self.counts.steps_with_drafts += 1
+            self.counts.rows += num_rows
+            self.counts.drafted += num_drafted
         plain_s = float(self.cost.seconds(np.array([num_rows]), num_context)[0]) * num_drawn / num_rows
-        self.counts.steps_with_drafts += 1
-        self.counts.rows += num_rows
-        self.counts.drafted += num_drafted
         self.counts.saved_s += plain_s - seconds
         self._window.append((plain_s, seconds))
         if len(self._window) == WINDOW:
@@ -191,7 +217,34 @@ class Speculation:
         one, more = self.cost.seconds(rows, num_context).tolist()
         return max(LEAST_SURVIVAL, 0.5 * min(1.0, (more - one) * num_samples / max(one, 1e-12)))
 
-    def _chosen(self, guesses: Guesses, num_context: int) -> Choice:
+    def _drafted(
+        self, costly: Costly, asked: Asked, guesses: Guesses | None, num_context: int
+    ) -> tuple[Guesses | None, float]:
+        """What was looked up, with what the model guesses, where that is asked; and the seconds that this takes as
+        often as it is done again."""
+        count, table_C = len(asked.slots_B), self.acceptance.table_C
+        if self._how == "auto" and self.cost.num_steps < PROBES:
+            return guesses, 0.0
+        looked_up = Guesses.none(count, self._most) if guesses is None else guesses
+        began = self._clock()
+        if self._how == "auto":
+            may_pay = not self._resting and self._since_plain < SELDOM
+            alone = LookedUp.of(looked_up, lambda rows_X: self.cost.seconds(rows_X, num_context))
+            wanted = costly.wanted(asked, alone, table_C, may_pay=may_pay)
+        else:
+            wanted = Wanted(np.arange(count), self._most, 0.0, 0.0)
+        thought = self._clock()
+        if wanted is not None:
+            guesses = costly.guess(asked, wanted, looked_up, table_C)
+            self._drafted_s, self._is_trial = self._clock() - thought, wanted.is_trial
+        costly.took(wanted, thought - began, self._drafted_s)
+        return guesses, 0.0 if wanted is None else wanted.seconds
+
+    def _chosen(self, guesses: Guesses, num_context: int, again_s: float) -> Choice:
+        """
+        Args:
+            again_s: what the guesses took, and those of the next step will.
+        """
         num_samples = len(guesses.lengths_B)
         if self._how != "auto":
             return Choice(guesses.lengths_B, 1.0)
@@ -202,7 +255,7 @@ class Speculation:
             return choice.nothing(num_samples)
         if probed := self._probed(num_samples, len(samples_M)):
             return choice.first(samples_M, probed, num_samples)
-        seconds_M1 = self.cost.seconds(rows_M1, num_context)
+        seconds_M1 = self.cost.seconds(rows_M1, num_context) + again_s
         found = choice.most_per_second(samples_M, survival_M, seconds_M1, num_samples)
         self._gain = _smoothed(self._gain, found.gain - 1.0)
         if self._resting or self._since_plain >= SELDOM:

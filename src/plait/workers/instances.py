@@ -46,7 +46,7 @@ def engine_of(model: LanguageModel, settings: SamplingSettings, team: Team, *, k
         return Engine(model, settings, keep_memory=keep_memory)
     joint = JointRanks(model, settings, team)
     whole: Any = _Staged(model, joint.stages) if team.pp.size > 1 else model
-    speculates = NoSpeculation() if settings.speculation == "off" else DraftedByOne(settings, team, joint.waited)
+    speculates = NoSpeculation() if settings.speculation == "off" else DraftedByOne(model, settings, team, joint)
     return Engine(whole, settings, joint=joint, speculates=speculates)
 
 
@@ -126,11 +126,11 @@ class JointRanks:
 class DraftedByOne:
     """Drafts of a step, by the rank that delivers the instance's samples; the others are told. See `Speculates`."""
 
-    def __init__(self, settings: SamplingSettings, team: Team, waited: Waited) -> None:
+    def __init__(self, model: LanguageModel, settings: SamplingSettings, team: Team, joint: JointRanks) -> None:
         self._lengths, self._drafts = (
-            OneToAll(team.all, deciding(team), kind, "drafts", waited) for kind in (Kind.NUM_DRAFTS, Kind.DRAFTS)
+            OneToAll(team.all, deciding(team), kind, "drafts", joint.waited) for kind in (Kind.NUM_DRAFTS, Kind.DRAFTS)
         )
-        self._own: Speculates = speculator_of(settings) if self._lengths.tells else NoSpeculation()
+        self._own: Speculates = speculator_of(settings, model) if self._lengths.tells else NoSpeculation()
 
     @property
     def counts(self) -> Counts | None:

@@ -1,0 +1,280 @@
+"""Guesses of a draft model: what it draws in the samples' place.
+
+It draws with the noise that the sample itself draws with, at its temperature, top-k and top-p. The token with the
+largest sum of log-probability and noise is the same in both models unless their probabilities differ by more than the
+noise sets tokens apart: at temperature 1 that is right far more often than its likeliest token, and always where both
+models are one.
+
+It holds keys and values of its own in blocks like the engine's; samples whose prompts begin alike share theirs. What a
+sample has said since it was guessed for last is computed first; where nothing was guessed for long, that is more. Who
+finds no room is not guessed for, and nothing else depends on what is held here.
+
+Shapes: B samples that are asked for, R of them that are guessed for, K tokens of a guess, V vocabulary, T tokens said.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from plait.generation.across import downloaded, uploaded
+from plait.generation.forward import PACK_STEPS, ChunkTokens, Forward
+from plait.generation.pool import KVPool
+from plait.generation.ragged import SHORT_ROWS, NewTokens
+from plait.generation.rows import NO_DRAFTS, DecodeBatch
+from plait.generation.sampler import SamplingRows, sample
+from plait.kernels import noise
+from plait.models.language_model import LanguageModel
+from plait.policy.blocks import BLOCK_TOKENS, Blocks, num_blocks_for, prefix_keys
+from plait.speculation.drafter import Asked, Guesses, drafted_cells
+from plait.speculation.pool import FloatArray, IntArray
+from plait.speculation.step_cost import StepCost
+
+
+@dataclass(slots=True)
+class _Text:
+    """A sample, and how much of it the draft model holds keys and values of."""
+
+    prompt_ids: tuple[int, ...]
+    token_ids: list[int]
+    """Of prompt and response."""
+    num_held: int = 0
+    ahead: list[int] = field(default_factory=list)
+    """Guessed tokens whose keys and values stand behind those; only where all that was said is held."""
+    table: list[int] = field(default_factory=list)
+    is_known: bool = True
+    """Whether the draft model has all of these tokens."""
+
+    @property
+    def num_shared(self) -> int:
+        """Tokens of the prompt in whole blocks, which others may hold, too."""
+        return len(self.prompt_ids) // BLOCK_TOKENS * BLOCK_TOKENS
+
+    @property
+    def num_behind(self) -> int:
+        """Tokens to compute before the newest one, which is computed in any case."""
+        return max(0, len(self.token_ids) - 1 - self.num_held)
+
+    def say(self, token_id: int) -> None:
+        """Its next token; where that was guessed, it may be held already."""
+        self.token_ids.append(token_id)
+        if not self.ahead:
+            return
+        if self.ahead.pop(0) == token_id:
+            self.num_held += 1
+        else:
+            self.ahead.clear()
+
+    def rewind(self) -> None:
+        """Have the newest token computed next, and nothing guessed."""
+        self.ahead.clear()
+        self.num_held = min(self.num_held, len(self.token_ids) - 1)
+
+
+class ModelDrafter:
+    """A CostlyDrafter over a model that speaks the tokens of the policy.
+
+    Args:
+        model: whole; its weights do not change.
+        vocabulary: tokens of the policy.
+        num_blocks: of BLOCK_TOKENS tokens whose keys and values it holds at most.
+        most_tokens: computed at a time.
+    """
+
+    def __init__(self, model: LanguageModel, *, vocabulary: int, num_blocks: int, most_tokens: int = 4096) -> None:
+        self.model = model
+        self._most_tokens = most_tokens
+        self._vocabulary = min(vocabulary, model.config.get_text_config().vocab_size)
+        self._pool, self._num_blocks = KVPool(), num_blocks
+        self._blocks = Blocks(num_blocks)
+        self._forward = Forward(model, self._pool, exact=False)
+        # Once for all: its weights stay as they are.
+        self._forward.prepare(lambda: PACK_STEPS)
+        self._no_rows = DecodeBatch(1, BLOCK_TOKENS, model.device)
+        self._texts: dict[int, _Text] = {}
+        self._cost = StepCost()
+        self._is_warm = False
+
+    @property
+    def num_bytes(self) -> int:
+        """See Drafter.num_bytes; keys and values, without the weights."""
+        return self._pool.num_bytes
+
+    def begin(self, slot: int, prompt_ids: tuple[int, ...]) -> None:
+        """See Drafter.begin."""
+        self._texts[slot] = _Text(prompt_ids, list(prompt_ids), is_known=max(prompt_ids) < self._vocabulary)
+
+    def say(self, slots_B: IntArray, counts_B: IntArray, token_ids_T: IntArray, probs_T: FloatArray) -> None:
+        """See Drafter.say."""
+        start, token_ids = 0, token_ids_T.tolist()
+        for slot, count in zip(slots_B.tolist(), counts_B.tolist(), strict=True):
+            text = self._texts[slot]
+            for token_id in token_ids[start : start + count]:
+                text.say(token_id)
+                text.is_known = text.is_known and token_id < self._vocabulary
+            start += count
+
+    def record(self, prompt_ids: tuple[int, ...], token_ids: IntArray, probs: FloatArray) -> None:
+        """See Drafter.record: it learns from no text."""
+
+    def end(self, slot: int) -> None:
+        """See Drafter.end; with the last sample all keys and values go."""
+        self._let_go(self._texts.pop(slot))
+        if not self._texts:
+            self._pool.clear()
+            self._blocks = Blocks(self._num_blocks)
+
+    def grow_old(self) -> None:
+        """See Drafter.grow_old: it is of no policy."""
+
+    def seconds_of(self, slots_B: IntArray) -> tuple[float, float]:
+        """See CostlyDrafter.seconds_of."""
+        texts = [self._texts[slot] for slot in slots_B.tolist()]
+        num_behind, prompts = 0, set()
+        for text in texts:
+            num_behind += text.num_behind
+            if not text.table:
+                if text.prompt_ids in prompts:
+                    num_behind -= text.num_shared
+                prompts.add(text.prompt_ids)
+        context = sum(len(text.token_ids) for text in texts)
+        counts = np.array([len(texts), len(texts) + num_behind])
+        token_s, first_s = self._cost.seconds(counts, context).tolist()
+        return first_s - token_s, token_s
+
+    @torch.no_grad()
+    def guess(self, asked: Asked, most: int, acceptance_C: FloatArray, least: float) -> Guesses:
+        """See Drafter.guess."""
+        found = Guesses.none(len(asked.slots_B), most)
+        rows_R = self._with_room(asked, most)
+        if not len(rows_R):
+            return found
+        texts = [self._texts[slot] for slot in asked.slots_B[rows_R].tolist()]
+        for text in texts:
+            text.rewind()
+        self._catch_up(texts, most)
+        survival_R = np.ones(len(rows_R))
+        new = [NewTokens(text.token_ids[text.num_held :], text.num_held, text.table) for text in texts]
+        for depth in range(most):
+            asked_R = asked.part(rows_R)
+            token_ids_R, confidence_R = self._drawn(new, asked_R, depth)
+            for text in texts:
+                text.num_held = len(text.token_ids)
+            cells_R = drafted_cells(asked_R.greedy_B, depth, confidence_R)
+            survival_R = survival_R * acceptance_C[cells_R]
+            kept_R = survival_R >= least
+            rows = rows_R[kept_R]
+            found.token_ids_BK[rows, depth], found.cells_BK[rows, depth] = token_ids_R[kept_R], cells_R[kept_R]
+            found.survival_BK[rows, depth], found.lengths_B[rows] = survival_R[kept_R], depth + 1
+            kept_R &= asked_R.limits_B > depth + 1
+            if depth + 1 == most or not kept_R.any():
+                break
+            rows_R, survival_R = rows_R[kept_R], survival_R[kept_R]
+            texts = [text for text, is_kept in zip(texts, kept_R.tolist(), strict=True) if is_kept]
+            new = []
+            for text, token_id in zip(texts, token_ids_R[kept_R].tolist(), strict=True):
+                text.ahead.append(token_id)
+                new.append(NewTokens((token_id,), text.num_held + len(text.ahead) - 1, text.table))
+        return found
+
+    def _with_room(self, asked: Asked, most: int) -> IntArray:
+        """[R]: those whose tokens, with a guess of so many, have room. Who is not asked for gives way."""
+        slots, rows, free = asked.slots_B.tolist(), [], self._blocks.num_free
+        others = [text for slot, text in self._texts.items() if text.table and slot not in set(slots)]
+        for row, (slot, limit) in enumerate(zip(slots, asked.limits_B.tolist(), strict=True)):
+            text = self._texts[slot]
+            length = len(text.token_ids) + most - 1
+            if limit < 1 or not text.is_known or length > self.model.max_positions:
+                continue
+            needed = num_blocks_for(length) - len(text.table)
+            while needed > free and others:
+                before = self._blocks.num_free
+                self._let_go(others.pop())
+                free += self._blocks.num_free - before
+            if needed <= free:
+                rows.append(row)
+                free -= needed
+        return np.array(rows, np.int64)
+
+    def _let_go(self, text: _Text) -> None:
+        self._blocks.release(text.table)
+        text.table, text.num_held = [], 0
+        text.ahead.clear()
+
+    def _catch_up(self, texts: Sequence[_Text], most: int) -> None:
+        """Have all of these hold blocks for a guess, and keys and values of what they have said up to a few tokens,
+        which are computed with the newest one."""
+        left = list(texts)
+        while left:
+            chunks, held, waiting, room = [], [], [], self._most_tokens
+            computing: set[tuple[int, ...]] = set()
+            for text in left:
+                if not text.table:
+                    if text.prompt_ids in computing:
+                        waiting.append(text)  # finds what is being computed
+                        continue
+                    self._share(text)
+                text.table += self._blocks.take(
+                    max(0, num_blocks_for(len(text.token_ids) + most - 1) - len(text.table))
+                )
+                if text.num_held < text.num_shared:
+                    computing.add(text.prompt_ids)
+                elif text.num_behind < SHORT_ROWS:
+                    continue
+                if count := min(text.num_behind, room):
+                    stop = text.num_held + count
+                    chunks.append(NewTokens(text.token_ids[text.num_held : stop], text.num_held, text.table))
+                    held.append((text, stop))
+                    room -= count
+                if count < text.num_behind:
+                    waiting.append(text)
+            if chunks:
+                began = time.perf_counter()
+                self._computed(chunks, completes=False)
+                self._took(chunks, time.perf_counter() - began)
+            for text, stop in held:
+                text.num_held = stop
+                self._name(text)
+            left = waiting
+
+    def _share(self, text: _Text) -> None:
+        """Hold what others hold of the beginning of its prompt."""
+        text.table = self._blocks.find(prefix_keys(text.prompt_ids))
+        self._blocks.hold(text.table)
+        text.num_held = len(text.table) * BLOCK_TOKENS
+
+    def _name(self, text: _Text) -> None:
+        """Whole blocks of its prompt that are computed may be found by others."""
+        count = min(text.num_held, text.num_shared) // BLOCK_TOKENS
+        for block, key in zip(text.table[:count], prefix_keys(text.prompt_ids), strict=False):
+            self._blocks.name(block, key)
+
+    def _drawn(self, new: Sequence[NewTokens], asked: Asked, depth: int) -> tuple[IntArray, FloatArray]:
+        """Tokens [R] drawn behind these, and their probabilities [R]."""
+        began, device = time.perf_counter(), self.model.device
+        logits_RV = self._computed(new, completes=True)
+        assert logits_RV is not None, "a chunk that completes is read"
+        keys_R = uploaded(asked.keys_B.view(np.int64).tolist(), torch.int64, device)
+        places_R = uploaded((asked.places_B + depth).tolist(), torch.int64, device)
+        rows = SamplingRows.of(asked.samplings, self._vocabulary, device)
+        drawn = sample(logits_RV[:, : self._vocabulary], noise.draw_keys(keys_R, places_R), rows)
+        token_ids, logprobs = downloaded(*drawn)
+        self._took(new, time.perf_counter() - began)
+        return np.array(token_ids, np.int64), np.exp(np.array(logprobs))
+
+    def _computed(self, new: Sequence[NewTokens], *, completes: bool) -> Tensor | None:
+        """Logits [R, V] behind the last of the new tokens of each, where they are read."""
+        self._pool.reserve(self._blocks.num_touched, self._num_blocks)
+        return self._forward.logits(self._no_rows, NO_DRAFTS, [ChunkTokens(one, completes) for one in new])
+
+    def _took(self, new: Sequence[NewTokens], seconds: float) -> None:
+        """A forward of these took so long; the first one, which nothing is warm for, does not count."""
+        num_rows = sum(len(one.token_ids) for one in new)
+        if self._is_warm:
+            self._cost.observe(num_rows, num_rows + sum(one.held for one in new), seconds)
+        self._is_warm = True

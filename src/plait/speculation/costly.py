@@ -1,0 +1,199 @@
+"""When a draft model is asked: where its guesses are expected to pay for its seconds and for the rows that they take,
+and now and then to see whether they would.
+
+With guesses of K tokens for the samples for which more is expected of it than of what was looked up, a step gives
+B + S tokens, S the sum of all survivals, and takes T(rows) + K times what the model takes for a token, and a share of
+what it has to catch up with before. Survival is expected by what was learned of acceptance, for such confidences as
+its guesses had before.
+
+What does not pay is tried in a share of the time, of one sample where of all is too much.
+
+Shapes: B running samples, R of them that the model is asked for, K tokens of a guess, C confidences, G kinds of sample
+(not greedy, greedy).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from plait.kernels.draft_lookup import CELLS, DEPTHS, MODEL, NUM_CONFIDENCES
+from plait.speculation.choice import LEAST_GAIN, by_survival, most_per_second
+from plait.speculation.drafter import Asked, CostlyDrafter, Guesses
+from plait.speculation.pool import FloatArray, IntArray
+
+SHARE = 0.005
+"""Of the time, what trials may take where guesses do not pay."""
+THINKING = 0.0025
+"""Of the time, what finding out whether they would may take then."""
+SAVED_STEPS = 1024
+"""Steps whose share may be saved up for a trial."""
+BETWEEN = 32
+"""Steps between trials."""
+TRIED = 2
+"""Tokens of a guess of a trial, and of the first guesses."""
+FIRST = 24
+"""Tokens that it has guessed, up to which it is hardly known."""
+CHEAP = 0.3
+"""Of a step: what a trial of all samples may take."""
+SPREAD = 32
+"""Steps over which it is spread what the model catches up with, or as many as a sample has tokens left."""
+LAST = 0.1
+"""Weight of the last guesses among those whose confidences are remembered."""
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What the model is asked for."""
+
+    rows_R: IntArray
+    """Samples, as places among those that run."""
+    depth: int
+    """Tokens of a guess."""
+    least: float
+    """A guess ends where its survival falls below."""
+    seconds: float
+    """What that takes, as often as it is done again."""
+    is_trial: bool = False
+
+
+@dataclass(frozen=True)
+class LookedUp:
+    """What a step comes to with what was looked up alone."""
+
+    tokens_B: FloatArray
+    """Expected of the guesses that are computed."""
+    lengths_B: IntArray
+    seconds: Callable[[IntArray], FloatArray]
+    """Of steps of so many rows [X]."""
+
+    @classmethod
+    def of(cls, guesses: Guesses, seconds: Callable[[IntArray], FloatArray]) -> Self:
+        """What is computed of guesses where there are no others."""
+        num_samples, lengths_B = len(guesses.lengths_B), np.zeros(len(guesses.lengths_B), np.int64)
+        if guesses.num_tokens:
+            samples_M, survival_M = by_survival(guesses.survival_BK, guesses.lengths_B)
+            seconds_M1 = seconds(np.arange(num_samples, num_samples + len(samples_M) + 1))
+            lengths_B = most_per_second(samples_M, survival_M, seconds_M1, num_samples).lengths_B
+        is_taken_BK = np.arange(guesses.survival_BK.shape[1]) < lengths_B[:, None]
+        return cls((guesses.survival_BK * is_taken_BK).sum(1), lengths_B, seconds)
+
+
+class Costly:
+    """A drafter whose seconds count, and what is known of how it does.
+
+    Args:
+        most: tokens of a guess.
+    """
+
+    def __init__(self, drafter: CostlyDrafter, most: int) -> None:
+        self.drafter = drafter
+        self._most = most
+        self._shares_GKC = np.full((2, most, NUM_CONFIDENCES), 1.0 / NUM_CONFIDENCES)
+        """How often its guesses had each confidence."""
+        self._allowance_s, self._step_s, self._thinking_s = 0.0, 0.0, 0.0
+        self._since_thought, self._since_tried = 0, 0
+        self._num_guessed = 0
+        self._pays = False
+        """Whether guesses were expected to pay when that was asked last."""
+
+    def expected(self, asked: Asked, acceptance_C: FloatArray) -> FloatArray:
+        """[B, K]: chances that a guess comes true up to each of its tokens; 0 behind what the samples may still say."""
+        places_K = np.arange(self._most)
+        chances_GDC = acceptance_C.reshape(CELLS)[:, MODEL, 0]
+        chances_GKC = chances_GDC[:, np.searchsorted(DEPTHS, places_K, side="right")]
+        survival_GK = (self._shares_GKC * chances_GKC).sum(-1).cumprod(-1)
+        most = TRIED if self._num_guessed < FIRST else self._most
+        return survival_GK[asked.greedy_B.astype(int)] * (places_K < np.minimum(asked.limits_B, most)[:, None])
+
+    def is_due(self) -> bool:
+        """Whether it is worth the time to find out whether guesses pay."""
+        return self._pays or self._since_thought * THINKING * self._step_s >= self._thinking_s
+
+    def wanted(self, asked: Asked, looked_up: LookedUp, acceptance_C: FloatArray, *, may_pay: bool) -> Wanted | None:
+        """What it should guess; None: nothing.
+
+        Args:
+            may_pay: False: no guess is computed in this step, so that only a trial is of use.
+        """
+        expected_BK = self.expected(asked, acceptance_C)
+        rows_R = (expected_BK.sum(1) > looked_up.tokens_B).nonzero()[0]
+        found = self._that_pays(asked, rows_R, expected_BK, looked_up) if may_pay and len(rows_R) else None
+        return self._trial(asked) if found is None else found
+
+    def guess(self, asked: Asked, wanted: Wanted, looked_up: Guesses, acceptance_C: FloatArray) -> Guesses:
+        """What was looked up, and in its place what the model guesses where more of that is expected to come true, or
+        where that is tried."""
+        rows_R = wanted.rows_R
+        found = self.drafter.guess(asked.part(rows_R), wanted.depth, acceptance_C, wanted.least)
+        self._remember(asked.greedy_B[rows_R], found)
+        self._num_guessed += found.num_tokens
+        better_R = found.survival_BK.sum(1) > looked_up.survival_BK[rows_R].sum(1)
+        taken_R = found.lengths_B > 0 if wanted.is_trial else better_R
+        rows_R, width = rows_R[taken_R], found.token_ids_BK.shape[1]
+        merged = Guesses(*(array.copy() for array in vars(looked_up).values()))
+        for name in ("token_ids_BK", "cells_BK", "survival_BK"):
+            array = getattr(merged, name)
+            array[rows_R] = 0
+            array[rows_R, :width] = getattr(found, name)[taken_R]
+        merged.lengths_B[rows_R] = found.lengths_B[taken_R]
+        return merged
+
+    def took(self, wanted: Wanted | None, thinking_s: float, drafting_s: float) -> None:
+        """What finding out and guessing took in this step."""
+        self._thinking_s = thinking_s if self._thinking_s == 0.0 else 0.9 * self._thinking_s + 0.1 * thinking_s
+        self._since_thought = 0
+        self._pays = wanted is not None and not wanted.is_trial
+        if wanted is not None and wanted.is_trial:
+            self._allowance_s -= drafting_s
+            self._since_tried = 0
+
+    def done(self, seconds: float) -> None:
+        """A step took so long."""
+        self._step_s = seconds if self._step_s == 0.0 else 0.95 * self._step_s + 0.05 * seconds
+        self._allowance_s = min(self._allowance_s + SHARE * seconds, SHARE * SAVED_STEPS * self._step_s)
+        self._since_thought += 1
+        self._since_tried += 1
+
+    def _that_pays(self, asked: Asked, rows_R: IntArray, expected_BK: FloatArray, looked_up: LookedUp) -> Wanted | None:
+        """The depth with the most tokens per second, if these are enough more than without."""
+        num, is_asked_B = len(expected_BK), np.zeros(len(expected_BK), bool)
+        is_asked_B[rows_R] = True
+        catch_up_s, token_s = self.drafter.seconds_of(asked.slots_B[rows_R])
+        spread = float(np.clip(asked.limits_B[rows_R].mean(), 1, SPREAD))
+        places_K = np.arange(1, self._most + 1)
+        rows_K = num + (expected_BK[rows_R] > 0).sum(0).cumsum() + looked_up.lengths_B[~is_asked_B].sum()
+        tokens_K = num + expected_BK[rows_R].sum(0).cumsum() + looked_up.tokens_B[~is_asked_B].sum()
+        seconds_K = looked_up.seconds(rows_K) + token_s * places_K + catch_up_s / spread
+        per_second_K = tokens_K / np.maximum(seconds_K, 1e-12)
+        best = int(per_second_K.argmax())
+        alone = num + np.array([int(looked_up.lengths_B.sum())])
+        others = (num + looked_up.tokens_B.sum()) / max(float(looked_up.seconds(alone)[0]), 1e-12)
+        if per_second_K[best] < LEAST_GAIN * others:
+            return None
+        least = 0.5 * min(1.0, float(per_second_K[best]) * token_s / len(rows_R))
+        return Wanted(rows_R, best + 1, least, token_s * (best + 1))
+
+    def _trial(self, asked: Asked) -> Wanted | None:
+        """Of all samples, or of the first, which has the least to catch up with."""
+        if self._since_tried < BETWEEN or self._allowance_s <= 0:
+            return None
+        all_rows = np.arange(len(asked.slots_B))
+        for rows_R, most_s in ((all_rows, CHEAP * self._step_s), (all_rows[:1], self._allowance_s)):
+            catch_up_s, token_s = self.drafter.seconds_of(asked.slots_B[rows_R])
+            if catch_up_s + TRIED * token_s <= min(most_s, self._allowance_s):
+                return Wanted(rows_R, TRIED, 0.0, 0.0, is_trial=True)
+        return None
+
+    def _remember(self, greedy_R: NDArray[np.bool_], found: Guesses) -> None:
+        """Confidences of the guesses, which stand in their cells."""
+        for greedy in (0, 1):
+            lengths_R, cells_RK = found.lengths_B[greedy_R == greedy], found.cells_BK[greedy_R == greedy]
+            for place in range(int(lengths_R.max(initial=0))):
+                confidences = cells_RK[lengths_R > place, place] % NUM_CONFIDENCES
+                shares_C = np.bincount(confidences, minlength=NUM_CONFIDENCES) / len(confidences)
+                self._shares_GKC[greedy, place] += LAST * (shares_C - self._shares_GKC[greedy, place])

@@ -1,0 +1,206 @@
+"""A draft model behind the engine: it changes no token, and guesses as well as it knows the policy."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from plait.generation import forward
+from plait.generation.engine import Engine
+from plait.generation.model_drafter import ModelDrafter
+from plait.generation.request import Request
+from plait.generation.settings import Sampling, SamplingSettings
+from plait.generation.speculator import Speculator
+from plait.kernels.draft_lookup import CELLS
+from plait.models.language_model import LanguageModel
+from plait.speculation.drafter import Asked
+from plait.speculation.speculation import How
+from tests.generation.test_engine import requests
+from tests.generation.test_open_loop import request
+from tests.models.tiny import VOCAB_SIZE, tiny_model
+from tests.speculation.test_engine import ASKED, Guessing, drained, needs_vectors
+from tests.training.exact import ExactFloat64
+
+SURE = np.ones(int(np.prod(CELLS)))
+LONG = [request(uid, 20 + uid, [40, 40]) for uid in range(3)]
+"""At temperature 1, with no stop but their lengths."""
+
+
+def drafter_of(model: LanguageModel, num_blocks: int = 256, most_tokens: int = 4096) -> ModelDrafter:
+    return ModelDrafter(model, vocabulary=VOCAB_SIZE, num_blocks=num_blocks, most_tokens=most_tokens)
+
+
+def speculates(drafter: ModelDrafter, how: How = 4) -> Speculator:
+    """Nothing is looked up beside it."""
+    return Speculator(how, Guessing(lambda said, most: []), drafter)
+
+
+def perturbed(share: float) -> LanguageModel:
+    """The policy of these tests, with so much noise in each weight."""
+    model = tiny_model("llama")
+    generator = torch.Generator().manual_seed(3)
+    model.weights += (
+        share * model.weights.std() * torch.randn(model.weights.shape, generator=generator, dtype=model.weights.dtype)
+    )
+    return model
+
+
+def acceptance(model: LanguageModel, asked: list[Request]) -> float:
+    """Of guesses of two tokens."""
+    speculator = speculates(drafter_of(model), 2)
+    with ExactFloat64():
+        drained(Engine(tiny_model("llama"), SamplingSettings(), speculates=speculator), asked)
+    counts = speculator.counts
+    assert counts.tried_of.sum() == counts.tried_of[3] > 50, "all guesses are those of the model"
+    return float(counts.accepted_of[3] / counts.tried_of[3])
+
+
+def test_the_policy_itself_is_always_right() -> None:
+    """It draws with the noise of the sample: at temperature 1, with filters, and greedily."""
+    assert acceptance(tiny_model("llama"), LONG) == 1.0
+    filtered = [replace(one, sampling=Sampling(temperature=0.7, top_k=9, top_p=0.8)) for one in LONG]
+    assert acceptance(tiny_model("llama"), filtered) == 1.0
+    greedy = [replace(one, sampling=Sampling(temperature=0.0)) for one in LONG]
+    assert acceptance(tiny_model("llama"), greedy) == 1.0
+
+
+def test_the_more_it_is_like_the_policy_the_more_often_it_is_right() -> None:
+    shares = [acceptance(model, LONG) for model in (perturbed(0.05), perturbed(0.4), tiny_model("llama", seed=7))]
+    assert 1.0 > shares[0] > 0.8 > shares[1] > shares[2]
+    assert shares[2] < 0.2, "other weights know nothing of these"
+
+
+SETTINGS = [
+    {},
+    {"max_prefill_tokens": 9, "max_running": 3},
+    {"kv_tokens": 96},
+    {"prefix_cache_tokens": 64},
+]
+
+
+@pytest.mark.parametrize("settings", SETTINGS, ids=str)
+@pytest.mark.parametrize("kind", ["like the policy", "unlike it"])
+def test_it_changes_no_token(kind: str, settings: dict) -> None:
+    """Stops by token, string and limit; filters; greedy samples; chunks, preemption, cached prefixes."""
+    model = tiny_model("llama")
+    drafts = perturbed(0.02) if kind == "like the policy" else tiny_model("qwen3", seed=2)
+    with ExactFloat64():
+        plain, steps = drained(Engine(model, SamplingSettings(**settings)), requests())
+        drafter = drafter_of(drafts, num_blocks=16, most_tokens=settings.get("max_prefill_tokens", 4096))
+        speculator = speculates(drafter)
+        found, fewer = drained(Engine(model, SamplingSettings(**settings), speculates=speculator), requests())
+    assert found.keys() == plain.keys()
+    for uid, sample in found.items():
+        assert (sample.token_ids, sample.finish_reason) == (plain[uid].token_ids, plain[uid].finish_reason)
+        assert sample.logprobs == pytest.approx(plain[uid].logprobs, abs=1e-9)
+    assert speculator.counts.drafted > 0
+    assert fewer < steps or kind != "like the policy"
+    assert drafter.num_bytes == 0, "nothing is held where no sample is in flight"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("how", ["auto", 1, 6])
+def test_in_exact_mode_to_the_bit(how: How, dtype: torch.dtype) -> None:
+    model = tiny_model("llama", dtype=dtype)
+    plain, _ = drained(Engine(model, SamplingSettings(max_running=5, exact=True)), ASKED)
+    speculator = speculates(drafter_of(tiny_model("llama", dtype=dtype)), how)
+    engine = Engine(model, SamplingSettings(max_running=5, exact=True), speculates=speculator)
+    assert drained(engine, ASKED)[0] == plain
+    assert drained(engine, ASKED)[0] == plain
+    assert how == "auto" or speculator.counts.accepted > 10
+
+
+@needs_vectors
+def test_by_the_compiled_forward_to_the_bit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(forward, "PACK_STEPS", 1)
+    model, drafts = (tiny_model("llama", dtype=torch.bfloat16) for _ in range(2))
+    plain, _ = drained(Engine(model, SamplingSettings(max_running=5)), ASKED)
+    speculator = speculates(drafter_of(drafts), 6)
+    assert drained(Engine(model, SamplingSettings(max_running=5), speculates=speculator), ASKED)[0] == plain
+    counts = speculator.counts
+    assert counts.accepted == counts.tried_at.sum(), "the same rows, the same bits, the same noise"
+
+
+class Seen(ModelDrafter):
+    """Counts the tokens that it computes."""
+
+    num_tokens = 0
+
+    def _took(self, new, seconds: float) -> None:
+        self.num_tokens += sum(len(one.token_ids) for one in new)
+
+
+def asked_for(drafter: ModelDrafter, slots: list[int], limit: int = 8) -> list[list[int]]:
+    """Guesses of at most three tokens for these slots, greedy."""
+    count = len(slots)
+    asked = Asked(
+        np.array(slots),
+        np.arange(count).astype(np.uint64),
+        np.ones(count, np.int64),
+        np.ones(count, bool),
+        np.full(count, limit),
+        [Sampling(temperature=0.0)] * count,
+    )
+    found = drafter.guess(asked, 3, SURE, 0.0)
+    return [row[:length].tolist() for row, length in zip(found.token_ids_BK, found.lengths_B, strict=True)]
+
+
+def said(drafter: ModelDrafter, slot: int, *token_ids: int) -> None:
+    count = len(token_ids)
+    drafter.say(np.array([slot]), np.array([count]), np.array(token_ids), np.ones(count))
+
+
+def test_samples_of_a_prompt_share_what_it_holds_of_it() -> None:
+    """Two whole blocks of a prompt of 40 tokens once, the 8 behind them and a token of its own for each sample; then
+    two tokens of each guess."""
+    drafter = Seen(tiny_model("llama"), vocabulary=VOCAB_SIZE, num_blocks=64, most_tokens=20)
+    for slot in range(3):
+        drafter.begin(slot, tuple(range(5, 45)))
+        said(drafter, slot, 7 + slot)
+    asked_for(drafter, [0, 1, 2])
+    assert drafter.num_tokens == 32 + 3 * 9 + 3 * 2
+
+
+def test_what_came_true_is_not_computed_again() -> None:
+    """Of three guessed tokens the first two were computed, to guess the next ones behind them."""
+    drafter = Seen(tiny_model("llama"), vocabulary=VOCAB_SIZE, num_blocks=64)
+    drafter.begin(0, (5, 6, 7))
+    said(drafter, 0, 8)
+    (guess,) = asked_for(drafter, [0])
+    for token_ids, behind in ((guess, 1), ((9, 9), 2), ((guess[0] + 1,), 1)):
+        said(drafter, 0, *token_ids)
+        before = drafter.num_tokens
+        again = asked_for(drafter, [0])
+        assert drafter.num_tokens - before == behind + 2
+        fresh = drafter_of(tiny_model("llama"))
+        fresh.begin(0, (5, 6, 7))
+        said(fresh, 0, *drafter._texts[0].token_ids[3:])
+        assert asked_for(fresh, [0]) == again
+        guess = again[0]
+
+
+def test_who_finds_no_room_is_not_guessed_for() -> None:
+    """Three blocks: one sample of two blocks, or two of one."""
+    drafter = drafter_of(tiny_model("llama"), num_blocks=3)
+    for slot, length in enumerate((20, 4, 4, 400)):
+        drafter.begin(slot, tuple(at % 50 for at in range(length)))
+        said(drafter, slot, 8)
+    guesses = asked_for(drafter, [0, 1, 2, 3])
+    assert [len(guess) for guess in guesses] == [3, 3, 0, 0], "the last is longer than the model's positions"
+    assert [len(guess) for guess in asked_for(drafter, [2, 1])] == [3, 3], "who is not asked for gives way"
+    assert [len(guess) for guess in asked_for(drafter, [0], limit=2)] == [2]
+    for slot in range(4):
+        drafter.end(slot)
+    assert drafter.num_bytes == 0
+
+
+def test_tokens_that_it_does_not_have_end_its_guesses() -> None:
+    drafter = ModelDrafter(tiny_model("llama", vocab_size=300), vocabulary=VOCAB_SIZE, num_blocks=64)
+    drafter.begin(0, (5, 6, 7))
+    said(drafter, 0, 299)
+    assert len(asked_for(drafter, [0])[0]) == 3
+    said(drafter, 0, 300)
+    assert asked_for(drafter, [0]) == [[]]

@@ -1,0 +1,127 @@
+"""A draft model whose seconds count, over simulated engines: it is asked where that pays, and hardly else."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from plait.speculation.drafter import Asked, Guesses, drafted_cells
+from plait.speculation.pool import FloatArray, IntArray
+from plait.speculation.speculation import How
+from tests.speculation.test_speculation import Simulated
+
+
+class Model:
+    """A CostlyDrafter that is right in so many places.
+
+    Args:
+        right: share of the tokens that it guesses right, if all before were right.
+        token_s: seconds of each token of the guesses; what it catches up with takes a hundredth for each token.
+    """
+
+    num_bytes = 0
+
+    def __init__(self, simulated: Simulated, right: float, token_s: float) -> None:
+        self.simulated, self.right, self.token_s = simulated, right, token_s
+        self.behind: dict[int, int] = {}
+        self.num_guessed = 0
+
+    def begin(self, slot: int, prompt_ids: tuple[int, ...]) -> None:
+        self.behind[slot] = len(prompt_ids)
+
+    def say(self, slots_B: IntArray, counts_B: IntArray, token_ids_T: IntArray, probs_T: FloatArray) -> None:
+        for slot, count in zip(slots_B.tolist(), counts_B.tolist(), strict=True):
+            self.behind[slot] += count
+
+    def record(self, prompt_ids: tuple[int, ...], token_ids: IntArray, probs: FloatArray) -> None: ...
+    def end(self, slot: int) -> None: ...
+    def grow_old(self) -> None: ...
+
+    def seconds_of(self, slots_B: IntArray) -> tuple[float, float]:
+        return sum(self.behind[slot] for slot in slots_B.tolist()) * self.token_s / 100, self.token_s
+
+    def guess(self, asked: Asked, most: int, acceptance_C: FloatArray, least: float) -> Guesses:
+        found = Guesses.none(len(asked.slots_B), most)
+        self.simulated.clock_s += self.seconds_of(asked.slots_B)[0] + most * self.token_s
+        survival_B = np.ones(len(asked.slots_B))
+        for depth in range(most):
+            cells_B = drafted_cells(asked.greedy_B, depth, np.full(len(survival_B), 0.45))
+            survival_B = survival_B * acceptance_C[cells_B]
+            for row, slot in enumerate(asked.slots_B.tolist()):
+                is_right = self.simulated.random.random() < self.right
+                found.token_ids_BK[row, depth] = self.simulated._at(slot, depth) if is_right else -1
+            found.cells_BK[:, depth], found.survival_BK[:, depth] = cells_B, survival_B
+        found.lengths_B[:] = most
+        for slot in asked.slots_B.tolist():
+            self.behind[slot] = 0
+        self.num_guessed += len(asked.slots_B) * most
+        return found
+
+
+def with_model(how: How, num_samples: int, right: float, token_s: float, share: float = 0.0) -> Simulated:
+    """
+    Args:
+        share: of tokens that are known without it.
+    """
+    return Simulated(how, num_samples, share, model=lambda simulated: Model(simulated, right, token_s))
+
+
+@pytest.mark.parametrize("num_samples", [1, 8])
+@pytest.mark.parametrize(("right", "token_s"), [(0.0, 0.002), (0.3, 0.006), (0.6, 0.012), (0.9, 0.02), (0.0, 0.05)])
+def test_auto_is_hardly_slower_where_its_guesses_do_not_pay(right: float, token_s: float, num_samples: int) -> None:
+    """A step takes 18 ms and 1.6 a row."""
+    assert with_model("auto", num_samples, right, token_s).run(600) > 0.98
+
+
+@pytest.mark.parametrize(("num_samples", "least"), [(1, 1.9), (8, 1.25)])
+def test_auto_is_faster_where_they_do(num_samples: int, least: float) -> None:
+    """Of 6 tokens per step, less what guesses and rows take: 2.3 times as fast at most, or 1.4."""
+    simulated = with_model("auto", num_samples, 0.9, 0.002)
+    assert simulated.run(400) > least
+    figures = simulated.speculation.counts.figures()
+    assert figures["acceptance_of_model"] == pytest.approx(0.9, abs=0.03)
+    assert figures["saved_s"] == pytest.approx(simulated.plain - simulated.seconds, rel=0.15)
+
+
+def test_auto_is_about_as_good_as_the_best_fixed_length() -> None:
+    best = max(with_model(length, 2, 0.8, 0.003).run(300) for length in (1, 2, 4, 8))
+    assert with_model("auto", 2, 0.8, 0.003).run(300) > 0.93 * best
+
+
+def test_a_model_that_knows_nothing_is_asked_no_more() -> None:
+    """A few guesses at first; then trials in a hundredth of the time."""
+    simulated = with_model("auto", 4, 0.0, 0.002)
+    simulated.run(100)
+    (model,) = simulated.speculation._drafters[1:]
+    asked_first = model.num_guessed
+    before = simulated.seconds
+    simulated.run(1000)
+    assert 0 < (model.num_guessed - asked_first) * model.token_s / 4 < 0.015 * (simulated.seconds - before)
+    assert simulated.speculation.counts.drafted < 0.05 * asked_first + 60
+
+
+def test_it_is_not_asked_for_what_is_known_anyway() -> None:
+    """Half of a token's time for each guess, where nearly all are looked up."""
+    simulated = with_model("auto", 4, 0.95, 0.008, share=0.95)
+    assert simulated.run(300) > 0.97 * Simulated("auto", 4, 0.95).run(300)
+    (model,) = simulated.speculation._drafters[1:]
+    assert model.num_guessed < 300
+
+
+def test_a_model_that_gets_better_is_noticed() -> None:
+    simulated = with_model("auto", 2, 0.0, 0.002)
+    simulated.run(300)
+    (model,) = simulated.speculation._drafters[1:]
+    model.right = 0.9
+    simulated.speculation.grow_old()
+    simulated.run(3000)
+    simulated.seconds = simulated.plain = 0.0
+    assert simulated.run(100) > 1.5
+
+
+def test_it_takes_the_place_of_what_is_less_likely() -> None:
+    """Fixed lengths guess wherever anything is known, by whoever is more often right."""
+    simulated = with_model(2, 3, 0.9, 0.001, share=0.3)
+    simulated.run(200)
+    prompt, siblings, history, model = simulated.speculation.counts.tried_of
+    assert model > 3 * (prompt + siblings + history)
