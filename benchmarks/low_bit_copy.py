@@ -23,9 +23,8 @@ import torch
 from torch import Tensor
 
 from plait.generation.engine import Engine, drain
-from plait.generation.model_drafter import ModelDrafter
 from plait.generation.settings import SamplingSettings
-from plait.generation.speculator import Speculator
+from plait.generation.speculator import Speculator, model_drafter
 from plait.models.language_loading import load_model
 from plait.models.language_model import LanguageModel
 from plait.speculation.drafter import Asked, Guesses, PoolDrafter
@@ -106,7 +105,7 @@ class Nothing(PoolDrafter):
 def acceptance(model: LanguageModel, copy: LanguageModel, options: argparse.Namespace) -> list[float]:
     """Of guesses of four tokens, by their place."""
     vocabulary = model.config.get_text_config().vocab_size
-    drafter = ModelDrafter(copy, vocabulary=vocabulary, num_blocks=4096)
+    drafter = model_drafter(copy, vocabulary=vocabulary, num_blocks=4096)
     speculator = Speculator(4, Nothing(1 << 16), drafter)
     engine = Engine(model, SamplingSettings(max_running=8), speculates=speculator)
     for request in requests(model, options, 8 * options.tasks, 1):

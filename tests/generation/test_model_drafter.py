@@ -13,7 +13,7 @@ from plait.generation.engine import Engine
 from plait.generation.model_drafter import ModelDrafter
 from plait.generation.request import Request
 from plait.generation.settings import Sampling, SamplingSettings
-from plait.generation.speculator import Speculator
+from plait.generation.speculator import Speculator, model_drafter
 from plait.kernels.draft_lookup import CELLS
 from plait.models.language_model import LanguageModel
 from plait.speculation.drafter import Asked
@@ -30,7 +30,7 @@ LONG = [request(uid, 20 + uid, [40, 40]) for uid in range(3)]
 
 
 def drafter_of(model: LanguageModel, num_blocks: int = 256, most_tokens: int = 4096) -> ModelDrafter:
-    return ModelDrafter(model, vocabulary=VOCAB_SIZE, num_blocks=num_blocks, most_tokens=most_tokens)
+    return model_drafter(model, vocabulary=VOCAB_SIZE, num_blocks=num_blocks, most_tokens=most_tokens)
 
 
 def speculates(drafter: ModelDrafter, how: How = 4) -> Speculator:
@@ -68,9 +68,8 @@ def test_the_policy_itself_is_always_right() -> None:
 
 
 def test_the_more_it_is_like_the_policy_the_more_often_it_is_right() -> None:
-    shares = [acceptance(model, LONG) for model in (perturbed(0.05), perturbed(0.4), tiny_model("llama", seed=7))]
-    assert 1.0 > shares[0] > 0.8 > shares[1] > shares[2]
-    assert shares[2] < 0.2, "other weights know nothing of these"
+    shares = [acceptance(model, LONG) for model in (perturbed(0.002), perturbed(0.05), tiny_model("llama", seed=7))]
+    assert 1.0 > shares[0] > 0.8 > shares[1] > 0.3 > shares[2], "about 0.9, 0.5 and, of other weights, 0.1"
 
 
 SETTINGS = [
@@ -124,13 +123,16 @@ def test_by_the_compiled_forward_to_the_bit(monkeypatch: pytest.MonkeyPatch) -> 
     assert counts.accepted == counts.tried_at.sum(), "the same rows, the same bits, the same noise"
 
 
-class Seen(ModelDrafter):
-    """Counts the tokens that it computes."""
+def counted(drafter: ModelDrafter) -> list[int]:
+    """Is filled with the numbers of tokens that it computes."""
+    compute, counts = drafter._compute, []
 
-    num_tokens = 0
+    def counting(new, is_read: bool):
+        counts.append(sum(len(one.token_ids) for one in new))
+        return compute(new, is_read)
 
-    def _took(self, new, seconds: float) -> None:
-        self.num_tokens += sum(len(one.token_ids) for one in new)
+    drafter._compute = counting
+    return counts
 
 
 def asked_for(drafter: ModelDrafter, slots: list[int], limit: int = 8) -> list[list[int]]:
@@ -156,25 +158,27 @@ def said(drafter: ModelDrafter, slot: int, *token_ids: int) -> None:
 def test_samples_of_a_prompt_share_what_it_holds_of_it() -> None:
     """Two whole blocks of a prompt of 40 tokens once, the 8 behind them and a token of its own for each sample; then
     two tokens of each guess."""
-    drafter = Seen(tiny_model("llama"), vocabulary=VOCAB_SIZE, num_blocks=64, most_tokens=20)
+    drafter = drafter_of(tiny_model("llama"), most_tokens=20)
+    counts = counted(drafter)
     for slot in range(3):
         drafter.begin(slot, tuple(range(5, 45)))
         said(drafter, slot, 7 + slot)
     asked_for(drafter, [0, 1, 2])
-    assert drafter.num_tokens == 32 + 3 * 9 + 3 * 2
+    assert sum(counts) == 32 + 3 * 9 + 3 * 2
 
 
 def test_what_came_true_is_not_computed_again() -> None:
     """Of three guessed tokens the first two were computed, to guess the next ones behind them."""
-    drafter = Seen(tiny_model("llama"), vocabulary=VOCAB_SIZE, num_blocks=64)
+    drafter = drafter_of(tiny_model("llama"))
+    counts = counted(drafter)
     drafter.begin(0, (5, 6, 7))
     said(drafter, 0, 8)
     (guess,) = asked_for(drafter, [0])
     for token_ids, behind in ((guess, 1), ((9, 9), 2), ((guess[0] + 1,), 1)):
         said(drafter, 0, *token_ids)
-        before = drafter.num_tokens
+        counts.clear()
         again = asked_for(drafter, [0])
-        assert drafter.num_tokens - before == behind + 2
+        assert sum(counts) == behind + 2
         fresh = drafter_of(tiny_model("llama"))
         fresh.begin(0, (5, 6, 7))
         said(fresh, 0, *drafter._texts[0].token_ids[3:])
@@ -198,7 +202,7 @@ def test_who_finds_no_room_is_not_guessed_for() -> None:
 
 
 def test_tokens_that_it_does_not_have_end_its_guesses() -> None:
-    drafter = ModelDrafter(tiny_model("llama", vocab_size=300), vocabulary=VOCAB_SIZE, num_blocks=64)
+    drafter = drafter_of(tiny_model("llama", vocab_size=300))
     drafter.begin(0, (5, 6, 7))
     said(drafter, 0, 299)
     assert len(asked_for(drafter, [0])[0]) == 3

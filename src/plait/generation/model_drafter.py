@@ -15,7 +15,7 @@ Shapes: B samples that are asked for, R of them that are guessed for, K tokens o
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -23,10 +23,8 @@ import torch
 from torch import Tensor
 
 from plait.generation.across import downloaded, uploaded
-from plait.generation.forward import PACK_STEPS, ChunkTokens, Forward
 from plait.generation.pool import KVPool
 from plait.generation.ragged import SHORT_ROWS, NewTokens
-from plait.generation.rows import NO_DRAFTS, DecodeBatch
 from plait.generation.sampler import SamplingRows, sample
 from plait.kernels import noise
 from plait.models.language_model import LanguageModel
@@ -81,21 +79,29 @@ class ModelDrafter:
 
     Args:
         model: whole; its weights do not change.
+        pool: of its keys and values.
+        compute: (new tokens of samples, whether they are read) → logits [R, V] behind the last of each, if they are;
+            fills the pool.
         vocabulary: tokens of the policy.
         num_blocks: of BLOCK_TOKENS tokens whose keys and values it holds at most.
         most_tokens: computed at a time.
     """
 
-    def __init__(self, model: LanguageModel, *, vocabulary: int, num_blocks: int, most_tokens: int = 4096) -> None:
+    def __init__(
+        self,
+        model: LanguageModel,
+        pool: KVPool,
+        compute: Callable[[Sequence[NewTokens], bool], Tensor | None],
+        *,
+        vocabulary: int,
+        num_blocks: int,
+        most_tokens: int,
+    ) -> None:
         self.model = model
         self._most_tokens = most_tokens
         self._vocabulary = min(vocabulary, model.config.get_text_config().vocab_size)
-        self._pool, self._num_blocks = KVPool(), num_blocks
+        self._pool, self._num_blocks, self._compute = pool, num_blocks, compute
         self._blocks = Blocks(num_blocks)
-        self._forward = Forward(model, self._pool, exact=False)
-        # Once for all: its weights stay as they are.
-        self._forward.prepare(lambda: PACK_STEPS)
-        self._no_rows = DecodeBatch(1, BLOCK_TOKENS, model.device)
         self._texts: dict[int, _Text] = {}
         self._cost = StepCost()
         self._is_warm = False
@@ -270,7 +276,7 @@ class ModelDrafter:
     def _computed(self, new: Sequence[NewTokens], *, completes: bool) -> Tensor | None:
         """Logits [R, V] behind the last of the new tokens of each, where they are read."""
         self._pool.reserve(self._blocks.num_touched, self._num_blocks)
-        return self._forward.logits(self._no_rows, NO_DRAFTS, [ChunkTokens(one, completes) for one in new])
+        return self._compute(new, completes)
 
     def _took(self, new: Sequence[NewTokens], seconds: float) -> None:
         """A forward of these took so long; the first one, which nothing is warm for, does not count."""

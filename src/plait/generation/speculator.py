@@ -8,11 +8,14 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
+from torch import Tensor
 
+from plait.generation.forward import PACK_STEPS, ChunkTokens, Forward
 from plait.generation.model_drafter import ModelDrafter
-from plait.generation.ragged import SHORT_ROWS
+from plait.generation.pool import KVPool
+from plait.generation.ragged import SHORT_ROWS, NewTokens
 from plait.generation.response import Response
-from plait.generation.rows import NO_DRAFTS, Drafts
+from plait.generation.rows import NO_DRAFTS, DecodeBatch, Drafts
 from plait.generation.settings import MAX_DRAFT_TOKENS, SamplingSettings
 from plait.models.language_model import LanguageModel
 from plait.models.loading import load_model
@@ -110,13 +113,27 @@ def speculator_of(settings: SamplingSettings, model: LanguageModel) -> Speculate
     drafts = None
     if settings.draft_model is not None:
         dtype = str(model.dtype).removeprefix("torch.")
-        drafts = ModelDrafter(
+        drafts = model_drafter(
             load_model(settings.draft_model, dtype=dtype, device=model.device),
             vocabulary=model.config.get_text_config().vocab_size,
             num_blocks=settings.num_blocks(model.max_positions),
             most_tokens=settings.max_prefill_tokens,
         )
     return Speculator(settings.speculation, PoolDrafter(settings.draft_pool_bytes), drafts)
+
+
+def model_drafter(model: LanguageModel, *, vocabulary: int, num_blocks: int, most_tokens: int = 4096) -> ModelDrafter:
+    """A drafter over a model, which is packed for decoding once for all, as its weights do not change; see
+    `ModelDrafter`."""
+    pool = KVPool()
+    forward = Forward(model, pool, exact=False)
+    forward.prepare(lambda: PACK_STEPS)
+    no_rows = DecodeBatch(1, pool.block_tokens, model.device)
+
+    def compute(new: Sequence[NewTokens], is_read: bool) -> Tensor | None:
+        return forward.logits(no_rows, NO_DRAFTS, [ChunkTokens(tokens, is_read) for tokens in new])
+
+    return ModelDrafter(model, pool, compute, vocabulary=vocabulary, num_blocks=num_blocks, most_tokens=most_tokens)
 
 
 @dataclass(slots=True)
