@@ -37,8 +37,10 @@ def test_a_rank_waits_for_what_ended_last_before_it_went_on() -> None:
 
 
 def test_a_rank_that_begins_late_waits_from_the_beginning_and_a_disk_is_not_waited_for() -> None:
-    late = Timeline((span("a.x", 0, 0.0, 2.0), span("a.x", 1, 3.0, 4.0), span("save", 1, 0.0, 1.0, lane="disk")))
+    late = Timeline((span("a.x", 0, 0.0, 2.5), span("a.x", 1, 3.0, 4.0), span("save", 1, 0.0, 1.0, lane="disk")))
     assert waits(late) == [Wait(1, 0.0, 3.0, late.spans[0])]
+    early = Timeline((span("a.x", 0, 0.0, 2.0), *late.spans[1:]))
+    assert waits(early) == [Wait(1, 0.0, 3.0, None)], "what ended a second before did not let it go on"
 
 
 def test_a_measured_picture_says_what_ranks_waited_for_and_which_part_a_box_is() -> None:

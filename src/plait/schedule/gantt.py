@@ -25,6 +25,8 @@ _INDEX = re.compile(r"(\d+)(?:\.\d+)?$")
 _PART = re.compile(r"/p(\d+)(?:/mb(\d+))?$")
 _LEAST_WAIT = 4.0
 """Width of a wait that is drawn."""
+_LEAST_EDGED = 2.5
+"""Width of a box with a white edge: narrower ones would be nothing else."""
 _LETTER = 5.6
 """Width of one, about."""
 
@@ -120,10 +122,10 @@ def _row(
         dark, light = _COLOURS[named.index(_named(span)) % len(_COLOURS)]
         fill = light if span.kind == "F" else dark
         x, wide = left + span.start_s * scale, span.duration_s * scale
+        edge = ' stroke="white" stroke-width="0.7"' if wide >= _LEAST_EDGED else ""
         parts.append(
-            f'<rect x="{x:.1f}" y="{y + 1}" width="{wide:.1f}" height="{row_height - 3}" fill="{fill}" '
-            f'stroke="white" stroke-width="0.7"><title>{escape(span.action)} {span.start_s:g} to {span.end_s:g}'
-            "</title></rect>"
+            f'<rect x="{x:.1f}" y="{y + 1}" width="{wide:.1f}" height="{row_height - 3}" fill="{fill}"{edge}>'
+            f"<title>{escape(span.action)} {span.start_s:g} to {span.end_s:g}</title></rect>"
         )
         number = _number(span)
         if number and wide >= 7 * len(number) + 2:

@@ -9,13 +9,16 @@ from dataclasses import dataclass
 from plait.schedule.timeline import Span, Timeline
 from plait.schedule.work import DISK
 
+JUST_BEFORE = 0.25
+"""Share of a wait."""
+
 
 @dataclass(frozen=True, slots=True)
 class Wait:
     """A rank did nothing, on no lane, and then went on.
 
-    until: what ended last on another rank before it went on, and not before it had begun to wait: it goes on when that
-           tells it something. None: nothing ended there meanwhile.
+    until: what ended last on another rank, just before this one went on: that happens when another tells it something.
+           None: nothing ended there in the last part of the wait (`JUST_BEFORE`).
     """
 
     rank: int
@@ -40,7 +43,8 @@ def waits(timeline: Timeline, least_s: float = 0.0) -> list[Wait]:
         for start, end in _gaps([span for span in spans if span.rank == rank], begin_s):
             if end - start > least_s:
                 last = bisect_right(ends, end) - 1
-                found.append(Wait(rank, start, end, others[last] if last >= 0 and ends[last] > start else None))
+                is_near = last >= 0 and end - ends[last] <= JUST_BEFORE * (end - start)
+                found.append(Wait(rank, start, end, others[last] if is_near else None))
     return found
 
 
