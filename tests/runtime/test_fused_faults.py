@@ -46,8 +46,9 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def recipe(place: Path, tiny_folder: Path, name: str) -> Recipe:
+    """Only a rank that is stopped has to be seen soon: one that imports lets no other thread run for seconds."""
     keys = {"algorithm": f"{place}/flow.py:ppo", "critic.optimizer.learning_rate": 1e-3}
-    return recipe_of(place, tiny_folder, name, **keys)
+    return recipe_of(place, tiny_folder, name, freeze_after_s=10 if name.startswith("stop") else 60, **keys)
 
 
 @pytest.fixture(scope="module")
