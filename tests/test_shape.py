@@ -1,4 +1,5 @@
-"""The shape of the house: modules import each other in one direction, and not through too many others."""
+"""The shape of the house: modules import each other in one direction, and not through too many others; files
+and classes tell one story."""
 
 from __future__ import annotations
 
@@ -11,6 +12,13 @@ import plait
 SOURCES = Path(plait.__file__).parents[1]
 MOST_DEEP = 20
 """Modules of the longest chain of imports: what a reader must follow at worst."""
+MOST_LINES = 400
+MOST_METHODS = 12
+WIDE = {
+    "ControllersStore": "torch.distributed calls its methods by their names",
+    "Peers": "the collectives and messages along one axis, each once",
+}
+"""Classes with more public methods, and why."""
 
 
 def modules() -> dict[str, Path]:
@@ -66,3 +74,19 @@ def test_no_chain_of_imports_is_too_long() -> None:
 
     chain = max((longest(name) for name in edges), key=len)
     assert len(chain) <= MOST_DEEP, " → ".join(chain)
+
+
+def test_no_module_is_too_long() -> None:
+    long = {name: lines for name, path in modules().items() if (lines := path.read_text().count("\n")) > MOST_LINES}
+    assert not long
+
+
+def test_no_class_does_too_much() -> None:
+    """By its public methods: behind more of them stand two ideas, each of which has a name."""
+    wide: dict[str, int] = {}
+    for path in modules().values():
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ClassDef):
+                methods = [one.name for one in node.body if isinstance(one, ast.FunctionDef | ast.AsyncFunctionDef)]
+                wide[node.name] = max(wide.get(node.name, 0), sum(not name.startswith("_") for name in methods))
+    assert {name for name, count in wide.items() if count > MOST_METHODS} == set(WIDE)
