@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from plait.cli.dry_run import dry_run
 from plait.cost.placement import parameters_of, resolve_plan
 from plait.cost.rank_order import better_orders
@@ -18,6 +20,7 @@ MakeRecipe = Callable[..., Recipe]
 PLACES = {"actor.train": "0,1,2,3 tp4", "actor.generate": "0,1,2,3 dp2 tp2", "ref.logprobs": "0,1,2,3 dp4"}
 
 
+@pytest.mark.process
 def test_ranks_that_keep_their_quarters_generate_together(make_recipe: MakeRecipe, tmp_path: Path, capsys) -> None:
     """Ranks 1 and 2 generate with the half that they have nothing of, but norms and the keys that two ranks share."""
     recipe = make_recipe(plan=str(write_plan(tmp_path, "plain", PLACES)))

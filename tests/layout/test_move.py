@@ -37,7 +37,7 @@ def test_weights_between_any_two_layouts(case, bucket_bytes: int, chunk_bytes: i
     assert plan == plan_move(source, target, cluster, bucket_bytes=bucket_bytes, chunk_bytes=chunk_bytes)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(40, 100), deadline=None)
 @given(pairs(), st.sampled_from((("float32", "bfloat16"), ("float64", "float64"), ("bfloat16", "float32"))))
 def test_optimizer_state_to_weights(case, dtypes: tuple[str, str]) -> None:
     """ZeRO-1 shards of one layout become the weights of another, in the narrower dtype on the way."""
@@ -56,7 +56,7 @@ def test_optimizer_state_to_optimizer_state(case) -> None:
     judge(source, zero_shards(parameters, after, "float32", "after"), cluster, chunk_bytes=1)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(20, 40), deadline=None)
 @given(pairs(), st.data())
 def test_one_move_serves_training_and_generation(case, data) -> None:
     """A rank that needs an element twice receives it once and copies it."""
