@@ -68,9 +68,9 @@ def step_seconds(model: LanguageModel, options: argparse.Namespace, samples: int
     while engine.has_work:
         began = time.process_time()
         engine.step()
-        if engine.num_running == samples:
+        if len(engine.state.scheduler.running) == samples:
             taken.append(time.process_time() - began)
-    return float(np.median(sorted(taken)[: max(1, len(taken) // 2)]))
+    return float(np.median(sorted(taken)[: max(1, len(taken) // 2)])) if taken else 0.0
 
 
 def products_seconds(weights: Sequence[Tensor], group: int, rows: int, repeats: int) -> float | None:
