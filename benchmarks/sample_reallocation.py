@@ -38,6 +38,7 @@ from placed.runs import Finished, RunFailed
 from sides import positive, row
 from stage_fusion import WARM_UP, distributions, one_run, samples_of
 
+from plait.engines import Traits
 from plait.observe.run_log import read_rows
 from plait.policy.migration import AT_ONCE, HowToMove
 from plait.runtime.rebalancing import STEPS_OF_A_MOVE, Balance, Bounds, Rebalancer
@@ -56,10 +57,12 @@ Lengths = Mapping[int, Sequence[int]]
 
 
 class Instances:
-    """Simulated instances: what a `Balance` asks of an engine, and the steps that they take."""
+    """Simulated instances: what a `Balance` asks of an engine and of its moves, and the steps that they take."""
 
     def __init__(self, lengths: Lengths, count: int, step_s: Callable[[int], float], slots: int) -> None:
-        self.num_instances, self.step_s, self.slots = count, step_s, slots
+        self.traits = Traits(num_instances=count, keeps_weights=False, shares_devices=False)
+        self.moves = self
+        self.step_s, self.slots = step_s, slots
         self.left: list[dict[Key, int]] = [{} for _ in range(count)]
         for number, (uid, group) in enumerate(lengths.items()):  # equal groups are dealt by turns
             self.left[number % count] |= {(uid, index): length for index, length in enumerate(group)}
@@ -92,7 +95,7 @@ class Instances:
 
     def run(self, balance: Balance | None) -> float:
         """Seconds until the last sample ends."""
-        for place in range(self.num_instances):
+        for place in range(self.traits.num_instances):
             self._begin(place)
         ended = 0.0
         while self._due:

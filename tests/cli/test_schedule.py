@@ -85,15 +85,15 @@ def test_bad_input_is_one_message_that_names_the_option(capsys, change, message)
 INTERRUPTED = """
 import sys
 from plait.cli import main
-from plait.planner import search
+from plait.planner.hunt import Hunt
 
-turn = search._Hunt.turn
+turn = Hunt.turn
 
 def telling(self, for_memory):
     print("searching", file=sys.stderr, flush=True)
     turn(self, for_memory)
 
-search._Hunt.turn = telling
+Hunt.turn = telling
 words = "schedule --stages 8,4 --microbatches 32,16 --forward 5,4 --memory 1.95,2 --seconds 600 --json"
 sys.exit(main(words.split()))
 """
