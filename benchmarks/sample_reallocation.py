@@ -176,6 +176,7 @@ def simulated(before: Lengths, lengths: Lengths, count: int, curve: str, slots: 
         longest = max(length for group in (*before.values(), *lengths.values()) for length in group)
         bounds = Bounds(slots, longest, float("inf"))
         balance = rebalancer.balance((1, "generate"), cast(Any, engine), dict.fromkeys(lengths, PROMPT), bounds)
+        assert balance is not None, "these instances move samples"
         on = engine.run(balance)
     return off, on, even_s(lengths, count, step_s, slots), balance.num_moved
 
