@@ -241,7 +241,8 @@ class Speculation:
         return guesses, 0.0 if wanted is None else wanted.seconds
 
     def _chosen(self, guesses: Guesses, num_context: int, again_s: float) -> Choice:
-        """
+        """Which of the guesses are computed.
+
         Args:
             again_s: what the guesses took, and those of the next step will.
         """
