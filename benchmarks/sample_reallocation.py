@@ -41,7 +41,8 @@ from stage_fusion import WARM_UP, distributions, one_run, samples_of
 from plait.engines import Traits
 from plait.observe.run_log import read_rows
 from plait.policy.migration import AT_ONCE, HowToMove
-from plait.runtime.rebalancing import STEPS_OF_A_MOVE, Balance, Bounds, Rebalancer
+from plait.runtime.decisions import STEPS_OF_A_MOVE, Experience
+from plait.runtime.rebalancing import Balance, Bounds, Rebalancer
 from plait.schedule.timeline import Span, Timeline
 
 CURVES: dict[str, Callable[[int], float]] = {
@@ -171,7 +172,7 @@ def simulated(before: Lengths, lengths: Lengths, count: int, curve: str, slots: 
     off = Instances(lengths, count, step_s, slots).run(None)
     engine = Instances(lengths, count, step_s, slots)
     with tempfile.TemporaryDirectory() as name:
-        rebalancer = Rebalancer(Path(name) / "decisions.jsonl", clock=lambda: engine.now)
+        rebalancer = Rebalancer(Experience(Path(name) / "decisions.jsonl", clock=lambda: engine.now))
         rebalancer.learn(Timeline(tuple(first.spans)), [length for group in before.values() for length in group])
         longest = max(length for group in (*before.values(), *lengths.values()) for length in group)
         bounds = Bounds(slots, longest, float("inf"))

@@ -21,6 +21,7 @@ import pytest
 from plait.policy.fusion_gate import WRONG, RolloutSize, Seen
 from plait.policy.migration import AT_ONCE, HowToMove, InstanceLoad, Unfinished, decide
 from plait.policy.step import Key
+from plait.runtime.decisions import Experience
 from plait.runtime.tail import Batch, FusionGate, Judge, Tail
 from plait.schedule.dispatch import Task
 from plait.schedule.timeline import Span, Timeline
@@ -217,8 +218,8 @@ def test_auto_does_not_lose_where_what_was_measured_is_wrong(costs: str, name: s
             load_s=score * truth.load_s,
             step_s=1.5 * max(off),
         )
-        gate = FusionGate(tmp_path / f"{number}.jsonl", [list(one.values()) for one in before])
-        gate.keep((0, "actor.generate"), {"seen": None, "move_s": None}, move * truth.move_s)
+        gate = FusionGate(Experience(tmp_path / f"{number}.jsonl", [list(one.values()) for one in before]))
+        gate.known.keep((0, "actor.generate"), {"seen": None, "move_s": None}, move * truth.move_s)
         gate.learn(timeline_of(seen), [*before[-1].values()], INSTANCES)
         size = RolloutSize(PROMPTS * SAMPLES, INSTANCES, MAX_BATCH, SAMPLES * PARTS_PER_PROMPT)
         auto = [auto_s(truth, lengths, gate.judge(step, "actor.generate", size)) for step, lengths in enumerate(steps)]

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from plait.observe.run_log import cut_torn_line, read_rows
+from plait.policy.migration import MoveTimes
 
+LENGTHS_OF_STEPS = 4
+"""Steps whose responses say how long those of the next will be."""
+STEPS_OF_A_MOVE = 2
+"""Decode steps that a move counts as before there was one."""
 CallOfStep = tuple[int, str]
 """A step, counted from 1, and a call of it."""
 
@@ -44,3 +51,45 @@ class Decisions:
         self._rows[key] = row
         with open(self._path, "a") as file:
             file.write(json.dumps(row) + "\n")
+
+
+class Experience:
+    """What a run knows to decide moves of samples by, and what it has decided.
+
+    Args:
+        path: the file of its decisions; what is there was decided before, by the run that is resumed.
+        lengths: of responses of its last steps.
+        times: what moves take; None: they go at once.
+        clock: seconds.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        lengths: Sequence[Sequence[int]] = (),
+        times: MoveTimes | None = None,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self.decisions, self.times, self.clock = Decisions(path), times, clock
+        self._lengths: deque[tuple[int, ...]] = deque(map(tuple, lengths), maxlen=LENGTHS_OF_STEPS)
+        self._move_s: float | None = None
+        for row in self.decisions.rows:
+            self._move_s = row["move_s"] or self._move_s
+
+    @property
+    def lengths(self) -> list[int]:
+        """Lengths of the responses of the last steps, in their order."""
+        return [length for one in self._lengths for length in one]
+
+    def heard(self, lengths: Sequence[int]) -> None:
+        """The responses of a step have these lengths."""
+        self._lengths.append(tuple(lengths))
+
+    def move_s(self, step_s: float) -> float:
+        """Seconds in which samples that move stand still, where a decode step takes so long."""
+        return STEPS_OF_A_MOVE * step_s if self._move_s is None else self._move_s
+
+    def keep(self, key: CallOfStep, row: dict[str, Any], move_s: float | None) -> None:
+        """A rollout has ended, and what was decided in it is written."""
+        self._move_s = move_s or self._move_s
+        self.decisions.keep(key, row)

@@ -7,26 +7,20 @@ is kept in the run's folder, and a run that is resumed decides the same again.
 
 from __future__ import annotations
 
-import time
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from plait.engines import GenerationEngine, InstanceMoves
 from plait.policy.fusion_gate import decode_line
-from plait.policy.migration import AT_ONCE, HowToMove, MoveTimes
+from plait.policy.migration import AT_ONCE, HowToMove
 from plait.policy.rebalance import Growing, InstanceWork, MoveCost, rebalance
 from plait.policy.step import Key
-from plait.runtime.decisions import CallOfStep, Decisions
+from plait.runtime.decisions import CallOfStep, Experience
 from plait.schedule.timeline import Timeline
 
-LENGTHS_OF_STEPS = 4
-"""Steps whose responses say how long those of the next will be."""
-STEPS_OF_A_MOVE = 2
-"""Decode steps that a move counts as before there was one."""
 STEPS_BETWEEN = 32
 """Steps of the instance that decodes slowest, after which ends are foretold again; or when an instance has half of the
 samples left that it had then."""
@@ -58,29 +52,16 @@ class Bounds:
 
 
 class Rebalancer:
-    """What a run knows to decide by, and what it has decided.
+    """Decides in each rollout which samples move.
 
     Args:
-        path: the file of its decisions.
-        lengths: of responses of its last steps.
-        times: what moves take; None: they go at once.
-        clock: seconds.
+        known: what the run knows to decide by.
     """
 
-    def __init__(
-        self,
-        path: Path,
-        lengths: Sequence[Sequence[int]] = (),
-        times: MoveTimes | None = None,
-        clock: Callable[[], float] = time.perf_counter,
-    ) -> None:
-        self.decisions, self.times, self.clock = Decisions(path), times, clock
-        self._lengths: deque[tuple[int, ...]] = deque(map(tuple, lengths), maxlen=LENGTHS_OF_STEPS)
-        self.curve: Curve | None = None
-        self._move_s: float | None = None
-        for row in self.decisions.rows:
-            self.curve = Curve(**row["curve"]) if row["curve"] else self.curve
-            self._move_s = row["move_s"] or self._move_s
+    def __init__(self, known: Experience) -> None:
+        self.known = known
+        curves = [row["curve"] for row in known.decisions.rows if row["curve"]]
+        self.curve = Curve(**curves[-1]) if curves else None
 
     def balance(
         self, key: CallOfStep, engine: GenerationEngine, prompts: Mapping[int, int], bounds: Bounds
@@ -92,11 +73,6 @@ class Rebalancer:
         """
         return None if engine.moves is None else Balance(self, key, engine, engine.moves, prompts, bounds)
 
-    @property
-    def lengths(self) -> list[int]:
-        """Lengths of the responses of the last steps, sorted."""
-        return sorted(length for one in self._lengths for length in one)
-
     def learn(self, timeline: Timeline, lengths: Sequence[int]) -> None:
         """After a step.
 
@@ -104,17 +80,11 @@ class Rebalancer:
             timeline: what every rank did in it.
             lengths: of its responses.
         """
-        self._lengths.append(tuple(lengths))
+        self.known.heard(lengths)
         steps = [(span.tokens, span.duration_s) for span in timeline.spans if span.kind == "DECODE" and span.tokens]
         if steps:
             fixed_s, each_s = decode_line(steps)
-            move_s = STEPS_OF_A_MOVE * (fixed_s + each_s) if self._move_s is None else self._move_s
-            self.curve = Curve(fixed_s, each_s, move_s)
-
-    def keep(self, key: CallOfStep, row: dict[str, Any], move_s: float | None) -> None:
-        """A rollout has ended, and what was decided in it is written."""
-        self._move_s = move_s or self._move_s
-        self.decisions.keep(key, row)
+            self.curve = Curve(fixed_s, each_s, self.known.move_s(fixed_s + each_s))
 
 
 class Balance:
@@ -131,15 +101,15 @@ class Balance:
     ) -> None:
         self._rebalancer, self._key, self._engine, self._moves = rebalancer, key, engine, moves
         self._prompts, self._bounds = prompts, bounds
-        self._curve, self._lengths = rebalancer.curve, rebalancer.lengths
-        before = rebalancer.decisions.of(key)
+        self._curve, self._lengths = rebalancer.curve, sorted(rebalancer.known.lengths)
+        before = rebalancer.known.decisions.of(key)
         self._asked: deque[dict[str, Any]] | None = None if before is None else deque(before["moves"])
         """Moves that a run before this one has made, and that are made again."""
         self._made: list[dict[str, Any]] = []
         self._steps = [0.0] * engine.traits.num_instances
         """Decode steps of each instance, about."""
         self._judged_at, self._judged_with = 0.0, (0,) * engine.traits.num_instances
-        self._looked_at_s = rebalancer.clock()
+        self._looked_at_s = rebalancer.known.clock()
         self._moved: set[Key] = set()
         self.num_moved = 0
 
@@ -149,7 +119,7 @@ class Balance:
         Args:
             frees: instances without samples have been given to others.
         """
-        now = self._rebalancer.clock()
+        now = self._rebalancer.known.clock()
         running = self._engine.running
         if self._curve is not None:
             for place, count in enumerate(running):
@@ -169,7 +139,7 @@ class Balance:
         """All samples have ended."""
         curve = None if self._curve is None else vars(self._curve)
         move_s = self._moves.moved_s if self.num_moved else None
-        self._rebalancer.keep(self._key, {"moves": self._made, "curve": curve, "move_s": move_s}, move_s)
+        self._rebalancer.known.keep(self._key, {"moves": self._made, "curve": curve, "move_s": move_s}, move_s)
 
     def _is_due(self, running: Sequence[int]) -> bool:
         if max(self._steps) - self._judged_at >= STEPS_BETWEEN:
@@ -217,9 +187,11 @@ class Balance:
             yield Growing(key, context, min(most, left), begun and key not in self._moved)
 
     def _how(self, curve: Curve, samples: Sequence[Growing]) -> HowToMove:
-        if self._rebalancer.times is None:
+        if self._rebalancer.known.times is None:
             return AT_ONCE
-        return self._rebalancer.times.how({one.key: one.context for one in samples}, curve.step_s(len(samples), 0.0))
+        return self._rebalancer.known.times.how(
+            {one.key: one.context for one in samples}, curve.step_s(len(samples), 0.0)
+        )
 
     def _move(self, pairs: Mapping[tuple[int, int], Sequence[Key]], row: dict[str, Any], how: HowToMove) -> None:
         """Have samples move, and remember it as this row of the run's decisions."""

@@ -29,6 +29,7 @@ from plait.policy.fusion_gate import fuses
 from plait.policy.migration import MoveTimes
 from plait.recipes.role_models import main_role
 from plait.runtime.batches import Batches
+from plait.runtime.decisions import LENGTHS_OF_STEPS, Experience
 from plait.runtime.directory import RunDirectory
 from plait.runtime.doctor import RunDoctor
 from plait.runtime.drawn import read_drawn, stored_drawn
@@ -49,7 +50,7 @@ from plait.runtime.reward_pools import open_pools
 from plait.runtime.roles import ModelRole, RoleRuntime
 from plait.runtime.step import StepState
 from plait.runtime.stored_recipe import changed_keys, recipe_text
-from plait.runtime.tail import LENGTHS_OF_STEPS, FusionGate
+from plait.runtime.tail import FusionGate
 from plait.schedule.placements import placements_of
 from plait.schedule.timeline import trace_events
 from plait.workers.recorder import Recorder
@@ -160,9 +161,9 @@ class Session:
         files = [self.directory.files.samples(step) for step in range(first, self.done.step + 1)]
         lengths = [[len(row["token_ids"]) for row in read_rows(file)] for file in files if file.is_file()]
         if gathers:
-            self.gate = FusionGate(self.directory.files.fusion, lengths, self._move_times())
+            self.gate = FusionGate(Experience(self.directory.files.fusion, lengths, self._move_times()))
         if recipe.rebalance == "auto":
-            self.rebalancer = Rebalancer(self.directory.files.rebalancing, lengths, self._move_times())
+            self.rebalancer = Rebalancer(Experience(self.directory.files.rebalancing, lengths, self._move_times()))
         rollout = self.executor.calls.rollout
         rollout.gate, rollout.rebalancer = self.gate, self.rebalancer
 

@@ -6,59 +6,39 @@ kept in the run's folder, and a run that is resumed decides the same again.
 
 from __future__ import annotations
 
-import time
-from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from statistics import median
 from typing import Any
 
 from plait.engines import GenerationEngine, InstanceMoves
 from plait.policy.fusion_gate import Choice, Remaining, RolloutSize, Seen, choose, decode_line, pays
-from plait.policy.migration import AT_ONCE, HowToMove, MoveTimes
+from plait.policy.migration import AT_ONCE, HowToMove
 from plait.policy.step import Key
 from plait.recipes.recipe import Recipe
-from plait.runtime.decisions import Decisions
+from plait.runtime.decisions import Experience
 from plait.schedule.dispatch import Task
 from plait.schedule.timeline import Span, Timeline
 from plait.schedule.work import COMPUTE
 
-LENGTHS_OF_STEPS = 4
-"""Steps whose responses say how long those of the next will be."""
-STEPS_OF_A_MOVE = 2
-"""Decode steps that a move counts as before there was one."""
-
 
 class FusionGate:
-    """What a run knows to decide by, and what it has decided.
+    """Decides in each rollout whether its end is gathered, and when.
 
     Args:
-        path: the file of its decisions; what is there was decided before, by the run that is resumed.
-        lengths: of responses of its last steps.
-        times: what moves take; None: they go at once.
-        clock: seconds.
+        known: what the run knows to decide by.
     """
 
-    def __init__(
-        self,
-        path: Path,
-        lengths: Sequence[Sequence[int]] = (),
-        times: MoveTimes | None = None,
-        clock: Callable[[], float] = time.perf_counter,
-    ) -> None:
-        self._decisions, self.times, self.clock = Decisions(path), times, clock
-        self._lengths: deque[tuple[int, ...]] = deque(map(tuple, lengths), maxlen=LENGTHS_OF_STEPS)
-        self._seen: Seen | None = None
-        self._move_s: float | None = None
-        for row in self._decisions.rows:
-            self._seen = Seen(**row["seen"]) if row["seen"] else self._seen
-            self._move_s = row["move_s"] or self._move_s
+    def __init__(self, known: Experience) -> None:
+        self.known = known
+        seen = [row["seen"] for row in known.decisions.rows if row["seen"]]
+        self._seen = Seen(**seen[-1]) if seen else None
 
     def judge(self, step: int, call: str, size: RolloutSize) -> Judge:
         """What decides in a rollout; `step` counts from 0."""
-        before = self._decisions.of((step + 1, call))
-        lengths = tuple(length for one in self._lengths for length in one)
+        before = self.known.decisions.of((step + 1, call))
+        lengths = tuple(self.known.lengths)
         if before is not None:
             choice = Choice(before["moved_at"], before["gain_s"], before["needed_s"], before["why"])
         else:
@@ -73,7 +53,7 @@ class FusionGate:
             lengths: of its responses.
             instances: that generate.
         """
-        self._lengths.append(tuple(lengths))
+        self.known.heard(lengths)
         steps = [(span.tokens, span.duration_s) for span in timeline.spans if span.kind == "DECODE" and span.tokens]
         ranks = {span.rank for span in timeline.spans if span.kind == "DECODE"}
         if not steps or not lengths:
@@ -84,14 +64,9 @@ class FusionGate:
         loaded_s = sum(span.duration_s for span in here if span.kind == "ONLOAD" and span.role in roles)
         fixed_s, each_s = decode_line(steps)
         wide = max(1, len(ranks) // max(1, instances))
-        move_s = STEPS_OF_A_MOVE * (fixed_s + each_s) if self._move_s is None else self._move_s
+        move_s = self.known.move_s(fixed_s + each_s)
         score_s = _scored_s(scores) / len(lengths) / wide
         self._seen = Seen(fixed_s, each_s, score_s, move_s, timeline.makespan_s, loaded_s / len(ranks))
-
-    def keep(self, key: tuple[int, str], row: dict[str, Any], move_s: float | None) -> None:
-        """A rollout has ended, and what was decided in it is written."""
-        self._move_s = move_s or self._move_s
-        self._decisions.keep(key, row)
 
 
 @dataclass(frozen=True)
@@ -117,7 +92,7 @@ class Judge:
         self._gate, self._key, self._choice, self._known, self._seen = gate, key, choice, known, known.seen
         self._before = before
         """What a run before this one decided in it; None: none did."""
-        self.clock = gate.clock
+        self.clock = gate.known.clock
         self._moved_at = 0
         self._how = AT_ONCE
 
@@ -151,8 +126,8 @@ class Judge:
         if self._before is not None:
             keys = frozenset((uid, index) for uid, index in self._before.get("recompute", ()))
             self._how = HowToMove(keys, self._before.get("ahead", False))
-        elif self._gate.times is not None and self._seen is not None:
-            self._how = self._gate.times.how(contexts, self._seen.decode_s(len(contexts)))
+        elif self._gate.known.times is not None and self._seen is not None:
+            self._how = self._gate.known.times.how(contexts, self._seen.decode_s(len(contexts)))
         return self._how
 
     def end(self, num_moved: int, move_s: float | None) -> None:
@@ -160,7 +135,7 @@ class Judge:
         row = asdict(self._choice) | {"seen": seen}
         row |= {"moved_at": self._moved_at if num_moved else 0, "moved": num_moved, "move_s": move_s}
         row |= {"recompute": [list(key) for key in sorted(self._how.recompute)], "ahead": self._how.ahead}
-        self._gate.keep(self._key, row, move_s if num_moved else None)
+        self._gate.known.keep(self._key, row, move_s if num_moved else None)
 
 
 @dataclass(frozen=True)
