@@ -30,6 +30,7 @@ from statistics import median
 from typing import Any
 
 import yaml
+from placed.processor_time import Used, used
 from placed.recipes import grpo
 from placed.runs import DEADLINE_S, RunFailed, begin, said_in
 from sides import positive, row
@@ -41,15 +42,16 @@ RANKS = 2
 
 @dataclass(frozen=True)
 class Measured:
-    """Seconds of a run: of a step, and before the first one began."""
+    """Seconds of a run: of a step, before the first one began, and processor seconds of a step."""
 
     step_s: float
     start_s: float
+    used: Used
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
-    found: dict[str, list[Measured]] = {kind: [] for kind in KINDS}
+    runs_by_kind: dict[str, list[Measured]] = {kind: [] for kind in KINDS}
     with tempfile.TemporaryDirectory(prefix="plait-") as name:
         folder = Path(name)
         recipe = grpo(folder, is_tiny=options.tiny, prompts=options.prompts, samples=4, steps=1 + options.steps)
@@ -58,11 +60,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
             for number in range(options.repeats):
                 for place, kind in enumerate(KINDS):
                     with running_cluster() if kind == "ray" else contextlib.nullcontext("") as address:
-                        found[kind].append(measured(kind, recipe, folder / f"{place}-{number}", address))
+                        runs_by_kind[kind].append(measured(kind, recipe, folder / f"{place}-{number}", address))
         except RunFailed as error:
             print(error, file=sys.stderr)
             return 2
-    report(found)
+    report(runs_by_kind)
     return 0
 
 
@@ -85,7 +87,7 @@ def running_cluster() -> Iterator[str]:
     from ray.cluster_utils import Cluster
 
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": RANKS, "include_dashboard": False})
-    address = cluster.address
+    address = str(cluster.address)
     try:
         yield address
     finally:
@@ -113,7 +115,10 @@ def measured(kind: str, recipe: Mapping[str, Any], folder: Path, address: str) -
     where = {"RAY_ADDRESS": address} if address else {}
     processes = [begin(["-m", "plait", "train", str(file), *options], folder, where) for options in commands(kind)]
     try:
-        first_s = _first_row_s(run / "metrics.jsonl", processes, begun)
+        first_s = _step_ended_s(1, run / "metrics.jsonl", processes, begun)
+        before = used()
+        _step_ended_s(int(recipe["steps"]), run / "metrics.jsonl", processes, begun)
+        after = used()
         for process in processes:
             process.wait(max(1.0, begun + DEADLINE_S - time.monotonic()))
     finally:
@@ -123,28 +128,36 @@ def measured(kind: str, recipe: Mapping[str, Any], folder: Path, address: str) -
     if any(process.returncode for process in processes):
         codes = [process.returncode for process in processes]
         raise RunFailed(f"{kind}: a run ended with {codes}:\n{said_in(folder)}")
-    steps = [float(one["timing_s/step"]) for one in read_rows(run / "metrics.jsonl")]
-    return Measured(median(steps[1:]), first_s - begun - steps[0])
+    steps = [float(metrics["timing_s/step"]) for metrics in read_rows(run / "metrics.jsonl")]
+    per_step = Used(*((b - a) / (len(steps) - 1) for a, b in zip(before, after, strict=True)))
+    return Measured(median(steps[1:]), first_s - begun - steps[0], per_step)
 
 
-def _first_row_s(file: Path, processes: Sequence[subprocess.Popen[bytes]], begun: float) -> float:
-    """When the first step was written; when the run had ended, if it never was."""
-    while not (file.is_file() and file.stat().st_size):
+def _step_ended_s(number: int, file: Path, processes: Sequence[subprocess.Popen[bytes]], begun: float) -> float:
+    """When the row of so many steps was written; when the run had ended, if it never was."""
+    while not (file.is_file() and file.read_bytes().count(b"\n") >= number):
         if time.monotonic() - begun > DEADLINE_S:
-            raise RunFailed(f"no step of a run within {DEADLINE_S:.0f} s")
+            raise RunFailed(f"no step {number} of a run within {DEADLINE_S:.0f} s")
         if all(process.poll() is not None for process in processes):
             break
         time.sleep(0.01)
     return time.monotonic()
 
 
-def report(found: Mapping[str, Sequence[Measured]]) -> None:
-    print(row("", ["step", "to local", "start", "more"]))
-    base = Measured(median(one.step_s for one in found["local"]), median(one.start_s for one in found["local"]))
-    for kind, runs in found.items():
-        step, start = median(one.step_s for one in runs), median(one.start_s for one in runs)
-        cells = [f"{step:.3f} s", f"{step / base.step_s:.3f}", f"{start:.1f} s", f"{start - base.start_s:+.1f} s"]
-        print(row(kind, cells))
+def report(runs_by_kind: Mapping[str, Sequence[Measured]]) -> None:
+    print(row("", ["step", "to local", "workers", "beside", "start", "more"]))
+    local = medians(runs_by_kind["local"])
+    for kind, runs in runs_by_kind.items():
+        ours = medians(runs)
+        cells = [f"{ours.step_s:.3f} s", f"{ours.step_s / local.step_s:.3f}"]
+        cells += [f"{seconds:.3f} s" for seconds in ours.used]
+        print(row(kind, [*cells, f"{ours.start_s:.1f} s", f"{ours.start_s - local.start_s:+.1f} s"]))
+
+
+def medians(runs: Sequence[Measured]) -> Measured:
+    workers, beside = zip(*(run.used for run in runs), strict=True)
+    used_s = Used(median(workers), median(beside))
+    return Measured(median(run.step_s for run in runs), median(run.start_s for run in runs), used_s)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -18,6 +18,6 @@ def test_it_runs() -> None:
     ended = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert ended.returncode == 0, ended.stderr
     head, *lines = ended.stdout.splitlines()
-    assert head.split() == ["step", "to", "local", "start", "more"]
+    assert head.split() == ["step", "to", "local", "workers", "beside", "start", "more"]
     assert [line.split("  ")[0].strip() for line in lines] == ["local", "attach", "ray", "ray alone"]
     assert lines[0].split()[-2:] == ["+0.0", "s"]
