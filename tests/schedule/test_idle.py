@@ -6,7 +6,7 @@ import xml.etree.ElementTree as ElementTree
 from dataclasses import replace
 
 from plait.schedule.gantt import svg_gantt
-from plait.schedule.idle import Wait, waits
+from plait.schedule.idle import Wait, waited_s, waits
 from plait.schedule.timeline import Span, Timeline
 
 
@@ -34,6 +34,13 @@ def test_a_rank_waits_for_what_ended_last_before_it_went_on() -> None:
     assert str(waits(MEASURED)[0]) == "waits 3 to 5.5 for rank 0: reward.score/p1/mb0"
     assert waits(MEASURED, least_s=1.0) == [Wait(1, 3.0, 5.5, SCORED)]
     assert waits(Timeline(())) == []
+
+
+def test_seconds_are_added_up_by_whom_they_were_waited_for() -> None:
+    assert waited_s(MEASURED) == {1: {(0, "reward.score"): 2.5, None: 0.25}}
+    stages = Timeline((Span("actor:0F0", "F", 0, 0.0, 2.0, role="actor"), Span("actor:1F0", "F", 1, 2.0, 3.0)))
+    assert waited_s(stages) == {1: {(0, "actor F"): 2.0}}
+    assert waited_s(Timeline(())) == {}
 
 
 def test_a_rank_that_begins_late_waits_from_the_beginning_and_a_disk_is_not_waited_for() -> None:

@@ -25,7 +25,7 @@ def show(
     step: Whole | None = None,
     as_json: Annotated[bool, Parameter(name="--json", negative="")] = False,
 ) -> int:
-    """Print how busy every lane was, where the time went, and a chart.
+    """Print how busy every lane was, where the time went, how long ranks waited and for whom, and a chart.
 
     Parameters
     ----------
@@ -51,6 +51,11 @@ def show(
     for kind in summary["kinds"]:
         row = (kind["kind"], kind["actions"], kind["seconds"], kind["bytes"], kind["tokens"])
         say("{:<12}{:>8}{:>12.6g}{:>14}{:>12}".format(*row))
+    if summary["waits"]:
+        say(f"\n{'waiting':<12}{'seconds':>10}{'share':>8}  for")
+    for wait in summary["waits"]:
+        whom = "nothing on another rank" if wait["for_rank"] is None else f"rank {wait['for_rank']}: {wait['for']}"
+        say(f"rank {wait['rank']:<7}{wait['seconds']:>10.4g}{wait['share']:>8.1%}  {whom}")
     say("\n" + ascii_gantt(timeline.shifted(-min((s.start_s for s in timeline.spans), default=0.0))), end="")
     return 0
 
@@ -176,6 +181,8 @@ def _load(path: Path, step: int | None) -> Timeline:
 
 
 def _summary(timeline: Timeline) -> dict:
+    from plait.schedule.idle import waited_s
+
     makespan = timeline.makespan_s
     lanes: dict[tuple[int, str], list[float]] = {}
     kinds: dict[str, list] = {}
@@ -199,6 +206,17 @@ def _summary(timeline: Timeline) -> dict:
                 "tokens": sum(span.tokens for span in spans),
             }
             for kind, spans in sorted(kinds.items())
+        ],
+        "waits": [
+            {
+                "rank": rank,
+                "seconds": seconds,
+                "share": seconds / makespan if makespan else 0.0,
+                "for_rank": cause[0] if cause else None,
+                "for": cause[1] if cause else None,
+            }
+            for rank, causes in waited_s(timeline).items()
+            for cause, seconds in causes.most_common()
         ],
         "peak_memory": {str(rank): timeline.peak_memory(rank) for rank in timeline.ranks if timeline.memory},
     }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -38,7 +39,8 @@ def waits(timeline: Timeline, least_s: float = 0.0) -> list[Wait]:
     begin_s = min((span.start_s for span in spans), default=0.0)
     found = []
     for rank in timeline.ranks:
-        others = sorted((span for span in spans if span.rank != rank), key=lambda span: span.end_s)
+        others = [span for span in spans if span.rank != rank]
+        others.sort(key=lambda span: (span.end_s, -abs(span.rank - rank)))  # of those that end together, a neighbour's
         ends = [span.end_s for span in others]
         for start, end in _gaps([span for span in spans if span.rank == rank], begin_s):
             if end - start > least_s:
@@ -46,6 +48,22 @@ def waits(timeline: Timeline, least_s: float = 0.0) -> list[Wait]:
                 is_near = last >= 0 and end - ends[last] <= JUST_BEFORE * (end - start)
                 found.append(Wait(rank, start, end, others[last] if is_near else None))
     return found
+
+
+def waited_s(timeline: Timeline) -> dict[int, Counter[tuple[int, str] | None]]:
+    """Seconds that each rank waited, by (rank, call) that let it go on, or the kind of an action that belongs to no
+    call; None: nothing that the timeline has. A rank that never waited is not there."""
+    seconds: dict[int, Counter[tuple[int, str] | None]] = {}
+    for wait in waits(timeline):
+        cause = None if wait.until is None else (wait.until.rank, _call_of(wait.until))
+        seconds.setdefault(wait.rank, Counter())[cause] += wait.end_s - wait.start_s  # pyright: ignore[reportArgumentType]
+    return seconds
+
+
+def _call_of(span: Span) -> str:
+    """`actor.generate` of `actor.generate/p0/mb1`; `actor F` of `actor:2F0`."""
+    call = span.action.partition("/")[0]
+    return call if "." in call and ":" not in call else f"{span.role} {span.kind}".strip()
 
 
 def _gaps(spans: list[Span], begin_s: float) -> Iterator[tuple[float, float]]:
