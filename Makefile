@@ -3,8 +3,9 @@ VENV    := .venv
 PYTHON  ?= python3
 BIN     := $(VENV)/bin
 STEPS   ?=
-# Two OpenMP threads on a busy machine are hundreds of times slower than one: tests use one per process.
-ONE     := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1
+# Two OpenMP threads on a busy machine are hundreds of times slower than one: tests use one per process. What these
+# processes import is compiled once, also where the environment says that Python is to write no such files.
+ONE     := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1
 WORKERS ?= 2
 
 # Plain Python, numbers and files: no process is started (a test that does fails) and no real model read.

@@ -40,6 +40,9 @@ TEMPLATE = {"PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1
 """Variables of the template beside the tests' own: those that the ranks of a run get."""
 CLONE_PARENT = 0x8000
 SYS_CLONE = {"x86_64": 56, "aarch64": 220}.get(os.uname().machine, 0)
+RANK = "from plait.launch.worker import main"
+AGENT = "from plait.launch.nodes.joining import serve"
+"""In the program of a process that is given in words."""
 FIRST_FREE = 500
 """Number of a file that no process is given as its own."""
 
@@ -99,10 +102,10 @@ def _must_be_cold(asked: Mapping[str, Any]) -> bool:
 
 
 def _is_ours(words: Sequence[str]) -> bool:
-    """A rank of a group, the command line, or a benchmark."""
+    """A rank of a group, the agent of a node, the command line, or a benchmark."""
     what = words[1:3]
     if what[0] == "-c":
-        return "from plait.launch.worker import main" in what[1]
+        return any(start in what[1] for start in (RANK, AGENT))
     return what == ["-m", "plait"] or Path(what[0]).parent == ROOT / "benchmarks"
 
 
@@ -138,6 +141,7 @@ class Template:
         if os.fork() == 0:
             ours.close()
             os.setsid()
+            os.chdir("/")
             nothing = os.open(os.devnull, os.O_RDWR)
             for fd in range(3):
                 os.dup2(nothing, fd)
@@ -241,7 +245,7 @@ def _become(order: Mapping[str, Any], fds: Sequence[int], path: Sequence[str]) -
     os.environ.update(order["environment"])
     os.chdir(order["cwd"])
     random.seed()
-    if order["argv"][1] != "-c":  # a command, which may start ranks
+    if not any(RANK in word for word in order["argv"][1:3]):  # all others may start ranks
         _TEMPLATES[:] = [Template.forked(path)]
         install()
     for name in [name for name in sys.modules if name == "tests" or name.startswith("tests.")]:

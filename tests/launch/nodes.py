@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import subprocess
 import sys
+from pathlib import Path
 
 from plait.launch.local import LocalNode
 from plait.launch.nodes.agent import who
@@ -21,6 +21,7 @@ from plait.launch.nodes.introduction import dialled, introduced
 from plait.launch.nodes.agent import who
 from plait.launch.nodes.joining import serve
 
+sys.path.insert(0, sys.argv[5])
 port, task, node, key = int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), bytes.fromhex(sys.argv[4])
 channel, own = introduced(dialled(("127.0.0.1", port), time.monotonic() + 30), key)
 try:
@@ -35,13 +36,13 @@ sys.exit(code)
 def agent(port, task, node=None, key=KEY, group=None):
     """group: of bounded memory, that it is in."""
     node = task if node is None else node
-    arguments = ["-c", AGENT, str(port), str(task), str(node), key.hex()]
+    root = str(Path(__file__).parents[2])  # where ranks find the workers of tests
+    arguments = ["-c", AGENT, str(port), str(task), str(node), key.hex(), root]
     return subprocess.Popen(
         [sys.executable, *arguments] if group is None else inside(group, *arguments),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
     )
 
 

@@ -21,7 +21,7 @@ CORES = 16
 
 @functools.cache
 def cluster_address() -> str:
-    """Of a cluster that runs to the end of this process, which is connected to it."""
+    """Address of a cluster that runs to the end of this process, which is connected to it."""
     pytest.importorskip("ray", reason="the extra `ray` is not installed")
     import ray
     from ray.cluster_utils import Cluster

@@ -53,7 +53,7 @@ def _ray_two(**options):
 
 
 LAUNCHERS = {"local": _local, "elsewhere": _elsewhere, "ray": _ray}
-"""Of groups of any size; the others need an even one."""
+"""Launchers of groups of any size; the others need an even one."""
 EVERY = {**LAUNCHERS, "two-nodes": _two_nodes, "ray-two": _ray_two}
 
 

@@ -19,7 +19,7 @@ from tests.launch.workers import Echo, Summing, Unbuildable, waiter
 
 LIMIT_S = 60.0
 FREEZE_S = 1.2
-"""Of the tests: a busy machine must let a thread run for once in this time."""
+"""In these tests: a busy machine must let a thread run for once in this time."""
 
 
 def alive(pid):

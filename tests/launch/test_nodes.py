@@ -5,9 +5,12 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import select
 import signal
 import socket
 import subprocess
+import sys
+import threading
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,6 +18,7 @@ from types import SimpleNamespace
 import pytest
 
 from plait.errors import ConfigError, RunError
+from plait.launch import monitor
 from plait.launch.failures import Ended, WorkerError
 from plait.launch.local import LocalProcesses
 from plait.launch.nodes.agent import BEAT_S, TICK_S
@@ -41,6 +45,16 @@ def gone(pid: int, within_s: float = 10.0) -> bool:
             return True
         time.sleep(0.02)
     return False
+
+
+def stop(pid: int) -> None:
+    """Stop a process, all its threads."""
+    os.kill(pid, signal.SIGSTOP)
+    until = time.monotonic() + LIMIT_S
+    threads = Path(f"/proc/{pid}/task")
+    while any(path.read_text().rpartition(")")[2].split()[0] != "T" for path in threads.glob("*/stat")):
+        assert time.monotonic() < until, "it goes on"
+        time.sleep(0.01)
 
 
 def failure_of(group, handle, rank):
@@ -77,6 +91,21 @@ def test_a_frozen_worker_of_another_node_is_named_with_where_it_was() -> None:
         assert "it is stopped by a signal" in failure.cause
         assert "stop_self" in failure.traceback
         assert all(gone(pid) for pid in group.pids)
+
+
+def test_an_exception_is_told_at_once_where_all_others_have_outlived_it(monkeypatch) -> None:
+    """And else held back for the death that may be its cause, which is seen later."""
+    monkeypatch.setattr(monitor, "NODES_SETTLE_S", LIMIT_S)
+    with joined(2) as (gathered, _), LocalProcesses(nodes=gathered.nodes).start(Echo, 2) as group:
+        with pytest.raises(WorkerError, match="no such key") as caught:
+            group.submit(0, "fail", "no such key").result(LIMIT_S / 2)
+        assert caught.value.failure.ended is Ended.RAISED
+        stop(group.pids[1])
+        handle = group.submit(0, "fail", "peer lost")
+        time.sleep(4 * monitor.SETTLE_S)
+        assert not handle.done
+        os.kill(group.pids[1], signal.SIGKILL)
+        assert "KeyError: 'peer lost'" in failure_of(group, handle, 1)
 
 
 def test_a_rank_that_the_kernel_ends_for_want_of_memory_is_named_with_the_limit() -> None:
@@ -183,8 +212,6 @@ def test_a_node_whose_leader_dies_ends_its_ranks_and_itself(tmp_path: Path) -> N
         "        print(*group.pids, agents[0].pid, flush=True)\n"
         "        time.sleep(100)\n"
     )
-    import sys
-
     paths = os.pathsep.join([str(Path(__file__).parents[2]), *sys.path])
     leader = subprocess.Popen(
         [sys.executable, str(script)], stdout=subprocess.PIPE, text=True, env=os.environ | {"PYTHONPATH": paths}
@@ -250,9 +277,10 @@ def test_nodes_that_do_not_come_are_counted() -> None:
     port = listener.getsockname()[1]
     process = agent(port, 2)
     try:
+        assert select.select([listener], [], [], LIMIT_S)[0], "one comes"
         with pytest.raises(RunError) as caught:
-            gather(listener, KEY, [1, 2], me(), place=None, deadline_s=4.0)
-        assert f"expected 2 more commands of this run to join at 127.0.0.1:{port}; not there after 4 s" in str(
+            gather(listener, KEY, [1, 2], me(), place=None, deadline_s=1.5)
+        assert f"expected 2 more commands of this run to join at 127.0.0.1:{port}; not there after 1.5 s" in str(
             caught.value
         )
         assert f"number 1 has not come, joined: node 2 ({HOST})" in str(caught.value)
@@ -266,12 +294,21 @@ def test_a_command_that_is_given_twice_is_told_so_and_the_first_stays() -> None:
     port = listener.getsockname()[1]
     first = agent(port, 1)
     processes = [first]
-    try:
-        import threading
 
-        threading.Timer(2.0, lambda: processes.append(agent(port, 1))).start()
-        threading.Timer(5.0, lambda: processes.append(agent(port, 2))).start()
-        gathered = gather(listener, KEY, [1, 2], me(), place=None, deadline_s=LIMIT_S)
+    def again_and_then_another() -> None:
+        processes.append(agent(port, 1))
+        processes[1].wait(LIMIT_S)
+        processes.append(agent(port, 2))
+
+    others = threading.Thread(target=again_and_then_another)
+
+    def told(text: str) -> None:
+        if not others.ident:
+            others.start()
+
+    try:
+        gathered = gather(listener, KEY, [1, 2], me(), place=None, deadline_s=LIMIT_S, told=told)
+        others.join(LIMIT_S)
         assert gathered.links[0].joined.pid == first.pid
         assert processes[1].wait(LIMIT_S) == 2
         assert "says that it is number 1 of the run, but it is node 1" in processes[1].communicate()[0]

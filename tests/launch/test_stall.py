@@ -6,13 +6,14 @@ import itertools
 
 import pytest
 
+from plait.launch import monitor
 from plait.launch.failures import Ended, WorkerError
 from plait.launch.local import LocalProcesses
 from plait.launch.stall import Stillness, stalled_of
 from tests.launch.workers import Echo, waiter
 
 LIMIT_S = 60.0
-STALLED_S = 1.0
+STALLED_S = 0.4
 
 
 def test_a_rank_is_still_while_its_number_stays():
@@ -56,7 +57,9 @@ def test_a_rank_that_hangs_is_found_and_who_waited_for_it(tmp_path):
         assert [peer.waits_for for peer in failure.peers] == ["rank 1 (recv 3F0)"]
 
 
-def test_a_rank_may_wait_for_one_that_goes_on(tmp_path):
+def test_a_rank_may_wait_for_one_that_goes_on(tmp_path, monkeypatch):
+    """It is asked for whom again and again."""
+    monkeypatch.setattr(monitor, "LOOK_S", 0.1)
     numbers = itertools.count(1)
     with LocalProcesses(progress=lambda: [3, next(numbers)], stalled_after_s=STALLED_S).start(Echo, 2) as group:
         waiting = waiter(group, 0, 1, tmp_path)

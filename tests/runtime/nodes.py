@@ -38,7 +38,7 @@ def begin(
     *,
     before: Sequence[str] = (),
 ) -> subprocess.Popen[str]:
-    """One command of a run; `PLAIT_MARK` marks all that it starts.
+    """One command of a run, in a folder that shows what it has started.
 
     Args:
         number: of the node, for the file of its recipe.
@@ -47,7 +47,17 @@ def begin(
     path = recipe.run_dir.with_suffix(f".{number}.yaml")
     path.write_text(recipe_text(recipe))
     command = [*before, sys.executable, "-m", "plait", "train", str(path), *options]
-    return started(command, {"PLAIT_MARK": str(recipe.run_dir), **(environment or {})})
+    return started(command, environment or {}, folder_of(recipe.run_dir))
+
+
+def folder_of(run_dir: Path) -> Path:
+    """In which the commands of a run are given, and nothing else works."""
+    (folder := _folder(run_dir)).mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def _folder(run_dir: Path) -> Path:
+    return run_dir.resolve().parent / "given in" / run_dir.name
 
 
 def started(
@@ -85,16 +95,13 @@ def begin_nodes(recipe: Recipe, nodes: int, *options: str) -> list[subprocess.Po
 
 
 def left_of(run_dir: Path) -> list[str]:
-    """Processes that carry a run's mark."""
-    mark, found = f"PLAIT_MARK={run_dir}".encode(), []
-    for folder in Path("/proc").iterdir():
-        if folder.name.isdigit():
-            try:
-                if mark in (folder / "environ").read_bytes().split(b"\0"):
-                    found.append(folder.name)
-            except OSError:
-                continue
-    return found
+    """Processes that work where the commands of a run were given, or carry its mark, `PLAIT_MARK`."""
+    mark, where, left = f"PLAIT_MARK={run_dir}".encode(), str(_folder(run_dir)), []
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if os.readlink(process / "cwd") == where or mark in (process / "environ").read_bytes().split(b"\0"):
+                left.append(process.name)
+    return left
 
 
 def process_of(run_dir: Path, rank: int) -> int:

@@ -4,7 +4,6 @@ left; and --resume continues to the undisturbed result."""
 from __future__ import annotations
 
 import itertools
-import os
 import re
 import subprocess
 import sys
@@ -19,11 +18,11 @@ from plait.recipes.recipe_file import load_recipe
 from plait.runtime.api import run
 from plait.runtime.stored_recipe import recipe_text
 from tests.cases import slow_but
-from tests.runtime.nodes import left_of
+from tests.runtime.nodes import folder_of, left_of
 from tests.runtime.plans import assert_equal_runs, write_plan
 
 LIMIT_S = 600
-"""Of a run that is broken off, also where the machine has much else to do."""
+"""For a run that is broken off, also where the machine has much else to do."""
 PHASES = {
     "generate": "actor.generate",
     "score": "ref.logprobs",
@@ -132,12 +131,11 @@ def undisturbed(place: Path, tiny_folder: Path) -> Path:
 
 
 def plait_train(recipe: Recipe) -> subprocess.CompletedProcess[str]:
-    """`plait train` in a process of its own, with an environment that marks all its children."""
+    """`plait train` in a process of its own, in a folder that shows what it leaves."""
     path = recipe.run_dir.with_suffix(".yaml")
     path.write_text(recipe_text(recipe))
-    environment = os.environ | {"PLAIT_MARK": str(recipe.run_dir)}
     command = [sys.executable, "-m", "plait", "train", str(path)]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=LIMIT_S)
+    return subprocess.run(command, cwd=folder_of(recipe.run_dir), capture_output=True, text=True, timeout=LIMIT_S)
 
 
 PLANS = {

@@ -25,7 +25,8 @@ _ASKED_PER_STALL = 10
 SETTLE_S = 0.15
 """An exception is held back so long: if a peer's death was its cause, that is the error."""
 NODES_SETTLE_S = 2.0
-"""The same where ranks are on several machines, whose loss is seen later; longer where one is silent."""
+"""The same where ranks are on several machines, whose loss is seen later, unless all others are known to have outlived
+the exception; longer where one is silent."""
 _DUMPS_S = 1.0
 """For stacks of ranks that do not say where they are, all together."""
 LOOK_S = 0.5
@@ -40,6 +41,16 @@ class Pending:
     method: str
     since: float
     """When it could begin: at its submission, or when its predecessor was answered."""
+
+
+@dataclass(frozen=True)
+class _Held:
+    """An exception that is held back."""
+
+    since: float
+    rank: int
+    pending: Pending
+    reply: Reply
 
 
 @dataclass
@@ -123,7 +134,7 @@ class Monitor:
         self._asked_s: float | None = None
         """When ranks were asked for whom they wait, because some stand still."""
         self._did: Sequence[str] = ()
-        self._held: list[tuple[float, int, Pending, Reply]] = []
+        self._held: list[_Held] = []
         self._failing: tuple[Rank, Failure, float] | None = None
         self._ended = False
         self._wake_read, self._wake_write = socket.socketpair()
@@ -172,11 +183,15 @@ class Monitor:
 
     def _states(self, ranks: list[Rank]) -> tuple[PeerState, ...]:
         raised = {
-            number: PeerState(
-                number, pending.method, reply.seconds, raised=reply.value.name, node=self._ranks[number].node
+            held.rank: PeerState(
+                held.rank,
+                held.pending.method,
+                held.reply.seconds,
+                raised=held.reply.value.name,
+                node=self._ranks[held.rank].node,
             )
-            for _, number, pending, reply in self._held
-            if isinstance(reply.value, Raised)
+            for held in self._held
+            if isinstance(held.reply.value, Raised)
         }
         end = time.monotonic() + _DUMPS_S
         return tuple(raised.get(rank.rank) or rank.state(dump=time.monotonic() < end) for rank in ranks)
@@ -271,8 +286,9 @@ class Monitor:
         if rank.pending:
             rank.pending[0].since = time.monotonic()
         if isinstance(reply.value, Raised) and len(self._ranks) > 1:
-            due = time.monotonic() + (NODES_SETTLE_S if rank.node else SETTLE_S)
-            self._held.append((due, rank.rank, pending, reply))
+            self._held.append(_Held(time.monotonic(), rank.rank, pending, reply))
+            if rank.node:  # who answers what it is asked now did not die before
+                self.ask([other for other in self._ranks if other is not rank])
             return
         self._deliver(rank.rank, pending, reply)
         self.changed.notify_all()
@@ -281,9 +297,9 @@ class Monitor:
         now = time.monotonic()
         doubtful = any(rank.process.doubtful for rank in self._ranks if not rank.dead)
         if self._failing is None and not doubtful:  # else a failure has the first word
-            while self._held and self._held[0][0] <= now:
-                _, number, pending, reply = self._held.pop(0)
-                self._deliver(number, pending, reply)
+            while self._held and self._is_settled(self._held[0], now):
+                held = self._held.pop(0)
+                self._deliver(held.rank, held.pending, held.reply)
                 self.changed.notify_all()
         for rank in self._ranks:
             if rank.dead:
@@ -301,6 +317,12 @@ class Monitor:
             rank, failure, due = self._failing
             if now >= due or all(other.answered for other in self._ranks if other is not rank):
                 self._fail(rank, failure)
+
+    def _is_settled(self, held: _Held, now: float) -> bool:
+        """Whether no death can have been the cause of an exception, as far as that can be known."""
+        others = [rank for rank in self._ranks if rank.rank != held.rank]
+        outlived = not self._ranks[held.rank].node or all(rank.seen is not None for rank in others)
+        return now - held.since >= (SETTLE_S if outlived else NODES_SETTLE_S)
 
     def _look_for_stalls(self, elapsed: float, now: float) -> None:
         still = self._stillness
