@@ -9,8 +9,7 @@ import pytest
 
 from plait.cost.estimate import memory_table, model_shape
 from plait.errors import ModelError
-from plait.models.compute import logprobs
-from plait.models.shape import ModelShape
+from plait.models.shape import HEAD_CHUNK_ROWS, ModelShape
 from plait.recipes.algorithm import load_flow, trace_algorithm
 from plait.recipes.recipe import Recipe
 from plait.recipes.role_models import role_models
@@ -41,7 +40,7 @@ def test_the_memory_of_a_run() -> None:
     assert table["actor: weights (bfloat16)"] == table["ref: weights (bfloat16)"] == 2 * shape.parameters
     assert table["actor: masters, moments and gradients"] == 16 * shape.parameters
     # the logits of a chunk, their exponentials and the gradient, the latter two in float32
-    assert table["logits of one chunk"] == logprobs.HEAD_CHUNK_ROWS * 320 * (2 + 4 + 4)
+    assert table["logits of one chunk"] == HEAD_CHUNK_ROWS * 320 * (2 + 4 + 4)
     mixture = ModelShape.from_config(tiny_config("mixtral", **MOE).to_dict())
     table = dict(memory_table(recipe, flow, models, {"it": mixture}, 10).expected)
     assert table["ref: weights (bfloat16)"] == 2 * mixture.parameters

@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM
 from plait.errors import ModelError
 from plait.layout.shards import balanced_stages
 from plait.models.admission import check_config
-from plait.models.shape import ModelShape, config_fields, usable_positions
+from plait.models.shape import ModelShape, config_fields, head_chunk_rows, usable_positions
 from tests.models.test_admission import REFUSED
 from tests.models.tiny import FAMILIES, tiny_config, tiny_model
 
@@ -164,3 +164,11 @@ def test_what_loading_refuses_by_its_family_is_refused_here(family: str) -> None
 def test_what_is_no_causal_language_model(config: dict[str, Any], said: str) -> None:
     with pytest.raises(ModelError, match=rf"(?s)^model: .*{said}"):
         check_config(config, "it")
+
+
+def test_rows_that_pass_the_head_at_a_time() -> None:
+    """A chunk on a GPU takes up to 2 GiB: at 10 bytes a logit 1,412 rows of Qwen's vocabulary, 4,096 of SmolLM2's."""
+    assert head_chunk_rows(49_152, 2, "cpu") == head_chunk_rows(10**9, 2, "cuda") == 256
+    assert head_chunk_rows(152_064, 2, "cuda") == 2**31 // (10 * 152_064) == 1412
+    assert head_chunk_rows(49_152, 2, "cuda") == 4096
+    assert head_chunk_rows(49_152, 4, "cuda") == 2**31 // (12 * 49_152) == 3640

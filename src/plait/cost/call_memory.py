@@ -57,7 +57,7 @@ def _forward_rows(rank: int, facts: Facts, one: RoleModel, mode: Mode, layout: L
     recipe, shape, width = facts.recipe, facts.shapes[one.name], BYTES[facts.recipe.dtype]
     rows = [(ACTIVATIONS, _activations(rank, facts, one, mode, layout, fused=is_fused(recipe)))]
     if not one.scalar and layout.coordinates(rank).pp == layout.parallelism.pp - 1:
-        rows.append(("logits of one chunk", logits_bytes(shape, width)))
+        rows.append(("logits of one chunk", logits_bytes(shape, width, recipe.device)))
         if mode == "train" and recipe.lora.rank == 0:
             rows.append(("gradient of the head", head_gradient_bytes(shape, width)))
     return [(what, count) for what, count in rows if count]

@@ -107,7 +107,7 @@ def memory_table(
     activations = _largest_activations(recipe, models, shapes, batch, fused=is_fused(recipe))
     forward = [(f"activations ({batch.tokens} tokens)", activations)]
     if any(not one.scalar for one in models):
-        forward.append(("logits of one chunk", logits_bytes(shape, width)))
+        forward.append(("logits of one chunk", logits_bytes(shape, width, recipe.device)))
     if any(one.trained and not one.scalar for one in models) and recipe.lora.rank == 0:
         forward.append(("gradient of the head", head_gradient_bytes(shape, width)))
     rows += forward

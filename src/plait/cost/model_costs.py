@@ -211,7 +211,8 @@ class ModelCosts:
             here = int(kept / shape.layers / sizes.tp * whole)
             if stage == sizes.pp - 1 and role not in SCALAR_ROLES:
                 trained = train and workload.lora_rank == 0
-                here += logits_bytes(shape, width) + (head_gradient_bytes(shape, width) if trained else 0)
+                here += logits_bytes(shape, width, workload.device)
+                here += head_gradient_bytes(shape, width) if trained else 0
             found.append(here)
         return tuple(found)
 

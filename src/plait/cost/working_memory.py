@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from plait.dataflow import CallKind, Dataflow
 from plait.kept_memory import NUM_KERNELS, NUM_PREPARED
 from plait.layout.move import BUCKET_BYTES
-from plait.models.shape import HEAD_CHUNK_ROWS, KEPT_SCORES, ModelShape
+from plait.models.shape import KEPT_SCORES, ModelShape, head_chunk_rows, head_row_bytes
 from plait.recipes.recipe import Recipe
 
 IMPORTS_BYTES = 525 << 20
@@ -94,9 +94,9 @@ def layer_bytes(shape: ModelShape, width: int, *, fused: bool) -> int:
     return width * (4 * shape.hidden + attention + 4 * shape.active_intermediate) + 4 * 2 * shape.hidden
 
 
-def logits_bytes(shape: ModelShape, width: int) -> int:
+def logits_bytes(shape: ModelShape, width: int, device: str) -> int:
     """Bytes of the rows that pass the head of a language model at a time."""
-    return HEAD_CHUNK_ROWS * shape.vocabulary * (width + 8)
+    return head_chunk_rows(shape.vocabulary, width, device) * head_row_bytes(shape.vocabulary, width)
 
 
 def head_gradient_bytes(shape: ModelShape, width: int) -> int:

@@ -26,7 +26,7 @@ from plait.generation.paged import PagedAttention, chunk_attention
 from plait.generation.pool import KVPool, context_of, flat_places, scatter
 from plait.kernels.paged_call import PagedCall
 from plait.models.compute.attention_form import AttentionForm
-from plait.models.compute.packed_attention import PackedPlan, packed_attention, plan
+from plait.models.compute.row_attention import RowPlan, row_plan
 
 SHORT_ROWS = 16
 """New tokens of a sample up to which its rows go through the kernel; longer chunks pay for a gather of their keys."""
@@ -152,7 +152,7 @@ class RaggedContext:
         self.pool, self.batch = pool, batch
         self._attention = attention
         self._rows: dict[int, Tensor] = {}
-        self._plans: dict[int | None, PackedPlan] = {}
+        self._plans: dict[int | None, RowPlan] = {}
         self._num_short = num_short = len(batch.num_new) if takes_chunks else batch.num_short
         starts = [0]
         for count in batch.num_new:
@@ -200,10 +200,10 @@ class RaggedContext:
             out[rows] = self._attention(call)
         if self._fresh > num_short:
             rows = slice(self._starts[num_short], self._starts[self._fresh])
+            fresh = query[:, rows], key[:, rows], value[:, rows]
             if window not in self._plans:
-                self._plans[window] = plan(self._fresh_prompts(), query.shape[0], window, query.dtype)
-            whole = self._plans[window]
-            out[rows] = packed_attention(query[:, rows], key[:, rows], value[:, rows], whole, form)
+                self._plans[window] = row_plan(self._fresh_prompts(), *fresh, form)
+            out[rows] = self._plans[window].attend(*fresh, form)
         for sample in range(self._fresh, len(batch.num_new)):
             rows = slice(self._starts[sample], self._starts[sample + 1])
             if batch.ancestors is not None and batch.ancestors[sample] is not None:

@@ -23,7 +23,6 @@ from plait.models.compute.logprobs import chunked_logprobs
 from plait.models.files.saving import Export, cpu_state
 from plait.models.head import NO_HEAD, Head, find_head
 from plait.models.parallel.part import Part
-from plait.models.shape import HEAD_CHUNK_ROWS
 from plait.models.working_weights import OwnPart, copy_module, skeleton
 
 
@@ -69,7 +68,7 @@ class LanguageModel(BackboneModel):
         temperature: float,
         *,
         checkpoint: bool = False,
-        chunk_rows: int = HEAD_CHUNK_ROWS,
+        chunk_rows: int | None = None,
         likeliest_R: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Log-probs and entropies of the batch's response tokens under softmax(logits / temperature).
@@ -80,7 +79,7 @@ class LanguageModel(BackboneModel):
             batch: on the model's device.
             temperature: of the sampling; positive.
             checkpoint: keep one activation per decoder layer and compute the layer again in the backward.
-            chunk_rows: rows that pass the head at a time.
+            chunk_rows: rows that pass the head at a time; None: `shape.head_chunk_rows`.
             likeliest_R: bool, is filled on the last stage: whether no token is likelier than the target.
 
         Returns:
@@ -99,7 +98,7 @@ class LanguageModel(BackboneModel):
         hidden_TH: Tensor,
         batch: PackedBatch,
         temperature: float,
-        chunk_rows: int = HEAD_CHUNK_ROWS,
+        chunk_rows: int | None = None,
         *,
         likeliest_R: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:

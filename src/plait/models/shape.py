@@ -9,7 +9,11 @@ from typing import Any
 from plait.errors import ModelError
 
 HEAD_CHUNK_ROWS = 256
-"""Rows that pass the head at a time where log-probs are computed: the logits of so many exist at once."""
+"""Rows that pass the head at a time on a CPU, where log-probs are computed: the logits of so many exist at once."""
+
+DEVICE_CHUNK_ROWS, DEVICE_CHUNK_BYTES = 4096, 2 << 30
+"""Rows at most, and bytes of their logits, on other devices: each chunk reads the head's weights and adds up their
+gradient once more, and products of few rows leave most of a GPU idle."""
 
 KEPT_SCORES = 32 * 1024 * 1024
 """Attention probabilities of one layer that are kept for the backward; a batch with more recomputes them."""
@@ -26,6 +30,25 @@ _NAMES = {
 }
 """Key → other names that families give it."""
 _CHANGING_ROPES = ("longrope", "su", "dynamic")
+
+
+def head_chunk_rows(vocabulary: int, width: int, device: str) -> int:
+    """Rows of logits that exist at once where log-probs are computed.
+
+    Args:
+        vocabulary: tokens that the head knows, on this rank.
+        width: bytes of a number in the compute dtype.
+        device: `cpu`, or another kind.
+    """
+    if device == "cpu":
+        return HEAD_CHUNK_ROWS
+    fitting = DEVICE_CHUNK_BYTES // head_row_bytes(vocabulary, width)
+    return max(HEAD_CHUNK_ROWS, min(DEVICE_CHUNK_ROWS, fitting))
+
+
+def head_row_bytes(vocabulary: int, width: int) -> int:
+    """Logits of one row, and their exponentials and gradient in float32."""
+    return vocabulary * (width + 8)
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from torch import Tensor
 from plait.data.packed import PackedBatch
 from plait.errors import ModelError
 from plait.models.compute.attention_form import AttentionForm
-from plait.models.compute.packed_attention import PackedPlan, packed_attention, plan
+from plait.models.compute.row_attention import RowPlan, row_plan
 
 ATTENTION = "plait"
 """Name under which the function is registered; no mask function has that name, so Transformers builds no mask."""
@@ -95,7 +95,7 @@ class PackedContext:
     def __init__(self, batch: PackedBatch, kv_sink: Callable[[int, Tensor, Tensor], None] | None = None) -> None:
         self.batch = batch
         self.kv_sink = kv_sink
-        self._plans: dict[int | None, PackedPlan] = {}
+        self._plans: dict[int | None, RowPlan] = {}
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, form: AttentionForm) -> Tensor:
         """See AttentionContext.attend."""
@@ -103,5 +103,5 @@ class PackedContext:
         if self.kv_sink is not None:
             self.kv_sink(layer, key, value)
         if form.window not in self._plans:
-            self._plans[form.window] = plan(self.batch, query.shape[0], form.window, query.dtype)
-        return packed_attention(query, key, value, self._plans[form.window], form)
+            self._plans[form.window] = row_plan(self.batch, query, key, value, form)
+        return self._plans[form.window].attend(query, key, value, form)

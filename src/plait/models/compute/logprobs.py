@@ -23,7 +23,7 @@ from torch import Tensor
 from plait.kernels import fused_rows
 from plait.models.compute import cpu_linear
 from plait.models.head import Head
-from plait.models.shape import HEAD_CHUNK_ROWS
+from plait.models.shape import head_chunk_rows
 
 
 def chunked_logprobs(
@@ -31,7 +31,7 @@ def chunked_logprobs(
     hidden_RH: Tensor,
     targets_R: Tensor,
     temperature: float,
-    rows: int = HEAD_CHUNK_ROWS,
+    rows: int | None = None,
     *,
     likeliest_R: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
@@ -41,7 +41,8 @@ def chunked_logprobs(
         head: may be cut by vocabulary; then all its ranks call this with the same hidden states and get the same.
         hidden_RH: compute dtype; may require grad.
         targets_R: int64 token ids.
-        rows: of one chunk; changes the memory, and the values only up to the order of a matrix product.
+        rows: of one chunk, None: as many as suit the device; changes the memory, and the values only up to the order of
+            a matrix product.
         likeliest_R: bool, is filled: whether no token is likelier than the target, by logits in the dtype in which the
             head computes them. Of equally likely ones each is the likeliest.
 
@@ -50,6 +51,9 @@ def chunked_logprobs(
         the hidden states and the head's parameters.
     """
     assert temperature > 0, f"temperature must be positive, got {temperature}"
+    if rows is None:
+        vocabulary = max(len(param) for param in head.params) if head.params else 1
+        rows = head_chunk_rows(vocabulary, hidden_RH.itemsize, hidden_RH.device.type)
     assert rows > 0, f"a chunk needs rows, got {rows}"
     if likeliest_R is None:
         likeliest_R = torch.empty_like(targets_R, dtype=torch.bool)

@@ -57,6 +57,12 @@ class PackedPlan:
     blocks: tuple[Block, ...]
     keep_probs: bool
 
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, form: AttentionForm) -> Tensor:
+        """See `row_attention.RowPlan`."""
+        keep = self.keep_probs and form.softcap is None and torch.is_grad_enabled()
+        way = _Way(self, form.scale, form.softcap, keep)
+        return _PackedAttention.apply(query, key, value, form.sinks, way)  # type: ignore[no-any-return]
+
 
 def plan(batch: PackedBatch, num_heads: int, window: int | None, dtype: torch.dtype) -> PackedPlan:
     """Pieces and biases of the groups, and whether the probabilities of a layer are few enough to be kept."""
@@ -99,23 +105,6 @@ def _shape(group: Group) -> tuple[int, ...]:
 def _shifted(piece: Piece, tokens: int) -> Piece:
     context = tuple(Span(span.start + tokens, span.length) for span in piece.context)
     return Piece(Span(piece.rows.start + tokens, piece.rows.length), context)
-
-
-def packed_attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    plan: PackedPlan,
-    form: AttentionForm,
-) -> Tensor:
-    """query [Hq, T, D], key [Hkv, T, D], value [Hkv, T, E] → [T, Hq, E], all in the compute dtype; once differentiable.
-
-    Args:
-        plan: made with the window of `form`.
-    """
-    keep = plan.keep_probs and form.softcap is None and torch.is_grad_enabled()
-    way = _Way(plan, form.scale, form.softcap, keep)
-    return _PackedAttention.apply(query, key, value, form.sinks, way)  # type: ignore[no-any-return]
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,162 @@
+"""Attention over a packed row by one kernel: torch's FlexAttention, on devices for which torch compiles it.
+
+What a token sees is a rule over three numbers of each token: its group, its segment and its position. The row is looked
+at in blocks of 128 tokens. Those in which no query sees a key are left out, those in which every query sees every key
+are computed without asking, and for the rest the kernel asks the rule. Which are which follows from the least and the
+greatest number of each block, so it is counted on the host and waits for no device.
+
+Shapes: T tokens of the row, b blocks of them, Hq query heads, Hkv key heads, D head size of queries and keys, E of
+values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.attention.flex_attention import AuxRequest, BlockMask, flex_attention
+
+from plait.data.packed import PackedBatch
+from plait.models.compute.attention_form import AttentionForm
+
+BLOCK = 128
+"""Tokens of a block: FlexAttention's own default."""
+
+SMALLEST_HEAD = 16
+"""FlexAttention's kernels refuse smaller heads."""
+
+Array = np.ndarray[Any, np.dtype[np.int32]]
+Kernel = Callable[..., Any]
+
+
+class Places(NamedTuple):
+    """What the rule asks of tokens, all of one shape: NumPy arrays or tensors, int32."""
+
+    group: Any
+    segment: Any
+    position: Any
+    """In the sample: that of a continuation goes on where its prompt ends."""
+    prompt: Any
+    """1 for a token of a prompt, else 0."""
+
+
+def places(batch: PackedBatch) -> Places:
+    """Of every token of the row, [T] each, on the host."""
+    columns: list[tuple[Array, ...]] = []
+    segment = 0
+    for number, group in enumerate(batch.groups):
+        for index, span in enumerate((group.prompt, *group.responses)):
+            first = 0 if index == 0 else group.prompt.length
+            own = np.arange(first, first + span.length, dtype=np.int32)
+            columns.append((np.full_like(own, number), np.full_like(own, segment), own, np.full_like(own, index == 0)))
+            segment += 1
+    return Places(*(np.concatenate(column) for column in zip(*columns, strict=True)))
+
+
+def sees(query: Places, key: Places, window: int | None) -> Any:
+    """Whether tokens see tokens, in the shape that both broadcast to."""
+    behind = query.position - key.position
+    seen = (behind >= 0) & (query.group == key.group) & ((query.segment == key.segment) | (key.prompt == 1))
+    return seen if window is None else seen & (behind < window)
+
+
+def blocks(row: Places, window: int | None) -> tuple[Any, Any]:
+    """Blocks [b, b] of queries and keys: those in which a query may see a key, and those in which all see all."""
+    length = len(row.position)
+    low, high = (Places(*(_by_block(column, reduce) for column in row)) for reduce in (np.minimum, np.maximum))
+    number = np.arange(len(low.position))
+    some = (number[None, :] <= number[:, None]) & _share(low.group, high.group)
+    some &= low.position[None, :] <= high.position[:, None]
+    some &= _share(low.segment, high.segment) | (high.prompt == 1)[None, :]
+    every = _are_one(low.group, high.group) & (high.position[None, :] <= low.position[:, None])
+    every &= _are_one(low.segment, high.segment) | (low.prompt == 1)[None, :]
+    if window is not None:
+        some &= low.position[:, None] - high.position[None, :] < window
+        every &= high.position[:, None] - low.position[None, :] < window
+    if length % BLOCK:  # the last block goes beyond the row
+        every[-1, :] = every[:, -1] = False
+    return some, every
+
+
+def _by_block(column: Array, reduce: Any) -> Array:
+    return reduce.reduceat(column, np.arange(0, len(column), BLOCK))
+
+
+def _share(low: Array, high: Array) -> Any:
+    """[b, b]: whether a number lies in the ranges of both blocks."""
+    return (low[None, :] <= high[:, None]) & (low[:, None] <= high[None, :])
+
+
+def _are_one(low: Array, high: Array) -> Any:
+    """[b, b]: whether both blocks hold one number alone, the same."""
+    return (low == high)[:, None] & (low == high)[None, :] & (low[:, None] == low[None, :])
+
+
+def block_mask(batch: PackedBatch, window: int | None) -> BlockMask:
+    """The rule and the blocks, on the batch's device."""
+    row, device = places(batch), batch.token_ids_T.device
+    some, every = blocks(row, window)
+    at = Places(*(torch.from_numpy(column).to(device, non_blocking=True) for column in row))
+
+    def rule(sample: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        return sees(Places(*(column[query] for column in at)), Places(*(column[key] for column in at)), window)
+
+    lists = (torch.from_numpy(table).to(device)[None, None] for table in (*_listed(some & ~every), *_listed(every)))
+    length = len(row.position)
+    return BlockMask.from_kv_blocks(*lists, BLOCK_SIZE=BLOCK, mask_mod=rule, seq_lengths=(length, length))
+
+
+def _listed(chosen: Any) -> tuple[Array, Array]:
+    """How many blocks each row of blocks has, [b], and which, [b, b]: those first."""
+    return chosen.sum(1, dtype=np.int32), np.argsort(~chosen, axis=1, kind="stable").astype(np.int32)
+
+
+@dataclass(frozen=True)
+class FlexPlan:
+    """What every layer of one window does with the batch."""
+
+    mask: BlockMask
+    kernel: Kernel
+
+    @classmethod
+    def of(cls, batch: PackedBatch, window: int | None, kernel: Kernel | None = None) -> FlexPlan:
+        """
+        Args:
+            kernel: `flex_attention`, compiled unless it is given.
+        """
+        return cls(block_mask(batch, window), kernel or compiled())
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, form: AttentionForm) -> Tensor:
+        """See `row_attention.RowPlan`."""
+        out, found = self.kernel(
+            query[None],
+            key[None],
+            value[None],
+            score_mod=None if form.softcap is None else _capped(form.softcap),
+            block_mask=self.mask,
+            scale=form.scale,
+            enable_gqa=query.shape[0] != key.shape[0],
+            return_aux=AuxRequest(lse=True),
+        )
+        if form.sinks is not None:  # one further score in the sum: its share of the weight is taken off
+            out = out * torch.sigmoid(found.lse - form.sinks[None, :, None]).to(out.dtype)[..., None]
+        return out[0].transpose(0, 1)
+
+
+@cache
+def compiled() -> Kernel:
+    """Compiled once for rows of any length."""
+    return torch.compile(flex_attention, dynamic=True)
+
+
+@cache
+def _capped(softcap: float) -> Callable[..., Tensor]:
+    def capped(score: Tensor, *place: Tensor) -> Tensor:
+        return softcap * torch.tanh(score / softcap)
+
+    return capped
