@@ -42,7 +42,7 @@ def limit() -> Limit:
         for name in ("memory.max", "memory.limit_in_bytes"):
             with contextlib.suppress(OSError, ValueError):  # `max`: it has none
                 limits.append(Limit(int((folder / name).read_text()), folder))
-    return min(limits, key=lambda one: one.bytes)
+    return min(limits, key=lambda bound: bound.bytes)
 
 
 def used_bytes() -> int:
@@ -50,8 +50,8 @@ def used_bytes() -> int:
     group = limit().group
     with contextlib.suppress(OSError, ValueError):
         if group is None:
-            known = dict(re.findall(r"^(\w+):\s+(\d+) kB", Path("/proc/meminfo").read_text(), re.MULTILINE))
-            return (int(known["MemTotal"]) - int(known["MemAvailable"])) * 1024
+            sizes = dict(re.findall(r"^(\w+):\s+(\d+) kB", Path("/proc/meminfo").read_text(), re.MULTILINE))
+            return (int(sizes["MemTotal"]) - int(sizes["MemAvailable"])) * 1024
         used = next(path for name in ("memory.current", "memory.usage_in_bytes") if (path := group / name).exists())
         stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
         files = int(stat.get("total_inactive_file", stat.get("inactive_file", 0)))

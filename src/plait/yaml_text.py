@@ -144,18 +144,18 @@ _SCALARS = (
 
 def _map(loader: _Bounded, node: Any) -> dict[str, Any]:
     loader.flatten_mapping(node)
-    found = {}
+    values = {}
     for key, value in node.value:
         if not isinstance(loader.construct_object(key, deep=True), str):
             raise loader.refusal(f"the key `{key.value[:80]}` is no text; put it in quotes", key)
         loader.keys.append(key.value[:80])
-        found[key.value] = loader.construct_object(value, deep=True)
+        values[key.value] = loader.construct_object(value, deep=True)
         loader.keys.pop()
-    return found
+    return values
 
 
 def _list(loader: _Bounded, node: Any) -> list[Any]:
-    return [loader.construct_object(one, deep=True) for one in node.value]
+    return [loader.construct_object(item, deep=True) for item in node.value]
 
 
 def _int(loader: _Bounded, node: Any) -> int:

@@ -71,9 +71,9 @@ class PolicyOptions(UpdateOptions):
             raise ValueError(f"{stated[0]} is set, but correction is off; set `options.correction`")
         if self.correction is Correction.TIS and self.correction_low is not None:
             raise ValueError("correction: tis only bounds weights from above; remove `options.correction_low`")
-        if (found := self.corrected) is not None and found.low is not None and found.low >= found.high:
+        if (bound := self.corrected) is not None and bound.low is not None and bound.low >= bound.high:
             raise ValueError(
-                f"correction keeps weights from {found.low:g} to {found.high:g}, which are none; set "
+                f"correction keeps weights from {bound.low:g} to {bound.high:g}, which are none; set "
                 "`options.correction_low` below `options.correction_high`"
             )
         if self.correction is not Correction.OFF and self.old_logprobs is LogprobSource.ENGINE:

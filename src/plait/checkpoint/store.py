@@ -171,7 +171,7 @@ class CheckpointStore:
         return newest
 
     def _newest_whole(self) -> Checkpoint | None:
-        return next((found for step in reversed(self.steps()) if (found := self._read(step))), None)
+        return next((checkpoint for step in reversed(self.steps()) if (checkpoint := self._read(step))), None)
 
     def at(self, step: int) -> Checkpoint:
         """Return the checkpoint of `step`.
@@ -179,14 +179,14 @@ class CheckpointStore:
         Raises:
             RunError: there is none, or it is damaged.
         """
-        found = self._read(step)
-        if found is None:
+        checkpoint = self._read(step)
+        if checkpoint is None:
             whole = [other for other in self.steps() if self._read(other)]
             raise RunError(
                 f"{self._path(step)} is {'damaged' if self._where(step).exists() else 'not there'}; "
                 f"whole checkpoints: {', '.join(f'step {other}' for other in whole) or 'none'}"
             )
-        return found
+        return checkpoint
 
     def steps(self) -> list[int]:
         """Return the steps that have a checkpoint folder, ascending; whether each is whole is not checked."""

@@ -41,7 +41,7 @@ class Aliasing:
         parameters: Callable[[str], Parameters],
     ) -> None:
         self._models = tuple(models)
-        self._places = {one.role: placements_of(plan, one.role) for one in models}
+        self._places = {model.role: placements_of(plan, model.role) for model in models}
         self._offload_policy = offload_policy
         self._dtype = dtype
         self._parameters = parameters
@@ -74,15 +74,15 @@ class Aliasing:
         Args:
             parameters: of that.
         """
-        found = []
+        holdings = []
         for rank in ranks:
             key = part_key(layout, rank)
             if (nest := self.of(role, rank).get(key)) is not None:
-                found.append(Holdings(parameters.params, self._dtype, {rank: nest.held}, {rank: nest.lengths}))
+                holdings.append(Holdings(parameters.params, self._dtype, {rank: nest.held}, {rank: nest.lengths}))
                 continue
             whole = weights(parameters, layout, self._dtype, self.name(role, key))
-            found.append(Holdings(whole.params, self._dtype, {rank: whole.ranks[rank]}, {rank: whole.buffers[rank]}))
-        return merged(found)
+            holdings.append(Holdings(whole.params, self._dtype, {rank: whole.ranks[rank]}, {rank: whole.buffers[rank]}))
+        return merged(holdings)
 
     def _nested(self, role: str, rank: int) -> dict[PartKey, Nest]:
         layouts = self._candidates(role, rank)
@@ -94,10 +94,10 @@ class Aliasing:
         parts: dict[str, tuple[Holding, ...]] = {
             name: flat_holdings(flat_of(parameters, layouts[key], rank), index, name) for key, name in names.items()
         }
-        found = nest(parts, parameters.params, {names[key] for key in self._whole(role, rank) if key in names})
-        if all(set(one.lengths) == {name} for name, one in found.items()):
+        nests = nest(parts, parameters.params, {names[key] for key in self._whole(role, rank) if key in names})
+        if all(set(part.lengths) == {name} for name, part in nests.items()):
             return {}
-        return {key: found[name] for key, name in names.items()}
+        return {key: nests[name] for key, name in names.items()}
 
     def _candidates(self, role: str, rank: int) -> dict[PartKey, Layout]:
         """Parts of a role's model on a rank that always are on the device, each with a layout that gives it."""
@@ -112,12 +112,12 @@ class Aliasing:
     def _whole(self, role: str, rank: int) -> set[PartKey]:
         """Parts that stay one buffer: of whole models, and of weights that are their own masters."""
         place = self._places[role]
-        trained = next(one for one in self._models if one.role == role).trained
+        trained = next(model for model in self._models if model.role == role).trained
         train = place.train if trained and not parameter_bytes(self._dtype, trained=True).masters else None
         return {WHOLE} if train is None or rank not in train.mesh.ranks else {WHOLE, part_key(train, rank)}
 
     def _places_of(self, owner: Owner) -> list[RolePlacement]:
-        return [self._places[one.role] for one in self._models if self._offload_policy.owner(one.role) == owner]
+        return [self._places[model.role] for model in self._models if self._offload_policy.owner(model.role) == owner]
 
 
 def flat_of(parameters: Parameters, layout: Layout, rank: int) -> FlatLayout:

@@ -54,28 +54,28 @@ def calibrated(
     """
     if not profiles:
         return CONSERVATIVE
-    best = min(profiles, key=lambda one: (distance(one, shape, dtype, threads), one.model, one.dtype, one.threads))
+    best = min(profiles, key=lambda profile: (distance(profile, shape, dtype, threads), profile.model, profile.dtype, profile.threads))
     added = distance(best, shape, dtype, threads)
-    found = best if added == 0 else _scaled(best, dtype, threads)
+    chosen = best if added == 0 else _scaled(best, dtype, threads)
     label = f"measured with {best.model} in {best.dtype}, {best.threads} thread{'s' * (best.threads > 1)}"
     if added > 0:
         label += f", scaled to this run (± {added:.0%})"
-    past = found.past(devices) if added == 0 else ()
+    past = chosen.past(devices) if added == 0 else ()
     if not past:
-        return Calibration(label, best.error + added, profile=found, exact=added == 0)
+        return Calibration(label, best.error + added, profile=chosen, exact=added == 0)
     label += f", corrected by {len(past)} run{'s' * (len(past) > 1)}"
-    errors = [error for one in past if (error := one.error) is not None]
+    errors = [error for run in past if (error := run.error) is not None]
     kinds = {
         kind: sum(values) / len(values)
-        for kind in sorted({kind for one in past for kind in one.errors})
-        if (values := [one.errors[kind] for one in past if kind in one.errors])
+        for kind in sorted({kind for run in past for kind in run.errors})
+        if (values := [run.errors[kind] for run in past if kind in run.errors])
     }
-    return Calibration(label, sum(errors) / len(errors), kinds, len(past), found, exact=True)
+    return Calibration(label, sum(errors) / len(errors), kinds, len(past), chosen, exact=True)
 
 
 def distance(profile: Profile, shape: ModelShape, dtype: str, threads: int) -> float:
     """What scaling a profile to a run adds to its error; 0: nothing is scaled."""
-    mine, other = (ModelWork(one, dtype, 1).products(1) for one in (shape, profile.shape))
+    mine, other = (ModelWork(size, dtype, 1).products(1) for size in (shape, profile.shape))
     return (
         OTHER_DTYPE * (profile.dtype != dtype)
         + OTHER_THREADS * abs(math.log2(threads / profile.threads))
@@ -86,7 +86,7 @@ def distance(profile: Profile, shape: ModelShape, dtype: str, threads: int) -> f
 def _scaled(profile: Profile, dtype: str, threads: int) -> Profile:
     """As another dtype and other threads would take; other shapes are scaled where seconds are asked for."""
     factor = BYTES[dtype] / BYTES[profile.dtype] * profile.threads / threads
-    points = lambda found: tuple((size, factor * seconds) for size, seconds in found)  # noqa: E731
+    points = lambda measured: tuple((size, factor * seconds) for size, seconds in measured)  # noqa: E731
     rates: Points = tuple((rows, rate / factor) for rows, rate in profile.products)
     return profile.model_copy(
         update={

@@ -34,103 +34,103 @@ PACKED = "weights packed for decoding"
 ACTIVATIONS = "activations"
 
 
-def working_rows(rank: int, facts: Facts, one: RoleModel) -> dict[Use, Rows]:
+def working_rows(rank: int, facts: Facts, model: RoleModel) -> dict[Use, Rows]:
     """What each kind of call of a role takes on a device beside parameters and optimizer state."""
-    recipe, place = facts.recipe, facts.places[one.role]
-    found: dict[Use, Rows] = {}
+    recipe, place = facts.recipe, facts.places[model.role]
+    rows_by_use: dict[Use, Rows] = {}
     instance = place.instance_on(rank)
-    if instance is not None and (cached := _cache_bytes(rank, facts, one, instance)):
-        found[one.role, "decode"] = [("KV cache", cached)]
+    if instance is not None and (cached := _cache_bytes(rank, facts, model, instance)):
+        rows_by_use[model.role, "decode"] = [("KV cache", cached)]
         if drafts_on(rank, instance):
-            found[one.role, "decode"] += draft_cache(recipe, facts.shapes, _held_tokens(facts, one))
+            rows_by_use[model.role, "decode"] += draft_cache(recipe, facts.shapes, _held_tokens(facts, model))
         if is_packed(recipe) and part_key(instance, rank) == WHOLE:
-            found[one.role, "decode"].append((PACKED, packed_bytes(facts.shapes[one.name], recipe.dtype)))
+            rows_by_use[model.role, "decode"].append((PACKED, packed_bytes(facts.shapes[model.name], recipe.dtype)))
     asked: tuple[tuple[Mode, Layout | None], ...] = (("train", place.train), ("score", place.score))
     for mode, layout in asked:
         if layout is not None and rank in layout.mesh.ranks:
-            found[one.role, mode] = _forward_rows(rank, facts, one, mode, layout)
-    return found
+            rows_by_use[model.role, mode] = _forward_rows(rank, facts, model, mode, layout)
+    return rows_by_use
 
 
-def _forward_rows(rank: int, facts: Facts, one: RoleModel, mode: Mode, layout: Layout) -> Rows:
+def _forward_rows(rank: int, facts: Facts, model: RoleModel, mode: Mode, layout: Layout) -> Rows:
     """What a call that trains or scores takes."""
-    recipe, shape, width = facts.recipe, facts.shapes[one.name], BYTES[facts.recipe.dtype]
-    rows = [(ACTIVATIONS, _activations(rank, facts, one, mode, layout, fused=is_fused(recipe)))]
-    if not one.scalar and layout.coordinates(rank).pp == layout.parallelism.pp - 1:
+    recipe, shape, width = facts.recipe, facts.shapes[model.name], BYTES[facts.recipe.dtype]
+    rows = [(ACTIVATIONS, _activations(rank, facts, model, mode, layout, fused=is_fused(recipe)))]
+    if not model.scalar and layout.coordinates(rank).pp == layout.parallelism.pp - 1:
         rows.append(("logits of one chunk", logits_bytes(shape, width, recipe.device)))
         if mode == "train" and recipe.lora.rank == 0:
             rows.append(("gradient of the head", head_gradient_bytes(shape, width)))
     return [(what, count) for what, count in rows if count]
 
 
-def micro_batch_bytes(facts: Facts, one: RoleModel, mode: Mode, layout: Layout, *, fused: bool) -> float:
+def micro_batch_bytes(facts: Facts, model: RoleModel, mode: Mode, layout: Layout, *, fused: bool) -> float:
     """What the largest micro-batch keeps of a layer of this rank."""
-    recipe, shape, sizes = facts.recipe, facts.shapes[one.name], layout.parallelism
-    tokens = facts.places[one.role].micro_batch_tokens.get(mode, recipe.micro_batch_tokens)
+    recipe, shape, sizes = facts.recipe, facts.shapes[model.name], layout.parallelism
+    tokens = facts.places[model.role].micro_batch_tokens.get(mode, recipe.micro_batch_tokens)
     share = {"prompts_per_step": -(-recipe.prompts_per_step // sizes.dp), "micro_batch_tokens": tokens}
     batch = LargestBatch.of(recipe.model_copy(update=share), facts.flow, facts.longest_tokens)
     whole = activation_bytes(shape, batch, BYTES[recipe.dtype], fused=fused, checkpointed=recipe.checkpoint_activations)
     return whole / shape.layers / sizes.tp
 
 
-def _activations(rank: int, facts: Facts, one: RoleModel, mode: Mode, layout: Layout, *, fused: bool) -> int:
+def _activations(rank: int, facts: Facts, model: RoleModel, mode: Mode, layout: Layout, *, fused: bool) -> int:
     """What micro-batches of the largest size keep of this rank's layers at a time."""
     # 1F1B: a stage has as many micro-batches in flight as there are stages from it to the end. Scoring keeps
     # nothing for a backward: one layer's activations at a time.
-    stage, order = layout.coordinates(rank).pp, facts.places[one.role].schedule
+    stage, order = layout.coordinates(rank).pp, facts.places[model.role].schedule
     in_flight = order.in_flight[stage] if isinstance(order, StatedOrder) else layout.parallelism.pp - stage
     if isinstance(order, FusedOrder):  # or alone, by 1F1B
-        in_flight = max(in_flight, order.in_flight[order.layout.coordinates(rank).pp][one.role])
-    layers = in_flight * _stage_layers(layout, rank, facts.shapes[one.name]) if mode == "train" else 1
-    return int(layers * micro_batch_bytes(facts, one, mode, layout, fused=fused))
+        in_flight = max(in_flight, order.in_flight[order.layout.coordinates(rank).pp][model.role])
+    layers = in_flight * _stage_layers(layout, rank, facts.shapes[model.name]) if mode == "train" else 1
+    return int(layers * micro_batch_bytes(facts, model, mode, layout, fused=fused))
 
 
 def joint_rows(facts: Facts, working: Mapping[Use, Rows]) -> dict[Use, Rows]:
     """What training calls of several roles take at the same time: activations of all, and one head at work."""
-    found: dict[Use, Rows] = {}
+    rows_by_use: dict[Use, Rows] = {}
     for role, mode in working:
         roles = facts.together(role) if mode == "train" else ()
         if len(roles) > 1:
             rows: dict[str, int] = {}
-            for what, count in (row for one in roles for row in working.get((one, mode), ())):
+            for what, count in (row for trained in roles for row in working.get((trained, mode), ())):
                 rows[what] = rows.get(what, 0) + count if what == ACTIVATIONS else max(rows.get(what, 0), count)
-            found[role, mode] = list(rows.items())
-    return found
+            rows_by_use[role, mode] = list(rows.items())
+    return rows_by_use
 
 
 def plain_activations(rank: int, facts: Facts) -> int:
     """Activations of the largest call, of a family whose layers are not fused."""
-    found = [0]
-    for one in facts.models:
-        place = facts.places[one.role]
+    bytes_by_call = [0]
+    for model in facts.models:
+        place = facts.places[model.role]
         asked: tuple[tuple[Mode, Layout | None], ...] = (("train", place.train), ("score", place.score))
         for mode, layout in asked:
             if layout is not None and rank in layout.mesh.ranks:
-                found.append(_activations(rank, facts, one, mode, layout, fused=False))
-    return max(found)
+                bytes_by_call.append(_activations(rank, facts, model, mode, layout, fused=False))
+    return max(bytes_by_call)
 
 
-def _cache_bytes(rank: int, facts: Facts, one: RoleModel, instance: Layout) -> int:
+def _cache_bytes(rank: int, facts: Facts, model: RoleModel, instance: Layout) -> int:
     """Keys and values of the samples that an instance runs at a time: its layers, its heads."""
-    shape = facts.shapes[one.name]
+    shape = facts.shapes[model.name]
     first, stop = Heads(shape.heads, shape.kv_heads, shared=True).part_range(
         instance.coordinates(rank).tp, instance.parallelism.tp
     )
     layers = _stage_layers(instance, rank, shape)
     per_token = 2 * layers * (stop - first) * shape.head_dim * BYTES[facts.recipe.dtype]
-    return _held_tokens(facts, one) * per_token
+    return _held_tokens(facts, model) * per_token
 
 
-def _held_tokens(facts: Facts, one: RoleModel) -> int:
+def _held_tokens(facts: Facts, model: RoleModel) -> int:
     """For which the pool of an instance takes memory; 0 where the role generates nothing."""
-    recipe, place = facts.recipe, facts.places[one.role]
-    calls = [node for node in facts.flow.calls(one.role) if node.kind is CallKind.GENERATE]
+    recipe, place = facts.recipe, facts.places[model.role]
+    calls = [node for node in facts.flow.calls(model.role) if node.kind is CallKind.GENERATE]
     if not calls:
         return 0
     samples = recipe.prompts_per_step * max(n.generation.num_samples(recipe.samples_per_prompt) for n in calls)
     running = min(recipe.sampling.max_running, -(-samples // len(place.generate)))
     context = facts.longest_tokens + recipe.sampling.max_response_tokens
-    pool = recipe.sampling.num_blocks(facts.shapes[one.name].max_positions) * BLOCK_TOKENS
+    pool = recipe.sampling.num_blocks(facts.shapes[model.name].max_positions) * BLOCK_TOKENS
     return pool_tokens(running, context, pool, recipe.device)
 
 

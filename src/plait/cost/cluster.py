@@ -158,7 +158,7 @@ def read_cluster(name_or_path: str, devices: int | None = None) -> ClusterSpec:
         spec = replace(_of_file(SHIPPED / f"{named[2]}.yaml", named[2]), name=named[2]).of_size(int(named[1]))
     else:
         device = named[2] if named is not None else name_or_path.removeprefix("x")
-        longer = next((one for one in names() if one.startswith(device)), None)
+        longer = next((name for name in names() if name.startswith(device)), None)
         near = nearest(device, names()) if longer is None else f"; did you mean `{longer}`?"
         raise ConfigError(
             f"cluster: expected COUNTxDEVICE with a device of {', '.join(names())}, or a YAML file, found "

@@ -55,11 +55,11 @@ class CallCost:
     def times(self, factor: float) -> CallCost:
         """Taking so many times as long; bytes stay."""
         terms = {name: factor * seconds for name, seconds in self.terms.items()}
-        each = tuple(factor * seconds for seconds in self.instance_seconds)
-        tails = tuple(one.times(factor) for one in self.tails)
+        by_instance = tuple(factor * seconds for seconds in self.instance_seconds)
+        tails = tuple(tail.times(factor) for tail in self.tails)
         first = factor * self.first_s
         return replace(
-            self, seconds=factor * self.seconds, terms=terms, instance_seconds=each, tails=tails, first_s=first
+            self, seconds=factor * self.seconds, terms=terms, instance_seconds=by_instance, tails=tails, first_s=first
         )
 
 

@@ -64,16 +64,16 @@ def profile(lengths: tuple[int, ...], running: int) -> tuple[Piece, ...]:
 
 
 def _pieces(changes: dict[int, list[int]]) -> tuple[Piece, ...]:
-    found: list[Piece] = []
+    pieces: list[Piece] = []
     steps = sorted(changes)
     now = begun = 0
     for step, stop in itertools.pairwise(steps):
         now, begun = now + changes[step][0], begun + changes[step][1]
         while now and step < stop:
             length = min(LONGEST_PIECE, stop - step)
-            found.append(Piece(length, now, now * (step + (length + 1) / 2) - begun))
+            pieces.append(Piece(length, now, now * (step + (length + 1) / 2) - begun))
             step += length
-    return tuple(found)
+    return tuple(pieces)
 
 
 COARSE = 24
@@ -82,17 +82,17 @@ COARSE = 24
 
 def coarse(pieces: Sequence[Piece]) -> list[Piece]:
     """Few pieces in place of many, each the mean of some that follow each other."""
-    found = []
+    means = []
     for part in range(min(COARSE, len(pieces))):
         some = (
             pieces[len(pieces) * part // COARSE : len(pieces) * (part + 1) // COARSE]
             if len(pieces) > COARSE
             else [pieces[part]]
         )
-        steps = sum(one.steps for one in some)
-        running = round(sum(one.steps * one.running for one in some) / steps)
-        found.append(Piece(steps, running, sum(one.steps * one.said for one in some) / steps))
-    return found
+        steps = sum(piece.steps for piece in some)
+        running = round(sum(piece.steps * piece.running for piece in some) / steps)
+        means.append(Piece(steps, running, sum(piece.steps * piece.said for piece in some) / steps))
+    return means
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,10 +110,10 @@ class Pieces:
         Args:
             shares: lengths of the samples of each instance; running: of them at a time.
         """
-        found = [profile(share, running) or (Piece(0, 1, 0.0),) for share in shares]
-        each = np.array([(one.steps, one.running, one.said) for pieces in found for one in pieces], float)
-        starts = np.cumsum([0, *(len(pieces) for pieces in found[:-1])])
-        return cls(each[:, 0], each[:, 1], each[:, 2], starts)
+        by_instance = [profile(share, running) or (Piece(0, 1, 0.0),) for share in shares]
+        table = np.array([(piece.steps, piece.running, piece.said) for pieces in by_instance for piece in pieces], float)
+        starts = np.cumsum([0, *(len(pieces) for pieces in by_instance[:-1])])
+        return cls(table[:, 0], table[:, 1], table[:, 2], starts)
 
 
 def dealt(lengths: Sequence[int], per_prompt: int, instances: int) -> list[tuple[int, ...]]:
@@ -148,7 +148,7 @@ class Decoding:
     def seconds(self, pieces: Sequence[Piece]) -> Terms:
         """Seconds of all steps."""
         fewer = self._drafts.tokens
-        return added(*(scaled(self.step(one.running, one.said), one.steps / fewer) for one in pieces))
+        return added(*(scaled(self.step(piece.running, piece.said), piece.steps / fewer) for piece in pieces))
 
     def totals(self, pieces: Pieces) -> Floats:
         """Seconds of each instance's steps: `seconds` of its pieces, summed up, for all at once."""

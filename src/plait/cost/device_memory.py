@@ -39,15 +39,15 @@ class DeviceMemory:
 
 def memory_by_device(facts: Facts) -> list[DeviceMemory]:
     """The memory of all devices; those that hold as much of everything (to the MiB) together."""
-    found: list[DeviceMemory] = []
+    devices: list[DeviceMemory] = []
     for ranks in facts.alike:
-        one = replace(_of_device(ranks[0], facts), ranks=ranks)
-        other = next((o for o in found if all(_rounded(a) == _rounded(b) for a, b in _pairs(o, one))), None)
+        device = replace(_of_device(ranks[0], facts), ranks=ranks)
+        other = next((o for o in devices if all(_rounded(a) == _rounded(b) for a, b in _pairs(o, device))), None)
         if other is None:
-            found.append(one)
+            devices.append(device)
         else:
             other.ranks = sorted(other.ranks + ranks)
-    return found
+    return devices
 
 
 def _pairs(one: DeviceMemory, other: DeviceMemory) -> Iterator[tuple[Rows, Rows]]:
@@ -62,7 +62,7 @@ def _rounded(rows: Rows) -> Rows:
 
 def _of_device(rank: int, facts: Facts) -> DeviceMemory:
     held = held_parts(rank, facts)
-    working = {use: rows for one in facts.models for use, rows in working_rows(rank, facts, one).items()}
+    working = {use: rows for model in facts.models for use, rows in working_rows(rank, facts, model).items()}
     working |= joint_rows(facts, working)
     rows: Rows = [(PROCESS, PROCESS_BYTES), *rows_of(held)]
     largest: dict[str, int] = {}
@@ -84,8 +84,8 @@ def _of_device(rank: int, facts: Facts) -> DeviceMemory:
         facts.recipe,
         activations=largest.get(ACTIVATIONS, 0),
         plain=plain_activations(rank, facts),
-        weights=max((one.num_bytes for one in held if not one.is_state), default=0),
-        working=sum(count for _, count in rows) - PROCESS_BYTES - sum(one.num_bytes for one in held),
+        weights=max((part.num_bytes for part in held if not part.is_state), default=0),
+        working=sum(count for _, count in rows) - PROCESS_BYTES - sum(part.num_bytes for part in held),
         moves=bool(during) or facts.plan.num_ranks > 1,
     )
     return DeviceMemory([rank], rows, during, slack)
@@ -93,27 +93,27 @@ def _of_device(rank: int, facts: Facts) -> DeviceMemory:
 
 def _during(rank: int, facts: Facts, held: Sequence[HeldPart], working: Mapping[Use, Rows]) -> Rows:
     """All that is held while models are read, during each call, and while weights are moved."""
-    kept = PROCESS_BYTES + sum(one.num_bytes for one in held if one.after == "keep")
-    leaving = [one for one in held if one.after != "keep"]
+    kept = PROCESS_BYTES + sum(part.num_bytes for part in held if part.after == "keep")
+    leaving = [part for part in held if part.after != "keep"]
     rows: Rows = [("reading models", PROCESS_BYTES + _reading_bytes(held))]
     for p in facts.plan.placements:
         use = (p.call.split(".")[0], p.mode)
         if rank in p.ranks and use in working:
             uses = {use} if p.mode != "train" else {(role, "train") for role in facts.together(use[0])}
-            there = sum(one.num_bytes for one in leaving if not one.uses.isdisjoint(uses))
+            there = sum(part.num_bytes for part in leaving if not part.uses.isdisjoint(uses))
             rows.append((p.call, kept + there + sum(count for _, count in working[use])))
-    for one in facts.models:
-        if (needed := facts.moved[one.role].get(rank)) is not None:
-            owner = facts.offload_policy.owner(one.role)
+    for model in facts.models:
+        if (needed := facts.moved[model.role].get(rank)) is not None:
+            owner = facts.offload_policy.owner(model.role)
             mine = [o for o in leaving if not o.is_state and o.owner == owner and o.key in needed]
-            rows.append((f"{one.role}.weights (move)", kept + sum(one.num_bytes for one in mine)))
+            rows.append((f"{model.role}.weights (move)", kept + sum(part.num_bytes for part in mine)))
     return rows
 
 
 def _reading_bytes(held: Sequence[HeldPart]) -> int:
     """Parts are read one after another and stay till all are there; the optimizer's state of a role leaves before that
     of the next is made. The few layers that a cut is proven on are there before the part, and not counted."""
-    weights = sum(one.num_bytes for one in held if not one.is_state)
-    states = [one for one in held if one.is_state]
-    stay = sum(one.num_bytes for one in states if one.after == "keep")
-    return weights + stay + max((one.num_bytes for one in states if one.after != "keep"), default=0)
+    weights = sum(part.num_bytes for part in held if not part.is_state)
+    states = [part for part in held if part.is_state]
+    stay = sum(part.num_bytes for part in states if part.after == "keep")
+    return weights + stay + max((part.num_bytes for part in states if part.after != "keep"), default=0)

@@ -106,9 +106,9 @@ def memory_table(
     batch = LargestBatch.of(recipe, flow, longest_tokens)
     activations = _largest_activations(recipe, models, shapes, batch, fused=is_fused(recipe))
     forward = [(f"activations ({batch.tokens} tokens)", activations)]
-    if any(not one.scalar for one in models):
+    if any(not model.scalar for model in models):
         forward.append(("logits of one chunk", logits_bytes(shape, width, recipe.device)))
-    if any(one.trained and not one.scalar for one in models) and recipe.lora.rank == 0:
+    if any(model.trained and not model.scalar for model in models) and recipe.lora.rank == 0:
         forward.append(("gradient of the head", head_gradient_bytes(shape, width)))
     rows += forward
     if flow.of_kind(CallKind.GENERATE) and recipe.device == "cpu" and recipe.dtype != "float64":
@@ -120,7 +120,7 @@ def memory_table(
         recipe,
         activations=activations,
         plain=_largest_activations(recipe, models, shapes, batch, fused=False),
-        weights=max((shapes[one.name].parameters * width for one in models), default=0),
+        weights=max((shapes[model.name].parameters * width for model in models), default=0),
         working=sum(size for _, size in rows),
     )
     return MemoryTable([(PROCESS, PROCESS_BYTES), *held, *rows], slack)
@@ -138,29 +138,29 @@ def _largest_activations(
     fused: bool,
 ) -> int:
     """Roles compute one after the other, and what one has freed the next takes. A frozen one keeps one layer's."""
-    width, found = BYTES[recipe.dtype], [0]
-    for one in models:
+    width, sizes = BYTES[recipe.dtype], [0]
+    for model in models:
         of_all = activation_bytes(
-            shapes[one.name], batch, width, fused=fused, checkpointed=recipe.checkpoint_activations
+            shapes[model.name], batch, width, fused=fused, checkpointed=recipe.checkpoint_activations
         )
-        found.append(of_all if one.trained else of_all // shapes[one.name].layers)
-    return max(found)
+        sizes.append(of_all if model.trained else of_all // shapes[model.name].layers)
+    return max(sizes)
 
 
 def _whole_rows(recipe: Recipe, models: Sequence[RoleModel], shapes: Mapping[str, ModelShape]) -> list[tuple[str, int]]:
     """Each trained role has weights of its own; frozen ones that begin as the same share theirs."""
     rows: list[tuple[str, int]] = []
     frozen: dict[tuple[str, bool, bool], list[str]] = {}
-    for one in models:
-        followed = any(other.follows == one.role for other in models)
-        per = parameter_bytes(recipe.dtype, trained=one.trained, followed=followed)
-        count = shapes[one.name].parameters
-        if one.trained:
-            rows.append((f"{one.role}: weights ({recipe.dtype})", count * per.weights))
+    for model in models:
+        followed = any(other.follows == model.role for other in models)
+        per = parameter_bytes(recipe.dtype, trained=model.trained, followed=followed)
+        count = shapes[model.name].parameters
+        if model.trained:
+            rows.append((f"{model.role}: weights ({recipe.dtype})", count * per.weights))
             rest = per.total - per.weights
-            rows.append((f"{one.role}: masters, moments and gradients", count * rest))
+            rows.append((f"{model.role}: masters, moments and gradients", count * rest))
         else:
-            frozen.setdefault((one.name, one.scalar, one.changes), []).append(one.role)
+            frozen.setdefault((model.name, model.scalar, model.changes), []).append(model.role)
     for (name, _, _), roles in frozen.items():
         per = parameter_bytes(recipe.dtype, trained=False)
         rows.append((f"{', '.join(roles)}: weights ({recipe.dtype})", shapes[name].parameters * per.weights))
@@ -173,15 +173,15 @@ def _adapted_rows(
     """Roles that begin as the same checkpoint share its weights; trained ones have an adapter each."""
     rows: list[tuple[str, int]] = []
     shared: dict[tuple[str, bool], list[str]] = {}
-    for one in models:
-        shared.setdefault((one.name, one.has_head), []).append(one.role)
+    for model in models:
+        shared.setdefault((model.name, model.has_head), []).append(model.role)
     for (name, _), roles in shared.items():
         rows.append((f"{', '.join(roles)}: weights ({recipe.dtype})", shapes[name].parameters * BYTES[recipe.dtype]))
-    for one in models:
-        if one.trained:
+    for model in models:
+        if model.trained:
             per = parameter_bytes(recipe.dtype, trained=True)
-            count = adapter_parameters(shapes[one.name], recipe.lora.rank)
-            rows.append((f"{one.role}: adapter, its masters, moments and gradients", count * per.total))
+            count = adapter_parameters(shapes[model.name], recipe.lora.rank)
+            rows.append((f"{model.role}: adapter, its masters, moments and gradients", count * per.total))
     return rows
 
 

@@ -72,7 +72,7 @@ class Generating:
         sizes = {size: self._begun(role, passes, samples, size, groups) for size in {len(share) for share in shares}}
         begun = [total(sizes[len(share)]) for share in shares]
         decoded = [0.0] * count if prompts_alone else decoding.totals(self._pieces(samples, count, running)).tolist()
-        seconds = tuple(one + other for one, other in zip(begun, decoded, strict=True))
+        seconds = tuple(first + other for first, other in zip(begun, decoded, strict=True))
         longest = max(range(count), key=seconds.__getitem__)
         steps = {} if prompts_alone else decoding.seconds(coarse(profile(shares[longest], running)))
         if decoded[longest] > 0:
@@ -108,7 +108,7 @@ class Generating:
         if len(seconds) < 2:
             return ()
         end = max(seconds)
-        spare = Tail(end, sum(end - one for one in seconds))
+        spare = Tail(end, sum(end - instance_s for instance_s in seconds))
         if not self._workload.gathers:
             return (spare,)
         most = min(running, max(map(len, shares)))
@@ -121,13 +121,13 @@ class Generating:
         last = [[length - 1 for length in sorted(share)[:: -(-len(share) // running)]] for share in shares]
         count = sum(map(len, last))
         serial = outcome(rollout, last, 0)
-        found = [spare]
+        tails = [spare]
         for part in SHARES:
             gathered = outcome(rollout, last, count // part)
             if gathered.migrated_s is not None:
                 later, more = gathered.generation_s - serial.generation_s, gathered.free_s - serial.free_s
-                found.append(Tail(end + later, spare.idle_s + more, rollout.migration_s))
-        return tuple(found)
+                tails.append(Tail(end + later, spare.idle_s + more, rollout.migration_s))
+        return tuple(tails)
 
     def groups(self, role: str, layout: Layout, share: int) -> int:
         """Groups of samples that go round the stages of an instance which has so many samples, while as many of them
@@ -184,14 +184,14 @@ class Generating:
     def _running(self, role: str, layout: Layout, share: int) -> int:
         """Samples that an instance decodes at a time."""
         workload, sizes = self._workload, layout.parallelism
-        each = ceil(workload.lengths.prompts.mean + workload.lengths.responses.mean)
+        sample_tokens = ceil(workload.lengths.prompts.mean + workload.lengths.responses.mean)
         running = min(share, workload.max_running)
         if workload.kv_tokens is not None:
-            running = min(running, workload.kv_tokens // each)
+            running = min(running, workload.kv_tokens // sample_tokens)
         if pool := self._cluster.software.pool_share:
             held = max(self._held(role, Parallelism(1, sizes.tp, sizes.pp, sizes.stages)))
             room = pool * self._cluster.device.memory_bytes - held - self._reserved_bytes
-            running = min(running, int(room / (each * max(self._token_bytes(role, layout)))))
+            running = min(running, int(room / (sample_tokens * max(self._token_bytes(role, layout)))))
         return max(1, running)
 
     def cache_bytes(self, role: str, layout: Layout, running: int) -> tuple[int, ...]:
@@ -203,7 +203,7 @@ class Generating:
             tokens = pool_tokens(running, context, workload.kv_tokens, workload.device)
         packs = workload.packed and sizes.tp * sizes.pp == 1
         copied = packed_bytes(self._shapes[role], workload.dtype) if packs else 0
-        return tuple(tokens * each + copied for each in self._token_bytes(role, layout))
+        return tuple(tokens * token_bytes + copied for token_bytes in self._token_bytes(role, layout))
 
     def _token_bytes(self, role: str, layout: Layout) -> tuple[int, ...]:
         """Keys and values of a token on a device of each stage."""

@@ -78,8 +78,8 @@ def _sxm(name: str, tflops: float, gib: int, terabytes_per_s: float, float32: fl
 
 
 DEVICES: Mapping[str, Device] = {
-    one.name: one
-    for one in (
+    device.name: device
+    for device in (
         _sxm("A100-40G", 312, 40, 1.555, 19.5),
         _sxm("A100-80G", 312, 80, 2.039, 19.5),
         _sxm("A800", 312, 80, 2.039, 19.5),

@@ -40,8 +40,8 @@ def parameter_rows(rank: int, placed: Placed) -> Rows:
 def rows_of(held: Sequence[HeldPart]) -> Rows:
     """Several parts of a role's weights as one row."""
     together: dict[str, int] = {}
-    for one in held:
-        together[one.what] = together.get(one.what, 0) + one.num_bytes
+    for part in held:
+        together[part.what] = together.get(part.what, 0) + part.num_bytes
     return list(together.items())
 
 
@@ -51,39 +51,39 @@ def held_parts(rank: int, placed: Placed) -> list[HeldPart]:
     adapted, width = recipe.lora.rank > 0, BYTES[recipe.dtype]
     weights: dict[tuple[Owner, PartKey], tuple[list[str], int]] = {}
     states: list[HeldPart] = []
-    for one in placed.models:
-        place = placed.places[one.role]
+    for model in placed.models:
+        place = placed.places[model.role]
         for layout in place.layouts_on(rank):
-            nest = placed.aliasing.of(one.role, rank).get(key := part_key(layout, rank))
-            block = flat_of(parameters[one.role], layout, rank).num_elements if nest is None else nest.own
-            part = (offload_policy.owner(one.role), key)
+            nest = placed.aliasing.of(model.role, rank).get(key := part_key(layout, rank))
+            block = flat_of(parameters[model.role], layout, rank).num_elements if nest is None else nest.own
+            part = (offload_policy.owner(model.role), key)
             names, _ = weights.setdefault(part, ([], block))
-            if one.role not in names:
-                names.append(one.role)
+            if model.role not in names:
+                names.append(model.role)
         if place.train is not None and rank in place.train.mesh.ranks:
-            uses: frozenset[Use] = frozenset({(one.role, "train")})
+            uses: frozenset[Use] = frozenset({(model.role, "train")})
             if adapted:
-                count = adapter_parameters(placed.shapes[one.name], recipe.lora.rank)
+                count = adapter_parameters(placed.shapes[model.name], recipe.lora.rank)
                 total = count * parameter_bytes(recipe.dtype, trained=True).total
                 states.append(
                     HeldPart(
-                        f"{one.role}: adapter, its masters, moments and gradients", total, "keep", uses, is_state=True
+                        f"{model.role}: adapter, its masters, moments and gradients", total, "keep", uses, is_state=True
                     )
                 )
             else:
-                followed = any(other.follows == one.role for other in placed.models)
-                total = optimizer_bytes(parameters[one.role], place.train, rank, recipe.dtype, followed=followed)
-                after = offload_policy.of_state(one.role, rank)
-                what = f"{one.role}: masters, moments and gradients"
+                followed = any(other.follows == model.role for other in placed.models)
+                total = optimizer_bytes(parameters[model.role], place.train, rank, recipe.dtype, followed=followed)
+                after = offload_policy.of_state(model.role, rank)
+                what = f"{model.role}: masters, moments and gradients"
                 states.append(HeldPart(what, total, after, uses, is_state=True))
-    found = []
+    held = []
     for (owner, key), (names, count) in weights.items():
         what = f"{', '.join(names)}: weights ({recipe.dtype})"
         used = frozenset(offload_policy.uses(names[0], rank, key))
         after = offload_policy.of_weights(names[0], rank, key)
-        found.append(HeldPart(what, count * width, after, used, owner, key))
-    found += [*states, *_draft_models(rank, placed)]
-    return [replace(one, what=f"{one.what}, away when idle") if one.after != "keep" else one for one in found]
+        held.append(HeldPart(what, count * width, after, used, owner, key))
+    held += [*states, *_draft_models(rank, placed)]
+    return [replace(piece, what=f"{piece.what}, away when idle") if piece.after != "keep" else piece for piece in held]
 
 
 def _draft_models(rank: int, placed: Placed) -> list[HeldPart]:

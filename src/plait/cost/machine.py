@@ -17,11 +17,11 @@ def machine_name(device: str) -> str:
         import torch
 
         return torch.cuda.get_device_name()
-    found = ""
+    name = ""
     if Path("/proc/cpuinfo").is_file():
         lines = Path("/proc/cpuinfo").read_text().splitlines()
-        found = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "")
-    return f"{found or platform.processor() or platform.machine()}, {os.cpu_count()} cores"
+        name = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "")
+    return f"{name or platform.processor() or platform.machine()}, {os.cpu_count()} cores"
 
 
 def conservative_cluster(device: str, devices: int) -> ClusterSpec:
@@ -30,7 +30,7 @@ def conservative_cluster(device: str, devices: int) -> ClusterSpec:
         import torch
 
         properties = torch.cuda.get_device_properties(0)
-        known = next((one for name, one in DEVICES.items() if name.split("-")[0] in properties.name), None)
+        known = next((spec for name, spec in DEVICES.items() if name.split("-")[0] in properties.name), None)
         flops, bandwidth = (known.flops, known.memory_bandwidth) if known is not None else (100e12, 1e12)
         gpu = Device(properties.name, flops, properties.total_memory, bandwidth)
         near = Link(50e9, 10e-6)

@@ -40,8 +40,8 @@ class Links:
 def measure_links(dtype: str) -> Links:
     """Measure two processes of one thread each."""
     with LocalProcesses().start(Pair, 2) as group:
-        found = group.submit([0, 1], "measure", dtype).result(WAIT_S)[0]
-    sends, sums, between, alone_s, both_s = found
+        measured = group.submit([0, 1], "measure", dtype).result(WAIT_S)[0]
+    sends, sums, between, alone_s, both_s = measured
     # A ring of two carries 2 (p - 1) / p = 1 times the bytes.
     return Links(_fitted(sends), _fitted(sums), _fitted(between), max(1.0, both_s / alone_s))
 

@@ -75,7 +75,7 @@ def measure(
     decode = each(_decode_s, decoded)
     head = tuple((tokens, max(1e-9, rest)) for (tokens,), _, rest in forward)
     links = measure_links(dtype)
-    found = Profile(
+    profile = Profile(
         machine=machine_name(device),
         device=device,
         threads=threads,
@@ -98,7 +98,7 @@ def measure(
         contention=links.contention if device == "cpu" else 1.0,
         error=0.0,
     )
-    return found.model_copy(update={"error": QUICK_ERROR if quick else _held_out_error(found, many)})
+    return profile.model_copy(update={"error": QUICK_ERROR if quick else _held_out_error(profile, many)})
 
 
 def _model(config: Mapping[str, Any], layers: int, dtype: str, device: str) -> LanguageModel:
@@ -136,14 +136,14 @@ def by_layer(
         least_s: what reading a layer's weights takes, and so a layer at least: those of few layers stay in caches,
             those of a whole model do not; and on a busy machine a difference of two times may be anything.
     """
-    found: list[tuple[tuple[int, ...], float, float]] = []
+    measured: list[tuple[tuple[int, ...], float, float]] = []
     for size in sizes:
         short, long = (run(model, *size) for model in models)
         layer = max(least_s, (long - short) / (MANY - FEW))
-        found.append((size, layer, max(0.0, short - FEW * layer)))
-        if len(found) >= 2 and (long > LONG_S or time.monotonic() > until):
+        measured.append((size, layer, max(0.0, short - FEW * layer)))
+        if len(measured) >= 2 and (long > LONG_S or time.monotonic() > until):
             break
-    return found
+    return measured
 
 
 def _no_faster(
@@ -156,8 +156,8 @@ def _no_faster(
 
 def _row(tokens: int, model: LanguageModel) -> PackedBatch:
     """Samples of SAMPLE_TOKENS, all but the first token responses."""
-    each = min(tokens, _said(model.max_positions))
-    groups = [([1], [[2] * (each - 1)]) for _ in range(tokens // each)]
+    sample_tokens = min(tokens, _said(model.max_positions))
+    groups = [([1], [[2] * (sample_tokens - 1)]) for _ in range(tokens // sample_tokens)]
     return pack(groups, model.device)
 
 
@@ -246,13 +246,13 @@ def _products(shape: ModelShape, dtype: str, device: str) -> Points:
     from plait.models.compute import cpu_linear
 
     weight = torch.ones(shape.intermediate, shape.hidden, dtype=getattr(torch, dtype), device=device)
-    found = []
+    rates = []
     for rows in ROW_TOKENS:
         left = torch.ones(rows, shape.hidden, dtype=weight.dtype, device=device)
         with torch.inference_mode():
             seconds = seconds_of(lambda left=left: cpu_linear.linear(left, weight), device)
-        found.append((rows, 2 * rows * shape.hidden * shape.intermediate / seconds))
-    return tuple(found)
+        rates.append((rows, 2 * rows * shape.hidden * shape.intermediate / seconds))
+    return tuple(rates)
 
 
 def _copy_rate(device: str) -> float:

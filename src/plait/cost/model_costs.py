@@ -61,7 +61,7 @@ class ModelCosts:
         self._nodes = {node.call: node for node in flow.nodes}
         self._profile = profile
         ratios = profile.ratios(cluster.num_devices) if profile is not None and corrected else {}
-        self._ratios = {kind: one.value for kind, one in ratios.items()}
+        self._ratios = {kind: ratio.value for kind, ratio in ratios.items()}
         self._given = dict(parameters or {})
         # Kept by instance: a search asks for the same again and again.
         self.call = cache(self._call)
@@ -90,13 +90,13 @@ class ModelCosts:
         budget = micro_batch_tokens or self.workload.micro_batch_tokens
         match mode:
             case "train":
-                found = self._train(node, layout, budget, schedule)
+                cost = self._train(node, layout, budget, schedule)
             case "score":
-                found = self._score(node, layout, budget)
+                cost = self._score(node, layout, budget)
             case _:
-                found = self._generate(node, layout, prompts_alone=mode == "prefill")
+                cost = self._generate(node, layout, prompts_alone=mode == "prefill")
         ratio = self._ratios.get("decode" if mode == "prefill" else mode)
-        return found if ratio is None else found.times(ratio)
+        return cost if ratio is None else cost.times(ratio)
 
     def held_bytes(self, role: str, layout: Layout, *, trained: bool) -> tuple[int, ...]:
         return self._held(role, layout.parallelism, trained)
@@ -167,11 +167,11 @@ class ModelCosts:
 
     def _generate(self, node: Node, layout: Layout, *, prompts_alone: bool) -> CallCost:
         samples = self.workload.samples_of(self.flow, node)
-        found = self._generating.cost(str(node.role), samples, layout, prompts_alone=prompts_alone)
+        cost = self._generating.cost(str(node.role), samples, layout, prompts_alone=prompts_alone)
         if prompts_alone:
-            return found
+            return cost
         rows = rows_traffic(self.cluster, layout, generated_bytes(self.workload.lengths, samples), copies=1)
-        return replace(found, seconds=found.seconds + total(rows), terms={**found.terms, **rows})
+        return replace(cost, seconds=cost.seconds + total(rows), terms={**cost.terms, **rows})
 
     def _micro(self, node: Node, samples: Samples, share: int, layout: Layout, budget: int) -> tuple[Micro, int]:
         """The average micro-batch of a copy's share of samples, and their number.
@@ -180,9 +180,9 @@ class ModelCosts:
         them, or a share is less than a prompt's samples.
         """
         lengths, pp = self.workload.lengths, layout.parallelism.pp
-        p, r, each = lengths.prompts, lengths.responses, min(samples.per_prompt, share)
+        p, r, per_prompt = lengths.prompts, lengths.responses, min(samples.per_prompt, share)
         least = self.cluster.software.micro_batches_per_stage * pp if pp > 1 else 1
-        prompts, count = _pieces(share, each, p.mean, r.mean, least)
+        prompts, count = _pieces(share, per_prompt, p.mean, r.mean, least)
         tokens = prompts * p.mean + share * r.mean
         pairs = prompts * (p.mean_square + p.mean) / 2 + share * (r.mean * p.mean + (r.mean_square + r.mean) / 2)
         count = max(count, min(share, ceil(tokens / budget)))
@@ -205,7 +205,7 @@ class ModelCosts:
             shape, batch, width, fused=workload.fused, checkpointed=workload.checkpoint_activations
         )
         bounds = stage_bounds(shape.layers, sizes)
-        found = []
+        num_bytes = []
         for stage in range(sizes.pp):
             kept = (sizes.pp - stage) * (bounds[stage + 1] - bounds[stage]) if train else 1
             here = int(kept / shape.layers / sizes.tp * whole)
@@ -213,8 +213,8 @@ class ModelCosts:
                 trained = train and workload.lora_rank == 0
                 here += logits_bytes(shape, width, workload.device)
                 here += head_gradient_bytes(shape, width) if trained else 0
-            found.append(here)
-        return tuple(found)
+            num_bytes.append(here)
+        return tuple(num_bytes)
 
     def _tp_bytes(self, passes: Passes, micro: Micro, layout: Layout) -> int:
         """That the devices of one copy receive in one forward of a micro-batch: sums over tp, and hops."""
@@ -225,34 +225,34 @@ class ModelCosts:
     # Weights
 
     def _move(self, role: str, source: Layout, target: Layout) -> MoveCost:
-        found = move_cost(self._parameters(role), source, target, self.workload.dtype, self.cluster)
-        return found.times(self._ratios.get("move", 1.0))
+        cost = move_cost(self._parameters(role), source, target, self.workload.dtype, self.cluster)
+        return cost.times(self._ratios.get("move", 1.0))
 
     def _offload(self, role: str, layout: Layout, what: Literal["weights", "state"]) -> MoveCost:
         sizes = layout.parallelism
         weights = self._held(role, sizes, False)
         if what == "weights":
-            each = weights
+            stage_bytes = weights
         else:
             per = parameter_bytes(self.workload.dtype, trained=True)
-            each = tuple(-(-n // sizes.dp) * (per.masters + per.moments) for n in self._trained_elements(role, sizes))
+            stage_bytes = tuple(-(-n // sizes.dp) * (per.masters + per.moments) for n in self._trained_elements(role, sizes))
         host = self.cluster.host
-        terms = {"copies": host.latency_s + max(each) / (host.bandwidth * self.cluster.software.links)}
-        return MoveCost(total(terms), terms, sum(each) * sizes.dp * sizes.tp)
+        terms = {"copies": host.latency_s + max(stage_bytes) / (host.bandwidth * self.cluster.software.links)}
+        return MoveCost(total(terms), terms, sum(stage_bytes) * sizes.dp * sizes.tp)
 
     def _held_of(self, role: str, sizes: Parallelism, trained: bool) -> tuple[int, ...]:
         width, dtype = BYTES[self.workload.dtype], self.workload.dtype
         followed = self.workload.follows and role == "actor"
-        found = []
+        largest = []
         for parts in self._elements(role, sizes.tp, sizes.pp, sizes.stages):
             held = [count * width for count, _ in parts]
             if trained:
                 held = [
-                    one + state_bytes(count, once, sizes.dp, dtype, followed=followed)
-                    for one, (count, once) in zip(held, parts, strict=True)
+                    num_bytes + state_bytes(count, once, sizes.dp, dtype, followed=followed)
+                    for num_bytes, (count, once) in zip(held, parts, strict=True)
                 ]
-            found.append(max(held))
-        return tuple(found)
+            largest.append(max(held))
+        return tuple(largest)
 
     def _elements_of(self, role: str, tp: int, pp: int, stages: tuple[int, ...]) -> tuple[set[tuple[int, int]], ...]:
         """What the devices of each stage hold: elements of weights, and of those that are trained there."""
@@ -280,17 +280,17 @@ class ModelCosts:
         return Passes(self.cluster, ModelWork(shape, self.workload.dtype, outputs), layout, self._profile, devices)
 
 
-def _pieces(share: int, each: int, prompt: float, response: float, least: int) -> tuple[float, int]:
-    """Prompts that are computed for `share` samples, `each` to a prompt, and in how many micro-batches: of the ways to
-    cut a prompt's samples the one that takes a pipeline least, all tokens and one micro-batch to fill it
+def _pieces(share: int, per_prompt: int, prompt: float, response: float, least: int) -> tuple[float, int]:
+    """Prompts that are computed for `share` samples, `per_prompt` to a prompt, and in how many micro-batches: of the
+    ways to cut a prompt's samples the one that takes a pipeline least, all tokens and one micro-batch to fill it
     (`training.micro_batches`).
 
     Args:
         least: micro-batches that are wanted.
     """
-    groups = max(1.0, share / each)
+    groups = max(1.0, share / per_prompt)
     ways = []
-    for parts in range(1, each + 1 if least > 1 else 2):
+    for parts in range(1, per_prompt + 1 if least > 1 else 2):
         count = max(1, min(least, share, int(groups * parts)))
         tokens = groups * parts * prompt + share * response
         ways.append((tokens * (1 + 1 / count), groups * parts, count))

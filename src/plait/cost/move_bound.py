@@ -71,10 +71,10 @@ def lacking(layers: int, source: Layout, target: Layout, per_node: int) -> tuple
 def _cells(layout: Layout, layers: int, cuts: list[int], ways: int, ranks: int) -> np.ndarray:
     """[ranks, layers between cuts, ways] whether a rank has that part of the model."""
     sizes, bounds = layout.parallelism, stage_bounds(layers, layout.parallelism)
-    found = np.zeros((ranks, len(cuts) - 1, ways), bool)
+    cells = np.zeros((ranks, len(cuts) - 1, ways), bool)
     places = [cuts.index(bound) for bound in bounds]
     wide = ways // sizes.tp
     for number, rank in enumerate(layout.mesh.ranks):
         pp, tp = number // sizes.tp % sizes.pp, number % sizes.tp
-        found[rank, places[pp] : places[pp + 1], tp * wide : (tp + 1) * wide] = True
-    return found
+        cells[rank, places[pp] : places[pp + 1], tp * wide : (tp + 1) * wide] = True
+    return cells

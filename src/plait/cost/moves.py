@@ -32,8 +32,8 @@ def move_cost(parameters: Parameters, source: Layout, target: Layout, dtype: str
     held, needed = weights(stacked, origin, dtype, "source"), weights(stacked, goal, dtype, "target")
     bucket = max(BUCKET_BYTES, stacked.num_elements * held.item_bytes // MOST_MESSAGES)
     plan = plan_move(held, needed, cluster.mesh_cluster, bucket_bytes=bucket)
-    found = cost(plan, bandwidths(cluster))
-    terms = {"links": found.bound, "copies": found.copies}
+    times = cost(plan, bandwidths(cluster))
+    terms = {"links": times.bound, "copies": times.copies}
     return MoveCost(sum(terms.values()), terms, plan.total_bytes)
 
 
@@ -52,7 +52,7 @@ def bandwidths(cluster: ClusterSpec) -> Bandwidths:
 def _stacked(parameters: Parameters, source: Layout, target: Layout) -> tuple[Parameters, Layout, Layout]:
     """The same model in fewer parameters: layers that both layouts have in one stage are one, as thick as all of them,
     and the layouts over these."""
-    mine, theirs = (stage_bounds(parameters.num_layers, one.parallelism) for one in (source, target))
+    mine, theirs = (stage_bounds(parameters.num_layers, layout.parallelism) for layout in (source, target))
     cuts = sorted({*mine, *theirs})
     kinds: dict[int, list[Param]] = {}
     params = [param for param in parameters.params if param.layer is None]
@@ -65,9 +65,9 @@ def _stacked(parameters: Parameters, source: Layout, target: Layout) -> tuple[Pa
             for param in kinds[layer]:
                 groups.setdefault((param.shape, param.cut, param.sections, param.heads), []).append(param)
         for same in groups.values():
-            one = same[0]
-            cut = None if one.cut is None else one.cut + 1
-            params.append(replace(one, shape=(len(same), *one.shape), cut=cut, layer=number))
+            typical = same[0]
+            cut = None if typical.cut is None else typical.cut + 1
+            params.append(replace(typical, shape=(len(same), *typical.shape), cut=cut, layer=number))
     return (
         Parameters(tuple(params), parameters.aliases),
         _over(source, _counts(mine, cuts)),

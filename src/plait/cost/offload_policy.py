@@ -46,13 +46,13 @@ class OffloadPolicy:
     """
 
     def __init__(self, models: Sequence[RoleModel], plan: Plan, *, adapted: bool) -> None:
-        self._models = {one.role: one for one in models}
-        self._places = {one.role: placements_of(plan, one.role) for one in models}
+        self._models = {model.role: model for model in models}
+        self._places = {model.role: placements_of(plan, model.role) for model in models}
         self.adapted = adapted
         self._uses: dict[tuple[Owner, int, PartKey], list[Use]] = {}
-        for one in models:
-            for (rank, key), modes in self._places[one.role].uses.items():
-                self._uses.setdefault((self.owner(one.role), rank, key), []).extend((one.role, m) for m in modes)
+        for model in models:
+            for (rank, key), modes in self._places[model.role].uses.items():
+                self._uses.setdefault((self.owner(model.role), rank, key), []).extend((model.role, m) for m in modes)
         words = {after for place in self._places.values() for after in place.after.values()}
         self.keeps_all = not words
         """Whether nothing ever leaves its device."""
@@ -60,10 +60,10 @@ class OffloadPolicy:
     def owner(self, role: str) -> Owner:
         """Roles that change have weights of their own, others that begin as the same share theirs; with adapters all
         roles do."""
-        one = self._models[role]
+        model = self._models[role]
         if self.adapted:
-            return ("base", one.name, one.has_head)
-        return (role,) if one.changes else ("frozen", one.name, one.scalar)
+            return ("base", model.name, model.has_head)
+        return (role,) if model.changes else ("frozen", model.name, model.scalar)
 
     def uses(self, role: str, rank: int, key: PartKey) -> Sequence[Use]:
         """What computes with the weights that a role has there."""
@@ -92,7 +92,7 @@ class OffloadPolicy:
             after = (self.of_adapter if self.adapted else self.of_weights)(role, *part)
             if changes or after == "drop":
                 groups.setdefault((after, frozenset() if after == "keep" else modes), set()).add(part)
-        found = [
+        groups_of_copies = [
             Copies(
                 modes or frozenset(mode for part in parts for mode in place.uses[part]),
                 after,
@@ -101,7 +101,7 @@ class OffloadPolicy:
             )
             for (after, modes), parts in groups.items()
         ]
-        return tuple(sorted(found, key=lambda one: (CAREFUL.index(one.after), sorted(one.modes))))
+        return tuple(sorted(groups_of_copies, key=lambda copies: (CAREFUL.index(copies.after), sorted(copies.modes))))
 
     def held_copies(self, role: str) -> tuple[int, ...]:
         """Numbers of the copies that can keep older weights while the role is trained: all that generates, and does
@@ -109,8 +109,8 @@ class OffloadPolicy:
         place = self._places[role]
         generating = {part for part, modes in place.uses.items() if "decode" in modes}
         training = set() if place.train is None else set(place.train.mesh.ranks)
-        numbered = [(n, one) for n, one in enumerate(self.copies(role)) if one.after == "keep"]
-        alone = [(n, one.parts) for n, one in numbered if one.modes == frozenset(("decode",))]
+        numbered = [(n, copies) for n, copies in enumerate(self.copies(role)) if copies.after == "keep"]
+        alone = [(n, copies.parts) for n, copies in numbered if copies.modes == frozenset(("decode",))]
         apart = generating <= {part for _, parts in alone for part in parts}
         return tuple(n for n, _ in alone) if apart and training.isdisjoint(rank for rank, _ in generating) else ()
 

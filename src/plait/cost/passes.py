@@ -128,15 +128,15 @@ class Passes:
         layer = np.maximum(np.maximum(computing, read / self.bytes_per_s), software.layer_s)
         row_bytes = work.shape.hidden * work.width
         if tp > 1:
-            fixed, each = (self.traffic.all_reduce("tp", count) for count in (0.0, row_bytes))
-            layer = layer + 2 * (fixed + rows * (each - fixed))
+            fixed, per_row = (self.traffic.all_reduce("tp", count) for count in (0.0, row_bytes))
+            layer = layer + 2 * (fixed + rows * (per_row - fixed))
         head = np.maximum(2 * rows * work.head / self.flops_per_s, work.head * work.width / self.bytes_per_s) / tp
         stages = [count * layer for count in self.stage_layers]
         stages[-1] = stages[-1] + head
         if len(stages) == 1:
             return stages[0]
-        fixed, each = (self.traffic.hop(count) for count in (0.0, row_bytes))
-        way = sum(stages[1:], stages[0]) + len(stages) * (fixed + rows * (each - fixed) + software.hop_s)
+        fixed, per_row = (self.traffic.hop(count) for count in (0.0, row_bytes))
+        way = sum(stages[1:], stages[0]) + len(stages) * (fixed + rows * (per_row - fixed) + software.hop_s)
         return np.maximum(way, groups * np.maximum.reduce(stages))
 
     def _measured(self, seconds: float, tokens: float) -> Terms:
@@ -155,10 +155,10 @@ class Passes:
     def _sum_s(self, num_bytes: float) -> float:
         """A sum of activations over tp, as processes that compute between sums were measured to take."""
         assert self.profile is not None, "nothing was measured"
-        found, tp = self.profile.between, self.layout.parallelism.tp
-        if found is None or self.cluster.nodes > 1:
+        measured, tp = self.profile.between, self.layout.parallelism.tp
+        if measured is None or self.cluster.nodes > 1:
             return self.traffic.all_reduce("tp", num_bytes)
-        return found.latency_s + 2 * (tp - 1) / tp * num_bytes / found.bytes_per_s
+        return measured.latency_s + 2 * (tp - 1) / tp * num_bytes / measured.bytes_per_s
 
     @property
     def contention(self) -> float:

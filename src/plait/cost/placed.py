@@ -37,7 +37,7 @@ class Placed:
     @cached_property
     def places(self) -> Mapping[str, RolePlacement]:
         """By the role."""
-        return {one.role: placements_of(self.plan, one.role) for one in self.models}
+        return {model.role: placements_of(self.plan, model.role) for model in self.models}
 
     @cached_property
     def offload_policy(self) -> OffloadPolicy:
@@ -50,7 +50,7 @@ class Placed:
     @cached_property
     def moved(self) -> Mapping[str, Mapping[int, frozenset[PartKey]]]:
         """Role → rank that takes part in a move of its weights → the parts that it needs for that."""
-        found: dict[str, dict[int, frozenset[PartKey]]] = {}
+        moved: dict[str, dict[int, frozenset[PartKey]]] = {}
         for role, place in self.places.items():
             needed: dict[int, set[PartKey]] = {}
             for copies in self.offload_policy.copies(role):
@@ -60,16 +60,16 @@ class Placed:
                     needed[rank].add(key)
             for rank in needed.keys() & set(place.home.mesh.ranks):
                 needed[rank].add(part_key(place.home, rank))
-            found[role] = {rank: frozenset(keys) for rank, keys in needed.items()}
-        return found
+            moved[role] = {rank: frozenset(keys) for rank, keys in needed.items()}
+        return moved
 
     @cached_property
     def alike(self) -> list[list[int]]:
         """All ranks, ascending; together those that differ in nothing that decides how much they hold."""
-        found: dict[tuple[object, ...], list[int]] = {}
+        ranks_by_kind: dict[tuple[object, ...], list[int]] = {}
         for rank in range(self.plan.num_ranks):
-            found.setdefault(_kind(rank, self), []).append(rank)
-        return list(found.values())
+            ranks_by_kind.setdefault(_kind(rank, self), []).append(rank)
+        return list(ranks_by_kind.values())
 
 
 @dataclass(frozen=True)

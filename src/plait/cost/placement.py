@@ -98,14 +98,14 @@ def on_nodes(plan: Plan, nodes: int, label: str = "`plan`") -> Plan:
 
 def planned_models(models: Sequence[RoleModel], shapes: Mapping[str, ModelShape]) -> dict[str, PlannedModel]:
     """By the role."""
-    found = {}
-    for one in models:
-        shape = shapes[one.name]
-        head = shape.head_in_layers(1 if one.scalar else shape.vocabulary)
+    planned = {}
+    for model in models:
+        shape = shapes[model.name]
+        head = shape.head_in_layers(1 if model.scalar else shape.vocabulary)
         work = ModelWork(shape, "bfloat16", 1)
         pair_tokens = work.attention(1) / work.products(1)
-        found[one.role] = PlannedModel(one.scalar, shape.parameters, shape.layers, head, pair_tokens)
-    return found
+        planned[model.role] = PlannedModel(model.scalar, shape.parameters, shape.layers, head, pair_tokens)
+    return planned
 
 
 def check_layouts(plan: Plan, parameters: Mapping[str, Parameters], label: str) -> None:
@@ -131,11 +131,11 @@ def parameters_of(models: Sequence[RoleModel]) -> dict[str, Parameters]:
 
     Imports torch.
     """
-    found: dict[tuple[str, bool], Parameters] = {}
-    for one in models:
-        if (one.name, one.scalar) not in found:
-            found[one.name, one.scalar] = _model_parameters(one.name, one.scalar)
-    return {one.role: found[one.name, one.scalar] for one in models}
+    parameters: dict[tuple[str, bool], Parameters] = {}
+    for model in models:
+        if (model.name, model.scalar) not in parameters:
+            parameters[model.name, model.scalar] = _model_parameters(model.name, model.scalar)
+    return {model.role: parameters[model.name, model.scalar] for model in models}
 
 
 def _model_parameters(name: str, scalar: bool) -> Parameters:
@@ -211,12 +211,12 @@ def _check_adapters(recipe: Recipe, plan: Plan, label: str) -> None:
 
 
 def _check_exact(recipe: Recipe, plan: Plan, models: Sequence[RoleModel]) -> None:
-    for one in models if recipe.sampling.exact else ():
-        tp = max((instance.parallelism.tp for instance in placements_of(plan, one.role).generate), default=1)
+    for model in models if recipe.sampling.exact else ():
+        tp = max((instance.parallelism.tp for instance in placements_of(plan, model.role).generate), default=1)
         if tp > 1:
             raise ConfigError(
                 f"`sampling.exact` needs whole layers, as sums over ranks round in another way, but instances of the "
-                f"{one.role} have tp {tp} in the plan `{plan.name}`; set tp of its generation to 1 (pp may be more), "
+                f"{model.role} have tp {tp} in the plan `{plan.name}`; set tp of its generation to 1 (pp may be more), "
                 "or leave `sampling.exact` out"
             )
 

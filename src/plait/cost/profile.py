@@ -79,7 +79,7 @@ class RunRecord(Settings):
     @property
     def errors(self) -> dict[str, float]:
         """By the kind."""
-        return {kind: abs(one.foretold_s / one.measured_s - 1.0) for kind, one in self.kinds.items()}
+        return {kind: abs(record.foretold_s / record.measured_s - 1.0) for kind, record in self.kinds.items()}
 
 
 @dataclass(frozen=True)
@@ -165,24 +165,24 @@ class Profile(Settings):
 
     def past(self, devices: int) -> tuple[RunRecord, ...]:
         """Runs on so many devices; all where there are none, as how processes slow each other down differs."""
-        return tuple(one for one in self.runs if one.devices == devices) or self.runs
+        return tuple(run for run in self.runs if run.devices == devices) or self.runs
 
     def ratios(self, devices: int) -> dict[str, Ratio]:
         """By the kind, of runs on so many devices."""
         values: dict[str, list[float]] = {}
-        for one in self.past(devices):
-            for kind, record in one.kinds.items():
+        for run in self.past(devices):
+            for kind, record in run.kinds.items():
                 values.setdefault(kind, []).append(record.measured_s / record.profile_s)
-        return {kind: _ratio(found) for kind, found in values.items()}
+        return {kind: _ratio(ratios) for kind, ratios in values.items()}
 
     def function_s(self, names: str) -> float | None:
         """Seconds of these reward functions for a sample, in the newest run that had them."""
-        return next((one.functions[names] for one in reversed(self.runs) if names in one.functions), None)
+        return next((run.functions[names] for run in reversed(self.runs) if names in run.functions), None)
 
     def drafts(self) -> Drafts:
         """What guesses came to in the newest run that made them; nothing where none did."""
-        found = next((one.drafts for one in reversed(self.runs) if one.drafts is not None), None)
-        return NO_DRAFTS if found is None else Drafts(found.tokens, found.rows)
+        record = next((run.drafts for run in reversed(self.runs) if run.drafts is not None), None)
+        return NO_DRAFTS if record is None else Drafts(record.tokens, record.rows)
 
     def with_run(self, record: RunRecord) -> Profile:
         return self.model_copy(update={"runs": (*self.runs, record)[-KEPT_RUNS:]})
@@ -204,7 +204,7 @@ class Profile(Settings):
 
 def _ratio(values: Sequence[float]) -> Ratio:
     middle = median(values)
-    return Ratio(middle, sum(abs(one / middle - 1.0) for one in values) / len(values), len(values))
+    return Ratio(middle, sum(abs(value / middle - 1.0) for value in values) / len(values), len(values))
 
 
 def load_profile(path: Path) -> Profile:
@@ -229,11 +229,11 @@ def profile_path(machine: str, model: str, dtype: str, threads: int) -> Path:
 
 def kept_profiles(machine: str, device: str) -> list[Profile]:
     """Those of this machine that are kept; a file that cannot be read is none."""
-    found = []
+    profiles = []
     for path in sorted((cache_folder() / "profiles").glob("*.json")):
         with contextlib.suppress(DataError):
-            found.append(load_profile(path))
-    return [one for one in found if (one.machine, one.device) == (machine, device)]
+            profiles.append(load_profile(path))
+    return [profile for profile in profiles if (profile.machine, profile.device) == (machine, device)]
 
 
 def keep_profile(profile: Profile) -> Path:

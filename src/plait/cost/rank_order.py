@@ -33,28 +33,28 @@ class BetterOrder:
 
 def better_orders(recipe: Recipe, models: Sequence[RoleModel], plan: Plan) -> list[BetterOrder]:
     """For placements of trained roles that score or generate, in the order of the plan; those alone that gain by it."""
-    trained = [one for one in models if one.trained]
+    trained = [model for model in models if model.trained]
     if plan.num_ranks == 1 or recipe.lora.rank > 0 or not trained:
         return []
-    return [better for one in trained for better in _of_role(recipe, one, plan)]
+    return [better for model in trained for better in _of_role(recipe, model, plan)]
 
 
-def _of_role(recipe: Recipe, one: RoleModel, plan: Plan) -> Iterator[BetterOrder]:
-    home, cluster = placements_of(plan, one.role).home, plan.cluster
+def _of_role(recipe: Recipe, model: RoleModel, plan: Plan) -> Iterator[BetterOrder]:
+    home, cluster = placements_of(plan, model.role).home, plan.cluster
     others = [
         p
         for p in plan.placements
-        if p.call.split(".")[0] == one.role and p.mode != "train" and not parts_of(p.layout) <= parts_of(home)
+        if p.call.split(".")[0] == model.role and p.mode != "train" and not parts_of(p.layout) <= parts_of(home)
     ]
     if not others:
         return
-    parameters = parameters_of([one])[one.role]
+    parameters = parameters_of([model])[model.role]
     source = weights(parameters, home, recipe.dtype, "home")
     for p in others:
         layout = regrouped(p.layout, parameters, source, cluster)
-        stated, found = (
-            plan_move(source, weights(parameters, each, recipe.dtype, "copy"), cluster).total_bytes
-            for each in (p.layout, layout)
+        stated_bytes, regrouped_bytes = (
+            plan_move(source, weights(parameters, destination, recipe.dtype, "copy"), cluster).total_bytes
+            for destination in (p.layout, layout)
         )
-        if found < stated:
-            yield BetterOrder(p.call, layout.mesh.ranks, found, stated)
+        if regrouped_bytes < stated_bytes:
+            yield BetterOrder(p.call, layout.mesh.ranks, regrouped_bytes, stated_bytes)

@@ -169,7 +169,7 @@ class Workload:
 
     def samples_of(self, flow: Dataflow, node: Node) -> Samples:
         """The samples that a call makes or reads."""
-        rows = next(one for one in flow.nodes if one.id == node.rows)
+        rows = next(other for other in flow.nodes if other.id == node.rows)
         if rows.kind is CallKind.GENERATE:
             return Samples(self.prompts_per_step, rows.generation.num_samples(self.samples_per_prompt))
         return Samples(self.prompts_per_step, 2 if rows.call == "pairs" else 1)

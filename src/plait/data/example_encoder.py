@@ -53,13 +53,13 @@ class ExampleEncoder:
         first = parts_of(source[0].columns, source.kind, source[0].place)
         self._chat = first.conversational or settings.chat_template is True
         if first.prompt is None:
-            for key, given in (
+            for key, is_set in (
                 ("chat_template", settings.chat_template is True),
                 ("prompt_template", settings.prompt_template is not None),
                 ("system_prompt", settings.system_prompt is not None),
                 ("examples", bool(settings.examples)),
             ):
-                if given:
+                if is_set:
                     raise DataError(f"`data.{key}` is about prompts, but rows of `text` have none; remove it")
         raw = settings if self._chat else settings.model_copy(update={"chat_template": False})
         self._prompts = PromptEncoder(tokenizer, raw, conversational=first.conversational)
@@ -121,16 +121,16 @@ class ExampleEncoder:
                 "`data.system_prompt`, or begin with another message"
             )
         spoken = [self._find(messages, turns, row) for turns in parts.completions]
-        at_once = all(one.at_once for one in spoken)
+        at_once = all(answer.at_once for answer in spoken)
         opened = render(self._tokenizer, messages, row, remedy=self._prompts.remedy, begin_answer=at_once)
         alone = self._ids(opened, chat=True)
-        cut = min(shared_prefix(alone, one.token_ids) for one in spoken)
+        cut = min(shared_prefix(alone, answer.token_ids) for answer in spoken)
         responses = []
-        for one in spoken:
-            ids, trained = one.after(cut)
+        for answer in spoken:
+            ids, trained = answer.after(cut)
             responses.append(Response(ids, trained, self._tokenizer.decode(ids, skip_special_tokens=True)))
         return Encoded(opened, alone[:cut], tuple(responses), merged=cut < len(alone))
 
     def _find(self, messages: Messages, turns: str | Messages, row: Row) -> Spoken:
-        said: Messages = [{"role": "assistant", "content": turns}] if isinstance(turns, str) else turns
-        return self._spoken.find(messages, said, row, self._prompts.remedy)
+        answer: Messages = [{"role": "assistant", "content": turns}] if isinstance(turns, str) else turns
+        return self._spoken.find(messages, answer, row, self._prompts.remedy)

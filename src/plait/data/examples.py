@@ -93,13 +93,13 @@ def example_set(source: Source, tokenizer: EndingTokenizer, settings: DataSettin
     encoder = ExampleEncoder(tokenizer, settings, source)
     encoded = [encoder.encode(row) for row in source.rows]
     drop = settings.overlong_prompts is OverlongPrompts.DROP
-    equal = {index for index, one in enumerate(encoded) if _is_equal_pair(one)}
+    equal = {index for index, example in enumerate(encoded) if _is_equal_pair(example)}
     if equal and not drop:
         raise DataError(
             f"{source[min(equal)].place}: `chosen` and `rejected` are the same ({len(equal)} of {len(encoded)} pairs "
             "are so), so neither is preferred; remove such pairs, or set `data.overlong_prompts: drop`"
         )
-    over = {index for index, one in enumerate(encoded) if _is_over(one, max_tokens, settings.max_prompt_tokens)}
+    over = {index for index, example in enumerate(encoded) if _is_over(example, max_tokens, settings.max_prompt_tokens)}
     kept = tuple(index for index in range(len(encoded)) if index not in over and index not in equal)
     if over and (not drop or not kept):
         raise DataError(_too_long(source, encoded, sorted(over), max_tokens, settings, none_left=not kept))
@@ -133,7 +133,7 @@ def _is_over(encoded: Encoded, max_tokens: int, max_prompt_tokens: int | None) -
 def _too_long(
     source: Source, encoded: Sequence[Encoded], over: Sequence[int], limit: int, settings: DataSettings, none_left: bool
 ) -> str:
-    first, longest = encoded[over[0]], max(one.longest for one in encoded)
+    first, longest = encoded[over[0]], max(example.longest for example in encoded)
     what = f"longer than {limit} tokens"
     if settings.max_prompt_tokens is not None:
         what += f", or their prompts longer than {settings.max_prompt_tokens}"
@@ -164,7 +164,7 @@ class ExampleStream:
     def samples(self, start: int, count: int) -> list[Given]:
         """Instances `start` … `start + count − 1`: one sample each, of a pair two (chosen, rejected) in a row."""
         places = enumerate(self._order.rows(start, count), start)
-        return [one for uid, (source, row) in places for one in self.examples.sets[source].given(row, uid)]
+        return [given for uid, (source, row) in places for given in self.examples.sets[source].given(row, uid)]
 
     def step(self, step: int) -> list[Given]:
         """The batch of `step`."""
@@ -177,4 +177,4 @@ class ExampleStream:
 
 def evaluation_samples(examples: ExampleSet, first_uid: int = EVALUATION_UID) -> list[Given]:
     """Every held-out example or pair once, in the order of its source; uids from `first_uid` on."""
-    return [one for index in range(len(examples)) for one in examples.given(index, first_uid + index)]
+    return [given for index in range(len(examples)) for given in examples.given(index, first_uid + index)]

@@ -48,18 +48,18 @@ class Mixed(Generic[Set]):
 
     @property
     def longest_tokens(self) -> int:
-        return max(one.longest_tokens for one in self.sets)
+        return max(rows.longest_tokens for rows in self.sets)
 
     @property
     def num_dropped(self) -> int:
-        return sum(one.num_dropped for one in self.sets)
+        return sum(rows.num_dropped for rows in self.sets)
 
     def passes(self, seed: int, drawn: int) -> dict[str, float]:
         """Name of each source → passes over its rows in the first `drawn` instances; empty where there is but one."""
         if len(self.sets) == 1:
             return {}
         counts = Turns(self.weights, seed).counts(drawn)
-        return {name: n / len(one) for name, n, one in zip(self.names, counts, self.sets, strict=True)}
+        return {name: n / len(rows) for name, n, rows in zip(self.names, counts, self.sets, strict=True)}
 
 
 class Turns:
@@ -96,12 +96,12 @@ class Turns:
 
     def take(self, start: int, count: int) -> list[tuple[int, int]]:
         """For instances `start` … `start + count − 1` the source, and which of its instances it is."""
-        counts, found = list(self.counts(start)), []
+        counts, places = list(self.counts(start)), []
         for _ in range(count):
             source = self.turn(counts)
-            found.append((source, counts[source]))
+            places.append((source, counts[source]))
             counts[source] += 1
-        return found
+        return places
 
     def _after(self, counts: Sequence[int], count: int) -> list[int]:
         after = list(counts)

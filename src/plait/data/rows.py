@@ -267,7 +267,7 @@ def _checked(result: Any, shape: tuple[int, ...] | None, expected: str, where: s
     """
     try:
         values = np.asarray(result)
-        if values.dtype.kind == "O" and all(isinstance(one, Real | Decimal) for one in values.flat):
+        if values.dtype.kind == "O" and all(isinstance(number, Real | Decimal) for number in values.flat):
             values = values.astype(np.float64)  # fractions, decimals, numbers of other libraries
     except (TypeError, ValueError, RuntimeError, OverflowError) as error:  # ragged; a tensor with a gradient
         raise RunError(f"{where}: expected {expected}, found {result!r:.80} ({error})") from None

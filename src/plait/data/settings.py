@@ -73,14 +73,14 @@ class DataSettings(Settings):
 
     @model_validator(mode="after")
     def _check_sources(self) -> Self:
-        if any(one.more for one in self.more):
+        if any(source.more for source in self.more):
             raise ValueError("a source in `more` has no `more` of its own; put all of them into one list")
-        unlike = {one.weight is None for one in self.sources}
+        unlike = {source.weight is None for source in self.sources}
         if len(unlike) > 1:
             raise ValueError(
                 "some sources have a `weight` and others none; give one to each, or to none (then rows count alike)"
             )
-        labels = [one.label for one in self.sources]
+        labels = [source.label for source in self.sources]
         if twice := sorted({label for label in labels if labels.count(label) > 1}):
             raise ValueError(f"two sources are named `{twice[0]}`; set `name` in one of them")
         return self
@@ -100,7 +100,7 @@ class DataSettings(Settings):
     @property
     def title(self) -> str:
         """All sources, for people."""
-        return ", ".join(one.source for one in self.sources)
+        return ", ".join(source.source for source in self.sources)
 
     @property
     def label(self) -> str:
@@ -112,6 +112,6 @@ class DataSettings(Settings):
     @property
     def task(self) -> str | None:
         """Name of the reasoning_gym task, the first of several; None where a source is something else."""
-        if not all(one.source.startswith(TASK_PREFIX) for one in self.sources):
+        if not all(source.source.startswith(TASK_PREFIX) for source in self.sources):
             return None
         return self.source.removeprefix(TASK_PREFIX)

@@ -92,16 +92,16 @@ def open_sources(
     """
     if not settings.more:
         return (open_splits(settings, evaluation_items, kind),)
-    found = []
-    for one in settings.sources:
+    opened = []
+    for source in settings.sources:
         try:
-            found.append(open_splits(one, evaluation_items, kind))
+            opened.append(open_splits(source, evaluation_items, kind))
         except DataError as error:
-            raise DataError(f"source `{one.label}`: {error}") from None
-    held_out = {row.question for splits in found if splits.evaluation for row in splits.evaluation.rows}
-    names = tuple(dict.fromkeys(name for splits in found for name in splits.train.columns))
+            raise DataError(f"source `{source.label}`: {error}") from None
+    held_out = {row.question for splits in opened if splits.evaluation for row in splits.evaluation.rows}
+    names = tuple(dict.fromkeys(name for splits in opened for name in splits.train.columns))
     return tuple(
-        _beside_others(splits, one.label, held_out, names) for one, splits in zip(settings.sources, found, strict=True)
+        _beside_others(splits, source.label, held_out, names) for source, splits in zip(settings.sources, opened, strict=True)
     )
 
 
@@ -234,11 +234,11 @@ def _task_splits(settings: DataSettings, name: str, evaluation_items: int) -> Sp
         raise DataError("`data.prompt_column` is for files; a task names its columns itself, remove it")
     wanted = settings.size or DEFAULT_TASK_SIZE
     held_out, train = tasks.draw_in_child(name, settings.parameters, settings.seed, evaluation_items, wanted)
-    found = len(held_out) + len(train)
+    num_questions = len(held_out) + len(train)
     if len(held_out) < evaluation_items or not train:
         raise DataError(
-            f"task `{name}` gave {found} distinct questions, too few to hold out {evaluation_items} and train on "
-            "others; lower `evaluation.items` or widen `data.parameters`"
+            f"task `{name}` gave {num_questions} distinct questions, too few to hold out {evaluation_items} and train "
+            "on others; lower `evaluation.items` or widen `data.parameters`"
         )
     if settings.size is not None and len(train) < settings.size:
         raise DataError(

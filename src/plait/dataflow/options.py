@@ -48,8 +48,8 @@ class GenerateOptions:
     @property
     def problem(self) -> str | None:
         """What is wrong with them, for a message; None: nothing."""
-        given = {} if self.samples_per_prompt is None else {"samples_per_prompt": self.samples_per_prompt}
-        return _first(_counts(given, least=1), _flags(greedy=self.greedy))
+        counts = {} if self.samples_per_prompt is None else {"samples_per_prompt": self.samples_per_prompt}
+        return _first(_counts(counts, least=1), _flags(greedy=self.greedy))
 
     def num_samples(self, samples_per_prompt: int) -> int:
         """Samples of each prompt, in a recipe with this number of them."""
