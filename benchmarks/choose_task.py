@@ -140,8 +140,10 @@ def row(model: LanguageModel, candidate: Candidate, items: int, temperature: flo
 def verdict(sample: Sample, candidate: Candidate) -> Verdict:
     prompt: Prompt = sample.prompt
     entry = {"question": prompt.columns["prompt"], **prompt.columns}
-    found, _ = score_answer(candidate.task, candidate.parameters, extract_answer(sample.text, candidate.answer), entry)
-    return found
+    outcome, _ = score_answer(
+        candidate.task, candidate.parameters, extract_answer(sample.text, candidate.answer), entry
+    )
+    return outcome
 
 
 if __name__ == "__main__":

@@ -86,8 +86,8 @@ def measure(
         for kind, recipes in kinds.items():
             places = [folder / f"{kind}-{number}-{i}" for i in range(len(recipes))]
             started = [
-                start({"recipe": one, "launched": kind in PLANS}, place, threads=1)
-                for one, place in zip(recipes, places, strict=True)
+                start({"recipe": own, "launched": kind in PLANS}, place, threads=1)
+                for own, place in zip(recipes, places, strict=True)
             ]
             runs[kind] += [finish(p, place, WARM_UP) for p, place in zip(started, places, strict=True)]
     return runs, links
@@ -97,9 +97,9 @@ def report(runs: dict[str, list[Finished]], bytes_per_s: float, recipe: dict[str
     phases = {kind: middle([run.phases() for run in of_kind]) for kind, of_kind in runs.items()}
     print(f"one link: {bytes_per_s / 1e9:.2f} GB/s each way, both ways at a time")
     print(row("seconds", ["step", "generate", "score", "train", "optimizer"], "other"))
-    for kind, one in phases.items():
-        cells = [one.step, one.generate, one.score, one.train, one.optimizer]
-        print(row(kind, [f"{seconds:.3f}" for seconds in cells], f"{one.other:.3f}"))
+    for kind, phase in phases.items():
+        cells = [phase.step, phase.generate, phase.score, phase.train, phase.optimizer]
+        print(row(kind, [f"{seconds:.3f}" for seconds in cells], f"{phase.other:.3f}"))
     print()
     print(row("against one worker", ["speed", "ceiling", "of it", "shared", "of it"], "MB received"))
     for kind in PLANS:
@@ -130,14 +130,14 @@ def as_whole(phases: dict[str, Phases]) -> Phases:
         for name in ("score", "train", "optimizer")
         if getattr(half, name) > 0
     }
-    found = replace(whole, **slowed)
-    return replace(found, step=whole.other + found.generate + found.score + found.train + found.optimizer)
+    slow = replace(whole, **slowed)
+    return replace(slow, step=whole.other + slow.generate + slow.score + slow.train + slow.optimizer)
 
 
-def middle(found: Sequence[Phases]) -> Phases:
+def middle(runs: Sequence[Phases]) -> Phases:
     """Field by field the median."""
     names = ("step", "generate", "score", "train", "optimizer", "score_micro_batches", "train_micro_batches")
-    return Phases(**{name: median(getattr(one, name) for one in found) for name in names})
+    return Phases(**{name: median(getattr(phases, name) for phases in runs) for name in names})
 
 
 def _pp2_plan(shares: Shares) -> dict[str, Any]:

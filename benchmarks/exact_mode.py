@@ -36,13 +36,13 @@ PROMPT = "Write a short story about a village by the sea, number {}."
 
 
 def requests(model: LanguageModel, count: int, length: int) -> list[Request]:
-    found = []
+    asked = []
     for uid in range(count):
         messages = [{"role": "user", "content": PROMPT.format(uid)}]
         text = model.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
         token_ids = tuple(model.tokenizer(text, add_special_tokens=False)["input_ids"])
-        found.append(Request(Prompt(uid, text, token_ids), 1, Sampling(), KEY, lengths=(length,)))
-    return found
+        asked.append(Request(Prompt(uid, text, token_ids), 1, Sampling(), KEY, lengths=(length,)))
+    return asked
 
 
 def rollout(model: LanguageModel, asked: Iterable[Request], *, exact: bool) -> tuple[list[Sample], float]:
@@ -56,10 +56,10 @@ def rollout(model: LanguageModel, asked: Iterable[Request], *, exact: bool) -> t
 
 
 @torch.no_grad()
-def differences(model: LanguageModel, said: Sample) -> tuple[int, torch.Tensor]:
+def differences(model: LanguageModel, response: Sample) -> tuple[int, torch.Tensor]:
     """Tokens of a sample that exact mode would have drawn otherwise, and the absolute differences of its log-probs."""
-    tokens = [*said.prompt.token_ids, *said.token_ids[:-1]]
-    first = len(said.prompt.token_ids) - 1
+    tokens = [*response.prompt.token_ids, *response.token_ids[:-1]]
+    first = len(response.prompt.token_ids) - 1
     pool = KVPool(BLOCK_TOKENS)
     pool.reserve(num_blocks_for(len(tokens)), num_blocks_for(len(tokens)))
     table = list(range(pool.num_blocks))
@@ -68,13 +68,13 @@ def differences(model: LanguageModel, said: Sample) -> tuple[int, torch.Tensor]:
     rest = tokens[first:]
     logits = forward.logits([NewTokens(rest, first, table)], [len(rest)])
     assert logits is not None, "every row is read"
-    keys = torch.full((len(rest),), noise.signed(KEY.sample_key(said.prompt.uid, said.index)))
+    keys = torch.full((len(rest),), noise.signed(KEY.sample_key(response.prompt.uid, response.index)))
     draw_keys = noise.draw_keys(keys, torch.arange(len(rest)))
     rows = SamplingRows.of([Sampling()] * len(rest), logits.shape[1], logits.device)
     drawn, _ = sample(logits, draw_keys, rows)
-    token_ids = torch.tensor(said.token_ids)
+    token_ids = torch.tensor(response.token_ids)
     logprobs = logits.float().log_softmax(-1).gather(1, token_ids[:, None])[:, 0]
-    return int((drawn != token_ids).sum()), (logprobs - torch.tensor(said.logprobs)).abs()
+    return int((drawn != token_ids).sum()), (logprobs - torch.tensor(response.logprobs)).abs()
 
 
 def main() -> None:
@@ -90,10 +90,10 @@ def main() -> None:
     samples, _ = rollout(model, requests(model, -(-options.tokens // options.length), options.length), exact=False)
     num_different = num_tokens = 0
     errors = []
-    for said in samples:
-        different, error = differences(model, said)
+    for response in samples:
+        different, error = differences(model, response)
         num_different += different
-        num_tokens += len(said.token_ids)
+        num_tokens += len(response.token_ids)
         errors.append(error)
     error = torch.cat(errors)
     print(

@@ -61,12 +61,12 @@ def stage_table(run: Path) -> Table:
 def accuracy_table(folder: Path) -> Table:
     """Pairs that the final reward model orders rightly, over the held-out pairs of its stage."""
     prepared = prepare(load_recipe(folder / "recipe.yaml"))
-    given = prepared.held_out_given["pairs"]
+    pairs = prepared.held_out_given["pairs"]
     model = load_scalar(str(folder / "final"), dtype=prepared.recipe.dtype, device="cpu", seed=0)
-    scores = list(scores_of(model, [(one.sample.prompt.token_ids, one.sample.token_ids) for one in given]))
+    scores = list(scores_of(model, [(pair.sample.prompt.token_ids, pair.sample.token_ids) for pair in pairs]))
     margins = [chosen - rejected for chosen, rejected in zip(scores[::2], scores[1::2], strict=True)]
-    tokens = [len(a.sample.token_ids) + len(b.sample.token_ids) for a, b in zip(given[::2], given[1::2], strict=True)]
-    longer = [len(a.sample.token_ids) > len(b.sample.token_ids) for a, b in zip(given[::2], given[1::2], strict=True)]
+    tokens = [len(a.sample.token_ids) + len(b.sample.token_ids) for a, b in zip(pairs[::2], pairs[1::2], strict=True)]
+    longer = [len(a.sample.token_ids) > len(b.sample.token_ids) for a, b in zip(pairs[::2], pairs[1::2], strict=True)]
     table = Table("held-out pairs", "number", "accuracy [95 % interval]", title="reward model")
 
     def add(name: str, chosen: list[int]) -> None:

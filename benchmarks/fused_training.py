@@ -49,14 +49,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with LocalProcesses(threads=1).start(FusedWorker, 2, arguments=(str(folder), options.dtype)) as group:
             for count in options.micro_batches:
                 orders = schedules(count)
-                found: dict[str, list[float]] = {kind: [] for kind in KINDS}
+                runs: dict[str, list[float]] = {kind: [] for kind in KINDS}
                 for _ in range(options.repeats):
                     for kind, arrangement in KINDS.items():
                         how = (count * options.samples, options.tokens, count, WARM_UP + options.steps)
                         handle = group.submit(range(2), "seconds", arrangement, *how, orders.get(kind))
                         of_ranks = handle.result(DEADLINE_S)
-                        found[kind] += [max(both) for both in list(zip(*of_ranks, strict=True))[WARM_UP:]]
-                report(count, found)
+                        runs[kind] += [max(both) for both in list(zip(*of_ranks, strict=True))[WARM_UP:]]
+                report(count, runs)
     return 0
 
 
@@ -67,11 +67,11 @@ def schedules(count: int) -> dict[str, Schedule]:
     return {"opposite": one_f_one_b(workload), "fused": best}
 
 
-def report(count: int, found: dict[str, list[float]]) -> None:
+def report(count: int, runs: dict[str, list[float]]) -> None:
     print(row(f"M = {count}", ["seconds", "speed", "ideal", "of it"]))
-    base = median(found["1F1B"])
+    base = median(runs["1F1B"])
     ideals = dict.fromkeys(KINDS, (count + 1) / count) | {"1F1B": 1.0, "opposite": (6 * count + 6) / (6 * count + 5)}
-    for kind, seconds in found.items():
+    for kind, seconds in runs.items():
         speed, ideal = base / median(seconds), ideals[kind]
         print(row(kind, [f"{median(seconds):.4f}", f"{speed:.3f}", f"{ideal:.3f}", f"{speed / ideal:.1%}"]))
     print()

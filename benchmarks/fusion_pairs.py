@@ -111,12 +111,12 @@ def simulated(pair: str, limit: int, seconds: float, layer_us: float) -> Row:
 def costs_of(actor: str, critic: str, limit: int, layer_us: float) -> ModelCosts:
     small = f"llama-{critic.lower()}"
     keys = (("model", f"llama-{actor.lower()}"), ("critic.model", small), ("reward.model", small))
-    found = outline(load_recipe(RECIPE, (*keys, ("sampling.max_response_tokens", limit))))
+    run = outline(load_recipe(RECIPE, (*keys, ("sampling.max_response_tokens", limit))))
     lengths = SampleLengths(Lengths.fixed(PROMPT), Lengths.lognormal(MEDIAN, SIGMA, limit, BATCH))
-    shapes = {one.role: found.shapes[one.name] for one in found.models}
+    shapes = {model.role: run.shapes[model.name] for model in run.models}
     cluster = read_cluster("256xH100")
     cluster = replace(cluster, software=replace(cluster.software, layer_s=layer_us / 1e6))
-    return ModelCosts(Workload.of(found.recipe, found.flow, lengths), shapes, found.flow, cluster)
+    return ModelCosts(Workload.of(run.recipe, run.flow, lengths), shapes, run.flow, cluster)
 
 
 def instances() -> Layout:
@@ -145,22 +145,22 @@ def stages_of(costs: ModelCosts, limit: int) -> tuple[float, float, tuple[float,
     fused = Rollout(INSTANCES, step_s, score_s, most, moved_s, frees=True)
     draws = [random.Random(seed).choices(responses.values, k=BATCH) for seed in range(DRAWS)]
     rows = [spread([length - 1 for length in draw], INSTANCES) for draw in draws]
-    ends = [outcome(serial, one, 0) for one in rows]
-    generation = sum(one.generation_s for one in ends) / DRAWS
-    whole = sum(one.total_s for one in ends) / DRAWS
+    ends = [outcome(serial, row, 0) for row in rows]
+    generation = sum(end.generation_s for end in ends) / DRAWS
+    whole = sum(end.total_s for end in ends) / DRAWS
     tuned = tune(fused, responses.values, BATCH, draws=DRAWS, seed=1)
-    between = [outcome(fused, one, tuned.threshold) for one in rows]
-    total_s = sum(one.total_s for one in between) / DRAWS
-    bound_s = sum(streamed_s(fused, BATCH, one) for one in between) / DRAWS
-    found = prompts + total_s, tuned.threshold, between[0].kept, total_s - bound_s
-    return prompts + generation, whole - generation, found
+    between = [outcome(fused, row, tuned.threshold) for row in rows]
+    total_s = sum(end.total_s for end in between) / DRAWS
+    bound_s = sum(streamed_s(fused, BATCH, end) for end in between) / DRAWS
+    summary = prompts + total_s, tuned.threshold, between[0].kept, total_s - bound_s
+    return prompts + generation, whole - generation, summary
 
 
-def streamed_s(rollout: Rollout, batch: int, found: Outcome) -> float:
+def streamed_s(rollout: Rollout, batch: int, outcome: Outcome) -> float:
     """When all would be scored at the earliest, could every sample be scored from the beginning, in any pieces: no
     device is idle before then, but those that generate do nothing else."""
-    left_s = max(0.0, batch * rollout.score_s - found.free_s)
-    return found.generation_s + left_s / rollout.num_instances
+    left_s = max(0.0, batch * rollout.score_s - outcome.free_s)
+    return outcome.generation_s + left_s / rollout.num_instances
 
 
 def trainings_of(costs: ModelCosts, actor: str, critic: str, seconds: float) -> tuple[float, float, float]:
@@ -171,13 +171,13 @@ def trainings_of(costs: ModelCosts, actor: str, critic: str, seconds: float) -> 
         copies = DEVICES // TP // stages
         micro_batches = BATCH // 8 // copies
         layout = Layout.on(range(DEVICES), dp=copies, tp=TP, pp=stages)
-        found = costs.call(f"{role}.train", "train", layout, micro_batch_tokens=1)
-        updates += sum(found.terms.get(name, 0.0) for name in ("optimizer", "gradients", "new weights"))
-        passed = found.seconds - sum(found.terms.get(name, 0.0) for name in ("optimizer", "gradients", "new weights"))
+        cost = costs.call(f"{role}.train", "train", layout, micro_batch_tokens=1)
+        updates += sum(cost.terms.get(name, 0.0) for name in ("optimizer", "gradients", "new weights"))
+        passed = cost.seconds - sum(cost.terms.get(name, 0.0) for name in ("optimizer", "gradients", "new weights"))
         serial += passed
         # A forward takes a third of what a micro-batch keeps a stage busy for.
         sizes.append((stages, micro_batches, passed / 8 / 3 / (micro_batches + stages - 1)))
-    sizes.sort(key=lambda one: -one[0])
+    sizes.sort(key=lambda pipeline: -pipeline[0])
     (n1, m1, f1), (n2, m2, f2) = sizes
     workload = fused_workload((n1, n2), (m1, m2), (1.0, f2 / f1))
     best = search(workload, seconds)
@@ -197,15 +197,15 @@ def streaming_table() -> str:
         batch = count * samples
         draws = [random.Random(seed).choices(responses.values, k=batch) for seed in range(DRAWS)]
         rows = [spread([length - 1 for length in draw], count) for draw in draws]
-        generation = sum(max(max(finish_times(row, step_s)) for row in one) for one in rows) / DRAWS
+        generation = sum(max(max(finish_times(row, step_s)) for row in load) for load in rows) / DRAWS
         cells = []
         for ratio in ratios:
             rollout = Rollout(count, step_s, ratio * generation * count / batch, 64, 2 * step_s(1), frees=True)
             tried = range(0, batch // 2 + 1, max(1, batch // 32))
             tuned = tune(rollout, responses.values, batch, draws=DRAWS, seed=1, thresholds=tried)
-            found = [outcome(rollout, one, tuned.threshold) for one in rows]
-            best = sum(streamed_s(rollout, batch, one) for one in found)
-            cells.append(f"{max(0.0, 1 - best / sum(one.total_s for one in found)):.1%}")
+            ends = [outcome(rollout, load, tuned.threshold) for load in rows]
+            best = sum(streamed_s(rollout, batch, end) for end in ends)
+            cells.append(f"{max(0.0, 1 - best / sum(end.total_s for end in ends)):.1%}")
         lines.append(f"| {name}, {count} x {samples} | {' | '.join(cells)} |")
     return "\n".join(lines)
 

@@ -51,12 +51,12 @@ def open_side(name: str, folder: Path, threads: int) -> Side:
 def differing(side: str, step: int, done: StepReport, workload: Workload) -> list[str]:
     """One line for each list of lengths that is not the workload's."""
     lines = []
-    for what, found, wanted in (
+    for what, own, wanted in (
         ("prompt", done.prompt_lengths, workload.wanted_prompt_lengths),
         ("response", done.response_lengths, workload.wanted_response_lengths),
     ):
-        if found != wanted:
-            lines.append(f"{side}, step {step}: expected {what} lengths {wanted}, found {found}")
+        if own != wanted:
+            lines.append(f"{side}, step {step}: expected {what} lengths {wanted}, found {own}")
     return lines
 
 

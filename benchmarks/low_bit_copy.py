@@ -46,8 +46,10 @@ def rounded(weight_OI: Tensor, group: int) -> Tensor:
 
 def matrices(model: LanguageModel) -> list[Tensor]:
     """The weights of all products of a token: linear layers, and the head."""
-    found = {id(one.weight): one.weight for one in model.module.modules() if isinstance(one, torch.nn.Linear)}
-    return [weight for weight in found.values() if weight.ndim == 2]
+    weights = {
+        id(linear.weight): linear.weight for linear in model.module.modules() if isinstance(linear, torch.nn.Linear)
+    }
+    return [weight for weight in weights.values() if weight.ndim == 2]
 
 
 def least_seconds(compute: Callable[[], object], repeats: int) -> float:

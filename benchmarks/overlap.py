@@ -59,7 +59,7 @@ class Measured:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
-    found: dict[str, list[Measured]] = {kind: [] for kind in KINDS}
+    runs_by_kind: dict[str, list[Measured]] = {kind: [] for kind in KINDS}
     with tempfile.TemporaryDirectory(prefix="plait-overlap-") as name:
         folder = Path(name)
         recipe = the_recipe(folder, options)
@@ -68,11 +68,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 for place, (kind, keys) in enumerate(KINDS.items()):
                     job = {"recipe": recipe | keys | {"devices": 2}, "launched": True}
                     run = folder / f"{place}-{number}"
-                    found[kind].append(measured(finish(start(job, run, 1), run, WARM_UP), recipe))
+                    runs_by_kind[kind].append(measured(finish(start(job, run, 1), run, WARM_UP), recipe))
         except RunFailed as error:
             print(error, file=sys.stderr)
             return 2
-    report(found)
+    report(runs_by_kind)
     return 0
 
 
@@ -105,13 +105,13 @@ def measured(run: Finished, recipe: dict[str, Any]) -> Measured:
     return Measured(samples / seconds, (1 - busy[1] / seconds, 1 - busy[0] / seconds), max(busy.values()) / seconds)
 
 
-def report(found: dict[str, list[Measured]]) -> None:
+def report(runs_by_kind: dict[str, list[Measured]]) -> None:
     print(row("", ["samples/s", "to split", "idle gen", "idle train", "longer side"]))
-    base = median(one.samples_per_s for one in found["split"])
-    for kind, runs in found.items():
-        speed = median(one.samples_per_s for one in runs)
-        idle = [median(one.idle[side] for one in runs) for side in (0, 1)]
-        longer = median(one.longer_side for one in runs)
+    base = median(run.samples_per_s for run in runs_by_kind["split"])
+    for kind, runs in runs_by_kind.items():
+        speed = median(run.samples_per_s for run in runs)
+        idle = [median(run.idle[side] for run in runs) for side in (0, 1)]
+        longer = median(run.longer_side for run in runs)
         print(row(kind, [f"{speed:.2f}", f"{speed / base:.2f}", *(f"{share:.0%}" for share in idle), f"{longer:.2f}"]))
 
 

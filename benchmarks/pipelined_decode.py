@@ -77,33 +77,33 @@ def real(group: Group, batch: int, options: argparse.Namespace) -> Runs:
         "dp": lambda: ask(group, "whole", batch, tokens, share=True),
         "one worker": lambda: ask(group, "whole", batch, tokens, share=False),
     }
-    found: Runs = defaultdict(list)
+    runs_by_kind: Runs = defaultdict(list)
     for number in range(options.repeats + 1):
         for kind, run in kinds.items():
             measured = run()
             if number:
-                found[kind].append(measured)
-    return found
+                runs_by_kind[kind].append(measured)
+    return runs_by_kind
 
 
 def ask(group: Group, method: str, *arguments: int | float, **options: bool) -> list[Decoded]:
     results = group.submit(range(group.num_ranks), method, *arguments, **options).result(DEADLINE_S)
-    return [one for one in results if one is not None]
+    return [answer for answer in results if answer is not None]
 
 
-def report(batch: int, found: Runs) -> None:
-    rate = {kind: median(rates(kind, runs)) for kind, runs in found.items()}
+def report(batch: int, runs_by_kind: Runs) -> None:
+    rate = {kind: median(rates(kind, runs)) for kind, runs in runs_by_kind.items()}
     whole_s, half_s = (
-        median(max(one.step_s for one in ranks) for ranks in found[kind]) for kind in ("one group", "half")
+        median(max(rank.step_s for rank in ranks) for ranks in runs_by_kind[kind]) for kind in ("one group", "half")
     )
-    both_s = median(sum(one.step_s for one in ranks) for ranks in found["one group"])
+    both_s = median(sum(rank.step_s for rank in ranks) for ranks in runs_by_kind["one group"])
     hop_s = max(0.0, batch / rate["one group"] - both_s) / 2
     ceiling = (whole_s + hop_s) / (half_s + hop_s)
     print(row(f"B = {batch}", ["tokens/s", "speed", "ceiling", "of it", "busy 0", "busy 1"]))
     ceilings = {"one group": 1.0, "ring 2": ceiling, "two batches": 2.0}
     for kind in ("one group", "ring 2", "ring 3", "two batches", "dp", "one worker"):
         speed, most = rate[kind] / rate["one group"], ceilings.get(kind)
-        shares = [f"{median(one.busy for one in ranks):.0%}" for ranks in zip(*found[kind], strict=True)]
+        shares = [f"{median(rank.busy for rank in ranks):.0%}" for ranks in zip(*runs_by_kind[kind], strict=True)]
         known = [f"{most:.3f}", f"{speed / most:.1%}"] if most else ["", ""]
         print(row(kind, [f"{rate[kind]:.1f}", f"{speed:.3f}", *known, *(shares if most or "ring" in kind else ())]))
     print(f"t({batch}) {1e3 * whole_s:.2f} ms, t({batch // 2}) {1e3 * half_s:.2f} ms, c {1e3 * hop_s:.2f} ms\n")
@@ -111,8 +111,8 @@ def report(batch: int, found: Runs) -> None:
 
 def rates(kind: str, runs: Sequence[Sequence[Decoded]]) -> list[float]:
     """Tokens per second of each repeat: whole models add theirs up, stages say the same ones."""
-    tokens = [sum(one.tokens for one in ranks) if kind in ("dp", "one worker") else ranks[0].tokens for ranks in runs]
-    return [count / max(one.seconds for one in ranks) for count, ranks in zip(tokens, runs, strict=True)]
+    tokens = [sum(rank.tokens for rank in ranks) if kind in ("dp", "one worker") else ranks[0].tokens for ranks in runs]
+    return [count / max(rank.seconds for rank in ranks) for count, ranks in zip(tokens, runs, strict=True)]
 
 
 def emulated(group: Group, stages: int, options: argparse.Namespace) -> None:
@@ -123,10 +123,10 @@ def emulated(group: Group, stages: int, options: argparse.Namespace) -> None:
     for groups in (1, stages, stages + 1, 2 * stages):
         samples, sleep_s = 2 * groups, options.sleep / 1e3
         runs = [ask(group, "staged", samples, options.rounds, groups, sleep_s) for _ in range(options.repeats)]
-        rounds[groups] = median(max(one.seconds for one in ranks) / options.rounds for ranks in runs)
-        shares[groups] = median(sum(one.busy for one in ranks) / stages for ranks in runs)
+        rounds[groups] = median(max(rank.seconds for rank in ranks) / options.rounds for ranks in runs)
+        shares[groups] = median(sum(rank.busy for rank in ranks) / stages for ranks in runs)
         if groups == 1:
-            step_s = median(sum(one.step_s for one in ranks) / stages for ranks in runs)
+            step_s = median(sum(rank.step_s for rank in ranks) / stages for ranks in runs)
     hop_s = max(0.0, rounds[1] / stages - step_s)
     print(row(f"emulated, P = {stages}", ["ms a round", "formula", "ratio", "busy", "formula"]))
     for groups, seconds in rounds.items():

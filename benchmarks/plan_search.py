@@ -20,7 +20,7 @@ from statistics import median
 
 from plait.cost.cluster import read_cluster
 from plait.cost.workload import Lengths, SampleLengths
-from plait.planner.plan_search import BETAS, Budget, Found, search
+from plait.planner.plan_search import BETAS, Budget, SearchResult, search
 from plait.recipes.recipe_file import load_recipe
 from plait.runtime.planning import Planning
 from plait.runtime.prepare import outline
@@ -44,9 +44,9 @@ class Row:
     evaluations: float
 
     def text(self, best: float) -> str:
-        found = [value for value in self.values if value is not None]
-        gap = f"{median(found) / best - 1:>8.2%}" if found else f"{'-':>8}"
-        return f"  {self.engine:<16}{gap}{len(found) / len(self.values):>8.0%}{self.evaluations:>14,.0f}"
+        numbers = [value for value in self.values if value is not None]
+        gap = f"{median(numbers) / best - 1:>8.2%}" if numbers else f"{'-':>8}"
+        return f"  {self.engine:<16}{gap}{len(numbers) / len(self.values):>8.0%}{self.evaluations:>14,.0f}"
 
 
 def main() -> None:
@@ -66,10 +66,10 @@ def main() -> None:
 def planning_of(devices: int, *, tiny: bool) -> Planning:
     reward = str(RECIPE.parent / "length_reward.py:brief")
     keys = [("reward.functions", [reward]), *(TINY if tiny else ())]
-    found = outline(load_recipe(RECIPE, keys))
+    run = outline(load_recipe(RECIPE, keys))
     lengths = SampleLengths(Lengths.fixed(256), Lengths.lognormal(300, 0.8, 1024))
     cluster = read_cluster(f"{devices}xA100-80G")
-    return Planning(found.recipe, found.flow, found.models, found.shapes, cluster, lengths)
+    return Planning(run.recipe, run.flow, run.models, run.shapes, cluster, lengths)
 
 
 def compare(planning: Planning, options: argparse.Namespace) -> None:
@@ -89,12 +89,12 @@ def compare(planning: Planning, options: argparse.Namespace) -> None:
         for row in rows:
             print(row.text(best), flush=True)
     print("  plans of others")
-    for one in first.baselines:
-        fits = "fits" if one.judged.usable else "does not fit" if one.judged.excess else "idle devices"
-        print(f"  {one.name:<16}{one.judged.seconds:>8.4g} s   {fits}")
+    for baseline in first.baselines:
+        fits = "fits" if baseline.judged.usable else "does not fit" if baseline.judged.excess else "idle devices"
+        print(f"  {baseline.name:<16}{baseline.judged.seconds:>8.4g} s   {fits}")
 
 
-def found_by(planning: Planning, budget: Budget, seed: int, betas: tuple[float, ...]) -> Found:
+def found_by(planning: Planning, budget: Budget, seed: int, betas: tuple[float, ...]) -> SearchResult:
     """With simulations of its own; what the cost model says is kept."""
     return search(planning.problem, budget, seed=seed, betas=betas, space=planning.space)
 

@@ -95,9 +95,9 @@ def own_cache(folder: Path, *, empty: bool) -> Path:
         empty: without models and data, too.
     """
     folder.mkdir()
-    for one in () if empty or not cache_folder().is_dir() else cache_folder().iterdir():
-        if one.name != "profiles":
-            (folder / one.name).symlink_to(one.resolve())
+    for entry in () if empty or not cache_folder().is_dir() else cache_folder().iterdir():
+        if entry.name != "profiles":
+            (folder / entry.name).symlink_to(entry.resolve())
     return folder
 
 
@@ -121,10 +121,10 @@ def plans(algorithm: str, folder: Path, options: argparse.Namespace) -> tuple[di
     first = next(iter(files))
     one_run(recipe | {"plan": str(files[first])}, folder / "correcting")
     predicted, plain = ({}, {})
-    for corrected, found in ((True, predicted), (False, plain)):
+    for corrected, predictions in ((True, predicted), (False, plain)):
         planning = planning_of(recipe, 2, corrected=corrected)
         for name, file in files.items():
-            found[name] = planning.predict(planning.given(str(file))).seconds_per_step
+            predictions[name] = planning.predict(planning.given(str(file))).seconds_per_step
     measured: dict[str, list[float]] = {name: [] for name in files}
     for repeat in range(options.repeats):
         for number, (name, file) in enumerate(files.items()):
@@ -139,7 +139,7 @@ def settings(folder: Path, options: argparse.Namespace) -> dict[str, tuple[Besid
         recipe = changed(recipe_of(algorithm, folder / f"correcting-{number}", options), changes)
         have_profile(recipe, quick=options.tiny)
         one_run(recipe, folder / f"correcting-{number}" / "one", launched=False)
-    found = {}
+    beside = {}
     for number, (name, changes) in enumerate(SETTINGS.items()):
         place = folder / f"{number}"
         recipe = changed(recipe_of(changes.get("algorithm", "grpo"), place, options), changes)
@@ -150,19 +150,19 @@ def settings(folder: Path, options: argparse.Namespace) -> dict[str, tuple[Besid
         done = one_run(recipe, place / "one", launched=False)
         peak = json.loads((place / "one" / "peak.json").read_text())
         held = sum(size for _, size in table.expected)
-        found[name] = Beside(seconds, median(done.steps())), Beside(held, peak)
-    return found
+        beside[name] = Beside(seconds, median(done.steps())), Beside(held, peak)
+    return beside
 
 
 def changed(recipe: dict[str, Any], factors: Mapping[str, Any]) -> dict[str, Any]:
     """Numbers of the recipe times these factors."""
-    found = dict(recipe)
+    tree = dict(recipe)
     for key, factor in factors.items():
         if key == "max_response_tokens":
-            found["sampling"] = {**recipe["sampling"], key: int(recipe["sampling"][key] * factor)}
+            tree["sampling"] = {**recipe["sampling"], key: int(recipe["sampling"][key] * factor)}
         elif key != "algorithm":
-            found[key] = max(2, int(recipe[key] * factor))
-    return found
+            tree[key] = max(2, int(recipe[key] * factor))
+    return tree
 
 
 def have_profile(recipe: Mapping[str, Any], *, quick: bool) -> None:
@@ -185,29 +185,28 @@ def kendall(pairs: Sequence[tuple[float, float]]) -> float:
     return sum((sign > 0) - (sign < 0) for sign in signs) / max(1, len(signs))
 
 
-def report_plans(algorithm: str, found: Mapping[str, Beside], plain: Mapping[str, float]) -> None:
+def report_plans(algorithm: str, plans: Mapping[str, Beside], plain: Mapping[str, float]) -> None:
     print(row(f"{algorithm}, two workers", ["profile", "predicted", "measured", "error"], ""))
-    for name, one in sorted(found.items(), key=lambda item: item[1].measured):
-        cells = [f"{plain[name]:.3f}", f"{one.predicted:.3f}", f"{one.measured:.3f}", f"{one.error:+.0%}"]
+    for name, plan in sorted(plans.items(), key=lambda item: item[1].measured):
+        cells = [f"{plain[name]:.3f}", f"{plan.predicted:.3f}", f"{plan.measured:.3f}", f"{plan.error:+.0%}"]
         print(row(name, cells, ""))
-    tau = kendall([(one.predicted, one.measured) for one in found.values()])
-    picked = min(found, key=lambda name: found[name].predicted)
-    best = min(one.measured for one in found.values())
-    mean = sum(abs(one.error) for one in found.values()) / len(found)
-    print(f"Kendall tau {tau:.2f}; picked `{picked}`, {found[picked].measured / best - 1:.1%} from the best measured; ")
+    tau = kendall([(plan.predicted, plan.measured) for plan in plans.values()])
+    picked = min(plans, key=lambda name: plans[name].predicted)
+    best = min(plan.measured for plan in plans.values())
+    mean = sum(abs(plan.error) for plan in plans.values()) / len(plans)
+    print(f"Kendall tau {tau:.2f}; picked `{picked}`, {plans[picked].measured / best - 1:.1%} from the best measured; ")
     print(f"mean of the errors' sizes {mean:.1%}\n", flush=True)
 
 
-def report_settings(found: Mapping[str, tuple[Beside, Beside]]) -> None:
+def report_settings(settings: Mapping[str, tuple[Beside, Beside]]) -> None:
     print(row("one worker", ["predicted", "measured", "error", "MiB", "peak", "error"], ""))
-    for name, (seconds, memory) in found.items():
+    for name, (seconds, memory) in settings.items():
         cells = [f"{seconds.predicted:.3f}", f"{seconds.measured:.3f}", f"{seconds.error:+.0%}"]
         cells += [f"{memory.predicted / 2**20:.0f}", f"{memory.measured / 2**20:.0f}", f"{memory.error:+.0%}"]
         print(row(name, cells, ""))
     for place, what in enumerate(("step seconds", "peak memory")):
-        print(
-            f"{what}: mean of the errors' sizes {sum(abs(one[place].error) for one in found.values()) / len(found):.1%}"
-        )
+        mean = sum(abs(setting[place].error) for setting in settings.values()) / len(settings)
+        print(f"{what}: mean of the errors' sizes {mean:.1%}")
 
 
 def _parser() -> argparse.ArgumentParser:

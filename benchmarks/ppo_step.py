@@ -75,15 +75,15 @@ def differing(side: str, step: int, done: PPOStep, workload: Workload) -> list[s
     count, prompt_tokens = len(workload.prompts), len(workload.prompt_token_ids[0])
     positions = count * (prompt_tokens + workload.response_tokens)
     lines = []
-    for what, found, wanted in (
+    for what, own, wanted in (
         ("prompt lengths", done.prompt_lengths, [prompt_tokens] * count),
         ("response lengths", done.response_lengths, [workload.response_tokens] * count),
         ("prompts of digest", done.prompt_digest, workload.prompt_digest),
         ("optimizer steps", done.optimizer_steps, NUM_TRAINED * EPOCHS * MINI_BATCHES),
         ("positions trained", done.trained_tokens, NUM_TRAINED * EPOCHS * positions),
     ):
-        if found != wanted:
-            lines.append(f"{side}, step {step}: expected {what} {wanted}, found {found}")
+        if own != wanted:
+            lines.append(f"{side}, step {step}: expected {what} {wanted}, found {own}")
     # More is allowed: a flow may ask the policy itself for the log-probs that the ratio begins at.
     if done.scored_tokens < NUM_SCORED * positions:
         lines.append(

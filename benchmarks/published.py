@@ -72,12 +72,12 @@ def hybridflow_points() -> Iterator[Point]:
 
 
 def costs_of(recipe_name: str, point: Point, cluster: ClusterSpec, prompt_tokens: int, reserved: int = 0) -> ModelCosts:
-    found = _outline(recipe_name, point.keys)
-    response = found.recipe.sampling.max_response_tokens
+    run = _outline(recipe_name, point.keys)
+    response = run.recipe.sampling.max_response_tokens
     lengths = SampleLengths(Lengths.fixed(prompt_tokens), Lengths.fixed(response))
-    shapes = {one.role: found.shapes[one.name] for one in found.models}
-    workload = Workload.of(found.recipe, found.flow, lengths)
-    return ModelCosts(workload, shapes, found.flow, cluster, reserved_bytes=reserved)
+    shapes = {model.role: run.shapes[model.name] for model in run.models}
+    workload = Workload.of(run.recipe, run.flow, lengths)
+    return ModelCosts(workload, shapes, run.flow, cluster, reserved_bytes=reserved)
 
 
 @cache
@@ -136,7 +136,7 @@ def transition_seconds(size: str, devices: int) -> float:
 
 def mean_error(points: list[Point], seconds: Callable[[Point], float]) -> float:
     """Mean of |predicted / published - 1|."""
-    return sum(abs(seconds(one) / one.seconds - 1) for one in points) / len(points)
+    return sum(abs(seconds(point) / point.seconds - 1) for point in points) / len(points)
 
 
 def fit() -> tuple[Software, float]:
@@ -149,8 +149,11 @@ def fit() -> tuple[Software, float]:
         for factors in product((1 - step, 1.0, 1 + step), repeat=len(FITTED)):
             values = {name: getattr(centre, name) * by for name, by in zip(FITTED, factors, strict=True)}
             tried = replace(centre, **values)
-            found = mean_error(points, lambda point, tried=tried: real_seconds(point, tried))
-            best, error = min((error, 0, best), (found, 1, tried), key=lambda one: one[:2])[2], min(error, found)
+            tried_error = mean_error(points, lambda point, tried=tried: real_seconds(point, tried))
+            best, error = (
+                min((error, 0, best), (tried_error, 1, tried), key=lambda candidate: candidate[:2])[2],
+                min(error, tried_error),
+            )
     return best, error
 
 

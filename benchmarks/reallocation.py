@@ -37,20 +37,20 @@ from plait.layout.regroup import regrouped
 
 
 def main() -> None:
-    known = models()
+    families = models()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--models", help=f"of {', '.join(known)}; all unless told, with --processes the first")
+    parser.add_argument("--models", help=f"of {', '.join(families)}; all unless told, with --processes the first")
     parser.add_argument("--repeats", type=int, help="3 unless told, with --processes 9")
     parser.add_argument("--processes", type=int, choices=sorted(REAL_CASES), help="move real weights between workers")
     parser.add_argument("--dtype", default="bfloat16", help="of real weights")
     options = parser.parse_args()
     if options.processes:
-        for name in (options.models or next(iter(known))).split(","):
+        for name in (options.models or next(iter(families))).split(","):
             real_moves(name, options.processes, options.dtype, options.repeats or 9)
         return
     columns = ("plait", "regrouped", "HybridFlow", "ReaL", "gather all")
-    for name in (options.models or ",".join(known)).split(","):
-        parameters = known[name]
+    for name in (options.models or ",".join(families)).split(","):
+        parameters = families[name]
         print(f"\n{name}: {parameters.num_elements / 1e9:.2f} G parameters, {len(parameters.params)} tensors")
         print(f"{'':<21} {''.join(f'{column:>17}' for column in columns)}  plan s  messages  rounds")
         for case in CASES:
@@ -66,14 +66,14 @@ def real_moves(name: str, processes: int, dtype: str, repeats: int) -> None:
     print(f"{'':<40} {''.join(f'{way:>32}' for way in WAYS)}")
     with LocalProcesses(threads=1).start(Worker, processes, arguments=(name, dtype)) as group:
         for before, after in REAL_CASES[processes]:
-            found = group.submit(range(processes), "measure", before, after, repeats).result(600.0)
+            moves = group.submit(range(processes), "measure", before, after, repeats).result(600.0)
             cells = []
             for way in WAYS:
-                seconds = [max(times) for times in zip(*(ranks[way].seconds for ranks in found), strict=True)]
+                seconds = [max(times) for times in zip(*(ranks[way].seconds for ranks in moves), strict=True)]
                 low, middle, high = statistics.quantiles(
                     seconds if repeats > 1 else 2 * seconds, n=4, method="inclusive"
                 )
-                size = sum(ranks[way].received for ranks in found)
+                size = sum(ranks[way].received for ranks in moves)
                 text = f"{middle * 1e3:.1f} ({low * 1e3:.1f}-{high * 1e3:.1f}) | {size / 1e6:.1f}"
                 cells.append(text.rjust(32))
             print(f"{f'{before} to {after}':<40} {''.join(cells)}", flush=True)

@@ -81,7 +81,7 @@ class Instances:
 
     @property
     def unfinished(self) -> tuple[tuple[Key, ...], ...]:
-        return tuple(tuple(one) for one in self.left)
+        return tuple(tuple(row) for row in self.left)
 
     @property
     def is_moving(self) -> bool:
@@ -148,20 +148,20 @@ def even_s(lengths: Lengths, count: int, step_s: Callable[[int], float], slots: 
 def drawn(prompts: int, samples: int, seed: int, limit: int) -> Lengths:
     """Groups of correlated lengths, cut at a limit."""
     draw = random.Random(seed)
-    found = {}
+    lengths = {}
     for uid in range(prompts):
         middle = draw.lognormvariate(0.0, 0.7) * limit / 4
-        found[uid] = [max(1, min(limit, round(middle * draw.lognormvariate(0.0, 0.5)))) for _ in range(samples)]
-    return found
+        lengths[uid] = [max(1, min(limit, round(middle * draw.lognormvariate(0.0, 0.5)))) for _ in range(samples)]
+    return lengths
 
 
 def recorded(file: Path) -> Lengths:
     """Lengths in a file of a run's samples."""
-    found: dict[int, list[int]] = {}
+    lengths: dict[int, list[int]] = {}
     uids: dict[str, int] = {}
-    for one in read_rows(file):
-        found.setdefault(uids.setdefault(str(one["uid"]), len(uids)), []).append(len(one["token_ids"]))
-    return found
+    for answer in read_rows(file):
+        lengths.setdefault(uids.setdefault(str(answer["uid"]), len(uids)), []).append(len(answer["token_ids"]))
+    return lengths
 
 
 def simulated(before: Lengths, lengths: Lengths, count: int, curve: str, slots: int) -> tuple[float, float, float, int]:
@@ -186,11 +186,11 @@ def simulate(options: argparse.Namespace) -> None:
     print(row("simulated", ["off", "on", "even", "speed", "of gain", "moved"], "medians of rollouts"))
     for curve in CURVES:
         for count in options.instances:
-            found = []
+            rows = []
             for first, second in _rollouts(count, options):
-                found.append(simulated(first, second, count, curve, options.slots))
-            off, on, even, moved = (median(column) for column in zip(*found, strict=True))
-            speeds = [one[0] / one[1] for one in found]
+                rows.append(simulated(first, second, count, curve, options.slots))
+            off, on, even, moved = (median(column) for column in zip(*rows, strict=True))
+            speeds = [numbers[0] / numbers[1] for numbers in rows]
             part = (off - on) / (off - even) if off > even else 1.0
             values = [f"{off:.2f}", f"{on:.2f}", f"{even:.2f}", f"{off / on:.3f}", f"{part:.0%}", f"{moved:.0f}"]
             print(row(f"{curve}, {count}", values, f"slowest {min(speeds):.3f}"), flush=True)
@@ -208,15 +208,15 @@ def _rollouts(count: int, options: argparse.Namespace) -> list[tuple[Lengths, Le
 def measure(options: argparse.Namespace, folder: Path) -> None:
     """On two workers."""
     recipe = base_recipe(folder, options)
-    one = distributions(Counter(), options)[0]
-    seen = one_run(recipe | {"rebalance": "off", "steps": 1}, folder / "free", one)
+    natural = distributions(Counter(), options)[0]
+    seen = one_run(recipe | {"rebalance": "off", "steps": 1}, folder / "free", natural)
     counts = Counter(token for sample in samples_of(seen, first=1) for token in sample)
     print(row("two workers", ["off", "on", "speed", "moved"], "seconds of generation, medians of steps"))
-    for number, one in enumerate(distributions(counts, options)):
+    for number, distribution in enumerate(distributions(counts, options)):
         runs: dict[str, list[Finished]] = {"off": [], "auto": []}
         for repeat in range(options.repeats):
             for kind, of in runs.items():
-                of.append(one_run(recipe | {"rebalance": kind}, folder / f"{number}-{kind}-{repeat}", one))
+                of.append(one_run(recipe | {"rebalance": kind}, folder / f"{number}-{kind}-{repeat}", distribution))
         off, on = (median(_generation_s(run) for run in of) for of in runs.values())
         rows = [rows for run in runs["auto"] for rows in read_rows(run.run_dir / "metrics.jsonl")[WARM_UP:]]
         moved = median(rows["perf/samples_moved"] for rows in rows)

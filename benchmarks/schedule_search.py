@@ -59,10 +59,10 @@ def table(problems: list[Problem], options: argparse.Namespace) -> None:
         assert order is not None, "greedy deadlocks only under caps"
         first = score_order(p.workload, t, order)
         course: list[Progress] = []
-        found = search(
+        solution = search(
             p.workload, options.seconds, seed=options.seed, clock=time.process_time, on_progress=course.append
         )
-        best, bound = found.score, found.lower_bound
+        best, bound = solution.score, solution.lower_bound
         reached = next((x.seconds for x in course if x.makespan <= bound * (1 + 1e-9)), None)
         leanest = since(course) if course else 0.0
         at_bound += reached is not None or best.makespan == bound
@@ -102,17 +102,17 @@ def optima(problem: Callable[[int], Workload], count: int, seconds: float, seed:
     equal, unproven, by_itself, missed = 0, 0, 0, []
     for number in range(seed, seed + count):
         workload = problem(number)
-        found = search(workload, seconds, seed=number, memory=False, clock=time.process_time)
-        if found.proven:
+        solution = search(workload, seconds, seed=number, memory=False, clock=time.process_time)
+        if solution.proven:
             equal, by_itself = equal + 1, by_itself + 1
             continue
-        solved = minimise_makespan(workload, 300.0, order_of(workload, found.schedule), seed=number)
+        solved = minimise_makespan(workload, 300.0, order_of(workload, solution.schedule), seed=number)
         if not solved.proven:
             unproven += 1
-        elif found.score.makespan <= solved.bound + 1e-6:
+        elif solution.score.makespan <= solved.bound + 1e-6:
             equal += 1
         else:
-            missed.append(f"{number}: {found.score.makespan:g} instead of {solved.bound:g}")
+            missed.append(f"{number}: {solution.score.makespan:g} instead of {solved.bound:g}")
         if sys.stderr.isatty():
             print(f"\r{number + 1 - seed} of {count}, missed {len(missed)}", end="", file=sys.stderr)
     proven = count - unproven

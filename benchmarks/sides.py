@@ -56,7 +56,7 @@ class Side:
         self._report = report
         folder = Path(__file__).resolve().parent
         paths = [str(folder), str(folder.parent / "src"), *filter(None, [os.environ.get("PYTHONPATH")])]
-        one = {name: str(threads) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")}
+        environment = {name: str(threads) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")}
         offline = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
         with open(log_file, "wb") as log:
             self._process = subprocess.Popen(
@@ -65,7 +65,7 @@ class Side:
                 stdout=subprocess.PIPE,
                 stderr=log,
                 bufsize=0,
-                env={**os.environ, **one, **offline, "PYTHONPATH": os.pathsep.join(paths)},
+                env={**os.environ, **environment, **offline, "PYTHONPATH": os.pathsep.join(paths)},
             )
         self.ready = Ready(**self._receive())
 

@@ -66,13 +66,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
             counts = Counter(token for sample in samples_of(seen, first=1) for token in sample)
             kinds = ("off", "auto", *options.shares)
             numbered = list(enumerate(distributions(counts, options)))[options.first - 1 :]
-            for number, one in numbered:
+            for number, distribution in numbered:
                 runs: dict[str, list[Finished]] = {kind: [] for kind in kinds}
                 for repeat in range(options.repeats):
                     for kind in kinds:
                         place = folder / f"{number}-{kind}-{repeat}"
-                        runs[kind].append(one_run(recipe | {"fusion": _word(kind)}, place, one))
-                report(number, one, runs)
+                        runs[kind].append(one_run(recipe | {"fusion": _word(kind)}, place, distribution))
+                report(number, distribution, runs)
                 if options.picture is not None and number == options.first - 1:
                     draw(options.picture, runs)
         except RunFailed as error:
@@ -107,7 +107,7 @@ def base_recipe(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
 def distributions(counts: Counter[int], options: argparse.Namespace) -> list[Distribution]:
     """Sets of tokens that are drawn so often together that lengths have the means."""
     total = sum(counts.values())
-    found = []
+    drawn = []
     for number in range(options.distributions):
         draw = random.Random(number)
         limit = options.tokens if number < len(MEANS) else options.tokens // 2
@@ -121,12 +121,16 @@ def distributions(counts: Counter[int], options: argparse.Namespace) -> list[Dis
                 share += counts[token] / total
             if share >= wanted:
                 break
-        found.append(Distribution(tuple(ends), limit))
-    return found
+        drawn.append(Distribution(tuple(ends), limit))
+    return drawn
 
 
-def one_run(recipe: dict[str, Any], place: Path, one: Distribution) -> Finished:
-    sampling = {"max_response_tokens": one.limit, "stop_token_ids": list(one.ends), "max_running": 256}
+def one_run(recipe: dict[str, Any], place: Path, distribution: Distribution) -> Finished:
+    sampling = {
+        "max_response_tokens": distribution.limit,
+        "stop_token_ids": list(distribution.ends),
+        "max_running": 256,
+    }
     job = {"recipe": recipe | {"sampling": sampling}, "launched": True}
     return finish(start(job, place, threads=1), place, WARM_UP)
 
@@ -146,10 +150,10 @@ def seconds_of(spans: Sequence[Span]) -> float:
 def ceiling_of(run: Finished) -> float:
     """Seconds of a step at best: see the module."""
     points = [(span.tokens, span.duration_s) for spans in run.spans() for span in spans if span.kind == "DECODE"]
-    fixed, each = line_through([point for point in points if point[0]])
+    fixed, per_sample = line_through([point for point in points if point[0]])
     longest = [len(ids) for ids in samples_of(run, first=WARM_UP + 1)]
     steps = max(1, len(run.spans()))
-    alone = max(longest) * (fixed + each)
+    alone = max(longest) * (fixed + per_sample)
     busy = sum(span.duration_s for spans in run.spans() for span in spans if _stage(span)) / steps
     return max(busy / 2, alone)
 
@@ -158,7 +162,7 @@ def _stage(span: Span) -> bool:
     return span.action.split("/")[0].rpartition(".")[2] in ("generate", "logprobs", "values", "score")
 
 
-def report(number: int, one: Distribution, runs: dict[str, list[Finished]]) -> None:
+def report(number: int, distribution: Distribution, runs: dict[str, list[Finished]]) -> None:
     seconds = {kind: median(seconds_of(spans) for run in of for spans in run.spans()) for kind, of in runs.items()}
     lengths = [len(ids) for run in runs["off"] for ids in samples_of(run, first=WARM_UP + 1)]
     ceiling = median(ceiling_of(run) for run in runs["off"])
@@ -169,8 +173,8 @@ def report(number: int, one: Distribution, runs: dict[str, list[Finished]]) -> N
     }
     print(row(f"lengths {number + 1}", ["seconds", "speed", "moved"], f"mean {sum(lengths) / len(lengths):.0f}"))
     off = seconds["off"]
-    for kind, found in seconds.items():
-        print(row(kind, [f"{found:.3f}", f"{off / found:.3f}", f"{moved.get(kind, 0):.0f}"]))
+    for kind, taken_s in seconds.items():
+        print(row(kind, [f"{taken_s:.3f}", f"{off / taken_s:.3f}", f"{moved.get(kind, 0):.0f}"]))
     gain, most = off - seconds["auto"], off - ceiling
     part = f"{gain / most:.0%} of it" if most > 0 else ""
     print(row("ceiling", [f"{ceiling:.3f}", f"{off / ceiling:.3f}", ""], part), flush=True)

@@ -97,10 +97,10 @@ def the_recipe(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
 
 def report(kind: str, runs: Sequence[Sequence[dict[str, float]]]) -> None:
     """One row of the table."""
-    last = [fmean(one["reward"] for one in rows[-max(1, len(rows) // 8) :]) for rows in runs]
-    whole = fmean(one["reward"] for rows in runs for one in rows)
-    ess = min(one.get("training/rollout_ess", 1.0) for rows in runs for one in rows)
-    kl = max(one.get("training/rollout_kl", 0.0) for rows in runs for one in rows)
+    last = [fmean(step_row["reward"] for step_row in rows[-max(1, len(rows) // 8) :]) for rows in runs]
+    whole = fmean(step_row["reward"] for rows in runs for step_row in rows)
+    ess = min(step_row.get("training/rollout_ess", 1.0) for rows in runs for step_row in rows)
+    kl = max(step_row.get("training/rollout_kl", 0.0) for rows in runs for step_row in rows)
     numbers = [*(f"{reward:.3f}" for reward in last), f"{fmean(last):.3f}", f"{whole:.3f}", f"{ess:.2f}", f"{kl:.3f}"]
     print(row(kind, numbers), flush=True)
 

@@ -70,11 +70,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def scaled(devices: int, model: str, seconds: float) -> Scaled:
     """The plan that a search of so many CPU seconds finds. Raises PlaitError where none fits."""
     planning = planning_of(devices, model)
-    found = planning.search(Budget(10**9, seconds, time.process_time))
-    if found.best is None:
+    outcome = planning.search(Budget(10**9, seconds, time.process_time))
+    if outcome.best is None:
         raise PlaitError(f"no plan of {model} fits on {devices} devices")
-    heuristic = next(one for one in found.baselines if one.name == "ReaL heuristic").judged
-    step_s = planning.predict(planning.plan_of(found.best.places, "found")).seconds_per_step
+    heuristic = next(baseline for baseline in outcome.baselines if baseline.name == "ReaL heuristic").judged
+    step_s = planning.predict(planning.plan_of(outcome.best.places, "found")).seconds_per_step
     return Scaled(devices, step_s, heuristic.seconds if heuristic.usable else None, tokens_of(planning))
 
 
@@ -83,9 +83,9 @@ def planning_of(devices: int, model: str) -> Planning:
     keys: list[tuple[str, object]] = [(key, model) for key in ("model", "critic.model", "reward.model")]
     keys += [("prompts_per_step", prompts), ("sampling.max_response_tokens", RESPONSES.longest)]
     cluster = read_cluster(str(ROOT / "recipes/clusters/real.yaml"), devices)
-    found = outline(load_recipe(ROOT / "recipes/published/real.yaml", keys))
+    run = outline(load_recipe(ROOT / "recipes/published/real.yaml", keys))
     lengths = SampleLengths(Lengths.fixed(128), RESPONSES)
-    return Planning(found.recipe, found.flow, found.models, found.shapes, cluster, lengths)
+    return Planning(run.recipe, run.flow, run.models, run.shapes, cluster, lengths)
 
 
 def table(rows: Sequence[Scaled], error: float) -> Iterator[str]:

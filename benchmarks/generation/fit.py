@@ -77,16 +77,16 @@ def _non_negative(columns: np.ndarray, wanted: np.ndarray) -> np.ndarray:
             break
         free[pull.argmax()] = True
         while True:
-            found = np.zeros_like(weights)
-            found[free] = np.linalg.lstsq(columns[:, free], wanted, rcond=None)[0]
-            below = free & (found <= 0)
+            solution = np.zeros_like(weights)
+            solution[free] = np.linalg.lstsq(columns[:, free], wanted, rcond=None)[0]
+            below = free & (solution <= 0)
             if not below.any():
                 break
             # As far towards it as all weights stay above 0; those that reach 0 stay there for now.
-            weights += (weights[below] / (weights[below] - found[below])).min() * (found - weights)
+            weights += (weights[below] / (weights[below] - solution[below])).min() * (solution - weights)
             free &= weights > 1e-12
             weights[~free] = 0
-        weights = found
+        weights = solution
     return weights
 
 

@@ -114,17 +114,17 @@ def load(workload: Workload) -> tuple[Runner, str]:
         row_steps = 0
         while True:
             running = []
-            for sequence, ((_, length), said) in enumerate(zip(case.samples, responses, strict=True)):
-                if len(said) < length:
+            for sequence, ((_, length), response) in enumerate(zip(case.samples, responses, strict=True)):
+                if len(response) < length:
                     running.append(sequence)
                 else:
                     llama_cpp.llama_memory_seq_rm(memory, sequence, -1, -1)
             if not running:
-                return Outcome([len(said) for said in responses], row_steps)
+                return Outcome([len(response) for response in responses], row_steps)
             batch.clear()
             for sequence in running:
-                prompt, said = case.samples[sequence][0], responses[sequence]
-                batch.add(said[-1], len(prompt) + len(said) - 1, sequence, logits=True)
+                prompt, response = case.samples[sequence][0], responses[sequence]
+                batch.add(response[-1], len(prompt) + len(response) - 1, sequence, logits=True)
             batch.decode(context)
             row_steps += len(running)
             for sequence, token in zip(running, draw(random, list(range(len(running)))), strict=True):

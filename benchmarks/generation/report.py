@@ -190,20 +190,20 @@ def memory_lines(results: Results) -> list[str]:
     for key, entries in results.entries.items():
         if "plait" not in entries:
             continue
-        found, predicted = memory_of(results, key)
-        fits = "" if fits_memory(found, predicted) else "   beyond 15 % and 100 MB"
-        lines.append(f"  {key:<12}{found / 1e6:>8.0f} MB{predicted / 1e6:>8.0f} MB{fits}")
+        measured, predicted = memory_of(results, key)
+        fits = "" if fits_memory(measured, predicted) else "   beyond 15 % and 100 MB"
+        lines.append(f"  {key:<12}{measured / 1e6:>8.0f} MB{predicted / 1e6:>8.0f} MB{fits}")
     return lines
 
 
 def memory_of(results: Results, key: str) -> tuple[int, int]:
-    """(found, predicted) bytes."""
-    found = results.entries[key]["plait"].peak_bytes - results.imported_bytes["plait"]
-    return found, results.predicted_bytes(results.workload.cases[key])
+    """(measured, predicted) bytes."""
+    measured = results.entries[key]["plait"].peak_bytes - results.imported_bytes["plait"]
+    return measured, results.predicted_bytes(results.workload.cases[key])
 
 
-def fits_memory(found: int, predicted: int) -> bool:
-    return abs(found - predicted) <= max(MEMORY_SHARE * predicted, MEMORY_BYTES)
+def fits_memory(measured: int, predicted: int) -> bool:
+    return abs(measured - predicted) <= max(MEMORY_SHARE * predicted, MEMORY_BYTES)
 
 
 def bars(results: Results) -> list[str]:
@@ -216,13 +216,13 @@ def bars(results: Results) -> list[str]:
                 lines += _speed_bars(results, case, entries)
     for key, entries in results.entries.items():
         if "plait" in entries:
-            found, predicted = memory_of(results, key)
+            measured, predicted = memory_of(results, key)
             lines.append(
-                _bar(f"memory, {key}", found / predicted, fits_memory(found, predicted), "within 15 %, 100 MB")
+                _bar(f"memory, {key}", measured / predicted, fits_memory(measured, predicted), "within 15 %, 100 MB")
             )
     if (fitted := results.step_time()) is not None:
-        for what, found in (("all steps", fitted.r_squared), ("steps without prompts", fitted.decode_r_squared)):
-            lines.append(_bar(f"R2 of the times of {what}", found, found >= FIT_BAR, f"at least {FIT_BAR}"))
+        for what, share in (("all steps", fitted.r_squared), ("steps without prompts", fitted.decode_r_squared)):
+            lines.append(_bar(f"R2 of the times of {what}", share, share >= FIT_BAR, f"at least {FIT_BAR}"))
     return lines
 
 
@@ -254,9 +254,9 @@ def warning_of_load(results: Sequence[Results]) -> list[str]:
     """Lines that say that the machine was busy, if plait's times at one thread tell so."""
     lent = [
         entries["plait"].wall_s / entries["plait"].cpu_s
-        for one in results
-        if one.workload.threads == 1
-        for entries in one.entries.values()
+        for side in results
+        if side.workload.threads == 1
+        for entries in side.entries.values()
         if "plait" in entries and entries["plait"].cpu_s > 1
     ]
     if not lent or max(lent) <= 1.05:

@@ -112,5 +112,5 @@ def draw_case(shape: Shape, cap: int, *, prompt_tokens: int, vocabulary: int) ->
     normal = NormalDist(math.log(cap / 4), LENGTH_SIGMA)
     pool = [max(1, min(cap, round(math.exp(normal.inv_cdf((i + 0.5) / count))))) for i in range(count)]
     draw.shuffle(pool)
-    each = shape.samples_per_prompt
-    return Case(shape.name, cap, prompts, tuple(tuple(pool[i : i + each]) for i in range(0, count, each)))
+    per_prompt = shape.samples_per_prompt
+    return Case(shape.name, cap, prompts, tuple(tuple(pool[i : i + per_prompt]) for i in range(0, count, per_prompt)))

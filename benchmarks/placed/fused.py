@@ -55,12 +55,12 @@ LOSSES = {"actor": LossCall(policy_loss), "critic": LossCall(value_loss)}
 def rows_of(samples: int, tokens: int, vocabulary: int) -> Rows:
     """Equal lengths: an eighth is prompt."""
     rng = np.random.default_rng(0)
-    found = []
+    rows = []
     for uid in range(samples):
         ids = tuple(rng.integers(3, vocabulary, tokens).tolist())
         prompt, response = ids[: tokens // 8], ids[tokens // 8 :]
-        found.append(Sample(Prompt(uid, "", prompt), 0, response, (-1.0,) * len(response), "", FinishReason.LENGTH))
-    return Rows(tuple(found))
+        rows.append(Sample(Prompt(uid, "", prompt), 0, response, (-1.0,) * len(response), "", FinishReason.LENGTH))
+    return Rows(tuple(rows))
 
 
 class FusedWorker:
@@ -93,7 +93,7 @@ class FusedWorker:
             for role, layout in places.items()
             if (team := self._teams[layout]) is not None
         }
-        found = []
+        taken = []
         for step in range(steps):
             dist.barrier()
             began = time.perf_counter()
@@ -108,8 +108,8 @@ class FusedWorker:
                 assert team is not None, "both workers are in it"
                 to_the_end(train_together(begun, order, team))
             dist.barrier()
-            found.append(time.perf_counter() - began)
-        return found
+            taken.append(time.perf_counter() - began)
+        return taken
 
     def _trainer(self, role: str, team: Team, samples: int, tokens: int, micro_batches: int) -> Trainer:
         model: Any = load_model(self._folder, dtype=self._dtype)

@@ -26,9 +26,9 @@ def scored(prompts: Prompts, actor: Role, reward: Role, critic: Role, ref: Role,
 
 def first_alone(rewards: np.ndarray) -> np.ndarray:
     """1 for the first sample of a group, 0 for the others."""
-    found = np.zeros_like(rewards)
-    found[0] = 1.0
-    return found
+    alone = np.zeros_like(rewards)
+    alone[0] = 1.0
+    return alone
 
 
 def policy_loss(batch: Any, kept: Any, old: Any) -> Any:

@@ -87,9 +87,9 @@ class Told:
 def led(workers: int, rounds: int) -> Cost:
     """Of the rank that leads a run."""
     with LocalProcesses(threads=1).start(Told, workers) as group:
-        found = group.submit(range(workers), "rounds", rounds).result(10 * ROUND_DEADLINE_S)[0]
-        assert found is not None, "rank 0 measures"
-        return found
+        answered = group.submit(range(workers), "rounds", rounds).result(10 * ROUND_DEADLINE_S)[0]
+        assert answered is not None, "rank 0 measures"
+        return answered
 
 
 class Linked:

@@ -41,13 +41,13 @@ def write_plans(folder: Path, algorithm: str) -> dict[str, Path]:
     folder.mkdir(parents=True, exist_ok=True)
     plans = GRPO if algorithm == "grpo" else PPO
     calls = tuple(GRPO["all on both"]) if algorithm == "grpo" else PPO_CALLS
-    found = {}
+    files = {}
     for name, places in plans.items():
         placements = [_placement(call, places.get(call, BOTH)) for call in calls]
         record = {"format": "plait-plan", "version": 1, "name": name, "num_ranks": 2, "placements": placements}
-        found[name] = folder / f"{name.replace(' ', '-')}.json"
-        found[name].write_text(json.dumps(record))
-    return found
+        files[name] = folder / f"{name.replace(' ', '-')}.json"
+        files[name].write_text(json.dumps(record))
+    return files
 
 
 def _placement(call: str, where: str) -> dict[str, Any]:
@@ -61,7 +61,7 @@ def _placement(call: str, where: str) -> dict[str, Any]:
 def planning_of(recipe: Mapping[str, Any], devices: int, *, corrected: bool = True) -> Planning:
     """Of a recipe whose responses are all as long as they may be, on this machine."""
     read = Recipe.model_validate(dict(recipe) | {"plan": "colocated", "devices": devices})
-    found = outline(read)
-    cluster, source = machine_of(found.recipe, found.shapes[read.model], devices)
-    lengths = lengths_of(None, found.recipe, lambda: prompt_lengths(found))
-    return Planning(found.recipe, found.flow, found.models, found.shapes, cluster, lengths, source, corrected)
+    run = outline(read)
+    cluster, source = machine_of(run.recipe, run.shapes[read.model], devices)
+    lengths = lengths_of(None, run.recipe, lambda: prompt_lengths(run))
+    return Planning(run.recipe, run.flow, run.models, run.shapes, cluster, lengths, source, corrected)

@@ -54,8 +54,8 @@ class Finished:
 
     def phases(self) -> Phases:
         """Medians over the steps."""
-        found = [phases_of(spans, seconds) for spans, seconds in zip(self.spans(), self.steps(), strict=True)]
-        middle = lambda name: median(getattr(one, name) for one in found)  # noqa: E731
+        phases_of_steps = [phases_of(spans, seconds) for spans, seconds in zip(self.spans(), self.steps(), strict=True)]
+        middle = lambda name: median(getattr(phases, name) for phases in phases_of_steps)  # noqa: E731
         times = [middle(name) for name in ("step", "generate", "score", "train", "optimizer")]
         return Phases(*times, *(round(middle(f"{name}_micro_batches")) for name in ("score", "train")))
 
@@ -103,8 +103,8 @@ def start(job: dict[str, Any], folder: Path, threads: int) -> subprocess.Popen[b
     file.write_text(json.dumps(job | {"recipe": job["recipe"] | {"run_dir": str(folder / "run")}}))
     here = Path(__file__).resolve().parents[1]
     paths = [str(here), str(here.parent / "src"), *filter(None, [os.environ.get("PYTHONPATH")])]
-    one = {name: str(threads) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")}
-    return begin(["-m", "placed.runs", str(file)], folder, one | {"PYTHONPATH": os.pathsep.join(paths)})
+    environment = {name: str(threads) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")}
+    return begin(["-m", "placed.runs", str(file)], folder, environment | {"PYTHONPATH": os.pathsep.join(paths)})
 
 
 def begin(command: Sequence[str], folder: Path, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:

@@ -47,9 +47,9 @@ class _Timed:
         response = (prompt_ids * recipe["sampling"]["max_response_tokens"])[: recipe["sampling"]["max_response_tokens"]]
         batch = pack([(prompt_ids, [response] * recipe["samples_per_prompt"])], model.device)
         model.module.requires_grad_(True)
-        found = [_seconds(model, batch) for _ in range(REPEATS + 1)][1:]
+        measured = [_seconds(model, batch) for _ in range(REPEATS + 1)][1:]
         layers = model.config.get_text_config().num_hidden_layers
-        forward, backward, head_forward, head_backward = (median(times) for times in zip(*found, strict=True))
+        forward, backward, head_forward, head_backward = (median(times) for times in zip(*measured, strict=True))
         train = (head_forward + head_backward) / (forward + backward)
         return Shares(layers, (layers * train, layers * head_forward / forward))
 

@@ -143,8 +143,8 @@ class Worker:
             for sender, group, shard in steps:
                 dist.broadcast(shard, sender, group)
                 received += shard.numel() * shard.itemsize * (self.rank != sender)
-            for memory, found in copies:
-                copy(memory, found)
+            for memory, buffer in copies:
+                copy(memory, buffer)
             return received
 
         return run
@@ -157,12 +157,14 @@ class Worker:
         return self.groups.get(key)
 
     def fill(self, buffers: dict[str, Tensor], held: Holdings) -> None:
-        for one in held.ranks.get(self.rank, ()):
-            place(buffers, one).copy_(self.values(one))
+        for holding in held.ranks.get(self.rank, ()):
+            place(buffers, holding).copy_(self.values(holding))
 
     def check(self, buffers: dict[str, Tensor], held: Holdings, way: str) -> None:
-        for one in held.ranks.get(self.rank, ()):
-            assert torch.equal(place(buffers, one), self.values(one)), f"{way}: {held.params[one.param].name} differs"
+        for holding in held.ranks.get(self.rank, ()):
+            assert torch.equal(place(buffers, holding), self.values(holding)), (
+                f"{way}: {held.params[holding.param].name} differs"
+            )
 
     def values(self, held: Holding) -> Tensor:
         """What a holding has: of every logical element a small number, exact in any dtype."""
@@ -187,10 +189,10 @@ Pairs = dict[tuple[int, int], list[tuple[Slice, Slice]]]
 
 def shards(held: Holdings) -> list[list[int]]:
     """The ranks of each distinct shard."""
-    found: dict[tuple[Holding, ...], list[int]] = {}
+    ranks: dict[tuple[Holding, ...], list[int]] = {}
     for rank in sorted(held.ranks):
-        found.setdefault(held.ranks[rank], []).append(rank)
-    return list(found.values())
+        ranks.setdefault(held.ranks[rank], []).append(rank)
+    return list(ranks.values())
 
 
 def meetings(source: Holdings, target: Holdings) -> Pairs:
@@ -198,22 +200,22 @@ def meetings(source: Holdings, target: Holdings) -> Pairs:
     pairs: Pairs = defaultdict(list)
     for other, receivers in enumerate(shards(target)):
         seen: set[tuple[int, Box]] = set()
-        goals = {one.param: one for one in target.ranks[receivers[0]]}
+        goals = {holding.param: holding for holding in target.ranks[receivers[0]]}
         for number, senders in enumerate(shards(source)):
-            for one in source.ranks[senders[0]]:
-                goal = goals.get(one.param)
-                if goal is None or (one.param, one.box) in seen or not one.box.meets(goal.box):
+            for held in source.ranks[senders[0]]:
+                goal = goals.get(held.param)
+                if goal is None or (held.param, held.box) in seen or not held.box.meets(goal.box):
                     continue
-                seen.add((one.param, one.box))
-                low = [max(one.box[at], goal.box[at]) for at in (0, 2, 4)]
-                high = [min(one.box[at], goal.box[at]) for at in (1, 3, 5)]
+                seen.add((held.param, held.box))
+                low = [max(held.box[at], goal.box[at]) for at in (0, 2, 4)]
+                high = [min(held.box[at], goal.box[at]) for at in (1, 3, 5)]
                 box = Box(low[0], high[0], low[1], high[1], low[2], high[2])
-                pairs[number, other].append(aligned_slices(one, goal, box))
+                pairs[number, other].append(aligned_slices(held, goal, box))
     return dict(pairs)
 
 
-def place(buffers: dict[str, Tensor], one: Holding) -> Tensor:
-    return part(buffers[one.buffer], Slice(one.buffer, one.offset, one.box.shape, one.strides))
+def place(buffers: dict[str, Tensor], holding: Holding) -> Tensor:
+    return part(buffers[holding.buffer], Slice(holding.buffer, holding.offset, holding.box.shape, holding.strides))
 
 
 def copy(buffers: dict[str, Tensor], pairs: list[tuple[Slice, Slice]]) -> None:

@@ -100,7 +100,7 @@ def micro_dp(parameters: Parameters, before: Layout, after: Layout, size: int) -
     source, target = weights(parameters, before, "bfloat16"), weights(parameters, after, "bfloat16")
     volume = Volume()
     for rank in after.mesh.ranks:
-        kept = sum(common(one.box, other.box) for one, other in same_parameter(source, target, rank))
+        kept = sum(common(piece.box, other.box) for piece, other in same_parameter(source, target, rank))
         mine = sum(holding.box.num_elements for holding in source.ranks[rank])
         if kept < mine:
             return None
@@ -116,11 +116,11 @@ def same_parameter(source: Holdings, target: Holdings, rank: int) -> Iterator[tu
 
 def shards_of(parameters: Parameters, layout: Layout) -> list[dict[Box, list[int]]]:
     """For each parameter its distinct blocks and the ranks that hold each."""
-    found: list[dict[Box, list[int]]] = [defaultdict(list) for _ in parameters.params]
+    shards: list[dict[Box, list[int]]] = [defaultdict(list) for _ in parameters.params]
     for rank, held in weights(parameters, layout, "bfloat16").ranks.items():
         for holding in held:
-            found[holding.param][holding.box].append(rank)
-    return found
+            shards[holding.param][holding.box].append(rank)
+    return shards
 
 
 def common(one: Box, other: Box) -> int:

@@ -115,12 +115,12 @@ def _no_number(word: str) -> Any:
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    values = dict(pairs)
-    if len(values) < len(pairs):
+    found = dict(pairs)
+    if len(found) < len(pairs):
         seen: set[str] = set()
         twice = next(name for name, _ in pairs if name in seen or seen.add(name))
         raise Malformed(f"the key {twice[:80]!r} stands twice in one object; keep one of them")
-    return values
+    return found
 
 
 _DECODER = json.JSONDecoder(

@@ -20,7 +20,7 @@ from plait.planner.plan_baselines import baselines, compositions, one_mesh, set_
 from plait.planner.plan_moves import Moves
 from plait.planner.plan_objective import Judged, Objective
 from plait.planner.plan_problem import PlanProblem, RoleFacts
-from plait.planner.plan_search import Budget, Found, search
+from plait.planner.plan_search import Budget, SearchResult, search
 from plait.planner.plan_space import PlanSpace, fused_slots
 from plait.schedule.completion import complete
 from plait.schedule.fused import FUSED
@@ -56,7 +56,7 @@ def problem(devices: int = 4, memory: int = 200, flow=PPO, nodes: int = 1, tp: i
     return PlanProblem(graph, stand_in, dict.fromkeys(roles, facts))
 
 
-def plan_of(found: Found, of: PlanProblem, flow=PPO) -> Plan:
+def plan_of(found: SearchResult, of: PlanProblem, flow=PPO) -> Plan:
     assert found.best is not None
     placements = tuple(p for place in found.best.places for p in place.placements)
     models = {role: PlannedModel(scalar=role in ("critic", "reward"), layers=LAYERS) for role in of.graph.roles}

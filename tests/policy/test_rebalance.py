@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 from plait.policy.rebalance import (
     EQUAL,
     LEAST_SHARE,
-    Growing,
     InstanceWork,
     MoveCost,
     Rebalancing,
     Shift,
     StepSeconds,
+    UnfinishedSample,
     end_s,
     knee,
     rebalance,
@@ -39,7 +39,7 @@ def line(running: int, context: float) -> float:
 
 
 def work(place: int, *left: int, context: int = 10, kv_tokens: float = inf, takes: bool = True) -> InstanceWork:
-    growing = tuple(Growing((place, index), context, steps) for index, steps in enumerate(left))
+    growing = tuple(UnfinishedSample((place, index), context, steps) for index, steps in enumerate(left))
     return InstanceWork(place, growing, kv_tokens, takes)
 
 
@@ -113,7 +113,7 @@ def test_a_full_pool_takes_nothing() -> None:
 def test_samples_that_wait_for_a_slot_make_an_instance_late() -> None:
     """One slot each: four samples in turn take 80 s. Those that have begun may move, here the first; the target has a
     slot for it."""
-    growing = tuple(Growing((0, i), 10, 10, moves=i == 0) for i in range(4))
+    growing = tuple(UnfinishedSample((0, i), 10, 10, moves=i == 0) for i in range(4))
     found = rebalance([InstanceWork(0, growing), work(1)], line, 1, FREE)
     assert (found.before_s, found.after_s) == (80.0, 60.0)
     assert [one.sample.key for one in found.shifts] == [(0, 0)]
@@ -138,7 +138,7 @@ loads = st.lists(
 
 def instances_of(load: list[tuple[list[tuple[int, int, bool]], float, bool]]) -> list[InstanceWork]:
     return [
-        InstanceWork(place, tuple(Growing((place, i), *one) for i, one in enumerate(rows)), kv_tokens, takes)
+        InstanceWork(place, tuple(UnfinishedSample((place, i), *one) for i, one in enumerate(rows)), kv_tokens, takes)
         for place, (rows, kv_tokens, takes) in enumerate(load)
     ]
 

@@ -219,7 +219,7 @@ def test_auto_does_not_lose_where_what_was_measured_is_wrong(costs: str, name: s
             step_s=1.5 * max(off),
         )
         gate = FusionGate(Experience(tmp_path / f"{number}.jsonl", [list(one.values()) for one in before]))
-        gate.known.keep((0, "actor.generate"), {"seen": None, "move_s": None}, move * truth.move_s)
+        gate.experience.keep((0, "actor.generate"), {"seen": None, "move_s": None}, move * truth.move_s)
         gate.learn(timeline_of(seen), [*before[-1].values()], INSTANCES)
         size = RolloutSize(PROMPTS * SAMPLES, INSTANCES, MAX_BATCH, SAMPLES * PARTS_PER_PROMPT)
         auto = [auto_s(truth, lengths, gate.judge(step, "actor.generate", size)) for step, lengths in enumerate(steps)]

@@ -65,21 +65,22 @@ def shape_of(recipe: Recipe) -> str | None:
     return recipe.model if is_shape(recipe.model) else None
 
 
-def print_shape(found: Outline, name: str, nodes: int = 1) -> None:
+def print_shape(foreseen: Outline, name: str, nodes: int = 1) -> None:
     """As `print_plan`, of models that are not there: prompts count as long as they may be.
 
     Raises:
         ConfigError: the length of the run depends on data, which only a tokenizer could read.
     """
-    if found.recipe.epochs is not None:
+    if foreseen.recipe.epochs is not None:
         raise ConfigError(f"`epochs` counts the rows of data, which {name!r} has no tokenizer for; set `steps`")
-    check_device(found.recipe)
-    if is_searched(found.recipe):
-        plan, _ = found_for_run(found, Lengths.fixed(found.longest_tokens), Machines(nodes, measures=False))
+    check_device(foreseen.recipe)
+    if is_searched(foreseen.recipe):
+        plan, _ = found_for_run(foreseen, Lengths.fixed(foreseen.longest_tokens), Machines(nodes, measures=False))
     else:
-        plan = resolve_plan(found.recipe, found.flow, found.models, found.shapes, nodes=nodes)
-    data = f"no data is read, as {name!r} has no tokenizer: {_rows_of(found.flow)} count {found.longest_tokens} tokens"
-    _print(found, plan, data, nodes)
+        plan = resolve_plan(foreseen.recipe, foreseen.flow, foreseen.models, foreseen.shapes, nodes=nodes)
+    counted = f"{_rows_of(foreseen.flow)} count {foreseen.longest_tokens} tokens"
+    data = f"no data is read, as {name!r} has no tokenizer: {counted}"
+    _print(foreseen, plan, data, nodes)
 
 
 def print_plan(prepared: Prepared, nodes: int = 1) -> None:
@@ -107,7 +108,9 @@ def _print(prepared: Outline | Prepared, plan: Plan, data: str, nodes: int) -> N
     if prepared.recipe.max_staleness:
         foretold = _foretold(prepared, plan, nodes)
         console.print(staleness_text(prepared.recipe, prepared.flow, prepared.models, plan, foretold))
-    if plan.num_ranks > 1 and (hidden := nothing_to_hide(plan, prepared.flow, [one.role for one in prepared.models])):
+    if plan.num_ranks > 1 and (
+        hidden := nothing_to_hide(plan, prepared.flow, [model.role for model in prepared.models])
+    ):
         console.print(f"fusion has nothing to hide: {hidden}")
     for better in better_orders(prepared.recipe, prepared.models, plan):
         console.print(_order_text(better))
@@ -167,10 +170,10 @@ def _placement_table(plan: Plan, named: frozenset[str] | None):
 
 
 def _order_text(better: BetterOrder) -> str:
-    stated, found = map(human_bytes, (better.stated_bytes, better.received_bytes))
+    stated, received = map(human_bytes, (better.stated_bytes, better.received_bytes))
     return (
         f"hint: with `ranks` {list(better.ranks)} for {better.call} in the plan file, all devices together would "
-        f"receive {found} of new weights after each training, not {stated}"
+        f"receive {received} of new weights after each training, not {stated}"
     )
 
 
@@ -193,18 +196,18 @@ def _memory_table(prepared: Outline | Prepared, plan: Plan):
         parameters = parameters_of(models)
         facts = Facts(recipe, models, shapes, parameters, plan, flow, prepared.longest_tokens)
         columns = memory_by_device(facts)
-    names = [f"device {ranks_text(one.ranks)}" for one in columns] if plan.num_ranks > 1 else [""]
+    names = [f"device {ranks_text(device.ranks)}" for device in columns] if plan.num_ranks > 1 else [""]
     table = Table("memory (estimate)", *names, **_PLAIN)
-    _add_rows(table, "", [dict(one.rows) for one in columns])
-    leaves = any(one.during for one in columns)
+    _add_rows(table, "", [dict(device.rows) for device in columns])
+    leaves = any(device.during for device in columns)
     if leaves:
         table.add_section()
-        _add_rows(table, "all of it during ", [dict(one.during) for one in columns])
-    expected = (human_bytes(one.expected_bytes) for one in columns)
+        _add_rows(table, "all of it during ", [dict(device.during) for device in columns])
+    expected = (human_bytes(device.expected_bytes) for device in columns)
     table.add_row("the most of these" if leaves else "together", *expected, style="bold")
     table.add_section()
-    _add_rows(table, "", [dict(one.slack) for one in columns])
-    table.add_row("at most", *(human_bytes(one.most_bytes) for one in columns), style="bold")
+    _add_rows(table, "", [dict(device.slack) for device in columns])
+    table.add_row("at most", *(human_bytes(device.most_bytes) for device in columns), style="bold")
     return table
 
 
@@ -214,8 +217,8 @@ def _is_plain(plan: Plan) -> bool:
 
 
 def _add_rows(table: Any, label: str, cells: Sequence[Mapping[str, int]]) -> None:
-    for what in dict.fromkeys(what for one in cells for what in one):
-        table.add_row(f"{label}{what}", *(human_bytes(one[what]) if what in one else "-" for one in cells))
+    for what in dict.fromkeys(what for column in cells for what in column):
+        table.add_row(f"{label}{what}", *(human_bytes(column[what]) if what in column else "-" for column in cells))
 
 
 def _batch_table(prepared: Outline | Prepared):

@@ -121,8 +121,8 @@ def _sampling(options: Options) -> Sampling:
             stop=options.stop,
         )
     except ConfigError as error:
-        key, _, said = str(error).partition(":")
-        raise ConfigError(f"--{key.replace('_', '-')}:{said}") from error
+        key, _, problem = str(error).partition(":")
+        raise ConfigError(f"--{key.replace('_', '-')}:{problem}") from error
 
 
 def _engine(options: Options) -> SamplingSettings:
@@ -189,13 +189,13 @@ def _job(
     )
 
 
-def _of_speculation(found: dict[str, float]) -> str:
-    if not found["draft_tokens"]:
+def _of_speculation(counts: dict[str, float]) -> str:
+    if not counts["draft_tokens"]:
         return "speculation: no guess was worth computing"
     return (
-        f"speculation: {found['mean_acceptance_length']:.2f} tokens per sample and step where guesses were computed "
-        f"({found['drafted_steps']:.0%} of steps), {found['draft_acceptance_rate']:.0%} of "
-        f"{found['draft_tokens']:,.0f} guesses came true; {found['saved_s']:.1f} s saved by its own account"
+        f"speculation: {counts['mean_acceptance_length']:.2f} tokens per sample and step where guesses were computed "
+        f"({counts['drafted_steps']:.0%} of steps), {counts['draft_acceptance_rate']:.0%} of "
+        f"{counts['draft_tokens']:,.0f} guesses came true; {counts['saved_s']:.1f} s saved by its own account"
     )
 
 

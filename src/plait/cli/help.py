@@ -72,10 +72,10 @@ def options_of(command: str) -> list[Option]:
             return list(evaluate.options())
     from plait.cli.app import app
 
-    found = app
+    subcommand = app
     for word in command.split():
-        found = found[word]
-    return list(_of_signature(found))
+        subcommand = subcommand[word]
+    return list(_of_signature(subcommand))
 
 
 def usual(command: str) -> list[Option]:
@@ -151,10 +151,10 @@ def usage_of(command: str) -> str:
 def summary_of(command: str) -> str:
     from plait.cli.app import app
 
-    found = app
+    subcommand = app
     for word in command.split():
-        found = found[word]
-    text = found.help or found.default_command.__doc__ or ""
+        subcommand = subcommand[word]
+    text = subcommand.help or subcommand.default_command.__doc__ or ""
     return text.strip().splitlines()[0]
 
 

@@ -15,12 +15,14 @@ GRACE_S = 5.0
 
 def leave_behind(code: int) -> None:
     """Have this process end with `code` though threads go on: Python would wait for those that are no daemons."""
-    others = [one for one in threading.enumerate() if one is not threading.current_thread() and not one.daemon]
+    others = [
+        thread for thread in threading.enumerate() if thread is not threading.current_thread() and not thread.daemon
+    ]
     if not others:
         return
 
     def end() -> None:
-        names = ", ".join(one.name for one in others if one.is_alive())
+        names = ", ".join(thread.name for thread in others if thread.is_alive())
         with contextlib.suppress(OSError, ValueError):
             say(f"left behind threads that do not end: {names}", file=sys.stderr)
             sys.stdout.flush()

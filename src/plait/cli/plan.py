@@ -67,12 +67,12 @@ def plan(recipe: Path, /, *keys: Keys, where: OnCluster = ANYWHERE, how: Search 
     from plait.runtime.planning import misfit
 
     with interruptible() as interrupted:
-        found = planning.search(Budget(10**9, how.seconds, time.monotonic, interrupted), how.seed)
-    if found.best is None:
-        raise ConfigError(misfit(planning, found))
-    best = planning.plan_of(found.best.places, "found")
+        result = planning.search(Budget(10**9, how.seconds, time.monotonic, interrupted), how.seed)
+    if result.best is None:
+        raise ConfigError(misfit(planning, result))
+    best = planning.plan_of(result.best.places, "found")
     prediction = planning.predict(best)
-    report = Report(planning, best, prediction, found, found.baselines)
+    report = Report(planning, best, prediction, result, result.baselines)
     if how.out is not None:
         replace(best, predicted=prediction.timeline).save(how.out)
     say(json.dumps(report.record()) if where.as_json else plan_text(report), end="\n" if where.as_json else "")

@@ -65,14 +65,14 @@ class OnCluster:
 
         ranks = ranks_of(plan or recipe.plan)
         if self.cluster is None:
-            found = outline(recipe)
+            foreseen = outline(recipe)
             count = self.devices or ranks or max(1, recipe.devices)
-            spec, source = machine_of(recipe, found.shapes[recipe.model], count)
+            spec, source = machine_of(recipe, foreseen.shapes[recipe.model], count)
         else:
             spec, source = read_cluster(self.cluster, self.devices), VENDORS
-            found = outline(recipe, device_memory=spec.device.memory_bytes)
-        sizes = lengths_of(self.lengths, found.recipe, lambda: prompt_lengths(found))
-        return Planning(found.recipe, found.flow, found.models, found.shapes, spec, sizes, source)
+            foreseen = outline(recipe, device_memory=spec.device.memory_bytes)
+        sizes = lengths_of(self.lengths, foreseen.recipe, lambda: prompt_lengths(foreseen))
+        return Planning(foreseen.recipe, foreseen.flow, foreseen.models, foreseen.shapes, spec, sizes, source)
 
     def _recipe(self, path: Path, keys: Sequence[str]) -> Recipe:
         """The recipe, or that of the stage; models that other stages make have the shape of those that they begin
@@ -88,9 +88,9 @@ class OnCluster:
                 raise ConfigError(f"--stage: {path} has no stages, found `{self.stage}`; leave it out")
             return user_recipe(path, overrides, trust_run_code=False)
         if self.stage not in names:
-            found = "nothing" if self.stage is None else f"`{self.stage}`{nearest(self.stage, names)}"
+            stated = "nothing" if self.stage is None else f"`{self.stage}`{nearest(self.stage, names)}"
             raise ConfigError(
-                f"--stage: {path} has several, each with a plan of its own: {', '.join(names)}; found {found}"
+                f"--stage: {path} has several, each with a plan of its own: {', '.join(names)}; found {stated}"
             )
         return load_stages(path, overrides).foreseen(self.stage)
 

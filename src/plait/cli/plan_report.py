@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from plait.planner.plan_search import Candidate, Found
+from plait.planner.plan_search import Candidate, SearchResult
 from plait.runtime.planning import Planning, tokens_of
 from plait.schedule.plan import Plan
 from plait.simulator.steps import Prediction
@@ -15,12 +15,12 @@ CALLS = ("DECODE", "SCORE", "TRAIN")
 
 @dataclass(frozen=True)
 class Report:
-    """found: None where the plan was given"""
+    """result: None where the plan was given"""
 
     planning: Planning
     plan: Plan
     prediction: Prediction
-    found: Found | None = None
+    result: SearchResult | None = None
     baselines: tuple[Candidate, ...] = ()
 
     @property
@@ -37,7 +37,7 @@ class Report:
     def alternatives(self) -> list[dict[str, Any]]:
         """The next plans, and what each spends more time on."""
         rows = []
-        for number, candidate in enumerate(self.found.alternatives if self.found else ()):
+        for number, candidate in enumerate(self.result.alternatives if self.result else ()):
             name = f"plan {number + 2}"
             prediction = self.planning.predict(self.planning.plan_of(candidate.places, name))
             rows.append(
@@ -51,9 +51,13 @@ class Report:
 
     def baseline_rows(self) -> list[dict[str, Any]]:
         rows = []
-        for one in self.baselines:
-            judged = one.judged
-            prediction = self.planning.predict(self.planning.plan_of(one.places, one.name)) if not judged.idle else None
+        for candidate in self.baselines:
+            judged = candidate.judged
+            prediction = (
+                self.planning.predict(self.planning.plan_of(candidate.places, candidate.name))
+                if not judged.idle
+                else None
+            )
             if judged.idle:
                 why = f"{judged.idle} devices have nothing to do"
             elif judged.excess > 0:
@@ -61,32 +65,40 @@ class Report:
             else:
                 assert prediction is not None
                 why = why_slower(self.prediction, prediction)
-            rows.append({"name": one.name, "seconds_per_step": judged.seconds, "feasible": judged.usable, "why": why})
+            rows.append(
+                {"name": candidate.name, "seconds_per_step": judged.seconds, "feasible": judged.usable, "why": why}
+            )
         return rows
 
     def record(self) -> dict[str, Any]:
-        prediction, found = self.prediction, self.found
+        prediction, result = self.prediction, self.result
         calls = [
             {
-                "call": one.call,
-                "mode": one.mode,
+                "call": call.call,
+                "mode": call.mode,
                 "ranks": list(p.ranks),
                 "dp": p.dp,
                 "tp": p.tp,
                 "pp": p.pp,
                 "stages": list(p.stages),
-                "start_s": one.start_s,
-                "seconds": one.seconds,
-                "bytes": one.bytes,
-                "terms": one.terms,
+                "start_s": call.start_s,
+                "seconds": call.seconds,
+                "bytes": call.bytes,
+                "terms": call.terms,
             }
-            for one in prediction.calls
-            for p in one.placements
+            for call in prediction.calls
+            for p in call.placements
         ]
         moves = [
-            {"name": one.call, "kind": one.kind, "start_s": one.start_s, "seconds": one.seconds, "bytes": one.bytes}
-            for one in prediction.calls
-            if not one.placements
+            {
+                "name": call.call,
+                "kind": call.kind,
+                "start_s": call.start_s,
+                "seconds": call.seconds,
+                "bytes": call.bytes,
+            }
+            for call in prediction.calls
+            if not call.placements
         ]
         return {
             "plan": self.plan.name,
@@ -105,13 +117,18 @@ class Report:
             "baselines": self.baseline_rows(),
             "alternatives": self.alternatives(),
             "calibration": self._calibration(),
-            "evaluations": found.evaluations if found else 1,
-            "seconds_spent": found.seconds if found else 0.0,
+            "evaluations": result.evaluations if result else 1,
+            "seconds_spent": result.seconds if result else 0.0,
         }
 
     def _calibration(self) -> dict[str, Any]:
-        found = self.planning.calibration
-        return {"source": found.source, "error": found.error, "kinds": dict(found.kinds), "runs": found.runs}
+        calibration = self.planning.calibration
+        return {
+            "source": calibration.source,
+            "error": calibration.error,
+            "kinds": dict(calibration.kinds),
+            "runs": calibration.runs,
+        }
 
 
 def why_slower(best: Prediction, other: Prediction) -> str:
@@ -131,8 +148,8 @@ def why_slower(best: Prediction, other: Prediction) -> str:
 
 
 def _seconds(prediction: Prediction) -> dict[str, float]:
-    found: dict[str, float] = {}
-    for one in prediction.calls:
-        name = one.call if one.kind in CALLS else f"{one.call} ({one.kind.lower()})"
-        found[name] = found.get(name, 0.0) + one.seconds
-    return found
+    seconds_by_call: dict[str, float] = {}
+    for record in prediction.calls:
+        name = record.call if record.kind in CALLS else f"{record.call} ({record.kind.lower()})"
+        seconds_by_call[name] = seconds_by_call.get(name, 0.0) + record.seconds
+    return seconds_by_call

@@ -27,8 +27,8 @@ def plan_text(report: Report, columns: int | None = None) -> str:
     Args:
         columns: of the terminal; None: as many as it has.
     """
-    found = shutil.get_terminal_size().columns if columns is None else columns
-    width = max(LEAST_COLUMNS, min(MOST_COLUMNS, found))
+    available = shutil.get_terminal_size().columns if columns is None else columns
+    width = max(LEAST_COLUMNS, min(MOST_COLUMNS, available))
     lines = [
         *_facts(report, width),
         "",
@@ -43,7 +43,7 @@ def plan_text(report: Report, columns: int | None = None) -> str:
 
 
 def _facts(report: Report, width: int) -> Iterator[str]:
-    prediction, planning, found = report.prediction, report.planning, report.found
+    prediction, planning, result = report.prediction, report.planning, report.result
     cluster, sizes = planning.cluster, planning.lengths
     yield from _line(
         "plan", f"{report.plan.name} on {cluster.name} ({_devices(report.plan.num_ranks)}), predicted", width
@@ -51,8 +51,8 @@ def _facts(report: Report, width: int) -> Iterator[str]:
     yield from _line("step", f"{prediction.seconds_per_step:.4g} s", width)
     yield from _line("tokens", f"{report.tokens_per_s:,.0f} a second, of prompts and responses", width)
     if (price := report.price_of_1000_steps) is not None:
-        said = f"{price:,.2f}, at {cluster.price_per_device_hour:g} for a device's hour"
-        yield from _line("1,000 steps", said, width)
+        text = f"{price:,.2f}, at {cluster.price_per_device_hour:g} for a device's hour"
+        yield from _line("1,000 steps", text, width)
     lengths = (
         f"prompts of {sizes.prompts.mean:,.0f} tokens (at most {sizes.prompts.longest:,}), responses of "
         f"{sizes.responses.mean:,.0f} ({sizes.responses.longest:,})"
@@ -61,17 +61,17 @@ def _facts(report: Report, width: int) -> Iterator[str]:
     yield from _line("numbers", f"{_numbers(report)}; nothing of this was run", width)
     if cluster.num_devices > 1:
         hidden = planning.nothing_to_hide(report.plan)
-        said = f"nothing to hide: {hidden}" if hidden else "scoring may begin beside generation"
-        yield from _line("fusion", said, width)
+        text = f"nothing to hide: {hidden}" if hidden else "scoring may begin beside generation"
+        yield from _line("fusion", text, width)
     if planning.recipe.max_staleness:
         yield from _line("staleness", "a step draws the batch behind the one that it trains on", width)
-    if found is not None:
-        how = "all of them" if found.stopped_by == "exhaustive" else f"in {found.seconds:.1f} s"
-        yield from _line("tried", f"{found.evaluations:,} plans, {how}", width)
+    if result is not None:
+        how = "all of them" if result.stopped_by == "exhaustive" else f"in {result.seconds:.1f} s"
+        yield from _line("tried", f"{result.evaluations:,} plans, {how}", width)
     if not prediction.feasible:
-        worst = max(prediction.memory, key=lambda one: one.peak_bytes)
-        said = f"rank {worst.rank} would hold {human_bytes(worst.peak_bytes)} of {human_bytes(worst.limit_bytes)}"
-        yield from _line("does not fit", said, width)
+        worst = max(prediction.memory, key=lambda rank: rank.peak_bytes)
+        text = f"rank {worst.rank} would hold {human_bytes(worst.peak_bytes)} of {human_bytes(worst.limit_bytes)}"
+        yield from _line("does not fit", text, width)
 
 
 def _devices(count: int) -> str:
@@ -80,22 +80,28 @@ def _devices(count: int) -> str:
 
 def _numbers(report: Report) -> str:
     """Where seconds come from, and how far off they have been."""
-    found = report.planning.calibration
-    if found.error is None:
-        return found.source
-    said = f"off by {found.error:.0%} in the mean" if found.runs else f"expected to be off by {found.error:.0%}"
-    kinds = ", ".join(f"{kind} {error:.0%}" for kind, error in found.kinds.items())
-    return f"{found.source}; {said}{f' ({kinds})' if kinds else ''}"
+    calibration = report.planning.calibration
+    if calibration.error is None:
+        return calibration.source
+    error_text = (
+        f"off by {calibration.error:.0%} in the mean"
+        if calibration.runs
+        else f"expected to be off by {calibration.error:.0%}"
+    )
+    kinds = ", ".join(f"{kind} {error:.0%}" for kind, error in calibration.kinds.items())
+    return f"{calibration.source}; {error_text}{f' ({kinds})' if kinds else ''}"
 
 
 def _calls(report: Report, width: int) -> Iterator[str]:
     records = report.prediction.calls
-    names = {id(one): one.call if one.placements else f"{one.call} ({one.kind.lower()})" for one in records}
+    names = {
+        id(record): record.call if record.placements else f"{record.call} ({record.kind.lower()})" for record in records
+    }
     rows: list[tuple[str, str, str, CallRecord]] = []
-    for one in records:
-        if not one.placements:
-            rows.append((names[id(one)], "", "", one))
-        rows += [(names[id(one)], _ranks(p.ranks), _cut(p), one) for p in one.placements]
+    for record in records:
+        if not record.placements:
+            rows.append((names[id(record)], "", "", record))
+        rows += [(names[id(record)], _ranks(p.ranks), _cut(p), record) for p in record.placements]
     ranks = max(len("ranks"), *(len(row[1]) for row in rows))
     cut = max(len("cut"), *(len(row[2]) for row in rows))
     wide = min(max(len("call"), *map(len, names.values())), max(12, width - ranks - cut - 22))
@@ -103,9 +109,11 @@ def _calls(report: Report, width: int) -> Iterator[str]:
     yield f"{'call':<{wide}}  {'ranks':<{ranks}}  {'cut':<{cut}}{'start':>8}{'seconds':>10}" + (
         "  most of it" if most else ""
     )
-    for name, where, how, one in rows:
-        largest = max(one.terms.items(), key=lambda item: item[1], default=("", 0.0))[0]
-        line = f"{_short(name, wide):<{wide}}  {where:<{ranks}}  {how:<{cut}}{one.start_s:>8.3g}{one.seconds:>10.4g}"
+    for name, where, how, record in rows:
+        largest = max(record.terms.items(), key=lambda item: item[1], default=("", 0.0))[0]
+        line = (
+            f"{_short(name, wide):<{wide}}  {where:<{ranks}}  {how:<{cut}}{record.start_s:>8.3g}{record.seconds:>10.4g}"
+        )
         yield f"{line}  {largest}".rstrip() if most else line
 
 
@@ -125,10 +133,10 @@ def _memory(report: Report, width: int) -> Iterator[str]:
     names = [f"rank {ranks}" for ranks, _ in groups]
     wide = max(len("memory"), *map(len, names))
     yield f"{'memory':<{wide}}{'at most':>11}{'of':>11}  largest"
-    for name, (_, one) in zip(names, groups, strict=True):
-        largest = sorted(one.terms.items(), key=lambda item: -item[1])[:3]
+    for name, (_, rank_memory) in zip(names, groups, strict=True):
+        largest = sorted(rank_memory.terms.items(), key=lambda item: -item[1])[:3]
         terms = ", ".join(f"{what} {human_bytes(count)}" for what, count in largest)
-        head = f"{name:<{wide}}{human_bytes(one.peak_bytes):>11}{human_bytes(one.limit_bytes):>11}  "
+        head = f"{name:<{wide}}{human_bytes(rank_memory.peak_bytes):>11}{human_bytes(rank_memory.limit_bytes):>11}  "
         yield from _hung(head, terms, width)
 
 
@@ -174,14 +182,14 @@ def _short(text: str, most: int) -> str:
 def _alike(memory: Sequence[RankMemory]) -> list[tuple[str, RankMemory]]:
     """Ranks that hold as much of everything, together."""
     groups: dict[tuple[object, ...], list[RankMemory]] = {}
-    for one in memory:
-        groups.setdefault((one.peak_bytes, *sorted(one.terms.items())), []).append(one)
-    found = []
+    for rank_memory in memory:
+        groups.setdefault((rank_memory.peak_bytes, *sorted(rank_memory.terms.items())), []).append(rank_memory)
+    groups_of_ranks = []
     for same in groups.values():
-        ranks = [one.rank for one in same]
+        ranks = [rank_memory.rank for rank_memory in same]
         whole = ranks == list(range(ranks[0], ranks[-1] + 1)) and len(ranks) > 1
-        found.append((f"{ranks[0]}-{ranks[-1]}" if whole else _some(ranks), same[0]))
-    return found
+        groups_of_ranks.append((f"{ranks[0]}-{ranks[-1]}" if whole else _some(ranks), same[0]))
+    return groups_of_ranks
 
 
 def _some(ranks: Sequence[int]) -> str:

@@ -56,21 +56,24 @@ def profile(
     from plait.cost.measuring import measure
     from plait.cost.profile import keep_profile
 
-    found = measure(model, config, dtype, device, threads, quick=quick)
+    measured = measure(model, config, dtype, device, threads, quick=quick)
     if out is None:
-        path = keep_profile(found)
+        path = keep_profile(measured)
     else:
         path = out
-        found.save(path)
-    say(f"{found.machine}: {model} in {dtype}, {threads} thread{'s' if threads > 1 else ''}")
-    tokens, seconds = found.forward[-1]
-    samples, context, step = found.decode[-1]
-    back_tokens, back = found.backward[-1]
+        measured.save(path)
+    say(f"{measured.machine}: {model} in {dtype}, {threads} thread{'s' if threads > 1 else ''}")
+    tokens, seconds = measured.forward[-1]
+    samples, context, step = measured.decode[-1]
+    back_tokens, back = measured.backward[-1]
     say(f"  a layer forward over {tokens} tokens   {1e3 * seconds:.2f} ms")
     say(f"  a layer backward over {back_tokens} tokens   {1e3 * back:.2f} ms")
     say(f"  a layer for {samples} samples of {context} tokens   {1e3 * step:.2f} ms")
-    say(f"  copies {found.copy_bytes_per_s / 1e9:.1f} GB/s, between processes {found.send.bytes_per_s / 1e9:.1f} GB/s")
-    say(f"  steps of other sizes are foretold with a mean error of {found.error:.0%}")
+    say(
+        f"  copies {measured.copy_bytes_per_s / 1e9:.1f} GB/s, "
+        f"between processes {measured.send.bytes_per_s / 1e9:.1f} GB/s"
+    )
+    say(f"  steps of other sizes are foretold with a mean error of {measured.error:.0%}")
     say(f"written to {path}")
     return 0
 

@@ -56,9 +56,9 @@ def _print_outcome(console: SafeConsole, recipe: Recipe, outcome: Outcome) -> No
 def _print_forecast(console: SafeConsole, beside: Sequence[Beside]) -> None:
     """What the plan said of each call, and what the run measured."""
     table = Table("seconds of a step", "predicted", "measured", "error", box=None, pad_edge=False, header_style="bold")
-    for one in beside:
-        numbers = ("-" if value is None else f"{value:.3g}" for value in (one.predicted_s, one.measured_s))
-        table.add_row(one.call, *numbers, "-" if one.error is None else f"{one.error:+.0%}")
+    for call in beside:
+        numbers = ("-" if value is None else f"{value:.3g}" for value in (call.predicted_s, call.measured_s))
+        table.add_row(call.call, *numbers, "-" if call.error is None else f"{call.error:+.0%}")
     console.print()
     console.print(table)
 
@@ -116,10 +116,13 @@ def _rows(before: Evaluation | None, after: Evaluation) -> Iterator[tuple[str, s
     elif after.rewards:
         yield _numbers("mean reward", "eval/reward", before, after)
     for k in after.pass_at if after.rewards else ():
-        yield f"pass@{k} [95 % interval]", *_both(one and _share(one.pass_at_k(k)) for one in (before, after))
+        yield (
+            f"pass@{k} [95 % interval]",
+            *_both(evaluation and _share(evaluation.pass_at_k(k)) for evaluation in (before, after)),
+        )
     for name in after.judged:
         yield _numbers("mean cost" if name == "cost" else f"judge: mean {name}", f"eval/{name}", before, after)
-    if any(one is not None and one.metrics().get("eval/dropped") for one in (before, after)):
+    if any(evaluation is not None and evaluation.metrics().get("eval/dropped") for evaluation in (before, after)):
         yield _numbers("items without a score, left out", "eval/dropped", before, after, ".0f")
     earlier = before.by_source() if before else {}
     for source, part in after.by_source().items():
@@ -187,7 +190,9 @@ def _share(estimate: Estimate | None) -> str:
 def _numbers(
     what: str, name: str, before: Evaluation | None, after: Evaluation, form: str = ".3f"
 ) -> tuple[str, str, str]:
-    old, new = ("-" if one is None else format(one.metrics()[name], form) for one in (before, after))
+    old, new = (
+        "-" if evaluation is None else format(evaluation.metrics()[name], form) for evaluation in (before, after)
+    )
     return what, old, new
 
 

@@ -23,7 +23,7 @@ MOST_SECONDS = 86_400
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from plait.planner.search import Found, Progress
+    from plait.planner.search import Progress, SearchResult
     from plait.schedule.pipeline import Workload
     from plait.schedule.timeline import Timeline
 
@@ -67,25 +67,25 @@ def schedule(pipelines: WorkloadOptions, options: Options = DEFAULT) -> int:
     from plait.schedule.validate import validate
     from plait.simulator.static import simulate
 
-    found = _solve(workload, options)
-    validate(found.schedule, workload)
-    score_of_it = score(workload, found.schedule)
-    predicted = simulate(found.schedule, workload.duration_s(), holds=workload.holds(), caps=workload.caps)
-    _write(found, predicted, files)
+    result = _solve(workload, options)
+    validate(result.schedule, workload)
+    scored = score(workload, result.schedule)
+    predicted = simulate(result.schedule, workload.duration_s(), holds=workload.holds(), caps=workload.caps)
+    _write(result, predicted, files)
     baselines = baselines_of(workload)
     if options.as_json:
-        say(json.dumps(record(found, score_of_it, baselines)))
+        say(json.dumps(record(result, scored, baselines)))
     else:
-        say(report(workload, found, score_of_it, baselines, predicted), end="")
+        say(report(workload, result, scored, baselines, predicted), end="")
     return 0
 
 
-def _solve(workload: Workload, options: Options) -> Found:
+def _solve(workload: Workload, options: Options) -> SearchResult:
     from plait.planner.bounds import lower_bound
     from plait.planner.evaluate import score, score_order
     from plait.planner.exact import search_exact
     from plait.planner.greedy import greedy
-    from plait.planner.search import Found, search
+    from plait.planner.search import SearchResult, search
     from plait.planner.tables import schedule_from, tables_of
     from plait.schedule.generators import gpipe, one_f_one_b
 
@@ -110,7 +110,7 @@ def _solve(workload: Workload, options: Options) -> Found:
             raise ConfigError(
                 f"--cap: {engine} needs {result.peak_memory[over[0]]:g} on rank {over[0]}; use --engine search"
             )
-    return Found(built, result, bound, result.makespan <= bound * (1 + 1e-9), 0.0, 1, "rule")
+    return SearchResult(built, result, bound, result.makespan <= bound * (1 + 1e-9), 0.0, 1, "rule")
 
 
 @contextmanager
@@ -148,13 +148,13 @@ def _files(options: Options) -> dict[str, Path]:
     return files
 
 
-def _write(found: Found, predicted: Timeline, files: dict[str, Path]) -> None:
+def _write(result: SearchResult, predicted: Timeline, files: dict[str, Path]) -> None:
     from plait.output import write_file
     from plait.schedule.gantt import svg_gantt
 
-    title = f"{found.schedule.name}: makespan {found.score.makespan:g}, lower bound {found.lower_bound:g}"
+    title = f"{result.schedule.name}: makespan {result.score.makespan:g}, lower bound {result.lower_bound:g}"
     writers = {
-        "out": found.schedule.save,
+        "out": result.schedule.save,
         "timeline": predicted.save,
         "picture": lambda path: write_file(path, svg_gantt(predicted, title)),
     }

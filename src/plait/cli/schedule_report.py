@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from plait.planner.evaluate import Score
-    from plait.planner.search import Found
+    from plait.planner.search import SearchResult
     from plait.schedule.pipeline import Workload
     from plait.schedule.timeline import Timeline
 
@@ -33,31 +33,33 @@ def baselines_of(workload: Workload) -> dict[str, float]:
     return baselines
 
 
-def report(workload: Workload, found: Found, result: Score, baselines: dict[str, float], predicted: Timeline) -> str:
+def report(
+    workload: Workload, result: SearchResult, score: Score, baselines: dict[str, float], predicted: Timeline
+) -> str:
     """What a person reads: makespan, bound, baselines, memory and bubbles of each rank, a Gantt chart."""
     from plait.schedule.gantt import ascii_gantt
 
-    gap = result.makespan / found.lower_bound - 1 if found.lower_bound else 0.0
-    verdict = "optimal" if found.proven else f"at most {gap:.1%} above the optimum"
-    idle = sum(result.bubble) / len(result.bubble)
+    gap = score.makespan / result.lower_bound - 1 if result.lower_bound else 0.0
+    verdict = "optimal" if result.proven else f"at most {gap:.1%} above the optimum"
+    idle = sum(score.bubble) / len(score.bubble)
     lines = [
-        f"makespan     {result.makespan:g}   ({verdict})",
-        f"lower bound  {found.lower_bound:g}",
+        f"makespan     {score.makespan:g}   ({verdict})",
+        f"lower bound  {result.lower_bound:g}",
         f"bubbles      {idle:.1%} of the ranks' time",
-        f"peak memory  {result.worst_peak:g}",
+        f"peak memory  {score.worst_peak:g}",
     ]
-    if found.stopped_by != "rule":
-        ending = {"bounds": "nothing left to gain", "interrupted": "interrupted"}.get(found.stopped_by, "time is up")
-        lines.append(f"search       {found.seconds:.1f} s, {found.moves} schedules tried: {ending}")
+    if result.stopped_by != "rule":
+        ending = {"bounds": "nothing left to gain", "interrupted": "interrupted"}.get(result.stopped_by, "time is up")
+        lines.append(f"search       {result.seconds:.1f} s, {result.moves} schedules tried: {ending}")
     lines += [
         "",
         "baseline                makespan   this is",
     ]
     for name, makespan in baselines.items():
-        lines.append(f"{name:<22}{makespan:>10g}   {makespan / result.makespan:.2f}x as fast")
+        lines.append(f"{name:<22}{makespan:>10g}   {makespan / score.makespan:.2f}x as fast")
     lines.append("(the ideal has no pipeline and no all-reduce: it bounds any placement, fused or not)")
     lines += ["", "rank   busy   peak memory" + ("   cap" if max(workload.caps) < inf else "")]
-    for rank, (bubble, peak) in enumerate(zip(result.bubble, result.peak_memory, strict=True)):
+    for rank, (bubble, peak) in enumerate(zip(score.bubble, score.peak_memory, strict=True)):
         limit = f"   {workload.caps[rank]:g}" if workload.caps[rank] < inf else ""
         lines.append(f"{rank:>4}  {1 - bubble:>5.1%}   {peak:>11g}{limit}")
     names = ", ".join(f"{model[0].lower()} {model[0].upper()} {model}" for model in workload.models())
@@ -65,15 +67,15 @@ def report(workload: Workload, found: Found, result: Score, baselines: dict[str,
     return "\n".join(lines)
 
 
-def record(found: Found, result: Score, baselines: dict[str, float]) -> dict[str, object]:
+def record(result: SearchResult, score: Score, baselines: dict[str, float]) -> dict[str, object]:
     return {
-        "makespan": result.makespan,
-        "lower_bound": found.lower_bound,
-        "proven": found.proven,
-        "peak_memory": list(result.peak_memory),
-        "bubbles": list(result.bubble),
+        "makespan": score.makespan,
+        "lower_bound": result.lower_bound,
+        "proven": result.proven,
+        "peak_memory": list(score.peak_memory),
+        "bubbles": list(score.bubble),
         "baselines": baselines,
-        "seconds": round(found.seconds, 3),
-        "stopped_by": found.stopped_by,
-        "actions": [list(row) for row in found.schedule.ids()],
+        "seconds": round(result.seconds, 3),
+        "stopped_by": result.stopped_by,
+        "actions": [list(row) for row in result.schedule.ids()],
     }

@@ -51,7 +51,7 @@ def staleness_text(
 
 def _of_role(role: str, policy: OffloadPolicy, plan: Plan, recipe: Recipe) -> str:
     place = placements_of(plan, role)
-    generating = sorted({rank for one in place.generate for rank in one.mesh.ranks})
+    generating = sorted({rank for instance in place.generate for rank in instance.mesh.ranks})
     training = sorted(place.train.mesh.ranks) if place.train is not None else []
     if policy.held_copies(role):
         return (

@@ -118,9 +118,9 @@ def picture(out: Path, *files: Path, step: Whole | None = None, overwrite: bool 
         raise ConfigError("FILES: expected at least one timeline, found none")
     check_file(out, "OUT", overwrite=overwrite, inputs=files)
     timelines = [_load(file, step) for file in files]
-    begins = [min((span.start_s for span in one.spans), default=0.0) for one in timelines]
-    from_zero = [one.shifted(-first) for one, first in zip(timelines, begins, strict=True)]
-    titles = [_title_of(file, one, step) for file, one in zip(files, timelines, strict=True)]
+    begins = [min((span.start_s for span in timeline.spans), default=0.0) for timeline in timelines]
+    from_zero = [timeline.shifted(-first) for timeline, first in zip(timelines, begins, strict=True)]
+    titles = [_title_of(file, timeline, step) for file, timeline in zip(files, timelines, strict=True)]
     try:
         write_file(out, svg_gantts(list(zip(titles, from_zero, strict=True))))
     except OSError as error:
@@ -173,8 +173,8 @@ def _load(path: Path, step: int | None) -> Timeline:
     spans = tuple(span for span in timeline.spans if span.step == step)
     if not spans:
         steps = sorted({span.step for span in timeline.spans if span.step is not None})
-        known = f"steps {steps[0]} to {steps[-1]}" if steps else "no steps"
-        raise DataError(f"--step: {path} has {known}, not {step}")
+        recorded = f"steps {steps[0]} to {steps[-1]}" if steps else "no steps"
+        raise DataError(f"--step: {path} has {recorded}, not {step}")
     first, last = min(s.start_s for s in spans), max(s.end_s for s in spans)
     memory = tuple(point for point in timeline.memory if first <= point.time_s <= last)
     return replace(timeline, spans=spans, memory=memory)

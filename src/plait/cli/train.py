@@ -74,7 +74,7 @@ def node_options(tokens: Sequence[str]) -> tuple[list[str], NodeOptions]:
     """
     from plait.launch.nodes.place import NodeOptions
 
-    said: dict[str, str] = {}
+    values: dict[str, str] = {}
     rest, queue = [], list(tokens)
     while queue:
         token = queue.pop(0)
@@ -84,14 +84,16 @@ def node_options(tokens: Sequence[str]) -> tuple[list[str], NodeOptions]:
             continue
         if not equals and (not queue or queue[0].startswith("--")):
             raise ConfigError(f"`{name}` needs a value: {NODE_OPTIONS[name]}")
-        said[name] = value if equals else queue.pop(0)
+        values[name] = value if equals else queue.pop(0)
     numbers: dict[str, int] = {}
     for name in ("--nodes", "--node"):
-        if name in said:
-            if re.fullmatch(r"\d{1,6}", said[name]) is None:
-                raise ConfigError(f"`{name}`: expected a whole number, found `{said[name]}`")
-            numbers[name] = int(said[name])
-    return rest, NodeOptions(numbers.get("--nodes"), numbers.get("--node"), said.get("--leader"), said.get("--address"))
+        if name in values:
+            if re.fullmatch(r"\d{1,6}", values[name]) is None:
+                raise ConfigError(f"`{name}`: expected a whole number, found `{values[name]}`")
+            numbers[name] = int(values[name])
+    return rest, NodeOptions(
+        numbers.get("--nodes"), numbers.get("--node"), values.get("--leader"), values.get("--address")
+    )
 
 
 def attached_by(recipe: Recipe, place: NodeOptions) -> Attached | None:

@@ -54,7 +54,10 @@ def calibrated(
     """
     if not profiles:
         return CONSERVATIVE
-    best = min(profiles, key=lambda profile: (distance(profile, shape, dtype, threads), profile.model, profile.dtype, profile.threads))
+    best = min(
+        profiles,
+        key=lambda profile: (distance(profile, shape, dtype, threads), profile.model, profile.dtype, profile.threads),
+    )
     added = distance(best, shape, dtype, threads)
     chosen = best if added == 0 else _scaled(best, dtype, threads)
     label = f"measured with {best.model} in {best.dtype}, {best.threads} thread{'s' * (best.threads > 1)}"

@@ -111,7 +111,9 @@ class Pieces:
             shares: lengths of the samples of each instance; running: of them at a time.
         """
         by_instance = [profile(share, running) or (Piece(0, 1, 0.0),) for share in shares]
-        table = np.array([(piece.steps, piece.running, piece.said) for pieces in by_instance for piece in pieces], float)
+        table = np.array(
+            [(piece.steps, piece.running, piece.said) for pieces in by_instance for piece in pieces], float
+        )
         starts = np.cumsum([0, *(len(pieces) for pieces in by_instance[:-1])])
         return cls(table[:, 0], table[:, 1], table[:, 2], starts)
 
@@ -154,7 +156,7 @@ class Decoding:
         """Seconds of each instance's steps: `seconds` of its pieces, summed up, for all at once."""
         passes = self._passes
         if passes.profile is not None:
-            steps = (self.step(int(n), said) for n, said in zip(pieces.running, pieces.said, strict=True))
+            steps = (self.step(int(n), tokens) for n, tokens in zip(pieces.running, pieces.said, strict=True))
             taken = np.fromiter(map(total, steps), float, len(pieces.steps))
         else:
             counts = {int(n): self._groups(int(n)) for n in np.unique(pieces.running)}

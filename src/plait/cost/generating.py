@@ -112,8 +112,8 @@ class Generating:
         if not self._workload.gathers:
             return (spare,)
         most = min(running, max(map(len, shares)))
-        said = self._workload.lengths.responses.longest / 2
-        low, high = (total(decoding.step(count, count * said)) for count in (1, most))
+        response_tokens = self._workload.lengths.responses.longest / 2
+        low, high = (total(decoding.step(count, count * response_tokens)) for count in (1, most))
         slope = (high - low) / max(1, most - 1)
         step_s = lambda count: low + slope * (count - 1)  # noqa: E731
         rollout = Rollout(len(shares), step_s, 0.0, self._workload.max_running, STEPS_OF_A_MOVE * low)

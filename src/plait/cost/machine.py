@@ -30,8 +30,10 @@ def conservative_cluster(device: str, devices: int) -> ClusterSpec:
         import torch
 
         properties = torch.cuda.get_device_properties(0)
-        known = next((spec for name, spec in DEVICES.items() if name.split("-")[0] in properties.name), None)
-        flops, bandwidth = (known.flops, known.memory_bandwidth) if known is not None else (100e12, 1e12)
+        device_spec = next((spec for name, spec in DEVICES.items() if name.split("-")[0] in properties.name), None)
+        flops, bandwidth = (
+            (device_spec.flops, device_spec.memory_bandwidth) if device_spec is not None else (100e12, 1e12)
+        )
         gpu = Device(properties.name, flops, properties.total_memory, bandwidth)
         near = Link(50e9, 10e-6)
         return ClusterSpec(1, devices, gpu, near, near, Link(20e9, 10e-6), name="this machine")

@@ -69,10 +69,10 @@ def measure(
     decoded = tuple(dict.fromkeys((samples, min(context, most)) for samples, context in decoded))
     copy_rate = _copy_rate(device)
     least_s = ModelWork(shape, dtype, 1).read(1) / copy_rate
-    each = lambda run, sizes: by_layer(run, (few, many), sizes, until, least_s)  # noqa: E731
-    forward = each(_forward_s, [(tokens,) for tokens in rows])
-    backward = each(_backward_s, [(tokens,) for tokens in rows])
-    decode = each(_decode_s, decoded)
+    of_layer = lambda run, sizes: by_layer(run, (few, many), sizes, until, least_s)  # noqa: E731
+    forward = of_layer(_forward_s, [(tokens,) for tokens in rows])
+    backward = of_layer(_backward_s, [(tokens,) for tokens in rows])
+    decode = of_layer(_decode_s, decoded)
     head = tuple((tokens, max(1e-9, rest)) for (tokens,), _, rest in forward)
     links = measure_links(dtype)
     profile = Profile(
@@ -202,13 +202,13 @@ def _said(positions: int) -> int:
 
 def _begun(model: LanguageModel, samples: int, context: int) -> Engine:
     """An engine that has computed the prompt and packed the weights."""
-    said = _said(model.max_positions)
+    response_tokens = _said(model.max_positions)
     settings = SamplingSettings.model_validate(
-        {"max_running": samples, "max_response_tokens": said, "max_prefill_tokens": context + 1}
+        {"max_running": samples, "max_response_tokens": response_tokens, "max_prefill_tokens": context + 1}
     )
     engine = Engine(model, settings)
-    prompt, sampling = Prompt(0, "", (1,) * context), Sampling(max_tokens=said, stop_token_ids=())
-    request = Request(prompt, samples, sampling, NoiseKey(0), (said,) * samples)
+    prompt, sampling = Prompt(0, "", (1,) * context), Sampling(max_tokens=response_tokens, stop_token_ids=())
+    request = Request(prompt, samples, sampling, NoiseKey(0), (response_tokens,) * samples)
     engine.add(request)
     engine.step()
     return engine

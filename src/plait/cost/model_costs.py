@@ -235,7 +235,9 @@ class ModelCosts:
             stage_bytes = weights
         else:
             per = parameter_bytes(self.workload.dtype, trained=True)
-            stage_bytes = tuple(-(-n // sizes.dp) * (per.masters + per.moments) for n in self._trained_elements(role, sizes))
+            stage_bytes = tuple(
+                -(-n // sizes.dp) * (per.masters + per.moments) for n in self._trained_elements(role, sizes)
+            )
         host = self.cluster.host
         terms = {"copies": host.latency_s + max(stage_bytes) / (host.bandwidth * self.cluster.software.links)}
         return MoveCost(total(terms), terms, sum(stage_bytes) * sizes.dp * sizes.tp)

@@ -149,11 +149,13 @@ class Profile(Settings):
         Args:
             context: tokens of all samples together.
         """
-        each = context / samples
+        per_sample = context / samples
         rows: dict[int, list[tuple[int, float]]] = {}
         for count, tokens, seconds in self.decode:
             rows.setdefault(count, []).append((tokens, seconds))
-        return interpolated([(count, interpolated(points, each)) for count, points in sorted(rows.items())], samples)
+        return interpolated(
+            [(count, interpolated(points, per_sample)) for count, points in sorted(rows.items())], samples
+        )
 
     def head_s(self, rows: float) -> float:
         """Seconds of the head over so many rows, forward alone."""

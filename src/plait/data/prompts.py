@@ -192,8 +192,8 @@ class MixedOrder:
     def __init__(self, mixed: Mixed[Any], *, seed: int) -> None:
         self._turns = Turns(mixed.weights, seed)
         self._orders = [
-            InstanceOrder(len(one), seed=f"{seed}/{place}" if place else seed, shuffle=shuffle)
-            for place, (one, shuffle) in enumerate(zip(mixed.sets, mixed.shuffles, strict=True))
+            InstanceOrder(len(rows), seed=f"{seed}/{place}" if place else seed, shuffle=shuffle)
+            for place, (rows, shuffle) in enumerate(zip(mixed.sets, mixed.shuffles, strict=True))
         ]
 
     def rows(self, start: int, count: int) -> list[tuple[int, int]]:

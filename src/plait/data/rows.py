@@ -151,8 +151,8 @@ def evaluate(
         case Grain.SAMPLE:
             for position, sample in enumerate(rows.samples):
                 where = f"{title}, sample {sample.uid}"
-                found = called(where, *arguments(partial(_of_sample, tables, node, position)))
-                put(position, _checked(found, *_expected(rows, output, position), where))
+                returned = called(where, *arguments(partial(_of_sample, tables, node, position)))
+                put(position, _checked(returned, *_expected(rows, output, position), where))
         case Grain.GROUP:
             for uid, members in rows.groups.items():
                 where = f"{title}, prompt {uid}"

@@ -101,7 +101,8 @@ def open_sources(
     held_out = {row.question for splits in opened if splits.evaluation for row in splits.evaluation.rows}
     names = tuple(dict.fromkeys(name for splits in opened for name in splits.train.columns))
     return tuple(
-        _beside_others(splits, source.label, held_out, names) for source, splits in zip(settings.sources, opened, strict=True)
+        _beside_others(splits, source.label, held_out, names)
+        for source, splits in zip(settings.sources, opened, strict=True)
     )
 
 

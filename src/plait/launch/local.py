@@ -17,10 +17,10 @@ from plait.errors import LayoutError
 from plait.launch.interface import START_DEADLINE_S, Place
 from plait.launch.local_group import LocalGroup
 from plait.launch.machine import visible_devices
-from plait.launch.monitor import Rank
 from plait.launch.node import Began, Node, Order
 from plait.launch.process import WorkerProcess
 from plait.launch.stall import Stillness
+from plait.launch.watched_rank import Rank
 from plait.launch.wire import KEY_BYTES, Channel, Start, pickled_arguments
 from plait.launch.worker import SCRIPT_MODULE
 

@@ -11,8 +11,9 @@ from typing import Any, Self
 
 from plait.launch.failures import Ended, Failure, WorkerError
 from plait.launch.interface import Handle
-from plait.launch.monitor import Monitor, Pending, Rank
+from plait.launch.monitor import Monitor
 from plait.launch.stall import Stillness
+from plait.launch.watched_rank import Pending, Rank
 from plait.launch.wire import Call, Raised, Reply, Start, Stop, pickled_arguments
 
 

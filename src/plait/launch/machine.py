@@ -10,9 +10,9 @@ from importlib.metadata import PackageNotFoundError, version
 
 def visible_devices() -> int:
     """CUDA devices that this process may use, without torch: those of CUDA_VISIBLE_DEVICES, else of the driver."""
-    said = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if said is not None:
-        return len([one for one in said.split(",") if one.strip() and one.strip() != "-1"])
+    listed = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if listed is not None:
+        return len([device for device in listed.split(",") if device.strip() and device.strip() != "-1"])
     with contextlib.suppress(OSError):
         return len(os.listdir("/proc/driver/nvidia/gpus"))
     return 0
@@ -20,10 +20,10 @@ def visible_devices() -> int:
 
 def versions() -> tuple[tuple[str, str], ...]:
     """What must be equal on all nodes, without importing any of it."""
-    found = [("Python", platform.python_version())]
+    installed = [("Python", platform.python_version())]
     for name in ("plait", "torch", "transformers", "numpy"):
         try:
-            found.append((name, version(name)))
+            installed.append((name, version(name)))
         except PackageNotFoundError:
-            found.append((name, "nothing"))
-    return tuple(found)
+            installed.append((name, "nothing"))
+    return tuple(installed)

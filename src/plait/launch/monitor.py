@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
 import selectors
-import socket
 import threading
 import time
 import traceback
-from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
+from plait.launch.bell import Bell
 from plait.launch.failures import Ended, Failure, PeerState
 from plait.launch.keys import Keys
-from plait.launch.node import Process
 from plait.launch.stall import Stillness, stalled_of
-from plait.launch.wire import Ask, Beat, Channel, Forged, Look, Raised, Reply, Said, Seen, Told
+from plait.launch.watched_rank import Held, Pending, Rank
+from plait.launch.wire import Ask, Beat, Forged, Raised, Reply, Said, Seen, Told
 
 _TICK_S = 0.1
 """Between two looks at clocks and processes; what comes by a connection is seen at once."""
@@ -31,71 +29,6 @@ _DUMPS_S = 1.0
 """For stacks of ranks that do not say where they are, all together."""
 LOOK_S = 0.5
 """For the others to say where they are, when a rank has failed."""
-
-
-@dataclass
-class Pending:
-    """An action that a rank has been given and has not answered."""
-
-    number: int
-    method: str
-    since: float
-    """When it could begin: at its submission, or when its predecessor was answered."""
-
-
-@dataclass(frozen=True)
-class _Held:
-    """An exception that is held back."""
-
-    since: float
-    rank: int
-    pending: Pending
-    reply: Reply
-
-
-@dataclass
-class Rank:
-    rank: int
-    process: Process
-    channel: Channel
-    node: str = ""
-    """Where it runs, in words; empty in a group of one machine."""
-    pending: deque[Pending] = field(default_factory=deque)
-    heard: bool = False
-    """Since the clocks were last looked at."""
-    ever_heard: bool = False
-    silence_s: float = 0.0
-    dead: bool = False
-    seen: Seen | None = None
-    look: int = 0
-    """Number of the last Look sent."""
-
-    def ask(self) -> bool:
-        """Ask where it is; the answer will be `seen`. Returns whether the question went out at once."""
-        self.seen = None
-        self.look += 1
-        return self.channel.put(Look(self.look))
-
-    @property
-    def answered(self) -> bool:
-        return self.dead or not self.ever_heard or self.seen is not None
-
-    def state(self, *, dump: bool) -> PeerState:
-        """What it is doing; with `dump`, a stack that it did not send is had by a signal."""
-        head = self.pending[0] if self.pending else None
-        seconds = time.monotonic() - head.since if head else 0.0
-        seen = self.seen or Seen(0, "", "")
-        stack = seen.stack
-        if dump and head and self.seen is None and self.ever_heard and not self.dead:
-            stack = self.process.dump_stack()
-        return PeerState(
-            self.rank,
-            head.method if head else "",
-            seconds,
-            seen.waits_for if head else "",
-            stack if head else "",
-            node=self.node,
-        )
 
 
 class Monitor:
@@ -134,14 +67,12 @@ class Monitor:
         self._asked_s: float | None = None
         """When ranks were asked for whom they wait, because some stand still."""
         self._did: Sequence[str] = ()
-        self._held: list[_Held] = []
+        self._held: list[Held] = []
         self._failing: tuple[Rank, Failure, float] | None = None
         self._ended = False
-        self._wake_read, self._wake_write = socket.socketpair()
-        self._wake_read.setblocking(False)
-        self._wake_write.setblocking(False)
+        self._bell = Bell()
         self._selector = selectors.DefaultSelector()
-        self._selector.register(self._wake_read, selectors.EVENT_READ)
+        self._selector.register(self._bell, selectors.EVENT_READ)
         for rank in ranks:
             self._selector.register(rank.channel.link, selectors.EVENT_READ, rank)
         self._thread = threading.Thread(target=self._run, name="plait-launch", daemon=True)
@@ -149,8 +80,7 @@ class Monitor:
 
     def wake(self) -> None:
         """Have the thread send what could not be sent at once."""
-        with contextlib.suppress(BlockingIOError):  # enough of them are there
-            self._wake_write.send(b"w")
+        self._bell.ring()
 
     def kill_all(self) -> None:
         """Kill every process and wait until it is gone."""
@@ -169,8 +99,7 @@ class Monitor:
         self.wake()
         self._thread.join(timeout=30.0)
         assert not self._thread.is_alive(), "the monitor of a closed group goes on"
-        for link in (self._wake_read, self._wake_write):
-            link.close()
+        self._bell.close()
 
     def look_at_peers(self, of: int) -> tuple[PeerState, ...]:
         """What the other ranks are doing now; waits for their answers, not long. `changed` is held."""
@@ -182,17 +111,7 @@ class Monitor:
         return self._states(others)
 
     def _states(self, ranks: list[Rank]) -> tuple[PeerState, ...]:
-        raised = {
-            held.rank: PeerState(
-                held.rank,
-                held.pending.method,
-                held.reply.seconds,
-                raised=held.reply.value.name,
-                node=self._ranks[held.rank].node,
-            )
-            for held in self._held
-            if isinstance(held.reply.value, Raised)
-        }
+        raised = {held.rank.rank: held.state for held in self._held}
         end = time.monotonic() + _DUMPS_S
         return tuple(raised.get(rank.rank) or rank.state(dump=time.monotonic() < end) for rank in ranks)
 
@@ -224,7 +143,7 @@ class Monitor:
                     break
                 for key, _ in events:
                     if key.data is None:
-                        self._drain_wakes()
+                        self._bell.hush()
                     elif not key.data.dead:
                         self._receive(key.data)
                 for rank in self._ranks:
@@ -236,11 +155,6 @@ class Monitor:
                 if self.failure is not None:
                     break
         self._selector.close()
-
-    def _drain_wakes(self) -> None:
-        with contextlib.suppress(BlockingIOError):
-            while self._wake_read.recv(4096):
-                pass
 
     def _flush(self, rank: Rank) -> None:
         if rank.dead:
@@ -286,7 +200,7 @@ class Monitor:
         if rank.pending:
             rank.pending[0].since = time.monotonic()
         if isinstance(reply.value, Raised) and len(self._ranks) > 1:
-            self._held.append(_Held(time.monotonic(), rank.rank, pending, reply))
+            self._held.append(Held(time.monotonic(), rank, pending, reply))
             if rank.node:  # who answers what it is asked now did not die before
                 self.ask([other for other in self._ranks if other is not rank])
             return
@@ -299,7 +213,7 @@ class Monitor:
         if self._failing is None and not doubtful:  # else a failure has the first word
             while self._held and self._is_settled(self._held[0], now):
                 held = self._held.pop(0)
-                self._deliver(held.rank, held.pending, held.reply)
+                self._deliver(held.rank.rank, held.pending, held.reply)
                 self.changed.notify_all()
         for rank in self._ranks:
             if rank.dead:
@@ -318,10 +232,10 @@ class Monitor:
             if now >= due or all(other.answered for other in self._ranks if other is not rank):
                 self._fail(rank, failure)
 
-    def _is_settled(self, held: _Held, now: float) -> bool:
+    def _is_settled(self, held: Held, now: float) -> bool:
         """Whether no death can have been the cause of an exception, as far as that can be known."""
-        others = [rank for rank in self._ranks if rank.rank != held.rank]
-        outlived = not self._ranks[held.rank].node or all(rank.seen is not None for rank in others)
+        others = [rank for rank in self._ranks if rank is not held.rank]
+        outlived = not held.rank.node or all(rank.seen is not None for rank in others)
         return now - held.since >= (SETTLE_S if outlived else NODES_SETTLE_S)
 
     def _look_for_stalls(self, elapsed: float, now: float) -> None:
@@ -337,23 +251,21 @@ class Monitor:
             self.ask([self._ranks[rank] for rank in suspects])
         elif all(self._ranks[rank].seen is not None for rank in suspects):
             waits = {rank: seen.waits_for for rank in suspects if (seen := self._ranks[rank].seen) is not None}
-            blamed = stalled_of(suspects, waits)
-            if blamed is not None:
+            if (blamed := stalled_of(suspects, waits)) is not None:
                 self._stalled(self._ranks[blamed], still.seconds[blamed])
 
     def _stalled(self, rank: Rank, seconds: float) -> None:
         seen = rank.seen or Seen(0, "", "")
-        self._begin_failure(
-            rank, Ended.STALLED, f"stalled: no progress for {seconds:.1f} s", seen.stack, seen.waits_for
-        )
+        cause = f"stalled: no progress for {seconds:.1f} s"
+        self._begin_failure(rank, Ended.STALLED, cause, seen.stack, seen.waits_for)
 
     def _died(self, rank: Rank, cause: str = "") -> None:
         rank.dead = True
         self._selector.unregister(rank.channel.link)
         if self.closing:
             return
-        found, stack = rank.process.cause_of_death()
-        self._begin_failure(rank, Ended.DIED, cause or found, stack)
+        observed, stack = rank.process.cause_of_death()
+        self._begin_failure(rank, Ended.DIED, cause or observed, stack)
 
     def _froze(self, rank: Rank) -> None:
         if not self.closing:
@@ -364,10 +276,9 @@ class Monitor:
     def _begin_failure(self, rank: Rank, ended: Ended, cause: str, stack: str, waits_for: str = "") -> None:
         if self._failing is not None:  # the first is the root
             return
-        head = rank.pending[0] if rank.pending else None
-        seconds = time.monotonic() - head.since if head else 0.0
+        method, seconds = rank.under_way
         self._did = self._doing()
-        action = self._named(rank.rank, head.method if head else "")
+        action = self._named(rank.rank, method)
         failure = Failure(ended, rank.rank, action, seconds, cause, stack, waits_for, node=rank.node)
         self._failing = (rank, failure, time.monotonic() + LOOK_S)
         self.ask([other for other in self._ranks if other is not rank])

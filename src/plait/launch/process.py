@@ -98,8 +98,8 @@ class WorkerProcess:
             letter = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[0]
         except OSError:
             return ""
-        known = {"T": "it is stopped by a signal", "t": "a debugger has stopped it", "D": "it waits for a device"}
-        return known.get(letter, "it does not let its other threads run")
+        meanings = {"T": "it is stopped by a signal", "t": "a debugger has stopped it", "D": "it waits for a device"}
+        return meanings.get(letter, "it does not let its other threads run")
 
     def dump_stack(self, *, stopped: bool = False) -> str:
         """The stack of its main thread, by a signal. A process that is stopped is woken for that; kill it after."""

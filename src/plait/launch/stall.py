@@ -25,9 +25,9 @@ class Stillness:
         """After so many seconds of watching."""
         now = self._progress()
         for rank, before in enumerate(self._seen):
-            found = now[rank] if rank < len(now) else 0
-            self.seconds[rank] = self.seconds[rank] + elapsed_s if found and found == before else 0.0
-            self._seen[rank] = found
+            count = now[rank] if rank < len(now) else 0
+            self.seconds[rank] = self.seconds[rank] + elapsed_s if count and count == before else 0.0
+            self._seen[rank] = count
 
     @property
     def suspects(self) -> list[int]:

@@ -256,7 +256,7 @@ class _Unpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         if module != "__main__":
             return super().find_class(module, name)
-        found: Any = self.main.module()
+        value: Any = self.main.module()
         for part in name.split("."):
-            found = getattr(found, part)
-        return found
+            value = getattr(value, part)
+        return value

@@ -50,13 +50,13 @@ def demand(source: Holdings, target: Holdings) -> Demand:
     assert source.params == target.params, "source and target count their parameters differently"
     classes: dict[tuple[tuple[int, ...], tuple[int, ...]], MoveClass] = {}
     kept: dict[int, list[Piece]] = {}
-    known: dict[object, list[_Atom]] = {}
+    atoms: dict[object, list[_Atom]] = {}
     for number, (held, needed) in enumerate(zip(source.by_param, target.by_param, strict=True)):
         if not needed:
             continue
-        if (held, needed) not in known:
-            known[held, needed] = _atoms(source.params[number], held, needed)
-        for box, holders, needers, keepers in known[held, needed]:
+        if (held, needed) not in atoms:
+            atoms[held, needed] = _atoms(source.params[number], held, needed)
+        for box, holders, needers, keepers in atoms[held, needed]:
             for rank in keepers:
                 kept.setdefault(rank, []).append((number, box))
             if needers:

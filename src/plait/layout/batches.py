@@ -46,7 +46,7 @@ class Spread:
         for axis, at in pinned.items():
             if at is not None and (axis in self.split or not -sizes[axis] <= at < sizes[axis]):
                 raise LayoutError(f"{axis}: expected one of {sizes[axis]} coordinates of an axis not split, found {at}")
-        found = {}
+        slots = {}
         for rank in layout.mesh.ranks:
             place = layout.coordinates(rank)
             here = {"dp": place.dp, "tp": place.tp, "pp": place.pp}
@@ -54,8 +54,8 @@ class Spread:
                 slot = 0
                 for axis in self.split:
                     slot = slot * sizes[axis] + here[axis]
-                found[rank] = slot
-        return found
+                slots[rank] = slot
+        return slots
 
     def num_slots(self, layout: Layout) -> int:
         return 1 + max(self.slots(layout).values())
@@ -123,15 +123,15 @@ def cache_parameters(shape: CacheShape, lengths: Sequence[int]) -> tuple[Param, 
     key-value head."""
     return tuple(
         Param(
-            f"kv/{sample}/{one.layer}/{what}",
-            (one.groups, length, dim),
-            one.layer,
-            0 if one.cut else None,
-            heads=Heads(max(shape.heads, one.groups), one.groups, shared=True) if one.cut else None,
+            f"kv/{sample}/{layer.layer}/{what}",
+            (layer.groups, length, dim),
+            layer.layer,
+            0 if layer.cut else None,
+            heads=Heads(max(shape.heads, layer.groups), layer.groups, shared=True) if layer.cut else None,
         )
         for sample, length in enumerate(lengths)
-        for one in shape.layers
-        for what, dim in (("key", one.key_dim), ("value", one.value_dim))
+        for layer in shape.layers
+        for what, dim in (("key", layer.key_dim), ("value", layer.value_dim))
     )
 
 

@@ -147,17 +147,17 @@ def boxes_of_range(box: Box, low: int, high: int) -> list[Box]:
         first, last = low // unit, (high - 1) // unit
         if first == last and unit > 1:
             return boxes_of_range(_narrow(box, dim, first, first + 1), low - first * unit, high - first * unit)
-        found = []
+        boxes = []
         whole_from, whole_to = -(-low // unit), high // unit
         if low % unit:
             row = _narrow(box, dim, first, first + 1)
-            found += boxes_of_range(row, low - first * unit, unit)
+            boxes += boxes_of_range(row, low - first * unit, unit)
         if whole_from < whole_to:
-            found.append(_narrow(box, dim, whole_from, whole_to))
+            boxes.append(_narrow(box, dim, whole_from, whole_to))
         if high % unit:
             row = _narrow(box, dim, last, last + 1)
-            found += boxes_of_range(row, 0, high - last * unit)
-        return found
+            boxes += boxes_of_range(row, 0, high - last * unit)
+        return boxes
     return []
 
 

@@ -103,11 +103,11 @@ def weights(parameters: Parameters, layout: Layout, dtype: str, buffer: str = "w
 
 def flat_holdings(flat: FlatLayout, index: Mapping[str, int], buffer: str) -> tuple[Holding, ...]:
     """The blocks of one flat buffer. `index` is the number of each parameter."""
-    found = []
+    holdings = []
     for block, start, _ in flat.entries:
         box = block_box(block)
-        found.append(Holding(index[block.param.name], box, buffer, start, dense_strides(box)))
-    return tuple(found)
+        holdings.append(Holding(index[block.param.name], box, buffer, start, dense_strides(box)))
+    return tuple(holdings)
 
 
 def zero_shards(parameters: Parameters, layout: Layout, dtype: str, buffer: str = "masters") -> Holdings:
@@ -121,15 +121,15 @@ def zero_shards(parameters: Parameters, layout: Layout, dtype: str, buffer: str 
         place = layout.coordinates(rank)
         flat = shard(parameters, layout.parallelism, place.tp, place.pp, once=True)
         low, high = zero_range(flat.num_elements, place.dp, layout.parallelism.dp)
-        found = []
+        shards = []
         for block, start, stop in flat.entries:
             if start < high and low < stop:
                 whole = block_box(block)
                 strides = dense_strides(whole)
                 held = Holding(index[block.param.name], whole, buffer, start - low, strides)
                 for box in boxes_of_range(whole, max(low, start) - start, min(high, stop) - start):
-                    found.append(held._replace(box=box, offset=held.first(box)))
-        ranks[rank] = tuple(found)
+                    shards.append(held._replace(box=box, offset=held.first(box)))
+        ranks[rank] = tuple(shards)
         buffers[rank] = {buffer: high - low}
     return Holdings(parameters.params, dtype, ranks, buffers)
 
@@ -140,10 +140,10 @@ def packed(
     """(parameter number, box) of each rank, one after another in one buffer."""
     ranks, buffers = {}, {}
     for rank, held in boxes.items():
-        found, end = [], 0
+        pieces, end = [], 0
         for number, box in held:
-            found.append(Holding(number, box, buffer, end, dense_strides(box)))
+            pieces.append(Holding(number, box, buffer, end, dense_strides(box)))
             end += aligned(box.num_elements)
-        ranks[rank] = tuple(found)
+        ranks[rank] = tuple(pieces)
         buffers[rank] = {buffer: end}
     return Holdings(params, dtype, ranks, buffers)

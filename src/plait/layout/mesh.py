@@ -170,6 +170,6 @@ class Layout:
     @cached_property
     def _instances(self) -> tuple[Layout, ...]:
         size = self.parallelism.tp * self.parallelism.pp
-        one = Parallelism(1, self.parallelism.tp, self.parallelism.pp, self.parallelism.stages)
+        instance = Parallelism(1, self.parallelism.tp, self.parallelism.pp, self.parallelism.stages)
         ranks = self.mesh.ranks
-        return tuple(Layout(Mesh(ranks[at : at + size]), one) for at in range(0, len(ranks), size))
+        return tuple(Layout(Mesh(ranks[at : at + size]), instance) for at in range(0, len(ranks), size))

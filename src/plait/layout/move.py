@@ -52,7 +52,7 @@ def plan_move(
     _check_shared_buffers(source, target)
     wire = source.dtype if source.item_bytes < target.item_bytes else target.dtype
     wanted = demand(source, target)
-    classes = [split(each, ITEM_BYTES[wire], bucket_bytes, chunk_bytes) for each in wanted.classes]
+    classes = [split(wanted_class, ITEM_BYTES[wire], bucket_bytes, chunk_bytes) for wanted_class in wanted.classes]
     chunks = interleaved(classes)
     transfers = rounds(chunks, routes(chunks, cluster), cluster)
     rows: dict[int, list[MoveAction]] = defaultdict(list)

@@ -67,21 +67,21 @@ def nested(parts: Sequence[Holdings]) -> tuple[Holdings, ...]:
     first = parts[0]
     assert all(part.params == first.params for part in parts), "holdings of different parameters do not nest"
     assert all(part.dtype == first.dtype for part in parts), "holdings of different dtypes do not nest"
-    found: list[dict[int, Nest]] = [{} for _ in parts]
+    nests_of_parts: list[dict[int, Nest]] = [{} for _ in parts]
     for rank in sorted({rank for part in parts for rank in part.ranks}):
         mine = {name: (at, part.ranks[rank]) for at, part in enumerate(parts) for name in part.buffers.get(rank, ())}
         assert len(mine) == sum(rank in part.ranks for part in parts), f"rank {rank}: parts need a buffer each"
         nests = nest({name: held for name, (_, held) in mine.items()}, first.params)
         for name, (at, _) in mine.items():
-            found[at][rank] = nests[name]
+            nests_of_parts[at][rank] = nests[name]
     return tuple(
         Holdings(
             first.params,
             first.dtype,
-            {rank: one.held for rank, one in ranks.items()},
-            {rank: one.lengths for rank, one in ranks.items()},
+            {rank: nest_of_rank.held for rank, nest_of_rank in ranks.items()},
+            {rank: nest_of_rank.lengths for rank, nest_of_rank in ranks.items()},
         )
-        for ranks in found
+        for ranks in nests_of_parts
     )
 
 
@@ -91,22 +91,22 @@ _Place = tuple[str, int]
 
 def _hosts(parts: Mapping[str, Held], params: Sequence[Param], alone: Collection[str]) -> dict[_Place, _Place]:
     """Block → the stored block that it is a view of."""
-    sizes = {name: sum(one.box.num_elements for one in held) for name, held in parts.items()}
+    sizes = {name: sum(holding.box.num_elements for holding in held) for name, held in parts.items()}
     by_param: dict[int, list[tuple[_Place, Holding]]] = {}
     for name, held in parts.items():
-        for number, one in enumerate(held):
-            by_param.setdefault(one.param, []).append(((name, number), one))
+        for number, holding in enumerate(held):
+            by_param.setdefault(holding.param, []).append(((name, number), holding))
     hosts: dict[_Place, _Place] = {}
     for number, blocks in by_param.items():
         # The largest first; of equal ones those that cannot be guests, then those of the largest part.
         blocks.sort(key=lambda block: (-block[1].box.num_elements, block[0][0] not in alone, -sizes[block[0][0]]))
         stored: list[tuple[_Place, Holding]] = []
-        for place, one in blocks:
-            fitting = (at for at, other in stored if place[0] not in alone and _is_view(params[number], one, other))
+        for place, holding in blocks:
+            fitting = (at for at, other in stored if place[0] not in alone and _is_view(params[number], holding, other))
             if (host := next(fitting, None)) is not None:
                 hosts[place] = host
             else:
-                stored.append((place, one))
+                stored.append((place, holding))
     return hosts
 
 
@@ -120,30 +120,30 @@ def _is_view(param: Param, held: Holding, host: Holding) -> bool:
 
 
 def _guest_share(name: str, held: Held, hosts: Mapping[_Place, _Place]) -> float:
-    guests = sum(one.box.num_elements for number, one in enumerate(held) if (name, number) in hosts)
-    return guests / max(1, sum(one.box.num_elements for one in held))
+    guests = sum(holding.box.num_elements for number, holding in enumerate(held) if (name, number) in hosts)
+    return guests / max(1, sum(holding.box.num_elements for holding in held))
 
 
 def _stored(name: str, held: Held, hosts: Mapping[_Place, _Place]) -> tuple[dict[int, Holding], int]:
     """A part's own buffer: its blocks that are no guests by number, one after another, and its length."""
     places: dict[int, Holding] = {}
     end = 0
-    for number, one in enumerate(held):
+    for number, holding in enumerate(held):
         if (name, number) not in hosts:
-            places[number] = one._replace(buffer=name, offset=end, strides=dense_strides(one.box))
-            end += aligned(one.box.num_elements)
+            places[number] = holding._replace(buffer=name, offset=end, strides=dense_strides(holding.box))
+            end += aligned(holding.box.num_elements)
     return places, end
 
 
 def _nest(
     name: str, held: Held, stored: Mapping[str, tuple[dict[int, Holding], int]], hosts: Mapping[_Place, _Place]
 ) -> Nest:
-    found = []
-    for number, one in enumerate(held):
+    nested_holdings = []
+    for number, holding in enumerate(held):
         owner, index = hosts.get((name, number), (name, number))
         place = stored[owner][0][index]
-        found.append(one._replace(buffer=owner, offset=place.first(one.box), strides=place.strides))
+        nested_holdings.append(holding._replace(buffer=owner, offset=place.first(holding.box), strides=place.strides))
     own = stored[name][1]
     # An own buffer of nothing is none; a part without any block keeps one, so that it lies somewhere.
-    used = {one.buffer for one in found} or {name}
-    return Nest(tuple(found), {buffer: stored[buffer][1] for buffer in stored if buffer in used}, own)
+    used = {holding.buffer for holding in nested_holdings} or {name}
+    return Nest(tuple(nested_holdings), {buffer: stored[buffer][1] for buffer in stored if buffer in used}, own)

@@ -190,12 +190,12 @@ class Parameters:
             seen_layer |= param.layer is not None
             tied = param.layer is None and param.name in layout.aliases.values()
             ends: Ends = "both" if tied and not seen_layer else "last" if seen_layer else "first"
-            found, words = param.heads, set(param.name.split("."))
+            own_heads, words = param.heads, set(param.name.split("."))
             per_head = words & _HEAD_PROJECTIONS or (words & _ATTENTIONS and words & _OUTPUTS)
             if heads is not None and param.cut is not None and (per_head or words & _GROUP_PROJECTIONS):
                 stated = Heads(heads, groups or heads, shared=bool(words & _GROUP_PROJECTIONS))
-                found = stated if param.extent % stated.parts == 0 else found
-            params.append(replace(param, ends=ends, heads=found))
+                own_heads = stated if param.extent % stated.parts == 0 else own_heads
+            params.append(replace(param, ends=ends, heads=own_heads))
         return cls(tuple(params), dict(layout.aliases))
 
     @cached_property

@@ -125,8 +125,8 @@ def shard(parameters: Parameters, parallelism: Parallelism, tp: int, pp: int, *,
 
     once: leave out a tied parameter on all but the first stage that holds it (masters and moments exist once).
     """
-    one = parallelism if parallelism.dp == 1 else replace(parallelism, dp=1)
-    return _shard(_Same(parameters), one, tp, pp, once)
+    of_one_copy = parallelism if parallelism.dp == 1 else replace(parallelism, dp=1)
+    return _shard(_Same(parameters), of_one_copy, tp, pp, once)
 
 
 class _Same:
@@ -154,12 +154,12 @@ def _shard(same: _Same, parallelism: Parallelism, tp: int, pp: int, once: bool) 
 @lru_cache(maxsize=256)
 def _held_by_stage(same: _Same, bounds: tuple[int, ...]) -> tuple[tuple[tuple[Param, int], ...], ...]:
     """The parameters of each stage, each with the first stage that holds it."""
-    found: list[list[tuple[Param, int]]] = [[] for _ in bounds[1:]]
+    held: list[list[tuple[Param, int]]] = [[] for _ in bounds[1:]]
     for param in same.parameters.params:
         stages = stages_of(param, bounds)
         for stage in stages:
-            found[stage].append((param, stages[0]))
-    return tuple(map(tuple, found))
+            held[stage].append((param, stages[0]))
+    return tuple(map(tuple, held))
 
 
 def held_elements(parameters: Parameters, parallelism: Parallelism, tp: int, pp: int, *, once: bool = False) -> int:
@@ -167,8 +167,8 @@ def held_elements(parameters: Parameters, parallelism: Parallelism, tp: int, pp:
     by_layer, first, last, both = _elements(_Same(parameters), parallelism.tp, tp)
     bounds = stage_bounds(parameters.num_layers, parallelism)
     is_first, is_last = pp == 0, pp == len(bounds) - 2
-    found = by_layer[bounds[pp + 1]] - by_layer[bounds[pp]] + first * is_first + last * is_last
-    return found + both * (is_first or (is_last and not once))
+    num_elements = by_layer[bounds[pp + 1]] - by_layer[bounds[pp]] + first * is_first + last * is_last
+    return num_elements + both * (is_first or (is_last and not once))
 
 
 @lru_cache(maxsize=1024)

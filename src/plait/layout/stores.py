@@ -54,11 +54,11 @@ def writers(held: Holdings) -> Holdings:
     """
     ranks = {}
     for rank, pieces in divided(held).items():
-        found = []
+        written = []
         for number, box in pieces:
             whole = held.find(rank, number, box)[0]
-            found.append(whole._replace(box=box, offset=whole.first(box)))
-        ranks[rank] = tuple(found)
+            written.append(whole._replace(box=box, offset=whole.first(box)))
+        ranks[rank] = tuple(written)
     return Holdings(held.params, held.dtype, ranks, held.buffers)
 
 
@@ -96,10 +96,10 @@ def from_manifest(text: str, params: tuple[Param, ...], cluster: Cluster, name: 
 def _read(record: Mapping[str, Any], params: tuple[Param, ...], cluster: Cluster, name: str) -> Holdings:
     for param in params:
         mine = [list(param.shape), param.cut, param.sections]
-        found = record["params"].get(param.name)
-        if found != mine:
+        stored = record["params"].get(param.name)
+        if stored != mine:
             raise LayoutError(
-                f"{name}: expected {param.name} with (shape, cut dim, sections) {mine}, found {found or 'none'}; "
+                f"{name}: expected {param.name} with (shape, cut dim, sections) {mine}, found {stored or 'none'}; "
                 "load the checkpoint into the model that it was saved from"
             )
     index = {param.name: number for number, param in enumerate(params)}

@@ -198,13 +198,13 @@ def _check_gradients(
 
 
 def _compared(module: Any) -> dict[str, torch.nn.Parameter]:
-    found, room = {}, COMPARED_ELEMENTS
+    compared, room = {}, COMPARED_ELEMENTS
     for name, param in sorted(module.named_parameters(), key=lambda item: item[1].numel()):
-        if found and param.numel() > room:
+        if compared and param.numel() > room:
             break
-        found[name] = param
+        compared[name] = param
         room -= param.numel()
-    return found
+    return compared
 
 
 def _gradients(logits_NV: Tensor, compared: Mapping[str, torch.nn.Parameter]) -> dict[str, Tensor]:
@@ -216,7 +216,7 @@ def _gradients(logits_NV: Tensor, compared: Mapping[str, torch.nn.Parameter]) ->
     for (name, param), grad in zip(compared.items(), grads, strict=True):
         piece = torch.zeros_like(param) if grad is None else grad
         pieces.setdefault(wildcard(name), []).append(piece.detach().reshape(-1).double())
-    return {key: torch.cat(each) for key, each in pieces.items()}
+    return {key: torch.cat(parts) for key, parts in pieces.items()}
 
 
 class _Recorder(PackedContext):

@@ -163,7 +163,9 @@ def _decoder_layers(module: Any) -> list[nn.Module]:
     if marked:
         return marked
     num_layers = module.config.get_text_config().num_hidden_layers
-    lists = [each for each in module.modules() if isinstance(each, nn.ModuleList) and len(each) == num_layers]
+    lists = [
+        modules for modules in module.modules() if isinstance(modules, nn.ModuleList) and len(modules) == num_layers
+    ]
     if len(lists) != 1:
         raise ModelError(
             f"checkpoint_activations: {type(module).__name__} neither marks its decoder layers nor has one list of "

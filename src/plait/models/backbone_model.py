@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cached_property
-from typing import Any, Protocol, TypeVar
+from typing import Any, Self, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +19,7 @@ from plait.models.compute.attention import AttentionContext, PackedContext
 from plait.models.flat_weights import FlatWeights
 from plait.models.parallel.part import Part, parameters_of
 from plait.models.parallel.team import Team
-from plait.models.working_weights import OwnPart
+from plait.models.working_weights import OwnPart, copy_module
 
 STAGE_TAG = 1 << 29
 """Marks hidden states that pass from stage to stage outside a training schedule."""
@@ -88,6 +88,16 @@ class BackboneModel:
     def read_places(self, batch: PackedBatch) -> Tensor:
         """Places of the row whose hidden states the model's outputs are made of."""
         raise NotImplementedError
+
+    def _over(self, module: Any, weights: Tensor) -> Self:
+        """The same model over another module, whose parameters are views of `weights`."""
+        raise NotImplementedError
+
+    def copied(self) -> Self:
+        """See `copy_of`."""
+        if self.own is not None:
+            return self.own.copied()
+        return self._over(*copy_module(self.module, self.layout))
 
     def hidden(
         self,
@@ -246,15 +256,7 @@ class TrainedWeights:
         return list(part.counted_ranges(self.layout))
 
 
-class Copied(Protocol):
-    """A language or a scalar model."""
-
-    module: Any
-
-    def copied(self) -> Any: ...
-
-
-AnyModel = TypeVar("AnyModel", bound=Copied)
+AnyModel = TypeVar("AnyModel", bound=BackboneModel)
 
 
 def copy_of(model: AnyModel) -> AnyModel:

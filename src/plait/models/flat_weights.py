@@ -48,9 +48,9 @@ class FlatWeights:
             buffers: flat [elements], by name.
         """
         views = []
-        for block, one in zip(layout.blocks, held, strict=True):
-            buffer = buffers[one.buffer]
-            grid = buffer.as_strided(one.box.shape, one.strides, buffer.storage_offset() + one.offset)
+        for block, holding in zip(layout.blocks, held, strict=True):
+            buffer = buffers[holding.buffer]
+            grid = buffer.as_strided(holding.box.shape, holding.strides, buffer.storage_offset() + holding.offset)
             views.append(grid.view(block.shape))
         return cls(layout, None, views)
 

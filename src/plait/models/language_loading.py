@@ -173,7 +173,7 @@ def eos_token_ids(*sources: Any) -> tuple[int, ...]:
     """End tokens of generation config (chat models add theirs there), config and tokenizer, in this order."""
     ids: dict[int, None] = {}
     for source in sources:
-        found = getattr(source, "eos_token_id", None)
-        for token_id in [found] if isinstance(found, int) else found or []:
+        token_ids = getattr(source, "eos_token_id", None)
+        for token_id in [token_ids] if isinstance(token_ids, int) else token_ids or []:
             ids[int(token_id)] = None
     return tuple(ids)

@@ -23,7 +23,7 @@ from plait.models.compute.logprobs import chunked_logprobs
 from plait.models.files.saving import Export, cpu_state
 from plait.models.head import NO_HEAD, Head, find_head
 from plait.models.parallel.part import Part
-from plait.models.working_weights import OwnPart, copy_module, skeleton
+from plait.models.working_weights import OwnPart, skeleton
 
 
 @dataclass(eq=False)
@@ -116,12 +116,6 @@ class LanguageModel(BackboneModel):
         adapter = None if self.own is None else self.own.adapter
         state = cpu_state(self.module, dtype, adapter)
         return Export(skeleton(self.module, self.layout), state, dtype, self.tokenizer)
-
-    def copied(self) -> LanguageModel:
-        """See `backbone_model.copy_of`."""
-        if self.own is not None:
-            return self.own.copied()
-        return self._over(*copy_module(self.module, self.layout))
 
     def _over(self, module: Any, weights: Tensor) -> LanguageModel:
         head = find_head(module, self.head.vocabulary) if self.team.is_last_stage else NO_HEAD

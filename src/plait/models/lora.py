@@ -139,14 +139,14 @@ def targets_of(settings: LoraSettings, decoder: Any) -> dict[str, nn.Module]:
     Raises:
         ModelError: a name of the settings is none of a linear layer.
     """
-    found = _linear_layers(decoder)
+    layers = _linear_layers(decoder)
     mixtures = tuple(
         f"{name.rpartition('.')[0].rpartition('.')[0]}."
         for name, param in decoder.named_parameters()
         if param.ndim == 3
     )
-    in_mixtures = {at.rpartition(".")[2] for at in found if at.startswith(mixtures)} if mixtures else set()
-    names = {at.rpartition(".")[2] for at in found} - in_mixtures
+    in_mixtures = {at.rpartition(".")[2] for at in layers if at.startswith(mixtures)} if mixtures else set()
+    names = {at.rpartition(".")[2] for at in layers} - in_mixtures
     wanted = names if settings.target_modules == "all-linear" else set(settings.target_modules)
     if unknown := sorted(wanted - names):
         raise ModelError(
@@ -154,18 +154,18 @@ def targets_of(settings: LoraSettings, decoder: Any) -> dict[str, nn.Module]:
         )
     if not wanted:
         raise ModelError("lora.target_modules: expected at least one name, found none")
-    return {at: layer for at, layer in found.items() if at.rpartition(".")[2] in wanted}
+    return {at: layer for at, layer in layers.items() if at.rpartition(".")[2] in wanted}
 
 
 def _linear_layers(decoder: Any) -> dict[str, nn.Module]:
     """Linear layers of the decoder, those that are wrapped already by the name they had."""
     adapted = adapted_layers(decoder)
-    found: dict[str, nn.Module] = {at: layer.base_layer for at, layer in adapted.items()}
+    layers: dict[str, nn.Module] = {at: layer.base_layer for at, layer in adapted.items()}
     for at, layer in decoder.named_modules():
         is_linear = isinstance(layer, nn.Linear) or type(layer).__name__ == "Conv1D"
         if is_linear and not any(at.startswith(f"{wrapped}.") for wrapped in adapted):
-            found[at] = layer
-    return found
+            layers[at] = layer
+    return layers
 
 
 def _params(full: str, host: Param, layer: Any, rank: int) -> tuple[Param, Param]:

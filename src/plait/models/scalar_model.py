@@ -23,7 +23,7 @@ from plait.models.backbone import Backbone
 from plait.models.backbone_model import BackboneModel
 from plait.models.files.saving import Export, cpu_state
 from plait.models.parallel.part import Part
-from plait.models.working_weights import OwnPart, copy_module
+from plait.models.working_weights import OwnPart
 
 HEAD = "score.weight"
 
@@ -109,12 +109,6 @@ class ScalarModel(BackboneModel):
         """See `BackboneModel.read_places`."""
         return torch.cat([batch.predict_R, self._last_N(batch)])
 
-    def copied(self) -> ScalarModel:
-        """See `backbone_model.copy_of`."""
-        if self.own is not None:
-            return self.own.copied()
-        return self._over(*copy_module(self.module, self.layout))
-
     def _over(self, module: Any, weights: Tensor) -> ScalarModel:
         return replace(self, module=module, weights=weights, backbone=Backbone(module.base_model))
 
@@ -142,11 +136,11 @@ class ScalarModel(BackboneModel):
             return self.passed_token_id
         tokenizer, config = self.tokenizer, self.config.get_text_config()
         num_tokens = config.vocab_size if tokenizer is None else len(tokenizer)
-        found = [config.pad_token_id]
+        candidates = [config.pad_token_id]
         if tokenizer is not None:
-            found = [tokenizer.pad_token_id, *found, tokenizer.unk_token_id, tokenizer.bos_token_id]
-            found += tokenizer.all_special_ids
-        usable = (i for i in found if i is not None and 0 <= i < num_tokens and i not in self.eos_token_ids)
+            candidates = [tokenizer.pad_token_id, *candidates, tokenizer.unk_token_id, tokenizer.bos_token_id]
+            candidates += tokenizer.all_special_ids
+        usable = (i for i in candidates if i is not None and 0 <= i < num_tokens and i not in self.eos_token_ids)
         return next(usable, num_tokens - 1)
 
     def _last_N(self, batch: PackedBatch) -> Tensor:
@@ -171,9 +165,9 @@ def _classifier_class(decoder: Any) -> type[Any]:
     from transformers.modeling_layers import GenericForSequenceClassification
 
     if type(decoder.config) in MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING:
-        found = MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING[type(decoder.config)]
-        if found.base_model_prefix == decoder.base_model_prefix:
-            return found
+        classifier = MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING[type(decoder.config)]
+        if classifier.base_model_prefix == decoder.base_model_prefix:
+            return classifier
     family = next(cls for cls in type(decoder).__mro__[1:] if issubclass(cls, PreTrainedModel))
     name = type(decoder).__name__.removesuffix("Model") + "ForSequenceClassification"
     prefix = {"base_model_prefix": decoder.base_model_prefix}

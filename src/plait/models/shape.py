@@ -203,8 +203,8 @@ def config_fields(config: Any) -> dict[str, Any]:
 
 def _number(config: Mapping[str, Any], key: str) -> int:
     """0 where neither the key nor another name of it is set."""
-    found = (config.get(name) for name in (key, *_NAMES[key]))
-    return next((int(value) for value in found if isinstance(value, int | float) and value), 0)
+    values = (config.get(name) for name in (key, *_NAMES[key]))
+    return next((int(value) for value in values if isinstance(value, int | float) and value), 0)
 
 
 def _lacking(config: Mapping[str, Any], name: str, keys: list[str]) -> ModelError:

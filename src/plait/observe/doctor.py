@@ -170,11 +170,11 @@ class Doctor:
 
     def summary_text(self) -> str:
         """The summary as a table; empty if there is nothing to say."""
-        found = self.summary()
-        if not found:
+        summary = self.summary()
+        if not summary:
             return ""
         table = [("doctor", "severity", "first step", "last step", "worst", "advice")]
-        for row in found:
+        for row in summary:
             steps = str(row.first_step), str(row.last_step)
             table.append((row.rule, row.severity, *steps, f"{row.worst:.3g}", f"look at `{row.key}`"))
         widths = [max(map(len, column)) for column in zip(*table, strict=True)]

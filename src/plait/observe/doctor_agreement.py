@@ -66,8 +66,8 @@ def explained(sign: Sign, diagnosis: Diagnosis | None) -> Sign:
     """The alarm with its cause."""
     if diagnosis is None:
         return sign
-    what = sign.sentence.removesuffix("; no cause stands out")
-    return replace(sign, sentence=f"{what}: {diagnosis.sentence}", key=diagnosis.key, name=diagnosis.cause)
+    sentence = sign.sentence.removesuffix("; no cause stands out")
+    return replace(sign, sentence=f"{sentence}: {diagnosis.sentence}", key=diagnosis.key, name=diagnosis.cause)
 
 
 def stale_policy_version(reading: Reading) -> Sign | None:

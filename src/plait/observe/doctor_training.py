@@ -51,10 +51,10 @@ def missing_eos(reading: Reading) -> Sign | None:
             badness=1 + passed,
         )
     shares = [reading.get("training/eos_coverage"), reading.get("doctor/eos_share")]
-    known = [share for share in shares if share is not None]
-    if not known or min(known) >= 0.5:
+    measured = [share for share in shares if share is not None]
+    if not measured or min(measured) >= 0.5:
         return None
-    share = min(known)
+    share = min(measured)
     return Sign(
         Severity.ERROR if share == 0 else Severity.WARNING,
         share,

@@ -130,7 +130,7 @@ class Progress:
             self._draw(soon=True)
             return
         step_text, *numbers, seconds = row
-        shown = "".join(f"{one.title} {number}  " for one, number in zip(self._watched, numbers, strict=True))
+        shown = "".join(f"{column.title} {number}  " for column, number in zip(self._watched, numbers, strict=True))
         self._print(
             f"step {step_text}/{self._total_steps}  {shown}{seconds} s ({self._stages or 'no stage times'})  "
             f"left {self._left_text()}"
@@ -183,7 +183,7 @@ class Progress:
         self._live.update(self._picture(), refresh=True)
 
     def _row(self, step: int, metrics: Mapping[str, Any]) -> tuple[str, ...]:
-        numbers = (_number(metrics.get(one.metric), one.form) for one in self._watched)
+        numbers = (_number(metrics.get(column.metric), column.form) for column in self._watched)
         return (str(step), *numbers, f"{self._step_seconds[-1]:.1f}")
 
     def _stage_text(self, metrics: Mapping[str, Any]) -> str:
@@ -225,10 +225,10 @@ class Progress:
             bar = ProgressBar(total=self._total_steps, completed=self._steps_done)
             rows.append((Text("run", style="bold"), bar, Text(told)))
         if self._phase:
-            known = self._phase_total > 0
-            counts = f"{self._phase_done}/{self._phase_total}" if known else f"{self._phase_done}"
-            total = self._phase_total if known else None
-            bar = ProgressBar(total, self._phase_done, pulse=not known, animation_time=self._clock())
+            is_counted = self._phase_total > 0
+            counts = f"{self._phase_done}/{self._phase_total}" if is_counted else f"{self._phase_done}"
+            total = self._phase_total if is_counted else None
+            bar = ProgressBar(total, self._phase_done, pulse=not is_counted, animation_time=self._clock())
             running = clock_text(self._clock() - self._step_started_s)
             rows.append((Text(self._phase, style="cyan"), bar, Text(f"{counts} {self._phase_unit}  {running}")))
         named = max((10, *(len(name) for name, _, _ in rows)))
@@ -251,7 +251,7 @@ class Progress:
         """The last steps. In a narrow terminal the last columns go, those that are watched first stay."""
         from rich.table import Table
 
-        titles = ("step", *(one.title for one in self._watched), "seconds")
+        titles = ("step", *(column.title for column in self._watched), "seconds")
         widths = [max(map(len, cells)) for cells in zip(titles, *self._rows, strict=True)]
         padding = 2 if sum(widths) + 4 * len(widths) <= columns else 1
         shown, used = 0, 0

@@ -14,7 +14,7 @@ import json
 import math
 import os
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -86,13 +86,13 @@ def truncate_to(path: str | Path, offset: int) -> None:
         RunError: the file is shorter than that, so rows that the run had written are gone.
     """
     path = Path(path)
-    found = path.stat().st_size if path.exists() else 0
-    if found < offset:
+    num_bytes = path.stat().st_size if path.exists() else 0
+    if num_bytes < offset:
         raise RunError(
-            f"the log {path} should hold at least {offset} bytes, as the checkpoint says, but holds {found}: it was "
-            "cut or replaced since. Put the file back, or start anew with another `run_dir` or --overwrite."
+            f"the log {path} should hold at least {offset} bytes, as the checkpoint says, but holds {num_bytes}: it "
+            "was cut or replaced since. Put the file back, or start anew with another `run_dir` or --overwrite."
         )
-    if found > offset:
+    if num_bytes > offset:
         os.truncate(path, offset)
 
 
@@ -153,14 +153,14 @@ def numbers_of(row: Mapping[str, Any], path: str | Path) -> dict[str, float]:
         DataError: a value is no number.
     """
     words = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
-    found: dict[str, float] = {}
+    numbers: dict[str, float] = {}
     for name, value in row.items():
         number = words.get(value, value) if isinstance(value, str) else value
         if not isinstance(number, int | float) or isinstance(number, bool):
             raise damaged(path, f"expected a number as `{name}` of step {row.get('step')}, found {value!r:.40}")
-        found[name] = number
-    del found["step"]
-    return found
+        numbers[name] = number
+    del numbers["step"]
+    return numbers
 
 
 def cut_after(path: str | Path, step: int) -> None:
@@ -175,6 +175,19 @@ def cut_after(path: str | Path, step: int) -> None:
     truncate_to(path, sum(len(line) + 1 for line in lines[:kept]))
 
 
+@contextlib.contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """For a file of a run that has begun, or its folder.
+
+    Raises:
+        RunError: what is done within finds that it cannot be written.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise RunError(_refusal(path, error)) from error
+
+
 def damaged(path: str | Path, why: str) -> DataError:
     """What is said of a file of a run's folder that is not as the run has written it."""
     return DataError(f"{path} is damaged: {why}; put a copy back, or begin anew in another `run_dir`")
@@ -187,11 +200,9 @@ def write_rows(path: str | Path, rows: Iterable[Mapping[str, Any]]) -> None:
         RunError: the file system refuses it.
     """
     path = Path(path)
-    try:
+    with writing(path):
         path.parent.mkdir(exist_ok=True)
         write_file(path, map(encode_row, rows), durable=False)
-    except OSError as error:
-        raise RunError(_refusal(path, error)) from error
 
 
 def encode_row(row: Mapping[str, Any]) -> bytes:

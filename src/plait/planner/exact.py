@@ -19,7 +19,7 @@ import numpy as np
 from plait.errors import ConfigError
 from plait.planner.bounds import lower_bound
 from plait.planner.evaluate import score_order
-from plait.planner.search import Found, Progress, search
+from plait.planner.search import Progress, SearchResult, search
 from plait.planner.tables import Ints, Tables, order_of, schedule_from, tables_of
 from plait.schedule.pipeline import Workload
 
@@ -52,7 +52,7 @@ def search_exact(
     seed: int = 0,
     workers: int = 1,
     on_progress: Callable[[Progress], None] | None = None,
-) -> Found:
+) -> SearchResult:
     """The best schedule of the search and of CP-SAT together; `proven` tells whether its makespan is optimal.
 
     A fifth of the time goes to the search, whose schedule the solver starts from; the solver proves or improves the
@@ -60,12 +60,12 @@ def search_exact(
     """
     _cp_model()
     began = time.monotonic()
-    found = search(workload, seconds / 5, seed=seed, on_progress=on_progress)
-    if found.stopped_by in ("bounds", "interrupted"):
-        return found
+    searched = search(workload, seconds / 5, seed=seed, on_progress=on_progress)
+    if searched.stopped_by in ("bounds", "interrupted"):
+        return searched
     t = tables_of(workload)
-    best = order_of(workload, found.schedule)
-    proven, bound, interrupted = found.proven, found.lower_bound, False
+    best = order_of(workload, searched.schedule)
+    proven, bound, interrupted = searched.proven, searched.lower_bound, False
     if not proven:
         solved = minimise_makespan(workload, seconds - (time.monotonic() - began), best, seed=seed, workers=workers)
         bound = max(bound, solved.bound)
@@ -75,13 +75,13 @@ def search_exact(
     if left > 0.1 and not interrupted:
         makespan = score_order(workload, t, best).makespan
         best = _better(workload, t, best, minimise_memory(workload, makespan, left, best, seed=seed, workers=workers))
-    return Found(
+    return SearchResult(
         schedule_from(workload, t, best, "fused"),
         score_order(workload, t, best),
         bound,
         proven,
         time.monotonic() - began,
-        found.moves,
+        searched.moves,
         "interrupted" if interrupted else "time",
     )
 

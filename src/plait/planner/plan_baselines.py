@@ -17,8 +17,8 @@ MOST_UNITS = 16
 
 def baselines(space: PlanSpace) -> dict[str, tuple[Place, ...]]:
     """By name, those that the problem has."""
-    found = {name: make(space) for name, make in MAKERS.items()}
-    return {BASELINES[name]: places for name, places in found.items() if places is not None}
+    made = {name: make(space) for name, make in MAKERS.items()}
+    return {BASELINES[name]: places for name, places in made.items() if places is not None}
 
 
 def one_mesh(space: PlanSpace) -> tuple[Place, ...] | None:
@@ -32,7 +32,7 @@ def real_heuristic(space: PlanSpace) -> tuple[Place, ...] | None:
     2406.14088, its Megatron heuristic); copies only where a model cannot be cut so often."""
     cluster = space.problem.costs.cluster.mesh_cluster
     everyone = tuple(range(cluster.num_devices))
-    found = []
+    places = []
     for slot in range(len(space.graph.slots)):
         allowed = space.parallelisms(slot, everyone)
         wanted = max(
@@ -42,8 +42,8 @@ def real_heuristic(space: PlanSpace) -> tuple[Place, ...] | None:
         )
         if wanted is None:
             return None
-        found.append(space.place(slot, everyone, space.form_of(slot, everyone, wanted)))
-    return tuple(found)
+        places.append(space.place(slot, everyone, space.form_of(slot, everyone, wanted)))
+    return tuple(places)
 
 
 def set_partitions(items: Sequence[str]) -> Iterator[list[list[str]]]:
@@ -116,37 +116,37 @@ def _ranks(first: int, count: int, unit: int) -> tuple[int, ...]:
 def _fastest(space: PlanSpace, meshes: Sequence[tuple[int, ...]]) -> tuple[Place, ...] | None:
     """Each slot as fast as it can be on its mesh; of a role's calls on the same mesh as many in one layout as pays is
     left to a search."""
-    found = []
+    places = []
     for slot, ranks in enumerate(meshes):
         forms: Sequence[Form] = space.forms(slot, ranks)
         if not forms:
             return None
-        found.append(space.place(slot, ranks, forms[0]))
-    return tuple(found)
+        places.append(space.place(slot, ranks, forms[0]))
+    return tuple(places)
 
 
 def leanest(space: PlanSpace) -> tuple[Place, ...] | None:
     """Every call on all devices with as little memory as can be, all that may leave its device offloaded."""
     everyone = tuple(range(space.problem.num_devices))
-    found = []
+    places = []
     for slot in range(len(space.graph.slots)):
         forms = space.forms(slot, everyone)
         if not forms:
             return None
-        form = min(forms, key=lambda one: one.static_bytes + one.active_bytes)
-        found.append(space.place(slot, everyone, form, "offload"))
-    return tuple(found)
+        form = min(forms, key=lambda candidate: candidate.static_bytes + candidate.active_bytes)
+        places.append(space.place(slot, everyone, form, "offload"))
+    return tuple(places)
 
 
 def one_layout(space: PlanSpace, ranks: tuple[int, ...], sizes: Parallelism) -> tuple[Place, ...] | None:
     """Every call on the same devices in the same parallelism, where all of them can be."""
-    found = []
+    places = []
     for slot in range(len(space.graph.slots)):
         forms = [form for form in space.forms(slot, ranks) if _same(form.parallelism, sizes)]
         if not forms:
             return None
-        found.append(space.place(slot, ranks, forms[0]))
-    return tuple(found)
+        places.append(space.place(slot, ranks, forms[0]))
+    return tuple(places)
 
 
 def _same(one: Parallelism, other: Parallelism) -> bool:

@@ -40,11 +40,11 @@ class Moves:
         """Each slot by itself as fast as it can be anywhere."""
         if not all(self._meshes):
             return None
-        found = []
+        places = []
         for slot in self._slots:
-            ranks = min(self._meshes[slot], key=lambda one: (self.space.forms(slot, one)[0].seconds, one))
-            found.append(self.space.place(slot, ranks, self.space.forms(slot, ranks)[0]))
-        return tuple(found)
+            ranks = min(self._meshes[slot], key=lambda mesh: (self.space.forms(slot, mesh)[0].seconds, mesh))
+            places.append(self.space.place(slot, ranks, self.space.forms(slot, ranks)[0]))
+        return tuple(places)
 
     def random(self, rng: Random) -> State | None:
         """A plan drawn at random: the devices cut in a few parts, and each role on one of them or on all."""
@@ -53,17 +53,17 @@ class Moves:
         cuts = sorted({0, self._devices, *(rng.choice(self._cuts) for _ in range(rng.choice((0, 1, 1, 2, 3))))})
         parts = [ranks for ranks in self._between(cuts) if len(ranks) < self._devices or len(cuts) == 2]
         together = rng.random()
-        found: list[Place] = []
-        for slot, what in enumerate(self.graph.slots):
-            same = next((p for p in found if self.graph.slots[p.slot].role == what.role), None)
+        places: list[Place] = []
+        for slot, slot_of_role in enumerate(self.graph.slots):
+            same = next((p for p in places if self.graph.slots[p.slot].role == slot_of_role.role), None)
             ranks = same.placements[0].ranks if same is not None and rng.random() < together else None
             if ranks is None or ranks not in self._known[slot]:
-                mine = [one for one in parts if one in self._known[slot]] or self._meshes[slot]
+                mine = [mesh for mesh in parts if mesh in self._known[slot]] or self._meshes[slot]
                 ranks = rng.choice(mine)
             place = self._on(slot, ranks, rng, "keep")
             assert place is not None, "a mesh that a slot can be on has a form"
-            found.append(place)
-        return self.space.lawful(sorted(found, key=lambda place: place.slot))
+            places.append(place)
+        return self.space.lawful(sorted(places, key=lambda place: place.slot))
 
     def _between(self, cuts: Sequence[int]) -> list[tuple[int, ...]]:
         """Legal meshes that begin and end at these."""
@@ -107,10 +107,10 @@ class Moves:
         return {} if places is None else {place.slot: place for place in places}
 
     def _changed(self, state: State, places: dict[int, Place | None]) -> State:
-        found = tuple(places.get(slot) or place for slot, place in enumerate(state))
-        if all(one is other for one, other in zip(found, state, strict=True)):
+        changed = tuple(places.get(slot) or place for slot, place in enumerate(state))
+        if all(one is other for one, other in zip(changed, state, strict=True)):
             return state
-        return self.space.lawful(found)
+        return self.space.lawful(changed)
 
     def _reformed(self, place: Place, rng: Random) -> Place | None:
         """The same devices, used otherwise."""
@@ -123,8 +123,8 @@ class Moves:
         draw = rng.random()
         if draw < 0.40:
             cuts = {0, self._devices}
-            for one in state:
-                cuts |= {one.placements[0].ranks[0], one.placements[-1].ranks[-1] + 1}
+            for place_of_slot in state:
+                cuts |= {place_of_slot.placements[0].ranks[0], place_of_slot.placements[-1].ranks[-1] + 1}
             some = [ranks for ranks in self._between(sorted(cuts)) if ranks in self._known[slot] and ranks != now]
         elif draw < 0.80:
             some = self._near_of(slot, now)
@@ -149,7 +149,9 @@ class Moves:
         ranks, sizes = source.placements[0].ranks, source.layouts[0].parallelism
         same_role = self.graph.slots[slot].role == self.graph.slots[other].role
         if same_role and rng.random() < 0.7:
-            form = next((one for one in self.space.forms(slot, ranks) if one.parallelism == sizes), None)
+            form = next(
+                (candidate for candidate in self.space.forms(slot, ranks) if candidate.parallelism == sizes), None
+            )
             if form is not None:
                 return {slot: self.space.place(slot, ranks, form, _after(state[slot]))}
         return {slot: self._on(slot, ranks, rng, _after(state[slot]))}
@@ -211,9 +213,9 @@ def _after(place: Place) -> After:
 def _neighbours(ranks: tuple[int, ...], meshes: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
     """Meshes that begin or end where this one does, or are as large and beside it."""
     first, last, size = ranks[0], ranks[-1], len(ranks)
-    found = []
+    near = []
     for other in meshes:
         beside = len(other) == size and (other[0] == last + 1 or other[-1] == first - 1)
         if other != ranks and (other[0] == first or other[-1] == last or beside):
-            found.append(other)
-    return found
+            near.append(other)
+    return near

@@ -49,10 +49,10 @@ class Objective:
 
     def __call__(self, places: Sequence[Place]) -> Judged:
         key = tuple(places)
-        found = self._known.get(key)
-        if found is None:
-            found = self._known[key] = self._judged(key)
-        return found
+        judged = self._known.get(key)
+        if judged is None:
+            judged = self._known[key] = self._judged(key)
+        return judged
 
     def bound(self, places: Sequence[Place]) -> float:
         """No more than the value of a plan, in a hundredth of the time: what the ranks at either end of each mesh
@@ -66,18 +66,18 @@ class Objective:
 
     def _least_s(self, place: Place) -> float:
         """Seconds of a place's calls, whatever of them is behind others."""
-        found = self._least.get(place)
-        if found is None:
-            graph, found = self._problem.graph, sum(place.seconds)
+        seconds = self._least.get(place)
+        if seconds is None:
+            graph, seconds = self._problem.graph, sum(place.seconds)
             mode = graph.slots[place.slot].mode
             if mode == "score" and graph.fuses:
-                found /= PARTS
+                seconds /= PARTS
             elif mode == "train":
-                found -= sum(one.terms.get(IDLE, 0.0) for one in place.costs)
+                seconds -= sum(cost.terms.get(IDLE, 0.0) for cost in place.costs)
             elif place.costs[0].tails:
-                found += min(tail.end_s for tail in place.costs[0].tails) - place.costs[0].tails[0].end_s
-            self._least[place] = found
-        return found
+                seconds += min(tail.end_s for tail in place.costs[0].tails) - place.costs[0].tails[0].end_s
+            self._least[place] = seconds
+        return seconds
 
     def _judged(self, places: tuple[Place, ...]) -> Judged:
         self.evaluations += 1

@@ -50,7 +50,7 @@ class Candidate:
 
 
 @dataclass(frozen=True)
-class Found:
+class SearchResult:
     """
     best:         None: no plan fits, or leaves no device idle
     nearest:      the plan of the least value, whether it can be used or not
@@ -89,7 +89,7 @@ def search(
     warm: State | None = None,
     space: PlanSpace | None = None,
     betas: Sequence[float] = BETAS,
-) -> Found:
+) -> SearchResult:
     """The best plan found.
 
     Args:
@@ -129,7 +129,7 @@ class _Hunt:
     """The best usable plan that trains one role after the other."""
     trace: list[tuple[int, float]] = field(default_factory=list)
 
-    def run(self, given: Sequence[tuple[str, State]], warm: State | None) -> Found:
+    def run(self, given: Sequence[tuple[str, State]], warm: State | None) -> SearchResult:
         began = self.budget.clock()
         self._began = began
         self.objective = Objective(self.space.problem)
@@ -152,11 +152,11 @@ class _Hunt:
         for candidate in baselines:
             self._keep(candidate)
         self._train_apart_unless_it_pays()
-        ranked = sorted(self.leaders.values(), key=lambda one: one.judged.value)
-        return Found(
+        ranked = sorted(self.leaders.values(), key=lambda leader: leader.judged.value)
+        return SearchResult(
             self.best,
             self.nearest,
-            tuple(one for one in ranked if self.best is None or one.places != self.best.places)[:3],
+            tuple(leader for leader in ranked if self.best is None or leader.places != self.best.places)[:3],
             baselines,
             self.objective.evaluations,
             self.budget.clock() - began,
@@ -186,7 +186,7 @@ class _Hunt:
             if kind not in self.leaders or judged.value < self.leaders[kind].judged.value:
                 self.leaders[kind] = candidate
                 if len(self.leaders) > 8:
-                    del self.leaders[max(self.leaders, key=lambda one: self.leaders[one].judged.value)]
+                    del self.leaders[max(self.leaders, key=lambda leader: self.leaders[leader].judged.value)]
 
     def _train_apart_unless_it_pays(self) -> None:
         if self.best is None or not fused_slots(self.best.places):
@@ -197,7 +197,7 @@ class _Hunt:
 
     @property
     def _worst_leader(self) -> float:
-        return max((one.judged.value for one in self.leaders.values()), default=inf)
+        return max((leader.judged.value for leader in self.leaders.values()), default=inf)
 
     def _stop(self, evaluations: float) -> Stop | None:
         if self.objective.evaluations >= evaluations:
@@ -247,7 +247,7 @@ class _Hunt:
             rng = Random(f"{self.seed} {number}")
             state = self.moves.greedy() if number == 0 else self.moves.random(rng)
             if number in (1, 2) and starts:
-                state = min(starts, key=lambda one: self.objective(one).value)
+                state = min(starts, key=lambda start: self.objective(start).value)
             if state is None:
                 return []
             chains.append(_Chain(beta, rng, state, self.judge(state).value))

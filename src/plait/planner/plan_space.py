@@ -66,7 +66,9 @@ class PlanSpace:
             wanted = {form.parallelism for other in mine for form in _undominated(self._every(other, ranks))}
             kept = dict.fromkeys(_undominated(self._every(slot, ranks)))
             for form in self._every(slot, ranks):
-                if form.parallelism in wanted and not any(one.parallelism == form.parallelism for one in kept):
+                if form.parallelism in wanted and not any(
+                    other_form.parallelism == form.parallelism for other_form in kept
+                ):
                     kept[form] = None
             self._forms[key] = tuple(sorted(kept, key=lambda form: form.key))
         return self._forms[key]
@@ -83,10 +85,10 @@ class PlanSpace:
         """All forms that have room by themselves, by their seconds."""
         key = (slot, self._shape(ranks))
         if key not in self._all:
-            found = []
+            forms = []
             for sizes in self.parallelisms(slot, ranks):
-                found += self._tried(slot, ranks, sizes)
-            self._all[key] = tuple(sorted(found, key=lambda form: form.key))
+                forms += self._tried(slot, ranks, sizes)
+            self._all[key] = tuple(sorted(forms, key=lambda form: form.key))
         return self._all[key]
 
     def parallelisms(self, slot: int, ranks: tuple[int, ...]) -> list[Parallelism]:
@@ -94,7 +96,7 @@ class PlanSpace:
         cluster = self.problem.costs.cluster.mesh_cluster
         facts, mode = self.problem.roles[self.graph.slots[slot].role], self.graph.slots[slot].mode
         most_tp = min(facts.max_tp, cluster.devices)
-        found = []
+        sizes_of_all = []
         for sizes in Parallelism.all_of(len(ranks)):
             if facts.whole_layers and mode == "decode" and sizes.tp > 1:
                 continue
@@ -102,8 +104,8 @@ class PlanSpace:
                 continue
             if not cluster.is_legal_size(sizes.tp):
                 continue
-            found.append(replace(sizes, stages=self._cut(slot, sizes.pp)))
-        return found
+            sizes_of_all.append(replace(sizes, stages=self._cut(slot, sizes.pp)))
+        return sizes_of_all
 
     def _cut(self, slot: int, pp: int) -> tuple[int, ...]:
         role = self.graph.slots[slot].role
@@ -120,12 +122,12 @@ class PlanSpace:
         """Forms of one parallelism, with the micro-batches and schedules that are not beaten; with its layers cut so
         that they have room, where for equal work they have not.
         """
-        found = self._fitting(slot, ranks, sizes)
-        if not found and sizes.pp > 1:
+        forms = self._fitting(slot, ranks, sizes)
+        if not forms and sizes.pp > 1:
             cut = self._cut_for_room(slot, ranks, sizes)
             if cut is not None and cut != sizes.stages:
-                found = self._fitting(slot, ranks, replace(sizes, stages=cut))
-        return _undominated(found)
+                forms = self._fitting(slot, ranks, replace(sizes, stages=cut))
+        return _undominated(forms)
 
     def _fitting(self, slot: int, ranks: tuple[int, ...], sizes: Parallelism) -> list[Form]:
         mode = self.graph.slots[slot].mode
@@ -133,15 +135,15 @@ class PlanSpace:
         if mode in ("train", "score"):
             tokens += self.problem.micro_batch_tokens
         schedules = ("", "one at a time") if mode == "train" and sizes.pp > 1 else ("",)
-        found: list[Form] = []
+        forms: list[Form] = []
         for schedule in schedules:
-            for one in tokens:
-                if found and self.problem.num_devices > LARGE:
-                    return found  # the fastest has room
-                form, fits = self._form(slot, ranks, sizes, one, schedule)
+            for most_tokens in tokens:
+                if forms and self.problem.num_devices > LARGE:
+                    return forms  # the fastest has room
+                form, fits = self._form(slot, ranks, sizes, most_tokens, schedule)
                 if fits:
-                    found.append(form)
-        return found
+                    forms.append(form)
+        return forms
 
     def _form(
         self, slot: int, ranks: tuple[int, ...], sizes: Parallelism, tokens: int | None, schedule: str
@@ -152,12 +154,13 @@ class PlanSpace:
             slot,
             Placement(call, what.mode, ranks, sizes.dp, sizes.tp, sizes.pp, "keep", sizes.stages, tokens, schedule),
         )
-        held = [one + other for one, other in zip(asked.held, asked.state, strict=True)]
+        held = [weights + state for weights, state in zip(asked.held, asked.state, strict=True)]
         working = [
-            max(one.working_bytes[min(k, len(one.working_bytes) - 1)] for one in asked.calls) for k in range(sizes.pp)
+            max(cost.working_bytes[min(k, len(cost.working_bytes) - 1)] for cost in asked.calls)
+            for k in range(sizes.pp)
         ]
-        most = max(one + other for one, other in zip(held, working, strict=True))
-        seconds = sum(one.seconds for one in asked.calls)
+        most = max(still + active for still, active in zip(held, working, strict=True))
+        seconds = sum(cost.seconds for cost in asked.calls)
         form = Form(sizes, tokens, schedule, asked, seconds, float(max(held)), float(max(working)))
         return form, most <= self.problem.costs.cluster.device.memory_bytes
 
@@ -174,10 +177,10 @@ class PlanSpace:
         held = _by_stage(costs.held_bytes(what.role, layout, trained=trained), sizes)
         call = self.graph.calls[self.graph.calls_of[slot][0]].call
         working = _by_stage(costs.call(call, what.mode, layout).working_bytes, sizes)
-        layer = min(one / layers for one, layers in zip(held, sizes.stages, strict=True))
+        layer = min(num_bytes / layers for num_bytes, layers in zip(held, sizes.stages, strict=True))
         rooms = [
-            costs.cluster.device.memory_bytes - (one - layer * layers) - active
-            for one, layers, active in zip(held, sizes.stages, working, strict=True)
+            costs.cluster.device.memory_bytes - (num_bytes - layer * layers) - active
+            for num_bytes, layers, active in zip(held, sizes.stages, working, strict=True)
         ]
         layers = [layer] * len(facts.layer_work)
         return cut_layers(
@@ -219,14 +222,14 @@ class PlanSpace:
 
     def lawful(self, places: Sequence[Place]) -> tuple[Place, ...]:
         """What is the role's own weights cannot be dropped: it is offloaded."""
-        found = list(places)
+        changed = list(places)
         for slot, place in enumerate(places):
             if any(p.after == "drop" for p in place.placements):
                 home = places[self.graph.home_of(self.graph.slots[slot].role)]
                 if home is place or not ((place.parts >= 0) & (place.parts != home.parts)).any():
-                    found[slot] = self.with_after(place, "offload")
-        self._part_unlike(found)
-        return tuple(found)
+                    changed[slot] = self.with_after(place, "offload")
+        self._part_unlike(changed)
+        return tuple(changed)
 
     def _part_unlike(self, places: list[Place]) -> None:
         """Roles that train together have the same rows, or train one after the other."""
@@ -240,11 +243,11 @@ class PlanSpace:
 
     def apart(self, places: Sequence[Place]) -> tuple[Place, ...]:
         """The same plan, where roles that train together train one after the other."""
-        found = list(places)
+        changed = list(places)
         for slot in fused_slots(places):
             p = places[slot].placements[0]
-            found[slot] = self.places.place(slot, [replace(p, ranks=tuple(sorted(p.ranks)), schedule="")])
-        return tuple(found)
+            changed[slot] = self.places.place(slot, [replace(p, ranks=tuple(sorted(p.ranks)), schedule="")])
+        return tuple(changed)
 
     def together(self, one: Place, slot: int, pp: int) -> tuple[Place, Place] | None:
         """A training that is cut into stages, and that of another role on the same devices, its stages the other way.
@@ -285,7 +288,9 @@ def _by_stage(values: Sequence[int], sizes: Parallelism) -> list[int]:
 def _undominated(forms: Sequence[Form]) -> list[Form]:
     """Without those that another equals or beats in everything; the fastest first."""
     kept: list[Form] = []
-    for form in sorted(forms, key=lambda one: one.key):
-        if not any(one.static_bytes <= form.static_bytes and one.active_bytes <= form.active_bytes for one in kept):
+    for form in sorted(forms, key=lambda candidate: candidate.key):
+        if not any(
+            better.static_bytes <= form.static_bytes and better.active_bytes <= form.active_bytes for better in kept
+        ):
             kept.append(form)
     return kept

@@ -34,7 +34,7 @@ class Progress:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class SearchResult:
     """The outcome of a search.
 
     score:       of `schedule`
@@ -63,7 +63,7 @@ def search(
     memory: bool = True,
     on_progress: Callable[[Progress], None] | None = None,
     clock: Callable[[], float] = time.monotonic,
-) -> Found:
+) -> SearchResult:
     """The best schedule found within `seconds`: least makespan, then least peak memory of the worst rank.
 
     max_moves:   stop after so many schedules tried, for a result that does not depend on the speed of the machine
@@ -98,7 +98,7 @@ def search(
     spent = clock() - began
     schedule = schedule_from(workload, hunt.t, hunt.best, "fused")
     result = score_order(workload, hunt.t, hunt.best)
-    return Found(schedule, result, hunt.bound, hunt.at_bound, spent, hunt.moves, stopped_by)
+    return SearchResult(schedule, result, hunt.bound, hunt.at_bound, spent, hunt.moves, stopped_by)
 
 
 @contextmanager

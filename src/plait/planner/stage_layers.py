@@ -54,8 +54,8 @@ def cut_layers(
                 before = best[start]
                 if before is None or (mine := stage(number, start, stop)) == inf:
                     continue
-                found = (max(before[0], mine), before[1] + mine * mine, (*before[2], stop - start))
-                if after[stop] is None or found < after[stop]:  # type: ignore[operator]
-                    after[stop] = found
+                cut = (max(before[0], mine), before[1] + mine * mine, (*before[2], stop - start))
+                if after[stop] is None or cut < after[stop]:  # type: ignore[operator]
+                    after[stop] = cut
         best = after
     return None if best[layers] is None else best[layers][2]  # type: ignore[index]

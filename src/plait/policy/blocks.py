@@ -27,8 +27,8 @@ def prefix_keys(token_ids: Sequence[int], block_tokens: int = BLOCK_TOKENS) -> t
     keys: list[bytes] = []
     digest = b""
     for start in range(0, len(token_ids) - block_tokens + 1, block_tokens):
-        said = b"".join(token_id.to_bytes(8, "little") for token_id in token_ids[start : start + block_tokens])
-        digest = hashlib.blake2b(digest + said, digest_size=16).digest()
+        tokens = b"".join(token_id.to_bytes(8, "little") for token_id in token_ids[start : start + block_tokens])
+        digest = hashlib.blake2b(digest + tokens, digest_size=16).digest()
         keys.append(digest)
     return tuple(keys)
 
@@ -118,13 +118,13 @@ class Blocks:
 
     def find(self, keys: Iterable[Hashable]) -> list[int]:
         """The blocks of the longest beginning of `keys` that is here. `hold` them before anything else."""
-        found = []
+        blocks = []
         for key in keys:
             block = self._by_key.get(key)
             if block is None:
                 break
-            found.append(block)
-        return found
+            blocks.append(block)
+        return blocks
 
     def name(self, block: int, key: Hashable) -> None:
         """From now on the block is found by this key, if no other is; its tokens are computed."""

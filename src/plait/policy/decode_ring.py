@@ -97,14 +97,14 @@ def busy_shares(uses: Iterable[StageUse]) -> dict[str, float]:
     the stage was busy, in the mean over ranks; `closed_form`, that of a ring with hops that cost nothing and stages
     that take equal time. Empty where nothing was decoded in stages.
     """
-    found = [use for use in uses if use.num_stages > 1 and use.steps and use.seconds > 0]
-    if not found:
+    staged = [use for use in uses if use.num_stages > 1 and use.steps and use.seconds > 0]
+    if not staged:
         return {}
     stages: dict[int, list[float]] = {}
-    for use in found:
+    for use in staged:
         stages.setdefault(use.stage, []).append(1 - use.waited_s / use.seconds)
-    steps = sum(use.steps for use in found)
-    ideal = sum(min(1.0, use.groups / use.steps / use.num_stages) * use.steps for use in found) / steps
+    steps = sum(use.steps for use in staged)
+    ideal = sum(min(1.0, use.groups / use.steps / use.num_stages) * use.steps for use in staged) / steps
     shares = {f"stage_{stage}": _mean(stages[stage]) for stage in sorted(stages)}
     return shares | {"closed_form": ideal}
 

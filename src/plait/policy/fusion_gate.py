@@ -35,7 +35,7 @@ def fuses(fusion: float | str, plan: Plan) -> bool:
     no number, `auto` leaves to the clock.
     """
     if fusion == "auto":
-        return any(one.name == FUSION for one in plan.policies)
+        return any(policy.name == FUSION for policy in plan.policies)
     return fusion != "off"
 
 
@@ -153,9 +153,9 @@ def pays(seen: Seen, lengths: Sequence[int], left: Remaining, size: RolloutSize)
     """Whether gathering now gains what it must, and loses nothing where what was measured is wrong by a fifth."""
     if gain_s(seen, lengths, left, size) < seen.needed_s:
         return False
-    for one in seen.doubted():
-        waiting_s = left.waiting_s * one.score_s / seen.score_s
-        if gain_s(one, lengths, replace(left, waiting_s=waiting_s), size) < 0:
+    for doubted in seen.doubted():
+        waiting_s = left.waiting_s * doubted.score_s / seen.score_s
+        if gain_s(doubted, lengths, replace(left, waiting_s=waiting_s), size) < 0:
             return False
     return True
 
@@ -172,11 +172,11 @@ def gain_s(seen: Seen, lengths: Sequence[int], left: Remaining, size: RolloutSiz
     if kept >= sum(1 for row in rows if row):
         return 0.0
     rollout = seen.rollout(size)
-    sizes = Counter({one.part: size.together for row in rows for one in row})
+    sizes = Counter({sample.part: size.together for row in rows for sample in row})
 
     def end_s(loads: Sequence[Sequence[Left]], stand_still_s: float, free_s: float) -> float:
-        ends = [finish_times([one.steps for one in load], seen.decode_s, stand_still_s) for load in loads]
-        coming = comings(rollout, ends, [[one.part for one in load] for load in loads], sizes)
+        ends = [finish_times([sample.steps for sample in load], seen.decode_s, stand_still_s) for load in loads]
+        coming = comings(rollout, ends, [[sample.part for sample in load] for load in loads], sizes)
         return drained(rollout, ends, coming, Waiting(0.0, left.waiting_s, free_s))
 
     return end_s(rows, 0.0, 0.0) - end_s(merged(rows, kept), seen.move_s, seen.move_s + seen.load_s)
@@ -204,7 +204,7 @@ def _by_turns(parts: Sequence[int]) -> Iterable[int]:
     for part in parts:
         order.append((met[part], part))
         met[part] += 1
-    return (part for _, part in sorted(order, key=lambda one: one[0]))
+    return (part for _, part in sorted(order, key=lambda turn: turn[0]))
 
 
 def decode_line(steps: Iterable[tuple[int, float]]) -> tuple[float, float]:

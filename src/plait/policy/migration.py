@@ -145,10 +145,10 @@ class MoveTimes:
         prefill_s = lambda tokens: tokens * self.prefill_token_s  # noqa: E731
         again = frozenset(
             key
-            for key, one in samples.items()
-            if cheaper_transfer(one, self.setup_s, self.bytes_per_s, prefill_s) is Transfer.RECOMPUTE
+            for key, sample in samples.items()
+            if cheaper_transfer(sample, self.setup_s, self.bytes_per_s, prefill_s) is Transfer.RECOMPUTE
         )
-        sent_bytes = sum(one.kv_bytes for key, one in samples.items() if key not in again)
+        sent_bytes = sum(sample.kv_bytes for key, sample in samples.items() if key not in again)
         ahead = self.may_go_ahead and sent_bytes / self.bytes_per_s > LEAST_AHEAD * step_s
         return HowToMove(again, ahead)
 

@@ -30,7 +30,7 @@ TIMES_MOVES = 3.0
 
 
 @dataclass(frozen=True, slots=True)
-class Growing:
+class UnfinishedSample:
     """An unfinished sample.
 
     context: tokens of prompt and response so far
@@ -53,7 +53,7 @@ class InstanceWork:
     """
 
     place: int
-    growing: tuple[Growing, ...]
+    growing: tuple[UnfinishedSample, ...]
     kv_tokens: float = inf
     takes: bool = True
 
@@ -70,7 +70,7 @@ class MoveCost:
 class Shift:
     """A sample that goes on in another instance."""
 
-    sample: Growing
+    sample: UnfinishedSample
     source: int
     target: int
 
@@ -102,7 +102,7 @@ def knee(step_s: StepSeconds, most: int, context: float = 0.0, share: float = KN
     return most
 
 
-def end_s(growing: Sequence[Growing], step_s: StepSeconds, slots: int) -> float:
+def end_s(growing: Sequence[UnfinishedSample], step_s: StepSeconds, slots: int) -> float:
     """Seconds until an instance has ended all its samples, at most `slots` of them at once, in their order.
 
     Between two ends the number of samples is constant, and the context of each grows by a token a step.
@@ -137,8 +137,8 @@ def rebalance(instances: Sequence[InstanceWork], step_s: StepSeconds, slots: int
     """
     ledger = _Ledger(instances, step_s, slots, cost)
     before = ledger.last_s
-    while (found := _next(ledger)) is not None:
-        for shift in found:
+    while (shifts := _next(ledger)) is not None:
+        for shift in shifts:
             ledger.shift(shift)
     ledger.drop_unneeded()
     after = ledger.last_s
@@ -154,8 +154,8 @@ class _Ledger:
     """Who has which samples while a decision is made, and when each instance ends then."""
 
     def __init__(self, instances: Sequence[InstanceWork], step_s: StepSeconds, slots: int, cost: MoveCost) -> None:
-        self.works = {one.place: one for one in instances}
-        self.growing = {one.place: one.growing for one in instances}
+        self.works = {instance.place: instance for instance in instances}
+        self.growing = {instance.place: instance.growing for instance in instances}
         self.step_s, self.slots, self.cost = step_s, slots, cost
         self.shifts: list[Shift] = []
         self.ends = {place: self.end(place, ()) for place in self.works}
@@ -166,24 +166,27 @@ class _Ledger:
 
     def held_up_s(self, place: int, more: Sequence[Shift] = ()) -> float:
         """Seconds that an instance stands still for what moves."""
-        mine = [one for one in (*self.shifts, *more) if place in (one.source, one.target)]
-        return self.cost.pause_s + self.cost.token_s * sum(one.sample.context for one in mine) if mine else 0.0
+        mine = [shift for shift in (*self.shifts, *more) if place in (shift.source, shift.target)]
+        return self.cost.pause_s + self.cost.token_s * sum(shift.sample.context for shift in mine) if mine else 0.0
 
     def end(self, place: int, more: Sequence[Shift]) -> float:
         """When an instance ends, if these samples moved as well."""
-        left = {one.sample.key for one in more if one.source == place}
-        here = [one for one in self.growing[place] if one.key not in left]
-        here += [one.sample for one in more if one.target == place]
+        left = {shift.sample.key for shift in more if shift.source == place}
+        here = [sample for sample in self.growing[place] if sample.key not in left]
+        here += [shift.sample for shift in more if shift.target == place]
         return end_s(here, self.step_s, self.slots) + self.held_up_s(place, more)
 
-    def has_room(self, place: int, coming: Sequence[Growing]) -> bool:
+    def has_room(self, place: int, coming: Sequence[UnfinishedSample]) -> bool:
         """Whether samples fit into an instance, at the lengths that are expected of all of them."""
         here = [*self.growing[place], *coming]
-        return len(here) <= self.slots and sum(one.context + one.left for one in here) <= self.works[place].kv_tokens
+        return (
+            len(here) <= self.slots
+            and sum(sample.context + sample.left for sample in here) <= self.works[place].kv_tokens
+        )
 
     def shift(self, shift: Shift) -> None:
         source, target = shift.source, shift.target
-        self.growing[source] = tuple(one for one in self.growing[source] if one.key != shift.sample.key)
+        self.growing[source] = tuple(sample for sample in self.growing[source] if sample.key != shift.sample.key)
         self.growing[target] = (*self.growing[target], shift.sample)
         self.shifts.append(shift)
         self._count(shift)
@@ -208,10 +211,12 @@ class _Ledger:
 
     def _undo(self, shift: Shift) -> None:
         self.shifts.remove(shift)
-        places = {one.key: number for number, one in enumerate(self.works[shift.source].growing)}
-        self.growing[shift.target] = tuple(one for one in self.growing[shift.target] if one.key != shift.sample.key)
+        places = {sample.key: number for number, sample in enumerate(self.works[shift.source].growing)}
+        self.growing[shift.target] = tuple(
+            sample for sample in self.growing[shift.target] if sample.key != shift.sample.key
+        )
         back = (*self.growing[shift.source], shift.sample)
-        self.growing[shift.source] = tuple(sorted(back, key=lambda one: places[one.key]))
+        self.growing[shift.source] = tuple(sorted(back, key=lambda sample: places[sample.key]))
         self._count(shift)
 
 
@@ -220,41 +225,41 @@ def _next(ledger: _Ledger) -> list[Shift] | None:
     ends it sooner."""
     source = max(ledger.works, key=lambda place: (ledger.ends[place], -place))
     here = ledger.growing[source]
-    if any(one.target == source for one in ledger.shifts) or not _is_above_knee(ledger, here):
+    if any(shift.target == source for shift in ledger.shifts) or not _is_above_knee(ledger, here):
         return None
-    gave = {one.source for one in ledger.shifts}
+    gave = {shift.source for shift in ledger.shifts}
     open_to = [
         place
-        for place, one in ledger.works.items()
-        if one.takes and place != source and place not in gave and ledger.has_room(place, ())
+        for place, instance in ledger.works.items()
+        if instance.takes and place != source and place not in gave and ledger.has_room(place, ())
     ]
     least = TIMES_MOVES * ledger.cost.pause_s
-    movable = [one for one in here if one.moves and one.left * ledger.step_s(1, one.context) > least]
+    movable = [sample for sample in here if sample.moves and sample.left * ledger.step_s(1, sample.context) > least]
     for target in sorted(open_to, key=lambda place: (ledger.ends[place], place)):
         tried = [
-            [Shift(one, source, target) for one in members]
+            [Shift(sample, source, target) for sample in members]
             for members in _tried(movable, len(here) - len(ledger.growing[target]))
             if ledger.has_room(target, members)
         ]
         if tried:
-            ends = [max(ledger.end(place, found) for place in (source, target)) for found in tried]
+            ends = [max(ledger.end(place, shifts) for place in (source, target)) for shifts in tried]
             best = min(range(len(tried)), key=lambda k: (ends[k], len(tried[k]), k))
             return tried[best] if ends[best] < (1 - EQUAL) * ledger.ends[source] else None
     return None
 
 
-def _is_above_knee(ledger: _Ledger, here: Sequence[Growing]) -> bool:
+def _is_above_knee(ledger: _Ledger, here: Sequence[UnfinishedSample]) -> bool:
     if not here:
         return False
     running = here[: ledger.slots]
-    context = sum(one.context for one in running) / len(running)
+    context = sum(sample.context for sample in running) / len(running)
     return len(here) > knee(ledger.step_s, len(running), context) or len(here) > ledger.slots
 
 
-def _tried(movable: Sequence[Growing], difference: int) -> Iterator[list[Growing]]:
+def _tried(movable: Sequence[UnfinishedSample], difference: int) -> Iterator[list[UnfinishedSample]]:
     """Sets of 1, 2, 4, … samples, up to half of the difference: those with the most left, with the least, and evenly
     of all; of equals those with the shortest context."""
-    order = sorted(movable, key=lambda one: (-one.left, one.context, one.key))
+    order = sorted(movable, key=lambda sample: (-sample.left, sample.context, sample.key))
     most, count = min(len(order), max(1, difference // 2)), 1
     while count <= most:
         yield order[:count]

@@ -133,13 +133,13 @@ def outcome(rollout: Rollout, steps: Sequence[Sequence[int]], threshold: int) ->
         return stays
     moved_s = now + rollout.migration_s
     loads = merged(left, kept)
-    later = [finish_times([one.steps for one in load], rollout.step_s, moved_s) for load in loads]
+    later = [finish_times([sample.steps for sample in load], rollout.step_s, moved_s) for load in loads]
     tail = sorted(end for row in later for end in row)
     freed = sorted(min(now, max(row, default=0.0)) for row in ends)[: rollout.num_instances - kept]
-    free_s = sum(tail[-1] - one for one in freed) + sum(tail[-1] - max(row, default=now) for row in later)
+    free_s = sum(tail[-1] - time_s for time_s in freed) + sum(tail[-1] - max(row, default=now) for row in later)
     if rollout.frees:
         waiting_s = waits_at(rollout, ends, coming, now)
-        coming = comings(rollout, later, [[one.part for one in load] for load in loads], sizes)
+        coming = comings(rollout, later, [[sample.part for sample in load] for load in loads], sizes)
         total_s = drained(rollout, later, coming, Waiting(now, waiting_s, moved_s + rollout.load_s))
     else:
         total_s = _drain(rollout, kept, now, (count - unfinished) * rollout.score_s, tail)
@@ -258,20 +258,20 @@ def _steps_by(now: float, steps: Sequence[int], step_s: StepTime) -> int:
     time_s, done = 0.0, 0
     for position, length in enumerate(sorted(steps)):
         if length > done:
-            each = step_s(len(steps) - position)
-            if time_s + (length - done) * each > now:
-                return done + ceil((now - time_s) / each - 1e-9)
-            time_s += (length - done) * each
+            step_of_rest_s = step_s(len(steps) - position)
+            if time_s + (length - done) * step_of_rest_s > now:
+                return done + ceil((now - time_s) / step_of_rest_s - 1e-9)
+            time_s += (length - done) * step_of_rest_s
             done = length
     return done
 
 
 def merged(left: Sequence[Sequence[Left]], kept: int) -> list[list[Left]]:
     """The loads of the kept instances after migration: the fullest keep theirs, the others' longest go first."""
-    ranked = sorted(left, key=lambda row: (-len(row), -sum(one.steps for one in row)))
+    ranked = sorted(left, key=lambda row: (-len(row), -sum(sample.steps for sample in row)))
     loads = [list(row) for row in ranked[:kept]]
-    for one in sorted((one for row in ranked[kept:] for one in row), key=lambda one: -one.steps):
-        min(loads, key=len).append(one)
+    for sample in sorted((sample for row in ranked[kept:] for sample in row), key=lambda sample: -sample.steps):
+        min(loads, key=len).append(sample)
     return loads
 
 

@@ -37,24 +37,24 @@ def part(buffer: Tensor, piece: Slice) -> Tensor:
 
 def runs(pieces: Sequence[Slice]) -> list[Slice]:
     """The same elements in the same order, with neighbours in the buffer made one."""
-    found: list[Slice] = []
+    slices: list[Slice] = []
     for piece in pieces:
-        if found and _follows(found[-1], piece):
-            found[-1] = _joined(found[-1], piece)
+        if slices and _follows(slices[-1], piece):
+            slices[-1] = _joined(slices[-1], piece)
         else:
-            found.append(piece)
-    return found
+            slices.append(piece)
+    return slices
 
 
 def paired_runs(sources: Sequence[Slice], targets: Sequence[Slice]) -> list[tuple[Slice, Slice]]:
     """The same copies in the same order, with those whose two ends are both neighbours made one."""
-    found: list[tuple[Slice, Slice]] = []
+    slices: list[tuple[Slice, Slice]] = []
     for source, target in zip(sources, targets, strict=True):
-        if found and _follows(found[-1][0], source) and _follows(found[-1][1], target):
-            found[-1] = _joined(found[-1][0], source), _joined(found[-1][1], target)
+        if slices and _follows(slices[-1][0], source) and _follows(slices[-1][1], target):
+            slices[-1] = _joined(slices[-1][0], source), _joined(slices[-1][1], target)
         else:
-            found.append((source, target))
-    return found
+            slices.append((source, target))
+    return slices
 
 
 def _follows(piece: Slice, other: Slice) -> bool:

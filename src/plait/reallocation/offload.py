@@ -89,7 +89,7 @@ class HostMemory:
 
     def now(self, buffer: Tensor) -> Tensor | None:
         """The values of one of the buffers, wherever they are; None where they are nowhere."""
-        key = next((key for key, one in self._buffers.items() if one is buffer), None)
+        key = next((key for key, kept in self._buffers.items() if kept is buffer), None)
         if key is None or key not in self._away:
             return buffer
         return self._copies.get(key)

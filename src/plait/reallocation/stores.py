@@ -79,9 +79,9 @@ class StoreReader:
         except (OSError, SafetensorError) as error:
             raise DataError(f"{file.path}: expected a whole safetensors file, found: {error}") from error
         for name, length in file.lengths.items():
-            found = buffers.get(name)
-            if found is None or found.shape != (length,) or found.dtype != DTYPES[self._dtype]:
-                what = "no such tensor" if found is None else f"{found.dtype} {list(found.shape)}"
+            tensor = buffers.get(name)
+            if tensor is None or tensor.shape != (length,) or tensor.dtype != DTYPES[self._dtype]:
+                what = "no such tensor" if tensor is None else f"{tensor.dtype} {list(tensor.shape)}"
                 raise DataError(f"{file.path}: expected {name} as {self._dtype} [{length}], found {what}")
         return buffers
 

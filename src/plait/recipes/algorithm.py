@@ -67,10 +67,10 @@ def trace_algorithm(
     if may_lag:
         options = cls.of_older_samples(options)
     with UserCode(f"key `options`: the class of the options of `{title_of(flow)}`", ConfigError, users=is_users(flow)):
-        given = None if cls is None else validate_options(cls, options)
+        checked = None if cls is None else validate_options(cls, options)
     if may_lag:
-        given.check_older_samples()
-    return trace(flow, roles=roles, options=given, name=name)
+        checked.check_older_samples()
+    return trace(flow, roles=roles, options=checked, name=name)
 
 
 def options_class(flow: Callable[..., Any]) -> type[Any] | None:

@@ -229,13 +229,13 @@ def check_trained_steps(flow: Dataflow, recipe: Recipe) -> None:
 def check_adapters(models: Sequence[RoleModel], *, trains: bool) -> None:
     """Raises ConfigError where a role begins as an adapter alone that is to be trained or to score. What is only
     measured may."""
-    for one in models:
-        scores = one.role in REWARD_ROLES and not one.trained
-        if adapter_of(one.name) is not None and (trains or scores):
+    for model in models:
+        scores = model.role in REWARD_ROLES and not model.trained
+        if adapter_of(model.name) is not None and (trains or scores):
             raise ConfigError(
-                f"key `{one.key}`: `{one.name}` is a LoRA adapter alone, from which the role `{one.role}` cannot begin "
-                "(`plait eval` and `plait generate` take one as it is); give a whole model: `plait export RUN_DIR "
-                "--out FOLDER` writes one of a run, peft's `merge_and_unload` of any adapter"
+                f"key `{model.key}`: `{model.name}` is a LoRA adapter alone, from which the role `{model.role}` cannot "
+                "begin (`plait eval` and `plait generate` take one as it is); give a whole model: `plait export "
+                "RUN_DIR --out FOLDER` writes one of a run, peft's `merge_and_unload` of any adapter"
             )
 
 
@@ -246,22 +246,22 @@ def check_models(models: Sequence[RoleModel], to_come: Mapping[str, ToCome]) -> 
     Args:
         to_come: key of the recipe → the model that will stand there.
     """
-    for one in models:
-        coming = to_come.get(one.key)
-        if coming is None and is_shape(one.name):
+    for model in models:
+        coming = to_come.get(model.key)
+        if coming is None and is_shape(model.name):
             continue
-        name = one.name if coming is None else coming.name
-        config = {} if coming is not None else read_config(one.name)
-        classes = [str(found) for found in config.get("architectures") or ()]
-        scores = any("Classification" in found for found in classes) if coming is None else coming.scalar
-        if scores and not one.scalar:
+        name = model.name if coming is None else coming.name
+        config = {} if coming is not None else read_config(model.name)
+        classes = [str(class_name) for class_name in config.get("architectures") or ()]
+        scores = any("Classification" in class_name for class_name in classes) if coming is None else coming.scalar
+        if scores and not model.scalar:
             raise ConfigError(
-                f"key `{one.key}`: `{name}` is a reward model{_listed(classes)}, but the role `{one.role}` begins as a "
-                "causal language model"
+                f"key `{model.key}`: `{name}` is a reward model{_listed(classes)}, but the role `{model.role}` begins "
+                "as a causal language model"
             )
-        if one.scalar and not one.trained and not scores:
+        if model.scalar and not model.trained and not scores:
             raise ConfigError(
-                f"key `{one.key}`: `{name}` is a language model{_listed(classes)} without a head for scores; give a "
+                f"key `{model.key}`: `{name}` is a language model{_listed(classes)} without a head for scores; give a "
                 "reward model (a `...ForSequenceClassification` with one label; `algorithm: reward_model` trains one)"
             )
 

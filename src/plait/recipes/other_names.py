@@ -49,8 +49,13 @@ def systems() -> tuple[System, ...]:
     """All that the file holds, in its order."""
     tree: dict[str, Any] = yaml.safe_load(FILE.read_text(encoding="utf-8"))
     return tuple(
-        System(name, one["title"], one["names_of"], {title: _entries(group) for title, group in one["groups"].items()})
-        for name, one in tree.items()
+        System(
+            name,
+            section["title"],
+            section["names_of"],
+            {title: _entries(group) for title, group in section["groups"].items()},
+        )
+        for name, section in tree.items()
     )
 
 
@@ -65,22 +70,22 @@ def answer(key: str, value: Any = None) -> str:
         key: dotted; of a recipe's `options` with that before it.
         value: what stands there; of a section of keys the first that is known is answered.
     """
-    found = next(filter(None, map(_find, _leaves(key.removeprefix("options."), value))), None)
-    if found is None:
+    entry_of_leaf = next(filter(None, map(_find, _leaves(key.removeprefix("options."), value))), None)
+    if entry_of_leaf is None:
         return ""
-    system, name, entry = found
+    system, name, entry = entry_of_leaf
     place = "" if name == key else f" `{name}`"
     page = f" (docs/coming-from-{system.id}.md)"
     if not entry.keys:
         return f", {system.title}'s{place}, has no equivalent here: {entry.say}{page}"
-    ours = " and ".join(f"`{one}`" for one in entry.keys)
+    ours = " and ".join(f"`{own_key}`" for own_key in entry.keys)
     return f": {system.title}'s{place} is {ours} here{f' ({entry.say})' if entry.say else ''}{page}"
 
 
 def _leaves(key: str, value: Any) -> Iterator[str]:
     if isinstance(value, Mapping):
-        for name, one in value.items():
-            yield from _leaves(f"{key}.{name}", one)
+        for name, inner in value.items():
+            yield from _leaves(f"{key}.{name}", inner)
     else:
         yield key
 
@@ -89,11 +94,11 @@ def _find(key: str) -> tuple[System, str, OtherName] | None:
     """The entry of the name itself, else of a dotted one that ends with it; else, of a key in a section of ours, of a
     name that ends as it does and whose key is in that section: `optimizer.lr`."""
     every = [(system, name, entry) for system in systems() for entry in system.entries() for name in entry.names]
-    exact = next((one for one in every if one[1] == key), None)
+    exact = next((named for named in every if named[1] == key), None)
     if exact is not None or key in _ANYWHERE:
         return exact
-    if (whole := next((one for one in every if one[1].endswith(f".{key}")), None)) is not None:
+    if (whole := next((named for named in every if named[1].endswith(f".{key}")), None)) is not None:
         return whole
     section, _, leaf = key.rpartition(".")
-    ends = (one for one in every if section and one[1].endswith(f".{leaf}"))
-    return next((one for one in ends if any(ours.rpartition(".")[0] == section for ours in one[2].keys)), None)
+    ends = (named for named in every if section and named[1].endswith(f".{leaf}"))
+    return next((named for named in ends if any(ours.rpartition(".")[0] == section for ours in named[2].keys)), None)

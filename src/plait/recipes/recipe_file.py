@@ -47,7 +47,7 @@ def with_sections(tree: Mapping[str, Any]) -> dict[str, Any]:
     """The tree where a list of sources is the section of the first of them, with the others as its `more`."""
 
     def section(value: Any) -> Any:
-        is_list = isinstance(value, list) and value and all(isinstance(one, Mapping) for one in value)
+        is_list = isinstance(value, list) and value and all(isinstance(item, Mapping) for item in value)
         return {**value[0], "more": value[1:]} if is_list else value
 
     return {name: section(value) if name in ("data", "pretraining") else value for name, value in tree.items()}
@@ -56,8 +56,8 @@ def with_sections(tree: Mapping[str, Any]) -> dict[str, Any]:
 def without_other_length(tree: dict[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     """The tree without the length of the run (`steps` or `epochs`) that `over`, which is laid over it, takes the place
     of. What says both at once is left for `Recipe` to refuse."""
-    said = {name for name in ("steps", "epochs") if over.get(name) is not None}
-    return {name: value for name, value in tree.items() if not said or name not in ("steps", "epochs")}
+    stated = {name for name in ("steps", "epochs") if over.get(name) is not None}
+    return {name: value for name, value in tree.items() if not stated or name not in ("steps", "epochs")}
 
 
 def recipe_of(tree: Mapping[str, Any]) -> Recipe:
@@ -120,8 +120,8 @@ def _checked(tree: Mapping[str, Any], model: type[BaseModel], prefix: str) -> di
             value = _checked(value, section, f"{prefix}{name}.")
         elif (element := element_of(info.annotation)) is not None and isinstance(value, list | tuple):
             value = [
-                _checked(one, element, f"{prefix}{name}.{place}.") if isinstance(one, Mapping) else one
-                for place, one in enumerate(value)
+                _checked(item, element, f"{prefix}{name}.{place}.") if isinstance(item, Mapping) else item
+                for place, item in enumerate(value)
             ]
         elif takes_list(info.annotation) and not isinstance(value, list | tuple | Mapping | None):
             value = value if value in choices(info.annotation) else [value]
@@ -146,7 +146,7 @@ def _required_in(key: str) -> str:
     """The key itself, or of a section the first key in it that has to be given."""
     info = Recipe.model_fields.get(key)
     section = None if info is None else section_of(info.annotation)
-    names = [] if section is None else [name for name, one in section.model_fields.items() if one.is_required()]
+    names = [] if section is None else [name for name, field in section.model_fields.items() if field.is_required()]
     return f"{key}.{names[0]}" if names else key
 
 

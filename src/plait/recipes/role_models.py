@@ -51,15 +51,15 @@ class ToCome:
 
 def role_models(flow: Dataflow, recipe: Recipe) -> tuple[RoleModel, ...]:
     """The models that a flow needs, in order of first use. Loads nothing."""
-    found = []
+    models = []
     for role in flow.roles:
         trained = any(node.kind is CallKind.TRAIN for node in flow.calls(role))
         if role in REWARD_ROLES and not trained:
             settings = recipe.reward if role == "reward" else recipe.cost
             if settings.model is None:
                 continue
-        found.append(role_model(role, recipe, trained=trained))
-    return tuple(found)
+        models.append(role_model(role, recipe, trained=trained))
+    return tuple(models)
 
 
 def role_model(role: str, recipe: Recipe, *, trained: bool) -> RoleModel:
@@ -80,8 +80,14 @@ def draft_model(name: str, key: str) -> RoleModel:
 
 def main_role(models: Sequence[RoleModel]) -> RoleModel:
     """What a run is for: the actor where it is trained, else the first role that is."""
-    trained = [one for one in models if one.trained]
-    return next((one for one in trained if one.role == "actor"), trained[0])
+    trained = [model for model in models if model.trained]
+    return next((model for model in trained if model.role == "actor"), trained[0])
+
+
+def trained_roles(models: Sequence[RoleModel]) -> list[str]:
+    """Those that are trained, the main one first."""
+    main = main_role(models).role
+    return [main, *(model.role for model in models if model.trained and model.role != main)]
 
 
 def _begins_as(role: str, recipe: Recipe) -> tuple[str, str]:
@@ -108,6 +114,6 @@ def optimizer_of(role: str, recipe: Recipe) -> OptimizerSettings:
     return recipe.optimizer
 
 
-def is_reward(one: RoleModel, flow: Dataflow) -> bool:
+def is_reward(model: RoleModel, flow: Dataflow) -> bool:
     """Whether a model's role is to score samples, without being trained."""
-    return one.role in REWARD_ROLES and "train" not in flow.call_kinds(one.role)
+    return model.role in REWARD_ROLES and "train" not in flow.call_kinds(model.role)

@@ -36,13 +36,15 @@ class Stages:
 
     def resolved(self, name: str) -> Recipe:
         """The recipe of a stage as it runs, after those before it: `@NAME` is the folder of NAME's final weights."""
-        return _replaced(self.recipes[name], {one: str(final_folder(recipe)) for one, recipe in self.recipes.items()})
+        return _replaced(
+            self.recipes[name], {stage: str(final_folder(recipe)) for stage, recipe in self.recipes.items()}
+        )
 
     def foreseen(self, name: str) -> Recipe:
         """The recipe of a stage before any has run: `@NAME` is the model that NAME begins with, which has its shape."""
         begins: dict[str, str] = {}
-        for one, recipe in self.recipes.items():
-            begins[one] = _replaced(recipe, begins).model
+        for stage, recipe in self.recipes.items():
+            begins[stage] = _replaced(recipe, begins).model
         return _replaced(self.recipes[name], begins)
 
     def to_come(self, name: str) -> dict[str, ToCome]:
@@ -52,11 +54,11 @@ class Stages:
     def sources(self, name: str) -> tuple[str, ...]:
         """The stages whose final weights this one begins with, in their order."""
         used = {value[1:] for value in self._references(name).values()}
-        return tuple(one for one in self.recipes if one in used)
+        return tuple(stage for stage in self.recipes if stage in used)
 
     def _references(self, name: str) -> dict[str, str]:
-        found = {key: _get(self.recipes[name], key) for key in MODEL_KEYS}
-        return {key: value for key, value in found.items() if value is not None and value.startswith("@")}
+        references = {key: _get(self.recipes[name], key) for key in MODEL_KEYS}
+        return {key: value for key, value in references.items() if value is not None and value.startswith("@")}
 
     def _ends_with(self, reference: str) -> ToCome:
         recipe = self.recipes[reference[1:]]
@@ -67,7 +69,7 @@ class Stages:
             max_staleness=recipe.max_staleness,
         )
         models = role_models(flow, recipe)
-        return ToCome(reference, scalar=any(one.trained for one in models) and main_role(models).scalar)
+        return ToCome(reference, scalar=any(model.trained for model in models) and main_role(models).scalar)
 
 
 def final_folder(recipe: Recipe) -> Path:

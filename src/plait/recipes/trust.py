@@ -37,8 +37,8 @@ def check_origin(path: Path, recipe: Recipe, overrides: Sequence[tuple[str, Any]
     run = run_holding(path)
     if run is None:
         return
-    given = {key for key, _ in overrides}
-    named = {key: names for key, names in code_of(recipe).items() if key not in given}
+    overridden = {key for key, _ in overrides}
+    named = {key: names for key, names in code_of(recipe).items() if key not in overridden}
     if named:
         listed = "; ".join(f"`{key}`: {', '.join(names)}" for key, names in named.items())
         raise ConfigError(

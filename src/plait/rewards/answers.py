@@ -46,14 +46,14 @@ def extract_answer(text: str, where: AnswerFormat) -> str | None:
     """The answer in a response, stripped; None if there is none or it is empty."""
     match where:
         case AnswerFormat.TAGS:
-            found = _TAGS.findall(text)
+            candidates = _TAGS.findall(text)
         case AnswerFormat.LINE:
-            found = [line for line in text.splitlines() if line.strip()]
+            candidates = [line for line in text.splitlines() if line.strip()]
         case AnswerFormat.NUMBER:
-            found = [number.replace(",", "") for number in _NUMBER.findall(text)]
+            candidates = [number.replace(",", "") for number in _NUMBER.findall(text)]
         case AnswerFormat.WHOLE:
-            found = [text]
-    return (found[-1].strip() or None) if found else None
+            candidates = [text]
+    return (candidates[-1].strip() or None) if candidates else None
 
 
 def has_form(answer: str, reference: str | None) -> bool:

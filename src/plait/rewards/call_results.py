@@ -34,7 +34,7 @@ class Logged:
             raise TypeError(
                 f"log_extra({column!r}, …): expected a list with one value per sample, found {_kind(values)}"
             )
-        self.extras[str(column)] = [listed(one) for one in values]
+        self.extras[str(column)] = [listed(values_of_sample) for values_of_sample in values]
 
     def _metric(self, name: str, value: Any) -> None:
         """Raises ValueError: the name is none of a metric, or the value is no finite number."""

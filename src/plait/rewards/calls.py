@@ -41,11 +41,11 @@ def missing_arguments(function: str, signature: Signature, columns: Sequence[str
     ]
     if not missing:
         return None
-    given = [name for name in (*GIVEN[form], *data) if name not in LOG_ARGUMENTS]
-    hints = ", ".join(f"`{name}`{_from(form, name)}{nearest(name, given)}" for name in missing)
+    arguments = [name for name in (*GIVEN[form], *data) if name not in LOG_ARGUMENTS]
+    hints = ", ".join(f"`{name}`{_from(form, name)}{nearest(name, arguments)}" for name in missing)
     return (
-        f"`reward.functions`: `{function}` needs {hints}, but a reward of {form}'s form is given {', '.join(given)}; "
-        "add the column to the data, or a default to the parameter"
+        f"`reward.functions`: `{function}` needs {hints}, but a reward of {form}'s form is given "
+        f"{', '.join(arguments)}; add the column to the data, or a default to the parameter"
     )
 
 

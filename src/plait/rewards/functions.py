@@ -66,9 +66,9 @@ def functions_of(settings: RewardSettings, *, task: str | None) -> tuple[RewardF
             resolved.append(name)
             continue
         if task is None:
-            found = f"names `{name}`" if settings.functions else "is empty"
+            stated = f"names `{name}`" if settings.functions else "is empty"
             raise ConfigError(
-                f"`reward.functions` {found}, but `data.source` is a file and no reasoning_gym:TASK; "
+                f"`reward.functions` {stated}, but `data.source` is a file and no reasoning_gym:TASK; "
                 "name a function of yours: FILE.py:FUNCTION or package.module:function"
             )
         where = settings.answer

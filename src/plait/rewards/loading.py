@@ -58,25 +58,25 @@ def _found(module_name: str, name: str, path: str, key: str) -> Any:
             if error.name is None or not (module_name == error.name or module_name.startswith(f"{error.name}.")):
                 raise
             raise ConfigError(f"`{key}`: there is no module `{error.name}` for `{path}`") from None
-    found: Any = module
+    value: Any = module
     for part in name.split("."):
-        if not hasattr(found, part):
-            close = difflib.get_close_matches(part, [entry for entry in dir(found) if not entry.startswith("_")], n=1)
+        if not hasattr(value, part):
+            close = difflib.get_close_matches(part, [entry for entry in dir(value) if not entry.startswith("_")], n=1)
             hint = f"; did you mean `{close[0]}`?" if close else ""
             raise ConfigError(f"`{key}`: `{module_name}` has no `{part}`{hint}")
-        found = getattr(found, part)
-    if not callable(found):
-        raise ConfigError(f"`{key}`: `{path}` is not callable, but {type(found).__name__}")
-    return found
+        value = getattr(value, part)
+    if not callable(value):
+        raise ConfigError(f"`{key}`: `{path}` is not callable, but {type(value).__name__}")
+    return value
 
 
 def load_file(path: Path) -> ModuleType:
     """Import a file as a module of its own; its folder becomes importable, as when it is run as a script."""
     resolved = path.resolve()
     name = f"plait_user_{resolved.stem}"
-    known = sys.modules.get(name)
-    if known is not None and getattr(known, "__file__", None) == str(resolved):
-        return known
+    loaded = sys.modules.get(name)
+    if loaded is not None and getattr(loaded, "__file__", None) == str(resolved):
+        return loaded
     spec = importlib.util.spec_from_file_location(name, resolved)
     assert spec is not None, f"{resolved} has no loader"
     assert spec.loader is not None, f"{resolved} has no loader"

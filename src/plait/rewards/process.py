@@ -83,12 +83,12 @@ class WorkerProcess:
     def strays(self) -> list[int]:
         """For each forked child that has come back to the worker's own code since the last look the place of the
         function that forked it; −1: a file did, while it was imported."""
-        found, self._last_strays = self._last_strays, []
+        pids, self._last_strays = self._last_strays, []
         if self._guard >= 0:
             with contextlib.suppress(BlockingIOError):
                 lines = os.read(self._strays, 4096).decode(errors="replace").split()
-                found += [int(line) for line in lines if re.fullmatch(r"-1|\d{1,6}", line)]
-        return found
+                pids += [int(line) for line in lines if re.fullmatch(r"-1|\d{1,6}", line)]
+        return pids
 
     def where(self) -> str:
         """Kill a worker that took too long, and return the stack at which it was, as far as it can be had."""

@@ -156,10 +156,10 @@ class RewardCall:
         asked = {name: log for name, log in self._asked(logs).items() if name in GIVEN[Form.VERL]}
         results = []
         for place, (_, response) in enumerate(texts):
-            given = {name: values[place] for name, values in arguments.items()}
-            if "ground_truth" not in given and "reward_model" in given:
-                given["ground_truth"] = _ground_truth(given["reward_model"])
-            results.append(self._function(**self._kept(given | {"solution_str": response}) | asked))
+            named = {name: values[place] for name, values in arguments.items()}
+            if "ground_truth" not in named and "reward_model" in named:
+                named["ground_truth"] = _ground_truth(named["reward_model"])
+            results.append(self._function(**self._kept(named | {"solution_str": response}) | asked))
         results = _all_settled(results)
         scores: list[Any] = []
         logged: dict[str, list[Any]] = {}
@@ -177,11 +177,11 @@ class RewardCall:
         return scores
 
     def _openrlhf(self, arguments: Mapping[str, list[Any]], texts: Sequence[tuple[str, str]], logs: Logs) -> Any:
-        given = {**arguments}
-        if "labels" not in given and "label" in given:
-            given["labels"] = given["label"]
-        given |= {"queries": [prompt + response for prompt, response in texts], "prompts": [text for text, _ in texts]}
-        result = _settled(self._function(**self._kept(given) | self._asked(logs)))
+        named = {**arguments}
+        if "labels" not in named and "label" in named:
+            named["labels"] = named["label"]
+        named |= {"queries": [prompt + response for prompt, response in texts], "prompts": [text for text, _ in texts]}
+        result = _settled(self._function(**self._kept(named) | self._asked(logs)))
         if not isinstance(result, Mapping):
             return listed(result)
         if "rewards" not in result:
@@ -209,8 +209,8 @@ class RewardCall:
 
 def _ground_truth(reward_model: Any) -> Any:
     if not isinstance(reward_model, Mapping) or "ground_truth" not in reward_model:
-        found = list(reward_model) if isinstance(reward_model, Mapping) else repr(reward_model)
-        raise ValueError(f"the row has no `ground_truth`, and its `reward_model` holds none: found {found}")
+        keys = list(reward_model) if isinstance(reward_model, Mapping) else repr(reward_model)
+        raise ValueError(f"the row has no `ground_truth`, and its `reward_model` holds none: found {keys}")
     return reward_model["ground_truth"]
 
 

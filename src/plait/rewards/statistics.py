@@ -102,7 +102,9 @@ def pass_at(right: Sequence[bool | None], per_item: int, k: int) -> Estimate | N
         right: of each answer, `per_item` of each item in a row; None for an answer without a verdict. An item with
             fewer than k verdicts is left out.
     """
-    items = [[one for one in right[at : at + per_item] if one is not None] for at in range(0, len(right), per_item)]
+    items = [
+        [answer for answer in right[at : at + per_item] if answer is not None] for at in range(0, len(right), per_item)
+    ]
     chances = [pass_at_k(len(item), sum(item), k) for item in items if len(item) >= k]
     return wilson(math.fsum(chances), len(chances)) if chances else None
 

@@ -45,16 +45,16 @@ class TaskReward:
         log_extra: Callable[[str, list[Any]], None] | None = None,
         **columns: Any,
     ) -> list[float]:
-        found = [extract_answer(text_of(completion), self.where) for completion in completions]
+        answers = [extract_answer(text_of(completion), self.where) for completion in completions]
         scored = [
             score_answer(name, parameters, text, {"question": prompt, "answer": reference, "metadata": facts})
             for name, parameters, text, prompt, reference, facts in zip(
-                task, task_parameters, found, prompts, answer, metadata, strict=True
+                task, task_parameters, answers, prompts, answer, metadata, strict=True
             )
         ]
         if log_extra is not None:
             log_extra("verdict", [verdict.value for verdict, _ in scored])
-            log_extra("answer", list(found))
+            log_extra("answer", list(answers))
         return [score if self.partial_credit else float(verdict is Verdict.EXACT) for verdict, score in scored]
 
 

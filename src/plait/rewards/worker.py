@@ -121,10 +121,10 @@ class _Unpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         if module != "__main__" or self._main_file is None:
             return super().find_class(module, name)
-        found: Any = load_file(Path(self._main_file))
+        value: Any = load_file(Path(self._main_file))
         for part in name.split("."):
-            found = getattr(found, part)
-        return found
+            value = getattr(value, part)
+        return value
 
 
 def _load(line: Line) -> list[RewardCall] | None:

@@ -82,7 +82,7 @@ def answer(
     progress.phase("evaluate", len(asked.prompts) * asked.per_item, "items" if asked.per_item == 1 else "answers")
     samples, scored = _answer(engine, scorers.pools(), progress, stop)
     answers = tuple(samples[prompt.uid, index] for prompt in asked.prompts for index in range(asked.per_item))
-    groups = {name: [said[_place(sample)] for sample in answers] for name, said in scored.items()}
+    groups = {name: [scores_of_all[_place(sample)] for sample in answers] for name, scores_of_all in scored.items()}
     judged = _judged(answers, scorers.cost, groups)
     of_reward = groups.get("reward")
     extras = tuple({name: values[0] for name, values in group.extras.items()} for group in of_reward or ())
@@ -91,7 +91,7 @@ def answer(
         rewards=() if scorers.reward is None else _totals(answers, scorers.reward, of_reward),
         task=task_of([logged.get("verdict") for logged in extras], asked.per_item),
         extras=extras,
-        logged={name: mean for said in groups.values() for name, mean in logged_means(said).items()},
+        logged={name: mean for scores_of_all in groups.values() for name, mean in logged_means(scores_of_all).items()},
         judged=judged,
         per_item=asked.per_item,
         pass_at=asked.pass_at,

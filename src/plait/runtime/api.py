@@ -198,9 +198,9 @@ def evaluate_model(recipe: Recipe) -> Evaluation:
     prepared = prepare(recipe.model_copy(update={"devices": 1, "plan": "colocated"}), trains=False)
     answers = bool(prepared.held_out)
     models = tuple(
-        replace(one, trained=False)
-        for one in prepared.models
-        if not answers or one.role == "actor" or (one.role in REWARD_ROLES and not one.trained)
+        replace(model, trained=False)
+        for model in prepared.models
+        if not answers or model.role == "actor" or (model.role in REWARD_ROLES and not model.trained)
     )
     prepared = replace(prepared, models=models)
     with Progress(0) as progress, ExitStack() as stack:

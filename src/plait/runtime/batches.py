@@ -36,15 +36,15 @@ class Batches:
     @property
     def standing(self) -> Standing:
         """Where the samples of open batches stand that have not ended."""
-        found: dict[int, dict[int, int]] = {}
+        lengths: dict[int, dict[int, int]] = {}
         for state in self._open.values():
             for node, growing in state.growing.items():
                 if node not in state.generated:
                     begun = state.begun.get(node, {})
                     for uid, index in growing.unfinished:
-                        said = begun[uid, index].token_ids if (uid, index) in begun else ()
-                        found.setdefault(uid, {})[index] = len(said)
-        return found
+                        tokens = begun[uid, index].token_ids if (uid, index) in begun else ()
+                        lengths.setdefault(uid, {})[index] = len(tokens)
+        return lengths
 
     def at(self, step: int) -> StepState:
         """The batch that `step` trains on; one that was not open gets the next prompts of the run."""

@@ -114,8 +114,8 @@ class Calls:
         if engine is None or not engine.traits.keeps_weights or not engine.traits.shares_devices:
             return False
         mesh = self._mesh(node)
-        others = [one for one in self._flow.nodes if one.kind is not CallKind.GENERATE]
-        return len(mesh) == engine.traits.num_instances or all(mesh.isdisjoint(self._mesh(one)) for one in others)
+        others = [other for other in self._flow.nodes if other.kind is not CallKind.GENERATE]
+        return len(mesh) == engine.traits.num_instances or all(mesh.isdisjoint(self._mesh(other)) for other in others)
 
     # -- score
 
@@ -133,11 +133,11 @@ class Calls:
 
     def _scored(self, node: Node, state: StepState, spread: Spread) -> Work[None]:
         self._progress.phase(node.call, 0, "actions")
-        found = yield from spread(partial(self._score, node), node.call)
+        scored = yield from spread(partial(self._score, node), node.call)
         while node.rows not in state.tables:  # its last samples have been scored before it has ended
             yield None
-        samples = tuple(sample for rows, _ in found for sample in rows.samples)
-        state.add_scored(node.outputs[0], Rows(samples), np.concatenate([values for _, values in found]))
+        samples = tuple(sample for rows, _ in scored for sample in rows.samples)
+        state.add_scored(node.outputs[0], Rows(samples), np.concatenate([values for _, values in scored]))
 
     def _score(self, node: Node, rows: Rows, name: str, instance: int | None) -> Work[FloatArray]:
         """A SCORE call of a model; its result is the column."""
@@ -157,13 +157,18 @@ class Calls:
         flow: training calls of roles that the plan has train together. What does nothing in this step is alone."""
         if node.id not in self._groups or step < node.training.after:
             return (node,)
-        return tuple(one for one in self._groups[node.id] if step >= one.training.after)
+        return tuple(partner for partner in self._groups[node.id] if step >= partner.training.after)
 
     def _groups_of(self) -> dict[int, tuple[Node, ...]]:
         """Id of each training call → those that train together with it, where there are others."""
-        roles = {role: one.trainer.trains_with for role, one in self._roles.items() if isinstance(one, ModelRole)}
-        together = {found for found in roles.values() if len(found) > 1}
-        return {node.id: group for found in together for group in fused_calls(self._flow, found) for node in group}
+        roles = {role: model.trainer.trains_with for role, model in self._roles.items() if isinstance(model, ModelRole)}
+        together = {roles_together for roles_together in roles.values() if len(roles_together) > 1}
+        return {
+            node.id: group
+            for roles_together in together
+            for group in fused_calls(self._flow, roles_together)
+            for node in group
+        }
 
     def training(self, node: Node, state: StepState) -> Training:
         """What a TRAIN call trains on, in this step."""
@@ -172,7 +177,7 @@ class Calls:
 
     def trained_together(self, trainings: Sequence[Training]) -> Work[list[dict[str, float]]]:
         """Calls of `partners`; the metrics of each."""
-        self._progress.phase(" + ".join(one.node.call for one in trainings), 0, "actions")
+        self._progress.phase(" + ".join(training.node.call for training in trainings), 0, "actions")
         return self._model(trainings[0].node).trainer.train_together(trainings)
 
     def _trained(self, node: Node, state: StepState) -> Work[dict[str, float] | None]:
@@ -222,10 +227,10 @@ class Calls:
         yield
 
     def _read(self, node: Node, state: StepState) -> None:
-        given = sorted(state.given[node.call], key=lambda one: (one.sample.prompt.uid, one.sample.index))
-        rows = Rows(tuple(one.sample for one in given))
-        trained = np.array([flag for one in given for flag in one.trained], dtype=np.float64)
-        margins = [one.margin for one in given]
+        of_call = sorted(state.given[node.call], key=lambda given: (given.sample.prompt.uid, given.sample.index))
+        rows = Rows(tuple(given.sample for given in of_call))
+        trained = np.array([flag for given in of_call for flag in given.trained], dtype=np.float64)
+        margins = [given.margin for given in of_call]
         rows = rows.with_column(node.outputs[0], trained).with_column(node.outputs[1], margins)
         state.begin_table(node.id, rows)
 

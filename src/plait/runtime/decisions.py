@@ -79,7 +79,7 @@ class Experience:
     @property
     def lengths(self) -> list[int]:
         """Lengths of the responses of the last steps, in their order."""
-        return [length for one in self._lengths for length in one]
+        return [length for of_step in self._lengths for length in of_step]
 
     def heard(self, lengths: Sequence[int]) -> None:
         """The responses of a step have these lengths."""

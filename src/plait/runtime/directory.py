@@ -74,10 +74,10 @@ class RunDirectory:
             directory = cls(path, Lock(path), begun=False, made=made)
         except OSError as error:
             raise ConfigError(f"key `run_dir`: {path} cannot be written: {error}") from error
-        if not overwrite and (found := [name for name in _CLEARED if name in _names(path)]):
+        if not overwrite and (entries := [name for name in _CLEARED if name in _names(path)]):
             directory.close()
             raise ConfigError(
-                f"key `run_dir`: {path} holds a run already ({', '.join(found[:3])}); continue it with --resume, "
+                f"key `run_dir`: {path} holds a run already ({', '.join(entries[:3])}); continue it with --resume, "
                 "replace it with --overwrite true, or give another `run_dir`"
             )
         return directory

@@ -50,7 +50,9 @@ class RunDoctor:
         tell: Callable[[str], None],
     ) -> None:
         self._patient = patient
-        self._settings = settings
+        # Samples may be as old as the recipe lets them be.
+        most = max(settings.max_version_lag, patient.recipe.max_staleness)
+        self._settings = settings = settings.model_copy(update={"max_version_lag": most})
         self._tell = tell
         self._doctor = Doctor(settings, patient.recipe.dtype.value)
         if resume and path.exists():

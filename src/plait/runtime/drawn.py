@@ -85,13 +85,13 @@ class DrawnBatch:
                     for s in samples
                 ],
             }
-        scores = {str(node): dict(found) for node, found in self.model_scores.items()}
+        scores = {str(node): dict(scores_by_sample) for node, scores_by_sample in self.model_scores.items()}
         return tensors, {
             "step": self.step,
             "drawn": self.drawn,
             "prompts": list(self.prompts),
             "rollouts": rollouts,
-            "said": [list(one) for one in self.said],
+            "said": [list(metric) for metric in self.said],
             "model_scores": scores,
         }
 

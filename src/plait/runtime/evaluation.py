@@ -51,7 +51,7 @@ class Evaluation:
 
     def judged_gain(self, before: Evaluation, name: str) -> Estimate | None:
         """The same of what a judge says."""
-        scores = (item_means(each.judged[name], each.per_item) for each in (before, self))
+        scores = (item_means(evaluation.judged[name], evaluation.per_item) for evaluation in (before, self))
         return paired_difference(*scores)
 
     def pass_at_k(self, k: int) -> Estimate | None:

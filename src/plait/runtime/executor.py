@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
 
 from plait.dataflow import CallKind, Dataflow, Node
 from plait.engines import Workers
@@ -125,7 +124,7 @@ class _Steps:
 
     def partners(self, key: Key) -> tuple[Key, ...]:
         step, node = key[0], self.flow.nodes[key[1]]
-        return tuple((step, one.id) for one in self.calls.partners(node, step))
+        return tuple((step, partner.id) for partner in self.calls.partners(node, step))
 
     def mesh(self, key: Key) -> frozenset[int]:
         if self.open.halts(self.step, key):
@@ -147,45 +146,26 @@ class _Steps:
         trainers = [(node, trainer) for node in nodes if (trainer := self.calls.trainer(node)) is not None]
         self.recorder.step = state.step + 1
         moves = [trainer.syncing_weights(node.kind) for node, trainer in trainers]
-        task.work = self._of_step(state, self._work(nodes, state, moves, task), keys)
+        task.work = self.recorder.as_of(state.step + 1, self._work(nodes, state, moves, task))
         return task
-
-    def _of_step(self, state: StepState, work: Work[None], keys: Sequence[Key]) -> Work[None]:
-        while True:
-            self.recorder.step = state.step + 1
-            try:
-                done = next(work)
-            except StopIteration:
-                break
-            yield done
-        if self.beside is not None:
-            self.beside.ended.update(keys)
 
     def _work(self, nodes: Sequence[Node], state: StepState, moves: Sequence[Work[None]], task: Task) -> Work[None]:
         for move in moves:
             yield from move
         task.mesh = frozenset(rank for key in task.keys for rank in self._busy(key))  # those that brought are free
         task.shares = frozenset(rank for node in nodes for rank in self.calls.mesh(node)) - task.mesh
+        self.is_training |= any(node.kind is CallKind.TRAIN and state.step >= node.training.after for node in nodes)
         order = self.order(state)
         if len(nodes) > 1:
             yield from self._together(nodes, state, order)
-            return
-        (node,) = nodes
-        work = self._call(node, state, task)
-        while True:
-            try:
-                done = next(work)
-            except StopIteration as end:
-                if node.kind is CallKind.TRAIN:
-                    order.training_ended(node, end.value)
-                order.claim(node)
-                return
-            order.claim(node)
-            yield done
+        else:
+            work = self.calls.work(nodes[0], state, partial(self.batches.draw, state), task)
+            yield from order.claiming(nodes[0], work)
+        if self.beside is not None:
+            self.beside.ended.update(task.keys)
 
     def _together(self, nodes: Sequence[Node], state: StepState, order: GraphOrder) -> Work[None]:
         """Training calls of several roles, by one schedule."""
-        self.is_training = True
         trainings = []
         for node in nodes:
             trainings.append(self.calls.training(node, state))
@@ -194,8 +174,3 @@ class _Steps:
         for node, metrics in zip(nodes, results, strict=True):
             order.training_ended(node, metrics)
             order.claim(node)
-
-    def _call(self, node: Node, state: StepState, task: Task) -> Work[Any]:
-        if node.kind is CallKind.TRAIN and state.step >= node.training.after:
-            self.is_training = True
-        return self.calls.work(node, state, partial(self.batches.draw, state), task)

@@ -97,8 +97,8 @@ def trained_roles(checkpoint: Checkpoint) -> list[str]:
     if "trained" in checkpoint.state:
         return [str(role) for role in checkpoint.stated("trained", list)]
     in_parts = "counts" in checkpoint.state
-    found = checkpoint.stated("counts", dict) if in_parts else {name.split("/")[0] for name in checkpoint.tensors()}
-    return [role for role in ("actor", "reward", "cost", "critic", "cost_critic") if role in found]
+    stored = checkpoint.stated("counts", dict) if in_parts else {name.split("/")[0] for name in checkpoint.tensors()}
+    return [role for role in ("actor", "reward", "cost", "critic", "cost_critic") if role in stored]
 
 
 def _write(recipe: Recipe, checkpoint: Checkpoint, what: Written, out: Path, marker: Mapping[str, Any] | None) -> None:
@@ -120,9 +120,9 @@ def _write(recipe: Recipe, checkpoint: Checkpoint, what: Written, out: Path, mar
 def _copy_masters(weights: torch.Tensor, checkpoint: Checkpoint, role: str) -> None:
     masters = checkpoint.tensors().get(f"{role}/masters")
     if masters is None or masters.shape != weights.shape:
-        found = "none" if masters is None else f"{masters.numel()}"
+        stored = "none" if masters is None else f"{masters.numel()}"
         raise RunError(
-            f"{checkpoint.folder}: expected {weights.numel()} weights of `{role}`, found {found}; the model that the "
+            f"{checkpoint.folder}: expected {weights.numel()} weights of `{role}`, found {stored}; the model that the "
             "run began with has been replaced since"
         )
     weights.copy_(masters)

@@ -20,18 +20,18 @@ def build_roles(prepared: Prepared, workers: Workers, pools: Mapping[str, Reward
         pools: reward role → its functions, already started.
     """
     flow, recipe = prepared.flow, prepared.recipe
-    actor = next((one for one in prepared.models if one.role == "actor"), None)
+    actor = next((model for model in prepared.models if model.role == "actor"), None)
     roles: dict[str, RoleRuntime] = {}
-    for one in prepared.models:
-        trainer = workers.trainer(one.role, prepared.shapes[one.name].max_positions)
-        if is_reward(one, flow):
-            settings = recipe.reward if one.role == "reward" else recipe.cost
-            tokenizer = load_tokenizer(one.name, one.key)
+    for model in prepared.models:
+        trainer = workers.trainer(model.role, prepared.shapes[model.name].max_positions)
+        if is_reward(model, flow):
+            settings = recipe.reward if model.role == "reward" else recipe.cost
+            tokenizer = load_tokenizer(model.name, model.key)
             translator = None if actor is None else translator_for(load_tokenizer(actor.name), tokenizer)
-            scorer = ModelScorer(trainer, translator, settings.model_weight, one.key, settings.on_error)
-            roles[one.role] = RewardRole(pools.get(one.role), scorer)
+            scorer = ModelScorer(trainer, translator, settings.model_weight, model.key, settings.on_error)
+            roles[model.role] = RewardRole(pools.get(model.role), scorer)
             continue
-        roles[one.role] = ModelRole(workers.model(one.role), trainer, workers.engine(one.role))
+        roles[model.role] = ModelRole(workers.model(model.role), trainer, workers.engine(model.role))
     for role, pool in pools.items():
         roles.setdefault(role, RewardRole(pool))
     return roles

@@ -42,11 +42,11 @@ def forecast_beside(plan: Plan, rows: Sequence[Mapping[str, float]]) -> list[Bes
     assert plan.predicted is not None, f"plan {plan.name} has no prediction"
     predicted = predicted_seconds(plan.predicted)
     steady = rows[WARM_UP:] or rows
-    found = []
+    calls = []
     for call, seconds in predicted.items():
         measured = [row[f"timing_s/{call}"] for row in steady if f"timing_s/{call}" in row]
-        found.append(Beside(call, seconds, median(measured) if measured else None))
-    return found
+        calls.append(Beside(call, seconds, median(measured) if measured else None))
+    return calls
 
 
 def predicted_seconds(timeline: Timeline) -> dict[str, float]:
@@ -55,8 +55,8 @@ def predicted_seconds(timeline: Timeline) -> dict[str, float]:
     busy: dict[str, dict[int, float]] = defaultdict(lambda: defaultdict(float))
     for span in timeline.spans:
         busy[_name(span.action, span.kind)][span.rank] += span.duration_s
-    found = {call: max(ranks.values()) / len(steps) for call, ranks in busy.items()}
-    return found | {STEP: timeline.makespan_s / max(1, len(steps))}
+    by_call = {call: max(ranks.values()) / len(steps) for call, ranks in busy.items()}
+    return by_call | {STEP: timeline.makespan_s / max(1, len(steps))}
 
 
 def _name(action: str, kind: str) -> str:
@@ -74,7 +74,7 @@ def write_forecast(folder: Path) -> list[Beside]:
     plan, rows = Plan.load(files.plan), read_steps(files.metrics)
     if plan.predicted is None or not rows:
         return []
-    found = forecast_beside(plan, rows)
-    record = {"plan": plan.name, "calls": [{**asdict(one), "error": one.error} for one in found]}
+    calls = forecast_beside(plan, rows)
+    record = {"plan": plan.name, "calls": [{**asdict(call), "error": call.error} for call in calls]}
     write_file(files.forecast, json.dumps(record, indent=1) + "\n")
-    return found
+    return calls

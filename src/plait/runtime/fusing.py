@@ -30,7 +30,7 @@ MOST_MOVES = 100_000
 MOST_S = 86_400.0
 
 
-def with_order(facts: Facts, found: Sequence[Schedule] = ()) -> Plan:
+def with_order(facts: Facts, schedules: Sequence[Schedule] = ()) -> Plan:
     """The completed plan of `facts`, with the order that it leaves open; as it is where it leaves none.
 
     Args:
@@ -39,7 +39,7 @@ def with_order(facts: Facts, found: Sequence[Schedule] = ()) -> Plan:
     plan = facts.plan
     if not to_be_found(plan):
         return plan
-    for schedule in (one for one in found if one.name == FUSED):
+    for schedule in (earlier for earlier in schedules if earlier.name == FUSED):
         try:
             return _completed(schedule, facts)
         except ConfigError:
@@ -62,7 +62,7 @@ def workload_of(facts: Facts) -> Workload:
     A rank may hold what its device has left, and one micro-batch of each role at least.
     """
     placements = to_be_found(facts.plan)
-    models = {one.role: one for one in facts.models}
+    models = {model.role: model for model in facts.models}
     unit = _layer_weights(facts, models[next(iter(placements))])
     pipelines = [
         _pipeline(facts, models[role], copy, placements[role], rows, unit)
@@ -86,27 +86,27 @@ def num_micro_batches(facts: Facts, role: str, p: Placement) -> int:
     """
     calls = [node for node in facts.flow.calls(role) if node.kind is CallKind.TRAIN]
     rollouts = facts.flow.of_kind(CallKind.GENERATE)
-    each = max((node.generation.num_samples(facts.recipe.samples_per_prompt) for node in rollouts), default=1)
+    per_prompt = max((node.generation.num_samples(facts.recipe.samples_per_prompt) for node in rollouts), default=1)
     groups = -(-facts.recipe.prompts_per_step // calls[0].training.mini_batches)
     units = (
         groups
         if calls[0].training.whole_groups
-        else -(-facts.recipe.prompts_per_step * each // calls[0].training.mini_batches)
+        else -(-facts.recipe.prompts_per_step * per_prompt // calls[0].training.mini_batches)
     )
     return max(1, min(MICRO_BATCHES_OF_A_STAGE * p.pp, -(-units // p.dp)))
 
 
-def _pipeline(facts: Facts, one: RoleModel, copy: int, p: Placement, rows: tuple[int, ...], unit: float) -> Pipeline:
-    shape, count = facts.shapes[one.name], num_micro_batches(facts, one.role, p)
+def _pipeline(facts: Facts, model: RoleModel, copy: int, p: Placement, rows: tuple[int, ...], unit: float) -> Pipeline:
+    shape, count = facts.shapes[model.name], num_micro_batches(facts, model.role, p)
     bounds = stage_bounds(shape.layers, p.layout.parallelism)
     layers = [float(stop - start) for start, stop in pairwise(bounds)]
-    head = [0.0] * (p.pp - 1) + [shape.head_in_layers(1 if one.scalar else shape.vocabulary)]
+    head = [0.0] * (p.pp - 1) + [shape.head_in_layers(1 if model.scalar else shape.vocabulary)]
     again = layers if facts.recipe.checkpoint_activations else [0.0] * p.pp
-    of_layer = _layer_weights(facts, one) / unit / (count * p.dp)
-    held = micro_batch_bytes(facts, one, "train", p.layout, fused=is_fused(facts.recipe))
+    of_layer = _layer_weights(facts, model) / unit / (count * p.dp)
+    held = micro_batch_bytes(facts, model, "train", p.layout, fused=is_fused(facts.recipe))
     table = lambda values: tuple((value,) * count for value in values)  # noqa: E731
     return Pipeline(
-        one.role,
+        model.role,
         copy,
         rows,
         table([of_layer * (a + b) for a, b in zip(layers, head, strict=True)]),
@@ -115,14 +115,14 @@ def _pipeline(facts: Facts, one: RoleModel, copy: int, p: Placement, rows: tuple
     )
 
 
-def _layer_weights(facts: Facts, one: RoleModel) -> float:
+def _layer_weights(facts: Facts, model: RoleModel) -> float:
     """That a token passes in a layer: its floating point operations go with them."""
-    shape = facts.shapes[one.name]
+    shape = facts.shapes[model.name]
     return shape.hidden / shape.head_in_layers(1)
 
 
 def _left(facts: Facts, rank: int) -> float:
     """Bytes of a device that nothing else is expected to take."""
-    memory = next(one for one in memory_by_device(facts) if rank in one.ranks)
+    memory = next(device for device in memory_by_device(facts) if rank in device.ranks)
     counted = sum(count for what, count in memory.rows if what == ACTIVATIONS)
     return device_bytes(facts.recipe, facts.plan.num_ranks) - (memory.most_bytes - counted)

@@ -206,10 +206,10 @@ def _check_positions(request: Request, row: Row, max_positions: int) -> None:
     """Raises DataError, naming the line, where a prompt and its shortest or asked response exceed the positions."""
     tokens, response = len(request.prompt.token_ids), max(request.lengths or (1,))
     if tokens + response > max_positions:
-        found = f"of {response} tokens that `--lengths` asks for" if request.lengths else "of one token"
+        shortest = f"of {response} tokens that `--lengths` asks for" if request.lengths else "of one token"
         shorter = "shorten the one or the other" if request.lengths else "shorten it or remove it from `--prompts`"
         raise DataError(
-            f"{row.place}: the prompt has {tokens} tokens, and with a response {found} exceeds the {max_positions} "
+            f"{row.place}: the prompt has {tokens} tokens, and with a response {shortest} exceeds the {max_positions} "
             f"positions of the model; {shorter}, or take another `--model`"
         )
 

@@ -5,9 +5,12 @@ So a run has the same metrics and the same order of columns on one rank, where c
 
 from __future__ import annotations
 
+from typing import Any
+
 from plait.data.rows import Rows
 from plait.dataflow import CallKind, Dataflow, Node
 from plait.runtime.step import StepState
+from plait.schedule.work import Work
 from plait.training.results import COUNTS
 
 
@@ -20,6 +23,19 @@ class GraphOrder:
         state.said_by |= {name: -1 for name in state.metrics if name not in state.said_by}
         self._trained: dict[int, dict[str, float] | None] = {}
         """Training call → its metrics, until those before it have ended."""
+
+    def claiming(self, node: Node, work: Work[Any]) -> Work[None]:
+        """A call's work: the metrics that an action of it adds to the step are this call's."""
+        while True:
+            try:
+                done = next(work)
+            except StopIteration as end:
+                if node.kind is CallKind.TRAIN:
+                    self.training_ended(node, end.value)
+                self.claim(node)
+                return
+            self.claim(node)
+            yield done
 
     def claim(self, node: Node) -> None:
         """The metrics that are new in the step are this call's."""

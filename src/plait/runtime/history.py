@@ -82,8 +82,10 @@ class History:
             OSError: the folder cannot be written.
         """
         code = [self._kept(key, path) for key, path in code_files(recipe, origin).items()]
-        before = {(one["key"], one["path"]): one["sha256"] for one in (self._stays[-1]["code"] if self._stays else [])}
-        changed = [one for one in code if before.get((one["key"], one["path"]), one["sha256"]) != one["sha256"]]
+        before = {
+            (file["key"], file["path"]): file["sha256"] for file in (self._stays[-1]["code"] if self._stays else [])
+        }
+        changed = [file for file in code if before.get((file["key"], file["path"]), file["sha256"]) != file["sha256"]]
         stay = {
             "started": _now(),
             "ended": None,
@@ -102,9 +104,9 @@ class History:
         self._stays.append(stay)
         self._write()
         return [
-            f"`{one['key']}`: {one['path']} is another than when this run was last worked on, and so may be what its "
+            f"`{file['key']}`: {file['path']} is another than when this run was last worked on, and so may be what its "
             f"rows mean from here on; both are in {self._folder / CODE}"
-            for one in changed
+            for file in changed
         ]
 
     def saved(self, step: int) -> None:
@@ -149,27 +151,27 @@ class History:
 def code_files(recipe: Recipe, origin: Origin) -> dict[str, Path]:
     """Key → file of the user's that it names, as far as it can be found without importing anything; of a key with
     several functions, `key[0]` and so on; the recipe's own under `recipe`."""
-    found: dict[str, Path] = {}
+    files: dict[str, Path] = {}
     for key, names in code_of(recipe).items():
         for place, name in enumerate(names):
             module = name.rpartition(":")[0] or name.rpartition(".")[0]
             path = Path(module) if module.endswith(".py") else _module_file(module)
             if path is not None and path.is_file():
-                found[key if len(names) == 1 else f"{key}[{place}]"] = path.resolve()
+                files[key if len(names) == 1 else f"{key}[{place}]"] = path.resolve()
     if origin.recipe_file is not None and origin.recipe_file.is_file():
-        found["recipe"] = origin.recipe_file.resolve()
-    return found
+        files["recipe"] = origin.recipe_file.resolve()
+    return files
 
 
 def versions() -> Mapping[str, str]:
     """Versions of Python, plait, and of the packages that a result depends on and that are there."""
     from plait import __version__
 
-    found = {"python": platform.python_version(), "plait": __version__}
+    installed = {"python": platform.python_version(), "plait": __version__}
     for package in _PACKAGES:
         with contextlib.suppress(PackageNotFoundError):
-            found[package] = version(package)
-    return found
+            installed[package] = version(package)
+    return installed
 
 
 def _module_file(name: str) -> Path | None:
@@ -188,7 +190,7 @@ def _is_stay(stay: Any) -> bool:
     return (
         isinstance(stay, dict)
         and isinstance(stay.get("code"), list)
-        and all(isinstance(one, dict) and {"key", "path", "sha256"} <= one.keys() for one in stay["code"])
+        and all(isinstance(file, dict) and {"key", "path", "sha256"} <= file.keys() for file in stay["code"])
     )
 
 

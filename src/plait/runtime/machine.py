@@ -27,21 +27,21 @@ def machine_of(recipe: Recipe, shape: ModelShape, devices: int) -> tuple[Cluster
         shape: of the run's own model.
     """
     profiles = kept_profiles(machine_name(recipe.device), recipe.device)
-    found = calibrated(profiles, shape, recipe.dtype.value, threads_of(recipe, devices), devices)
-    if found.profile is None:
-        return conservative_cluster(recipe.device, devices), found
-    return found.profile.cluster(devices), found
+    calibration = calibrated(profiles, shape, recipe.dtype.value, threads_of(recipe, devices), devices)
+    if calibration.profile is None:
+        return conservative_cluster(recipe.device, devices), calibration
+    return calibration.profile.cluster(devices), calibration
 
 
 def measured_machine(recipe: Recipe, shape: ModelShape, devices: int) -> tuple[ClusterSpec, Calibration]:
     """As `machine_of`; where no kept profile is of this model's layers, dtype and threads, a short one is measured and
     kept, once. Where that fails, what there is is taken, and the reason is said."""
-    cluster, found = machine_of(recipe, shape, devices)
-    if found.exact:
-        return cluster, found
+    cluster, calibration = machine_of(recipe, shape, devices)
+    if calibration.exact:
+        return cluster, calibration
     loading("what this machine takes for a layer of the model; measured once, and kept")
     if trouble := _measure(recipe, threads_of(recipe, devices)):
-        say(f"predictions are by {found.source}: {trouble}", file=sys.stderr)
+        say(f"predictions are by {calibration.source}: {trouble}", file=sys.stderr)
     return machine_of(recipe, shape, devices)
 
 
@@ -52,8 +52,8 @@ def threads_of(recipe: Recipe, devices: int) -> int:
 
 def _measure(recipe: Recipe, threads: int) -> str:
     """In a process of its own: nothing of it stays here. Why it failed, or nothing."""
-    what = ("--model", recipe.model, "--dtype", recipe.dtype.value, "--device", recipe.device)
-    command = [sys.executable, "-m", "plait", "profile", *what, "--threads", str(threads), "--quick"]
+    choices = ("--model", recipe.model, "--dtype", recipe.dtype.value, "--device", recipe.device)
+    command = [sys.executable, "-m", "plait", "profile", *choices, "--threads", str(threads), "--quick"]
     try:
         done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=MEASURE_S)
     except subprocess.TimeoutExpired:

@@ -58,9 +58,9 @@ def measure(
 
 def _by_source(held_out: Mapping[str, Sequence[Given]]) -> dict[str, dict[str, list[Given]]]:
     """Label of each source → its held-out examples or pairs; empty where the data have but one source."""
-    found: dict[str, dict[str, list[Given]]] = {}
-    for name, given in held_out.items():
-        for one in given:
-            if label := one.sample.prompt.source:
-                found.setdefault(label, {}).setdefault(name, []).append(one)
-    return found
+    by_source: dict[str, dict[str, list[Given]]] = {}
+    for name, samples in held_out.items():
+        for given in samples:
+            if label := given.sample.prompt.source:
+                by_source.setdefault(label, {}).setdefault(name, []).append(given)
+    return by_source

@@ -15,7 +15,7 @@ from typing import Any
 
 from plait.errors import RunError
 from plait.generation.records import HeldKV
-from plait.observe.run_log import cut_torn_line, read_rows
+from plait.observe.run_log import cut_torn_line, read_rows, writing
 
 Standing = Mapping[int, Mapping[int, int]]
 """Prompt uid → index of each sample of it that has not ended → tokens that it had said."""
@@ -82,13 +82,10 @@ class Moments:
         self._moments[version] = moment
         stood = [[uid, [list(item) for item in of.items()]] for uid, of in moment.standing.items()]
         row = {"version": version, "kv": moment.kv, "open": stood}
-        try:
-            with open(self._path, "a") as file:
-                file.write(json.dumps(row) + "\n")
-                file.flush()
-                os.fsync(file.fileno())
-        except OSError as error:
-            raise RunError(f"{self._path} cannot be written: {error.strerror or error}") from error
+        with writing(self._path), open(self._path, "a") as file:
+            file.write(json.dumps(row) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
 
 
 def _standing(rows: list[Any]) -> dict[int, dict[int, int]]:

@@ -25,12 +25,14 @@ def off_policy_metrics(
         waiting: the batches that are drawn, and that later steps train on.
         most: versions that samples may be behind.
     """
-    samples = [one for node, rows in state.generated.items() if not flow.nodes[node].is_greedy for one in rows.samples]
+    samples = [
+        sample for node, rows in state.generated.items() if not flow.nodes[node].is_greedy for sample in rows.samples
+    ]
     lags = [state.step - sample.oldest_version for sample in samples]
     assert max(lags) <= most, f"samples of step {state.step + 1} are {max(lags)} versions old, and {most} may be"
     asked = sum(rows.num_asked for rows in state.growing.values())
-    given = sum(len(state.generated[node]) for node in state.growing)
-    assert asked == given, f"step {state.step + 1} asked for {asked} samples and trains on {given}"
+    trained_on = sum(len(state.generated[node]) for node in state.growing)
+    assert asked == trained_on, f"step {state.step + 1} asked for {asked} samples and trains on {trained_on}"
     later = [sample.policy_version for batch in waiting for drawn in batch.samples.values() for sample in drawn]
     in_flight = sum(version == state.step for version in later)
     mixed = sum(sample.token_versions is not None for sample in samples)
@@ -40,18 +42,18 @@ def off_policy_metrics(
         "off_policy/in_flight": in_flight,
         "off_policy/in_queue": len(later) - in_flight,
         "off_policy/mixed": mixed / len(samples),
-        "off_policy/dropped": asked - given,
+        "off_policy/dropped": asked - trained_on,
     }
 
 
 def idle_ratios(timeline: Timeline, plan: Plan, seconds: float) -> dict[str, float]:
     """Share of a step's seconds in which the ranks that generate, and those that train, computed nothing, by the names
     of SIDES: the mean over their ranks."""
-    found: dict[str, float] = {}
+    ratios: dict[str, float] = {}
     for side, modes in SIDES.items():
         ranks = {rank for placement in plan.placements if placement.mode in modes for rank in placement.ranks}
-        found[side] = float(np.mean([idle_ratio(timeline, rank, seconds) for rank in sorted(ranks)]))
-    return found
+        ratios[side] = float(np.mean([idle_ratio(timeline, rank, seconds) for rank in sorted(ranks)]))
+    return ratios
 
 
 def idle_ratio(timeline: Timeline, rank: int, seconds: float) -> float:

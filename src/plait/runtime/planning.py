@@ -25,7 +25,7 @@ from plait.models.files.known_shapes import is_shape
 from plait.models.shape import ModelShape
 from plait.planner.plan_baselines import MAKERS
 from plait.planner.plan_problem import MOST_STAGES, PlanProblem, RoleFacts
-from plait.planner.plan_search import Budget, Found, search
+from plait.planner.plan_search import Budget, SearchResult, search
 from plait.planner.plan_space import PlanSpace
 from plait.policy.fusion_gate import fuses
 from plait.recipes.recipe import Recipe
@@ -57,9 +57,10 @@ class Planning:
     @cached_property
     def parameters(self) -> Mapping[str, Parameters]:
         """By the role."""
-        if any(is_shape(one.name) for one in self.models):
+        if any(is_shape(model.name) for model in self.models):
             return {
-                one.role: parameters_of_shape(self.shapes[one.name], 1 if one.scalar else None) for one in self.models
+                model.role: parameters_of_shape(self.shapes[model.name], 1 if model.scalar else None)
+                for model in self.models
             }
         return parameters_of(self.models)
 
@@ -68,21 +69,21 @@ class Planning:
         """Role that functions alone score for → their seconds for a sample, where runs have measured them."""
         profile = self.calibration.profile
         names = {role: function_names(self.recipe, role) for role in REWARD_ROLES}
-        models = {one.role for one in self.models}
-        found = {} if profile is None else {role: profile.function_s(key) for role, key in names.items() if key}
-        return {role: seconds for role, seconds in found.items() if seconds is not None and role not in models}
+        models = {model.role for model in self.models}
+        measured = {} if profile is None else {role: profile.function_s(key) for role, key in names.items() if key}
+        return {role: seconds for role, seconds in measured.items() if seconds is not None and role not in models}
 
     @cached_property
     def workload(self) -> Workload:
-        found = Workload.of(self.recipe, self.flow, self.lengths)
+        workload = Workload.of(self.recipe, self.flow, self.lengths)
         profile, drafts = self.calibration.profile, NO_DRAFTS
         if profile is not None and self.recipe.sampling.speculation != "off":
             drafts = profile.drafts()
-        return replace(found, function_s=max(self._function_s.values(), default=0.0), drafts=drafts)
+        return replace(workload, function_s=max(self._function_s.values(), default=0.0), drafts=drafts)
 
     @cached_property
     def costs(self) -> ModelCosts:
-        shapes = {one.role: self.shapes[one.name] for one in self.models}
+        shapes = {model.role: self.shapes[model.name] for model in self.models}
         return ModelCosts(
             self.workload,
             shapes,
@@ -97,17 +98,17 @@ class Planning:
     def graph(self) -> StepGraph:
         recipe, adapted = self.recipe, self.recipe.lora.rank > 0
         owners: dict[str, object] = {}
-        for one in self.models:
+        for model in self.models:
             if adapted:
-                owners[one.role] = ("base", one.name, one.has_head)
-            elif not one.trained:
-                owners[one.role] = ("frozen", one.name, one.scalar)
+                owners[model.role] = ("base", model.name, model.has_head)
+            elif not model.trained:
+                owners[model.role] = ("frozen", model.name, model.scalar)
         longest = self.lengths.prompts.longest
         group = longest + recipe.samples_per_prompt * recipe.sampling.max_response_tokens
         return StepGraph.of(
             self.flow,
-            [one.role for one in self.models],
-            [one.role for one in self.models if is_reward(one, self.flow)],
+            [model.role for model in self.models],
+            [model.role for model in self.models if is_reward(model, self.flow)],
             functions=[role for role in self.flow.roles if role in self._function_s],
             owners=owners,  # type: ignore[arg-type]
             rollouts=Rollouts(recipe.prompts_per_step, group, recipe.micro_batch_tokens),
@@ -122,25 +123,25 @@ class Planning:
         halves = (tokens // 2,) if tokens >= 1024 else ()
         large = self.cluster.num_devices > LARGE
         costs = BoundedMoves(self.costs, self.costs.shapes) if large else self.costs
-        facts = {one.role: self._facts(one) for one in self.models}
+        facts = {model.role: self._facts(model) for model in self.models}
         return PlanProblem(self.graph, costs, facts, halves, pairs=self._pairs)
 
     @property
     def _pairs(self) -> tuple[tuple[str, str], ...]:
         """Roles that may train together, two and two."""
-        found = []
-        for pair in combinations([one.role for one in self.models if one.trained], 2):
+        pairs = []
+        for pair in combinations([model.role for model in self.models if model.trained], 2):
             with contextlib.suppress(ConfigError):
                 check_calls(self.flow, pair)
-                found.append(pair)
-        return () if self.recipe.lora.rank > 0 else tuple(found)
+                pairs.append(pair)
+        return () if self.recipe.lora.rank > 0 else tuple(pairs)
 
-    def _facts(self, one: RoleModel) -> RoleFacts:
-        shape, adapted = self.shapes[one.name], self.recipe.lora.rank > 0
+    def _facts(self, model: RoleModel) -> RoleFacts:
+        shape, adapted = self.shapes[model.name], self.recipe.lora.rank > 0
         return RoleFacts(
             (1.0,) * shape.layers,
-            last=shape.head_in_layers(1 if one.scalar else shape.vocabulary),
-            max_tp=1 if adapted else most_tp(self.parameters[one.role]),
+            last=shape.head_in_layers(1 if model.scalar else shape.vocabulary),
+            max_tp=1 if adapted else most_tp(self.parameters[model.role]),
             max_pp=1 if adapted else MOST_STAGES,
             whole_layers=self.recipe.sampling.exact,
             may_drop=not adapted,
@@ -158,11 +159,11 @@ class Planning:
 
     def _named(self) -> dict[str, tuple[Place, ...]]:
         """Named plans of the devices, with the least tensor parallelism that has room, that the models allow."""
-        found: dict[str, tuple[Place, ...]] = {}
+        plans: dict[str, tuple[Place, ...]] = {}
         for name in NAMES:
             with contextlib.suppress(ConfigError, LayoutError):
-                found[name] = tuple(places_of(self.given(name), self.space.places))
-        return found
+                plans[name] = tuple(places_of(self.given(name), self.space.places))
+        return plans
 
     def given(self, name: str) -> Plan:
         """A named plan of the cluster's devices, with the least tensor parallelism that has room; one that others would
@@ -182,27 +183,27 @@ class Planning:
         if name not in NAMES:
             plan = plan_file(name)
             return self._completed(plan, f"plan `{name}`")
-        devices, tp, found = self.cluster.num_devices, 1, None
+        devices, tp, chosen = self.cluster.num_devices, 1, None
         models = planned_models(self.models, self.shapes)
         while tp <= self.cluster.devices_per_node:
             try:
                 plan = self._completed(named_plan(name, self.flow, models, devices, tp=tp), f"`plan` {name}")
             except LayoutError:
-                if found is None:
+                if chosen is None:
                     raise
                 break
-            found = plan
+            chosen = plan
             if self.predict(plan).feasible:
                 break
             tp *= 2
-        assert found is not None
-        return found
+        assert chosen is not None
+        return chosen
 
     def predict(self, plan: Plan) -> Prediction:
         """Play a completed plan."""
         return predict(plan, replace(self.graph, fuses=fuses(self.recipe.fusion, plan)), self.costs)
 
-    def search(self, budget: Budget, seed: int = 0, warm: Plan | None = None) -> Found:
+    def search(self, budget: Budget, seed: int = 0, warm: Plan | None = None) -> SearchResult:
         """Baselines are the named plans, and those that others would make."""
         given = tuple(self._named().items())
         start = None if warm is None else tuple(places_of(warm, self.space.places))
@@ -212,15 +213,15 @@ class Planning:
         """A completed plan of what a search found; a call that is not on its own stands where its role does. Where
         scoring may begin on ranks that generate, the plan lets it; samples are divided by predicted time."""
         plan = Plan(name, self.cluster.num_devices, tuple(p for place in places for p in place.placements))
-        found = self._completed(replace(plan, nodes=self.cluster.nodes), f"plan {name}")
-        names = [] if self.nothing_to_hide(found) else [FUSION]
-        if any(p.dp > 1 and p.mode in ("train", "score") for p in found.placements):
+        completed = self._completed(replace(plan, nodes=self.cluster.nodes), f"plan {name}")
+        names = [] if self.nothing_to_hide(completed) else [FUSION]
+        if any(p.dp > 1 and p.mode in ("train", "score") for p in completed.placements):
             names.append(SHARES)
-        return self._completed(replace(found, policies=tuple(map(PolicyChoice, names))), f"plan {name}")
+        return self._completed(replace(completed, policies=tuple(map(PolicyChoice, names))), f"plan {name}")
 
     def nothing_to_hide(self, plan: Plan) -> str:
         """See `stage_fusion.nothing_to_hide`."""
-        return nothing_to_hide(plan, self.flow, [one.role for one in self.models])
+        return nothing_to_hide(plan, self.flow, [model.role for model in self.models])
 
 
 def function_names(recipe: Recipe, role: str) -> str:
@@ -239,16 +240,16 @@ def auto_plan(planning: Planning) -> Plan:
     Raises:
         ConfigError: none fits in memory; says what is too large.
     """
-    found = planning.search(Budget(AUTO_EVALUATIONS), planning.recipe.seed)
-    if found.best is None:
+    result = planning.search(Budget(AUTO_EVALUATIONS), planning.recipe.seed)
+    if result.best is None:
         raise ConfigError(
-            f"`plan` auto: {misfit(planning, found)}, or set `plan` (to {NAMES[0]}, say), which is tried as it is"
+            f"`plan` auto: {misfit(planning, result)}, or set `plan` (to {NAMES[0]}, say), which is tried as it is"
         )
-    plan = planning.plan_of(found.best.places, AUTO)
+    plan = planning.plan_of(result.best.places, AUTO)
     return replace(plan, predicted=planning.predict(plan).timeline)
 
 
-def misfit(planning: Planning, found: Found) -> str:
+def misfit(planning: Planning, result: SearchResult) -> str:
     """Why no plan can be used, which part of the memory is too large, and what would help."""
     devices, limit = planning.cluster.num_devices, planning.cluster.device.memory_bytes
     for number, slot in enumerate(planning.graph.slots):
@@ -257,10 +258,10 @@ def misfit(planning: Planning, found: Found) -> str:
                 f"no plan on {devices} devices of {_gib(limit)} has room for {slot.role} ({slot.mode}), however it is "
                 f"cut; {_remedies(slot.mode)}"
             )
-    if found.nearest is None:
+    if result.nearest is None:
         return f"no plan on {devices} devices was found"
-    prediction = planning.predict(planning.plan_of(found.nearest.places, "nearest"))
-    worst = max(prediction.memory, key=lambda one: one.peak_bytes)
+    prediction = planning.predict(planning.plan_of(result.nearest.places, "nearest"))
+    worst = max(prediction.memory, key=lambda rank: rank.peak_bytes)
     what, count = max(worst.terms.items(), key=lambda item: item[1])
     return (
         f"no plan on {devices} devices of {_gib(limit)} was found that fits: what comes nearest needs "
@@ -286,4 +287,4 @@ def tokens_of(planning: Planning) -> float:
     rows = [node for node in planning.flow.nodes if node.kind in (CallKind.GENERATE, CallKind.READ)]
     samples = [workload.samples_of(planning.flow, node) for node in rows]
     lengths = workload.lengths
-    return math.fsum(one.prompts * lengths.prompts.mean + one.count * lengths.responses.mean for one in samples)
+    return math.fsum(drawn.prompts * lengths.prompts.mean + drawn.count * lengths.responses.mean for drawn in samples)

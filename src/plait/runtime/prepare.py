@@ -69,35 +69,37 @@ def prepare(
         UserError: a key, the flow, the data or the model cannot be used; the message names the key and the remedy.
     """
     check_device(recipe)
-    found = outline(recipe, flow=flow, to_come=to_come, trains=trains)
-    recipe, models, shapes = found.recipe, found.models, found.shapes
+    outlined = outline(recipe, flow=flow, to_come=to_come, trains=trains)
+    recipe, models, shapes = outlined.recipe, outlined.models, outlined.shapes
     plan = kept.plan
     if plan is None and not is_searched(recipe):
-        plan = resolve_plan(recipe, found.flow, models, shapes, nodes=machines.count)
+        plan = resolve_plan(recipe, outlined.flow, models, shapes, nodes=machines.count)
     tokenizer = load_tokenizer(recipe.model)
     _check_tokens(models, tokenizer, recipe)
-    data = read_data(found.flow, recipe, tokenizer, shapes[recipe.model])
+    data = read_data(outlined.flow, recipe, tokenizer, shapes[recipe.model])
     check_ids(tokenizer, shapes[recipe.model].vocabulary, _ids_of(data.train_set, data.given), recipe.model)
     if plan is None:
-        plan, source = found_for_run(found, _lengths_in(data), machines)
+        plan, source = found_for_run(outlined, _lengths_in(data), machines)
         loading(f"the plan was found by numbers {source.source}")
-    recipe = with_groups(found, plan, partial(_lengths_in, data), machines)
+    recipe = with_groups(outlined, plan, partial(_lengths_in, data), machines)
     if recipe.epochs is not None:
         num_rows = len(next(iter(data.given.values())) if data.train_set is None else data.train_set)
         recipe = recipe.model_copy(update={"steps": recipe.steps_of(num_rows), "epochs": None})
-        check_trained_steps(found.flow, recipe)
+        check_trained_steps(outlined.flow, recipe)
     if to_be_found(plan):
         longest = longest_tokens(data.train_set, data.given)
-        plan = with_order(Facts(recipe, models, shapes, parameters_of(models), plan, found.flow, longest), kept.orders)
+        plan = with_order(
+            Facts(recipe, models, shapes, parameters_of(models), plan, outlined.flow, longest), kept.orders
+        )
     return Prepared(
         recipe,
-        found.flow,
+        outlined.flow,
         models,
         shapes,
         plan,
         tokenizer,
-        found.functions,
-        found.judges,
+        outlined.functions,
+        outlined.judges,
         data.columns,
         data.train_set,
         data.given,
@@ -112,17 +114,17 @@ FORETOLD_ROWS = 512
 """Rows of the data whose lengths stand for all in predictions."""
 
 
-def prompt_lengths(found: Outline) -> Lengths:
+def prompt_lengths(run: Outline) -> Lengths:
     """Tokens of the prompts that a run reads (of the samples, where nothing is generated); of a model that has no
     tokenizer, as many as prompts may have.
 
     Raises:
         UserError: the data cannot be read.
     """
-    recipe = found.recipe
+    recipe = run.recipe
     if is_shape(recipe.model):
-        return Lengths.fixed(found.longest_tokens)
-    return _lengths_in(read_data(found.flow, recipe, load_tokenizer(recipe.model), found.shapes[recipe.model]))
+        return Lengths.fixed(run.longest_tokens)
+    return _lengths_in(read_data(run.flow, recipe, load_tokenizer(recipe.model), run.shapes[recipe.model]))
 
 
 def _lengths_in(data: RunData) -> Lengths:
@@ -165,7 +167,7 @@ def outline(
     check_staleness(dataflow, recipe)
     check_unused(dataflow, recipe)
     check_rewards(dataflow, recipe, has_task=recipe.data.task is not None)
-    functions = {role: found for role in REWARD_ROLES if (found := _functions(role, dataflow, recipe))}
+    functions = {role: of_role for role in REWARD_ROLES if (of_role := _functions(role, dataflow, recipe))}
     judges = reward_functions(recipe.evaluation.functions) if recipe.evaluation.functions else ()
     if recipe.epochs is None:
         check_trained_steps(dataflow, recipe)
@@ -193,7 +195,7 @@ def _ids_of(
     for prompts in () if train_set is None else train_set.sets:
         for index, row in enumerate(prompts.kept):
             yield prompts.source[row].place, prompts.prompt(index, index).token_ids
-    for examples in (one for mixed in given.values() for one in mixed.sets):
+    for examples in (sets for mixed in given.values() for sets in mixed.sets):
         for index, row in enumerate(examples.kept):
             for sample, _ in examples.given(index, index):
                 yield examples.source[row].place, (*sample.prompt.token_ids, *sample.token_ids)
@@ -207,7 +209,7 @@ def _shapes(models: tuple[RoleModel, ...], recipe: Recipe) -> dict[str, ModelSha
     """
     shapes: dict[str, ModelShape] = {}
     of_drafts = ((DRAFT_KEY, recipe.sampling.draft_model),)
-    for key, name in (("model", recipe.model), *((one.key, one.name) for one in models), *of_drafts):
+    for key, name in (("model", recipe.model), *((model.key, model.name) for model in models), *of_drafts):
         if name is not None and name not in shapes:
             try:
                 shapes[name] = model_shape(name)
@@ -233,16 +235,17 @@ def _check_tokens(models: tuple[RoleModel, ...], tokenizer: Any, recipe: Recipe)
     """
     if (drafts := recipe.sampling.draft_model) is not None:
         check_draft_model(tokenizer, recipe.model, drafts, DRAFT_KEY)
-    for one in models:
-        if one.name == recipe.model or (one.role in REWARD_ROLES and not one.trained):
+    for model in models:
+        if model.name == recipe.model or (model.role in REWARD_ROLES and not model.trained):
             continue
-        if unlike := unlike_tokens(tokenizer, one.name, one.key):
-            remedy = f"give another `{one.key}`"
-            if one.role not in REWARD_ROLES and one.key != f"{one.role}.model":
-                remedy = f"set `{one.role}.model`, such as to `{recipe.model}` (it gets a new head)"
+        if unlike := unlike_tokens(tokenizer, model.name, model.key):
+            remedy = f"give another `{model.key}`"
+            if model.role not in REWARD_ROLES and model.key != f"{model.role}.model":
+                remedy = f"set `{model.role}.model`, such as to `{recipe.model}` (it gets a new head)"
             raise ConfigError(
-                f"the {one.role} begins as `{one.name}` (key `{one.key}`) and reads the tokens of `{recipe.model}`, "
-                f"but {len(unlike)} of these, such as {unlike[0]!r}, have another id there or none; {remedy}"
+                f"the {model.role} begins as `{model.name}` (key `{model.key}`) and reads the tokens of "
+                f"`{recipe.model}`, but {len(unlike)} of these, such as {unlike[0]!r}, have another id there or none; "
+                f"{remedy}"
             )
 
 

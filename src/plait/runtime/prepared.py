@@ -91,7 +91,7 @@ class Prepared:
     def num_held_out(self) -> int:
         """Items of an evaluation: prompts, examples, or pairs."""
         samples = next(iter(self.held_out_given.values()), ())
-        return len(self.held_out) or len({one.sample.prompt.uid for one in samples})
+        return len(self.held_out) or len({given.sample.prompt.uid for given in samples})
 
     @property
     def longest_tokens(self) -> int:

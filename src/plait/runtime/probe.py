@@ -76,8 +76,8 @@ def _trainer_is_off(trainer: FloatArray, plain: _Plain, temperature: float) -> D
     base = _distance(trainer, plain.logprobs(temperature))
     shifts = [plain.logprobs(temperature, place=place) for place in (-1, 1)]
     shifts += [plain.logprobs(temperature, target=target) for target in (-1, 1)]
-    shifted = min(_distance(trainer, one) for one in shifts)
-    found, warm = _best_temperature(trainer, plain, temperature)
+    shifted = min(_distance(trainer, shift) for shift in shifts)
+    fitted, warm = _best_temperature(trainer, plain, temperature)
     if min(shifted, warm) > _EXPLAINS * base:
         return None
     if shifted <= warm:
@@ -89,7 +89,7 @@ def _trainer_is_off(trainer: FloatArray, plain: _Plain, temperature: float) -> D
         )
     return Diagnosis(
         "temperature",
-        f"the trainer takes its log-probs at temperature {found:.3g}, the recipe says {temperature:g}",
+        f"the trainer takes its log-probs at temperature {fitted:.3g}, the recipe says {temperature:g}",
         "sampling.temperature",
     )
 
@@ -101,7 +101,7 @@ def _engine_is_off(engine: FloatArray, plain: _Plain, suspects: Suspects) -> Dia
     for name, other in _models(suspects).items():
         left = _distance(engine, _Plain(other, plain.rows).logprobs(suspects.temperature))
         stale = min(stale, _Hypothesis(left, name))
-    found, warm = _best_temperature(engine, plain, suspects.temperature)
+    fitted, warm = _best_temperature(engine, plain, suspects.temperature)
     shifted = plain.rolled_distance(engine, expected)
     if _other_weights(suspects.role) and stale.left < base and stale.name == _ENGINE:
         return _stale(
@@ -119,7 +119,7 @@ def _engine_is_off(engine: FloatArray, plain: _Plain, suspects: Suspects) -> Dia
         if best == warm:
             return Diagnosis(
                 "temperature",
-                f"the engine samples at temperature {found:.3g}, the recipe says {suspects.temperature:g}",
+                f"the engine samples at temperature {fitted:.3g}, the recipe says {suspects.temperature:g}",
                 "sampling.temperature",
             )
         return _stale(f"the engine's log-probs are those of the weights of `{stale.name}`")
@@ -178,8 +178,8 @@ class _Plain:
                 hidden_TH = self.model.hidden(batch.token_ids_T, batch.position_ids_T, PackedContext(batch))
                 last = len(sample.prompt.token_ids) - 1
                 places = torch.arange(last - 1, last + len(sample.token_ids) + 1).clamp(0, len(hidden_TH) - 1)
-                found = self.model.logits(hidden_TH[places.to(hidden_TH.device)])
-            logits.append(found.to(torch.promote_types(found.dtype, torch.float32)))
+                logits_NV = self.model.logits(hidden_TH[places.to(hidden_TH.device)])
+            logits.append(logits_NV.to(torch.promote_types(logits_NV.dtype, torch.float32)))
         return logits
 
     def logprobs(self, temperature: float, *, place: int = 0, target: int = 0) -> FloatArray:
@@ -201,12 +201,12 @@ class _Plain:
         return min(float(np.concatenate(parts).mean()) for parts in (ahead, behind))
 
 
-def _best_temperature(found: FloatArray, plain: _Plain, temperature: float) -> tuple[float, float]:
-    """(temperature other than the recipe's that explains `found` best, what it leaves), in two rounds of a search."""
-    tried = {t: _distance(found, plain.logprobs(t)) for t in {1.0, *(temperature * f for f in _TEMPERATURES)}}
+def _best_temperature(logprobs: FloatArray, plain: _Plain, temperature: float) -> tuple[float, float]:
+    """(temperature other than the recipe's that explains log-probs best, what it leaves), in two rounds of a search."""
+    tried = {t: _distance(logprobs, plain.logprobs(t)) for t in {1.0, *(temperature * f for f in _TEMPERATURES)}}
     best = min(tried, key=tried.__getitem__)
     for factor in np.linspace(0.92, 1.08, 17):
-        tried[best * factor] = _distance(found, plain.logprobs(best * factor))
+        tried[best * factor] = _distance(logprobs, plain.logprobs(best * factor))
     tried = {t: left for t, left in tried.items() if abs(np.log(t / temperature)) > 0.01}
     best = 1.0 if temperature != 1.0 and tried[1.0] <= 1.1 * min(tried.values()) else min(tried, key=tried.__getitem__)
     return best, tried[best]

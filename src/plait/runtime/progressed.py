@@ -28,9 +28,9 @@ class Progressed:
     def at(cls, checkpoint: Checkpoint) -> Progressed:
         """What a checkpoint says. Raises RunError where that is not all of it, or of another kind."""
         stated = checkpoint.stated("done", dict)
-        known = "step" in stated and stated.keys() <= {one.name for one in fields(cls)}
+        is_ours = "step" in stated and stated.keys() <= {entry.name for entry in fields(cls)}
         numbers = {name: value for name, value in stated.items() if name != "carried"}
-        whole = known and isinstance(stated.get("carried", {}), dict)
+        whole = is_ours and isinstance(stated.get("carried", {}), dict)
         if not whole or not all(type(value) in (int, float) for value in numbers.values()):
             raise RunError(f"{checkpoint.folder}: expected how far the run was, found {stated!r:.100}")
         return cls(**stated)
@@ -43,6 +43,15 @@ def check_not_gone(checkpoint: Checkpoint | None, store: CheckpointStore, saved_
             f"--resume: `{store.folder}` has no checkpoint, though one of step {saved_step} was "
             f"written; nothing in `{run_dir}` has been touched. Put the folder back, or begin anew "
             "(another `run_dir`, or --overwrite true)"
+        )
+
+
+def check_steps(done: Progressed, steps: int, run_dir: Path) -> None:
+    """Raises ConfigError where a run has done more steps than it is to have."""
+    if done.step > steps:
+        raise ConfigError(
+            f"`steps` is {steps}, but the run in `{run_dir}` has done {done.step}; "
+            f"give {done.step} or more, or begin a new run in another `run_dir`"
         )
 
 

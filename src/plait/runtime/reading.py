@@ -91,9 +91,9 @@ def _mixed(data: DataSettings, sets: Sequence[Any]) -> Mixed[Any]:
     """Sets by source, each with its weight, or with as many shares as it has rows."""
     return Mixed(
         tuple(sets),
-        tuple(one.label for one in data.sources) if data.more else ("",),
-        tuple(float(one.weight or len(rows)) for one, rows in zip(data.sources, sets, strict=True)),
-        tuple(one.shuffle for one in data.sources),
+        tuple(source.label for source in data.sources) if data.more else ("",),
+        tuple(float(source.weight or len(rows)) for source, rows in zip(data.sources, sets, strict=True)),
+        tuple(source.shuffle for source in data.sources),
     )
 
 

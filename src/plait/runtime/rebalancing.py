@@ -16,7 +16,7 @@ from typing import Any
 from plait.engines import GenerationEngine, InstanceMoves
 from plait.policy.fusion_gate import decode_line
 from plait.policy.migration import AT_ONCE, HowToMove
-from plait.policy.rebalance import Growing, InstanceWork, MoveCost, rebalance
+from plait.policy.rebalance import InstanceWork, MoveCost, UnfinishedSample, rebalance
 from plait.policy.step import Key
 from plait.runtime.decisions import CallOfStep, Experience
 from plait.schedule.timeline import Timeline
@@ -55,12 +55,12 @@ class Rebalancer:
     """Decides in each rollout which samples move.
 
     Args:
-        known: what the run knows to decide by.
+        experience: what the run decides by.
     """
 
-    def __init__(self, known: Experience) -> None:
-        self.known = known
-        curves = [row["curve"] for row in known.decisions.rows if row["curve"]]
+    def __init__(self, experience: Experience) -> None:
+        self.experience = experience
+        curves = [row["curve"] for row in experience.decisions.rows if row["curve"]]
         self.curve = Curve(**curves[-1]) if curves else None
 
     def balance(
@@ -80,11 +80,11 @@ class Rebalancer:
             timeline: what every rank did in it.
             lengths: of its responses.
         """
-        self.known.heard(lengths)
+        self.experience.heard(lengths)
         steps = [(span.tokens, span.duration_s) for span in timeline.spans if span.kind == "DECODE" and span.tokens]
         if steps:
             fixed_s, each_s = decode_line(steps)
-            self.curve = Curve(fixed_s, each_s, self.known.move_s(fixed_s + each_s))
+            self.curve = Curve(fixed_s, each_s, self.experience.move_s(fixed_s + each_s))
 
 
 class Balance:
@@ -101,15 +101,15 @@ class Balance:
     ) -> None:
         self._rebalancer, self._key, self._engine, self._moves = rebalancer, key, engine, moves
         self._prompts, self._bounds = prompts, bounds
-        self._curve, self._lengths = rebalancer.curve, sorted(rebalancer.known.lengths)
-        before = rebalancer.known.decisions.of(key)
+        self._curve, self._lengths = rebalancer.curve, sorted(rebalancer.experience.lengths)
+        before = rebalancer.experience.decisions.of(key)
         self._asked: deque[dict[str, Any]] | None = None if before is None else deque(before["moves"])
         """Moves that a run before this one has made, and that are made again."""
         self._made: list[dict[str, Any]] = []
         self._steps = [0.0] * engine.traits.num_instances
         """Decode steps of each instance, about."""
         self._judged_at, self._judged_with = 0.0, (0,) * engine.traits.num_instances
-        self._looked_at_s = rebalancer.known.clock()
+        self._looked_at_s = rebalancer.experience.clock()
         self._moved: set[Key] = set()
         self.num_moved = 0
 
@@ -119,13 +119,13 @@ class Balance:
         Args:
             frees: instances without samples have been given to others.
         """
-        now = self._rebalancer.known.clock()
+        now = self._rebalancer.experience.clock()
         running = self._engine.running
         if self._curve is not None:
             for place, count in enumerate(running):
                 if count:
-                    each = self._curve.step_s(min(count, self._bounds.slots), 0.0)
-                    self._steps[place] += (now - self._looked_at_s) / each if each > 0 else 0.0
+                    step_s = self._curve.step_s(min(count, self._bounds.slots), 0.0)
+                    self._steps[place] += (now - self._looked_at_s) / step_s if step_s > 0 else 0.0
         self._looked_at_s = now
         if self._moves.is_moving:
             return
@@ -139,7 +139,7 @@ class Balance:
         """All samples have ended."""
         curve = None if self._curve is None else vars(self._curve)
         move_s = self._moves.moved_s if self.num_moved else None
-        self._rebalancer.known.keep(self._key, {"moves": self._made, "curve": curve, "move_s": move_s}, move_s)
+        self._rebalancer.experience.keep(self._key, {"moves": self._made, "curve": curve, "move_s": move_s}, move_s)
 
     def _is_due(self, running: Sequence[int]) -> bool:
         if max(self._steps) - self._judged_at >= STEPS_BETWEEN:
@@ -164,18 +164,18 @@ class Balance:
             )
             for place, keys in enumerate(unfinished)
         ]
-        found = rebalance(works, curve.step_s, self._bounds.slots, MoveCost(curve.move_s))
+        decision = rebalance(works, curve.step_s, self._bounds.slots, MoveCost(curve.move_s))
         pairs: dict[tuple[int, int], list[Key]] = {}
-        for shift in found.shifts:
+        for shift in decision.shifts:
             pairs.setdefault((shift.source, shift.target), []).append(shift.sample.key)
         if pairs:
-            row = {"left": sum(map(len, unfinished)), "before_s": found.before_s, "after_s": found.after_s}
+            row = {"left": sum(map(len, unfinished)), "before_s": decision.before_s, "after_s": decision.after_s}
             row["pairs"] = [[*pair, [list(key) for key in keys]] for pair, keys in pairs.items()]
-            how = self._how(curve, [shift.sample for shift in found.shifts])
+            how = self._how(curve, [shift.sample for shift in decision.shifts])
             row |= {"recompute": [list(key) for key in sorted(how.recompute)], "ahead": how.ahead}
             self._move(pairs, row, how)
 
-    def _growing(self, place: int, keys: Sequence[Key]) -> Iterator[Growing]:
+    def _growing(self, place: int, keys: Sequence[Key]) -> Iterator[UnfinishedSample]:
         """What is expected of the samples of an instance: what is left of earlier ones that were as long, evenly."""
         done, count = int(self._steps[place]), len(keys)
         longer = self._lengths[bisect_right(self._lengths, done) :]
@@ -184,13 +184,13 @@ class Balance:
             left = longer[(2 * number + 1) * len(longer) // (2 * count)] - done if longer else LEAST_LEFT
             begun = number < self._bounds.slots
             context = self._prompts[key[0]] + (done if begun else 0)
-            yield Growing(key, context, min(most, left), begun and key not in self._moved)
+            yield UnfinishedSample(key, context, min(most, left), begun and key not in self._moved)
 
-    def _how(self, curve: Curve, samples: Sequence[Growing]) -> HowToMove:
-        if self._rebalancer.known.times is None:
+    def _how(self, curve: Curve, samples: Sequence[UnfinishedSample]) -> HowToMove:
+        if self._rebalancer.experience.times is None:
             return AT_ONCE
-        return self._rebalancer.known.times.how(
-            {one.key: one.context for one in samples}, curve.step_s(len(samples), 0.0)
+        return self._rebalancer.experience.times.how(
+            {sample.key: sample.context for sample in samples}, curve.step_s(len(samples), 0.0)
         )
 
     def _move(self, pairs: Mapping[tuple[int, int], Sequence[Key]], row: dict[str, Any], how: HowToMove) -> None:

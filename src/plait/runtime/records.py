@@ -96,10 +96,10 @@ class Records:
         if len(items) != len(prompts) * settings.samples_per_prompt:
             return None
         try:
-            found = Evaluation.from_rows(items, prompts, {}, *answers)
+            evaluated = Evaluation.from_rows(items, prompts, {}, *answers)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise damaged(path, repr(error)) from error
-        own = found.metrics()
+        own = evaluated.metrics()
         logged = {name.removeprefix("eval/"): value for name, value in numbers_of(row, log).items() if name not in own}
         return Evaluation.from_rows(items, prompts, logged, *answers)
 
@@ -167,8 +167,8 @@ def sample_rows(flow: Dataflow, state: StepState) -> Iterator[dict[str, Any]]:
                 for column, values in rows.columns.items():
                     if column.producer == table:
                         continue  # what generation itself said of the sample, recorded above
-                    one = values[position] if column.level is Level.SAMPLE else values[start:stop].tolist()
-                    record[column.name] = float(one) if column.level is Level.SAMPLE else one
+                    value = values[position] if column.level is Level.SAMPLE else values[start:stop].tolist()
+                    record[column.name] = float(value) if column.level is Level.SAMPLE else value
             yield with_extras(record, extras.get(sample.uid, {}))
 
 

@@ -35,17 +35,17 @@ def refine(prepared: Prepared, folder: Path) -> Profile | None:
     cluster, source = machine_of(recipe, prepared.shape, plan.num_ranks)
     if not source.exact:
         return None
-    said = []
+    predictions = []
     with contextlib.suppress(UserError, OSError):  # the run itself went well
         lengths = lengths_of(str(folder), recipe, lambda: _never())
         for corrected in (False, True):
             planning = Planning(
                 recipe, prepared.flow, prepared.models, prepared.shapes, cluster, lengths, source, corrected
             )
-            said.append(predicted_seconds(planning.predict(plan).timeline))
-    if len(said) < 2:
+            predictions.append(predicted_seconds(planning.predict(plan).timeline))
+    if len(predictions) < 2:
         return None
-    record = run_record(plan.num_ranks, kinds_of(prepared.flow), said[0], said[1], rows[WARM_UP:])
+    record = run_record(plan.num_ranks, kinds_of(prepared.flow), predictions[0], predictions[1], rows[WARM_UP:])
     if record is None or source.profile is None:
         return None
     steady = rows[WARM_UP:]
@@ -73,9 +73,9 @@ def run_record(
         Of the kinds those whose calls were foretold and measured; None where no seconds of steps are there.
     """
     measured = {
-        call: median(found)
+        call: median(seconds_of_steps)
         for call in profile
-        if (found := [row[f"timing_s/{call}"] for row in rows if f"timing_s/{call}" in row])
+        if (seconds_of_steps := [row[f"timing_s/{call}"] for row in rows if f"timing_s/{call}" in row])
     }
     if not measured.get(STEP) or not foretold.get(STEP):
         return None
@@ -84,12 +84,12 @@ def run_record(
         total = sums.setdefault(kinds[call], [0.0, 0.0, 0.0])
         for place, seconds in enumerate((profile[call], foretold[call], measured[call])):
             total[place] += seconds
-    found = {
+    kinds_of_run = {
         kind: KindRecord(profile_s=total[0], foretold_s=total[1], measured_s=total[2])
         for kind, total in sorted(sums.items())
         if min(total) > 0
     }
-    return RunRecord(devices=devices, foretold_s=foretold[STEP], measured_s=measured[STEP], kinds=found)
+    return RunRecord(devices=devices, foretold_s=foretold[STEP], measured_s=measured[STEP], kinds=kinds_of_run)
 
 
 def kinds_of(flow: Dataflow) -> dict[str, str]:
@@ -102,16 +102,16 @@ def kinds_of(flow: Dataflow) -> dict[str, str]:
 
 def _functions(prepared: Prepared, rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """Names of reward functions → their seconds for a sample, where no model scores for the same role."""
-    recipe, flow, found = prepared.recipe, prepared.flow, {}
+    recipe, flow, seconds = prepared.recipe, prepared.flow, {}
     for node in flow.of_kind(CallKind.SCORE):
-        role, source = str(node.role), next((one for one in flow.nodes if one.id == node.rows), None)
+        role, source = str(node.role), next((other for other in flow.nodes if other.id == node.rows), None)
         busy = [row[f"timing_s/{node.call}"] for row in rows if f"timing_s/{node.call}" in row]
-        if role not in prepared.functions or any(one.role == role for one in prepared.models) or not busy:
+        if role not in prepared.functions or any(other.role == role for other in prepared.models) or not busy:
             continue
         if source is not None and source.kind is CallKind.GENERATE and (names := function_names(recipe, role)):
             samples = recipe.prompts_per_step * source.generation.num_samples(recipe.samples_per_prompt)
-            found[names] = median(busy) / samples
-    return found
+            seconds[names] = median(busy) / samples
+    return seconds
 
 
 def drafts_of(rows: Sequence[Mapping[str, float]]) -> DraftRecord | None:
@@ -140,10 +140,17 @@ def _kept_with(profile: Profile, record: RunRecord) -> Profile:
     path = profile_path(profile.machine, profile.model, profile.dtype, profile.threads)
     with _alone(path):
         newest = kept_profiles(machine_name(profile.device), profile.device)
-        found = next((one for one in newest if one.model == profile.model and _key(one) == _key(profile)), profile)
-        found = found.with_run(record)
-        keep_profile(found)
-    return found
+        kept = next(
+            (
+                candidate
+                for candidate in newest
+                if candidate.model == profile.model and _key(candidate) == _key(profile)
+            ),
+            profile,
+        )
+        kept = kept.with_run(record)
+        keep_profile(kept)
+    return kept
 
 
 def _key(profile: Profile) -> tuple[str, int]:

@@ -43,11 +43,11 @@ class RewardCalls:
 
     def poll(self, rollout: Node) -> bool:
         """Take in what the functions of a rollout's rewards have finished, if anything, of whichever batch it is."""
-        found = False
+        collected = False
         for node, role in self._readers(rollout):
             if role.pool is not None:
-                found |= self._collect(str(node.role), role.pool.poll())
-        return found
+                collected |= self._collect(str(node.role), role.pool.poll())
+        return collected
 
     def settle(self) -> None:
         """Wait until functions have nothing left to do, so that they can be asked for something else.
@@ -61,8 +61,8 @@ class RewardCalls:
 
     def scorer_of(self, role: str) -> TrainingEngine | None:
         """The engine of the model that scores for a role; None: functions do alone, or nobody does."""
-        found = self._roles.get(role)
-        return found.scorer.trainer if isinstance(found, RewardRole) and found.scorer is not None else None
+        of_role = self._roles.get(role)
+        return of_role.scorer.trainer if isinstance(of_role, RewardRole) and of_role.scorer is not None else None
 
     def rewards_of(
         self, rollout: Node, role: str, groups: Sequence[Sequence[Sample]], state: StepState
@@ -147,9 +147,9 @@ class RewardCalls:
         call = lambda rows, name, place: scorer.trainer.scores(  # noqa: E731
             scorer.read(rows.samples), call=name, instance=place
         )
-        found = yield from spread(call, node.call)
+        scored_parts = yield from spread(call, node.call)
         scored = state.model_scores.setdefault(node.id, {})
-        for rows, values in found:
+        for rows, values in scored_parts:
             values = scorer.checked(rows.samples, values)
             scored |= {sample.uid: float(value) for sample, value in zip(rows.samples, values, strict=True)}
 
@@ -182,9 +182,9 @@ class RewardCalls:
         for group in groups:
             state = self._awaited.pop((role, group.ticket))
             node = self._flow.nodes[state.tickets[role, group.ticket]]
-            for one in group.worked:
-                lane = f"{role} worker {one.worker}"
-                self._recorder.add(f"{node.call}/{one.function}", "SCORE", role, lane, one.start_s, one.end_s)
+            for span in group.worked:
+                lane = f"{role} worker {span.worker}"
+                self._recorder.add(f"{node.call}/{span.function}", "SCORE", role, lane, span.start_s, span.end_s)
             state.scores.setdefault(node.id, []).append(group)
             for trouble in (*group.failures, *group.recovered):
                 self._progress.message(str(trouble))

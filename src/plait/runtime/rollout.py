@@ -197,7 +197,7 @@ class Rollout:
         if balance is not None:
             balance.end()
         if tail is not None or balance is not None:
-            counts = [one.num_moved for one in (tail, balance) if one is not None]
+            counts = [moves.num_moved for moves in (tail, balance) if moves is not None]
             state.count("perf/samples_moved", sum(counts))
         return list(growing.groups.values())
 

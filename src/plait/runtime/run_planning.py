@@ -23,24 +23,24 @@ from plait.schedule.placements import placements_of
 from plait.schedule.plan import Plan
 
 
-def found_for_run(found: Foretellable, prompts: Lengths, machines: Machines = THIS_ONE) -> tuple[Plan, Calibration]:
+def found_for_run(run: Foretellable, prompts: Lengths, machines: Machines = THIS_ONE) -> tuple[Plan, Calibration]:
     """The plan of a run with `plan` auto on several devices, and where its seconds come from: for prompts of these
     lengths, responses as long as they may be.
 
     Raises:
         ConfigError: none fits in memory.
     """
-    planning = planning_for_run(found, prompts, machines)
+    planning = planning_for_run(run, prompts, machines)
     return auto_plan(planning), planning.calibration
 
 
-def planning_for_run(found: Foretellable, prompts: Lengths, machines: Machines = THIS_ONE) -> Planning:
+def planning_for_run(run: Foretellable, prompts: Lengths, machines: Machines = THIS_ONE) -> Planning:
     """What foretells a run; its arguments are those of `found_for_run`.
 
     Raises:
         ConfigError: nodes cannot share the devices evenly.
     """
-    recipe, shape = found.recipe, found.shapes[found.recipe.model]
+    recipe, shape = run.recipe, run.shapes[run.recipe.model]
     count, nodes = num_devices(recipe), machines.count
     if count % nodes:
         raise ConfigError(f"`devices`: expected a multiple of the {nodes} nodes of this run, found {count}")
@@ -50,24 +50,24 @@ def planning_for_run(found: Foretellable, prompts: Lengths, machines: Machines =
         cluster = machines.network.joins(cluster, nodes, recipe.device)
         calibration = replace(calibration, source=f"{calibration.source}; {machines.network.label}")
     lengths = lengths_of(None, recipe, lambda: prompts)
-    return Planning(recipe, found.flow, found.models, found.shapes, cluster, lengths, calibration)
+    return Planning(recipe, run.flow, run.models, run.shapes, cluster, lengths, calibration)
 
 
-def with_groups(
-    found: Foretellable, plan: Plan, prompts: Callable[[], Lengths], machines: Machines = THIS_ONE
-) -> Recipe:
+def with_groups(run: Foretellable, plan: Plan, prompts: Callable[[], Lengths], machines: Machines = THIS_ONE) -> Recipe:
     """The recipe with the number of groups of samples that go round the stages which generate, where it leaves that
     open and there are such: by what this machine was measured to take, else by the rule for its kind of device.
 
     Args:
         plan: completed.
     """
-    recipe = found.recipe
-    calls = {node.call: placements_of(plan, str(node.role)).generate for node in found.flow.of_kind(CallKind.GENERATE)}
-    rings = [(call, one, len(some)) for call, some in calls.items() for one in some if one.parallelism.pp > 1]
+    recipe = run.recipe
+    calls = {node.call: placements_of(plan, str(node.role)).generate for node in run.flow.of_kind(CallKind.GENERATE)}
+    rings = [
+        (call, instance, len(some)) for call, some in calls.items() for instance in some if instance.parallelism.pp > 1
+    ]
     if recipe.sampling.decode_groups != "auto" or not rings:
         return recipe
-    costs = planning_for_run(found, prompts(), replace(machines, measures=False)).costs
+    costs = planning_for_run(run, prompts(), replace(machines, measures=False)).costs
     groups = max(costs.decode_groups(*ring) for ring in rings)
     return with_sampling(recipe, recipe.sampling.model_copy(update={"decode_groups": groups}))
 

@@ -39,7 +39,7 @@ class Beside:
 
     def may_ask(self, batch: int) -> bool:
         """Whether all batches before it have: who has asked first gets the places."""
-        return all(one in self.asked for one in self.batches if one < batch)
+        return all(earlier in self.asked for earlier in self.batches if earlier < batch)
 
     @property
     def all_asked(self) -> bool:
@@ -163,16 +163,18 @@ class RunningOn:
         Args:
             left: samples of the prompt that have not ended.
         """
-        begun = {index: one for (uid, index), one in state.begun.get(asked.node.id, {}).items() if uid == prompt.uid}
+        begun = {
+            index: sample for (uid, index), sample in state.begun.get(asked.node.id, {}).items() if uid == prompt.uid
+        }
         before = self._moments.at(step) if self._moments is not None else None
         after = self._moments.at(step + 1) if self._moments is not None and state.step > step else None
         stops = {} if after is None else {i: n for i, n in after.standing.get(prompt.uid, {}).items() if i in left}
-        said = {index: len(begun[index].token_ids) if index in begun else 0 for index in left}
-        stand = {index for index, tokens in stops.items() if tokens <= said[index]}
-        goes = {index: one for index, one in begun.items() if index in left - stand}
+        lengths = {index: len(begun[index].token_ids) if index in begun else 0 for index in left}
+        stand = {index for index, tokens in stops.items() if tokens <= lengths[index]}
+        goes = {index: sample for index, sample in begun.items() if index in left - stand}
         # What said nothing with the last weights may or may not have been computed with them.
         kept = before is not None and before.kv == "keep"
-        keeps = frozenset(index for index, one in goes.items() if kept and one.policy_version == step - 1)
+        keeps = frozenset(index for index, sample in goes.items() if kept and sample.policy_version == step - 1)
         return GoingOn(
             tuple(goes.values()),
             frozenset(range(asked.count)) - (left - stand),

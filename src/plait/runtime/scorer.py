@@ -92,12 +92,14 @@ class Translator:
         """
         ids = [self._ids(sample) for sample in samples]
         by_prompt: dict[int, list[tuple[int, ...]]] = {}
-        for sample, one in zip(samples, ids, strict=True):
-            by_prompt.setdefault(sample.prompt.uid, []).append(one[:-1])
+        for sample, token_ids in zip(samples, ids, strict=True):
+            by_prompt.setdefault(sample.prompt.uid, []).append(token_ids[:-1])
         common = {uid: _common_length(group) for uid, group in by_prompt.items()}
         return tuple(
-            replace(sample, prompt=replace(sample.prompt, token_ids=one[:cut]), token_ids=one[cut:], logprobs=())
-            for sample, one in zip(samples, ids, strict=True)
+            replace(
+                sample, prompt=replace(sample.prompt, token_ids=token_ids[:cut]), token_ids=token_ids[cut:], logprobs=()
+            )
+            for sample, token_ids in zip(samples, ids, strict=True)
             for cut in (common[sample.prompt.uid],)
         )
 

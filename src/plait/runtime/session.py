@@ -4,32 +4,21 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Protocol, Self
 
 import numpy as np
 import torch
-from safetensors import SafetensorError
 
 from plait.checkpoint.store import Checkpoint, CheckpointStore
-from plait.cost.sample_moves import sample_move_times
-from plait.dataflow import CallKind
 from plait.engines import Workers
-from plait.errors import ConfigError, ModelError, RunError
-from plait.models.files.saving import save_pretrained
-from plait.models.language_model import LanguageModel
-from plait.models.scalar_model import ScalarModel
-from plait.observe.doctor_settings import DoctorSettings
+from plait.errors import RunError
 from plait.observe.progress import Progress
-from plait.observe.run_log import read_rows
+from plait.observe.run_log import writing
 from plait.output import write_file
-from plait.policy.fusion_gate import fuses
-from plait.policy.migration import MoveTimes
-from plait.recipes.role_models import main_role
+from plait.recipes.role_models import main_role, trained_roles
 from plait.runtime.batches import Batches
-from plait.runtime.decisions import LENGTHS_OF_STEPS, Experience
 from plait.runtime.directory import RunDirectory
 from plait.runtime.doctor import RunDoctor
 from plait.runtime.drawn import read_drawn, stored_drawn
@@ -38,20 +27,18 @@ from plait.runtime.executor import Executor
 from plait.runtime.filling import build_roles
 from plait.runtime.given_evaluation import evaluate_given
 from plait.runtime.history import History, Origin
-from plait.runtime.machine import machine_of
 from plait.runtime.measure import measure
 from plait.runtime.moments import Moments
 from plait.runtime.patient import Patient
 from plait.runtime.prepared import Prepared
-from plait.runtime.progressed import Progressed, check_not_gone, resumed_from
-from plait.runtime.rebalancing import Rebalancer
+from plait.runtime.progressed import Progressed, check_not_gone, check_steps, resumed_from
 from plait.runtime.records import Records, value_of
 from plait.runtime.reward_pools import open_pools
 from plait.runtime.roles import ModelRole, RoleRuntime
+from plait.runtime.rollout_moves import RolloutMoves
 from plait.runtime.step import StepState
 from plait.runtime.stored_recipe import changed_keys, recipe_text
-from plait.runtime.tail import FusionGate
-from plait.schedule.placements import placements_of
+from plait.runtime.weights_folder import write_weights
 from plait.schedule.timeline import trace_events
 from plait.workers.recorder import Recorder
 
@@ -110,7 +97,7 @@ class Session:
         checkpoint = self.store.latest() if self._resume else None
         check_not_gone(checkpoint, self.store, self.history.saved_step, self.directory.path)
         self.done = Progressed.at(checkpoint) if checkpoint else Progressed()
-        self._check_steps()
+        check_steps(self.done, recipe.steps, recipe.run_dir)
         if checkpoint is not None:
             self.saved = checkpoint.step
             torch.set_num_threads(self.done.threads)
@@ -129,9 +116,6 @@ class Session:
             self.workers.checkpoint.load(checkpoint.folder, checkpoint.state.get("counts"), self.done.threads)
             self._publish_weights()
         self.executor = Executor(prepared.flow, self.roles, recipe, self.recorder, self.progress, self.workers)
-        self.gate: FusionGate | None = None
-        self.rebalancer: Rebalancer | None = None
-        self.moments: Moments | None = None
         self.feed = prepared.feed(self.done.prompts_drawn)
         self.batches = Batches(self.feed, recipe.prompts_per_step, self._drawn_before(checkpoint))
         with contextlib.ExitStack() as undo:
@@ -146,44 +130,20 @@ class Session:
                 Records(prepared, self.directory, resume=self._resume, last_step=self.done.step)
             )
             self.doctor = stack.enter_context(self._open_doctor()) if recipe.doctor.enabled else None
-            self._open_gate()
-            self._open_moments()
+            self.moves = RolloutMoves.of(prepared, self.directory.files, self.done.step)
+            rollout = self.executor.calls.rollout
+            rollout.gate, rollout.rebalancer = self.moves.gate, self.moves.rebalancer
+            self.moments = self._open_moments()
             undo.pop_all()
 
-    def _open_gate(self) -> None:
-        """What decides when the last samples of a rollout are gathered, where recipe and plan leave that open, and
-        which go on in other instances."""
-        recipe, flow = self.recipe, self.prepared.flow
-        gathers = recipe.fusion == "auto" and fuses("auto", self.prepared.plan)
-        if not (gathers or recipe.rebalance == "auto") or not flow.of_kind(CallKind.GENERATE):
-            return
-        first = max(1, self.done.step + 1 - LENGTHS_OF_STEPS)
-        files = [self.directory.files.samples(step) for step in range(first, self.done.step + 1)]
-        lengths = [[len(row["token_ids"]) for row in read_rows(file)] for file in files if file.is_file()]
-        if gathers:
-            self.gate = FusionGate(Experience(self.directory.files.fusion, lengths, self._move_times()))
-        if recipe.rebalance == "auto":
-            self.rebalancer = Rebalancer(Experience(self.directory.files.rebalancing, lengths, self._move_times()))
-        rollout = self.executor.calls.rollout
-        rollout.gate, rollout.rebalancer = self.gate, self.rebalancer
-
-    def _move_times(self) -> MoveTimes:
-        """What it takes to have samples go on in other instances. Messages of NCCL meet in the order in which both
-        sides post them, so that nothing can go ahead beside others."""
-        recipe, plan = self.recipe, self.prepared.plan
-        cluster, _ = machine_of(recipe, self.prepared.shape, plan.num_ranks)
-        role = str(self.prepared.flow.of_kind(CallKind.GENERATE)[0].role)
-        instance = placements_of(plan, role).generate[0]
-        times = sample_move_times(self.prepared.shape, recipe.dtype.value, instance, cluster)
-        return replace(times, may_go_ahead=recipe.device != "cuda")
-
-    def _open_moments(self) -> None:
+    def _open_moments(self) -> Moments | None:
         """Where samples stand that go on with new weights, where the recipe has them do so. Raises RunError."""
         if (kv := self.recipe.on_update) == "wait":
-            return
-        self.moments = Moments(self.directory.files.moments, kv)
-        self.moments.recompute(self.done.policy_version)
-        self.executor.calls.rollout.run_on(self.moments)
+            return None
+        moments = Moments(self.directory.files.moments, kv)
+        moments.recompute(self.done.policy_version)
+        self.executor.calls.rollout.run_on(moments)
+        return moments
 
     def begin_step(self) -> StepState:
         """The batch of the next step, its samples drawn before or not, with the carried values."""
@@ -205,16 +165,7 @@ class Session:
             self.workers.sync_references(reference.mixup)
         self._publish_weights()
         self.recorder.extend(self.workers.spans())
-        if self.gate is not None or self.rebalancer is not None:
-            node = self.prepared.flow.of_kind(CallKind.GENERATE)[0]
-            role = self.roles[str(node.role)]
-            assert isinstance(role, ModelRole), f"{node.call}: its role is no model"
-            assert role.engine is not None, f"{node.call}: nothing generates"
-            lengths = [len(sample.token_ids) for sample in state.generated[node.id].samples]
-            if self.gate is not None:
-                self.gate.learn(self.recorder.peek(), lengths, role.engine.traits.num_instances)
-            if self.rebalancer is not None:
-                self.rebalancer.learn(self.recorder.peek(), lengths)
+        self.moves.learn(state, self.recorder.peek(), self.roles)
 
     def _drawn_before(self, checkpoint: Checkpoint | None) -> list[StepState]:
         """The batches that were open when a checkpoint was written, as they were. Raises RunError."""
@@ -238,9 +189,9 @@ class Session:
 
     def _publish_weights(self) -> None:
         """The engines of roles that change forget what older weights computed."""
-        for one in self.prepared.models:
-            role = self.roles[one.role]
-            if one.changes and isinstance(role, ModelRole) and role.engine is not None:
+        for model in self.prepared.models:
+            role = self.roles[model.role]
+            if model.changes and isinstance(role, ModelRole) and role.engine is not None:
                 role.engine.update_weights(self.done.policy_version)
 
     def evaluate(self, stop: Callable[[], bool] = lambda: False) -> Evaluation:
@@ -281,7 +232,8 @@ class Session:
             if self.doctor is not None:
                 self.doctor.sync()
             tensors, opened = stored_drawn(self.batches.whole)
-            state = {"done": vars(self.done), "offsets": offsets, "trained": self._trained, **opened}
+            trained = trained_roles(self.prepared.models)
+            state = {"done": vars(self.done), "offsets": offsets, "trained": trained, **opened}
             self.store.save(self.done.step, tensors, state, self.workers.checkpoint.save)
         except OSError as error:
             raise RunError(f"the logs in {self.directory.path} cannot be written: {error.strerror or error}") from error
@@ -290,13 +242,6 @@ class Session:
             raise
         self.saved = self.done.step
         self.history.saved(self.saved)
-
-    @property
-    def _trained(self) -> list[str]:
-        """Roles whose weights a checkpoint has, the main one first."""
-        trained = [one.role for one in self.prepared.models if one.trained]
-        main = main_role(self.prepared.models).role
-        return [main, *(role for role in trained if role != main)]
 
     def rescue(self) -> str:
         """After an error: save the last step if it is whole and has no checkpoint. What is good then, in words; nothing
@@ -321,64 +266,35 @@ class Session:
         self._export("the final weights", self.directory.files.final)
 
     def _export(self, what: str, folder: Path) -> None:
-        try:
-            if self.recipe.lora.rank > 0:
-                from plait.models.lora_files import save_adapter
-
-                save_adapter(self._whole_model(), folder)
-            else:
-                save_pretrained(self._whole_model(), folder)
-        except (OSError, SafetensorError, ModelError) as error:
-            raise RunError(f"{what} cannot be written to {folder}: {error}") from error
-
-    def _whole_model(self) -> LanguageModel | ScalarModel:
-        """The main role's model, with its weights as they are."""
-        return self.workers.gather(main_role(self.prepared.models).role)
+        model = self.workers.gather(main_role(self.prepared.models).role)
+        write_weights(model, folder, what, adapter=self.recipe.lora.rank > 0)
 
     def _open_doctor(self) -> RunDoctor:
         return RunDoctor(
             Patient(self.prepared.flow, self.roles, self.recipe, self.workers),
-            self._doctor_settings,
+            self.recipe.doctor,
             self.directory.files.doctor,
             resume=self._resume,
             last_step=self.done.step,
             tell=self.progress.message,
         )
 
-    @property
-    def _doctor_settings(self) -> DoctorSettings:
-        """Samples may be as old as the recipe lets them be."""
-        settings, most = self.recipe.doctor, self.recipe.max_staleness
-        return settings.model_copy(update={"max_version_lag": max(settings.max_version_lag, most)})
-
-    def _check_steps(self) -> None:
-        if self.done.step > self.recipe.steps:
-            raise ConfigError(
-                f"`steps` is {self.recipe.steps}, but the run in `{self.recipe.run_dir}` has done {self.done.step}; "
-                f"give {self.done.step} or more, or begin a new run in another `run_dir`"
-            )
-
     def _write_history(self) -> None:
         """Begin this stay; say which of the user's files have changed since the one before."""
-        try:
+        with writing(self.directory.path):
             for line in self.history.begin(self._origin, self.recipe, self.done.step):
                 self.progress.message(f"warning: {line}")
-        except OSError as error:
-            raise RunError(f"{self.directory.path} cannot be written: {error.strerror or error}") from error
 
     def _cut_back(self, checkpoint: Checkpoint | None) -> None:
         """Remove what the interrupted run wrote after its last checkpoint; store keys that have changed."""
         self.store.discard_after(self.done.step)
         self.directory.rollback_to(checkpoint.stated("offsets", dict) if checkpoint else {}, self.done.step)
-        if changed_keys(self.directory.files.recipe, self.recipe):
-            try:
-                write_file(self.directory.files.recipe, recipe_text(self.recipe))
-            except OSError as error:
-                raise RunError(f"{self.directory.files.recipe} cannot be written: {error.strerror or error}") from error
+        recipe = self.directory.files.recipe
+        if changed_keys(recipe, self.recipe):
+            with writing(recipe):
+                write_file(recipe, recipe_text(self.recipe))
 
     def _write_plan(self) -> None:
         """The plan of this stay: a run that is resumed may have another than before."""
-        try:
+        with writing(self.directory.files.plan):
             write_file(self.directory.files.plan, self.prepared.plan.to_json())
-        except OSError as error:
-            raise RunError(f"{self.directory.files.plan} cannot be written: {error.strerror or error}") from error

@@ -101,8 +101,8 @@ class StepFacts:
     def _stop_ids(self) -> frozenset[int]:
         asked = self._patient.recipe.sampling.stop_token_ids
         actor = self._patient.models.get("actor")
-        known = actor.eos_token_ids if isinstance(actor, LanguageModel) else ()
-        return frozenset(known if asked is None else asked)
+        own_ids = actor.eos_token_ids if isinstance(actor, LanguageModel) else ()
+        return frozenset(own_ids if asked is None else asked)
 
     def _end_ids(self) -> frozenset[int]:
         """Tokens that end a turn: those that end a response here, and those that do so in the families of models."""

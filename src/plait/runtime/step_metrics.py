@@ -81,11 +81,11 @@ def _length_metrics(flow: Dataflow, state: StepState) -> dict[str, float]:
 
 def _logged(flow: Dataflow, state: StepState) -> dict[str, float]:
     """Means of what reward functions logged (`log_metric`), those of greedy rollouts under `greedy/`."""
-    found: dict[str, float] = {}
+    means: dict[str, float] = {}
     for node_id, groups in state.scores.items():
         prefix = "greedy/" if flow.nodes[flow.nodes[node_id].rows].is_greedy else ""
-        found |= {f"{prefix}{name}": value for name, value in logged_means(groups).items()}
-    return found
+        means |= {f"{prefix}{name}": value for name, value in logged_means(groups).items()}
+    return means
 
 
 def _by_function(groups: Sequence[GroupScores]) -> dict[str, list[float]]:

@@ -55,7 +55,9 @@ class PartialRollout:
     @property
     def whole(self) -> list[list[Sample]]:
         """Groups of which all samples are finished, each by index."""
-        return [sorted(group, key=lambda one: one.index) for group in self.groups.values() if len(group) == self.count]
+        return [
+            sorted(group, key=lambda sample: sample.index) for group in self.groups.values() if len(group) == self.count
+        ]
 
     @property
     def num_asked(self) -> int:
@@ -112,7 +114,7 @@ def in_parts(parts: Sequence[Part], call: Call, name: str) -> Work[list[Scored]]
     their way."""
     names = [name] if len(parts) == 1 else [f"{name}/p{number}" for number in range(len(parts))]
     waiting, going = deque(zip(parts, names, strict=True)), deque[tuple[Rows, Work[FloatArray]]]()
-    found: list[Scored] = []
+    scored: list[Scored] = []
     while waiting or going:
         done = None
         while waiting and (rows := waiting[0][0]()) is not None:
@@ -124,10 +126,10 @@ def in_parts(parts: Sequence[Part], call: Call, name: str) -> Work[list[Scored]]
                 done = next(work)
             except StopIteration as end:
                 going.popleft()
-                found.append((rows, end.value))
+                scored.append((rows, end.value))
                 done = MOVED_ON
         yield done
-    return found
+    return scored
 
 
 def where_free(
@@ -161,16 +163,16 @@ def where_free(
                     moved = True
         if not waiting:
             task.share([rank for ranks in instances if LEADER not in ranks for rank in ranks])
-        for place, given in enumerate(going):
-            if not given:
+        for place, queue in enumerate(going):
+            if not queue:
                 continue
-            number, rows, work = given[0]
+            number, rows, work = queue[0]
             try:
                 done = next(work)
             except StopIteration as end:
-                given.popleft()
+                queue.popleft()
                 scored[number] = rows, end.value
-                if not given:
+                if not queue:
                     task.release(instances[place])
                 moved = True
                 continue

@@ -27,18 +27,18 @@ class FusionGate:
     """Decides in each rollout whether its end is gathered, and when.
 
     Args:
-        known: what the run knows to decide by.
+        experience: what the run decides by.
     """
 
-    def __init__(self, known: Experience) -> None:
-        self.known = known
-        seen = [row["seen"] for row in known.decisions.rows if row["seen"]]
+    def __init__(self, experience: Experience) -> None:
+        self.experience = experience
+        seen = [row["seen"] for row in experience.decisions.rows if row["seen"]]
         self._seen = Seen(**seen[-1]) if seen else None
 
     def judge(self, step: int, call: str, size: RolloutSize) -> Judge:
         """What decides in a rollout; `step` counts from 0."""
-        before = self.known.decisions.of((step + 1, call))
-        lengths = tuple(self.known.lengths)
+        before = self.experience.decisions.of((step + 1, call))
+        lengths = tuple(self.experience.lengths)
         if before is not None:
             choice = Choice(before["moved_at"], before["gain_s"], before["needed_s"], before["why"])
         else:
@@ -53,7 +53,7 @@ class FusionGate:
             lengths: of its responses.
             instances: that generate.
         """
-        self.known.heard(lengths)
+        self.experience.heard(lengths)
         steps = [(span.tokens, span.duration_s) for span in timeline.spans if span.kind == "DECODE" and span.tokens]
         ranks = {span.rank for span in timeline.spans if span.kind == "DECODE"}
         if not steps or not lengths:
@@ -64,7 +64,7 @@ class FusionGate:
         loaded_s = sum(span.duration_s for span in here if span.kind == "ONLOAD" and span.role in roles)
         fixed_s, each_s = decode_line(steps)
         wide = max(1, len(ranks) // max(1, instances))
-        move_s = self.known.move_s(fixed_s + each_s)
+        move_s = self.experience.move_s(fixed_s + each_s)
         score_s = _scored_s(scores) / len(lengths) / wide
         self._seen = Seen(fixed_s, each_s, score_s, move_s, timeline.makespan_s, loaded_s / len(ranks))
 
@@ -92,7 +92,7 @@ class Judge:
         self._gate, self._key, self._choice, self._known, self._seen = gate, key, choice, known, known.seen
         self._before = before
         """What a run before this one decided in it; None: none did."""
-        self.clock = gate.known.clock
+        self.clock = gate.experience.clock
         self._moved_at = 0
         self._how = AT_ONCE
 
@@ -114,8 +114,8 @@ class Judge:
 
     def steps_in(self, seconds: float, running: Sequence[int]) -> float:
         """Steps of generation in so many seconds, of the instance with the most samples."""
-        each = 0.0 if self._seen is None else self._seen.decode_s(max(running))
-        return seconds / each if each > 0 else 0.0
+        step_s = 0.0 if self._seen is None else self._seen.decode_s(max(running))
+        return seconds / step_s if step_s > 0 else 0.0
 
     def how(self, contexts: Mapping[Key, int]) -> HowToMove:
         """How the samples move that are gathered now.
@@ -126,8 +126,8 @@ class Judge:
         if self._before is not None:
             keys = frozenset((uid, index) for uid, index in self._before.get("recompute", ()))
             self._how = HowToMove(keys, self._before.get("ahead", False))
-        elif self._gate.known.times is not None and self._seen is not None:
-            self._how = self._gate.known.times.how(contexts, self._seen.decode_s(len(contexts)))
+        elif self._gate.experience.times is not None and self._seen is not None:
+            self._how = self._gate.experience.times.how(contexts, self._seen.decode_s(len(contexts)))
         return self._how
 
     def end(self, num_moved: int, move_s: float | None) -> None:
@@ -135,7 +135,7 @@ class Judge:
         row = asdict(self._choice) | {"seen": seen}
         row |= {"moved_at": self._moved_at if num_moved else 0, "moved": num_moved, "move_s": move_s}
         row |= {"recompute": [list(key) for key in sorted(self._how.recompute)], "ahead": self._how.ahead}
-        self._gate.known.keep(self._key, row, move_s if num_moved else None)
+        self._gate.experience.keep(self._key, row, move_s if num_moved else None)
 
 
 @dataclass(frozen=True)
@@ -185,7 +185,7 @@ class Tail:
         if self._judge is not None:
             now = self._judge.clock()
             self._steps += self._judge.steps_in(now - self._looked_at_s, running)
-            free = sum(1 for one in running if one == 0)
+            free = sum(1 for count in running if count == 0)
             self._waiting_s = max(0.0, self._waiting_s - (now - self._looked_at_s) * free)
             self._looked_at_s = now
         if finished and not self.num_moved and self._gathers():

@@ -36,14 +36,14 @@ class WeightFacts:
         now = self._fingerprints()
         before, self._before = self._before, now
         first = self._baseline()
-        known = [name for name in now if self._first(name) in first]
+        comparable = [name for name in now if self._first(name) in first]
         every = self._patient.recipe.reference.sync_every
-        as_before = {name: first[self._first(name)] for name in known if self._is_frozen(name)}
+        as_before = {name: first[self._first(name)] for name in comparable if self._is_frozen(name)}
         if every and "ref" in as_before:  # what it is since its last sync
             as_before["ref"] = now["ref"] if step % every == 0 else before.get("ref", now["ref"])
         changed = [name for name, expected in as_before.items() if now[name] != expected]
         facts = {"ref_changed" if name == "ref" else f"changed/{name}": 1.0 for name in changed}
-        if "actor" in self._patient.trained and "actor" in known and "actor" in before:
+        if "actor" in self._patient.trained and "actor" in comparable and "actor" in before:
             facts["weights_moved"] = float(now["actor"] != before["actor"])
             adapted = self._patient.models["actor"].own is not None
             if "ref" in now and not every and not adapted and now["ref"] == now["actor"] != first[self._first("actor")]:

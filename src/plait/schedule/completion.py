@@ -61,7 +61,7 @@ def complete(plan: Plan, flow: Dataflow, models: Mapping[str, PlannedModel], lab
             raise ConfigError(
                 f"{label}: {node.call}: prefill on other instances than decode cannot be run yet; leave prefill out"
             )
-    policies = tuple(_completed_policy(one, models, f"{label}: `policies`") for one in plan.policies)
+    policies = tuple(_completed_policy(policy, models, f"{label}: `policies`") for policy in plan.policies)
     placements = tuple(_divided(p, models[str(node.role)]) for node in calls for p in _placed(node, plan, calls))
     if _is_evaluated_apart(flow, calls):
         placements += plan.placements_of(EVALUATE, "decode") or _where_trained(placements)
@@ -88,7 +88,9 @@ def _completed_policy(policy: PolicyChoice, models: Mapping[str, PlannedModel], 
             raise ConfigError(f"{label}: settings of `{SHARES}`: expected roles {', '.join(models)}, found `{role}`")
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < inf:
             raise ConfigError(f"{label}: `{SHARES}` of {role}: expected a number from 0 on, found {value!r}")
-    return replace(policy, settings=tuple((role, stated.get(role, one.pair_tokens)) for role, one in models.items()))
+    return replace(
+        policy, settings=tuple((role, stated.get(role, model.pair_tokens)) for role, model in models.items())
+    )
 
 
 def _is_evaluated_apart(flow: Dataflow, calls: Sequence[Node]) -> bool:
@@ -161,11 +163,11 @@ def _check_placement(
         several = p.schedule == FUSED if own is None else is_fused(own)
         if p.mode != "train" or (p.pp == 1 and not several):
             raise ConfigError(f"{label}.schedule: only train with pp above 1 has a pipeline schedule; leave it out")
-        known = (*SCHEDULES, FUSED, *(schedule.name for schedule in stated))
-        if p.schedule not in known:
+        names_of_all = (*SCHEDULES, FUSED, *(schedule.name for schedule in stated))
+        if p.schedule not in names_of_all:
             raise ConfigError(
                 f"{label}.schedule: expected {', '.join(SCHEDULES)}, {FUSED} or a name in `schedules`, found "
-                f"`{p.schedule}`{_nearest(p.schedule, known)}"
+                f"`{p.schedule}`{_nearest(p.schedule, names_of_all)}"
             )
 
 
@@ -175,12 +177,12 @@ def _placed(node: Node, plan: Plan, calls: Sequence[Node]) -> tuple[Placement, .
     names = [node.call, node.call.split("#")[0]]
     names += [other.call for other in calls if other.role == node.role and other.kind is node.kind]
     for name in dict.fromkeys(names):
-        if found := plan.placements_of(name, mode):
-            return tuple(replace(p, call=node.call) for p in found)
+        if placements := plan.placements_of(name, mode):
+            return tuple(replace(p, call=node.call) for p in placements)
     for other in ("train", "score", "decode"):
-        found = tuple(p for p in plan.placements if p.mode == other and p.call.split(".")[0] == node.role)
-        if found and (len(found) == 1 or mode == "decode"):
-            first = tuple(p for p in found if p.call == found[0].call)
+        placements = tuple(p for p in plan.placements if p.mode == other and p.call.split(".")[0] == node.role)
+        if placements and (len(placements) == 1 or mode == "decode"):
+            first = tuple(p for p in placements if p.call == placements[0].call)
             plain = {"call": node.call, "mode": mode, "after": "keep", "micro_batch_tokens": None, "schedule": ""}
             return tuple(replace(p, **plain) for p in first)
     return (Placement(node.call, mode, tuple(range(plan.num_ranks)), dp=plan.num_ranks),)

@@ -122,13 +122,13 @@ class Dispatcher:
             if key not in self._waiting:  # it has begun with a partner
                 continue
             keys = self._program.partners(key)
-            if any(not left.isdisjoint(set(self._program.needs(one)) - set(keys)) for one in keys):
+            if any(not left.isdisjoint(set(self._program.needs(partner)) - set(keys)) for partner in keys):
                 continue
-            mesh = frozenset(rank for one in keys for rank in self._program.mesh(one))
+            mesh = frozenset(rank for partner in keys for rank in self._program.mesh(partner))
             if mesh & busy:
                 continue
             task = self._program.begin(keys)
-            self._waiting = [one for one in self._waiting if one not in keys]
+            self._waiting = [other for other in self._waiting if other not in keys]
             self._tasks.append(task)
             task.beside = self._tasks
             busy |= mesh | task.mesh

@@ -50,7 +50,7 @@ class FusedOrder:
 
     def num_copies(self, role: str) -> int:
         """Copies of a role in the order."""
-        return sum(one == role for one, _ in self.places)
+        return sum(of_copy == role for of_copy, _ in self.places)
 
     def copies_in(self, block: int) -> tuple[tuple[str, int, tuple[int, ...]], ...]:
         """(role, dp index of its copy, row of each stage) of all that runs on a copy of `layout`."""
@@ -59,14 +59,14 @@ class FusedOrder:
     @cached_property
     def in_flight(self) -> tuple[Mapping[str, int], ...]:
         """For each row, role → the most micro-batches whose forward has begun and whose backward has not ended."""
-        found = []
+        counts = []
         for row in self.rows:
             now, most = dict.fromkeys(self.roles, 0), dict.fromkeys(self.roles, 0)
             for role, _, kind, _, _ in row:
                 now[role] += 1 if kind is Kind.FORWARD else -1
                 most[role] = max(most[role], now[role])
-            found.append(most)
-        return tuple(found)
+            counts.append(most)
+        return tuple(counts)
 
     def __call__(self, workload: Workload) -> Schedule:
         """
@@ -111,11 +111,11 @@ def fused_order(schedule: Schedule, placements: Mapping[str, Placement]) -> Fuse
     if unused := next((role for role in placements if role not in roles), None):
         raise DataError(f"{unused} follows it, but has no actions in it; found those of {_listed(roles)}")
     check_actions(schedule, roles[0])
-    counts = {role: 1 + max(one.index or 0 for one in schedule if one.model == role) for role in roles}
+    counts = {role: 1 + max(action.index or 0 for action in schedule if action.model == role) for role in roles}
     places = {
         (role, copy): _rows_of(schedule, role, copy, placements[role].pp)
         for role in roles
-        for copy in range(1 + max(one.copy for one in schedule if one.model == role))
+        for copy in range(1 + max(action.copy for action in schedule if action.model == role))
     }
     _check_complete(schedule, counts, places)
     words = tuple(tuple((a.model, a.copy, a.kind, a.stage, a.index or 0) for a in row) for row in schedule.rows)
@@ -154,7 +154,7 @@ def _layout(
 ) -> Layout:
     """Where the rows are: the same for every role, or it is refused."""
     first, *others = placements
-    copies = {role: sum(one == role for one, _ in places) for role in placements}
+    copies = {role: sum(of_copy == role for of_copy, _ in places) for role in placements}
     mine = placements[first]
     blocks, left = divmod(mine.dp, copies[first])
     if left:
@@ -172,17 +172,17 @@ def _layout(
                 f"expected `dp` {blocks * copies[role]} of {role} beside dp {mine.dp} of {first}: it has "
                 f"{copies[role]} copies of {role} for {copies[first]} of {first}, found {p.dp}"
             )
-    found: dict[tuple[int, int, int], int] = {}
+    ranks: dict[tuple[int, int, int], int] = {}
     for (role, copy), rows in places.items():
         if role == first:
             for block, (stage, row), t in product(range(blocks), enumerate(rows), range(mine.tp)):
-                found[block, row, t] = mine.layout.rank_at(block * copies[role] + copy, t, stage)
-    if len(found) < blocks * num_rows * mine.tp:
-        empty = next(row for row in range(num_rows) if (0, row, 0) not in found)
+                ranks[block, row, t] = mine.layout.rank_at(block * copies[role] + copy, t, stage)
+    if len(ranks) < blocks * num_rows * mine.tp:
+        empty = next(row for row in range(num_rows) if (0, row, 0) not in ranks)
         raise DataError(f"expected every role in every row, found no action of {first} in row {empty}")
     for role in others:
-        _check_ranks(role, placements[role], copies[role], places, found, first)
-    mesh = tuple(found[key] for key in sorted(found))
+        _check_ranks(role, placements[role], copies[role], places, ranks, first)
+    mesh = tuple(ranks[key] for key in sorted(ranks))
     return Layout(Mesh(mesh), Parallelism(blocks, mine.tp, num_rows))
 
 
@@ -191,7 +191,7 @@ def _check_ranks(
     p: Placement,
     copies: int,
     places: Mapping[tuple[str, int], tuple[int, ...]],
-    found: Mapping[tuple[int, int, int], int],
+    ranks: Mapping[tuple[int, int, int], int],
     first: str,
 ) -> None:
     """
@@ -200,7 +200,7 @@ def _check_ranks(
     """
     blocks = p.dp // copies
     wanted = tuple(
-        found[block, row, t]
+        ranks[block, row, t]
         for block, copy in product(range(blocks), range(copies))
         for row in places[role, copy]
         for t in range(p.tp)
@@ -235,7 +235,7 @@ def shared_rows(placements: Mapping[str, Placement]) -> dict[tuple[str, int], tu
     if mine.pp == 1:
         raise DataError(f"expected `pp` above 1 of {first} or another role, found 1 of all")
     at = {rank: mine.layout.coordinates(rank) for rank in mine.ranks}
-    found: dict[tuple[str, int], tuple[int, ...]] = {}
+    rows_of_copies: dict[tuple[str, int], tuple[int, ...]] = {}
     for role, p in placements.items():
         if set(p.ranks) != set(mine.ranks) or p.tp != mine.tp:
             raise DataError(
@@ -247,15 +247,15 @@ def shared_rows(placements: Mapping[str, Placement]) -> dict[tuple[str, int], tu
         copies = mine.pp // p.pp
         for d, stage, t in product(range(p.dp), range(p.pp), range(p.tp)):
             rank = p.layout.rank_at(d, t, stage)
-            rows = found.setdefault((role, d % copies), ())
+            rows = rows_of_copies.setdefault((role, d % copies), ())
             if stage == len(rows):
-                found[role, d % copies] = rows = (*rows, at[rank].pp)
+                rows_of_copies[role, d % copies] = rows = (*rows, at[rank].pp)
             if (at[rank].dp, at[rank].tp, at[rank].pp) != (d // copies, t, rows[stage]):
                 raise DataError(
                     f"`ranks` of {role}: rank {rank} has stage {stage} of its copy {d}, and not the place beside "
                     f"{first} that the order needs; list the ranks of each copy of {first} together, in one order"
                 )
-    return found
+    return rows_of_copies
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -89,8 +89,8 @@ def svg_gantts(panels: Sequence[tuple[str, Timeline]], width: int = 1200, row_he
         for name, row in _rows(timeline):
             drawn += _row(name, row, named, (left, y), (own * scale, scale, row_height))
             if row[0].lane == COMPUTE:
-                mine = [one for one in idle if one.rank == row[0].rank]
-                drawn += [part for one in mine for part in _wait(one, (left, y), scale, row_height)]
+                mine = [wait for wait in idle if wait.rank == row[0].rank]
+                drawn += [part for wait in mine for part in _wait(wait, (left, y), scale, row_height)]
             y += row_height
         drawn.append(_axis(end, own, left, y, scale))
         y += 22
@@ -143,7 +143,7 @@ def _wait(wait: Wait, at: tuple[float, float], scale: float, row_height: int) ->
     ]
     if wait.until is not None:
         whole = f"for rank {wait.until.rank}: {wait.until.action}"
-        text = next((one for one in (whole, f"rank {wait.until.rank}") if _LETTER * len(one) + 4 <= wide), "")
+        text = next((label for label in (whole, f"rank {wait.until.rank}") if _LETTER * len(label) + 4 <= wide), "")
         if text:
             parts.append(_text(text, x + wide / 2, y + row_height / 2 + 3, "#555"))
     return parts

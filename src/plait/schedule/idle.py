@@ -37,7 +37,7 @@ def waits(timeline: Timeline, least_s: float = 0.0) -> list[Wait]:
     rank and time. What is written to a disk counts as nothing: it waits for nobody."""
     spans = [span for span in timeline.spans if span.lane != DISK]
     begin_s = min((span.start_s for span in spans), default=0.0)
-    found = []
+    waits = []
     for rank in timeline.ranks:
         others = [span for span in spans if span.rank != rank]
         others.sort(key=lambda span: (span.end_s, -abs(span.rank - rank)))  # of those that end together, a neighbour's
@@ -46,8 +46,8 @@ def waits(timeline: Timeline, least_s: float = 0.0) -> list[Wait]:
             if end - start > least_s:
                 last = bisect_right(ends, end) - 1
                 is_near = last >= 0 and end - ends[last] <= JUST_BEFORE * (end - start)
-                found.append(Wait(rank, start, end, others[last] if is_near else None))
-    return found
+                waits.append(Wait(rank, start, end, others[last] if is_near else None))
+    return waits
 
 
 def waited_s(timeline: Timeline) -> dict[int, Counter[tuple[int, str] | None]]:

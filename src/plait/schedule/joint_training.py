@@ -27,24 +27,24 @@ def check_calls(flow: Dataflow, roles: Sequence[str]) -> None:
         numbers = {node.id for node in group}
         for node in group:
             needed = _all_before(node.id, before)
-            if other := next((flow.nodes[one] for one in sorted(needed & numbers)), None):
+            if other := next((flow.nodes[number] for number in sorted(needed & numbers)), None):
                 raise ConfigError(
                     f"{node.call} cannot train together with {other.call}: the flow `{flow.name}` has it wait for that"
                 )
         steps = [node.training.mini_batches * node.training.epochs for node in group]
         if len(set(steps)) > 1:
-            found = ", ".join(f"{node.call} {count}" for node, count in zip(group, steps, strict=True))
+            counts = ", ".join(f"{node.call} {count}" for node, count in zip(group, steps, strict=True))
             raise ConfigError(
                 f"expected as many optimizer steps (mini_batches x epochs) in a training step of all that train "
-                f"together, found {found}"
+                f"together, found {counts}"
             )
 
 
 def _all_before(node: int, before: Mapping[int, frozenset[int]]) -> set[int]:
-    found: set[int] = set()
+    earlier: set[int] = set()
     left = [node]
     while left:
-        new = before[left.pop()] - found
-        found |= new
+        new = before[left.pop()] - earlier
+        earlier |= new
         left += new
-    return found
+    return earlier

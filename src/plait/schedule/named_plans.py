@@ -96,7 +96,7 @@ def shares(devices: int, work: Sequence[float]) -> list[int]:
     down go where the most work waits for each device, ties to the first."""
     assert len(work) <= devices, "fewer devices than parts"
     total = sum(work)
-    given = [max(1, int(devices * one / total)) for one in work]
+    given = [max(1, int(devices * work_of_part / total)) for work_of_part in work]
     while sum(given) > devices:  # ones for little work were taken from the others
         place = max(range(len(work)), key=lambda i: (given[i] > 1, -work[i] / given[i]))
         given[place] -= 1

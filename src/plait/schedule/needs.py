@@ -19,9 +19,9 @@ def needs_of(flow: Dataflow, rewards: Collection[str]) -> dict[int, frozenset[in
     """
     needs: dict[int, frozenset[int]] = {}
     for node in flow.nodes:
-        found = {column.producer for column in node.inputs.values()} | {node.rows}
-        found |= {other.id for other in flow.nodes[: node.id] if _conflict(other, node, rewards)}
-        needs[node.id] = frozenset(found - {node.id})
+        producers = {column.producer for column in node.inputs.values()} | {node.rows}
+        producers |= {other.id for other in flow.nodes[: node.id] if _conflict(other, node, rewards)}
+        needs[node.id] = frozenset(producers - {node.id})
     return needs
 
 

@@ -76,13 +76,13 @@ class OpenSteps:
         version that the step begins with, whatever the clock.
         """
         batch, node = key[0], self.flow.nodes[key[1]]
-        found = {(batch, one) for one in self.before[node.id]}
+        needed = {(batch, earlier) for earlier in self.before[node.id]}
         if node.kind is CallKind.GENERATE and self.beside is None:
-            found |= {(other, one.id) for other in range(step, batch) for one in self._rollouts}
+            needed |= {(other, rollout.id) for other in range(step, batch) for rollout in self._rollouts}
         if node.kind is CallKind.TRAIN:
-            shared = [one for one in self._rollouts if one.role == node.role and not self.apart(one)]
-            found |= {(other, one.id) for other in self.ahead(step) for one in shared}
-        return frozenset(found)
+            shared = [rollout for rollout in self._rollouts if rollout.role == node.role and not self.apart(rollout)]
+            needed |= {(other, rollout.id) for other in self.ahead(step) for rollout in shared}
+        return frozenset(needed)
 
     @property
     def _rollouts(self) -> tuple[Node, ...]:

@@ -54,8 +54,8 @@ class RolePlacement:
     @cached_property
     def layouts(self) -> tuple[Layout, ...]:
         """Every different layout, `home` first, then as the calls of a step follow each other."""
-        found = (self.home, *self.generate, *(layout for layout in (self.score, self.train) if layout is not None))
-        return tuple(dict.fromkeys(found))
+        every = (self.home, *self.generate, *(layout for layout in (self.score, self.train) if layout is not None))
+        return tuple(dict.fromkeys(every))
 
     @cached_property
     def movers(self) -> tuple[int, ...]:
@@ -76,16 +76,16 @@ class RolePlacement:
 
     @cached_property
     def _by_rank(self) -> dict[int, tuple[Layout, ...]]:
-        found: dict[int, tuple[Layout, ...]] = {}
+        by_rank: dict[int, tuple[Layout, ...]] = {}
         for layout in self.layouts:
             for rank in layout.mesh.ranks:
-                found[rank] = (*found.get(rank, ()), layout)
-        return found
+                by_rank[rank] = (*by_rank.get(rank, ()), layout)
+        return by_rank
 
     @cached_property
     def uses(self) -> Mapping[tuple[int, PartKey], frozenset[Mode]]:
         """(rank, part that it has) → the modes that compute with it, the home's parts first."""
-        found: dict[tuple[int, PartKey], set[Mode]] = {}
+        modes_of_parts: dict[tuple[int, PartKey], set[Mode]] = {}
         by_mode: tuple[tuple[Mode, tuple[Layout, ...]], ...] = (
             ("train", () if self.train is None else (self.train,)),
             ("score", () if self.score is None else (self.score,)),
@@ -94,8 +94,8 @@ class RolePlacement:
         for mode, layouts in by_mode:
             for layout in layouts:
                 for rank in layout.mesh.ranks:
-                    found.setdefault((rank, part_key(layout, rank)), set()).add(mode)
-        return {part: frozenset(modes) for part, modes in found.items()}
+                    modes_of_parts.setdefault((rank, part_key(layout, rank)), set()).add(mode)
+        return {part: frozenset(modes) for part, modes in modes_of_parts.items()}
 
     @property
     def ranks(self) -> tuple[int, ...]:
@@ -156,11 +156,11 @@ def to_be_found(plan: Plan) -> dict[str, Placement]:
 
 def _followers(plan: Plan, name: str) -> dict[str, Placement]:
     """Role → its placement, of those that train by a schedule."""
-    found: dict[str, Placement] = {}
+    followers: dict[str, Placement] = {}
     for p in plan.placements:
         if p.mode == "train" and p.schedule == name:
-            found.setdefault(p.call.split(".")[0], p)
-    return found
+            followers.setdefault(p.call.split(".")[0], p)
+    return followers
 
 
 def layouts_of(plan: Plan) -> tuple[Layout, ...]:

@@ -104,17 +104,17 @@ class Plan:
 
     def pair_tokens(self, role: str) -> float:
         """What a pair of a query and a key counts in a role's model where samples are divided, in tokens."""
-        settings = next((one.settings for one in self.policies if one.name == SHARES), ())
+        settings = next((policy.settings for policy in self.policies if policy.name == SHARES), ())
         return float(dict(settings).get(role, 0.0))
 
     def spread_tp(self) -> tuple[Placement, ...]:
         """Placements whose tensor parallelism goes over several nodes."""
-        found = []
+        spread = []
         for p in self.placements:
             groups = [p.ranks[at : at + p.tp] for at in range(0, len(p.ranks), p.tp)]
             if any(len({self.cluster.node_of(rank) for rank in group}) > 1 for group in groups):
-                found.append(p)
-        return tuple(found)
+                spread.append(p)
+        return tuple(spread)
 
     def __post_init__(self) -> None:
         if not 1 <= self.num_ranks <= MOST_RANKS:
@@ -193,10 +193,10 @@ class Plan:
     def from_json(cls, text: str, name: str = "plan") -> Plan:
         """Read the file form; `name` is for messages. Raises `DataError`."""
         record = FORM.parse(text, name)
-        known = {"format", "version", "name", "num_ranks", "nodes", "placements", "policies", "schedules", "predicted"}
-        unknown = sorted(record.keys() - known)
+        keys = {"format", "version", "name", "num_ranks", "nodes", "placements", "policies", "schedules", "predicted"}
+        unknown = sorted(record.keys() - keys)
         if unknown:
-            raise DataError(f"{name}: unknown key {unknown[0]!r}; expected {', '.join(sorted(known))}")
+            raise DataError(f"{name}: unknown key {unknown[0]!r}; expected {', '.join(sorted(keys))}")
         for key, (what, fits) in _PARTS.items():
             if key in ("name", "num_ranks") and key not in record:
                 raise DataError(f"{name}: the key {key!r} is missing")
@@ -235,11 +235,11 @@ def _placement(record: Mapping[str, Any], number: int, name: str) -> Placement:
     label = f"{name}: placements[{number}]"
     if not isinstance(record, Mapping):
         raise DataError(f"{label}: expected a mapping of keys, found {record!r:.80}")
-    known = [f.name for f in fields(Placement)]
+    keys = [f.name for f in fields(Placement)]
     for key in record:
-        if key not in known:
-            close = difflib.get_close_matches(key, known, n=1)
-            hint = f"; did you mean {close[0]!r}?" if close else f"; expected {', '.join(known)}"
+        if key not in keys:
+            close = difflib.get_close_matches(key, keys, n=1)
+            hint = f"; did you mean {close[0]!r}?" if close else f"; expected {', '.join(keys)}"
             raise DataError(f"{label}: unknown key {key!r}{hint}")
     for key in ("call", "mode", "ranks"):
         if key not in record:

@@ -26,9 +26,9 @@ def nothing_to_hide(plan: Plan, flow: Dataflow, models: Collection[str]) -> str:
         if sum(p.dp for p in placements) < 2:
             reasons.append("one instance generates")
             continue
-        scores = [one for one in flow.of_kind(CallKind.SCORE) if one.rows == node.id and one.role in models]
-        places = [{rank for p in plan.placements_of(one.call, "score") for rank in p.ranks} for one in scores]
-        if any(may_stream(one, flow) and place & ranks for one, place in zip(scores, places, strict=True)):
+        scores = [call for call in flow.of_kind(CallKind.SCORE) if call.rows == node.id and call.role in models]
+        places = [{rank for p in plan.placements_of(call.call, "score") for rank in p.ranks} for call in scores]
+        if any(may_stream(call, flow) and place & ranks for call, place in zip(scores, places, strict=True)):
             return ""
         reasons.append("no model scores samples where they are generated")
     return reasons[0]

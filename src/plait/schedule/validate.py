@@ -102,10 +102,10 @@ def _check_coverage(actions: Mapping[str, Action], schedule: Schedule, workload:
     if missing is not None:
         raise DataError(f"{missing.id} is missing; rank {missing.rank} should run it")
     for name, action in wanted.items():
-        found = actions[name]
-        if found.rank != action.rank:
-            raise DataError(f"{name} stands on rank {found.rank}; its stage is on rank {action.rank}")
-        if not set(action.waits) <= _ancestors(found, actions):
+        placed = actions[name]
+        if placed.rank != action.rank:
+            raise DataError(f"{name} stands on rank {placed.rank}; its stage is on rank {action.rank}")
+        if not set(action.waits) <= _ancestors(placed, actions):
             raise DataError(f"{name} should wait for {' and '.join(action.waits)}")
     for action in actions.values():
         if action.kind in (Kind.FORWARD, Kind.BACKWARD) and action.id not in wanted:

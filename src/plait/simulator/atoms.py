@@ -8,8 +8,8 @@ _known: dict[tuple[int, ...], Ranks] = {}
 
 def atoms_of(masks: tuple[int, ...]) -> Ranks:
     """Each mask, and all together, as sets of atoms: ranks that are in the same masks are one."""
-    found = _known.get(masks)
-    if found is None:
+    by_mask = _known.get(masks)
+    if by_mask is None:
         atoms: list[int] = []
         for mask in dict.fromkeys(masks):
             rest, cut = mask, []
@@ -20,10 +20,10 @@ def atoms_of(masks: tuple[int, ...]) -> Ranks:
         everywhere = 0
         for mask in masks:
             everywhere |= mask
-        found = {
+        by_mask = {
             mask: frozenset(number for number, atom in enumerate(atoms) if atom & mask) for mask in {*masks, everywhere}
         }
         if len(_known) > 100_000:
             _known.clear()
-        _known[masks] = found
-    return found
+        _known[masks] = by_mask
+    return by_mask

@@ -60,9 +60,9 @@ class SimulatedClock:
 
     def take(self, done: Done, rank: int, role: str, seconds: float, deliver: Callable[[], Said]) -> Work[Said]:
         """An action to its end; what `deliver` says then."""
-        said: list[Said] = []
-        self.begin(done, rank, role, seconds, lambda: said.append(deliver()))
+        answers: list[Said] = []
+        self.begin(done, rank, role, seconds, lambda: answers.append(deliver()))
         yield done
-        while not said:
+        while not answers:
             yield None
-        return said[0]
+        return answers[0]

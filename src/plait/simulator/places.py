@@ -72,16 +72,16 @@ class Place:
         self.slot, self.placements, self.asked = slot, placements, tuple(asked)
         self.costs = asked[0].calls
         self.seconds = tuple(
-            _together([one.calls[number].seconds for one in asked]) for number in range(len(self.costs))
+            _together([answer.calls[number].seconds for answer in asked]) for number in range(len(self.costs))
         )
-        self.load_s = max(one.load_s for one in asked)
-        self.state_s = max(one.state_s for one in asked)
+        self.load_s = max(answer.load_s for answer in asked)
+        self.state_s = max(answer.state_s for answer in asked)
         self.parts, self.after = np.full(num_ranks, -1), np.zeros(num_ranks, np.int64)
         self.weights, self.working = np.zeros(num_ranks), np.zeros(num_ranks)
         self.state = np.zeros(num_ranks) if any(asked[0].state) else None
         self.mask = 0
-        for p, one in zip(placements, asked, strict=True):
-            self._fill(p, one, numbers)
+        for p, answer in zip(placements, asked, strict=True):
+            self._fill(p, answer, numbers)
         first = placements[0]
         deep = MICRO_BATCHES_OF_A_STAGE * first.pp if first.pp > 1 else 1
         tokens = first.micro_batch_tokens or graph.rollouts.micro_batch_tokens
@@ -94,7 +94,7 @@ class Place:
         self.mask |= ((1 << size) - 1) << first if whole else sum(1 << rank for rank in p.ranks)
         stages = _stages(size, p.tp, p.pp)
         working = tuple(
-            max(one.working_bytes[min(k, len(one.working_bytes) - 1)] for one in asked.calls) for k in range(p.pp)
+            max(cost.working_bytes[min(k, len(cost.working_bytes) - 1)] for cost in asked.calls) for k in range(p.pp)
         )
         self.parts[at] = _part_numbers(p, whole, numbers)
         self.after[at] = AFTERS.index(p.after)
@@ -148,7 +148,7 @@ class Places:
         held = self.costs.held_bytes(role, layout, trained=False)
         whole = self.costs.held_bytes(role, layout, trained=True) if trained else held
         state_s = self.costs.offload(role, layout, "state").seconds if trained else 0.0
-        state = tuple(one - other for one, other in zip(whole, held, strict=True))
+        state = tuple(num_bytes - other for num_bytes, other in zip(whole, held, strict=True))
         return Asked(calls, held, state, self.costs.offload(role, layout, "weights").seconds, state_s)
 
 
@@ -168,7 +168,7 @@ def _manner(p: Placement) -> tuple[object, ...]:
 
 def _together(seconds: list[float]) -> float:
     """Seconds of instances of different size that share the samples: each takes as many as it is fast."""
-    return seconds[0] if len(seconds) == 1 else 1.0 / sum(1.0 / one for one in seconds)
+    return seconds[0] if len(seconds) == 1 else 1.0 / sum(1.0 / duration_s for duration_s in seconds)
 
 
 @lru_cache(maxsize=4096)
@@ -189,12 +189,12 @@ def _part_numbers(p: Placement, whole: bool, numbers: dict[object, int]) -> Ints
     cut = 1 + numbers.setdefault((p.tp, p.pp, p.stages), len(numbers))
     if whole:
         return cut * MOST + np.repeat(np.arange(p.ranks[0], p.ranks[-1] + 1, size), size)
-    found = []
+    of_ranks = []
     for start in range(0, len(p.ranks), size):
         ranks = p.ranks[start : start + size]
         if ranks == tuple(range(ranks[0], ranks[0] + size)):
             number = cut * MOST + ranks[0]
         else:
             number = (1 + numbers.setdefault((ranks, p.tp, p.pp, p.stages), len(numbers))) * MOST
-        found += [number] * size
-    return np.array(found)
+        of_ranks += [number] * size
+    return np.array(of_ranks)

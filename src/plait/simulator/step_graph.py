@@ -128,7 +128,7 @@ class StepGraph:
     def calls_of(self) -> tuple[tuple[int, ...], ...]:
         """By slot."""
         return tuple(
-            tuple(number for number, one in enumerate(self.calls) if one.slot == slot)
+            tuple(number for number, call in enumerate(self.calls) if call.slot == slot)
             for slot in range(len(self.slots))
         )
 
@@ -139,7 +139,7 @@ class StepGraph:
     @cached_property
     def waits(self) -> tuple[tuple[frozenset[tuple[int, int]], frozenset[tuple[int, int]]], ...]:
         """The keys that each call in step 0 waits for, and those where it scores beside generation."""
-        keys = lambda calls: frozenset((0, one) for one in calls)  # noqa: E731
+        keys = lambda calls: frozenset((0, number) for number in calls)  # noqa: E731
         return tuple((keys(call.needs), keys(call.beside)) for call in self.calls)
 
     @cached_property
@@ -174,10 +174,10 @@ class StepGraph:
     @cached_property
     def families(self) -> tuple[tuple[int, ...], ...]:
         """Slots of roles that share weights, together."""
-        found: dict[Hashable, list[int]] = {}
+        slots_of_families: dict[Hashable, list[int]] = {}
         for number, slot in enumerate(self.slots):
-            found.setdefault(self.owners.get(slot.role, slot.role), []).append(number)
-        return tuple(map(tuple, found.values()))
+            slots_of_families.setdefault(self.owners.get(slot.role, slot.role), []).append(number)
+        return tuple(map(tuple, slots_of_families.values()))
 
 
 _HOMES: tuple[Mode, ...] = ("train", "score", "decode")
@@ -199,16 +199,16 @@ def _placed_needs(
     needs: Collection[int], all_needs: Mapping[int, frozenset[int]], number: Mapping[int, int]
 ) -> frozenset[int]:
     """Calls of models among these needs, and those that the others of them wait for."""
-    found: set[int] = set()
+    placed: set[int] = set()
     seen: set[int] = set()
     waiting = list(needs)
     while waiting:
-        one = waiting.pop()
-        if one in seen:
+        call = waiting.pop()
+        if call in seen:
             continue
-        seen.add(one)
-        if one in number:
-            found.add(number[one])
+        seen.add(call)
+        if call in number:
+            placed.add(number[call])
         else:
-            waiting += all_needs[one]
-    return frozenset(found)
+            waiting += all_needs[call]
+    return frozenset(placed)

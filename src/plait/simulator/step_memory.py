@@ -34,20 +34,20 @@ def peak_bytes(graph: StepGraph, places: Sequence[Place], weights: Sequence[Weig
     held during some call, or during calls that train together, or while weights are moved, whatever their order."""
     kept = kept_bytes(weights)
     peak = kept
-    present = {slot: held for one in weights for slot, held in one.present.items()}
+    present = {slot: held for of_family in weights for slot, held in of_family.present.items()}
     for slot, place in enumerate(places):
         peak = np.maximum(peak, kept + present[slot] + place.working)
     for group in trained_together(graph, places):
         peak = np.maximum(peak, kept + sum(present[slot] + places[slot].working for slot in group))
-    for one in weights:
-        if one.moving is not None:
-            peak = np.maximum(peak, kept + one.moving)
+    for of_family in weights:
+        if of_family.moving is not None:
+            peak = np.maximum(peak, kept + of_family.moving)
     return peak
 
 
 def kept_bytes(weights: Sequence[Weights]) -> Floats:
     """[ranks] that are always there."""
-    return sum((one.kept for one in weights[1:]), weights[0].kept)
+    return sum((of_family.kept for of_family in weights[1:]), weights[0].kept)
 
 
 def memory_of(
@@ -63,33 +63,37 @@ def memory_of(
 
 def _terms(rank: int, graph: StepGraph, places: Sequence[Place], weights: Sequence[Weights]) -> dict[str, int]:
     """Terms of the most that a rank holds: what stays, by role, and what the largest call needs beside."""
-    found: dict[str, float] = {}
+    terms_of_rank: dict[str, float] = {}
     for family in graph.families:
         seen: set[int] = set()
         for slot in family:
             place, role = places[slot], graph.slots[slot].role
             part = int(place.parts[rank])
-            kept = any(places[one].parts[rank] == part and places[one].after[rank] == KEEP for one in family)
+            kept = any(places[other].parts[rank] == part and places[other].after[rank] == KEEP for other in family)
             if graph.nested and part != WHOLE:
-                kept &= not any(places[one].parts[rank] == WHOLE and places[one].after[rank] == KEEP for one in family)
+                kept &= not any(
+                    places[other].parts[rank] == WHOLE and places[other].after[rank] == KEEP for other in family
+                )
             if part >= 0 and part not in seen and kept:
                 seen.add(part)
-                found[f"{role}: weights"] = found.get(f"{role}: weights", 0.0) + place.weights[rank]
+                terms_of_rank[f"{role}: weights"] = terms_of_rank.get(f"{role}: weights", 0.0) + place.weights[rank]
             if place.state is not None and place.state[rank] and place.after[rank] == KEEP:
-                found[f"{role}: optimizer state"] = place.state[rank]
+                terms_of_rank[f"{role}: optimizer state"] = place.state[rank]
     extra: list[dict[str, float]] = [{}]
-    for family, one in zip(graph.families, weights, strict=True):
+    for family, of_family in zip(graph.families, weights, strict=True):
         for slot in family:
             what = graph.slots[slot]
-            extra.append({f"{what}: brought back": one.present[slot][rank], f"{what}": places[slot].working[rank]})
-        if one.moving is not None:
-            extra.append({f"{graph.slots[family[0]].role}: copies that move": one.moving[rank]})
-    present = {slot: held for one in weights for slot, held in one.present.items()}
+            extra.append(
+                {f"{what}: brought back": of_family.present[slot][rank], f"{what}": places[slot].working[rank]}
+            )
+        if of_family.moving is not None:
+            extra.append({f"{graph.slots[family[0]].role}: copies that move": of_family.moving[rank]})
+    present = {slot: held for of_family in weights for slot, held in of_family.present.items()}
     for group in trained_together(graph, places):
         names = {slot: str(graph.slots[slot]) for slot in group}
         extra.append(
             {f"{name}: brought back": present[slot][rank] for slot, name in names.items()}
             | {name: places[slot].working[rank] for slot, name in names.items()}
         )
-    found |= max(extra, key=lambda terms: sum(terms.values()))
-    return {what: int(count) for what, count in found.items() if count}
+    terms_of_rank |= max(extra, key=lambda terms: sum(terms.values()))
+    return {what: int(count) for what, count in terms_of_rank.items() if count}

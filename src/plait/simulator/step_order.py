@@ -39,18 +39,18 @@ class StepOrder:
             return call.needs & draws
         needs = call.needs - draws
         if call.slot != NO_MODEL and self.graph.slots[call.slot].mode == "train":
-            mine = (one for one in draws if self._role(one) == self._role(number))
-            return needs | {one for one in mine if not self._keeps_weights(one)}
+            mine = (draw for draw in draws if self._role(draw) == self._role(number))
+            return needs | {draw for draw in mine if not self._keeps_weights(draw)}
         return needs
 
     def together(self) -> dict[int, tuple[int, ...]]:
         """Training call → all that one schedule of the plan computes with it, where there are others: the first of each
         role, then the second of each, while each has one."""
-        found: dict[int, tuple[int, ...]] = {}
+        groups: dict[int, tuple[int, ...]] = {}
         for slots in trained_together(self.graph, self.places):
             for group in zip(*(self.graph.calls_of[slot] for slot in slots), strict=False):
-                found |= dict.fromkeys(group, tuple(sorted(group)))
-        return found
+                groups |= dict.fromkeys(group, tuple(sorted(group)))
+        return groups
 
     def _role(self, number: int) -> str:
         return self.graph.slots[self.graph.calls[number].slot].role
@@ -62,4 +62,4 @@ class StepOrder:
         place, home = self.places[slot], self.places[self.graph.home_of(role)]
         if place.mask & home.mask or (place.after > 0).any():
             return False
-        return any(one.slots == {slot} and not one.drops for one in self.copies if one.role == role)
+        return any(copies.slots == {slot} and not copies.drops for copies in self.copies if copies.role == role)

@@ -54,8 +54,8 @@ class StepProgram:
     actions: list[Action] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.units = [unit for one in self.weights for unit in one.units]
-        self.copies = [copies for one in self.weights for copies in one.copies]
+        self.units = [unit for of_family in self.weights for unit in of_family.units]
+        self.copies = [copies for of_family in self.weights for copies in of_family.copies]
         self._there = dict.fromkeys(self.units, 0)
         self._stale: set[Copies] = set(self.copies)
         self._generated: dict[int, tuple[float, float, float]] = {}
@@ -86,11 +86,11 @@ class StepProgram:
     def needs(self, key: Key) -> Collection[Key]:
         step, number = key
         if number == len(self.graph.calls):
-            return [(step, one) for one in range(number)]
+            return [(step, call) for call in range(number)]
         if self.graph.ahead:
-            return [(step, one) for one in self.order.needs_ahead(number)]
+            return [(step, call) for call in self.order.needs_ahead(number)]
         waits = self.graph.waits[number][self._streams(number)]
-        return waits if step == 0 else [(step, one) for _, one in waits]
+        return waits if step == 0 else [(step, call) for _, call in waits]
 
     def _streams(self, number: int) -> bool:
         source = self.graph.calls[number].source
@@ -108,10 +108,10 @@ class StepProgram:
         step, number = keys[0]
         if number == len(self.graph.calls):
             return Task(keys, "end", self._leaving(step), self.mesh(keys[0]))
-        name = " + ".join(self.graph.calls[one].call for _, one in keys)
+        name = " + ".join(self.graph.calls[call].call for _, call in keys)
         task = Task(keys, name, nothing(), frozenset(rank for key in keys for rank in self.mesh(key)))
         if len(keys) > 1:
-            task.work = self._trained_together(step, [one for _, one in keys])
+            task.work = self._trained_together(step, [call for _, call in keys])
         elif self.graph.calls[number].slot == NO_MODEL:
             task.work = self._functions(step, number)
         else:
@@ -137,13 +137,13 @@ class StepProgram:
             for number in numbers:
                 yield from self._room(step, number, self.places[self.graph.calls[number].slot].mask, slots)
         costs = [self._cost(number) for number in numbers]
-        busy = sum(one.seconds - one.terms.get(IDLE, 0.0) for one in costs)
+        busy = sum(cost.seconds - cost.terms.get(IDLE, 0.0) for cost in costs)
         now = self.clock.now_s
-        end = now + max(busy, *(one.seconds for one in costs))
+        end = now + max(busy, *(cost.seconds for cost in costs))
         for number, cost in zip(numbers, costs, strict=True):
             call = self.graph.calls[number]
             role = self.graph.slots[call.slot].role
-            self._stale |= {one for one in self.copies if one.role == role}
+            self._stale |= {copies for copies in self.copies if copies.role == role}
             mask = self.places[call.slot].mask
             self.actions.append(Action(call.call, KIND["train"], role, mask, now, end, step, number, cost.bytes))
         yield from self._waiting(KIND["train"], end - now)
@@ -158,7 +158,7 @@ class StepProgram:
         if self.units:
             yield from self._room(step, number, place.mask, {call.slot, call.judge})
         if slot.mode == "train":
-            self._stale |= {one for one in self.copies if one.role == slot.role}
+            self._stale |= {copies for copies in self.copies if copies.role == slot.role}
         now = self.clock.now_s
         seconds = place.seconds[self.graph.calls_of[call.slot].index(number)]
         end = None
@@ -186,10 +186,10 @@ class StepProgram:
         tails, dp = self._cost(number).tails, place.placements[0].dp
         if not self.graph.fuses or self.graph.ahead or len(place.placements) > 1 or not tails:
             return 0.0
-        scores = [(one, self.places[self.graph.calls[one].slot]) for one in self.graph.scores_of[number]]
+        scores = [(call, self.places[self.graph.calls[call].slot]) for call in self.graph.scores_of[number]]
         shared = [
-            other.seconds[self.graph.calls_of[other.slot].index(one)]
-            for one, other in scores
+            other.seconds[self.graph.calls_of[other.slot].index(call)]
+            for call, other in scores
             if other.mask & place.mask
         ]
         if not shared:
@@ -199,7 +199,7 @@ class StepProgram:
 
     def _bringing(self, step: int, number: int, slot: int) -> Work[None]:
         """New weights, where they are not there as they are."""
-        behind = [one for one in self.copies if slot in one.slots and one in self._stale]
+        behind = [stale for stale in self.copies if slot in stale.slots and stale in self._stale]
         for copies in behind:
             self._stale.discard(copies)
             if self.units:

@@ -45,9 +45,9 @@ class StepSimulator:
         self.graph, self.costs = graph, costs
         self._weights: dict[Hashable, Weights] = {}
         self._functions_s = {
-            one.call: costs.call(one.call, "score", Layout.on((0,))).seconds
-            for one in graph.calls
-            if one.slot == NO_MODEL
+            call.call: costs.call(call.call, "score", Layout.on((0,))).seconds
+            for call in graph.calls
+            if call.slot == NO_MODEL
         }
 
     def weights(self, places: Sequence[Place]) -> tuple[Weights, ...]:
@@ -56,15 +56,15 @@ class StepSimulator:
         Args:
             places: of each slot, in their order.
         """
-        found = []
+        weights = []
         for family in self.graph.families:
             mine = tuple(places[slot] for slot in family)
             if mine not in self._weights:
                 if len(self._weights) > 200_000:
                     self._weights.clear()
                 self._weights[mine] = weights_of(self.graph, self.costs, mine)
-            found.append(self._weights[mine])
-        return tuple(found)
+            weights.append(self._weights[mine])
+        return tuple(weights)
 
     def play(self, places: Sequence[Place], *, steps: int = 1) -> Played:
         """

@@ -84,7 +84,7 @@ def weights_of(graph: StepGraph, costs: Costs, places: Sequence[Place]) -> Weigh
             new &= ~_in_whole(number, places, merged)
         kept += np.where(new & (merged[number] == KEEP), place.weights, 0.0)
     present = {p.slot: np.where(m != KEEP, p.weights, 0.0) for p, m in zip(places, merged, strict=True)}
-    copies = [one for role in _roles(graph, places) for one in _copies(graph, costs, role, places, merged)]
+    copies = [copy for role in _roles(graph, places) for copy in _copies(graph, costs, role, places, merged)]
     units = _units(graph, places, merged, copies)
     for place in places:
         if place.state is not None:
@@ -99,20 +99,20 @@ def weights_of(graph: StepGraph, costs: Costs, places: Sequence[Place]) -> Weigh
     moving = None
     if units and copies:
         moving = np.zeros(len(kept))
-        for one in copies:
-            role = [p for p in places if graph.slots[p.slot].role == one.role]
+        for moved in copies:
+            role = [p for p in places if graph.slots[p.slot].role == moved.role]
             for p in role:
-                if p.slot in one.slots or p.slot == graph.home_of(one.role):
+                if p.slot in moved.slots or p.slot == graph.home_of(moved.role):
                     moving += np.where(merged[places.index(p)] != KEEP, p.weights, 0.0)
     return Weights(kept, present, moving, tuple(units), tuple(copies))
 
 
 def _in_whole(number: int, places: Sequence[Place], merged: Sequence[Ints]) -> NDArray[np.bool_]:
     """[ranks] where a part that stays lies in the whole model, which stays there too."""
-    place, found = places[number], np.zeros(len(places[number].parts), bool)
+    place, in_whole = places[number], np.zeros(len(places[number].parts), bool)
     for other, after in zip(places, merged, strict=True):
-        found |= (other.parts == WHOLE) & (after == KEEP)
-    return found & (place.parts != WHOLE) & (merged[number] == KEEP)
+        in_whole |= (other.parts == WHOLE) & (after == KEEP)
+    return in_whole & (place.parts != WHOLE) & (merged[number] == KEEP)
 
 
 def _roles(graph: StepGraph, places: Sequence[Place]) -> tuple[str, ...]:
@@ -121,15 +121,15 @@ def _roles(graph: StepGraph, places: Sequence[Place]) -> tuple[str, ...]:
 
 def _careful(places: Sequence[Place]) -> list[Ints]:
     """What becomes of the part of each place, for all that compute with it."""
-    found = []
+    merged = []
     for place in places:
         after = place.after
         for other in places:
             if other is not place:
                 shared = (other.parts == place.parts) & (place.parts >= 0)
                 after = np.where(shared, np.minimum(after, other.after), after)
-        found.append(after)
-    return found
+        merged.append(after)
+    return merged
 
 
 def _copies(graph: StepGraph, costs: Costs, role: str, places: Sequence[Place], merged: Sequence[Ints]) -> list[Copies]:
@@ -147,25 +147,25 @@ def _copies(graph: StepGraph, costs: Costs, role: str, places: Sequence[Place], 
         if role not in graph.trained and word != DROP:
             continue  # a frozen role's are read from its checkpoint
         groups.setdefault(word, []).append(place)
-    found = []
+    copies = []
     for word, members in groups.items():
         if word == KEEP:
-            found.append(_moved(costs, role, home, members, everywhere, drops=False))
+            copies.append(_moved(costs, role, home, members, everywhere, drops=False))
             continue
         for same in _by_parts(members):
-            found.append(_moved(costs, role, home, same, everywhere, drops=word == DROP))
-    return found
+            copies.append(_moved(costs, role, home, same, everywhere, drops=word == DROP))
+    return copies
 
 
 def _by_parts(places: Sequence[Place]) -> list[list[Place]]:
-    found: list[list[Place]] = []
+    groups: list[list[Place]] = []
     for place in places:
-        same = next((one for one in found if np.array_equal(one[0].parts, place.parts)), None)
+        same = next((group for group in groups if np.array_equal(group[0].parts, place.parts)), None)
         if same is None:
-            found.append([place])
+            groups.append([place])
         else:
             same.append(place)
-    return found
+    return groups
 
 
 def _moved(costs: Costs, role: str, home: Place, members: Sequence[Place], everywhere: int, *, drops: bool) -> Copies:
@@ -175,15 +175,15 @@ def _moved(costs: Costs, role: str, home: Place, members: Sequence[Place], every
         role,
         frozenset(place.slot for place in members),
         everywhere,
-        sum(one.seconds for one in moves),
-        sum(one.bytes for one in moves),
+        sum(move.seconds for move in moves),
+        sum(move.bytes for move in moves),
         drops,
     )
 
 
 def _units(graph: StepGraph, places: Sequence[Place], merged: Sequence[Ints], copies: Sequence[Copies]) -> list[Unit]:
     """Parts that several places share are one unit."""
-    found: list[Unit] = []
+    units: list[Unit] = []
     leaving = [(p, m) for p, m in zip(places, merged, strict=True) if (m != KEEP).any()]
     for same in _by_parts([p for p, _ in leaving]):
         after = next(m for p, m in leaving if p is same[0])
@@ -195,10 +195,12 @@ def _units(graph: StepGraph, places: Sequence[Place], merged: Sequence[Ints], co
             if not ranks.any():
                 continue
             mask = sum(1 << int(rank) for rank in np.flatnonzero(ranks))
-            dropped = next((one for one in copies if one.drops and one.slots & slots), None) if word == DROP else None
+            dropped = (
+                next((copy for copy in copies if copy.drops and copy.slots & slots), None) if word == DROP else None
+            )
             if dropped is not None:
-                found.append(Unit(f"{role}.weights", role, mask, slots, 0.0, 0.0, dropped))
+                units.append(Unit(f"{role}.weights", role, mask, slots, 0.0, 0.0, dropped))
             else:
                 leave_s = load_s if role in graph.trained else 0.0
-                found.append(Unit(f"{role}.weights", role, mask, slots, load_s, leave_s))
-    return found
+                units.append(Unit(f"{role}.weights", role, mask, slots, load_s, leave_s))
+    return units

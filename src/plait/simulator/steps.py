@@ -56,7 +56,7 @@ class Prediction:
 
     @property
     def feasible(self) -> bool:
-        return all(one.fits for one in self.memory)
+        return all(rank.fits for rank in self.memory)
 
 
 def predict(plan: Plan, graph: StepGraph, costs: Costs, *, steps: int = STEPS) -> Prediction:
@@ -86,13 +86,13 @@ def predict(plan: Plan, graph: StepGraph, costs: Costs, *, steps: int = STEPS) -
 def places_of(plan: Plan, places: Places) -> list[Place]:
     """The place of each slot, in a completed plan."""
     graph = places.graph
-    found = []
+    placed = []
     for number, slot in enumerate(graph.slots):
         call = graph.calls[graph.calls_of[number][0]].call
         placements = plan.placements_of(call, slot.mode)
         assert placements, f"the plan {plan.name} does not place {call}"
-        found.append(places.place(number, placements))
-    return found
+        placed.append(places.place(number, placements))
+    return placed
 
 
 def _ranks(mask: int) -> tuple[int, ...]:
@@ -111,13 +111,13 @@ def _spans(action: Action, ranks: Sequence[int]) -> Iterator[Span]:
 def _records(played: Played, graph: StepGraph, places: Sequence[Place], step: int) -> tuple[CallRecord, ...]:
     """The calls of one step."""
     begun = played.ends_s[step - 1] if step else 0.0
-    found = []
+    records = []
     for action in played.actions:
         if action.step != step:
             continue
         seconds = action.end_s - action.start_s
         if action.kind not in ("DECODE", "SCORE", "TRAIN"):
-            found.append(CallRecord(action.name, action.kind, action.start_s - begun, seconds, action.bytes))
+            records.append(CallRecord(action.name, action.kind, action.start_s - begun, seconds, action.bytes))
             continue
         slot = graph.calls[action.call].slot
         place = places[slot]
@@ -125,8 +125,8 @@ def _records(played: Played, graph: StepGraph, places: Sequence[Place], step: in
         record = CallRecord(
             action.name, action.kind, action.start_s - begun, seconds, action.bytes, place.placements, dict(cost.terms)
         )
-        found.append(record)
-    return tuple(sorted(found, key=lambda one: one.start_s))
+        records.append(record)
+    return tuple(sorted(records, key=lambda call: call.start_s))
 
 
 def _points(
@@ -138,7 +138,7 @@ def _points(
 ) -> Iterator[MemoryPoint]:
     """What each rank holds from the start of each call, and from its end."""
     kept = kept_bytes(weights)
-    present = {slot: held for one in weights for slot, held in one.present.items()}
+    present = {slot: held for of_family in weights for slot, held in of_family.present.items()}
     for rank in range(len(kept)):
         yield MemoryPoint(rank, 0.0, float(kept[rank]))
     for action in played.actions:

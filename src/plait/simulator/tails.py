@@ -31,10 +31,10 @@ class Spare:
 
     def hidden(self, mask: int, seconds: float, parts: int = PARTS) -> float:
         """Seconds of a score on these ranks that are behind it when the generation has ended; they are taken."""
-        taken = sum(one for ranks, one in self.used if ranks & mask)
-        found = max(0.0, min(self.each_s - taken, seconds * (1 - 1 / parts)))
-        self.used.append((mask, found))
-        return found
+        taken = sum(seconds_taken for ranks, seconds_taken in self.used if ranks & mask)
+        hidden_s = max(0.0, min(self.each_s - taken, seconds * (1 - 1 / parts)))
+        self.used.append((mask, hidden_s))
+        return hidden_s
 
 
 def spare_of(tails: Sequence[Tail], instances: int, scores_s: float) -> Spare:

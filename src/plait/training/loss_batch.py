@@ -229,8 +229,8 @@ class MicroBatchLoss:
 
 def _check(values: Any, shape: torch.Size, expected: str) -> None:
     if not isinstance(values, Tensor) or values.shape != shape:
-        found = tuple(values.shape) if isinstance(values, Tensor) else repr(values)
-        raise RunError(f"{expected}, {tuple(shape)}, found {found}")
+        shape_found = tuple(values.shape) if isinstance(values, Tensor) else repr(values)
+        raise RunError(f"{expected}, {tuple(shape)}, found {shape_found}")
 
 
 def loss_share(

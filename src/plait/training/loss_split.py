@@ -64,12 +64,12 @@ def split_gap(rows: Rows, call: LossCall, role: str, samples: SampleSettings) ->
 def _compared(batch: MiniBatch, cut: int, *, is_scalar: bool) -> float | None:
     """None: the gradient is nothing, or another each time."""
     everyone = range(len(batch.rows))
-    one, again = (_gradient(batch, everyone, is_scalar) for _ in range(2))
+    once, again = (_gradient(batch, everyone, is_scalar) for _ in range(2))
     parts = _gradient(batch, everyone[:cut], is_scalar) + _gradient(batch, everyone[cut:], is_scalar)
-    size = float(one.norm())
-    if not torch.equal(one, again) or size < NOTHING:
+    size = float(once.norm())
+    if not torch.equal(once, again) or size < NOTHING:
         return None
-    return float((parts - one).norm()) / size
+    return float((parts - once).norm()) / size
 
 
 def _gradient(batch: MiniBatch, members: Sequence[int], is_scalar: bool) -> Tensor:

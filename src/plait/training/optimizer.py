@@ -242,9 +242,9 @@ class MasterOptimizer:
             RunError: the state lacks a tensor or holds one of another shape or dtype.
         """
         for name, expected in self.state().items():
-            found = state.get(name)
-            if found is None or found.shape != expected.shape or found.dtype != expected.dtype:
-                what = "nothing" if found is None else f"{found.dtype} {tuple(found.shape)}"
+            stored = state.get(name)
+            if stored is None or stored.shape != expected.shape or stored.dtype != expected.dtype:
+                what = "nothing" if stored is None else f"{stored.dtype} {tuple(stored.shape)}"
                 raise RunError(
                     f"optimizer state `{name}`: expected {expected.dtype} {tuple(expected.shape)}, found {what}; the "
                     "checkpoint belongs to another model or another dtype"

@@ -223,7 +223,7 @@ def _computed(schedule: Schedule) -> Schedule:
         return wait
 
     rows = [
-        tuple(replace(one, waits=tuple(map(origin, one.waits))) for one in row if one.kind not in _TRANSFERS)
+        tuple(replace(step, waits=tuple(map(origin, step.waits))) for step in row if step.kind not in _TRANSFERS)
         for row in schedule.rows
     ]
     return replace(schedule, rows=tuple(rows))

@@ -100,10 +100,10 @@ def coverage(rows: Rows, mask_R: FloatArray | None, stop_token_ids: Collection[i
     to stop. Left out where there is no such token or sample.
     """
     kept_R = np.ones(rows.num_tokens) if mask_R is None else mask_R
-    found = {"mask_coverage": float(kept_R.mean())} if len(kept_R) else {}
+    shares = {"mask_coverage": float(kept_R.mean())} if len(kept_R) else {}
     lasts = []
     for sample, start, stop in zip(rows.samples, rows.offsets, rows.offsets[1:], strict=False):
         trained = np.flatnonzero(kept_R[start:stop])
         if sample.finish_reason is FinishReason.STOP and len(trained):
             lasts.append(sample.token_ids[trained[-1]] in stop_token_ids)
-    return found | ({"eos_coverage": float(np.mean(lasts))} if lasts else {})
+    return shares | ({"eos_coverage": float(np.mean(lasts))} if lasts else {})

@@ -36,10 +36,10 @@ def train_together(begun: Sequence[BegunTraining], order: FusedOrder, team: Team
     Raises:
         RunError: as of `Trainer.train`.
     """
-    teams = [team, *(one.trainer.team for one in begun)]
-    while opened := {one.trainer.role: (one, mine) for one in begun if (mine := one.open()) is not None}:
+    teams = [team, *(call.trainer.team for call in begun)]
+    while opened := {call.trainer.role: (call, mine) for call in begun if (mine := call.open()) is not None}:
         yield from counted(_mini_batches(opened, order, team), *teams)
-    return [one.metrics() for one in begun]
+    return [call.metrics() for call in begun]
 
 
 def _mini_batches(

@@ -78,8 +78,8 @@ class Announcer:
         self.status = status
         self._dropped = {
             (role, number)
-            for role, found in rank_state.copies.items()
-            for number, copies in enumerate(found)
+            for role, copies_of_role in rank_state.copies.items()
+            for number, copies in enumerate(copies_of_role)
             if copies.after == "drop"
         }
         """Copies (a role, a number in `RankState.copies`) that leave before a command that does not need them."""
@@ -193,8 +193,8 @@ class Announcer:
         """Have a role's weights brought to where they are needed for a mode, if they are not there as they are, and may
         be (`RankState.held_copies`); None: to all copies that stay on their devices. It is announced at once; the
         leader's part is an action per `next()`."""
-        found, numbers = self.rank_state.copies[role], self._behind(role, mode)
-        movers = {rank for number in numbers for rank in found[number].ranks}
+        copies, numbers = self.rank_state.copies[role], self._behind(role, mode)
+        movers = {rank for number in numbers for rank in copies[number].ranks}
         moved = {(role, number) for number in numbers}
         if moved:
             self.tell(movers, Message({"do": Do.MOVE, "role": role, "numbers": numbers}), moved)

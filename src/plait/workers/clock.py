@@ -50,10 +50,10 @@ class RunClock:
 
     def wait(self, tasks: Sequence[Task]) -> None:
         """Raises RunError: nothing has come for WAIT_S."""
-        found = [news for pool in self._pools if (news := pool.news())[0]]
-        links = [link for of_pool, _ in found for link in of_pool]
+        news_of_pools = [news for pool in self._pools if (news := pool.news())[0]]
+        links = [link for of_pool, _ in news_of_pools for link in of_pool]
         left = self._last_s + WAIT_S - time.monotonic()
-        seconds = min([LOOK_S, *(seconds for _, seconds in found)]) if found else left
+        seconds = min([LOOK_S, *(seconds for _, seconds in news_of_pools)]) if news_of_pools else left
         others = [task for task in tasks if (task.mesh | task.shares) - {LEADER}]
         ranks = sorted({rank for task in others for rank in (task.mesh | task.shares) - {LEADER}})
         assert ranks or links, f"nobody would ever go on with {[task.name for task in tasks]}"
@@ -61,5 +61,5 @@ class RunClock:
         what = f"{whom} ({', '.join(task.name for task in others)})" if ranks else "reward functions"
         with self._status.doing(tasks[0].name):
             self._transport.wait(max(0.0, seconds), what, links)
-        if not found and time.monotonic() - self._last_s >= WAIT_S:
+        if not news_of_pools and time.monotonic() - self._last_s >= WAIT_S:
             raise RunError(f"rank {LEADER} expected a sign from {what} within {WAIT_S:g} s")

@@ -242,13 +242,13 @@ class TrainTogetherCall:
             RunError: as of `TrainCall.messages`.
         """
         of_calls = [call.messages(rank_state) for call in self.calls]
-        found = {}
+        by_rank = {}
         for rank in of_calls[0]:
             mine = [messages[rank] for messages in of_calls]
             header = {"do": Do.TRAIN_TOGETHER, "calls": [message.header for message in mine]}
             header |= {"arrays": [len(message.arrays) for message in mine]}
-            found[rank] = Message(header, tuple(array for message in mine for array in message.arrays))
-        return found
+            by_rank[rank] = Message(header, tuple(array for message in mine for array in message.arrays))
+        return by_rank
 
     @classmethod
     def of(cls, message: Message, flow: Dataflow) -> TrainTogetherCall:
@@ -260,11 +260,11 @@ class TrainTogetherCall:
 
     @staticmethod
     def answer(result: Sequence[Mapping[str, float]]) -> Message:
-        return Message({"result": [dict(one) for one in result]})
+        return Message({"result": [dict(metrics) for metrics in result]})
 
     @staticmethod
     def result_of(message: Message) -> list[dict[str, float]]:
-        return [dict(one) for one in message.header["result"]]
+        return [dict(metrics) for metrics in message.header["result"]]
 
 
 def _by_rank(

@@ -68,30 +68,30 @@ class FollowerLoop:
         """Raises what an action raises; the run is over then."""
         while True:
             self._read()
-            number = next_turn([one.turn for one in self._works.values()])
+            number = next_turn([work.turn for work in self._works.values()])
             if number == self._end:
                 return
             self._go_on(self._works[number])
 
     def _read(self) -> None:
         """Take what has come; without a work, wait for one."""
-        while (found := self._transport.poll([LEADER])) is not None:
-            self._take(found[1])
+        while (received := self._transport.poll([LEADER])) is not None:
+            self._take(received[1])
         while not self._works:
             self._read_one()
 
     def _read_one(self) -> None:
         self._take(self._transport.receive([LEADER], "the next command", WAIT_S)[1])
 
-    def _go_on(self, one: _Ongoing) -> None:
+    def _go_on(self, work: _Ongoing) -> None:
         self._turn += 1
-        one.turn = replace(one.turn, last=self._turn)
-        self._recorder.step = one.step
-        with self._status.doing(one.name):
+        work.turn = replace(work.turn, last=self._turn)
+        self._recorder.step = work.step
+        with self._status.doing(work.name):
             try:
-                self._recorder.advance(one.actions, one.role)
+                self._recorder.advance(work.actions, work.role)
             except StopIteration:
-                self._works.pop(one.turn.number, None)
+                self._works.pop(work.turn.number, None)
 
     # -- commands
 
@@ -165,7 +165,7 @@ class FollowerLoop:
         self._end = command.header["number"]
         for lockstep in self._engines.values():
             lockstep.hear(command.header["number"], None)
-        for number in [number for number, one in self._works.items() if not one.turn.is_joint]:
+        for number in [number for number, work in self._works.items() if not work.turn.is_joint]:
             del self._works[number]
         self._begin(command.header, str(Do.END), nothing(), is_alone=True)
 
@@ -215,8 +215,8 @@ class FollowerLoop:
             if delivers:
                 for number, samples in finished.items():
                     self._answer(number, pack_samples(samples, lockstep.speculation), "samples")
-                for number, said in lockstep.told:
-                    self._answer(number, said, "word of samples that move")
+                for number, answer in lockstep.told:
+                    self._answer(number, answer, "word of samples that move")
             lockstep.told.clear()
             is_empty = lockstep.is_empty
             yield lockstep.last_done(f"{role}.generate")
@@ -237,8 +237,8 @@ class FollowerLoop:
             case Do.GATHER:
                 rank_state.gather(header["role"])
             case Do.SAVE:
-                counts, found = yield from rank_state.optimizers.saving(Path(header["folder"]))
-                self._answer(header["number"], Message({"counts": counts, "broken": found}), "what was saved")
+                counts, broken = yield from rank_state.optimizers.saving(Path(header["folder"]))
+                self._answer(header["number"], Message({"counts": counts, "broken": broken}), "what was saved")
             case Do.LOAD:
                 torch.set_num_threads(header["threads"])
                 yield from rank_state.optimizers.loading(Path(header["folder"]), header["counts"])

@@ -114,11 +114,11 @@ def by_pair(messages: Mapping[Pair, Message]) -> Message:
 
 def of_pairs(message: Message) -> dict[Pair, Message]:
     """The inverse of `by_pair`."""
-    found, at = {}, 0
+    messages, at = {}, 0
     for source, target, header, count in message.header["pairs"]:
-        found[source, target] = Message(header, message.arrays[at : at + count])
+        messages[source, target] = Message(header, message.arrays[at : at + count])
         at += count
-    return found
+    return messages
 
 
 class GathersSamples(Protocol):

@@ -141,14 +141,14 @@ class DraftedByOne:
         """See Speculates.drafts."""
         if not running:
             return {}
-        found = self._own.drafts(started, running)
-        lengths_B = torch.tensor([len(found.get(key, ())) for key in running])
+        drafts = self._own.drafts(started, running)
+        lengths_B = torch.tensor([len(drafts.get(key, ())) for key in running])
         self._lengths.said(lengths_B)
         if not (total := int(lengths_B.sum())):
             return {}
         token_ids_D = torch.zeros(total, dtype=torch.int64)
-        if found:
-            token_ids_D[:] = torch.tensor([token_id for key in running for token_id in found.get(key, ())])
+        if drafts:
+            token_ids_D[:] = torch.tensor([token_id for key in running for token_id in drafts.get(key, ())])
         self._drafts.said(token_ids_D)
         parts = token_ids_D.split(lengths_B.tolist())
         return {key: part.tolist() for key, part in zip(running, parts, strict=True) if len(part)}

@@ -201,8 +201,8 @@ class LockstepEngine:
     def _gather(self, number: int, gathering: Gathering) -> None:
         mover = self._mover
         assert mover is not None, "samples move between instances, and this one has no way to another"
-        if (said := mover.do(gathering)) is not None:
-            self.told.append((number, said))
+        if (answer := mover.do(gathering)) is not None:
+            self.told.append((number, answer))
         if gathering.stage is Stage.GIVE:
             self._giving = number
         if gathering.stage is not Stage.REST:

@@ -145,11 +145,11 @@ def _unpack_samples(
     arrays: Sequence[NDArray[Any]], prompts: Mapping[int, Prompt] | None = None, texts: Sequence[str] = ()
 ) -> tuple[Sample, ...]:
     uids, lengths, tokens, heads, responses, logprobs, versions, _ = arrays
-    found, at = [], 0
+    own_prompts, at = [], 0
     all_tokens = tokens.tolist()
     for uid, length in zip(uids.tolist(), lengths.tolist(), strict=True):
-        known = prompts.get(uid) if prompts is not None else None
-        found.append(known or Prompt(uid, "", tuple(all_tokens[at : at + length])))
+        prompt_here = prompts.get(uid) if prompts is not None else None
+        own_prompts.append(prompt_here or Prompt(uid, "", tuple(all_tokens[at : at + length])))
         at += length
     samples, token, logprob, stamped = [], 0, 0, 0
     all_responses, all_logprobs, all_versions = responses.tolist(), logprobs.tolist(), versions.tolist()
@@ -157,7 +157,7 @@ def _unpack_samples(
         num_versions = num_tokens if has_versions else 0
         samples.append(
             Sample(
-                found[prompt],
+                own_prompts[prompt],
                 index,
                 tuple(all_responses[token : token + num_tokens]),
                 tuple(all_logprobs[logprob : logprob + num_logprobs]),
@@ -206,16 +206,16 @@ def pack_requests(requests: Sequence[Request]) -> list[dict[str, Any]]:
     ]
 
 
-def _pack_going_on(one: GoingOn) -> dict[str, Any] | None:
+def _pack_going_on(going_on: GoingOn) -> dict[str, Any] | None:
     """As JSON values; None: nothing has begun before, and nothing stops."""
-    if one == GoingOn():
+    if going_on == GoingOn():
         return None
     return {
-        "begun": [[s.index, list(s.token_ids), list(s.logprobs), list(s.versions)] for s in one.begun],
-        "left_out": sorted(one.left_out),
-        "stops": [list(item) for item in one.stops.items()],
-        "keeps": sorted(one.keeps),
-        "parks": one.parks,
+        "begun": [[s.index, list(s.token_ids), list(s.logprobs), list(s.versions)] for s in going_on.begun],
+        "left_out": sorted(going_on.left_out),
+        "stops": [list(item) for item in going_on.stops.items()],
+        "keeps": sorted(going_on.keeps),
+        "parks": going_on.parks,
     }
 
 

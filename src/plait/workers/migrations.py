@@ -36,7 +36,7 @@ class SampleMoverOfRank:
         self._rank = peers.ranks[peers.index]
         self._ahead: dict[Pair, SampleMover] = {}
         """Those of the move whose bulk goes ahead."""
-        self.place = next(i for i, one in enumerate(instances) if self._rank in one.mesh.ranks)
+        self.place = next(i for i, instance in enumerate(instances) if self._rank in instance.mesh.ranks)
         """The number of this rank's instance."""
         self.received_bytes = 0
         """See GathersSamples.received_bytes."""
@@ -72,8 +72,8 @@ class SampleMoverOfRank:
     def _said(self, gathering: Gathering, side: int, do: Callable[[Gathering, Pair], Message]) -> Message:
         """What is done of each pair on whose source side (0) or target side (1) this rank is, together."""
         pairs = [pair for pair in sorted(gathering.pairs) if pair[side] == self.place]
-        said = by_pair({pair: do(gathering, pair) for pair in pairs})
-        return Message({gathering.stage.value: said.header}, said.arrays)
+        answers = by_pair({pair: do(gathering, pair) for pair in pairs})
+        return Message({gathering.stage.value: answers.header}, answers.arrays)
 
     def _here(self, gathering: Gathering, pair: Pair) -> Message:
         asked = {uid for uid, _ in gathering.pairs[pair]}

@@ -79,8 +79,8 @@ class OffloadManager:
     def now(self, buffer: Tensor) -> Tensor | None:
         """The values of a buffer of this rank, perhaps in host memory; None where they are nowhere."""
         for unit in self.units:
-            if (found := unit.memory.now(buffer)) is not buffer:
-                return found
+            if (values := unit.memory.now(buffer)) is not buffer:
+                return values
         return buffer
 
     @contextlib.contextmanager

@@ -50,22 +50,22 @@ def saving_state(trainer: Trained, cluster: Cluster, rank: int, folder: Path) ->
 
 def broken_state(trainer: Trained, rank: int) -> list[Broken]:
     """Which parameters' masters or moments are not finite, of what this rank has of a trained role."""
-    found: list[Broken] = []
+    pieces_of_all: list[Broken] = []
     buffers = trainer.optimizer.buffers()
     for name, held in trainer.optimizer.holdings().items():
         if not is_finite(buffers[name]):
             pieces = (
-                (f"{trainer.role}.{name} of {held.params[one.param].name}", _viewed(buffers[name], one))
-                for one in held.ranks.get(rank, ())
+                (f"{trainer.role}.{name} of {held.params[holding.param].name}", _viewed(buffers[name], holding))
+                for holding in held.ranks.get(rank, ())
             )
-            found += broken(pieces)
-    return found
+            pieces_of_all += broken(pieces)
+    return pieces_of_all
 
 
-def refuse_broken(found: list[Broken]) -> None:
+def refuse_broken(pieces: list[Broken]) -> None:
     """Raises RunError where anything is: no run could go on from it."""
-    if found:
-        raise RunError(f"{describe(found)}, so it is not saved (a lower `optimizer.learning_rate` may help)")
+    if pieces:
+        raise RunError(f"{describe(pieces)}, so it is not saved (a lower `optimizer.learning_rate` may help)")
 
 
 def _viewed(buffer: torch.Tensor, held: Holding) -> torch.Tensor:

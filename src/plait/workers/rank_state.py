@@ -50,7 +50,7 @@ Model = LanguageModel | ScalarModel
 class RoleState:
     """What this rank holds of one role; None: it has no part in that."""
 
-    one: RoleModel
+    role_model: RoleModel
     place: RolePlacement
     parts: dict[PartKey, Any]
     parameters: Parameters
@@ -100,7 +100,7 @@ class Setting:
 
     @cached_property
     def places(self) -> dict[str, RolePlacement]:
-        return {one.role: placements_of(self.plan, one.role) for one in self.models}
+        return {model.role: placements_of(self.plan, model.role) for model in self.models}
 
     @cached_property
     def offload_policy(self) -> OffloadPolicy:
@@ -114,7 +114,7 @@ class Setting:
     @cached_property
     def copies(self) -> dict[str, tuple[Copies, ...]]:
         """What is moved together of every role; a copy's number is its place there."""
-        return {one.role: self.offload_policy.copies(one.role) for one in self.models}
+        return {model.role: self.offload_policy.copies(model.role) for model in self.models}
 
 
 class RankState:
@@ -136,13 +136,13 @@ class RankState:
         self.cluster, self.places, self.copies = setting.cluster, setting.places, setting.copies
         self.fuses = fuses(setting.recipe.fusion, setting.plan)
         self.moves_samples = setting.moves_samples
-        self.pair_tokens = {one.role: setting.plan.pair_tokens(one.role) for one in setting.models}
+        self.pair_tokens = {model.role: setting.plan.pair_tokens(model.role) for model in setting.models}
         """See `Plan.pair_tokens`."""
         self.roles = roles
         self._follow_moves = dict(follow_moves or {})
         self.joint_teams = dict(joint_teams or {})
         self._models = tuple(setting.models)
-        self.follows = {one.role: one.follows for one in setting.models if one.follows}
+        self.follows = {model.role: model.follows for model in setting.models if model.follows}
         """Role → the role whose weights its own are brought towards."""
         self._channel = Channel(deadline_s=WAIT_S, waiting_for=setting.waiting_for)
         self._offload_policy = setting.offload_policy
@@ -157,7 +157,7 @@ class RankState:
         trained = {
             role: (part.trainer, part.parameters)
             for role, part in roles.items()
-            if part.one.trained and part.trainer is not None
+            if part.role_model.trained and part.trainer is not None
         }
         self.optimizers = RankOptimizers(trained, self.offloads, self.cluster, self.rank)
 
@@ -246,18 +246,18 @@ class RankState:
 
     def _units_of(self, part: RoleState, key: PartKey) -> list[OffloadUnit]:
         """What does not stay on the device of a part of a model: its weights, and those that are the role's alone."""
-        role, model = part.one.role, part.parts[key]
-        changes = part.one.changes and model.own is None
+        role, model = part.role_model.role, part.parts[key]
+        changes = part.role_model.changes and model.own is None
         what = "weights" if (self.rank, key) in parts_of(part.place.home) else "copy"
-        found = [
+        units = [
             self._unit(
                 model.weights, self._offload_policy.of_weights(role, self.rank, key), role, what, keep=not changes
             )
         ]
         if model.own is not None:
             after = self._offload_policy.of_adapter(role, self.rank, key)
-            found.append(self._unit(model.own.weights, after, role, "adapter", keep=not part.one.trained))
-        return [unit for unit in found if unit is not None]
+            units.append(self._unit(model.own.weights, after, role, "adapter", keep=not part.role_model.trained))
+        return [unit for unit in units if unit is not None]
 
     def _unit(self, buffer: Tensor, after: After, role: str, what: str, *, keep: bool) -> OffloadUnit | None:
         """The one of a buffer, which roles may share; None where it stays."""
@@ -276,9 +276,9 @@ class RankState:
         if 0 in place.mesh.ranks and part_key(place, 0) == WHOLE:
             return self.roles[role].parts[WHOLE] if self.rank == 0 else None
         part = self.roles.get(role)
-        one = next(one for one in self._models if one.role == role)
+        role_model = next(role_model for role_model in self._models if role_model.role == role)
         host = self.recipe.model_copy(update={"device": "cpu"})
-        model = build_models([one], host)[role] if self.rank == 0 else None
+        model = build_models([role_model], host)[role] if self.rank == 0 else None
         if part is not None:
             parameters = part.parameters
         else:

@@ -57,6 +57,16 @@ class Recorder:
                 return end.value
             assert done is not None, "a work that waits for others is waited with"
 
+    def as_of(self, step: int, work: Work[Result]) -> Work[Result]:
+        """The same work, recorded as of a step (from 1), whatever is done of others between its actions."""
+        while True:
+            self.step = step
+            try:
+                done = next(work)
+            except StopIteration as end:
+                return end.value
+            yield done
+
     @contextmanager
     def span(self, action: str, kind: str, role: str = "") -> Iterator[None]:
         """Record what happens inside as one computation; nothing where it fails."""

@@ -70,8 +70,8 @@ class RemoteEngine:
     def speculation(self) -> Counts | None:
         """Counts of all instances, as far as they have told them with their samples."""
         own = None if self._engine is None else self._engine.speculation
-        known = [*self._speculation.values(), *([] if own is None else [own])]
-        return sum(known, Counts()) if known else None
+        counts = [*self._speculation.values(), *([] if own is None else [own])]
+        return sum(counts, Counts()) if counts else None
 
     def take_use(self) -> StageUse | None:
         """See `LockstepEngine.take_use`, of the leader in its own instance; None: it is in none."""
@@ -178,9 +178,9 @@ class RemoteEngine:
         joining = self._announcer.joining(f"{self._role}.generate") if lockstep.is_joint else nullcontext()
         with joining:
             finished = lockstep.step(_nothing_to_wait_for)
-        for number, said in lockstep.told:
+        for number, answer in lockstep.told:
             assert self.moves is not None, f"instance {place} has samples move, and none may"
-            self.moves.heard(number, place, said)
+            self.moves.heard(number, place, answer)
         lockstep.told.clear()
         return [sample for samples in finished.values() for sample in samples]
 

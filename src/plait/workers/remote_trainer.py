@@ -36,13 +36,13 @@ class RemoteTrainer:
                 layouts = (place.scoring,)
             case _:
                 layouts = place.generate
-        found = frozenset(rank for layout in layouts if layout is not None for rank in layout.mesh.ranks)
+        ranks = frozenset(rank for layout in layouts if layout is not None for rank in layout.mesh.ranks)
         held = rank_state.held_copies[self.role]
         copies = [
-            one for n, one in enumerate(rank_state.copies[self.role]) if MODE_OF[kind] in one.modes and n not in held
+            copy for n, copy in enumerate(rank_state.copies[self.role]) if MODE_OF[kind] in copy.modes and n not in held
         ]
-        away = copies and (begins or any(one.after == "drop" for one in copies))
-        return found | frozenset(rank_state.places[self.role].movers if away else ())
+        away = copies and (begins or any(copy.after == "drop" for copy in copies))
+        return ranks | frozenset(rank_state.places[self.role].movers if away else ())
 
     def syncing_weights(self, kind: CallKind) -> Work[None]:
         """Have the role's weights brought to where a call of this kind computes; see `WorkerGroup.syncing_weights`."""
@@ -54,7 +54,7 @@ class RemoteTrainer:
         rank_state = self._announcer.rank_state
         if any("score" in copies.modes for copies in rank_state.copies[self.role]):
             return ()
-        return tuple(frozenset(one.mesh.ranks) for one in rank_state.places[self.role].scoring.instances())
+        return tuple(frozenset(instance.mesh.ranks) for instance in rank_state.places[self.role].scoring.instances())
 
     @property
     def tokens_of_a_part(self) -> int:

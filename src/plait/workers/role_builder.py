@@ -87,8 +87,8 @@ class RoleBuilder:
     def joint_teams(self) -> dict[Layout, Team]:
         """Layouts on which several roles train together → their teams, of those that this rank is a member of."""
         orders = [place.schedule for place in self.places.values() if isinstance(place.schedule, FusedOrder)]
-        found = {order.layout: self.teams[order.layout] for order in orders}
-        return {layout: team for layout, team in found.items() if team is not None}
+        teams = {order.layout: self.teams[order.layout] for order in orders}
+        return {layout: team for layout, team in teams.items() if team is not None}
 
     def _whole_models(self, here: Sequence[RoleModel]) -> dict[tuple[Owner, PartKey], Any]:
         """Those that this rank computes with whole, of which roles may share some."""
@@ -187,7 +187,7 @@ class RoleBuilder:
         return any(layout is not None and self.rank in layout.mesh.ranks for layout in layouts)
 
     def _trainer(self, part: RoleState, layout: Layout, team: Team | None, *, trained: bool) -> Trainer:
-        role_model, flow, recipe = part.one, self.setting.flow, self.recipe
+        role_model, flow, recipe = part.role_model, self.setting.flow, self.recipe
         tokens = part.place.micro_batch_tokens.get("train" if trained else "score")
         rule, count = self._pipeline(part)
         execution = ExecutionSettings(
@@ -207,16 +207,16 @@ class RoleBuilder:
             case StatedOrder() as order:
                 return order, order.num_micro_batches
             case FusedOrder() as order:
-                return one_f_one_b, order.num_micro_batches[part.one.role]
+                return one_f_one_b, order.num_micro_batches[part.role_model.role]
             case rule:
                 return _PIPELINES[rule], None
 
     def _moves(self, part: RoleState) -> tuple[tuple[MovePlan, ...], dict[str, Tensor]]:
         """From the home to the copies, and the buffers of this rank."""
-        place, role, parameters = part.place, part.one.role, part.parameters
+        place, role, parameters = part.place, part.role_model.role, part.parameters
         source = self.aliasing.holdings(role, place.home, place.home.mesh.ranks, parameters)
         plans = []
-        for copies in self.setting.copies[part.one.role]:
+        for copies in self.setting.copies[part.role_model.role]:
             targets: list[Holdings] = []
             left = set(copies.parts)
             for layout in place.layouts[1:]:
@@ -230,7 +230,7 @@ class RoleBuilder:
             for key, model in part.parts.items()
             if model.nested is None
         }
-        return tuple(plans), {**self._memory.get(self._owner(part.one), {}), **alone}
+        return tuple(plans), {**self._memory.get(self._owner(part.role_model), {}), **alone}
 
     def follow_moves(self, roles: Mapping[str, RoleState]) -> dict[str, MovePlan]:
         """Role that follows another → the move from the average that the other's trainers keep to the role's home; of
@@ -239,7 +239,7 @@ class RoleBuilder:
         Args:
             roles: of this rank.
         """
-        found: dict[str, MovePlan] = {}
+        plans: dict[str, MovePlan] = {}
         for role_model in self.setting.models:
             train = self.places[role_model.follows].train if role_model.follows else None
             mine = roles.get(role_model.role) or roles.get(role_model.follows)
@@ -250,12 +250,12 @@ class RoleBuilder:
             source = zero_shards(mine.parameters, train, masters, AVERAGED)
             home = self.places[role_model.role].home
             target = self.aliasing.holdings(role_model.role, home, home.mesh.ranks, mine.parameters)
-            found[role_model.role] = plan_move(source, target, self.setting.cluster)
-        return found
+            plans[role_model.role] = plan_move(source, target, self.setting.cluster)
+        return plans
 
     def _state(self, part: RoleState, trainer: Trainer) -> OffloadUnit | None:
         """The optimizer's buffers, in host memory at once: those of the next role are about to be made."""
-        role = part.one.role
+        role = part.role_model.role
         if not trainer.is_trained or self.offload_policy.of_state(role, self.rank) == "keep":
             return None
         whole = trainer.model.trained.flat.whole
@@ -272,9 +272,9 @@ class RoleBuilder:
 
 def _everywhere(places: Mapping[str, RolePlacement]) -> dict[str, Layout]:
     """Role that generates in several instances → a layout of all their ranks, which are to reach each other."""
-    found = {}
+    layouts = {}
     for role, place in places.items():
         if len(place.generate) > 1:
             ranks = sorted(rank for instance in place.generate for rank in instance.mesh.ranks)
-            found[role] = Layout.on(tuple(ranks), dp=len(ranks))
-    return found
+            layouts[role] = Layout.on(tuple(ranks), dp=len(ranks))
+    return layouts

@@ -132,9 +132,9 @@ class SampleMover:
         moves = self._entering
         assert moves is not None, f"rank {self.rank} is not of the target"
         lacks = [
-            Lack(prompt.uid, _PROMPT, *each)
+            Lack(prompt.uid, _PROMPT, *gap)
             for prompt in prompts
-            for each in gaps(moves.num_shared(prompt), len(prompt.token_ids), ())
+            for gap in gaps(moves.num_shared(prompt), len(prompt.token_ids), ())
         ]
         return self._answer(moves, lacks)
 
@@ -280,7 +280,7 @@ class SampleMover:
         for uid, state in offer.sharing(moves.policy_version).items():
             prompt, arrived = state.request.prompt, self._arrived.get((uid, _PROMPT), ())
             ranges = gaps(moves.num_shared(prompt), len(prompt.token_ids), arrived)
-            lacks += [Lack(uid, _PROMPT, *each) for each in ranges]
+            lacks += [Lack(uid, _PROMPT, *gap) for gap in ranges]
         for state in offer.states:
             if state.key not in offer.recompute:
                 lacks += self._of_sample(state, moves.policy_version, self._arrived.get(state.key, ()))
@@ -295,7 +295,7 @@ class SampleMover:
         if state.policy_version != policy_version and self._kv == "recompute":
             return []
         first = len(state.request.prompt.token_ids) if shares_prompt(state, policy_version) else 0
-        return [Lack(*state.key, *each) for each in gaps(first, state.num_computed_tokens, arrived)]
+        return [Lack(*state.key, *gap) for gap in gaps(first, state.num_computed_tokens, arrived)]
 
     def _drop_others(self, offer: Offer) -> None:
         """Forget what came of samples that ended in the source, or was computed again there."""
@@ -369,8 +369,8 @@ class SampleMover:
         if answer.lacks:
             names = held.buffers.get(self.rank, {})
             flat = next((buffers[name] for name in names), offer.states[0].kv)
-            found = parts(held, self._shape(offer, answer), len(answer.lacks), self.rank, flat)
-            yield from zip(answer.lacks, found, strict=True)
+            flat_parts = parts(held, self._shape(offer, answer), len(answer.lacks), self.rank, flat)
+            yield from zip(answer.lacks, flat_parts, strict=True)
 
 
 def _speaker(instance: Layout) -> int:

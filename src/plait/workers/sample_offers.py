@@ -32,11 +32,11 @@ class Offer:
     def sharing(self, policy_version: int) -> dict[int, SampleState]:
         """Prompt uid → a sample whose prompt's keys and values serve all that `shares_prompt` in a target of this
         version."""
-        found: dict[int, SampleState] = {}
+        sharing: dict[int, SampleState] = {}
         for state in self.states:
             if state.key not in self.recompute and shares_prompt(state, policy_version):
-                found.setdefault(state.key[0], state)
-        return found
+                sharing.setdefault(state.key[0], state)
+        return sharing
 
     def to_message(self) -> Message:
         requests = {state.key[0]: state.request for state in self.states}
@@ -76,14 +76,14 @@ class Offer:
             return cls((), learned=learned)
         requests = {request.prompt.uid: request for request in unpack_requests(header["requests"])}
         shape, nothing = unpack_shape(header["shape"]), torch.zeros(0, dtype=DTYPES[header["dtype"]])
-        states, said, began = [], 0, 0
+        states, token, began = [], 0, 0
         for uid, index, num_tokens, num_versions, num_computed, epoch, is_current in heads.tolist():
             states.append(
                 SampleState(
                     requests[uid],
                     index,
-                    tuple(tokens[said : said + num_tokens].tolist()),
-                    tuple(logprobs[said : said + num_tokens].tolist()),
+                    tuple(tokens[token : token + num_tokens].tolist()),
+                    tuple(logprobs[token : token + num_tokens].tolist()),
                     tuple((first, version) for first, version in versions[began : began + num_versions].tolist()),
                     num_computed,
                     epoch,
@@ -96,7 +96,7 @@ class Offer:
                     nothing,
                 )
             )
-            said, began = said + num_tokens, began + num_versions
+            token, began = token + num_tokens, began + num_versions
         return cls(tuple(states), tuple((uid, index) for uid, index in header["recompute"]), learned)
 
 
@@ -175,13 +175,13 @@ def unpack_shape(value: dict[str, object]) -> CacheShape:
 
 def gaps(start: int, stop: int, arrived: Sequence[SampleState]) -> list[tuple[int, int]]:
     """The ranges within start … stop − 1 that none of these brings."""
-    found, at = [], start
+    ranges, at = [], start
     for state in sorted(arrived, key=lambda state: state.start):
         if state.start >= stop:
             break
         if state.start > at:
-            found.append((at, state.start))
+            ranges.append((at, state.start))
         at = max(at, state.stop)
     if at < stop:
-        found.append((at, stop))
-    return found
+        ranges.append((at, stop))
+    return ranges

@@ -46,9 +46,9 @@ class Waited:
     def wait(self, transfer: Transfer) -> Tensor:
         """`transfer.wait()`; raises what that raises."""
         began = time.perf_counter()
-        found = transfer.wait()
+        tensor = transfer.wait()
         self.seconds += time.perf_counter() - began
-        return found
+        return tensor
 
 
 class _Sends:

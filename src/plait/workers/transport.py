@@ -5,8 +5,6 @@ What a rank is sent waits in its memory until it is asked for, so no sender wait
 
 from __future__ import annotations
 
-import contextlib
-import socket
 import threading
 import time
 from collections import deque
@@ -20,6 +18,7 @@ import torch
 import torch.distributed as dist
 
 from plait.errors import RunError, cause_of
+from plait.launch.bell import Bell
 from plait.workers.messages import Message
 
 WaitingFor = Callable[[str], AbstractContextManager[None]]
@@ -49,9 +48,7 @@ class Transport:
         self._inbox: dict[int, deque[Message]] = {peer: deque() for peer in peers}
         self._broken: dict[int, str] = {}
         self._changed = threading.Condition()
-        self._bell, self._bell_rope = socket.socketpair()
-        for end in (self._bell, self._bell_rope):
-            end.setblocking(False)
+        self._bell = Bell()
         for peer in peers:
             threading.Thread(target=self._listen, args=(peer,), name=f"plait-transport-{peer}", daemon=True).start()
 
@@ -91,10 +88,10 @@ class Transport:
         names = ", ".join(map(str, sources))
         end = time.monotonic() + deadline_s
         with self._waiting_for(f"rank{'s' if len(sources) > 1 else ''} {names} ({what})"), self._changed:
-            while (found := self._next(sources, what, answers)) is None:
+            while (received := self._next(sources, what, answers)) is None:
                 if not self._changed.wait(max(0.0, end - time.monotonic())) and time.monotonic() >= end:
                     raise RunError(f"rank {self.rank} expected {what} from rank {names} within {deadline_s:g} s")
-            return found
+            return received
 
     def poll(
         self,
@@ -106,12 +103,12 @@ class Transport:
     ) -> tuple[int, Message] | None:
         """As `receive`, None where nothing comes within `wait_s`."""
         with self._changed:
-            found = self._next(sources, what, answers)
-            if found is None and wait_s > 0:
+            received = self._next(sources, what, answers)
+            if received is None and wait_s > 0:
                 with self._waiting_for(f"rank {', '.join(map(str, sources))} ({what})"):
                     self._changed.wait(wait_s)
-                found = self._next(sources, what, answers)
-            return found
+                received = self._next(sources, what, answers)
+            return received
 
     def has(self, source: int, number: int) -> bool:
         """Whether `receive` of an answer of this rank to a command would return, or raise, at once."""
@@ -122,25 +119,22 @@ class Transport:
         """Until a message comes, a connection breaks, one of `others` (with a `fileno`) can be read, or `seconds` have
         passed. What came since the last such wait ends it at once. Returns whether it was ended by anything."""
         with self._waiting_for(what):
-            found = connection.wait([self._bell, *others], seconds)
-        with contextlib.suppress(BlockingIOError):
-            while self._bell.recv(4096):
-                pass
-        return bool(found)
+            ready = connection.wait([self._bell, *others], seconds)
+        self._bell.hush()
+        return bool(ready)
 
     def _ring(self) -> None:
         self._changed.notify_all()
-        with contextlib.suppress(BlockingIOError):  # it rings already
-            self._bell_rope.send(b"r")
+        self._bell.ring()
 
     def _next(self, sources: Sequence[int], what: str, answers: Collection[int] | None) -> tuple[int, Message] | None:
         for source in sources:
             inbox = self._inbox[source]
             place = next((place for place, message in enumerate(inbox) if _answers(message, answers)), None)
             if place is not None:
-                found = inbox[place]
+                answer = inbox[place]
                 del inbox[place]
-                return source, found
+                return source, answer
             if source in self._broken:
                 raise RunError(
                     f"rank {self.rank} expected {what or 'a message'} from rank {source}, found it gone "

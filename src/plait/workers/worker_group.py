@@ -46,13 +46,13 @@ class WorkerGroup:
         """What the other ranks recorded since the last time, on the leader's clock. What may leave the devices has."""
         self.rank_state.offloads.want()
         number = self.announcer.tell((LEADER, *self._others), Message({"do": Do.SPANS, "zero": self._recorder.zero_s}))
-        found: list[Span] = []
+        spans: list[Span] = []
         with self.announcer.status.doing("timeline"):
             for rank in self._others:
                 header = self.announcer.answer(rank, number, "its timeline").header
-                found += [Span(*values) for values in header["spans"]]
+                spans += [Span(*values) for values in header["spans"]]
                 self._uses += [StageUse(*values) for values in header["uses"]]
-        return found
+        return spans
 
     def performance(self) -> dict[str, float]:
         """Metrics since the last time: bytes of rows that this rank has sent and received, how drafts went, how busy

@@ -189,9 +189,9 @@ class Agent:
             case messages.About.OUTPUT:
                 return process.output()[:1]
             case messages.About.DEATH:
-                found = process.cause_of_death()
+                cause = process.cause_of_death()
                 self._tell_lines()  # before the answer: what it did when it died
-                return found
+                return cause
 
     # -- what is looked after
 

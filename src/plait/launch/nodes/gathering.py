@@ -96,10 +96,10 @@ class Gathered:
     def reach(self) -> Reach | None:
         """What messages between machines take, of the node that they take longest to; None: it is not known."""
         own = None if self._own is None else self._own.node
-        known = [one for link in self.links if link.node != own and (one := link.measure()) is not None]
-        if not known:
+        measured = [reach for link in self.links if link.node != own and (reach := link.measure()) is not None]
+        if not measured:
             return None
-        return Reach(min(one.bytes_per_s for one in known), max(one.latency_s for one in known))
+        return Reach(min(reach.bytes_per_s for reach in measured), max(reach.latency_s for reach in measured))
 
     @property
     def least_memory(self) -> int | None:

@@ -36,13 +36,13 @@ def addresses() -> Iterator[tuple[str, str]]:
     try:
         entry = first
         while entry:
-            found = entry.contents
-            if found.address:
-                head = ctypes.string_at(found.address, 8)
+            interface = entry.contents
+            if interface.address:
+                head = ctypes.string_at(interface.address, 8)
                 family = struct.unpack("=H", head[:2])[0] if sys.platform == "linux" else head[1]
                 if family == socket.AF_INET:
-                    yield found.name.decode(), socket.inet_ntoa(head[4:8])
-            entry = found.next
+                    yield interface.name.decode(), socket.inet_ntoa(head[4:8])
+            entry = interface.next
     finally:
         library.freeifaddrs(first)
 
@@ -59,8 +59,8 @@ def interface_of(address: str) -> str:
     for name, own in there:
         if own == address:
             return name
-    known = ", ".join(f"{own} ({name})" for name, own in there)
-    raise ConfigError(f"the address {address} is none of this machine's, which are {known}; give one of these")
+    choices = ", ".join(f"{own} ({name})" for name, own in there)
+    raise ConfigError(f"the address {address} is none of this machine's, which are {choices}; give one of these")
 
 
 def interface_variables(address: str, environ: Mapping[str, str]) -> dict[str, str]:

@@ -128,13 +128,13 @@ def _proof(connection_key: bytes, who: bytes) -> bytes:
 
 
 def _received(link: socket.socket, count: int) -> bytes:
-    found = b""
-    while len(found) < count:
-        more = link.recv(count - len(found))
+    received = b""
+    while len(received) < count:
+        more = link.recv(count - len(received))
         if not more:
             raise Stranger("it closed the connection before it had shown the run's key")
-        found += more
-    return found
+        received += more
+    return received
 
 
 def _channel(link: socket.socket, key: bytes, *, controller: bool) -> Channel:

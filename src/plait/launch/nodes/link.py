@@ -291,13 +291,13 @@ class RemoteProcess:
         return self._asked(messages.About.STACK_OF_STOPPED if stopped else messages.About.STACK)
 
     def cause_of_death(self) -> tuple[str, str]:
-        said = None
+        answer = None
         if not self._node.gone:
-            said = self._node.ask(messages.Question(self._rank, messages.About.DEATH), _DEATH_S)
-        if self._node.gone or not isinstance(said, tuple) or not said:
+            answer = self._node.ask(messages.Question(self._rank, messages.About.DEATH), _DEATH_S)
+        if self._node.gone or not isinstance(answer, tuple) or not answer:
             why = self._node.gone or "its agent says nothing of it"
             return f"is lost with its node: {why}", ""
-        return said[0], said[1]
+        return answer[0], answer[1]
 
     def output(self) -> tuple[str, str]:
         return self._asked(messages.About.OUTPUT), str(self._output_file or "")
@@ -318,8 +318,8 @@ class RemoteProcess:
     def _asked(self, about: messages.About) -> str:
         if self._node.gone or self._killed:
             return ""
-        said = self._node.ask(messages.Question(self._rank, about))
-        return said[0] if isinstance(said, tuple) and said else ""
+        answer = self._node.ask(messages.Question(self._rank, about))
+        return answer[0] if isinstance(answer, tuple) and answer else ""
 
 
 def _gib(count: int) -> str:

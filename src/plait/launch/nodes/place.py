@@ -82,18 +82,18 @@ def attached(launcher: str, options: NodeOptions, environ: Mapping[str, str]) ->
                 "one out"
             )
         return None
-    found = None
+    place = None
     if options.nodes is not None or options.node is not None:
-        found = _by_options(options)
+        place = _by_options(options)
     elif "RANK" in environ and "WORLD_SIZE" in environ:
-        found = _by_torchrun(options, environ)
+        place = _by_torchrun(options, environ)
     elif "SLURM_PROCID" in environ and ("SLURM_STEP_NUM_TASKS" in environ or launcher == "attach"):
-        found = _by_slurm(options, environ)
+        place = _by_slurm(options, environ)
     elif options.given:
         raise ConfigError(f"{options.given[0]} says nothing without the number of nodes; {_NEEDS}")
-    if launcher == "attach" and found is None:
+    if launcher == "attach" and place is None:
         raise ConfigError(f"`launcher` is attach, but nothing says which node this is; {_NEEDS}")
-    return found if found is not None and found.tasks > 1 else None
+    return place if place is not None and place.tasks > 1 else None
 
 
 def _by_options(options: NodeOptions) -> Attached:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import selectors
 import socket
 import threading
@@ -10,6 +9,7 @@ import time
 from collections import deque
 from dataclasses import dataclass, field
 
+from plait.launch.bell import Bell
 from plait.launch.nodes.messages import Closed, Data
 from plait.launch.wire import Channel, Forged
 
@@ -43,11 +43,9 @@ class Relay:
         self._streams: dict[int, _Stream] = {}
         self._leaving: list[_Stream] = []
         self._turned = time.monotonic()
-        self._wake_read, self._wake_write = socket.socketpair()
-        self._wake_read.setblocking(False)
-        self._wake_write.setblocking(False)
+        self._bell = Bell()
         self._selector = selectors.DefaultSelector()
-        self._selector.register(self._wake_read, selectors.EVENT_READ)
+        self._selector.register(self._bell, selectors.EVENT_READ)
         self._channel_events = selectors.EVENT_READ
         self._selector.register(channel.link, self._channel_events)
 
@@ -55,7 +53,7 @@ class Relay:
         with self._lock:
             sent = self._channel.put(message)
         if not sent:
-            self._wake()
+            self._bell.ring()
 
     def attach(self, rank: int, end: socket.socket) -> None:
         """Carry what is said on `end`, which is owned from now on, to the stream of that rank at the other end.
@@ -64,14 +62,14 @@ class Relay:
         self.detach(rank)
         with self._lock:
             self._streams[rank] = _Stream(end)
-        self._wake()
+        self._bell.ring()
 
     def detach(self, rank: int) -> None:
         """Close a rank's stream."""
         with self._lock:
             if (stream := self._streams.pop(rank, None)) is not None:
                 self._leaving.append(stream)
-        self._wake()
+        self._bell.ring()
 
     def turn(self, seconds: float) -> list[object]:
         """Carry what there is to carry, and wait for it so long at most; the messages that have come.
@@ -85,8 +83,8 @@ class Relay:
         with self._lock:
             messages: list[object] = []
             for key, mask in events:
-                if key.fileobj is self._wake_read:
-                    self._drain_wakes()
+                if key.fileobj is self._bell:
+                    self._bell.hush()
                 elif key.fileobj is self._channel.link:
                     messages += self._received() if mask & selectors.EVENT_READ else []
                 elif (stream := self._streams.get(key.data)) is not None:
@@ -106,7 +104,7 @@ class Relay:
             self._streams.clear()
             self._leaving.clear()
             self._selector.close()
-            for link in (self._channel.link, self._wake_read, self._wake_write):
+            for link in (self._channel.link, self._bell):
                 link.close()
 
     def flush(self, seconds: float) -> None:
@@ -119,15 +117,6 @@ class Relay:
             if time.monotonic() >= end:
                 return
             time.sleep(0.005)
-
-    def _wake(self) -> None:
-        with contextlib.suppress(OSError):  # enough of them are there, or it is closed
-            self._wake_write.send(b"w")
-
-    def _drain_wakes(self) -> None:
-        with contextlib.suppress(BlockingIOError):
-            while self._wake_read.recv(4096):
-                pass
 
     def _set_interests(self) -> None:
         for stream in self._leaving:
@@ -156,12 +145,12 @@ class Relay:
     def _received(self) -> list[object]:
         before, messages = self._channel.bytes_received, []
         try:
-            found = self._channel.receive()
+            received = self._channel.receive()
         except Forged as error:
             raise Cut(f"its connection was broken: {error}") from error
         if self._channel.bytes_received > before:
             self.silence_s = 0.0
-        for message in found:
+        for message in received:
             match message:
                 case Data(rank, data):
                     if (stream := self._streams.get(rank)) is not None:

@@ -28,7 +28,7 @@ class Need:
 
     def share(self, nodes: int) -> dict[str, float]:
         """What one of so many nodes must have of each resource."""
-        return {name: self.num_ranks // nodes * each for name, each in self.per_rank.items()}
+        return {name: self.num_ranks // nodes * amount for name, amount in self.per_rank.items()}
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,9 @@ class Rooms:
                 if where in held and group["state"] != "REMOVED":
                     held[where].update(bundle)
         used = {name: total - free.get(name, 0.0) for name, total in whole.items()}
-        elsewhere = {name: amount - sum(one[name] for one in held.values()) for name, amount in used.items()}
+        elsewhere = {
+            name: amount - sum(used_there[name] for used_there in held.values()) for name, amount in used.items()
+        }
         elsewhere = {name: amount for name, amount in elsewhere.items() if amount > _NOTHING}
         if len(live) == 1:
             held[next(iter(live))].update(elsewhere)
@@ -101,7 +103,7 @@ def node_counts(need: Need, rooms: Rooms) -> tuple[list[int], list[int]]:
     counts = [need.nodes] if need.nodes else [n for n in range(1, need.num_ranks + 1) if need.num_ranks % n == 0]
 
     def held(there: Sequence[Mapping[str, float]]) -> list[int]:
-        return [count for count in counts if sum(_holds(one, need.share(count)) for one in there) >= count]
+        return [count for count in counts if sum(_holds(resources, need.share(count)) for resources in there) >= count]
 
     ever = held([room.total for room in rooms.nodes])
     if not ever:

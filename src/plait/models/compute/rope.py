@@ -29,8 +29,8 @@ def install(module: nn.Module) -> None:
         forward = type(layer).forward
         if "forward" in vars(layer) or not isinstance(forward, FunctionType) or NAME not in forward.__code__.co_names:
             continue
-        if fused_rows.AVAILABLE and (found := _with_kernel(forward)) is not None:
-            layer.forward = MethodType(found, layer)
+        if fused_rows.AVAILABLE and (fused := _with_kernel(forward)) is not None:
+            layer.forward = MethodType(fused, layer)
 
 
 @functools.cache
@@ -39,10 +39,10 @@ def _with_kernel(forward: FunctionType) -> FunctionType | None:
     own = forward.__globals__.get(NAME)
     if own is None or not _is_common(own):
         return None
-    known = {**forward.__globals__, NAME: functools.partial(_rotated, own)}
-    found = FunctionType(forward.__code__, known, forward.__name__, forward.__defaults__, forward.__closure__)
-    found.__kwdefaults__ = forward.__kwdefaults__
-    return functools.update_wrapper(found, forward)
+    names = {**forward.__globals__, NAME: functools.partial(_rotated, own)}
+    fused = FunctionType(forward.__code__, names, forward.__name__, forward.__defaults__, forward.__closure__)
+    fused.__kwdefaults__ = forward.__kwdefaults__
+    return functools.update_wrapper(fused, forward)
 
 
 def _rotated(own: Rotation, query: Tensor, key: Tensor, cos: Tensor, sin: Tensor, *rest: Any, **options: Any) -> Any:
@@ -82,7 +82,7 @@ def _is_common(own: Rotation) -> bool:
     )
     query, key = query_1THD.transpose(1, 2), key_1THD.transpose(1, 2)
     try:
-        found = own(query, key, *angles)
-        return all(map(torch.equal, found, _rotated(own, query, key, *angles)))
+        rotated = own(query, key, *angles)
+        return all(map(torch.equal, rotated, _rotated(own, query, key, *angles)))
     except (AttributeError, TypeError, ValueError, RuntimeError, IndexError, KeyError):
         return False

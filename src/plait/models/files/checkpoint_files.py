@@ -53,10 +53,10 @@ class CheckpointFiles:
             if param.name in own:
                 continue
             spelled = [s for name in names[param.name] for s in _spellings(name, module.base_model_prefix)]
-            found = [name for name in dict.fromkeys(spelled) if name in files]
-            if len(found) != 1:  # none, or tied names that need not be equal
+            stored_names = [name for name in dict.fromkeys(spelled) if name in files]
+            if len(stored_names) != 1:  # none, or tied names that need not be equal
                 return None
-            stored[param.name] = (files[found[0]], found[0])
+            stored[param.name] = (files[stored_names[0]], stored_names[0])
         read = cls(stored)
         fits = all(read.shape(param) == param.shape for param in parameters.params if param.name not in own)
         return read if fits else None

@@ -83,14 +83,14 @@ def check_files(folder: Path, files: Iterable[str], config: Mapping[str, Any], n
 def read_object(path: Path) -> dict[str, Any]:
     """Raises ModelError where a file of a checkpoint is no object in JSON."""
     try:
-        found = parse(path.read_bytes())
+        values = parse(path.read_bytes())
     except OSError as error:
         raise ModelError(f"model: {path.parent} should hold a readable {path.name}: {error.strerror}") from error
     except Malformed as error:
         raise ModelError(f"model: {path} should hold a JSON object: {error}; fetch or copy it again.") from error
-    if not isinstance(found, dict):
-        raise ModelError(f"model: {path} should hold a JSON object, found {type(found).__name__}.")
-    return found
+    if not isinstance(values, dict):
+        raise ModelError(f"model: {path} should hold a JSON object, found {type(values).__name__}.")
+    return values
 
 
 def _all_texts(values: list[Any]) -> bool:
@@ -116,11 +116,11 @@ def _check_end(path: Path, ends: Any, vocabulary: Any) -> None:
 
 def _check_layers(text: Mapping[str, Any], shapes: Mapping[str, Any], name: str) -> None:
     stated = next((text[key] for key in ("num_hidden_layers", "n_layer", "num_layers") if text.get(key)), None)
-    found = [match for key in shapes if (match := _LAYER.match(key))]
+    layers = [match for key in shapes if (match := _LAYER.match(key))]
     # With several stacks of layers (an encoder of images) the names do not say which the configuration means.
-    if stated is None or len({match[1] for match in found}) != 1:
+    if stated is None or len({match[1] for match in layers}) != 1:
         return
-    there = 1 + max(int(match[2]) for match in found)
+    there = 1 + max(int(match[2]) for match in layers)
     further = text.get("num_nextn_predict_layers") or 0  # which only guess tokens ahead
     if there > stated + (further if type(further) is int else 0):
         raise ModelError(
@@ -130,16 +130,16 @@ def _check_layers(text: Mapping[str, Any], shapes: Mapping[str, Any], name: str)
 
 
 def _check_embedding(text: Mapping[str, Any], shapes: Mapping[str, Any], name: str) -> None:
-    found = [shape for key, shape in shapes.items() if _EMBEDDING.fullmatch(key)]
+    embeddings = [shape for key, shape in shapes.items() if _EMBEDDING.fullmatch(key)]
     width = text.get("hidden_size") or text.get("n_embd") or text.get("d_model")
     stated = [text.get("vocab_size"), width]
-    if len(found) != 1 or len(found[0]) != 2 or None in stated:
+    if len(embeddings) != 1 or len(embeddings[0]) != 2 or None in stated:
         return
     if text.get("word_embed_proj_dim") or text.get("embedding_size"):
         return  # families that embed in a width of its own
-    if found[0] != stated:
+    if embeddings[0] != stated:
         raise ModelError(
             f"model: the config.json of {name!r} states a vocabulary of {stated[0]} and a width of {stated[1]}, but "
-            f"its weights embed {found[0][0]} tokens in a width of {found[0][1]}; mend the one or the other, or set "
-            "`model` to another."
+            f"its weights embed {embeddings[0][0]} tokens in a width of {embeddings[0][1]}; mend the one or the "
+            "other, or set `model` to another."
         )

@@ -44,8 +44,8 @@ def describe(pieces: list[Broken]) -> str:
     for name, count, total in pieces:
         before = whole.get(name, Broken(name, 0, 0))
         whole[name] = Broken(name, before.count + count, before.total + total)
-    found = list(whole.values())
-    first = ", ".join(f"{one.name} ({one.count} of {one.total} elements)" for one in found[:_NAMED])
-    more = f" and {len(found) - _NAMED} more" if len(found) > _NAMED else ""
-    verb = "tensors are" if len(found) > 1 else "tensor is"
-    return f"{len(found)} {verb} not finite: {first}{more}"
+    tensors = list(whole.values())
+    first = ", ".join(f"{tensor.name} ({tensor.count} of {tensor.total} elements)" for tensor in tensors[:_NAMED])
+    more = f" and {len(tensors) - _NAMED} more" if len(tensors) > _NAMED else ""
+    verb = "tensors are" if len(tensors) > 1 else "tensor is"
+    return f"{len(tensors)} {verb} not finite: {first}{more}"

@@ -69,8 +69,8 @@ def module_of(folder: Path, name: str, dtype: Any, *, decoder_only: bool) -> tup
 
 def new_module(config: Any, dtype: Any = None, *, decoder_only: bool) -> Any:
     """A module of a configuration, its weights freshly drawn."""
-    given = {} if dtype is None else {"dtype": dtype}
-    return _auto_class(decoder_only).from_config(without_kernels(config), **given, **_DATA_ONLY)
+    options = {} if dtype is None else {"dtype": dtype}
+    return _auto_class(decoder_only).from_config(without_kernels(config), **options, **_DATA_ONLY)
 
 
 def without_kernels(config: Any) -> Any:

@@ -66,8 +66,8 @@ def save_pretrained(
 def check_finite(state: Mapping[str, Tensor]) -> None:
     """Raises ModelError where weights that are to be written are NaN or infinite; names the first."""
     once = {id(tensor): (name, tensor) for name, tensor in reversed(state.items())}  # tied names share one
-    if found := broken(reversed(once.values())):
-        raise ModelError(f"the weights cannot be used: {describe(found)}")
+    if pieces := broken(reversed(once.values())):
+        raise ModelError(f"the weights cannot be used: {describe(pieces)}")
 
 
 def cpu_state(module: nn.Module, dtype: torch.dtype, adapter: str | None) -> dict[str, Tensor]:

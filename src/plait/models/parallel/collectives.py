@@ -105,8 +105,8 @@ def _gather(x: Tensor, peers: Peers, ranges: Ranges) -> Tensor:
     padded = x.new_zeros((*x.shape[:-1], widest))
     padded[..., : x.shape[-1]] = x
     whole = x.new_empty((*x.shape[:-1], max(stop for _, stop in ranges)))
-    for (start, stop), found in zip(ranges, peers.all_gather(padded), strict=True):
-        whole[..., start:stop] = found[..., : stop - start]
+    for (start, stop), piece in zip(ranges, peers.all_gather(padded), strict=True):
+        whole[..., start:stop] = piece[..., : stop - start]
     return whole
 
 

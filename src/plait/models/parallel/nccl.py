@@ -42,13 +42,13 @@ def connect(group: Any, ranks: Sequence[int], rank: int, *, pairs: bool) -> None
     """
     if not serves(group):
         return
-    one = torch.zeros(1, device=device())
-    dist.all_reduce(one, group=group)
+    number = torch.zeros(1, device=device())
+    dist.all_reduce(number, group=group)
     for first, second in combinations(sorted(ranks), 2) if pairs else ():
         if rank == first:
-            dist.send(one, second, group=group)
+            dist.send(number, second, group=group)
         elif rank == second:
-            dist.recv(one, first, group=group)
+            dist.recv(number, first, group=group)
 
 
 def device() -> torch.device:

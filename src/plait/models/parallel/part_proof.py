@@ -72,23 +72,23 @@ class Proof:
 
     @torch.no_grad()
     def record_whole(self) -> None:
-        model, found, hooks = self.model, {}, []
+        model, recorded, hooks = self.model, {}, []
         if self.team.pp.size > 1:
             layers = decoder_list(model.module.base_model, model.parameters.num_layers)
-            found, hooks = boundary_recorder(layers, self.own_layers)
+            recorded, hooks = boundary_recorder(layers, self.own_layers)
         try:
             hidden_TH = self._run(None)
         finally:
             for hook in hooks:
                 hook.remove()
         self.whole_cached = self.cached
-        self.input_TH = found.get("input_TH")
-        self.returns_tuple = found.get("returns_tuple", False)
+        self.input_TH = recorded.get("input_TH")
+        self.returns_tuple = recorded.get("returns_tuple", False)
         if self.team.is_last_stage:
             self.output_TH = hidden_TH
             self.logits_TV = self._head_outputs(hidden_TH)
         else:
-            self.output_TH = found["output_TH"]
+            self.output_TH = recorded["output_TH"]
 
     def record_stage(self) -> None:
         """The stage before its weights are cut."""
@@ -189,13 +189,13 @@ class Proof:
         if input_TH is not None:
             names, tensors = ["the input", *names], [input_TH, *tensors]
         grads = torch.autograd.grad(output_TH, tensors, grad_TH, allow_unused=True)
-        found = {
+        grads_by_name = {
             name: torch.zeros_like(tensor) if grad is None else grad.contiguous()
             for name, tensor, grad in zip(names, tensors, grads, strict=True)
         }
-        for name in self.model.trained.partial_gradients & found.keys():
-            self.team.tp.all_reduce(found[name])
-        pieces = sorted(found.items(), key=lambda item: wildcard(item[0]))
+        for name in self.model.trained.partial_gradients & grads_by_name.keys():
+            self.team.tp.all_reduce(grads_by_name[name])
+        pieces = sorted(grads_by_name.items(), key=lambda item: wildcard(item[0]))
         return {
             key: torch.cat([grad.reshape(-1).double() for _, grad in group])
             for key, group in groupby(pieces, lambda item: wildcard(item[0]))

@@ -169,9 +169,9 @@ class Peers:
                 flat[min(start + at, stop) : min(start + at + PIECE_ELEMENTS, stop)] for start, stop in pairwise(bounds)
             ]
             mine = pieces[self.index]
-            found = [mine if peer == self.index else room[peer, : len(mine)] for peer in range(self.size)]
-            self.exchange(pieces, found, "reduce_scatter")
-            self._sum_into_own(found)
+            received = [mine if peer == self.index else room[peer, : len(mine)] for peer in range(self.size)]
+            self.exchange(pieces, received, "reduce_scatter")
+            self._sum_into_own(received)
         return own
 
     def _sum_into_own(self, parts: Sequence[Tensor]) -> None:

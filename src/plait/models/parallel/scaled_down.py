@@ -46,15 +46,15 @@ def kinds_of(model: Any) -> tuple[Kind, ...]:
 
 
 def _kind(layer: nn.Module) -> Kind:
-    found: list[Any] = [(name, tuple(param.shape)) for name, param in layer.named_parameters()]
+    parts: list[Any] = [(name, tuple(param.shape)) for name, param in layer.named_parameters()]
     for name, module in layer.named_modules():
         plain = {
             key: value
             for key, value in vars(module).items()
             if isinstance(value, bool | int | float | str) and not key.startswith("_") and key != "layer_idx"
         }
-        found.append((name, type(module).__qualname__, *sorted(plain.items())))
-    return tuple(found)
+        parts.append((name, type(module).__qualname__, *sorted(plain.items())))
+    return tuple(parts)
 
 
 def scaled_down(model: Any, name: str, sizes: Parallelism, device: torch.device | str) -> Any:
@@ -124,7 +124,9 @@ class Proven:
         if cache is not None and kinds:
             like = {layer.layer: layer for layer in cache.layers}
             first = [kinds.index(kind) for kind in all_kinds]
-            every = tuple(replace(like[found], layer=at) for at, found in enumerate(first) if found in like)
+            every = tuple(
+                replace(like[like_layer], layer=at) for at, like_layer in enumerate(first) if like_layer in like
+            )
             cache = replace(cache, num_layers=len(all_kinds), layers=every)
         return cls(passing is not None and passing.returns_tuple, cache)
 

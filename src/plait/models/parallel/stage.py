@@ -146,12 +146,12 @@ def boundary_recorder(layers: nn.ModuleList, own: range) -> tuple[dict[str, Any]
     Returns:
         Where it will stand (`input_TH`, `output_TH`, `returns_tuple`), and the hooks to remove then.
     """
-    found: dict[str, Any] = {"input_TH": None, "output_TH": None, "returns_tuple": False}
+    recorded: dict[str, Any] = {"input_TH": None, "output_TH": None, "returns_tuple": False}
 
     def keep(key: str) -> Any:
         def hook(module: nn.Module, args: Any, output: Any) -> None:
-            found["returns_tuple"] = isinstance(output, tuple)
-            found[key] = hidden_of(output).detach()
+            recorded["returns_tuple"] = isinstance(output, tuple)
+            recorded[key] = hidden_of(output).detach()
 
         return hook
 
@@ -160,4 +160,4 @@ def boundary_recorder(layers: nn.ModuleList, own: range) -> tuple[dict[str, Any]
         hooks.append(layers[own.start - 1].register_forward_hook(keep("input_TH")))
     if own.stop < len(layers):
         hooks.append(layers[own.stop - 1].register_forward_hook(keep("output_TH")))
-    return found, hooks
+    return recorded, hooks

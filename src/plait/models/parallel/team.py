@@ -93,7 +93,7 @@ def make_teams(
     made: dict[tuple[bool, tuple[int, ...]], Any] = {}
     teams: dict[Layout, Team | None] = {}
     for layout in layouts:
-        found: dict[str, Peers] = {}
+        peers: dict[str, Peers] = {}
         for axis, ranks in _axes(layout):
             # Messages of a pipeline do not share a group with collectives: on NCCL one would wait for the other.
             key = (axis == "pp", ranks)
@@ -102,10 +102,10 @@ def make_teams(
                 if rank in ranks:
                     nccl.connect(made[key], ranks, rank, pairs=axis == "pp")
             if rank in ranks:
-                found[axis] = Peers(ranks, ranks.index(rank), axis, made.get(key), timeout_s, waiting_for)
+                peers[axis] = Peers(ranks, ranks.index(rank), axis, made.get(key), timeout_s, waiting_for)
         if rank in layout.mesh.ranks:
-            found.setdefault("ends", Peers.alone(rank, "ends"))
-            teams[layout] = Team(layout, rank, **found)
+            peers.setdefault("ends", Peers.alone(rank, "ends"))
+            teams[layout] = Team(layout, rank, **peers)
         else:
             teams[layout] = None
     return teams

@@ -78,7 +78,9 @@ def devices_of(recipe: Recipe, nodes: Sequence[Node]) -> int:
     for node in nodes:
         by_node.setdefault(node.node, []).append(node)
     return sum(
-        sum(one.devices for one in there) if there[0].own_devices else max(one.devices for one in there)
+        sum(node_there.devices for node_there in there)
+        if there[0].own_devices
+        else max(node_there.devices for node_there in there)
         for there in by_node.values()
     )
 

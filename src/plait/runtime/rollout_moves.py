@@ -1,0 +1,76 @@
+"""What decides in a run which samples go on in other instances, where its recipe and its plan leave that open."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+
+from plait.cost.sample_moves import sample_move_times
+from plait.dataflow import CallKind, Node
+from plait.observe.run_log import read_rows
+from plait.policy.fusion_gate import fuses
+from plait.policy.migration import MoveTimes
+from plait.runtime.decisions import LENGTHS_OF_STEPS, Experience
+from plait.runtime.machine import machine_of
+from plait.runtime.prepared import Prepared
+from plait.runtime.rebalancing import Rebalancer
+from plait.runtime.roles import ModelRole, RoleRuntime
+from plait.runtime.run_files import RunFiles
+from plait.runtime.step import StepState
+from plait.runtime.tail import FusionGate
+from plait.schedule.placements import placements_of
+from plait.schedule.timeline import Timeline
+
+
+@dataclass(frozen=True)
+class RolloutMoves:
+    """gate: says when the last samples of a rollout are gathered; rebalancer: which go on elsewhere before that;
+    rollout: the first of the flow, by which both learn. None: there is nothing to decide."""
+
+    gate: FusionGate | None = None
+    rebalancer: Rebalancer | None = None
+    rollout: Node | None = None
+
+    @classmethod
+    def of(cls, prepared: Prepared, files: RunFiles, step: int) -> RolloutMoves:
+        """By what the folder of a run has of its steps up to this one."""
+        recipe, rollouts = prepared.recipe, prepared.flow.of_kind(CallKind.GENERATE)
+        gathers, rebalances = recipe.fusion == "auto" and fuses("auto", prepared.plan), recipe.rebalance == "auto"
+        if not (gathers or rebalances) or not rollouts:
+            return cls()
+        samples = [files.samples(number) for number in range(max(1, step + 1 - LENGTHS_OF_STEPS), step + 1)]
+        lengths = [[len(row["token_ids"]) for row in read_rows(file)] for file in samples if file.is_file()]
+        experience = partial(Experience, lengths=lengths, times=_move_times(prepared, rollouts[0]))
+        return cls(
+            FusionGate(experience(files.fusion)) if gathers else None,
+            Rebalancer(experience(files.rebalancing)) if rebalances else None,
+            rollouts[0],
+        )
+
+    def learn(self, state: StepState, timeline: Timeline, roles: Mapping[str, RoleRuntime]) -> None:
+        """After a step.
+
+        Args:
+            timeline: what every rank did in it.
+        """
+        if self.rollout is None:
+            return
+        lengths = [len(sample.token_ids) for sample in state.generated[self.rollout.id].samples]
+        if self.gate is not None:
+            role = roles[str(self.rollout.role)]
+            assert isinstance(role, ModelRole), f"{self.rollout.call}: its role is no model"
+            assert role.engine is not None, f"{self.rollout.call}: nothing generates"
+            self.gate.learn(timeline, lengths, role.engine.traits.num_instances)
+        if self.rebalancer is not None:
+            self.rebalancer.learn(timeline, lengths)
+
+
+def _move_times(prepared: Prepared, rollout: Node) -> MoveTimes:
+    """What it takes to have samples go on in other instances. Messages of NCCL meet in the order in which both sides
+    post them, so that nothing can go ahead beside others."""
+    recipe, plan = prepared.recipe, prepared.plan
+    cluster, _ = machine_of(recipe, prepared.shape, plan.num_ranks)
+    instance = placements_of(plan, str(rollout.role)).generate[0]
+    times = sample_move_times(prepared.shape, recipe.dtype.value, instance, cluster)
+    return replace(times, may_go_ahead=recipe.device != "cuda")

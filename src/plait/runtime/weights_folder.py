@@ -1,0 +1,33 @@
+"""Weights of an open run as a folder that Transformers or peft load; `export` writes those of a checkpoint."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from safetensors import SafetensorError
+
+from plait.errors import ModelError, RunError
+from plait.models.files.saving import save_pretrained
+from plait.models.language_model import LanguageModel
+from plait.models.scalar_model import ScalarModel
+
+
+def write_weights(model: LanguageModel | ScalarModel, folder: Path, what: str, *, adapter: bool) -> None:
+    """A model with its weights as they are.
+
+    Args:
+        what: for the error.
+        adapter: its adapter alone, in peft's form.
+
+    Raises:
+        RunError: the weights are not finite, or the disk is full.
+    """
+    try:
+        if adapter:
+            from plait.models.lora_files import save_adapter
+
+            save_adapter(model, folder)
+        else:
+            save_pretrained(model, folder)
+    except (OSError, SafetensorError, ModelError) as error:
+        raise RunError(f"{what} cannot be written to {folder}: {error}") from error
