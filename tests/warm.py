@@ -1,4 +1,5 @@
-"""Processes that tests start begin warm: as forks of one that has imported torch and the models of Transformers.
+"""Processes that tests start begin warm: as forks of one that has imported torch and the models of Transformers, or,
+where they score with reward functions, what these processes import.
 
 Of what a test of several processes computes, importing is most: seven seconds in each. Here `subprocess.Popen` has a
 process of ours begin in a fork of a *template*, which has imported, and does nothing but wait. It is a process as any
@@ -21,34 +22,60 @@ import socket
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
-IMPORTED = (
-    "plait.runtime.processes.worker",
-    "plait.cli",
-    "transformers.models.llama.modeling_llama",
-    "transformers.models.auto.modeling_auto",
-)
 READ_AT_IMPORT = (
     *("OMP_", "MKL_", "OPENBLAS_", "KMP_", "ONEDNN_", "TORCH", "NUMBA_", "HF_", "TRANSFORMERS_", "CUDA", "TRITON_"),
     *("PYTHON", "LD_", "MALLOC_", "XDG_", "HOME", "PATH", "LANG", "LC_", "RAY_", "PLAIT_", "COLD"),
 )
 """Beginnings of the names of variables that a process may read but once."""
-TEMPLATE = {"PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-"""Variables of the template beside the tests' own: those that the ranks of a run get."""
 CLONE_PARENT = 0x8000
 SYS_CLONE = {"x86_64": 56, "aarch64": 220}.get(os.uname().machine, 0)
 RANK = "from plait.launch.worker import main"
 AGENT = "from plait.launch.nodes.joining import serve"
+REWARD = "from plait.rewards.worker import main"
 """In the program of a process that is given in words."""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """Processes that begin alike.
+
+    imported:  modules that all of them import
+    variables: of the template beside the tests' own, as the processes get them
+    """
+
+    imported: tuple[str, ...]
+    variables: tuple[tuple[str, str], ...]
+
+
+COMPUTES = Kind(
+    (
+        "plait.runtime.processes.worker",
+        "plait.cli",
+        "transformers.models.llama.modeling_llama",
+        "transformers.models.auto.modeling_auto",
+    ),
+    (("PYTHONHASHSEED", "0"), *((f"{what}_NUM_THREADS", "1") for what in ("OMP", "MKL", "OPENBLAS"))),
+)
+SCORES = Kind(
+    ("plait.rewards.worker",),
+    (("PYTHONHASHSEED", "0"), ("OMP_NUM_THREADS", "1"), ("PLAIT_REWARD_WORKER", "1")),
+)
 FIRST_FREE = 500
 """Number of a file that no process is given as its own."""
 
 
-def install() -> None:
-    """Have `subprocess.Popen` start processes warm, from the first that can be on."""
+def install(*, tests: bool = True) -> None:
+    """Have `subprocess.Popen` start processes warm, from the first that can be on.
+
+    Args:
+        tests: whether this is the process of the tests, which alone starts many that score.
+    """
+    _TESTS[:] = [os.getpid()] if tests else []
     if sys.platform == "linux" and SYS_CLONE and not os.environ.get("COLD"):
         setattr(subprocess, "Popen", WarmPopen)  # noqa: B010
 
@@ -64,7 +91,8 @@ class WarmPopen(subprocess.Popen):  # type: ignore[type-arg]
         )
         asked = dict(zip(names, arguments, strict=False))
         known = len(arguments) == len(names)  # those of Python 3.11 to 3.14
-        template = None if not known or _must_be_cold(asked) else _template()
+        kind = _kind_of(asked) if known else None
+        template = _template(kind) if kind is not None else None
         if template is None:
             super()._execute_child(*arguments)  # type: ignore[misc]
             return
@@ -84,29 +112,35 @@ class WarmPopen(subprocess.Popen):  # type: ignore[type-arg]
         self._close_pipe_fds(*(asked[name] for name in pipes))  # type: ignore[attr-defined]
 
 
-def _must_be_cold(asked: Mapping[str, Any]) -> bool:
+def _kind_of(asked: Mapping[str, Any]) -> Kind | None:
+    """None: it begins cold."""
     words = asked["args"]
     if isinstance(words, str | bytes | os.PathLike) or asked["shell"] or asked["preexec_fn"] is not None:
-        return True
+        return None
     if asked["executable"] not in (None, words[0]) or (asked["gid"], asked["gids"], asked["uid"]) != (None,) * 3:
-        return True
+        return None
     if asked["cwd"] is not None and not os.path.isdir(asked["cwd"]):
-        return True
+        return None
     words = [os.fspath(word) for word in words]
-    if words[0] != sys.executable or not _is_ours(words):
-        return True
+    kind = _kind_of_command(words) if words[0] == sys.executable else None
+    if kind is None or (kind is SCORES and os.getpid() not in _TESTS):
+        return None
     environment = os.environ if asked["env"] is None else asked["env"]
-    mine = os.environ | TEMPLATE
+    given = dict(kind.variables)
+    mine = os.environ | given
     read = {name for name in {*environment, *mine} if name.startswith(READ_AT_IMPORT)}
-    return any(environment.get(name, mine.get(name) if name in TEMPLATE else None) != mine.get(name) for name in read)
+    same = all(environment.get(name, mine.get(name) if name in given else None) == mine.get(name) for name in read)
+    return kind if same else None
 
 
-def _is_ours(words: Sequence[str]) -> bool:
-    """A rank of a group, the agent of a node, the command line, or a benchmark."""
+def _kind_of_command(words: Sequence[str]) -> Kind | None:
+    """A rank of a group, the agent of a node, the command line and a benchmark compute; a process of rewards scores."""
     what = words[1:3]
+    if what[0] == "-c" and REWARD in what[1]:
+        return SCORES
     if what[0] == "-c":
-        return any(start in what[1] for start in (RANK, AGENT))
-    return what == ["-m", "plait"] or Path(what[0]).parent == ROOT / "benchmarks"
+        return COMPUTES if any(start in what[1] for start in (RANK, AGENT)) else None
+    return COMPUTES if what == ["-m", "plait"] or Path(what[0]).parent == ROOT / "benchmarks" else None
 
 
 class Template:
@@ -117,15 +151,15 @@ class Template:
         self._socket = asked
 
     @classmethod
-    def begun(cls) -> Template:
+    def begun(cls, kind: Kind) -> Template:
         """A new one."""
         ours, theirs = socket.socketpair()
         command = [sys.executable, "-c", "import sys; from tests.warm import serve; serve(int(sys.argv[1]))"]
         fd = theirs.fileno()
-        environment = os.environ | TEMPLATE
+        environment = os.environ | dict(kind.variables)
         path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
         COLD_POPEN(
-            [*command, str(fd), os.environ.get("PYTHONPATH", "")],
+            [*command, str(fd), *kind.imported],
             env=environment | {"PYTHONPATH": path},
             pass_fds=[fd],
             stdin=subprocess.DEVNULL,
@@ -165,14 +199,16 @@ class Template:
 
 
 COLD_POPEN = subprocess.Popen
-_TEMPLATES: list[Template] = []
+_TEMPLATES: dict[Kind, Template] = {}
+_TESTS: list[int] = []
+"""The number of the process of the tests."""
 
 
-def _template() -> Template:
+def _template(kind: Kind) -> Template:
     """That of this process: a fork of it, as tests make, has none."""
-    if not _TEMPLATES or _TEMPLATES[-1].owner != os.getpid():
-        _TEMPLATES.append(Template.begun())
-    return _TEMPLATES[-1]
+    if kind not in _TEMPLATES or _TEMPLATES[kind].owner != os.getpid():
+        _TEMPLATES[kind] = Template.begun(kind)
+    return _TEMPLATES[kind]
 
 
 def serve(fd: int) -> None:
@@ -181,7 +217,7 @@ def serve(fd: int) -> None:
     import importlib
 
     path = [entry for entry in sys.path if entry not in ("", str(ROOT))]
-    for name in IMPORTED:
+    for name in sys.argv[2:]:
         importlib.import_module(name)
     gc.collect()
     gc.freeze()
@@ -207,12 +243,20 @@ def _fork_for(asked: socket.socket, path: Sequence[str]) -> None:
         body = b""
         while len(body) < (size := int.from_bytes(head, "big")):
             body += asked.recv(size - len(body))
+        begun, begins = os.pipe()
         if (pid := _clone()) == 0:
             asked.close()
-            _become(json.loads(body), fds, path)
+            os.close(begun)
+            order = json.loads(body)
+            if order["session"]:
+                os.setsid()
+            os.close(begins)
+            _become(order, fds, path)
             return
-        for one in fds:
-            os.close(one)
+        for fd in (*fds, begins):
+            os.close(fd)
+        os.read(begun, 1)  # who asked may kill its session at once
+        os.close(begun)
         asked.sendall(pid.to_bytes(4, "big"))
 
 
@@ -233,8 +277,6 @@ def _become(order: Mapping[str, Any], fds: Sequence[int], path: Sequence[str]) -
     import fcntl
     import random
 
-    if order["session"]:
-        os.setsid()
     moved = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, FIRST_FREE) for fd in fds]
     for fd in fds:
         os.close(fd)
@@ -245,9 +287,10 @@ def _become(order: Mapping[str, Any], fds: Sequence[int], path: Sequence[str]) -
     os.environ.update(order["environment"])
     os.chdir(order["cwd"])
     random.seed()
-    if not any(RANK in word for word in order["argv"][1:3]):  # all others may start ranks
-        _TEMPLATES[:] = [Template.forked(path)]
-        install()
+    if not any(start in word for word in order["argv"][1:3] for start in (RANK, REWARD)):  # all others may start ranks
+        _TEMPLATES.clear()
+        _TEMPLATES[COMPUTES] = Template.forked(path)
+        install(tests=False)
     for name in [name for name in sys.modules if name == "tests" or name.startswith("tests.")]:
         del sys.modules[name]
     how, what = order["argv"][1:3]
