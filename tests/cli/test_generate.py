@@ -107,6 +107,7 @@ def test_what_is_guessed_changes_no_response(
         (["--speculation", "auto", "--history", "none.jsonl"], "none.jsonl"),
         (["--draft-model", "MODEL"], "--draft-model guesses next tokens, but --speculation is off; set it to auto"),
         (["--speculation", "auto", "--draft-model", "nowhere"], "--draft-model: model: "),
+        (["--speculation", "auto", "--draft-model", ""], "--draft-model: model: expected a known name"),
         (["--speculation", "auto", "--draft-model", "OTHER"], "`--draft-model` is `"),
     ],
 )

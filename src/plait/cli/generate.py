@@ -126,8 +126,7 @@ def _sampling(options: Options) -> Sampling:
 
 
 def _engine(options: Options) -> SamplingSettings:
-    """Raises ConfigError, naming the option, where speculation is none of its choices, or a draft model is of no
-    use."""
+    """Raises ConfigError, naming the option, where its value is none of its choices, or a draft model is of no use."""
     from pydantic import ValidationError
 
     from plait.generation.settings import SamplingSettings
@@ -145,7 +144,8 @@ def _engine(options: Options) -> SamplingSettings:
         )
     except ValidationError as error:
         detail = error.errors()[0]
-        raise ConfigError(f"--speculation: {detail['msg']}, found {detail['input']!r}") from None
+        option = str(detail["loc"][0]).replace("_", "-")
+        raise ConfigError(f"--{option}: {detail['msg']}, found {detail['input']!r}") from None
 
 
 def _history(options: Options) -> tuple[Row, ...]:

@@ -175,6 +175,8 @@ def test_a_name_that_is_nothing_offers_the_nearest_alias(look: Callable[[str], o
         look("./no/such")
     with pytest.raises(ModelError, match="is neither"):
         look("a/b/c")
+    with pytest.raises(ModelError, match=r"model: expected a known name \(smollm2.*found an empty name; name one"):
+        look("")
 
 
 OFFLINE = """

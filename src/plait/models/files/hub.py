@@ -98,6 +98,7 @@ def resolve(name: str) -> Path:
         return _from_wheel(name, ALIASES[name])
     if is_shape(name):
         raise no_weights(name)
+    _check_said(name)
     folder = Path(os.path.expanduser(name))
     if folder.exists():
         _check_folder(folder, name)
@@ -117,6 +118,7 @@ def read_config(name: str) -> dict[str, Any]:
         return json.loads(json.dumps(ALIASES[name].config))
     if is_shape(name):
         return shape_config(name)
+    _check_said(name)
     if (adapter := adapter_of(name)) is not None:
         try:
             return read_config(adapter.base)
@@ -264,6 +266,15 @@ def _not_local(name: str) -> str:
         f"network, set HF_HOME to a cache that holds it, or set `model` to a local folder or one of: {_alias_list()}."
         + _nearest(name)
     )
+
+
+def _check_said(name: str) -> None:
+    """An empty name would mean the working directory."""
+    if not name.strip():
+        raise ModelError(
+            f"model: expected a known name ({_alias_list()}), a local folder or a hub id of the form org/name, found "
+            "an empty name; name one, or leave the key or option out"
+        )
 
 
 def _unknown(name: str) -> str:
