@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from plait.speculation.acceptance import Acceptance
-from plait.speculation.choice import by_survival, first, most_per_second
+from plait.speculation.choice import by_survival, first, most_per_second, sure_at, sure_tokens
 from plait.speculation.step_cost import StepCost, non_negative_fit
 
 SURVIVAL = np.array([[0.9, 0.8, 0.1], [0.5, 0.5, 0.0], [0.0, 0.0, 0.0]])
@@ -14,9 +14,10 @@ LENGTHS = np.array([3, 2, 0])
 
 
 def test_the_likeliest_stand_first_and_of_equals_those_that_come_earlier() -> None:
-    samples, survival = by_survival(SURVIVAL, LENGTHS)
-    assert samples.tolist() == [0, 0, 1, 1, 0]
-    assert survival.tolist() == [0.9, 0.8, 0.5, 0.5, 0.1]
+    ranked = by_survival(SURVIVAL, LENGTHS)
+    assert ranked.samples_M.tolist() == [0, 0, 1, 1, 0]
+    assert ranked.places_M.tolist() == [0, 1, 0, 1, 2]
+    assert ranked.survival_M.tolist() == [0.9, 0.8, 0.5, 0.5, 0.1]
 
 
 @pytest.mark.parametrize(
@@ -29,22 +30,41 @@ def test_the_likeliest_stand_first_and_of_equals_those_that_come_earlier() -> No
     ],
 )
 def test_as_many_are_computed_as_give_the_most_tokens_per_second(row_s: float, lengths: list[int], gain: float) -> None:
-    samples, survival = by_survival(SURVIVAL, LENGTHS)
-    found = most_per_second(samples, survival, 1.0 + row_s * np.arange(6), 3)
+    found = most_per_second(by_survival(SURVIVAL, LENGTHS), 1.0 + row_s * np.arange(6), 3)
     assert found.lengths_B.tolist() == lengths
     assert found.gain == pytest.approx(gain)
 
 
 def test_a_gain_within_the_error_of_the_estimates_is_none() -> None:
-    found = most_per_second(np.array([0]), np.array([0.11]), np.array([1.0, 1.1]), 1)
+    found = most_per_second(by_survival(np.array([[0.11]]), np.array([1])), np.array([1.0, 1.1]), 1)
     assert found.lengths_B.tolist() == [0]
 
 
+def test_of_what_is_not_allowed_the_next_best_is_computed() -> None:
+    """The gain is that of the best, which tells whether looking up is worth its time."""
+    allowed = np.array([True, True, True, False, False, False])
+    found = most_per_second(by_survival(SURVIVAL, LENGTHS), 1.0 + 0.1 * np.arange(6), 3, allowed)
+    assert found.lengths_B.tolist() == [2, 0, 0]
+    assert found.gain == pytest.approx((3 + 2.7) / 3 / 1.4)
+
+
+def test_what_guesses_are_sure_to_come_to_by_hand() -> None:
+    """Of one token that comes true by a half, the standard deviation is a half: 0.5 − 0.7 · 0.5. Of two in a row, by
+    0.9 and 0.8: none with 0.1, one with 0.1, two with 0.8; 1.7 on average, squares 3.3, so a variance of 0.41."""
+    one = np.array([[0.5]])
+    assert sure_tokens(by_survival(one, np.array([1])), one) == pytest.approx([0.0, 0.15])
+    two = np.array([[0.9, 0.8]])
+    expected = [0.9 - 0.7 * 0.09**0.5, 1.7 - 0.7 * 0.41**0.5]
+    assert sure_tokens(by_survival(two, np.array([2])), two) == pytest.approx([0.0, *expected])
+    assert sure_at(two) == pytest.approx(expected)
+    assert sure_tokens(by_survival(two, np.array([2])), 0.0 * two).tolist() == [0.0, 0.0, 0.0], "nothing is known"
+
+
 def test_beginnings_of_chains_are_chosen() -> None:
-    samples, _ = by_survival(SURVIVAL, LENGTHS)
+    ranked = by_survival(SURVIVAL, LENGTHS)
     for count in range(6):
-        assert first(samples, count, 3).lengths_B.sum() == count
-    assert first(samples, 3, 3).lengths_B.tolist() == [2, 1, 0]
+        assert first(ranked, count, 3).lengths_B.sum() == count
+    assert first(ranked, 3, 3).lengths_B.tolist() == [2, 1, 0]
 
 
 def test_the_fit_finds_weights_that_are_not_negative() -> None:

@@ -10,12 +10,25 @@ import pytest
 
 from plait.speculation.acceptance import Acceptance
 from plait.speculation.counts import Counts
-from plait.speculation.drafter import Asked, CostlyDrafter, PoolDrafter
+from plait.speculation.drafter import Asked, CostlyDrafter, Guesses, PoolDrafter
+from plait.speculation.pool import FloatArray
 from plait.speculation.speculation import How, Speculation
 
 PROMPT = tuple(range(200, 220))
 CONTEXT = 1000
 LOOKING_S = 1e-4
+
+
+class Looking(PoolDrafter):
+    """A pool of which a look-up takes LOOKING_S."""
+
+    def __init__(self, simulated: Simulated) -> None:
+        super().__init__(1 << 22)
+        self.simulated = simulated
+
+    def guess(self, asked: Asked, most: int, acceptance_C: FloatArray, least: float) -> Guesses:
+        self.simulated.clock_s += LOOKING_S
+        return super().guess(asked, most, acceptance_C, least)
 
 
 class Simulated:
@@ -38,18 +51,16 @@ class Simulated:
         self.random, self.row_s, self.share = random.Random(3), row_s, share
         self.clock_s = 0.0
         drafts = None if model is None else model(self)
-        self.speculation = Speculation(how, PoolDrafter(1 << 22), self._now, model=drafts)
+        self.speculation = Speculation(how, Looking(self), lambda: self.clock_s, model=drafts)
         self.num_samples, self.seconds, self.plain, self.tokens = num_samples, 0.0, 0.0, 0
+        self.steps: list[tuple[float, float]] = []
+        """Seconds of plain decoding for what each step gave, and its own."""
         self.known = [1000 + self.random.randrange(100_000) for _ in range(4000)]
         self.speculation.drafter.record(PROMPT, np.array(self.known), np.full(len(self.known), 0.9))
         self.said: list[list[int]] = [[] for _ in range(num_samples)]
         for slot in range(num_samples):
             self.speculation.begin(slot, PROMPT)
             self.hear(slot, 1)
-
-    def _now(self) -> float:
-        self.clock_s += LOOKING_S / 2
-        return self.clock_s
 
     def _at(self, slot: int, ahead: int) -> int:
         """What the sample says so many tokens further on, a function of the place."""
@@ -79,11 +90,17 @@ class Simulated:
             self.hear(slot, count)
             drawn += count
         self.speculation.done(len(slots), sum(map(len, guesses)), CONTEXT, drawn, taken)
-        self.seconds += taken
-        self.plain += self.forward_s(len(slots)) * drawn / len(slots)
+        self.steps.append((self.forward_s(len(slots)) * drawn / len(slots), taken))
+        self.plain, self.seconds = self.plain + self.steps[-1][0], self.seconds + taken
 
     def forward_s(self, rows: int) -> float:
         return 0.018 + self.row_s * rows
+
+    def slowest(self) -> float:
+        """Times as fast as without guesses in the slowest 32 consecutive steps."""
+        sums = np.concatenate([np.zeros((1, 2)), np.cumsum(self.steps, 0)])
+        plain, taken = (sums[32:] - sums[:-32]).T
+        return float((plain / taken).min())
 
     def run(self, steps: int) -> float:
         """Times as fast as without guesses."""
@@ -95,7 +112,9 @@ class Simulated:
 @pytest.mark.parametrize("num_samples", [1, 8])
 @pytest.mark.parametrize("share", [0.0, 0.2, 0.5])
 def test_auto_is_hardly_slower_where_guesses_do_not_come_true(share: float, num_samples: int) -> None:
-    assert Simulated("auto", num_samples, share).run(500) > 0.98
+    simulated = Simulated("auto", num_samples, share)
+    simulated.run(500)
+    assert simulated.slowest() > 0.98
 
 
 @pytest.mark.parametrize(("num_samples", "least"), [(1, 2.0), (8, 1.25)])

@@ -33,6 +33,9 @@ from plait.speculation.drafter import Asked, Guesses, drafted_cells
 from plait.speculation.pool import FloatArray, IntArray
 from plait.speculation.step_cost import StepCost
 
+MEASURED = (1, 1, 1, 8, 8, 64)
+"""Tokens of the forwards by which it is found out what it takes."""
+
 
 @dataclass(slots=True)
 class _Text:
@@ -104,7 +107,20 @@ class ModelDrafter:
         self._blocks = Blocks(num_blocks)
         self._texts: dict[int, _Text] = {}
         self._cost = StepCost()
-        self._is_warm = False
+
+    @torch.no_grad()
+    def measure(self) -> None:
+        """Find out what it takes, on tokens of no sample: that has to be known before it is asked for the first time,
+        and the first forward of all loads what the others need."""
+        most = min(max(MEASURED), self.model.max_positions, self._num_blocks * BLOCK_TOKENS)
+        table = self._blocks.take(num_blocks_for(most))
+        for number, count in enumerate((1, *MEASURED)):
+            new = [NewTokens([0] * min(count, most), 0, table)]
+            began = time.perf_counter()
+            self._computed(new, completes=True)
+            if number > 0:
+                self._took(new, time.perf_counter() - began)
+        self._clear()
 
     @property
     def num_bytes(self) -> int:
@@ -132,8 +148,11 @@ class ModelDrafter:
         """See Drafter.end; with the last sample all keys and values go."""
         self._let_go(self._texts.pop(slot))
         if not self._texts:
-            self._pool.clear()
-            self._blocks = Blocks(self._num_blocks)
+            self._clear()
+
+    def _clear(self) -> None:
+        self._pool.clear()
+        self._blocks = Blocks(self._num_blocks)
 
     def grow_old(self) -> None:
         """See Drafter.grow_old: it is of no policy."""
@@ -279,8 +298,6 @@ class ModelDrafter:
         return self._compute(new, completes)
 
     def _took(self, new: Sequence[NewTokens], seconds: float) -> None:
-        """A forward of these took so long; the first one, which nothing is warm for, does not count."""
+        """A forward of these took so long."""
         num_rows = sum(len(one.token_ids) for one in new)
-        if self._is_warm:
-            self._cost.observe(num_rows, num_rows + sum(one.held for one in new), seconds)
-        self._is_warm = True
+        self._cost.observe(num_rows, num_rows + sum(one.held for one in new), seconds)

@@ -123,8 +123,8 @@ def speculator_of(settings: SamplingSettings, model: LanguageModel) -> Speculate
 
 
 def model_drafter(model: LanguageModel, *, vocabulary: int, num_blocks: int, most_tokens: int = 4096) -> ModelDrafter:
-    """A drafter over a model, which is packed for decoding once for all, as its weights do not change; see
-    `ModelDrafter`."""
+    """A drafter over a model, which is measured, and packed for decoding once for all, as its weights do not change;
+    see `ModelDrafter`."""
     pool = KVPool()
     forward = Forward(model, pool, exact=False)
     forward.prepare(lambda: PACK_STEPS)
@@ -133,7 +133,9 @@ def model_drafter(model: LanguageModel, *, vocabulary: int, num_blocks: int, mos
     def compute(new: Sequence[NewTokens], is_read: bool) -> Tensor | None:
         return forward.logits(no_rows, NO_DRAFTS, [ChunkTokens(tokens, is_read) for tokens in new])
 
-    return ModelDrafter(model, pool, compute, vocabulary=vocabulary, num_blocks=num_blocks, most_tokens=most_tokens)
+    drafter = ModelDrafter(model, pool, compute, vocabulary=vocabulary, num_blocks=num_blocks, most_tokens=most_tokens)
+    drafter.measure()
+    return drafter
 
 
 @dataclass(slots=True)
@@ -193,9 +195,11 @@ class Speculator:
         """See Speculates.done."""
         if plan.num_drafted == 0:
             self.speculation.not_computed()
-        self._context = plan.num_row_context
-        if not plan.chunks and not plan.starts:
-            self.speculation.done(len(plan.rows), plan.num_drafted, plan.num_row_context, num_drawn, seconds)
+        self._context = context = plan.num_row_context
+        if plan.chunks or plan.starts:
+            self.speculation.mixed(len(plan.rows), plan.num_drafted, context, seconds)
+        else:
+            self.speculation.done(len(plan.rows), plan.num_drafted, context, num_drawn, seconds)
 
     def rest(self) -> None:
         """See Speculates.rest."""

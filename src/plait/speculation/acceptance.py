@@ -6,7 +6,7 @@ counted by cells (`draft_lookup.CELLS`): greedy or not, source, length of the co
 Where a cell has few, those of wider classes speak for it, last the confidence itself; of a draft model, which looks
 nothing up, TRUST.
 
-Shapes: C cells.
+Shapes: C cells, S sources.
 """
 
 from __future__ import annotations
@@ -25,9 +25,13 @@ TRUST = 0.8
 """Chance that a guess of a draft model is taken to come true before there are trials: it is tried, then."""
 REFRESH = 256
 """Trials after which the table is made anew."""
+KNOWN = 8.0
+"""Trials of a source of which half is known of how often its guesses come true: so some two standard deviations of what
+n trials say are taken off it."""
 FORGET = 0.5
 """What counts are multiplied by when the policy changes."""
 _DEPTH_AXIS, _MATCH_AXIS, _SOURCE_AXIS = 3, 2, 1
+_BUT_SOURCE = tuple(axis for axis in range(len(CELLS)) if axis != _SOURCE_AXIS)
 
 
 class Acceptance:
@@ -35,8 +39,9 @@ class Acceptance:
 
     def __init__(self) -> None:
         self.trials_C, self.hits_C = np.zeros(CELLS), np.zeros(CELLS)
-        self.table_C = self._table()
-        """Chance that a guessed token of each cell comes true, if all before it have; flat."""
+        self.table_C, self.known_S = self._table(), np.zeros(NUM_SOURCES)
+        """Chance that a guessed token of each cell comes true, if all before it have, flat; and how much of that is
+        known of each source: 0 without trials, 1 after very many."""
         self._fresh = 0
 
     def learn(self, cells: IntArray, hits: IntArray) -> None:
@@ -45,7 +50,7 @@ class Acceptance:
         np.add.at(self.hits_C.reshape(-1), cells, hits)
         self._fresh += len(cells)
         if self._fresh >= REFRESH or self._fresh * 8 >= self.trials_C.sum():
-            self.table_C, self._fresh = self._table(), 0
+            self._refresh()
 
     @property
     def learned(self) -> Learned:
@@ -58,7 +63,7 @@ class Acceptance:
         more_C = trials_C > self.trials_C
         self.trials_C = np.where(more_C, trials_C, self.trials_C)
         self.hits_C = np.where(more_C, hits_C, self.hits_C)
-        self.table_C, self._fresh = self._table(), 0
+        self._refresh()
 
     def forget(self) -> None:
         """The policy has changed: what was learned counts less."""
@@ -67,10 +72,13 @@ class Acceptance:
 
     def of_source(self) -> FloatArray:
         """Share of the trials of each source that came true; nan without trials."""
-        others = tuple(axis for axis in range(len(CELLS)) if axis != _SOURCE_AXIS)
-        trials = self.trials_C.sum(others)
+        trials = self.trials_C.sum(_BUT_SOURCE)
         assert len(trials) == NUM_SOURCES
-        return np.divide(self.hits_C.sum(others), trials, out=np.full(NUM_SOURCES, np.nan), where=trials > 0)
+        return np.divide(self.hits_C.sum(_BUT_SOURCE), trials, out=np.full(NUM_SOURCES, np.nan), where=trials > 0)
+
+    def _refresh(self) -> None:
+        trials_S = self.trials_C.sum(_BUT_SOURCE)
+        self.table_C, self.known_S, self._fresh = self._table(), trials_S / (trials_S + KNOWN), 0
 
     def _table(self) -> FloatArray:
         """Widest classes first, each the prior of the next."""

@@ -4,7 +4,8 @@ and now and then to see whether they would.
 With guesses of K tokens for the samples for which more is expected of it than of what was looked up, a step gives
 B + S tokens, S the sum of all survivals, and takes T(rows) + K times what the model takes for a token, and a share of
 what it has to catch up with before. Survival is expected by what was learned of acceptance, for such confidences as
-its guesses had before.
+its guesses had before. Whatever is spent on it, the margin of the last and next steps must cover, rows and what it
+has to catch up with included, less what is sure to be gained: so little of a model that nothing is known of.
 
 What does not pay is tried in a share of the time, of one sample where of all is too much.
 
@@ -22,24 +23,25 @@ import numpy as np
 from numpy.typing import NDArray
 
 from plait.kernels.draft_lookup import CELLS, DEPTHS, MODEL, NUM_CONFIDENCES
-from plait.speculation.choice import LEAST_GAIN, by_survival, most_per_second
+from plait.speculation.acceptance import Acceptance
+from plait.speculation.choice import LEAST_GAIN, by_survival, most_per_second, nothing, staked, sure_at
 from plait.speculation.drafter import Asked, CostlyDrafter, Guesses
+from plait.speculation.margin import Margin
 from plait.speculation.pool import FloatArray, IntArray
+from plait.speculation.step_cost import Typical
 
 SHARE = 0.005
 """Of the time, what trials may take where guesses do not pay."""
 THINKING = 0.0025
 """Of the time, what finding out whether they would may take then."""
-SAVED_STEPS = 1024
-"""Steps whose share may be saved up for a trial."""
+SAVED_STEPS = 128
+"""Steps whose share may be saved up for trials: of more the margin would not cover the price."""
 BETWEEN = 32
 """Steps between trials."""
 TRIED = 2
-"""Tokens of a guess of a trial, and of the first guesses."""
+"""Tokens of a guess of a trial, and of the first guesses, at most."""
 FIRST = 24
 """Tokens that it has guessed, up to which it is hardly known."""
-CHEAP = 0.3
-"""Of a step: what a trial of all samples may take."""
 SPREAD = 32
 """Steps over which it is spread what the model catches up with, or as many as a sample has tokens left."""
 LAST = 0.1
@@ -58,6 +60,8 @@ class Wanted:
     """A guess ends where its survival falls below."""
     seconds: float
     """What that takes, as often as it is done again."""
+    again: int = 1
+    """Steps, this one included, over which it is spread what the model has to catch up with."""
     is_trial: bool = False
 
 
@@ -68,19 +72,29 @@ class LookedUp:
     tokens_B: FloatArray
     """Expected of the guesses that are computed."""
     lengths_B: IntArray
+    gain: float
+    """As of `Choice`."""
     seconds: Callable[[IntArray], FloatArray]
     """Of steps of so many rows [X]."""
+    spent_s: float
+    """What looking up has taken."""
 
     @classmethod
-    def of(cls, guesses: Guesses, seconds: Callable[[IntArray], FloatArray]) -> Self:
+    def of(cls, guesses: Guesses, seconds: Callable[[IntArray], FloatArray], spent_s: float) -> Self:
         """What is computed of guesses where there are no others."""
-        num_samples, lengths_B = len(guesses.lengths_B), np.zeros(len(guesses.lengths_B), np.int64)
+        num_samples = len(guesses.lengths_B)
+        found = nothing(num_samples)
         if guesses.num_tokens:
-            samples_M, survival_M = by_survival(guesses.survival_BK, guesses.lengths_B)
-            seconds_M1 = seconds(np.arange(num_samples, num_samples + len(samples_M) + 1))
-            lengths_B = most_per_second(samples_M, survival_M, seconds_M1, num_samples).lengths_B
-        is_taken_BK = np.arange(guesses.survival_BK.shape[1]) < lengths_B[:, None]
-        return cls((guesses.survival_BK * is_taken_BK).sum(1), lengths_B, seconds)
+            ranked = by_survival(guesses.survival_BK, guesses.lengths_B)
+            seconds_M1 = seconds(np.arange(num_samples, num_samples + guesses.num_tokens + 1))
+            found = most_per_second(ranked, seconds_M1, num_samples)
+        is_taken_BK = np.arange(guesses.survival_BK.shape[1]) < found.lengths_B[:, None]
+        return cls((guesses.survival_BK * is_taken_BK).sum(1), found.lengths_B, found.gain, seconds, spent_s)
+
+    @property
+    def plain_s(self) -> float:
+        """Of a step without guesses."""
+        return float(self.seconds(np.array([len(self.lengths_B)]))[0])
 
 
 class Costly:
@@ -88,48 +102,60 @@ class Costly:
 
     Args:
         most: tokens of a guess.
+        acceptance: what is learned of all guesses.
+        margin: what all may lose.
     """
 
-    def __init__(self, drafter: CostlyDrafter, most: int) -> None:
+    def __init__(self, drafter: CostlyDrafter, most: int, acceptance: Acceptance, margin: Margin) -> None:
         self.drafter = drafter
-        self._most = most
+        self._most, self._acceptance, self._margin = most, acceptance, margin
         self._shares_GKC = np.full((2, most, NUM_CONFIDENCES), 1.0 / NUM_CONFIDENCES)
         """How often its guesses had each confidence."""
-        self._allowance_s, self._step_s, self._thinking_s = 0.0, 0.0, 0.0
+        self._allowance_s, self._step, self._thinking = 0.0, Typical(), Typical()
         self._since_thought, self._since_tried = 0, 0
         self._num_guessed = 0
-        self._pays = False
-        """Whether guesses were expected to pay when that was asked last."""
+        self._is_sure = False
+        """Whether guesses were sure to gain when that was asked last."""
 
-    def expected(self, asked: Asked, acceptance_C: FloatArray) -> FloatArray:
+    def expected(self, asked: Asked) -> FloatArray:
         """[B, K]: chances that a guess comes true up to each of its tokens; 0 behind what the samples may still say."""
         places_K = np.arange(self._most)
-        chances_GDC = acceptance_C.reshape(CELLS)[:, MODEL, 0]
+        chances_GDC = self._acceptance.table_C.reshape(CELLS)[:, MODEL, 0]
         chances_GKC = chances_GDC[:, np.searchsorted(DEPTHS, places_K, side="right")]
         survival_GK = (self._shares_GKC * chances_GKC).sum(-1).cumprod(-1)
         most = TRIED if self._num_guessed < FIRST else self._most
         return survival_GK[asked.greedy_B.astype(int)] * (places_K < np.minimum(asked.limits_B, most)[:, None])
 
-    def is_due(self) -> bool:
-        """Whether it is worth the time to find out whether guesses pay."""
-        return self._pays or self._since_thought * THINKING * self._step_s >= self._thinking_s
+    def is_due(self, plain_s: float) -> bool:
+        """Whether it is worth the time to find out whether guesses pay.
 
-    def wanted(self, asked: Asked, looked_up: LookedUp, acceptance_C: FloatArray, *, may_pay: bool) -> Wanted | None:
+        Args:
+            plain_s: of a step without guesses.
+        """
+        thinking_s = self._thinking.seconds
+        if self._is_sure:
+            return True
+        if self._since_thought * THINKING * self._step.seconds < thinking_s:
+            return False
+        return bool(self._margin.covers(np.array([thinking_s]), plain_s, upkeep_s=None)[0])
+
+    def wanted(self, asked: Asked, looked_up: LookedUp, *, may_pay: bool) -> Wanted | None:
         """What it should guess; None: nothing.
 
         Args:
             may_pay: False: no guess is computed in this step, so that only a trial is of use.
         """
-        expected_BK = self.expected(asked, acceptance_C)
+        self._is_sure = self._is_sure and not may_pay
+        expected_BK = self.expected(asked)
         rows_R = (expected_BK.sum(1) > looked_up.tokens_B).nonzero()[0]
-        found = self._that_pays(asked, rows_R, expected_BK, looked_up) if may_pay and len(rows_R) else None
-        return self._trial(asked) if found is None else found
+        best = self._that_pays(asked, rows_R, expected_BK, looked_up) if may_pay and len(rows_R) else None
+        return self._trial(asked, looked_up) if best is None else best
 
-    def guess(self, asked: Asked, wanted: Wanted, looked_up: Guesses, acceptance_C: FloatArray) -> Guesses:
+    def guess(self, asked: Asked, wanted: Wanted, looked_up: Guesses) -> Guesses:
         """What was looked up, and in its place what the model guesses where more of that is expected to come true, or
         where that is tried."""
         rows_R = wanted.rows_R
-        found = self.drafter.guess(asked.part(rows_R), wanted.depth, acceptance_C, wanted.least)
+        found = self.drafter.guess(asked.part(rows_R), wanted.depth, self._acceptance.table_C, wanted.least)
         self._remember(asked.greedy_B[rows_R], found)
         self._num_guessed += found.num_tokens
         better_R = found.survival_BK.sum(1) > looked_up.survival_BK[rows_R].sum(1)
@@ -145,48 +171,67 @@ class Costly:
 
     def took(self, wanted: Wanted | None, thinking_s: float, drafting_s: float) -> None:
         """What finding out and guessing took in this step."""
-        self._thinking_s = thinking_s if self._thinking_s == 0.0 else 0.9 * self._thinking_s + 0.1 * thinking_s
+        self._thinking.took(thinking_s)
         self._since_thought = 0
-        self._pays = wanted is not None and not wanted.is_trial
         if wanted is not None and wanted.is_trial:
             self._allowance_s -= drafting_s
             self._since_tried = 0
 
     def done(self, seconds: float) -> None:
         """A step took so long."""
-        self._step_s = seconds if self._step_s == 0.0 else 0.95 * self._step_s + 0.05 * seconds
-        self._allowance_s = min(self._allowance_s + SHARE * seconds, SHARE * SAVED_STEPS * self._step_s)
+        self._step.took(seconds)
+        self._allowance_s = min(self._allowance_s + SHARE * seconds, SHARE * SAVED_STEPS * self._step.seconds)
         self._since_thought += 1
         self._since_tried += 1
 
     def _that_pays(self, asked: Asked, rows_R: IntArray, expected_BK: FloatArray, looked_up: LookedUp) -> Wanted | None:
-        """The depth with the most tokens per second, if these are enough more than without."""
+        """The depth with the most tokens per second, if these are enough more than without. Where the margin does not
+        cover that, of fewer samples; or without rows, to know more of it."""
         num, is_asked_B = len(expected_BK), np.zeros(len(expected_BK), bool)
         is_asked_B[rows_R] = True
         catch_up_s, token_s = self.drafter.seconds_of(asked.slots_B[rows_R])
-        spread = float(np.clip(asked.limits_B[rows_R].mean(), 1, SPREAD))
-        places_K = np.arange(1, self._most + 1)
-        rows_K = num + (expected_BK[rows_R] > 0).sum(0).cumsum() + looked_up.lengths_B[~is_asked_B].sum()
-        tokens_K = num + expected_BK[rows_R].sum(0).cumsum() + looked_up.tokens_B[~is_asked_B].sum()
-        seconds_K = looked_up.seconds(rows_K) + token_s * places_K + catch_up_s / spread
+        again = int(np.clip(asked.limits_B[rows_R].mean(), 1, SPREAD))
+        places_K, mine_RK = np.arange(1, self._most + 1), expected_BK[rows_R]
+        rows_K = (mine_RK > 0).sum(0).cumsum()
+        others_K = num + rows_K + looked_up.lengths_B[~is_asked_B].sum()
+        tokens_K = num + mine_RK.sum(0).cumsum() + looked_up.tokens_B[~is_asked_B].sum()
+        seconds_K = looked_up.seconds(others_K) + token_s * places_K + catch_up_s / again
         per_second_K = tokens_K / np.maximum(seconds_K, 1e-12)
-        best = int(per_second_K.argmax())
         alone = num + np.array([int(looked_up.lengths_B.sum())])
         others = (num + looked_up.tokens_B.sum()) / max(float(looked_up.seconds(alone)[0]), 1e-12)
-        if per_second_K[best] < LEAST_GAIN * others:
+        if per_second_K.max() < LEAST_GAIN * others:
             return None
+        plain_s = looked_up.plain_s
+        sure_K = plain_s / num * sure_at(mine_RK * self._acceptance.known_S[MODEL])
+        prices_K = staked(looked_up.seconds(num + rows_K) - plain_s + token_s * places_K, sure_K)
+        self._is_sure = bool(prices_K.min() < -looked_up.spent_s)
+        once_s = catch_up_s + looked_up.spent_s
+        upkeep_s = looked_up.spent_s + self._thinking.seconds
+        covered_K = self._margin.covers(prices_K, plain_s, once_s=once_s, again=again, upkeep_s=upkeep_s)
+        covered_K |= prices_K + once_s <= 0
+        allowed_K = np.where(covered_K, per_second_K, 0.0)
+        best = int(allowed_K.argmax())
+        if allowed_K[best] < LEAST_GAIN * others:
+            fewer = len(rows_R) // 2
+            found = self._that_pays(asked, rows_R[:fewer], expected_BK, looked_up) if fewer else None
+            if found is None and self._margin.covers(np.array([token_s]), plain_s, once_s=once_s, upkeep_s=upkeep_s)[0]:
+                return Wanted(rows_R, 1, 0.0, 0.0, is_trial=True)  # to know more of it takes no rows
+            return found
         least = 0.5 * min(1.0, float(per_second_K[best]) * token_s / len(rows_R))
-        return Wanted(rows_R, best + 1, least, token_s * (best + 1))
+        return Wanted(rows_R, best + 1, least, token_s * (best + 1), again)
 
-    def _trial(self, asked: Asked) -> Wanted | None:
-        """Of all samples, or of the first, which has the least to catch up with."""
+    def _trial(self, asked: Asked, looked_up: LookedUp) -> Wanted | None:
+        """Of all samples, or of the first or the last, which have least to catch up with: they were guessed for before,
+        or have said least."""
         if self._since_tried < BETWEEN or self._allowance_s <= 0:
             return None
         all_rows = np.arange(len(asked.slots_B))
-        for rows_R, most_s in ((all_rows, CHEAP * self._step_s), (all_rows[:1], self._allowance_s)):
+        for rows_R in (all_rows, all_rows[:1], all_rows[-1:]):
             catch_up_s, token_s = self.drafter.seconds_of(asked.slots_B[rows_R])
-            if catch_up_s + TRIED * token_s <= min(most_s, self._allowance_s):
-                return Wanted(rows_R, TRIED, 0.0, 0.0, is_trial=True)
+            prices_K = catch_up_s + looked_up.spent_s + token_s * np.arange(1, TRIED + 1)
+            covered_K = self._margin.covers(prices_K, looked_up.plain_s) & (prices_K <= self._allowance_s)
+            if covered_K.any():
+                return Wanted(rows_R, int(covered_K.nonzero()[0][-1]) + 1, 0.0, 0.0, is_trial=True)
         return None
 
     def _remember(self, greedy_R: NDArray[np.bool_], found: Guesses) -> None:

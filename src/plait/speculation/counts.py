@@ -42,6 +42,8 @@ class Counts:
     """Seconds that plain steps would have taken longer for the same tokens, by the fitted cost of a step."""
     drafting_s: float = 0.0
     """Seconds of looking guesses up, of the draft model, and of choosing."""
+    model_passes: float = 0.0
+    """Forwards of the draft model, each of a token for all samples that it guesses for."""
     tried_at: FloatArray = field(default_factory=_zeros_of_places)
     """By place in the guess: computed guesses of which all before came true."""
     accepted_at: FloatArray = field(default_factory=_zeros_of_places)
@@ -83,6 +85,7 @@ class Counts:
             "accepted_tokens": self.accepted,
             "saved_s": self.saved_s,
             "drafting_s": self.drafting_s,
+            "draft_model_passes": _share(self.model_passes, self.steps) if self.model_passes else None,
         }
         tried = [
             (f"acceptance_at_{i + 1}", *pair)

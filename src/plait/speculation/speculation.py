@@ -3,7 +3,8 @@
 `auto` looks guesses up, chooses by acceptance and cost, and computes a few that it does not believe in where it has
 not measured what so many rows take. Where guesses do not pay, they are looked up seldom, which is enough to notice
 when they would. A draft model is asked beside, where its guesses are expected to pay for its seconds, too (`costly`).
-What it chooses depends on seconds that were measured; what samples say does not depend on what it chooses.
+All of it together may lose two percent of any 32 steps (`margin`). What it chooses depends on seconds that were
+measured; what samples say does not depend on what it chooses.
 
 Shapes: B running samples, K tokens of a guess, S slots, T tokens said.
 """
@@ -15,17 +16,19 @@ from collections.abc import Callable
 from typing import Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from plait.kernels import draft_lookup
 from plait.kernels.draft_lookup import CELLS, NUM_SOURCES
 from plait.speculation import choice
 from plait.speculation.acceptance import Acceptance
-from plait.speculation.choice import Choice
+from plait.speculation.choice import Choice, Ranked
 from plait.speculation.costly import Costly, LookedUp, Wanted
 from plait.speculation.counts import MOST_PLACES, Counts
 from plait.speculation.drafter import Asked, CostlyDrafter, Drafter, Guesses
+from plait.speculation.margin import WINDOW, Margin
 from plait.speculation.pool import FloatArray, IntArray
-from plait.speculation.step_cost import StepCost
+from plait.speculation.step_cost import StepCost, Typical
 
 How = int | Literal["auto"]
 """Tokens of a guess, or as many as pay."""
@@ -43,12 +46,14 @@ OVERHEAD = 0.01
 SELDOM = 32
 """Steps after which guesses are looked up in any case; and steps with guesses after which one is without, so that what
 those take is known."""
-WINDOW = 32
-"""Steps with guesses after which it is seen whether they paid."""
 PAID = 1.0
-"""Tokens per second of these, against what they would have been without, below which guesses rest."""
+"""Tokens per second of WINDOW steps with guesses, against what they would have been without, below which guesses
+rest."""
 REST = 64
 """Steps without guesses then."""
+
+LEAST_OFTEN = 0.05
+"""Share of the steps in which guesses are taken to be found, at least."""
 
 _PER_SOURCE = CELLS[2] * CELLS[3] * CELLS[4]
 
@@ -75,14 +80,18 @@ class Speculation:
         self._how, self._clock = how, clock
         self._most = AUTO_MOST if how == "auto" else how
         self._drafters: list[Drafter] = [drafter] if model is None else [drafter, model]
-        self._costly = None if model is None else Costly(model, self._most)
-        self._drafted_s, self._is_trial = 0.0, False
-        """What the model took in this step, and whether to see what would come of it."""
+        self.margin = Margin()
+        self._costly = None if model is None else Costly(model, self._most, self.acceptance, self.margin)
+        self._drafted_s, self._wanted = 0.0, None
+        """What the model took in this step, and what it was asked for."""
         self._probes: dict[tuple[int, int], int] = {}
         self._since_guess, self._since_plain, self._resting = 0, 0, 0
         self._window: list[tuple[float, float]] = []
         """Seconds that the last steps with guesses saved, and took."""
-        self._gain, self._looking_s, self._step_s, self._last_s = 0.0, 0.0, 0.0, 0.0
+        self._looking, self._step = Typical(), Typical()
+        self._gain, self._sure_s, self._often, self._last_s, self._spent_s = 0.0, 0.0, LEAST_OFTEN, 0.0, 0.0
+        """`_sure_s`: what guesses are sure to gain beyond their rows; `_often`: share of the steps in which something
+        was guessed; `_spent_s`: of looking up and guessing, since a step was done."""
         self._guesses_SK = np.zeros((0, self._most), np.int32)
         self._cells_SK = np.zeros((0, self._most), np.int64)
         self._lengths_S, self._computed_S, self._at_S = (np.zeros(0, np.int64) for _ in range(3))
@@ -145,24 +154,26 @@ class Speculation:
             num_context: tokens that the samples hold.
         """
         began = self._clock()
-        count, guesses, again_s = len(asked.slots_B), None, 0.0
-        found: list[list[int]] = [[] for _ in range(count)]
-        if is_due := self._is_due():
+        count, guesses = len(asked.slots_B), None
+        drafts: list[list[int]] = [[] for _ in range(count)]
+        plain_s = self._plain_s(count, num_context)
+        if is_due := self._is_due(plain_s):
             self._since_guess = 0
             guesses = self.drafter.guess(asked, self._most, self.acceptance.table_C, self._least(count, num_context))
-        self._drafted_s, self._is_trial = 0.0, False
-        if self._costly is not None and (self._how != "auto" or self._costly.is_due()):
-            guesses, again_s = self._drafted(self._costly, asked, guesses, num_context)
+        self._drafted_s, self._wanted = 0.0, None
+        if self._costly is not None and (self._how != "auto" or self._costly.is_due(plain_s)):
+            guesses = self._drafted(self._costly, asked, guesses, num_context, began)
         if guesses is not None:
-            lengths_B = self._chosen(guesses, num_context, again_s).lengths_B
+            lengths_B = self._chosen(guesses, num_context).lengths_B
             self._remember(asked.slots_B, guesses, lengths_B)
             for row in lengths_B.nonzero()[0].tolist():
-                found[row] = guesses.token_ids_BK[row, : lengths_B[row]].tolist()
+                drafts[row] = guesses.token_ids_BK[row, : lengths_B[row]].tolist()
         self._last_s = self._clock() - began
+        self._spent_s += self._last_s
         if is_due:
-            self._looking_s = _smoothed(self._looking_s, self._last_s - self._drafted_s)
+            self._looking.took(self._last_s - self._drafted_s)
         self.counts.drafting_s += self._last_s
-        return found
+        return drafts
 
     def not_computed(self) -> None:
         """There was no room for the guesses of this step."""
@@ -180,14 +191,18 @@ class Speculation:
         if num_rows == 0:
             return
         self.cost.observe(num_rows + num_drafted, num_context, max(seconds - self._last_s, 1e-9))
-        self._step_s = _smoothed(self._step_s, seconds)
+        self._step.took(seconds)
         self._since_guess += 1
         self.counts.steps += 1
         if self._costly is not None:
             self._costly.done(seconds)
+        plain_s = self._plain_s(num_rows, num_context) * num_drawn / num_rows
+        upkeep_s = self._spent_s - self._drafted_s
+        self.margin.done(seconds, seconds - plain_s if num_drafted else self._spent_s, upkeep_s)
+        self._spent_s = 0.0
         if num_drafted == 0:
             self._since_plain, self._resting = 0, max(0, self._resting - 1)
-            if self._drafted_s == 0.0 or self._is_trial:
+            if self._drafted_s == 0.0 or (self._wanted is not None and self._wanted.is_trial):
                 self.counts.saved_s -= self._drafted_s
                 return
         else:
@@ -195,7 +210,6 @@ class Speculation:
             self.counts.steps_with_drafts += 1
             self.counts.rows += num_rows
             self.counts.drafted += num_drafted
-        plain_s = float(self.cost.seconds(np.array([num_rows]), num_context)[0]) * num_drawn / num_rows
         self.counts.saved_s += plain_s - seconds
         self._window.append((plain_s, seconds))
         if len(self._window) == WINDOW:
@@ -203,11 +217,32 @@ class Speculation:
             self._resting = REST if plain < PAID * taken else 0
             self._window.clear()
 
-    def _is_due(self) -> bool:
+    def mixed(self, num_rows: int, num_drafted: int, num_context: int, seconds: float) -> None:
+        """A step that computed prompts beside running samples took so long; see `done`. What its guesses gained is not
+        told from what the prompts took, and does not count."""
+        more_s = 0.0
+        if num_drafted:
+            rows = np.array([num_rows, num_rows + num_drafted])
+            plain_s, with_s = self.cost.seconds(rows, num_context).tolist()
+            more_s = with_s - plain_s
+        self.margin.done(seconds, self._spent_s + more_s, self._spent_s - self._drafted_s)
+        self._spent_s = 0.0
+
+    def _plain_s(self, num_samples: int, num_context: int) -> float:
+        """A step without guesses."""
+        return float(self.cost.seconds(np.array([num_samples]), num_context)[0])
+
+    def _is_due(self, plain_s: float) -> bool:
         """Whether guesses are looked up in this step: they gain more than that takes, or were not for long enough."""
-        if self._how != "auto" or self._gain * self._step_s > self._looking_s:
+        if self._how != "auto":
             return True
-        return self._since_guess * OVERHEAD * self._step_s >= self._looking_s or self._since_guess >= SELDOM
+        looking_s, step_s = self._looking.seconds, self._step.seconds
+        most_since = min(float(SELDOM), looking_s / max(OVERHEAD * step_s, 1e-12))
+        if self._gain * step_s <= looking_s and self._since_guess < most_since:
+            return False
+        if self._sure_s > looking_s:
+            return True
+        return bool(self.margin.covers(np.array([looking_s]), plain_s, upkeep_s=None)[0])
 
     def _least(self, num_samples: int, num_context: int) -> float:
         """Survival below which guesses are not worth looking up: half of what the next row costs in tokens."""
@@ -218,57 +253,75 @@ class Speculation:
         return max(LEAST_SURVIVAL, 0.5 * min(1.0, (more - one) * num_samples / max(one, 1e-12)))
 
     def _drafted(
-        self, costly: Costly, asked: Asked, guesses: Guesses | None, num_context: int
-    ) -> tuple[Guesses | None, float]:
-        """What was looked up, with what the model guesses, where that is asked; and the seconds that this takes as
-        often as it is done again."""
-        count, table_C = len(asked.slots_B), self.acceptance.table_C
+        self, costly: Costly, asked: Asked, guesses: Guesses | None, num_context: int, began: float
+    ) -> Guesses | None:
+        """What was looked up, with what the model guesses, where that is asked."""
+        count = len(asked.slots_B)
         if self._how == "auto" and self.cost.num_steps < PROBES:
-            return guesses, 0.0
+            return guesses
         looked_up = Guesses.none(count, self._most) if guesses is None else guesses
-        began = self._clock()
+        looked_at = self._clock()
+        alone = LookedUp.of(looked_up, lambda rows_X: self.cost.seconds(rows_X, num_context), looked_at - began)
         if self._how == "auto":
             may_pay = not self._resting and self._since_plain < SELDOM
-            alone = LookedUp.of(looked_up, lambda rows_X: self.cost.seconds(rows_X, num_context))
-            wanted = costly.wanted(asked, alone, table_C, may_pay=may_pay)
+            wanted = costly.wanted(asked, alone, may_pay=may_pay)
         else:
             wanted = Wanted(np.arange(count), self._most, 0.0, 0.0)
         thought = self._clock()
         if wanted is not None:
-            guesses = costly.guess(asked, wanted, looked_up, table_C)
-            self._drafted_s, self._is_trial = self._clock() - thought, wanted.is_trial
-        costly.took(wanted, thought - began, self._drafted_s)
-        return guesses, 0.0 if wanted is None else wanted.seconds
+            if guesses is not None:
+                self._gain = _smoothed(self._gain, alone.gain - 1.0)
+            guesses = costly.guess(asked, wanted, looked_up)
+            self._drafted_s, self._wanted = self._clock() - thought, wanted
+            self.counts.model_passes += wanted.depth
+        costly.took(wanted, thought - looked_at, self._drafted_s)
+        return guesses
 
-    def _chosen(self, guesses: Guesses, num_context: int, again_s: float) -> Choice:
-        """Which of the guesses are computed.
-
-        Args:
-            again_s: what the guesses took, and those of the next step will.
-        """
+    def _chosen(self, guesses: Guesses, num_context: int) -> Choice:
+        """Which of the guesses are computed."""
         num_samples = len(guesses.lengths_B)
         if self._how != "auto":
             return Choice(guesses.lengths_B, 1.0)
-        samples_M, survival_M = choice.by_survival(guesses.survival_BK, guesses.lengths_B)
-        rows_M1 = np.arange(num_samples, num_samples + len(samples_M) + 1)
-        if self.cost.num_steps < PROBES or len(samples_M) == 0:
-            self._gain = _smoothed(self._gain, 0.0)
+        ranked = choice.by_survival(guesses.survival_BK, guesses.lengths_B)
+        self._often = max(LEAST_OFTEN, 0.95 * self._often + 0.05 * bool(guesses.num_tokens))
+        if self.cost.num_steps < PROBES or guesses.num_tokens == 0:
+            self._gain, self._sure_s = _smoothed(self._gain, 0.0), 0.9 * self._sure_s
             return choice.nothing(num_samples)
-        if probed := self._probed(num_samples, len(samples_M)):
-            return choice.first(samples_M, probed, num_samples)
-        seconds_M1 = self.cost.seconds(rows_M1, num_context) + again_s
-        found = choice.most_per_second(samples_M, survival_M, seconds_M1, num_samples)
-        self._gain = _smoothed(self._gain, found.gain - 1.0)
+        seconds_M1 = self.cost.seconds(np.arange(num_samples, num_samples + guesses.num_tokens + 1), num_context)
+        allowed_M1 = self._covered(guesses, ranked, seconds_M1)
+        if probed := self._probed(num_samples, allowed_M1):
+            return choice.first(ranked, probed, num_samples)
+        # What the model's guesses took, those of the next step will, too.
+        again_s = 0.0 if self._wanted is None else self._wanted.seconds
+        best = choice.most_per_second(ranked, seconds_M1 + again_s, num_samples, allowed_M1)
+        if self._wanted is None:
+            self._gain = _smoothed(self._gain, best.gain - 1.0)
         if self._resting or self._since_plain >= SELDOM:
             return choice.nothing(num_samples)
-        return found
+        return best
 
-    def _probed(self, num_samples: int, num_guessed: int) -> int:
-        """Guesses to compute, to learn what so many rows take; 0: that is known, or there are too few."""
+    def _covered(self, guesses: Guesses, ranked: Ranked, seconds_M1: FloatArray) -> NDArray[np.bool_]:
+        """[M + 1]: whether the margin covers the first so many guesses, or they are sure to gain."""
+        plain_s, num_samples = float(seconds_M1[0]), len(guesses.lengths_B)
+        known_BK = guesses.survival_BK * self.acceptance.known_S[guesses.cells_BK // _PER_SOURCE % NUM_SOURCES]
+        often = self._often if self._wanted is None else 1.0
+        sure_M1 = choice.sure_tokens(ranked, known_BK, often) * plain_s / num_samples
+        prices_M1 = choice.staked(seconds_M1 - plain_s, sure_M1)
+        again = 1 if self._wanted is None else self._wanted.again
+        looking_s = self._looking.seconds
+        if self._wanted is None:
+            self._sure_s = 0.9 * self._sure_s - 0.1 * float(prices_M1.min())
+        once_s = self._drafted_s + looking_s
+        covered_M1 = self.margin.covers(prices_M1, plain_s, once_s=once_s, again=again, upkeep_s=looking_s)
+        return (prices_M1 <= 0) | covered_M1
+
+    def _probed(self, num_samples: int, allowed_M1: NDArray[np.bool_]) -> int:
+        """Guesses to compute, to learn what so many rows take; 0: that is known, or there are too few, or the margin
+        does not cover them."""
         for number, factor in enumerate(PROBED):
             key = num_samples.bit_length(), number
             more = int(np.ceil(num_samples * factor)) - num_samples
-            if more <= num_guessed and self._probes.get(key, 0) < PROBES:
+            if more < len(allowed_M1) and allowed_M1[more] and self._probes.get(key, 0) < PROBES:
                 self._probes[key] = self._probes.get(key, 0) + 1
                 return more
         return 0

@@ -21,10 +21,25 @@ from plait.speculation.pool import FloatArray
 
 KNOTS = (2, 4, 8, 16, 32, 64, 128, 256)
 LAST = 15
-"""Steps of a bucket that are remembered."""
+"""Steps of a bucket, or other times, that are remembered."""
 MOST_BUCKETS = 96
 REFIT = 16
 """Steps after which the fit is made anew."""
+
+
+class Typical:
+    """What something takes: the median of the last times, so that the first one, for which something is loaded, moves
+    nothing for long."""
+
+    def __init__(self) -> None:
+        self._last: deque[float] = deque(maxlen=LAST)
+        self.seconds = 0.0
+        """0 before the first time."""
+
+    def took(self, seconds: float) -> None:
+        """It took so long this time."""
+        self._last.append(seconds)
+        self.seconds = sorted(self._last)[len(self._last) // 2]
 
 
 class StepCost:

@@ -1,0 +1,81 @@
+"""What guesses may lose: by hand, and that whoever keeps to it loses no more in any 32 steps."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from plait.speculation.margin import MOST_LOST, WINDOW, Margin
+
+
+def covers(margin: Margin, price_s: float, plain_s: float = 1.0, **options: Any) -> bool:
+    return bool(margin.covers(np.array([price_s]), plain_s, **options)[0])
+
+
+def test_it_grows_with_the_steps_by_hand() -> None:
+    """1.9 % of 32 steps of a second are 0.608 s; after ten steps, of eleven, 0.209 s."""
+    margin = Margin()
+    assert covers(margin, 0.0)
+    assert covers(margin, 0.0189)
+    assert not covers(margin, 0.0191)
+    for _ in range(10):
+        margin.done(1.0, 0.0)
+    assert covers(margin, 0.208)
+    assert not covers(margin, 0.21)
+    for _ in range(100):
+        margin.done(1.0, 0.0)
+    assert covers(margin, 0.607)
+    assert not covers(margin, 0.609), "no more is saved than for 32 steps"
+    margin.done(1.4, 0.4)
+    assert covers(margin, 0.207)
+    assert not covers(margin, 0.22), "0.4 s of it are spent"
+    for _ in range(200):
+        margin.done(1.0, 0.01, 0.01)
+    assert covers(margin, 0.608 - 0.32)
+    assert not covers(margin, 0.608 - 0.3), "the other 31 steps will lose 0.01 s, too"
+    assert covers(margin, 0.29, upkeep_s=None)
+
+
+def test_what_was_gained_counts_only_while_it_is_in_the_window() -> None:
+    """Ten seconds were gained, but the 32 steps from now on have nothing of them."""
+    margin = Margin()
+    for _ in range(40):
+        margin.done(1.0, 0.0)
+    margin.done(1.0, -10.0)
+    assert not covers(margin, 0.62)
+    assert covers(margin, 0.6)
+    assert covers(margin, -0.2, once_s=3.0, again=WINDOW), "32 steps of 0.2 s make up for 3 s, and before it are 10 s"
+    for _ in range(WINDOW):
+        margin.done(1.0, 0.0)
+    assert not covers(margin, -0.2, once_s=3.0, again=WINDOW), "the window that ends with it has nothing but its loss"
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.tuples(st.floats(0.5, 1.5), st.floats(0.0, 2.0), st.booleans()), min_size=40, max_size=100))
+def test_who_spends_only_what_it_covers_never_falls_below_it(steps: list[tuple[float, float, bool]]) -> None:
+    """Each step is as long as a plain one of the same samples, or loses a price that was covered, or gains as much.
+    Of steps that get shorter the loss may be a larger share, never of the longest."""
+    margin, taken = Margin(), []
+    for plain_s, price_s, gains in steps:
+        lost_s = (-price_s / 2 if gains else price_s) if covers(margin, price_s, plain_s) else 0.0
+        margin.done(plain_s + max(lost_s, 0.0), lost_s)
+        taken.append((lost_s, plain_s))
+    for first in range(len(taken) - WINDOW + 1):
+        lost_s = sum(lost for lost, _ in taken[first : first + WINDOW])
+        longest = max(plain for _, plain in taken[first : first + WINDOW])
+        assert lost_s * (1 - MOST_LOST) <= MOST_LOST * WINDOW * longest + 1e-9
+
+
+@pytest.mark.parametrize("price_s", [0.05, 0.3, 0.6, 0.7])
+def test_of_equal_steps_no_window_is_slower_than_it_says(price_s: float) -> None:
+    margin, lost = Margin(), []
+    for _ in range(200):
+        lost.append(price_s if covers(margin, price_s) else 0.0)
+        margin.done(1.0 + lost[-1], lost[-1])
+    sums = np.convolve(lost, np.ones(WINDOW), "valid")
+    assert sums.max() <= MOST_LOST * (WINDOW + sums.max()) + 1e-9
+    assert sums.max() > 0.0 or price_s > MOST_LOST * WINDOW, "what can be afforded is spent"
