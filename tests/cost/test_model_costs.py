@@ -9,11 +9,13 @@ import pytest
 
 from plait.cost.cluster import ClusterSpec
 from plait.cost.costs import CallCost, Costs
-from plait.cost.drafts import NO_DRAFTS, Drafts
+from plait.cost.decoding import Decoding, Guessing, Pieces, profile
+from plait.cost.drafts import NO_DRAFTS, TRUST, Drafts
 from plait.cost.hardware import Device, Link, Software
 from plait.cost.model_costs import ModelCosts, _pieces
 from plait.cost.model_work import ModelWork
 from plait.cost.moves import move_cost
+from plait.cost.passes import Passes, total
 from plait.cost.shape_parameters import parameters_of_shape
 from plait.cost.workload import Lengths, SampleLengths, Workload
 from plait.dataflow import Dataflow
@@ -25,6 +27,7 @@ from plait.models.shape import ModelShape
 from plait.policy.decode_ring import COSTS, num_groups
 from plait.recipes.algorithm import load_flow, trace_algorithm
 from plait.recipes.role_models import MODEL_ROLES, REWARD_ROLES
+from plait.speculation import acceptance
 
 SHAPE = ModelShape(4, 64, 128, 4, 4, 16, 1000, False, 4096, 4 * 64 * 64)
 LAYER = 4 * 64 * 64 + 3 * 64 * 128
@@ -217,6 +220,40 @@ def test_guesses_take_rows_and_save_steps() -> None:
     )
     assert guessed.terms["launching"] == pytest.approx(plain.terms["launching"] / 2, rel=1e-3)
     assert guessed.terms["products"] == pytest.approx(plain.terms["products"] * 1.5)
+
+
+def test_a_draft_model_takes_forwards_of_its_own() -> None:
+    """Seven steps beside the first token, two tokens each, and the prompts: 7 / 2 · 2 forwards of its two layers and
+    its head for all samples, and one of the prompts. A layer takes a second, the head the reading of its weights."""
+    fixed = a_cluster(software=Software(1.0, 1.0, 1.0, layer_s=1.0, hop_s=0.0))
+    drafts, small = Drafts(tokens=2.0, rows=3.0, passes=2.0), replace(SHAPE, layers=2)
+    without, found = (
+        costs_of(Workload(4, 2, LENGTHS, drafts=drafts, draft_model=model), fixed).call(
+            "actor.generate", "decode", Layout.on(range(1))
+        )
+        for model in (None, small)
+    )
+    plain = {name: seconds for name, seconds in without.terms.items() if seconds}
+    check(found, {**plain, "draft model": (7 / 2 * 2 + 1) * (2 * 1.0 + HEAD * 2 / 1e8)})
+
+
+@pytest.mark.parametrize("pp", [1, 2])
+def test_many_steps_with_a_draft_model_are_those_of_each(pp: int) -> None:
+    """It computes before the first stage does."""
+    cluster, layout = a_cluster(), Layout.on(range(pp), pp=pp)
+    passes = Passes(cluster, ModelWork(SHAPE, "bfloat16", 1000), layout)
+    small = Passes(cluster, ModelWork(replace(SHAPE, layers=2), "bfloat16", 1000), Layout.on(range(1)))
+    lengths, drafts = (9, 5, 5, 2), Drafts(2.0, 3.0, 2.0)
+    for guessing in (Guessing(drafts), Guessing(drafts, small)):
+        decoding = Decoding(passes, 8.0, lambda running: min(running, pp), guessing)
+        found = decoding.totals(Pieces.of([lengths], 4))
+        assert found == pytest.approx([total(decoding.seconds(profile(lengths, 4)))])
+
+
+def test_a_length_that_is_fixed_says_what_a_draft_model_does() -> None:
+    """Two tokens by 0.8 and 0.64, two rows, two forwards."""
+    assert Drafts.fixed(2) == Drafts(pytest.approx(1 + 0.8 + 0.64), 3.0, 2.0)
+    assert TRUST == acceptance.TRUST
 
 
 def test_instances_that_give_each_other_samples_end_together() -> None:

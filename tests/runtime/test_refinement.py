@@ -40,6 +40,8 @@ def test_what_guesses_came_to_by_hand() -> None:
     spec = {"mean_acceptance_length": 1.5, "drafted_steps": 0.5, "draft_tokens": 40, "accepted_tokens": 10}
     found = drafts_of([{f"perf/spec/{name}": value for name, value in spec.items()}] * 3)
     assert found == DraftRecord(tokens=1.25, rows=2.0)
+    by_model = {f"perf/spec/{name}": value for name, value in (spec | {"draft_model_passes": 1.5}).items()}
+    assert drafts_of([by_model] * 3) == DraftRecord(tokens=1.25, rows=2.0, passes=1.5)
     assert drafts_of([{"timing_s/step": 1.0}]) is None
 
 

@@ -12,11 +12,15 @@ from plait.cost.device_memory import Facts, memory_by_device
 from plait.cost.estimate import memory_table
 from plait.cost.generation_memory import packed_bytes
 from plait.cost.placement import parameters_of
+from plait.cost.workload import Lengths, SampleLengths
 from plait.errors import ConfigError, ModelError
+from plait.layout.mesh import Layout
 from plait.models.files.saving import save_pretrained
 from plait.observe.run_log import read_rows
 from plait.recipes.recipe import Recipe
 from plait.runtime.api import run
+from plait.runtime.machine import machine_of
+from plait.runtime.planning import Planning
 from plait.runtime.prepare import prepare
 from tests.models.tiny import tiny_model, tiny_tokenizer
 from tests.runtime.placed_runs import GRPO, recipe_in, where
@@ -139,11 +143,27 @@ def test_a_draft_model_has_the_tokens_of_the_policy(tmp_path: Path, place: Path,
     none = recipe_of(place, tiny_folder, "none", **keys)
     with pytest.raises(ModelError, match=r"key `sampling.draft_model`: model: "):
         prepare(none)
+    nameless = recipe_of(place, tiny_folder, "nameless", **keys | {"sampling.draft_model": ""})
+    with pytest.raises(ModelError, match=r"key `sampling.draft_model`: model: expected a known name .* empty name"):
+        prepare(nameless)
 
 
 def test_a_draft_model_is_of_use_only_where_something_is_guessed(place: Path, tiny_folder: Path) -> None:
     with pytest.raises(ConfigError, match=r"draft_model is '.*', but nothing is guessed; set speculation to auto"):
         recipe_of(place, tiny_folder, "off", **{"sampling.draft_model": MODEL})
+
+
+def test_its_seconds_stand_in_plans(place: Path, tiny_folder: Path) -> None:
+    """Of a fixed length it guesses in every step; what `auto` comes to is known when a run has measured it."""
+    sizes, found = SampleLengths(Lengths.fixed(8), Lengths.fixed(8)), {}
+    for how in (3, "auto"):
+        keys = {"sampling.speculation": how, "sampling.draft_model": MODEL}
+        ready = prepare(recipe_of(place, tiny_folder, f"plans-{how}", **keys))
+        cluster, _ = machine_of(ready.recipe, ready.shape, 1)
+        planning = Planning(ready.recipe, ready.flow, ready.models, ready.shapes, cluster, sizes)
+        found[how] = planning.costs.call("actor.generate", "decode", Layout.on(range(1)))
+    assert found[3].terms["draft model"] > 0
+    assert "draft model" not in found["auto"].terms
 
 
 def test_its_weights_and_keys_stand_in_the_forecast(place: Path, tiny_folder: Path) -> None:

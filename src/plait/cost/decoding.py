@@ -20,6 +20,8 @@ from plait.cost.passes import Passes, Terms, added, scaled, total
 
 Floats = NDArray[np.float64]
 
+DRAFT_MODEL = "draft model"
+"""The term of its seconds."""
 LONGEST_PIECE = 64
 """Steps that are taken as equal at most."""
 
@@ -95,6 +97,28 @@ def coarse(pieces: Sequence[Piece]) -> list[Piece]:
     return means
 
 
+@dataclass(frozen=True)
+class Guessing:
+    """What is guessed and computed of next tokens, and the draft model that guesses, whole on one device; None: none
+    does."""
+
+    drafts: Drafts = NO_DRAFTS
+    model: Passes | None = None
+
+    def seconds(self, rows: float, context: float) -> float:
+        """In a step of so many samples, whose contexts have so many tokens together."""
+        if self.model is None or not self.drafts.passes:
+            return 0.0
+        layers = sum(self.model.stage_layers) * total(self.model.decode_layer(rows, context))
+        return self.drafts.passes * (layers + self.model.drawing(rows))
+
+    def seconds_of(self, rows: Floats, context: Floats) -> Floats:
+        """`seconds` by a device's numbers, for many at once."""
+        if self.model is None or not self.drafts.passes:
+            return np.zeros_like(rows)
+        return self.drafts.passes * self.model.decode_steps(rows, context, np.ones_like(rows))
+
+
 @dataclass(frozen=True, eq=False)
 class Pieces:
     """`Piece`s of several instances, one instance after the other, as arrays, and where those of each begin."""
@@ -138,14 +162,15 @@ class Decoding:
 
     Args:
         groups: of samples that go round the stages, of so many that run.
-        drafts: what is guessed and computed of next tokens.
+        guessing: of next tokens; the rank that has the first stage does it, before it begins with a step.
     """
 
     def __init__(
-        self, passes: Passes, prompt_tokens: float, groups: Callable[[int], int], drafts: Drafts = NO_DRAFTS
+        self, passes: Passes, prompt_tokens: float, groups: Callable[[int], int], guessing: Guessing | None = None
     ) -> None:
         self._passes, self._prompt_tokens = passes, prompt_tokens
-        self._groups, self._drafts = groups, drafts
+        self._groups, self._guessing = groups, guessing or Guessing()
+        self._drafts = self._guessing.drafts
 
     def seconds(self, pieces: Sequence[Piece]) -> Terms:
         """Seconds of all steps."""
@@ -161,9 +186,10 @@ class Decoding:
         else:
             counts = {int(n): self._groups(int(n)) for n in np.unique(pieces.running)}
             groups = np.array([counts[int(n)] for n in pieces.running], float)
-            rows = pieces.running * self._drafts.rows / groups
+            samples = pieces.running / groups
             context = (pieces.running * self._prompt_tokens + pieces.said) / groups
-            taken = passes.decode_steps(rows, context, groups)
+            guessing = self._guessing.seconds_of(samples, context)
+            taken = passes.decode_steps(samples * self._drafts.rows, context, groups, before=guessing)
         return np.add.reduceat(taken * pieces.steps, pieces.starts) / self._drafts.tokens
 
     def step(self, running: int, said: float) -> Terms:
@@ -178,6 +204,8 @@ class Decoding:
         layer = passes.decode_layer(rows, context)
         stages = [scaled(layer, count) for count in passes.stage_layers]
         stages[-1] = added(stages[-1], {"head": passes.drawing(rows)})
+        if guessing := self._guessing.seconds(running / groups, context):
+            stages[0] = added(stages[0], {DRAFT_MODEL: guessing})
         if sizes.pp == 1:
             return stages[0]
         times = [total(stage) for stage in stages]

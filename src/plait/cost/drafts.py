@@ -1,8 +1,13 @@
-"""What guessed tokens come to in a step of decoding, as runs have measured it."""
+"""What guessed tokens come to in a step of decoding, as runs have measured it or as recipes fix it."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Self
+
+TRUST = 0.8
+"""Chance that a token of a draft model is taken to come true, if all before it have, where no run has measured it; as
+long as nothing is known, `speculation` takes the same."""
 
 
 @dataclass(frozen=True)
@@ -10,10 +15,18 @@ class Drafts:
     """In the mean over steps of decoding, those without guesses included.
 
     tokens: that a sample gets in a step; rows: that are computed for it
+    passes: forwards of a draft model, each of a token for every sample
     """
 
     tokens: float = 1.0
     rows: float = 1.0
+    passes: float = 0.0
+
+    @classmethod
+    def fixed(cls, length: int) -> Self:
+        """Of a draft model that guesses so many tokens in every step."""
+        tokens = sum(TRUST**place for place in range(length + 1))
+        return cls(tokens, 1.0 + length, float(length))
 
 
 NO_DRAFTS = Drafts()

@@ -10,8 +10,9 @@ from math import ceil
 
 from plait.cost.cluster import ClusterSpec
 from plait.cost.costs import CallCost, Tail
-from plait.cost.decoding import Decoding, Pieces, coarse, dealt, profile
+from plait.cost.decoding import DRAFT_MODEL, Decoding, Guessing, Pieces, coarse, dealt, profile
 from plait.cost.generation_memory import packed_bytes, pool_tokens
+from plait.cost.model_work import ModelWork
 from plait.cost.passes import Micro, Passes, Terms, added, scaled, total
 from plait.cost.profile import Profile
 from plait.cost.workload import Samples, Workload
@@ -68,8 +69,10 @@ class Generating:
         running = self._running(role, layout, max(map(len, shares)))
         passes = self._passes(role, _instance(layout), layout)
         groups = self._groups(role, layout, running)
-        decoding = Decoding(passes, workload.lengths.prompts.mean, groups, workload.drafts)
-        sizes = {size: self._begun(role, passes, samples, size, groups) for size in {len(share) for share in shares}}
+        guessing = self._guessing(layout)
+        decoding = Decoding(passes, workload.lengths.prompts.mean, groups, guessing)
+        begins = lambda size: self._begun(role, passes, samples, size, groups, guessing)  # noqa: E731
+        sizes = {size: begins(size) for size in {len(share) for share in shares}}
         begun = [total(sizes[len(share)]) for share in shares]
         decoded = [0.0] * count if prompts_alone else decoding.totals(self._pieces(samples, count, running)).tolist()
         seconds = tuple(first + other for first, other in zip(begun, decoded, strict=True))
@@ -90,10 +93,33 @@ class Generating:
         """Response lengths of each of so many instances."""
         return dealt(self._workload.lengths.responses.of(samples.count), samples.per_prompt, count)
 
-    def _begun(self, role: str, passes: Passes, samples: Samples, size: int, groups: Callable[[int], int]) -> Terms:
-        """Before an instance with so many samples decodes."""
-        prompts = self._prompts(passes, size // samples.per_prompt, groups(size))
-        return added(self._packing(role, passes.layout), prompts)
+    def _guessing(self, layout: Layout) -> Guessing:
+        """A draft model is whole on one device of each instance."""
+        workload, count = self._workload, layout.parallelism.dp
+        shape = workload.draft_model
+        if shape is None:
+            return Guessing(workload.drafts)
+        work = ModelWork(shape, workload.dtype, shape.vocabulary)
+        ranks = layout.mesh.ranks
+        devices = Layout(Mesh(ranks[:count]), Parallelism(count))
+        alone = Layout(Mesh(ranks[:1]), Parallelism())
+        return Guessing(workload.drafts, Passes(self._cluster, work, alone, self._profile, devices))
+
+    def _begun(
+        self,
+        role: str,
+        passes: Passes,
+        samples: Samples,
+        size: int,
+        groups: Callable[[int], int],
+        guessing: Guessing,
+    ) -> Terms:
+        """Before an instance with so many samples decodes; a draft model that guesses computes the prompts, too."""
+        count = size // samples.per_prompt
+        found = added(self._packing(role, passes.layout), {"prompts": self._prompts_s(passes, count, groups(size))})
+        if guessing.model is not None and guessing.drafts.passes:
+            found = added(found, {DRAFT_MODEL: self._prompts_s(guessing.model, count, 1)})
+        return found
 
     def _first_s(self, terms: Terms, samples: Samples, shares: Sequence[Sequence[int]], running: int) -> float:
         """When prompts that began first have all their samples: the longest of one prompt's."""
@@ -159,7 +185,7 @@ class Generating:
         lengths, passes = self._workload.lengths, self._passes(role, _instance(layout), layout)
 
         def round_s(count: int) -> float:
-            decoding = Decoding(passes, lengths.prompts.mean, lambda _: count, self._workload.drafts)
+            decoding = Decoding(passes, lengths.prompts.mean, lambda _: count, self._guessing(layout))
             return total(decoding.step(running, running * lengths.responses.mean / 2))
 
         counts = range(1, min(running, layout.parallelism.pp + 1) + 1)
@@ -173,13 +199,13 @@ class Generating:
             return {}
         return {"packing": self._held(role, Parallelism())[0] / rate}
 
-    def _prompts(self, passes: Passes, prompts: int, groups: int) -> Terms:
+    def _prompts_s(self, passes: Passes, prompts: int, groups: int) -> float:
         """Prompts of one instance, each computed once for all of its samples."""
         lengths, most = self._workload.lengths.prompts, self._workload.max_prefill_tokens
         tokens = prompts * lengths.mean
         chunks = max(ceil(tokens / most), min(groups, prompts))
         micro = Micro(tokens, prompts * (lengths.mean_square + lengths.mean) / 2, prompts) / chunks
-        return {"prompts": total(passes.scoring(micro, chunks, in_turn=groups == 1))}
+        return total(passes.scoring(micro, chunks, in_turn=groups == 1))
 
     def _running(self, role: str, layout: Layout, share: int) -> int:
         """Samples that an instance decodes at a time."""

@@ -118,9 +118,13 @@ class Passes:
             return self._measured(seconds, rows)
         return self.layer(rows, context, work.read(rows) / tp + work.kept(context, tp))
 
-    def decode_steps(self, rows: Floats, context: Floats, groups: Floats) -> Floats:
+    def decode_steps(self, rows: Floats, context: Floats, groups: Floats, *, before: Floats | float = 0.0) -> Floats:
         """Seconds of steps of decoding by a device's numbers, for many at once: `groups` of as many rows go round the
-        stages (`decoding.Decoding.step` has the terms)."""
+        stages (`decoding.Decoding.step` has the terms).
+
+        Args:
+            before: seconds of the first stage, before each step.
+        """
         work, tp, software = self.work, self.layout.parallelism.tp, self.cluster.software
         computing = (work.products(1) * rows + work.attention(1) * context) * self.share / self.flops_per_s
         experts = np.minimum(work.shape.experts, rows * work.shape.experts_per_token)
@@ -133,6 +137,7 @@ class Passes:
         head = np.maximum(2 * rows * work.head / self.flops_per_s, work.head * work.width / self.bytes_per_s) / tp
         stages = [count * layer for count in self.stage_layers]
         stages[-1] = stages[-1] + head
+        stages[0] = stages[0] + before
         if len(stages) == 1:
             return stages[0]
         fixed, per_row = (self.traffic.hop(count) for count in (0.0, row_bytes))

@@ -18,7 +18,7 @@ from statistics import median
 from pydantic import Field, ValidationError
 
 from plait.cost.cluster import ClusterSpec
-from plait.cost.drafts import NO_DRAFTS, Drafts
+from plait.cost.drafts import Drafts
 from plait.cost.hardware import GIB, Device, Link, Software
 from plait.cost.model_work import ModelWork
 from plait.data.package_file import cache_folder
@@ -49,11 +49,12 @@ class KindRecord(Settings):
 
 
 class DraftRecord(Settings):
-    """What guessing next tokens came to in the steps of a run: tokens that a sample got in one, and rows that were
-    computed for it."""
+    """What guessing next tokens came to in the steps of a run: tokens that a sample got in one, rows that were computed
+    for it, and forwards of a draft model."""
 
     tokens: float = Field(ge=1)
     rows: float = Field(ge=1)
+    passes: float = Field(0.0, ge=0)
 
 
 class RunRecord(Settings):
@@ -181,10 +182,15 @@ class Profile(Settings):
         """Seconds of these reward functions for a sample, in the newest run that had them."""
         return next((run.functions[names] for run in reversed(self.runs) if names in run.functions), None)
 
-    def drafts(self) -> Drafts:
-        """What guesses came to in the newest run that made them; nothing where none did."""
-        record = next((run.drafts for run in reversed(self.runs) if run.drafts is not None), None)
-        return NO_DRAFTS if record is None else Drafts(record.tokens, record.rows)
+    def drafts(self, *, by_model: bool) -> Drafts | None:
+        """What guesses came to in the newest run that made them; None where none did.
+
+        Args:
+            by_model: in runs with a draft model, else in runs without.
+        """
+        kept = (run.drafts for run in reversed(self.runs) if run.drafts is not None)
+        record = next((record for record in kept if (record.passes > 0) == by_model), None)
+        return None if record is None else Drafts(record.tokens, record.rows, record.passes)
 
     def with_run(self, record: RunRecord) -> Profile:
         return self.model_copy(update={"runs": (*self.runs, record)[-KEPT_RUNS:]})

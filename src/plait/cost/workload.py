@@ -13,6 +13,7 @@ from plait.cost.drafts import NO_DRAFTS, Drafts
 from plait.cost.working_memory import is_fused, is_packed
 from plait.dataflow import CallKind, Dataflow, Node
 from plait.errors import ConfigError
+from plait.models.shape import ModelShape
 from plait.recipes.recipe import Recipe
 
 
@@ -106,7 +107,7 @@ class Workload:
     device:      cpu or cuda
     decode_groups: of samples that go round the stages of an instance; 0: as many as plait's own rule says
     rebalances:  whether instances give each other samples; gathers: whether the last samples may be gathered on few
-    drafts:      tokens that are guessed
+    drafts:      tokens that are guessed; draft_model: the shape of the model that guesses, None: none does
     function_s:  seconds in which the reward functions score one sample, in one process; workers: processes of them
     """
 
@@ -128,6 +129,7 @@ class Workload:
     rebalances: bool = False
     gathers: bool = False
     drafts: Drafts = NO_DRAFTS
+    draft_model: ModelShape | None = None
     function_s: float = 0.0
     workers: int = 1
 

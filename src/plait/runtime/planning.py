@@ -11,7 +11,7 @@ from itertools import combinations
 
 from plait.cost.calibration import VENDORS, Calibration
 from plait.cost.cluster import ClusterSpec
-from plait.cost.drafts import NO_DRAFTS
+from plait.cost.drafts import NO_DRAFTS, Drafts
 from plait.cost.model_costs import ModelCosts
 from plait.cost.move_bound import LARGE, BoundedMoves
 from plait.cost.placement import check_layouts, parameters_of, planned_models
@@ -75,11 +75,27 @@ class Planning:
 
     @cached_property
     def workload(self) -> Workload:
-        workload = Workload.of(self.recipe, self.flow, self.lengths)
-        profile, drafts = self.calibration.profile, NO_DRAFTS
-        if profile is not None and self.recipe.sampling.speculation != "off":
-            drafts = profile.drafts()
-        return replace(workload, function_s=max(self._function_s.values(), default=0.0), drafts=drafts)
+        workload, name = Workload.of(self.recipe, self.flow, self.lengths), self.recipe.sampling.draft_model
+        return replace(
+            workload,
+            function_s=max(self._function_s.values(), default=0.0),
+            drafts=self._drafts,
+            draft_model=None if name is None else self.shapes[name],
+        )
+
+    @property
+    def _drafts(self) -> Drafts:
+        """As runs have measured it; else as the recipe fixes it, where a draft model guesses in every step. Of `auto`
+        nothing is foretold before it was measured: it takes at most some percent longer than without."""
+        profile, sampling = self.calibration.profile, self.recipe.sampling
+        if sampling.speculation == "off":
+            return NO_DRAFTS
+        measured = None if profile is None else profile.drafts(by_model=sampling.draft_model is not None)
+        if measured is not None:
+            return measured
+        if sampling.draft_model is None or sampling.speculation == "auto":
+            return NO_DRAFTS
+        return Drafts.fixed(sampling.speculation)
 
     @cached_property
     def costs(self) -> ModelCosts:

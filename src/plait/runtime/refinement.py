@@ -128,7 +128,8 @@ def drafts_of(rows: Sequence[Mapping[str, float]]) -> DraftRecord | None:
         return None
     gained, part = median(length) - 1.0, median(share)
     guessed = gained * sum(drafted) / sum(accepted)
-    return DraftRecord(tokens=1 + part * gained, rows=1 + part * guessed)
+    passes = [row["perf/spec/draft_model_passes"] for row in rows if "perf/spec/draft_model_passes" in row]
+    return DraftRecord(tokens=1 + part * gained, rows=1 + part * guessed, passes=median(passes) if passes else 0.0)
 
 
 def _never() -> None:
