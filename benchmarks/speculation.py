@@ -6,6 +6,7 @@ Times are CPU seconds of the process (one thread), for other work on the machine
 plain generation took in the same turn; the median of the turns.
 
     python benchmarks/speculation.py --running 1 4 8 32          # SmolLM2-135M-Instruct, temperature 1
+    python benchmarks/speculation.py --draft-model FOLDER        # `auto` with a draft model, and a fixed length with it
     python benchmarks/speculation.py --tiny --repeats 1          # does the benchmark itself work?
 """
 
@@ -69,13 +70,18 @@ def timed(engine: Engine, asked: list[Request]) -> tuple[float, dict[str, Sample
 
 def compare(model: LanguageModel, options: argparse.Namespace, running: int) -> None:
     """Print a table of the arms for so many running samples."""
-    arms: list[Any] = ["off", *options.lengths, "auto"]
-    engines = {arm: Engine(model, SamplingSettings(max_running=running, speculation=arm)) for arm in arms}
-    for arm in ("off", 1):  # kernels are loaded
+    hows: list[Any] = ["off", *options.lengths, "auto"]
+    keys: dict[str, dict[str, Any]] = {str(how): {"speculation": how} for how in hows}
+    if options.draft_model is not None:
+        for how in (*options.lengths[-1:], "auto"):
+            keys[f"{how}, draft model"] = {"speculation": how, "draft_model": options.draft_model}
+    arms = list(keys)
+    engines = {arm: Engine(model, SamplingSettings(max_running=running, **keys[arm])) for arm in arms}
+    for how in ("off", 1):  # kernels are loaded
         timed(
-            Engine(model, SamplingSettings(max_running=running, speculation=arm)), requests(model, options, running, 0)
+            Engine(model, SamplingSettings(max_running=running, speculation=how)), requests(model, options, running, 0)
         )
-    seconds: dict[Any, list[float]] = {arm: [] for arm in arms}
+    seconds: dict[str, list[float]] = {arm: [] for arm in arms}
     for rollout in range(1 + options.repeats):
         asked = requests(model, options, running, rollout)
         plain: dict[str, Sample] = {}
@@ -93,7 +99,7 @@ def compare(model: LanguageModel, options: argparse.Namespace, running: int) -> 
         print(row(arm, engines[arm], seconds, options.repeats))
 
 
-def row(arm: Any, engine: Engine, seconds: dict[Any, list[float]], repeats: int) -> str:
+def row(arm: str, engine: Engine, seconds: dict[str, list[float]], repeats: int) -> str:
     """Of the table."""
     ratios = [plain / mine for plain, mine in zip(seconds["off"], seconds[arm], strict=True)]
     first = f"{seconds[arm][0]:.2f} ({ratios[0]:.2f}x)"
@@ -127,6 +133,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=128, help="of a response at most")
     parser.add_argument("--temperature", type=float, default=1.0)
     parser.add_argument("--repeats", type=int, default=5, help="rollouts after the first")
+    parser.add_argument("--draft-model", help="a folder or a hub id: arms with it, too")
     parser.add_argument("--tiny", action="store_true", help="a random model of two layers")
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -134,10 +141,12 @@ def main() -> None:
         options.running, options.tokens = [2], 20
     with tempfile.TemporaryDirectory() as folder:
         model = tiny_model(Path(folder)) if options.tiny else load_model(options.model, dtype=options.dtype)
-    name = "a tiny model" if options.tiny else options.model
-    print(f"{name}, {str(model.dtype).removeprefix('torch.')}, temperature {options.temperature:g}, 1 thread")
-    for running in options.running:
-        compare(model, options, running)
+        if options.tiny:
+            options.draft_model = folder  # the policy itself: always right, and as slow
+        name = "a tiny model" if options.tiny else options.model
+        print(f"{name}, {str(model.dtype).removeprefix('torch.')}, temperature {options.temperature:g}, 1 thread")
+        for running in options.running:
+            compare(model, options, running)
 
 
 if __name__ == "__main__":
