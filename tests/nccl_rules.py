@@ -53,7 +53,7 @@ class Post:
     number: int
     group: Group
     pair: tuple[int, int] | None
-    """Of a message that was posted alone."""
+    """Sender and receiver of a message that was posted alone."""
     ops: tuple[Op, ...]
 
     @property

@@ -25,7 +25,7 @@ class Outputs:
     values: Array | None = None
     scores: Array | None = None
     likeliest: Array | None = None
-    """Of a language model, 1.0 or 0.0; None: where the probability is above 1/2, where it can be nothing else."""
+    """1.0 or 0.0, for language models; None: where the probability is above 1/2, where it can be nothing else."""
     mask: Array | None = None
     sampling_logprobs: Array | None = None
     """None: zeros."""

@@ -128,7 +128,7 @@ def test_the_weight_of_the_kl_settles_where_the_kl_is_at_its_target() -> None:
 
 
 def test_the_critic_learns_the_values() -> None:
-    """Of a policy that does not move: V before the last token is what is left to earn, and explains the returns."""
+    """The policy does not move: V before the last token is what is left to earn, and explains the returns."""
     options = PPOOptions(kl_coef=0, critic_warmup_steps=300, value_clip=None, lam=0.9)
     run = TabularRun(ppo, options, REFERENCE, {"reward": worth}, samples_per_prompt=60, scalar_rates={"critic": 1.0})
     before = run.probabilities
@@ -191,7 +191,7 @@ def preferences(counts: dict[tuple[int, int], int]) -> list[tuple[int, int, int,
 
 
 def test_sft_learns_the_frequencies_of_trained_tokens() -> None:
-    """Of the first token 0 1 1 2 in state 0; the second token is trained in the last two alone, where it is 1 and 2."""
+    """First tokens 0 1 1 2 in state 0; the second token is trained in the last two alone, where it is 1 and 2."""
     firsts, seconds = (0, 1, 1, 2), (0, 0, 1, 2)
     given = [(0, i, 0, (a, b), (1.0, float(i > 1))) for i, (a, b) in enumerate(zip(firsts, seconds, strict=True))]
     run = TabularRun(sft, SFTOptions(), np.zeros((1, 2, 3)), given=given)

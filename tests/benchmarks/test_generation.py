@@ -194,7 +194,7 @@ def test_typical_steps_are_medians_of_like_runs(benchmark: SimpleNamespace) -> N
 
 
 def results(benchmark: SimpleNamespace, walls: dict[str, list[float]], dtype: str = "bfloat16"):
-    """Of eight prompts with responses of 4 tokens, timed so; steps take 1 s for a batch of 8, 3 s for the prefill."""
+    """Results of eight prompts with responses of 4 tokens; steps take 1 s for a batch of 8, 3 s for the prefill."""
     case = benchmark.workload.Case("8", 128, tuple((7, i) for i in range(8)), ((4,),) * 8)
     workload = benchmark.workload.Workload("a model", "m", "", dtype, 1, {case.key: case})
     found = benchmark.report.Results(workload, SHAPE)

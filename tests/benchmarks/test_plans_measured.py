@@ -20,7 +20,7 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 
 def test_kendalls_tau_by_hand(measured: ModuleType) -> None:
-    """Of three plans two pairs in the right order and one in the wrong one."""
+    """Three plans: two pairs in the right order and one in the wrong one."""
     assert measured.kendall([(1, 1), (2, 3), (3, 2)]) == pytest.approx(1 / 3)
     assert measured.kendall([(1, 1), (2, 2), (3, 3)]) == 1.0
     assert measured.kendall([(1, 2), (2, 1)]) == -1.0

@@ -21,7 +21,7 @@ from plait.recipes.recipe import Recipe
 
 @pytest.fixture
 def adapter(tiny_folder: Path, tmp_path: Path) -> Path:
-    """Of rank 2, with a B that is not 0."""
+    """An adapter of rank 2, with a B that is not 0."""
     view = add_lora(load_model(str(tiny_folder), dtype="float32"), LoraSettings(rank=2), name="actor", seed=0)
     with torch.no_grad():
         view.trained.weights.add_(0.05)

@@ -24,7 +24,7 @@ PARAMETERS = decoder_parameters(**SIZES, vocabulary=49152, tied=True)
 
 
 def facts_of(make_plan, algorithm="ppo", lora=0) -> Facts:
-    """Of a recipe whose every model is a SmolLM2-135M; `make_plan` takes the flow and what is planned with."""
+    """Facts of a recipe whose every model is a SmolLM2-135M; `make_plan` takes the flow and what is planned with."""
     recipe = Recipe.model_validate(
         {"model": "smollm", "algorithm": algorithm, "data": {"source": "none.jsonl"}, "lora": {"rank": lora}}
     )

@@ -141,7 +141,7 @@ def test_policies_that_no_run_follows(make_recipe, write_plan) -> None:
 
 
 def test_the_only_weights_are_not_dropped(make_recipe, write_plan) -> None:
-    """Of one device, or where a copy would be the home's own part; nor is what lies under adapters."""
+    """Those of one device, or where a copy would be the home's own part; nor is what lies under adapters."""
     generate = {"call": "actor.generate", "mode": "decode", "ranks": [0], "after": "drop"}
     with pytest.raises(ConfigError, match=r"actor.generate decode: `after` drop would lose the only weights.* offload"):
         resolved(make_recipe(plan=write_plan(generate, num_ranks=1)))

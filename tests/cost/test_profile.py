@@ -130,7 +130,7 @@ def on_two(profile: Profile, layout: Layout, call: str = "ref.logprobs"):
 
 
 def test_what_does_not_go_with_weights_stays_where_these_are_cut() -> None:
-    """Of the least row, of ten tokens, products take 1/100 of a second: the rest of it stays."""
+    """In the least row, of ten tokens, products take 1/100 of a second: the rest of it stays."""
     rate = 100 * ModelWork(SHAPE, "bfloat16", 1).products(10)
     profile = PROFILE.model_copy(update={"products": ((16, rate),)})
     assert profile.fixed_s == pytest.approx(0.99)
@@ -139,7 +139,7 @@ def test_what_does_not_go_with_weights_stays_where_these_are_cut() -> None:
 
 
 def test_sums_between_products_take_what_they_were_measured_to() -> None:
-    """Of 24 tokens of 64 numbers in bfloat16, twice a layer."""
+    """Sums of 24 tokens of 64 numbers in bfloat16, twice a layer."""
     profile = PROFILE.model_copy(update={"between": LinkRecord(bytes_per_s=1e6, latency_s=1e-2)})
     terms = on_two(profile, Layout.on(range(2), tp=2))
     assert terms["tensor parallel"] == pytest.approx(4 * 2 * (1e-2 + 24 * 64 * 2 / 1e6))

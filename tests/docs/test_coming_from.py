@@ -22,7 +22,7 @@ DOCS = Path(__file__).parents[2] / "docs"
 KEYS = {option.name.removeprefix("--") for option in options_of("train")}
 OPTIONS = {name for algorithm in BUILT_IN for name in options_class(load_flow(algorithm)).model_fields}  # type: ignore[union-attr]
 SCRIPTS = {"reward_funcs", "reward_model_name_or_path"}
-"""Of TRL's scripts and trainers, which no public dataclass holds."""
+"""Options of TRL's scripts and trainers, which no public dataclass holds."""
 
 
 def page(system: System) -> str:

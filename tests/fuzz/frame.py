@@ -36,9 +36,9 @@ from typing import Any
 from plait.cli import main
 
 DEADLINE_S = 10.0
-"""Of every case, in processor time: the clock of a busy machine runs fast."""
+"""Limit of every case, in processor time: the clock of a busy machine runs fast."""
 WAIT_S = 60.0
-"""Of every case, by the clock."""
+"""Limit of every case by the clock."""
 
 
 EXAMPLES = '{"prompt": "1+1=", "completion": "2"}\n{"prompt": "1+2=", "completion": "3"}\n'

@@ -34,7 +34,7 @@ DRAWN = 37
 """The token that every draw gives."""
 
 OPS_OF_A_LAYER = 70
-"""Of Transformers' llama as it is: norms, rotary places, projections, the MLP."""
+"""As Transformers' llama has them: norms, rotary places, projections, the MLP."""
 OPS_OF_A_STEP = 110
 """Beside the layers: rows, places, embedding, head, draw."""
 

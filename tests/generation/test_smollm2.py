@@ -36,7 +36,7 @@ LENGTHS = (12, 20, 33, 60)
 PROMPTS_PER_LENGTH = 16
 MAX_TOKENS = 256
 ROUNDING = 1e-4
-"""Of float32 logits of size 20 after 30 layers: what two orders of summing may differ by."""
+"""What two orders of summing may differ by: float32 logits of size 20 after 30 layers."""
 
 
 def texts(model: LanguageModel, count: int, num_tokens: int) -> list[tuple[int, ...]]:

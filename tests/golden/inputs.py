@@ -62,7 +62,7 @@ SMALL: dict[str, Any] = {
     "num_attention_heads": 2,
     "num_key_value_heads": 2,
 }
-"""Of the models whose checkpoints lie in the repository."""
+"""The models whose checkpoints lie in the repository."""
 
 
 def write_inputs(folder: Path) -> None:

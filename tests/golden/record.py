@@ -61,7 +61,7 @@ def _columns(path: Path) -> dict[str, str]:
 
 
 def _weights(path: Path) -> str:
-    """Of names, dtypes, shapes and bytes; not of how the file has them."""
+    """A digest of names, dtypes, shapes and bytes; not of how the file has them."""
     hasher = hashlib.sha256()
     with safetensors.safe_open(path, framework="pt") as file:
         for name in sorted(file.keys()):

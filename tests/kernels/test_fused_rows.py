@@ -25,7 +25,7 @@ from tests.models.tiny import tiny_model
 pytestmark = pytest.mark.skipif(not fused_rows.AVAILABLE, reason="no numba, or no bfloat16 instructions")
 
 ROUNDING = 2.0**-8
-"""Of bfloat16, relative."""
+"""The rounding of bfloat16, relative."""
 
 
 def numbers(*shape: int, seed: int = 0, scale: float = 1.0) -> Tensor:

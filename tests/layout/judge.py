@@ -50,7 +50,7 @@ def check_values(memory: Memory, held: Holdings) -> None:
 
 
 def masks(held: Holdings, ranks) -> list[np.ndarray]:
-    """Of every parameter, which elements any of these ranks holds."""
+    """Which elements of every parameter any of these ranks holds."""
     found = [np.zeros(param.grid, dtype=bool) for param in held.params]
     for rank in ranks:
         for holding in held.ranks.get(rank, ()):

@@ -71,7 +71,7 @@ def resharding(train: Parallelism, generate_tp: int, regroup: bool) -> tuple[Mov
     ],
 )
 def test_bytes_per_device(train: Parallelism, generate_tp: int, regroup: bool, share: Fraction) -> None:
-    """Of the model, on average over the devices; with regrouping on every device."""
+    """What a device receives, as a share of the model: on average; with regrouping on every device."""
     plan, _, _ = resharding(train, generate_tp, regroup)
     whole = SMALL.num_elements * 2
     assert Fraction(plan.total_bytes, whole * train.size) == share

@@ -37,7 +37,7 @@ def test_moves_inside_one_memory(case) -> None:
 
 
 def num_bytes(rank: int, *parts: Holdings) -> int:
-    """Of all buffers that some of the parts lie in."""
+    """Bytes of all buffers that some of the parts lie in."""
     lengths = {name: size for part in parts for name, size in part.buffers.get(rank, {}).items()}
     return sum(lengths.values()) * parts[0].item_bytes
 

@@ -77,7 +77,7 @@ def test_ranges_are_those_of_a_flat_buffer(case, cuts: list[int], piece: int) ->
 
 
 def test_blocks_keep_their_shapes_and_their_memory() -> None:
-    """Of tp 2 inside the whole: rows are a range, columns are strided; a version for all memory that it lies in."""
+    """A part of tp 2 inside the whole: rows are a range, columns strided; a version for all memory that it lies in."""
     plain, found, memory = plain_and_nested(2, 1, stages=False)
     assert list(memory) == ["other"]
     for (block, start, stop), view in zip(found.layout.entries, found.views, strict=True):

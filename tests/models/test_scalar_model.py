@@ -43,7 +43,7 @@ def eager_outputs(decoder: object, head_1H: Tensor, groups: Groups) -> tuple[Ten
 
 
 def gradients(module: torch.nn.Module, values_R: Tensor, scores_N: Tensor) -> dict[str, Tensor]:
-    """Of a fixed loss that weighs every value and score differently."""
+    """Parameter gradients of a fixed loss that weighs every value and score differently."""
     weights_R = torch.cos(torch.arange(len(values_R), dtype=values_R.dtype, device=values_R.device))
     weights_N = torch.sin(1 + torch.arange(len(scores_N), dtype=scores_N.dtype, device=scores_N.device))
     module.zero_grad(set_to_none=True)

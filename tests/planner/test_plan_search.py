@@ -105,7 +105,7 @@ def best_of_all(of: PlanProblem) -> tuple[float, int]:
 
 @pytest.mark.slow
 def test_the_best_of_all_is_found_from_nearly_every_seed() -> None:
-    """Of 30 seeds at least 28, in 3,000 plans of some ten thousand."""
+    """At least 28 of 30 seeds find it, in 3,000 plans of some ten thousand."""
     of = problem(3, memory=200, flow=SMALL)
     best, count = best_of_all(of)
     assert 5_000 <= count <= 60_000
@@ -200,7 +200,7 @@ def test_a_search_proposes_training_together() -> None:
 def test_roles_train_together_only_where_a_step_gains_three_percent(
     seconds: float, is_proposed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of plans that all take 100 s, but for those that train two roles together."""
+    """All plans take 100 s, but for those that train two roles together."""
 
     class Stated(Objective):
         def __call__(self, places: Sequence[Place]) -> Judged:

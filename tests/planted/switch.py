@@ -34,7 +34,7 @@ class Bug:
     doctor: str | None = None
     """The name that the doctor gives it in a run."""
     flow: str = "grpo"
-    """Of that run."""
+    """That of the run."""
 
     def __str__(self) -> str:
         return self.name

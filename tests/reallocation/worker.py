@@ -56,7 +56,7 @@ def layouts_of(cluster: Cluster) -> list[Layout]:
 
 
 def values_of(held: Holdings, dtype: str) -> list[Tensor]:
-    """Of every parameter, in its grid, the elements in `dtype`."""
+    """The elements of every parameter, in its grid and in `dtype`."""
     found = []
     for number, param in enumerate(held.params):
         draw = torch.Generator().manual_seed(number)
@@ -79,7 +79,7 @@ def cut(values: Tensor, held: Holding) -> Tensor:
 
 @dataclass(frozen=True)
 class Outcome:
-    """Of one move on one rank."""
+    """What one move did on one rank."""
 
     wrong: int
     """Holdings of source or target that are not, bit by bit, what they have to be."""

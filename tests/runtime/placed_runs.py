@@ -70,7 +70,7 @@ FUSED_PPO = ("ppo", PPO_MODEL[1] | {"fusion": 0.5})
 FUSED_SAFE = ("safe_rlhf", SAFE_MODELS[1] | {"fusion": 0.5})
 
 NO_ROLLOUT = {"reward.functions": None, "sampling.max_response_tokens": None, "samples_per_prompt": None}
-"""Of flows that read their samples."""
+"""Keys of flows that read their samples."""
 DPO = ("dpo", {"options": {}, "data.source": "PLACE/pairs.jsonl"} | NO_ROLLOUT)
 
 PLANS: dict[str, tuple[Flow, str | dict[str, str]]] = {

@@ -163,7 +163,7 @@ def ends_early(completions, completion_ids, **columns):
 
 
 def test_truncated_responses_are_not_trained_on(make_recipe: MakeRecipe, tmp_path: Path) -> None:
-    """Of 96 responses a few end by themselves (the stop string `7`); only these reach the loss."""
+    """A few of 96 responses end by themselves (the stop string `7`); only these reach the loss."""
     keys = {"steps": 1, "prompts_per_step": 12, "samples_per_prompt": 8, "sampling.stop": ["7", "1", "a", "e", "i"]}
     (tmp_path / "reward.py").write_text(TRUNCATED)
     keys |= {"reward.functions": [f"{tmp_path}/reward.py:ends_early"]}

@@ -37,7 +37,7 @@ from tests.training.schedules import shuffled
 STEPS = 3
 WARM_UP: Flow = ("ppo", {"options": {"kl_coef": 0.05, "mini_batches": 2, "epochs": 2, "critic_warmup_steps": 1}})
 DEEP: Flow = ("ppo", PPO[1] | {"model": "PLACE/deep"})
-"""Of four layers."""
+"""A model of four layers."""
 
 ACTOR_CRITIC = {
     "actor.generate": "0,1 dp2",

@@ -142,7 +142,7 @@ def noted(tmp_path: Path, name: str, rank: int) -> tuple[int, int]:
 
 
 def weight_rows(recipe: Recipe) -> list[int]:
-    """Of a dry run: bytes of weights on each rank."""
+    """Bytes of weights on each rank, as a dry run says."""
     flow = trace_algorithm(load_flow(recipe.algorithm), recipe.options, (*MODEL_ROLES, *REWARD_ROLES))
     models = role_models(flow, recipe)
     shapes, parameters = {one.name: model_shape(one.name) for one in models}, parameters_of(models)

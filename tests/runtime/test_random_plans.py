@@ -70,7 +70,7 @@ def _layout(chance: random.Random, num_ranks: int, *, copies: bool = True) -> tu
 
 
 def _instances(chance: random.Random, num_ranks: int) -> list[tuple[list[int], str]]:
-    """Of any sizes, on ranks of their own."""
+    """Instances of any sizes, on ranks of their own."""
     free = chance.sample(range(num_ranks), num_ranks)
     found = []
     while free and (not found or chance.random() < 0.7):

@@ -99,7 +99,7 @@ def test_a_run_says_once_which_forward_generates(make_recipe: MakeRecipe, capsys
 
 
 def test_which_weights_gave_each_token_is_recorded(make_recipe: MakeRecipe, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of samples in whose tokens the weights changed; elsewhere one version says it."""
+    """They stand where the weights changed within a sample; elsewhere one version says it."""
     step = Engine.step
 
     def stepping(self: Engine):

@@ -163,7 +163,7 @@ RECORDED = (
     ("2888a10d295b", 63.0, 63.5, 4),
     ("278d0c2a2b9c", 40.0, 40.5, 2),
 )
-"""Of every span of a rollout a digest; the end of generation and of all, moves."""
+"""A digest of every span of a rollout; the end of generation and of all, moves."""
 
 
 @pytest.mark.parametrize("seed", range(len(RECORDED)))

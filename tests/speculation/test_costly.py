@@ -110,7 +110,7 @@ def test_auto_is_hardly_slower_where_its_guesses_do_not_pay(right: float, token_
 
 @pytest.mark.parametrize(("num_samples", "least"), [(1, 1.9), (8, 1.25)])
 def test_auto_is_faster_where_they_do(num_samples: int, least: float) -> None:
-    """Of 6 tokens per step, less what guesses and rows take: 2.3 times as fast at most, or 1.4."""
+    """6 tokens per step, less what guesses and rows take: 2.3 times as fast at most, or 1.4."""
     simulated = with_model("auto", num_samples, 0.9, 0.002)
     assert simulated.run(400) > least
     figures = simulated.speculation.counts.figures()

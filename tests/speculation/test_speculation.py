@@ -163,7 +163,7 @@ def test_counts_add_up_and_travel_as_numbers() -> None:
 
 
 def test_what_another_has_learned_is_known_once() -> None:
-    """Of each cell the one that has seen more: told twice, nothing counts twice."""
+    """Each cell is that of the one that has seen more: told twice, nothing counts twice."""
     here, there = Acceptance(), Acceptance()
     here.learn(np.array([0, 0, 1]), np.array([1, 0, 1]))
     there.learn(np.array([0, 2, 2, 2]), np.array([1, 1, 1, 0]))

@@ -75,7 +75,7 @@ def test_training_is_that_of_one_buffer() -> None:
 
 
 def test_generation_sees_new_weights() -> None:
-    """Of a smaller part that generates in the memory of a larger one that trains."""
+    """A smaller part generates in the memory of a larger one that trains."""
     settings = SamplingSettings.model_validate({"max_response_tokens": 6})
 
     def said(engine: Engine, uid: int) -> tuple[int, ...]:

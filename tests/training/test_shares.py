@@ -34,7 +34,7 @@ def shares_of(parameters: Parameters, sizes: Parallelism):
 
 
 def is_first_holder(block: Block, ways: int, index: int) -> bool:
-    """Of replicated parameters, and of keys that ranks share."""
+    """Whether no rank before has the block: replicated parameters, and keys, are those of several."""
     own = (block.start, block.stop)
     return all(block.param.tp_range(other, ways) != own for other in range(index))
 

@@ -182,7 +182,7 @@ class Worker:
         dist.destroy_process_group()
 
     def team(self, parallelism: Parallelism) -> Team | None:
-        """Of the first ranks; every rank of the world calls it."""
+        """The team of the first ranks; every rank of the world calls it."""
         return self.team_on(Layout(Mesh(tuple(range(parallelism.size))), parallelism))
 
     def team_on(self, layout: Layout) -> Team | None:

@@ -30,7 +30,7 @@ _models: dict[Any, Any] = {}
 
 
 def request(uid: int, num_tokens: int, lengths: Sequence[int] = (), **sampling: Any) -> Request:
-    """Of recorded lengths, or of samples that end by themselves (`num_samples`)."""
+    """A request of recorded lengths, or of samples that end by themselves (`num_samples`)."""
     token_ids = tuple((7 * at + 31 * uid) % 290 + 5 for at in range(num_tokens))
     count = sampling.pop("num_samples", len(lengths))
     asked = Sampling(**{"max_tokens": 60, **({"stop_token_ids": ()} if lengths else {}), **sampling})
@@ -57,13 +57,13 @@ def alone(requests: Sequence[Request], **settings: Any) -> Said:
 
 @dataclass
 class Found:
-    """Of one rank."""
+    """What one rank has seen."""
 
     said: Said = field(default_factory=dict)
     in_flight: list[int] = field(default_factory=list)
-    """Of each step, the steps in flight."""
+    """Steps in flight, at each step."""
     rows: list[int] = field(default_factory=list)
-    """Of each step, the sequences that it computed."""
+    """Sequences that each step computed."""
     preempted: int = 0
     drafted: int = 0
     left: int = 0

@@ -46,7 +46,7 @@ def said(samples: Sequence[Sample]) -> Said:
 
 @dataclass
 class Found:
-    """Of one rank."""
+    """What one rank has seen."""
 
     said: Said
     """By samples that ended in its engines; of an instance, every rank says the same."""

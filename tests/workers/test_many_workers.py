@@ -21,7 +21,7 @@ from plait.workers.messages import Message, pack_rows
 
 ADVANTAGES, LOGPROBS, MASK = (Column(name, Level.TOKEN, 0, place) for place, name in enumerate(("adv", "ref", "mask")))
 STUB_BYTES = 6
-"""Of a row and a rank that it is not sent to, at most, in large batches of uneven responses."""
+"""Bytes at most for a row and a rank that it is not sent to, in large batches of uneven responses."""
 
 
 class Counted:

@@ -74,8 +74,8 @@ def dealt(engine: RemoteEngine, ranks: Ranks, *requests: Request) -> list[tuple[
 
 
 def test_unequal_requests() -> None:
-    """Of 12, 3, 11 and 2 expected tokens: 12 to rank 1, 11 and 3 to rank 2, 2 to rank 1, so 14 each. In turn, by count,
-    it were 23 and 5."""
+    """Groups of 12, 3, 11 and 2 expected tokens: 12 to rank 1, 11 and 3 to rank 2, 2 to rank 1, so 14 each. In turn, by
+    count, it were 23 and 5."""
     ranks = Ranks(Layout.on((1,)), Layout.on((2,)))
     asked = [request(1, 2, 5, 5), request(2, 1, 2), request(3, 4, 7), request(4, 1, 1)]
     assert dealt(engine_of(ranks), ranks, *asked) == [((1,), [1, 4]), ((2,), [2, 3])]

@@ -36,7 +36,7 @@ def test_unfinished_samples_are_listed_by_instance_as_they_were_dealt() -> None:
 
 
 def test_samples_count_in_their_target_until_the_source_says_which_stayed() -> None:
-    """Of two that are to leave, one had not begun when they left: it is the first instance's again."""
+    """One of two that are to leave had not begun when they left: it is the first instance's again."""
     moves, outstanding, told = dealt(3, 1)
     assert moves.move({(0, 1): [(0, 1), (0, 2)]}) == 2
     assert [stage.stage for stage in told] == [Stage.REST]

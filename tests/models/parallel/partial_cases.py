@@ -233,7 +233,7 @@ def views_of(model: Any, flat: Tensor) -> list[tuple[Block, Tensor]]:
 
 
 def norm_of(part: Any, flat: Tensor) -> float:
-    """Of the gradient of all ranks, each parameter once."""
+    """The norm of the gradient of all ranks, each parameter once."""
     squares = [flat[start:stop].double().square().sum() for start, stop in part.trained.counted_ranges()]
     total = torch.stack(squares).sum() if squares else torch.zeros((), dtype=torch.float64)
     return float(part.team.pp.all_reduce(part.team.tp.all_reduce(total)).sqrt())
