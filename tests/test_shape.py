@@ -21,6 +21,7 @@ WIDE = {
 """Classes with more public methods, and why."""
 
 
+@cache
 def modules() -> dict[str, Path]:
     """By name; the files of packages, which say what is in them, are left out."""
     paths = sorted((SOURCES / "plait").rglob("*.py"))
@@ -28,10 +29,15 @@ def modules() -> dict[str, Path]:
     return {name: path for name, path in named.items() if not name.endswith(".__init__")}
 
 
+@cache
+def tree(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
 def imports(path: Path, known: frozenset[str]) -> set[str]:
     """Modules that one imports outside its functions, for type checkers too."""
     found: set[str] = set()
-    waiting: list[ast.AST] = list(ast.parse(path.read_text()).body)
+    waiting: list[ast.AST] = list(tree(path).body)
     while waiting:
         node = waiting.pop()
         if isinstance(node, ast.Import):
@@ -43,6 +49,7 @@ def imports(path: Path, known: frozenset[str]) -> set[str]:
     return found & known
 
 
+@cache
 def graph() -> dict[str, set[str]]:
     paths = modules()
     known = frozenset(paths)
@@ -85,7 +92,7 @@ def test_no_class_does_too_much() -> None:
     """By its public methods: behind more of them stand two ideas, each of which has a name."""
     wide: dict[str, int] = {}
     for path in modules().values():
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(tree(path)):
             if isinstance(node, ast.ClassDef):
                 methods = [one.name for one in node.body if isinstance(one, ast.FunctionDef | ast.AsyncFunctionDef)]
                 wide[node.name] = max(wide.get(node.name, 0), sum(not name.startswith("_") for name in methods))

@@ -18,15 +18,19 @@ from plait.cost.hardware import Software
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.fixture(scope="module")
-def published() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("published", ROOT / "benchmarks/published.py")
+def benchmark(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, ROOT / f"benchmarks/{name}.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules["published"] = module
+    sys.modules[name] = module
     spec.loader.exec_module(module)
     return module
+
+
+@pytest.fixture(scope="module")
+def published() -> ModuleType:
+    return benchmark("published")
 
 
 def test_the_page_has_the_tables(published: ModuleType) -> None:
@@ -52,8 +56,21 @@ def test_the_constants_are_the_fit(published: ModuleType) -> None:
             assert published.mean_error(points, lambda one, other=other: published.real_seconds(one, other)) > least
 
 
+def test_weak_scaling_is_labelled_as_simulated_with_its_error(
+    published: ModuleType, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """That of the published points, which it takes from beside it."""
+    assert sys.modules["published"] is published
+    assert benchmark("weak_scaling").main(["--tiny"]) == 0
+    out = capsys.readouterr().out
+    assert "simulated seconds" in out
+    rows = [line for line in out.splitlines() if line.startswith(("| 8 ", "| 16 "))]
+    assert len(rows) == 2
+    assert all(row.count("± 4%") >= 2 for row in rows)
+
+
 def test_nothing_is_fitted_to_hybridflow() -> None:
-    """Of its engine's own are the floor of a layer, which is plait's default, and the pool that takes what is left."""
+    """Its engine has two settings of its own: the floor of a layer, plait's default, and a pool of all that is left."""
     real, hybridflow = (read_cluster(str(ROOT / f"recipes/clusters/{name}.yaml")) for name in ("real", "hybridflow"))
     assert hybridflow.software.layer_s == Software().layer_s
     assert replace(hybridflow.software, pool_share=0.0, layer_s=real.software.layer_s) == real.software

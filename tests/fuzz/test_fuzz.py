@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from plait.data import chat
 from tests.fuzz import cases_checkpoints, cases_data, cases_keys, cases_options, cases_plans, cases_recipes
 from tests.fuzz.frame import Case, Place, run_case
 
@@ -20,13 +21,13 @@ TABLES: dict[str, Callable[[], Iterable[Case]]] = {
     "options": cases_options.cases,
 }
 DEFAULT_CASES = 200
-"""Of the default suite, together."""
+"""How many the default suite takes, together."""
 
 ALL = {name: list(cases()) for name, cases in TABLES.items()}
 
 
 def _chosen() -> frozenset[tuple[str, str]]:
-    """Of each table its share of the default suite: those that are always run, then by a hash of the name."""
+    """Each table's share of the default suite: those that are always run, then by a hash of the name."""
     total = sum(map(len, ALL.values()))
     chosen: set[tuple[str, str]] = set()
     for table, cases in ALL.items():
@@ -42,6 +43,11 @@ def _params() -> Iterable[Any]:
         for case in cases:
             marks = () if (table, case.name) in chosen else (pytest.mark.slow,)
             yield pytest.param(case, id=f"{table}: {case.name}", marks=marks)
+
+
+@pytest.fixture(autouse=True)
+def _templates_without_end_are_broken_off_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chat, "RENDER_LIMIT_S", 1.0)
 
 
 @pytest.mark.parametrize("case", list(_params()))

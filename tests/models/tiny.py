@@ -6,9 +6,13 @@ LanguageModel.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
+import hashlib
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
@@ -158,11 +162,44 @@ def tiny(
 def tiny_model(
     family: str = "llama", *, dtype: torch.dtype = torch.float64, device: str = "cpu", **options: Any
 ) -> LanguageModel:
-    """`tiny` (with its options) as an admitted LanguageModel with the tiny tokenizer."""
-    from plait.models.language_loading import from_module
+    """`tiny` (with its options) as an admitted LanguageModel with the tiny tokenizer.
 
-    name = str(dtype).removeprefix("torch.")
-    return from_module(tiny(family, dtype=dtype, **options), tiny_tokenizer(), dtype=name, device=device)
+    Its self-check, which takes far longer than the model takes to make, is made once in a process: the weights are the
+    same each time. What is said of a code that is not the same any more is up to the test that changes it.
+    """
+    from plait.models import language_loading
+
+    name, which = str(dtype).removeprefix("torch."), repr((family, dtype, device, sorted(options.items())))
+    module = tiny(family, dtype=dtype, **options)
+    with mock.patch.object(language_loading, "self_check") if which in _CHECKED else contextlib.nullcontext():
+        model = language_loading.from_module(module, tiny_tokenizer(), dtype=name, device=device)
+    _CHECKED.add(which)
+    return model
+
+
+_CHECKED: set[str] = set()
+"""Models of `tiny_model` that have passed their self-check."""
+
+
+@contextlib.contextmanager
+def checked_once() -> Iterator[None]:
+    """Within it models that are loaded pass their self-check once, for the same weights and configuration."""
+    from plait.models import language_loading, scalar_loading
+    from plait.models.admission import self_check
+
+    def once(model: Any, name: str) -> float:
+        weights = model.weights.detach().flatten().view(torch.uint8).numpy().tobytes()
+        said = f"{type(model.module).__name__} {model.weights.dtype} {model.module.config.to_json_string()}"
+        which = f"{said} {hashlib.sha256(weights).hexdigest()}"
+        if which not in _PASSED:
+            _PASSED[which] = self_check(model, name)
+        return _PASSED[which]
+
+    with mock.patch.object(language_loading, "self_check", once), mock.patch.object(scalar_loading, "self_check", once):
+        yield
+
+
+_PASSED: dict[str, float] = {}
 
 
 def tiny_llama(dtype: torch.dtype = torch.float64, **options: Any) -> LanguageModel:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ import torch
 from plait.models.files.saving import save_pretrained
 from plait.recipes.recipe import Recipe
 from plait.recipes.recipe_file import load_recipe
-from tests.models.tiny import tiny_model, tiny_tokenizer
+from tests.models.tiny import checked_once, tiny_model, tiny_tokenizer
 from tests.runtime.placed_runs import fill, recipe_in
 
 REWARD = """
@@ -30,6 +30,13 @@ def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     model.tokenizer = tiny_tokenizer()
     save_pretrained(model, folder)
     return folder
+
+
+@pytest.fixture(autouse=True, scope="module")
+def models_are_checked_once() -> Iterator[None]:
+    """A quarter of what a tiny run computes is the self-check of its model, which is the same for all."""
+    with checked_once():
+        yield
 
 
 @pytest.fixture

@@ -146,21 +146,30 @@ DAMAGE = {
 }
 
 
-@pytest.mark.parametrize("name", ["metrics.jsonl", "evaluations.jsonl", "doctor.jsonl", "run.json", "trace.json"])
-def test_a_damaged_file_of_a_run_is_one_message(two_steps: Recipe, make_recipe: MakeRecipe, name: str) -> None:
-    path = two_steps.run_dir / name
-    sound = path.read_bytes()
-    kept = len(sound)
+DAMAGED = {
+    "metrics.jsonl": tuple(DAMAGE),
+    "evaluations.jsonl": ("a list", "a step of text", "NUL"),  # as metrics are read
+    "doctor.jsonl": ("no JSON", "no step", "no UTF-8"),  # so too
+    "run.json": ("no JSON", "a list", "deep", "NUL", "no UTF-8"),
+    "trace.json": ("no JSON", "a list", "deep", "NUL", "no UTF-8"),
+}
+
+
+def test_a_damaged_file_of_a_run_is_one_message(two_steps: Recipe, make_recipe: MakeRecipe) -> None:
     recipe = make_recipe(steps=3, **{"checkpoint.every": 1})
-    for damage, content in DAMAGE.items():
-        damaged = content + b" " * max(0, kept - len(content) - 1) + b"\n"
-        if name in ("metrics.jsonl", "trace.json"):  # cut back to as many bytes as they had
-            damaged = damaged[: kept - 1] + b"\n"
-        path.write_bytes(damaged)
-        with pytest.raises(PlaitError) as caught:
-            run(recipe, resume=True)
-        assert name in str(caught.value), damage
-    path.write_bytes(sound)
+    for name, damages in DAMAGED.items():
+        path = two_steps.run_dir / name
+        sound = path.read_bytes()
+        kept = len(sound)
+        for damage in damages:
+            damaged = DAMAGE[damage] + b" " * max(0, kept - len(DAMAGE[damage]) - 1) + b"\n"
+            if name in ("metrics.jsonl", "trace.json"):  # cut back to as many bytes as they had
+                damaged = damaged[: kept - 1] + b"\n"
+            path.write_bytes(damaged)
+            with pytest.raises(PlaitError) as caught:
+                run(recipe, resume=True)
+            assert name in str(caught.value), damage
+        path.write_bytes(sound)
     assert run(recipe, resume=True).step == 3, "what was said harmed nothing"
 
 

@@ -22,6 +22,19 @@ WORDS = ["seven", "plus", "four", "is", "eleven", "and", "two", "makes", "nine"]
 
 @pytest.fixture
 def recipe(tmp_path: Path, tiny_folder: Path) -> Path:
+    return recipe_in(tmp_path, tiny_folder)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory, tiny_folder: Path) -> Path:
+    """A recipe whose stages are done, and stay so."""
+    recipe = recipe_in(tmp_path_factory.mktemp("trained"), tiny_folder)
+    assert main(["train", str(recipe)]) == 0
+    return recipe
+
+
+def recipe_in(tmp_path: Path, tiny_folder: Path) -> Path:
+    """A recipe of three stages, with its data and its judge."""
     examples = [{"prompt": f"count {i}", "completion": f" {WORDS[i % 9]} 7"} for i in range(12)]
     pairs = [
         {"prompt": f"count {i}", "chosen": f" 7 {WORDS[i % 9]}", "rejected": f" 4 {WORDS[-i % 9]}"} for i in range(12)
@@ -118,18 +131,18 @@ def test_resume_skips_stages_that_are_done(recipe: Path, tmp_path: Path, capsys:
     ],
 )
 def test_a_resumed_recipe_is_that_of_the_stages_that_are_done(
-    recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], tokens: list[str], message: str
+    trained: Path, capsys: pytest.CaptureFixture[str], tokens: list[str], message: str
 ) -> None:
     """Neither ignored, nor trained further under a later stage that has begun with what there was."""
-    assert main(["train", str(recipe)]) == 0
-    before = {path: path.read_bytes() for path in (tmp_path / "run").rglob("metrics.jsonl")}
-    assert main(["train", str(recipe), "--resume", *tokens]) == 2
+    before = {path: path.read_bytes() for path in trained.with_name("run").rglob("metrics.jsonl")}
+    assert len(before) == 3
+    assert main(["train", str(trained), "--resume", *tokens]) == 2
     assert re.search(message, capsys.readouterr().err)
     assert {path: path.read_bytes() for path in before} == before
-    assert main(["train", str(recipe), "--resume", "--dry-run"]) == 0, "the recipe as it was"
+    assert main(["train", str(trained), "--resume", "--dry-run"]) == 0, "the recipe as it was"
 
 
-@pytest.mark.parametrize("keys", [[], ["--lora.rank", "2"]])
+@pytest.mark.parametrize("keys", [[], pytest.param(["--lora.rank", "2"], marks=pytest.mark.slow)])
 def test_final_weights_of_fewer_steps_are_not_taken_for_done(recipe: Path, tmp_path: Path, keys: list[str]) -> None:
     """A stage that is made to go on, and is killed between its last step and the export of its weights."""
     assert main(["train", str(recipe), *keys]) == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import random
 from functools import partial
 
@@ -66,6 +67,16 @@ def gradients(rows: Rows, options: GRPOOptions = OPTIONS, **trainer_options) -> 
     return trainer.optimizer.gradients, metrics
 
 
+@pytest.fixture(scope="module")
+def whole():
+    """`gradients` of an aggregation by one micro-batch, computed once."""
+
+    def of(aggregation: Aggregation) -> tuple[torch.Tensor, dict[str, float]]:
+        return gradients(prepared(), OPTIONS.model_copy(update={"aggregation": aggregation}), micro_batch_tokens=10_000)
+
+    return functools.cache(of)
+
+
 def assert_close(found: torch.Tensor, expected: torch.Tensor) -> None:
     """Equal to 1e-10 of the largest entry, in float64."""
     assert expected.abs().max() > 1e-3, "the gradient must not be trivial"
@@ -113,12 +124,11 @@ def test_gradients_equal_an_independent_computation(aggregation, exact_float64):
     ids=str,
 )
 @pytest.mark.parametrize("aggregation", list(Aggregation))
-def test_neither_gradient_nor_metric_depends_on_the_split(aggregation, split, exact_float64):
-    rows = prepared()
+def test_neither_gradient_nor_metric_depends_on_the_split(aggregation, split, exact_float64, whole):
+    expected, whole_metrics = whole(aggregation)
     options = OPTIONS.model_copy(update={"aggregation": aggregation})
-    whole, whole_metrics = gradients(rows, options, micro_batch_tokens=10_000)
-    found, metrics = gradients(rows, options, **split)
-    assert_close(found, whole)
+    found, metrics = gradients(prepared(), options, **split)
+    assert_close(found, expected)
     for name in set(metrics) - {"training/tokens_computed"}:
         assert metrics[name] == pytest.approx(whole_metrics[name], rel=1e-9, abs=1e-12), name
 

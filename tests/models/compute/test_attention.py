@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -56,6 +59,31 @@ def dense(batch: PackedBatch, q: Tensor, k: Tensor, v: Tensor, s: Tensor | None,
     return torch.einsum("hqk,hke->qhe", probs, v.repeat_interleave(HQ // HKV, 0))
 
 
+def mixed() -> PackedBatch:
+    """Groups alike and unlike, a prompt of one token, empty responses, prompts alone."""
+    return a_batch((7, [5, 0, 9]), *[(1, [1, 8])] * 5, (4, []), (4, []), (2, [11]), (7, [5, 0, 9]))
+
+
+def with_gradients(got: Tensor, inputs: list[Tensor]) -> list[Tensor]:
+    """A result, and gradients of a sum that weighs its elements differently."""
+    weights = torch.randn(got.shape, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
+    return [got.detach(), *torch.autograd.grad((got * weights).sum(), inputs)]
+
+
+@pytest.fixture(scope="module")
+def dense_of_mixed() -> Callable[[int], list[Tensor]]:
+    """What is right of `mixed` by a number of `OPTIONS`, computed once."""
+
+    def by(which: int) -> list[Tensor]:
+        options, batch = OPTIONS[which], mixed()
+        q, k, v, s = tensors(batch.num_tokens)
+        sinks = s if options["sinks"] else None
+        inputs = [q, k, v, s] if options["sinks"] else [q, k, v]
+        return with_gradients(dense(batch, q, k, v, sinks, {**options, "scale": 0.6}), inputs)
+
+    return functools.cache(by)
+
+
 OPTIONS = [
     {"window": None, "softcap": None, "sinks": False},
     {"window": 4, "softcap": None, "sinks": False},
@@ -69,9 +97,14 @@ CUTS = {"whole groups": (10**12, 64), "every tile": (-(10**6), 64), "tiny tiles"
 @pytest.mark.parametrize("block_scores", [0, 1500, 1 << 19], ids=["alone", "some", "together"])
 @pytest.mark.parametrize("keep_probs", [True, False])
 @pytest.mark.parametrize("name", CUTS)
-@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@pytest.mark.parametrize("which", range(len(OPTIONS)), ids=lambda which: str(OPTIONS[which]))
 def test_every_cut_computes_the_dense_attention(
-    options: dict, name: str, keep_probs: bool, block_scores: int, monkeypatch: pytest.MonkeyPatch
+    which: int,
+    name: str,
+    keep_probs: bool,
+    block_scores: int,
+    dense_of_mixed: Callable[[int], list[Tensor]],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(packed_attention, "BLOCK_SCORES", block_scores)
     cost, tile = CUTS[name]
@@ -80,21 +113,15 @@ def test_every_cut_computes_the_dense_attention(
         monkeypatch.setattr(pieces, "TILE_TOKENS", tile)
     if not keep_probs:
         monkeypatch.setattr(packed_attention, "KEPT_SCORES", 0)
-    batch = a_batch((7, [5, 0, 9]), *[(1, [1, 8])] * 5, (4, []), (4, []), (2, [11]), (7, [5, 0, 9]))
+    options, batch = OPTIONS[which], mixed()
     q, k, v, s = tensors(batch.num_tokens)
     inputs = [q, k, v, s] if options["sinks"] else [q, k, v]
-    values = {"scale": 0.6, "window": options["window"], "softcap": options["softcap"]}
     sinks = s if options["sinks"] else None
-    context = PackedContext(batch)
-    got = context.attend(0, q, k, v, AttentionForm(sinks=sinks, **values))
-    expected = dense(batch, q, k, v, sinks, values)
+    form = AttentionForm(sinks=sinks, scale=0.6, window=options["window"], softcap=options["softcap"])
+    got, *gradients = with_gradients(PackedContext(batch).attend(0, q, k, v, form), inputs)
+    expected, *wanted = dense_of_mixed(which)
     torch.testing.assert_close(got, expected, rtol=0, atol=1e-12)
-    weights = torch.randn(got.shape, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
-    for ours, theirs in zip(
-        torch.autograd.grad((got * weights).sum(), inputs),
-        torch.autograd.grad((expected * weights).sum(), inputs),
-        strict=True,
-    ):
+    for ours, theirs in zip(gradients, wanted, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-11)
 
 
