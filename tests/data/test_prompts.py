@@ -3,7 +3,7 @@ import json
 from collections import Counter
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from plait.data.mixture import Mixed
@@ -11,6 +11,7 @@ from plait.data.prompts import EVALUATION_UID, PromptEncoder, PromptSet, PromptS
 from plait.data.settings import DataSettings
 from plait.data.sources import Row, Source
 from plait.errors import DataError
+from tests.cases import examples
 from tests.models.tiny import tiny_tokenizer
 
 TEXTS = ("what is 3 plus 4?", "what is 12 minus 5?", "the lazy dog")
@@ -196,6 +197,7 @@ def asked(prompts) -> list[str]:
     return [prompt.columns["prompt"] for prompt in prompts]
 
 
+@settings(max_examples=examples(50, 100))
 @given(rows=st.integers(1, 9), per_step=st.integers(1, 12), seed=st.integers(0, 5), steps=st.integers(1, 12))
 def test_every_epoch_asks_every_row_once_and_uids_are_unique(rows, per_step, seed, steps):
     one = stream(rows, per_step, seed)
@@ -207,6 +209,7 @@ def test_every_epoch_asks_every_row_once_and_uids_are_unique(rows, per_step, see
     assert max(counts.values()) - min(counts.values(), default=0) <= 1 or len(counts) < rows
 
 
+@settings(max_examples=examples(30, 100))
 @given(st.permutations(range(6)))
 def test_a_step_does_not_depend_on_what_was_asked_before(order):
     straight = [stream(5, 3).prompts(step) for step in range(6)]
@@ -215,6 +218,7 @@ def test_a_step_does_not_depend_on_what_was_asked_before(order):
         assert one.prompts(step) == straight[step]
 
 
+@settings(max_examples=examples(40, 100))
 @given(start=st.integers(0, 20), count=st.integers(0, 9))
 def test_instances_are_taken_by_number_whatever_the_steps(start, count):
     one = stream(5, 3)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Sequence
 
@@ -21,6 +22,7 @@ from plait.generation.settings import Sampling, SamplingSettings
 from plait.kernels import paged_attention
 from plait.kernels.noise import NoiseKey
 from plait.policy.step import Key
+from tests.cases import slow_but
 from tests.generation.test_engine import by_uid, requests
 from tests.generation.test_open_loop import request
 from tests.models.tiny import tiny_model, tiny_tokenizer
@@ -73,8 +75,10 @@ SETTINGS = {
 }
 
 
-@pytest.mark.parametrize("share_wrong", [0.0, 0.6])
-@pytest.mark.parametrize("settings", SETTINGS)
+@pytest.mark.parametrize(
+    ("settings", "share_wrong"),
+    slow_but([*((name, 0.6) for name in SETTINGS), ("wide", 0.0)], itertools.product(SETTINGS, (0.0, 0.6))),
+)
 def test_drafts_change_no_token(settings: str, share_wrong: float) -> None:
     """Stops by token, by string and by limit, within a draft or behind it; temperatures, filters, preemption."""
     model = tiny_model("llama")

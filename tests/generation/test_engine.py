@@ -23,7 +23,7 @@ from plait.generation.settings import Sampling, SamplingSettings
 from plait.kernels.noise import NoiseKey
 from plait.models.language_model import LanguageModel
 from plait.policy.step import StepKind
-from tests.cases import slow_but
+from tests.cases import examples, slow_but
 from tests.generation import oracle
 from tests.models.tiny import tiny, tiny_llama, tiny_model, tiny_tokenizer
 from tests.training.exact import ExactFloat64
@@ -100,7 +100,7 @@ def assert_same(found: dict[str, Sample], wanted: dict[str, Sample], tolerance: 
 @pytest.mark.parametrize(
     "family", slow_but(["llama", "gemma2"], ["llama", "gemma2", "gpt_oss", "deepseek_v3", "smollm3", "qwen3_moe"])
 )
-@settings(max_examples=12, deadline=None, phases=[Phase.generate])
+@settings(max_examples=examples(6, 12), deadline=None, phases=[Phase.generate])
 @given(
     order=st.permutations(range(len(TEXTS))),
     taken=st.integers(1, len(TEXTS)),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import random
 
 import pytest
@@ -18,6 +19,7 @@ from plait.generation.pool import KVPool
 from plait.generation.ragged import NewTokens
 from plait.generation.settings import Sampling, SamplingSettings
 from plait.models.language_model import LanguageModel
+from tests.cases import slow_but
 from tests.generation.test_engine import TEXTS, by_uid, request_of
 from tests.generation.test_ragged import random_tree
 from tests.models.tiny import tiny_model
@@ -50,11 +52,17 @@ def alone(family: str, dtype: torch.dtype) -> dict[str, Sample]:
     return found
 
 
-@pytest.mark.parametrize(
-    ("family", "dtype"),
-    [*((family, dtype) for family in FAMILIES for dtype in (torch.float32, torch.bfloat16)), ("llama", torch.float64)],
-    ids=str,
-)
+NARROW = (torch.float32, torch.bfloat16)
+EVERY = [*itertools.product(FAMILIES, NARROW), ("llama", torch.float64)]
+QUICK = [
+    *(("llama", dtype) for dtype in (*NARROW, torch.float64)),
+    *(("gemma2", torch.bfloat16), ("gpt_oss", torch.float32)),
+    *(("deepseek_v3", torch.bfloat16), ("qwen3_moe", torch.float32)),
+]
+"""Every family, and every width of numbers: a family has layers of its own in all widths alike."""
+
+
+@pytest.mark.parametrize(("family", "dtype"), slow_but(QUICK, EVERY), ids=str)
 @settings(max_examples=3, deadline=None, phases=[Phase.generate])
 @given(
     order=st.permutations(range(len(TEXTS))),
@@ -81,8 +89,9 @@ def test_the_same_bits_in_any_company(
     assert len(found) == 2 * taken
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("family", ["llama", "gemma2", "deepseek_v3"])
+@pytest.mark.parametrize(
+    ("family", "dtype"), slow_but(QUICK, itertools.product(("llama", "gemma2", "deepseek_v3"), NARROW)), ids=str
+)
 def test_drafts_in_trees_give_the_bits_of_plain_decoding(family: str, dtype: torch.dtype) -> None:
     """Each node of a tree has the logits that its path would have, token by token, in another pool."""
     model = model_of(family, dtype)

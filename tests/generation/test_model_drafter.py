@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 
 import numpy as np
@@ -18,6 +19,7 @@ from plait.kernels.draft_lookup import CELLS
 from plait.models.language_model import LanguageModel
 from plait.speculation.drafter import Asked
 from plait.speculation.speculation import How
+from tests.cases import slow_but
 from tests.generation.test_engine import requests
 from tests.generation.test_open_loop import request
 from tests.models.tiny import VOCAB_SIZE, tiny_model
@@ -49,7 +51,7 @@ def perturbed(share: float) -> LanguageModel:
 
 
 def acceptance(model: LanguageModel, asked: list[Request]) -> float:
-    """Of guesses of two tokens."""
+    """Share of guesses of two tokens that are taken."""
     speculator = speculates(drafter_of(model), 2)
     with ExactFloat64():
         drained(Engine(tiny_model("llama"), SamplingSettings(), speculates=speculator), asked)
@@ -80,12 +82,20 @@ SETTINGS = [
 ]
 
 
-@pytest.mark.parametrize("settings", SETTINGS, ids=str)
-@pytest.mark.parametrize("kind", ["like the policy", "unlike it"])
+LIKE, UNLIKE = "like the policy", "unlike it"
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings"),
+    slow_but([*((LIKE, one) for one in SETTINGS), (UNLIKE, SETTINGS[2])], itertools.product((LIKE, UNLIKE), SETTINGS)),
+    ids=str,
+)
 def test_it_changes_no_token(kind: str, settings: dict) -> None:
-    """Stops by token, string and limit; filters; greedy samples; chunks, preemption, cached prefixes."""
+    """Guesses that are taken, and in a pool that preempts those that are not.
+
+    Stops by token, string and limit; filters; greedy samples; chunks, preemption, cached prefixes."""
     model = tiny_model("llama")
-    drafts = perturbed(0.02) if kind == "like the policy" else tiny_model("qwen3", seed=2)
+    drafts = perturbed(0.02) if kind == LIKE else tiny_model("qwen3", seed=2)
     with ExactFloat64():
         plain, steps = drained(Engine(model, SamplingSettings(**settings)), requests())
         drafter = drafter_of(drafts, num_blocks=16, most_tokens=settings.get("max_prefill_tokens", 4096))
@@ -96,7 +106,7 @@ def test_it_changes_no_token(kind: str, settings: dict) -> None:
         assert (sample.token_ids, sample.finish_reason) == (plain[uid].token_ids, plain[uid].finish_reason)
         assert sample.logprobs == pytest.approx(plain[uid].logprobs, abs=1e-9)
     assert speculator.counts.drafted > 0
-    assert fewer < steps or kind != "like the policy"
+    assert fewer < steps or kind != LIKE
     assert drafter.num_bytes == 0, "nothing is held where no sample is in flight"
 
 
@@ -168,7 +178,7 @@ def test_samples_of_a_prompt_share_what_it_holds_of_it() -> None:
 
 
 def test_what_came_true_is_not_computed_again() -> None:
-    """Of three guessed tokens the first two were computed, to guess the next ones behind them."""
+    """The first two of three guessed tokens were computed, to guess the next ones behind them."""
     drafter = drafter_of(tiny_model("llama"))
     counts = counted(drafter)
     drafter.begin(0, (5, 6, 7))

@@ -25,6 +25,7 @@ from plait.kernels import paged_attention
 from plait.kernels.paged_attention import KEYS
 from plait.models.language_model import LanguageModel
 from plait.policy.step import Key
+from tests.cases import examples
 from tests.generation.test_open_loop import request
 from tests.models.tiny import tiny_model
 from tests.training.exact import ExactFloat64
@@ -33,7 +34,7 @@ needs_vectors = pytest.mark.skipif(
     not all(map(paged_attention.fast, (torch.float32, torch.bfloat16))), reason="no numba, or a CPU without AVX-512"
 )
 MOST_TOKENS = 60
-"""Of prompt and response."""
+"""Length of prompt and response together."""
 SIZES = st.sampled_from([1, 5, 15, 16, 17, 31, 33, 40])
 RESPONSES = st.lists(st.integers(1, 20), min_size=1, max_size=4).map(tuple)
 
@@ -253,7 +254,7 @@ def test_in_float64_by_the_module() -> None:
 @needs_vectors
 @pytest.mark.parametrize("machine", [Float32Loop, BFloat16Loop])
 def test_to_the_bit_by_the_compiled_forward(machine: type[Loop]) -> None:
-    run(machine, 12)
+    run(machine, examples(7, 12))
 
 
 @pytest.mark.slow

@@ -27,7 +27,7 @@ SMALL = decoder_parameters(
 )
 
 
-@settings(max_examples=examples(25, 100), deadline=None)
+@settings(max_examples=examples(15, 100), deadline=None)
 @given(pairs(), st.sampled_from((16, 256, 1 << 20)), st.sampled_from((1, 4096)))
 def test_weights_between_any_two_layouts(case, bucket_bytes: int, chunk_bytes: int) -> None:
     parameters, cluster, before, after = case
@@ -37,7 +37,7 @@ def test_weights_between_any_two_layouts(case, bucket_bytes: int, chunk_bytes: i
     assert plan == plan_move(source, target, cluster, bucket_bytes=bucket_bytes, chunk_bytes=chunk_bytes)
 
 
-@settings(max_examples=examples(40, 100), deadline=None)
+@settings(max_examples=examples(25, 100), deadline=None)
 @given(pairs(), st.sampled_from((("float32", "bfloat16"), ("float64", "float64"), ("bfloat16", "float32"))))
 def test_optimizer_state_to_weights(case, dtypes: tuple[str, str]) -> None:
     """ZeRO-1 shards of one layout become the weights of another, in the narrower dtype on the way."""
@@ -56,7 +56,7 @@ def test_optimizer_state_to_optimizer_state(case) -> None:
     judge(source, zero_shards(parameters, after, "float32", "after"), cluster, chunk_bytes=1)
 
 
-@settings(max_examples=examples(20, 40), deadline=None)
+@settings(max_examples=examples(12, 40), deadline=None)
 @given(pairs(), st.data())
 def test_one_move_serves_training_and_generation(case, data) -> None:
     """A rank that needs an element twice receives it once and copies it."""
@@ -71,7 +71,7 @@ def longest_message(plan: MovePlan) -> int:
     return max((action.num_elements * plan.item_bytes for _, action in plan if action.peer >= 0), default=0)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=examples(40, 80), deadline=None)
 @given(pairs())
 def test_nodes_send_equal_shares(case) -> None:
     """As equal as the holders allow, up to one message."""
@@ -83,7 +83,7 @@ def test_nodes_send_equal_shares(case) -> None:
     assert most <= node_egress_bound(source, target, cluster, 4) + longest_message(plan)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(25, 60), deadline=None)
 @given(pairs(st.just(Cluster(1, 8))))
 def test_ranks_of_a_node_send_equal_shares(case) -> None:
     parameters, cluster, before, after = case

@@ -15,6 +15,7 @@ from plait.layout.mesh import Cluster, Layout
 from plait.layout.move_plan import MoveKind
 from plait.layout.params import Param
 from plait.layout.stores import from_manifest, stored_once, to_manifest, writers
+from tests.cases import examples
 from tests.layout.cases import pairs
 from tests.layout.judge import judge, masks
 
@@ -24,7 +25,7 @@ SMALL = decoder_parameters(
 ONE_NODE = Cluster(1, 4)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(20, 40), deadline=None)
 @given(pairs())
 def test_saved_under_one_plan_loaded_under_another(case) -> None:
     parameters, cluster, before, after = case
@@ -52,7 +53,7 @@ def test_actions_of_files() -> None:
     assert max(plan.sent_bytes(rank) for rank in range(4)) < 4 * SMALL.num_elements
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(20, 40), deadline=None)
 @given(pairs())
 def test_each_rank_writes_its_own_file(case) -> None:
     """Replicas too: whichever of them holds an element, the one whose file it is in writes it."""

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from plait.policy.batching import Scheduler
 from plait.policy.step import Chunk, Limits, Start, StepKind, StepPlan
+from tests.cases import examples
 
 
 def scheduler(
@@ -244,7 +245,7 @@ def test_all_is_computed_again() -> None:
     assert chunks(plan) == [(7, 0, 0, 7, True), (7, 1, 4, 7, True)], "the prompt's first block is shared"
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(100, 200), deadline=None)
 @given(
     prompts=st.lists(st.tuples(st.integers(1, 20), st.lists(st.integers(1, 9), min_size=1, max_size=7)), max_size=8),
     max_running=st.integers(1, 9),

@@ -21,6 +21,7 @@ from plait.policy.rebalance import (
     knee,
     rebalance,
 )
+from tests.cases import examples
 
 FREE = MoveCost()
 
@@ -158,7 +159,7 @@ def last_s(
     return max(ends)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(75, 150), deadline=None)
 @given(loads, curves, st.integers(1, 12), st.floats(0.0, 20.0), st.floats(0.0, 0.05))
 def test_what_holds_of_every_decision(
     load: list[tuple[list[tuple[int, int, bool]], float, bool]],

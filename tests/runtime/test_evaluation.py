@@ -14,6 +14,7 @@ from plait.observe.trackers import Trackers
 from plait.recipes.recipe import Recipe
 from plait.runtime.api import run
 from plait.runtime.export import export_checkpoint
+from tests.cases import slow_but
 
 MakeRecipe = Callable[..., Recipe]
 
@@ -36,15 +37,19 @@ return [VALUES[number // 2]]
 """
 
 
-@pytest.mark.parametrize(
-    ("values", "best"),
-    [([9, 1, 2, 3], 3), ([0, 3, 3, 1], 1), ([0, None, 2, 1], 2), ([None, 1, None, None], 1)],
-    ids=["the last", "the first of equals", "nothing at first", "nothing later"],
-)
-def test_the_best_weights_are_kept(
-    make_recipe: MakeRecipe, tmp_path: Path, values: list[float | None], best: int
-) -> None:
+BEST: dict[str, tuple[list[float | None], int]] = {
+    "the last": ([9, 1, 2, 3], 3),
+    "the first of equals": ([0, 3, 3, 1], 1),
+    "nothing at first": ([0, None, 2, 1], 2),
+    "nothing later": ([None, 1, None, None], 1),
+}
+"""Values of the evaluations, and the step whose weights are kept."""
+
+
+@pytest.mark.parametrize("which", slow_but(["the first of equals", "nothing at first"], BEST))
+def test_the_best_weights_are_kept(make_recipe: MakeRecipe, tmp_path: Path, which: str) -> None:
     """Evaluations: before, after steps 1 and 2 (due), and after step 3, where none is due."""
+    values, best = BEST[which]
     write_reward(tmp_path, SCRIPTED.replace("VALUES", repr(values)))
     keys = {"evaluation.items": 2, "checkpoint.every": 1, "checkpoint.keep_last": 5}
     first = run(make_recipe(steps=2, **keys, **{"evaluation.every": 1}))

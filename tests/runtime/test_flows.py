@@ -164,7 +164,7 @@ def kill_in_step(recipe: Recipe, step: int) -> None:
     assert wait_for(in_child(until_then), 120) == -signal.SIGKILL
 
 
-@pytest.mark.parametrize("flow", ["ppo", "sft"])
+@pytest.mark.parametrize("flow", slow_but(["ppo"], ["ppo", "sft"]))
 def test_adapters_alone_are_trained_and_saved(
     make_recipe: MakeRecipe, data: dict[str, str], tmp_path: Path, flow: str
 ) -> None:

@@ -22,12 +22,13 @@ from plait.runtime.api import run
 from plait.runtime.machine import machine_of
 from plait.runtime.planning import Planning
 from plait.runtime.prepare import prepare
+from tests.cases import slow_but
 from tests.models.tiny import tiny_model, tiny_tokenizer
 from tests.runtime.placed_runs import GRPO, recipe_in, where
 from tests.runtime.plans import assert_equal_runs
 
 STEPS = 6
-"""Of 3 among 12 prompts: a pass and a half."""
+"""A step takes 3 of 12 prompts: a pass and a half."""
 
 MODEL = "MODEL"
 """In place of the folder of the policy as it begins."""
@@ -66,7 +67,11 @@ def accepted(run_dir: Path) -> float:
     return sum(row.get("perf/spec/accepted_tokens", 0.0) for row in read_rows(run_dir / "metrics.jsonl"))
 
 
-@pytest.mark.parametrize("how", HOW)
+QUICK = [how for how in HOW if how not in ("five", "a draft model, where it pays")]
+"""Five are guessed as three are; where guesses pay is decided alike whoever makes them."""
+
+
+@pytest.mark.parametrize("how", slow_but(QUICK, HOW))
 def test_a_run_with_drafts_is_the_run_without(how: str, place: Path, tiny_folder: Path, plain: Path) -> None:
     recipe = recipe_of(place, tiny_folder, how, **HOW[how])
     run(recipe)
@@ -76,16 +81,16 @@ def test_a_run_with_drafts_is_the_run_without(how: str, place: Path, tiny_folder
         assert accepted(Path(recipe.run_dir)) > 0
 
 
-def test_in_exact_mode_to_the_bit(place: Path, tiny_folder: Path) -> None:
+@pytest.mark.parametrize("how", slow_but([4], ["auto", 4]))
+def test_in_exact_mode_to_the_bit(how: Any, place: Path, tiny_folder: Path) -> None:
     keys = {"sampling.exact": True, "dtype": "float32", "steps": 4}
-    recipes = [
-        recipe_of(place, tiny_folder, f"exact-{how}", **keys, **{"sampling.speculation": how})
-        for how in ("off", "auto", 4)
-    ]
-    for recipe in recipes:
+    without, drafting = (
+        recipe_of(place, tiny_folder, f"exact-{how}-{guesses}", **keys, **{"sampling.speculation": guesses})
+        for guesses in ("off", how)
+    )
+    for recipe in (without, drafting):
         run(recipe)
-    for recipe in recipes[1:]:
-        assert_equal_runs(Path(recipe.run_dir), Path(recipes[0].run_dir), tolerance=0.0)
+    assert_equal_runs(Path(drafting.run_dir), Path(without.run_dir), tolerance=0.0)
 
 
 @pytest.mark.parametrize(

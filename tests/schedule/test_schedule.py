@@ -11,6 +11,7 @@ from plait.schedule.generators import gpipe, in_flight, one_at_a_time, one_f_one
 from plait.schedule.pipeline import Workload, fused_workload
 from plait.schedule.schedule import Schedule, parse, with_transfers
 from plait.schedule.validate import Transport, check_transfers, validate
+from tests.cases import examples
 from tests.schedule.workloads import workloads
 
 quick = settings(deadline=None, max_examples=40)
@@ -48,7 +49,7 @@ def test_1f1b_by_hand():
     assert [most[""] for most in in_flight(schedule)] == [3, 2, 1]
 
 
-@quick
+@settings(deadline=None, max_examples=examples(15, 40))
 @given(workloads())
 def test_every_schedule_produced_is_valid(workload):
     bare = Workload(workload.pipelines, workload.num_ranks)

@@ -20,6 +20,7 @@ from plait.simulator.step_graph import Rollouts, Slot, StepCall, StepGraph
 from plait.simulator.step_program import IDLE
 from plait.simulator.step_simulator import Played, StepSimulator
 from plait.simulator.steps import Prediction, predict
+from tests.cases import examples
 from tests.schedule.test_placements import PPO
 from tests.simulator.stand_in_costs import StandIn, Tail
 
@@ -323,7 +324,7 @@ def listed(found) -> dict[int, tuple[int, int]]:
     return spans
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=examples(150, 300))
 @given(tasks())
 def test_it_is_what_a_plain_list_scheduler_does(found) -> None:
     played, _ = play(found)

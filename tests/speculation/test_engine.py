@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Sequence
 
@@ -20,6 +21,7 @@ from plait.kernels import paged_attention
 from plait.speculation.drafter import Asked, Guesses
 from plait.speculation.pool import FloatArray, IntArray
 from plait.speculation.speculation import How
+from tests.cases import slow_but
 from tests.generation.test_engine import by_uid, requests
 from tests.generation.test_open_loop import request
 from tests.models.tiny import tiny_model
@@ -103,8 +105,12 @@ def test_the_pool_changes_no_token(how: How) -> None:
         assert steps < plain_steps
 
 
-@pytest.mark.parametrize("settings", [{}, {"max_prefill_tokens": 9, "max_running": 3}, {"kv_tokens": 96}], ids=str)
-@pytest.mark.parametrize("drafter", DRAFTERS)
+PLENTY, CHUNKS, SCARCE = SETTINGS = [{}, {"max_prefill_tokens": 9, "max_running": 3}, {"kv_tokens": 96}]
+QUICK = [*(("random", one) for one in SETTINGS), ("what was said last, again", CHUNKS), ("ends", SCARCE)]
+QUICK += [("its own words", PLENTY)]
+
+
+@pytest.mark.parametrize(("drafter", "settings"), slow_but(QUICK, itertools.product(DRAFTERS, SETTINGS)), ids=str)
 def test_no_drafter_changes_a_token(drafter: str, settings: dict) -> None:
     model = tiny_model("llama")
     with ExactFloat64():

@@ -21,6 +21,7 @@ from plait.training.passes import OpenMiniBatch
 from plait.training.pipeline import execute
 from plait.training.results import MiniBatchResult
 from plait.training.trainer import Trainer
+from tests.cases import examples
 from tests.models.tiny import tiny_llama
 from tests.training.batches import ADVANTAGES, make_trainer, random_rows, run_all
 from tests.training.schedules import shuffled
@@ -115,7 +116,7 @@ def test_a_schedule_of_both_gives_the_bits_of_each_alone(models):
     expected = states(alone)
     assert metrics["actor"]["training/optimizer_steps"] == 2
 
-    for seed in range(4):
+    for seed in range(examples(2, 4)):
         trainers = models()
         found, done = together(trainers, rows, seed)
         assert found == metrics

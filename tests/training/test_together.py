@@ -12,7 +12,7 @@ from plait.launch.interface import Group
 from plait.schedule.generators import one_f_one_b
 from plait.schedule.pipeline import fused_workload
 from plait.schedule.schedule import Schedule
-from tests.cases import examples
+from tests.cases import examples, slow_but
 from tests.training.schedules import shuffled
 
 DEADLINE_S = 120.0
@@ -45,9 +45,10 @@ def check(group: Group, schedule: Schedule, places: dict[str, str], slow: int = 
     return done
 
 
-@pytest.mark.parametrize("count", [1, 2, 4, 8])
+@pytest.mark.parametrize("count", slow_but([4], [1, 2, 4, 8]))
 def test_two_ranks_do_what_the_schedule_says(four: Group, count: int) -> None:
-    """Where a mini-batch has fewer micro-batches, theirs are left out."""
+    """Where a mini-batch has fewer micro-batches, theirs are left out: of four, one. Orders of one to five are drawn
+    below."""
     schedule = shuffled(workload_of((2, 2), (count, count)), count)
     for done, row in zip(check(four, schedule, PLACES[2, 2]), schedule.ids(), strict=True):
         assert done == [name for name in row if name in done]

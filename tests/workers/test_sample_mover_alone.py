@@ -15,6 +15,7 @@ from plait.models.parallel.peers import Peers
 from plait.policy.step import Key
 from plait.schedule.work import to_the_end
 from plait.workers.sample_mover import End, SampleMover
+from tests.cases import examples
 from tests.generation.test_engine import by_uid
 from tests.generation.test_open_loop import model_of, request
 from tests.training.exact import ExactFloat64
@@ -22,7 +23,7 @@ from tests.training.exact import ExactFloat64
 HERE = Layout.on((0,))
 
 
-@settings(max_examples=8, deadline=None, phases=[Phase.generate])
+@settings(max_examples=examples(5, 8), deadline=None, phases=[Phase.generate])
 @given(
     asked=st.lists(
         st.tuples(st.integers(1, 40), st.lists(st.integers(2, 20), min_size=1, max_size=3), st.integers(0, 1)),
