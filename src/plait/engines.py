@@ -38,6 +38,8 @@ class Traits:
     is trained."""
     shares_devices: bool
     """Other calls may compute on its ranks while it generates: nothing leaves the devices in between."""
+    computes_elsewhere: bool = False
+    """Another program computes its log-probs: they are compared with the trainer's before the first step."""
 
 
 class InstanceMoves(Protocol):
@@ -293,4 +295,8 @@ class Workers(Protocol):
 
     def close(self) -> None:
         """Let the others go."""
+        ...
+
+    def end_engines(self) -> None:
+        """End the processes that engines have for themselves, however the run ended."""
         ...

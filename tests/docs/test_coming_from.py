@@ -93,7 +93,8 @@ def test_every_name_of_trl_is_in_the_table_and_exists() -> None:
     ("key", "said"),
     [
         ("num_generations", ": TRL's is `samples_per_prompt` here (docs/coming-from-trl.md)"),
-        ("use_vllm", ", TRL's, has no equivalent here: samples are drawn by plait's own engine"),
+        ("use_vllm", ": TRL's is `sampling.engine` here (`vllm`, in an environment of its own"),
+        ("vllm_mode", ", TRL's, has no equivalent here: samples are drawn by plait's own engine"),
         ("options.epsilon", ": TRL's `epsilon` is `options.clip_low` here (without `epsilon_high` set"),
         ("actor_rollout_ref.rollout.n", ": verl's is `samples_per_prompt` here"),
         ("rollout.n", ": verl's `actor_rollout_ref.rollout.n` is `samples_per_prompt` here"),

@@ -98,7 +98,7 @@ def _figure(value: float | None) -> str:
 
 def without_draws(recipe: Recipe) -> Recipe:
     """The recipe without what it says about drawing samples to train on, some of which is refused where one trains."""
-    settings = recipe.sampling.model_copy(update={"temperature": 1.0, "top_p": 1.0, "top_k": 0})
+    settings = recipe.sampling.model_copy(update={"temperature": 1.0, "top_p": 1.0, "top_k": 0, "engine": "plait"})
     return recipe.model_copy(update={"sampling": settings})
 
 

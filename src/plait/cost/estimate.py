@@ -111,7 +111,9 @@ def memory_table(
     if any(model.trained and not model.scalar for model in models) and recipe.lora.rank == 0:
         forward.append(("gradient of the head", head_gradient_bytes(shape, width)))
     rows += forward
-    if flow.of_kind(CallKind.GENERATE) and recipe.device == "cpu" and recipe.dtype != "float64":
+    if flow.of_kind(CallKind.GENERATE) and recipe.sampling.engine == "vllm":
+        rows.append(("weights in vLLM's process", shape.parameters * width))
+    elif flow.of_kind(CallKind.GENERATE) and recipe.device == "cpu" and recipe.dtype != "float64":
         # The copy is given back before anything is trained or scored, so what those take alone makes room for it.
         packed, others = packed_bytes(shape, recipe.dtype), sum(size for _, size in forward)
         if packed > others:

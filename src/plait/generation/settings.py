@@ -98,6 +98,9 @@ class Sampling:
 class SamplingSettings(Settings):
     """Keys of the recipe's `sampling` section."""
 
+    engine: Literal["plait", "vllm"] = Field(
+        "plait", description="who draws samples: plait, or vllm in an environment of its own (docs/engines.md)"
+    )
     temperature: Annotated[float, AfterValidator(_check_temperature)] = Field(
         1.0, ge=0, description="divides the logits before the softmax, in sampling and training alike; 0: greedy"
     )

@@ -37,6 +37,7 @@ class LocalNode:
         address: on which its ranks talk to each other, and to those of other machines if there are any.
         interfaces: variables that say on which network interfaces that is.
         own_devices: whether this process sees the devices of its own ranks alone.
+        python: of another environment, in which its ranks run.
     """
 
     node = 0
@@ -47,8 +48,10 @@ class LocalNode:
         interfaces: Mapping[str, str] | None = None,
         *,
         own_devices: bool = False,
+        python: Path | None = None,
     ) -> None:
         self.address = address
+        self._python = python
         self.own_devices = own_devices
         self.cores = len(os.sched_getaffinity(0))
         self.devices = visible_devices()
@@ -64,7 +67,7 @@ class LocalNode:
         processes: list[WorkerProcess] = []
         try:
             for rank in order.ranks:
-                processes.append(WorkerProcess(key, environment, order.output_of(rank)))
+                processes.append(WorkerProcess(key, environment, order.output_of(rank), python=self._python))
         except BaseException:
             for process in processes:
                 process.kill()

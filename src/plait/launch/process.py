@@ -21,6 +21,13 @@ _BOOT = (
     "import sys, json; sys.path[:] = json.loads(sys.argv[1]); "
     "from plait.launch.worker import main; main(*map(int, sys.argv[2:]))"
 )
+_BOOT_ELSEWHERE = (
+    "import sys; from importlib import util; folder = sys.argv[1]; "
+    "spec = util.spec_from_file_location('plait', folder + '/__init__.py', submodule_search_locations=[folder]); "
+    "sys.modules['plait'] = plait = util.module_from_spec(spec); spec.loader.exec_module(plait); "
+    "from plait.launch.worker import main; main(*map(int, sys.argv[2:]))"
+)
+"""Of another environment's Python: plait's own files, and nothing else of what is installed beside them."""
 _DUMP_WAIT_S = 0.5
 _TAIL_LINES = 20
 _TAIL_BYTES = 4000
@@ -35,10 +42,17 @@ class WorkerProcess:
         environment: variables over those of this process.
         output_file: to which its stdout and stderr are appended; None keeps them for `output` only.
         folder: that it works in, if there is such a folder; else that of this process.
+        python: of another environment, whose packages it has in place of this process's.
     """
 
     def __init__(
-        self, key: bytes, environment: Mapping[str, str], output_file: Path | None, folder: Path | None = None
+        self,
+        key: bytes,
+        environment: Mapping[str, str],
+        output_file: Path | None,
+        folder: Path | None = None,
+        *,
+        python: Path | None = None,
     ) -> None:
         self._output_file = output_file
         self.link, theirs = socket.socketpair()
@@ -48,10 +62,9 @@ class WorkerProcess:
         self._output = open(output_file, "ab+") if output_file else tempfile.TemporaryFile()  # noqa: SIM115
         self._output_start = self._output.seek(0, os.SEEK_END)
         fds = [theirs.fileno(), life_read, self._crash_file.fileno()]
-        paths = json.dumps([path for path in sys.path if isinstance(path, str)])
         self._kills = KernelKills()
         self._process = subprocess.Popen(
-            [sys.executable, "-c", _BOOT, paths, *map(str, fds)],
+            [*_interpreter(python), *map(str, fds)],
             stdin=subprocess.PIPE,
             stdout=self._output,
             stderr=self._output,
@@ -172,6 +185,13 @@ class WorkerProcess:
 
     def _crash_text(self, start: int) -> str:
         return os.pread(self._crash_file.fileno(), self._crash_size() - start, start).decode(errors="replace")
+
+
+def _interpreter(python: Path | None) -> list[str]:
+    """What begins the command of a worker."""
+    if python is None:
+        return [sys.executable, "-c", _BOOT, json.dumps([path for path in sys.path if isinstance(path, str)])]
+    return [str(python), "-P", "-c", _BOOT_ELSEWHERE, str(Path(__file__).parents[1])]
 
 
 def _signal_main_thread(pid: int, number: int) -> None:

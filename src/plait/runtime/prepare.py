@@ -32,6 +32,7 @@ from plait.recipes.checks import (
     check_trained_steps,
     check_unused,
 )
+from plait.recipes.engine_checks import check_engine, check_engine_plan
 from plait.recipes.recipe import Recipe
 from plait.recipes.role_models import MODEL_ROLES, REWARD_ROLES, RoleModel, ToCome, draft_model, role_models
 from plait.rewards.functions import RewardFunction, functions_of, reward_functions
@@ -44,6 +45,7 @@ from plait.runtime.stored_recipe import with_sampling
 from plait.runtime.tokenizers import check_draft_model, check_ids, load_tokenizer, unlike_tokens
 from plait.schedule.named_plans import AUTO
 from plait.schedule.placements import to_be_found
+from plait.vllm.environment import checked_environment
 
 
 def prepare(
@@ -69,6 +71,8 @@ def prepare(
         UserError: a key, the flow, the data or the model cannot be used; the message names the key and the remedy.
     """
     check_device(recipe)
+    if recipe.sampling.engine == "vllm":
+        checked_environment()
     outlined = outline(recipe, flow=flow, to_come=to_come, trains=trains)
     recipe, models, shapes = outlined.recipe, outlined.models, outlined.shapes
     plan = kept.plan
@@ -82,6 +86,7 @@ def prepare(
         plan, source = found_for_run(outlined, _lengths_in(data), machines)
         loading(f"the plan was found by numbers {source.source}")
     recipe = with_groups(outlined, plan, partial(_lengths_in, data), machines)
+    check_engine_plan(recipe, plan)
     if recipe.epochs is not None:
         num_rows = len(next(iter(data.given.values())) if data.train_set is None else data.train_set)
         recipe = recipe.model_copy(update={"steps": recipe.steps_of(num_rows), "epochs": None})
@@ -165,6 +170,7 @@ def outline(
     if generates:
         check_sampling(recipe)
     check_staleness(dataflow, recipe)
+    check_engine(recipe)
     check_unused(dataflow, recipe)
     check_rewards(dataflow, recipe, has_task=recipe.data.task is not None)
     functions = {role: of_role for role in REWARD_ROLES if (of_role := _functions(role, dataflow, recipe))}

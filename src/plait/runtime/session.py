@@ -22,6 +22,7 @@ from plait.runtime.batches import Batches
 from plait.runtime.directory import RunDirectory
 from plait.runtime.doctor import RunDoctor
 from plait.runtime.drawn import read_drawn, stored_drawn
+from plait.runtime.engine_gate import check_engines
 from plait.runtime.evaluation import Evaluation
 from plait.runtime.executor import Executor
 from plait.runtime.filling import build_roles
@@ -109,12 +110,14 @@ class Session:
         self.pools = open_pools(prepared, stack, self.directory.files.reward_output)
         self.judges = self.pools.pop("judges", None)
         self.workers = self._leading.workers(self.recorder)
+        stack.callback(self.workers.end_engines)
         self.roles: dict[str, RoleRuntime] = build_roles(prepared, self.workers, self.pools)
         for pool in (*self.pools.values(), *filter(None, (self.judges,))):
             pool.looked = self.workers.tick
         if checkpoint is not None:
             self.workers.checkpoint.load(checkpoint.folder, checkpoint.state.get("counts"), self.done.threads)
             self._publish_weights()
+        check_engines(prepared, self.roles, self.progress)
         self.executor = Executor(prepared.flow, self.roles, recipe, self.recorder, self.progress, self.workers)
         self.feed = prepared.feed(self.done.prompts_drawn)
         self.batches = Batches(self.feed, recipe.prompts_per_step, self._drawn_before(checkpoint))

@@ -10,6 +10,7 @@ from plait.policy.decode_ring import StageUse, busy_shares
 from plait.rewards.pool import RewardPool
 from plait.schedule.timeline import Span
 from plait.speculation.counts import Counts
+from plait.vllm.engine import VllmEngine
 from plait.workers.announcer import Announcer
 from plait.workers.checkpoint_parts import CheckpointParts
 from plait.workers.clock import RunClock
@@ -18,6 +19,7 @@ from plait.workers.messages import Do, Message
 from plait.workers.ranks import LEADER
 from plait.workers.remote_engine import RemoteEngine
 from plait.workers.remote_trainer import RemoteTrainer
+from plait.workers.vllm_engines import open_vllm
 
 
 class WorkerGroup:
@@ -33,7 +35,8 @@ class WorkerGroup:
         self.rank_state = announcer.rank_state
         self._recorder = announcer.recorder
         self._others = tuple(range(1, num_ranks))
-        self._engines: dict[str, RemoteEngine] = {}
+        self._engines: dict[str, RemoteEngine | VllmEngine] = {}
+        self._with_processes: list[VllmEngine] = []
         self._counted = (0, 0)
         self._speculation: dict[str, Counts] = {}
         self._uses: list[StageUse] = []
@@ -101,11 +104,22 @@ class WorkerGroup:
         self.announcer.forget()
         return ""
 
-    def engine(self, role: str) -> RemoteEngine | None:
-        """That of the role, one for all calls; None: it does not generate."""
+    def engine(self, role: str) -> RemoteEngine | VllmEngine | None:
+        """That of the role, one for all calls; None: it does not generate.
+
+        Raises:
+            ConfigError: the engine that the recipe names is not there, or cannot hold the model.
+            RunError: its process died, or was not ready in time.
+        """
         if not self.rank_state.places[role].generate:
             return None
-        return self._engines.setdefault(role, RemoteEngine(self.announcer, role))
+        if role not in self._engines:
+            if self.rank_state.recipe.sampling.engine == "plait":
+                self._engines[role] = RemoteEngine(self.announcer, role)
+            else:
+                self._engines[role] = engine = open_vllm(self.rank_state, role)
+                self._with_processes.append(engine)
+        return self._engines[role]
 
     def trainer(self, role: str, max_positions: int) -> RemoteTrainer:
         return RemoteTrainer(self.announcer, role, max_positions)
@@ -126,3 +140,8 @@ class WorkerGroup:
         """Let the other ranks go, whatever they are doing for nobody."""
         self.give_up()
         self.announcer.tell(self._others, Message({"do": Do.END}))
+
+    def end_engines(self) -> None:
+        """End the processes that engines have for themselves, however the run ended."""
+        for engine in self._with_processes:
+            engine.close()

@@ -1,0 +1,37 @@
+"""`plait doctor engines`: which engines can draw samples on this machine."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from plait.observe.screen import say
+
+
+def doctor(what: Literal["engines"], /) -> int:
+    """Look at what plait finds on this machine.
+
+    Parameters
+    ----------
+    what
+        engines: who can draw samples (`sampling.engine`), where each is, of which version, and how to install it.
+    """
+    from plait.recipes.engine_checks import ABILITIES
+    from plait.vllm.environment import TESTED, VARIABLE, install_text, look, vllm_python
+
+    assert what == "engines", f"doctor has nothing to say of {what}"
+    say("plait   is here: it needs nothing else")
+    python, environment = vllm_python(), look()
+    fault = f"{python} is no Python that answers" if environment is None else environment.fault
+    seeded = "tokens are a function of the seed" if ABILITIES["vllm"].keyed_noise else "tokens differ from run to run"
+    if environment is not None and not fault:
+        say(
+            f"vllm    is here: vLLM {environment.vllm}, torch {environment.torch}, transformers "
+            f"{environment.transformers}, in {python}; {seeded}"
+        )
+        return 0
+    say(f"vllm    cannot be used: {fault}")
+    say(f"        tested versions: {', '.join(TESTED)}; {VARIABLE} names the Python of another environment")
+    say("        to install it, for a CPU:")
+    for line in install_text().splitlines():
+        say(f"  {line}")
+    return 0

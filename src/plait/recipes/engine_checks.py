@@ -1,0 +1,89 @@
+"""What each generation engine can do, and what a recipe asks beyond that: refused by name, before any work."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from plait.errors import ConfigError
+from plait.recipes.recipe import Recipe
+from plait.schedule.plan import Plan
+
+
+@dataclass(frozen=True)
+class Abilities:
+    """Of a generation engine, whatever the run."""
+
+    keyed_noise: bool
+    """Its tokens are a function of the seed: who is computed beside a sample changes them by roundings alone."""
+    exact: bool
+    """Its logits can be had to the bit, whatever is computed beside them."""
+    drafts: bool
+    moves: bool
+    """Samples go on elsewhere, or with other weights."""
+    parts: bool
+    """It computes with models in parts and on several devices."""
+    own_cache: bool
+    """What it keeps of earlier prompts is its own to decide."""
+    dtypes: tuple[str, ...]
+
+
+ABILITIES = {
+    "plait": Abilities(
+        keyed_noise=True,
+        exact=True,
+        drafts=True,
+        moves=True,
+        parts=True,
+        own_cache=False,
+        dtypes=("bfloat16", "float32", "float64"),
+    ),
+    "vllm": Abilities(
+        keyed_noise=True,
+        exact=False,
+        drafts=False,
+        moves=False,
+        parts=False,
+        own_cache=True,
+        dtypes=("bfloat16", "float32"),
+    ),
+}
+"""By `sampling.engine`."""
+
+
+def check_engine(recipe: Recipe) -> None:
+    """Raises ConfigError where a recipe asks its engine for what that cannot do."""
+    engine, sampling = recipe.sampling.engine, recipe.sampling
+    can = ABILITIES[engine]
+    guesses, grouped = sampling.speculation != "off", sampling.decode_groups != "auto"
+    asked = (
+        ("sampling.exact", sampling.exact, can.exact, "promises no equal bits", "false"),
+        ("sampling.speculation", guesses, can.drafts, "takes no drafts", "off"),
+        ("sampling.decode_groups", grouped, can.parts, "has no stages", "auto"),
+        ("sampling.prefix_cache_tokens", sampling.prefix_cache_tokens, not can.own_cache, "decides what it keeps", "0"),
+        ("max_staleness", recipe.max_staleness, can.moves, "draws with the newest weights alone", "0"),
+        ("rebalance", recipe.rebalance != "off", can.moves, "lets no sample go on elsewhere", "off"),
+    )
+    for key, is_set, holds, why, remedy in asked:
+        if is_set and not holds:
+            section, _, name = key.rpartition(".")
+            value = getattr(sampling if section else recipe, name)
+            raise ConfigError(
+                f"`{key}` is {value}, but `sampling.engine` is {engine}, which {why}; set `{key}` to {remedy}, or "
+                "`sampling.engine` to plait"
+            )
+    if recipe.dtype.value not in can.dtypes:
+        raise ConfigError(
+            f"`dtype` is {recipe.dtype.value}, but `sampling.engine` is {engine}, which computes in "
+            f"{' or '.join(can.dtypes)}; set one of them back"
+        )
+
+
+def check_engine_plan(recipe: Recipe, plan: Plan) -> None:
+    """Raises ConfigError where a plan spreads what its engine computes in one process only."""
+    engine = recipe.sampling.engine
+    if plan.num_ranks > 1 and not ABILITIES[engine].parts:
+        raise ConfigError(
+            f"the plan `{plan.name}` (`plan`, `devices`) is of {plan.num_ranks} devices, but `sampling.engine` is "
+            f"{engine}, which generates for a run of one: no tp, pp or several instances; set `devices` to 1, or "
+            "`sampling.engine` to plait"
+        )

