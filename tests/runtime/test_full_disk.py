@@ -15,7 +15,7 @@ from plait.checkpoint import store
 from plait.errors import RunError
 from plait.models.files.saving import save_pretrained
 from plait.models.files.tensor_file import write_tensor_file
-from plait.runtime import api, session
+from plait.runtime import api, weights_folder
 from plait.runtime.api import run
 from plait.runtime.session import Session
 from tests.runtime.test_breaking_off import MakeRecipe, checkpoints_of, steps_of, write_reward
@@ -56,7 +56,7 @@ def full_export(name: str, error: Exception) -> Callable[[pytest.MonkeyPatch, li
                 raise error
             save_pretrained(model, folder)
 
-        patch.setattr(session, "save_pretrained", saving)
+        patch.setattr(weights_folder, "save_pretrained", saving)
 
     return inject
 
