@@ -169,9 +169,9 @@ def _is_plain(batch: RaggedBatch) -> bool:
     return single and batch.read_R is None and batch.ancestors is None
 
 
-def _logits(found: Tensor | None) -> Tensor:
-    assert found is not None, "each row is read"
-    return found
+def _logits(logits: Tensor | None) -> Tensor:
+    assert logits is not None, "each row is read"
+    return logits
 
 
 def _power(number: int) -> int:

@@ -67,8 +67,8 @@ def require(holds: bool, otherwise: str) -> None:
 
 def decoder_layers(module: Any) -> list[Any]:
     layers = getattr(module, "layers", None)
-    found = isinstance(layers, nn.ModuleList) and len(layers) > 0
-    require(found and hasattr(module, "norm") and hasattr(module, "embed_tokens"), "it is not a list of layers")
+    are_layers = isinstance(layers, nn.ModuleList) and len(layers) > 0
+    require(are_layers and hasattr(module, "norm") and hasattr(module, "embed_tokens"), "it is not a list of layers")
     return list(layers)  # type: ignore[arg-type]
 
 
@@ -81,7 +81,7 @@ def parts_of(layer: Any) -> Layer:
     attention_in = (whole,) if whole is not None else _all(attention, "q_proj", "k_proj", "v_proj")
     mlp_in = (halves,) if halves is not None else _all(mlp, "gate_proj", "up_proj")
     head_norms = [getattr(attention, name) for name in ("q_norm", "k_norm") if hasattr(attention, name)]
-    found = Layer(
+    parts = Layer(
         attention_in,
         *_all(attention, "o_proj"),
         mlp_in,
@@ -89,20 +89,22 @@ def parts_of(layer: Any) -> Layer:
         (*norms, *head_norms),
         bool(getattr(attention, "use_rope", True)),
     )
-    linears = (*found.attention_in, found.attention_out, *found.mlp_in, found.mlp_out)
+    linears = (*parts.attention_in, parts.attention_out, *parts.mlp_in, parts.mlp_out)
     require(all(type(linear) is nn.Linear for linear in linears), "its linear layers are wrapped or of another class")
-    known = sum(parameter.numel() for part in (*linears, *found.norms) for parameter in part.parameters())
-    require(known == sum(parameter.numel() for parameter in layer.parameters()), "its layers have further weights")
+    num_in_parts = sum(parameter.numel() for part in (*linears, *parts.norms) for parameter in part.parameters())
+    require(
+        num_in_parts == sum(parameter.numel() for parameter in layer.parameters()), "its layers have further weights"
+    )
     size = getattr(attention, "head_dim", None)
     sizes_fit = len(head_norms) in (0, 2) and all(tuple(norm.weight.shape) == (size,) for norm in head_norms)
     require(sizes_fit, "its head norms are not over one head")
-    return found
+    return parts
 
 
 def _all(module: Any, *names: str) -> tuple[Any, ...]:
-    found = tuple(getattr(module, name, None) for name in names)
-    require(all(part is not None for part in found), "its layers are not of the classic shape")
-    return found
+    modules = tuple(getattr(module, name, None) for name in names)
+    require(all(part is not None for part in modules), "its layers are not of the classic shape")
+    return modules
 
 
 def norm_kind(norm: Any) -> tuple[float, int]:

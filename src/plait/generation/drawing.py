@@ -113,8 +113,8 @@ class Drawing:
         samplings += [s.request.sampling for s in others]
         if not self._exact:
             return choose(logits_DV, draw_keys_D, SamplingRows.of(samplings, vocab_size, device))
-        each = [SamplingRows.of([sampling], vocab_size, device) for sampling in samplings]
-        pairs = [choose(logits_DV[i : i + 1], draw_keys_D[i : i + 1], one) for i, one in enumerate(each)]
+        rows_of_each = [SamplingRows.of([sampling], vocab_size, device) for sampling in samplings]
+        pairs = [choose(logits_DV[i : i + 1], draw_keys_D[i : i + 1], row) for i, row in enumerate(rows_of_each)]
         token_ids_D, logprobs_D = (torch.cat(column) for column in zip(*pairs, strict=True))
         return token_ids_D, logprobs_D
 
@@ -131,10 +131,10 @@ def take(
         for response, token_id, logprob in zip(samples, token_ids, logprobs, strict=True):
             response.append(token_id, logprob, tokenizer)
         return [1] * len(samples)
-    found = accepted([response.key for response in samples], drafts, token_ids)
+    drafted = accepted([response.key for response in samples], drafts, token_ids)
     return [
         response.extend(token_ids[start:stop], logprobs[start:stop], tokenizer)
-        for response, (start, stop) in zip(samples, found, strict=True)
+        for response, (start, stop) in zip(samples, drafted, strict=True)
     ]
 
 

@@ -233,7 +233,7 @@ class Engine:
         """Samples get their tokens; how many these are."""
         drawn = self._drawing.end(draws)
         self.state.scheduler.take_back(drawn.num_wrong)
-        self._parking.park(key for key, one in drawn.ended.items() if one.is_parked)
+        self._parking.park(key for key, response in drawn.ended.items() if response.is_parked)
         self._landed.finished += self.state.settle(drawn)
         self._landed.num_drawn += drawn.num_tokens
         return drawn.num_tokens

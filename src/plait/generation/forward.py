@@ -78,8 +78,8 @@ class Forward:
             return "exact mode has a forward of its own"
         if self.model.part is not None:
             return "this rank has a part of the model"  # ranks of one layer have to meet in between
-        found = self._tried()
-        return found.reason if isinstance(found, Refusal) else None
+        tried = self._tried()
+        return tried.reason if isinstance(tried, Refusal) else None
 
     def _tried(self) -> Backend | Refusal:
         """The backend beside the module, made and proven when it is first asked for."""
@@ -92,7 +92,7 @@ class Forward:
         None if R is 0."""
         if self._exact is not None:
             new = rows.new_tokens(drafts)
-            read = [len(one.token_ids) for one in new] + [int(chunk.completes) for chunk in chunks]
+            read = [len(tokens.token_ids) for tokens in new] + [int(chunk.completes) for chunk in chunks]
             return self._exact.logits([*new, *(chunk.new for chunk in chunks)], read)
         batch = rows.batch(drafts) if len(rows) else None
         if not chunks:
@@ -118,8 +118,8 @@ class Forward:
         self._decided = True
         if longest() < PACK_STEPS:
             return
-        found = self._tried()
-        (self._module if isinstance(found, Refusal) else found).prepare()
+        tried = self._tried()
+        (self._module if isinstance(tried, Refusal) else tried).prepare()
 
     def work_added(self) -> None:
         """There is more to compute than was known: weights that were not worth packing may be now."""
@@ -134,9 +134,9 @@ class Forward:
 
 def _first_of(kinds: Sequence[type[Backend]], model: LanguageModel, block_tokens: int) -> Backend | Refusal:
     """The first that can be had; else why the last one cannot."""
-    found: Backend | Refusal = Refusal("there is no other way to compute")
+    first: Backend | Refusal = Refusal("there is no other way to compute")
     for kind in kinds:
-        found = kind.of(model, block_tokens)
-        if not isinstance(found, Refusal):
+        first = kind.of(model, block_tokens)
+        if not isinstance(first, Refusal):
             break
-    return found
+    return first

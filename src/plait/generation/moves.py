@@ -99,7 +99,7 @@ class SampleMoves:
         start = min(since, count)
         stop = count if until is None else max(start, min(until, count))
         response, shape = state.flight.started[key], self._place.shape(state.pool)
-        found = SampleState(
+        exported = SampleState(
             response.request,
             response.index,
             tuple(response.token_ids),
@@ -118,7 +118,7 @@ class SampleMoves:
         if final:
             del state.flight.started[key]
             state.take_out([key])
-        return found
+        return exported
 
     def num_shared(self, prompt: Prompt) -> int:
         """Tokens of the prompt whose keys and values are here, for an imported sample of it to share."""
@@ -186,12 +186,12 @@ class Parking:
     @property
     def num_bytes(self) -> int:
         """Memory of what is parked."""
-        return sum(one.kv.numel() * one.kv.itemsize for one in self._parked.values())
+        return sum(state.kv.numel() * state.kv.itemsize for state in self._parked.values())
 
     def park(self, keys: Iterable[Key]) -> None:
         """Keep a copy of the keys and values of samples that are about to leave, until the next version has begun."""
         version = self._state.flight.policy_version
-        self._parked = {key: one for key, one in self._parked.items() if one.policy_version == version}
+        self._parked = {key: state for key, state in self._parked.items() if state.policy_version == version}
         for key in keys:
             self._parked[key] = self._moves.export_sample(*key, final=False)
 

@@ -210,6 +210,6 @@ def chunk_attention(
             column = sinks.to(wide).view(num_key_heads, -1, 1, 1).expand(*by_head.shape[:3], 1)
             by_head = torch.cat([by_head, column], dim=-1)
         probs = by_head.softmax(-1)[..., :num_keys].to(query.dtype).flatten(1, 2)
-        found = torch.bmm(probs, value).unflatten(1, query_HGnD.shape[1:3])
-        out[rows] = found.flatten(0, 1).transpose(0, 1)
+        attended = torch.bmm(probs, value).unflatten(1, query_HGnD.shape[1:3])
+        out[rows] = attended.flatten(0, 1).transpose(0, 1)
     return out

@@ -127,9 +127,9 @@ class KVPool:
             self._by_page = False
             return like.new_zeros(self._limit + 1, *sizes)
         if self._in_place:
-            found = _addresses((self._limit + 1, *sizes), like.dtype)
-            if found is not None:
-                return found
+            zeros = _addresses((self._limit + 1, *sizes), like.dtype)
+            if zeros is not None:
+                return zeros
         self._in_place = False
         return like.new_zeros(self.num_blocks, *sizes)
 
@@ -151,8 +151,8 @@ def scatter(kv: KeyValue, rows_HT: Tensor, key: Tensor, value: Tensor) -> None:
 def context_of(blocks: Tensor, ids_SM: Tensor) -> Tensor:
     """Gather blocks [N, Hkv, P, D] by ids [S, M] into contexts [S, Hkv, M · P, D]."""
     num_samples, num_blocks = ids_SM.shape
-    found = blocks.index_select(0, ids_SM.reshape(-1)).view(num_samples, num_blocks, *blocks.shape[1:])
-    return found.transpose(1, 2).reshape(num_samples, blocks.shape[1], num_blocks * blocks.shape[2], blocks.shape[3])
+    context = blocks.index_select(0, ids_SM.reshape(-1)).view(num_samples, num_blocks, *blocks.shape[1:])
+    return context.transpose(1, 2).reshape(num_samples, blocks.shape[1], num_blocks * blocks.shape[2], blocks.shape[3])
 
 
 def _enlarged(old: Tensor, num_blocks: int) -> Tensor:

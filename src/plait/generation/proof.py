@@ -106,8 +106,8 @@ def prove(forward: Layered) -> None:
         x_TH, normed_TH = layer.entered.clone(), torch.empty_like(hidden_TH)
         for rows_T, batch in steps:
             x_nH = x_TH[rows_T]
-            one = slice(number, number + 1)
-            normed_TH[rows_T] = forward.decoded(x_nH, batch, pool, one, window=WINDOW)
+            this_layer = slice(number, number + 1)
+            normed_TH[rows_T] = forward.decoded(x_nH, batch, pool, this_layer, window=WINDOW)
             x_TH[rows_T] = x_nH
         _compare(f"layer {number}", x_TH, layer.left, [layer.attention, layer.mlp])
     with torch.no_grad():
@@ -204,22 +204,22 @@ def _watched(module: Any) -> Iterator[list[_Seen]]:
     layers = decoder_layers(module)
     seen, hooks = [_Seen() for _ in layers], []
 
-    def keep(one: _Seen, name: str) -> Any:
+    def keep(watched: _Seen, name: str) -> Any:
         def hook(_module: Any, _args: Any, out: Any) -> None:
-            setattr(one, name, (out[0] if isinstance(out, tuple) else out).flatten(0, -2))
+            setattr(watched, name, (out[0] if isinstance(out, tuple) else out).flatten(0, -2))
 
         return hook
 
-    def entering(one: _Seen) -> Any:
+    def entering(watched: _Seen) -> Any:
         def hook(_module: Any, args: Any, kwargs: Any) -> None:
-            one.entered = input_of(args, kwargs)[0]
+            watched.entered = input_of(args, kwargs)[0]
 
         return hook
 
-    for layer, one in zip(layers, seen, strict=True):
-        hooks.append(layer.register_forward_pre_hook(entering(one), with_kwargs=True))
+    for layer, watched in zip(layers, seen, strict=True):
+        hooks.append(layer.register_forward_pre_hook(entering(watched), with_kwargs=True))
         parts = ((layer.self_attn, "attention"), (layer.mlp, "mlp"), (layer, "left"))
-        hooks += [part.register_forward_hook(keep(one, name)) for part, name in parts]
+        hooks += [part.register_forward_hook(keep(watched, name)) for part, name in parts]
     try:
         yield seen
     finally:

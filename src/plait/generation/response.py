@@ -77,14 +77,14 @@ class Response:
     ) -> Response:
         """A sample that has begun before, and whose next token is of `version`."""
         pending = PendingPrompt(request, (limit,) * request.num_samples, 0)
-        found = cls.begun(pending, sample.index, eos_token_ids, (version, version))
-        found.token_ids, found.logprobs = list(sample.token_ids), list(sample.logprobs)
+        response = cls.begun(pending, sample.index, eos_token_ids, (version, version))
+        response.token_ids, response.logprobs = list(sample.token_ids), list(sample.logprobs)
         versions = sample.versions
-        starts = [at for at, one in enumerate(versions) if at == 0 or one != versions[at - 1]]
-        found.version_starts = [(at, versions[at]) for at in starts]
+        starts = [at for at, policy_version in enumerate(versions) if at == 0 or policy_version != versions[at - 1]]
+        response.version_starts = [(at, versions[at]) for at in starts]
         if versions[-1] != version:
-            found.new_version(version)
-        return found
+            response.new_version(version)
+        return response
 
     @property
     def key(self) -> Key:

@@ -112,13 +112,13 @@ class DecodeBatch:
             return self
         rows = self._places(keys)
         index = uploaded(rows, torch.int64, self._computed.device)
-        found = DecodeBatch(len(keys), self._block_tokens, self._computed.device)
-        found.keys, found.samplings = list(keys), [self.samplings[row] for row in rows]
-        found._host = [self._host[row] for row in rows]
-        found._token_ids, found._computed = self._token_ids[index], self._computed[index]
-        found._noise_keys, found._drawn = self._noise_keys[index], self._drawn[index]
-        found._tables, found._starts = self._tables[index], self._starts
-        return found
+        part = DecodeBatch(len(keys), self._block_tokens, self._computed.device)
+        part.keys, part.samplings = list(keys), [self.samplings[row] for row in rows]
+        part._host = [self._host[row] for row in rows]
+        part._token_ids, part._computed = self._token_ids[index], self._computed[index]
+        part._noise_keys, part._drawn = self._noise_keys[index], self._drawn[index]
+        part._tables, part._starts = self._tables[index], self._starts
+        return part
 
     def _places(self, keys: Sequence[Key]) -> list[int]:
         """The rows of these samples."""

@@ -103,7 +103,7 @@ class Place:
     @classmethod
     def of(cls, model: LanguageModel) -> Place:
         team = model.team
-        own = next(one for one in team.layout.instances() if team.rank in one.mesh.ranks)
+        own = next(instance for instance in team.layout.instances() if team.rank in instance.mesh.ranks)
         return cls(model, own, team.rank)
 
     @cached_property
@@ -111,8 +111,8 @@ class Place:
         """A digest of the model's configuration, which parts and copies of it share, in whatever dtype."""
         fields = self.model.config.get_text_config().to_dict()
         kept = {name: value for name, value in fields.items() if name[0] != "_" and name not in VOLATILE}
-        said = json.dumps(kept, sort_keys=True, default=str).encode()
-        return hashlib.blake2b(said, digest_size=8).hexdigest()
+        text = json.dumps(kept, sort_keys=True, default=str).encode()
+        return hashlib.blake2b(text, digest_size=8).hexdigest()
 
     def shape(self, pool: KVPool) -> CacheShape:
         """What the instance keeps of a token.
@@ -128,12 +128,12 @@ class Place:
                     "its samples do not move; set tp of the generation instances to 1"
                 )
             return part.cache
-        found = [
+        layers = [
             LayerCache(layer, kv.key.shape[1], kv.key.shape[3], kv.value.shape[3])
             for layer, kv in sorted(pool.layers.items())
         ]
         heads = self.model.config.get_text_config().num_attention_heads
-        return CacheShape(1 + max((one.layer for one in found), default=0), heads, tuple(found))
+        return CacheShape(1 + max((cached.layer for cached in layers), default=0), heads, tuple(layers))
 
 
 def holdings(shape: CacheShape, lengths: Sequence[int], instance: Layout, dtype: str, buffer: str = "kv") -> Holdings:
@@ -171,8 +171,8 @@ def read(
     layout = holdings(shape, [stop - start], place.instance, str(like.dtype).removeprefix("torch."))
     if out is None:
         out = like.new_zeros(layout.buffers.get(place.rank, {}).get("kv", 0))
-    for one, key, value in _views(shape, layout, place.rank, out, stop - start):
-        kv = pool.read(one.layer, table, start, stop)
+    for layer, key, value in _views(shape, layout, place.rank, out, stop - start):
+        kv = pool.read(layer.layer, table, start, stop)
         key.copy_(kv.key)
         value.copy_(kv.value)
     return out
@@ -195,8 +195,8 @@ def write(stages: Sequence[SampleState], table: Sequence[int], pool: KVPool, pla
         places = [table[at // size] * size + at % size for at in range(here, stage.stop)]
         places_T = torch.tensor(places, device=stage.kv.device)
         layout, first = stage.holdings(place.instance), here - stage.start
-        for one, key, value in _views(stage.shape, layout, place.rank, stage.kv, stage.stop - stage.start):
-            pool.write(one.layer, places_T, key[:, first:], value[:, first:])
+        for layer, key, value in _views(stage.shape, layout, place.rank, stage.kv, stage.stop - stage.start):
+            pool.write(layer.layer, places_T, key[:, first:], value[:, first:])
         here = stage.stop
 
 
@@ -206,9 +206,9 @@ def _views(
     """Keys [Hkv, n, D] and values [Hkv, n, E] of each layer of a rank, within the flat buffer."""
     mine = layout.ranks.get(rank, ())
     for key, value in zip(mine[::2], mine[1::2], strict=True):
-        one = shape.layers[key.param // 2]
+        layer = shape.layers[key.param // 2]
         views = []
-        for holding, dim in ((key, one.key_dim), (value, one.value_dim)):
+        for holding, dim in ((key, layer.key_dim), (value, layer.value_dim)):
             part = flat[holding.offset : holding.offset + holding.box.num_elements]
             views.append(part.view(-1, num_tokens, dim))
-        yield one, *views
+        yield layer, *views

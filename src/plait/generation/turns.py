@@ -64,5 +64,5 @@ class Turns:
         running = len(scheduler.running)
         landing = [*(turn.plan for turn in self._open), plan]
         landing = landing[: max(0, len(landing) + 1 - num_groups)]
-        idle = running - len(self.drawing) - len(plan.drawn) + sum(len(one.drawn) for one in landing)
+        idle = running - len(self.drawing) - len(plan.drawn) + sum(len(other.drawn) for other in landing)
         return min(idle, ceil(running / num_groups))
