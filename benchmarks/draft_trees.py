@@ -1,0 +1,248 @@
+"""What trees of guesses would come to beside chains: counted on samples of a model, by what rows take.
+
+In a tree the second likeliest token of a place competes for a row as well, and what may follow it. Samples are drawn
+once, plainly; then they are said again a token at a time, and at each place the pool of known texts is asked for its
+two best guesses. Of both it is counted how often they came true, by place in the guess, by the confidence of the first,
+and by how far the second lies behind it. With these shares as survival, which no estimate could know better, the rows
+of a step are chosen that give the most tokens per second: among chains, and among trees.
+
+    python benchmarks/draft_trees.py                 # SmolLM2-135M-Instruct, three rollouts of eight prompts, minutes
+    python benchmarks/draft_trees.py --tiny          # does the benchmark itself work?
+"""
+
+from __future__ import annotations
+
+import argparse
+import heapq
+import math
+import random
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from plait.generation.engine import Engine, drain
+from plait.generation.settings import SamplingSettings
+from plait.kernels import draft_lookup
+from plait.kernels.draft_lookup import SEEN, WALK
+from plait.kernels.noise_bits import draw_key, gumbel
+from plait.models.language_loading import load_model
+from plait.models.language_model import LanguageModel
+from plait.speculation.pool import TextPool
+from speculation import requests, tiny_model
+
+DEEP = 4
+"""Tokens of a path."""
+MOST = 8
+"""Guessed rows of a sample."""
+COSTS = {"one core: 11.2 + 1.6 n ms": (11.2, 1.6), "rows for a fifth of that": (11.2, 0.32)}
+"""A step of n rows: as `benchmarks/README.md` has it for SmolLM2-135M, and where rows are nearly free."""
+GROUP = 8
+
+
+@dataclass(frozen=True)
+class Said:
+    """A sample as it was drawn."""
+
+    prompt_ids: tuple[int, ...]
+    noise_key: int
+    token_ids: list[int]
+    probs: list[float]
+
+
+Cell = tuple[int, int, int, int]
+"""Rank of the guess, place in the path, confidence of the first, distance of the second."""
+
+
+@dataclass
+class Shares:
+    """How often guesses of a cell came true."""
+
+    trials: dict[Cell, list[int]] = field(default_factory=dict)
+
+    def learn(self, cell: Cell, hit: bool) -> None:
+        of = self.trials.setdefault(cell, [0, 0])
+        of[0] += 1
+        of[1] += hit
+
+    def of(self, cell: Cell) -> float:
+        trials, hits = self.trials.get(cell, (0, 0))
+        return hits / trials if trials >= 10 else 0.0
+
+    def of_rank(self, rank: int, place: int) -> float:
+        """Over all confidences."""
+        counts = [count for cell, count in self.trials.items() if cell[:2] == (rank, place)]
+        return sum(hits for _, hits in counts) / max(1, sum(trials for trials, _ in counts))
+
+
+class Known:
+    """Looks the two best guesses up behind what a sample has said and some tokens more."""
+
+    def __init__(self) -> None:
+        self.pool = TextPool(64 << 20)
+        most = 2 * WALK
+        self._ints = [np.empty(most, np.int64) for _ in range(4)]
+        self._floats = [np.empty(most) for _ in range(2)]
+
+    def best(self, slot: int, noise_key: int, place: int, more: Sequence[int]) -> list[tuple[int, Cell]]:
+        """Tokens, the likeliest first, and their cells.
+
+        Args:
+            place: of the first of `more` in the response.
+        """
+        pool, (entries, alike, seen, best), (weights, means) = self.pool, self._ints, self._floats
+        tokens_N, before_N, probs_N, _, chains_2N, heads_2H = pool.texts.index
+        context, at = list(reversed(more)), pool.ends[slot]
+        while at >= 0 and len(context) < SEEN:
+            context.append(int(tokens_N[at]))
+            at = before_N[at]
+        said, root, count = np.array(context, np.int64), pool.roots[slot], 0
+        for level in (1, 0):
+            count = draft_lookup._gather(
+                said, len(said), root, level, tokens_N, before_N, chains_2N, heads_2H, entries, alike, count
+            )
+        if count == 0:
+            return []
+        num = draft_lookup._weigh(count, entries, alike, tokens_N, probs_N, seen, weights, means, best)
+        key, total = draw_key(np.uint64(noise_key), np.uint64(place + len(more))), weights[:num].sum()
+        likely = np.sqrt(means[:num] * weights[:num] / total) if num > 1 else means[:num]
+        mass = max(1.0, float(likely.sum()))
+        noise = [gumbel(np.uint64(key), np.uint64(token)) for token in seen[:num]]
+        scores = [math.log(p / mass) + g for p, g in zip(likely, noise, strict=True)]
+        order = sorted(range(num), key=lambda i: -scores[i])
+        left = max(1.0 - float(likely.sum()) / mass, draft_lookup.LEAST_LEFT)
+        sure = min(9, int(10 * math.exp(-left * math.exp(-scores[order[0]]))))
+        found = [(int(seen[order[0]]), (0, len(more), sure, 0))]
+        if num > 1:
+            behind = min(3, int(2 * (scores[order[0]] - scores[order[1]])))
+            found.append((int(seen[order[1]]), (1, len(more), sure, behind)))
+        return found
+
+
+def drawn(model: LanguageModel, options: argparse.Namespace, rollout: int) -> list[Said]:
+    """The samples of a rollout."""
+    asked = requests(model, options, GROUP * options.tasks, rollout)
+    engine = Engine(model, SamplingSettings(max_running=GROUP * options.tasks))
+    for one in asked:
+        engine.add(one)
+    found = []
+    by_uid = {one.prompt.uid: one for one in asked}
+    for sample in drain(engine):
+        request = by_uid[sample.prompt.uid]
+        key = request.noise.sample_key(sample.prompt.uid, sample.index)
+        probs = [math.exp(logprob) for logprob in sample.logprobs]
+        found.append(Said(request.prompt.token_ids, key, list(sample.token_ids), probs))
+    return found
+
+
+def steps(known: Known, samples: Sequence[Said]) -> Iterator[tuple[int, int]]:
+    """(sample, place) of all tokens, as samples say them side by side."""
+    for slot, one in enumerate(samples):
+        known.pool.begin(slot, one.prompt_ids)
+    for place in range(max(len(one.token_ids) for one in samples)):
+        live = [slot for slot, one in enumerate(samples) if place < len(one.token_ids)]
+        for slot in live:
+            if place > 0:
+                yield slot, place
+        for slot in live:
+            one = samples[slot]
+            token, prob = np.array([one.token_ids[place]]), np.array([one.probs[place]])
+            known.pool.say(np.array([slot]), np.array([1]), token, prob)
+    for slot in range(len(samples)):
+        known.pool.end(slot)
+    known.pool.grow_old()
+
+
+def learn(known: Known, shares: Shares, samples: Sequence[Said]) -> None:
+    """Trials of both guesses at every place, and behind those that came true."""
+    for slot, place in steps(known, samples):
+        one = samples[slot]
+        for deep in range(min(DEEP, len(one.token_ids) - place)):
+            guesses = known.best(slot, one.noise_key, place, one.token_ids[place : place + deep])
+            wanted = one.token_ids[place + deep]
+            for token, cell in guesses:
+                shares.learn(cell, token == wanted)
+            if wanted not in [token for token, _ in guesses]:
+                break
+
+
+def survivals(known: Known, shares: Shares, slot: int, one: Said, place: int, *, tree: bool) -> list[float]:
+    """Of the likeliest MOST guessed rows of a sample, the likeliest first."""
+    found: list[float] = []
+    open_paths: list[tuple[float, tuple[int, ...]]] = []
+    room = min(DEEP, len(one.token_ids) - place - 1)
+
+    def expand(survival: float, path: tuple[int, ...]) -> None:
+        if len(path) < room:
+            for token, cell in known.best(slot, one.noise_key, place, path)[: 2 if tree else 1]:
+                if (more := survival * shares.of(cell)) > 0.02:
+                    heapq.heappush(open_paths, (-more, (*path, token)))
+
+    expand(1.0, ())
+    while open_paths and len(found) < MOST:
+        survival, path = heapq.heappop(open_paths)
+        found.append(-survival)
+        expand(-survival, path)
+    return found
+
+
+def per_second(rows: Sequence[Sequence[float]], running: int, cost: tuple[float, float]) -> float:
+    """Tokens per ms of steps of so many samples, drawn from all places at random, each with its best number of rows."""
+    fixed, each = cost
+    order, tokens, taken = list(rows), 0.0, 0.0
+    random.Random(0).shuffle(order)
+    for start in range(0, len(order) - running + 1, running):
+        sums = np.cumsum([0.0, *sorted((s for one in order[start : start + running] for s in one), reverse=True)])
+        ms = fixed + each * (running + np.arange(len(sums)))
+        best = int(((running + sums) / ms).argmax())
+        tokens, taken = tokens + running + float(sums[best]), taken + float(ms[best])
+    return tokens / taken
+
+
+def main() -> None:
+    """Read the options, draw, and count."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="smollm2-135m-instruct")
+    parser.add_argument("--tasks", type=int, default=8, help=f"prompts, of {GROUP} samples each")
+    parser.add_argument("--rollouts", type=int, default=3)
+    parser.add_argument("--tokens", type=int, default=96, help="of a response at most")
+    parser.add_argument("--temperature", type=float, default=1.0)
+    parser.add_argument("--running", type=int, nargs="+", default=[1, 4, 8, 32], help="samples that run at a time")
+    parser.add_argument("--tiny", action="store_true", help="a random model of two layers")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    if options.tiny:
+        options.tasks, options.tokens, options.rollouts, options.running = 2, 20, 2, [1, 4]
+    with tempfile.TemporaryDirectory() as folder:
+        model = tiny_model(Path(folder)) if options.tiny else load_model(options.model, dtype="bfloat16")
+    rollouts = [drawn(model, options, number) for number in range(options.rollouts)]
+    shares, known = Shares(), Known()
+    for samples in rollouts:
+        learn(known, shares, samples)
+    print(f"temperature {options.temperature:g}, {sum(len(s.token_ids) for r in rollouts for s in r)} tokens")
+    for rank, name in enumerate(("first", "second")):
+        print(name, *(f"{shares.of_rank(rank, place):.1%}" for place in range(DEEP)))
+    rows: dict[bool, list[list[float]]] = {}
+    for tree in (False, True):
+        known, rows[tree] = Known(), []
+        for samples in rollouts:
+            rows[tree] += [
+                survivals(known, shares, slot, samples[slot], place, tree=tree) for slot, place in steps(known, samples)
+            ]
+    print("\n| a step | running | chains to plain | trees to plain | trees to chains |")
+    print("| --- | --- | --- | --- | --- |")
+    for name, cost in COSTS.items():
+        for running in options.running:
+            plain = running / (cost[0] + cost[1] * running)
+            chains, trees = (per_second(rows[tree], running, cost) for tree in (False, True))
+            print(
+                f"| {name} | {running} | {chains / plain:.3f} | {trees / plain:.3f} | {trees / chains:.3f} |",
+                flush=True,
+            )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,23 @@
+"""The count of trees beside chains runs."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+
+
+@pytest.mark.slow
+def test_it_runs() -> None:
+    """Guesses that never come true are worth no row: samples of random weights at temperature 1."""
+    command = [sys.executable, BENCHMARKS / "draft_trees.py", "--tiny"]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert ended.returncode == 0, ended.stderr
+    rows = [[cell.strip() for cell in line.split("|")] for line in ended.stdout.splitlines() if line.startswith("| ")]
+    assert [row[2] for row in rows[2:]] == ["1", "4", "1", "4"]
+    for row in rows[2:]:
+        assert float(row[4]) >= float(row[3]) >= 1.0, "a chain is a tree"
