@@ -262,10 +262,9 @@ class Monitor:
     def _died(self, rank: Rank, cause: str = "") -> None:
         rank.dead = True
         self._selector.unregister(rank.channel.link)
-        if self.closing:
-            return
-        observed, stack = rank.process.cause_of_death()
-        self._begin_failure(rank, Ended.DIED, cause or observed, stack)
+        if not self.closing:
+            observed, stack = rank.process.cause_of_death()
+            self._begin_failure(rank, Ended.DIED, cause or observed, stack)
 
     def _froze(self, rank: Rank) -> None:
         if not self.closing:

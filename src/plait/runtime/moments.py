@@ -11,7 +11,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from plait.errors import RunError
 from plait.generation.records import HeldKV
@@ -46,6 +46,19 @@ class Moments:
             cut_torn_line(path)
         rows = read_rows(path) if path.is_file() else ()
         self._moments = {row["version"]: Moment(row["kv"], _standing(row["open"])) for row in rows}
+
+    @classmethod
+    def opened(cls, path: Path, on_update: Literal["wait"] | HeldKV, version: int) -> Moments | None:
+        """Those of a run that goes on with weights of this version; None: its samples never go on with new weights.
+
+        Raises:
+            RunError: the file cannot be written.
+        """
+        if on_update == "wait":
+            return None
+        moments = cls(path, on_update)
+        moments.recompute(version)
+        return moments
 
     def at(self, version: int) -> Moment | None:
         """When the weights of this version came; None: they have not, in no stay of the run."""

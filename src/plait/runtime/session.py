@@ -136,17 +136,10 @@ class Session:
             self.moves = RolloutMoves.of(prepared, self.directory.files, self.done.step)
             rollout = self.executor.calls.rollout
             rollout.gate, rollout.rebalancer = self.moves.gate, self.moves.rebalancer
-            self.moments = self._open_moments()
+            self.moments = Moments.opened(self.directory.files.moments, recipe.on_update, self.done.policy_version)
+            if self.moments is not None:
+                rollout.run_on(self.moments)
             undo.pop_all()
-
-    def _open_moments(self) -> Moments | None:
-        """Where samples stand that go on with new weights, where the recipe has them do so. Raises RunError."""
-        if (kv := self.recipe.on_update) == "wait":
-            return None
-        moments = Moments(self.directory.files.moments, kv)
-        moments.recompute(self.done.policy_version)
-        self.executor.calls.rollout.run_on(moments)
-        return moments
 
     def begin_step(self) -> StepState:
         """The batch of the next step, its samples drawn before or not, with the carried values."""
