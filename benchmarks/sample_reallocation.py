@@ -8,7 +8,7 @@
 Simulated: 4 to 32 instances, to which groups of samples are dealt as the leader deals them. Lengths are those of the
 files given (an earlier step tells the run what to expect, the next one is generated), or drawn: a group's length is
 log-normal, its samples' around it. What decides is the run's own (`runtime.rebalancing`), at a simulated clock; steps
-take what the curve says, and a move holds up both sides for two steps.
+take what the curve says, and a move holds up both sides for `--move-steps`.
 
     off      samples end where they begin
     on       `rebalance: auto`, with the curve fitted and the lengths seen in a rollout before
@@ -41,7 +41,7 @@ from stage_fusion import WARM_UP, distributions, one_run, samples_of
 from plait.engines import Traits
 from plait.observe.run_log import read_rows
 from plait.policy.migration import AT_ONCE, HowToMove
-from plait.runtime.decisions import STEPS_OF_A_MOVE, Experience
+from plait.runtime.decisions import Experience
 from plait.runtime.rebalancing import Balance, Bounds, Rebalancer
 from plait.schedule.timeline import Span, Timeline
 
@@ -60,10 +60,10 @@ Lengths = Mapping[int, Sequence[int]]
 class Instances:
     """Simulated instances: what a `Balance` asks of an engine and of its moves, and the steps that they take."""
 
-    def __init__(self, lengths: Lengths, count: int, step_s: Callable[[int], float], slots: int) -> None:
+    def __init__(self, lengths: Lengths, count: int, step_s: Callable[[int], float], slots: int, move_s: float) -> None:
         self.traits = Traits(num_instances=count, keeps_weights=False, shares_devices=False)
         self.moves = self
-        self.step_s, self.slots = step_s, slots
+        self.step_s, self.slots, self.move_s = step_s, slots, move_s
         self.left: list[dict[Key, int]] = [{} for _ in range(count)]
         for number, (uid, group) in enumerate(lengths.items()):  # equal groups are dealt by turns
             self.left[number % count] |= {(uid, index): length for index, length in enumerate(group)}
@@ -122,7 +122,7 @@ class Instances:
             self.spans.append(Span("generate", "DECODE", place, 0.0, self.step_s(count), tokens=count))
 
     def _give(self, source: int) -> None:
-        pause_s = STEPS_OF_A_MOVE * self.step_s(1)
+        pause_s = self.move_s
         for target, key in self._moves.pop(source, []):
             if key in self.left[source]:
                 self.left[target][key] = self.left[source].pop(key)
@@ -164,15 +164,19 @@ def recorded(file: Path) -> Lengths:
     return lengths
 
 
-def simulated(before: Lengths, lengths: Lengths, count: int, curve: str, slots: int) -> tuple[float, float, float, int]:
+def simulated(
+    before: Lengths, lengths: Lengths, count: int, curve: str, options: argparse.Namespace
+) -> tuple[float, float, float, int]:
     """Seconds off, on and even, and how many samples moved."""
-    step_s = CURVES[curve]
-    first = Instances(before, count, step_s, slots)
+    step_s, slots = CURVES[curve], options.slots
+    move_s = options.move_steps * step_s(1)
+    first, plain, engine = (Instances(one, count, step_s, slots, move_s) for one in (before, lengths, lengths))
     first.run(None)
-    off = Instances(lengths, count, step_s, slots).run(None)
-    engine = Instances(lengths, count, step_s, slots)
+    off = plain.run(None)
     with tempfile.TemporaryDirectory() as name:
-        rebalancer = Rebalancer(Experience(Path(name) / "decisions.jsonl", clock=lambda: engine.now))
+        known = Experience(Path(name) / "decisions.jsonl", clock=lambda: engine.now)
+        known.keep((0, "generate"), {"moves": [], "curve": None, "move_s": move_s}, move_s)
+        rebalancer = Rebalancer(known)
         rebalancer.learn(Timeline(tuple(first.spans)), [length for group in before.values() for length in group])
         longest = max(length for group in (*before.values(), *lengths.values()) for length in group)
         bounds = Bounds(slots, longest, float("inf"))
@@ -188,10 +192,11 @@ def simulate(options: argparse.Namespace) -> None:
         for count in options.instances:
             rows = []
             for first, second in _rollouts(count, options):
-                rows.append(simulated(first, second, count, curve, options.slots))
+                rows.append(simulated(first, second, count, curve, options))
             off, on, even, moved = (median(column) for column in zip(*rows, strict=True))
             speeds = [numbers[0] / numbers[1] for numbers in rows]
-            part = (off - on) / (off - even) if off > even else 1.0
+            # Of each rollout, as medians of three columns may be of three rollouts.
+            part = median((o - n) / (o - e) if o > e else 1.0 for o, n, e, _ in rows)
             values = [f"{off:.2f}", f"{on:.2f}", f"{even:.2f}", f"{off / on:.3f}", f"{part:.0%}", f"{moved:.0f}"]
             print(row(f"{curve}, {count}", values, f"slowest {min(speeds):.3f}"), flush=True)
 
@@ -267,6 +272,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--group", type=positive, default=8, help="samples of a prompt")
     parser.add_argument("--limit", type=positive, default=512, help="tokens of a response, simulated")
     parser.add_argument("--slots", type=positive, default=64, help="samples that an instance runs at once, simulated")
+    parser.add_argument("--move-steps", type=float, default=2.0, help="that a move holds up both sides, simulated")
     parser.add_argument("--steps", type=positive, default=3, help="of each real run, behind its first")
     parser.add_argument("--prompts", type=positive, default=8, help="of a real step")
     parser.add_argument("--tokens", type=positive, default=64, help="limit of a real response")

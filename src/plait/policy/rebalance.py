@@ -21,9 +21,9 @@ KNEE = 0.8
 """Share of one sample's tokens per second that a further sample must bring, or the instance is above its knee. At 0.2,
 as for serving, an instance with nine samples would keep them beside one with a single sample, where moving four ends
 them a quarter sooner."""
-EQUAL = 0.005
+EQUAL = 0.002
 """Ends that differ by this share count as equal: no sample moves for less."""
-LEAST_SHARE = 0.01
+LEAST_SHARE = 0.005
 """What all moves of a decision must gain, of the time that is left."""
 TIMES_MOVES = 3.0
 """As much as a move holds up an instance, that they must gain; and as long a sample must have left."""
