@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import replace
-from itertools import product
 
 import numpy as np
 import pytest
@@ -20,7 +19,6 @@ from plait.kernels.draft_lookup import CELLS
 from plait.models.language_model import LanguageModel
 from plait.speculation.drafter import Asked
 from plait.speculation.speculation import How
-from tests.cases import slow_but
 from tests.cases import slow_but
 from tests.generation.test_engine import requests
 from tests.generation.test_open_loop import request
@@ -109,7 +107,7 @@ def test_it_changes_no_token(kind: str, settings: dict) -> None:
     assert drafter.num_bytes == 0, "nothing is held where no sample is in flight"
 
 
-EXACT = product(["auto", 1, 6], [torch.float32, torch.bfloat16])
+EXACT = itertools.product(["auto", 1, 6], [torch.float32, torch.bfloat16])
 
 
 @pytest.mark.parametrize(("how", "dtype"), slow_but([("auto", torch.float32), (6, torch.bfloat16)], EXACT), ids=str)
