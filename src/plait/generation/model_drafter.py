@@ -175,10 +175,10 @@ class ModelDrafter:
     @torch.no_grad()
     def guess(self, asked: Asked, most: int, acceptance_C: FloatArray, least: float) -> Guesses:
         """See Drafter.guess."""
-        found = Guesses.none(len(asked.slots_B), most)
+        guesses = Guesses.none(len(asked.slots_B), most)
         rows_R = self._with_room(asked, most)
         if not len(rows_R):
-            return found
+            return guesses
         texts = [self._texts[slot] for slot in asked.slots_B[rows_R].tolist()]
         for text in texts:
             text.rewind()
@@ -194,8 +194,8 @@ class ModelDrafter:
             survival_R = survival_R * acceptance_C[cells_R]
             kept_R = survival_R >= least
             rows = rows_R[kept_R]
-            found.token_ids_BK[rows, depth], found.cells_BK[rows, depth] = token_ids_R[kept_R], cells_R[kept_R]
-            found.survival_BK[rows, depth], found.lengths_B[rows] = survival_R[kept_R], depth + 1
+            guesses.token_ids_BK[rows, depth], guesses.cells_BK[rows, depth] = token_ids_R[kept_R], cells_R[kept_R]
+            guesses.survival_BK[rows, depth], guesses.lengths_B[rows] = survival_R[kept_R], depth + 1
             kept_R &= asked_R.limits_B > depth + 1
             if depth + 1 == most or not kept_R.any():
                 break
@@ -205,7 +205,7 @@ class ModelDrafter:
             for text, token_id in zip(texts, token_ids_R[kept_R].tolist(), strict=True):
                 text.ahead.append(token_id)
                 new.append(NewTokens((token_id,), text.num_held + len(text.ahead) - 1, text.table))
-        return found
+        return guesses
 
     def _with_room(self, asked: Asked, most: int) -> IntArray:
         """[R]: those whose tokens, with a guess of so many, have room. Who is not asked for gives way."""
@@ -299,5 +299,5 @@ class ModelDrafter:
 
     def _took(self, new: Sequence[NewTokens], seconds: float) -> None:
         """A forward of these took so long."""
-        num_rows = sum(len(one.token_ids) for one in new)
-        self._cost.observe(num_rows, num_rows + sum(one.held for one in new), seconds)
+        num_rows = sum(len(tokens.token_ids) for tokens in new)
+        self._cost.observe(num_rows, num_rows + sum(tokens.held for tokens in new), seconds)

@@ -186,7 +186,7 @@ class Speculator:
             dtype=np.int64,
         ).T
         slots_B, keys_B, places_B, greedy_B, limits_B = np.ascontiguousarray(numbers)
-        samplings = [one.request.sampling for one in samples]
+        samplings = [response.request.sampling for response in samples]
         asked = Asked(slots_B, keys_B.view(np.uint64), places_B, greedy_B.astype(bool), limits_B, samplings)
         guesses = self.speculation.guess(asked, self._context)
         return {key: guess for key, guess in zip(running, guesses, strict=True) if guess}
@@ -229,13 +229,13 @@ class Speculator:
                 self._begin(key, started[key])
         slots, counts, token_ids, logprobs = [], [], [], []
         for heard in self._heard.values():
-            said = heard.response.token_ids
-            if count := len(said) - heard.num_tokens:
+            response_ids = heard.response.token_ids
+            if count := len(response_ids) - heard.num_tokens:
                 slots.append(heard.slot)
                 counts.append(count)
-                token_ids += said[heard.num_tokens :]
+                token_ids += response_ids[heard.num_tokens :]
                 logprobs += heard.response.logprobs[heard.num_tokens :]
-                heard.num_tokens = len(said)
+                heard.num_tokens = len(response_ids)
         if slots:
             arrays = (np.array(column, np.int64) for column in (slots, counts, token_ids))
             self.speculation.hear(*arrays, np.exp(np.array(logprobs)))

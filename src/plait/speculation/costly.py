@@ -155,18 +155,18 @@ class Costly:
         """What was looked up, and in its place what the model guesses where more of that is expected to come true, or
         where that is tried."""
         rows_R = wanted.rows_R
-        found = self.drafter.guess(asked.part(rows_R), wanted.depth, self._acceptance.table_C, wanted.least)
-        self._remember(asked.greedy_B[rows_R], found)
-        self._num_guessed += found.num_tokens
-        better_R = found.survival_BK.sum(1) > looked_up.survival_BK[rows_R].sum(1)
-        taken_R = found.lengths_B > 0 if wanted.is_trial else better_R
-        rows_R, width = rows_R[taken_R], found.token_ids_BK.shape[1]
+        guesses = self.drafter.guess(asked.part(rows_R), wanted.depth, self._acceptance.table_C, wanted.least)
+        self._remember(asked.greedy_B[rows_R], guesses)
+        self._num_guessed += guesses.num_tokens
+        better_R = guesses.survival_BK.sum(1) > looked_up.survival_BK[rows_R].sum(1)
+        taken_R = guesses.lengths_B > 0 if wanted.is_trial else better_R
+        rows_R, width = rows_R[taken_R], guesses.token_ids_BK.shape[1]
         merged = Guesses(*(array.copy() for array in vars(looked_up).values()))
         for name in ("token_ids_BK", "cells_BK", "survival_BK"):
             array = getattr(merged, name)
             array[rows_R] = 0
-            array[rows_R, :width] = getattr(found, name)[taken_R]
-        merged.lengths_B[rows_R] = found.lengths_B[taken_R]
+            array[rows_R, :width] = getattr(guesses, name)[taken_R]
+        merged.lengths_B[rows_R] = guesses.lengths_B[taken_R]
         return merged
 
     def took(self, wanted: Wanted | None, thinking_s: float, drafting_s: float) -> None:
@@ -234,10 +234,10 @@ class Costly:
                 return Wanted(rows_R, int(covered_K.nonzero()[0][-1]) + 1, 0.0, 0.0, is_trial=True)
         return None
 
-    def _remember(self, greedy_R: NDArray[np.bool_], found: Guesses) -> None:
+    def _remember(self, greedy_R: NDArray[np.bool_], guesses: Guesses) -> None:
         """Confidences of the guesses, which stand in their cells."""
         for greedy in (0, 1):
-            lengths_R, cells_RK = found.lengths_B[greedy_R == greedy], found.cells_BK[greedy_R == greedy]
+            lengths_R, cells_RK = guesses.lengths_B[greedy_R == greedy], guesses.cells_BK[greedy_R == greedy]
             for place in range(int(lengths_R.max(initial=0))):
                 confidences = cells_RK[lengths_R > place, place] % NUM_CONFIDENCES
                 shares_C = np.bincount(confidences, minlength=NUM_CONFIDENCES) / len(confidences)

@@ -53,18 +53,18 @@ class Counts:
 
     def numbers(self) -> list[float]:
         """All of them in a row."""
-        return [float(x) for one in fields(self) for x in np.atleast_1d(getattr(self, one.name))]
+        return [float(x) for count in fields(self) for x in np.atleast_1d(getattr(self, count.name))]
 
     @classmethod
     def of(cls, numbers: list[float]) -> Self:
         """The inverse of `numbers`."""
         left, made = list(numbers), cls()
-        for one in fields(cls):
-            value = getattr(made, one.name)
+        for count in fields(cls):
+            value = getattr(made, count.name)
             if isinstance(value, np.ndarray):
-                setattr(made, one.name, np.array([left.pop(0) for _ in value]))
+                setattr(made, count.name, np.array([left.pop(0) for _ in value]))
             else:
-                setattr(made, one.name, left.pop(0))
+                setattr(made, count.name, left.pop(0))
         assert not left, f"{len(left)} numbers too many"
         return made
 
@@ -77,7 +77,7 @@ class Counts:
 
     def figures(self) -> Mapping[str, float]:
         """What they come to; shares of nothing are left out."""
-        found = {
+        figures = {
             "drafted_steps": _share(self.steps_with_drafts, self.steps),
             "mean_acceptance_length": _share(self.rows + self.accepted, self.rows),
             "draft_acceptance_rate": _share(self.accepted, self.drafted),
@@ -94,8 +94,8 @@ class Counts:
         tried += [
             (f"acceptance_of_{n}", *pair) for n, *pair in zip(SOURCES, self.accepted_of, self.tried_of, strict=True)
         ]
-        found |= {name: _share(hits, trials) for name, hits, trials in tried}
-        return {name: value for name, value in found.items() if value is not None}
+        figures |= {name: _share(hits, trials) for name, hits, trials in tried}
+        return {name: value for name, value in figures.items() if value is not None}
 
 
 def _share(part: float, whole: float) -> float | None:

@@ -140,7 +140,7 @@ class PoolDrafter(TextPool):
 
     def guess(self, asked: Asked, most: int, acceptance_C: FloatArray, least: float) -> Guesses:
         """See Drafter.guess."""
-        found = Guesses.none(len(asked.slots_B), most)
+        guesses = Guesses.none(len(asked.slots_B), most)
         draft_lookup.propose(
             asked.slots_B,
             asked.keys_B,
@@ -154,9 +154,9 @@ class PoolDrafter(TextPool):
             self.roots,
             self.texts.kinds_O,
             *self.texts.index,
-            found.token_ids_BK,
-            found.cells_BK,
-            found.survival_BK,
-            found.lengths_B,
+            guesses.token_ids_BK,
+            guesses.cells_BK,
+            guesses.survival_BK,
+            guesses.lengths_B,
         )
-        return found
+        return guesses

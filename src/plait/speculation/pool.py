@@ -148,9 +148,9 @@ class TextPool:
 
     def _prompt(self, token_ids: tuple[int, ...]) -> _Prompt | None:
         """None where it finds no room."""
-        if (found := self._prompts.pop(token_ids, None)) is not None:
-            self._prompts[token_ids] = found
-            return found
+        if (kept := self._prompts.pop(token_ids, None)) is not None:
+            self._prompts[token_ids] = kept
+            return kept
         if not self._has_room(len(token_ids), 1):
             return None
         # A hash of ints is the same in every process.

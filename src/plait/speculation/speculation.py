@@ -249,8 +249,8 @@ class Speculation:
         if self._how != "auto":
             return 0.0
         rows = np.array([num_samples, num_samples + 1])
-        one, more = self.cost.seconds(rows, num_context).tolist()
-        return max(LEAST_SURVIVAL, 0.5 * min(1.0, (more - one) * num_samples / max(one, 1e-12)))
+        plain, more = self.cost.seconds(rows, num_context).tolist()
+        return max(LEAST_SURVIVAL, 0.5 * min(1.0, (more - plain) * num_samples / max(plain, 1e-12)))
 
     def _drafted(
         self, costly: Costly, asked: Asked, guesses: Guesses | None, num_context: int, began: float
