@@ -35,7 +35,8 @@ class VllmServer:
 
     def __init__(self, context: WorkerContext, loading: Loading) -> None:
         os.environ.pop("VLLM_CPU_KVCACHE_SPACE", None)  # it would win over `kv_bytes`
-        os.environ.setdefault("NUMBA_CACHE_DIR", os.path.join(sys.prefix, "plait-kernels"))
+        for variable in ("NUMBA_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR"):  # for the next run; read when they are imported
+            os.environ.setdefault(variable, os.path.join(sys.prefix, "plait-kernels"))
         from vllm import EngineArgs, LLMEngine
 
         self._folder = loading.folder

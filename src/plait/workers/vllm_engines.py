@@ -9,6 +9,7 @@ from plait.cost.generation_memory import kv_bytes_per_token
 from plait.models.files import hub
 from plait.models.language_model import LanguageModel
 from plait.models.shape import ModelShape
+from plait.observe.loading import loading as say_loading
 from plait.policy.blocks import BLOCK_TOKENS as OWN_BLOCK_TOKENS
 from plait.recipes.checks import prompt_limit
 from plait.recipes.recipe import Recipe
@@ -33,6 +34,7 @@ def open_vllm(rank_state: RankState, role: str) -> VllmEngine:
     def weights() -> dict[str, torch.Tensor]:
         return rank_state.gather(role).export(model.dtype).state
 
+    say_loading("vLLM, in a process of its own")
     start = start_vllm(torch.get_num_threads(), recipe.freeze_after_s)
     return VllmEngine(role, model, weights, loading, start)
 
