@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from plait.cost.draft_memory import draft_cache, draft_weights
 from plait.cost.generation_memory import kv_bytes_per_token, packed_bytes, pool_tokens
+from plait.cost.vllm_memory import pool_tokens_of_vllm
 from plait.cost.working_memory import (
     PROCESS_BYTES,
     LargestBatch,
@@ -97,8 +98,10 @@ def memory_table(
         context = longest_tokens + recipe.sampling.max_response_tokens
         pool = recipe.sampling.num_blocks(shape.max_positions) * BLOCK_TOKENS
         kept = pool_tokens(running, context, pool, recipe.device)
+        if recipe.sampling.engine == "vllm":
+            kept = pool_tokens_of_vllm(recipe, shape)
         limit = f", {kept} at most" if kept < running * context else ""
-        limit = f", a pool of {kept}" if recipe.device == "cuda" else limit
+        limit = f", a pool of {kept}" if recipe.device == "cuda" or recipe.sampling.engine == "vllm" else limit
         kv_bytes = kept * kv_bytes_per_token(shape, recipe.dtype)
         rows.append((f"KV cache ({running} samples x {context} tokens{limit})", kv_bytes))
         rows += draft_cache(recipe, shapes, kept)

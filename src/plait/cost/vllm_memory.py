@@ -1,0 +1,36 @@
+"""What vLLM makes room for, where it draws the samples."""
+
+from __future__ import annotations
+
+from plait.models.shape import ModelShape
+from plait.policy.blocks import BLOCK_TOKENS
+from plait.recipes.checks import prompt_limit
+from plait.recipes.recipe import Recipe
+
+PROMPT_TOKENS = 512
+"""Expected of a prompt, where the recipe sets no limit. Longer ones fit, too."""
+VLLM_BLOCK_TOKENS = 128
+"""Of a block of vLLM on a CPU; the last one of a sample is half empty."""
+
+
+def longest_sample(recipe: Recipe, shape: ModelShape) -> int:
+    """Tokens of a prompt with its response, at most.
+
+    Raises:
+        ConfigError: they do not fit the model, or its keys and values.
+    """
+    return prompt_limit(recipe, shape) + recipe.sampling.max_response_tokens
+
+
+def pool_tokens_of_vllm(recipe: Recipe, shape: ModelShape) -> int:
+    """Tokens whose keys and values it has room for: the longest sample, and all that run at a time, as long as they are
+    expected to be; no more of these than `sampling.kv_tokens`.
+
+    Raises:
+        ConfigError: as `longest_sample`.
+    """
+    sampling = recipe.sampling
+    expected = (recipe.data.max_prompt_tokens or PROMPT_TOKENS) + sampling.max_response_tokens
+    held = sampling.num_blocks(shape.max_positions) * BLOCK_TOKENS
+    tokens = max(longest_sample(recipe, shape), min(held, sampling.max_running * expected))
+    return (-(-tokens // VLLM_BLOCK_TOKENS) + sampling.max_running + 1) * VLLM_BLOCK_TOKENS
