@@ -21,6 +21,7 @@ from plait.data.packed import PackedBatch, pack
 from plait.models.compute.attention_form import AttentionForm
 from plait.models.compute.flex_plan import SMALLEST_HEAD, FlexPlan, Kernel
 from plait.models.compute.packed_attention import plan
+from plait.observe.screen import say
 
 PROOF_ROW = ((200, (150, 7)), (3, (1, 300)), (40, ()))
 """Tokens of the prompt and of each continuation, by group: blocks of every kind, and one that ends beyond the row."""
@@ -86,7 +87,7 @@ def is_proven(kind: Attention, kernel: Kernel | None = None) -> bool:
         if error <= LARGEST_ERROR[kind.dtype]:
             return True
         why = f"is {error:.2g} away from what attention in pieces says"
-    print(f"plait: attention of training by one kernel {why}: it is computed in pieces, slower", file=sys.stderr)
+    say(f"plait: attention of training by one kernel {why}: it is computed in pieces, slower", file=sys.stderr)
     return False
 
 
