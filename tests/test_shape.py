@@ -12,6 +12,7 @@ import plait
 SOURCES = Path(plait.__file__).parents[1]
 MOST_DEEP = 20
 """Modules of the longest chain of imports: what a reader must follow at worst."""
+MOST_FUNCTION_LINES = 60
 MOST_LINES = 400
 MOST_METHODS = 12
 WIDE = {
@@ -85,6 +86,19 @@ def test_no_chain_of_imports_is_too_long() -> None:
 
 def test_no_module_is_too_long() -> None:
     long = {name: lines for name, path in modules().items() if (lines := path.read_text().count("\n")) > MOST_LINES}
+    assert not long
+
+
+def test_no_function_is_too_long() -> None:
+    """But in kernels and other compiled ones, where not everything can be called."""
+    long: dict[str, int] = {}
+    for name, path in modules().items():
+        for node in ast.walk(tree(path)):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.end_lineno is not None:
+                lines = node.end_lineno - node.lineno + 1
+                is_compiled = any("jit" in ast.unparse(decorator) for decorator in node.decorator_list)
+                if lines > MOST_FUNCTION_LINES and not (is_compiled or name.startswith("plait.kernels.")):
+                    long[f"{name}.{node.name}"] = lines
     assert not long
 
 

@@ -164,7 +164,7 @@ def test_attention_is_that_of_torchs_softmax(window: int | None, threads: int, m
     plan = packed_attention.plan(batch, 4, window, torch.bfloat16)
 
     def attend() -> Tensor:
-        return packed_attention.packed_attention(query, key, value, plan, AttentionForm(0.25))
+        return plan.attend(query, key, value, AttentionForm(0.25))
 
     torch.testing.assert_close(attend(), plainly(monkeypatch, attend), rtol=2 * ROUNDING, atol=ROUNDING)
 

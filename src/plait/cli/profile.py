@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
 from plait.cli.app import Whole
 from plait.errors import ConfigError
 from plait.observe.screen import say
+
+if TYPE_CHECKING:
+    from plait.cost.profile import Profile
 
 MOST_THREADS = 4096
 
@@ -62,20 +65,22 @@ def profile(
     else:
         path = out
         measured.save(path)
-    say(f"{measured.machine}: {model} in {dtype}, {threads} thread{'s' if threads > 1 else ''}")
+    _describe(measured, model)
+    say(f"written to {path}")
+    return 0
+
+
+def _describe(measured: Profile, model: str) -> None:
+    say(f"{measured.machine}: {model} in {measured.dtype}, {measured.threads} thread{'s' * (measured.threads > 1)}")
     tokens, seconds = measured.forward[-1]
     samples, context, step = measured.decode[-1]
     back_tokens, back = measured.backward[-1]
+    between = measured.send.bytes_per_s
     say(f"  a layer forward over {tokens} tokens   {1e3 * seconds:.2f} ms")
     say(f"  a layer backward over {back_tokens} tokens   {1e3 * back:.2f} ms")
     say(f"  a layer for {samples} samples of {context} tokens   {1e3 * step:.2f} ms")
-    say(
-        f"  copies {measured.copy_bytes_per_s / 1e9:.1f} GB/s, "
-        f"between processes {measured.send.bytes_per_s / 1e9:.1f} GB/s"
-    )
+    say(f"  copies {measured.copy_bytes_per_s / 1e9:.1f} GB/s, between processes {between / 1e9:.1f} GB/s")
     say(f"  steps of other sizes are foretold with a mean error of {measured.error:.0%}")
-    say(f"written to {path}")
-    return 0
 
 
 def _check_out(out: Path, overwrite: bool) -> None:

@@ -70,12 +70,9 @@ def prepare(
     Raises:
         UserError: a key, the flow, the data or the model cannot be used; the message names the key and the remedy.
     """
-    check_device(recipe)
-    if recipe.sampling.engine == "vllm":
-        checked_environment()
+    _check_machine(recipe)
     outlined = outline(recipe, flow=flow, to_come=to_come, trains=trains)
-    recipe, models, shapes = outlined.recipe, outlined.models, outlined.shapes
-    plan = kept.plan
+    recipe, models, shapes, plan = outlined.recipe, outlined.models, outlined.shapes, kept.plan
     if plan is None and not is_searched(recipe):
         plan = resolve_plan(recipe, outlined.flow, models, shapes, nodes=machines.count)
     tokenizer = load_tokenizer(recipe.model)
@@ -93,9 +90,8 @@ def prepare(
         check_trained_steps(outlined.flow, recipe)
     if to_be_found(plan):
         longest = longest_tokens(data.train_set, data.given)
-        plan = with_order(
-            Facts(recipe, models, shapes, parameters_of(models), plan, outlined.flow, longest), kept.orders
-        )
+        facts = Facts(recipe, models, shapes, parameters_of(models), plan, outlined.flow, longest)
+        plan = with_order(facts, kept.orders)
     return Prepared(
         recipe,
         outlined.flow,
@@ -111,6 +107,13 @@ def prepare(
         data.held_out,
         data.held_out_given,
     )
+
+
+def _check_machine(recipe: Recipe) -> None:
+    """The device, and another engine that draws. Raises ConfigError."""
+    check_device(recipe)
+    if recipe.sampling.engine == "vllm":
+        checked_environment()
 
 
 DRAFT_KEY = "sampling.draft_model"
