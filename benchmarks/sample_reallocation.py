@@ -165,11 +165,15 @@ def recorded(file: Path) -> Lengths:
 
 
 def simulated(
-    before: Lengths, lengths: Lengths, count: int, curve: str, options: argparse.Namespace
+    before: Lengths, lengths: Lengths, count: int, curve: str, slots: int, move_steps: float
 ) -> tuple[float, float, float, int]:
-    """Seconds off, on and even, and how many samples moved."""
-    step_s, slots = CURVES[curve], options.slots
-    move_s = options.move_steps * step_s(1)
+    """Seconds off, on and even, and how many samples moved.
+
+    Args:
+        move_steps: seconds of a move, in steps of one sample.
+    """
+    step_s = CURVES[curve]
+    move_s = move_steps * step_s(1)
     first, plain, engine = (Instances(one, count, step_s, slots, move_s) for one in (before, lengths, lengths))
     first.run(None)
     off = plain.run(None)
@@ -192,7 +196,7 @@ def simulate(options: argparse.Namespace) -> None:
         for count in options.instances:
             rows = []
             for first, second in _rollouts(count, options):
-                rows.append(simulated(first, second, count, curve, options))
+                rows.append(simulated(first, second, count, curve, options.slots, options.move_steps))
             off, on, even, moved = (median(column) for column in zip(*rows, strict=True))
             speeds = [numbers[0] / numbers[1] for numbers in rows]
             # Of each rollout, as medians of three columns may be of three rollouts.

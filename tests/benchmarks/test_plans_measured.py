@@ -41,11 +41,11 @@ def test_samples_spread_evenly_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     lengths = {0: [2, 3], 1: [2, 3]}
     assert bench.even_s(lengths, 2, lambda n: 1.0 + n, 8) == 8.0
     assert bench.even_s(lengths, 2, lambda n: 1.0 + n, 1) == 10.0
-    off, on, even, moved = bench.simulated(lengths, lengths, 2, "one core, 135M", 8)
+    off, on, even, moved = bench.simulated(lengths, lengths, 2, "one core, 135M", 8, 2.0)
     assert off == on == pytest.approx(even)
     assert moved == 0
     long = {0: range(93, 101), 1: range(13, 21)}
-    off, on, even, moved = bench.simulated(long, long, 2, "one core, 135M", 8)
+    off, on, even, moved = bench.simulated(long, long, 2, "one core, 135M", 8, 2.0)
     assert even <= on < off
     assert moved > 0
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from plait.launch.interface import WorkerContext
@@ -156,9 +157,9 @@ class VllmServer:
     def _texts(self) -> Any:
         """The model's tokenizer, read when it is first needed."""
         if self._tokenizer is None:
-            from transformers import AutoTokenizer
+            from plait.models.files.pretrained import tokenizer_of
 
-            self._tokenizer = AutoTokenizer.from_pretrained(self._folder)
+            self._tokenizer = tokenizer_of(Path(self._folder), self._folder)
         return self._tokenizer
 
 
