@@ -32,10 +32,10 @@ def times(x):
 MAIN = "from package.caller import times; print(times(7), sum(times.stats.cache_hits.values()))"
 
 
-def run(folder: Path) -> tuple[int, int, str]:
+def run(folder: Path, code: str = MAIN) -> tuple[int, int, str]:
     """(result, functions found on disk, what it said) of a process that calls `times`."""
     done = subprocess.run(
-        [sys.executable, "-c", MAIN],
+        [sys.executable, "-c", code],
         capture_output=True,
         text=True,
         check=True,
@@ -59,6 +59,25 @@ def test_a_changed_helper_is_compiled_anew(tmp_path: Path) -> None:
     (package / "helper.py").write_text("# It moves down.\n" + HELPER.format(factor=3))
     assert run(tmp_path) == (21, 0, notice)
     assert {path.name for path in (package / "__pycache__").glob("*.nb?")} == kept, "the old code is overwritten"
+
+
+EDITED = """
+from package.caller import times
+from pathlib import Path
+helper = Path(__import__("package.helper").helper.__file__)
+helper.write_text(helper.read_text().replace("return 2", "return 3"))
+print(times(7), sum(times.stats.cache_hits.values()))
+"""
+
+
+def test_what_was_edited_after_its_import_is_not_kept_as_the_new_text(tmp_path: Path) -> None:
+    package = tmp_path / "package"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "helper.py").write_text(HELPER.format(factor=2))
+    (package / "caller.py").write_text(CALLER)
+    assert run(tmp_path, EDITED)[:2] == (14, 0), "the code that was imported"
+    assert run(tmp_path)[:2] == (21, 0)
 
 
 def test_without_a_folder_to_keep_it_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:

@@ -22,6 +22,7 @@ import ast
 import functools
 import hashlib
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, ClassVar
@@ -52,16 +53,29 @@ def njit(**options: Any) -> Callable[[Callable[..., Any]], Any]:
 
 def stamp(file: str) -> bytes:
     """A digest of a file of a package and of all files of this package that it imports, directly or not."""
-    found, waiting = {}, [Path(file).resolve()]
+    root = _root_of(Path(file).resolve())
+    named = sorted((path.relative_to(root.parent).as_posix(), digest) for path, digest in _files(file).items())
+    return hashlib.sha256(repr(named).encode()).digest()
+
+
+def changed_since(file: str, imported_ns: int) -> bool:
+    """Whether one of the files of `stamp` is newer than a time of importing: the code that runs is not what they say.
+    A file from the future says nothing but that clocks differ."""
+    now = time.time_ns()
+    return any(imported_ns < path.stat().st_mtime_ns <= now for path in _files(file))
+
+
+def _files(file: str) -> dict[Path, str]:
+    """A file and all of its package that it imports, directly or not, each with its digest."""
+    digests: dict[Path, str] = {}
+    waiting = [Path(file).resolve()]
     while waiting:
         path = waiting.pop()
-        if path not in found:
+        if path not in digests:
             status = path.stat()
-            found[path], imported = _read(path, status.st_mtime_ns, status.st_size)
+            digests[path], imported = _read(path, status.st_mtime_ns, status.st_size)
             waiting += imported
-    root = _root_of(Path(file).resolve())
-    named = sorted((path.relative_to(root.parent).as_posix(), digest) for path, digest in found.items())
-    return hashlib.sha256(repr(named).encode()).digest()
+    return digests
 
 
 @functools.cache
@@ -157,13 +171,17 @@ if AVAILABLE:
 
     class _OpenedLate:
         """A function's cache, opened when it is first used: stamps take half a second, and most processes that import
-        kernels call few of them or none."""
+        kernels call few of them or none. What has been edited since it was imported is not kept: it would be taken for
+        the code of the new text."""
 
         def __init__(self, function: Callable[..., Any]) -> None:
             self._function = function
+            self._imported_ns = time.time_ns()
 
         @functools.cached_property
         def _opened(self) -> Any:
+            if changed_since(self._function.__code__.co_filename, self._imported_ns):
+                return caching.NullCache()
             try:
                 return _Cache(self._function)
             except RuntimeError:  # numba found no folder

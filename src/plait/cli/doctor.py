@@ -15,18 +15,16 @@ def doctor(what: Literal["engines"], /) -> int:
     what
         engines: who can draw samples (`sampling.engine`), where each is, of which version, and how to install it.
     """
-    from plait.recipes.engine_checks import ABILITIES
     from plait.vllm.environment import TESTED, VARIABLE, install_text, look, vllm_python
 
     assert what == "engines", f"doctor has nothing to say of {what}"
     say("plait   is here: it needs nothing else")
     python, environment = vllm_python(), look()
     fault = f"{python} is no Python that answers" if environment is None else environment.fault
-    seeded = "tokens are a function of the seed" if ABILITIES["vllm"].keyed_noise else "tokens differ from run to run"
     if environment is not None and not fault:
         say(
             f"vllm    is here: vLLM {environment.vllm}, torch {environment.torch}, transformers "
-            f"{environment.transformers}, in {python}; {seeded}"
+            f"{environment.transformers}, in {python}; tokens are a function of the seed"
         )
         return 0
     say(f"vllm    cannot be used: {fault}")

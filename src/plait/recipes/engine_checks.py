@@ -13,8 +13,6 @@ from plait.schedule.plan import Plan
 class Abilities:
     """Of a generation engine, whatever the run."""
 
-    keyed_noise: bool
-    """Its tokens are a function of the seed: who is computed beside a sample changes them by roundings alone."""
     exact: bool
     """Its logits can be had to the bit, whatever is computed beside them."""
     drafts: bool
@@ -29,7 +27,6 @@ class Abilities:
 
 ABILITIES = {
     "plait": Abilities(
-        keyed_noise=True,
         exact=True,
         drafts=True,
         moves=True,
@@ -38,7 +35,6 @@ ABILITIES = {
         dtypes=("bfloat16", "float32", "float64"),
     ),
     "vllm": Abilities(
-        keyed_noise=True,
         exact=False,
         drafts=False,
         moves=False,
