@@ -5,10 +5,11 @@
 
 Every run is a `plait train` of its own with two processes of one thread, `--repeats` times in turns:
 
-    local      the processes of one command
-    attach     two commands that find each other over loopback, a process each
-    ray        a node of a Ray cluster that runs already
-    ray alone  a Ray cluster that is started for the run
+    local       the processes of one command
+    beside ray  the same, while the processes of a Ray cluster that has nothing to do take their share of the cores
+    attach      two commands that find each other over loopback, a process each
+    ray         a node of a Ray cluster that runs already
+    ray alone   a Ray cluster that is started for the run
 
 Printed per kind, as medians: the seconds of a step (the first does not count) and their ratio to those of local
 processes; the seconds from the command to the beginning of the first step, and how many more these are.
@@ -51,15 +52,15 @@ class Measured:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
-    runs_by_kind: dict[str, list[Measured]] = {kind: [] for kind in KINDS}
+    runs_by_kind: dict[str, list[Measured]] = {kind: [] for kind in options.kinds}
     with tempfile.TemporaryDirectory(prefix="plait-") as name:
         folder = Path(name)
         recipe = grpo(folder, is_tiny=options.tiny, prompts=options.prompts, samples=4, steps=1 + options.steps)
         recipe["plan"] = options.plan
         try:
             for number in range(options.repeats):
-                for place, kind in enumerate(KINDS):
-                    with running_cluster() if kind == "ray" else contextlib.nullcontext("") as address:
+                for place, kind in enumerate(runs_by_kind):
+                    with running_cluster() if kind in ("ray", "beside ray") else contextlib.nullcontext("") as address:
                         runs_by_kind[kind].append(measured(kind, recipe, folder / f"{place}-{number}", address))
         except RunFailed as error:
             print(error, file=sys.stderr)
@@ -71,14 +72,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def commands(kind: str) -> list[list[str]]:
     """The options of each command of a run."""
     if kind != "attach":
-        return [["--launcher", "ray" if kind.startswith("ray") else kind]]
+        return [["--launcher", LAUNCHERS[kind]]]
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         leader = f"127.0.0.1:{probe.getsockname()[1]}"
     return [["--nodes", "2", "--node", str(node), "--leader", leader] for node in range(2)]
 
 
-KINDS = ("local", "attach", "ray", "ray alone")
+LAUNCHERS = {"local": "local", "beside ray": "local", "attach": "attach", "ray": "ray", "ray alone": "ray"}
+KINDS = tuple(LAUNCHERS)
 
 
 @contextlib.contextmanager
@@ -146,7 +148,7 @@ def _step_ended_s(number: int, file: Path, processes: Sequence[subprocess.Popen[
 
 def report(runs_by_kind: Mapping[str, Sequence[Measured]]) -> None:
     print(row("", ["step", "to local", "workers", "beside", "start", "more"]))
-    local = medians(runs_by_kind["local"])
+    local = medians(next(iter(runs_by_kind.values())))
     for kind, runs in runs_by_kind.items():
         ours = medians(runs)
         cells = [f"{ours.step_s:.3f} s", f"{ours.step_s / local.step_s:.3f}"]
@@ -163,6 +165,9 @@ def medians(runs: Sequence[Measured]) -> Measured:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tiny", action="store_true", help="a random model of two layers")
+    parser.add_argument(
+        "--kinds", choices=KINDS, nargs="+", default=KINDS, help="the first is what others are set beside"
+    )
     parser.add_argument("--steps", type=positive, default=8, help="of each run, that count")
     parser.add_argument("--prompts", type=positive, default=8, help="of a step, 4 samples each")
     parser.add_argument("--plan", default="colocated", help="of the runs; `split` leaves each core free half the time")

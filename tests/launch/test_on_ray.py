@@ -77,6 +77,12 @@ def test_a_dead_worker_is_named_with_its_cause_and_its_output() -> None:
 
 
 @pytest.mark.slow
+def test_ranks_have_the_priority_of_any_command() -> None:
+    with placed_by_ray(nodes=2) as gathered, LocalProcesses(nodes=gathered.nodes).start(Echo, 2) as group:
+        assert group.submit([0, 1], "niceness").result(LIMIT_S) == [os.nice(0)] * 2, "Ray gives its workers 15"
+
+
+@pytest.mark.slow
 def test_an_actor_that_dies_is_a_lost_node_and_ray_says_why() -> None:
     with placed_by_ray(nodes=2) as gathered, LocalProcesses(nodes=gathered.nodes).start(Echo, 2) as group:
         handle = group.submit([0, 1], "hang_in_python")

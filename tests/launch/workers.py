@@ -57,6 +57,9 @@ class Echo:
     def pid(self):
         return os.getpid()
 
+    def niceness(self):
+        return os.nice(0)
+
     def tell(self, count):
         for number in range(count):
             self.context.tell(str(number))
