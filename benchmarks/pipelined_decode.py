@@ -16,8 +16,9 @@ the time t of a stage and of a hop c as measured in the same run: t is what the 
 waiting, c what a round of one group takes beyond both stages, halved. That of two batches is 2. A whole model on a
 worker, and only that, is computed by the compiled forward: `dp` and `one worker` say what one would do without stages.
 
-Then 2, 4 and 8 workers whose stages sleep (`--sleep` ms): rounds per second of G = 1, P, P + 1 and 2 P groups against
-1 / max(P (t + c), G t). These are emulated.
+Then 2, 4 and 8 workers whose stages sleep (`--sleep` ms, much longer than what they compute: they share the cores): the
+milliseconds of a round with G = 1, P, P + 1 and 2 P groups against max(P (t + c), G t), and the (min(G, P) - 1) (t + c)
+in which the ring fills, spread over all rounds. These are emulated.
 """
 
 from __future__ import annotations
@@ -131,7 +132,8 @@ def emulated(group: Group, stages: int, options: argparse.Namespace) -> None:
     print(row(f"emulated, P = {stages}", ["ms a round", "formula", "ratio", "busy", "formula"]))
     for groups, seconds in rounds.items():
         ring = Ring(stages, groups, step_s, hop_s)
-        numbers = [f"{1e3 * seconds:.1f}", f"{1e3 * ring.round_s:.1f}", f"{seconds / ring.round_s:.3f}"]
+        expected_s = ring.round_s + (min(groups, stages) - 1) * (step_s + hop_s) / options.rounds
+        numbers = [f"{1e3 * seconds:.1f}", f"{1e3 * expected_s:.1f}", f"{seconds / expected_s:.3f}"]
         print(row(f"G = {groups}", [*numbers, f"{shares[groups]:.0%}", f"{ring.utilisation:.0%}"]))
     print()
 
@@ -143,8 +145,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--batches", type=positive, nargs="+", default=[8, 16, 32, 64], help="B, some numbers")
     parser.add_argument("--tokens", type=positive, default=64, help="of a sample")
     parser.add_argument("--stages", type=positive, nargs="*", default=[2, 4, 8], help="workers that sleep")
-    parser.add_argument("--sleep", type=float, default=40.0, help="milliseconds of a stage in each step")
-    parser.add_argument("--rounds", type=positive, default=24, help="tokens of each emulated sample")
+    parser.add_argument("--sleep", type=float, default=100.0, help="milliseconds of a stage in each step")
+    parser.add_argument("--rounds", type=positive, default=12, help="tokens of each emulated sample")
     parser.add_argument("--repeats", type=positive, default=7)
     return parser
 
