@@ -20,9 +20,10 @@ from plait.data.packed import pack
 from plait.models.compute import flex_plan, row_attention
 from plait.models.compute.attention import PackedContext
 from plait.models.compute.attention_form import AttentionForm
-from plait.models.compute.flex_plan import FlexPlan, Places, block_mask, blocks, places, sees
+from plait.models.compute.flex_plan import FlexPlan, block_mask, blocks
 from plait.models.compute.packed_attention import plan
 from plait.models.compute.row_attention import Attention, error_of, is_proven, row_plan
+from plait.models.compute.visibility import Places, places, sees
 from tests.models.compute.test_attention import a_batch
 
 GROUPS = st.lists(st.tuples(st.integers(1, 9), st.lists(st.integers(0, 9), max_size=3)), min_size=1, max_size=4)

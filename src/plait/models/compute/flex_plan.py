@@ -1,9 +1,9 @@
 """Attention over a packed row by one kernel: torch's FlexAttention, on devices for which torch compiles it.
 
-What a token sees is a rule over three numbers of each token: its group, its segment and its position. The row is looked
-at in blocks of 128 tokens. Those in which no query sees a key are left out, those in which every query sees every key
-are computed without asking, and for the rest the kernel asks the rule. Which are which follows from the least and the
-greatest number of each block, so it is counted on the host and waits for no device.
+The row is looked at in blocks of 128 tokens. Those in which no query sees a key are left out, those in which every
+query sees every key are computed without asking, and for the rest the kernel asks the rule of `visibility`. Which are
+which follows from the least and the greatest number of each block, so it is counted on the host and waits for no
+device.
 
 Shapes: T tokens of the row, b blocks of them, Hq query heads, Hkv key heads, D head size of queries and keys, E of
 values.
@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,6 +23,7 @@ from torch.nn.attention.flex_attention import AuxRequest, BlockMask, flex_attent
 
 from plait.data.packed import PackedBatch
 from plait.models.compute.attention_form import AttentionForm
+from plait.models.compute.visibility import Array, Places, places, sees
 
 BLOCK = 128
 """Tokens of a block: FlexAttention's own default."""
@@ -30,39 +31,7 @@ BLOCK = 128
 SMALLEST_HEAD = 16
 """FlexAttention's kernels refuse smaller heads."""
 
-Array = np.ndarray[Any, np.dtype[np.int32]]
 Kernel = Callable[..., Any]
-
-
-class Places(NamedTuple):
-    """What the rule asks of tokens, all of one shape: NumPy arrays or tensors, int32."""
-
-    group: Any
-    segment: Any
-    position: Any
-    """In the sample: that of a continuation goes on where its prompt ends."""
-    prompt: Any
-    """1 for a token of a prompt, else 0."""
-
-
-def places(batch: PackedBatch) -> Places:
-    """Of every token of the row, [T] each, on the host."""
-    columns: list[tuple[Array, ...]] = []
-    segment = 0
-    for number, group in enumerate(batch.groups):
-        for index, span in enumerate((group.prompt, *group.responses)):
-            first = 0 if index == 0 else group.prompt.length
-            own = np.arange(first, first + span.length, dtype=np.int32)
-            columns.append((np.full_like(own, number), np.full_like(own, segment), own, np.full_like(own, index == 0)))
-            segment += 1
-    return Places(*(np.concatenate(column) for column in zip(*columns, strict=True)))
-
-
-def sees(query: Places, key: Places, window: int | None) -> Any:
-    """Whether tokens see tokens, in the shape that both broadcast to."""
-    behind = query.position - key.position
-    seen = (behind >= 0) & (query.group == key.group) & ((query.segment == key.segment) | (key.prompt == 1))
-    return seen if window is None else seen & (behind < window)
 
 
 def blocks(row: Places, window: int | None) -> tuple[Any, Any]:
@@ -104,7 +73,7 @@ def block_mask(batch: PackedBatch, window: int | None) -> BlockMask:
     at = Places(*(torch.from_numpy(column).to(device, non_blocking=True) for column in row))
 
     def rule(sample: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        return sees(Places(*(column[query] for column in at)), Places(*(column[key] for column in at)), window)
+        return sees(at.of(query), at.of(key), window)
 
     lists = (torch.from_numpy(table).to(device)[None, None] for table in (*_listed(some & ~every), *_listed(every)))
     length = len(row.position)

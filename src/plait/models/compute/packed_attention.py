@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -25,6 +26,7 @@ from plait.data.packed import Group, PackedBatch, Span
 from plait.kernels import fused_rows
 from plait.models.compute.attention_form import AttentionForm
 from plait.models.compute.pieces import Piece, cut
+from plait.models.compute.visibility import places, sees
 from plait.models.shape import KEPT_SCORES
 
 BLOCK_SCORES = 1 << 19
@@ -66,16 +68,7 @@ class PackedPlan:
 
 def plan(batch: PackedBatch, num_heads: int, window: int | None, dtype: torch.dtype) -> PackedPlan:
     """Pieces and biases of the groups, and whether the probabilities of a layer are few enough to be kept."""
-    positions_T = batch.position_ids_T
-    lengths, labels = [], []
-    for group in batch.groups:
-        for label, span in enumerate((group.prompt, *group.responses)):
-            lengths.append(span.length)
-            labels.append(label)
-    segments = torch.arange(len(lengths))
-    prompt = torch.tensor([label == 0 for label in labels])
-    segment_T = segments.repeat_interleave(torch.tensor(lengths)).to(positions_T.device)
-    prompt_T = prompt.repeat_interleave(torch.tensor(lengths)).to(positions_T.device)
+    row, device = places(batch), batch.token_ids_T.device
     blocks = []
     for _, equal in groupby(batch.groups, _shape):
         first, *others = equal
@@ -84,12 +77,9 @@ def plan(batch: PackedBatch, num_heads: int, window: int | None, dtype: torch.dt
             rows = slice(piece.rows.start, piece.rows.stop)
             few_see_all = window is None and piece.num_keys > FULL_BIAS * piece.rows.length
             masked = [piece.rows] if few_see_all else [*piece.context, piece.rows]
-            at = torch.cat([torch.arange(span.start, span.stop) for span in masked]).to(positions_T.device)
-            behind = positions_T[rows, None] - positions_T[None, at]
-            seen = (behind >= 0) & ((segment_T[rows, None] == segment_T[None, at]) | prompt_T[None, at])
-            if window is not None:
-                seen &= behind < window
-            bias = torch.zeros(seen.shape, dtype=dtype, device=seen.device).masked_fill_(~seen, float("-inf"))
+            keys = np.concatenate([np.arange(span.start, span.stop) for span in masked])
+            seen = torch.from_numpy(sees(row.of(np.s_[rows, None]), row.of(keys), window))
+            bias = torch.zeros(seen.shape, dtype=dtype).masked_fill_(~seen, float("-inf")).to(device)
             most = max(1, BLOCK_SCORES // (num_heads * piece.num_scores))
             for start in range(0, count, most):
                 shifted = _shifted(piece, start * stride)
