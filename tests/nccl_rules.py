@@ -31,7 +31,15 @@ import torch.distributed as dist
 
 from plait.models.parallel import nccl
 
-COLLECTIVES = ("all_reduce", "broadcast", "all_gather", "reduce_scatter_tensor", "all_gather_into_tensor", "barrier")
+COLLECTIVES = (
+    "all_reduce",
+    "reduce",
+    "broadcast",
+    "all_gather",
+    "reduce_scatter_tensor",
+    "all_gather_into_tensor",
+    "barrier",
+)
 Group = tuple[int, tuple[int, ...]]
 """How many were made before, and its ranks."""
 
@@ -239,7 +247,8 @@ class _Recorder:
             if named is None:
                 return real(*args, group=group, **options)
             size = _size(args[-1] if name.startswith("all_gather") else args[0]) if args else (0, "")
-            number = self._post(named, None, [Op(f"{name} {options.get('group_src', '')}".strip(), None, size)])
+            root = options.get("group_src", options.get("group_dst", ""))
+            number = self._post(named, None, [Op(f"{name} {root}".strip(), None, size)])
             work = real(*args, group=group, **options)
             if options.get("async_op"):
                 return _Work(work, number, self._log)

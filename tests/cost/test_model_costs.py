@@ -109,6 +109,18 @@ def test_training_with_data_parallel_ranks() -> None:
     assert one.terms["optimizer"] == pytest.approx(steps * (2 * 12 + 2 + 4) * elements() / 0.5e8)
 
 
+def test_gradients_that_are_divided_are_summed_in_every_micro_batch() -> None:
+    """A prompt and its two samples in each: 24 tokens are the most, and a device has two of the four prompts."""
+    whole = Workload(4, 2, LENGTHS, "bfloat16", micro_batch_tokens=24)
+    found = [
+        costs_of(work).call("actor.train", "train", Layout.on(range(2), dp=2))
+        for work in (whole, replace(whole, sharded=frozenset({"actor"})))
+    ]
+    once, each = (cost.terms["gradients"] for cost in found)
+    assert each == pytest.approx(2 * once)
+    assert found[1].terms["new weights"] == found[0].terms["new weights"]
+
+
 def steps_per_epoch(costs: ModelCosts) -> int:
     return next(node for node in costs.flow.nodes if node.call == "actor.train").training.mini_batches
 
@@ -312,6 +324,9 @@ def test_held_bytes() -> None:
     assert costs.held_bytes("actor", Layout.on(range(1)), trained=False) == (2 * elements(),)
     assert costs.held_bytes("actor", Layout.on(range(1)), trained=True) == (18 * elements(),)
     assert costs.held_bytes("actor", Layout.on(range(2), dp=2), trained=True) == (12 * elements(),)
+    divided = costs_of(replace(WORK, sharded=frozenset({"actor"})))
+    assert divided.held_bytes("actor", Layout.on(range(2), dp=2), trained=True) == (10 * elements(),)
+    assert divided.held_bytes("actor", Layout.on(range(1)), trained=True) == (18 * elements(),)
 
 
 def test_reward_functions_share_their_processes() -> None:

@@ -19,7 +19,7 @@ from plait.models.compute import gated_mlp, packed_attention, rms_norm, rope
 from plait.models.compute.attention_form import AttentionForm
 from plait.models.compute.logprobs import chunked_logprobs
 from plait.models.head import Head
-from plait.training.optimizer import _add_widened
+from plait.training.gradients import _add_widened
 from tests.models.tiny import tiny_model
 
 pytestmark = pytest.mark.skipif(not fused_rows.AVAILABLE, reason="no numba, or no bfloat16 instructions")

@@ -249,7 +249,7 @@ def test_training_moves_the_adapter_and_nothing_else() -> None:
     optimizer = MasterOptimizer(actor, OptimizerSettings(learning_rate=1e-2), total_steps=2)
     start = actor.trained.weights.clone()
     for _ in range(2):  # B alone moves in the first step: the gradient of A goes through B
-        optimizer.zero_gradients()
+        optimizer.collected.zero()
         with optimizer.collecting_gradients():
             actor.logprobs(pack(RAGGED), 1.0)[0].sum().backward()
         optimizer.step(loss_is_finite=True)

@@ -9,8 +9,9 @@ import torch
 
 from plait.errors import RunError
 from plait.models.language_model import LanguageModel
+from plait.training.gradients import CACHE_CHUNK, _add_widened
 from plait.training.memory import parameter_bytes
-from plait.training.optimizer import CACHE_CHUNK, MasterOptimizer, _add_widened, _square
+from plait.training.optimizer import MasterOptimizer, _square
 from plait.training.settings import OptimizerSettings
 from tests.models.tiny import tiny_llama, tiny_model
 
@@ -22,7 +23,7 @@ def optimizer_of(model: LanguageModel, total_steps: int = 10, **settings) -> Mas
 def random_gradients(optimizer: MasterOptimizer, layout, seed: int) -> None:
     """Fill the parameters' part of the buffer; the alignment gaps stay 0, as a backward pass leaves them."""
     generator = torch.Generator().manual_seed(seed)
-    optimizer.zero_gradients()
+    optimizer.collected.zero()
     for _, start, stop in layout.entries:
         optimizer.gradients[start:stop] = torch.randn(stop - start, generator=generator)
 
@@ -117,7 +118,7 @@ def test_a_step_that_is_not_finite_changes_nothing(cause):
         assert all(torch.equal(after[name], before[name]) for name in ("masters", "exp_avg", "exp_avg_sq"))
         assert int(after["applied_steps"]) == 1
         assert int(after["skipped_in_row"]) == skipped
-    optimizer.zero_gradients()
+    optimizer.collected.zero()
     assert not optimizer.step(loss_is_finite=True).skipped
     assert int(optimizer.state()["skipped_in_row"]) == 0
     for _ in range(2):

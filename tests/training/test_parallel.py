@@ -136,6 +136,25 @@ def test_parts_of_other_models(four, alone, sizes, case, model):
     check(four, alone, sizes, case, model, "float64", 1e-9)
 
 
+DIVIDED = [
+    (Parallelism(dp=2), "grpo", "tied"),
+    (Parallelism(dp=4), "pairs", "tied"),
+    (Parallelism(dp=2, tp=2), "grpo", "biased"),
+    (Parallelism(dp=4), "grpo", "adapter"),
+    (Parallelism(dp=2), "critic", "tied"),
+    (Parallelism(tp=2), "grpo", "tied"),
+]
+
+
+@pytest.mark.parametrize("run_elements", [5000, 1 << 23])
+@pytest.mark.parametrize(("sizes", "case", "model"), slow_but(DIVIDED[:3], DIVIDED), ids=str)
+def test_gradients_that_are_divided(four, alone, sizes, case, model, run_elements):
+    """Every rank holds those of its share alone. Some have fewer micro-batches than others, some none; runs of a few
+    parameters, cut ones, and one run of all; biases that ranks of tp share; with one rank of dp there is one share."""
+    options = {"shard_gradients": True, "run_elements": run_elements, "micro_batch_tokens": 40}
+    check(four, alone, sizes, case, model, "float64", 1e-9, **options)
+
+
 HOW: dict[str, dict[str, Any]] = {
     "gpipe": {"pipeline": gpipe},
     "one at a time": {"pipeline": one_at_a_time, "micro_batches": 1},

@@ -36,6 +36,7 @@ from plait.schedule.fused import fused_order
 from plait.schedule.plan import Placement
 from plait.schedule.schedule import Schedule
 from plait.schedule.work import Work
+from plait.training import gradients
 from plait.training.mini_batch import LossCall
 from plait.training.pipeline import execute
 from plait.training.together import train_together
@@ -205,10 +206,14 @@ class Worker:
         team = self.team(parallelism)
         if team is None:
             return None
-        trainer = trainer_of(case, self.part(case, model, dtype, team), team, **options)
-        with ExactFloat64():
-            metrics, scored = run(case, trainer)
+        given = dict(options)
+        with mock.patch.object(gradients, "RUN_ELEMENTS", given.pop("run_elements", gradients.RUN_ELEMENTS)):
+            trainer = trainer_of(case, self.part(case, model, dtype, team), team, **given)
+            with ExactFloat64():
+                metrics, scored = run(case, trainer)
         check_copies(trainer, team)
+        held, updated = trainer.optimizer.gradients, trainer.optimizer.masters
+        assert held.numel() == (updated if given.get("shard_gradients") else trainer.model.trained.weights).numel()
         expected = torch.load(path, weights_only=True)
         off = max(float((torch.tensor(a) - b).abs().max()) for a, b in zip(scored, expected["scored"], strict=True))
         return metrics, off, weights_off(trainer.model, expected["weights"])

@@ -8,22 +8,25 @@ from plait.layout.shards import held_elements, zero_range
 from plait.training.memory import parameter_bytes
 
 
-def optimizer_bytes(parameters: Parameters, layout: Layout, rank: int, dtype: str, *, followed: bool) -> int:
+def optimizer_bytes(
+    parameters: Parameters, layout: Layout, rank: int, dtype: str, *, followed: bool, sharded: bool
+) -> int:
     """Masters, moments and gradients: gradients are summed over the whole block, masters and moments are held for the
     range of the rank's place along dp.
 
     Args:
         followed: whether a reference follows the weights, by an average of the masters.
+        sharded: gradients are held for the range, too.
     """
     per = parameter_bytes(dtype, trained=True, followed=followed)
     sizes, at = layout.parallelism, layout.coordinates(rank)
     once = held_elements(parameters, sizes, at.tp, at.pp, once=True)
     start, stop = zero_range(once, at.dp, sizes.dp)
-    gradients = held_elements(parameters, sizes, at.tp, at.pp) * per.gradients
-    return (stop - start) * (per.masters + per.moments + per.average) + gradients
+    summed = stop - start if sharded and sizes.dp > 1 else held_elements(parameters, sizes, at.tp, at.pp)
+    return (stop - start) * (per.masters + per.moments + per.average) + summed * per.gradients
 
 
-def state_bytes(elements: int, once: int, dp: int, dtype: str, *, followed: bool) -> int:
+def state_bytes(elements: int, once: int, dp: int, dtype: str, *, followed: bool, sharded: bool) -> int:
     """As `optimizer_bytes`, of the dp rank with most.
 
     Args:
@@ -33,4 +36,5 @@ def state_bytes(elements: int, once: int, dp: int, dtype: str, *, followed: bool
     per = parameter_bytes(dtype, trained=True, followed=followed)
     ranges = (zero_range(once, index, dp) for index in (0, dp - 1))
     most = max(stop - start for start, stop in ranges)
-    return most * (per.masters + per.moments + per.average) + elements * per.gradients
+    summed = most if sharded and dp > 1 else elements
+    return most * (per.masters + per.moments + per.average) + summed * per.gradients

@@ -11,6 +11,7 @@ from plait.cost.estimate import Rows, adapter_parameters
 from plait.cost.held_memory import optimizer_bytes
 from plait.cost.offload_policy import Owner, Use
 from plait.cost.placed import Placed
+from plait.recipes.role_models import optimizer_of
 from plait.schedule.placements import PartKey, part_key
 from plait.schedule.plan import After
 from plait.training.memory import BYTES, parameter_bytes
@@ -72,7 +73,14 @@ def held_parts(rank: int, placed: Placed) -> list[HeldPart]:
                 )
             else:
                 followed = any(other.follows == model.role for other in placed.models)
-                total = optimizer_bytes(parameters[model.role], place.train, rank, recipe.dtype, followed=followed)
+                total = optimizer_bytes(
+                    parameters[model.role],
+                    place.train,
+                    rank,
+                    recipe.dtype,
+                    followed=followed,
+                    sharded=optimizer_of(model.role, recipe).shard_gradients,
+                )
                 after = offload_policy.of_state(model.role, rank)
                 what = f"{model.role}: masters, moments and gradients"
                 states.append(HeldPart(what, total, after, uses, is_state=True))

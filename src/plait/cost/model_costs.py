@@ -140,7 +140,7 @@ class ModelCosts:
             schedule=schedule,
             backward=1 if adapted else 2,
         )
-        update, update_bytes = self._update(role, layout)
+        update, update_bytes = self._update(role, layout, count if role in self.workload.sharded else 1)
         steps = mini_batches * options.epochs
         terms = scaled(added(step, update), steps)
         sent = trained_bytes(self.workload.lengths, samples, len(node.inputs))
@@ -149,8 +149,12 @@ class ModelCosts:
         working = self._forward_bytes(node, layout, budget, train=True)
         return CallCost(total(terms), terms, steps * (moved + update_bytes), working)
 
-    def _update(self, role: str, layout: Layout) -> tuple[Terms, int]:
-        """An optimizer step: gradients are summed over dp, each device updates its range, new weights are gathered."""
+    def _update(self, role: str, layout: Layout, sums: int) -> tuple[Terms, int]:
+        """An optimizer step: gradients are summed over dp, each device updates its range, new weights are gathered.
+
+        Args:
+            sums: how often gradients are summed.
+        """
         sizes, per = layout.parallelism, parameter_bytes(self.workload.dtype, trained=True)
         elements = max(self._trained_elements(role, sizes))
         traffic = Traffic(self.cluster, layout)
@@ -160,9 +164,9 @@ class ModelCosts:
         if self._profile is not None and self._profile.optimizer_s is not None:
             terms = {"optimizer": elements / sizes.dp * self._profile.optimizer_s}
         if sizes.dp > 1:
-            terms["gradients"] = traffic.gather("dp", elements * per.gradients)
+            terms["gradients"] = sums * traffic.gather("dp", elements * per.gradients)
             terms["new weights"] = traffic.gather("dp", elements * per.weights)
-        received = (sizes.dp - 1) / sizes.dp * (per.gradients + per.weights) * sizes.dp * sizes.tp
+        received = (sizes.dp - 1) / sizes.dp * (sums * per.gradients + per.weights) * sizes.dp * sizes.tp
         return terms, int(received * sum(self._trained_elements(role, sizes)))
 
     def _generate(self, node: Node, layout: Layout, *, prompts_alone: bool) -> CallCost:
@@ -244,13 +248,13 @@ class ModelCosts:
 
     def _held_of(self, role: str, sizes: Parallelism, trained: bool) -> tuple[int, ...]:
         width, dtype = BYTES[self.workload.dtype], self.workload.dtype
-        followed = self.workload.follows and role == "actor"
+        followed, sharded = self.workload.follows and role == "actor", role in self.workload.sharded
         largest = []
         for parts in self._elements(role, sizes.tp, sizes.pp, sizes.stages):
             held = [count * width for count, _ in parts]
             if trained:
                 held = [
-                    num_bytes + state_bytes(count, once, sizes.dp, dtype, followed=followed)
+                    num_bytes + state_bytes(count, once, sizes.dp, dtype, followed=followed, sharded=sharded)
                     for num_bytes, (count, once) in zip(held, parts, strict=True)
                 ]
             largest.append(max(held))

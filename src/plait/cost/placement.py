@@ -19,7 +19,7 @@ from plait.models.files.hub import read_config
 from plait.models.shape import ModelShape
 from plait.recipes.keys import nearest
 from plait.recipes.recipe import Recipe
-from plait.recipes.role_models import RoleModel
+from plait.recipes.role_models import RoleModel, optimizer_of
 from plait.schedule.completion import complete
 from plait.schedule.named_plans import AUTO, NAMES, PlannedModel, named_plan
 from plait.schedule.placements import placements_of
@@ -67,6 +67,7 @@ def resolve_plan(
     plan = on_nodes(plan, nodes, label)
     _check_adapters(recipe, plan, label)
     plan = complete(plan, flow, planned, label)
+    check_sharded(recipe, plan, label)
     _check_exact(recipe, plan, models)
     if plan.num_ranks == 1:
         return plan
@@ -208,6 +209,19 @@ def _check_adapters(recipe: Recipe, plan: Plan, label: str) -> None:
             f"{label}: {cut.call} has tp {cut.tp} and pp {cut.pp}, but models with adapters (`lora.rank` "
             f"{recipe.lora.rank}) are not cut; set tp and pp to 1, or `lora.rank` to 0"
         )
+
+
+def check_sharded(recipe: Recipe, plan: Plan, label: str) -> None:
+    """Raises ConfigError, which begins with `label`, where a completed plan trains a model in stages whose gradients
+    are to be divided."""
+    for placement in plan.placements:
+        role = placement.call.partition(".")[0]
+        if placement.mode == "train" and placement.pp > 1 and optimizer_of(role, recipe).shard_gradients:
+            raise ConfigError(
+                f"{label}: {placement.call} has pp {placement.pp}, but gradients are divided (`shard_gradients` of the "
+                f"optimizer of {role}) for models in one stage alone; set pp to 1 (tp may be more), or "
+                "`shard_gradients` to false"
+            )
 
 
 def _check_exact(recipe: Recipe, plan: Plan, models: Sequence[RoleModel]) -> None:

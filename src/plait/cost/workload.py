@@ -15,6 +15,7 @@ from plait.dataflow import CallKind, Dataflow, Node
 from plait.errors import ConfigError
 from plait.models.shape import ModelShape
 from plait.recipes.recipe import Recipe
+from plait.recipes.role_models import optimizer_of
 
 
 @dataclass(frozen=True)
@@ -102,6 +103,7 @@ class Workload:
     max_running: samples that an instance decodes at a time at most; kv_tokens: tokens whose keys and values it holds at
                  most, None where only the device's memory bounds them
     lora_rank:   of the adapters of trained roles; 0: whole models are trained
+    sharded:     roles whose gradients are divided over dp (`optimizer.shard_gradients`)
     follows:     whether the reference follows the actor
     fused, packed: as of `working_memory.is_fused` and `is_packed`
     device:      cpu or cuda
@@ -121,6 +123,7 @@ class Workload:
     kv_tokens: int | None = None
     checkpoint_activations: bool = False
     lora_rank: int = 0
+    sharded: frozenset[str] = frozenset()
     follows: bool = False
     fused: bool = False
     packed: bool = False
@@ -159,6 +162,7 @@ class Workload:
             kv_tokens=recipe.sampling.kv_tokens,
             checkpoint_activations=recipe.checkpoint_activations,
             lora_rank=recipe.lora.rank,
+            sharded=frozenset(role for role in flow.roles if optimizer_of(role, recipe).shard_gradients),
             follows=recipe.reference.sync_every > 0,
             fused=is_fused(recipe),
             packed=is_packed(recipe),

@@ -5,7 +5,7 @@ Shapes: T tokens of a packed row, H hidden size.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cached_property
 from typing import Any, Self, TypeVar
 
@@ -246,6 +246,16 @@ class TrainedWeights:
         part = self._model.part
         if part is not None and not part.is_whole:
             part.sum_partial_gradients(self.layout, gradients)
+
+    def sum_over_tp(self, gradients: Mapping[str, Tensor]) -> None:
+        """As `sum_partial_gradients`, of some parameters: those of them that ranks of tensor parallelism hold alike.
+
+        Args:
+            gradients: name → [elements], a contiguous view of a buffer; the same names on all these ranks.
+        """
+        part = self._model.part
+        if part is not None and not part.is_whole:
+            part.sum_over_tp(gradients)
 
     def counted_ranges(self) -> list[tuple[int, int]]:
         """Ranges [start, stop) of a buffer of `layout` that this rank counts, so that over the ranks of one copy of the

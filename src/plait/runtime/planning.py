@@ -14,7 +14,7 @@ from plait.cost.cluster import ClusterSpec
 from plait.cost.drafts import NO_DRAFTS, Drafts
 from plait.cost.model_costs import ModelCosts
 from plait.cost.move_bound import LARGE, BoundedMoves
-from plait.cost.placement import check_layouts, parameters_of, planned_models
+from plait.cost.placement import check_layouts, check_sharded, parameters_of, planned_models
 from plait.cost.shape_parameters import parameters_of_shape
 from plait.cost.workload import SampleLengths, Workload
 from plait.dataflow import CallKind, Dataflow
@@ -29,7 +29,7 @@ from plait.planner.plan_search import Budget, SearchResult, search
 from plait.planner.plan_space import PlanSpace
 from plait.policy.fusion_gate import fuses
 from plait.recipes.recipe import Recipe
-from plait.recipes.role_models import REWARD_ROLES, RoleModel, is_reward
+from plait.recipes.role_models import REWARD_ROLES, RoleModel, is_reward, optimizer_of
 from plait.runtime.plan_files import plan_file
 from plait.schedule.completion import complete
 from plait.schedule.joint_training import check_calls
@@ -147,6 +147,8 @@ class Planning:
         """Roles that may train together, two and two."""
         pairs = []
         for pair in combinations([model.role for model in self.models if model.trained], 2):
+            if any(optimizer_of(role, self.recipe).shard_gradients for role in pair):
+                continue  # a pipeline of both has stages
             with contextlib.suppress(ConfigError):
                 check_calls(self.flow, pair)
                 pairs.append(pair)
@@ -154,11 +156,12 @@ class Planning:
 
     def _facts(self, model: RoleModel) -> RoleFacts:
         shape, adapted = self.shapes[model.name], self.recipe.lora.rank > 0
+        sharded = model.trained and optimizer_of(model.role, self.recipe).shard_gradients
         return RoleFacts(
             (1.0,) * shape.layers,
             last=shape.head_in_layers(1 if model.scalar else shape.vocabulary),
             max_tp=1 if adapted else most_tp(self.parameters[model.role]),
-            max_pp=1 if adapted else MOST_STAGES,
+            max_pp=1 if adapted or sharded else MOST_STAGES,
             whole_layers=self.recipe.sampling.exact,
             may_drop=not adapted,
         )
@@ -171,6 +174,7 @@ class Planning:
         """Raises UserError where a run could not follow it."""
         whole = complete(plan, self.flow, planned_models(self.models, self.shapes), label)
         check_layouts(whole, self.parameters, label)
+        check_sharded(self.recipe, whole, label)
         return whole
 
     def _named(self) -> dict[str, tuple[Place, ...]]:
@@ -289,7 +293,8 @@ def _remedies(what: str) -> str:
     if "decode" in what:
         return "lower `sampling.max_running` or `sampling.max_response_tokens`, or take more devices"
     if "state" in what or "train" in what:
-        return "take more devices, a smaller model, `lora.rank`, or lower `micro_batch_tokens`"
+        keys = "`lora.rank`, `optimizer.shard_gradients`, or lower `micro_batch_tokens`"
+        return f"take more devices, a smaller model, {keys}"
     return "take more devices, a smaller model, or lower `micro_batch_tokens`"
 
 

@@ -16,11 +16,11 @@ import torch
 from torch import Tensor
 
 from plait.errors import RunError
-from plait.kernels import fused_rows
 from plait.layout.holdings import Holdings, zero_shards
 from plait.models.language_model import LanguageModel
 from plait.models.parallel.team import Team
 from plait.models.scalar_model import ScalarModel
+from plait.training.gradients import CACHE_CHUNK, Gradients, ShardedGradients, WholeGradients
 from plait.training.results import StepReport
 from plait.training.settings import OptimizerSettings
 from plait.training.shares import Share
@@ -30,9 +30,6 @@ AVERAGED = "averaged"
 
 COPY_CHUNK = 1 << 22
 """Elements that are cast at a time where a temporary copy might be made."""
-
-CACHE_CHUNK = 1 << 15
-"""Elements whose widened copy stays in a CPU's cache."""
 
 
 class MasterOptimizer:
@@ -76,8 +73,9 @@ class MasterOptimizer:
         else:
             assert weights.whole is not None, "weights that are masters lie in one buffer"
             self.masters = weights.whole[start:stop].detach()
-        self.gradients = torch.zeros(weights.num_elements, dtype=dtype, device=weights.device)
-        """Those of all working weights of this rank. `step` sums those of its share over the ranks, and clips them."""
+        shards = settings.shard_gradients and self._team.dp.size > 1
+        kind = ShardedGradients if shards else WholeGradients
+        self.collected: Gradients = kind(model.trained, self._share, self._team.dp, dtype)
         self.exp_avg = torch.zeros_like(self.masters)
         self.exp_avg_sq = torch.zeros_like(self.masters)
         self.averaged = self.masters.clone() if is_followed else None
@@ -90,12 +88,12 @@ class MasterOptimizer:
 
     def _build(self) -> torch.optim.AdamW | None:
         """None where the share of this rank is empty."""
-        start = self._share.start
+        start, gradients = self._share.start, self.collected.own
         decayed, plain, state = [], [], {}
         for piece in self._share.pieces:
             at = slice(piece.start - start, piece.stop - start)
             master, exp_avg, exp_avg_sq = (buffer[at] for buffer in (self.masters, self.exp_avg, self.exp_avg_sq))
-            master.grad = self.gradients[piece.start : piece.stop]
+            master.grad = gradients[at]
             (decayed if piece.is_matrix else plain).append(master)
             steps = torch.zeros((), dtype=torch.float32, device=master.device)
             state[master] = {"step": steps, "exp_avg": exp_avg, "exp_avg_sq": exp_avg_sq}
@@ -117,22 +115,21 @@ class MasterOptimizer:
 
     @contextmanager
     def collecting_gradients(self) -> Iterator[None]:
-        """Within it the trained parameters require gradients, and a backward pass adds each one's gradient to the flat
-        buffer as soon as it is complete, and frees it: gradients in the compute dtype never exist all at once, and sums
-        are in the master dtype. Forward and backward both belong in it."""
+        """Within it the trained parameters require gradients, and a backward pass gives each one's to `collected` as
+        soon as it is complete, and lets it go: gradients in the compute dtype never exist all at once, and sums are in
+        the master dtype. Forward and backward both belong in it."""
         handles, required = [], []
-        for block, start, stop in self._model.trained.layout.entries:
-            flat = self.gradients[start:stop].view(block.shape)
+        for entry, (block, _, _) in enumerate(self._model.trained.layout.entries):
 
-            def accumulate(param: Tensor, flat: Tensor = flat) -> None:
+            def take(param: Tensor, entry: int = entry) -> None:
                 if param.grad is not None:  # None: part of the graph, but no gradient reached it
-                    _add_widened(flat, param.grad)
-                    param.grad = None
+                    gradient, param.grad = param.grad, None
+                    self.collected.take(entry, gradient)
 
             param = self._model.trained.parameter(block.param.name)
             required.append((param, param.requires_grad))
             param.requires_grad_(True)
-            handles.append(param.register_post_accumulate_grad_hook(accumulate))
+            handles.append(param.register_post_accumulate_grad_hook(take))
         try:
             yield
         finally:
@@ -141,8 +138,10 @@ class MasterOptimizer:
             for param, before in required:
                 param.requires_grad_(before)
 
-    def zero_gradients(self) -> None:
-        self.gradients.zero_()
+    @property
+    def gradients(self) -> Tensor:
+        """Those of all working weights of this rank, or of its share: see `gradients.Gradients`."""
+        return self.collected.flat
 
     def step(self, loss_is_finite: bool) -> StepReport:
         """Clip by the global norm, update the masters, cast them into the working weights.
@@ -158,7 +157,7 @@ class MasterOptimizer:
         """
         learning_rate = self.settings.learning_rate_at(self.attempted_steps, self.total_steps)
         self.attempted_steps += 1
-        gradients = self._reduced()
+        self.collected.reduce()
         grad_norm = self._norm()
         if not (loss_is_finite and grad_norm < float("inf")):
             self.skipped_in_row += 1
@@ -171,7 +170,7 @@ class MasterOptimizer:
             return StepReport(learning_rate, grad_norm, skipped=True, loss_is_finite=loss_is_finite)
         self.skipped_in_row = 0
         if grad_norm > self.settings.max_grad_norm:
-            gradients.mul_(self.settings.max_grad_norm / grad_norm)
+            self.collected.own.mul_(self.settings.max_grad_norm / grad_norm)
         if self._adamw is not None:
             for group in self._adamw.param_groups:
                 group["lr"] = learning_rate
@@ -180,14 +179,10 @@ class MasterOptimizer:
         self._publish()
         return StepReport(learning_rate, grad_norm, skipped=False)
 
-    def _reduced(self) -> Tensor:
-        """The gradients of this rank's share, a view of the buffer: summed over all ranks that have a part of them."""
-        self._model.trained.sum_partial_gradients(self.gradients)
-        return self._team.dp.reduce_scatter(self.gradients, self._share.bounds)
-
     def _norm(self) -> float:
-        """Euclidean norm of the gradient of the whole model, the same bits on every rank. After `_reduced`."""
-        squares = [_square(self.gradients[low:high]) for low, high in self._share.counted]
+        """Euclidean norm of the gradient of the whole model, the same bits on every rank. Of reduced gradients."""
+        own, start = self.collected.own, self._share.start
+        squares = [_square(own[low - start : high - start]) for low, high in self._share.counted]
         square = sum(squares, start=torch.zeros((), dtype=torch.float64, device=self.gradients.device))
         if self._team.all.size > 1:
             square = torch.stack(self._team.all.all_gather(square.reshape(()))).sum()
@@ -258,20 +253,6 @@ class MasterOptimizer:
         for entry in {} if self._adamw is None else self._adamw.state.values():
             entry["step"].fill_(float(self.applied_steps))
         self._publish()
-
-
-def _add_widened(flat: Tensor, gradient: Tensor) -> None:
-    """flat += gradient, in the dtype of `flat`."""
-    if flat.dtype == gradient.dtype or flat.device.type != "cpu":
-        flat.add_(gradient)
-        return
-    if fused_rows.takes(gradient) and flat.dtype == torch.float32:
-        fused_rows.add_widened(flat, gradient.contiguous())
-        return
-    # A CPU sum of two dtypes is not vectorised: widening pieces first takes a quarter of its time.
-    pieces = zip(flat.view(-1).split(CACHE_CHUNK), gradient.reshape(-1).split(CACHE_CHUNK), strict=True)
-    for target, source in pieces:
-        target.add_(source.to(flat.dtype))
 
 
 def _square(flat: Tensor) -> Tensor:

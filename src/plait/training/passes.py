@@ -55,6 +55,8 @@ class OpenMiniBatch:
         for number, micro in enumerate(self.stage.micros):
             self.stage.at_once(number)
             yield Done(f"{name}/mb{number}", "TRAIN", micro.num_tokens)
+        for _ in range(len(self.stage.micros), max(map(len, self.copies))):
+            self.stage.pass_by()
 
 
 def forwards(stage: ScoringStage, role: str, name: str) -> Work[None]:

@@ -61,6 +61,10 @@ class OptimizerSettings(Settings):
     epsilon: float = Field(1e-8, gt=0, description="AdamW's epsilon, added to the root of the second moment")
     weight_decay: float = Field(0.0, ge=0, description="decoupled weight decay of matrices; vectors have none")
     max_grad_norm: Endless = Field(1.0, gt=0, description="clip the gradient's global norm to this (inf: never)")
+    shard_gradients: bool = Field(
+        False,
+        description="ranks of dp hold the gradients of what they update alone (ZeRO-2): less memory, more messages",
+    )
     max_skipped_steps: int = Field(3, ge=1, description="stop after so many non-finite optimizer steps in a row")
 
     @model_validator(mode="after")

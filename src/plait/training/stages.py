@@ -138,7 +138,7 @@ class TrainingStage:
                 self.tally.batch.backward(start)
             else:
                 torch.autograd.backward(start, gradient)
-        self.finished.add(index)
+        self._end(index)
         return None if inputs is None else inputs.grad
 
     def at_once(self, index: int) -> None:
@@ -149,6 +149,14 @@ class TrainingStage:
             share = self._share(index, made)
             self.tally.batch.backward(share)
         self.tally.add(self.micros[index], made, share)
+        self._end(index)
+
+    def pass_by(self) -> None:
+        """Another copy of the model has a micro-batch more."""
+        self.optimizer.collected.end_micro_batch()
+
+    def _end(self, index: int) -> None:
+        self.optimizer.collected.end_micro_batch()
         self.finished.add(index)
 
     @property

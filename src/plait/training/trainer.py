@@ -192,7 +192,7 @@ class Trainer:
             copies: tuple[tuple[MicroBatch, ...], ...] = ((),) * self.team.dp.size
         else:
             copies = self._split(batch.rows, batch.call.whole_groups)
-            self.optimizer.zero_gradients()
+            self.optimizer.collected.zero()
         tally = Tally(batch, sees=compares and isinstance(self.model, LanguageModel))
         stage = TrainingStage(self._part, copies[self.team.dp.index], self.optimizer, tally)
         return OpenMiniBatch(self.role, copies, stage)

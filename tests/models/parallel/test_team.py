@@ -42,6 +42,7 @@ def test_alone_there_is_nobody_to_tell():
         assert peers.size == 1
         assert peers.all_reduce(x) is x
         assert peers.broadcast(x, 0) is x
+        assert peers.reduce(x, 0) is x
         assert peers.all_gather(x)[0] is x
         assert peers.reduce_scatter(x, (0, 4)).equal(x)
         peers.barrier()
@@ -94,6 +95,7 @@ def collectives(worker: Any, dtype: str) -> dict[str, Any]:
         "max": dp.all_reduce(one.clone(), "max").tolist(),
         "min": dp.all_reduce(one.clone(), "min").tolist(),
         "broadcast": dp.broadcast(one.clone(), 2).tolist(),
+        "reduce": dp.reduce(one.clone(), 2).tolist(),
         "gather": [part.tolist() for part in dp.all_gather(one)],
         "ragged": [part.tolist() for part in ragged],
         "scatter": part.tolist(),
@@ -173,6 +175,7 @@ def test_collectives_by_hand(four: Any, dtype: str) -> None:
         assert one["max"] == [4, 0]
         assert one["min"] == [1, -3]
         assert one["broadcast"] == [3, -2]
+        assert rank != 2 or one["reduce"] == [10, -6]
         assert one["gather"] == [[1, 0], [2, -1], [3, -2], [4, -3]]
         assert one["ragged"] == [[[0, 0], [0, 0]], [], [[2, 2]], [[3, 3]] * 3]
         assert one["scatter"] == [4 * i + 6 for i in range(bounds[rank], bounds[rank + 1])]

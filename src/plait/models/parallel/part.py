@@ -5,8 +5,8 @@ Gradients are flat buffers by the layout of the rank's own weights.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import Tensor
@@ -38,12 +38,17 @@ class Part:
 
     def sum_partial_gradients(self, layout: FlatLayout, gradients: Tensor) -> None:
         """See `TrainedWeights.sum_partial_gradients`."""
-        parts = {block.param.name: gradients[start:stop] for block, start, stop in layout.entries}
-        sum_partials(self.partials, parts, self.team.tp)
+        self.sum_over_tp({block.param.name: gradients[start:stop] for block, start, stop in layout.entries})
         if self.team.ends.size > 1:
             for block, start, stop in layout.entries:
                 if _has_two_holders(block.param):
                     self.team.ends.all_reduce(gradients[start:stop])
+
+    def sum_over_tp(self, gradients: Mapping[str, Tensor]) -> None:
+        """See `TrainedWeights.sum_over_tp`."""
+        for partial in self.partials:
+            if names := tuple(name for name in partial.names if name in gradients):
+                sum_partials([replace(partial, names=names)], gradients, self.team.tp)
 
     def counted_ranges(self, layout: FlatLayout) -> Iterator[tuple[int, int]]:
         """See `TrainedWeights.counted_ranges`."""

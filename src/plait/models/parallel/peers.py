@@ -110,6 +110,20 @@ class Peers:
             self.traffic.received_bytes += 2 * _bytes(tensor) * (self.size - 1) // self.size
         return tensor
 
+    def reduce(self, tensor: Tensor, target: int) -> Tensor:
+        """Sum over the ranks, in place on the rank with index `target`; what the others' holds then is undefined.
+        Returns the tensor."""
+        if self.size > 1 and tensor.numel():
+            assert tensor.is_contiguous(), "a tensor that is reduced in place is contiguous"
+            to = self._of_group(target)
+            self._finish(
+                lambda: dist.reduce(tensor, group=self.group, group_dst=to, async_op=True),
+                f"reduce to rank {self.ranks[target]}",
+                tensor,
+            )
+            self.traffic.received_bytes += _bytes(tensor) * (self.size - 1) if target == self.index else 0
+        return tensor
+
     def broadcast(self, tensor: Tensor, source: int) -> Tensor:
         """Overwrite the tensor by that of the rank with index `source`. Returns it."""
         if self.size > 1 and tensor.numel():

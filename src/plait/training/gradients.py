@@ -1,0 +1,176 @@
+"""Where the gradients of a mini-batch are summed: whole on every rank, or on each the share alone that it updates.
+
+Whole: a rank adds up those of its micro-batches, and at the end of the mini-batch the ranks' are summed: one exchange.
+
+Shares (ZeRO-2: Rajbhandari et al. 2019, arXiv 1910.02054, section 5.2): while a backward runs, each run of parameters
+whose gradients are complete is summed over the ranks and added to the shares of those that update them, and is freed.
+No rank ever holds more than its share and the few gradients that wait. What is exchanged grows with the micro-batches,
+and the sums are over ranks first: results are those of whole gradients but for rounding.
+
+All ranks of dp reduce the same runs in the same order, whatever the order in which their gradients come. A rank that
+has fewer micro-batches than others takes part with zeros.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from plait.kernels import fused_rows
+from plait.layout.params import aligned
+from plait.models.backbone_model import TrainedWeights
+from plait.models.parallel.peers import Peers
+from plait.training.shares import Share
+
+RUN_ELEMENTS = 1 << 23
+"""Elements that are reduced at once: small parameters wait for their neighbours, large ones are cut."""
+
+CACHE_CHUNK = 1 << 15
+"""Elements whose widened copy stays in a CPU's cache."""
+
+
+class Gradients(Protocol):
+    """The gradients of one role's trained parameters, in the master dtype."""
+
+    flat: Tensor
+    """Of all of the rank's working weights, or of its share. No call leaves its numbers to the next."""
+    own: Tensor
+    """The share of this rank, a view of `flat`."""
+
+    def zero(self) -> None:
+        """A mini-batch begins."""
+        ...
+
+    def take(self, entry: int, gradient: Tensor) -> None:
+        """A backward has completed the gradient of an entry of the layout."""
+        ...
+
+    def end_micro_batch(self) -> None:
+        """A backward has ended; or this rank has no micro-batch where others have one."""
+        ...
+
+    def reduce(self) -> None:
+        """A mini-batch ends: `own` is to be the sum over all ranks that have a part of it."""
+        ...
+
+
+class WholeGradients:
+    """See the top of the file.
+
+    Args:
+        share: of the rank that has this part of the weights.
+        dp: the ranks that have the same part.
+    """
+
+    def __init__(self, trained: TrainedWeights, share: Share, dp: Peers, dtype: torch.dtype) -> None:
+        self._trained, self._share, self._dp = trained, share, dp
+        self.flat = torch.zeros(trained.flat.num_elements, dtype=dtype, device=trained.flat.device)
+        self.own = self.flat[share.start : share.stop]
+
+    def zero(self) -> None:
+        self.flat.zero_()
+
+    def take(self, entry: int, gradient: Tensor) -> None:
+        _, start, stop = self._trained.layout.entries[entry]
+        _add_widened(self.flat[start:stop].view(gradient.shape), gradient)
+
+    def end_micro_batch(self) -> None:
+        pass
+
+    def reduce(self) -> None:
+        self._trained.sum_partial_gradients(self.flat)
+        self._dp.reduce_scatter(self.flat, self._share.bounds)
+
+
+class ShardedGradients:
+    """See the top of the file. Arguments are those of `WholeGradients`; the model is in one stage."""
+
+    def __init__(self, trained: TrainedWeights, share: Share, dp: Peers, dtype: torch.dtype) -> None:
+        self._trained, self._share, self._dp = trained, share, dp
+        self._entries = trained.layout.entries
+        self._runs = _runs([aligned(block.param.num_elements) for block, _, _ in self._entries])
+        self._next = 0
+        self._waiting: dict[int, Tensor] = {}
+        """Entry → its gradient, complete and not reduced yet."""
+        device = trained.flat.device
+        self.flat = self.own = torch.zeros(share.stop - share.start, dtype=dtype, device=device)
+        self._room = torch.empty(min(RUN_ELEMENTS, trained.flat.num_elements), dtype=dtype, device=device)
+
+    def zero(self) -> None:
+        self.flat.zero_()
+
+    def take(self, entry: int, gradient: Tensor) -> None:
+        assert entry not in self._waiting, "a backward completes the gradient of a parameter once"
+        self._waiting[entry] = gradient
+        while self._next < len(self._runs) and all(at in self._waiting for at in self._runs[self._next]):
+            self._reduce_next()
+
+    def end_micro_batch(self) -> None:
+        while self._next < len(self._runs):
+            self._reduce_next()
+        assert not self._waiting, "no gradient comes when its run has been reduced"
+        self._next = 0
+
+    def reduce(self) -> None:
+        pass
+
+    def _reduce_next(self) -> None:
+        """Sum a run over the ranks and add it to the shares; gradients that did not come are 0."""
+        run = self._runs[self._next]
+        self._next += 1
+        gradients = {at: self._waiting.pop(at) for at in run if at in self._waiting}
+        end = self._entries[run[-1]][2]
+        for low in range(self._entries[run[0]][1], end, RUN_ELEMENTS):  # more than one for a single large entry alone
+            room = self._room[: min(RUN_ELEMENTS, end - low)].zero_()
+            parts = {}
+            for at in run:
+                block, start, stop = self._entries[at]
+                part = room[max(start - low, 0) : max(stop - low, 0)]
+                if at in gradients:
+                    part.copy_(gradients[at].reshape(-1)[max(low - start, 0) :][: len(part)])
+                parts[block.param.name] = part
+            self._trained.sum_over_tp(parts)
+            self._add_to_shares(low, room)
+
+    def _add_to_shares(self, low: int, parts: Tensor) -> None:
+        """The sum over dp of what stands behind `low` in the buffer of all weights, on the ranks that update it."""
+        for owner, (start, stop) in enumerate(pairwise(self._share.bounds)):
+            first, last = max(start, low), min(stop, low + len(parts))
+            if first < last:
+                total = self._dp.reduce(parts[first - low : last - low], owner)
+                if owner == self._dp.index:
+                    self.flat[first - start : last - start] += total
+
+
+def _runs(sizes: Sequence[int]) -> tuple[range, ...]:
+    """Neighbouring entries that have at most `RUN_ELEMENTS` together, or one that alone has more: the last first, as a
+    backward goes.
+
+    Args:
+        sizes: elements of each entry on all ranks of tensor parallelism together, so that these cut alike.
+    """
+    runs, last, total = [], len(sizes), 0
+    for at in reversed(range(len(sizes))):
+        if total and total + sizes[at] > RUN_ELEMENTS:
+            runs.append(range(at + 1, last))
+            last, total = at + 1, 0
+        total += sizes[at]
+    return (*runs, range(last)) if sizes else ()
+
+
+def _add_widened(flat: Tensor, gradient: Tensor) -> None:
+    """flat += gradient, in the dtype of `flat`."""
+    if flat.dtype == gradient.dtype or flat.device.type != "cpu":
+        flat.add_(gradient)
+        return
+    if fused_rows.takes(gradient) and flat.dtype == torch.float32:
+        fused_rows.add_widened(flat, gradient.contiguous())
+        return
+    # A CPU sum of two dtypes is not vectorised: widening pieces first takes a quarter of its time.
+    pieces = zip(flat.view(-1).split(CACHE_CHUNK), gradient.reshape(-1).split(CACHE_CHUNK), strict=True)
+    for target, source in pieces:
+        target.add_(source.to(flat.dtype))
