@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 from hypothesis import given
@@ -13,40 +13,53 @@ from plait.algorithms.grpo import GRPOOptions, grpo
 from plait.dataflow import CallKind, Dataflow, Node, trace
 from plait.runtime.running_on import Beside
 from plait.schedule.dispatch import Dispatcher, Key, Task
-from plait.schedule.needs import needs_of
+from plait.schedule.needs import early_scores, needs_of
 from plait.schedule.open_steps import OpenSteps
 from plait.schedule.work import Done, Work
 from plait.simulator.clock import SimulatedClock
 
 FLOW = trace(grpo, roles=("actor", "ref", "reward"), options=GRPOOptions(kl_coef=0.1, mini_batches=2))
 CALLS = {node.call: node.id for node in FLOW.nodes}
-GENERATE, TRAIN = CALLS["actor.generate"], CALLS["actor.train"]
+GENERATE, TRAIN, REF = CALLS["actor.generate"], CALLS["actor.train"], CALLS["ref.logprobs"]
 
 
-def open_steps(most: int, steps: int = 6, *, apart: bool = False, flow: Dataflow = FLOW) -> OpenSteps:
-    return OpenSteps(flow, needs_of(flow, ["reward"]), most, steps, lambda node: apart)
+def open_steps(most: int, steps: int = 6, *, apart: bool = False, frozen: Collection[str] = ()) -> OpenSteps:
+    needs = needs_of(FLOW, ["reward"])
+    return OpenSteps(FLOW, needs, most, steps, lambda node: apart, early=early_scores(FLOW, needs, frozen))
 
 
 def test_with_nothing_ahead_a_step_is_its_own_calls() -> None:
     one = open_steps(0)
-    assert one.calls(2, drawn=()) == [(2, node.id) for node in FLOW.nodes]
+    assert one.calls(2, done=()) == [(2, node.id) for node in FLOW.nodes]
     assert one.needs(2, (2, TRAIN)) == {(2, need) for need in needs_of(FLOW, ["reward"])[TRAIN]}
     assert [one.version_of(batch) for batch in range(4)] == [0, 1, 2, 3]
 
 
 def test_the_first_step_draws_as_many_batches_as_may_be_open() -> None:
     one = open_steps(2)
-    assert one.calls(0, drawn=()) == [*((0, node.id) for node in FLOW.nodes), (1, GENERATE), (2, GENERATE)]
+    assert one.calls(0, done=()) == [*((0, node.id) for node in FLOW.nodes), (1, GENERATE), (2, GENERATE)]
     rest = [(1, node.id) for node in FLOW.nodes if node.id != GENERATE]
-    assert one.calls(1, drawn={(1, GENERATE), (2, GENERATE)}) == [*rest, (3, GENERATE)]
+    assert one.calls(1, done={(1, GENERATE), (2, GENERATE)}) == [*rest, (3, GENERATE)]
     assert [one.version_of(batch) for batch in range(5)] == [0, 0, 0, 1, 2]
+
+
+def test_a_model_that_never_changes_scores_a_batch_when_it_is_drawn() -> None:
+    needs = needs_of(FLOW, ["reward"])
+    assert early_scores(FLOW, needs, ["ref"]) == {REF}
+    one = open_steps(1, frozen=["ref"])
+    assert one.calls(0, done=())[-2:] == [(1, GENERATE), (1, REF)]
+    assert one.needs(0, (1, REF)) == {(1, GENERATE)}
+    assert (1, REF) not in one.calls(1, done={(1, GENERATE), (1, REF)})
+    assert (1, REF) in one.calls(1, done={(1, GENERATE)}), "as where a checkpoint was read, which keeps no scores"
+    halting = replace(one, beside=lambda node: True)
+    assert halting.calls(0, done=())[-1] == (1, GENERATE), "not all of its samples need be there"
 
 
 def test_nothing_is_drawn_for_steps_behind_the_last() -> None:
     one = open_steps(2, steps=4)
     assert list(one.ahead(1)) == [2, 3]
     assert list(one.ahead(2)) == [3]
-    assert [key for key in one.calls(3, drawn={(3, GENERATE)}) if key[1] == GENERATE] == []
+    assert [key for key in one.calls(3, done={(3, GENERATE)}) if key[1] == GENERATE] == []
 
 
 def test_rollouts_draw_prompts_in_the_order_of_their_batches() -> None:
@@ -73,6 +86,7 @@ class Run:
     version: int = 0
     drawn: dict[int, int] = field(default_factory=dict)
     """Batch → the version that all of its actions were done with."""
+    scored: list[Key] = field(default_factory=list)
     trained: list[tuple[int, int]] = field(default_factory=list)
     """(batch, version of its samples) of each update."""
     most_open: int = 0
@@ -106,14 +120,16 @@ class Run:
             yield from self.clock.take(done, rank, "", self.seconds.get(node.kind, 0.0), lambda: None)
             if node.kind is CallKind.TRAIN:
                 self.version = -1  # nobody may draw with weights that are half trained
+        if node.kind is CallKind.SCORE:
+            self.scored.append((batch, node.id))
         if node.kind is CallKind.TRAIN:
             self.trained.append((batch, self.drawn[batch]))
 
     def run(self, steps: int) -> None:
         for self.step in range(steps):
             dispatcher = Dispatcher(self, self.clock)
-            waiting = {(batch, GENERATE) for batch in self.drawn if batch >= self.step}
-            dispatcher.add(self.open.calls(self.step, waiting))
+            drawn = {(batch, GENERATE) for batch in self.drawn if batch >= self.step}
+            dispatcher.add(self.open.calls(self.step, drawn | {*self.scored}))
             dispatcher.run()
             self.version = self.published = self.step + 1
 
@@ -182,13 +198,16 @@ ALONE = {CallKind.GENERATE: 0, CallKind.SCORE: 0, CallKind.TRAIN: 0}
     generating=st.floats(0.1, 10),
     training=st.floats(0.1, 10),
     scoring=st.floats(0, 3),
+    frozen=st.sampled_from([(), ("ref",)]),
 )
 def test_every_batch_is_trained_once_by_its_version_and_nobody_waits_for_ever(
-    most: int, steps: int, apart: bool, generating: float, training: float, scoring: float
+    most: int, steps: int, apart: bool, generating: float, training: float, scoring: float, frozen: tuple[str, ...]
 ) -> None:
     seconds = {CallKind.GENERATE: generating, CallKind.TRAIN: training, CallKind.SCORE: scoring}
-    run = Run(open_steps(most, steps, apart=apart), APART if apart else ALONE, seconds)
+    run = Run(open_steps(most, steps, apart=apart, frozen=frozen), APART if apart else ALONE, seconds)
     run.run(steps)
+    scores = [node.id for node in FLOW.of_kind(CallKind.SCORE)]
+    assert sorted(run.scored) == [(batch, node) for batch in range(steps) for node in scores]
     assert run.trained == [(batch, max(0, batch - most)) for batch in range(steps)]
     assert set(run.drawn) == set(range(steps))
     assert run.most_open <= most + 1
@@ -234,7 +253,7 @@ def test_rollouts_ahead_go_on_beside_what_they_leave_alone() -> None:
     assert apart.needs(0, (1, GENERATE)) == frozenset()
     assert (1, GENERATE) in shared.needs(0, (0, TRAIN))
     for one in (shared, apart):
-        assert one.calls(1, drawn={(1, GENERATE)})[-1] == (2, GENERATE), "which batches are open is no matter of plans"
+        assert one.calls(1, done={(1, GENERATE)})[-1] == (2, GENERATE), "which batches are open is no matter of plans"
     rest = [(1, node.id) for node in FLOW.nodes if node.id != GENERATE]
     assert Beside(1, (2,), apart.until(1, rest)).stands(2) is False
     assert Beside(1, (2,), shared.until(1, rest)).stands(2), "nothing to fill where the step has no rollout"

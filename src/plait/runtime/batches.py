@@ -29,9 +29,11 @@ class Batches:
         """The batches that were drawn when a step ended last: what a checkpoint keeps."""
 
     @property
-    def drawn(self) -> frozenset[Key]:
-        """The rollouts whose samples are all there."""
-        return frozenset((step, node) for step, state in self._open.items() for node in state.generated)
+    def done(self) -> frozenset[Key]:
+        """The rollouts whose samples are all there, and what has scored these already."""
+        return frozenset(
+            (step, node) for step, state in self._open.items() for node in (*state.generated, *state.scored)
+        )
 
     @property
     def standing(self) -> Standing:

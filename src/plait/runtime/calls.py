@@ -138,6 +138,7 @@ class Calls:
             yield None
         samples = tuple(sample for rows, _ in scored for sample in rows.samples)
         state.add_scored(node.outputs[0], Rows(samples), np.concatenate([values for _, values in scored]))
+        state.scored.add(node.id)
 
     def _score(self, node: Node, rows: Rows, name: str, instance: int | None) -> Work[FloatArray]:
         """A SCORE call of a model; its result is the column."""

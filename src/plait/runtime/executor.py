@@ -10,14 +10,15 @@ from plait.dataflow import CallKind, Dataflow, Node
 from plait.engines import Workers
 from plait.observe.progress import Progress
 from plait.recipes.recipe import Recipe
+from plait.recipes.role_models import role_models
 from plait.runtime.batches import Batches
 from plait.runtime.calls import Calls
 from plait.runtime.graph_order import GraphOrder
-from plait.runtime.roles import RewardRole, RoleRuntime
+from plait.runtime.roles import ModelRole, RewardRole, RoleRuntime
 from plait.runtime.running_on import Beside
 from plait.runtime.step import StepState
 from plait.schedule.dispatch import Dispatcher, Key, Task
-from plait.schedule.needs import needs_of
+from plait.schedule.needs import early_scores, needs_of
 from plait.schedule.open_steps import OpenSteps
 from plait.schedule.work import Work, nothing
 from plait.workers.recorder import Recorder
@@ -44,7 +45,9 @@ class Executor:
         needs = needs_of(flow, [name for name, role in roles.items() if isinstance(role, RewardRole)])
         self.calls = Calls(flow, roles, recipe, recorder, progress)
         beside = None if recipe.on_update == "wait" else self.calls.runs_beside
-        self._open = OpenSteps(flow, needs, recipe.max_staleness, recipe.steps, self.calls.keeps_weights, beside)
+        frozen = [model.role for model in role_models(flow, recipe) if not model.changes]
+        early = early_scores(flow, needs, [role for role in frozen if isinstance(roles.get(role), ModelRole)])
+        self._open = OpenSteps(flow, needs, recipe.max_staleness, recipe.steps, self.calls.keeps_weights, beside, early)
         pools = [role.pool for role in roles.values() if isinstance(role, RewardRole) and role.pool is not None]
         self.clock = workers.clock(pools, progress)
         self._under_way: _Steps | None = None
@@ -65,7 +68,7 @@ class Executor:
         """
         self._recorder.step = state.step + 1
         self._under_way = program = _Steps(self.flow, self.calls, self._open, batches, state.step, self._recorder)
-        keys = self._open.calls(state.step, batches.drawn)
+        keys = self._open.calls(state.step, batches.done)
         self.calls.rollout.beside = program.beside = self._beside(state.step, keys)
         dispatcher = Dispatcher(program, self.clock)
         dispatcher.add(keys)

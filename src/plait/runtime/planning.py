@@ -119,6 +119,7 @@ class Planning:
                 owners[model.role] = ("base", model.name, model.has_head)
             elif not model.trained:
                 owners[model.role] = ("frozen", model.name, model.scalar)
+        frozen = [model for model in self.models if not model.changes]
         longest = self.lengths.prompts.longest
         group = longest + recipe.samples_per_prompt * recipe.sampling.max_response_tokens
         return StepGraph.of(
@@ -131,6 +132,7 @@ class Planning:
             nested=recipe.dtype == "bfloat16" and not adapted,
             fuses=recipe.fusion != "off",
             ahead=recipe.max_staleness > 0,
+            frozen=[model.role for model in frozen if recipe.on_update == "wait" and not is_reward(model, self.flow)],
         )
 
     @cached_property

@@ -43,6 +43,8 @@ class StepState:
     """Values for the whole batch."""
     generated: dict[int, Rows] = field(default_factory=dict)
     """Id of each GENERATE node → all that it generated, before samples without a reward, or groups, were left out."""
+    scored: set[int] = field(default_factory=set)
+    """Ids of the SCORE nodes of models whose column is there."""
     tickets: dict[tuple[str, int], int] = field(default_factory=dict)
     """(role, ticket of a group at its functions) → id of the SCORE node that sent it."""
     scores: dict[int, list[GroupScores]] = field(default_factory=dict)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
 from plait.dataflow import CallKind, Dataflow, Node
 
@@ -23,6 +23,22 @@ def needs_of(flow: Dataflow, rewards: Collection[str]) -> dict[int, frozenset[in
         producers |= {other.id for other in flow.nodes[: node.id] if _conflict(other, node, rewards)}
         needs[node.id] = frozenset(producers - {node.id})
     return needs
+
+
+def early_scores(flow: Dataflow, needs: Mapping[int, frozenset[int]], frozen: Collection[str]) -> frozenset[int]:
+    """Ids of the calls that say the same of a rollout's samples in any step: weights that never change score them, and
+    these calls wait for rollouts and each other alone.
+
+    Args:
+        frozen: roles of models that are neither trained nor brought towards a trained one.
+    """
+    early: set[int] = set()
+    for node in flow.nodes:
+        if node.kind is CallKind.SCORE and node.role in frozen:
+            waits = needs[node.id] - early
+            if all(flow.nodes[other].kind is CallKind.GENERATE for other in waits):
+                early.add(node.id)
+    return frozenset(early)
 
 
 def _conflict(earlier: Node, later: Node, rewards: Collection[str]) -> bool:

@@ -1,8 +1,9 @@
 """Which calls of which steps run beside each other, where samples may be older than the weights that train on them.
 
 A step scores and trains one batch, and draws the samples of the batches behind it that may be drawn by now: of as many
-as versions may lie between. With none between, a step draws its own batch, and nothing else. Nothing of a step is under
-way when it has ended, so what generates has one version of the weights at a time, and that is published then.
+as versions may lie between. What says the same of samples in any step (a reference) is asked as soon as they are drawn.
+With none between, a step draws its own batch, and nothing else. Nothing of a step is under way when it has ended, so
+what generates has one version of the weights at a time, and that is published then.
 
 Rollouts of later batches end with the step that began them (they are waited for), or they halt with it: what is
 unfinished then goes on in the next step.
@@ -26,6 +27,7 @@ class OpenSteps:
         most: versions that may lie between the weights that draw a sample and the update that uses it.
         steps: of the run; no samples are drawn for steps behind the last.
         apart: whether a GENERATE call computes with weights of its own, that training leaves as they are.
+        early: calls that score a batch when it is drawn, where rollouts are waited for (`needs.early_scores`).
         beside: None: rollouts are waited for. Else those of later batches halt, and it says whether a GENERATE call may
             go on beside the other calls of a step, or beside its rollouts only.
     """
@@ -36,6 +38,7 @@ class OpenSteps:
     steps: int = 1
     apart: Callable[[Node], bool] = lambda node: False
     beside: Callable[[Node], bool] | None = None
+    early: frozenset[int] = frozenset()
 
     def version_of(self, batch: int) -> int:
         """The version of the weights that draw a batch, of a run that is not made longer; where rollouts halt, the
@@ -46,15 +49,17 @@ class OpenSteps:
         """The batches that may be drawn while `step` is done, and that later steps train on."""
         return range(step + 1, min(step + self.most, self.steps - 1) + 1)
 
-    def calls(self, step: int, drawn: Collection[Key]) -> list[Key]:
-        """All calls that run in a step: its own, then rollouts ahead.
+    def calls(self, step: int, done: Collection[Key]) -> list[Key]:
+        """All calls that run in a step: its own, then those of batches ahead.
 
         Args:
-            drawn: rollouts whose samples are all there.
+            done: rollouts whose samples are all there, and what has scored these already.
         """
-        own = [(step, node.id) for node in self.flow.nodes if (step, node.id) not in drawn]
-        later = [(batch, node.id) for batch in self.ahead(step) for node in self._rollouts]
-        return own + [key for key in later if key not in drawn]
+        own = [(step, node.id) for node in self.flow.nodes]
+        early = self.early if self.beside is None else frozenset[int]()
+        nodes = [node.id for node in self.flow.nodes if node.kind is CallKind.GENERATE or node.id in early]
+        later = [(batch, node) for batch in self.ahead(step) for node in nodes]
+        return [key for key in own + later if key not in done]
 
     def until(self, step: int, own: Collection[Key]) -> frozenset[Key]:
         """Those of the own calls of a step with whose end rollouts ahead end or halt: all, or its rollouts; none where

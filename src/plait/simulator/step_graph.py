@@ -8,7 +8,7 @@ from functools import cached_property
 
 from plait.dataflow import CallKind, Dataflow, Node
 from plait.schedule.named_plans import MODE_OF
-from plait.schedule.needs import may_stream, needs_of
+from plait.schedule.needs import early_scores, may_stream, needs_of
 from plait.schedule.plan import Mode
 
 
@@ -73,6 +73,7 @@ class StepGraph:
     fuses:   whether scoring may begin on ranks that generate, as these have no samples left
     ahead:   whether a step draws the samples of a batch behind its own (`max_staleness`), beside training where what
              generates has weights of its own
+    early:   calls that score these samples then, and not in the step that trains on them
     """
 
     calls: tuple[StepCall, ...]
@@ -83,6 +84,7 @@ class StepGraph:
     nested: bool = False
     fuses: bool = False
     ahead: bool = False
+    early: frozenset[int] = frozenset()
 
     @classmethod
     def of(
@@ -97,12 +99,14 @@ class StepGraph:
         nested: bool = False,
         fuses: bool = False,
         ahead: bool = False,
+        frozen: Collection[str] = (),
     ) -> StepGraph:
         """
         Args:
             models: roles that are models.
             rewards: roles that only score samples; those that are no models are among them anyway.
             functions: of those that are no models, the ones whose time is known.
+            frozen: models that never change, and are no rewards.
         """
         needs = needs_of(flow, {*rewards, *(role for role in flow.roles if role not in models)})
         placed = [node for node in flow.nodes if node.role in (*models, *functions) and node.kind in MODE_OF]
@@ -122,7 +126,8 @@ class StepGraph:
                 )
             )
         trained = frozenset(str(node.role) for node in placed if node.kind is CallKind.TRAIN)
-        return cls(tuple(calls), slots, trained, owners or {}, rollouts, nested, fuses, ahead)
+        early = frozenset(number[node] for node in early_scores(flow, needs, frozen) if node in number)
+        return cls(tuple(calls), slots, trained, owners or {}, rollouts, nested, fuses, ahead, early)
 
     @cached_property
     def calls_of(self) -> tuple[tuple[int, ...], ...]:

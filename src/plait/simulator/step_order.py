@@ -29,19 +29,24 @@ class StepOrder:
         if not self.graph.ahead:
             return list(calls)
         apart = {number for number in self.graph.draws if self._keeps_weights(number)}
-        return sorted(calls, key=lambda number: (number not in apart, number in self.graph.draws))
+        return sorted(calls, key=lambda number: (number not in apart, number in self._of_later))
 
     def needs_ahead(self, number: int) -> Iterable[int]:
         """What a call waits for in a step whose own samples were drawn before it. Where what generates computes with
         the weights that are trained, these are trained when all is drawn."""
         call, draws = self.graph.calls[number], self.graph.draws
-        if number in draws:
-            return call.needs & draws
-        needs = call.needs - draws
+        if number in self._of_later:
+            return call.needs & self._of_later
+        needs = call.needs - self._of_later
         if call.slot != NO_MODEL and self.graph.slots[call.slot].mode == "train":
             mine = (draw for draw in draws if self._role(draw) == self._role(number))
             return needs | {draw for draw in mine if not self._keeps_weights(draw)}
         return needs
+
+    @property
+    def _of_later(self) -> frozenset[int]:
+        """What a step does for a batch behind its own, and had done for its own before."""
+        return self.graph.draws | self.graph.early
 
     def together(self) -> dict[int, tuple[int, ...]]:
         """Training call → all that one schedule of the plan computes with it, where there are others: the first of each
