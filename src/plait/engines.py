@@ -176,12 +176,7 @@ class TrainingEngine(Protocol):
         ...
 
     def logprobs(
-        self,
-        rows: Rows,
-        *,
-        temperature: float | None = None,
-        call: str | None = None,
-        instance: int | None = None,
+        self, rows: Rows, *, temperature: float | None = None, call: str | None = None, instance: int | None = None
     ) -> Work[FloatArray]:
         """[rows.num_tokens], nats.
 

@@ -16,7 +16,7 @@ from plait.generation.request import Request
 from plait.generation.settings import Sampling
 from plait.kernels.noise import NoiseKey
 from plait.layout.mesh import Layout
-from plait.models.parallel.peers import Transfer
+from plait.models.parallel.transfer import Transfer
 from plait.policy.step import StepKind
 from plait.workers.commands import ScoreCall
 from plait.workers.follower import FollowerLoop

@@ -150,11 +150,8 @@ class ModelCosts:
         return CallCost(total(terms), terms, steps * (moved + update_bytes), working)
 
     def _update(self, role: str, layout: Layout, sums: int) -> tuple[Terms, int]:
-        """An optimizer step: gradients are summed over dp, each device updates its range, new weights are gathered.
-
-        Args:
-            sums: how often gradients are summed.
-        """
+        """An optimizer step: gradients are summed over dp (`sums` times), each device updates its range, new weights
+        are gathered."""
         sizes, per = layout.parallelism, parameter_bytes(self.workload.dtype, trained=True)
         elements = max(self._trained_elements(role, sizes))
         traffic = Traffic(self.cluster, layout)
@@ -234,9 +231,8 @@ class ModelCosts:
 
     def _offload(self, role: str, layout: Layout, what: Literal["weights", "state"]) -> MoveCost:
         sizes = layout.parallelism
-        weights = self._held(role, sizes, False)
         if what == "weights":
-            stage_bytes = weights
+            stage_bytes = self._held(role, sizes, False)
         else:
             per = parameter_bytes(self.workload.dtype, trained=True)
             stage_bytes = tuple(

@@ -16,13 +16,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from plait.generation.across import downloaded, uploaded
+from plait.generation.drafted_text import DraftedText
 from plait.generation.pool import KVPool
 from plait.generation.ragged import SHORT_ROWS, NewTokens
 from plait.generation.sampler import SamplingRows, sample
@@ -35,46 +35,6 @@ from plait.speculation.step_cost import StepCost
 
 MEASURED = (1, 1, 1, 8, 8, 64)
 """Tokens of the forwards by which it is found out what it takes."""
-
-
-@dataclass(slots=True)
-class _Text:
-    """A sample, and how much of it the draft model holds keys and values of."""
-
-    prompt_ids: tuple[int, ...]
-    token_ids: list[int]
-    """Of prompt and response."""
-    num_held: int = 0
-    ahead: list[int] = field(default_factory=list)
-    """Guessed tokens whose keys and values stand behind those; only where all that was said is held."""
-    table: list[int] = field(default_factory=list)
-    is_known: bool = True
-    """Whether the draft model has all of these tokens."""
-
-    @property
-    def num_shared(self) -> int:
-        """Tokens of the prompt in whole blocks, which others may hold, too."""
-        return len(self.prompt_ids) // BLOCK_TOKENS * BLOCK_TOKENS
-
-    @property
-    def num_behind(self) -> int:
-        """Tokens to compute before the newest one, which is computed in any case."""
-        return max(0, len(self.token_ids) - 1 - self.num_held)
-
-    def say(self, token_id: int) -> None:
-        """Its next token; where that was guessed, it may be held already."""
-        self.token_ids.append(token_id)
-        if not self.ahead:
-            return
-        if self.ahead.pop(0) == token_id:
-            self.num_held += 1
-        else:
-            self.ahead.clear()
-
-    def rewind(self) -> None:
-        """Have the newest token computed next, and nothing guessed."""
-        self.ahead.clear()
-        self.num_held = min(self.num_held, len(self.token_ids) - 1)
 
 
 class ModelDrafter:
@@ -105,7 +65,7 @@ class ModelDrafter:
         self._vocabulary = min(vocabulary, model.config.get_text_config().vocab_size)
         self._pool, self._num_blocks, self._compute = pool, num_blocks, compute
         self._blocks = Blocks(num_blocks)
-        self._texts: dict[int, _Text] = {}
+        self._texts: dict[int, DraftedText] = {}
         self._cost = StepCost()
 
     @torch.no_grad()
@@ -129,7 +89,7 @@ class ModelDrafter:
 
     def begin(self, slot: int, prompt_ids: tuple[int, ...]) -> None:
         """See Drafter.begin."""
-        self._texts[slot] = _Text(prompt_ids, list(prompt_ids), is_known=max(prompt_ids) < self._vocabulary)
+        self._texts[slot] = DraftedText(prompt_ids, list(prompt_ids), is_known=max(prompt_ids) < self._vocabulary)
 
     def say(self, slots_B: IntArray, counts_B: IntArray, token_ids_T: IntArray, probs_T: FloatArray) -> None:
         """See Drafter.say."""
@@ -226,12 +186,12 @@ class ModelDrafter:
                 free -= needed
         return np.array(rows, np.int64)
 
-    def _let_go(self, text: _Text) -> None:
+    def _let_go(self, text: DraftedText) -> None:
         self._blocks.release(text.table)
         text.table, text.num_held = [], 0
         text.ahead.clear()
 
-    def _catch_up(self, texts: Sequence[_Text], most: int) -> None:
+    def _catch_up(self, texts: Sequence[DraftedText], most: int) -> None:
         """Have all of these hold blocks for a guess, and keys and values of what they have said up to a few tokens,
         which are computed with the newest one."""
         left = list(texts)
@@ -267,13 +227,13 @@ class ModelDrafter:
                 self._name(text)
             left = waiting
 
-    def _share(self, text: _Text) -> None:
+    def _share(self, text: DraftedText) -> None:
         """Hold what others hold of the beginning of its prompt."""
         text.table = self._blocks.find(prefix_keys(text.prompt_ids))
         self._blocks.hold(text.table)
         text.num_held = len(text.table) * BLOCK_TOKENS
 
-    def _name(self, text: _Text) -> None:
+    def _name(self, text: DraftedText) -> None:
         """Whole blocks of its prompt that are computed may be found by others."""
         count = min(text.num_held, text.num_shared) // BLOCK_TOKENS
         for block, key in zip(text.table[:count], prefix_keys(text.prompt_ids), strict=False):

@@ -30,6 +30,7 @@ from plait.planner.plan_space import PlanSpace
 from plait.policy.fusion_gate import fuses
 from plait.recipes.recipe import Recipe
 from plait.recipes.role_models import REWARD_ROLES, RoleModel, is_reward, optimizer_of
+from plait.runtime.misfit import misfit
 from plait.runtime.plan_files import plan_file
 from plait.schedule.completion import complete
 from plait.schedule.joint_training import check_calls
@@ -269,39 +270,6 @@ def auto_plan(planning: Planning) -> Plan:
         )
     plan = planning.plan_of(result.best.places, AUTO)
     return replace(plan, predicted=planning.predict(plan).timeline)
-
-
-def misfit(planning: Planning, result: SearchResult) -> str:
-    """Why no plan can be used, which part of the memory is too large, and what would help."""
-    devices, limit = planning.cluster.num_devices, planning.cluster.device.memory_bytes
-    for number, slot in enumerate(planning.graph.slots):
-        if not any(planning.space.forms(number, ranks) for ranks in planning.space.meshes):
-            return (
-                f"no plan on {devices} devices of {_gib(limit)} has room for {slot.role} ({slot.mode}), however it is "
-                f"cut; {_remedies(slot.mode)}"
-            )
-    if result.nearest is None:
-        return f"no plan on {devices} devices was found"
-    prediction = planning.predict(planning.plan_of(result.nearest.places, "nearest"))
-    worst = max(prediction.memory, key=lambda rank: rank.peak_bytes)
-    what, count = max(worst.terms.items(), key=lambda item: item[1])
-    return (
-        f"no plan on {devices} devices of {_gib(limit)} was found that fits: what comes nearest needs "
-        f"{_gib(worst.peak_bytes)} on rank {worst.rank}, of which {what} takes {_gib(count)}; {_remedies(what)}"
-    )
-
-
-def _remedies(what: str) -> str:
-    if "decode" in what:
-        return "lower `sampling.max_running` or `sampling.max_response_tokens`, or take more devices"
-    if "state" in what or "train" in what:
-        keys = "`lora.rank`, `optimizer.shard_gradients`, or lower `micro_batch_tokens`"
-        return f"take more devices, a smaller model, {keys}"
-    return "take more devices, a smaller model, or lower `micro_batch_tokens`"
-
-
-def _gib(count: float) -> str:
-    return f"{count / 2**30:.1f} GiB"
 
 
 def tokens_of(planning: Planning) -> float:

@@ -26,7 +26,6 @@ from plait.recipes.checks import (
     check_device,
     check_kept,
     check_models,
-    check_rewards,
     check_sampling,
     check_staleness,
     check_trained_steps,
@@ -34,6 +33,7 @@ from plait.recipes.checks import (
 )
 from plait.recipes.engine_checks import check_engine, check_engine_plan
 from plait.recipes.recipe import Recipe
+from plait.recipes.reward_checks import check_rewards
 from plait.recipes.role_models import MODEL_ROLES, REWARD_ROLES, RoleModel, ToCome, draft_model, role_models
 from plait.rewards.functions import RewardFunction, functions_of, reward_functions
 from plait.runtime.fusing import with_order

@@ -16,7 +16,8 @@ from zlib import crc32
 from torch import Tensor
 
 from plait.errors import DataError
-from plait.models.parallel.peers import FIRST_INNER_TAG, Peers, Transfer
+from plait.models.parallel.peers import FIRST_INNER_TAG, Peers
+from plait.models.parallel.transfer import Transfer
 from plait.policy.packing import MicroBatch
 from plait.schedule.action import Action, Kind
 from plait.schedule.pipeline import Pipeline, Workload

@@ -17,8 +17,8 @@ import torch
 from plait.data.records import Sample
 from plait.generation.engine import Engine, StepRecord
 from plait.generation.request import Request
-from plait.models.parallel.peers import Transfer
 from plait.models.parallel.team import Team
+from plait.models.parallel.transfer import Transfer
 from plait.policy.decode_ring import StageUse
 from plait.schedule.work import LINK, MOVED_ON, Done
 from plait.speculation.counts import Counts

@@ -18,7 +18,8 @@ import torch
 from torch import Tensor
 
 from plait.models.backbone_model import STAGE_TAG
-from plait.models.parallel.peers import Peers, Transfer
+from plait.models.parallel.peers import Peers
+from plait.models.parallel.transfer import Transfer
 
 MOST_SENDS = 8
 """The most messages of one kind on their way at once: who is so far ahead waits."""

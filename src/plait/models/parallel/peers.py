@@ -15,6 +15,7 @@ from torch import Tensor
 
 from plait.errors import RunError, cause_of
 from plait.models.parallel import nccl
+from plait.models.parallel.transfer import Traffic, Transfer
 
 WaitingFor = Callable[[str], AbstractContextManager[None]]
 """Told what is waited for, for as long as it is (`launch`'s WorkerContext.waiting_for)."""
@@ -33,31 +34,6 @@ PIECE_ELEMENTS = 1 << 22
 Op = Literal["sum", "max", "min"]
 
 _OPS = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}
-
-
-@dataclass(eq=False)
-class Transfer:
-    """A message on its way. Its tensor must stay as it is until `wait` returns."""
-
-    tensor: Tensor
-    _wait: Callable[[], None]
-
-    def wait(self) -> Tensor:
-        """Until the tensor is free (sent) or filled (received), which is returned.
-
-        Raises:
-            RunError: nothing came through until the deadline, or the peer is gone.
-        """
-        self._wait()
-        return self.tensor
-
-
-@dataclass(eq=False)
-class Traffic:
-    """What came to this rank, so far: the least that any algorithm for the same calls receives. A sum of n bytes over p
-    ranks counts as its two halves, reduce-scatter and all-gather: 2 n (p - 1) / p."""
-
-    received_bytes: int = 0
 
 
 @dataclass(frozen=True, eq=False)

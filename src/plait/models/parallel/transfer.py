@@ -1,0 +1,33 @@
+"""A message between two ranks on its way, and the count of what came."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torch import Tensor
+
+
+@dataclass(eq=False)
+class Transfer:
+    """A message on its way. Its tensor must stay as it is until `wait` returns."""
+
+    tensor: Tensor
+    _wait: Callable[[], None]
+
+    def wait(self) -> Tensor:
+        """Until the tensor is free (sent) or filled (received), which is returned.
+
+        Raises:
+            RunError: nothing came through until the deadline, or the peer is gone.
+        """
+        self._wait()
+        return self.tensor
+
+
+@dataclass(eq=False)
+class Traffic:
+    """What came to this rank, so far: the least that any algorithm for the same calls receives. A sum of n bytes over p
+    ranks counts as its two halves, reduce-scatter and all-gather: 2 n (p - 1) / p."""
+
+    received_bytes: int = 0

@@ -1,0 +1,40 @@
+"""Whether every reward that a flow scores by is made of something, and no key of it is unread. Loads no weights."""
+
+from __future__ import annotations
+
+from plait.dataflow import Dataflow
+from plait.errors import ConfigError
+from plait.recipes.recipe import Recipe
+from plait.rewards.settings import RewardSettings
+
+
+def check_rewards(flow: Dataflow, recipe: Recipe, *, has_task: bool) -> None:
+    """Raises ConfigError where a reward that the flow scores by is made of nothing."""
+    for role, settings in (("reward", recipe.reward), ("cost", recipe.cost)):
+        asked = flow.call_kinds(role)
+        if asked:
+            _check_used(role, settings, scores="score" in asked, flow=flow.name)
+        if "score" not in asked or settings.model is not None or settings.functions:
+            continue
+        if role == "cost" or not has_task:
+            raise ConfigError(
+                f"the flow `{flow.name}` scores by the role `{role}`, which nothing fills: set `{role}.functions` "
+                f"(FILE.py:FUNCTION or package.module:function) or `{role}.model` (a reward model)"
+            )
+
+
+def _check_used(role: str, settings: RewardSettings, *, scores: bool, flow: str) -> None:
+    """Raises ConfigError where a key of a reward says something that nothing reads."""
+    default = RewardSettings()
+    alone = settings.model is not None and not settings.functions
+    unread: dict[str, str] = {}
+    if not scores:
+        why = f"the flow `{flow}` trains the role `{role}` as a model"
+        unread = {key: why for key in RewardSettings.model_fields if key != "model"}
+    elif settings.model is None:
+        unread = {"model_weight": f"`{role}.model` is not"}
+    if alone:
+        unread |= {"weights": f"they are of `{role}.functions`, of which there are none (see `{role}.model_weight`)"}
+    for key, why in unread.items():
+        if getattr(settings, key) != getattr(default, key):
+            raise ConfigError(f"`{role}.{key}` is set, but {why}; remove it")
