@@ -20,7 +20,7 @@ def test_a_split_generates_beside_training(tmp_path: Path, capsys: pytest.Captur
     text = said(tmp_path, capsys, "--devices", "2", "--plan", "split", "--max_staleness", "1")
     assert "max_staleness 1: while batch b is scored and trained, batch b + 1 is generated; at most 2 are open" in text
     assert (
-        "What generates on rank 1 keeps the actor's weights of the step's beginning during training on rank 0" in text
+        "What generates on rank 0 keeps the actor's weights of the step's beginning during training on rank 1" in text
     )
     assert "no further version is held" in text
 

@@ -68,8 +68,8 @@ def test_split_puts_those_that_judge_on_the_other_half() -> None:
 
 def test_split_of_one_model_is_training_and_generation() -> None:
     found = places(named_plan("split", ALONE, ONE, 2))
-    assert found["actor.generate"] == found["actor.generate#2"] == ((1,), 1, 1, 1)
-    assert found["actor.logprobs"] == found["actor.train"] == found["actor.train#2"] == ((0,), 1, 1, 1)
+    assert found["actor.generate"] == found["actor.generate#2"] == ((0,), 1, 1, 1)
+    assert found["actor.logprobs"] == found["actor.train"] == found["actor.train#2"] == ((1,), 1, 1, 1)
     with pytest.raises(ConfigError, match=r"`plan` split: the flow `fine_tuning` only trains actor.*take `colocated`"):
         named_plan("split", SFT, ONE, 2)
 

@@ -64,7 +64,7 @@ def plan(recipe: Path, /, *keys: Keys, where: OnCluster = ANYWHERE, how: Search 
     from plait.cli.plan_text import plan_text
     from plait.planner.plan_search import Budget
     from plait.planner.search import interruptible
-    from plait.runtime.misfit import misfit
+    from plait.runtime.planning import misfit
 
     with interruptible() as interrupted:
         result = planning.search(Budget(10**9, how.seconds, time.monotonic, interrupted), how.seed)

@@ -152,8 +152,6 @@ class RewardPool:
     ) -> None:
         self.close()
 
-    # -- work
-
     def submit(self, samples: Sequence[Sample]) -> int:
         """Hand in all samples of one prompt. Returns the ticket that their scores will carry. Never blocks for long."""
         assert self._workers, "the pool is closed"
@@ -171,6 +169,11 @@ class RewardPool:
     def num_outstanding(self) -> int:
         """Groups handed in whose scores have not been given out."""
         return len(self._groups) + len(self._finished)
+
+    def look(self) -> None:
+        """Take in what workers have said, for a later `poll`, which raises alike; and give them further work."""
+        if self._groups:
+            self._pump(0.0)
 
     def poll(self) -> list[GroupScores]:
         """Scores of the groups that have become done, without waiting.
@@ -223,8 +226,6 @@ class RewardPool:
         for group in groups.values():
             self.submit(group)
         return self.wait(deadline_s)
-
-    # -- moving on
 
     def _longest_s(self) -> float:
         calls = sum(1 + len(group.samples) for group in self._groups.values()) * len(self.functions)

@@ -30,8 +30,8 @@ from plait.planner.plan_space import PlanSpace
 from plait.policy.fusion_gate import fuses
 from plait.recipes.recipe import Recipe
 from plait.recipes.role_models import REWARD_ROLES, RoleModel, is_reward, optimizer_of
-from plait.runtime.misfit import misfit
 from plait.runtime.plan_files import plan_file
+from plait.runtime.remedies import gib, remedies
 from plait.schedule.completion import complete
 from plait.schedule.joint_training import check_calls
 from plait.schedule.named_plans import AUTO, NAMES, named_plan
@@ -150,11 +150,10 @@ class Planning:
         """Roles that may train together, two and two."""
         pairs = []
         for pair in combinations([model.role for model in self.models if model.trained], 2):
-            if any(optimizer_of(role, self.recipe).shard_gradients for role in pair):
-                continue  # a pipeline of both has stages
+            has_stages = not any(optimizer_of(role, self.recipe).shard_gradients for role in pair)
             with contextlib.suppress(ConfigError):
                 check_calls(self.flow, pair)
-                pairs.append(pair)
+                pairs += [pair] if has_stages else []
         return () if self.recipe.lora.rank > 0 else tuple(pairs)
 
     def _facts(self, model: RoleModel) -> RoleFacts:
@@ -270,6 +269,26 @@ def auto_plan(planning: Planning) -> Plan:
         )
     plan = planning.plan_of(result.best.places, AUTO)
     return replace(plan, predicted=planning.predict(plan).timeline)
+
+
+def misfit(planning: Planning, result: SearchResult) -> str:
+    """Why no plan can be used, which part of the memory is too large, and what would help."""
+    devices, limit = planning.cluster.num_devices, planning.cluster.device.memory_bytes
+    for number, slot in enumerate(planning.graph.slots):
+        if not any(planning.space.forms(number, ranks) for ranks in planning.space.meshes):
+            return (
+                f"no plan on {devices} devices of {gib(limit)} has room for {slot.role} ({slot.mode}), however it is "
+                f"cut; {remedies(slot.mode)}"
+            )
+    if result.nearest is None:
+        return f"no plan on {devices} devices was found"
+    memory = planning.predict(planning.plan_of(result.nearest.places, "nearest")).memory
+    worst = max(memory, key=lambda rank: rank.peak_bytes)
+    what, count = max(worst.terms.items(), key=lambda item: item[1])
+    return (
+        f"no plan on {devices} devices of {gib(limit)} was found that fits: what comes nearest needs "
+        f"{gib(worst.peak_bytes)} on rank {worst.rank}, of which {what} takes {gib(count)}; {remedies(what)}"
+    )
 
 
 def tokens_of(planning: Planning) -> float:

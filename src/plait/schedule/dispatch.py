@@ -90,8 +90,9 @@ class Dispatcher:
     """Runs the calls of one or several steps.
 
     Args:
-        here: the rank that dispatches, None if none of them does. What only others compute goes on first: that takes no
-            time here, and may have something to tell them. Else tasks go on by their keys, whichever began first.
+        here: the rank that dispatches, None if none of them does. It computes an action when what only others compute
+            has nothing to say: that takes no time here, and what begins then keeps them from waiting. Else tasks go on
+            by their keys, whichever began first.
     """
 
     def __init__(self, program: Program, clock: Clock, *, here: int | None = 0) -> None:
@@ -109,11 +110,14 @@ class Dispatcher:
         """To the end of all calls. Raises what a call raises."""
         while self._waiting or self._tasks:
             self._begin_ready()
-            moved = False
-            for task in sorted(self._tasks, key=lambda task: (self._here in task.mesh, task.keys)):
-                moved |= self._go_on(task)
-            if not moved:
+            if not self._round(here=False) and not self._round(here=True):
                 self._clock.wait(self._tasks)
+
+    def _round(self, *, here: bool) -> bool:
+        """An action of each task that is computed here, or of each other one; whether one of them went on."""
+        tasks = sorted((task for task in self._tasks if (self._here in task.mesh) == here), key=lambda task: task.keys)
+        went_on = [self._go_on(task) for task in tasks]
+        return any(went_on)
 
     def _begin_ready(self) -> None:
         left = {*self._waiting, *(key for task in self._tasks for key in task.keys)}

@@ -2,8 +2,9 @@
 
 * colocated: every call of every model on all devices, one copy of the model on each.
 * split: two meshes. What speaks (actor, reference) on one half, what judges (critics, reward and cost models) on the
-  other; where a flow has only one of the two kinds, what is trained on one half, generation and frozen models on the
-  other. HybridFlow's split (Sheng et al. 2024, arXiv 2409.19256, section 8.3).
+  other; where a flow has only one of the two kinds, generation and frozen models on one half, what is trained on the
+  other: the leader is among those whose actions are short, and so it answers soon. HybridFlow's split (Sheng et al.
+  2024, arXiv 2409.19256, section 8.3).
 * standalone: every model on a mesh of its own, devices by the work that each has. HybridFlow's standalone, ibidem.
 
 Data parallel inside each mesh: `tp` devices form one copy where a model needs more than one.
@@ -117,7 +118,7 @@ def _halves(flow: Dataflow, models: Mapping[str, PlannedModel]) -> list[tuple[No
             f"`plan` split: the flow `{flow.name}` only trains {' and '.join(sorted(map(str, trained)))}, so there is "
             "nothing to put on other devices; take `colocated`"
         )
-    return [learning, tuple(node for node in calls if node not in learning)]
+    return [tuple(node for node in calls if node not in learning), learning]
 
 
 def _work(calls: Sequence[Node], models: Mapping[str, PlannedModel]) -> float:

@@ -40,7 +40,8 @@ class RunClock:
         """When a call has gone on."""
 
     def advance(self, task: Task) -> Done | None:
-        """Raises what the call raises."""
+        """Raises what the call raises, and what reward functions raise that somebody will ask for."""
+        self._look()
         with self._status.doing(task.name):
             done = self._recorder.advance(task.work, task.role)
         if done is not None:
@@ -61,5 +62,11 @@ class RunClock:
         what = f"{whom} ({', '.join(task.name for task in others)})" if ranks else "reward functions"
         with self._status.doing(tasks[0].name):
             self._transport.wait(max(0.0, seconds), what, links)
+        self._look()
         if not news_of_pools and time.monotonic() - self._last_s >= WAIT_S:
             raise RunError(f"rank {LEADER} expected a sign from {what} within {WAIT_S:g} s")
+
+    def _look(self) -> None:
+        """Groups of later batches are scored while no call asks for them."""
+        for pool in self._pools:
+            pool.look()
