@@ -92,9 +92,9 @@ SAMPLING = (
     ),
     Bug(
         "packing that leaks to siblings",
-        "plait.models.compute.packed_attention:plan",
-        "seen = (behind >= 0) & ((segment_T[rows, None] == segment_T[None, at]) | prompt_T[None, at])",
-        "seen = behind >= 0",
+        "plait.models.compute.visibility:sees",
+        "(query.group == key.group) & ((query.segment == key.segment) | (key.prompt == 1))",
+        "(query.group == key.group)",
         ("models/compute/test_attention.py::test_every_cut_computes_the_dense_attention",),
     ),
 )
@@ -291,7 +291,7 @@ STATE = (
     Bug(
         "gradients that are not clipped",
         f"{OPTIMIZER}.step",
-        "gradients.mul_(self.settings.max_grad_norm / grad_norm)",
+        "self.collected.own.mul_(self.settings.max_grad_norm / grad_norm)",
         "pass",
         ("training/test_optimizer.py::test_clipping_is_by_the_global_norm",),
     ),

@@ -118,6 +118,8 @@ def test_the_next_batch_is_drawn_while_one_is_trained(place: Path, placed: Place
     ended = {step: max(s.end_s for s in spans if s.step == step and s.action.endswith("/step")) for step in (1, 2, 3)}
     assert begun[2] < ended[1]
     assert begun[3] < ended[2]
+    scored = max(s.end_s for s in spans if s.step == 2 and s.kind == "SCORE" and s.action.startswith("ref."))
+    assert scored < begun[3], "a model that never changes is asked in the step that draws the samples"
     assert all(s.rank == 1 for s in spans if s.kind in ("PREFILL", "DECODE"))
     idle = read_rows(recipe.run_dir / "metrics.jsonl")[1]
     assert 0 <= idle["perf/rollouter_idle_ratio"] < 1
