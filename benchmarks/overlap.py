@@ -52,7 +52,7 @@ class Measured:
 
     samples_per_s: float
     idle: tuple[float, float]
-    """Of the workers 1, which generates where one does, and 0."""
+    """Of the workers 0, which generates where one does, and 1."""
     longer_side: float
     """Seconds that the busier worker computed, over the seconds of the steps."""
 
@@ -102,7 +102,7 @@ def measured(run: Finished, recipe: dict[str, Any]) -> Measured:
     }
     samples = len(counted) * recipe["prompts_per_step"] * recipe["samples_per_prompt"]
     seconds = sum(counted)
-    return Measured(samples / seconds, (1 - busy[1] / seconds, 1 - busy[0] / seconds), max(busy.values()) / seconds)
+    return Measured(samples / seconds, (1 - busy[0] / seconds, 1 - busy[1] / seconds), max(busy.values()) / seconds)
 
 
 def report(runs_by_kind: dict[str, list[Measured]]) -> None:
