@@ -155,6 +155,12 @@ def test_gradients_that_are_divided(four, alone, sizes, case, model, run_element
     check(four, alone, sizes, case, model, "float64", 1e-9, **options)
 
 
+def test_gradients_that_are_divided_and_activations_that_are_computed_again(four, alone):
+    """As on a GPU, where the second is the default: each gradient still comes once."""
+    options = {"shard_gradients": True, "run_elements": 5000, "checkpoint_activations": True}
+    check(four, alone, Parallelism(dp=2), "grpo", "tied", "float64", 1e-9, **options)
+
+
 HOW: dict[str, dict[str, Any]] = {
     "gpipe": {"pipeline": gpipe},
     "one at a time": {"pipeline": one_at_a_time, "micro_batches": 1},

@@ -69,6 +69,11 @@ def role_model(role: str, recipe: Recipe, *, trained: bool) -> RoleModel:
     return RoleModel(role, name, role in SCALAR_ROLES, trained, key, follows)
 
 
+def unchanging(flow: Dataflow, models: Sequence[RoleModel]) -> tuple[str, ...]:
+    """Roles whose weights are the same in every step; without rewards, which functions may give a part of."""
+    return tuple(model.role for model in models if not (model.changes or is_reward(model, flow)))
+
+
 def draft_model(name: str, key: str) -> RoleModel:
     """A draft model as what the checks of models take.
 

@@ -10,11 +10,11 @@ from plait.dataflow import CallKind, Dataflow, Node
 from plait.engines import Workers
 from plait.observe.progress import Progress
 from plait.recipes.recipe import Recipe
-from plait.recipes.role_models import role_models
+from plait.recipes.role_models import role_models, unchanging
 from plait.runtime.batches import Batches
 from plait.runtime.calls import Calls
 from plait.runtime.graph_order import GraphOrder
-from plait.runtime.roles import ModelRole, RewardRole, RoleRuntime
+from plait.runtime.roles import RewardRole, RoleRuntime
 from plait.runtime.running_on import Beside
 from plait.runtime.step import StepState
 from plait.schedule.dispatch import Dispatcher, Key, Task
@@ -45,8 +45,7 @@ class Executor:
         needs = needs_of(flow, [name for name, role in roles.items() if isinstance(role, RewardRole)])
         self.calls = Calls(flow, roles, recipe, recorder, progress)
         beside = None if recipe.on_update == "wait" else self.calls.runs_beside
-        frozen = [model.role for model in role_models(flow, recipe) if not model.changes]
-        early = early_scores(flow, needs, [role for role in frozen if isinstance(roles.get(role), ModelRole)])
+        early = early_scores(flow, needs, unchanging(flow, role_models(flow, recipe)))
         self._open = OpenSteps(flow, needs, recipe.max_staleness, recipe.steps, self.calls.keeps_weights, beside, early)
         pools = [role.pool for role in roles.values() if isinstance(role, RewardRole) and role.pool is not None]
         self.clock = workers.clock(pools, progress)

@@ -29,7 +29,7 @@ from plait.planner.plan_search import Budget, SearchResult, search
 from plait.planner.plan_space import PlanSpace
 from plait.policy.fusion_gate import fuses
 from plait.recipes.recipe import Recipe
-from plait.recipes.role_models import REWARD_ROLES, RoleModel, is_reward, optimizer_of
+from plait.recipes.role_models import REWARD_ROLES, RoleModel, is_reward, optimizer_of, unchanging
 from plait.runtime.plan_files import plan_file
 from plait.runtime.remedies import gib, remedies
 from plait.schedule.completion import complete
@@ -120,7 +120,6 @@ class Planning:
                 owners[model.role] = ("base", model.name, model.has_head)
             elif not model.trained:
                 owners[model.role] = ("frozen", model.name, model.scalar)
-        frozen = [model for model in self.models if not model.changes]
         longest = self.lengths.prompts.longest
         group = longest + recipe.samples_per_prompt * recipe.sampling.max_response_tokens
         return StepGraph.of(
@@ -133,7 +132,7 @@ class Planning:
             nested=recipe.dtype == "bfloat16" and not adapted,
             fuses=recipe.fusion != "off",
             ahead=recipe.max_staleness > 0,
-            frozen=[model.role for model in frozen if recipe.on_update == "wait" and not is_reward(model, self.flow)],
+            frozen=unchanging(self.flow, self.models) if recipe.on_update == "wait" else (),
         )
 
     @cached_property

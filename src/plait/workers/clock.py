@@ -16,6 +16,9 @@ from plait.workers.recorder import Recorder
 from plait.workers.status_file import StatusFile
 from plait.workers.transport import Transport
 
+LOOK_BETWEEN_S = 0.05
+"""Between two looks at reward functions before actions: rollouts look at them with each of their own steps."""
+
 LOOK_S = 1.0
 """Between two looks at reward functions that say nothing."""
 
@@ -38,10 +41,12 @@ class RunClock:
         self._progress = progress
         self._last_s = 0.0
         """When a call has gone on."""
+        self._looked_s = 0.0
 
     def advance(self, task: Task) -> Done | None:
         """Raises what the call raises, and what reward functions raise that somebody will ask for."""
-        self._look()
+        if time.monotonic() - self._looked_s >= LOOK_BETWEEN_S:
+            self._look()
         with self._status.doing(task.name):
             done = self._recorder.advance(task.work, task.role)
         if done is not None:
@@ -68,5 +73,6 @@ class RunClock:
 
     def _look(self) -> None:
         """Groups of later batches are scored while no call asks for them."""
+        self._looked_s = time.monotonic()
         for pool in self._pools:
             pool.look()
