@@ -31,7 +31,8 @@ PHASES = {
     "save": "save",
 }
 FAULTS = {
-    "kill": ("os.kill(os.getpid(), signal.SIGKILL)", "was killed by SIGKILL"),
+    # By then the other rank has come to where it waits for this one.
+    "kill": ("import time; time.sleep(1); os.kill(os.getpid(), signal.SIGKILL)", "was killed by SIGKILL"),
     "stop": ("os.kill(os.getpid(), signal.SIGSTOP)", "froze: no heartbeat"),
     "stall": ("import time; time.sleep(1000)", "stalled: no progress for"),
     "raise": ("raise ZeroDivisionError('planted')", "raised ZeroDivisionError: planted"),
