@@ -76,6 +76,15 @@ def test_kill_9_names_rank_action_and_who_waited(pair, tmp_path):
         pair.submit(0, "back")
 
 
+def test_a_peer_that_cleans_up_after_an_error_is_told_with_that(pair, tmp_path):
+    cleaning = pair.submit(0, "clean_up_for_ever", tmp_path / "cleans")
+    assert until((tmp_path / "cleans").exists)
+    os.kill(pair.pids[1], signal.SIGKILL)
+    failure = failure_of(cleaning, limit_s=10.0)
+    assert failure.peers[0].handles == "RuntimeError: rank 1 closed its connection"
+    assert str(failure.peers[0]).endswith(", handling RuntimeError: rank 1 closed its connection")
+
+
 def test_death_while_idle_is_found_at_the_next_use(pair):
     assert pair.submit([0, 1], "back", 1).result(LIMIT_S) == [1, 1]
     os.kill(pair.pids[0], signal.SIGKILL)

@@ -94,6 +94,14 @@ class Echo:
             open(file, "w").close()
             self.hang_in_python()
 
+    def clean_up_for_ever(self, file):
+        """After an error, in a `with` that does not end; the file is there from then on."""
+        try:
+            raise RuntimeError("rank 1 closed its connection")
+        finally:
+            open(file, "w").close()
+            self.hang_in_python()
+
     def spawn_and_hang(self, file):
         child = subprocess.Popen(["sleep", "1000"])
         with open(file, "w") as out:

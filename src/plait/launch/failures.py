@@ -42,6 +42,8 @@ class PeerState:
     """The exception that it had just raised, perhaps because of the failure."""
     node: str = ""
     """Where it runs; empty in a group of one machine."""
+    handles: str = ""
+    """The exception that it was handling; empty if none."""
 
     def __str__(self) -> str:
         who = _named(self.rank, self.node)
@@ -50,7 +52,8 @@ class PeerState:
         if self.raised:
             return f"{who} raised in `{self.action}` after {self.seconds:.1f} s: {self.raised}"
         waits = f", waiting for {self.waits_for}" if self.waits_for else ""
-        return f"{who} was in `{self.action}` for {self.seconds:.1f} s{waits}"
+        handles = f", handling {self.handles}" if self.handles else ""
+        return f"{who} was in `{self.action}` for {self.seconds:.1f} s{waits}{handles}"
 
 
 @dataclass(frozen=True)

@@ -63,7 +63,7 @@ class Rank:
         stack = seen.stack
         if dump and self.seen is None and self.ever_heard and not self.dead:
             stack = self.process.dump_stack()
-        return PeerState(self.rank, method, seconds, seen.waits_for, stack, node=self.node)
+        return PeerState(self.rank, method, seconds, seen.waits_for, stack, node=self.node, handles=seen.handles)
 
 
 @dataclass(frozen=True)

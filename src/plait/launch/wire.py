@@ -110,6 +110,8 @@ class Seen:
     number: int
     waits_for: str
     stack: str
+    handles: str = ""
+    """The exception that its main thread is handling, or that is on its way up through a `with`; empty if none."""
 
 
 @dataclass(frozen=True)

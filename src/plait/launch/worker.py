@@ -134,7 +134,7 @@ class _Service:
         match message:
             case Look():
                 waits_for = self.context.waits_for if self.context else ""
-                self.send(Seen(message.number, waits_for, self._main_stack()))
+                self.send(Seen(message.number, waits_for, self._main_stack(), self._handled()))
             case Stop():
                 self.stopping = True
                 self.inbox.put(message)
@@ -153,6 +153,11 @@ class _Service:
         frame = sys._current_frames().get(self._main_thread)
         frames = itertools.dropwhile(lambda entry: entry.filename in _OWN_FILES, traceback.extract_stack(frame))
         return "".join(traceback.format_list(list(frames)))[-_MAX_TRACEBACK:]
+
+    def _handled(self) -> str:
+        handled: Any = sys._current_exceptions().get(self._main_thread)
+        error = handled[1] if isinstance(handled, tuple) else handled  # a tuple before Python 3.12
+        return _name_of(error) if error is not None else ""
 
 
 def _run(service: _Service) -> None:
@@ -210,7 +215,6 @@ def _timed(service: _Service, number: int, action: Callable[[], Any], *, send_re
 
 
 def _raised(error: BaseException) -> Raised:
-    name = "".join(traceback.format_exception_only(error)).strip()
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None and trace.tb_frame.f_code.co_filename in _OWN_FILES:
         trace = trace.tb_next
@@ -220,7 +224,11 @@ def _raised(error: BaseException) -> Raised:
         pickle.loads(data)
     except Exception:  # an exception's own pickling may raise anything; its text is enough
         data = None
-    return Raised(name[-1000:], text, data)
+    return Raised(_name_of(error), text, data)
+
+
+def _name_of(error: BaseException) -> str:
+    return "".join(traceback.format_exception_only(error)).strip()[-1000:]
 
 
 class _ControllersMain:
