@@ -58,7 +58,7 @@ def main() -> None:
     parser.add_argument("--tiny", action="store_true")
     options = parser.parse_args()
     if options.tiny:
-        options.devices, options.evaluations, options.seconds = "4", 60, 0.2
+        options.devices, options.evaluations, options.seconds = "4", 15, 0.05
     for devices in map(int, options.devices.split(",")):
         compare(planning_of(devices, tiny=options.tiny), options)
 

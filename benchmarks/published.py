@@ -157,9 +157,9 @@ def fit() -> tuple[Software, float]:
     return best, error
 
 
-def tables() -> str:
-    """In Markdown."""
-    return "\n\n".join(("\n".join(_real_table()), "\n".join(_step_table()), "\n".join(_transition_table())))
+def tables() -> tuple[Iterator[str], ...]:
+    """Lines in Markdown, each computed when it is asked for."""
+    return _real_table(), _step_table(), _transition_table()
 
 
 def _real_table() -> Iterator[str]:
@@ -200,7 +200,7 @@ def main() -> None:
         software, error = fit()
         print(", ".join(f"{name} {getattr(software, name):.3g}" for name in FITTED), f"mean error {error:.1%}")
     else:
-        print(tables())
+        print("\n\n".join(map("\n".join, tables())))
 
 
 if __name__ == "__main__":

@@ -54,6 +54,19 @@ def test_checkpointed_activations_are_the_layers_inputs_and_one_layer() -> None:
     assert few == 52 * (one + 30 * 576 * 2) + 2 * 9 * batch.scores
 
 
+def test_ranks_of_tp_divide_what_is_inside_the_products_or_all() -> None:
+    """Inputs, norms and residuals, and what is added to these, are on each of four ranks, unless tokens are parted."""
+    batch = LargestBatch(groups=2, samples_per_group=3, prompt_tokens=5, response_tokens=7)
+    between, inside = 2 * 5 * 576, layer_bytes(SMOLLM2, 2, fused=True) - 2 * 5 * 576
+    scores = 2 * 9 * batch.scores
+    four = activation_bytes(SMOLLM2, batch, 2, fused=True, tp=4)
+    assert four == 52 * 30 * (between + inside // 4) + 30 * scores // 4
+    parted = activation_bytes(SMOLLM2, batch, 2, fused=True, tp=4, splits_tokens=True)
+    assert parted == activation_bytes(SMOLLM2, batch, 2, fused=True) // 4
+    few = activation_bytes(SMOLLM2, batch, 2, fused=True, checkpointed=True, tp=4, splits_tokens=True)
+    assert few == 52 * ((between + inside) // 4 + 30 * 576 * 2 // 4) + scores // 4
+
+
 @pytest.mark.parametrize(("groups", "found_mib"), [(4, 541), (8, 1081), (16, 2141)])
 def test_activations_that_were_found(groups: int, found_mib: int) -> None:
     """Resident after the forward of SmolLM2-135M in bfloat16 on groups of 101 and 8 x 16 tokens."""

@@ -51,7 +51,7 @@ def test_published_table_greedy_bounds_and_baselines(problem):
     assert min(score(workload, s).makespan for s in opposite(workload)) == problem.opposite
 
 
-@pytest.mark.parametrize("number", slow_but([9], [0, 2, 5, 9, 11]))
+@pytest.mark.parametrize("number", slow_but([2], [0, 2, 5, 9, 11]))
 def test_published_table_search_at_the_bound(number):
     """By moves, not by time; the benchmark and the slow test take all rows and the memory too."""
     problem = PROBLEMS[number]
@@ -284,11 +284,12 @@ def test_one_model_alone_is_at_least_as_short_as_1f1b():
     assert found.score.worst_peak == 4
 
 
-def test_a_lower_cap_never_gives_a_shorter_optimum_and_is_kept():
+@pytest.mark.parametrize("caps", slow_but([[2.0, 8.0]], [[2.0, 8.0], [2.0, 3.0, 4.0, 8.0]]), ids=str)
+def test_a_lower_cap_never_gives_a_shorter_optimum_and_is_kept(caps):
     makespans = []
-    for cap in (2.0, 3.0, 4.0, 8.0):
+    for cap in caps:
         workload = fused_workload((2, 2), (4, 4), (2, 1), activation=(2, 1), cap=cap)
-        found = search(workload, 300.0, max_moves=400_000)
+        found = search(workload, 300.0, max_moves=100_000)
         assert found.score.worst_peak <= cap
         makespans.append(found.score.makespan)
     assert makespans == sorted(makespans, reverse=True)

@@ -12,7 +12,7 @@ import pytest
 from plait.recipes.recipe import Recipe
 from plait.runtime.api import run
 from tests.cases import slow_but
-from tests.runtime.placed_runs import GRPO, PLANS, where
+from tests.runtime.placed_runs import GRPO, PLANS, PPO, Flow, where
 from tests.runtime.plans import assert_equal_runs
 
 QUICK = ("grpo-nothing-stays-2", "grpo-followed-2")
@@ -46,6 +46,34 @@ def test_a_plan_changes_nothing(
     recipe = placed(flow, name, **keys, **where(place, name, plan))
     outcome = run(recipe)
     assert outcome.finished
+    assert_equal_runs(recipe.run_dir, reference(flow, keys))
+
+
+PARTED: dict[str, tuple[Flow, dict[str, str]]] = {
+    "grpo-2": (
+        ("grpo", GRPO[1] | {"checkpoint_activations": True, "steps": QUICK_STEPS}),
+        {"actor.generate": "0,1 dp2", "actor.train": "0,1 tp2", "ref.logprobs": "0,1 pp2"},
+    ),
+    "ppo-4": (
+        PPO,
+        {
+            "actor.generate": "0,1 dp2",
+            "actor.train": "0,1,2,3 tp2 pp2",
+            "ref.logprobs": "0,1,2,3 dp2 tp2",
+            "critic.train": "0,1,2,3 tp4",
+            "critic.values": "0,1,2,3 dp2 tp2",
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize("name", slow_but(["grpo-2"], PARTED))
+def test_tokens_that_ranks_part_between_layers_change_nothing(
+    name: str, place: Path, placed: Callable[..., Recipe], reference: Callable[[str, dict[str, Any]], Path]
+) -> None:
+    (flow, keys), plan = PARTED[name]
+    recipe = placed(flow, f"parted-{name}", **keys, **where(place, f"parted-{name}", plan), sequence_parallel=True)
+    assert run(recipe).finished
     assert_equal_runs(recipe.run_dir, reference(flow, keys))
 
 

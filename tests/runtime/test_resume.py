@@ -109,7 +109,7 @@ def kill_and_resume(make_recipe: MakeRecipe, tmp_path: Path, points: Sequence[in
     assert killed >= len(points) // 2, "most points hit a living run"
 
 
-IN_SAVE_EVALUATION_EXPORT_AND_ANYWHERE = (0, 1, 5, 2)
+IN_SAVE_EXPORT_AND_ANYWHERE = (0, 5, 2)
 END = [
     (Session, "evaluate", 3),  # the last of four evaluations
     (Session, "export_final", 0),
@@ -170,7 +170,7 @@ def kill_inside(recipe: Recipe, cls: type, method: str, nth_call: int, after_cal
 
 
 def test_killed_runs_resume_exactly(make_recipe: MakeRecipe, tmp_path: Path) -> None:
-    kill_and_resume(make_recipe, tmp_path, points=IN_SAVE_EVALUATION_EXPORT_AND_ANYWHERE, seed=0)
+    kill_and_resume(make_recipe, tmp_path, points=IN_SAVE_EXPORT_AND_ANYWHERE, seed=0)
 
 
 @pytest.mark.slow

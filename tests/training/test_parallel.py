@@ -129,25 +129,41 @@ def test_parts_of_a_model(four, alone, sizes):
     check(four, alone, sizes, "grpo", "tied", "float64", 1e-9)
 
 
-@pytest.mark.parametrize("sizes", slow_but([PARTS[-1]], [Parallelism(tp=4), PARTS[-1]]), ids=str)
-@pytest.mark.parametrize(("case", "model"), [("pairs", "biased"), ("critic", "tied")])
+OTHERS = [("pairs", "biased"), ("critic", "tied")]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "case", "model"),
+    slow_but(
+        [(PARTS[-1], *OTHERS[0]), (Parallelism(pp=2), *OTHERS[1])],
+        [(sizes, *other) for other in OTHERS for sizes in (Parallelism(pp=2), Parallelism(tp=4), PARTS[-1])],
+    ),
+    ids=str,
+)
 def test_parts_of_other_models(four, alone, sizes, case, model):
     """An untied head, biases of keys that two ranks share; a scalar model."""
     check(four, alone, sizes, case, model, "float64", 1e-9)
 
 
 DIVIDED = [
-    (Parallelism(dp=2), "grpo", "tied"),
-    (Parallelism(dp=4), "pairs", "tied"),
-    (Parallelism(dp=2, tp=2), "grpo", "biased"),
-    (Parallelism(dp=4), "grpo", "adapter"),
-    (Parallelism(dp=2), "critic", "tied"),
-    (Parallelism(tp=2), "grpo", "tied"),
+    (sizes, case, model, run_elements)
+    for sizes, case, model in (
+        (Parallelism(dp=2), "grpo", "tied"),
+        (Parallelism(dp=4), "pairs", "tied"),
+        (Parallelism(dp=2, tp=2), "grpo", "biased"),
+        (Parallelism(dp=4), "grpo", "adapter"),
+        (Parallelism(dp=2), "critic", "tied"),
+        (Parallelism(tp=2), "grpo", "tied"),
+    )
+    for run_elements in (5000, 1 << 23)
 ]
 
 
-@pytest.mark.parametrize("run_elements", [5000, 1 << 23])
-@pytest.mark.parametrize(("sizes", "case", "model"), slow_but(DIVIDED[:3], DIVIDED), ids=str)
+@pytest.mark.parametrize(
+    ("sizes", "case", "model", "run_elements"),
+    slow_but([DIVIDED[0], DIVIDED[3], DIVIDED[4]], DIVIDED),
+    ids=str,
+)
 def test_gradients_that_are_divided(four, alone, sizes, case, model, run_elements):
     """Every rank holds those of its share alone. Some have fewer micro-batches than others, some none; runs of a few
     parameters, cut ones, and one run of all; biases that ranks of tp share; with one rank of dp there is one share."""

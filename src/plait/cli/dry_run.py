@@ -26,7 +26,7 @@ from plait.runtime.claim import claim
 from plait.runtime.forecast import STEP, predicted_seconds
 from plait.runtime.machine import machine_of
 from plait.runtime.network import Machines
-from plait.runtime.prepare import is_searched, outline, prepare
+from plait.runtime.prepare import is_searched, outline, prepare, settled
 from plait.runtime.prepared import Outline, Prepared
 from plait.runtime.reward_pools import open_pools
 from plait.runtime.run_planning import found_for_run, planning_for_run
@@ -78,6 +78,7 @@ def print_shape(foreseen: Outline, name: str, nodes: int = 1) -> None:
         plan, _ = found_for_run(foreseen, Lengths.fixed(foreseen.longest_tokens), Machines(nodes, measures=False))
     else:
         plan = resolve_plan(foreseen.recipe, foreseen.flow, foreseen.models, foreseen.shapes, nodes=nodes)
+        plan = settled(foreseen, plan, foreseen.longest_tokens)
     counted = f"{_rows_of(foreseen.flow)} count {foreseen.longest_tokens} tokens"
     data = f"no data is read, as {name!r} has no tokenizer: {counted}"
     _print(foreseen, plan, data, nodes)

@@ -69,8 +69,16 @@ def micro_batch_bytes(facts: Facts, model: RoleModel, mode: Mode, layout: Layout
     tokens = facts.places[model.role].micro_batch_tokens.get(mode, recipe.micro_batch_tokens)
     share = {"prompts_per_step": -(-recipe.prompts_per_step // sizes.dp), "micro_batch_tokens": tokens}
     batch = LargestBatch.of(recipe.model_copy(update=share), facts.flow, facts.longest_tokens)
-    whole = activation_bytes(shape, batch, BYTES[recipe.dtype], fused=fused, checkpointed=recipe.checkpoint_activations)
-    return whole / shape.layers / sizes.tp
+    of_all = activation_bytes(
+        shape,
+        batch,
+        BYTES[recipe.dtype],
+        fused=fused,
+        checkpointed=mode == "train" and recipe.checkpoint_activations,
+        tp=sizes.tp,
+        splits_tokens=mode == "train" and recipe.sequence_parallel,
+    )
+    return of_all / shape.layers
 
 
 def _activations(rank: int, facts: Facts, model: RoleModel, mode: Mode, layout: Layout, *, fused: bool) -> int:

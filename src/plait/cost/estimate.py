@@ -145,9 +145,8 @@ def _largest_activations(
     """Roles compute one after the other, and what one has freed the next takes. A frozen one keeps one layer's."""
     width, sizes = BYTES[recipe.dtype], [0]
     for model in models:
-        of_all = activation_bytes(
-            shapes[model.name], batch, width, fused=fused, checkpointed=recipe.checkpoint_activations
-        )
+        again = recipe.checkpoint_activations and model.trained
+        of_all = activation_bytes(shapes[model.name], batch, width, fused=fused, checkpointed=again)
         sizes.append(of_all if model.trained else of_all // shapes[model.name].layers)
     return max(sizes)
 

@@ -202,14 +202,20 @@ class ModelCosts:
             workload.lengths.responses.longest,
             budget,
         )
-        whole = activation_bytes(
-            shape, batch, width, fused=workload.fused, checkpointed=workload.checkpoint_activations
+        of_all = activation_bytes(
+            shape,
+            batch,
+            width,
+            fused=workload.fused,
+            checkpointed=train and workload.checkpoint_activations,
+            tp=sizes.tp,
+            splits_tokens=train and workload.sequence_parallel,
         )
         bounds = stage_bounds(shape.layers, sizes)
         num_bytes = []
         for stage in range(sizes.pp):
             kept = (sizes.pp - stage) * (bounds[stage + 1] - bounds[stage]) if train else 1
-            here = int(kept / shape.layers / sizes.tp * whole)
+            here = int(kept / shape.layers * of_all)
             if stage == sizes.pp - 1 and role not in SCALAR_ROLES:
                 trained = train and workload.lora_rank == 0
                 here += logits_bytes(shape, width, workload.device)

@@ -69,12 +69,11 @@ def resolve_plan(
     plan = complete(plan, flow, planned, label)
     check_sharded(recipe, plan, label)
     _check_exact(recipe, plan, models)
-    if plan.num_ranks == 1:
-        return plan
-    parameters = parameters_of(models)
-    if recipe.plan in NAMES and recipe.lora.rank == 0:
-        plan = _with_room(flow, planned, Placed(recipe, models, shapes, parameters, plan))
-    check_layouts(plan, parameters, label)
+    if plan.num_ranks > 1:
+        parameters = parameters_of(models)
+        if recipe.plan in NAMES and recipe.lora.rank == 0:
+            plan = _with_room(flow, planned, Placed(recipe, models, shapes, parameters, plan))
+        check_layouts(plan, parameters, label)
     return plan
 
 

@@ -66,19 +66,28 @@ class LargestBatch:
 
 
 def activation_bytes(
-    shape: ModelShape, batch: LargestBatch, width: int, *, fused: bool, checkpointed: bool = False
+    shape: ModelShape,
+    batch: LargestBatch,
+    width: int,
+    *,
+    fused: bool,
+    checkpointed: bool = False,
+    tp: int = 1,
+    splits_tokens: bool = False,
 ) -> int:
-    """What blocks keep for their backward, and the attention weights, as long as they are few.
+    """What the blocks of one rank of tp keep for their backward, and the attention weights, as long as they are few.
 
     Args:
         width: bytes of a number in the compute dtype.
         fused: as of `layer_bytes`.
         checkpointed: a block keeps its input alone, and one at a time is computed again.
+        splits_tokens: what enters a block, norms and residuals are divided over tp, too (`sequence_parallel`).
     """
-    kept = layer_bytes(shape, width, fused=fused)
+    whole = _undivided_bytes(shape, width, fused=fused)
+    kept = (layer_bytes(shape, width, fused=fused) - whole) // tp + whole // (tp if splits_tokens else 1)
     blocks = 1 if checkpointed else shape.layers
-    inputs = shape.layers * shape.hidden * width if checkpointed else 0
-    scores = blocks * width * min(KEPT_SCORES, shape.heads * batch.scores)
+    inputs = shape.layers * shape.hidden * width // (tp if splits_tokens else 1) if checkpointed else 0
+    scores = blocks * width * min(KEPT_SCORES, shape.heads * batch.scores) // tp
     return batch.tokens * (kept * blocks + inputs) + scores
 
 
@@ -92,6 +101,11 @@ def layer_bytes(shape: ModelShape, width: int, *, fused: bool) -> int:
     if fused:
         return width * (5 * shape.hidden + attention + 3 * shape.active_intermediate)
     return width * (4 * shape.hidden + attention + 4 * shape.active_intermediate) + 4 * 2 * shape.hidden
+
+
+def _undivided_bytes(shape: ModelShape, width: int, *, fused: bool) -> int:
+    """What of `layer_bytes` all ranks of tp have alike: inputs, norms, residuals, and what is added to these."""
+    return width * 5 * shape.hidden if fused else width * 4 * shape.hidden + 4 * 2 * shape.hidden
 
 
 def logits_bytes(shape: ModelShape, width: int, device: str) -> int:

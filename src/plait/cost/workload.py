@@ -122,6 +122,7 @@ class Workload:
     max_prefill_tokens: int = 4096
     kv_tokens: int | None = None
     checkpoint_activations: bool = False
+    sequence_parallel: bool = False
     lora_rank: int = 0
     sharded: frozenset[str] = frozenset()
     follows: bool = False
@@ -161,6 +162,7 @@ class Workload:
             max_prefill_tokens=recipe.sampling.max_prefill_tokens,
             kv_tokens=recipe.sampling.kv_tokens,
             checkpoint_activations=recipe.checkpoint_activations,
+            sequence_parallel=recipe.sequence_parallel,
             lora_rank=recipe.lora.rank,
             sharded=frozenset(role for role in flow.roles if optimizer_of(role, recipe).shard_gradients),
             follows=recipe.reference.sync_every > 0,

@@ -24,6 +24,7 @@ from plait.errors import ModelError
 from plait.models.compute.attention import AttentionContext
 from plait.models.compute.float64 import kept_float64
 from plait.models.parallel.stage import stage_view
+from plait.models.parallel.token_split import token_split
 
 READ_SHARE = 0.9
 """The most of the rows; where more are read, to leave the others out gains nothing."""
@@ -50,6 +51,7 @@ class Backbone:
 
     def __init__(self, module: Any) -> None:
         self.module = module
+        self._split = token_split(module)
         self._adapted: tuple[tuple[dict[str, Any], frozenset[str]], ...] = ()
         """Each layer that carries adapters: its attributes, the names of its adapters."""
         self._active: str | None = None
@@ -115,7 +117,8 @@ class Backbone:
     def _reading(self, read: Tensor | None, num_tokens: int) -> Iterator[None]:
         """Within it the last MLP computes these rows alone. (Not with activation checkpoints: those compute the layer
         again when this is over.)"""
-        rows = None if read is None or self._last_mlp is None else _once(read)
+        parted = self._split is not None and self._split.is_on
+        rows = None if read is None or self._last_mlp is None or parted else _once(read)
         if rows is None or len(rows) > READ_SHARE * num_tokens:
             yield
             return

@@ -193,6 +193,11 @@ class Recipe(Settings):
         False,
         description="recompute activations in the backward: less memory, more time. On a GPU true unless it is set",
     )
+    sequence_parallel: bool = Field(
+        False,
+        description="in training with tp, divide what all its ranks keep alike (norms, residuals, inputs of layers) "
+        "over them, by tokens: less memory",
+    )
     trackers: tuple[Literal["tensorboard", "wandb"], ...] = Field((), description="also log to these")
 
     @model_validator(mode="before")

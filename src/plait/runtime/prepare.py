@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import islice
 from typing import Any
 
 from plait.cost.estimate import ModelShape, model_shape
 from plait.cost.generation_memory import kv_bytes_per_token
+from plait.cost.idle_away import leaving_text, with_idle_away
 from plait.cost.placed import Facts
-from plait.cost.placement import device_bytes_if_here, num_devices, parameters_of, resolve_plan
+from plait.cost.placement import device_bytes, device_bytes_if_here, num_devices, parameters_of, resolve_plan
 from plait.cost.workload import Lengths
 from plait.data.examples import ExampleSet
 from plait.data.mixture import Mixed
@@ -43,8 +45,9 @@ from plait.runtime.reading import RunData, read_data
 from plait.runtime.run_planning import found_for_run, with_groups
 from plait.runtime.stored_recipe import with_sampling
 from plait.runtime.tokenizers import check_draft_model, check_ids, load_tokenizer, unlike_tokens
-from plait.schedule.named_plans import AUTO
+from plait.schedule.named_plans import AUTO, NAMES
 from plait.schedule.placements import to_be_found
+from plait.schedule.plan import Plan
 from plait.vllm.environment import checked_environment
 
 
@@ -88,8 +91,9 @@ def prepare(
         num_rows = len(next(iter(data.given.values())) if data.train_set is None else data.train_set)
         recipe = recipe.model_copy(update={"steps": recipe.steps_of(num_rows), "epochs": None})
         check_trained_steps(outlined.flow, recipe)
+    longest = longest_tokens(data.train_set, data.given)
+    plan = settled(replace(outlined, recipe=recipe), plan, longest)
     if to_be_found(plan):
-        longest = longest_tokens(data.train_set, data.given)
         facts = Facts(recipe, models, shapes, parameters_of(models), plan, outlined.flow, longest)
         plan = with_order(facts, kept.orders)
     return Prepared(
@@ -145,6 +149,23 @@ def _lengths_in(data: RunData) -> Lengths:
 def is_searched(recipe: Recipe) -> bool:
     """Whether the plan of a run is found before it."""
     return recipe.plan == AUTO and num_devices(recipe) > 1
+
+
+def settled(run: Outline, plan: Plan, longest_tokens: int) -> Plan:
+    """The completed plan of a run as it is followed: on GPUs a plan by name in which what does not fit idles in host
+    memory. (A file says itself what leaves, and a plan that was found fits.) Says what it changes, and what of the
+    recipe has nothing to do in it."""
+    recipe = run.recipe
+    if recipe.sequence_parallel and all(p.tp == 1 for p in plan.placements if p.mode == "train"):
+        loading("`sequence_parallel` divides nothing: no call of the plan trains with tp above 1")
+    if recipe.device != "cuda" or recipe.plan not in (*NAMES, AUTO) or is_searched(recipe):
+        return plan
+    parameters = parameters_of(run.models)
+    facts = Facts(recipe, run.models, run.shapes, parameters, plan, run.flow, longest_tokens)
+    plan = with_idle_away(facts, device_bytes(recipe, plan.cluster.devices))
+    if leaving := leaving_text(plan):
+        loading(f"plan {plan.name}: all of it does not fit on a GPU, so what idles is in host memory: {leaving}")
+    return plan
 
 
 def outline(

@@ -67,7 +67,14 @@ class RoleBuilder:
         alone = [instance for place in self.places.values() for instance in place.scoring.instances()]
         further = (*self._everywhere.values(), *(alone if self._scores_alone else ()))
         layouts = dict.fromkeys((*layouts_of(setting.plan), *further))
-        self.teams = make_teams(layouts, setting.rank, timeout_s=WAIT_S, waiting_for=setting.waiting_for)
+        trained = [place.train for place in self.places.values() if place.train is not None]
+        self.teams = make_teams(
+            layouts,
+            setting.rank,
+            timeout_s=WAIT_S,
+            waiting_for=setting.waiting_for,
+            splitting=trained if self.recipe.sequence_parallel else (),
+        )
         self._loader = part_loader(setting.recipe)
         self._known: dict[tuple[str, bool], Parameters] = {}
         """Parameters of models with parts, by their names and whether they are scalar models."""

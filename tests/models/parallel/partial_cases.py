@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -33,12 +34,15 @@ TEMPERATURE = 0.7
 teams: dict[Any, Team | None] = {}
 
 
-def team_of(worker: Any, dp: int, tp: int, pp: int, stages: tuple[int, ...] = ()) -> Team | None:
+def team_of(
+    worker: Any, dp: int, tp: int, pp: int, stages: tuple[int, ...] = (), *, splits_tokens: bool = False
+) -> Team | None:
     """One per layout and worker process; every rank of the group asks for the same."""
     layout = Layout(Mesh(tuple(range(dp * tp * pp))), Parallelism(dp, tp, pp, stages))
     if layout not in teams:
         teams.update(make_teams([layout], worker.rank, timeout_s=60.0, waiting_for=worker.context.waiting_for))
-    return teams[layout]
+    team = teams[layout]
+    return None if team is None else replace(team, splits_tokens=splits_tokens)
 
 
 def batch_of(model: Any) -> PackedBatch:
@@ -295,9 +299,31 @@ def wrong_stage(worker: Any) -> str | None:
     return "nothing"
 
 
-def communication(worker: Any) -> dict[str, int] | None:
+def kept_bytes(worker: Any, *, splits_tokens: bool, checkpoint: bool) -> int | None:
+    """What a training forward of a llama keeps for its backward, without weights."""
+    team = team_of(worker, 1, 2, 1, splits_tokens=splits_tokens)
+    if team is None:
+        return None
+    part = part_of(tiny_model("llama", num_hidden_layers=6), team)
+    memory: dict[int, int] = {}
+
+    def keep(tensor: Tensor) -> Tensor:
+        if not isinstance(tensor, torch.nn.Parameter) and tensor.is_floating_point():
+            storage = tensor.untyped_storage()
+            memory[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    part.module.requires_grad_(True)
+    weights = part.weights.untyped_storage().data_ptr()
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        out_TH = part.stage(batch_of(part), checkpoint=checkpoint)
+    out_TH.sum().backward()
+    return sum(size for pointer, size in memory.items() if pointer != weights)
+
+
+def communication(worker: Any, *, splits_tokens: bool = False) -> dict[str, int] | None:
     """Collectives of a two-layer llama's forward and backward."""
-    team = team_of(worker, 1, 2, 1)
+    team = team_of(worker, 1, 2, 1, splits_tokens=splits_tokens)
     if team is None:
         return None
     part = part_of(tiny_model("llama"), team)

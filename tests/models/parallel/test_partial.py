@@ -108,6 +108,56 @@ def test_a_part_computes_its_part(four: Workers, family: str, shape: dict[str, A
     judge(four.ask("compare", family, shape, **options), family)
 
 
+PARTED = {"splits_tokens": True}
+SPLITS = [
+    pytest.param("llama", sizes(tp=4), {"vocab_size": 321}, id="shared groups, tied"),
+    pytest.param("llama", sizes(tp=3), {"vocab_size": 322}, id="three ways", marks=pytest.mark.slow),
+    pytest.param("llama", sizes(tp=2, pp=2), {"num_hidden_layers": 3, "vocab_size": 323}, id="stages, tied"),
+    pytest.param("qwen2", sizes(tp=2, pp=2), {}, id="biases", marks=pytest.mark.slow),
+    pytest.param("qwen3", sizes(tp=4), {}, id="head norms", marks=pytest.mark.slow),
+    pytest.param("gemma2", sizes(tp=2), {"vocab_size": 321}, id="norms behind the sum"),
+    pytest.param("starcoder2", sizes(tp=2), {}, id="biases behind the sum"),
+]
+
+
+@pytest.mark.parametrize(("family", "shape", "options"), SPLITS)
+def test_tokens_are_parted_between_layers(
+    four: Workers, family: str, shape: dict[str, Any], options: dict[str, Any]
+) -> None:
+    """Gradients of norms are sums over the ranks then."""
+    judge(four.ask("compare", family, shape | PARTED, **options), family)
+
+
+@pytest.mark.parametrize("case", [{"scalar": True}, {"dtype": "float32"}, {"copied": True}], ids=str)
+def test_parted_tokens_of_other_models(four: Workers, case: dict[str, Any]) -> None:
+    judge(four.ask("compare", "llama", sizes(tp=2, pp=2) | PARTED, **case), "llama", case.get("dtype", "float64"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", FAMILIES)
+def test_families_part_tokens_or_refuse(four: Workers, family: str) -> None:
+    if family == "gpt2":
+        return  # no plan: refused, see below
+    found = four.ask("refusal", family, sizes(tp=2) | PARTED, ranks=2)
+    if found == ["nothing", "nothing"]:
+        judge(four.ask("compare", family, sizes(tp=2) | PARTED), family)
+    else:
+        assert all("set `sequence_parallel` to false" in text for text in found)
+
+
+def test_what_ranks_have_alike_is_kept_once(four: Workers) -> None:
+    """With recomputation what is kept is the inputs of layers, of which each of two ranks has half."""
+    kept = {
+        (splits, checkpoint): four.ask("kept_bytes", splits_tokens=splits, checkpoint=checkpoint, ranks=2)
+        for splits in (False, True)
+        for checkpoint in (False, True)
+    }
+    for whole, parted in zip(kept[False, True], kept[True, True], strict=True):
+        assert parted == whole / 2
+    for whole, parted in zip(kept[False, False], kept[True, False], strict=True):
+        assert parted < 0.85 * whole
+
+
 @pytest.mark.parametrize("shape", [sizes(tp=2, pp=2), sizes(tp=4)], ids=str)
 def test_scalar_models(four: Workers, shape: dict[str, Any]) -> None:
     judge(four.ask("compare", "llama", shape, scalar=True), "llama")
@@ -186,6 +236,14 @@ def test_parts_of_families_from_checkpoints(four: Workers, tmp_path: Path, famil
 
 
 # --- refusals ------------------------------------------------------------------------------------------------------
+
+
+def test_layers_in_which_every_rank_needs_all_tokens(four: Workers) -> None:
+    found = four.ask("refusal", "mixtral", sizes(tp=2) | PARTED, ranks=2)
+    assert all(
+        text.startswith("ModelError: sequence_parallel: MixtralForCausalLM has `model.layers.*.") for text in found
+    )
+    assert all(text.endswith("where every rank needs all tokens; set `sequence_parallel` to false") for text in found)
 
 
 def test_layouts_that_a_model_does_not_allow(four: Workers) -> None:

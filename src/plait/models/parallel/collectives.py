@@ -9,11 +9,20 @@ cut dim).
     reduced (g)       sum over the ranks              identity
     gathered          all columns from their ranks    the gradient of the own columns
     split             the own columns                 all columns from their ranks
+
+And four of sequence parallelism, whose tensors are [1, tokens, H]; rank i has the tokens bounds[i] to bounds[i + 1]
+(Korthikanti et al. 2022, arXiv 2205.05198, section 4.2.2: `entered` and `left` are its g and its conjugate):
+
+    entered           all tokens from their ranks     sum over the ranks, the own tokens
+    left              sum over the ranks, own tokens  all tokens from their ranks
+    shared_out        the own tokens                  all tokens from their ranks
+    rejoined          all tokens from their ranks     the gradient of the own tokens
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -50,6 +59,26 @@ def gathered(x: Tensor, peers: Peers, ranges: Sequence[tuple[int, int]]) -> Tens
 def split(x: Tensor, peers: Peers, ranges: Sequence[tuple[int, int]]) -> Tensor:
     """The columns ranges[i] of x, which is equal on all ranks; ranges are disjoint and cover x."""
     return _Split.apply(x, peers, tuple(ranges))  # type: ignore[no-any-return]
+
+
+def entered(own: Tensor, peers: Peers, bounds: Sequence[int]) -> Tensor:
+    """All tokens, for a computation of which each rank does a part."""
+    return _Entered.apply(own, peers, tuple(bounds))  # type: ignore[no-any-return]
+
+
+def left(part: Tensor, peers: Peers, bounds: Sequence[int]) -> Tensor:
+    """The own tokens of the sum of the ranks' parts."""
+    return _Left.apply(part, peers, tuple(bounds))  # type: ignore[no-any-return]
+
+
+def shared_out(whole: Tensor, peers: Peers, bounds: Sequence[int]) -> Tensor:
+    """The own tokens of what is equal on all ranks."""
+    return _SharedOut.apply(whole, peers, tuple(bounds))  # type: ignore[no-any-return]
+
+
+def rejoined(own: Tensor, peers: Peers, bounds: Sequence[int]) -> Tensor:
+    """All tokens, for what all ranks compute alike."""
+    return _Rejoined.apply(own, peers, tuple(bounds))  # type: ignore[no-any-return]
 
 
 class _Copied(torch.autograd.Function):
@@ -98,6 +127,73 @@ class _Split(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
         return _gather(grad, ctx.peers, ctx.ranges), None, None
+
+
+Bounds = tuple[int, ...]
+
+
+class _Entered(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, own: Tensor, peers: Peers, bounds: Bounds) -> Tensor:
+        ctx.peers, ctx.bounds = peers, bounds
+        return _all_tokens(own, peers, bounds)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        return _own_sum(grad, ctx.peers, ctx.bounds), None, None
+
+
+class _Left(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, part: Tensor, peers: Peers, bounds: Bounds) -> Tensor:
+        ctx.peers, ctx.bounds = peers, bounds
+        return _own_sum(part, peers, bounds)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        return _all_tokens(grad, ctx.peers, ctx.bounds), None, None
+
+
+class _SharedOut(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, whole: Tensor, peers: Peers, bounds: Bounds) -> Tensor:
+        ctx.peers, ctx.bounds = peers, bounds
+        return _own_tokens(whole, peers, bounds)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        return _all_tokens(grad, ctx.peers, ctx.bounds), None, None
+
+
+class _Rejoined(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, own: Tensor, peers: Peers, bounds: Bounds) -> Tensor:
+        ctx.peers, ctx.bounds = peers, bounds
+        return _all_tokens(own, peers, bounds)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        return _own_tokens(grad, ctx.peers, ctx.bounds), None, None
+
+
+def _own_tokens(whole: Tensor, peers: Peers, bounds: Bounds) -> Tensor:
+    return whole[:, bounds[peers.index] : bounds[peers.index + 1]].contiguous()
+
+
+def _all_tokens(own: Tensor, peers: Peers, bounds: Bounds) -> Tensor:
+    lengths = [stop - start for start, stop in pairwise(bounds)]
+    return torch.cat(peers.all_gather(own[0], lengths))[None]
+
+
+def _own_sum(part: Tensor, peers: Peers, bounds: Bounds) -> Tensor:
+    width = part.shape[-1]
+    flat = part.clone(memory_format=torch.contiguous_format).view(-1)
+    own = peers.reduce_scatter(flat, [bound * width for bound in bounds])
+    return own.clone().view(1, -1, width)  # the rest of the sum's memory is not kept
 
 
 def _gather(x: Tensor, peers: Peers, ranges: Ranges) -> Tensor:

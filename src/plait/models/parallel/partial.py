@@ -28,6 +28,7 @@ from plait.models.parallel.partial_sums import Partials
 from plait.models.parallel.stage import cut_stage, decoder_list
 from plait.models.parallel.team import Team
 from plait.models.parallel.tensor_parallel import install
+from plait.models.parallel.token_split import TokenSplit
 from plait.models.scalar_model import ScalarModel
 from plait.models.working_weights import adapted_layers
 
@@ -148,7 +149,8 @@ def _install_tp(model: LanguageModel | ScalarModel, team: Team) -> tuple[Partial
     plan = getattr(model.module, "tp_plan", None) or {}
     held = {block.param.name for block in model.layout.blocks} | set(model.layout.aliases)
     config = model.config.get_text_config()
-    return install(model.module, plan, model.parameters, held, team.tp, config)
+    split = TokenSplit(team.tp, splits=team.splits_tokens)
+    return install(model.module, plan, model.parameters, held, split, config)
 
 
 def _choose_experts(model: LanguageModel | ScalarModel) -> None:

@@ -52,13 +52,13 @@ class PassingLayer(nn.Module):
                 setattr(self, name, value)
         self.view = view
         self.returns_tuple = returns_tuple
-        self._puts_in, self._takes_out = puts_in, takes_out
+        self.puts_in, self.takes_out = puts_in, takes_out
 
     def forward(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
-        if self._puts_in:
+        if self.puts_in:
             assert self.view.input_TH is not None, "a stage behind the first got no hidden states"
             hidden_states = self.view.input_TH[None]
-        if self._takes_out:
+        if self.takes_out:
             self.view.output_TH = hidden_states[0]
         return (hidden_states,) if self.returns_tuple else hidden_states
 

@@ -12,7 +12,7 @@ gloo, and in the order of posting on NCCL.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
@@ -44,6 +44,8 @@ class Team:
     where there is one stage, this rank alone."""
     all: Peers
     """Every rank of the layout."""
+    splits_tokens: bool = False
+    """Whether ranks of tp have some of the tokens each between layers, while a model is trained (`token_split`)."""
 
     @classmethod
     def alone(cls, rank: int = 0) -> Team:
@@ -77,7 +79,12 @@ class Team:
 
 
 def make_teams(
-    layouts: Iterable[Layout], rank: int, *, timeout_s: float = TIMEOUT_S, waiting_for: WaitingFor = nullcontext
+    layouts: Iterable[Layout],
+    rank: int,
+    *,
+    timeout_s: float = TIMEOUT_S,
+    waiting_for: WaitingFor = nullcontext,
+    splitting: Collection[Layout] = (),
 ) -> dict[Layout, Team | None]:
     """The teams of some layouts. Every rank of the default process group must call this with the same layouts.
 
@@ -86,6 +93,7 @@ def make_teams(
         rank: of this process.
         timeout_s: of each wait for peers.
         waiting_for: told what each wait is for.
+        splitting: layouts whose ranks of tp part the tokens between layers.
 
     Returns:
         Layout → its team, None where this rank is no member.
@@ -105,7 +113,7 @@ def make_teams(
                 peers[axis] = Peers(ranks, ranks.index(rank), axis, made.get(key), timeout_s, waiting_for)
         if rank in layout.mesh.ranks:
             peers.setdefault("ends", Peers.alone(rank, "ends"))
-            teams[layout] = Team(layout, rank, **peers)
+            teams[layout] = Team(layout, rank, **peers, splits_tokens=layout in splitting)
         else:
             teams[layout] = None
     return teams

@@ -17,6 +17,7 @@ Shapes: T tokens.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -27,10 +28,12 @@ from torch import Tensor, nn
 from plait.errors import ModelError
 from plait.layout.params import Param, Parameters
 from plait.models.compute import cpu_linear
-from plait.models.parallel.collectives import Ranges, copied, gathered, reduced, split
+from plait.models.parallel.collectives import Ranges, copied, gathered
+from plait.models.parallel.collectives import split as split_columns
 from plait.models.parallel.partial_sums import Partials, sharers
 from plait.models.parallel.peers import Peers
 from plait.models.parallel.stage import is_idle
+from plait.models.parallel.token_split import TokenSplit, partial_parameters, split_tokens
 from plait.models.working_weights import wildcard
 
 ENTERING = frozenset({"colwise", "packed_colwise"})
@@ -41,7 +44,12 @@ WEIGHT_STYLES = ENTERING | GATHERING | SPLITTING | {"rowwise", "embedding_rowwis
 
 
 def install(
-    module: nn.Module, plan: Mapping[str, str], parameters: Parameters, held: set[str], tp: Peers, config: Any
+    module: nn.Module,
+    plan: Mapping[str, str],
+    parameters: Parameters,
+    held: set[str],
+    split: TokenSplit,
+    config: Any,
 ) -> tuple[Partials, ...]:
     """Give the modules of a model, whose parameters are this rank's blocks by now, the collectives of their styles.
 
@@ -50,22 +58,26 @@ def install(
         plan: style of modules and parameters, by names with `*` for numbers.
         parameters: of the whole model.
         held: names of the parameters that this rank has a block of.
+        split: of the ranks that hold it together; whether they part tokens between layers.
         config: of the text model.
 
     Returns:
         Which gradients are partial sums.
 
     Raises:
-        ModelError: the plan names a style that is not known here.
+        ModelError: the plan names a style that is not known here, or tokens cannot be parted.
     """
     head = module.get_output_embeddings() if hasattr(module, "get_output_embeddings") else None
-    installer = _Installer(type(module).__name__, plan, parameters, tp, config)
+    installer = _Installer(type(module).__name__, plan, parameters, split, config)
     for name, layer in module.named_modules():
         own = [f"{name}.{leaf}" for leaf, _ in layer.named_parameters() if f"{name}.{leaf}" in held]
         if layer is not head and own and not is_idle(layer):
             installer.install(layer, name, own)
     decoder: Any = module.base_model
     decoder.register_forward_hook(installer.copies.clear)
+    if split.splits:
+        installer.summed += partial_parameters(module, plan, parameters, held)
+        split_tokens(module, split, parameters, held)
     return installer.partials()
 
 
@@ -76,14 +88,17 @@ class _Installer:
         family: of the model; in messages.
     """
 
-    def __init__(self, family: str, plan: Mapping[str, str], parameters: Parameters, tp: Peers, config: Any) -> None:
-        self.copies = _Copies(tp)
+    def __init__(
+        self, family: str, plan: Mapping[str, str], parameters: Parameters, split: TokenSplit, config: Any
+    ) -> None:
+        self.copies = _Copies(split)
         self._family = family
         self._plan = plan
         self._params = {param.name: param for param in parameters.params}
-        self._tp = tp
+        self._split = split
+        self._tp = split.tp
         self._config = config
-        self._summed: list[str] = []
+        self.summed: list[str] = []
         """Parameters of which every rank has a part of the gradient."""
         self._sharing: list[str] = []
         """Parameters of key-value heads that this rank shares with others."""
@@ -104,11 +119,11 @@ class _Installer:
         elif style == "moe_tp_experts":
             if any(self._params[leaf].cut is not None for leaf in own):
                 layer.register_forward_pre_hook(_EnterExperts(self.copies), with_kwargs=True)
-                layer.register_forward_hook(_Reduce(self._tp))
+                layer.register_forward_hook(_Reduce(self._split))
         elif style == "mla_kv_a_proj":
             layer.register_forward_hook(_EnterRotary(self.copies, self._config.qk_rope_head_dim))
         elif style == "replicated_with_grad_allreduce":
-            self._summed += own
+            self.summed += own
         elif style not in (None, "replicate"):
             raise _refusal(self._family, name, style)
         _state_shape(layer)
@@ -125,17 +140,17 @@ class _Installer:
             layer.register_forward_pre_hook(_Enter(self.copies, counts, _is_shared(weight, tp.size)))
             layer.register_forward_hook(_Gather(tp, _ranges(weight, tp.size)))
         elif style == "embedding_rowwise":
-            _cut_embedding(layer, weight.tp_range(tp.index, tp.size), tp)
+            _cut_embedding(layer, weight.tp_range(tp.index, tp.size), self._split)
         else:
             if style in SPLITTING:
                 layer.register_forward_pre_hook(_Split(tp, _ranges(weight, tp.size)))
-            _reduce_rows(layer, tp)
+            _reduce_rows(layer, self._split)
 
     def partials(self) -> tuple[Partials, ...]:
         """Which gradients of the layers so far are partial sums."""
         tp, partials = self._tp, []
-        if self._summed:
-            partials.append(Partials(tuple(self._summed), tuple(range(tp.size))))
+        if self.summed:
+            partials.append(Partials(tuple(self.summed), tuple(range(tp.size))))
         if self._sharing:
             members = sharers(self._params[self._sharing[0]], tp.index, tp.size)
             partials.append(Partials(tuple(self._sharing), members))
@@ -160,17 +175,17 @@ def _ranges(param: Param, ways: int) -> Ranges:
 class _Copies:
     """f, once for layers that read the same tensor (queries, keys and values; gate and up)."""
 
-    def __init__(self, tp: Peers) -> None:
-        self.tp = tp
+    def __init__(self, split: TokenSplit) -> None:
+        self.tp, self._split = split.tp, split
         self._last: tuple[Tensor, bool, Tensor] | None = None
 
     def __deepcopy__(self, memo: dict[int, Any]) -> _Copies:
-        memo[id(self)] = twin = _Copies(self.tp)
+        memo[id(self)] = twin = _Copies(copy.deepcopy(self._split, memo))
         return twin
 
     def __call__(self, x: Tensor, counts: bool = True, shared: bool = False) -> Tensor:
-        if not (x.requires_grad and torch.is_grad_enabled()):
-            return x
+        if self._split.is_on or not (x.requires_grad and torch.is_grad_enabled()):
+            return x  # where tokens came together, their gradients will be summed
         # By `shared`, not by `counts`: every rank must come to the same number of nodes.
         if self._last is None or self._last[0] is not x or self._last[1] != shared:
             self._last = (x, shared, copied(x, self.tp, counts=counts))
@@ -228,16 +243,16 @@ class _Split:
     ranges: Ranges
 
     def __call__(self, layer: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
-        return split(args[0], self.tp, self.ranges), *args[1:]
+        return split_columns(args[0], self.tp, self.ranges), *args[1:]
 
 
 @dataclass(eq=False)
 class _Reduce:
-    tp: Peers
+    split: TokenSplit
     adds_bias: bool = False
 
     def __call__(self, layer: Any, args: Any, out: Tensor) -> Tensor:
-        total = reduced(out, self.tp)
+        total = self.split.summed(out)
         return total + layer.bias if self.adds_bias else total
 
 
@@ -251,15 +266,15 @@ class _WithoutBias:
         return cpu_linear.linear(x, self.layer.weight, None)
 
 
-def _reduce_rows(layer: Any, tp: Peers) -> None:
+def _reduce_rows(layer: Any, split: TokenSplit) -> None:
     has_bias = getattr(layer, "bias", None) is not None
     if has_bias:
         layer.forward = _WithoutBias(layer)
-    layer.register_forward_hook(_Reduce(tp, has_bias))
+    layer.register_forward_hook(_Reduce(split, has_bias))
 
 
-def _cut_embedding(layer: Any, rows: tuple[int, int], tp: Peers) -> None:
-    hooks = _EmbeddingRows(*rows, tp)
+def _cut_embedding(layer: Any, rows: tuple[int, int], split: TokenSplit) -> None:
+    hooks = _EmbeddingRows(*rows, split)
     layer.register_forward_pre_hook(hooks.enter)
     layer.register_forward_hook(hooks.leave)
     if layer.padding_idx is not None:
@@ -271,7 +286,7 @@ def _cut_embedding(layer: Any, rows: tuple[int, int], tp: Peers) -> None:
 class _EmbeddingRows:
     start: int
     stop: int
-    tp: Peers
+    split: TokenSplit
     _has: list[Tensor] = field(default_factory=list)
 
     def enter(self, layer: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -280,7 +295,7 @@ class _EmbeddingRows:
         return (ids - self.start).clamp(0, self.stop - self.start - 1), *args[1:]
 
     def leave(self, layer: nn.Module, args: Any, out: Tensor) -> Tensor:
-        return reduced(out * self._has.pop()[..., None], self.tp)
+        return self.split.summed(out * self._has.pop()[..., None])
 
 
 def _state_shape(layer: nn.Module) -> None:

@@ -1,0 +1,56 @@
+"""What leaves a GPU for host memory while it idles, where a plan by name says nothing of it and all of it does not fit.
+
+Torch-free.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+from plait.cost.device_memory import memory_by_device
+from plait.cost.placed import Facts
+from plait.schedule.plan import Placement, Plan
+
+Leaves = Callable[[Placement], bool]
+
+
+def with_idle_away(facts: Facts, room_bytes: float) -> Plan:
+    """The plan of `facts` itself where every device has room for all that stays; else with what idles away, as little
+    of it as makes it fit: optimizer states, then models that are never trained, then all that generate nothing. Where
+    nothing makes it fit, the plan of these whose fullest device holds least.
+
+    Args:
+        facts: its plan is completed, and keeps everything.
+        room_bytes: of one device.
+    """
+    if facts.recipe.lora.rank:
+        return facts.plan  # all roles share weights, which are always in use
+    needed: dict[int, Plan] = {}
+    for plan in _candidates(facts):
+        most = max(device.expected_bytes for device in memory_by_device(replace(facts, plan=plan)))
+        if most <= room_bytes:
+            return plan
+        needed.setdefault(most, plan)
+    return needed[min(needed)]
+
+
+def leaving_text(plan: Plan) -> str:
+    """What of a plan leaves its device, in words; empty where nothing does."""
+    leaving = dict.fromkeys(f"{p.call} ({p.mode})" for p in plan.placements if p.after == "offload")
+    return ", ".join(leaving)
+
+
+def _candidates(facts: Facts) -> Iterator[Plan]:
+    """From all that stays to all that leaves."""
+    trained = {model.role for model in facts.models if model.changes}
+    generating = {p.call.split(".")[0] for p in facts.plan.placements if p.mode == "decode"}
+    steps: tuple[Leaves, ...] = (
+        lambda p: False,
+        lambda p: p.mode == "train",
+        lambda p: p.mode == "train" or p.call.split(".")[0] not in trained | generating,
+        lambda p: p.mode == "train" or p.call.split(".")[0] not in generating,
+    )
+    for leaves in steps:
+        placements = tuple(replace(p, after="offload") if leaves(p) else p for p in facts.plan.placements)
+        yield replace(facts.plan, placements=placements)

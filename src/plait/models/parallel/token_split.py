@@ -1,0 +1,227 @@
+"""Sequence parallelism: between the products that tensor parallelism divides, each rank has some of the tokens.
+
+Norms, residuals and what enters a layer are equal on all ranks of tensor parallelism, and kept by each of them for the
+backward. Divided by tokens they are kept once (Korthikanti et al. 2022, arXiv 2205.05198, section 4.2.2): a rank has
+neighbouring tokens of the packed row, all of them come together before attention and before the MLP, and the sum behind
+these gives each rank its own again. A sum over the ranks and a gathering of tokens take as many bytes together as the
+sum that they stand for. Weights of norms, and biases behind a sum, then have gradients of which every rank has a part.
+
+It is so where gradients are asked for. What is generated and scored keeps nothing, and is computed as without it.
+
+Shapes: T tokens of a packed row, H hidden size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from plait.errors import ModelError
+from plait.layout.params import Param, Parameters
+from plait.models.parallel.collectives import entered, left, reduced, rejoined, shared_out
+from plait.models.parallel.peers import Peers
+from plait.models.parallel.stage import PassingLayer, is_idle
+from plait.models.working_weights import wildcard
+
+WITHIN = frozenset({"colwise", "packed_colwise", "rowwise", "replicated_with_grad_allreduce"})
+"""Styles of layers that may be between where tokens come together and where they part."""
+
+
+class TokenSplit:
+    """Which tokens of the row that is computed this rank has.
+
+    Args:
+        splits: whether ranks have some of the tokens at all.
+    """
+
+    def __init__(self, tp: Peers, *, splits: bool) -> None:
+        self.tp = tp
+        self.splits = splits
+        self.num_tokens = 0
+        """Of the row."""
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> TokenSplit:
+        memo[id(self)] = twin = TokenSplit(self.tp, splits=self.splits)
+        return twin
+
+    @property
+    def is_on(self) -> bool:
+        """Whether tokens are parted now."""
+        return self.splits and torch.is_grad_enabled()
+
+    @property
+    def bounds(self) -> tuple[int, ...]:
+        """The first token of each rank, and T."""
+        return tuple(self.num_tokens * index // self.tp.size for index in range(self.tp.size + 1))
+
+    def own(self, whole: Tensor) -> Tensor:
+        """[1, own, H] of [1, T, H], which is equal on all ranks."""
+        return shared_out(whole, self.tp, self.bounds)
+
+    def rejoined(self, own: Tensor) -> Tensor:
+        """[1, T, H] of each rank's, for what all ranks compute alike."""
+        return rejoined(own, self.tp, self.bounds)
+
+    def entered(self, own: Tensor) -> Tensor:
+        """[1, T, H] of each rank's, for a computation of which each rank does a part."""
+        return entered(own, self.tp, self.bounds)
+
+    def summed(self, part: Tensor) -> Tensor:
+        """The sum of [1, T, H] over the ranks: [1, own, H] where tokens are parted."""
+        return left(part, self.tp, self.bounds) if self.is_on else reduced(part, self.tp)
+
+
+def split_tokens(module: Any, split: TokenSplit, parameters: Parameters, held: set[str]) -> None:
+    """Have the decoder of a model, whose cut layers have their collectives, keep its own tokens between them.
+
+    Args:
+        held: names of the parameters that this rank has a block of.
+    """
+    embedding: Any = module.base_model.get_input_embeddings()
+    if not is_idle(embedding):
+        embedding.register_forward_pre_hook(_Count(split))
+        if not _is_cut(embedding.weight, module, parameters):  # else the sum over ranks parts the tokens
+            embedding.register_forward_hook(_TakeOwn(split))
+    for name in _divided_modules(parameters, held):
+        module.get_submodule(name).register_forward_pre_hook(_Enter(split), with_kwargs=True)
+    decoder, takes_out = module.base_model, False
+    decoder.token_split = split
+    for layer in decoder.modules():
+        if isinstance(layer, PassingLayer) and layer.puts_in:
+            layer.register_forward_pre_hook(_CountInput(split))
+            layer.register_forward_hook(_TakeOwn(split))
+        elif isinstance(layer, PassingLayer) and layer.takes_out:
+            layer.register_forward_pre_hook(_Rejoin(split))
+            takes_out = True
+    if not takes_out:
+        decoder.register_forward_hook(_RejoinOutput(split))
+
+
+def token_split(decoder: nn.Module) -> TokenSplit | None:
+    """That of a decoder which `split_tokens` was called on; None of others."""
+    return vars(decoder).get("token_split")
+
+
+def partial_parameters(module: Any, plan: Mapping[str, str], parameters: Parameters, held: set[str]) -> tuple[str, ...]:
+    """Names of the parameters that are used on own tokens, so that each rank has a part of their gradient.
+
+    Args:
+        plan: style of modules and parameters, by names with `*` for numbers.
+        held: as of `split_tokens`.
+
+    Raises:
+        ModelError: something between the products of a layer is computed in another way than by columns and rows.
+    """
+    prefix, embedding = f"{module.base_model_prefix}.", module.base_model.get_input_embeddings().weight
+    whole = {name for name, param in module.named_parameters(remove_duplicate=False) if param is embedding}
+    divided, names = _divided_modules(parameters, held), []
+    if not divided:
+        raise ModelError(
+            f"sequence_parallel: ranks hold the layers of {type(module).__name__} whole, and divide nothing in them; "
+            "set `sequence_parallel` to false"
+        )
+    for param in parameters.params:
+        if param.name not in held or not param.name.startswith(prefix) or param.name in whole:
+            continue
+        owner, _, leaf = param.name.rpartition(".")
+        if _module_of(param) not in divided:
+            if param.cut is None:
+                names.append(param.name)
+        elif (style := plan.get(wildcard(owner))) not in WITHIN:
+            raise ModelError(
+                f"sequence_parallel: {type(module).__name__} has `{wildcard(owner)}` ({style or 'not divided'}) "
+                "between the products that ranks divide, where every rank needs all tokens; set `sequence_parallel` "
+                "to false"
+            )
+        elif style == "rowwise" and leaf == "bias":
+            names.append(param.name)
+    return tuple(names)
+
+
+def _is_cut(weight: Tensor, module: nn.Module, parameters: Parameters) -> bool:
+    names = {name for name, param in module.named_parameters(remove_duplicate=False) if param is weight}
+    return any(param.cut is not None for param in parameters.params if param.name in names)
+
+
+def _divided_modules(parameters: Parameters, held: set[str]) -> tuple[str, ...]:
+    """Names of the attentions and MLPs: what a layer consists of, where its parameters are cut."""
+    return tuple(
+        dict.fromkeys(
+            _module_of(param)
+            for param in parameters.params
+            if param.layer is not None and param.cut is not None and param.name in held
+        )
+    )
+
+
+def _module_of(param: Param) -> str:
+    """Name of the module of a decoder layer that a parameter is in; empty outside the layers."""
+    words = param.name.split(".")
+    number = next((place for place, word in enumerate(words) if word.isdigit()), None)
+    return "" if number is None or param.layer is None else ".".join(words[: number + 2])
+
+
+@dataclass(eq=False)
+class _Count:
+    split: TokenSplit
+
+    def __call__(self, layer: nn.Module, args: tuple[Any, ...]) -> None:
+        self.split.num_tokens = args[0].shape[-1]
+
+
+@dataclass(eq=False)
+class _CountInput:
+    """Of a stage behind the first."""
+
+    split: TokenSplit
+
+    def __call__(self, layer: Any, args: tuple[Any, ...]) -> None:
+        self.split.num_tokens = layer.view.input_TH.shape[0]
+
+
+@dataclass(eq=False)
+class _TakeOwn:
+    split: TokenSplit
+
+    def __call__(self, layer: nn.Module, args: Any, out: Any) -> Any:
+        if not self.split.is_on:
+            return out
+        return (self.split.own(out[0]), *out[1:]) if isinstance(out, tuple) else self.split.own(out)
+
+
+@dataclass(eq=False)
+class _Enter:
+    """Attention is told by its context how long the row is: when a layer is computed again, others were since."""
+
+    split: TokenSplit
+
+    def __call__(self, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if not self.split.is_on:
+            return args, kwargs
+        if (context := kwargs.get("context")) is not None:
+            self.split.num_tokens = context.batch.num_tokens
+        if args:
+            return (self.split.entered(args[0]), *args[1:]), kwargs
+        return args, kwargs | {"hidden_states": self.split.entered(kwargs["hidden_states"])}
+
+
+@dataclass(eq=False)
+class _Rejoin:
+    split: TokenSplit
+
+    def __call__(self, layer: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        return (self.split.rejoined(args[0]), *args[1:]) if self.split.is_on else args
+
+
+@dataclass(eq=False)
+class _RejoinOutput:
+    split: TokenSplit
+
+    def __call__(self, decoder: nn.Module, args: Any, out: Any) -> Any:
+        if self.split.is_on:
+            out.last_hidden_state = self.split.rejoined(out.last_hidden_state)
+        return out

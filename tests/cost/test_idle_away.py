@@ -1,0 +1,81 @@
+"""What leaves a GPU where a plan by name says nothing of it: as little as makes everything fit."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from plait.cost.device_memory import memory_by_device
+from plait.cost.idle_away import leaving_text, with_idle_away
+from plait.cost.placed import Facts
+from plait.runtime import prepare
+from plait.runtime.prepare import outline, settled
+from plait.schedule.plan import Plan
+from tests.cost.test_many_devices import facts_of, named
+
+STATES = "actor.train (train), critic.train (train)"
+REFERENCE = "ref.logprobs (score)"
+
+
+def most(facts: Facts, plan: Plan) -> int:
+    return max(device.expected_bytes for device in memory_by_device(replace(facts, plan=plan)))
+
+
+@pytest.mark.parametrize("devices", [1, 4])
+def test_as_little_leaves_as_makes_it_fit(devices: int) -> None:
+    facts = facts_of(named("colocated", devices))
+    assert with_idle_away(facts, most(facts, facts.plan)) == facts.plan
+    states = with_idle_away(facts, most(facts, facts.plan) - 1)
+    frozen = with_idle_away(facts, most(facts, states) - 1)
+    idle = with_idle_away(facts, most(facts, frozen) - 1)
+    assert set(leaving_text(states).split(", ")) == set(STATES.split(", "))
+    assert set(leaving_text(frozen).split(", ")) == {*STATES.split(", "), REFERENCE}
+    assert set(leaving_text(idle).split(", ")) == {*STATES.split(", "), REFERENCE, "critic.values (score)"}
+    assert with_idle_away(facts, 0) == idle, "nothing makes it fit: the least"
+
+
+def test_the_state_of_one_role_is_there_at_a_time() -> None:
+    """SmolLM2-135M, PPO, one device, float32 of AdamW: masters' and moments' 16 bytes a parameter with the gradients'
+    are there for the actor or the critic, never both."""
+    facts = facts_of(named("colocated", 1))
+    away = with_idle_away(facts, most(facts, facts.plan) - 1)
+    rows = dict(memory_by_device(replace(facts, plan=away))[0].during)
+    kept = dict(memory_by_device(facts)[0].rows)
+    states = {role: kept[f"{role}: masters, moments and gradients"] for role in ("actor", "critic")}
+    assert most(facts, facts.plan) - rows["actor.train"] >= states["critic"]
+    assert rows["actor.generate"] <= most(facts, facts.plan) - sum(states.values())
+
+
+def test_adapters_share_weights_that_are_always_in_use() -> None:
+    facts = facts_of(named("colocated", 1), lora=8)
+    assert with_idle_away(facts, 0) == facts.plan
+
+
+def test_plans_by_name_on_gpus_make_room(make_recipe, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On other devices, and in a plan file, everything is as it is said."""
+    told: list[str] = []
+    monkeypatch.setattr(prepare, "device_bytes", lambda recipe, devices: 1)
+    monkeypatch.setattr(prepare, "loading", told.append)
+    run = outline(make_recipe())
+    plan = prepare.resolve_plan(run.recipe, run.flow, run.models, run.shapes)
+    assert settled(run, plan, 8) == plan
+    on_gpu = replace(run, recipe=run.recipe.model_copy(update={"device": "cuda"}))
+    assert {p.call: p.after for p in settled(on_gpu, plan, 8).placements} == {
+        "actor.generate": "keep",
+        "ref.logprobs": "offload",
+        "actor.train": "offload",
+    }
+    assert told == [
+        "plan colocated: all of it does not fit on a GPU, so what idles is in host memory: "
+        "ref.logprobs (score), actor.train (train)"
+    ]
+    of_file = replace(on_gpu, recipe=on_gpu.recipe.model_copy(update={"plan": "mine.json"}))
+    assert settled(of_file, plan, 8) == plan
+
+
+def test_that_nothing_is_divided_is_said(make_recipe, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[str] = []
+    monkeypatch.setattr(prepare, "loading", told.append)
+    prepare.prepare(make_recipe(sequence_parallel=True))
+    assert told == ["`sequence_parallel` divides nothing: no call of the plan trains with tp above 1"]
