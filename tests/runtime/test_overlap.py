@@ -163,7 +163,8 @@ def test_a_part_of_a_rollout_is_there_when_its_last_sample_is() -> None:
 
 def test_copies_without_the_leader_are_told_of_a_part_more() -> None:
     """Six parts, two copies: the leader's takes one at a time, the other has a second one while it is at its first, as
-    long as two are left. Results come in the order of the parts, and ranks are free at the end."""
+    long as two are left. The leader computes when the other has been told. Results come in the order of the parts, and
+    ranks are free at the end."""
     log: list[str] = []
 
     def call(rows: Any, name: str, place: int | None) -> Any:
@@ -192,6 +193,7 @@ def test_copies_without_the_leader_are_told_of_a_part_more() -> None:
     assert 1 not in mesh, "all parts are given out: another call may tell it of one"
     assert 1 in shares, "and it is still waited for"
     assert [float(values[0]) for _, values in found] == [0, 1, 2, 3, 4, 5]
-    assert log[:3] == ["begins score/p0 on 0", "begins score/p1 on 1", "begins score/p2 on 1"]
+    assert log[:2] == ["begins score/p0 on 1", "begins score/p2 on 1"]
+    assert "begins score/p1 on 0" in log
     assert len({line.split()[1] for line in log if line.startswith("begins")}) == 6
     assert task.mesh == task.shares == frozenset()

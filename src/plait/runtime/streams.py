@@ -140,7 +140,7 @@ def where_free(
     Which copy scores a part, and when, is the clock's to say; what is scored together is not. Copies without the leader
     are told of a part more than they are at, while there is one for each copy: the leader may be in the middle of an
     action when they have ended the first. For the same reason they are let go when all parts are given out, not when
-    they have ended theirs: they can be told of another call's part behind it.
+    they have ended theirs, and before the leader computes its own: they are told of another call's part behind it.
 
     Args:
         instances: the ranks of each.
@@ -148,22 +148,28 @@ def where_free(
     """
     waiting = dict(enumerate(parts))
     going: list[deque[tuple[int, Rows, Work[FloatArray]]]] = [deque() for _ in instances]
+    leader_last = sorted(range(len(instances)), key=lambda place: LEADER in instances[place])
     scored: dict[int, Scored] = {}
     while waiting or any(going):
         moved = False
         for had in (0, 1):
-            for place, ranks in enumerate(instances):
-                if len(going[place]) != had or (had and (LEADER in ranks or len(waiting) < len(instances))):
+            for place in leader_last:
+                ranks, leads = instances[place], LEADER in instances[place]
+                if len(going[place]) != had or (had and (leads or len(waiting) < len(instances))):
                     continue
                 number, rows = _next_part(waiting)
                 if rows is not None and (had or task.take(ranks)):
                     del waiting[number]
                     going[place].append((number, rows, call(rows, f"{name}/p{number}", place)))
-                    yield next(going[place][-1][2]) or MOVED_ON
                     moved = True
+                    if not leads:
+                        yield next(going[place][-1][2]) or MOVED_ON
         if not waiting:
             task.share([rank for ranks in instances if LEADER not in ranks for rank in ranks])
-        for place, queue in enumerate(going):
+        for place in leader_last:
+            queue = going[place]
+            if moved and LEADER in instances[place]:
+                break  # others may have to be told of more, before this one computes
             if not queue:
                 continue
             number, rows, work = queue[0]
@@ -179,8 +185,7 @@ def where_free(
             if done is not None:
                 yield done
                 moved = True
-        if not moved:
-            yield None
+        yield MOVED_ON if moved else None
     return [scored[number] for number in sorted(scored)]
 
 
