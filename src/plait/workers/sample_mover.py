@@ -149,11 +149,11 @@ class SampleMover:
         Raises:
             ModelError: the model is in parts, and which heads a rank has cannot be said.
         """
-        moves = self._leaving
+        moves, giver = self._leaving, self._giver
         assert moves is not None, f"rank {self.rank} is not of the source"
+        assert giver is not None, f"rank {self.rank} has no engine in the source"
         self._have_through()
-        for engine in self._engines:
-            engine.land()
+        giver.land()
         offer = self._offer(moves, keys)
         lacks: list[Lack] = []
         for uid in offer.sharing(answer.policy_version):
