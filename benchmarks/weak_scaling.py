@@ -28,6 +28,8 @@ from plait.runtime.planning import Planning, tokens_of
 from plait.runtime.prepare import outline
 
 PROMPTS_PER_DEVICE = 32
+MICRO_BATCH_TOKENS = 1 << 16
+"""ReaL's recipe has no bound: its batches stay the same on more devices."""
 RESPONSES = Lengths.lognormal(300, 0.8, 1024)
 
 
@@ -82,6 +84,7 @@ def planning_of(devices: int, model: str) -> Planning:
     prompts = PROMPTS_PER_DEVICE * devices
     keys: list[tuple[str, object]] = [(key, model) for key in ("model", "critic.model", "reward.model")]
     keys += [("prompts_per_step", prompts), ("sampling.max_response_tokens", RESPONSES.longest)]
+    keys += [("micro_batch_tokens", MICRO_BATCH_TOKENS)]
     cluster = read_cluster(str(ROOT / "recipes/clusters/real.yaml"), devices)
     run = outline(load_recipe(ROOT / "recipes/published/real.yaml", keys))
     lengths = SampleLengths(Lengths.fixed(128), RESPONSES)
