@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from math import ceil
 
 from plait.errors import ConfigError
@@ -61,6 +62,7 @@ six samples on, and a hop over gloo takes half a sample. A data-centre GPU reads
 some 160 samples."""
 
 
+@cache
 def num_groups(cost: StageCost, num_stages: int, num_samples: int) -> int:
     """The number of groups with the shortest round, the fewest among equals; never more than samples.
 

@@ -234,7 +234,8 @@ def shared_rows(placements: Mapping[str, Placement]) -> dict[tuple[str, int], tu
     mine = placements[first]
     if mine.pp == 1:
         raise DataError(f"expected `pp` above 1 of {first} or another role, found 1 of all")
-    at = {rank: mine.layout.coordinates(rank) for rank in mine.ranks}
+    wide = mine.layout
+    at = {rank: wide.coordinates(rank) for rank in mine.ranks}
     rows_of_copies: dict[tuple[str, int], tuple[int, ...]] = {}
     for role, p in placements.items():
         if set(p.ranks) != set(mine.ranks) or p.tp != mine.tp:
@@ -244,9 +245,9 @@ def shared_rows(placements: Mapping[str, Placement]) -> dict[tuple[str, int], tu
             )
         if mine.pp % p.pp:
             raise DataError(f"expected `pp` of {role} that divides {mine.pp}, that of {first}, found {p.pp}")
-        copies = mine.pp // p.pp
+        copies, layout = mine.pp // p.pp, p.layout
         for d, stage, t in product(range(p.dp), range(p.pp), range(p.tp)):
-            rank = p.layout.rank_at(d, t, stage)
+            rank = layout.rank_at(d, t, stage)
             rows = rows_of_copies.setdefault((role, d % copies), ())
             if stage == len(rows):
                 rows_of_copies[role, d % copies] = rows = (*rows, at[rank].pp)
