@@ -1,12 +1,16 @@
 """Engines that search plans, at equal evaluations and at equal seconds, and plans of others. All steps are simulated.
 
     python benchmarks/plan_search.py [--devices 8,32,128] [--evaluations 3000] [--seconds 5] [--repeats 5] [--tiny]
+    python benchmarks/plan_search.py --devices 128 --repeats 8 --long 100     # new searches against long ones
 
 PPO with calls of models known by their shapes, on A100s. Seconds are CPU seconds of this process, so that other work on
 the machine does not count; at equal seconds the cost model's answers are kept from the searches before, as they are the
 same for all engines. `gap` is the median over seeds of a step's seconds above the best that any engine found, `fits`
 the share of seeds in which a plan that fits was found. The last lines are plans of others, judged by the same
 simulation. `--tiny` takes small models and few evaluations.
+
+With `--long` a portfolio that knows nothing yet searches for `--seconds`, as `plait plan` does, with each of
+`--repeats` seeds; its gap is to the best plan of these and of two searches of so many seconds with other seeds.
 """
 
 from __future__ import annotations
@@ -55,12 +59,18 @@ def main() -> None:
     parser.add_argument("--evaluations", type=int, default=3000)
     parser.add_argument("--seconds", type=float, default=5.0)
     parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument(
+        "--long", type=float, default=0.0, help="seconds of the searches that new ones are held against"
+    )
     parser.add_argument("--tiny", action="store_true")
     options = parser.parse_args()
     if options.tiny:
         options.devices, options.evaluations, options.seconds = "4", 15, 0.05
     for devices in map(int, options.devices.split(",")):
-        compare(planning_of(devices, tiny=options.tiny), options)
+        if options.long:
+            hold_against_long(devices, options)
+        else:
+            compare(planning_of(devices, tiny=options.tiny), options)
 
 
 def planning_of(devices: int, *, tiny: bool) -> Planning:
@@ -92,6 +102,27 @@ def compare(planning: Planning, options: argparse.Namespace) -> None:
     for baseline in first.baselines:
         fits = "fits" if baseline.judged.usable else "does not fit" if baseline.judged.excess else "idle devices"
         print(f"  {baseline.name:<16}{baseline.judged.seconds:>8.4g} s   {fits}")
+
+
+def hold_against_long(devices: int, options: argparse.Namespace) -> None:
+    planning = planning_of(devices, tiny=options.tiny)
+    print(f"{planning.cluster.name}, simulated")
+
+    def found(seed: int, seconds: float) -> SearchResult:
+        budget = Budget(10**9, seconds, time.process_time)
+        return found_by(planning_of(devices, tiny=options.tiny), budget, seed, BETAS)
+
+    new = {seed: found(seed, options.seconds) for seed in range(options.repeats)}
+    long = [found(options.repeats + number, options.long) for number in range(2)]
+    values = {run.best.judged.value for run in (*new.values(), *long) if run.best is not None}
+    if not values:
+        print("  no plan fits")
+        return
+    best = min(values)
+    print(f"  best of all {best:.4g} s a step")
+    for seed, run in new.items():
+        gap = f"{run.best.judged.value / best - 1:.2%}" if run.best is not None else "does not fit"
+        print(f"  {options.seconds:g} s, seed {seed}: {gap:>8}   {run.evaluations:,} plans")
 
 
 def found_by(planning: Planning, budget: Budget, seed: int, betas: tuple[float, ...]) -> SearchResult:

@@ -15,3 +15,11 @@ def test_it_compares_all_engines() -> None:
     assert done.returncode == 0, done.stderr
     for words in ("simulated", "portfolio", "descent", "random", "gap", "HybridFlow", "ReaL heuristic"):
         assert words in done.stdout
+
+
+def test_new_searches_are_held_against_long_ones() -> None:
+    command = [sys.executable, "benchmarks/plan_search.py", "--tiny", "--repeats", "2", "--long", "0.1"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert "best of all" in done.stdout
+    assert "seed 1:" in done.stdout

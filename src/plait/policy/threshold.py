@@ -116,7 +116,7 @@ def outcome(rollout: Rollout, steps: Sequence[Sequence[int]], threshold: int) ->
     serial_s = (all_ends[-1] if all_ends else 0.0) + count * rollout.score_s / rollout.num_instances
     generation_s = all_ends[-1] if all_ends else 0.0
     as_they_are = sum(generation_s - max(row, default=0.0) for row in ends)
-    coming = comings(rollout, ends, parts, sizes)
+    coming = comings(rollout, ends, parts, sizes) if rollout.frees else []
     if rollout.frees:
         serial_s = drained(rollout, ends, coming, Waiting())
     stays = Outcome(serial_s, generation_s, rollout.num_instances, None, as_they_are)
