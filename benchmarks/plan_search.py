@@ -59,9 +59,7 @@ def main() -> None:
     parser.add_argument("--evaluations", type=int, default=3000)
     parser.add_argument("--seconds", type=float, default=5.0)
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument(
-        "--long", type=float, default=0.0, help="seconds of the searches that new ones are held against"
-    )
+    parser.add_argument("--long", type=float, default=0.0, help="seconds of searches that new ones are held against")
     parser.add_argument("--tiny", action="store_true")
     options = parser.parse_args()
     if options.tiny:

@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -17,6 +19,7 @@ def test_it_compares_all_engines() -> None:
         assert words in done.stdout
 
 
+@pytest.mark.slow
 def test_new_searches_are_held_against_long_ones() -> None:
     command = [sys.executable, "benchmarks/plan_search.py", "--tiny", "--repeats", "2", "--long", "0.1"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
