@@ -81,7 +81,7 @@ PLANS: dict[str, tuple[tuple[str, dict[str, Any]], int, str | dict[str, str]]] =
         ("safe-colocated", SAFE, "colocated 2"),
     )
 }
-QUICK = ("grpo-apart-1", "ppo-apart-2")
+QUICK = ("ppo-apart-2",)
 
 
 @pytest.fixture(scope="module")
@@ -170,8 +170,9 @@ def test_a_side_that_is_far_slower_changes_nothing(
 STALE: dict[str, Any] = {"max_staleness": 2}
 
 
-def test_killed_runs_resume_exactly(make_recipe: MakeRecipe, tmp_path: Path) -> None:
-    kill_and_resume(make_recipe, tmp_path, points=(0, 2), seed=2, **STALE)
+@pytest.mark.parametrize("points", [(0,), pytest.param((0, 2), marks=pytest.mark.slow)], ids=str)
+def test_killed_runs_resume_exactly(make_recipe: MakeRecipe, tmp_path: Path, points: tuple[int, ...]) -> None:
+    kill_and_resume(make_recipe, tmp_path, points=points, seed=2, **STALE)
 
 
 @pytest.mark.slow
