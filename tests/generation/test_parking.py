@@ -123,7 +123,7 @@ def test_keys_and_values_that_are_kept_are_not_those_of_the_new_weights() -> Non
     assert kept[0, 0] == fresh[0, 0], "it ended before"
 
 
-@settings(max_examples=examples(6, 60), deadline=None)
+@settings(max_examples=examples(3, 60), deadline=None)
 @given(
     st.lists(st.integers(0, 6), min_size=1, max_size=3),
     st.sampled_from(KINDS),
