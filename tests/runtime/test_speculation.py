@@ -27,8 +27,8 @@ from tests.models.tiny import tiny_model, tiny_tokenizer
 from tests.runtime.placed_runs import GRPO, recipe_in, where
 from tests.runtime.plans import assert_equal_runs
 
-STEPS = 6
-"""A step takes 3 of 12 prompts: a pass and a half."""
+STEPS = 5
+"""A step takes 3 of 12 prompts: a pass and a quarter."""
 
 MODEL = "MODEL"
 """In place of the folder of the policy as it begins."""
