@@ -91,7 +91,7 @@ IN_PLACE: dict[str, dict[str, Any]] = {
 """Families that change what a linear layer gave back."""
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", slow_but(["bfloat16"], ["float32", "bfloat16"]))
 @pytest.mark.parametrize("family", IN_PLACE)
 def test_families_that_change_tensors_in_place_train(family: str, dtype: str) -> None:
     model = from_module(tiny(family, dtype=getattr(torch, dtype), weight_scale=0.05, **IN_PLACE[family]), None, dtype)

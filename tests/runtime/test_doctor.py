@@ -144,7 +144,9 @@ def test_a_sound_run_has_no_findings(recipe_of: MakeRecipe, ending_folder: Path,
     assert all("baseline" in row for row in rows)
 
 
-@pytest.mark.parametrize("flow", ["sft", "reward_model", "dpo", "ppo", "safe_rlhf"])
+@pytest.mark.parametrize(
+    "flow", slow_but(["sft", "dpo", "safe_rlhf"], ["sft", "reward_model", "dpo", "ppo", "safe_rlhf"])
+)
 def test_a_sound_run_of_every_flow_has_no_findings(
     recipe_of: MakeRecipe, ending_folder: Path, data: dict[str, str], flow: str
 ) -> None:

@@ -282,7 +282,9 @@ def steps(trainer: Trainer, numbers: range) -> list[dict[str, float]]:
     return [run_all(train(trainer, random_rows(seed=step), columns, loss, step=step, **twice))[1] for step in numbers]
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize(
+    "dtype", slow_but([torch.float32, torch.bfloat16], [torch.float32, torch.bfloat16, torch.float64])
+)
 def test_a_state_continues_bit_for_bit(dtype):
     options = {"schedule": "cosine", "warmup_steps": 3, "total_optimizer_steps": 16, "weight_decay": 0.01}
     straight = make_trainer(tiny_llama(dtype), **options)
